@@ -78,16 +78,17 @@ def hits_in_log(recording: Recording, counts: Callable[[NodeView, KernelEvent], 
 def switch_faults(recording: Recording) -> list[Hit]:
     """Fatal errors of NVSwitches of the last day."""
     return hits_in_log(
-        recording, lambda view, one: one.kind == "sxid" and one.detail == "Fatal" and recent(view, one)
+        recording,
+        lambda view, event: event.kind == "sxid" and event.detail == "Fatal" and recent(view, event),
     )
 
 
 def failed_nics(recording: Recording) -> list[Hit]:
     """NICs whose firmware failed on the last day."""
-    return hits_in_log(recording, lambda view, one: one.kind == "nic_fault" and recent(view, one))
+    return hits_in_log(recording, lambda view, event: event.kind == "nic_fault" and recent(view, event))
 
 
 def blocked_s(view: NodeView, process: StuckProcess) -> int:
     """For how long the kernel has said that the process is blocked."""
     hung = (event for event in view.fact.events if event.kind == "hung_task" and process.pid in event.pids)
-    return max((one.code or 0 for one in hung), default=0)
+    return max((event.code or 0 for event in hung), default=0)

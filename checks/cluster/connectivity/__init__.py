@@ -37,20 +37,20 @@ def probe(ctx: NodesContext) -> ConnectivityFact:
     if not ctx.peers:
         raise Skip("there is no other node to dial")
     dialled = [Dialled(ctx, peer) for peer in ctx.peers]
-    elsewhere = [one for one, peer in zip(dialled, ctx.peers, strict=True) if _came_from_elsewhere(peer)]
-    _at_once([*(one.meet for one in dialled), *(one.try_met_at for one in elsewhere)])
+    elsewhere = [dial for dial, peer in zip(dialled, ctx.peers, strict=True) if _came_from_elsewhere(peer)]
+    _at_once([*(dial.meet for dial in dialled), *(dial.try_met_at for dial in elsewhere)])
     glances = [[Glance(ctx, peer, way) for way in peer.others] for peer in ctx.peers]
-    _at_once([one.meet for row in glances for one in row])
+    _at_once([glance.meet for row in glances for glance in row])
     sample_s = min(path_quality.SAMPLE_S, path_quality.TRANSFERS_S / path_quality.SAMPLES / len(dialled))
-    for one in dialled:
-        one.measure(path_quality.SAMPLES, sample_s)
-    _sample(ctx, [one for row in glances for one in row])
-    _at_once([one.again for one in dialled if one.lost_packets])
-    for one in _doubtful(dialled, glances):
-        one.measure(path_quality.SAMPLES, 2 * sample_s)
+    for dial in dialled:
+        dial.measure(path_quality.SAMPLES, sample_s)
+    _sample(ctx, [glance for row in glances for glance in row])
+    _at_once([dial.again for dial in dialled if dial.lost_packets])
+    for dial in _doubtful(dialled, glances):
+        dial.measure(path_quality.SAMPLES, 2 * sample_s)
     peers = tuple(
-        one.result(tuple(glance.result() for glance in row))
-        for one, row in zip(dialled, glances, strict=True)
+        dial.result(tuple(glance.result() for glance in row))
+        for dial, row in zip(dialled, glances, strict=True)
     )
     if all(peer.outcome == "failed" for peer in peers):
         raise Failed(f"no other node could be dialled: {wording.system_words(peers[0].error)}")
@@ -67,7 +67,7 @@ def _sample(ctx: NodesContext, glances: Sequence[Glance]) -> None:
 def _came_from_elsewhere(peer: Peer) -> bool:
     """Whether the peer came to the roll call from another address than it would advertise."""
     try:
-        met, advertised = (ip_address(one.partition("%")[0]) for one in (peer.met_at, peer.address))
+        met, advertised = (ip_address(address.partition("%")[0]) for address in (peer.met_at, peer.address))
     except ValueError:
         return False
     return _plain(met) != _plain(advertised)
@@ -90,8 +90,8 @@ def _at_once(calls: Iterable[Callable[[], None]]) -> None:
 def _doubtful(dialled: list[Dialled], glances: list[list[Glance]]) -> list[Dialled]:
     """The peers that looked slow against the others of this row, or other networks: by chance, perhaps."""
     elsewhere = [min(one.rate, path_quality.JUDGED_BYTES_PER_S) for row in glances for one in row]
-    best = max([*(one.rate or 0.0 for one in dialled), *elsewhere], default=0.0)
-    slow = [one for one in dialled if (one.rate or best) * path_quality.DOUBTFUL_RATIO < best]
+    best = max([*(dial.rate or 0.0 for dial in dialled), *elsewhere], default=0.0)
+    slow = [dial for dial in dialled if (dial.rate or best) * path_quality.DOUBTFUL_RATIO < best]
     return [one for one in slow if not one.lost_packets]  # that explains it
 
 

@@ -230,16 +230,16 @@ def _paths_are_told(matrix: Matrix) -> bool:
 def _is_refuted(recording: Recording) -> bool:
     """Whether a trial in the other network was no faster, or did not even end."""
     tried = [experiment for experiment in recording.experiments if experiment.code == "DD538"]
-    attempts = [attempt for one in tried for attempt in one.attempts]
+    attempts = [attempt for experiment in tried for attempt in experiment.attempts]
     there = [attempt for attempt in attempts if attempt.arm == "treatment"]
     here = [
         attempt.bytes_per_s
         for attempt in attempts
         if attempt.arm == "control" and attempt.bytes_per_s is not None
     ]
-    if not there or any(one.outcome != "passed" for one in there):
+    if not there or any(attempt.outcome != "passed" for attempt in there):
         return bool(there)
-    rates = [one.bytes_per_s for one in there if one.bytes_per_s is not None]
+    rates = [attempt.bytes_per_s for attempt in there if attempt.bytes_per_s is not None]
     return bool(rates and here) and median(rates) < GAIN * median(here)
 
 

@@ -13,7 +13,7 @@ brings one rank less makes a smaller world, without a word. So the odd node is n
 """
 
 from ddp_doctor import __version__
-from ddp_doctor.checks.cluster.consistency import settings, shape, versions
+from ddp_doctor.checks.cluster.consistency import settings, versions
 from ddp_doctor.facts.cluster.consistency import ConsistencyFact, RankSettings
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
@@ -34,7 +34,7 @@ CHECK = Check(
     where=Where.NODES,
     probe=probe,
     facts=(ConsistencyFact, RankSettings),
-    rules=rules_in(versions, settings, shape),
+    rules=rules_in(versions, settings),
     cost_s=0.01,
     stops_ranks=True,
 )

@@ -185,14 +185,10 @@ def different_versions(recording: Recording) -> Iterator[Draft]:
         else:
             here = name_list([f"{difference.name} {odd_values(difference.split)}" for difference in group])
             there = name_list([f"{difference.name} {difference.split.usual}" for difference in group])
-            title = f"{_run(hosts(recording, parts.few), parts.few)} {here} where"
+            title = f"{hosts(recording, parts.few)} {'runs' if len(parts.few) == 1 else 'run'} {here} where"
             title += f" {others(parts)} {'runs' if parts.many == 1 else 'run'} {there}"
         detail = f"{capital(group[0].effect)}."
         yield difference_draft(recording, group, title, detail, _SAME_IMAGE)
-
-
-def _run(hosts: str, nodes: Sequence[int]) -> str:
-    return f"{hosts} {'runs' if len(nodes) == 1 else 'run'}"
 
 
 _SAME_IMAGE = remedy(

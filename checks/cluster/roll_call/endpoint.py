@@ -120,7 +120,7 @@ def draft(
 
 
 def _evidence(group: Group, expected: str) -> tuple[Evidence, ...]:
-    return tuple(_of_one(one.fact, expected) for one in group)
+    return tuple(_of_one(node.fact, expected) for node in group)
 
 
 def _of_one(fact: RollCallFact, expected: str) -> Evidence:
@@ -164,8 +164,8 @@ def unresolved(recording: Recording) -> Iterator[Draft]:
             f" {fact.error or 'no address'}",
             "Without an address the node never finds the others; they wait for it in vain.",
             tuple(
-                one.model_copy(update={"kind": "setting", "name": "--rdzv-endpoint"})
-                for one in readers(group)
+                culprit.model_copy(update={"kind": "setting", "name": "--rdzv-endpoint"})
+                for culprit in readers(group)
             ),
             mend(
                 "Correct the name, make it known there (DNS, /etc/hosts), or use the address of the head",
@@ -245,7 +245,7 @@ def loopback(recording: Recording) -> Iterator[Draft]:
             group,
             f"On {where}, {name} is {', '.join(fact.endpoint_addresses)}, {where} itself: it never calls the head",
             f"If {where} is itself meant to be the head, then nobody else reported in.",
-            tuple(one.model_copy(update=blamed) for one in readers(group)),
+            tuple(culprit.model_copy(update=blamed) for culprit in readers(group)),
             mend(
                 "Give a name or address that means the head on every node"
                 if typed

@@ -75,7 +75,7 @@ def _start_the_head(recording: Recording, fact: RollCallFact) -> Remedy:
 
 
 def _waited(group: Group) -> str:
-    return time_given(max((one.fact for one in group), key=lambda fact: fact.waited_s))
+    return time_given(max((node.fact for node in group), key=lambda fact: fact.waited_s))
 
 
 @rule("DD512", "endpoint-does-not-answer", Severity.ERROR, RollCallFact)
@@ -135,7 +135,7 @@ def unreachable(recording: Recording) -> Iterator[Draft]:
     """
     for group in facing(recording, "unreachable"):
         fact = group[0].fact
-        own = any(_NO_NETWORK in attempt.error for one in group for attempt in one.fact.attempts)
+        own = any(_NO_NETWORK in attempt.error for node in group for attempt in node.fact.attempts)
         there = fact.endpoint_addresses[0] if fact.endpoint_addresses else fact.endpoint_host
         yield draft(
             group,

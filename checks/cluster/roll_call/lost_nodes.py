@@ -51,14 +51,14 @@ def fell_silent(recording: Recording) -> Iterator[Draft]:
         yield finding(
             _culprits(recording, cause),
             _title(recording, cause),
-            (_evidence(recording, one) for one in cause.seen),
+            (_evidence(recording, silence) for silence in cause.seen),
             _remedy(recording, cause),
             confidence=_confidence(cause),
             detail=_detail(cause),
             severity=Severity.WARNING if cause.how == "beats" else None,
         )
-    for one in farewells(recording):
-        yield _farewell(recording, one)
+    for farewell in farewells(recording):
+        yield _farewell(recording, farewell)
 
 
 # --- the sentence ---------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ def _title(recording: Recording, cause: Cause) -> str:
             " no answer; which end is to blame is open"
         )
     if cause.how == "path":
-        hearing = [one.node for one in cause.seen if one.fact.answer == "answers"]
+        hearing = [silence.node for silence in cause.seen if silence.fact.answer == "answers"]
         return (
             f"The path between {_paths(recording, cause)} broke{_since(cause)}:"
             f" {_hosts(recording, hearing)} still {_verb(hearing, 'hear')} {_hosts(recording, cause.silent)}"
@@ -101,10 +101,10 @@ def _state(recording: Recording, cause: Cause) -> str:
 def _of_observer(recording: Recording, cause: Cause) -> str:
     names, silent, since = _hosts(recording, cause.blamed), _hosts(recording, cause.silent), _since(cause)
     if cause.how == "stopped":
-        stopped = max(one.fact.stopped_s for one in cause.seen)
+        stopped = max(silence.fact.stopped_s for silence in cause.seen)
         return f"{names} was itself stopped for {stopped:.1f} s, and {silent} gave it up meanwhile"
     if cause.how == "link-down":
-        lost = name_list(sorted({name for one in cause.seen for name in links_lost(recording, one)}))
+        lost = name_list(sorted({name for silence in cause.seen for name in links_lost(recording, silence)}))
         return f"{names} lost the link of {lost} and {_hears_no_more(recording, cause, cause.blamed)}"
     is_off = f"has been cut off since{since}" if since else "is cut off"
     return f"{names} {is_off}: it hears none of the others ({silent})"
@@ -122,7 +122,7 @@ def _hosts(recording: Recording, nodes: Sequence[int]) -> str:
 
 
 def _is_head(cause: Cause) -> bool:
-    return cause.silent == (0,) and any(one.fact.head for one in cause.seen)
+    return cause.silent == (0,) and any(silence.fact.head for silence in cause.seen)
 
 
 def _verb(nodes: Sequence[int], verb: str) -> str:
@@ -136,7 +136,7 @@ def _paths(recording: Recording, cause: Cause) -> str:
 
 
 def _since(cause: Cause) -> str:
-    since = [one.fact.since_s for one in cause.seen if one.fact.since_s is not None]
+    since = [silence.fact.since_s for silence in cause.seen if silence.fact.since_s is not None]
     return f" {max(since):.1f} s after the roll call" if since else ""
 
 
@@ -171,7 +171,7 @@ def _confidence(cause: Cause) -> Confidence:
     if cause.how in ("stopped", "link-down"):
         return Confidence.PROVED
     if cause.how in ("frozen", "gone"):
-        agree = len({one.node for one in cause.seen if one.fact.answer in ("silent", "refused")})
+        agree = len({silence.node for silence in cause.seen if silence.fact.answer in ("silent", "refused")})
         return Confidence.PROVED if agree > 1 and len(cause.silent) == 1 else Confidence.LIKELY
     return Confidence.POSSIBLE if cause.how == "beats" else Confidence.LIKELY
 
@@ -208,7 +208,7 @@ def _evidence(recording: Recording, silence: FactAt[SilenceFact]) -> Evidence:
 
 def _remedy(recording: Recording, cause: Cause) -> Remedy:
     where = name_list([host(recording, node) for node in cause.blamed or cause.silent])
-    links = sorted({name for one in cause.seen for name in links_lost(recording, one)})
+    links = sorted({name for silence in cause.seen for name in links_lost(recording, silence)})
     if cause.how == "link-down":
         summary = f"On {where}, look at the cable, the switch port and the driver of {name_list(links)}"
         return _on_node(summary, *(f"ip -s link show {name}" for name in links), "sudo dmesg -T | tail -n 50")

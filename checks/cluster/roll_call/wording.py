@@ -49,26 +49,26 @@ def time_given(fact: RollCallFact) -> str:
 
 def names(group: Group) -> str:
     """The nodes of the group for a sentence."""
-    return name_list(list(dict.fromkeys(reader(one.fact).node or "" for one in group)))
+    return name_list(list(dict.fromkeys(reader(node.fact).node or "" for node in group)))
 
 
 def readers(group: Group) -> tuple[Culprit, ...]:
     """The nodes of the group as culprits."""
-    return tuple(dict.fromkeys(reader(one.fact) for one in group))
+    return tuple(dict.fromkeys(reader(node.fact) for node in group))
 
 
 def paths(group: Group) -> tuple[Culprit, ...]:
     """The nodes of the group, each with the endpoint: nothing is known but that the two do not meet."""
     return tuple(
-        one.model_copy(update={"kind": "pair", "peer_node": group[0].fact.endpoint_host})
-        for one in readers(group)
+        culprit.model_copy(update={"kind": "pair", "peer_node": group[0].fact.endpoint_host})
+        for culprit in readers(group)
     )
 
 
 def system_words(group: Group) -> str:
     """What the system said, for brackets: "10.77.0.1: No route to host"."""
     return "; ".join(
-        dict.fromkeys(f"{a.address}: {a.error or a.outcome}" for one in group for a in one.fact.attempts)
+        dict.fromkeys(f"{a.address}: {a.error or a.outcome}" for node in group for a in node.fact.attempts)
     )
 
 

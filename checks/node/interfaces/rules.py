@@ -162,7 +162,7 @@ def does_not_resolve(recording: Recording) -> Iterator[Draft]:
     References
         torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, createDefaultDevice
     """
-    for group in groups(offers_of(recording, "gloo"), "unresolved", lambda one: bool(one.address)):
+    for group in groups(offers_of(recording, "gloo"), "unresolved", lambda offer: bool(offer.address)):
         fallback = f"; gloo then gives out {group.given_out}" if group.given_out else ""
         title = f"On {group.nodes(recording)} the host does not find itself: {group.fault.why}{fallback}"
         yield draft(recording, group, title, severity=severity_unless_used(recording, group))
@@ -187,7 +187,7 @@ def no_usable_interface(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
         https://docs.pytorch.org/docs/stable/distributed.html
     """
-    for group in groups(offers_of(recording), "unusable", lambda one: (one.setting, one.choice.error)):
+    for group in groups(offers_of(recording), "unusable", lambda offer: (offer.setting, offer.choice.error)):
         first = group.sick[0]
         if first.backend == "gloo" and first.setting and values.misread(GLOO_IFNAME, first.setting):
             continue  # DD122 names a value that gloo cannot take
@@ -218,7 +218,7 @@ def address_hidden_from_other_nodes(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
         gloo/transport/tcp/device.cc, Device::isInitiator
     """
-    for group in groups(offers_of(recording), "hidden", lambda one: (one.setting, one.address)):
+    for group in groups(offers_of(recording), "hidden", lambda offer: (offer.setting, offer.address)):
         first = group.sick[0]
         told = (
             f", because of {shown(first.choice.setting, first.setting or '')}" if first.choice.setting else ""

@@ -94,7 +94,7 @@ def failed_to_start(recording: Recording) -> Iterator[Draft]:
         https://github.com/NVIDIA/open-gpu-kernel-modules/issues/789
     """
     groups: dict[Severity, list[Hit]] = {}
-    for hit in hits_in_log(recording, lambda _, one: one.kind == "init_failed"):
+    for hit in hits_in_log(recording, lambda _, event: event.kind == "init_failed"):
         view = hit.view
         unlisted = view.gpus.unlisted() if view.gpus is not None else ()
         for device in (hit.device,) if hit.device else unlisted:

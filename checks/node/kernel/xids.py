@@ -158,7 +158,7 @@ def _by_device(view: NodeView) -> dict[str, list[KernelEvent]]:
     """The Xids that are not over, of GPUs that are or may be the job's, by their first line."""
     found: dict[str, list[KernelEvent]] = {}
     events = [event for event in view.fact.events if event.kind == "xid" and not event.past and event.device]
-    for event in sorted(events, key=lambda one: one.first_at_s or 0.0):
+    for event in sorted(events, key=lambda event: event.first_at_s or 0.0):
         if view.concerns(event.device):
             found.setdefault(event.device or "", []).append(event)
     return found

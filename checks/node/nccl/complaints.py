@@ -44,7 +44,7 @@ def no_shared_memory(recording: Recording) -> Iterator[Draft]:
     """
     group = failed_trials.said(recording, "shm")
     for denied in (False, True):
-        some = [one for one in group if one.complaint.denied is denied]
+        some = [complaint for complaint in group if complaint.complaint.denied is denied]
         nodes = failed_trials.nodes_of(some)
         if not some:
             continue

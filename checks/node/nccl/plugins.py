@@ -43,18 +43,18 @@ def nccl_plugin_missing(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    for one, group in _plugins(recording, _is_missing).items():
-        variable = one.setting or ""
-        title = f"{variable} on {{who}} names {printable(one.asked)}, which the linker does not find"
-        saw = Evidence(text=f"no {printable(one.asked)} where dlopen looks", expected_from=_SOURCE)
+    for plugin, group in _plugins(recording, _is_missing).items():
+        variable = plugin.setting or ""
+        title = f"{variable} on {{who}} names {printable(plugin.asked)}, which the linker does not find"
+        saw = Evidence(text=f"no {printable(plugin.asked)} where dlopen looks", expected_from=_SOURCE)
         yield likely(
             of_nodes(recording, group),
             title,
             saw,
-            *map(in_folder, one.elsewhere[:1]),
+            *map(in_folder, plugin.elsewhere[:1]),
             _without(variable),
-            detail=f"{_INSTEAD[one.kind]}, and says so at level INFO only.",
-            severity=Severity.INFO if one.kind == "profiler" else None,
+            detail=f"{_INSTEAD[plugin.kind]}, and says so at level INFO only.",
+            severity=Severity.INFO if plugin.kind == "profiler" else None,
         )
 
 
@@ -80,17 +80,17 @@ def nccl_plugin_lacks_library(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    for one, group in _plugins(recording, lambda one: bool(one.path and one.missing)).items():
-        lost = ", ".join(one.missing)
-        brought = f", brought by {one.brought_by}" if one.brought_by else ""
-        title = f"NCCL cannot load {one.path} on {{who}}: it needs {lost}"
+    for plugin, group in _plugins(recording, lambda plugin: bool(plugin.path and plugin.missing)).items():
+        lost = ", ".join(plugin.missing)
+        brought = f", brought by {plugin.brought_by}" if plugin.brought_by else ""
+        title = f"NCCL cannot load {plugin.path} on {{who}}: it needs {lost}"
         yield likely(
             of_nodes(recording, group),
             title,
-            Evidence(text=f"ldd {one.path}{brought}: {lost} not found", expected_from=_SOURCE),
+            Evidence(text=f"ldd {plugin.path}{brought}: {lost} not found", expected_from=_SOURCE),
             _library(lost),
-            detail=f"{_INSTEAD[one.kind]}, and says so at level INFO only.",
-            severity=None if one.setting and one.kind != "profiler" else Severity.INFO,
+            detail=f"{_INSTEAD[plugin.kind]}, and says so at level INFO only.",
+            severity=None if plugin.setting and plugin.kind != "profiler" else Severity.INFO,
         )
 
 
@@ -143,8 +143,8 @@ def _nobodys_network(fact: NcclFact) -> tuple[str, str | None] | None:
 def _plugins(recording: Recording, chosen: Callable[[Plugin], bool]) -> dict[Plugin, list[FactAt[NcclFact]]]:
     groups: dict[Plugin, list[FactAt[NcclFact]]] = {}
     for node in nccl_of_gpu_nodes(recording):
-        for one in filter(chosen, node.fact.plugins):
-            groups.setdefault(one, []).append(node)
+        for plugin in filter(chosen, node.fact.plugins):
+            groups.setdefault(plugin, []).append(node)
     return groups
 
 

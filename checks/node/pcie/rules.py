@@ -308,7 +308,7 @@ def _links(recording: Recording, node: FactAt[PcieFact]) -> Iterator[_Link]:
         for device in node.fact.endpoints()
         if device.kind != "gpu" or mine is None or device.bus_id in mine
     ]
-    bridges = {bus for one in ends for bus in one.above}
+    bridges = {bus for device in ends for bus in device.above}
     for device in (*ends, *(device for device in node.fact.devices if device.bus_id in bridges)):
         port = node.fact.device(device.above[-1]) if device.above else None
         if port is not None:

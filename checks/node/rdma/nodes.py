@@ -6,7 +6,6 @@ from statistics import median
 
 from ddp_doctor.checks.node.rdma.wording import Hit
 from ddp_doctor.facts.node.rdma import Hca, Port, PortAfter, RdmaAfterFact, RdmaFact
-from ddp_doctor.facts.node.software import Software
 from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.network import nccl_hca
 from ddp_doctor.knowledge.network.rdma import FEW_SHARE, LEAST_ALIKE, LEAST_DARK
@@ -49,12 +48,11 @@ def nccl_version(recording: Recording, node: int) -> Version | None:
 
 
 def _versions(recording: Recording) -> dict[int, Version]:
-    found = {node.node: _version(node.fact) for node in of_the_job(recording)}
+    found = {
+        node.node: release(node.fact.nccl_loaded or node.fact.nccl_required_by_torch or "")
+        for node in of_the_job(recording)
+    }
     return {node: version for node, version in found.items() if version}
-
-
-def _version(fact: Software) -> Version:
-    return release(fact.nccl_loaded or fact.nccl_required_by_torch or "")
 
 
 def hits_of(recording: Recording, keep: Callable[[Hca, Port], bool]) -> list[Hit]:

@@ -206,7 +206,7 @@ class _Bond:
 
     def had_them(self) -> bool:
         """Whether a lost slave had its link since the machine started."""
-        return any((one.carrier_up_count or 0) > 0 for one in self.lost())
+        return any((netdev.carrier_up_count or 0) > 0 for netdev in self.lost())
 
 
 @rule("DD576", "rdma-bond-lost-a-link", Severity.WARNING, RdmaFact)
@@ -244,14 +244,16 @@ def lost_a_link(recording: Recording) -> Iterator[Draft]:
 
 def _draft(recording: Recording, bonds: Sequence[_Bond], severity: Severity) -> Draft:
     by_hit = {id(bond.hit): bond for bond in bonds}
-    names = dict.fromkeys((bond.netdev.name, _names(bond.lost())) for bond in bonds)
+    names = dict.fromkeys(
+        (bond.netdev.name, " and ".join(netdev.name for netdev in bond.lost())) for bond in bonds
+    )
     what = "; ".join(f"its bond {bond} has lost {slaves}" for bond, slaves in list(names)[:2])
     return port_draft(
         recording,
         [bond.hit for bond in bonds],
         what if len(names) < 3 else "their bonds have lost links",
         lambda hit: _state(by_hit[id(hit)]),
-        look_at_bond(bonds[0].netdev.name, [one.name for one in bonds[0].lost()]),
+        look_at_bond(bonds[0].netdev.name, [netdev.name for netdev in bonds[0].lost()]),
         detail="The RDMA port stays active and shows its usual rate, with fewer cables behind it.",
         severity=severity,
         confidence=Confidence.PROVED,
@@ -267,10 +269,6 @@ def _bonds(node: int, fact: RdmaFact) -> Iterator[_Bond]:
             if bond is not None:
                 slaves = tuple(netdevs[name] for name in bond.slaves if name in netdevs)
                 yield _Bond((node, hca, port), bond, slaves)
-
-
-def _names(netdevs: Sequence[NetDevice]) -> str:
-    return " and ".join(netdev.name for netdev in netdevs)
 
 
 def _state(bond: _Bond) -> str:

@@ -368,7 +368,9 @@ def _one_machine_draft(
         (
             Evidence(check="interfaces", text="they have one boot id"),
             *(
-                Evidence(text=f"NCCL's log: {ranks_at(recording, crossing.ranks)} via {crossing.transport.via}")
+                Evidence(
+                    text=f"NCCL's log: {ranks_at(recording, crossing.ranks)} via {crossing.transport.via}"
+                )
                 for crossing in found[: wording.MOST_PAIRS]
             ),
         ),
