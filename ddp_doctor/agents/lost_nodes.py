@@ -14,7 +14,7 @@ from ddp_doctor.agents import validation
 from ddp_doctor.agents.agent_group import AgentGroup
 from ddp_doctor.agents.messages import Contact
 from ddp_doctor.agents.store_client import HEAD
-from ddp_doctor.facts.cluster.roll_call import Answer, SilenceFact
+from ddp_doctor.facts.cluster import Answer, SilenceFact
 from ddp_doctor.knowledge.deadlines import CONFIRM_S
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.choices import Status

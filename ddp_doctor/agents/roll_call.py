@@ -2,24 +2,58 @@
 
 import secrets
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddp_doctor.agents.agent_group import AgentGroup, Lost
 from ddp_doctor.agents.arrivals import Arrivals
-from ddp_doctor.agents.job import Job, job
 from ddp_doctor.agents.messages import Begin, NodeReport, Opening, ranked
 from ddp_doctor.agents.store_client import HEAD, StoreClient, StoreLost
-from ddp_doctor.facts.cluster.roll_call import AttemptSeen, Outcome, Present, RollCallFact
+from ddp_doctor.facts.cluster import AttemptOutcome, AttemptSeen, Present, RollCallFact
 from ddp_doctor.knowledge.deadlines import MUTE_S
 from ddp_doctor.model.base import Json
 from ddp_doctor.ranks import control_store
 from ddp_doctor.ranks.control_store import Control
 from ddp_doctor.ranks.forkserver import ForkServer
+from ddp_doctor.starters.detect import HOSTS_VARIABLE, Launcher
 from ddp_doctor.starters.endpoint import Approach, approach, holder_of, is_mine, resolve
 from ddp_doctor.starters.place import Place
 from ddp_doctor.starters.request import RunRequest
+
+#: What a launcher gives to all nodes of one launch, and to those of no other.
+_KEYS = {
+    "torchrun": ("torchrun's run", "TORCHELASTIC_RUN_ID"),
+    "mpi": ("mpirun's job", "PMIX_NAMESPACE"),
+    "ssh": ("the run on", HOSTS_VARIABLE),
+}
+_LONGEST = 255
+
+
+@dataclass(frozen=True)
+class Job:
+    """``SLURM step 4711.0``, in words; empty where it is unknown."""
+
+    name: str = ""
+    is_launch: bool = False  # all nodes of a run have it in common; people may start one in two allocations
+
+    def is_another(self, name: str) -> bool:
+        """Whether a head of the launch ``name`` must belong to another run."""
+        return self.is_launch and bool(name) and name != self.name
+
+
+def job(launcher: Launcher, env: Mapping[str, str]) -> Job:
+    """The job of this process, from what its launcher exported."""
+    allocated = env.get("SLURM_JOB_ID", "") if "SLURM_HET_SIZE" not in env else ""  # each part has its own
+    if launcher == "slurm":
+        step = env.get("SLURM_STEP_ID", "")
+        return Job(f"SLURM step {allocated}.{step}"[:_LONGEST], True) if allocated and step else Job()
+    if launcher in _KEYS:
+        what, variable = _KEYS[launcher]
+        return Job(f"{what} {env[variable]}"[:_LONGEST], True) if env.get(variable) else Job()
+    return Job(f"SLURM job {allocated}"[:_LONGEST]) if allocated else Job()
+
 
 #: Of torchrun's c10d rendezvous (torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py).
 DEFAULT_PORT = 29400
@@ -203,7 +237,7 @@ class RollCall:
             else AgentGroup(self.client, dict(enumerate(self.node_reports)), my_rank=0)
         )
 
-    def _head_fact(self, outcome: Outcome) -> RollCallFact:
+    def _head_fact(self, outcome: AttemptOutcome) -> RollCallFact:
         missing = self._missing() if outcome == "missing" else ()
         return self._fact("head", outcome, missing=missing)
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from ddp_doctor.app.outcome import Outcome, blank, judge
 from ddp_doctor.checks import CHECKS
-from ddp_doctor.engine.collect import collect
-from ddp_doctor.engine.node_facts import plan_of, with_node_facts
+from ddp_doctor.engine.collect import collect, plan_of, with_node_facts
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.facts.node.env_vars import EnvVars, SettingOrigins, SettingText
 from ddp_doctor.knowledge import launchers

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from ddp_doctor import __version__
-from ddp_doctor.model.choices import ExitCode
-from ddp_doctor.model.usage import UsageError
-from ddp_doctor.render.plain import plain
+from ddp_doctor.model.choices import ExitCode, UsageError
+from ddp_doctor.render.text import plain
 
 #: A full disk, or one whose quota is used up.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)

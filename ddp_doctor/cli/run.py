@@ -17,12 +17,11 @@ from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.cli.reporting import save, save_and_report
 from ddp_doctor.model.choices import ExitCode
 from ddp_doctor.model.recording import Options, Recording
-from ddp_doctor.parse.factory_name import require_factory
 from ddp_doctor.parse.hostlist import expand, read_host_file
-from ddp_doctor.parse.torchrun_options import endpoint
+from ddp_doctor.parse.options import endpoint, require_factory
 from ddp_doctor.render import terminal
 from ddp_doctor.render.progress import progress
-from ddp_doctor.starters import local_ranks, outer_launcher, starter_pipe
+from ddp_doctor.starters import outer_launcher, starter_channel
 from ddp_doctor.starters.detect import HOSTS_VARIABLE, OuterWorld, number, outer_world
 from ddp_doctor.starters.fanout import Ended, FanOut
 from ddp_doctor.starters.place import Asked, NotNeeded, place
@@ -66,7 +65,7 @@ def run(options: Options, launch: Launch, outputs: Outputs) -> int:
     env = dict(os.environ)
     with _as_usage_error():
         require_factory(options.model, options.only)
-    if pipe := starter_pipe.take(env):
+    if pipe := starter_channel.take(env):
         return _test_for_starter(options, launch, env, pipe)
     world = outer_world(env, os.getppid())
     asked = launch.read()
@@ -96,14 +95,14 @@ def _test_or_wait(request: app.RunRequest, outputs: Outputs) -> int:
     lock = outer_launcher.AgentLock(world, folder) if folder else None
     code = ExitCode.UNSURE.value
     try:
-        of_ranks = partial(local_ranks.readings, world, folder, request.env)
+        of_ranks = partial(outer_launcher.readings, world, folder, request.env)
         code = _test_and_report(replace(request, of_ranks=of_ranks), outputs)
     except UsageError:
         code = ExitCode.USAGE.value
         raise
     finally:
         if folder is not None:
-            local_ranks.forget(world, folder)
+            outer_launcher.forget(world, folder)
         if lock is not None:
             lock.tell(code)
     return code
@@ -126,7 +125,7 @@ def _test_and_report(request: app.RunRequest, outputs: Outputs) -> int:
 
 
 def _test_for_starter(
-    options: Options, launch: Launch, env: dict[str, str], pipe: starter_pipe.StarterPipe
+    options: Options, launch: Launch, env: dict[str, str], pipe: starter_channel.StarterPipe
 ) -> int:
     """Be an agent that another ddp-doctor started: hand it the recording, and show nothing."""
     rank = launch.asked.node_rank
@@ -227,7 +226,7 @@ def _wait_for_agent(world: OuterWorld, env: Mapping[str, str], budget_s: float) 
     if folder is None:
         say(f"ddp-doctor: local rank {world.local_rank} has no folder of its own to meet the agent in")
         return ExitCode.UNSURE.value
-    with local_ranks.settings_shared(world, folder, env):
+    with outer_launcher.settings_shared(world, folder, env):
         code = outer_launcher.wait_for_agent(world, folder, budget_s + _WAIT_MARGIN_S)
     if code is None:
         say(f"ddp-doctor: local rank {world.local_rank} waited for the agent of this node, which is gone")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddp_doctor.model.report import EnvReport, SettingInForce
-from ddp_doctor.render.plain import one_line
+from ddp_doctor.render.text import one_line
 from ddp_doctor.settings.releases import NEWEST_TORCH, RELEASES
 from ddp_doctor.settings.table import variables
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ddp_doctor.model.gpu_watch import GpuSample, GpuWatched
+from ddp_doctor.model.context import GpuSample, GpuWatched
 from ddp_doctor.sources.child_nvml import CLOCK_EVENTS
 
 #: Between two samples. NVML averages power over 25 to 100 ms, so more samples gain nothing.

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from ddp_doctor.facts.collectives.process_group import ProcessGroupFact
+from ddp_doctor.facts.collectives import ProcessGroupFact
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.model.recording import Recording
 

@@ -7,7 +7,7 @@ write to different flight recorders and use different words. By default 2.14 bui
 
 from collections.abc import Mapping
 
-from ddp_doctor.facts.collectives.process_group import ProcessGroupFact
+from ddp_doctor.facts.collectives import ProcessGroupFact
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.recording import Recording

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ddp_doctor.model.finding import Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
-from ddp_doctor.parse.nccl_complaints import Complaint, Kind, complaints
+from ddp_doctor.parse.complaints import Complaint, Kind, complaints
 
 #: torch's watchdog aborts a rank whose communicator failed.
 _ABORTED = -6

@@ -1,6 +1,6 @@
 """The software of the nodes that the rules judge, and where it does not fit together."""
 
-from ddp_doctor.facts.cluster.consistency import ConsistencyFact
+from ddp_doctor.facts.cluster import ConsistencyFact
 from ddp_doctor.facts.node.nccl import NcclFact
 from ddp_doctor.facts.node.software import Software
 from ddp_doctor.knowledge import versions

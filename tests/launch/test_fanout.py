@@ -19,13 +19,13 @@ from ddp_doctor.starters.started_process import Start
 AGENT = """
 import os, signal, sys, time
 from pathlib import Path
-from ddp_doctor.starters import starter_pipe
-from ddp_doctor.ranks.interruption import Interrupted, interruptible
+from ddp_doctor.starters import starter_channel
+from ddp_doctor.starters.interruption import Interrupted, interruptible
 from ddp_doctor.starters.starter_channel import StarterChannel
 
 rank, folder = int(sys.argv[1]), Path(sys.argv[2])
 (folder / f"pid{rank}").write_text(str(os.getpid()))
-starter = starter_pipe.take(dict(os.environ))
+starter = starter_channel.take(dict(os.environ))
 wire = StarterChannel(rank)
 
 def work():

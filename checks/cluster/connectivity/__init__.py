@@ -17,7 +17,7 @@ from ipaddress import ip_address
 from ddp_doctor.checks.cluster.connectivity import blocked, packets, slow, wording
 from ddp_doctor.checks.cluster.connectivity.glance import Glance
 from ddp_doctor.checks.cluster.connectivity.measure import Dialled
-from ddp_doctor.facts.cluster.connectivity import ConnectivityFact
+from ddp_doctor.facts.cluster import ConnectivityFact
 from ddp_doctor.knowledge.network import path_quality
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where

@@ -4,7 +4,7 @@ import contextlib
 from typing import Any
 
 from ddp_doctor.checks.cluster.connectivity.measure import outcome
-from ddp_doctor.facts.cluster.connectivity import OtherConnectivity
+from ddp_doctor.facts.cluster import OtherConnectivity
 from ddp_doctor.knowledge.network import path_quality
 from ddp_doctor.model.context import Line, NodesContext, OtherWay, Peer
 

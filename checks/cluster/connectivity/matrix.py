@@ -8,7 +8,7 @@ from statistics import median
 from typing import ClassVar
 
 from ddp_doctor.checks.cluster.connectivity.blame import Blame, Path, blame, both_ways
-from ddp_doctor.facts.cluster.connectivity import ConnectivityFact, Outcome, PeerConnectivity
+from ddp_doctor.facts.cluster import ConnectivityFact, Outcome, PeerConnectivity
 from ddp_doctor.knowledge.network.path_quality import (
     JUDGED_BYTES_PER_S,
     LOSSLESS_ROUND_TRIPS,

@@ -7,7 +7,7 @@ from statistics import median_low
 from ddp_doctor.checks.cluster.connectivity import wording
 from ddp_doctor.checks.cluster.connectivity.blame import Path
 from ddp_doctor.checks.cluster.connectivity.matrix import Matrix
-from ddp_doctor.facts.cluster.connectivity import OtherConnectivity
+from ddp_doctor.facts.cluster import OtherConnectivity
 from ddp_doctor.model.finding import Remedy, Reproducer
 from ddp_doctor.model.recording import Recording
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from statistics import median_low
 
-from ddp_doctor.facts.cluster.consistency import ConsistencyFact
+from ddp_doctor.facts.cluster import ConsistencyFact
 from ddp_doctor.knowledge.thresholds import CLOCK_ERROR_S, CLOCKS_APART_S, CLOCKS_FAR_APART_S
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence

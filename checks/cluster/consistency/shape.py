@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from ddp_doctor.facts.cluster.consistency import ConsistencyFact
+from ddp_doctor.facts.cluster import ConsistencyFact
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.choices import Backend, Severity, Status

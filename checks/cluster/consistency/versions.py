@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.checks.cluster.consistency.differences import Difference, difference_draft, together
-from ddp_doctor.facts.cluster.consistency import ConsistencyFact
+from ddp_doctor.facts.cluster import ConsistencyFact
 from ddp_doctor.facts.node.software import Software
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.choices import Severity

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from ddp_doctor.checks.cluster.roll_call.obstacles import facts_with
 from ddp_doctor.checks.cluster.roll_call.wording import command_for, endpoint, reader, start_again, who_came
-from ddp_doctor.facts.cluster.roll_call import RollCallFact
+from ddp_doctor.facts.cluster import RollCallFact
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording

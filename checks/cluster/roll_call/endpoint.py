@@ -2,7 +2,7 @@
 
 from ddp_doctor.checks.cluster.roll_call.obstacles import Obstacle, obstacle_of
 from ddp_doctor.checks.cluster.roll_call.wording import Group, endpoint, reader
-from ddp_doctor.facts.cluster.roll_call import RollCallFact
+from ddp_doctor.facts.cluster import RollCallFact
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from ddp_doctor.checks.cluster.roll_call.endpoint import draft, facing
 from ddp_doctor.checks.cluster.roll_call.obstacles import is_loopback, own_addresses
 from ddp_doctor.checks.cluster.roll_call.wording import mend, names, paths, readers
-from ddp_doctor.facts.cluster.roll_call import RollCallFact
+from ddp_doctor.facts.cluster import RollCallFact
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording

@@ -5,7 +5,7 @@ from ipaddress import ip_address
 from typing import Literal
 
 from ddp_doctor.checks.cluster.roll_call.wording import same_host
-from ddp_doctor.facts.cluster.roll_call import Outcome, RollCallFact
+from ddp_doctor.facts.cluster import AttemptOutcome, RollCallFact
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.lost_nodes import leads_out
 
@@ -29,7 +29,7 @@ def obstacle_of(recording: Recording, fact: RollCallFact) -> Obstacle | None:
     return None
 
 
-def facts_with(recording: Recording, *outcomes: Outcome) -> Iterator[RollCallFact]:
+def facts_with(recording: Recording, *outcomes: AttemptOutcome) -> Iterator[RollCallFact]:
     """The facts with one of these outcomes; one that is led astray, or two jobs, have rules of their own."""
     for seen in recording.facts(RollCallFact):
         led_astray = is_led_astray(seen.fact) or jobs_that_clash(seen.fact)

@@ -10,9 +10,8 @@ from ddp_doctor.model.finding import Draft, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.settings import set_to
+from ddp_doctor.settings.effects import OutOfRange, out_of_range, scope
 from ddp_doctor.settings.interactions import conflicts, disagreeing, silenced
-from ddp_doctor.settings.ranges import OutOfRange, out_of_range
-from ddp_doctor.settings.scope import scope
 from ddp_doctor.settings.table import Conflict, Silencer
 from ddp_doctor.settings.values import effective, misread
 from ddp_doctor.settings.wording import shown

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ddp_doctor.checks.node.topology.formats.nvml_topology import NvmlTopology, bonded
 from ddp_doctor.facts.node.topology import Pairs, PciDevice, TopologyMatrix
-from ddp_doctor.parse.pci_tree import link_code
+from ddp_doctor.parse.pci import link_code
 
 _NONE = "N/A"
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from ddp_doctor.facts.node.topology import P2pStatusFact, TopologyFact
-from ddp_doctor.knowledge.gpu.p2p_statuses import ASKED_BY_NCCL
+from ddp_doctor.knowledge.topology.link_codes import ASKED_BY_NCCL
 from ddp_doctor.model.recording import FactAt, Recording
 
 Pair = tuple[str, str]

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from ddp_doctor.checks.node.topology.culprits import culprit, hosts_of
 from ddp_doctor.checks.node.topology.p2p_answers import Host, Pair, hosts
 from ddp_doctor.facts.node.gpus import GpusFact
-from ddp_doctor.knowledge.gpu.p2p_statuses import p2p_status
 from ddp_doctor.knowledge.topology import link_codes
+from ddp_doctor.knowledge.topology.link_codes import p2p_status
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Proof, Remedy, Setting
 from ddp_doctor.model.recording import Recording

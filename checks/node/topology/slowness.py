@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.node.topology import transport_wording
-from ddp_doctor.facts.collectives.allreduce import AllReduceFact, SizeResult
+from ddp_doctor.facts.collectives import AllReduceFact, SizeResult
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.gpu.nvml import OS_MANAGED_MEMORY

@@ -7,7 +7,7 @@ from ddp_doctor.checks.node.topology import transport_wording
 from ddp_doctor.checks.node.topology.clusters import evidence as cluster_evidence
 from ddp_doctor.checks.node.topology.slowness import best_of_large
 from ddp_doctor.checks.node.topology.transport_wording import more_sockets
-from ddp_doctor.facts.collectives.allreduce import AllReduceFact
+from ddp_doctor.facts.collectives import AllReduceFact
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.facts.node.nccl import NcclFact
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ddp_doctor.facts.node.topology import TopologyMatrix
 from ddp_doctor.knowledge.topology.link_codes import link_code, meaning_of
 from ddp_doctor.model.base import Json
-from ddp_doctor.render.plain import plain
+from ddp_doctor.render.text import plain
 
 if TYPE_CHECKING:
     from rich.text import Text

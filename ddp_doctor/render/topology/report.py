@@ -11,8 +11,13 @@ from ddp_doctor.model.report import Report, TopologyReport
 from ddp_doctor.render.files import CannotWrite
 from ddp_doctor.render.topology.matrix import matrix_text, styled_matrix, topology_json
 from ddp_doctor.render.topology.picture import Picture, topology_svg
-from ddp_doctor.render.topology.tables import nvlinks_text, p2p_text, rocm_text
-from ddp_doctor.render.topology.transport_table import network_table, transport_table
+from ddp_doctor.render.topology.tables import (
+    network_table,
+    nvlinks_text,
+    p2p_text,
+    rocm_text,
+    transport_table,
+)
 from ddp_doctor.views.nic_choice import to_network
 from ddp_doctor.views.transports import places
 from ddp_doctor.wording.nodes import F

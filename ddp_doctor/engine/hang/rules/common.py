@@ -10,8 +10,7 @@ from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
-from ddp_doctor.parse.bound_device import used_elsewhere
-from ddp_doctor.parse.nccl_complaints import with_last_warning
+from ddp_doctor.parse.complaints import used_elsewhere, with_last_warning
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.remedies.nccl import DISABLE_P2P
 from ddp_doctor.views.lost_nodes import silent_nodes

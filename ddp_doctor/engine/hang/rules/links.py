@@ -19,7 +19,7 @@ from ddp_doctor.engine.hang.rules.common import (
     step_words,
     waiting_evidence,
 )
-from ddp_doctor.facts.collectives.p2p import P2pFact
+from ddp_doctor.facts.collectives import P2pFact
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording

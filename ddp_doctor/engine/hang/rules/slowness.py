@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median_low
 
-from ddp_doctor.engine.hang.clocks import by_step, clocks
+from ddp_doctor.engine.hang.judgement import by_step, clocks
 from ddp_doctor.engine.hang.rules.common import judged, names, step_words, waiting_evidence
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.knowledge.deadlines import LATE_RANK_S, RANKS_PER_CORE
