@@ -65,7 +65,7 @@ class Watch:
         """Readings about nodes whose beats no longer come, with those of the other nodes."""
         if self.group.is_head:
             mine = self._dial_all(self.group.others, heartbeat=frozenset(lost))
-            self.group.client.say(urgent=True, suspects=list(lost))
+            self.group.client.put_in_beat(urgent=True, suspects=list(lost))
             handed_in = self.group.gather("silence", CONFIRM_S + 1.5, validation.readings)
             return [*mine, *(reading for readings in handed_in.values() for reading in readings)]
         missed_at = time.monotonic()

@@ -59,7 +59,7 @@ class StoreRemoteRanks:
         """Report it with the next beat."""
         if not self._is_done:
             self._is_done = True
-            self._client.say(urgent=True, done=self._trial)
+            self._client.put_in_beat(urgent=True, done=self._trial)
 
     def end(self, outcome: str) -> None:
         """The first agent that ends the trial decides; the store ensures that."""
@@ -73,7 +73,7 @@ class StoreRemoteRanks:
 
     def note(self, events: int, activity: int) -> None:
         """The head adds up the counts of all nodes and sends the sum with its beats."""
-        self._client.say(
+        self._client.put_in_beat(
             events=self._added_up("events", events, self._events),
             activity=self._added_up("activity", activity, self._activity),
         )

@@ -123,7 +123,7 @@ class RollCall:
         """The reports of the nodes that have come, by their agents' ids; on the head alone."""
         return self.arrivals.node_reports if self.arrivals else {}
 
-    def _tell(self, text: str) -> None:
+    def _show(self, text: str) -> None:
         if text != self._shown:
             self._shown = text
             self.request.progress(text)
@@ -195,7 +195,7 @@ class RollCall:
                     self.control = self.arrivals = None
                     return self._join()
                 mine = leader == self.run_id  # a service's address, say, that leads back here
-            self._tell_who_is_here()
+            self._show_who_is_here()
 
     def _own_end(self, addresses: tuple[str, ...]) -> str:
         """Where the others meet the head: the endpoint's address, if other hosts can reach it."""
@@ -214,7 +214,7 @@ class RollCall:
             return client.opening().run_id
         return ""
 
-    def _tell_who_is_here(self) -> None:
+    def _show_who_is_here(self) -> None:
         missing = self._missing()
         hosts = self.place.expected_hosts
         names = [hosts[rank] for rank in missing if rank < len(hosts)]
@@ -222,8 +222,8 @@ class RollCall:
         if names:
             text += f"; waiting for {', '.join(names[:8])}{', …' if names[8:] else ''}"
         assert self.client is not None
-        self.client.say(roll=text)
-        self._tell(text)
+        self.client.put_in_beat(roll=text)
+        self._show(text)
 
     def _missing(self) -> tuple[int, ...]:
         here = ranked(self.node_reports)
@@ -244,7 +244,7 @@ class RollCall:
     # --- the others -----------------------------------------------------------------------------
 
     def _join(self) -> AgentGroup:
-        way = approach(self._host or "127.0.0.1", self._port, self.until, self._tell)
+        way = approach(self._host or "127.0.0.1", self._port, self.until, self._show)
         if way.outcome != "connected":
             raise NotMet(self._fact("follower", way.outcome, way))
         self.client = self._call_twice(way)
@@ -282,7 +282,7 @@ class RollCall:
             except Lost:
                 raise NotMet(self._fact("follower", "missing", way, error="the head fell silent")) from None
             progress = self.client.beats[HEAD].fields.get("roll")
-            self._tell(str(progress or "waiting for the head"))
+            self._show(str(progress or "waiting for the head"))
         return group.next_order()
 
     def _head_closes_s(self) -> float:
@@ -295,7 +295,7 @@ class RollCall:
         try:
             return self._call(way.address)
         except StoreLost:
-            self._tell(f"something listens on {self._host}:{self._port} and does not answer")
+            self._show(f"something listens on {self._host}:{self._port} and does not answer")
         try:
             return self._call(way.address)
         except StoreLost as error:

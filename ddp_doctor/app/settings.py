@@ -78,16 +78,16 @@ def _as_environment(found: SettingText) -> EnvVars:
     """What a job would have of it; a value that only a shell knows is left out, and so not judged, but a name that
     nothing reads is known whatever its value."""
     several = {name for name, all_written in found.possible().items() if by_branch(all_written)}
-    told = {name: one for name, one in found.in_force().items() if name not in several}
+    settled = {name: setting for name, setting in found.in_force().items() if name not in several}
     known = {
-        name: one.value
-        for name, one in told.items()
-        if one.value is not None and (not one.depends_on or name in never_read())
+        name: setting.value
+        for name, setting in settled.items()
+        if setting.value is not None and (not setting.depends_on or name in never_read())
     }
     had = known if found.form == "environment" else {}
     return EnvVars(
         variables=open_and_withheld(known)[0],
-        withheld=tuple(sorted(name for name, one in told.items() if one.value is None)),
+        withheld=tuple(sorted(name for name, setting in settled.items() if setting.value is None)),
         launcher=launchers.launcher_of(had),
         in_kubernetes=_IN_KUBERNETES in had,
         is_written=found.form != "environment",

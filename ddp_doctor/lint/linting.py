@@ -1,4 +1,12 @@
-"""From the text of one file to its findings."""
+"""From the text of one file to its findings.
+
+Comments that suppress findings, as in ruff and flake8; the same words in a string do nothing.
+
+loader = DataLoader(data)        # noqa: DDL120        this code on this statement
+loader = DataLoader(data)        # noqa                all codes on this statement
+# ddp-doctor: noqa: DDL105,DDL106                      these codes in the whole file
+# ddp-doctor: noqa                                     all codes in the whole file
+"""
 
 from __future__ import annotations
 

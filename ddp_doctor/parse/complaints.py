@@ -1,4 +1,31 @@
-"""What NCCL and torch say before they fail: the lines that name a cause."""
+"""What NCCL and torch say before they fail: the lines that name a cause.
+
+    node0:52:81 [0] misc/shmutils.cc:87 NCCL WARN Error: failed to extend /dev/shm/nccl-A1b2C3 to 9637892 bytes,
+        error: No space left on device (28)
+    node0:52:81 [0] include/shm.h:48 NCCL WARN Error while creating shared memory segment nccl-shm-x (size 9637888)
+    node0:52:81 [0] transport/nvls.cc:254 NCCL WARN Failed to bind NVLink SHARP (NVLS) Multicast memory of size
+        2097152 : CUDA error 1 'invalid argument'.
+    [2026-01-15 10:00:00] node0:52:81 [0] mnnvl.cc:71 NCCL WARN MNNVL (cliqueSize 8) is available but not working on
+        this system. Check the IMEX configuration (nvidia-imex-ctl -N).
+    node0:52:81 [0] transport/shm.cc:590 NCCL WARN Cuda failure 217 'peer access is not supported between these two
+        devices'
+    node0:52:81 [0] misc/ibvwrap.cc:252 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory
+        errno 12
+    node0:52:81 [0] transport/net_ib.cc:2259 NCCL WARN NET/IB: Got completion from peer 10.0.0.2<40412> with status=12
+        opcode=0 len=0 vendor err 129 (Send) localGid … hca mlx5_0
+
+torch repeats the last of them, without its place, behind "Last error:", or "NCCL Last Error:" where nccl2 does; some
+exceptions of nccl2 leave it out. Sources: torch 2.15 c10d/nccl2/NCCLBootstrap.cpp (createNcclComm) and
+ProcessGroupNCCL.cpp (NCCLException); NCCL 2.7 to 2.30, src/init.cc (ncclGetLastError), src/misc/shmutils.cc and
+src/include/shm.h, src/transport/{nvls,shm,p2p,net_ib}.cc, src/mnnvl.cc, src/misc/ibvwrap.cc; 12 is libibverbs'
+IBV_WC_RETRY_EXC_ERR (enum ibv_wc_status), printed by name or number.
+
+What torch says where a process group meets a tensor of another GPU than its own.
+
+    ProcessGroupNCCL is bound to device cuda:0 but an operation was issued on cuda:1
+
+Source: torch 2.15 c10d/nccl2/ProcessGroupNCCL.cpp (ensureInitialized).
+"""
 
 import re
 from typing import Literal

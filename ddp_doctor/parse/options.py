@@ -1,4 +1,14 @@
-"""Values of options: torchrun's number of nodes and endpoint, and the callable of --model."""
+"""Values of options: torchrun's number of nodes and endpoint, and the callable of --model.
+
+    --nnodes 4            --nnodes 2:4 (at least 2, at most 4)
+    --rdzv-endpoint node0:29400      node0 (port 29400)      [fd00::1]:29400
+
+Source: torch/distributed/run.py (parse_min_max_nnodes) and
+torch/distributed/elastic/rendezvous/utils.py (parse_rendezvous_endpoint).
+
+train.models:make_resnet      module "train.models", callable "make_resnet"
+train.models:Nets.small       a class of it that holds the callable
+"""
 
 import keyword
 import re

@@ -1,4 +1,30 @@
-"""PCI devices: where they hang, the way between two of them, and Access Control Services of a bridge."""
+r"""PCI devices: where they hang, the way between two of them, and Access Control Services of a bridge.
+
+    /sys/bus/pci/devices/0000:1b:00.0 ->
+        ../../../devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:1b:00.0
+                         host bridge root port    switch: up-  and downstream port   the device
+
+nvidia-smi's legend, in our words: PIX crosses one switch at most, PXB several, PHB the host bridge, NODE
+two host bridges of one NUMA node, SYS all else. One switch is two bridges in the tree, so two devices are
+PIX where neither stands more than one bridge below what they share. NVML counts alike
+(nvmlDeviceGetTopologyCommonAncestor), and so did NCCL up to 2.4 (src/graph/topo.h, pciDistance).
+
+NCCL today goes up two bridges at a time, which makes each switch one node, until it meets the root port
+or the host bridge, and hangs what it has then below the CPU of that NUMA node (src/graph/xml.cc,
+ncclTopoGetXmlFromSys). It knows no host bridges: two of one NUMA node are PHB to it (src/graph/paths.cc).
+
+Access Control Services (ACS) in the configuration space of a PCIe bridge.
+
+/sys/bus/pci/devices/0000:17:01.0/config has 4096 bytes for root, and 64 for everybody else, root of a
+container included. Extended capabilities are a list that begins at byte 0x100; the first two bytes of each
+are its number, the upper 12 bits of the next two where the next one stands::
+
+    0x100: 01 00 12 14   number 0x0001 (error reporting), the next stands at 0x140
+    0x140: 0d 00 01 00   number 0x000d (ACS), the last of the list
+    0x144: 5f 00 1d 00   what it can do; 0x001d is in force: SV, RR, CR, UF
+
+Source: PCI Express Base Specification, 7.6.3 and 7.7.11; Linux include/uapi/linux/pci_regs.h.
+"""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,27 @@
-"""Which software is installed, and where the dynamic linker finds libraries."""
+"""Which software is installed, and where the dynamic linker finds libraries.
+
+Samples::
+
+    nvidia-nccl-cu12==2.26.2; platform_system == "Linux"    nvidia-nccl-cu12 (==2.18.1) ; ...
+
+/proc/driver/nvidia/version, the closed and the open kernel module::
+
+    NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023
+    NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (builder@host)
+
+ldd of libtorch_cuda.so; a preloaded library has no arrow::
+
+        libnccl.so.2 => /v/site-packages/torch/lib/../../nvidia/nccl/lib/libnccl.so.2 (0x00007f2a3c000000)
+        libnccl.so.2 => not found
+        /opt/nccl/lib/libnccl.so.2 (0x00007f2a3c000000)
+
+``ldconfig -p`` and ldd::
+
+    1214 libs found in cache `/etc/ld.so.cache'
+            libnccl-net.so (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libnccl-net.so
+
+            libfabric.so.1 => not found
+"""
 
 import json
 import posixpath

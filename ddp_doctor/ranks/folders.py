@@ -1,4 +1,18 @@
-"""The folders of a run: its temporary one, those that killed runs have left, and those that ranks make for the job."""
+"""The folders of a run: its temporary one, those that killed runs have left, and those that ranks make for the job.
+
+A note in each folder names the boot in which it was made; its run holds a lock on the note while it lives::
+
+    {"boot": "4f1c…"}
+
+The kernel releases the lock however the run ends, and all containers of a host share one kernel, so a note that
+can be locked belongs to a run that is gone.
+
+Folders that ranks make outside the run folder, where the job would write: noted first, removed by the agent.
+
+A rank that is killed removes nothing. So it notes the path in the trial's folder before it makes the folder, one path
+in each ``rank0.job_folder``. The agent removes these folders when the ranks have ended, however they ended. If the
+agent was killed too, a later run removes them together with the run folder.
+"""
 
 import fcntl
 import json

@@ -30,7 +30,7 @@ _TRIAL = re.compile(r"t\d{1,9}", re.ASCII)
 Pairs = Sequence[tuple[int, int]]
 
 
-def _untold(_text: str) -> None:
+def _no_progress(_text: str) -> None:
     """The many short trials of a remedy: whoever orders them shows the progress."""
 
 
@@ -93,7 +93,7 @@ class NodeRanks:
         ]
         start_s = deadlines.IMPORT_S if record.launcher == "torchrun" else deadlines.WORKER_START_S
         allowed = self._deadlines(record, checks)
-        progress = self.run.progress if record.limit_s is None else _untold
+        progress = self.run.progress if record.limit_s is None else _no_progress
         idle_limits = {
             check.id: check.still_s * self.crowd() for check in checks if check.still_s is not None
         }

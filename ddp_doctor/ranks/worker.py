@@ -2,6 +2,10 @@
 
 A worker that raised does not exit: its sockets would close, and its peers would report connection resets.
 It waits to be killed, so that the agent sees the cause and not its consequences.
+
+A second thread answers the agent's request for evidence while the main thread hangs. SIGUSR2 asks this thread, which
+reads the Python stack and torch's flight recorder. SIGUSR1 asks faulthandler, which answers even while the main
+thread holds the interpreter lock in C. A stopped process answers neither until SIGCONT.
 """
 
 import faulthandler

@@ -1,4 +1,14 @@
-"""The tables of the report in a few lines each: all-reduces, GPUs at work, a training step, DDP's buckets."""
+"""The tables of the report in a few lines each: all-reduces, GPUs at work, a training step, DDP's buckets.
+
+  computing       step    waiting  communication  overlap   weak  strong
+    10.1 ms    14.3 ms     4.2 ms         7.9 ms     47 %   69 %    62 %  2 ranks, 4 MiB of gradients
+buckets of 25 MiB: predicted 643 ms, measured 607 ms
+buckets of 0.25 MiB: predicted 494 ms, measured 489 ms
+
+bucket        size  parameters
+     0    1.00 MiB          12  head.bias to layers.7.bias
+     1    24.8 MiB          91  layers.6.weight to embedding.weight
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple

@@ -187,14 +187,14 @@ def _laid_out(line: Line, out: "Console") -> str:
 
 def _show_title(finding: Finding, out: "Console") -> None:
     severity = (f"{finding.severity.value.upper()} {finding.code} ", STYLE[finding.severity])
-    _say(out, severity, (one_line(finding.title), "bold"))
+    _show_sentence(out, severity, (one_line(finding.title), "bold"))
 
 
 def _show_verdict(report: Report, out: "Console") -> None:
-    _say(out, (one_line(report.summary), VERDICT_STYLE[report.verdict]))
+    _show_sentence(out, (one_line(report.summary), VERDICT_STYLE[report.verdict]))
 
 
-def _say(out: "Console", *parts: tuple[str, str]) -> None:
+def _show_sentence(out: "Console", *parts: tuple[str, str]) -> None:
     """A sentence in styled parts, broken between words on a terminal."""
     from rich.text import Text
 

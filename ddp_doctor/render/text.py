@@ -1,4 +1,7 @@
-"""Text for a terminal: foreign text is shown and never obeyed, measured values have the unit of their size."""
+"""Text for a terminal: foreign text is shown and never obeyed, measured values have the unit of their size.
+
+``"GPU 3\\x1b]52;c;...\\x07 lost"`` would write to the reader's clipboard; it becomes ``"GPU 3?]52;c;...? lost"``.
+"""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,16 @@
-"""What a variable's value costs or risks although it does what it says: its conditions, its range, what it touches."""
+"""What a variable's value costs or risks although it does what it says: its conditions, its range, what it touches.
+
+NCCL_P2P_DISABLE=1                slows: GPUs of one host exchange data through host memory
+NCCL_PROTO=LL128                  unsafe: forced where NCCL would not choose it, it can corrupt data
+NCCL_DEBUG=TRACE                  debug: a line for each call
+
+NCCL_P2P_DISABLE=1 costs nothing where there is one GPU, NCCL_IB_DISABLE=1 where there is no InfiniBand,
+NCCL_NVLS_ENABLE=0 where no NVSwitch reduces. Plug-ins of Google's clouds refuse to start unless the protocol,
+the buffers and NVLink SHARP are set as their profile says (docs.cloud.google.com, GPUDirect-TCPXO,
+"guest config checker"), so there these settings are needed. AWS's plug-in over EFA needs the protocol Simple for
+right data; newer ones choose it themselves where it must be, but only if NCCL_PROTO is not set, and older ones never
+(aws/aws-ofi-nccl issue 76 and src/nccl_ofi_net.cpp, nccl_net_ofi_configure_nccl_proto_simple).
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -140,7 +152,7 @@ def is_needed_by_a_plugin(name: str, env: Mapping[str, str]) -> bool:
     """Whether a network plug-in whose settings are there needs this one as well."""
     if name == "NCCL_PROTO" and env.get(name, "").strip().upper() == "SIMPLE" and has_the_efa_plugin(env):
         return True
-    return name in _PROFILE and any(other.startswith(_NEEDED_BY_PLUGINS) for other in env)
+    return name in _PROFILE and any(variable.startswith(_NEEDED_BY_PLUGINS) for variable in env)
 
 
 def has_the_efa_plugin(env: Mapping[str, str]) -> bool:

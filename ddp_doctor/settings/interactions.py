@@ -6,6 +6,17 @@
     NCCL_SOCKET_NTHREADS=16 NCCL_NSOCKS_PERTHREAD=8 more than 64 sockets: NCCL takes 4 per thread
 
 The rows of the table have what follows from comparing values; what has to be computed stands here.
+
+Which algorithms and protocols NCCL_ALGO and NCCL_PROTO leave for each collective.
+
+    NCCL_ALGO=Tree                     from 2.24 on AllGather and Broadcast have none, and DDP needs both
+    NCCL_ALGO=allreduce:Tree           the others keep all of theirs
+    NCCL_ALGO=^NVLS                    all but this one
+    NCCL_PROTO=^LL,LL128,Simple        nothing is left
+
+Sources: NCCL src/graph/tuning.cc (parseList, ncclTopoTuneModel; since 2.24 a list counts for all functions, before
+for AllReduce alone), src/enqueue.cc ("no algorithm/protocol available for function"); NCCL user guide,
+NCCL_ALGO and NCCL_PROTO.
 """
 
 import re
@@ -227,6 +238,8 @@ def _is_decided_alone(row: Conflict) -> bool:
 def _harms(env: Env, name: str, value: str) -> bool:
     """Whether a further setting makes one of the environment do nothing, or contradicts it."""
     together = {**env, name: value}
-    idle = {other for row, others in silenced(together) if row.name == name for other in others}
-    fighting = {other for found in conflicts(together, ()) if name in found.names for other in found.names}
+    idle = {partner for row, others in silenced(together) if row.name == name for partner in others}
+    fighting = {
+        partner for found in conflicts(together, ()) if name in found.names for partner in found.names
+    }
     return bool(env.keys() & (idle | fighting))

@@ -1,4 +1,16 @@
-"""Ranks of an outer launcher that are not their node's agent: they hand it their settings and wait for its end."""
+"""Ranks of an outer launcher that are not their node's agent: they hand it their settings and wait for its end.
+
+The agent holds a lock on a file while it lives and writes its code there. A waiting rank that gets the
+lock and finds no code knows that the agent is gone. The file stays for ranks that come late; a file of an
+earlier launch is recognised by its age.
+
+The settings of the other ranks on the agent's node, each in a file that its rank holds locked.
+
+    torchrun-none_x7k2-attempt_0.3.rank    {"variables": {"NCCL_ALGO": "Tree"}, "withheld": []}
+
+The folder is this user's alone. A file counts while its rank lives; a file that a killed rank left is
+ignored. A rank that comes late, or never, has no settings here.
+"""
 
 import fcntl
 import itertools
@@ -40,7 +52,7 @@ class AgentLock:
         with suppress(OSError):
             self._fd = _locked(_path(world, folder))
 
-    def tell(self, code: int) -> None:
+    def hand_over(self, code: int) -> None:
         """Hand the exit code to the waiting ranks."""
         if self._fd is not None:
             with suppress(OSError):

@@ -3,6 +3,21 @@
 Pure: the environment is an argument. Contradictions raise ValueError with one sentence that says what
 to do. The launchers' variables are as SLURM 22.05, Open MPI 4.1 and 5.0, torchrun 2.13 and Kubeflow's
 training operator set them.
+
+What Open MPI tells its processes about nodes: how many, and which host can be the head.
+
+Open MPI numbers ranks, not nodes, and names no host but that of mpirun::
+
+    OMPI_MCA_orte_num_nodes=2                    nodes with ranks (4.x)
+    OMPI_MCA_ess_base_num_procs=3                daemons, on processes of remote daemons only (4.x)
+    OMPI_MCA_orte_hnp_uri=1506410496.0;tcp://10.88.0.3:52771          mpirun; addresses with commas
+    OMPI_MCA_orte_local_daemon_uri=1506410496.1;tcp://10.88.0.1:35239     daemon 1 started this process
+    OMPI_MCA_orte_node_regex=fan[1:3,1-2]@0(3)   the daemons' hosts, mpirun's first (remote daemons only)
+    PMIX_NAMESPACE=prterun-fan3-11529@1          mpirun's host and pid (5.x)
+    PMIX_SERVER_URI2=prterun-fan3-11529@0.1;tcp4://127.0.0.1:50629    daemon 1 (5.x)
+
+mpirun itself is daemon 0. Where it was typed on a host that gets no rank (a login node), rank 0 is
+on daemon 1.
 """
 
 import re

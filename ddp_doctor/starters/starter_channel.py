@@ -1,4 +1,22 @@
-"""Both ways between an agent and the command that started it: messages over its stdout, a pipe as its stdin."""
+"""Both ways between an agent and the command that started it: messages over its stdout, a pipe as its stdin.
+
+srun mixes the agents' outputs line by line and breaks lines longer than 1024 bytes (slurmstepd's
+MAX_MSG_LEN), so each line names its node, and a recording goes in pieces::
+
+    ::ddp-doctor 0 progress "import torch"
+    ::ddp-doctor 0 recording "3 eJzVW1tz2kgW…"
+
+Lines that a login shell, a library or a driver prints have another form and are ignored.
+
+The starter writes one JSON object a line::
+
+    {"host": "node2", "failed": "Permission denied (publickey)."}     an agent that could not be started
+    {"signal": 2}                                                     the user pressed Ctrl-C
+    {"headless": true}                                                the head's agent is gone
+
+When the pipe closes, the starter or the way to it (ssh, srun) is gone. The agent then ends too, so that
+nothing is left on its host.
+"""
 
 import base64
 import json
@@ -43,15 +61,15 @@ class StarterChannel:
         self._fd = os.dup(1)
         os.dup2(2, 1)
 
-    def tell(self, kind: Kind, text: str = "") -> None:
+    def send(self, kind: Kind, text: str = "") -> None:
         """Send one message; without a starter it is lost."""
         with suppress(OSError):
             os.write(self._fd, written(self._node_rank, kind, text))
 
-    def tell_recording(self, recording: str) -> None:
+    def send_recording(self, recording: str) -> None:
         """Hand over a recording in JSON."""
         for piece in in_pieces(recording):
-            self.tell("recording", piece)
+            self.send("recording", piece)
 
 
 def written(node_rank: int, kind: Kind, text: str) -> bytes:

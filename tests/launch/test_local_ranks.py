@@ -166,7 +166,7 @@ def test_what_killed_ranks_left_days_ago_is_removed(tmp_path: Path) -> None:
         (tmp_path / name).write_text("")
         os.utime(tmp_path / name, (time.time() - 2 * 86400,) * 2)
 
-    outer_launcher.AgentLock(AGENT, tmp_path).tell(0)
+    outer_launcher.AgentLock(AGENT, tmp_path).hand_over(0)
 
     assert files(tmp_path) == ["slurm-7-0-0.agent"]
 

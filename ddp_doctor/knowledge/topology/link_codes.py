@@ -3,6 +3,12 @@
 Meanings are the legend of nvidia-smi's own output, in our words. NCCL measures paths itself
 (src/graph/topo.h, ``PATH_*``); it has no NODE: a path between two host bridges of one NUMA node
 counts as PHB there. SOC is the name that drivers up to about 2017 gave to SYS.
+
+What the words of ``nvidia-smi topo -p2p`` mean, and what NCCL makes of them.
+
+The words are nvidia-smi's own legend; they are the values of nvmlGpuP2PStatus_t in nvml.h. NCCL asks
+NVML for read and write (src/graph/paths.cc, ncclTopoCheckP2p): where one of them is not OK it fails for
+GPUs that NVLink joins, and otherwise goes through host memory.
 """
 
 import re

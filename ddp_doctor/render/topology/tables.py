@@ -1,4 +1,17 @@
-"""What a topology has besides its matrix, as plain text: P2P, NVLinks, AMD's tables, what NCCL should use."""
+"""What a topology has besides its matrix, as plain text: P2P, NVLinks, AMD's tables, what NCCL should use.
+
+P2P reads (r): OK between all GPUs
+P2P reads (r): CNS between GPU0-GPU2, GPU1-GPU2; OK between 1 other pair
+GPU0  NVIDIA RTX A6000: 4 of 4 NVLinks active, 14.1 GB/s each
+
+NCCL between GPUs, by its own rules and constants:
+NV18  28 pairs of GPUs       P2P  371 GB/s  NVLink
+PIX   GPU0-GPU1, GPU2-GPU3   P2P   24 GB/s  P2P goes up to PXB (NCCL's own limit)
+SYS   4 pairs of GPUs        SHM?           …
+
+The question mark says that something which decides is not known. A second table says whether the NIC next to
+each GPU reaches its memory by itself.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,23 @@
-"""Lines of shell as commands and words, and which commands run only sometimes; nothing is run."""
+r"""Lines of shell as commands and words, and which commands run only sometimes; nothing is run.
+
+    export A=1 B="two words"; srun --export=ALL,C=3 \
+        python train.py 'x y'   # comment
+
+gives the commands ``export A=1 B=two words`` and ``srun --export=ALL,C=3 python train.py x y``. A word that holds
+an expansion stays as it is written and says what it depends on: ``eth$N`` depends on ``$N``. A quote that is
+not closed counts for nothing: the rest of the line is read as if it were not there.
+
+Which commands of a script run only sometimes: those in a branch, a loop, a function, or after && and ||.
+
+    if [ -d /x ]; then export A=1; else export A=2; fi      two branches of one block
+    case $H in a*) export A=1 ;; b*) export A=2 ;; esac     likewise
+    for h in $LIST; do export A=$h; done                    a block that may run no time
+    setup() { export A=1; }                                 one that may never be called
+    [ -d /x ] && export A=1                                 one for this command alone
+
+Of words that only look like these (a text in a here-document) a command seems to be in a branch that it is not in;
+then less is said of it.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
