@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from ddp_doctor.facts.collectives.process_group import ProcessGroupFact
+from ddp_doctor.facts.collectives import ProcessGroupFact
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading

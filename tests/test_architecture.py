@@ -216,9 +216,9 @@ PLANTED = {
     "ddp_doctor/probing/exchanges.py": "import ddp_doctor.sources.commands",
     "checks/cluster/torchrun.py": "import ddp_doctor.checks.node.host",
     "ddp_doctor/ranks/events.py": "import ddp_doctor.checks.collectives.allreduce",
-    "ddp_doctor/agents/job.py": "import ddp_doctor.checks.cluster.roll_call",
+    "ddp_doctor/agents/roll_call.py": "import ddp_doctor.checks.cluster.roll_call",
     "ddp_doctor/starters/srun.py": "import ddp_doctor.checks.node.gpus",
-    "ddp_doctor/render/table.py": "import ddp_doctor.checks.node.topology.nvlinks",
+    "ddp_doctor/render/tables.py": "import ddp_doctor.checks.node.topology.nvlinks",
     "ddp_doctor/engine/hang/judge.py": "import ddp_doctor.checks.ddp.user_model",
 }
 

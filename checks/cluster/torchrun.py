@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from ddp_doctor.facts.cluster.torchrun import TorchrunFact
+from ddp_doctor.facts.cluster import TorchrunFact
 from ddp_doctor.knowledge.deadlines import CHECK_S
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Severity, Where

@@ -13,7 +13,7 @@ uses the global rank, or no rank at all, for its device.
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from ddp_doctor.facts.collectives.process_group import ProcessGroupFact, TorchImport
+from ddp_doctor.facts.collectives import ProcessGroupFact, TorchImport
 from ddp_doctor.knowledge.deadlines import CHECK_S
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Severity, Where

@@ -115,7 +115,7 @@ class AgentGroup:
 
     def leave(self, why: str) -> None:
         """Follower: tell the head that this agent leaves before the end."""
-        self.client.say(urgent=True, leaving=why)
+        self.client.put_in_beat(urgent=True, leaving=why)
         self.client.flush()
 
     # --- who is alive ---------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from ddp_doctor.agents import validation
 from ddp_doctor.agents.framing import Unreadable
 from ddp_doctor.agents.messages import NodeReport
 from ddp_doctor.agents.store_client import HEAD, StoreClient, StoreLost
-from ddp_doctor.facts.cluster.roll_call import NotStarted, Outcome
+from ddp_doctor.facts.cluster import AttemptOutcome, NotStarted
 from ddp_doctor.knowledge.deadlines import SILENT_S
 from ddp_doctor.starters.place import Place
 
@@ -86,7 +86,7 @@ class Arrivals:
             and hosts[rank] in {gone.hostname for gone in self.not_started()}
         )
 
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> AttemptOutcome | None:
         """How the roll call ended; None while it goes on."""
         if len({node_report.nnodes for node_report in self.node_reports.values()}) > 1:
             return "disagree" if self._have_disagreed() else None

@@ -14,7 +14,7 @@ from ddp_doctor.agents import validation
 from ddp_doctor.agents.agent_group import AgentGroup
 from ddp_doctor.agents.messages import Contact
 from ddp_doctor.agents.store_client import HEAD
-from ddp_doctor.facts.cluster.roll_call import Answer, SilenceFact
+from ddp_doctor.facts.cluster import Answer, SilenceFact
 from ddp_doctor.knowledge.deadlines import CONFIRM_S
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.choices import Status
@@ -65,7 +65,7 @@ class Watch:
         """Readings about nodes whose beats no longer come, with those of the other nodes."""
         if self.group.is_head:
             mine = self._dial_all(self.group.others, heartbeat=frozenset(lost))
-            self.group.client.say(urgent=True, suspects=list(lost))
+            self.group.client.put_in_beat(urgent=True, suspects=list(lost))
             handed_in = self.group.gather("silence", CONFIRM_S + 1.5, validation.readings)
             return [*mine, *(reading for readings in handed_in.values() for reading in readings)]
         missed_at = time.monotonic()

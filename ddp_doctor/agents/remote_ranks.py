@@ -1,12 +1,15 @@
-"""The ranks of the other nodes, by way of the control store."""
+"""A trial over several nodes: how it ends on all of them, and one trial of the parts that they hand in."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import get_args
 
 from ddp_doctor.agents.agent_group import AgentGroup, Lost
 from ddp_doctor.agents.framing import JUNK, Unreadable
 from ddp_doctor.model.trial import TrialRecord
+from ddp_doctor.ranks.rank_state import late_steps
+from ddp_doctor.ranks.trial import TrialResult
 
 _OUTCOMES = get_args(TrialRecord.model_fields["outcome"].annotation)
 
@@ -56,7 +59,7 @@ class StoreRemoteRanks:
         """Report it with the next beat."""
         if not self._is_done:
             self._is_done = True
-            self._client.say(urgent=True, done=self._trial)
+            self._client.put_in_beat(urgent=True, done=self._trial)
 
     def end(self, outcome: str) -> None:
         """The first agent that ends the trial decides; the store ensures that."""
@@ -70,7 +73,7 @@ class StoreRemoteRanks:
 
     def note(self, events: int, activity: int) -> None:
         """The head adds up the counts of all nodes and sends the sum with its beats."""
-        self._client.say(
+        self._client.put_in_beat(
             events=self._added_up("events", events, self._events),
             activity=self._added_up("activity", activity, self._activity),
         )
@@ -102,3 +105,32 @@ class _Sum:
         """The sum as it is now."""
         if value != self.value:
             self.value, self.changed_at = value, time.monotonic()
+
+
+def merged(parts: Sequence[TrialResult], absent: tuple[int, ...]) -> TrialResult:
+    """One result of all parts; the first is the head's. The ``absent`` nodes handed nothing in.
+
+    The trial was judged in the earliest check that some node's ranks stood in.
+    """
+    records = [part.record for part in parts]
+    head = records[0]
+    evidence = sorted((rank for record in records for rank in record.evidence), key=lambda rank: rank.rank)
+    if head.outcome == "finished":
+        evidence = late_steps(evidence)
+    lost = {node for record in records for node in record.lost_nodes}
+    record = head.model_copy(
+        update={
+            "judged_check": _earliest(head, [record.judged_check for record in records]),
+            "waited_s": max(record.waited_s for record in records),
+            "evidence": tuple(evidence),
+            "notes": tuple(note for record in records for note in record.notes),
+            "lost_nodes": tuple(sorted({*lost, *absent})),
+            "outcome": "stuck" if absent and head.outcome == "finished" else head.outcome,
+        }
+    )
+    return TrialResult(record, tuple(reading for part in parts for reading in part.readings))
+
+
+def _earliest(trial: TrialRecord, checks: Sequence[str | None]) -> str | None:
+    known = [check for check in checks if check in trial.checks]
+    return min(known, key=trial.checks.index, default=None)

@@ -2,24 +2,58 @@
 
 import secrets
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddp_doctor.agents.agent_group import AgentGroup, Lost
 from ddp_doctor.agents.arrivals import Arrivals
-from ddp_doctor.agents.job import Job, job
 from ddp_doctor.agents.messages import Begin, NodeReport, Opening, ranked
 from ddp_doctor.agents.store_client import HEAD, StoreClient, StoreLost
-from ddp_doctor.facts.cluster.roll_call import AttemptSeen, Outcome, Present, RollCallFact
+from ddp_doctor.facts.cluster import AttemptOutcome, AttemptSeen, Present, RollCallFact
 from ddp_doctor.knowledge.deadlines import MUTE_S
 from ddp_doctor.model.base import Json
 from ddp_doctor.ranks import control_store
 from ddp_doctor.ranks.control_store import Control
 from ddp_doctor.ranks.forkserver import ForkServer
+from ddp_doctor.starters.detect import HOSTS_VARIABLE, Launcher
 from ddp_doctor.starters.endpoint import Approach, approach, holder_of, is_mine, resolve
 from ddp_doctor.starters.place import Place
 from ddp_doctor.starters.request import RunRequest
+
+#: What a launcher gives to all nodes of one launch, and to those of no other.
+_KEYS = {
+    "torchrun": ("torchrun's run", "TORCHELASTIC_RUN_ID"),
+    "mpi": ("mpirun's job", "PMIX_NAMESPACE"),
+    "ssh": ("the run on", HOSTS_VARIABLE),
+}
+_LONGEST = 255
+
+
+@dataclass(frozen=True)
+class Job:
+    """``SLURM step 4711.0``, in words; empty where it is unknown."""
+
+    name: str = ""
+    is_launch: bool = False  # all nodes of a run have it in common; people may start one in two allocations
+
+    def is_another(self, name: str) -> bool:
+        """Whether a head of the launch ``name`` must belong to another run."""
+        return self.is_launch and bool(name) and name != self.name
+
+
+def job(launcher: Launcher, env: Mapping[str, str]) -> Job:
+    """The job of this process, from what its launcher exported."""
+    allocated = env.get("SLURM_JOB_ID", "") if "SLURM_HET_SIZE" not in env else ""  # each part has its own
+    if launcher == "slurm":
+        step = env.get("SLURM_STEP_ID", "")
+        return Job(f"SLURM step {allocated}.{step}"[:_LONGEST], True) if allocated and step else Job()
+    if launcher in _KEYS:
+        what, variable = _KEYS[launcher]
+        return Job(f"{what} {env[variable]}"[:_LONGEST], True) if env.get(variable) else Job()
+    return Job(f"SLURM job {allocated}"[:_LONGEST]) if allocated else Job()
+
 
 #: Of torchrun's c10d rendezvous (torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py).
 DEFAULT_PORT = 29400
@@ -89,7 +123,7 @@ class RollCall:
         """The reports of the nodes that have come, by their agents' ids; on the head alone."""
         return self.arrivals.node_reports if self.arrivals else {}
 
-    def _tell(self, text: str) -> None:
+    def _show(self, text: str) -> None:
         if text != self._shown:
             self._shown = text
             self.request.progress(text)
@@ -161,7 +195,7 @@ class RollCall:
                     self.control = self.arrivals = None
                     return self._join()
                 mine = leader == self.run_id  # a service's address, say, that leads back here
-            self._tell_who_is_here()
+            self._show_who_is_here()
 
     def _own_end(self, addresses: tuple[str, ...]) -> str:
         """Where the others meet the head: the endpoint's address, if other hosts can reach it."""
@@ -180,7 +214,7 @@ class RollCall:
             return client.opening().run_id
         return ""
 
-    def _tell_who_is_here(self) -> None:
+    def _show_who_is_here(self) -> None:
         missing = self._missing()
         hosts = self.place.expected_hosts
         names = [hosts[rank] for rank in missing if rank < len(hosts)]
@@ -188,8 +222,8 @@ class RollCall:
         if names:
             text += f"; waiting for {', '.join(names[:8])}{', …' if names[8:] else ''}"
         assert self.client is not None
-        self.client.say(roll=text)
-        self._tell(text)
+        self.client.put_in_beat(roll=text)
+        self._show(text)
 
     def _missing(self) -> tuple[int, ...]:
         here = ranked(self.node_reports)
@@ -203,14 +237,14 @@ class RollCall:
             else AgentGroup(self.client, dict(enumerate(self.node_reports)), my_rank=0)
         )
 
-    def _head_fact(self, outcome: Outcome) -> RollCallFact:
+    def _head_fact(self, outcome: AttemptOutcome) -> RollCallFact:
         missing = self._missing() if outcome == "missing" else ()
         return self._fact("head", outcome, missing=missing)
 
     # --- the others -----------------------------------------------------------------------------
 
     def _join(self) -> AgentGroup:
-        way = approach(self._host or "127.0.0.1", self._port, self.until, self._tell)
+        way = approach(self._host or "127.0.0.1", self._port, self.until, self._show)
         if way.outcome != "connected":
             raise NotMet(self._fact("follower", way.outcome, way))
         self.client = self._call_twice(way)
@@ -248,7 +282,7 @@ class RollCall:
             except Lost:
                 raise NotMet(self._fact("follower", "missing", way, error="the head fell silent")) from None
             progress = self.client.beats[HEAD].fields.get("roll")
-            self._tell(str(progress or "waiting for the head"))
+            self._show(str(progress or "waiting for the head"))
         return group.next_order()
 
     def _head_closes_s(self) -> float:
@@ -261,7 +295,7 @@ class RollCall:
         try:
             return self._call(way.address)
         except StoreLost:
-            self._tell(f"something listens on {self._host}:{self._port} and does not answer")
+            self._show(f"something listens on {self._host}:{self._port} and does not answer")
         try:
             return self._call(way.address)
         except StoreLost as error:

@@ -143,7 +143,7 @@ class StoreClient:
             self.beats.setdefault(agent, Beat(grew_at=now))
         self._send({"follow": ids})
 
-    def say(self, *, urgent: bool = False, **fields: Json) -> None:
+    def put_in_beat(self, *, urgent: bool = False, **fields: Json) -> None:
         """Change what is sent with every beat; ``urgent`` sends a beat at once."""
         self._fields = {**self._fields, **fields}
         if urgent:

@@ -46,7 +46,7 @@ def serve(argument: str) -> NoReturn:
         while carrier.turn():
             pass
     except Exception as error:  # noqa: BLE001 - whatever torch raises is reported to the agent
-        carrier.say({"error": f"{type(error).__name__}: {error}"[:2000]})
+        carrier.send({"error": f"{type(error).__name__}: {error}"[:2000]})
     os._exit(0)
 
 
@@ -62,7 +62,7 @@ class _Carrier:
         self._beats: dict[int, bytes] = {}  # of the agents whose first beat was set: a key stays set
         self._turns = 0
 
-    def say(self, message: Json) -> None:
+    def send(self, message: Json) -> None:
         """Send the agent a message; without an agent this process ends."""
         self._agent.settimeout(None)  # an agent that is stopped reads it when it continues
         try:
@@ -73,7 +73,7 @@ class _Carrier:
     def connect(self, host: str, port: int) -> None:
         self._store = store.connect(host, port, control_store.PREFIX, timedelta(seconds=MUTE_S))
         self._store.set(f"hello/{self._id}/{os.getpid()}", b"1")
-        self.say({"connected": True})
+        self.send({"connected": True})
 
     def turn(self) -> bool:
         """One round: read the agent's messages and the store, and report the round; False at the end."""
@@ -91,7 +91,7 @@ class _Carrier:
         self._read_store()
         self._turns += 1
         if self._turns % max(round(_REPORT_S / self._turn_s), 1) == 0:
-            self.say({"turn": self._turns})
+            self.send({"turn": self._turns})
         if data is not None:
             time.sleep(self._turn_s / 4)  # many messages of the agent must not keep the store's server busy
         return True
@@ -111,13 +111,13 @@ class _Carrier:
         elif "join" in message:
             self._id = self._store.add("arrivals", 1)
             self._put(f"join/{self._id}", message["join"])
-            self.say({"joined": self._id})
+            self.send({"joined": self._id})
 
     def _read_store(self) -> None:
         for key in list(self._watched):
             if self._store.check([key]):
                 self._watched.remove(key)
-                self.say({"key": key, **self._get(key)})
+                self.send({"key": key, **self._get(key)})
         late = [agent for agent in self._followed if agent not in self._beats]
         self._beats.update({agent: b"" for agent in late if self._store.check([f"beat/{agent}"])})
         there = [agent for agent in self._followed if agent in self._beats]
@@ -128,7 +128,7 @@ class _Carrier:
             }
             self._beats.update(new)
             if new:
-                self.say({"beats": {agent: _beat(text) for agent, text in new.items()}})
+                self.send({"beats": {agent: _beat(text) for agent, text in new.items()}})
 
     def _put(self, key: str, value: Json) -> None:
         parts = packed(value)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from ddp_doctor.agents.framing import JUNK, Unreadable
 from ddp_doctor.agents.messages import Begin, Name, NodeReport
 from ddp_doctor.checks import CHECKS
-from ddp_doctor.facts.cluster.roll_call import SilenceFact
+from ddp_doctor.facts.cluster import SilenceFact
 from ddp_doctor.model.base import Frozen, Json
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Fact, Reading

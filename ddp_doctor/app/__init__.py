@@ -1,8 +1,7 @@
 """The use cases behind the commands. They return values, print nothing, and parse no options."""
 
-from ddp_doctor.app.absent import judge_with_absent, not_started
 from ddp_doctor.app.inspection import live_topology, prolog, read_topology
-from ddp_doctor.app.outcome import Outcome, Progress, UsageError, judge
+from ddp_doctor.app.outcome import Outcome, Progress, UsageError, judge, judge_with_absent, not_started
 from ddp_doctor.app.recordings import load_recording, replay
 from ddp_doctor.app.running import run
 from ddp_doctor.app.settings import judge_settings, live_settings, read_settings

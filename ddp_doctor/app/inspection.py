@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from ddp_doctor.app.outcome import Outcome, Progress, blank, judge
 from ddp_doctor.checks import CHECKS, read_pasted
-from ddp_doctor.engine.node_facts import plan_of, with_node_facts
+from ddp_doctor.engine.collect import plan_of, with_node_facts
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.recording import NotRun, Options

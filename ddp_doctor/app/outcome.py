@@ -1,7 +1,7 @@
-"""What every use case returns: a recording and its report."""
+"""What every use case returns, a recording and its report; also where nodes could not take part."""
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
@@ -10,10 +10,13 @@ from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.diagnose import diagnose
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.engine.verdict import report as make_report
+from ddp_doctor.facts.cluster import NotStarted, Present, RollCallFact
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.recording import SCHEMA_VERSION, Options, Recording
+from ddp_doctor.model.choices import Status, UsageError
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.recording import SCHEMA_VERSION, Options, Recording, World
 from ddp_doctor.model.report import Report
-from ddp_doctor.model.usage import UsageError
+from ddp_doctor.starters.detect import Launcher
 
 __all__ = ["Outcome", "Progress", "UsageError", "blank", "judge"]
 
@@ -46,4 +49,59 @@ def blank(options: Options, plan: Plan) -> Recording:
         started_at=now.isoformat(timespec="seconds").replace("+00:00", "Z"),
         options=options,
         not_run=plan.not_run,
+    )
+
+
+def not_started(
+    options: Options,
+    hosts: Sequence[str],
+    endpoint: tuple[str, int],
+    launcher: Launcher,
+    reasons: Mapping[int, str],
+) -> Outcome:
+    """A run whose head could not be started, on the host where it was typed; ``reasons`` by node rank."""
+    fact = RollCallFact(
+        role="head",
+        outcome="missing",
+        endpoint_host=endpoint[0],
+        endpoint_port=endpoint[1],
+        nnodes=len(hosts),
+        hostname=hosts[0],
+        present=tuple(
+            Present(hostname=host, nnodes=len(hosts))
+            for rank, host in enumerate(hosts)
+            if rank not in reasons
+        ),
+        missing=tuple(sorted(reasons)),
+        not_started=tuple(
+            NotStarted(hostname=hosts[rank], reason=why) for rank, why in sorted(reasons.items())
+        ),
+    )
+    world = World(nnodes=len(hosts), world_size=len(hosts), launcher=launcher, expected_hosts=tuple(hosts))
+    reading = Reading(check="roll_call", status=Status.COLLECTED, fact=fact.recorded())
+    recording = blank(options, Plan(()))
+    return judge(recording.model_copy(update={"world": world, "readings": (reading,)}))
+
+
+def judge_with_absent(head: Recording, absent: Sequence[Recording]) -> Outcome:
+    """Judge the head's recording with those of nodes that could not come to its roll call and say why themselves."""
+    world = head.world or World()
+    known = {node.hostname for node in world.nodes}
+    nodes = [
+        node
+        for recording in absent
+        if recording.world
+        for node in recording.world.nodes
+        if node.hostname not in known
+    ]
+    readings = [
+        reading for recording in absent for reading in recording.readings if reading.check == "roll_call"
+    ]
+    return judge(
+        head.model_copy(
+            update={
+                "world": world.model_copy(update={"nodes": (*world.nodes, *nodes)}),
+                "readings": (*head.readings, *readings),
+            }
+        )
     )

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.checks import CHECKS
-from ddp_doctor.engine.node_facts import plan_of, with_node_facts
-from ddp_doctor.engine.node_run.node import NodeRun
-from ddp_doctor.engine.node_run.one_node import OneNode
+from ddp_doctor.engine.collect import plan_of, with_node_facts
+from ddp_doctor.engine.node_run.node import NodeRun, OneNode
 from ddp_doctor.engine.node_run.session import Session
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.model.check import Check
 from ddp_doctor.ranks.control_store import listen
-from ddp_doctor.ranks.interruption import Interrupted, interruptible
+from ddp_doctor.starters.interruption import Interrupted, interruptible
 from ddp_doctor.starters.request import RunRequest
 
 

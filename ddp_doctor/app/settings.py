@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from ddp_doctor.app.outcome import Outcome, blank, judge
 from ddp_doctor.checks import CHECKS
-from ddp_doctor.engine.collect import collect
-from ddp_doctor.engine.node_facts import plan_of, with_node_facts
+from ddp_doctor.engine.collect import collect, plan_of, with_node_facts
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.facts.node.env_vars import EnvVars, SettingOrigins, SettingText
 from ddp_doctor.knowledge import launchers
@@ -79,16 +78,16 @@ def _as_environment(found: SettingText) -> EnvVars:
     """What a job would have of it; a value that only a shell knows is left out, and so not judged, but a name that
     nothing reads is known whatever its value."""
     several = {name for name, all_written in found.possible().items() if by_branch(all_written)}
-    told = {name: one for name, one in found.in_force().items() if name not in several}
+    settled = {name: setting for name, setting in found.in_force().items() if name not in several}
     known = {
-        name: one.value
-        for name, one in told.items()
-        if one.value is not None and (not one.depends_on or name in never_read())
+        name: setting.value
+        for name, setting in settled.items()
+        if setting.value is not None and (not setting.depends_on or name in never_read())
     }
     had = known if found.form == "environment" else {}
     return EnvVars(
         variables=open_and_withheld(known)[0],
-        withheld=tuple(sorted(name for name, one in told.items() if one.value is None)),
+        withheld=tuple(sorted(name for name, setting in settled.items() if setting.value is None)),
         launcher=launchers.launcher_of(had),
         in_kubernetes=_IN_KUBERNETES in had,
         is_written=found.form != "environment",

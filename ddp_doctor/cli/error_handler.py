@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from ddp_doctor import __version__
-from ddp_doctor.model.choices import ExitCode
-from ddp_doctor.model.usage import UsageError
-from ddp_doctor.render.plain import plain
+from ddp_doctor.model.choices import ExitCode, UsageError
+from ddp_doctor.render.text import plain
 
 #: A full disk, or one whose quota is used up.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -23,14 +22,14 @@ def error_handler() -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        say(f"ddp-doctor: {error}")
+        print_to_stderr(f"ddp-doctor: {error}")
         raise SystemExit(ExitCode.USAGE.value) from None
     except KeyboardInterrupt:
         raise SystemExit(ExitCode.INTERRUPTED.value) from None
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise SystemExit(_failed()) from None
-        say(f"ddp-doctor: what it has to say could not be written: {error.strerror}")
+        print_to_stderr(f"ddp-doctor: what it has to say could not be written: {error.strerror}")
         raise SystemExit(ExitCode.USAGE.value) from None
     except SystemExit:
         raise
@@ -39,7 +38,9 @@ def error_handler() -> Iterator[None]:
 
 
 def _failed() -> int:
-    say(f"ddp-doctor failed itself, so the verdict is unsure; {keep_trace(traceback.format_exc())}")
+    print_to_stderr(
+        f"ddp-doctor failed itself, so the verdict is unsure; {keep_trace(traceback.format_exc())}"
+    )
     return ExitCode.UNSURE.value
 
 
@@ -55,7 +56,7 @@ def keep_trace(trace: str) -> str:
     return f"the trace is in {path}"
 
 
-def say(sentence: str) -> None:
+def print_to_stderr(sentence: str) -> None:
     """One line on stderr; if that is closed, there is nobody to read it."""
     with suppress(OSError, ValueError, AttributeError):  # it may be None, too
         sys.stderr.write(plain(sentence) + "\n")

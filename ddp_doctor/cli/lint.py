@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
-from ddp_doctor.cli.error_handler import say
+from ddp_doctor.cli.error_handler import print_to_stderr
 from ddp_doctor.cli.outputs import LintResults, Outputs
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.lint.files import read_script, script_paths, shown_path
@@ -14,8 +14,7 @@ from ddp_doctor.lint.render import text
 from ddp_doctor.lint.report import Linted, Unread, lint_report
 from ddp_doctor.lint.rule import LintRule
 from ddp_doctor.lint.rules import RULES
-from ddp_doctor.model.choices import ExitCode, FailOn
-from ddp_doctor.model.usage import UsageError
+from ddp_doctor.model.choices import ExitCode, FailOn, UsageError
 from ddp_doctor.render.terminal import console
 
 
@@ -39,9 +38,9 @@ def lint(
     problems = outputs.write(LintResults(report, rules, [shown_path(path) for path in paths], fail_on))
     text.show(report, console(outputs.words_to), quiet=outputs.quiet)
     for code, why in (failure for file in linted for failure in file.failures):
-        say(f"ddp-doctor: rule {code} failed itself: {why}")
+        print_to_stderr(f"ddp-doctor: rule {code} failed itself: {why}")
     for problem in problems:
-        say(f"ddp-doctor: {problem}")
+        print_to_stderr(f"ddp-doctor: {problem}")
     return ExitCode.USAGE.value if problems else report.exit_code
 
 

@@ -83,7 +83,7 @@ def reported(command: Callable[..., int | None]) -> Callable[..., None]:
     @wraps(command)
     def with_outputs(**given: Any) -> None:
         from ddp_doctor.cli.error_handler import error_handler  # --version and --help need neither
-        from ddp_doctor.model.usage import UsageError
+        from ddp_doctor.model.choices import UsageError
 
         paths = {name: path for name in offered if (path := given.pop(name)) is not None}
         with error_handler():

@@ -4,7 +4,7 @@ import socket
 from collections.abc import Mapping
 
 from ddp_doctor.app import Outcome, folders
-from ddp_doctor.cli.error_handler import keep_trace, say
+from ddp_doctor.cli.error_handler import keep_trace, print_to_stderr
 from ddp_doctor.cli.outputs import Outputs, Results
 from ddp_doctor.model.choices import ExitCode
 from ddp_doctor.model.recording import Recording
@@ -44,9 +44,9 @@ def report(outcome: Outcome, outputs: Outputs, saved_as: str | None = None) -> i
     else:
         terminal.show_short(outcome.report, out, outcome.spoken_by, saved_as)
     for code, trace in outcome.rule_failures:
-        say(f"ddp-doctor: rule {code} failed itself; {keep_trace(trace)}")
+        print_to_stderr(f"ddp-doctor: rule {code} failed itself; {keep_trace(trace)}")
     for problem in problems:
-        say(
+        print_to_stderr(
             f"ddp-doctor: {problem}; the recording is in {saved_as}" if saved_as else f"ddp-doctor: {problem}"
         )
     return ExitCode.USAGE.value if problems else outcome.report.exit_code
@@ -56,5 +56,5 @@ def save(recording: Recording, env: Mapping[str, str], copy_of: str | None = Non
     """Keep the recording in the user's folder of runs; its path, or None where it could not be kept."""
     saved_as = folders.save_recording(recording, folders.state_folder(env), copy_of)
     if saved_as is None:
-        say("ddp-doctor: the recording could not be saved; use --record PATH")
+        print_to_stderr("ddp-doctor: the recording could not be saved; use --record PATH")
     return saved_as

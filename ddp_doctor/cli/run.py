@@ -12,17 +12,16 @@ from pydantic import ValidationError
 from ddp_doctor import app
 from ddp_doctor.app import Outcome, UsageError, folders
 from ddp_doctor.cli.commands import given_text
-from ddp_doctor.cli.error_handler import say
+from ddp_doctor.cli.error_handler import print_to_stderr
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.cli.reporting import save, save_and_report
 from ddp_doctor.model.choices import ExitCode
 from ddp_doctor.model.recording import Options, Recording
-from ddp_doctor.parse.factory_name import require_factory
 from ddp_doctor.parse.hostlist import expand, read_host_file
-from ddp_doctor.parse.torchrun_options import endpoint
+from ddp_doctor.parse.options import endpoint, require_factory
 from ddp_doctor.render import terminal
 from ddp_doctor.render.progress import progress
-from ddp_doctor.starters import local_ranks, outer_launcher, starter_pipe
+from ddp_doctor.starters import outer_launcher, starter_channel
 from ddp_doctor.starters.detect import HOSTS_VARIABLE, OuterWorld, number, outer_world
 from ddp_doctor.starters.fanout import Ended, FanOut
 from ddp_doctor.starters.place import Asked, NotNeeded, place
@@ -66,7 +65,7 @@ def run(options: Options, launch: Launch, outputs: Outputs) -> int:
     env = dict(os.environ)
     with _as_usage_error():
         require_factory(options.model, options.only)
-    if pipe := starter_pipe.take(env):
+    if pipe := starter_channel.take(env):
         return _test_for_starter(options, launch, env, pipe)
     world = outer_world(env, os.getppid())
     asked = launch.read()
@@ -79,7 +78,7 @@ def run(options: Options, launch: Launch, outputs: Outputs) -> int:
         request = _request(options, launch, here, env)
     except NotNeeded as why:
         if world is None or world.is_agent:
-            say(f"ddp-doctor: {why}")
+            print_to_stderr(f"ddp-doctor: {why}")
         return ExitCode.HEALTHY.value
     return _test_or_wait(request, outputs)
 
@@ -96,16 +95,16 @@ def _test_or_wait(request: app.RunRequest, outputs: Outputs) -> int:
     lock = outer_launcher.AgentLock(world, folder) if folder else None
     code = ExitCode.UNSURE.value
     try:
-        of_ranks = partial(local_ranks.readings, world, folder, request.env)
+        of_ranks = partial(outer_launcher.readings, world, folder, request.env)
         code = _test_and_report(replace(request, of_ranks=of_ranks), outputs)
     except UsageError:
         code = ExitCode.USAGE.value
         raise
     finally:
         if folder is not None:
-            local_ranks.forget(world, folder)
+            outer_launcher.forget(world, folder)
         if lock is not None:
-            lock.tell(code)
+            lock.hand_over(code)
     return code
 
 
@@ -126,7 +125,7 @@ def _test_and_report(request: app.RunRequest, outputs: Outputs) -> int:
 
 
 def _test_for_starter(
-    options: Options, launch: Launch, env: dict[str, str], pipe: starter_pipe.StarterPipe
+    options: Options, launch: Launch, env: dict[str, str], pipe: starter_channel.StarterPipe
 ) -> int:
     """Be an agent that another ddp-doctor started: hand it the recording, and show nothing."""
     rank = launch.asked.node_rank
@@ -134,19 +133,19 @@ def _test_for_starter(
     code = ExitCode.UNSURE.value
     try:
         request = _request(options, launch, launch.asked, env)
-        pipe.when_met(lambda: starter.tell("met"))
-        starter.tell("hello")
-        request = replace(request, starter=pipe, progress=lambda text: starter.tell("progress", text))
+        pipe.when_met(lambda: starter.send("met"))
+        starter.send("hello")
+        request = replace(request, starter=pipe, progress=lambda text: starter.send("progress", text))
         outcome = app.run(request)
         if outcome.spoken_by is None:
-            starter.tell_recording(outcome.recording.model_dump_json())
+            starter.send_recording(outcome.recording.model_dump_json())
         save(outcome.recording, env, None if rank == 0 else socket.gethostname())
         code = outcome.report.exit_code
     except UsageError as error:
-        starter.tell("refused", str(error))
+        starter.send("refused", str(error))
         code = ExitCode.USAGE.value
     finally:
-        starter.tell("done", str(code))
+        starter.send("done", str(code))
     return code
 
 
@@ -162,11 +161,11 @@ def _start_agents_and_report(
         ended = fan_out.run()
     outcome = _outcome_of_agents(ended, here, options)
     for rank, why in ended.broken_off.items() if not ended.not_started else ():
-        say(f"ddp-doctor: the agent of {here.hosts[rank]} broke off: {why}")
+        print_to_stderr(f"ddp-doctor: the agent of {here.hosts[rank]} broke off: {why}")
     if outcome is not None:
         return save_and_report(outcome, outputs, env)
     if ended.timed_out:
-        say(f"ddp-doctor: no report came within {timeout_s:.0f} s, so the verdict is unsure")
+        print_to_stderr(f"ddp-doctor: no report came within {timeout_s:.0f} s, so the verdict is unsure")
     return ExitCode.INTERRUPTED.value if ended.interrupted else ExitCode.UNSURE.value
 
 
@@ -177,7 +176,9 @@ def _outcome_of_agents(ended: Ended, here: StartedNodes, options: Options) -> Ou
             absent = [Recording.model_validate_json(text) for text in ended.recordings_of_absent]
             return app.judge_with_absent(Recording.model_validate_json(ended.recording), absent)
         except ValidationError:
-            say("ddp-doctor: what the agents saw cannot be read here; are all hosts on one release?")
+            print_to_stderr(
+                "ddp-doctor: what the agents saw cannot be read here; are all hosts on one release?"
+            )
             return None
     if ended.refused is not None:
         raise UsageError(ended.refused)
@@ -225,11 +226,15 @@ def _as_usage_error() -> Iterator[None]:
 def _wait_for_agent(world: OuterWorld, env: Mapping[str, str], budget_s: float) -> int:
     folder = folders.meeting_folder(env)
     if folder is None:
-        say(f"ddp-doctor: local rank {world.local_rank} has no folder of its own to meet the agent in")
+        print_to_stderr(
+            f"ddp-doctor: local rank {world.local_rank} has no folder of its own to meet the agent in"
+        )
         return ExitCode.UNSURE.value
-    with local_ranks.settings_shared(world, folder, env):
+    with outer_launcher.settings_shared(world, folder, env):
         code = outer_launcher.wait_for_agent(world, folder, budget_s + _WAIT_MARGIN_S)
     if code is None:
-        say(f"ddp-doctor: local rank {world.local_rank} waited for the agent of this node, which is gone")
+        print_to_stderr(
+            f"ddp-doctor: local rank {world.local_rank} waited for the agent of this node, which is gone"
+        )
         return ExitCode.UNSURE.value
     return code

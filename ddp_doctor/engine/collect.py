@@ -1,16 +1,23 @@
-"""Running the probes that need no other node: all at once, each under its own deadline."""
+"""What is planned and read on one node, each probe under its own deadline, and the world of its ranks."""
 
+import socket
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ddp_doctor.engine.plan import Plan, make_plan
+from ddp_doctor.facts.node.gpus import GpusFact
+from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Status
+from ddp_doctor.model.choices import Backend, Status, UsageError, Where
 from ddp_doctor.model.context import Context
-from ddp_doctor.model.fact import CouldNotLook, Fact, Failed, Reading
-from ddp_doctor.ranks.reading import read
+from ddp_doctor.model.fact import CouldNotLook, Fact, Failed, Reading, read
+from ddp_doctor.model.recording import Node, Options, Recording, World
+from ddp_doctor.parse.visible_devices import visible_gpus
+from ddp_doctor.starters.detect import OuterWorld
+from ddp_doctor.starters.request import RunRequest
 
 #: Makes the Context of one probe; the argument is its deadline on the monotonic clock.
 ContextMaker = Callable[[float], Context]
@@ -68,3 +75,95 @@ def _timed_out(check: Check, node: int) -> Reading:
         reason=f"no answer within {check.deadline_s:g} s",
         duration_s=check.deadline_s,
     )
+
+
+#: Ranks where there is no GPU: two are a world, and each more costs a core.
+CPU_RANKS = 2
+
+
+def choose_world(
+    *,
+    gpus: int,
+    cuda_torch: bool,
+    asked_ranks: int | None,
+    backend: Backend,
+    outer: OuterWorld | None,
+    addresses: dict[str, tuple[str, ...]],
+    nnodes: int = 1,
+) -> World:
+    """One node's world. ``gpus`` is how many a job may use, ``cuda_torch`` whether torch can.
+
+    The number of ranks is the one asked for, else the outer launcher's, else one per GPU. ``nnodes``
+    is how many such nodes the run has: without GPUs one rank of each is a world.
+    """
+    chosen = _backend(backend, gpus if cuda_torch else 0)
+    ranks = asked_ranks or (outer.local_size if outer and outer.local_size > 1 else None)
+    ranks = ranks or (gpus if chosen == "nccl" and gpus else CPU_RANKS if nnodes == 1 else 1)
+    return World(
+        nnodes=1,
+        nproc_per_node=ranks,
+        world_size=ranks,
+        backend=chosen,
+        launcher=outer.launcher if outer else "plain",
+        foreign_nodes=outer.nnodes if outer and nnodes == 1 else 1,
+        nodes=(Node(node_rank=0, hostname=socket.gethostname(), addresses=addresses),),
+    )
+
+
+def _backend(asked: Backend, usable_gpus: int) -> str:
+    if asked is not Backend.AUTO:
+        return str(asked.value)
+    return "nccl" if usable_gpus else "gloo"
+
+
+def plan_of(options: Options, checks: Sequence[Check], nnodes: int = 1) -> Plan:
+    """Which checks run. Raises UsageError."""
+    try:
+        return make_plan(
+            checks, options.level, options.only, options.skip, options.budget_s, nnodes, options.model
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def with_node_facts(recording: Recording, plan: Plan, request: RunRequest) -> Recording:
+    """Add the facts of this node to the recording, and the world of ranks that follows from them."""
+    readings = read_node(plan.at(Where.NODE), World(), request)
+    recording = recording.model_copy(update={"readings": tuple(readings)})
+    return recording.model_copy(update={"world": _world(recording, request)})
+
+
+def read_node(checks: Sequence[Check], world: World, request: RunRequest) -> list[Reading]:
+    """Run probes that need no other node, all at once."""
+    from ddp_doctor.sources.machine import LiveContext
+
+    def context(deadline: float) -> LiveContext:
+        return LiveContext(request.env, deadline, world=world, level=request.options.level)
+
+    return collect(checks, context, request.progress)
+
+
+def _world(recording: Recording, request: RunRequest) -> World:
+    gpus, software = recording.first(GpusFact), recording.first(Software)
+    return choose_world(
+        gpus=len(visible_gpus(gpus, request.env)) if gpus else 0,
+        cuda_torch=software is not None and software.torch_cuda is not None,
+        asked_ranks=request.nproc_per_node,
+        backend=request.options.backend,
+        outer=request.outer,
+        addresses=_addresses(),
+        nnodes=request.nnodes,
+    )
+
+
+def _addresses() -> dict[str, tuple[str, ...]]:
+    """This host's interfaces that are up, with their IP addresses."""
+    import psutil
+
+    families = (socket.AF_INET, socket.AF_INET6)
+    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+    return {
+        name: tuple(address.address for address in known if address.family in families)
+        for name, known in psutil.net_if_addrs().items()
+        if name in up
+    }

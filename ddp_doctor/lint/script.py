@@ -3,16 +3,60 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import islice
 
 from ddp_doctor.lint import names
 from ddp_doctor.lint.expressions import Assignment
-from ddp_doctor.lint.frameworks import libraries
 from ddp_doctor.lint.scopes import Class, Function
 from ddp_doctor.lint.trace import Trace
 from ddp_doctor.lint.values import Call, Leave, Value
+
+#: The beginning of the module's name, and the library's usual name.
+_LIBRARIES = {
+    "accelerate": "Accelerate",
+    "lightning": "Lightning",
+    "pytorch_lightning": "Lightning",
+    "lightning_fabric": "Lightning",
+    "deepspeed": "DeepSpeed",
+    "horovod": "Horovod",
+    "transformers.Trainer": "transformers.Trainer",
+    "transformers.trainer": "transformers.Trainer",
+    "transformers.Seq2SeqTrainer": "transformers.Trainer",
+    "trl": "TRL",
+    "composer": "Composer",
+    "ignite.distributed": "Ignite",
+    "colossalai": "Colossal-AI",
+    "fairscale": "FairScale",
+    "ray.train": "Ray Train",
+    "smdistributed": "SageMaker",
+    "bagua": "Bagua",
+    "catalyst": "Catalyst",
+    "mmengine": "MMEngine",
+    "mmcv.runner": "MMCV",
+    "detectron2.engine": "Detectron2",
+    "torch_xla": "PyTorch/XLA",
+    "oneflow": "OneFlow",
+    "paddle": "Paddle",
+    "mindspore": "MindSpore",
+    "jax": "JAX",
+    "byteps": "BytePS",
+    "patrickstar": "PatrickStar",
+    "megatron": "Megatron",
+    "torchtnt": "TorchTNT",
+}
+
+
+def libraries(modules: Iterable[str]) -> frozenset[str]:
+    """The libraries among imported modules and names."""
+    begins = set[str]()
+    for module in modules:
+        while module and module not in begins:
+            begins.add(module)
+            module = module.rpartition(".")[0]  # noqa: PLW2901 - the module around it
+    return frozenset(name for prefix, name in _LIBRARIES.items() if prefix in begins)
+
 
 #: Rules compare a wrapped model with all calls before it.
 _MOST_WRAPS = 50

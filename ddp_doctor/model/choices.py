@@ -98,3 +98,7 @@ class ExitCode(int, Enum):
     USAGE = 2
     UNSURE = 3
     INTERRUPTED = 130
+
+
+class UsageError(Exception):
+    """The user asked for something that cannot be; the message is one sentence with what to do."""

@@ -1,6 +1,8 @@
 """Facts and readings: what a probe read, or why it could not."""
 
-from typing import ClassVar
+import time
+from collections.abc import Callable
+from typing import ClassVar, TypeVar
 
 from ddp_doctor.model.base import Frozen, Json
 from ddp_doctor.model.choices import Status
@@ -62,3 +64,29 @@ class TookTooLong(CouldNotLook):
     """The probe took longer than its deadline."""
 
     status = Status.TIMED_OUT
+
+
+C = TypeVar("C")
+
+
+def read(
+    check: str, probe: Callable[[C], Fact], context: C, node: int = 0, rank: int | None = None
+) -> Reading:
+    """The reading of one probe. Where the probe could not look, its reason is the reading's."""
+    started_at, started = time.time(), time.monotonic()
+    fact, status, reason = None, Status.COLLECTED, None
+    try:
+        fact = probe(context).recorded()
+    except CouldNotLook as error:
+        status, reason = error.status, str(error)
+    return Reading(
+        check=check,
+        status=status,
+        node=node,
+        rank=rank,
+        fact=fact,
+        reason=reason,
+        started_at=started_at,
+        duration_s=time.monotonic() - started,
+        raw=getattr(context, "raw", None),
+    )

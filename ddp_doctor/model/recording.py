@@ -10,9 +10,8 @@ from pydantic import Field, PrivateAttr
 
 from ddp_doctor.model.base import Frozen, Memo
 from ddp_doctor.model.choices import Backend, FailOn, Level, Status
-from ddp_doctor.model.experiment import Experiment
 from ddp_doctor.model.fact import Fact, Reading
-from ddp_doctor.model.trial import TrialRecord
+from ddp_doctor.model.trial import Experiment, TrialRecord
 
 #: Raised in its first number when an older doctor could misread a recording.
 SCHEMA_VERSION = "1.0"

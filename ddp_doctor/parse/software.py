@@ -1,4 +1,4 @@
-"""What metadata, the driver, ldd and libnccl say of their versions.
+"""Which software is installed, and where the dynamic linker finds libraries.
 
 Samples::
 
@@ -14,9 +14,17 @@ ldd of libtorch_cuda.so; a preloaded library has no arrow::
         libnccl.so.2 => /v/site-packages/torch/lib/../../nvidia/nccl/lib/libnccl.so.2 (0x00007f2a3c000000)
         libnccl.so.2 => not found
         /opt/nccl/lib/libnccl.so.2 (0x00007f2a3c000000)
+
+``ldconfig -p`` and ldd::
+
+    1214 libs found in cache `/etc/ld.so.cache'
+            libnccl-net.so (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libnccl-net.so
+
+            libfabric.so.1 => not found
 """
 
 import json
+import posixpath
 import re
 from collections.abc import Iterable, Mapping
 
@@ -94,4 +102,39 @@ def gpus_hidden_by(env: Mapping[str, str]) -> str | None:
     granted = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE", "CUDA_VISIBLE_DEVICES")
     if "SLURM_JOB_ID" in env and not any(name in env for name in granted):
         return "SLURM, which granted this job no GPU"
+    return None
+
+
+_CACHED = re.compile(r"^[ \t]+(\S+) \([^()\n]*64[^()\n]*\) => (/[^\n]+)$", re.MULTILINE | re.ASCII)
+_MISSING = re.compile(r"^[ \t]+(\S+) => not found[ \t]*$", re.MULTILINE | re.ASCII)
+
+
+def cached(ldconfig_output: str) -> Mapping[str, str]:
+    """The file of each 64-bit library in the linker's cache; of several the first."""
+    found: dict[str, str] = {}
+    for match in _CACHED.finditer(ldconfig_output):
+        found.setdefault(match[1], match[2].rstrip())
+    return found
+
+
+def missing_libraries(ldd_output: str) -> tuple[str, ...]:
+    """The libraries that ldd did not find."""
+    return tuple(dict.fromkeys(match[1] for match in _MISSING.finditer(ldd_output)))
+
+
+def entries(env: Mapping[str, str], name: str) -> tuple[str, ...]:
+    """The entries of LD_LIBRARY_PATH or LD_PRELOAD: a colon parts them, in LD_PRELOAD white space too."""
+    signs = r"[:\s]" if name == "LD_PRELOAD" else r"[:;]"
+    return tuple(entry for entry in re.split(signs, env.get(name, "")) if entry)
+
+
+def brought_by(env: Mapping[str, str], library: str) -> str | None:
+    """The setting and its entry that bring this file into a process: "LD_PRELOAD=/opt/x.so"; None for none."""
+    file = posixpath.normpath(library)
+    for entry in entries(env, "LD_PRELOAD"):
+        if posixpath.normpath(entry) == file or entry == posixpath.basename(file):
+            return f"LD_PRELOAD={entry}"
+    for entry in entries(env, "LD_LIBRARY_PATH"):
+        if posixpath.normpath(entry) == posixpath.dirname(file):
+            return f"LD_LIBRARY_PATH={entry}"
     return None

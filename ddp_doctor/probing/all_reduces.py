@@ -2,7 +2,7 @@
 
 from statistics import median
 
-from ddp_doctor.facts.collectives.allreduce import SizeResult
+from ddp_doctor.facts.collectives import SizeResult
 from ddp_doctor.knowledge.ddp import payload
 from ddp_doctor.model.choices import Level
 from ddp_doctor.model.context import RankContext

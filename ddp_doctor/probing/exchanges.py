@@ -3,7 +3,7 @@
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ddp_doctor.facts.collectives.p2p import PairResult
+from ddp_doctor.facts.collectives import PairResult
 from ddp_doctor.knowledge.ddp.payload import CROWD
 from ddp_doctor.knowledge.deadlines import FIRST_NCCL_S, PAIR_S
 from ddp_doctor.model.choices import Level
@@ -18,7 +18,7 @@ _MIB = 1 << 20
 def size_of_message(ctx: RankContext) -> int:
     """Bytes a way: all pairs of a large world share the machine and the check's deadline.
 
-    Both ends must choose alike, whatever their GPUs have free: four such tensors fit knowledge/gpu/gpu_memory.py.
+    Both ends must choose alike, whatever their GPUs have free: four such tensors fit knowledge/gpu/gpu_speed.py.
     """
     if ctx.world_size > CROWD:
         return 64 * 1024

@@ -15,7 +15,7 @@ from typing import Literal
 
 from ddp_doctor.facts.node.topology import PciDevice
 from ddp_doctor.model.context import Context
-from ddp_doctor.parse.pci_tree import is_bus_id, read_path
+from ddp_doctor.parse.pci import is_bus_id, read_path
 from ddp_doctor.probing.host_gpus import PCI
 from ddp_doctor.probing.kernel_files import end_of, first_line, names_in, target_of
 

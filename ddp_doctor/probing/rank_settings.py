@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from ddp_doctor.facts.cluster.consistency import Settings
+from ddp_doctor.facts.cluster import Settings
 from ddp_doctor.parse.redact import open_and_withheld
 from ddp_doctor.settings.agreement import is_compared
 from ddp_doctor.settings.names import is_recorded

@@ -93,9 +93,9 @@ def _serve(argument: str) -> NoReturn:
         port = listener.getsockname()[1]
         _host_store(given["host"] or "127.0.0.1", port, listener.detach())
     except Exception as error:  # noqa: BLE001 - the agent must learn of any error
-        _tell(given["answer"], error=f"{type(error).__name__}: {error}")
+        _write_answer(given["answer"], error=f"{type(error).__name__}: {error}")
         os._exit(1)
-    _tell(given["answer"], port=port)
+    _write_answer(given["answer"], port=port)
     while True:
         signal.pause()
 
@@ -113,7 +113,7 @@ def _host_store(host: str, port: int, listening_fd: int) -> None:
     _STORES.append(store)
 
 
-def _tell(path: str, **fields: object) -> None:
+def _write_answer(path: str, **fields: object) -> None:
     with open(path + ".tmp", "w", encoding="utf-8") as file:
         json.dump(fields, file)
     os.replace(path + ".tmp", path)

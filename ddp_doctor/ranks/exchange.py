@@ -30,13 +30,13 @@ def exchange(store: Any, name: str, text: str, rank: int, ranks: int) -> tuple[s
         raise Failed(f"{name} of this rank takes {len(packed)} bytes, more than the control store carries")
     store.set(f"{name}/text/{rank}", packed)
     store.set(f"{name}/digest/{rank}", hashlib.sha256(packed).hexdigest())
-    keys = [f"{name}/digest/{other}" for other in range(ranks)]
+    keys = [f"{name}/digest/{peer}" for peer in range(ranks)]
     store.wait(keys, _WAIT)
     digests = store.multi_get(keys)
     texts = {digests[rank]: text}
-    for other, digest in enumerate(digests):
+    for peer, digest in enumerate(digests):
         if digest not in texts:
-            texts[digest] = _unpacked(store.get(f"{name}/text/{other}"))
+            texts[digest] = _unpacked(store.get(f"{name}/text/{peer}"))
     return tuple(texts[digest] for digest in digests)
 
 

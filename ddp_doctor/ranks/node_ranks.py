@@ -11,15 +11,15 @@ from pathlib import Path
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.trial import TrialRecord
-from ddp_doctor.ranks import job_folders, torchrun
+from ddp_doctor.ranks import folders
 from ddp_doctor.ranks.environment import Refused, rank_environment, with_settings
 from ddp_doctor.ranks.events import EventReader
 from ddp_doctor.ranks.forkserver import ForkServer
 from ddp_doctor.ranks.rank_state import RankState, Worker
 from ddp_doctor.ranks.remedy_probe import PROBE, TRYING
-from ddp_doctor.ranks.remote_ranks import RemoteRanks
-from ddp_doctor.ranks.run import Run
+from ddp_doctor.ranks.run import RemoteRanks, Run
 from ddp_doctor.ranks.spec import Task, WorkerSpec
+from ddp_doctor.ranks.torchrun.launch import Launch, Meeting
 from ddp_doctor.ranks.trial import Trial, TrialResult
 from ddp_doctor.ranks.worker import forked
 from ddp_doctor.settings import trials
@@ -30,7 +30,7 @@ _TRIAL = re.compile(r"t\d{1,9}", re.ASCII)
 Pairs = Sequence[tuple[int, int]]
 
 
-def _untold(_text: str) -> None:
+def _no_progress(_text: str) -> None:
     """The many short trials of a remedy: whoever orders them shows the progress."""
 
 
@@ -69,13 +69,13 @@ class NodeRanks:
     @contextmanager
     def running_under_torchrun(
         self, record: TrialRecord, checks: Sequence[Check], remote: RemoteRanks | None = None
-    ) -> Iterator[tuple[TrialResult, torchrun.Launch]]:
+    ) -> Iterator[tuple[TrialResult, Launch]]:
         """The same with ranks that the real torchrun starts; the block runs while torchrun shuts down."""
         self._require_sense(record)
         folder = self._folder(record)
         specs = self._specs(record, folder, checks, ())
-        meeting = torchrun.Meeting(self.run.world.nnodes, self.store, record.trial) if remote else None
-        with torchrun.Launch(folder, specs, self.run.env, meeting) as launch:
+        meeting = Meeting(self.run.world.nnodes, self.store, record.trial) if remote else None
+        with Launch(folder, specs, self.run.env, meeting) as launch:
             yield self._watch(record, specs, launch.workers, checks, remote), launch
 
     def _watch(
@@ -93,7 +93,7 @@ class NodeRanks:
         ]
         start_s = deadlines.IMPORT_S if record.launcher == "torchrun" else deadlines.WORKER_START_S
         allowed = self._deadlines(record, checks)
-        progress = self.run.progress if record.limit_s is None else _untold
+        progress = self.run.progress if record.limit_s is None else _no_progress
         idle_limits = {
             check.id: check.still_s * self.crowd() for check in checks if check.still_s is not None
         }
@@ -104,7 +104,7 @@ class NodeRanks:
             self._partial = trial.partial()
             raise
         finally:
-            job_folders.remove(self.run_folder / record.trial)
+            folders.remove_job_folders(self.run_folder / record.trial)
 
     def _require_sense(self, record: TrialRecord) -> None:
         """Raises Refused for a trial of a remedy that could not end, or take all memory: the head may be wrong."""

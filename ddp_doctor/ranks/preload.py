@@ -54,7 +54,7 @@ def _import_all() -> str | None:
     return None
 
 
-def _tell(run_folder: str, **fields: object) -> None:
+def _write_state(run_folder: str, **fields: object) -> None:
     path = os.path.join(run_folder, "preload.json")
     with open(path + ".tmp", "w", encoding="utf-8") as file:
         json.dump({"pid": os.getpid(), **fields}, file)
@@ -64,7 +64,7 @@ def _tell(run_folder: str, **fields: object) -> None:
 if RUN_FOLDER_VARIABLE in os.environ:  # a plain import, by a test or a type checker, does nothing
     _run_folder = os.environ.pop(RUN_FOLDER_VARIABLE)
     _prepare(_run_folder)
-    _tell(_run_folder, done=False)
+    _write_state(_run_folder, done=False)
     _started = time.monotonic()
     _error = _import_all()
-    _tell(_run_folder, done=True, error=_error, import_s=time.monotonic() - _started)
+    _write_state(_run_folder, done=True, error=_error, import_s=time.monotonic() - _started)

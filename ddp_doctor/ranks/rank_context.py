@@ -9,7 +9,7 @@ from typing import Any
 
 from ddp_doctor.model.context import GpuWatch
 from ddp_doctor.model.fact import Failed
-from ddp_doctor.ranks import job_folders
+from ddp_doctor.ranks import folders
 from ddp_doctor.ranks.events import EventWriter
 from ddp_doctor.ranks.exchange import exchange
 from ddp_doctor.ranks.spec import WorkerSpec
@@ -68,7 +68,7 @@ class LiveRankContext:
 
     def new_folder(self) -> str:
         """A new folder in the working directory (see the Protocol)."""
-        return job_folders.make(self._note, Path.cwd())
+        return folders.make_job_folder(self._note, Path.cwd())
 
     def keep(self, raw: str) -> None:
         """Keep raw text beside the fact."""

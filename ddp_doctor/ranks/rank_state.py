@@ -3,11 +3,15 @@
 import json
 import os
 import signal
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import zip_longest
+from statistics import median
 from typing import Protocol
 
+from ddp_doctor.knowledge.deadlines import LATE_ENTRY_S
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.trial import FlightEntry, Raised, RankEvidence, Step
@@ -257,3 +261,32 @@ def _tail(path: str, most: int = _OUTPUT_KEPT) -> str:
         file.seek(max(os.fstat(file.fileno()).st_size - most, 0))
         return file.read().decode(errors="replace")
     return ""
+
+
+Key = tuple[str, int]
+
+
+def late_steps(evidence: Sequence[RankEvidence]) -> list[RankEvidence]:
+    """Drop all steps but those that some rank entered LATE_ENTRY_S after the median rank, and the one before.
+
+    A slow link in the step before makes a rank late through no fault of its own.
+    """
+    entered: dict[Key, list[float]] = defaultdict(list)
+    for rank in evidence:
+        for step in rank.steps:
+            entered[_key(step)].append(step.entered_at)
+    late = {key for key, times in entered.items() if max(times) - median(times) > LATE_ENTRY_S}
+    return [_only(rank, late) for rank in evidence]
+
+
+def _only(rank: RankEvidence, keys: set[Key]) -> RankEvidence:
+    steps = tuple(
+        step
+        for step, after in zip_longest(rank.steps, rank.steps[1:])
+        if _key(step) in keys or (after is not None and _key(after) in keys)
+    )
+    return rank.model_copy(update={"steps": steps})
+
+
+def _key(step: Step) -> Key:
+    return step.check, step.seq

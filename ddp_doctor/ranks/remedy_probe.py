@@ -3,7 +3,7 @@
 import re
 from contextlib import suppress
 
-from ddp_doctor.facts.remedy_probe import ShownFact
+from ddp_doctor.facts.collectives import ShownFact
 from ddp_doctor.probing.all_reduces import timed_all_reduces
 from ddp_doctor.probing.exchanges import exchange
 from ddp_doctor.ranks.rank_context import LiveRankContext

@@ -19,10 +19,9 @@ from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
 from ddp_doctor.ranks import process
 from ddp_doctor.ranks.idle_ranks import IdleRanks
-from ddp_doctor.ranks.late_ranks import late_steps
-from ddp_doctor.ranks.memory_events import OomCounter
-from ddp_doctor.ranks.rank_state import RankState
-from ddp_doctor.ranks.remote_ranks import RemoteRanks
+from ddp_doctor.ranks.process import OomCounter
+from ddp_doctor.ranks.rank_state import RankState, late_steps
+from ddp_doctor.ranks.run import RemoteRanks
 
 #: A note on a trial that tries a remedy: the limit of such a trial also counts time in which nothing ran.
 PAUSED = "the agent was stopped or starved"

@@ -2,28 +2,34 @@
 
 A worker that raised does not exit: its sockets would close, and its peers would report connection resets.
 It waits to be killed, so that the agent sees the cause and not its consequences.
+
+A second thread answers the agent's request for evidence while the main thread hangs. SIGUSR2 asks this thread, which
+reads the Python stack and torch's flight recorder. SIGUSR1 asks faulthandler, which answers even while the main
+thread holds the interpreter lock in C. A stopped process answers neither until SIGCONT.
 """
 
+import faulthandler
 import importlib
+import json
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from ddp_doctor.knowledge.gpu.gpu_memory import allowance
+from ddp_doctor.knowledge.gpu.gpu_speed import allowance
 from ddp_doctor.knowledge.victims import blames_peer
 from ddp_doctor.model.context import RankContext
-from ddp_doctor.model.fact import Fact
+from ddp_doctor.model.fact import Fact, read
 from ddp_doctor.model.trial import Raised
-from ddp_doctor.ranks import stack_dump, torch_private
+from ddp_doctor.ranks import torch_private
 from ddp_doctor.ranks.events import EventWriter
 from ddp_doctor.ranks.process import FORKSERVER_PID, die_with_parent, set_name
 from ddp_doctor.ranks.rank_context import LiveRankContext
-from ddp_doctor.ranks.reading import read
 from ddp_doctor.ranks.spec import WorkerSpec
 from ddp_doctor.ranks.store import connect
 
@@ -36,7 +42,7 @@ def forked(spec_json: str) -> NoReturn:
     spec = WorkerSpec.from_json(spec_json)
     die_with_parent(FORKSERVER_PID)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    stack_dump.block_signals(signal.SIGUSR2, signal.SIGTERM)
+    block_signals(signal.SIGUSR2, signal.SIGTERM)
     os.environ.clear()
     os.environ.update(spec.env)
     _redirect_output(spec)
@@ -47,7 +53,7 @@ def forked(spec_json: str) -> NoReturn:
 
 def launched(spec: WorkerSpec) -> NoReturn:
     """Entry point of a rank that torchrun started; ends by itself, as a job would."""
-    stack_dump.block_signals(signal.SIGUSR2)
+    block_signals(signal.SIGUSR2)
     _redirect_output(spec)
     completed = run(spec)
     while not completed:
@@ -60,7 +66,7 @@ def run(spec: WorkerSpec) -> bool:
     set_name(f"ddp-doctor:r{spec.rank}")
     events = EventWriter(spec.path("events"))
     events.write("begin", pid=os.getpid())
-    stack_dump.start(spec)
+    answer_requests(spec)
     context = LiveRankContext(spec, events)
     try:
         _join(spec, context)
@@ -142,3 +148,33 @@ def _leave(backend: str) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def block_signals(*signals: signal.Signals) -> None:
+    """Block them in this thread and in all that it starts; call before any thread exists."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+
+
+def answer_requests(spec: WorkerSpec) -> None:
+    """Register faulthandler and start the answering thread; SIGUSR2 must be blocked already."""
+    stacks = os.open(spec.path("stacks"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    threading.Thread(
+        target=_answer_each, args=(spec.path("stack_dump.json"), spec.backend), daemon=True
+    ).start()
+
+
+def _answer_each(path: str, backend: str) -> None:
+    from ddp_doctor.ranks.torch_private import flight_entries, retires_late
+
+    main = threading.main_thread().ident
+    while True:
+        signal.sigwait({signal.SIGUSR2})
+        frame = sys._current_frames().get(main or 0)  # noqa: SLF001 - there is no public way
+        stack = [f"{f.filename}:{f.lineno} in {f.name}" for f in traceback.extract_stack(frame)]
+        recorder, entries = flight_entries(backend)
+        flight = [entry.model_dump() for entry in entries]
+        late = retires_late(recorder)
+        with open(path + ".tmp", "w", encoding="utf-8") as file:
+            json.dump({"stack": stack, "recorder": recorder, "retires_late": late, "flight": flight}, file)
+        os.replace(path + ".tmp", path)

@@ -8,8 +8,7 @@ from ddp_doctor.model.finding import NOTHING_TO_UNDO, Evidence, Finding, Remedy,
 from ddp_doctor.remedies.kinds import FOLLOWS
 from ddp_doctor.remedies.values_by_host import why_not
 from ddp_doctor.render import shell
-from ddp_doctor.render.plain import one_line
-from ddp_doctor.render.quantity import amount
+from ddp_doctor.render.text import amount, one_line
 from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.proofs import beside_tried, in_force
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
-from ddp_doctor.render.plain import one_line
+from ddp_doctor.render.text import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console

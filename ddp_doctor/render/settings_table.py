@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddp_doctor.model.report import EnvReport, SettingInForce
-from ddp_doctor.render.plain import one_line
+from ddp_doctor.render.text import one_line
 from ddp_doctor.settings.releases import NEWEST_TORCH, RELEASES
 from ddp_doctor.settings.table import variables
 
@@ -96,6 +96,6 @@ def _further(row: SettingInForce, report: EnvReport) -> Iterator[str]:
         yield _STATUS[row.status].format(reader=_reader(row, report))
     if row.note:
         yield one_line(row.note)
-    for other in row.overrides:
-        says = "is kept back" if other.value is None else f"says {_cut(other.value) or 'nothing'}"
-        yield f"overrules {one_line(other.source)}, which {says}"
+    for overruled in row.overrides:
+        says = "is kept back" if overruled.value is None else f"says {_cut(overruled.value) or 'nothing'}"
+        yield f"overrules {one_line(overruled.source)}, which {says}"

@@ -13,7 +13,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from ddp_doctor.render.plain import plain
+from ddp_doctor.render.text import plain
 
 _BARE = re.compile(r"[A-Za-z0-9_./:,+-]+")
 _PROSE = re.compile(r"[\w .,:/+%@-]*")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ddp_doctor.model.choices import CheckStatus, Severity, Verdict
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.report import CheckResult, Report
-from ddp_doctor.render import bucket_table, findings, step_table, table
+from ddp_doctor.render import findings, tables
 from ddp_doctor.render.findings import Line
-from ddp_doctor.render.plain import one_line, plain
+from ddp_doctor.render.text import one_line, plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,8 +63,8 @@ def show(report: Report, out: "Console", saved_as: str | None = None, transports
         out.print()
         out.print(indent(transports, " "), soft_wrap=True)
     _show_gpus(report, out)
-    _show_lines(bucket_table.lines(report.measurements), out)
-    _show_lines(step_table.lines(report.measurements), out)
+    _show_lines(tables.bucket_lines(report.measurements), out)
+    _show_lines(tables.step_lines(report.measurements), out)
     for finding in report.findings:
         _show_finding(finding, out)
     out.print()
@@ -118,7 +118,7 @@ def _what_became(check: CheckResult) -> str:
 
 
 def _show_table(report: Report, out: "Console") -> None:
-    rows = table.chosen(table.rows(report.measurements))
+    rows = tables.chosen(tables.rows(report.measurements))
     if not rows:
         return
     out.print()
@@ -140,10 +140,10 @@ def _show_table(report: Report, out: "Console") -> None:
 
 def _show_gpus(report: Report, out: "Console") -> None:
     """What each rank's GPU did at work."""
-    rows = table.gpu_rows(report.measurements)
+    rows = tables.gpu_rows(report.measurements)
     if not rows:
         return
-    shown = table.chosen_gpus(rows)
+    shown = tables.chosen_gpus(rows)
     which = (
         f"the {len(shown)} slowest of {len(rows)}" if len(shown) < len(rows) else "each rank's GPU at work"
     )
@@ -187,14 +187,14 @@ def _laid_out(line: Line, out: "Console") -> str:
 
 def _show_title(finding: Finding, out: "Console") -> None:
     severity = (f"{finding.severity.value.upper()} {finding.code} ", STYLE[finding.severity])
-    _say(out, severity, (one_line(finding.title), "bold"))
+    _show_sentence(out, severity, (one_line(finding.title), "bold"))
 
 
 def _show_verdict(report: Report, out: "Console") -> None:
-    _say(out, (one_line(report.summary), VERDICT_STYLE[report.verdict]))
+    _show_sentence(out, (one_line(report.summary), VERDICT_STYLE[report.verdict]))
 
 
-def _say(out: "Console", *parts: tuple[str, str]) -> None:
+def _show_sentence(out: "Console", *parts: tuple[str, str]) -> None:
     """A sentence in styled parts, broken between words on a terminal."""
     from rich.text import Text
 

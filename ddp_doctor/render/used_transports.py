@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.render.plain import one_line
+from ddp_doctor.render.text import one_line
 from ddp_doctor.views.network import crossings, hca_of, to_network
 from ddp_doctor.views.transports import Expected, Place, Used, log_of, places, used_within
 from ddp_doctor.wording.nodes import host, name_list

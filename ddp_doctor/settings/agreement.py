@@ -90,9 +90,9 @@ def _reader(job: Job) -> str:
 
 def _is_read(variable: Variable, job: Job) -> bool:
     """Whether the job's process group reads the variable."""
-    other = {"gloo": "nccl", "nccl": "gloo"}.get(job.backend)
-    return other is None or (
-        variable.owner != other
-        and (variable.read_when or "").lower() != f"{other} process group"
+    other_backend = {"gloo": "nccl", "nccl": "gloo"}.get(job.backend)
+    return other_backend is None or (
+        variable.owner != other_backend
+        and (variable.read_when or "").lower() != f"{other_backend} process group"
         and not is_of_another_backend(variable, job.nccl_backend)
     )

@@ -66,10 +66,10 @@ _OF_RCCL = {"status": "unknown", "note": "is not judged: RCCL reads it, of which
 
 
 def _of_process(recording: Recording) -> Iterator[SettingInForce]:
-    seen, origins = recording.first(EnvVars), recording.first(SettingOrigins)
+    process, origins = recording.first(EnvVars), recording.first(SettingOrigins)
     env: dict[str, str | None] = {}
-    if seen is not None:
-        env = {**seen.variables, **dict.fromkeys(seen.withheld)}
+    if process is not None:
+        env = {**process.variables, **dict.fromkeys(process.withheld)}
     in_files = _in_files(recording)
     for name, value in env.items():
         if is_recorded(name):
@@ -115,10 +115,10 @@ def _in_files(recording: Recording) -> dict[str, tuple[Overruled, ...]]:
 
 
 def _since(name: str, origins: SettingOrigins) -> str | None:
-    told = [_who(origins.origins[name])] if name in origins.origins else []
+    origin = [_who(origins.origins[name])] if name in origins.origins else []
     if name in origins.files:
-        told.append(f"{origins.files[name]} says so")
-    return "; ".join(told) or None
+        origin.append(f"{origins.files[name]} says so")
+    return "; ".join(origin) or None
 
 
 def _who(origin: Origin) -> str:
@@ -161,10 +161,10 @@ def by_branch(possible: tuple[Written, ...]) -> str | None:
     """What is said of a name that has another value in another branch; None where it has one value."""
     if len({setting.value for setting in possible}) < 2:
         return None
-    told = ", ".join(
+    elsewhere = ", ".join(
         f"{setting.value or 'a value kept back'} (line {setting.line})" for setting in possible[1:]
     )
-    return f"is not judged: where the script takes another branch it is {told}"
+    return f"is not judged: where the script takes another branch it is {elsewhere}"
 
 
 def _note(setting: Written) -> str | None:
@@ -186,8 +186,12 @@ def _of_torchrun(
     """What its workers get; of a script that does not call it nothing is known."""
     if text is not None and text.form == "script" and not text.calls_torchrun:
         return
-    seen = recording.first(EnvVars)
-    if seen is None or seen.launcher in ("torchrun", "mpi") or (seen.launcher and "RANK" in seen.variables):
+    process = recording.first(EnvVars)
+    if (
+        process is None
+        or process.launcher in ("torchrun", "mpi")
+        or (process.launcher and "RANK" in process.variables)
+    ):
         return  # these are ranks, and no torchrun starts them
     for names, to in ((GIVEN_BY_TORCHRUN, "each worker"), (GIVEN_TO_SEVERAL, "several workers of one node")):
         for name, value in names.items():

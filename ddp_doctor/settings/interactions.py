@@ -6,6 +6,17 @@
     NCCL_SOCKET_NTHREADS=16 NCCL_NSOCKS_PERTHREAD=8 more than 64 sockets: NCCL takes 4 per thread
 
 The rows of the table have what follows from comparing values; what has to be computed stands here.
+
+Which algorithms and protocols NCCL_ALGO and NCCL_PROTO leave for each collective.
+
+    NCCL_ALGO=Tree                     from 2.24 on AllGather and Broadcast have none, and DDP needs both
+    NCCL_ALGO=allreduce:Tree           the others keep all of theirs
+    NCCL_ALGO=^NVLS                    all but this one
+    NCCL_PROTO=^LL,LL128,Simple        nothing is left
+
+Sources: NCCL src/graph/tuning.cc (parseList, ncclTopoTuneModel; since 2.24 a list counts for all functions, before
+for AllReduce alone), src/enqueue.cc ("no algorithm/protocol available for function"); NCCL user guide,
+NCCL_ALGO and NCCL_PROTO.
 """
 
 import re
@@ -13,11 +24,57 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 
 from ddp_doctor.knowledge.versions import Version
-from ddp_doctor.settings import collectives
 from ddp_doctor.settings.effects import Env, holds, number
 from ddp_doctor.settings.releases import Installed
 from ddp_doctor.settings.table import Conflict, Silencer, variables
 from ddp_doctor.settings.values import effective, misread
+
+ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
+PROTOCOLS = ("LL", "LL128", "Simple")
+#: What a DDP job calls, and the algorithms that NCCL has for it.
+BY_FUNCTION: Mapping[str, tuple[str, ...]] = {
+    "AllReduce": ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree"),
+    "AllGather": ("Ring", "CollNetDirect", "NVLS", "PAT"),
+    "Broadcast": ("Ring",),
+}
+#: From here on a list counts for all functions, and what it leaves without an algorithm fails.
+STRICT_SINCE = (2, 24)
+
+_OFF = "0"
+
+
+def left(value: str, function: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """What of the ``known`` names a value leaves for a function; a list after its name counts before a bare one."""
+    found = None
+    for part in value.split(";"):
+        name, colon, names = part.rpartition(":")
+        if not colon or name.strip().lower() == function.lower():
+            found = names
+    if not found:
+        return known
+    listed = {word.strip().lower() for word in found.removeprefix("^").split(",")}
+    return tuple(name for name in known if (name.lower() in listed) != found.startswith("^"))
+
+
+def functions_without_algorithm(env: Mapping[str, str]) -> list[str]:
+    """The collectives of a DDP job for which NCCL_ALGO leaves nothing, as NCCL reads it from 2.24 on."""
+    value = env.get("NCCL_ALGO", "")
+    off = {name.lower() for name in switched_off(env)}
+    return [
+        function
+        for function, has in BY_FUNCTION.items()
+        if value and not [name for name in left(value, function, has) if name.lower() not in off]
+    ]
+
+
+def switched_off(env: Mapping[str, str]) -> tuple[str, ...]:
+    """The algorithms that another setting takes away: NVLS without NVLink SHARP, CollNet without its plug-in."""
+    nvls = ("NVLS", "NVLSTree") if env.get("NCCL_NVLS_ENABLE", "").strip() == _OFF else ()
+    collnet = (
+        () if env.get("NCCL_COLLNET_ENABLE", _OFF).strip() != _OFF else ("CollNetDirect", "CollNetChain")
+    )
+    return (*nvls, *collnet)
+
 
 #: MAX_SOCKETS in NCCL src/transport/net_socket.cc.
 MOST_SOCKETS = 64
@@ -60,8 +117,8 @@ def conflicts(env: Env, nccl: Version) -> Iterator[Conflict]:
 
 
 def _no_algorithm(env: Env, nccl: Version) -> Conflict | None:
-    lacking = collectives.functions_without_algorithm(env)
-    if nccl and nccl < collectives.STRICT_SINCE:  # a list counts for AllReduce alone
+    lacking = functions_without_algorithm(env)
+    if nccl and nccl < STRICT_SINCE:  # a list counts for AllReduce alone
         lacking = [function for function in lacking if function == "AllReduce"]
     if not lacking:
         return None
@@ -79,7 +136,7 @@ def _no_algorithm(env: Env, nccl: Version) -> Conflict | None:
         f"{why} {strange.why}" if strange else why,
         "NCCL src/graph/tuning.cc and src/enqueue.cc",
         ("NCCL_ALGO",),
-        fails_from=() if "AllReduce" in lacking else collectives.STRICT_SINCE,
+        fails_from=() if "AllReduce" in lacking else STRICT_SINCE,
     )
 
 
@@ -88,8 +145,8 @@ def _listed(names: list[str]) -> str:
 
 
 def _no_protocol(env: Env, _: Version) -> Conflict | None:
-    value, known = env.get("NCCL_PROTO", ""), collectives.PROTOCOLS
-    if not value or all(collectives.left(value, function, known) for function in collectives.BY_FUNCTION):
+    value, known = env.get("NCCL_PROTO", ""), PROTOCOLS
+    if not value or all(left(value, function, known) for function in BY_FUNCTION):
         return None
     return Conflict(
         ("NCCL_PROTO",),
@@ -181,6 +238,8 @@ def _is_decided_alone(row: Conflict) -> bool:
 def _harms(env: Env, name: str, value: str) -> bool:
     """Whether a further setting makes one of the environment do nothing, or contradicts it."""
     together = {**env, name: value}
-    idle = {other for row, others in silenced(together) if row.name == name for other in others}
-    fighting = {other for found in conflicts(together, ()) if name in found.names for other in found.names}
+    idle = {partner for row, others in silenced(together) if row.name == name for partner in others}
+    fighting = {
+        partner for found in conflicts(together, ()) if name in found.names for partner in found.names
+    }
     return bool(env.keys() & (idle | fighting))

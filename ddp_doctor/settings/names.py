@@ -44,7 +44,7 @@ def is_unknown(name: str) -> bool:
         (name.upper().startswith(DISTRIBUTED_PREFIXES) or _without_nccl(name) in variables())
         and name not in variables()
         and name not in never_read()
-        and not name.startswith(tuple(other.name for other in foreign()))
+        and not name.startswith(tuple(owner.name for owner in foreign()))
     )
 
 

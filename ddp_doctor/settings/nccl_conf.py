@@ -66,11 +66,11 @@ def set_by_files(files: tuple[ConfFile, ...]) -> Mapping[str, tuple[str, str]]:
     return found
 
 
-def files_read(recording: Recording, seen: FactAt[NcclFact]) -> tuple[ConfFile, ...]:
+def files_read(recording: Recording, nccl: FactAt[NcclFact]) -> tuple[ConfFile, ...]:
     """The files that the NCCL of this node reads: which one is ~'s depends on its version."""
-    version = next((software.nccl_loaded for software in recording.at(Software, seen.node)), None)
+    version = next((software.nccl_loaded for software in recording.at(Software, nccl.node)), None)
     number = release(version or "")
     ignored = {"home" if number and number < HOME_SINCE else "passwd"}
     if number and number < CONF_FILE_SINCE:
         ignored.add("named")
-    return tuple(file for file in seen.fact.conf if file.reason not in ignored)
+    return tuple(file for file in nccl.fact.conf if file.reason not in ignored)

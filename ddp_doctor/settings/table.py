@@ -156,7 +156,7 @@ class Variable:
     values: tuple[str, ...] = ()
     case: Literal["exact", "any"] = "exact"
     otherwise: Literal["ignored", "refused", "hangs"] = "ignored"  # what becomes of any other value
-    scope: Scope | None = None  # None: as its name says (settings/scope.py)
+    scope: Scope | None = None  # None: as its name says (settings/effects.py)
     needed_for: str | None = None  # who needs a value of it that slows others
     may_differ: Literal["", "yes", "in names"] = (
         ""  # yes: nobody else notices; in names: of a host's own devices

@@ -93,7 +93,7 @@ def _ask(answer: dict[str, Any]) -> None:
         gpu, handle = _gpu(nvml, index)
         answer["gpus"].append(gpu)
         asked.append((gpu, handle))
-    _look_again(nvml, asked)
+    _ask_again(nvml, asked)
     HEALTH["check_inforoms"](nvml, asked)
     answer.update(call="", gpu=None)
 
@@ -237,7 +237,7 @@ def _names(mask: int) -> set[str]:
     return {name for bit, name in CLOCK_EVENTS.items() if mask & bit}
 
 
-def _look_again(nvml: Nvml, asked: list[tuple[dict[str, Any], Any]]) -> None:
+def _ask_again(nvml: Nvml, asked: list[tuple[dict[str, Any], Any]]) -> None:
     """Keep only the slowdowns that a second look still sees."""
     slow = _names(SLOWDOWN_BITS)
     slowed = [(gpu, handle) for gpu, handle in asked if slow & set(gpu.get("clock_events") or ())]

@@ -69,7 +69,7 @@ def _ask(answer: dict[str, Any]) -> None:
             handles[index] = handle
     answer["gpu"] = None
     _pairs(nvml, handles, answer)
-    _look_again(nvml, handles, answer["gpus"])
+    _ask_again(nvml, handles, answer["gpus"])
     answer.update(call="", gpu=None)
 
 
@@ -77,7 +77,7 @@ def _fields(nvml: Nvml, handle: Any, ids: dict[int, Any], link: int) -> dict[int
     """The numbers that NVML has for these fields of one link."""
     values, reason = nvml.call("nvmlDeviceGetFieldValues", handle, [(field, link) for field in ids])
     found = {} if reason else {value.fieldId: value for value in values if value.nvmlReturn == 0}
-    return {field: _number(one) for field, one in found.items()}
+    return {field: _number(value) for field, value in found.items()}
 
 
 def _number(field: Any) -> int:
@@ -187,7 +187,7 @@ def _pairs(nvml: Nvml, handles: dict[int, Any], answer: dict[str, Any]) -> None:
         answer["p2p"][name] = statuses
 
 
-def _look_again(nvml: Nvml, handles: dict[int, Any], gpus: list[dict[str, Any]]) -> None:
+def _ask_again(nvml: Nvml, handles: dict[int, Any], gpus: list[dict[str, Any]]) -> None:
     """How fast the errors of the links that have any still grow."""
     stained = [(gpu, link) for gpu in gpus for link in gpu["nvlinks"] if any(link["errors"].values())]
     if not stained:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ddp_doctor.model.gpu_watch import GpuSample, GpuWatched
+from ddp_doctor.model.context import GpuSample, GpuWatched
 from ddp_doctor.sources.child_nvml import CLOCK_EVENTS
 
 #: Between two samples. NVML averages power over 25 to 100 ms, so more samples gain nothing.
@@ -70,9 +70,9 @@ class NvmlWatch:
         while not self._leaving.wait(_INTERVAL_S):
             phase = self._phase
             if phase:
-                seen = _look(pynvml, gpu, phase)
+                sample = _sample(pynvml, gpu, phase)
                 if self._phase == phase:  # else part of it belongs to what came next
-                    self._samples.append(seen)
+                    self._samples.append(sample)
 
 
 def _ask(nvml: Any, name: str, *args: Any) -> Any:
@@ -127,7 +127,7 @@ def _lasting(nvml: Any, gpu: Any) -> dict[str, Any]:
     }
 
 
-def _look(nvml: Any, gpu: Any, phase: str) -> GpuSample:
+def _sample(nvml: Any, gpu: Any, phase: str) -> GpuSample:
     mask = _ask(nvml, "nvmlDeviceGetCurrentClocksEventReasons", gpu)
     if mask is None:  # its name before driver 535
         mask = _ask(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", gpu)

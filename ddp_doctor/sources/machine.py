@@ -1,5 +1,6 @@
-"""The real machine behind the ``Context`` that node probes get."""
+"""The real machine and the other nodes, behind the contexts that probes get."""
 
+import errno
 import os
 import resource
 import socket
@@ -9,11 +10,56 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ddp_doctor.model.choices import Level
-from ddp_doctor.model.context import CommandResult, Disk, Interface
+from ddp_doctor.model.context import CommandResult, Disk, Interface, Line, Peer
 from ddp_doctor.model.recording import World
-from ddp_doctor.sources import network
+from ddp_doctor.sources import network, sockets
 from ddp_doctor.sources.commands import run_command
-from ddp_doctor.sources.files import Files
+
+#: No file that a probe asks for (/proc, /sys, version and configuration files) comes near this size.
+READ_LIMIT_BYTES = 8 * 1024 * 1024
+
+
+class Files:
+    """The file system as probes see it: absolute paths, looked up below ``root``."""
+
+    def __init__(self, root: str = "/") -> None:
+        self._root = Path(root)
+
+    def read(self, path: str) -> str:
+        """The text of a file; bytes that are not UTF-8 are replaced. Raises as ``read_bytes`` does."""
+        return self.read_bytes(path).decode("utf-8", "replace")
+
+    def read_bytes(self, path: str) -> bytes:
+        """The bytes of a file.
+
+        Raises OSError as open() does, and EFBIG for more than 8 MiB: half a file would be a wrong fact.
+        """
+        # O_NONBLOCK: opening a FIFO, or reading an empty one, must not wait for a writer.
+        descriptor = os.open(self._at(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb", buffering=0) as file:
+            data = bytearray()
+            while chunk := file.read(65536):
+                data += chunk
+                if len(data) > READ_LIMIT_BYTES:
+                    raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
+        return bytes(data)
+
+    def listdir(self, path: str) -> list[str]:
+        """Sorted names in a folder."""
+        return sorted(entry.name for entry in self._at(path).iterdir())
+
+    def readlink(self, path: str) -> str:
+        """Where a symbolic link points to, as it stands in the link."""
+        return str(self._at(path).readlink())
+
+    def disk(self, path: str) -> Disk:
+        """Size of the file system that holds ``path``; free is what an ordinary user may still take."""
+        status, device = os.statvfs(self._at(path)), self._at(path).stat().st_dev
+        return Disk(status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize, device)
+
+    def _at(self, path: str) -> Path:
+        return self._root / path.lstrip("/")
+
 
 #: Commands end this long before the probe's deadline, so that the probe itself can still say which one
 #: hung. It covers the wait for a killed process (REAP_PATIENCE_S).
@@ -105,3 +151,29 @@ class LiveContext:
     def keep(self, raw: str) -> None:
         """Keep raw text; what is kept later is appended."""
         self.raw = raw if self.raw is None else f"{self.raw}\n{raw}"
+
+
+class LiveNodesContext(LiveContext):
+    """One node's view of its machine and of its peers; ``secret`` is what their listeners know it by."""
+
+    def __init__(
+        self,
+        env: Mapping[str, str],
+        deadline: float,
+        *,
+        node: int,
+        world: World,
+        level: Level,
+        peers: tuple[Peer, ...],
+        secret: str,
+        clock_offset_s: float | None,
+    ) -> None:
+        super().__init__(env, deadline, node=node, world=world, level=level)
+        self.peers = peers
+        self.nproc = len(world.ranks_of(node))
+        self.clock_offset_s = clock_offset_s
+        self._secret = secret
+
+    def dial(self, address: str, port: int, timeout_s: float) -> Line:
+        """Connect to a peer's listener and be recognised by it."""
+        return sockets.dial(address, port, self._secret, timeout_s)

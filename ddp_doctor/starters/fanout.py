@@ -15,8 +15,8 @@ from types import FrameType
 from typing import IO
 
 from ddp_doctor.model.choices import ExitCode
-from ddp_doctor.ranks.interruption import SIGNALS
 from ddp_doctor.starters import starter_channel
+from ddp_doctor.starters.interruption import SIGNALS
 from ddp_doctor.starters.started_process import Channel, OpenFiles, Start, end_all
 from ddp_doctor.starters.starter_channel import AgentState
 

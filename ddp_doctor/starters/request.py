@@ -7,7 +7,7 @@ from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Options
 from ddp_doctor.starters.detect import OuterWorld
 from ddp_doctor.starters.place import Place
-from ddp_doctor.starters.starter_pipe import StarterPipe
+from ddp_doctor.starters.starter_channel import StarterPipe
 
 
 def _ignore(_text: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from ddp_doctor.parse.hostlist import expand
-from ddp_doctor.starters import starter_pipe
+from ddp_doctor.starters import starter_channel
 from ddp_doctor.starters.detect import tasks_on
 from ddp_doctor.starters.started_process import Start
 
@@ -46,7 +46,7 @@ def by_srun(hosts: Sequence[str], command: Sequence[str], env: Mapping[str, str]
     return Start(
         name="srun",
         argv=(srun, *options, *command),
-        env={**shown, starter_pipe.VARIABLE: "1"},
+        env={**shown, starter_channel.VARIABLE: "1"},
         node_ranks=tuple(range(len(hosts))),
         explain=_explain,
         tells_end=tells_end,

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from ddp_doctor.starters import starter_pipe
+from ddp_doctor.starters import starter_channel
 from ddp_doctor.starters.detect import HOSTS_VARIABLE
 from ddp_doctor.starters.endpoint import is_mine, resolve
 from ddp_doctor.starters.started_process import Start
@@ -44,7 +44,7 @@ def over_ssh(
     Raises FileNotFoundError where ssh is needed and there is none.
     """
     ssh = shutil.which("ssh", path=env.get("PATH"))
-    ours = {starter_pipe.VARIABLE: "1", HOSTS_VARIABLE: ",".join(names(hosts))}
+    ours = {starter_channel.VARIABLE: "1", HOSTS_VARIABLE: ",".join(names(hosts))}
     own = {name: value for name, value in env.items() if not name.startswith("PET_")}
     with ThreadPoolExecutor(_LOOK_UPS) as pool:
         here = list(pool.map(is_here, hosts))

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ddp_doctor.parse.torchrun_options import RENDEZVOUS_PORT, nnodes, written
+from ddp_doctor.parse.options import RENDEZVOUS_PORT, nnodes, written
 from ddp_doctor.starters.detect import Launcher, OuterWorld
 from ddp_doctor.starters.place import Asked, allocation
 from ddp_doctor.starters.srun import by_srun

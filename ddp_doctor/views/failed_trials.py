@@ -13,7 +13,7 @@ from ddp_doctor.knowledge.topology.link_codes import nvlinks
 from ddp_doctor.model.finding import Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
-from ddp_doctor.parse.nccl_complaints import Complaint, Kind, complaints
+from ddp_doctor.parse.complaints import Complaint, Kind, complaints
 from ddp_doctor.parse.nccl_log import parse_nccl_log
 
 #: torch's watchdog aborts a rank whose communicator failed.

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from ddp_doctor.facts.collectives.process_group import ProcessGroupFact
+from ddp_doctor.facts.collectives import ProcessGroupFact
 from ddp_doctor.facts.node.gpus import Gpu, GpuProcess, GpusFact
 from ddp_doctor.knowledge.gpu.nvml import MPS_SERVER
 from ddp_doctor.knowledge.thresholds import GPU_LIMIT_SHARE

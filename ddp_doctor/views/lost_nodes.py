@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from typing import Literal
 
-from ddp_doctor.facts.cluster.connectivity import ConnectivityFact
-from ddp_doctor.facts.cluster.roll_call import SilenceFact
+from ddp_doctor.facts.cluster import ConnectivityFact, SilenceFact
 from ddp_doctor.knowledge.deadlines import SILENT_S
 from ddp_doctor.knowledge.network.addresses import is_own_bridge
 from ddp_doctor.model.recording import FactAt, Recording

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from statistics import median_high
 
-from ddp_doctor.facts.collectives.p2p import P2pFact
+from ddp_doctor.facts.collectives import P2pFact
 from ddp_doctor.model.finding import Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.gpus import gpu_of

@@ -7,8 +7,8 @@ call nccl. They read different variables, write to different flight recorders an
 
 from collections.abc import Mapping
 
-from ddp_doctor.facts.cluster.consistency import ConsistencyFact
-from ddp_doctor.facts.collectives.process_group import ProcessGroupFact
+from ddp_doctor.facts.cluster import ConsistencyFact
+from ddp_doctor.facts.collectives import ProcessGroupFact
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.facts.node.nccl import NcclFact
 from ddp_doctor.facts.node.software import Software

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ddp_doctor.facts.node.pcie import PcieDevice, PcieFact
 from ddp_doctor.model.finding import Evidence
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.parse.pci_config import acs_words
+from ddp_doctor.parse.pci import acs_words
 
 NCCL_ACS = (
     "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"

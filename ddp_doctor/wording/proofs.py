@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from ddp_doctor.model.experiment import Attempt
 from ddp_doctor.model.finding import Reproducer, Setting
+from ddp_doctor.model.trial import Attempt
 from ddp_doctor.settings.trials import OF_LAUNCHER
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, name_list

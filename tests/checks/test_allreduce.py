@@ -6,7 +6,7 @@ import pytest
 
 from ddp_doctor.checks.collectives import allreduce
 from ddp_doctor.checks.collectives.allreduce import CHECK, rules, sums
-from ddp_doctor.facts.collectives.allreduce import ELEMENTS, AllReduceFact, Wrong
+from ddp_doctor.facts.collectives import ELEMENTS, AllReduceFact, Wrong
 from ddp_doctor.model.choices import Confidence, Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding

@@ -11,7 +11,7 @@ import pytest
 
 from ddp_doctor.checks.ddp import buffers
 from ddp_doctor.checks.ddp.buffers import CHECK, closed_form, options, stamps
-from ddp_doctor.facts.ddp.buffers import Buffers
+from ddp_doctor.facts.ddp.model_state import Buffers
 from ddp_doctor.model.choices import Level
 from tests.checks.judged_ranks import blamed, judge_by, only, record
 

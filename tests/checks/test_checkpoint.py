@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ddp_doctor.checks.ddp import checkpoint
 from ddp_doctor.checks.ddp.checkpoint import CHECK, plain, regrouped, sharded
-from ddp_doctor.facts.ddp.checkpoint import Checkpoint
+from ddp_doctor.facts.ddp.model_state import Checkpoint
 from ddp_doctor.model.choices import Severity
 from tests.checks.judged_ranks import blamed, judge_by, only, record
 

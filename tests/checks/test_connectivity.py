@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ddp_doctor.checks.cluster import connectivity
 from ddp_doctor.checks.cluster.connectivity import probe
-from ddp_doctor.facts.cluster.connectivity import ConnectivityFact, PeerConnectivity
+from ddp_doctor.facts.cluster import ConnectivityFact, PeerConnectivity
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.knowledge.network import path_quality

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import ddp_doctor
 from ddp_doctor.checks.cluster import consistency
 from ddp_doctor.engine.diagnose import diagnose
-from ddp_doctor.facts.cluster.consistency import ConsistencyFact
+from ddp_doctor.facts.cluster import ConsistencyFact
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact, PciGpu
 from ddp_doctor.facts.node.host import Host

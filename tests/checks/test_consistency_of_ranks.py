@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.cluster.consistency import CHECK
-from ddp_doctor.facts.cluster.consistency import ConsistencyFact, RankSettings, Settings
+from ddp_doctor.facts.cluster import ConsistencyFact, RankSettings, Settings
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.model.choices import Severity, Status

@@ -6,7 +6,7 @@ import pytest
 
 from ddp_doctor import app
 from ddp_doctor.checks.node.env_vars import CHECK
-from ddp_doctor.facts.collectives.process_group import ProcessGroupFact
+from ddp_doctor.facts.collectives import ProcessGroupFact
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.choices import Severity, Status

@@ -13,12 +13,12 @@ from ddp_doctor.checks.collectives.gpu_speed.comparable import median_without
 from ddp_doctor.checks.collectives.gpu_speed.load import HOST_COPY, MATMUL, summed_up
 from ddp_doctor.checks.collectives.gpu_speed.measure import Workload, measure
 from ddp_doctor.checks.collectives.gpu_speed.timing import Plan
-from ddp_doctor.facts.collectives.gpu_speed import GpuSpeedFact
+from ddp_doctor.facts.collectives import GpuSpeedFact
 from ddp_doctor.knowledge.gpu import gpu_speed as known
 from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.context import GpuSample, GpuWatched
 from ddp_doctor.model.fact import Absent
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.gpu_watch import GpuSample, GpuWatched
 from ddp_doctor.model.report import Report
 from tests.nvml_stand_in import environment
 from tests.rank_harness import HarnessContext, Ranks

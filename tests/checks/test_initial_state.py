@@ -8,7 +8,7 @@ import pytest
 
 from ddp_doctor.checks.ddp import initial_state
 from ddp_doctor.checks.ddp.initial_state import CHECK, seeded
-from ddp_doctor.facts.ddp.initial_state import InitialState
+from ddp_doctor.facts.ddp.model_state import InitialState
 from ddp_doctor.model.choices import Confidence, Severity
 from tests.checks.judged_ranks import blamed, judge_by, only, record
 

@@ -8,7 +8,7 @@ import pytest
 
 from ddp_doctor.checks.ddp import mixed_precision
 from ddp_doctor.checks.ddp.mixed_precision import CHECK, halves, scaled
-from ddp_doctor.facts.ddp.mixed_precision import MixedPrecision
+from ddp_doctor.facts.ddp.gradients import MixedPrecision
 from ddp_doctor.model.choices import Level, Severity
 from tests.checks.judged_ranks import blamed, judge_by, only, record
 

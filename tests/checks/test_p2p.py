@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.collectives import p2p
-from ddp_doctor.facts.collectives.p2p import P2pFact, PairResult
+from ddp_doctor.facts.collectives import P2pFact, PairResult
 from ddp_doctor.knowledge.deadlines import FIRST_NCCL_S, PAIR_S
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ddp_doctor.checks.collectives.process_group import CHECK
-from ddp_doctor.facts.collectives.process_group import ProcessGroupFact, TorchImport
+from ddp_doctor.facts.collectives import ProcessGroupFact, TorchImport
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.finding import Finding

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.cluster.connectivity import probe
-from ddp_doctor.facts.cluster.connectivity import ConnectivityFact
+from ddp_doctor.facts.cluster import ConnectivityFact
 from ddp_doctor.knowledge.network import path_quality
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.context import OtherWay, Peer
-from ddp_doctor.model.experiment import Attempt, Experiment
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.trial import Attempt, Experiment
 from ddp_doctor.sources.sockets import Listener
 from tests.checks.test_connectivity import TOKEN, RealContext, Wire, WireContext, found, matrix, oserror
 from tests.recorded import load, path_of

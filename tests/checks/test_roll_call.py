@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from ddp_doctor.checks.cluster.roll_call import CHECK, probe
 from ddp_doctor.checks.cluster.roll_call.lost_nodes import fell_silent
 from ddp_doctor.checks.cluster.roll_call.wording import same_host
-from ddp_doctor.facts.cluster.connectivity import ConnectivityFact, PeerConnectivity
-from ddp_doctor.facts.cluster.roll_call import (
+from ddp_doctor.facts.cluster import (
     Answer,
     AttemptSeen,
+    ConnectivityFact,
     NotStarted,
+    PeerConnectivity,
     Present,
     RollCallFact,
     SilenceFact,

@@ -11,7 +11,7 @@ from ddp_doctor.checks.ddp.step_time.measure import _how_many, measure
 from ddp_doctor.checks.ddp.step_time.profiler import common, joined, on_gpu
 from ddp_doctor.checks.ddp.step_time.summary import summary
 from ddp_doctor.checks.ddp.step_time.work import Plan, Work
-from ddp_doctor.facts.collectives.gpu_speed import GpuSpeedFact, Rate
+from ddp_doctor.facts.collectives import GpuSpeedFact, Rate
 from ddp_doctor.facts.ddp.step_time import Buckets, BucketTrial, Round, StepTimeFact
 from ddp_doctor.knowledge.ddp.buckets import Curve
 from ddp_doctor.model.choices import Confidence, Level, Severity

@@ -6,15 +6,12 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from ddp_doctor.engine.diagnose import diagnose
-from ddp_doctor.engine.prove.attempts import Spoiled, attempt_of
-from ddp_doctor.engine.prove.candidates import Candidate, candidates
-from ddp_doctor.engine.prove.experiments import Trials
+from ddp_doctor.engine.prove.experiments import Candidate, Spoiled, Trials, attempt_of, candidates
 from ddp_doctor.engine.prove.proofs import proof_of, with_proofs
 from ddp_doctor.model.choices import Confidence, Level, Severity
-from ddp_doctor.model.experiment import Arm, Attempt, Experiment
 from ddp_doctor.model.finding import Finding, Proof, Remedy, Reproducer, Setting
 from ddp_doctor.model.recording import Options, Recording, World
-from ddp_doctor.model.trial import Raised, RankEvidence, TrialRecord
+from ddp_doctor.model.trial import Arm, Attempt, Experiment, Raised, RankEvidence, TrialRecord
 from ddp_doctor.ranks.trial import PAUSED, TrialResult
 from tests.recorded import load
 

@@ -8,14 +8,13 @@ from typing import Literal
 import pytest
 
 from ddp_doctor import app
-from ddp_doctor.facts.collectives.p2p import P2pFact, PairResult
+from ddp_doctor.facts.collectives import P2pFact, PairResult
 from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.model.choices import Status
-from ddp_doctor.model.experiment import Arm, Attempt, Experiment
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding, Remedy
 from ddp_doctor.model.recording import Node, Recording, World
-from ddp_doctor.model.trial import RankEvidence, TrialRecord
+from ddp_doctor.model.trial import Arm, Attempt, Experiment, RankEvidence, TrialRecord
 from ddp_doctor.settings.trials import why_not
 from tests.recorded import SITUATIONS, load
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor.engine.hang.rules import TRIAL_RULES, hangs, links
-from ddp_doctor.facts.cluster.roll_call import SilenceFact
+from ddp_doctor.facts.cluster import SilenceFact
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding

@@ -5,7 +5,7 @@ from typing import Any
 from ddp_doctor import app
 from ddp_doctor.engine.hang.judge import judge
 from ddp_doctor.engine.hang.rules import common, deaths, hangs, links, slowness
-from ddp_doctor.facts.collectives.p2p import P2pFact, PairResult
+from ddp_doctor.facts.collectives import P2pFact, PairResult
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.model.choices import Confidence, Status
 from ddp_doctor.model.fact import Reading

@@ -5,14 +5,14 @@ from typing import Any
 
 from ddp_doctor.checks.cluster.consistency.versions import different_versions
 from ddp_doctor.engine.hang.rules import deaths, hangs, links, slowness
-from ddp_doctor.facts.cluster.consistency import ConsistencyFact
+from ddp_doctor.facts.cluster import ConsistencyFact
 from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Culprit, Finding
 from ddp_doctor.model.recording import Node, Recording, World
 from ddp_doctor.model.trial import Raised, RankEvidence, Step, TrialRecord
-from ddp_doctor.ranks.late_ranks import late_steps
+from ddp_doctor.ranks.rank_state import late_steps
 
 
 def _world(counts: list[int], backend: str = "gloo") -> World:

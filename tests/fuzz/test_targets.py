@@ -96,7 +96,7 @@ def _read_or_refused(target: Target, text: str) -> None:
     assert time.process_time() - started < 1.0
 
 
-_SETTINGS_TEXT = ("manifest_lines", "setting_text", "shell_branches", "shell_settings", "shell_words")
+_SETTINGS_TEXT = ("manifest_lines", "setting_text", "shell_settings", "shell_words")
 #: Readers that stand beside what they are read for, and not in ddp_doctor/parse.
 READERS = (
     "checks/node/gpus/accelerators.py",

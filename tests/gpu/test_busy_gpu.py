@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.facts.collectives.gpu_speed import GpuSpeedFact
+from ddp_doctor.facts.collectives import GpuSpeedFact
 from tests.gpu import runs, smi
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]

@@ -13,7 +13,7 @@ from ddp_doctor.checks.ddp import (
     mixed_precision,
     step_time,
 )
-from ddp_doctor.knowledge.gpu.gpu_memory import MOST_BYTES
+from ddp_doctor.knowledge.gpu.gpu_speed import MOST_BYTES
 from ddp_doctor.model.choices import Level, Severity
 from tests.checks.judged_ranks import judge_by, record
 from tests.rank_harness import Ranks

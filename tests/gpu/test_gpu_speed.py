@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.facts.collectives.gpu_speed import GpuSpeedFact, Rate
-from ddp_doctor.knowledge.gpu.gpu_memory import MOST_BYTES
-from ddp_doctor.knowledge.gpu.gpu_speed import link_gb_per_s, published_bf16
+from ddp_doctor.facts.collectives import GpuSpeedFact, Rate
+from ddp_doctor.knowledge.gpu.gpu_speed import MOST_BYTES, link_gb_per_s, published_bf16
 from tests.gpu import runs, smi
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.facts.collectives.process_group import ProcessGroupFact
+from ddp_doctor.facts.collectives import ProcessGroupFact
 from ddp_doctor.knowledge.victims import blames_peer
 from tests.gpu import runs, smi
 

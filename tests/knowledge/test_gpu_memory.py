@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.knowledge.gpu.gpu_memory import LEAST_BYTES, MOST_BYTES, allowance
+from ddp_doctor.knowledge.gpu.gpu_speed import LEAST_BYTES, MOST_BYTES, allowance
 
 GIB = 1024**3
 

@@ -1,6 +1,6 @@
 import pytest
 
-from ddp_doctor.knowledge.network.pairs import ALL_PAIRS, neighbours
+from ddp_doctor.knowledge.network.path_quality import ALL_PAIRS, neighbours
 
 
 @pytest.mark.parametrize("nnodes", [2, 3, 4, 7, 8, 63, 64])

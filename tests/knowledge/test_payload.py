@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_doctor.knowledge.ddp import payload
-from ddp_doctor.knowledge.network.pairs import rounds
+from ddp_doctor.knowledge.network.path_quality import rounds
 
 WORLDS = [1, 2, 3, 4, 7, 8, 16, 63, 64, 100, 128]
 

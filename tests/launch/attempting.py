@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from ddp_doctor.__main__ import main
 from ddp_doctor.engine.node_run.agent import Agent
-from ddp_doctor.engine.prove.attempts import attempt_of
+from ddp_doctor.engine.prove.experiments import attempt_of
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.finding import Reproducer, Setting
 

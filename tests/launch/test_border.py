@@ -8,7 +8,7 @@ from ddp_doctor.agents import validation
 from ddp_doctor.agents.framing import JUNK, Unreadable
 from ddp_doctor.agents.messages import Begin, NodeReport, Opening
 from ddp_doctor.agents.store_client import UNREADABLE
-from ddp_doctor.facts.cluster.roll_call import SilenceFact
+from ddp_doctor.facts.cluster import SilenceFact
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Node, World

@@ -7,7 +7,7 @@ import pytest
 from ddp_doctor.engine.node_run.session import Session
 from ddp_doctor.model.recording import Options, World
 from ddp_doctor.model.trial import TrialRecord
-from ddp_doctor.ranks import run_folder
+from ddp_doctor.ranks import folders
 from ddp_doctor.ranks.node_ranks import NodeRanks
 from ddp_doctor.ranks.run import Run
 from ddp_doctor.starters.request import RunRequest
@@ -19,4 +19,4 @@ def test_a_trial_whose_name_would_be_a_path_elsewhere_is_refused(name):
         node_ranks: NodeRanks = session.node_ranks(Run(Options(), {}, print, World()), None)
         with pytest.raises(ValueError, match="no name of a trial"):
             node_ranks.run_trial(TrialRecord(trial=name), ())
-        assert [path.name for path in session.run_folder.iterdir()] == [run_folder.NOTE]
+        assert [path.name for path in session.run_folder.iterdir()] == [folders.NOTE]

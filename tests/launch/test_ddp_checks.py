@@ -10,12 +10,9 @@ from ddp_doctor.checks.ddp import (
     gradient_sync,
     mixed_precision,
 )
-from ddp_doctor.facts.ddp.buffers import Buffers
-from ddp_doctor.facts.ddp.checkpoint import Checkpoint
 from ddp_doctor.facts.ddp.data_sharding import DataSharding
-from ddp_doctor.facts.ddp.gradient_modes import GradientModes
-from ddp_doctor.facts.ddp.gradient_sync import GradientSync
-from ddp_doctor.facts.ddp.mixed_precision import MixedPrecision
+from ddp_doctor.facts.ddp.gradients import GradientModes, GradientSync, MixedPrecision
+from ddp_doctor.facts.ddp.model_state import Buffers, Checkpoint
 from ddp_doctor.model.rule import Rule
 from tests.launch.conftest import Play, Scenario
 

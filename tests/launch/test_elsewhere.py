@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor.checks.ddp import checkpoint
-from ddp_doctor.facts.ddp.checkpoint import Checkpoint
+from ddp_doctor.facts.ddp.model_state import Checkpoint
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Fact
-from ddp_doctor.ranks import job_folders, run_folder
+from ddp_doctor.ranks import folders
 from tests.launch.conftest import Play
 
 
@@ -34,18 +34,18 @@ def working(tmp_path: Path) -> Path:
 
 
 def test_a_folder_is_its_owner_s_alone_and_removed_with_what_is_in_it(trial, working):
-    made = Path(job_folders.make(trial / "rank0.note", working))
+    made = Path(folders.make_job_folder(trial / "rank0.note", working))
     (made / "checkpoint.pt").write_bytes(b"weights")
 
     assert made.stat().st_mode & 0o777 == 0o700
-    job_folders.remove(trial)
+    folders.remove_job_folders(trial)
     assert list(working.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_made_leaves_nothing(trial, tmp_path):
     with pytest.raises(OSError, match="No such file"):
-        job_folders.make(trial / "rank0.note", tmp_path / "missing")
-    job_folders.remove(trial)
+        folders.make_job_folder(trial / "rank0.note", tmp_path / "missing")
+    folders.remove_job_folders(trial)
     assert list(trial.iterdir()) == []
 
 
@@ -60,19 +60,19 @@ def test_a_note_that_names_something_else_removes_nothing(trial, working, name):
         named.symlink_to(kept)
     (trial / "rank0.job_folder").write_text(str(named))
 
-    job_folders.remove(trial)
+    folders.remove_job_folders(trial)
 
     assert named.exists()
     assert kept.exists()
 
 
 def test_a_file_system_that_hangs_holds_nobody(trial, working, monkeypatch):
-    job_folders.make(trial / "rank0.note", working)
-    monkeypatch.setattr(job_folders, "_WAIT_S", 0.05)
+    folders.make_job_folder(trial / "rank0.note", working)
+    monkeypatch.setattr(folders, "_WAIT_S", 0.05)
     answers = threading.Event()
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: answers.wait(60))
 
-    job_folders.remove(trial)
+    folders.remove_job_folders(trial)
 
     (remover,) = (thread for thread in threading.enumerate() if thread.name == "job-folders")
     answers.set()
@@ -132,15 +132,15 @@ def test_checkpoint_is_healthy_on_workers(play: Play):
 def test_the_sweep_removes_what_a_killed_agent_s_ranks_left(working, monkeypatch):
     with tempfile.TemporaryDirectory(dir="/tmp") as short:  # the folder that make() is to use
         monkeypatch.setattr(tempfile, "tempdir", short)
-        left = run_folder.make()
-        note = left / run_folder.NOTE
+        left = folders.make_run_folder()
+        note = left / folders.NOTE
         said = note.read_text()
         note.unlink()
         note.write_text(said)  # this one nobody holds a lock on
         (left / "t3").mkdir()
-        made = Path(job_folders.make(left / "t3" / "rank0.note", working))
+        made = Path(folders.make_job_folder(left / "t3" / "rank0.note", working))
 
-        run_folder.make()
+        folders.make_run_folder()
 
         assert not made.exists()
         assert not left.exists()

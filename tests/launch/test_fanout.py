@@ -19,13 +19,13 @@ from ddp_doctor.starters.started_process import Start
 AGENT = """
 import os, signal, sys, time
 from pathlib import Path
-from ddp_doctor.starters import starter_pipe
-from ddp_doctor.ranks.interruption import Interrupted, interruptible
+from ddp_doctor.starters import starter_channel
+from ddp_doctor.starters.interruption import Interrupted, interruptible
 from ddp_doctor.starters.starter_channel import StarterChannel
 
 rank, folder = int(sys.argv[1]), Path(sys.argv[2])
 (folder / f"pid{rank}").write_text(str(os.getpid()))
-starter = starter_pipe.take(dict(os.environ))
+starter = starter_channel.take(dict(os.environ))
 wire = StarterChannel(rank)
 
 def work():
@@ -33,16 +33,16 @@ def work():
 
 with interruptible():
     try:
-        wire.tell("hello")
+        wire.send("hello")
         work()
     except Interrupted:
-        wire.tell_recording(f"partial {rank}")
-        wire.tell("done", "130")
+        wire.send_recording(f"partial {rank}")
+        wire.send("done", "130")
         os._exit(130)
-wire.tell("done", "1")
+wire.send("done", "1")
 os._exit(1)
 """
-HEAD = "wire.tell('progress', 'p2p'); time.sleep(0.2); wire.tell_recording('verdict')"
+HEAD = "wire.send('progress', 'p2p'); time.sleep(0.2); wire.send_recording('verdict')"
 WAIT = "(folder / f'ready{rank}').touch(); time.sleep(600)"
 #: Only a test that fails waits so long: longer than a busy machine takes for anything, and no agent ends so soon.
 PATIENCE_S = 90.0
@@ -90,7 +90,7 @@ def alive(folder: Path) -> list[str]:
 
 
 def test_the_heads_recording_and_progress_are_heard(start, tmp_path):
-    seen, told = ended(start(HEAD, "wire.tell('progress', 'not shown')"))
+    seen, told = ended(start(HEAD, "wire.send('progress', 'not shown')"))
 
     assert seen.recording == "verdict"
     assert told == ["p2p"]
@@ -102,7 +102,7 @@ def test_the_heads_recording_and_progress_are_heard(start, tmp_path):
 
 def test_a_host_that_cannot_be_started_is_told_to_the_head(start):
     head = "[time.sleep(0.05) for _ in range(1200) if not starter.not_started()];"
-    head += " wire.tell_recording(repr(starter.not_started())); (folder / 'told').touch()"
+    head += " wire.send_recording(repr(starter.not_started())); (folder / 'told').touch()"
     # c stays until then: an agent that ends sooner is told to the head as well.
     other = "[time.sleep(0.05) for _ in range(1200) if not (folder / 'told').exists()]"
     starts = start(head, WAIT, other)
@@ -144,7 +144,7 @@ def test_without_the_head_hosts_that_do_not_answer_are_named_too(start, monkeypa
 
 
 def test_a_survivor_speaks_for_a_head_that_died(start):
-    seen, _ = ended(start("os.kill(os.getpid(), 9)", "time.sleep(0.5); wire.tell_recording('survivor')"))
+    seen, _ = ended(start("os.kill(os.getpid(), 9)", "time.sleep(0.5); wire.send_recording('survivor')"))
 
     assert seen.recording == "survivor"
     assert "signal 9" in seen.broken_off[0]
@@ -214,7 +214,7 @@ def test_an_agent_that_never_speaks_does_not_hold_up_the_end(start, monkeypatch)
 
 def test_a_host_that_gives_no_answer_for_the_join_timeout_is_told_to_the_head(start):
     head = "[time.sleep(0.05) for _ in range(1200) if not starter.not_started()];"
-    head += " wire.tell_recording(starter.not_started()[0].reason)"
+    head += " wire.send_recording(starter.not_started()[0].reason)"
     mute = Start("ssh b", (sys.executable, "-c", "import time; time.sleep(600)"), os.environ, (1,))
     seen = FanOut([*start(head), mute], ["a", "b"], lambda _text: None, PATIENCE_S, join_timeout_s=1.0).run()
 
@@ -255,7 +255,7 @@ def test_too_many_hosts_for_the_hard_limit_are_refused_before_any_is_started(mon
 
 
 def test_what_an_agent_refuses_is_heard(start):
-    seen, _ = ended(start("wire.tell('refused', 'there is no check gpu')", "time.sleep(0.1)"))
+    seen, _ = ended(start("wire.send('refused', 'there is no check gpu')", "time.sleep(0.1)"))
 
     assert seen.refused == "there is no check gpu"
 

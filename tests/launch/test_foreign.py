@@ -28,7 +28,7 @@ def written(path: Path, text: str, age_s: float) -> None:
 
 def test_the_code_reaches_a_rank_that_waits_and_one_that_comes_late(tmp_path: Path) -> None:
     lock = outer_launcher.AgentLock(WORLD, tmp_path)
-    threading.Timer(0.2, lock.tell, (1,)).start()
+    threading.Timer(0.2, lock.hand_over, (1,)).start()
 
     assert outer_launcher.wait_for_agent(WORLD, tmp_path, 10) == 1
     assert outer_launcher.wait_for_agent(WORLD, tmp_path, 10) == 1
@@ -46,7 +46,7 @@ def test_an_old_file_does_not_make_a_late_agent_look_gone(tmp_path: Path) -> Non
 
     def agent() -> None:
         locks.append(outer_launcher.AgentLock(WORLD, tmp_path))
-        locks[0].tell(0)
+        locks[0].hand_over(0)
 
     threading.Timer(0.3, agent).start()
 
@@ -68,7 +68,7 @@ def test_an_agent_that_started_long_ago_and_lives_is_waited_for(
     monkeypatch.setattr(outer_launcher, "_APPEAR_S", 0.1)
     lock = outer_launcher.AgentLock(WORLD, tmp_path)
     written(agent_file(tmp_path), "agent\n", age_s=120)
-    threading.Timer(0.4, lock.tell, (0,)).start()
+    threading.Timer(0.4, lock.hand_over, (0,)).start()
 
     assert outer_launcher.wait_for_agent(WORLD, tmp_path, 10) == 0
 
@@ -87,7 +87,7 @@ def test_the_agent_goes_on_without_a_lock_that_another_keeps(
     agent_file(tmp_path).write_text("agent\n3\n")
     with agent_file(tmp_path).open() as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        outer_launcher.AgentLock(WORLD, tmp_path).tell(0)
+        outer_launcher.AgentLock(WORLD, tmp_path).hand_over(0)
 
     assert agent_file(tmp_path).read_text() == "agent\n3\n"
 
@@ -95,7 +95,7 @@ def test_the_agent_goes_on_without_a_lock_that_another_keeps(
 def test_the_agent_goes_on_where_no_file_can_be_made(tmp_path: Path) -> None:
     agent_file(tmp_path).symlink_to(tmp_path / "planted")
 
-    outer_launcher.AgentLock(WORLD, tmp_path).tell(0)
+    outer_launcher.AgentLock(WORLD, tmp_path).hand_over(0)
 
     assert not (tmp_path / "planted").exists()
 
@@ -109,7 +109,7 @@ def test_the_agent_starts_afresh_and_removes_files_of_days_ago(tmp_path: Path) -
 
     assert agent_file(tmp_path).read_text() == "agent\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["recent.agent", "slurm-7-0-0.agent"]
-    lock.tell(0)
+    lock.hand_over(0)
 
 
 def test_a_requeued_slurm_job_is_another_launch() -> None:

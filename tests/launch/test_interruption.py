@@ -8,7 +8,7 @@ from types import FunctionType
 
 import pytest
 
-from ddp_doctor.ranks.interruption import Interrupted, interruptible
+from ddp_doctor.starters.interruption import Interrupted, interruptible
 
 
 class Library:

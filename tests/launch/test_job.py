@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddp_doctor.agents.job import Job, job
+from ddp_doctor.agents.roll_call import Job, job
 from ddp_doctor.starters.detect import Launcher
 
 STEP = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0"}

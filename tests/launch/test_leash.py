@@ -8,13 +8,13 @@ import sys
 
 AGENT = """
 import os, signal, sys, time
-from ddp_doctor.starters import starter_pipe
+from ddp_doctor.starters import starter_channel
 signal.signal(signal.SIGINT, lambda *_: print("SIGINT", flush=True))
 signal.signal(signal.SIGTERM, lambda *_: (print("SIGTERM", pipe.not_started(), flush=True), {end}))
-starter_pipe._LAST_S = float(os.environ.get("LAST_S", "30"))
+starter_channel._LAST_S = float(os.environ.get("LAST_S", "30"))
 env = dict(os.environ)
-pipe = starter_pipe.take(env)
-is_handed_on = starter_pipe.VARIABLE in env or starter_pipe.VARIABLE in os.environ
+pipe = starter_channel.take(env)
+is_handed_on = starter_channel.VARIABLE in env or starter_channel.VARIABLE in os.environ
 print(pipe is not None, is_handed_on, sys.stdin.read() == "", flush=True)
 time.sleep(60)
 """
@@ -70,9 +70,7 @@ def test_an_agent_that_does_not_end_itself_is_ended():
 
 
 def test_without_a_starter_stdin_is_left_alone():
-    code = (
-        "import os; from ddp_doctor.starters.starter_pipe import take; print(take(dict(os.environ)), input())"
-    )
+    code = "import os; from ddp_doctor.starters.starter_channel import take; print(take(dict(os.environ)), input())"
     env = {name: value for name, value in os.environ.items() if name != "DDP_DOCTOR_STARTER_PIPE"}
     done = subprocess.run(
         (sys.executable, "-c", code), input="data", capture_output=True, text=True, check=True, env=env

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from ddp_doctor import app
-from ddp_doctor.facts.cluster.consistency import RankSettings
-from ddp_doctor.starters import local_ranks, outer_launcher
+from ddp_doctor.facts.cluster import RankSettings
+from ddp_doctor.starters import outer_launcher
 from ddp_doctor.starters.detect import OuterWorld
 from tests.launch.agents import ROOT
 from tests.once import free_port
@@ -26,10 +26,10 @@ TREE = {"NCCL_ALGO": "Tree"}
 RANK = """
 import sys
 from pathlib import Path
-from ddp_doctor.starters import local_ranks
+from ddp_doctor.starters import outer_launcher
 from ddp_doctor.starters.detect import OuterWorld
 world = OuterWorld("slurm", int(sys.argv[1]), 3, 1, "slurm-7-0-0")
-with local_ranks.settings_shared(world, Path(sys.argv[2]), {"NCCL_ALGO": "Tree"}):
+with outer_launcher.settings_shared(world, Path(sys.argv[2]), {"NCCL_ALGO": "Tree"}):
     print("told", flush=True)
     sys.stdin.read()
 """
@@ -58,12 +58,12 @@ def rank(tmp_path: Path) -> Iterator[Rank]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> float:
     """The agent waits so many seconds for ranks that do not come; what is done sooner did not wait."""
-    monkeypatch.setattr(local_ranks, "_PATIENCE_S", 30.0)
+    monkeypatch.setattr(outer_launcher, "_PATIENCE_S", 30.0)
     return 30.0
 
 
 def heard(folder: Path | None, env: Mapping[str, str] | None = None) -> dict[int, dict[str, str]]:
-    (reading,) = local_ranks.readings(AGENT, folder, env or {})
+    (reading,) = outer_launcher.readings(AGENT, folder, env or {})
     fact = RankSettings.model_validate(reading.fact)
     assert fact.local_size == 3
     return {local: one.variables for local, one in fact.ranks.items()}
@@ -118,7 +118,7 @@ def test_a_rank_that_was_killed_is_not_believed_and_its_file_goes_with_the_agent
 
     assert heard(tmp_path) == {0: {}}
     assert files(tmp_path) == ["slurm-7-0-0.1.rank"]
-    local_ranks.forget(AGENT, tmp_path)
+    outer_launcher.forget(AGENT, tmp_path)
     assert files(tmp_path) == []
 
 
@@ -157,7 +157,7 @@ def test_without_a_folder_the_agent_speaks_for_itself_at_once(patient: float) ->
 
 
 def test_a_rank_that_can_tell_nothing_waits_all_the_same(tmp_path: Path) -> None:
-    with local_ranks.settings_shared(AGENT, tmp_path / "missing", TREE):
+    with outer_launcher.settings_shared(AGENT, tmp_path / "missing", TREE):
         pass
 
 
@@ -166,7 +166,7 @@ def test_what_killed_ranks_left_days_ago_is_removed(tmp_path: Path) -> None:
         (tmp_path / name).write_text("")
         os.utime(tmp_path / name, (time.time() - 2 * 86400,) * 2)
 
-    outer_launcher.AgentLock(AGENT, tmp_path).tell(0)
+    outer_launcher.AgentLock(AGENT, tmp_path).hand_over(0)
 
     assert files(tmp_path) == ["slurm-7-0-0.agent"]
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ddp_doctor.agents import validation
-from ddp_doctor.agents.merge import merged
+from ddp_doctor.agents.remote_ranks import merged
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import World

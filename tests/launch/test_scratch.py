@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.ranks import run_folder
+from ddp_doctor.ranks import folders
 
-RUN = "import sys; from ddp_doctor.ranks import run_folder; print(run_folder.make(), flush=True); sys.stdin.read()"
+RUN = (
+    "import sys; from ddp_doctor.ranks import folders; "
+    "print(folders.make_run_folder(), flush=True); sys.stdin.read()"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -48,17 +51,17 @@ def test_the_folder_of_a_killed_run_is_removed_and_that_of_a_living_one_stays(le
     process, living = run()
     with process:
         assert not left.exists()  # the second run swept
-        mine = run_folder.make()
+        mine = folders.make_run_folder()
         assert living.is_dir()
         process.kill()
 
-    run_folder.make()
+    folders.make_run_folder()
     assert not living.exists()
     assert mine.is_dir()
 
 
 def as_text(said: str) -> Callable[[Path], object]:
-    return lambda folder: (folder / run_folder.NOTE).write_text(said)
+    return lambda folder: (folder / folders.NOTE).write_text(said)
 
 
 def swap_for_a_link(path: Path) -> None:
@@ -67,8 +70,8 @@ def swap_for_a_link(path: Path) -> None:
 
 
 def swap_for_a_pipe(folder: Path) -> None:
-    (folder / run_folder.NOTE).unlink()
-    os.mkfifo(folder / run_folder.NOTE)
+    (folder / folders.NOTE).unlink()
+    os.mkfifo(folder / folders.NOTE)
 
 
 @pytest.mark.parametrize(
@@ -77,8 +80,8 @@ def swap_for_a_pipe(folder: Path) -> None:
         as_text('{"boot": "an earlier one"}'),
         as_text("[]"),
         as_text(""),
-        lambda folder: (folder / run_folder.NOTE).unlink(),
-        lambda folder: swap_for_a_link(folder / run_folder.NOTE),
+        lambda folder: (folder / folders.NOTE).unlink(),
+        lambda folder: swap_for_a_link(folder / folders.NOTE),
         swap_for_a_pipe,
         lambda folder: folder.chmod(0o755),
         lambda folder: os.chown(folder, 12345, -1),
@@ -93,7 +96,7 @@ def test_a_folder_that_may_be_anothers_is_left_alone(left, change, request):
     if "another user" in request.node.name and os.getuid() != 0:
         pytest.skip("needs root")
     change(left)
-    run_folder.make()
+    folders.make_run_folder()
 
     assert left.exists()
 
@@ -102,20 +105,20 @@ def test_a_folder_that_may_be_anothers_is_left_alone(left, change, request):
 def test_what_was_killed_in_a_container_is_removed_and_what_lives_there_stays():
     process, folder = run("unshare", "--uts", "--pid", "--fork", "--kill-child")
     with process:
-        run_folder.make()
+        folders.make_run_folder()
         assert folder.is_dir()
         process.kill()
 
     deadline = time.monotonic() + 60.0
     while folder.exists():  # the kernel ends the container a moment after its first process
         assert time.monotonic() < deadline
-        run_folder.make()
+        folders.make_run_folder()
 
 
 def test_what_a_killed_run_left_takes_no_link_with_it(left, tmp_path):
     (tmp_path / "mine").write_text("words")
     (left / "t0").symlink_to(tmp_path)
-    run_folder.make()
+    folders.make_run_folder()
 
     assert not left.exists()
     assert (tmp_path / "mine").exists()

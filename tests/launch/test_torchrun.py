@@ -8,8 +8,9 @@ PROGRAM = """
 import os, random, signal, threading, time
 from pathlib import Path
 import psutil
-from ddp_doctor.ranks import torchrun
-from ddp_doctor.ranks.interruption import Interrupted, interruptible
+
+from ddp_doctor.ranks.torchrun import launch
+from ddp_doctor.starters.interruption import Interrupted, interruptible
 from ddp_doctor.engine.node_run.session import Session
 from ddp_doctor.model.recording import Options
 from ddp_doctor.starters.request import RunRequest
@@ -24,7 +25,7 @@ def launches(number):
     left = [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
     assert not left, (number, left)
 
-torchrun.replace = lambda spec, **_: type("Json", (), {"to_json": lambda self: "{}"})()
+launch.replace = lambda spec, **_: type("Json", (), {"to_json": lambda self: "{}"})()
 interrupted = 0
 for number in range({rounds}):
     try:
@@ -34,7 +35,7 @@ for number in range({rounds}):
                 after = random.Random(number).uniform(0.0, 0.03)
                 threading.Timer(after, os.kill, (os.getpid(), signal.SIGTERM)).start()
             try:
-                with torchrun.Launch(session.run_folder, [Spec()], dict(os.environ)):
+                with launch.Launch(session.run_folder, [Spec()], dict(os.environ)):
                     time.sleep(0.03)
             except Interrupted:
                 interrupted += 1
@@ -72,8 +73,8 @@ def test_signals_at_any_moment_of_the_launch_leave_no_torchrun():
 def test_a_rank_of_torchrun_imports_no_check_but_its_own():
     program = """
 import sys
-from ddp_doctor.ranks import torchrun_worker
-torchrun_worker._bare("ddp_doctor.checks")
+from ddp_doctor.ranks.torchrun import worker
+worker._bare("ddp_doctor.checks")
 import ddp_doctor.checks.cluster.torchrun
 print(sorted(name for name in sys.modules if name.startswith("ddp_doctor.checks.")))
 """

@@ -6,7 +6,7 @@ import pytest
 
 from ddp_doctor.checks.ddp import initial_state
 from ddp_doctor.checks.ddp.initial_state import CHECK
-from ddp_doctor.facts.ddp.initial_state import InitialState
+from ddp_doctor.facts.ddp.model_state import InitialState
 from tests.checks import test_initial_state as scenarios
 from tests.launch.conftest import Play
 

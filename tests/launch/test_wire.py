@@ -16,12 +16,12 @@ AGENT = """
 import os, sys
 from ddp_doctor.starters.starter_channel import StarterChannel
 wire = StarterChannel(3)
-wire.tell("hello")
+wire.send("hello")
 print("a library greets")
 os.write(1, b"a driver, too\\n")
-wire.tell("progress", sys.argv[1])
-wire.tell_recording(sys.argv[2] * 100)
-wire.tell("done", "1")
+wire.send("progress", sys.argv[1])
+wire.send_recording(sys.argv[2] * 100)
+wire.send("done", "1")
 """
 
 

@@ -1,4 +1,4 @@
-"""A file system in memory with folders, files and symbolic links, in place of ddp_doctor.sources.files.Files.
+"""A file system in memory with folders, files and symbolic links, in place of ddp_doctor.sources.machine.Files.
 
 Writing the thousand files of a machine to a disk takes longer than all probes and rules together.
 """

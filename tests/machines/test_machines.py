@@ -9,7 +9,7 @@ from ddp_doctor import app
 from ddp_doctor.model.choices import Severity, Status, Verdict
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Node, Recording, World
-from ddp_doctor.sources.files import Files
+from ddp_doctor.sources.machine import Files
 from tests.machines import servers, table
 from tests.machines.faults import FAULTS, Planted, said
 from tests.machines.healthy import MACHINES, Healthy

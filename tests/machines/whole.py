@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, replace
 from ddp_doctor import app
 from ddp_doctor.agents.messages import NodeReport, at_node, world_of
 from ddp_doctor.checks import CHECKS
-from ddp_doctor.engine.collect import collect
-from ddp_doctor.engine.world import choose_world
-from ddp_doctor.facts.cluster.consistency import ConsistencyFact
+from ddp_doctor.engine.collect import choose_world, collect
+from ddp_doctor.facts.cluster import ConsistencyFact
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.choices import Backend, Status, Where

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.parse.factory_name import require_factory
+from ddp_doctor.parse.options import require_factory
 
 
 @pytest.mark.parametrize("name", ["net:make", "train.models:make_resnet", "train.models:Nets.small", "_a:_b"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddp_doctor.parse.libraries import brought_by, cached, entries, missing_libraries
+from ddp_doctor.parse.software import brought_by, cached, entries, missing_libraries
 
 CACHE = """\
 1214 libs found in cache `/etc/ld.so.cache'

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.parse.nccl_complaints import Kind, complaints, with_last_warning
+from ddp_doctor.parse.complaints import Kind, complaints, with_last_warning
 
 PREFIX = "[2026-01-15 10:00:00] node0:52:81 [0] "
 LINES: list[tuple[Kind, str]] = [

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_doctor.facts.node.pcie import REDIRECT
-from ddp_doctor.parse.pci_config import acs_control, acs_words, is_cut_off
+from ddp_doctor.parse.pci import acs_control, acs_words, is_cut_off
 
 ACS = 0x000D
 

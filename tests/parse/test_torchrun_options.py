@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddp_doctor.parse.torchrun_options import endpoint, nnodes
+from ddp_doctor.parse.options import endpoint, nnodes
 
 
 @pytest.mark.parametrize(("text", "least_and_most"), [("1", (1, 1)), ("4", (4, 4)), ("2:4", (2, 4))])

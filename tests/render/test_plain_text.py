@@ -10,8 +10,8 @@ from ddp_doctor.model.choices import CheckStatus, Confidence, Severity, Verdict
 from ddp_doctor.model.finding import Evidence, Finding, Remedy
 from ddp_doctor.model.report import CheckResult, Report, Tool
 from ddp_doctor.render import terminal
-from ddp_doctor.render.plain import one_line, plain
 from ddp_doctor.render.progress import progress
+from ddp_doctor.render.text import one_line, plain
 
 CLIPBOARD = "\x1b]52;c;ZXZpbA==\x07"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddp_doctor.render.quantity import amount
+from ddp_doctor.render.text import amount
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from ddp_doctor.checks.node.topology.formats.topo_matrix import parse_matrices, parse_matrix
 from ddp_doctor.facts.node.topology import TopologyFact
-from ddp_doctor.render.topology.matrix import matrix_rows, matrix_text, styled_matrix, topology_json
+from ddp_doctor.render.topology.report import matrix_rows, matrix_text, styled_matrix, topology_json
 
 SAMPLES = Path(__file__).parents[1] / "samples" / "topology"
 

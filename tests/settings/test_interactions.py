@@ -2,8 +2,8 @@
 
 import pytest
 
+from ddp_doctor.settings.effects import out_of_range
 from ddp_doctor.settings.interactions import conflicts, disagreeing, silenced
-from ddp_doctor.settings.ranges import out_of_range
 from ddp_doctor.settings.releases import Installed
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.ranks.interruption import SIGNALS, Interrupted, interruptible
 from ddp_doctor.sources import commands
 from ddp_doctor.sources.commands import OUTPUT_LIMIT_BYTES, find_executable, run_command
+from ddp_doctor.starters.interruption import SIGNALS, Interrupted, interruptible
 
 ENV = {"PATH": "/usr/bin:/bin"}
 

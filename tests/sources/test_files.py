@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from ddp_doctor.sources.files import READ_LIMIT_BYTES, Files
+from ddp_doctor.sources.machine import READ_LIMIT_BYTES, Files
 
 
 def test_the_root_moves_reads_lists_and_links(tmp_path):

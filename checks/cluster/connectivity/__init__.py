@@ -16,7 +16,7 @@ from ipaddress import ip_address
 
 from ddp_doctor.checks.cluster.connectivity import blocked, packets, slow, wording
 from ddp_doctor.checks.cluster.connectivity.measure import Dialled, Glance
-from ddp_doctor.facts.cluster.connectivity import ConnectivityFact
+from ddp_doctor.facts.cluster import ConnectivityFact
 from ddp_doctor.knowledge.network import path_quality
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator
 from ddp_doctor.checks.cluster.connectivity import wording
 from ddp_doctor.checks.cluster.connectivity.matrix import PATHS_SHOWN, Matrix, Path
 from ddp_doctor.checks.cluster.connectivity.wording import MEET, way_out
-from ddp_doctor.facts.cluster.connectivity import ConnectivityFact, PeerConnectivity
+from ddp_doctor.facts.cluster import ConnectivityFact, PeerConnectivity
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.knowledge.network.interface_faults import faults
 from ddp_doctor.model.choices import Confidence, Severity

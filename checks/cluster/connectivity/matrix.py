@@ -8,7 +8,7 @@ from ipaddress import ip_address
 from statistics import median
 from typing import ClassVar
 
-from ddp_doctor.facts.cluster.connectivity import ConnectivityFact, Outcome, PeerConnectivity
+from ddp_doctor.facts.cluster import ConnectivityFact, Outcome, PeerConnectivity
 from ddp_doctor.knowledge.network.path_quality import (
     BLAMED_SHARE,
     JUDGED_BYTES_PER_S,

@@ -5,7 +5,7 @@ import errno
 from statistics import median
 from typing import Any
 
-from ddp_doctor.facts.cluster.connectivity import OtherConnectivity, Outcome, PeerConnectivity
+from ddp_doctor.facts.cluster import OtherConnectivity, Outcome, PeerConnectivity
 from ddp_doctor.knowledge.network import path_quality
 from ddp_doctor.model.context import Line, NodesContext, OtherWay, Peer, TcpInfo
 

@@ -14,7 +14,7 @@ from ddp_doctor.checks.cluster.connectivity.matrix import (
     usual_answer,
 )
 from ddp_doctor.checks.cluster.connectivity.wording import ANSWER, MOVE, Way, detour, take, way_out, ways
-from ddp_doctor.facts.cluster.connectivity import ConnectivityFact
+from ddp_doctor.facts.cluster import ConnectivityFact
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.knowledge.network import path_quality
 from ddp_doctor.model.choices import Confidence, Severity

@@ -7,7 +7,7 @@ from ddp_doctor.checks.cluster.connectivity import wording
 from ddp_doctor.checks.cluster.connectivity.matrix import PATHS_SHOWN, Blame, Matrix, Path
 from ddp_doctor.checks.cluster.connectivity.packets import look, measured, on_paths, unless_over_rdma
 from ddp_doctor.checks.cluster.connectivity.wording import MOVE, Way, detour, take, ways
-from ddp_doctor.facts.cluster.connectivity import ConnectivityFact
+from ddp_doctor.facts.cluster import ConnectivityFact
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.knowledge.network import path_quality
 from ddp_doctor.knowledge.network import path_quality as network

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import median_low
 
 from ddp_doctor.checks.cluster.connectivity.matrix import Matrix, Path
-from ddp_doctor.facts.cluster.connectivity import OtherConnectivity
+from ddp_doctor.facts.cluster import OtherConnectivity
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.knowledge.network.addresses import address_of, is_ipv6
 from ddp_doctor.model.context import Interface

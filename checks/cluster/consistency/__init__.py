@@ -14,7 +14,7 @@ brings one rank less makes a smaller world, without a word. So the odd node is n
 
 from ddp_doctor import __version__
 from ddp_doctor.checks.cluster.consistency import settings, versions
-from ddp_doctor.facts.cluster.consistency import ConsistencyFact, RankSettings
+from ddp_doctor.facts.cluster import ConsistencyFact, RankSettings
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import NodesContext

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ddp_doctor.checks.cluster.consistency.versions import Difference, difference_draft, draft_of, together
-from ddp_doctor.facts.cluster.consistency import ConsistencyFact, RankSettings
+from ddp_doctor.facts.cluster import ConsistencyFact, RankSettings
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.facts.node.host import Host

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import Generic
 
-from ddp_doctor.facts.cluster.consistency import ConsistencyFact
+from ddp_doctor.facts.cluster import ConsistencyFact
 from ddp_doctor.facts.node.software import Software
 from ddp_doctor.knowledge.thresholds import CLOCK_ERROR_S, CLOCKS_APART_S, CLOCKS_FAR_APART_S
 from ddp_doctor.knowledge.versions import release

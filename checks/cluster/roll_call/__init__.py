@@ -13,7 +13,7 @@ messages, and of two nodes with one rank it says nothing at all.
 """
 
 from ddp_doctor.checks.cluster.roll_call import arrivals, endpoint, endpoint_answer, lost_nodes
-from ddp_doctor.facts.cluster.roll_call import RollCallFact, SilenceFact
+from ddp_doctor.facts.cluster import RollCallFact, SilenceFact
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import NodesContext

@@ -14,7 +14,7 @@ from ddp_doctor.checks.cluster.roll_call.wording import (
     readers,
     same_host,
 )
-from ddp_doctor.facts.cluster.roll_call import Outcome, RollCallFact
+from ddp_doctor.facts.cluster import AttemptOutcome, RollCallFact
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
@@ -43,7 +43,7 @@ def obstacle_of(recording: Recording, fact: RollCallFact) -> Obstacle | None:
     return None
 
 
-def facts_with(recording: Recording, *outcomes: Outcome) -> Iterator[RollCallFact]:
+def facts_with(recording: Recording, *outcomes: AttemptOutcome) -> Iterator[RollCallFact]:
     """The facts with one of these outcomes; one that is led astray, or two jobs, have rules of their own."""
     for node in recording.facts(RollCallFact):
         led_astray = is_led_astray(node.fact) or jobs_that_clash(node.fact)

@@ -17,7 +17,7 @@ from ddp_doctor.checks.cluster.roll_call.wording import (
     time_given,
     who_came,
 )
-from ddp_doctor.facts.cluster.roll_call import RollCallFact
+from ddp_doctor.facts.cluster import RollCallFact
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Remedy
 from ddp_doctor.model.recording import Recording

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from ddp_doctor.checks.cluster.roll_call.wording import advice, look_at
-from ddp_doctor.facts.cluster.roll_call import RollCallFact, SilenceFact
+from ddp_doctor.facts.cluster import RollCallFact, SilenceFact
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Proof, Remedy
 from ddp_doctor.model.recording import FactAt, Recording

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 
-from ddp_doctor.facts.cluster.roll_call import Present, RollCallFact
+from ddp_doctor.facts.cluster import Present, RollCallFact
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Evidence, Proof, Remedy, Scope
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.wording import run_options

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from ddp_doctor.checks.collectives.allreduce import rules
 from ddp_doctor.checks.collectives.allreduce.sums import correctness, is_repeatable
-from ddp_doctor.facts.collectives.allreduce import AllReduceFact, SizeResult
+from ddp_doctor.facts.collectives import AllReduceFact, SizeResult
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import RankContext

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.facts.collectives.allreduce import ELEMENTS, AllReduceFact, Wrong
+from ddp_doctor.facts.collectives import ELEMENTS, AllReduceFact, Wrong
 from ddp_doctor.knowledge.ddp import payload
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy, Reproducer, Setting

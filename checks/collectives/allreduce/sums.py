@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ddp_doctor.facts.collectives.allreduce import ELEMENTS, Wrong
+from ddp_doctor.facts.collectives import ELEMENTS, Wrong
 from ddp_doctor.knowledge.ddp import payload
 from ddp_doctor.model.choices import Level
 from ddp_doctor.model.context import RankContext

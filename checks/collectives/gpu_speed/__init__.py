@@ -8,14 +8,14 @@ Raw input: none; measured on every rank on its own GPU, which NVML is asked abou
 In DDP every rank waits for the slowest, in every step, and the slow one looks like all others: it is its
 peers' wait that grows. An idle GPU tells little: it saves power, clocks and PCIe lanes. All GPUs multiply
 and copy at the same time, as in a job; copies to and from the host take turns on each node, since GPUs
-below one switch share its link. The memory taken is bounded (knowledge/gpu/gpu_memory.py).
+below one switch share its link. The memory taken is bounded (knowledge/gpu/gpu_speed.py).
 """
 
 from collections.abc import Iterator
 
 from ddp_doctor.checks.collectives.gpu_speed import company, host_copies, links, peers, published, throttling
 from ddp_doctor.checks.collectives.gpu_speed.measure import measure
-from ddp_doctor.facts.collectives.gpu_speed import GpuSpeedFact
+from ddp_doctor.facts.collectives import GpuSpeedFact
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ddp_doctor.checks.collectives.gpu_speed import wording
 from ddp_doctor.checks.collectives.gpu_speed.comparable import Measured, busy, rank_of
-from ddp_doctor.facts.collectives.gpu_speed import GpuSpeedFact
+from ddp_doctor.facts.collectives import GpuSpeedFact
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording

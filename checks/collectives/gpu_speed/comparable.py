@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ddp_doctor.facts.collectives.gpu_speed import GpuSpeedFact, Rate
+from ddp_doctor.facts.collectives import GpuSpeedFact, Rate
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.knowledge.gpu import gpu_speed
 from ddp_doctor.model.recording import FactAt, Recording

@@ -16,7 +16,7 @@ from ddp_doctor.checks.collectives.gpu_speed.comparable import (
     rank_of,
 )
 from ddp_doctor.checks.collectives.gpu_speed.links import reduced_beside_peers
-from ddp_doctor.facts.collectives.gpu_speed import GpuSpeedFact
+from ddp_doctor.facts.collectives import GpuSpeedFact
 from ddp_doctor.knowledge.gpu import gpu_speed
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence

@@ -12,7 +12,7 @@ from ddp_doctor.checks.collectives.gpu_speed.comparable import (
     model,
     rank_of,
 )
-from ddp_doctor.facts.collectives.gpu_speed import GpuLoad, GpuSpeedFact
+from ddp_doctor.facts.collectives import GpuLoad, GpuSpeedFact
 from ddp_doctor.knowledge.gpu import gpu_speed
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence

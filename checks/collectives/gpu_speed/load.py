@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from statistics import median_low
 from typing import TypeVar
 
-from ddp_doctor.facts.collectives.gpu_speed import GpuLoad
-from ddp_doctor.model.gpu_watch import GpuWatched
+from ddp_doctor.facts.collectives import GpuLoad
+from ddp_doctor.model.context import GpuWatched
 
 N = TypeVar("N", int, float)
 

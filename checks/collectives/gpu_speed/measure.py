@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_doctor.checks.collectives.gpu_speed.load import COPY, HOST_COPY, MATMUL, summed_up
 from ddp_doctor.checks.collectives.gpu_speed.timing import Plan, rate
-from ddp_doctor.facts.collectives.gpu_speed import GpuSpeedFact
+from ddp_doctor.facts.collectives import GpuSpeedFact
 from ddp_doctor.model.context import GpuWatch, RankContext
 from ddp_doctor.probing.gpu_identity import gpu_identity
 

@@ -6,7 +6,7 @@ from statistics import median
 from ddp_doctor.checks.collectives.gpu_speed import state
 from ddp_doctor.checks.collectives.gpu_speed.comparable import MATMUL, Measured, judged, rank_of
 from ddp_doctor.checks.collectives.gpu_speed.throttling import slowed_by_hardware
-from ddp_doctor.facts.collectives.gpu_speed import GpuSpeedFact
+from ddp_doctor.facts.collectives import GpuSpeedFact
 from ddp_doctor.knowledge.gpu import gpu_speed
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence

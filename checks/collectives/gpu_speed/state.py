@@ -5,7 +5,7 @@ from statistics import median_low
 
 from ddp_doctor.checks.collectives.gpu_speed import wording
 from ddp_doctor.checks.collectives.gpu_speed.comparable import Measured, judged, model, rank_of
-from ddp_doctor.facts.collectives.gpu_speed import GpuLoad
+from ddp_doctor.facts.collectives import GpuLoad
 from ddp_doctor.knowledge.gpu import gpu_speed
 from ddp_doctor.model.finding import Evidence, Remedy
 from ddp_doctor.model.recording import Recording

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ddp_doctor.checks.collectives.gpu_speed import state, wording
 from ddp_doctor.checks.collectives.gpu_speed.comparable import COPY, MATMUL, Measured, beside_others, rank_of
-from ddp_doctor.facts.collectives.gpu_speed import GpuSpeedFact
+from ddp_doctor.facts.collectives import GpuSpeedFact
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.knowledge.gpu import gpu_speed
 from ddp_doctor.model.choices import Severity

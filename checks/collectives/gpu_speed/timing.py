@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from ddp_doctor.facts.collectives.gpu_speed import Rate
+from ddp_doctor.facts.collectives import Rate
 from ddp_doctor.model.context import RankContext
 
 Work = Callable[[], object]

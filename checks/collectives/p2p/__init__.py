@@ -12,8 +12,8 @@ GPUs whose peer-to-peer path is blocked by ACS or the IOMMU: every tool calls it
 from collections.abc import Iterator
 
 from ddp_doctor.checks.collectives.p2p import rules
-from ddp_doctor.facts.collectives.p2p import P2pFact
-from ddp_doctor.knowledge.network.pairs import rounds
+from ddp_doctor.facts.collectives import P2pFact
+from ddp_doctor.knowledge.network.path_quality import rounds
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import RankContext

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median_high
 
-from ddp_doctor.facts.collectives.p2p import P2pFact, PairResult
+from ddp_doctor.facts.collectives import P2pFact, PairResult
 from ddp_doctor.knowledge.thresholds import SLOW_PAIR_RATIO
 from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.model.choices import Severity

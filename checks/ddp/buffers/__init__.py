@@ -23,7 +23,7 @@ from typing import Any
 from ddp_doctor.checks.ddp.buffers import batch_norm, broadcast
 from ddp_doctor.checks.ddp.buffers.options import measure_options
 from ddp_doctor.checks.ddp.buffers.stamps import measure, measure_sync_batch_norm, stamped_model, wrap
-from ddp_doctor.facts.ddp.buffers import Buffers
+from ddp_doctor.facts.ddp.model_state import Buffers
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext

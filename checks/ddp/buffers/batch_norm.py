@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.ddp.buffers.blame import drafts
-from ddp_doctor.facts.ddp.buffers import Buffers
+from ddp_doctor.facts.ddp.model_state import Buffers
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording

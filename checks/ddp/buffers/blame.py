@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from ddp_doctor.facts.ddp.buffers import Buffers, OffState
+from ddp_doctor.facts.ddp.model_state import Buffers, OffState
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.remedies.stock_ddp import remedies

@@ -5,7 +5,7 @@ from statistics import median
 from typing import Any
 
 from ddp_doctor.checks.ddp.buffers.stamps import forward, stamp_off, stamped_model
-from ddp_doctor.facts.ddp.buffers import BroadcastCost, Buffers
+from ddp_doctor.facts.ddp.model_state import BroadcastCost, Buffers
 from ddp_doctor.knowledge.ddp.payload import CROWD
 from ddp_doctor.model.context import RankContext
 

@@ -16,7 +16,7 @@ from ddp_doctor.checks.ddp.buffers.closed_form import (
     overall_biased,
     updated,
 )
-from ddp_doctor.facts.ddp.buffers import Buffers, OffState
+from ddp_doctor.facts.ddp.model_state import Buffers, OffState
 from ddp_doctor.model.context import RankContext
 
 #: Relative error allowed in statistics. float32 rounds by 6e-8 an operation, and SyncBatchNorm's kernels

@@ -21,7 +21,7 @@ import shutil
 from pathlib import Path
 
 from ddp_doctor.checks.ddp.checkpoint import plain, regrouped, sharded, shards, states
-from ddp_doctor.facts.ddp.checkpoint import Checkpoint, Sharded
+from ddp_doctor.facts.ddp.model_state import Checkpoint, Sharded
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ddp_doctor.facts.ddp.checkpoint import Loaded
+from ddp_doctor.facts.ddp.model_state import Loaded
 from ddp_doctor.model.context import RankContext
 
 FILE = "checkpoint.pt"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_doctor.checks.ddp.checkpoint.sharded import ELEMENTS_OF_A_RANK, FOLDER, said
-from ddp_doctor.facts.ddp.checkpoint import Resharded
+from ddp_doctor.facts.ddp.model_state import Resharded
 from ddp_doctor.model.context import RankContext
 
 _LEAST_RANKS = 3

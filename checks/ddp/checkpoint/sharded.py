@@ -9,7 +9,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-from ddp_doctor.facts.ddp.checkpoint import Sharded
+from ddp_doctor.facts.ddp.model_state import Sharded
 from ddp_doctor.model.context import RankContext
 
 FOLDER = "sharded"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.ddp.checkpoint.wording import LOOK_AT_STORAGE
-from ddp_doctor.facts.ddp.checkpoint import Checkpoint, Resharded, Sharded
+from ddp_doctor.facts.ddp.model_state import Checkpoint, Resharded, Sharded
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording

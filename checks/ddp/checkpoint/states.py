@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from ddp_doctor.checks.ddp.checkpoint.plain import FILE
 from ddp_doctor.checks.ddp.checkpoint.wording import LOOK_AT_STORAGE, NEW_NAMES, ONE_WRITER, SHARED_PLACE
-from ddp_doctor.facts.ddp.checkpoint import Checkpoint, Loaded
+from ddp_doctor.facts.ddp.model_state import Checkpoint, Loaded
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording

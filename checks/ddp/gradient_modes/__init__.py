@@ -19,7 +19,7 @@ Why it matters: each switch is another path through DDP, and a wrong mean raises
 
 from ddp_doctor.checks.ddp.gradient_modes import branches, failed, wrong
 from ddp_doctor.checks.ddp.gradient_modes.steps import measure
-from ddp_doctor.facts.ddp.gradient_modes import GradientModes
+from ddp_doctor.facts.ddp.gradients import GradientModes
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext

@@ -5,8 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.checks.ddp.gradient_modes.words import MODES, lacks, over_users, without
-from ddp_doctor.facts.ddp.gradient_modes import GradientModes, Mode, OffInMode
-from ddp_doctor.facts.ddp.gradient_sync import GradientSync
+from ddp_doctor.facts.ddp.gradients import GradientModes, GradientSync, Mode, OffInMode
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording

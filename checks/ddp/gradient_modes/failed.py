@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from ddp_doctor.checks.ddp.gradient_modes.blame import modes
 from ddp_doctor.checks.ddp.gradient_modes.words import MODES, without
-from ddp_doctor.facts.ddp.gradient_modes import GradientModes
+from ddp_doctor.facts.ddp.gradients import GradientModes
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording

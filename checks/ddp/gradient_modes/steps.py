@@ -8,7 +8,7 @@ from typing import Any
 from ddp_doctor.checks.ddp.gradient_modes import ddp_inside
 from ddp_doctor.checks.ddp.gradient_modes.models import BUCKET_CAP_BYTES, FLOAT64, coded_model
 from ddp_doctor.checks.ddp.gradient_modes.modes import WAYS, MicroStep, Way, shares
-from ddp_doctor.facts.ddp.gradient_modes import GradientModes, Mode, OffInMode
+from ddp_doctor.facts.ddp.gradients import GradientModes, Mode, OffInMode
 from ddp_doctor.knowledge.ddp import gradient_code, gradient_shares
 from ddp_doctor.model.context import RankContext
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from ddp_doctor.checks.ddp.gradient_sync import rules
 from ddp_doctor.checks.ddp.gradient_sync.steps import coded_model, measure, wrap
-from ddp_doctor.facts.ddp.gradient_sync import GradientSync
+from ddp_doctor.facts.ddp.gradients import GradientSync
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ddp_doctor.facts.ddp.gradient_sync import GradientSync
+from ddp_doctor.facts.ddp.gradients import GradientSync
 from ddp_doctor.knowledge.ddp import gradient_code
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Draft, Evidence

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.ddp.gradient_sync.blame import Off, by_cause, draft, lost_a_step, minority, off_in, who
-from ddp_doctor.facts.ddp.gradient_sync import GradientSync
+from ddp_doctor.facts.ddp.gradients import GradientSync
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from ddp_doctor.facts.ddp.gradient_sync import GradientSync, Phase
+from ddp_doctor.facts.ddp.gradients import GradientSync, Phase
 from ddp_doctor.knowledge.ddp import gradient_code
 from ddp_doctor.model.context import RankContext
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from ddp_doctor.checks.ddp.initial_state import differences, wrapping
 from ddp_doctor.checks.ddp.initial_state.seeded import fingerprints, seeded_model, whole, wrapped
-from ddp_doctor.facts.ddp.initial_state import InitialState
+from ddp_doctor.facts.ddp.model_state import InitialState
 from ddp_doctor.knowledge.ddp.manifests import kept
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.ddp.initial_state.wording import model_draft
-from ddp_doctor.facts.ddp.initial_state import InitialState
+from ddp_doctor.facts.ddp.model_state import InitialState
 from ddp_doctor.knowledge.ddp.manifests import Difference, compare, restored
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft

@@ -4,7 +4,7 @@ The consequences are those of torch 2.13 over gloo, seen on three ranks of which
 docs/explanation/ddp-semantics.md.
 """
 
-from ddp_doctor.facts.ddp.initial_state import InitialState
+from ddp_doctor.facts.ddp.model_state import InitialState
 from ddp_doctor.knowledge.ddp.manifests import Difference, Kind
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Draft, Evidence, Remedy

@@ -4,8 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ddp_doctor.facts.ddp.buffers import Buffers
-from ddp_doctor.facts.ddp.initial_state import InitialState
+from ddp_doctor.facts.ddp.model_state import Buffers, InitialState
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording

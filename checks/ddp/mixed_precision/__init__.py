@@ -17,7 +17,7 @@ Why it matters: a rank that skips alone trains another model from then on, and n
 """
 
 from ddp_doctor.checks.ddp.mixed_precision import half_rules, halves, scaled, scaler_rules
-from ddp_doctor.facts.ddp.mixed_precision import MixedPrecision
+from ddp_doctor.facts.ddp.gradients import MixedPrecision
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext

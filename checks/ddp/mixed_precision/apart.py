@@ -3,8 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 
-from ddp_doctor.facts.ddp.gradient_sync import GradientSync
-from ddp_doctor.facts.ddp.mixed_precision import MixedPrecision, Scaled, ScaledStep
+from ddp_doctor.facts.ddp.gradients import GradientSync, MixedPrecision, Scaled, ScaledStep
 from ddp_doctor.knowledge.ddp import gradient_code
 from ddp_doctor.model.finding import Remedy
 from ddp_doctor.model.recording import Recording

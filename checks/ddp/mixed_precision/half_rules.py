@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.ddp.mixed_precision.apart import known_before, software
-from ddp_doctor.facts.ddp.mixed_precision import Half, MixedPrecision
+from ddp_doctor.facts.ddp.gradients import Half, MixedPrecision
 from ddp_doctor.knowledge.ddp import gradient_code
 from ddp_doctor.knowledge.ddp.gradient_shares import NOTABLE_LOSS
 from ddp_doctor.model.choices import Confidence, Severity

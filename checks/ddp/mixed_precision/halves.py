@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ddp_doctor.checks.ddp.mixed_precision import scaled
-from ddp_doctor.facts.ddp.mixed_precision import Half
+from ddp_doctor.facts.ddp.gradients import Half
 from ddp_doctor.knowledge.ddp import gradient_code, gradient_shares
 from ddp_doctor.model.context import RankContext
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from ddp_doctor.facts.ddp.mixed_precision import Scaled, ScaledStep
+from ddp_doctor.facts.ddp.gradients import Scaled, ScaledStep
 from ddp_doctor.knowledge.ddp import gradient_code, gradient_shares
 from ddp_doctor.model.context import RankContext
 

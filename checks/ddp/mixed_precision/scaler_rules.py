@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.ddp.mixed_precision.apart import apart, few, known_before, odd, off, scaled, software
-from ddp_doctor.facts.ddp.mixed_precision import MixedPrecision
+from ddp_doctor.facts.ddp.gradients import MixedPrecision
 from ddp_doctor.knowledge.ddp import gradient_code
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence

@@ -5,7 +5,7 @@ from statistics import median
 
 from ddp_doctor.checks.ddp.step_time import thresholds, wording
 from ddp_doctor.checks.ddp.step_time.summary import mostly_disturbed, too_few_processors
-from ddp_doctor.facts.collectives.gpu_speed import GpuSpeedFact
+from ddp_doctor.facts.collectives import GpuSpeedFact
 from ddp_doctor.facts.ddp.step_time import StepTimeFact
 from ddp_doctor.knowledge.gpu.gpu_speed import SLOWER_SHARE
 from ddp_doctor.model.choices import Severity

@@ -10,18 +10,17 @@ from ddp_doctor.model.finding import Draft, Proof, Remedy, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import NO_TRIAL
-from ddp_doctor.settings.collectives import PROTOCOLS, left
-from ddp_doctor.settings.effects import effects
-from ddp_doctor.settings.interactions import conflicts, ib_is_off, newer_names, silenced
-from ddp_doctor.settings.releases import status_at
-from ddp_doctor.settings.scope import (
+from ddp_doctor.settings.effects import (
     MANY_RANKS,
+    effects,
     has_the_efa_plugin,
     is_a_choice,
     is_needed_by_a_plugin,
     logs_each_call,
     scope,
 )
+from ddp_doctor.settings.interactions import PROTOCOLS, conflicts, ib_is_off, left, newer_names, silenced
+from ddp_doctor.settings.releases import status_at
 from ddp_doctor.settings.table import Effect, Scope, variables
 from ddp_doctor.settings.values import misread
 from ddp_doctor.views.network import staged

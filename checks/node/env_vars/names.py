@@ -11,10 +11,9 @@ from ddp_doctor.model.finding import Draft, Remedy, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import FOLLOWS, set_to, unset
-from ddp_doctor.settings.effects import effects
+from ddp_doctor.settings.effects import effects, out_of_range
 from ddp_doctor.settings.interactions import disagreeing
 from ddp_doctor.settings.names import is_unknown, nearest
-from ddp_doctor.settings.ranges import out_of_range
 from ddp_doctor.settings.releases import RELEASES, Installed, is_gone, status_at
 from ddp_doctor.settings.table import Variable, never_read, variables
 from ddp_doctor.settings.values import effective, misread

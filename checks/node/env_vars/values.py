@@ -9,10 +9,9 @@ from ddp_doctor.model.finding import Draft, Remedy, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import NO_TRIAL, set_to, unset
+from ddp_doctor.settings.effects import OutOfRange, out_of_range, scope
 from ddp_doctor.settings.interactions import conflicts, disagreeing, silenced
-from ddp_doctor.settings.ranges import OutOfRange, out_of_range
 from ddp_doctor.settings.releases import Installed
-from ddp_doctor.settings.scope import scope
 from ddp_doctor.settings.table import Conflict, Silencer
 from ddp_doctor.settings.trials import read_by
 from ddp_doctor.settings.values import effective, misread

@@ -20,7 +20,7 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.rule import rules_in
-from ddp_doctor.parse import libraries, software
+from ddp_doctor.parse import software
 from ddp_doctor.parse.redact import open_and_withheld
 from ddp_doctor.probing import nccl_conf, rdma
 from ddp_doctor.settings.nccl_conf import set_by_files
@@ -61,7 +61,7 @@ def _plugins(ctx: Context, env: Mapping[str, str]) -> Iterator[Plugin]:
                     asked=one.asked,
                     setting=setting,
                     path=found,
-                    brought_by=libraries.brought_by(ctx.env, found) if found else None,
+                    brought_by=software.brought_by(ctx.env, found) if found else None,
                     missing=_missing(ctx, found) if found else (),
                     elsewhere=elsewhere,
                     unclear=found is None and "/" in one.asked and not one.asked.startswith("/"),
@@ -70,7 +70,7 @@ def _plugins(ctx: Context, env: Mapping[str, str]) -> Iterator[Plugin]:
 
 def _cache(ctx: Context) -> Mapping[str, str]:
     answer = ctx.run((_LDCONFIG, "-p"))
-    return libraries.cached(answer.stdout) if answer.ok else {}
+    return software.cached(answer.stdout) if answer.ok else {}
 
 
 def _found(
@@ -79,7 +79,7 @@ def _found(
     """The file that dlopen takes, in its order; first the RPATHs of a conda environment."""
     conda = ctx.env.get("CONDA_PREFIX")
     first = (f"{conda}/lib",) if conda else ()
-    folders = (*first, *libraries.entries(ctx.env, "LD_LIBRARY_PATH"))
+    folders = (*first, *software.entries(ctx.env, "LD_LIBRARY_PATH"))
     for name in wanted.names:
         if "/" in name:
             return name if posixpath.basename(name) in _listing(ctx, posixpath.dirname(name)) else None
@@ -112,7 +112,7 @@ def _missing(ctx: Context, path: str) -> tuple[str, ...]:
     """The libraries it needs and neither the linker nor torch has. ldd runs nothing of a shared library."""
     answer = ctx.run(("ldd", path))
     ctx.keep(answer.stdout)
-    lost = libraries.missing_libraries(answer.stdout) if answer.ok else ()
+    lost = software.missing_libraries(answer.stdout) if answer.ok else ()
     return tuple(name for name in lost if not nccl_plugins.is_loaded_by_torch(name))
 
 

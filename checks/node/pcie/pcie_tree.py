@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from ddp_doctor.facts.node.pcie import DeviceKind, PcieDevice
 from ddp_doctor.model.context import Context
-from ddp_doctor.parse.pci_config import acs_control, is_cut_off
+from ddp_doctor.parse.pci import acs_control, is_cut_off
 from ddp_doctor.probing.host_gpus import PCI
 from ddp_doctor.probing.kernel_files import end_of, first_line, names_in, text_of
 from ddp_doctor.probing.pci_devices import bridges_above

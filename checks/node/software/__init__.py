@@ -24,7 +24,7 @@ from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Failed
 from ddp_doctor.model.rule import rules_in
-from ddp_doctor.parse import libraries, software
+from ddp_doctor.parse import software
 
 __all__ = ["CHECK", "probe"]
 
@@ -60,10 +60,10 @@ def _settings(ctx: Context, installed: Software) -> dict[str, object]:
     """The copies of libnccl that LD_LIBRARY_PATH and LD_PRELOAD name."""
     if installed.torch_cuda is None:
         return {}
-    folders = libraries.entries(ctx.env, "LD_LIBRARY_PATH")
+    folders = software.entries(ctx.env, "LD_LIBRARY_PATH")
     copies = [file for file in installed.nccl_files if posixpath.dirname(file) in folders]
-    copies += [file for file in libraries.entries(ctx.env, "LD_PRELOAD") if file.endswith("/libnccl.so.2")]
-    offered = {file: libraries.brought_by(ctx.env, file) for file in copies}
+    copies += [file for file in software.entries(ctx.env, "LD_PRELOAD") if file.endswith("/libnccl.so.2")]
+    offered = {file: software.brought_by(ctx.env, file) for file in copies}
     return {"nccl_offered": {file: by for file, by in offered.items() if by is not None}}
 
 
@@ -77,7 +77,7 @@ def _nccl(ctx: Context, installed: Software) -> dict[str, str | None]:
         return found
     answer = ctx.child("nccl", library)
     ctx.keep(answer.stdout)
-    brought = {"nccl_brought_by": libraries.brought_by(ctx.env, library)}
+    brought = {"nccl_brought_by": software.brought_by(ctx.env, library)}
     return {**found, **brought, **software.nccl_answer(answer)}
 
 

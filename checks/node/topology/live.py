@@ -32,7 +32,7 @@ from ddp_doctor.facts.node.topology import (
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.context import CommandResult, Context
 from ddp_doctor.model.fact import Absent, Failed, TookTooLong
-from ddp_doctor.parse.pci_tree import link_code
+from ddp_doctor.parse.pci import link_code
 from ddp_doctor.parse.visible_devices import job_gpus
 from ddp_doctor.probing import host_gpus, pci_devices
 

@@ -18,8 +18,8 @@ from ddp_doctor.checks.node.topology.wording import (
 )
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.facts.node.topology import P2pStatusFact, TopologyFact
-from ddp_doctor.knowledge.gpu.p2p_statuses import ASKED_BY_NCCL, p2p_status
 from ddp_doctor.knowledge.topology import link_codes
+from ddp_doctor.knowledge.topology.link_codes import ASKED_BY_NCCL, p2p_status
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording

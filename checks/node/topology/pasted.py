@@ -18,7 +18,7 @@ from ddp_doctor.checks.node.topology.formats.topo_matrix import (
     why_none,
 )
 from ddp_doctor.facts.node.topology import NvlinksFact, P2pStatusFact, RocmTopologyFact, TopologyFact
-from ddp_doctor.knowledge.gpu.p2p_statuses import CAPABILITY_NAMES
+from ddp_doctor.knowledge.topology.link_codes import CAPABILITY_NAMES
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.parse.text import plain_lines

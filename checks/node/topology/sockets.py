@@ -6,7 +6,7 @@ from collections.abc import Container, Iterator, Sequence
 from ddp_doctor.checks.node.topology import wording
 from ddp_doctor.checks.node.topology.candidates import evidence as cluster_evidence
 from ddp_doctor.checks.node.topology.wording import more_sockets
-from ddp_doctor.facts.collectives.allreduce import AllReduceFact, SizeResult
+from ddp_doctor.facts.collectives import AllReduceFact, SizeResult
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.facts.node.nccl import NcclFact

@@ -10,7 +10,7 @@ from ddp_doctor.model.choices import Confidence, Severity, Status
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.pci_tree import link_code
+from ddp_doctor.parse.pci import link_code
 from ddp_doctor.remedies.hardware import REBOOT
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.wording.findings import NOBODY, likely, proved

@@ -13,13 +13,15 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 
-from ddp_doctor.engine.hang.clocks import Clock, by_step, clocks
 from ddp_doctor.engine.hang.judgement import (
     COLLECTIVES,
     INIT,
+    Clock,
     Judgement,
     Kind,
     Place,
+    by_step,
+    clocks,
     key_of,
     numbers,
     open_step,
@@ -32,7 +34,7 @@ from ddp_doctor.engine.hang.judgement import (
 from ddp_doctor.knowledge.deadlines import STILL_CPU_S_PER_S
 from ddp_doctor.knowledge.victims import aborted_over_a_peer, names_own_gpu, names_own_host
 from ddp_doctor.model.trial import FlightEntry, RankEvidence, Step, TrialRecord
-from ddp_doctor.parse.nccl_complaints import with_last_warning
+from ddp_doctor.parse.complaints import with_last_warning
 
 #: Deaths this close together have one cause: the forkserver, the agent or the machine.
 _SAME_MOMENT_S = 0.25

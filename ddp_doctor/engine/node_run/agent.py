@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 
 from ddp_doctor.agents import validation
 from ddp_doctor.agents.agent_group import AgentGroup
-from ddp_doctor.agents.merge import merged
-from ddp_doctor.agents.remote_ranks import StoreRemoteRanks
+from ddp_doctor.agents.remote_ranks import StoreRemoteRanks, merged
 from ddp_doctor.engine.hang import judge
 from ddp_doctor.engine.node_run.partial_recording import PartialRecording
 from ddp_doctor.knowledge import deadlines

@@ -12,13 +12,13 @@ from ddp_doctor.agents.store_client import HEAD
 from ddp_doctor.engine.collect import collect
 from ddp_doctor.engine.node_run import other_networks
 from ddp_doctor.engine.node_run.node import NodeRun
-from ddp_doctor.facts.cluster.roll_call import RollCallFact
-from ddp_doctor.knowledge.network.pairs import neighbours
+from ddp_doctor.facts.cluster import RollCallFact
+from ddp_doctor.knowledge.network.path_quality import neighbours
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.context import Peer
 from ddp_doctor.model.fact import Reading
-from ddp_doctor.sources.nodes import LiveNodesContext
+from ddp_doctor.sources.machine import LiveNodesContext
 from ddp_doctor.sources.sockets import Listener
 from ddp_doctor.starters.place import Place
 

@@ -65,8 +65,8 @@ def _other_networks(node_reports: Mapping[int, NodeReport]) -> dict[Network, dic
         names = [held_there.interface.name for held_there in held.values()]
         if names != taken and all(map(_comes_first, held.values())):
             taken_too = any(
-                [held_there.interface.name for held_there in other.values()] == names
-                for other in found.values()
+                [held_there.interface.name for held_there in found_network.values()] == names
+                for found_network in found.values()
             )
             found |= {} if taken_too else {network: held}
     fastest = sorted(

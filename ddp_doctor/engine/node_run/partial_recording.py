@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Status
-from ddp_doctor.model.experiment import Experiment
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import NotRun, Recording
-from ddp_doctor.model.trial import TrialRecord
+from ddp_doctor.model.trial import Experiment, TrialRecord
 
 
 @dataclass

@@ -8,17 +8,18 @@ from pathlib import Path
 from ddp_doctor.agents.agent_group import AgentGroup
 from ddp_doctor.engine.node_run.agent import Agent
 from ddp_doctor.engine.node_run.partial_recording import PartialRecording
-from ddp_doctor.facts.collectives.process_group import TorchImport
+from ddp_doctor.facts.collectives import TorchImport
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.ranks import control_store, run_folder, torchrun
+from ddp_doctor.ranks import control_store, folders
 from ddp_doctor.ranks.control_store import Control
 from ddp_doctor.ranks.forkserver import ForkServer
 from ddp_doctor.ranks.node_ranks import NodeRanks
 from ddp_doctor.ranks.run import Run
+from ddp_doctor.ranks.torchrun.launch import end_all
 from ddp_doctor.starters.request import RunRequest
 
 
@@ -34,14 +35,14 @@ class Session:
     _control: Control | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.run_folder = run_folder.make()
+        self.run_folder = folders.make_run_folder()
         self.server = ForkServer(self.run_folder, dict(self.request.env))
 
     def __enter__(self) -> "Session":
         return self
 
     def __exit__(self, *_: object) -> None:
-        torchrun.end_all(self.run_folder)  # one that a signal kept the agent from ending
+        end_all(self.run_folder)  # one that a signal kept the agent from ending
         if self._control is not None:
             self._control.stop()
         self.server.stop()

@@ -8,12 +8,10 @@ from collections.abc import Sequence
 
 from ddp_doctor.agents.agent_group import RUN_IS_OVER
 from ddp_doctor.engine.node_run.agent import Agent
-from ddp_doctor.engine.prove.attempts import Spoiled, attempt_of
-from ddp_doctor.engine.prove.candidates import candidates
-from ddp_doctor.engine.prove.experiments import Trials
-from ddp_doctor.model.experiment import Arm, Attempt, Experiment
+from ddp_doctor.engine.prove.experiments import Spoiled, Trials, attempt_of, candidates
 from ddp_doctor.model.finding import Finding, Reproducer, Setting
 from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.trial import Arm, Attempt, Experiment
 from ddp_doctor.ranks.run import Run
 
 __all__ = ["prove"]

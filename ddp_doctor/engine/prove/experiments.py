@@ -1,15 +1,162 @@
-"""Trying remedies: trials with and without their settings in turns, as few and as short as decide it."""
+"""Trying remedies: which are tried, the trials with and without their settings in turns, and how each ended."""
 
+import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from ddp_doctor.engine.prove.attempts import Spoiled
-from ddp_doctor.engine.prove.candidates import Candidate
+from pydantic import ValidationError
+
 from ddp_doctor.engine.prove.proofs import proof_of
-from ddp_doctor.model.experiment import Arm, Attempt, Experiment
-from ddp_doctor.model.finding import Reproducer, Setting
+from ddp_doctor.facts.collectives import ShownFact
+from ddp_doctor.model.choices import Level, Severity, Status
+from ddp_doctor.model.finding import Finding, Remedy, Reproducer, Setting
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.trial import Arm, Attempt, Experiment, RankEvidence, TrialRecord
+from ddp_doctor.ranks.trial import PAUSED, TrialResult
 from ddp_doctor.settings import trials
 from ddp_doctor.wording.proofs import in_force
+from ddp_doctor.wording.ranks import cause
+
+_LONGEST_REASON = 200
+#: No setting sends these signals to a rank: somebody did, or the kernel for lack of memory.
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+#: A trial counts as hung only if it was watched for this share of its limit.
+_WATCHED_SHARE = 0.8
+#: Messages of a rank that could not write the run's own files.
+_NO_ROOM = ("No space left on device", "Disk quota exceeded")
+
+
+class Spoiled(Exception):
+    """A trial from which nothing follows about its settings; the message says why."""
+
+
+def attempt_of(arm: Arm, result: TrialResult) -> Attempt:
+    """The attempt that a trial was. Raises Spoiled."""
+    record = result.record
+    facts = list(_facts(result))
+    if why := _spoiled(record, len(facts)):
+        raise Spoiled(why)
+    if record.outcome == "finished":
+        wrong = sum(fact.wrong for fact in facts)
+        rates = [fact.bytes_per_s for fact in facts if fact.bytes_per_s is not None]
+        return Attempt(
+            arm=arm,
+            outcome="failed" if wrong else "passed",
+            bytes_per_s=min(rates, default=None),
+            reason=f"wrong results ({wrong} elements)" if wrong else "",
+            unread=tuple(sorted({name for fact in facts for name in fact.unread})),
+            duration_s=record.duration_s,
+        )
+    is_hung = record.outcome in ("stuck", "slow")
+    return Attempt(
+        arm=arm,
+        outcome="hung" if is_hung else "failed",
+        reason="" if is_hung else _why(record),
+        duration_s=record.duration_s,
+    )
+
+
+def _spoiled(record: TrialRecord, facts: int) -> str:
+    """Why nothing follows about its settings; empty where something does."""
+    if record.lost_nodes or record.outcome == "interrupted":
+        return "a node left while it was tried"
+    if record.outcome == "finished":
+        return "" if facts == len(record.ranks) else "a rank said nothing that can be read"
+    if broken := next(filter(None, map(_ended_otherwise, record.evidence)), ""):
+        return broken
+    watched = record.limit_s is None or record.duration_s >= _WATCHED_SHARE * record.limit_s
+    if record.outcome in ("stuck", "slow") and (not watched or PAUSED in record.notes):
+        return "the doctor was stopped, or starved of processor time, while it was tried"
+    return ""
+
+
+def _ended_otherwise(rank: RankEvidence) -> str:
+    """How a rank ended for a reason that is no setting; empty where it did not."""
+    if rank.raised is not None:
+        full = any(words in rank.raised.message for words in _NO_ROOM)
+        return f"rank {rank.rank} had no room for its files: {_words(rank)}" if full else ""
+    if rank.exit_code is None or rank.done:
+        return ""
+    if -rank.exit_code in _FROM_OUTSIDE:
+        name = signal.Signals(-rank.exit_code).name
+        return f"rank {rank.rank} was ended from outside ({name}) while it was tried"
+    if rank.exit_code >= 0:  # an exception of a test or a library is recorded as raised; a crash is a signal
+        return f"rank {rank.rank} ended without a word while it was tried (is there room in TMPDIR?)"
+    return ""
+
+
+def _facts(result: TrialResult) -> Iterator[ShownFact]:
+    for reading in result.readings:
+        if reading.status is Status.COLLECTED and reading.fact is not None:
+            try:
+                yield ShownFact.model_validate(reading.fact)
+            except ValidationError:  # of another release: the rank said nothing that can be read
+                return
+
+
+def _why(record: TrialRecord) -> str:
+    """The first message of a rank that failed by itself; a victim's only where there are no others."""
+    raised = [rank for rank in record.evidence if rank.raised is not None]
+    if not raised:
+        died = next((rank for rank in record.evidence if rank.exit_code is not None), None)
+        return f"rank {died.rank} ended with exit code {died.exit_code}" if died else "the trial broke off"
+    return _words(min(raised, key=_order))
+
+
+def _order(rank: RankEvidence) -> tuple[bool, float]:
+    assert rank.raised is not None
+    return rank.raised.blames_peer, rank.raised.at
+
+
+def _words(rank: RankEvidence) -> str:
+    assert rank.raised is not None
+    return f"{rank.raised.type}: {cause(rank.raised.message)}"[:_LONGEST_REASON]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A remedy made of settings, and the test that shows its fault; with ``reason`` it cannot be tried."""
+
+    code: str
+    settings: tuple[Setting, ...]
+    reproducer: Reproducer
+    reason: str | None = None
+
+
+def candidates(
+    recording: Recording, findings: Sequence[Finding], env: Mapping[str, str]
+) -> Iterator[list[Candidate]]:
+    """The remedies of each finding that says how it shows, those of the worst finding first.
+
+    What is only worth knowing is tried at level thorough alone: it costs time on healthy machines.
+    """
+    world = recording.world
+    least = Severity.INFO if recording.options.level is Level.THOROUGH else Severity.WARNING
+    for finding in findings:
+        if world is None or finding.reproduced_by is None or not finding.severity.at_least(least):
+            continue
+        made = [remedy for remedy in finding.remedies if remedy.settings and remedy.scope == "job"]
+        if made:
+            yield [_candidate(finding, remedy, finding.reproduced_by, world.backend, env) for remedy in made]
+
+
+def _candidate(
+    finding: Finding, remedy: Remedy, reproducer: Reproducer, backend: str, env: Mapping[str, str]
+) -> Candidate:
+    reason = trials.why_not((setting.name for setting in remedy.settings), backend)
+    return Candidate(finding.code, remedy.settings, reproducer, reason or _from_a_file(remedy.settings, env))
+
+
+def _from_a_file(settings: Sequence[Setting], env: Mapping[str, str]) -> str | None:
+    """What a file sets can be overruled by the environment, but not taken away."""
+    for setting in settings:
+        if setting.action == "unset" and setting.node_rank is None and setting.name not in env:
+            return (
+                f"{setting.name} does not come from the environment of the ranks, and a trial changes no file"
+            )
+    return None
+
 
 #: Runs one trial of what shows a fault, with these settings, for at most so many seconds. Raises Spoiled.
 Try = Callable[[Arm, Reproducer, Sequence[Setting], float], Attempt]

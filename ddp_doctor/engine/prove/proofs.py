@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from statistics import median
 
 from ddp_doctor.model.choices import Confidence
-from ddp_doctor.model.experiment import Arm, Attempt, Experiment
 from ddp_doctor.model.finding import Finding, Proof, Remedy, Reproducer, Setting
+from ddp_doctor.model.trial import Arm, Attempt, Experiment
 from ddp_doctor.settings import trials
 from ddp_doctor.wording import proofs
 

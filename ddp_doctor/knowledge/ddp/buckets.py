@@ -86,25 +86,25 @@ def layout(sizes: Iterable[int], cap_mib: float) -> list[list[int]]:
     return [bucket for bucket in buckets if bucket]
 
 
-def step_seconds(seen: Backward, curve: Curve, cap_mib: float) -> float:
+def step_seconds(backward: Backward, curve: Curve, cap_mib: float) -> float:
     """The predicted time of a step: buckets are averaged in turn, each when its last gradient is ready."""
     ends, done = 0.0, 0
-    for bucket in layout((gradient.size_bytes for gradient in seen.gradients), cap_mib):
+    for bucket in layout((gradient.size_bytes for gradient in backward.gradients), cap_mib):
         done += len(bucket)
-        ends = max(ends, seen.gradients[done - 1].ready_s) + curve.seconds(sum(bucket))
-    return seen.forward_s + max(seen.backward_s, ends)
+        ends = max(ends, backward.gradients[done - 1].ready_s) + curve.seconds(sum(bucket))
+    return backward.forward_s + max(backward.backward_s, ends)
 
 
-def predictions(seen: Backward, curve: Curve) -> dict[float, float]:
+def predictions(backward: Backward, curve: Curve) -> dict[float, float]:
     """The predicted step for each bucket cap that makes buckets of its own; the default is always there."""
-    sizes = [gradient.size_bytes for gradient in seen.gradients]
+    sizes = [gradient.size_bytes for gradient in backward.gradients]
     caps = {_key(sizes, DEFAULT_CAP_MIB): DEFAULT_CAP_MIB}
     for cap in CANDIDATES_MIB:
         buckets = _key(sizes, cap)
         fills = cap * MIB <= max(buckets, default=0)  # of caps that do the same, the one that is told by it
         if buckets not in caps or (fills and caps[buckets] != DEFAULT_CAP_MIB):
             caps[buckets] = cap
-    return {cap: step_seconds(seen, curve, cap) for cap in caps.values()}
+    return {cap: step_seconds(backward, curve, cap) for cap in caps.values()}
 
 
 def _key(sizes: Sequence[int], cap_mib: float) -> tuple[int, ...]:

@@ -1,7 +1,25 @@
-"""What a GPU at work is held against: its peers first, published rates only for information."""
+"""What a check may take of a GPU, and what a GPU at work is held against."""
 
 import re
 from collections.abc import Sequence
+
+MIB = 1024**2
+
+#: Of the free memory; a program beside the doctor must find room when it asks for more.
+SHARE_OF_FREE = 0.10
+MOST_BYTES = 1024 * MIB
+#: What a rank's checks cannot do without: the exchange of 64 MiB between a pair holds four such tensors.
+LEAST_BYTES = 384 * MIB
+
+
+def allowance(free_bytes: int) -> int:
+    """Bytes of tensors that a rank may hold on a GPU with so much free memory, never more than half of it.
+
+    What CUDA itself and NCCL take is not counted: some 0.5 GiB a process, which no setting changes.
+    """
+    wanted = min(max(int(SHARE_OF_FREE * free_bytes), LEAST_BYTES), MOST_BYTES)
+    return min(wanted, free_bytes // 2)
+
 
 #: A GPU so much below the median of its peers is called slow. gpu-fryer tolerates 10 % under the best GPU
 #: (huggingface/gpu-fryer, --tflops-tolerance); seven healthy A100s of one node differed by 1 %

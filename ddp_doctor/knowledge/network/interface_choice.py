@@ -122,10 +122,10 @@ def _first_match(running: Iterable[Interface], names: str, family: str) -> Choic
     """The first address, IPv4 first over all interfaces, on an interface that the list names."""
     matches = nccl_matcher(names)
     usable = [
-        (":" in address, position, one.name, address)
-        for position, one in enumerate(running)
-        if matches(one.name)
-        for address in map(address_of, one.addresses)
+        (":" in address, position, interface.name, address)
+        for position, interface in enumerate(running)
+        if matches(interface.name)
+        for address in map(address_of, interface.addresses)
         if _is_of(family, address) and address != "::1"
     ]
     if not usable:

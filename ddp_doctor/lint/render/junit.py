@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 
 from ddp_doctor.lint.report import LintFinding, LintReport
 from ddp_doctor.model.choices import FailOn, Severity
-from ddp_doctor.render.plain import plain
+from ddp_doctor.render.text import plain
 
 
 def render(report: LintReport, paths: Sequence[str], fail_on: FailOn) -> str:

@@ -1,24 +1,120 @@
-"""What ``ddp-doctor topology`` shows and writes of what was read: matrices, tables, the report's own keys."""
+"""What ``ddp-doctor topology`` shows and writes of what was read: matrices, tables, the report's own keys.
 
+     GPU0  GPU1  NIC0  CPUs           NUMA  GPU memory
+GPU0  X    SYS   NODE  0-31,64-95     0     N/A
+GPU1  SYS   X    SYS   32-63,96-127   1     N/A
+NIC0  NODE  SYS   X
+
+NIC0 is mlx5_bond_0
+SYS   across the link between CPU sockets or NUMA nodes: GPU0-GPU1
+GPU0  nearest NIC: mlx5_bond_0 (NODE)
+"""
+
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ddp_doctor.facts.node.topology import NvlinksFact, P2pStatusFact, RocmTopologyFact, TopologyFact
+from ddp_doctor.facts.node.topology import TopologyMatrix
+from ddp_doctor.knowledge.topology.link_codes import link_code, meaning_of
 from ddp_doctor.model.base import Json
+from ddp_doctor.render.text import plain
+
+if TYPE_CHECKING:
+    from rich.text import Text
+from ddp_doctor.facts.node.topology import NvlinksFact, P2pStatusFact, RocmTopologyFact, TopologyFact
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.report import Report, TopologyReport
 from ddp_doctor.render.files import CannotWrite
-from ddp_doctor.render.topology.matrix import matrix_text, styled_matrix, topology_json
 from ddp_doctor.render.topology.picture import Picture, topology_svg
-from ddp_doctor.render.topology.tables import nvlinks_text, p2p_text, rocm_text
-from ddp_doctor.render.topology.transport_table import network_table, transport_table
+from ddp_doctor.render.topology.tables import (
+    network_table,
+    nvlinks_text,
+    p2p_text,
+    rocm_text,
+    transport_table,
+)
 from ddp_doctor.views.network import to_network
 from ddp_doctor.views.transports import places
 from ddp_doctor.wording.nodes import F
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+#: Near is green, far is red, and what NVLink joins stands out.
+_STYLES = {
+    "X": "dim",
+    "NV#": "bold green",
+    "PIX": "green",
+    "PXB": "cyan",
+    "PHB": "yellow",
+    "NODE": "dark_orange",
+    "SYS": "red",
+    "SOC": "red",
+}
+_CODE = re.compile(r"(?<!\S)(?:X|NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|SOC)(?![^\s)])")
+
+_TITLES = ("CPUs", "NUMA", "GPU memory")
+#: More pairs of one kind than this are counted, not listed.
+_MOST_PAIRS = 12
+
+
+def topology_json(matrices: Sequence[TopologyMatrix]) -> dict[str, Json]:
+    """The keys that the report gets: ``topology`` (null without a matrix), ``topologies`` for several."""
+    views = [matrix.model_dump(mode="json", include=set(TopologyMatrix.model_fields)) for matrix in matrices]
+    report: dict[str, Json] = {"topology": views[0] if views else None}
+    return {**report, "topologies": views} if len(views) > 1 else report
+
+
+def matrix_rows(matrix: TopologyMatrix) -> list[list[str]]:
+    """The table cell by cell: the first row is the header, the first cell of each row its name."""
+    columns = list(matrix.links)
+    affinities = (matrix.cpu_affinity, matrix.numa_affinity, matrix.gpu_numa_id)
+    shown = [
+        (title, cells)
+        for title, cells in zip(_TITLES, affinities, strict=True)
+        if any(text is not None for text in cells.values())
+    ]
+    rows = [["", *columns, *(title for title, _ in shown)]]
+    for name in columns:
+        links = [" X" if name == column else matrix.links[name][column] for column in columns]
+        rows.append([name, *links, *(cells.get(name) or "" for _, cells in shown)])
+    return rows
+
+
+def matrix_text(matrix: TopologyMatrix) -> str:
+    """The table and what it says, in plain ASCII."""
+    rows = matrix_rows(matrix)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(line.rstrip() for line in (*table, "", *_notes(matrix)))
+
+
+def styled_matrix(text: str) -> "Text":
+    """The same text with every code in the colour of its distance; a pipe or NO_COLOR takes it off again."""
+    from rich.text import Text
+
+    styled = Text(plain(text))
+    for found in _CODE.finditer(styled.plain):
+        styled.stylize(_STYLES[link_code(found[0]).code], found.start(), found.end())
+    styled.highlight_regex(r"(?m)^Unclear:.*$", "yellow")
+    return styled
+
+
+def _notes(matrix: TopologyMatrix) -> Iterator[str]:
+    for nic, device in matrix.nics.items():
+        if nic != device:
+            yield f"{nic} is {device}"
+    by_code: dict[str, list[str]] = {}
+    for gpu, peer, code in matrix.gpu_pairs():
+        by_code.setdefault(code, []).append(f"{gpu}-{peer}")
+    for code, pairs in sorted(by_code.items(), key=lambda item: (link_code(item[0]).distance, item[0])):
+        listed = ", ".join(pairs) if len(pairs) <= _MOST_PAIRS else f"{len(pairs)} pairs of GPUs"
+        yield f"{code:5} {meaning_of(code)}: {listed}"
+    yield from matrix.nearest_in_words()
+    for warning in matrix.warnings:
+        yield f"Unclear: {warning}"
 
 
 def matrices(recording: Recording) -> list[FactAt[TopologyFact]]:
@@ -37,13 +133,13 @@ def with_topology(report: Report, recording: Recording) -> TopologyReport:
 
 def picture(report: Report, recording: Recording) -> str:
     """One picture of all hosts, as an <svg> element. Raises CannotWrite where there is no matrix to draw."""
-    seen = matrices(recording)
-    if not seen:
+    drawn = matrices(recording)
+    if not drawn:
         raise CannotWrite("there is no matrix of GPUs to draw, so --svg writes nothing")
     return topology_svg(
         [
-            Picture(_host_name(recording, matrix.node, len(seen)), matrix.fact, _about(report, matrix.node))
-            for matrix in seen
+            Picture(_host_name(recording, matrix.node, len(drawn)), matrix.fact, _about(report, matrix.node))
+            for matrix in drawn
         ]
     )
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from html import escape
 
-from ddp_doctor.render.plain import plain
+from ddp_doctor.render.text import plain
 
 #: Class -> (light, dark); text and shapes of no class stay black.
 _COLOURS: Mapping[str, tuple[str, str]] = {

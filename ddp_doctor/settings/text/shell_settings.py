@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ddp_doctor.facts.node.env_vars import Path
-from ddp_doctor.settings.text.shell_branches import Branches
-from ddp_doctor.settings.text.shell_words import Word, commands
+from ddp_doctor.settings.text.shell_words import Branches, Word, commands
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)", re.DOTALL)
 _LISTED = re.compile(r"(?:'[^']*'|\"[^\"]*\"|[^,'\"]|['\"])+")

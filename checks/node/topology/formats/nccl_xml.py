@@ -30,7 +30,7 @@ from ddp_doctor.checks.node.topology.formats.topo_matrix import asymmetries, nic
 from ddp_doctor.checks.node.topology.formats.topo_rows import TopologyError
 from ddp_doctor.checks.node.topology.formats.xml_tree import Tag, XmlError, parse_xml
 from ddp_doctor.facts.node.topology import PciDevice, TopologyMatrix
-from ddp_doctor.parse.pci_tree import is_bus_id, link_code
+from ddp_doctor.parse.pci import is_bus_id, link_code
 
 _START = re.compile(r"<system(?=\s[^<>]{0,200}\bversion\s*=)")
 _END = "</system>"

@@ -10,8 +10,7 @@ from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
-from ddp_doctor.parse.bound_device import used_elsewhere
-from ddp_doctor.parse.nccl_complaints import with_last_warning
+from ddp_doctor.parse.complaints import used_elsewhere, with_last_warning
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.remedies.nccl import DISABLE_P2P
 from ddp_doctor.views.failed_trials import stalls
@@ -98,7 +97,7 @@ def _may_be_refused(trial: TrialRecord, judgement: Judgement) -> bool:
 
 def of_rank(trial: TrialRecord, rank: int) -> RankEvidence:
     """The evidence of one rank."""
-    return next(one for one in trial.evidence if one.rank == rank)
+    return next(evidence for evidence in trial.evidence if evidence.rank == rank)
 
 
 def check_of(trial: TrialRecord, judgement: Judgement) -> str:
@@ -140,33 +139,33 @@ def names(recording: Recording, numbers: tuple[int, ...]) -> str:
 _LIBRARY = re.compile(r"/torch/|/ddp_doctor/ranks/|/lib/python3[^/]*/(?!site-packages|dist-packages)|<frozen")
 
 
-def stands(one: RankEvidence) -> str:
+def stands(rank: RankEvidence) -> str:
     """Where the rank stands, as well as the process could still say."""
-    if one.stack:
-        own = [frame for frame in one.stack if not _LIBRARY.search(frame)]
-        return f"it stands in {short((own or list(one.stack))[-1])}"
-    if one.steps:
-        last = one.steps[-1]
+    if rank.stack:
+        own = [frame for frame in rank.stack if not _LIBRARY.search(frame)]
+        return f"it stands in {short((own or list(rank.stack))[-1])}"
+    if rank.steps:
+        last = rank.steps[-1]
         return f"its last step was {step_words(last)} at {short(last.where)}"
     return "it never said where it stands"
 
 
 def rank_evidence(
-    recording: Recording, trial: TrialRecord, judgement: Judgement, one: RankEvidence
+    recording: Recording, trial: TrialRecord, judgement: Judgement, rank: RankEvidence
 ) -> Evidence:
     """One rank's process state, position and processor time."""
     world = recording.world
-    place = f"{world.hostname(one.node)}, " if world is not None and world.nnodes > 1 else ""
-    parts = [f"rank {one.rank} ({place}pid {one.pid}): {process_words(one)}", stands(one)]
-    if one.cpu_s_per_s is not None and one.exited_at is None:
-        parts.append(f"{one.cpu_s_per_s:.0%} of a core in the last second")
+    place = f"{world.hostname(rank.node)}, " if world is not None and world.nnodes > 1 else ""
+    parts = [f"rank {rank.rank} ({place}pid {rank.pid}): {process_words(rank)}", stands(rank)]
+    if rank.cpu_s_per_s is not None and rank.exited_at is None:
+        parts.append(f"{rank.cpu_s_per_s:.0%} of a core in the last second")
     return Evidence(check=check_of(trial, judgement), text="; ".join(parts))
 
 
-def process_words(one: RankEvidence) -> str:
+def process_words(rank: RankEvidence) -> str:
     """What the kernel says of the rank's process."""
-    if one.exited_at is not None:
-        return f"gone {one.exited_at:.1f} s after the start"
+    if rank.exited_at is not None:
+        return f"gone {rank.exited_at:.1f} s after the start"
     states = {
         "R": "running",
         "S": "sleeping",
@@ -175,8 +174,8 @@ def process_words(one: RankEvidence) -> str:
         "t": "traced",
         "Z": "dead",
     }
-    wait = f" in {one.wait_channel}" if one.wait_channel and one.wait_channel != "0" else ""
-    return f"process {states.get(one.state or '', 'state unknown')}{wait}"
+    wait = f" in {rank.wait_channel}" if rank.wait_channel and rank.wait_channel != "0" else ""
+    return f"process {states.get(rank.state or '', 'state unknown')}{wait}"
 
 
 def waiting_evidence(trial: TrialRecord, judgement: Judgement) -> tuple[Evidence, ...]:
@@ -239,8 +238,8 @@ def link_remedies(
     on_gpus = world is not None and world.backend == "nccl"
     found = [_WITHOUT_P2P] if on_gpus and within else []
     if connects(step):
-        return (_look_at_network(recording, pairs), *found)
-    return (*found, _look_at_network(recording, pairs)) if across or not on_gpus else tuple(found)
+        return (_network_remedy(recording, pairs), *found)
+    return (*found, _network_remedy(recording, pairs)) if across or not on_gpus else tuple(found)
 
 
 def connects(step: Step | None) -> bool:
@@ -254,11 +253,14 @@ def is_across(recording: Recording, pair: tuple[int, int]) -> bool:
     return world is not None and world.node_of(pair[0]) != world.node_of(pair[1])
 
 
-def _look_at_network(recording: Recording, pairs: Collection[tuple[int, int]]) -> Remedy:
+def _network_remedy(recording: Recording, pairs: Collection[tuple[int, int]]) -> Remedy:
     world = recording.world
-    nodes = {(world.node_of(one), world.node_of(other)) for one, other in pairs} if world else set()
-    paths = sorted((one, other) for one, other in nodes if one != other)
-    traces = (f"tracepath {host(recording, other)}   # on {host(recording, one)}" for one, other in paths[:2])
+    nodes = {(world.node_of(source), world.node_of(target)) for source, target in pairs} if world else set()
+    paths = sorted((source, target) for source, target in nodes if source != target)
+    traces = (
+        f"tracepath {host(recording, target)}   # on {host(recording, source)}"
+        for source, target in paths[:2]
+    )
     return remedy(
         "Look at what connects them: firewall rules, the interface, the name each resolves to, the largest"
         " packet that passes",

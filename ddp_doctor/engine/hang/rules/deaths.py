@@ -75,9 +75,9 @@ def _deaths(recording: Recording, trial: TrialRecord, judgement: Judgement) -> s
     return capital(", ".join(ends))
 
 
-def _death(trial: TrialRecord, one: RankEvidence) -> str:
-    code = one.exit_code
-    if one.out_of_memory and code == -signal.SIGKILL:
+def _death(trial: TrialRecord, rank: RankEvidence) -> str:
+    code = rank.exit_code
+    if rank.out_of_memory and code == -signal.SIGKILL:
         return "was killed by the kernel for lack of memory (OOM, SIGKILL)"
     if code is not None and code < 0:
         return f"was killed by {signal.Signals(-code).name}"
@@ -86,17 +86,17 @@ def _death(trial: TrialRecord, one: RankEvidence) -> str:
     return f"exited with code {code} before its work was done"
 
 
-def _last_words(one: RankEvidence) -> str:
-    lines = [line for line in one.output_tail.splitlines() if line.strip()]
+def _last_words(rank: RankEvidence) -> str:
+    lines = [line for line in rank.output_tail.splitlines() if line.strip()]
     return f" Its last output: {lines[-1][:200]}" if lines else ""
 
 
-def _after_death(recording: Recording, one: RankEvidence) -> Remedy:
-    code = one.exit_code
+def _after_death(recording: Recording, rank: RankEvidence) -> Remedy:
+    code = rank.exit_code
     several = recording.world is not None and recording.world.nnodes > 1
     killed = "sudo dmesg -T | grep -i 'killed process'"
-    killed += f"   # on {host(recording, one.node)}" if several else ""
-    if one.out_of_memory:
+    killed += f"   # on {host(recording, rank.node)}" if several else ""
+    if rank.out_of_memory:
         return remedy(
             "Give the job more memory (cgroup or --mem), or run fewer ranks per node", killed, scope="job"
         )
@@ -186,7 +186,7 @@ def everywhere(recording: Recording) -> Iterator[Draft]:
         gloo transport/tcp/device.cc ("Unable to find address for")
         NCCL bootstrap.cc ("no socket interface found"), init.cc ("Duplicate GPU detected")
     """
-    told: set[str] = set()
+    titles: set[str] = set()
     for trial, judgement in judged(recording, "raised-everywhere", "raised", "unsure"):
         sharing = _sharing(trial)
         if sharing:
@@ -200,8 +200,8 @@ def everywhere(recording: Recording) -> Iterator[Draft]:
         if explains(recording, trial):
             continue  # the rule of the cause tells
         draft = _cannot_start(recording, trial, ranks)
-        if draft.title not in told and not _versions_differ(recording, ranks[0]):
-            told.add(draft.title)  # torchrun's ranks and the doctor's own fail for one cause
+        if draft.title not in titles and not _versions_differ(recording, ranks[0]):
+            titles.add(draft.title)  # torchrun's ranks and the doctor's own fail for one cause
             yield draft
 
 
@@ -231,12 +231,12 @@ def _makes_the_group(rank: RankEvidence) -> bool:
 def _sharing(trial: TrialRecord) -> dict[tuple[int, str], set[int]]:
     """The ranks that NCCL found on one GPU, by node and bus number; NCCL counts ranks within the trial."""
     found: dict[tuple[int, str], set[int]] = {}
-    for one in trial.evidence:
-        said = one.output_tail + (one.raised.message if one.raised else "")
-        for rank, other, device in _DUPLICATE.findall(said):
-            if max(int(rank), int(other)) < len(trial.ranks):
-                ends = (trial.ranks[int(rank)], trial.ranks[int(other)])
-                found.setdefault((one.node, device), set()).update(ends)
+    for rank in trial.evidence:
+        said = rank.output_tail + (rank.raised.message if rank.raised else "")
+        for first, second, device in _DUPLICATE.findall(said):
+            if max(int(first), int(second)) < len(trial.ranks):
+                ends = (trial.ranks[int(first)], trial.ranks[int(second)])
+                found.setdefault((rank.node, device), set()).update(ends)
     return found
 
 

@@ -19,7 +19,7 @@ from ddp_doctor.engine.hang.rules.common import (
     step_words,
     waiting_evidence,
 )
-from ddp_doctor.facts.collectives.p2p import P2pFact
+from ddp_doctor.facts.collectives import P2pFact
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -124,22 +124,22 @@ def pair(recording: Recording) -> Iterator[Draft]:
         NCCL user guide, Troubleshooting: GPU Direct and PCI Access Control Services
     """
     explained = pairs_of_topology(recording)
-    seen: _Stuck = {}
+    stuck: _Stuck = {}
     for trial, judgement in judged(recording, "pair"):
         if failed_trials.explains(recording, trial):
             continue  # NCCL itself says why
-        seen.update((pair, (trial, judgement)) for pair in judgement.pairs if pair not in explained)
-    common = _common_rank(recording, set(seen))
-    between = _nodes_between(recording, set(seen))
-    if common is not None and _others_passed(recording, seen, (common,)):
-        yield _many_pairs(recording, common, seen)
-    elif between[1:] or (between and _others_passed(recording, seen, _ranks_of(recording, between[0]))):
-        yield _between_nodes(recording, between, seen)
-    elif len(seen) > MOST_LINES or _is_every_pair(recording, set(seen)):
-        yield _everywhere(recording, seen)
+        stuck.update((pair, (trial, judgement)) for pair in judgement.pairs if pair not in explained)
+    common = _common_rank(recording, set(stuck))
+    between = _nodes_between(recording, set(stuck))
+    if common is not None and _others_passed(recording, stuck, (common,)):
+        yield _many_pairs(recording, common, stuck)
+    elif between[1:] or (between and _others_passed(recording, stuck, _ranks_of(recording, between[0]))):
+        yield _between_nodes(recording, between, stuck)
+    elif len(stuck) > MOST_LINES or _is_every_pair(recording, set(stuck)):
+        yield _everywhere(recording, stuck)
     else:
-        for ends, (trial, judgement) in seen.items():
-            yield _one_pair(recording, ends, trial, judgement, _of_the_others(recording, seen))
+        for ends, (trial, judgement) in stuck.items():
+            yield _one_pair(recording, ends, trial, judgement, _of_the_others(recording, stuck))
 
 
 #: Pairs of ranks, lower first, with the trial in which they got stuck.
@@ -149,7 +149,7 @@ _Stuck = dict[tuple[int, int], tuple[TrialRecord, Judgement]]
 def _one_pair(
     recording: Recording, ends: tuple[int, int], trial: TrialRecord, judgement: Judgement, others: str
 ) -> Draft:
-    one, other = ends
+    lower, higher = ends
     step = f"{step_words(judgement.step)} of {check_of(trial, judgement)}"
     receivers = [rank for rank in ends if rank in judgement.waiting]
     within = f" within {trial.waited_s:.0f} s" if trial.waited_s else ""
@@ -157,9 +157,9 @@ def _one_pair(
     if receivers:
         stuck = f"both entered {step} and {rank_list(receivers)} did not leave it{within}"
     return likely(
-        (pair_culprit(recording, one, other),),
-        f"The link between {rank_at(recording, one)} and {rank_at(recording, other)} hangs: {stuck}",
-        (rank_evidence(recording, trial, judgement, of_rank(trial, rank)) for rank in (one, other)),
+        (pair_culprit(recording, lower, higher),),
+        f"The link between {rank_at(recording, lower)} and {rank_at(recording, higher)} hangs: {stuck}",
+        (rank_evidence(recording, trial, judgement, of_rank(trial, rank)) for rank in (lower, higher)),
         *link_remedies(recording, [ends], judgement.step),
         detail=f"Both processes run, so what connects them is to blame.{others}",
         reproduced_by=between(recording, ends),
@@ -186,38 +186,38 @@ def _ranks_of(recording: Recording, node: int) -> range:
     return recording.world.ranks_of(node) if recording.world else range(0)
 
 
-def _others_passed(recording: Recording, seen: _Stuck, suspects: Collection[int]) -> bool:
+def _others_passed(recording: Recording, stuck: _Stuck, suspects: Collection[int]) -> bool:
     """Whether some pair without the suspects passed: two ranks that met, or finished, while the others hung.
 
     Where it did not, all pairs may be bad, and the time may not have sufficed to try the rest.
     """
-    for trial, _ in seen.values():
+    for trial, _ in stuck.values():
         through = [rank for rank in trial.evidence if rank.done and rank.rank not in suspects]
-        across = len({one.node for one in through}) > 1 or not all(
-            is_across(recording, pair) for pair in seen
+        across = len({rank.node for rank in through}) > 1 or not all(
+            is_across(recording, pair) for pair in stuck
         )
         if len(through) > 1 and across:  # on two nodes, where only paths between nodes hang
             return True
-    return any(not set(pair) & set(suspects) for pair in _passed(recording, seen))
+    return any(not set(pair) & set(suspects) for pair in _passed(recording, stuck))
 
 
-def _passed(recording: Recording, seen: _Stuck) -> set[tuple[int, int]]:
+def _passed(recording: Recording, stuck: _Stuck) -> set[tuple[int, int]]:
     """The pairs, lower rank first, that came through their exchange in some trial."""
     passed = {(rank.rank or 0, pair.peer) for rank in recording.facts(P2pFact) for pair in rank.fact.pairs}
-    for trial, _ in seen.values():
+    for trial, _ in stuck.values():
         for rank in trial.evidence:
             steps = [step for step in rank.steps if step.left_at is not None]
             passed |= {(rank.rank, peer) for step in steps for peer in step.peers}
-    return {(min(pair), max(pair)) for pair in passed} - seen.keys()
+    return {(min(pair), max(pair)) for pair in passed} - stuck.keys()
 
 
-def _of_the_others(recording: Recording, seen: _Stuck) -> str:
+def _of_the_others(recording: Recording, stuck: _Stuck) -> str:
     """What is known of the pairs that are not stuck; nothing, where there are none."""
     ranks = recording.world.world_size if recording.world else 0
     pairs = ranks * (ranks - 1) // 2
-    if pairs <= len(seen):
+    if pairs <= len(stuck):
         return ""
-    tested = len(_passed(recording, seen)) + len(seen) >= pairs
+    tested = len(_passed(recording, stuck)) + len(stuck) >= pairs
     return " All other pairs were tested without it." if tested else " Not all other pairs were tested."
 
 
@@ -226,37 +226,37 @@ def _nodes_between(recording: Recording, pairs: set[tuple[int, int]]) -> tuple[i
     world = recording.world
     if world is None or len(pairs) < 2 or not all(is_across(recording, pair) for pair in pairs):
         return ()
-    nodes = {(world.node_of(one), world.node_of(other)) for one, other in pairs}
+    nodes = {(world.node_of(lower), world.node_of(higher)) for lower, higher in pairs}
     if len(nodes) == 1:
         return nodes.pop()
     common = _common_end(nodes)
     return () if common is None else (common,)
 
 
-def _many_pairs(recording: Recording, common: int, seen: _Stuck) -> Draft:
-    others = sorted(rank for pair in seen for rank in pair if rank != common)
-    trial, judgement = next(iter(seen.values()))
+def _many_pairs(recording: Recording, common: int, stuck: _Stuck) -> Draft:
+    others = sorted(rank for pair in stuck for rank in pair if rank != common)
+    trial, judgement = next(iter(stuck.values()))
     return likely(
         (rank_culprit(recording, common),),
         f"{names(recording, (common,))} exchanges nothing with {ranks_at(recording, others)}: each of"
         " these links hangs with both ends inside the transfer",
         rank_evidence(recording, trial, judgement, of_rank(trial, common)),
-        *link_remedies(recording, seen),
-        detail=f"{len(seen)} stuck pairs share this rank, and pairs without it work.",
-        reproduced_by=between(recording, _shown(recording, seen), seen),
+        *link_remedies(recording, stuck),
+        detail=f"{len(stuck)} stuck pairs share this rank, and pairs without it work.",
+        reproduced_by=between(recording, _shown(recording, stuck), stuck),
     )
 
 
-def _between_nodes(recording: Recording, nodes: tuple[int, ...], seen: _Stuck) -> Draft:
+def _between_nodes(recording: Recording, nodes: tuple[int, ...], stuck: _Stuck) -> Draft:
     hosts = [host(recording, node) for node in nodes]
     where = f"{hosts[0]} and {hosts[1]}" if hosts[1:] else f"{hosts[0]} and the other nodes"
     return likely(
         (node_pair(recording, *nodes) if hosts[1:] else node_culprit(recording, *nodes),),
-        f"The links between {where} hang: {len(seen)} pairs of ranks entered a transfer and did not leave it",
-        _pair_lines(recording, seen),
-        *link_remedies(recording, seen),
+        f"The links between {where} hang: {len(stuck)} pairs of ranks entered a transfer and did not leave it",
+        _pair_lines(recording, stuck),
+        *link_remedies(recording, stuck),
         detail="All processes run, and pairs of ranks elsewhere work, so the path over the network is to blame.",
-        reproduced_by=between(recording, next(iter(seen)), seen),
+        reproduced_by=between(recording, next(iter(stuck)), stuck),
     )
 
 
@@ -266,34 +266,34 @@ def _is_every_pair(recording: Recording, pairs: set[tuple[int, int]]) -> bool:
     return ranks > 2 and len(pairs) == ranks * (ranks - 1) // 2
 
 
-def _everywhere(recording: Recording, seen: _Stuck) -> Draft:
+def _everywhere(recording: Recording, stuck: _Stuck) -> Draft:
     title, detail = (
-        f"{len(seen)} pairs of ranks entered a transfer and did not leave it",
+        f"{len(stuck)} pairs of ranks entered a transfer and did not leave it",
         "All processes run. The pairs have no rank and no node in common, so nobody is named.",
     )
-    if recording.world and _is_every_pair(recording, set(seen)):
+    if recording.world and _is_every_pair(recording, set(stuck)):
         title = f"No two of the {recording.world.world_size} ranks exchange data: {title}"
         detail = "All processes run, so what connects all of them is to blame."
     return possible(
         NOBODY,
         title,
-        _pair_lines(recording, seen),
-        *link_remedies(recording, seen),
+        _pair_lines(recording, stuck),
+        *link_remedies(recording, stuck),
         detail=detail,
-        reproduced_by=between(recording, _shown(recording, seen), seen),
+        reproduced_by=between(recording, _shown(recording, stuck), stuck),
     )
 
 
-def _shown(recording: Recording, seen: _Stuck) -> tuple[int, int]:
+def _shown(recording: Recording, stuck: _Stuck) -> tuple[int, int]:
     """The pair to try remedies on: one within a node, where there is any, for settings are for those."""
-    return next((pair for pair in seen if not is_across(recording, pair)), next(iter(seen)))
+    return next((pair for pair in stuck if not is_across(recording, pair)), next(iter(stuck)))
 
 
-def _pair_lines(recording: Recording, seen: _Stuck) -> tuple[Evidence, ...]:
+def _pair_lines(recording: Recording, stuck: _Stuck) -> tuple[Evidence, ...]:
     lines = [
-        (check_of(*where), f"{rank_at(recording, one)} and {rank_at(recording, other)}")
-        for (one, other), where in list(seen.items())[:MOST_LINES]
+        (check_of(*where), f"{rank_at(recording, lower)} and {rank_at(recording, higher)}")
+        for (lower, higher), where in list(stuck.items())[:MOST_LINES]
     ]
-    left = len(seen) - len(lines)
+    left = len(stuck) - len(lines)
     more = [(lines[0][0], f"and {left} pairs more")] if left else []
     return tuple(Evidence(check=check, text=text) for check, text in (*lines, *more))

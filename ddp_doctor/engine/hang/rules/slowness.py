@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median_low
 
-from ddp_doctor.engine.hang.clocks import by_step, clocks
+from ddp_doctor.engine.hang.judgement import by_step, clocks
 from ddp_doctor.engine.hang.rules.common import judged, names, step_words, waiting_evidence
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.knowledge.deadlines import LATE_RANK_S, RANKS_PER_CORE
@@ -59,8 +59,8 @@ def _late_in(recording: Recording, trial: TrialRecord) -> Iterator[Draft]:
     if not late or len(late) * 2 > len(trial.ranks):
         return  # a slow machine, not a slow rank
     by_node: dict[int, list[_Late]] = {}
-    for one in late:
-        by_node.setdefault(one.node, []).append(one)
+    for rank in late:
+        by_node.setdefault(rank.node, []).append(rank)
     groups = list(by_node.values())
     for group in groups if len(groups) <= NAMES_IN_A_SENTENCE else [late]:
         yield _late_draft(recording, group, allowed_s)
@@ -68,11 +68,11 @@ def _late_in(recording: Recording, trial: TrialRecord) -> Iterator[Draft]:
 
 def _late_draft(recording: Recording, late: Sequence[_Late], allowed_s: float) -> Draft:
     """One finding for the late ranks of a node: what slows one of them mostly slows its neighbours."""
-    worst = max(late, key=lambda one: one.delay_s)
-    ranks = tuple(sorted(one.rank for one in late))
+    worst = max(late, key=lambda rank: rank.delay_s)
+    ranks = tuple(sorted(rank.rank for rank in late))
     alone = "this rank alone" if len(ranks) == 1 else "these ranks alone"
     return likely(
-        (rank_culprit(recording, rank) for rank in ranks),
+        (rank_culprit(recording, number) for number in ranks),
         f"{names(recording, ranks)} entered {step_words(worst.step)} of {worst.step.check}"
         f" {worst.delay_s:.1f} s after the others",
         Evidence(
@@ -128,17 +128,17 @@ def _kept_in_the_step_before(
     """
     before: dict[tuple[int, tuple[str, int]], tuple[str, int]] = {}
     left: dict[tuple[str, int], dict[int, float]] = {}
-    for one in trial.evidence:
-        keys = [(step.check, step.seq) for step in one.steps]
-        before.update({(one.rank, key): previous for previous, key in pairwise(keys)})
-        for key, step in zip(keys, one.steps, strict=True):
+    for rank in trial.evidence:
+        keys = [(step.check, step.seq) for step in rank.steps]
+        before.update({(rank.rank, key): previous for previous, key in pairwise(keys)})
+        for key, step in zip(keys, rank.steps, strict=True):
             if step.left_at is not None:
-                left.setdefault(key, {})[one.rank] = step.left_at - ahead.get(one.node, 0.0)
+                left.setdefault(key, {})[rank.rank] = step.left_at - ahead.get(rank.node, 0.0)
     typical = {key: median_low(times.values()) for key, times in left.items()}
     return {
-        (rank, key): max(left[previous][rank] - typical[previous], 0.0)
-        for (rank, key), previous in before.items()
-        if rank in left.get(previous, {})
+        (number, key): max(left[previous][number] - typical[previous], 0.0)
+        for (number, key), previous in before.items()
+        if number in left.get(previous, {})
     }
 
 

@@ -1,0 +1,166 @@
+"""What the checks of collectives record, and trials of remedies."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from ddp_doctor.model.base import Frozen
+from ddp_doctor.model.fact import Fact
+
+
+class ProcessGroupFact(Fact):
+    """One rank's place in the process group."""
+
+    KIND: ClassVar[str] = "process-group/1"
+
+    backend: str  # what get_backend() says: "nccl" or "gloo"
+    backend_impl: str | None = None  # the class behind it: "nccl", "nccl2", "nccl-legacy", "gloo", or another
+    group_rank: int
+    world_size: int
+    init_s: float  # init_process_group
+    first_collective_s: float  # creates the communicator on NCCL
+    device: str
+    bound_device: str | None = None  # the one that torch bound the group to
+    gpu_uuid: str | None = None
+    gpu_name: str | None = None
+    torch_version: str
+    cuda_version: str | None = None
+    nccl_available: bool
+    gloo_available: bool
+    pid: int
+
+
+class TorchImport(Fact):
+    """The import of torch, once per node. ``error`` is a traceback, ``stuck_at`` a Python stack.
+
+    ``moving``: it still computed at its deadline, so it is slow, and whether it would have ended is not known.
+    """
+
+    KIND: ClassVar[str] = "torch-import/1"
+
+    import_s: float
+    error: str | None = None
+    stuck_at: str | None = None
+    moving: bool = False
+
+
+#: Elements of a correctness payload: several gloo segments and NCCL slices, small enough for fp16.
+ELEMENTS = 4096
+
+
+class Wrong(Frozen):
+    """A reduction whose result differs from the closed form."""
+
+    dtype: str
+    op: str
+    elements: int  # how many are wrong
+    expected: float
+    got: float  # the first wrong element
+    alike: bool = False  # every wrong element is ``got``
+    blamed: tuple[int, ...] = ()  # original ranks of which one's share is missing or doubled, throughout
+
+
+class SizeResult(Frozen):
+    """One message size. Times are of this rank; ``wrong`` counts elements."""
+
+    size_bytes: int
+    time_us: float  # median
+    min_us: float
+    max_us: float
+    iterations: int
+    algbw_gb_per_s: float
+    busbw_gb_per_s: float
+    wrong: int
+
+
+class AllReduceFact(Fact):
+    """One rank's all-reduces."""
+
+    KIND: ClassVar[str] = "allreduce/1"
+
+    ranks: int
+    tested: tuple[str, ...]  # "float32 sum", …
+    wrong: tuple[Wrong, ...] = ()
+    repeatable: bool
+    sizes: tuple[SizeResult, ...] = ()
+    stopped_at_bytes: int | None = None  # the first size that no longer fitted the time or memory
+
+
+class PairResult(Frozen):
+    """What one rank saw of one peer (original rank). ``wrong_bytes`` counts bytes received wrong."""
+
+    peer: int
+    wrong_bytes: int
+    latency_us: float  # median of exchanges of 4 bytes, both ways at once
+    bandwidth_gb_per_s: float  # best of the exchanges, one way
+    size_bytes: int
+
+
+class P2pFact(Fact):
+    """One rank's exchanges with all its peers."""
+
+    KIND: ClassVar[str] = "p2p/1"
+
+    pairs: tuple[PairResult, ...]
+    skipped: tuple[int, ...] = ()  # peers of pairs that hung in an earlier trial
+
+
+class Rate(Frozen):
+    """Repetitions of one measurement, in the unit that the fact's field names."""
+
+    median: float
+    least: float
+    most: float
+    repetitions: int
+
+
+class GpuLoad(Frozen):
+    """The GPU at work, by the driver; None where it says nothing. ``reason``: why there are no samples."""
+
+    looks: int = 0  # during the matrix products
+    reason: str | None = None
+    mig_enabled: bool | None = None
+    confidential: bool | None = None
+    sm_clock_mhz: int | None = None  # median during the matrix products
+    sm_clock_max_mhz: int | None = None
+    clock_events: dict[str, float] = Field(default_factory=dict)  # share of those samples with each in force
+    temperature_c: int | None = None  # highest
+    power_w: float | None = None  # highest
+    power_limit_w: float | None = None
+    pcie_generation: int | None = None  # highest seen in any phase
+    pcie_generation_max: int | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+
+
+class GpuSpeedFact(Fact):
+    """One rank's GPU: how fast it copies and multiplies, and its state meanwhile."""
+
+    KIND: ClassVar[str] = "gpu-speed/1"
+
+    device: str
+    gpu_uuid: str | None = None
+    gpu_name: str | None = None
+    memory_total_bytes: int = 0
+    memory_free_bytes: int = 0  # before the measurements, CUDA and NCCL of this rank being there
+    memory_allowed_bytes: int = 0
+    copy_gb_per_s: Rate | None = None  # within the GPU's memory, bytes read and bytes written
+    copy_bytes: int = 0
+    matmul_tflop_per_s: Rate | None = None
+    matmul_dtype: str = ""
+    matmul_size: int = 0  # rows and columns
+    host_to_device_gb_per_s: Rate | None = None  # from pinned memory
+    device_to_host_gb_per_s: Rate | None = None
+    host_copy_bytes: int = 0
+    not_measured: dict[str, str] = Field(default_factory=dict)  # what, and why
+    load: GpuLoad = GpuLoad()
+
+
+class ShownFact(Fact):
+    """What one rank saw in one trial; no rate where only the meeting was tried."""
+
+    KIND: ClassVar[str] = "shown/1"
+
+    bytes_per_s: float | None = None
+    wrong: int = 0  # elements or bytes of a result
+    unread: tuple[str, ...] = ()  # settings that NCCL's log does not show as read

@@ -1,0 +1,119 @@
+r"""PCI devices: where they hang, the way between two of them, and Access Control Services of a bridge.
+
+    /sys/bus/pci/devices/0000:1b:00.0 ->
+        ../../../devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:1b:00.0
+                         host bridge root port    switch: up-  and downstream port   the device
+
+nvidia-smi's legend, in our words: PIX crosses one switch at most, PXB several, PHB the host bridge, NODE
+two host bridges of one NUMA node, SYS all else. One switch is two bridges in the tree, so two devices are
+PIX where neither stands more than one bridge below what they share. NVML counts alike
+(nvmlDeviceGetTopologyCommonAncestor), and so did NCCL up to 2.4 (src/graph/topo.h, pciDistance).
+
+NCCL today goes up two bridges at a time, which makes each switch one node, until it meets the root port
+or the host bridge, and hangs what it has then below the CPU of that NUMA node (src/graph/xml.cc,
+ncclTopoGetXmlFromSys). It knows no host bridges: two of one NUMA node are PHB to it (src/graph/paths.cc).
+
+Access Control Services (ACS) in the configuration space of a PCIe bridge.
+
+/sys/bus/pci/devices/0000:17:01.0/config has 4096 bytes for root, and 64 for everybody else, root of a
+container included. Extended capabilities are a list that begins at byte 0x100; the first two bytes of each
+are its number, the upper 12 bits of the next two where the next one stands::
+
+    0x100: 01 00 12 14   number 0x0001 (error reporting), the next stands at 0x140
+    0x140: 0d 00 01 00   number 0x000d (ACS), the last of the list
+    0x144: 5f 00 1d 00   what it can do; 0x001d is in force: SV, RR, CR, UF
+
+Source: PCI Express Base Specification, 7.6.3 and 7.7.11; Linux include/uapi/linux/pci_regs.h.
+"""
+
+import re
+from collections.abc import Sequence
+from itertools import takewhile
+
+from ddp_doctor.facts.node.topology import PciDevice
+
+#: Up to eight digits of domain: a machine's own bridges (VMD, Hyper-V) count from 10000.
+_BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
+_HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
+
+
+def read_path(link: str) -> tuple[str, str, tuple[str, ...]] | None:
+    """A device, its host bridge, and the bridges between, from where a link in /sys leads.
+
+    The link may go on to what the device is to others (``…/0000:1a:00.0/infiniband/mlx5_0``).
+    """
+    parts = link.lower().split("/")
+    roots = [at for at, part in enumerate(parts) if _HOST_BRIDGE.fullmatch(part)]
+    if not roots:
+        return None
+    below = tuple(takewhile(_BUS_ID.fullmatch, parts[roots[-1] + 1 :]))
+    return (below[-1], parts[roots[-1]], below[:-1]) if below else None
+
+
+def is_bus_id(text: str) -> bool:
+    """Whether this is the address of a PCI device: "0000:1b:00.0"."""
+    return _BUS_ID.fullmatch(text) is not None
+
+
+def link_code(first: PciDevice, second: PciDevice) -> str:
+    """What ``nvidia-smi topo -m`` calls the way over PCI: PIX, PXB, PHB, NODE or SYS."""
+    if first.root != second.root:
+        return "NODE" if _same_numa_node(first, second) else "SYS"
+    shared = _in_common(first.bridges, second.bridges)
+    if shared == 0:
+        return "PHB"
+    return "PIX" if max(len(first.bridges), len(second.bridges)) - shared <= 1 else "PXB"
+
+
+def nccl_path(first: PciDevice, second: PciDevice) -> str:
+    """What NCCL calls the way over PCI: PIX, PXB, PHB or SYS."""
+    nearest = (first.switches()[:1], second.switches()[:1])
+    if nearest[0] and nearest[0] == nearest[1]:
+        return "PIX"
+    if set(first.switches()) & set(second.switches()):
+        return "PXB"
+    return "PHB" if _same_numa_node(first, second) else "SYS"
+
+
+def _same_numa_node(first: PciDevice, second: PciDevice) -> bool:
+    """Whether both are told to stand at one node; -1 is NCCL's node for what has none."""
+    return first.numa_node is not None and first.numa_node == second.numa_node
+
+
+def _in_common(first: Sequence[str], second: Sequence[str]) -> int:
+    """How many bridges two devices share, counted from the root port."""
+    differ = (at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
+    return next(differ, min(len(first), len(second)))
+
+
+_NAMES = ("SrcValid", "TransBlk", "ReqRedir", "CmpltRedir", "UpstreamFwd", "EgressCtrl", "DirectTrans")
+
+_SHOWN_TO_ALL = 64
+_EXTENDED = 0x100
+_ACS = 0x000D
+_MOST_CAPABILITIES = 64  # a broken list may run in a circle
+
+
+def is_cut_off(config: bytes) -> bool:
+    """Whether the kernel showed only what everybody may see."""
+    return len(config) <= _SHOWN_TO_ALL
+
+
+def acs_control(config: bytes) -> int | None:
+    """The ACS control register; None where the bridge has none, or the list is broken."""
+    at = _EXTENDED
+    for _ in range(_MOST_CAPABILITIES):
+        if at < _EXTENDED or at + 8 > len(config):
+            return None
+        header = int.from_bytes(config[at : at + 4], "little")
+        if header in (0, 0xFFFFFFFF):  # none, or a device that does not answer
+            return None
+        if header & 0xFFFF == _ACS:
+            return int.from_bytes(config[at + 6 : at + 8], "little")
+        at = header >> 20 & 0xFFC
+    return None
+
+
+def acs_words(control: int) -> str:
+    """What is in force, in lspci's words: "SrcValid+ ReqRedir+ CmpltRedir+ UpstreamFwd+"."""
+    return " ".join(f"{name}+" for bit, name in enumerate(_NAMES) if control >> bit & 1) or "nothing"

@@ -1,0 +1,128 @@
+"""The folders of a run: its temporary one, those that killed runs have left, and those that ranks make for the job.
+
+A note in each folder names the boot in which it was made; its run holds a lock on the note while it lives::
+
+    {"boot": "4f1c…"}
+
+The kernel releases the lock however the run ends, and all containers of a host share one kernel, so a note that
+can be locked belongs to a run that is gone.
+
+Folders that ranks make outside the run folder, where the job would write: noted first, removed by the agent.
+
+A rank that is killed removes nothing. So it notes the path in the trial's folder before it makes the folder, one path
+in each ``rank0.job_folder``. The agent removes these folders when the ranks have ended, however they ended. If the
+agent was killed too, a later run removes them together with the run folder.
+"""
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+#: The note in each folder; only its own run holds the lock on it for long.
+NOTE = "owner.lock"
+_RUN_PREFIX = "ddp-doctor-"
+#: The most folders that one start removes: it has to be fast, and the next run continues.
+_MOST_RUN_FOLDERS = 100
+
+
+def make_run_folder() -> Path:
+    """A new folder for this process alone. What killed runs left beside it is removed."""
+    # A socket lives in it, and the path of a socket holds 107 characters.
+    parent = Path(tempfile.gettempdir() if len(tempfile.gettempdir()) < 60 else "/tmp")
+    _sweep(parent)
+    folder = Path(tempfile.mkdtemp(prefix=_RUN_PREFIX, dir=parent))
+    _hold(folder)
+    return folder
+
+
+def _hold(folder: Path) -> None:
+    """Lock the note before it has its name, so that nobody finds it unlocked. The end of the process closes it."""
+    note = folder / f".{NOTE}"
+    fd = os.open(note, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with suppress(OSError):  # a file system without locks: then no other run gets this lock either
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.write(fd, json.dumps(_here()).encode())
+    note.rename(folder / NOTE)
+
+
+def _sweep(parent: Path) -> None:
+    left = _MOST_RUN_FOLDERS
+    with suppress(OSError):
+        for folder in sorted(parent.glob(f"{_RUN_PREFIX}*")):
+            held = _taken(folder) if left else None
+            if held is not None:
+                left -= 1
+                for trial in folder.glob("t*"):
+                    remove_job_folders(trial)
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(held)
+
+
+def _taken(folder: Path) -> int | None:
+    """The lock on a folder of this user whose run is known to be gone, else None.
+
+    Nothing is known about runs of another host that shares the folder, or of an earlier boot.
+    """
+    fd = -1
+    with suppress(OSError, ValueError):
+        found = folder.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and found.st_mode & 0o7777 == 0o700:
+            fd = os.open(folder / NOTE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if json.loads(os.read(fd, 1000)) == _here():
+                return fd
+    if fd >= 0:
+        os.close(fd)
+    return None
+
+
+def _here() -> dict[str, str]:
+    return {"boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip()}
+
+
+_JOB_PREFIX = "ddp-doctor-job-"
+_SUFFIX = ".job_folder"
+#: A file system that hangs must not block the agent: folders that are not gone by then stay.
+_WAIT_S = 2.0
+_MOST_JOB_FOLDERS = 100
+
+
+def make_job_folder(note: Path, parent: Path) -> str:
+    """A new folder in ``parent`` that nobody else may enter. Raises OSError, and then nothing is left."""
+    folder = parent.absolute() / f"{_JOB_PREFIX}{secrets.token_hex(8)}"
+    note.with_suffix(_SUFFIX).write_text(str(folder))
+    folder.mkdir(0o700)
+    return str(folder)
+
+
+def remove_job_folders(trial: Path) -> None:
+    """Remove the folders that the ranks of a trial noted, as far as that takes no longer than a moment."""
+    with suppress(OSError):
+        notes = sorted(trial.glob(f"*{_SUFFIX}"))[:_MOST_JOB_FOLDERS]
+        if notes:
+            worker = threading.Thread(target=_remove, args=(notes,), daemon=True, name="job-folders")
+            worker.start()
+            worker.join(_WAIT_S)
+
+
+def _remove(notes: list[Path]) -> None:
+    for note in notes:
+        with suppress(OSError, ValueError):
+            folder = Path(note.read_text())
+            if _is_ours(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+            if not os.path.lexists(folder):
+                note.unlink()
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether it is a folder, and no link to one, with a name that only ``make_job_folder`` gives."""
+    named = folder.is_absolute() and folder.name.startswith(_JOB_PREFIX)
+    return named and os.path.lexists(folder) and stat.S_ISDIR(folder.lstat().st_mode)

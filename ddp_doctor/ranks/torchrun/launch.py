@@ -1,0 +1,171 @@
+"""Starting ranks under the real torchrun, and ending it whatever state it is in.
+
+torchrun runs in a session of its own, dies with the agent, and gets the interpreter, the
+environment and the rendezvous that the job would get.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from ddp_doctor.ranks.environment import without_launcher
+from ddp_doctor.ranks.events import EventReader
+from ddp_doctor.ranks.spec import WorkerSpec
+from ddp_doctor.settings.trials import LOCAL_ADDR
+
+_MODULE = "ddp_doctor.ranks.torchrun.main"
+
+
+@dataclass
+class LaunchedWorker:
+    """A rank that torchrun forked: known by the pid it reports; gone when torchrun's session is."""
+
+    reader: EventReader
+    torchrun: "subprocess.Popen[bytes]"
+    pid: int | None = None
+    _gone: bool = False
+
+    @property
+    def exitcode(self) -> int | None:
+        """None while it lives. Only torchrun knows the true code: 0 means gone."""
+        if self.pid is None:
+            began = next((event for event in self.reader.new() if event["event"] == "begin"), None)
+            self.pid = began["pid"] if began else None
+        if self.pid is not None and not self._gone:
+            self._gone = not os.path.exists(f"/proc/{self.pid}")
+        if self.pid is None and self.torchrun.poll() is not None:
+            return self.torchrun.returncode or 1
+        return 0 if self._gone else None
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """The rendezvous of a torchrun on several nodes: the job's own kind, c10d, on the control store.
+
+    The store stands on the port that the job's rendezvous would use; what torchrun opens beyond it, such
+    as its ephemeral MASTER_PORT, it opens as it would for the job.
+    """
+
+    nnodes: int
+    store: tuple[str, int] | None
+    name: str
+
+    def options(self) -> list[str]:
+        """torchrun's options. ``is_host=0``: the store is there already, on every node a client."""
+        host, port = self.store or ("127.0.0.1", 0)
+        at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return [
+            *("--nnodes", str(self.nnodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", at),
+            *("--rdzv-id", f"ddp-doctor-{self.name}", "--rdzv-conf", "is_host=0"),
+        ]
+
+
+class Launch:
+    """A running torchrun. Leaving the context kills its whole session."""
+
+    def __init__(
+        self,
+        folder: Path,
+        specs: Sequence[WorkerSpec],
+        env: Mapping[str, str],
+        meeting: Meeting | None = None,
+    ) -> None:
+        for spec in specs:
+            # Their environment is torchrun's to make; a file is no place for the user's secrets.
+            text = replace(spec, env={}).to_json()
+            (folder / f"local{spec.local_rank}.spec.json").write_text(text)
+        self._folder = folder
+        self._output = folder / "torchrun.out"
+        self._argv = [
+            *(sys.executable, "-m", _MODULE),
+            *(str(os.getpid()), "--nproc-per-node", str(len(specs))),
+            *(
+                "--log-dir",
+                str(folder),
+            ),  # by default a folder in TMPDIR, which a killed torchrun leaves there
+            *(meeting.options() if meeting else ()),
+            *(("--local-addr", env[LOCAL_ADDR]) if meeting and env.get(LOCAL_ADDR) else ()),
+            *("-m", "ddp_doctor.ranks.torchrun.worker", str(folder)),
+        ]
+        self._env = {**without_launcher(env), "PYTHONPATH": _python_path(env)}
+        self._env.pop("NCCL_DEBUG_FILE", None)  # NCCL would empty the user's file
+        self._specs = specs
+
+    def __enter__(self) -> "Launch":
+        try:
+            with self._output.open("wb") as output:
+                self._process = subprocess.Popen(
+                    self._argv,
+                    env=self._env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                    cwd=self._folder,  # the first place where its Python looks for modules
+                )
+            readers = [EventReader(spec.path("events")) for spec in self._specs]
+            self.workers = [LaunchedWorker(reader, self._process) for reader in readers]
+        except BaseException:  # for example a signal before the process was known here
+            end_all(self._folder)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        end_all(self._folder)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+
+    def notes(self, timeout_s: float) -> tuple[str, ...]:
+        """How torchrun ended, for the trial's record; waits that long for its end."""
+        try:
+            code = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return ("torchrun did not end by itself", self._last_output())
+        if code == 0:
+            return ("torchrun ended by itself",)
+        return (f"torchrun ended with exit code {code}", self._last_output())
+
+    def _last_output(self) -> str:
+        return self._output.read_text(errors="replace")[-4000:]
+
+
+def end_all(folder: Path) -> None:
+    """End every torchrun that this process started with its log below ``folder``, and what it started.
+
+    It asks the system for running processes: a signal may come before a process is remembered here.
+    """
+    for torchrun in psutil.Process().children():
+        # torchrun gives its workers sessions of their own, so they are found as its descendants;
+        # psutil compares start times, so it kills no other process with the same pid.
+        with suppress(psutil.Error):
+            if not _is_below(folder, torchrun.cmdline()):
+                continue
+            family = torchrun.children(recursive=True)
+            torchrun.kill()
+            for process in family:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs([torchrun, *family], timeout=1.0)
+
+
+def _is_below(folder: Path, command: Sequence[str]) -> bool:
+    logs = [Path(value) for name, value in pairwise(command) if name == "--log-dir"]
+    return _MODULE in command and any(folder in (path, *path.parents) for path in logs)
+
+
+def _python_path(env: Mapping[str, str]) -> str:
+    import ddp_doctor
+
+    package_parent = str(Path(ddp_doctor.__file__).parent.parent)
+    given = env.get("PYTHONPATH")
+    return f"{package_parent}{os.pathsep}{given}" if given else package_parent
