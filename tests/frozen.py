@@ -45,8 +45,8 @@ def of_recording(recording: Recording) -> Answer:
     outcome = app.judge(recording)
     report = topology.with_topology(outcome.report, recording)
     screen, matrices = StringIO(), StringIO()
-    terminal.show(outcome.report, terminal.console(screen, width=100), "FILE", used_table(recording))
-    topology.show(recording, terminal.console(matrices, width=100))
+    terminal.show(outcome.report, console(screen, width=100), "FILE", used_table(recording))
+    topology.show(recording, console(matrices, width=100))
     answer = {
         "report": json_text.render(report),
         "failed rules": repr(outcome.rule_failures),
@@ -64,7 +64,7 @@ def of_script(name: str, text: str) -> Answer:
     report = lint_report([linted], FailOn.ERROR, datetime.now(timezone.utc))
     fixed = report.model_copy(update={"run_id": "", "started_at": "", "duration_s": 0.0, "checks": ()})
     screen = StringIO()
-    show_lint(fixed, terminal.console(screen, width=100))
+    show_lint(fixed, console(screen, width=100))
     return {
         "report": json_text.render(fixed),
         "failed rules": repr(linted.failures),

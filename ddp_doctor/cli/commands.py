@@ -16,7 +16,7 @@ from ddp_doctor.model.choices import ExitCode, Verdict, Where
 from ddp_doctor.model.recording import Options
 from ddp_doctor.model.report import EnvReport
 from ddp_doctor.model.rule import Described
-from ddp_doctor.render import settings_table, terminal
+from ddp_doctor.render import screen, settings_table
 from ddp_doctor.render.topology import report as topology_report
 from ddp_doctor.sources.given import MOST_BYTES, CannotRead, read_given
 
@@ -57,7 +57,7 @@ def topology(file: str | None, outputs: Outputs) -> int:
     else:
         outcome = app.read_topology(given_text(file))
     with_matrices = topology_report.with_topology(outcome.report, outcome.recording)
-    topology_report.show(outcome.recording, terminal.console(outputs.words_to))
+    topology_report.show(outcome.recording, screen.console(outputs.words_to))
     if file is not None and not any(reading.fact for reading in outcome.recording.readings):
         with_matrices = with_matrices.model_copy(update={"exit_code": ExitCode.USAGE.value})
     return report(replace(outcome, report=with_matrices), outputs)
@@ -74,7 +74,7 @@ def env(file: str | None, outputs: Outputs) -> int:
 
 def _show_settings(outcome: Outcome, outputs: Outputs) -> int:
     if isinstance(outcome.report, EnvReport):
-        settings_table.show(outcome.report, terminal.console(outputs.words_to))
+        settings_table.show(outcome.report, screen.console(outputs.words_to))
     return report(outcome, outputs)
 
 

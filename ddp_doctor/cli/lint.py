@@ -15,7 +15,7 @@ from ddp_doctor.lint.report import Linted, Unread, lint_report
 from ddp_doctor.lint.rule import LintRule
 from ddp_doctor.lint.rules import RULES
 from ddp_doctor.model.choices import ExitCode, FailOn, UsageError
-from ddp_doctor.render.terminal import console
+from ddp_doctor.render.screen import console
 
 
 def lint(

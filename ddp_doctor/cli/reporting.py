@@ -8,7 +8,7 @@ from ddp_doctor.cli.error_handler import keep_trace, print_to_stderr
 from ddp_doctor.cli.outputs import Outputs, Results
 from ddp_doctor.model.choices import ExitCode
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.render import terminal
+from ddp_doctor.render import screen, terminal
 from ddp_doctor.render.used_transports import used_table
 from ddp_doctor.starters.place import Place
 
@@ -38,7 +38,7 @@ def _node_rank(outcome: Outcome, here: Place | None, host: str) -> int:
 def report(outcome: Outcome, outputs: Outputs, saved_as: str | None = None) -> int:
     """Write the outputs and show the report; the exit code."""
     problems = outputs.write(Results(outcome.report, outcome.recording))
-    out = terminal.console(outputs.words_to, is_piped=outputs.is_piped)
+    out = screen.console(outputs.words_to, is_piped=outputs.is_piped)
     if outcome.spoken_by is None:
         terminal.show(outcome.report, out, saved_as, used_table(outcome.recording))
     else:

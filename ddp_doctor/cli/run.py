@@ -19,7 +19,7 @@ from ddp_doctor.model.choices import ExitCode
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.parse.hostlist import expand, read_host_file
 from ddp_doctor.parse.options import endpoint, require_factory
-from ddp_doctor.render import terminal
+from ddp_doctor.render import screen
 from ddp_doctor.render.progress import progress
 from ddp_doctor.starters import outer_launcher, starter_channel
 from ddp_doctor.starters.detect import HOSTS_VARIABLE, OuterWorld, number, outer_world
@@ -111,7 +111,7 @@ def _test_or_wait(request: app.RunRequest, outputs: Outputs) -> int:
 def _test_and_report(request: app.RunRequest, outputs: Outputs) -> int:
     if request.outer is not None and request.outer.launcher == "mpi":
         outputs = replace(outputs, is_piped=True)  # Open MPI gives its ranks pseudo-terminals
-    out, here = terminal.console(outputs.words_to, is_piped=outputs.is_piped), request.place
+    out, here = screen.console(outputs.words_to, is_piped=outputs.is_piped), request.place
 
     def announce(command: str) -> None:
         others = f"{request.nnodes - 1} hosts" if request.nnodes > 2 else "host"
@@ -154,7 +154,7 @@ def _start_agents_and_report(
 ) -> int:
     """Start all agents, wait for the head's recording, and report it here, where the user is."""
     timeout_s = _START_S + launch.join_timeout_s + options.budget_s + _WAIT_MARGIN_S
-    with progress(terminal.console(outputs.words_to), quiet=outputs.quiet) as tell:
+    with progress(screen.console(outputs.words_to), quiet=outputs.quiet) as tell:
         tell(f"start on {', '.join(here.hosts[:8])}{', ...' if here.hosts[8:] else ''}")
         with _as_usage_error():
             fan_out = FanOut(here.starts, here.hosts, tell, timeout_s, launch.join_timeout_s)

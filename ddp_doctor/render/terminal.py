@@ -2,20 +2,19 @@
 
 from collections.abc import Iterable, Sequence
 from textwrap import fill, indent
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING
 
-from ddp_doctor.model.choices import CheckStatus, Severity, Verdict
+from ddp_doctor.model.choices import CheckStatus, Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.report import CheckResult, Report
 from ddp_doctor.render import findings, tables
 from ddp_doctor.render.findings import Line
-from ddp_doctor.render.text import one_line, plain
+from ddp_doctor.render.screen import STYLE, VERDICT_STYLE
+from ddp_doctor.render.text import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-STYLE = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
-VERDICT_STYLE = {Verdict.HEALTHY: "bold green", Verdict.SICK: "bold red", Verdict.UNSURE: "bold yellow"}
 _MARK = {
     CheckStatus.PASSED: ("ok", "green"),
     CheckStatus.FOUND: ("!!", "red"),
@@ -27,32 +26,6 @@ _MARK = {
 _LONGEST_REASON = 160
 #: Less prints as 0.00 s.
 _SHORTEST_S = 0.005
-
-
-def console(stream: TextIO, *, width: int | None = None, is_piped: bool = False) -> "Console":
-    """A console that colours only terminals, and prints every string as it is but for control characters.
-
-    ``is_piped``: the stream looks like a terminal and is none.
-    """
-    from rich.console import Console
-    from rich.text import Text
-
-    class PlainConsole(Console):
-        def render_str(self, text: str, **options: Any) -> Text:
-            return super().render_str(plain(text), **options)
-
-        def on_broken_pipe(self) -> None:
-            raise  # noqa: PLE0704 - rich would exit with 1, which is the code of a sick node
-
-    return PlainConsole(
-        file=stream,
-        force_terminal=False if is_piped else None,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        soft_wrap=True,
-        width=width,
-    )
 
 
 def show(report: Report, out: "Console", saved_as: str | None = None, transports: str = "") -> None:

@@ -125,7 +125,7 @@ def test_a_recording_with_a_strange_number_is_replayed_or_refused(tmp_path):
     """Every number in the recordings of two fabrics, one at a time: a report or one sentence, no crash."""
     from ddp_doctor import app
     from ddp_doctor.remedies.settings_to_apply import settings_to_apply
-    from ddp_doctor.render import json_text, terminal
+    from ddp_doctor.render import json_text, screen, terminal
     from ddp_doctor.render.pasted import env_file
 
     path, replayed = tmp_path / "recording.json", 0
@@ -136,7 +136,7 @@ def test_a_recording_with_a_strange_number_is_replayed_or_refused(tmp_path):
             path.write_text(text[: found.start()] + number + text[found.end() :])
             with suppress(app.UsageError):
                 report = app.replay(path).report
-                terminal.show(report, terminal.console(io.StringIO()))
+                terminal.show(report, screen.console(io.StringIO()))
                 assert json_text.render(report)
                 assert env_file.render(settings_to_apply(report))
                 replayed += 1

@@ -16,7 +16,7 @@ from ddp_doctor.model.choices import Verdict
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Report
 from ddp_doctor.model.trial import TrialRecord
-from ddp_doctor.render import terminal
+from ddp_doctor.render import screen, terminal
 from tests import simulated
 from tests.simulated import GPUS
 
@@ -31,7 +31,7 @@ def judged(recording: Recording) -> tuple[Report, list[str]]:
     diagnosis = diagnose(recording)
     assert diagnosis.failures == ()
     made, stream = report(recording, diagnosis), io.StringIO()
-    terminal.show(made, terminal.console(stream, width=120))
+    terminal.show(made, screen.console(stream, width=120))
     return made, stream.getvalue().splitlines()
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ddp_doctor.model.choices import CheckStatus, Confidence, Severity, Verdict
 from ddp_doctor.model.finding import Evidence, Finding, Remedy
 from ddp_doctor.model.report import CheckResult, Report, Tool
-from ddp_doctor.render import terminal
+from ddp_doctor.render import screen, terminal
 from ddp_doctor.render.progress import progress
 from ddp_doctor.render.text import one_line, plain
 
@@ -64,7 +64,7 @@ def hostile_report() -> Report:
 
 def test_escapes_in_a_report_do_not_reach_the_terminal() -> None:
     out = io.StringIO()
-    terminal.show(hostile_report(), terminal.console(out), f"/tmp/{CLIPBOARD}")
+    terminal.show(hostile_report(), screen.console(out), f"/tmp/{CLIPBOARD}")
 
     assert "rank 3?]52;c;ZXZpbA==?" in out.getvalue()
     assert plain(out.getvalue()) == out.getvalue()
@@ -72,14 +72,14 @@ def test_escapes_in_a_report_do_not_reach_the_terminal() -> None:
 
 def test_a_newline_in_a_title_or_summary_does_not_forge_a_line() -> None:
     out = io.StringIO()
-    terminal.show(hostile_report(), terminal.console(out))
+    terminal.show(hostile_report(), screen.console(out))
 
     assert not any(line.startswith("Healthy") for line in out.getvalue().splitlines())
 
 
 def test_progress_is_one_plain_line() -> None:
     out = io.StringIO()
-    with progress(terminal.console(out), quiet=False) as tell:
+    with progress(screen.console(out), quiet=False) as tell:
         tell(f"[red]{CLIPBOARD}\nrank 0")
 
     assert out.getvalue() == "... [red]?]52;c;ZXZpbA==? rank 0\n"

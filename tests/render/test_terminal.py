@@ -7,7 +7,7 @@ from typing import Any
 from ddp_doctor.model.choices import CheckStatus, Confidence, Severity, Verdict
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Evidence, Finding, Remedy
 from ddp_doctor.model.report import CheckResult, Measurement, Report, Tool
-from ddp_doctor.render import terminal
+from ddp_doctor.render import screen, terminal
 
 
 def _shown(**fields: Any) -> list[str]:
@@ -21,7 +21,7 @@ def _shown(**fields: Any) -> list[str]:
     }
     stream = io.StringIO()
     report = Report(tool=Tool(version="0"), **given | fields)
-    terminal.show(report, terminal.console(stream, width=100))
+    terminal.show(report, screen.console(stream, width=100))
     return stream.getvalue().splitlines()
 
 
@@ -136,7 +136,7 @@ def _on_a_terminal(finding: Finding, width: int, summary: str) -> list[str]:
             return True
 
     stream = Screen()
-    out = terminal.console(stream, width=width)
+    out = screen.console(stream, width=width)
     out.no_color = True
     terminal.show(_sick(summary, finding), out)
     return re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue()).splitlines()
@@ -196,9 +196,7 @@ def test_another_node_shows_the_errors_the_verdict_and_who_has_the_rest():
     )
     stream = io.StringIO()
     report = _sick("Sick: node2 never reported in.", *findings)
-    terminal.show_short(
-        report, terminal.console(stream), "node0\x1b[2J", saved_as="/runs/recording-node1.json"
-    )
+    terminal.show_short(report, screen.console(stream), "node0\x1b[2J", saved_as="/runs/recording-node1.json")
 
     assert stream.getvalue().splitlines() == [
         "",

@@ -13,7 +13,7 @@ from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.model.report import EnvReport, SettingInForce
-from ddp_doctor.render import json_text, settings_table, terminal
+from ddp_doctor.render import json_text, screen, settings_table, terminal
 from ddp_doctor.settings.in_force import settings_in_force
 from ddp_doctor.settings.nccl_conf import conf_lines
 
@@ -41,7 +41,7 @@ def report_of(outcome: app.Outcome) -> EnvReport:
 
 def shown(report: EnvReport) -> str:
     stream = io.StringIO()
-    out = terminal.console(stream, width=300)
+    out = screen.console(stream, width=300)
     settings_table.show(report, out)
     terminal.show(report, out)
     return stream.getvalue()

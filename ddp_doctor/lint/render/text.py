@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ddp_doctor.lint.report import LintFinding, LintReport
 from ddp_doctor.model.choices import Severity, Verdict
-from ddp_doctor.render.terminal import STYLE, VERDICT_STYLE
+from ddp_doctor.render.screen import STYLE, VERDICT_STYLE
 from ddp_doctor.render.text import one_line
 
 if TYPE_CHECKING:

@@ -1,0 +1,38 @@
+"""The terminal that reports are printed on, and its colours. It imports no report: `lint` starts without them."""
+
+from typing import TYPE_CHECKING, Any, TextIO
+
+from ddp_doctor.model.choices import Severity, Verdict
+from ddp_doctor.render.text import plain
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+STYLE = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
+VERDICT_STYLE = {Verdict.HEALTHY: "bold green", Verdict.SICK: "bold red", Verdict.UNSURE: "bold yellow"}
+
+
+def console(stream: TextIO, *, width: int | None = None, is_piped: bool = False) -> "Console":
+    """A console that colours only terminals, and prints every string as it is but for control characters.
+
+    ``is_piped``: the stream looks like a terminal and is none.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    class PlainConsole(Console):
+        def render_str(self, text: str, **options: Any) -> Text:
+            return super().render_str(plain(text), **options)
+
+        def on_broken_pipe(self) -> None:
+            raise  # noqa: PLE0704 - rich would exit with 1, which is the code of a sick node
+
+    return PlainConsole(
+        file=stream,
+        force_terminal=False if is_piped else None,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        soft_wrap=True,
+        width=width,
+    )
