@@ -27,6 +27,7 @@ from ddp_doctor.lint.report import lint_report
 from ddp_doctor.model.choices import FailOn
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.render import json_text, terminal
+from ddp_doctor.render.screen import console
 from ddp_doctor.render.topology import report as topology
 from ddp_doctor.render.used_transports import used_table
 from tests.lint.documents import OF_RULES, PUBLIC
