@@ -125,9 +125,13 @@ def private_call_deprecated(script: Script) -> Iterator[Spot]:
         pytorch torch/distributed/distributed_c10d.py
     """
     for name, (public, instead) in _PRIVATE.items():
-        if any(name in script.texts or any(script.named(f"torch.distributed.{name}")) for name in public):
+        calls = tuple(script.named(f"torch.distributed.{name}"))
+        if not calls or any(
+            replacement in script.texts or any(script.named(f"torch.distributed.{replacement}"))
+            for replacement in public
+        ):
             continue
-        for call in script.named(f"torch.distributed.{name}"):
+        for call in calls:
             yield Spot(
                 call,
                 f"{name} is private, and deprecated",
