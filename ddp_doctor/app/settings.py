@@ -12,7 +12,7 @@ from ddp_doctor.facts.node.env_vars import EnvVars, SettingOrigins, SettingText
 from ddp_doctor.knowledge import launchers
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Status, Where
-from ddp_doctor.model.fact import Fact, Reading
+from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.model.report import EnvReport
 from ddp_doctor.parse.redact import open_and_withheld
@@ -67,11 +67,10 @@ def _readings(text: str) -> list[Reading]:
         found = read_setting_text(text, also=(*launchers.OTHERS, _IN_KUBERNETES))
     except NoSettings as why:
         return [Reading(check="env_vars", status=Status.ABSENT, reason=f"what was given {why}")]
-    return [_reading(fact) for fact in (_as_environment(found), found)]
-
-
-def _reading(fact: Fact) -> Reading:
-    return Reading(check="env_vars", status=Status.COLLECTED, fact=fact.recorded())
+    return [
+        Reading(check="env_vars", status=Status.COLLECTED, fact=fact.recorded())
+        for fact in (_as_environment(found), found)
+    ]
 
 
 def _as_environment(found: SettingText) -> EnvVars:

@@ -107,15 +107,11 @@ def nccl_choice(interfaces: Sequence[Interface], env: Mapping[str, str]) -> Choi
         found = _first_match(running, prefixes, family)
         if found:
             return found.model_copy(update={"why": why})
-    return Choice(error=f"no running interface has an address{_of_family(family)}", setting=_deciding(family))
-
-
-def _of_family(family: str) -> str:
-    return f" of {NCCL_FAMILY}={family}" if family else ""
-
-
-def _deciding(family: str) -> str | None:
-    return NCCL_FAMILY if family else None
+    if family:
+        return Choice(
+            error=f"no running interface has an address of {NCCL_FAMILY}={family}", setting=NCCL_FAMILY
+        )
+    return Choice(error="no running interface has an address")
 
 
 def _first_match(running: Iterable[Interface], names: str, family: str) -> Choice | None:

@@ -14,14 +14,16 @@ each GPU reaches its memory by itself.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from ddp_doctor.facts.node.topology import GpuNvlinks, NvlinksFact, P2pStatusFact, RocmTopologyFact
 from ddp_doctor.knowledge.topology.link_codes import CAPABILITIES, p2p_status
 from ddp_doctor.views.network import ToNetwork
 from ddp_doctor.views.transports import Expected, Place
 
-_MOST_PAIRS = 12
+#: More pairs of one kind than these are counted, not listed.
+_MOST_P2P_PAIRS = 12
+_MOST_NAMES = 3
 
 
 def p2p_text(fact: P2pStatusFact) -> str:
@@ -56,8 +58,8 @@ def _doubts(fact: P2pStatusFact | NvlinksFact | RocmTopologyFact) -> Iterator[st
         yield f"Unclear: {warning}"
 
 
-def _listed(names: list[str]) -> str:
-    return ", ".join(names) if len(names) <= _MOST_PAIRS else f"{len(names)} pairs of GPUs"
+def _listed(names: Sequence[str], most: int = _MOST_P2P_PAIRS, noun: str = "pairs of GPUs") -> str:
+    return ", ".join(names) if len(names) <= most else f"{len(names)} {noun}"
 
 
 def nvlinks_text(fact: NvlinksFact) -> str:
@@ -96,10 +98,6 @@ def rocm_text(fact: RocmTopologyFact) -> str:
     return "\n".join([*lines, *_doubts(fact)])
 
 
-#: More pairs of one kind than this are counted, not listed.
-_MOST_NAMES = 3
-
-
 def transport_table(place: Place) -> str:
     """The table in plain text; nothing where there is one GPU."""
     groups: dict[tuple[str, ...], list[Expected]] = {}
@@ -109,15 +107,13 @@ def transport_table(place: Place) -> str:
         groups.setdefault((pair.code, kind, rate, pair.choice.why), []).append(pair)
     if not groups:
         return ""
-    rows = [(code, _pairs(group), kind, rate, why) for (code, kind, rate, why), group in groups.items()]
+    rows = [
+        (code, _listed(["-".join(pair.gpus) for pair in group], _MOST_NAMES), kind, rate, why)
+        for (code, kind, rate, why), group in groups.items()
+    ]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     title = "NCCL between GPUs, by its own rules and constants (? where something that decides is not known):"
     return "\n".join((title, *(_line(row, widths) for row in rows)))
-
-
-def _pairs(group: list[Expected]) -> str:
-    names = ["-".join(pair.gpus) for pair in group]
-    return ", ".join(names) if len(names) <= _MOST_NAMES else f"{len(names)} pairs of GPUs"
 
 
 def _line(row: tuple[str, ...], widths: list[int]) -> str:
@@ -135,10 +131,7 @@ def network_table(ways: Iterable[ToNetwork]) -> str:
         groups.setdefault((way.code, words[way.gpudirect], rate, way.why), []).append(way.gpu)
     if not groups:
         return ""
-    rows = [
-        (code, ", ".join(gpus) if len(gpus) <= _MOST_NAMES else f"{len(gpus)} GPUs", *rest)
-        for (code, *rest), gpus in groups.items()
-    ]
+    rows = [(code, _listed(gpus, _MOST_NAMES, "GPUs"), *rest) for (code, *rest), gpus in groups.items()]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     title = "NCCL from a GPU to its nearest NIC, where it goes between nodes by RDMA:"
     return "\n".join((title, *(_line(row, widths) for row in rows)))
