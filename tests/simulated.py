@@ -156,7 +156,7 @@ def step(seq: int, **fields: Any) -> Step:
         "detail": "float32 [4096] sum",
         "entered_at": at,
         "left_at": at + 0.001,
-        "where": "/opt/venv/checks/collectives/allreduce/sums.py:72",
+        "where": "/opt/venv/checks/collectives/allreduce.py:72",
     }
     return Step(**{**given, **fields})
 

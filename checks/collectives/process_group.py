@@ -22,7 +22,7 @@ from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
-from ddp_doctor.probing.gpu_identity import gpu_identity
+from ddp_doctor.probing.rank_identity import gpu_identity
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.remedies.torch_calls import ONE_GPU_EACH
 from ddp_doctor.wording.findings import proved
@@ -158,9 +158,9 @@ def _place(recording: Recording, node: int, sharing: Sequence[FactAt[ProcessGrou
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
     """Start-up times of the slowest rank."""
-    facts = [seen.fact for seen in recording.facts(ProcessGroupFact)]
-    for seen in recording.facts(TorchImport):
-        yield Measurement(name="torch_import", value=seen.fact.import_s, unit="s", labels={"node": seen.node})
+    facts = [rank.fact for rank in recording.facts(ProcessGroupFact)]
+    for rank in recording.facts(TorchImport):
+        yield Measurement(name="torch_import", value=rank.fact.import_s, unit="s", labels={"node": rank.node})
     if facts:
         labels: dict[str, str | int | float] = {"backend": facts[0].backend, "ranks": len(facts)}
         yield Measurement(

@@ -25,7 +25,7 @@ from pathlib import Path
 from ddp_doctor.facts.cluster import RankSettings, Settings
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
-from ddp_doctor.probing.rank_settings import settings_of
+from ddp_doctor.probing.rank_identity import settings_of
 from ddp_doctor.starters.detect import OuterWorld
 
 #: For the agent to appear; the ranks of one launch start within seconds of each other.

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.collectives import allreduce
-from ddp_doctor.checks.collectives.allreduce import CHECK, rules, sums
+from ddp_doctor.checks.collectives.allreduce import CHECK
 from ddp_doctor.facts.collectives import ELEMENTS, AllReduceFact, Wrong
 from ddp_doctor.model.choices import Confidence, Status
 from ddp_doctor.model.fact import Reading
@@ -40,7 +40,7 @@ def recording(*facts: AllReduceFact) -> Recording:
 
 
 def judge(*facts: AllReduceFact) -> Finding:
-    (finding,) = rules.wrong_result.apply(recording(*facts))
+    (finding,) = allreduce.wrong_result.apply(recording(*facts))
     return finding
 
 
@@ -91,7 +91,7 @@ def compared(wrong_elements: dict[int, int]) -> Wrong | None:
     for index, value in wrong_elements.items():
         tensor[index] = value
     ctx = HarnessContext(rank=4, group_rank=0, world_size=4, ranks=(4, 5, 6, 7), local_rank=0, group=None)
-    return sums.compare(tensor, "int64", "sum", ctx)
+    return allreduce.compare(tensor, "int64", "sum", ctx)
 
 
 def test_only_a_tensor_that_is_off_throughout_blames_by_original_number():

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from ddp_doctor.checks.ddp import buffers
-from ddp_doctor.checks.ddp.buffers import CHECK, closed_form, options, stamps
+from ddp_doctor.checks.ddp.buffers import CHECK, stamps
 from ddp_doctor.facts.ddp.model_state import Buffers
 from ddp_doctor.model.choices import Level
 from tests.checks.judged_ranks import blamed, judge_by, only, record
@@ -133,13 +133,15 @@ def loses_sight_of_new_buffers(ctx, on):
 def overwrites_its_own_buffer(ctx, rank):
     """With broadcasting off, one rank's module writes rank 0's stamp into a buffer of its own."""
 
+    stamped_model = stamps.stamped_model
+
     def model(given: Any) -> Any:
-        module = stamps.stamped_model(given)
+        module = stamped_model(given)
         if given.rank == rank:
             after_forward(module, lambda one: one.float_stamp.fill_(1.0))
         return module
 
-    with mock.patch("ddp_doctor.checks.ddp.buffers.options.stamped_model", model):
+    with mock.patch("ddp_doctor.checks.ddp.buffers.stamps.stamped_model", model):
         return buffers.probe(ctx)
 
 
@@ -264,7 +266,7 @@ def test_a_quick_run_looks_at_ddp_s_defaults_alone(ranks):
 )
 def test_the_cost_is_not_measured_where_many_cpu_ranks_share_a_node(ranks_of, device, crowded):
     ctx: Any = SimpleNamespace(world_size=ranks_of, device=device)
-    assert options.is_crowded(ctx) is crowded
+    assert stamps.is_crowded(ctx) is crowded
 
 
 def test_what_the_broadcast_adds_to_a_forward_is_measured(ranks):
@@ -295,8 +297,8 @@ def test_sync_batch_norm_that_synchronises_is_healthy(ranks):
 def test_the_overall_statistics_are_those_of_the_batches_joined(world_size):
     import torch
 
-    joined = torch.cat([closed_form.batch(place, "cpu") for place in range(world_size)]).double()
-    means, variances = closed_form.overall(world_size)
+    joined = torch.cat([stamps.batch(place, "cpu") for place in range(world_size)]).double()
+    means, variances = stamps.overall(world_size)
     assert joined.mean(0).tolist() == pytest.approx(means)
     assert joined.var(0).tolist() == pytest.approx(variances)
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddp_doctor.checks.ddp import checkpoint
-from ddp_doctor.checks.ddp.checkpoint import CHECK, plain, regrouped, sharded
+from ddp_doctor.checks.ddp.checkpoint import CHECK, plain, sharded
 from ddp_doctor.facts.ddp.model_state import Checkpoint
 from ddp_doctor.model.choices import Severity
 from tests.checks.judged_ranks import blamed, judge_by, only, record
@@ -106,7 +106,7 @@ def reads_from_wrong_offsets(ctx: Any, *deceived: int) -> Checkpoint:
 
 def cannot_read_in_a_group(ctx: Any) -> Checkpoint:
     """Rank 2 gets an error from its file system when it loads its part."""
-    load = regrouped.load
+    load = sharded.load_part
 
     def refused(ctx: Any, folder: Path) -> Any:
         if ctx.rank == 2:
@@ -119,7 +119,7 @@ def cannot_read_in_a_group(ctx: Any) -> Checkpoint:
                 return load(ctx, folder)
         return load(ctx, folder)
 
-    return probed(ctx, (regrouped, "load", refused))
+    return probed(ctx, (sharded, "load_part", refused))
 
 
 def torch_without_meshes_of_groups(ctx: Any) -> Checkpoint:
@@ -271,7 +271,7 @@ def test_parts_are_those_of_torch_s_chunk(ranks, each):
 
     whole = torch.arange(ranks * each)
     for rank, chunk in enumerate(whole.chunk(max(1, ranks - 1))):
-        first, end = regrouped.part_of(rank, max(1, ranks - 1), ranks * each)
+        first, end = sharded.part_of(rank, max(1, ranks - 1), ranks * each)
         assert chunk.tolist() == list(range(first, end))
 
 
@@ -281,7 +281,7 @@ import sys
 sys.modules["numpy"] = None
 from types import SimpleNamespace
 from ddp_doctor.checks.ddp.checkpoint import sharded
-from ddp_doctor.checks.ddp.data_sharding.streams import sources
+from ddp_doctor.checks.ddp.data_sharding.measure import sources
 print(sharded.reason_against(SimpleNamespace(world_size=2)))
 print([name for name, _ in sources("cpu")])
 """

@@ -12,7 +12,7 @@ from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Recording, World
-from ddp_doctor.probing.rank_settings import settings_of
+from ddp_doctor.probing.rank_identity import settings_of
 
 #: What one rank has set; None is a rank that told nothing.
 Told = dict[str, str] | None

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from ddp_doctor.checks.ddp import data_sharding
 from ddp_doctor.checks.ddp.data_sharding import CHECK
-from ddp_doctor.checks.ddp.data_sharding.expected_shares import behind, joined_mean, judge_indices
-from ddp_doctor.checks.ddp.data_sharding.streams import streams
+from ddp_doctor.checks.ddp.data_sharding.measure import behind, joined_mean, judge_indices, streams
 from ddp_doctor.facts.ddp.data_sharding import DataSharding
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.recording import Node, World

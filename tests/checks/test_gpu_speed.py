@@ -8,11 +8,16 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.collectives import gpu_speed
-from ddp_doctor.checks.collectives.gpu_speed import timing
-from ddp_doctor.checks.collectives.gpu_speed.comparable import median_without
-from ddp_doctor.checks.collectives.gpu_speed.load import HOST_COPY, MATMUL, summed_up
-from ddp_doctor.checks.collectives.gpu_speed.measure import Workload, measure
-from ddp_doctor.checks.collectives.gpu_speed.timing import Plan
+from ddp_doctor.checks.collectives.gpu_speed.comparison import median_without
+from ddp_doctor.checks.collectives.gpu_speed.measure import (
+    HOST_COPY,
+    MATMUL,
+    Plan,
+    Workload,
+    measure,
+    rate,
+    summed_up,
+)
 from ddp_doctor.facts.collectives import GpuSpeedFact
 from ddp_doctor.knowledge.gpu import gpu_speed as known
 from ddp_doctor.model.choices import Confidence, Severity
@@ -65,10 +70,10 @@ def test_every_rank_measures_every_rate_of_its_device(ranks: Ranks):
             fact.host_to_device_gb_per_s,
             fact.device_to_host_gb_per_s,
         ]
-        for rate in rates:
-            assert rate is not None
-            assert 0 < rate.least <= rate.median <= rate.most
-            assert rate.repetitions == 3
+        for rate_of_rank in rates:
+            assert rate_of_rank is not None
+            assert 0 < rate_of_rank.least <= rate_of_rank.median <= rate_of_rank.most
+            assert rate_of_rank.repetitions == 3
         assert (fact.matmul_dtype, fact.matmul_size, fact.not_measured) == ("float32", 256, {})
 
 
@@ -113,15 +118,15 @@ class Clock(HarnessContext):
 
 def test_a_rate_is_the_amount_over_the_time_of_one_call():
     ctx = Clock()
-    rate = timing.rate(ctx, ctx.work, 5.0, Plan(warm_up_s=0.1, aim_s=0.05))
-    assert rate.median == pytest.approx(500.0)
-    assert rate.repetitions == 7
+    measured = rate(ctx, ctx.work, 5.0, Plan(warm_up_s=0.1, aim_s=0.05))
+    assert measured.median == pytest.approx(500.0)
+    assert measured.repetitions == 7
 
 
 def test_a_device_that_is_far_too_slow_is_measured_a_few_times_only():
     ctx = Clock(call_s=2.0)
-    rate = timing.rate(ctx, ctx.work, 5.0, Plan(warm_up_s=0.1, aim_s=0.05))
-    assert (rate.repetitions, ctx.calls) == (3, 5)
+    measured = rate(ctx, ctx.work, 5.0, Plan(warm_up_s=0.1, aim_s=0.05))
+    assert (measured.repetitions, ctx.calls) == (3, 5)
 
 
 # --- NVML under load ------------------------------------------------------------------------------------

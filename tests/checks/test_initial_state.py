@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 
 from ddp_doctor.checks.ddp import initial_state
-from ddp_doctor.checks.ddp.initial_state import CHECK, seeded
+from ddp_doctor.checks.ddp.initial_state import CHECK
 from ddp_doctor.facts.ddp.model_state import InitialState
 from ddp_doctor.model.choices import Confidence, Severity
 from tests.checks.judged_ranks import blamed, judge_by, only, record
@@ -61,7 +61,7 @@ def changed(model: Any, how: str) -> None:
 
 
 def models_differ(ctx: Any, how: str, on: tuple[int, ...], rest: str = "") -> InitialState:
-    return initial_state.look(ctx, odd_model(how) if ctx.rank in on else odd_model(rest))
+    return initial_state.wrap_and_compare(ctx, odd_model(how) if ctx.rank in on else odd_model(rest))
 
 
 def order_from_a_set(ctx):
@@ -70,7 +70,7 @@ def order_from_a_set(ctx):
 
     names = ["first", "second", "third", "fourth"]
     names.sort(key=lambda name: md5(f"{ctx.rank}{name}".encode()).digest())
-    return initial_state.look(ctx, layers(*((name, 4, 4) for name in names)))
+    return initial_state.wrap_and_compare(ctx, layers(*((name, 4, 4) for name in names)))
 
 
 def probe_with(ctx: Any, sync_module_states: Any) -> InitialState:
@@ -144,7 +144,7 @@ def test_without_ddp_only_one_seed_for_all_ranks_gives_one_model(ranks):
     facts = ranks.facts(initial_state.probe)
 
     assert len({fact.same_seed for fact in facts}) == 1
-    assert len({seeded.whole(fact.before) for fact in facts}) == 4
+    assert len({initial_state.whole(fact.before) for fact in facts}) == 4
 
 
 def test_every_step_has_the_same_name_and_detail_on_all_ranks(ranks):

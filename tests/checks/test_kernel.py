@@ -16,7 +16,7 @@ from ddp_doctor.model.context import CommandResult
 from ddp_doctor.model.fact import Absent, Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Options, Recording, World
-from ddp_doctor.probing.kernel_log import read_log
+from ddp_doctor.probing.kernel import read_log
 from ddp_doctor.sources.machine import LiveContext
 from tests.fakes import FakeContext
 

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.ddp.step_time import CHECK, measurements
-from ddp_doctor.checks.ddp.step_time.measure import _how_many, measure
-from ddp_doctor.checks.ddp.step_time.profiler import common, joined, on_gpu
-from ddp_doctor.checks.ddp.step_time.summary import summary
+from ddp_doctor.checks.ddp.step_time.measure import _how_many, common, joined, measure, on_gpu
+from ddp_doctor.checks.ddp.step_time.rounds import summary
 from ddp_doctor.checks.ddp.step_time.work import Plan, Work
 from ddp_doctor.facts.collectives import GpuSpeedFact, Rate
 from ddp_doctor.facts.ddp.step_time import Buckets, BucketTrial, Round, StepTimeFact

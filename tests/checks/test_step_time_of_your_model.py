@@ -7,8 +7,7 @@ import pytest
 
 from ddp_doctor.checks.ddp.step_time import CHECK, probe
 from ddp_doctor.checks.ddp.step_time.measure import measure
-from ddp_doctor.checks.ddp.step_time.work import Plan
-from ddp_doctor.checks.ddp.step_time.yours import yours
+from ddp_doctor.checks.ddp.step_time.work import Plan, yours
 from ddp_doctor.facts.ddp.step_time import StepTimeFact
 from ddp_doctor.model.choices import Severity
 from tests.checks.judged_ranks import blamed, judge_by, only, record

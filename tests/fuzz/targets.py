@@ -44,7 +44,7 @@ from ddp_doctor.parse import (
 )
 from ddp_doctor.parse.nccl_log import digest
 from ddp_doctor.parse.text import as_utf8, plain_lines
-from ddp_doctor.probing import host_limits, kernel_modules, nccl_interface, setting_origins
+from ddp_doctor.probing import host_limits, kernel, nccl_interface, setting_origins
 from ddp_doctor.settings.nccl_conf import conf_lines
 from ddp_doctor.settings.text import setting_text, shell_settings, shell_words
 from tests.fuzz.machine_targets import MACHINE_TARGETS
@@ -211,7 +211,7 @@ TARGETS: tuple[Target, ...] = (
     direct(cpus.cpu_ranges, "0-31,64-95", "0"),
     Target(cpus.share_a_cpu, lambda text: cpus.share_a_cpu(*text.partition("\f")[::2]), ("0-3,8\f5,7-9",)),
     direct(kernel_log.parse_kernel_log, *_KERNEL_LOGS),
-    direct(kernel_modules.driver, *_DRIVER),
+    direct(kernel.driver, *_DRIVER),
     Target(digest, lambda text: digest(text.splitlines()), (_NCCL_LOG,)),
     direct(complaints.complaints, _NCCL_COMPLAINTS),
     Target(

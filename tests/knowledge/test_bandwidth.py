@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.probing.bandwidth import FACTORS, busbw
+from ddp_doctor.probing.all_reduces import FACTORS, busbw
 
 OPS = st.sampled_from(sorted(FACTORS))
 RANKS = st.integers(min_value=1, max_value=100_000)

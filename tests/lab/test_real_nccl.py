@@ -20,7 +20,7 @@ from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.probing import nccl_conf
+from ddp_doctor.probing import nccl_interface
 from ddp_doctor.settings.nccl_conf import set_by_files
 from ddp_doctor.sources import machine
 from ddp_doctor.sources.machine import LiveContext
@@ -99,7 +99,7 @@ def test_nccl_takes_from_its_file_what_the_doctor_says_it_takes(both, tmp_path):
         "NCCL_SOCKET_IFNAME=none\nNCCL_DEBUG=INFO\nNCCL_IB_DISABLE\n"
     )
     context = LiveContext({"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}, time.monotonic() + 60)
-    read = set_by_files(nccl_conf.conf_files(context))
+    read = set_by_files(nccl_interface.conf_files(context))
 
     said = asked(both, HOME=str(tmp_path))
 

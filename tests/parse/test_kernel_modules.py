@@ -4,7 +4,7 @@ import pytest
 
 from ddp_doctor.facts.node.kernel import KernelFact
 from ddp_doctor.knowledge.gpu import gpudirect
-from ddp_doctor.probing import kernel_modules
+from ddp_doctor.probing import kernel
 from tests.fakes import FakeContext
 
 PROPRIETARY = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023"
@@ -22,14 +22,14 @@ OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.195.03  Rel
     ],
 )
 def test_the_version_line_tells_version_and_kind(text: str | None, expected: tuple[str | None, bool | None]):
-    assert kernel_modules.driver(text) == expected
+    assert kernel.driver(text) == expected
 
 
 def test_only_loaded_modules_are_listed_and_a_missing_version_is_empty():
     ctx = FakeContext(
         files={"/sys/module/nvidia/version": "550.90.07\n", "/sys/module/nvidia_uvm/initstate": "live\n"}
     )
-    assert kernel_modules.modules(ctx) == {"nvidia": "550.90.07", "nvidia_uvm": ""}
+    assert kernel.modules(ctx) == {"nvidia": "550.90.07", "nvidia_uvm": ""}
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_only_loaded_modules_are_listed_and_a_missing_version_is_empty():
 )
 def test_the_peer_memory_module_is_found_as_nccl_finds_it(path: str, expected: str | None):
     ctx = FakeContext(files={path: "1.0\n"})
-    assert kernel_modules.peermem(ctx, kernel_modules.modules(ctx)) == expected
+    assert kernel.peermem(ctx, kernel.modules(ctx)) == expected
 
 
 def test_the_version_of_a_library_is_that_behind_its_link():
@@ -53,7 +53,7 @@ def test_the_version_of_a_library_is_that_behind_its_link():
         f"{folder}/libnvidia-ml.so.1": "/opt/driver/libnvidia-ml.so.550.90.07",
         "/usr/lib64/libcuda.so.1": "libcuda.so.1",  # no version to be had
     }
-    assert kernel_modules.libraries(FakeContext(links=links)) == {
+    assert kernel.libraries(FakeContext(links=links)) == {
         f"{folder}/libcuda.so.1": "550.90.07",
         f"{folder}/libnvidia-ml.so.1": "550.90.07",
     }
@@ -68,7 +68,7 @@ def test_the_driver_of_an_active_rdma_device_is_known_and_idle_devices_are_left_
         },
         links={"/sys/class/infiniband/mlx5_0/device/driver": "../../../../bus/pci/drivers/mlx5_core"},
     )
-    assert kernel_modules.rdma_drivers(ctx) == {"mlx5_0": "mlx5_core", "rxe0": ""}
+    assert kernel.rdma_drivers(ctx) == {"mlx5_0": "mlx5_core", "rxe0": ""}
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """nccl.conf line by line, as libnccl 2.20.5 to 2.32.3 reads it."""
 
 from ddp_doctor.facts.node.nccl import ConfFile, ConfLine
-from ddp_doctor.probing.nccl_conf import conf_files
+from ddp_doctor.probing.nccl_interface import conf_files
 from ddp_doctor.settings.nccl_conf import LONGEST, MOST_LINES, conf_lines, set_by_files
 from tests.fakes import FakeContext
 

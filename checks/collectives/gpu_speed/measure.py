@@ -1,18 +1,115 @@
 """The measurements of one rank. Whatever one rank cannot measure, all ranks meet at the same steps."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from statistics import median, median_low
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ddp_doctor.checks.collectives.gpu_speed.load import COPY, HOST_COPY, MATMUL, summed_up
-from ddp_doctor.checks.collectives.gpu_speed.timing import Plan, rate
-from ddp_doctor.facts.collectives import GpuSpeedFact
-from ddp_doctor.model.context import GpuWatch, RankContext
-from ddp_doctor.probing.gpu_identity import gpu_identity
+from ddp_doctor.facts.collectives import GpuLoad, GpuSpeedFact, Rate
+from ddp_doctor.model.context import GpuWatch, GpuWatched, RankContext
+from ddp_doctor.probing.rank_identity import gpu_identity
 
 if TYPE_CHECKING:
     import torch
+
+
+Work = Callable[[], object]
+
+#: Of a clock that stood still: one that is read twice within its own resolution.
+_LEAST_S = 1e-9
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to measure: repetitions of ``aim_s`` each, after a warm-up."""
+
+    warm_up_s: float
+    aim_s: float
+    repetitions: int = 7
+    fewest: int = 3  # however long they take
+
+
+def rate(ctx: RankContext, once: Work, amount: float, plan: Plan) -> Rate:
+    """``amount`` per second of the work ``once``, repeated. Call inside a step."""
+    seconds(ctx, once, 1)  # loads libraries and kernels
+    started, calls = ctx.clock(), 1
+    spent = seconds(ctx, once, calls)
+    while ctx.clock() - started < plan.warm_up_s:
+        calls = _calls(plan.aim_s, spent / calls)
+        spent = seconds(ctx, once, calls)
+    calls = _calls(plan.aim_s, spent / calls)
+    until = ctx.clock() + 2 * plan.aim_s * plan.repetitions
+    rates: list[float] = []
+    while len(rates) < plan.repetitions and (len(rates) < plan.fewest or ctx.clock() < until):
+        rates.append(amount * calls / seconds(ctx, once, calls))
+    return Rate(median=median(rates), least=min(rates), most=max(rates), repetitions=len(rates))
+
+
+def _calls(aim_s: float, one_s: float) -> int:
+    return max(round(aim_s / one_s), 1)
+
+
+def seconds(ctx: RankContext, once: Work, calls: int) -> float:
+    """How long the device takes for ``calls`` calls that are handed to it at once."""
+    if not ctx.device.startswith("cuda"):
+        started = ctx.clock()
+        for _ in range(calls):
+            once()
+        return max(ctx.clock() - started, _LEAST_S)
+    import torch
+
+    event: Any = torch.cuda.Event
+    begin, end = event(enable_timing=True), event(enable_timing=True)
+    begin.record()
+    for _ in range(calls):
+        once()
+    end.record()
+    end.synchronize()
+    return max(float(begin.elapsed_time(end)) / 1e3, _LEAST_S)
+
+
+N = TypeVar("N", int, float)
+
+#: What a GPU is at work on while it is looked at.
+MATMUL, COPY, HOST_COPY = "matmul", "copy", "host_copy"
+
+
+def summed_up(watched: GpuWatched) -> GpuLoad:
+    """Clocks and their limits during the matrix products; the PCIe link at its best in any phase.
+
+    A copy within the GPU leaves the link idle, which then saves power, so the highest value counts.
+    """
+    busy = [sample for sample in watched.samples if sample.phase == MATMUL]
+    recorded = [reading.clock_events for reading in busy if reading.clock_events is not None]
+    in_force = Counter(name for names in recorded for name in names)
+    clocks = _known([reading.sm_clock_mhz for reading in busy])
+    return GpuLoad(
+        looks=len(busy),
+        reason=watched.reason,
+        mig_enabled=watched.mig_enabled,
+        confidential=watched.confidential,
+        sm_clock_mhz=median_low(clocks) if clocks else None,
+        sm_clock_max_mhz=watched.sm_clock_max_mhz,
+        clock_events={name: round(count / len(recorded), 2) for name, count in in_force.items()},
+        temperature_c=_highest([sample.temperature_c for sample in watched.samples]),
+        power_w=_highest([reading.power_w for reading in busy]),
+        power_limit_w=watched.power_limit_w,
+        pcie_generation=_highest([sample.pcie_generation for sample in watched.samples]),
+        pcie_generation_max=watched.pcie_generation_max,
+        pcie_width=_highest([sample.pcie_width for sample in watched.samples]),
+        pcie_width_max=watched.pcie_width_max,
+    )
+
+
+def _known(values: Sequence[N | None]) -> list[N]:
+    return [value for value in values if value is not None]
+
+
+def _highest(values: Sequence[N | None]) -> N | None:
+    return max(_known(values), default=None)
+
 
 _MIB = 1 << 20
 #: One step's own deadline: several times what its repetitions take on a GPU that is shared.

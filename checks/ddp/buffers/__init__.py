@@ -20,9 +20,14 @@ apart make the saved model, rank 0's, worse in evaluation than the losses of the
 from collections.abc import Iterator
 from typing import Any
 
-from ddp_doctor.checks.ddp.buffers import batch_norm, broadcast
-from ddp_doctor.checks.ddp.buffers.options import measure_options
-from ddp_doctor.checks.ddp.buffers.stamps import measure, measure_sync_batch_norm, stamped_model, wrap
+from ddp_doctor.checks.ddp.buffers import rules
+from ddp_doctor.checks.ddp.buffers.stamps import (
+    measure,
+    measure_options,
+    measure_sync_batch_norm,
+    stamped_model,
+    wrap,
+)
 from ddp_doctor.facts.ddp.model_state import Buffers
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
@@ -51,7 +56,7 @@ def probe(ctx: RankContext) -> Buffers:
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
     """What the broadcast of a convolutional net's buffers adds to each forward, on the slowest rank."""
-    costs = [seen.fact.cost for seen in recording.facts(Buffers) if seen.fact.cost]
+    costs = [rank.fact.cost for rank in recording.facts(Buffers) if rank.fact.cost]
     if costs:
         slowest = max(max(cost.on_s - cost.off_s, 0.0) for cost in costs)
         labels: dict[str, str | int | float] = {"ranks": len(costs), "bytes": costs[0].size_bytes}
@@ -64,7 +69,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(Buffers,),
-    rules=rules_in(batch_norm, broadcast),
+    rules=rules_in(rules),
     level=Level.QUICK,
     min_ranks=2,
     measurements=measurements,

@@ -20,7 +20,7 @@ import json
 import shutil
 from pathlib import Path
 
-from ddp_doctor.checks.ddp.checkpoint import plain, regrouped, sharded, shards, states
+from ddp_doctor.checks.ddp.checkpoint import plain, rules, sharded
 from ddp_doctor.facts.ddp.model_state import Checkpoint, Sharded
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
@@ -35,7 +35,7 @@ def probe(ctx: RankContext) -> Checkpoint:
     """Save, wait, load; then the same in shards."""
     folder = _folder(ctx)
     try:
-        return _look(ctx, folder)
+        return _save_and_load(ctx, folder)
     except OSError as error:
         raise Skip(f"the first rank cannot save in {folder.parent}: {error}") from error
     finally:
@@ -45,20 +45,20 @@ def probe(ctx: RankContext) -> Checkpoint:
 
 def _folder(ctx: RankContext) -> Path:
     """The folder of the first rank, which all others are to see under the same path."""
-    said: dict[str, str] = {}
+    mine: dict[str, str] = {}
     if ctx.group_rank == 0:
         try:
-            said = {"folder": ctx.new_folder()}
+            mine = {"folder": ctx.new_folder()}
         except OSError as error:
-            said = {"error": str(error)}
+            mine = {"error": str(error)}
     with ctx.step("exchange", "folder"):
-        told = json.loads(ctx.exchange("folder", json.dumps(said))[0])
-    if "error" in told:
-        raise Skip(f"the first rank cannot write in its working directory: {told['error']}")
-    return Path(told["folder"])
+        first_rank = json.loads(ctx.exchange("folder", json.dumps(mine))[0])
+    if "error" in first_rank:
+        raise Skip(f"the first rank cannot write in its working directory: {first_rank['error']}")
+    return Path(first_rank["folder"])
 
 
-def _look(ctx: RankContext, folder: Path) -> Checkpoint:
+def _save_and_load(ctx: RankContext, folder: Path) -> Checkpoint:
     loads = tuple(plain.save_and_load(ctx, folder, version) for version in plain.VERSIONS)
     found, reason = _in_shards(ctx, folder, sees=loads[-1].read is not None)
     return Checkpoint(
@@ -76,13 +76,13 @@ def _in_shards(ctx: RankContext, folder: Path, sees: bool) -> tuple[Sharded | No
     """Only where all ranks can: the others would wait for one that cannot."""
     mine = sharded.reason_against(ctx) if sees else "not all ranks see the folder"
     with ctx.step("exchange", "can save shards"):
-        reason = next((one for one in ctx.exchange("can save shards", mine) if one), None)
+        reason = next((text for text in ctx.exchange("can save shards", mine) if text), None)
     if reason:
         return None, reason
     with ctx.step("save", "shards"):
         error = sharded.save(ctx, folder)
     with ctx.step("exchange", "saved shards"):
-        error = next((one for one in ctx.exchange("saved shards", error) if one), "")
+        error = next((text for text in ctx.exchange("saved shards", error) if text), "")
     if error:
         return None, f"torch could not save: {error}"
     return _by_fewer(ctx, folder, sharded.load(ctx, folder)), None
@@ -91,9 +91,9 @@ def _in_shards(ctx: RankContext, folder: Path, sees: bool) -> tuple[Sharded | No
 def _by_fewer(ctx: RankContext, folder: Path, alone: Sharded) -> Sharded:
     """What this rank loaded alone, and what it loads in a group of one rank less."""
     with ctx.step("exchange", "loaded shards"):
-        against = ctx.exchange("loaded shards", regrouped.reason_against(ctx))
-    reason = next((one for one in against if one), None)
-    found, reason = (None, reason) if reason else regrouped.load(ctx, folder)
+        against = ctx.exchange("loaded shards", sharded.reason_against_parts(ctx))
+    reason = next((text for text in against if text), None)
+    found, reason = (None, reason) if reason else sharded.load_part(ctx, folder)
     return alone.model_copy(update={"resharded": found, "resharded_reason": reason})
 
 
@@ -103,7 +103,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(Checkpoint,),
-    rules=rules_in(shards, states),
+    rules=rules_in(rules),
     level=Level.THOROUGH,
     cost_s=3.0,
     deadline_s=30.0,

@@ -21,16 +21,16 @@ _PATIENCE_S = 1.0
 
 def save_and_load(ctx: RankContext, folder: Path, version: int) -> Loaded:
     """The first rank saves; all wait for it and load; then all wait until nobody reads any more."""
-    said = ""
+    saved = ""
     with ctx.step("save", f"version {version}"):  # on all ranks, for steps of equal numbers are compared
         if ctx.group_rank == 0:
-            said = _save(ctx, folder / FILE, version)
+            saved = _save(ctx, folder / FILE, version)
     with ctx.step("exchange", f"saved {version}"):
-        told = json.loads(ctx.exchange(f"saved {version}", said)[0])
-    if "error" in told:
-        raise OSError(told["error"])
+        outcome = json.loads(ctx.exchange(f"saved {version}", saved)[0])
+    if "error" in outcome:
+        raise OSError(outcome["error"])
     with ctx.step("load", f"version {version}"):
-        loaded = load(ctx, folder / FILE, version, told["bytes"], told["sha256"])
+        loaded = load(ctx, folder / FILE, version, outcome["bytes"], outcome["sha256"])
     with ctx.step("exchange", f"loaded {version}"):
         ctx.exchange(f"loaded {version}", "")
     return loaded

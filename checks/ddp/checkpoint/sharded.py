@@ -1,15 +1,20 @@
-"""A checkpoint of which each rank saves its part, loaded by each rank alone: as a world of another size.
+"""A checkpoint of which each rank saves its part, loaded by each rank alone, then by a group of one rank less.
 
 Source: torch/distributed/checkpoint, filesystem.py: rank r writes its part to ``__r_0.distcp`` and the first rank a
 ``.metadata``, which is a pickle. So nothing is loaded here but what the probe itself saved a moment before, in a folder
 that nobody else may enter.
+
+Source: planner_helpers.py of the same: a rank that loads a DTensor reads from each saved shard what overlaps its own
+part, by the offsets of both. Parts are those of torch.chunk: rounded up, the last ones shorter.
 """
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ddp_doctor.facts.ddp.model_state import Sharded
+from ddp_doctor.facts.ddp.model_state import Resharded, Sharded
 from ddp_doctor.model.context import RankContext
 
 FOLDER = "sharded"
@@ -51,7 +56,7 @@ def _has_numpy() -> bool:
 
 
 def save(ctx: RankContext, folder: Path) -> str:
-    """Save this rank's part of one tensor; what torch said where it failed, else ""."""
+    """Save this rank's part of one tensor; what torch error_text where it failed, else ""."""
     import torch
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.api import CheckpointException
@@ -66,7 +71,7 @@ def save(ctx: RankContext, folder: Path) -> str:
         whole = DTensor.from_local(own, mesh, [Shard(0)], run_check=False)
         known.save({"weight": whole}, checkpoint_id=folder / FOLDER, process_group=ctx.group)
     except (Exception, CheckpointException) as error:  # noqa: BLE001 - torch gathers whatever the ranks raised
-        return said(error)
+        return error_text(error)
     return ""
 
 
@@ -86,14 +91,115 @@ def load(ctx: RankContext, folder: Path) -> Sharded:
     try:
         known.load(held, checkpoint_id=folder / FOLDER, no_dist=True)
     except (Exception, CheckpointException) as error:  # noqa: BLE001 - torn bytes raise whatever they lead to
-        return seen.model_copy(update={"error": said(error)})
+        return seen.model_copy(update={"error": error_text(error)})
     off = (held["weight"] != expected).nonzero().flatten().tolist()
     owners = tuple(sorted({place // ELEMENTS_OF_A_RANK for place in off}))
     return seen.model_copy(update={"off": owners, "off_elements": len(off)})
 
 
-def said(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """The first failure of a CheckpointException, which is no Exception and has the traces of all; else the error."""
     failures = getattr(error, "failures", None) or {}
     first = next(iter(failures.values()), (error,))[0]
     return f"{type(first).__name__}: {first}"[:200]
+
+
+_LEAST_RANKS = 3
+
+
+def reason_against_parts(ctx: RankContext) -> str:
+    """Why this rank cannot take part; "" where it can."""
+    import torch.distributed as dist
+
+    if ctx.world_size < _LEAST_RANKS:
+        return "two ranks have no smaller group of several"
+    if ctx.world_size != dist.get_world_size():
+        return "all ranks of the job must make a new group, and these are a part of them"
+    return ""
+
+
+def load_part(ctx: RankContext, folder: Path) -> tuple[Resharded | None, str | None]:
+    """What this rank's part holds when all but the last rank load, or why it was not loaded. All ranks call it."""
+    members = ctx.world_size - 1
+    is_member = ctx.group_rank < members
+    with _smaller_group(ctx, members) as group:
+        part, error = _part(ctx, group, members) if is_member else (None, "")
+        with ctx.step("exchange", "made parts"):
+            error = next((text for text in ctx.exchange("made parts", error) if text), "")
+        found = None
+        with ctx.step("load", f"shards by {members} ranks"):
+            if part is not None and not error:
+                found, error = _load_in_group(ctx, folder, group, part)
+        with ctx.step("exchange", "loaded parts"):
+            ctx.exchange("loaded parts", "")
+    if not is_member:
+        error = error or "the last rank is left out of the smaller group"
+    return found, error or None
+
+
+@contextmanager
+def _smaller_group(ctx: RankContext, members: int) -> Iterator[Any]:
+    import torch.distributed as dist
+
+    with ctx.step("new_group", f"{members} ranks"):
+        group: Any = dist.new_group(list(range(members)))
+    try:
+        yield group
+    finally:
+        if ctx.group_rank < members:
+            dist.destroy_process_group(group)
+
+
+def _part(ctx: RankContext, group: Any, members: int) -> tuple[Any, str]:
+    """An empty part of the whole for this rank, or why torch makes none."""
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    whole = torch.Size([ctx.world_size * ELEMENTS_OF_A_RANK])
+    first, end = part_of(ctx.group_rank, members, whole[0])
+    own = torch.full((end - first,), -1.0, device=ctx.device)
+    try:
+        mesh = DeviceMesh.from_group(group, ctx.device.partition(":")[0])
+        return DTensor.from_local(own, mesh, [Shard(0)], run_check=False, shape=whole, stride=(1,)), ""
+    except Exception as error:  # noqa: BLE001 - what a torch of another version makes of it
+        return None, f"torch makes no parts for a smaller group: {error_text(error)}"
+
+
+def _load_in_group(ctx: RankContext, folder: Path, group: Any, part: Any) -> tuple[Resharded | None, str]:
+    """What the part holds; what is no fault of the files or of the plan to read them is a reason."""
+    import torch.distributed as dist
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    known: Any = checkpoint  # it exports its functions without a word to type checkers
+    members = dist.get_world_size(group)
+    first, end = part_of(ctx.group_rank, members, ctx.world_size * ELEMENTS_OF_A_RANK)
+    seen = Resharded(world_size=members, first=first, elements=end - first)
+    try:
+        known.load({"weight": part}, checkpoint_id=folder / FOLDER, process_group=group)
+    except CheckpointException as error:
+        failed = tuple(sorted(error.failures))
+        return seen.model_copy(update={"error": error_text(error), "failed": failed}), ""
+    except Exception as error:  # noqa: BLE001 - a connection that was lost is not judged here
+        return None, f"torch could not load in a smaller group: {error_text(error)}"
+    return seen.model_copy(update=_off_places(part.to_local(), first)), ""
+
+
+def _off_places(own: Any, first: int) -> dict[str, int | None]:
+    """How many elements are not their own place in the whole, and the first of them."""
+    import torch
+
+    expected = torch.arange(first, first + own.numel(), dtype=torch.float32, device=own.device)
+    off = (own != expected).nonzero().flatten().tolist()
+    if not off:
+        return {}
+    held = own[off[0]].item()
+    known = held.is_integer() and held >= 0
+    return {"off_elements": len(off), "off_first": first + off[0], "off_holds": int(held) if known else None}
+
+
+def part_of(rank: int, ranks: int, elements: int) -> tuple[int, int]:
+    """The elements of a rank, first and end, as torch.chunk and Shard(0) cut them."""
+    size = -(-elements // ranks)
+    return min(rank * size, elements), min((rank + 1) * size, elements)

@@ -1,11 +1,20 @@
-"""DD753, DD754, DD755: shards that overlap or leave out, an order that stays, ranks with fewer steps."""
+"""DD753 - DD756: shards that overlap, an order that stays, unequal steps, a wrong mean under join()."""
 
 from collections.abc import Iterator, Mapping
 
-from ddp_doctor.checks.ddp.data_sharding.blame import Facts, by_rank, cases, draft, some
-from ddp_doctor.checks.ddp.data_sharding.expected_shares import Coverage, behind, judge_indices
-from ddp_doctor.checks.ddp.data_sharding.wording import EQUAL_STEPS, SET_EPOCH, WHICH_SAMPLER
-from ddp_doctor.facts.ddp.data_sharding import DataSharding, Share
+from ddp_doctor.checks.ddp.data_sharding.measure import Coverage, behind, judge_indices
+from ddp_doctor.checks.ddp.data_sharding.wording import (
+    EQUAL_STEPS,
+    SET_EPOCH,
+    WHICH_JOIN,
+    WHICH_SAMPLER,
+    Facts,
+    by_rank,
+    cases,
+    draft,
+    some,
+)
+from ddp_doctor.facts.ddp.data_sharding import DataSharding, Joined, Share
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -169,3 +178,63 @@ def _wrong(recording: Recording, seen: Coverage, where: str, drop_last: bool) ->
         Evidence(text=f"of {where}: {name_list(said)}"),
         WHICH_SAMPLER,
     )
+
+
+#: float32, summed over thousands of ranks in any order.
+_RELATIVE = 1e-4
+
+
+@rule("DD756", "join-gives-a-wrong-mean", Severity.ERROR, DataSharding)
+def join_gives_a_wrong_mean(recording: Recording) -> Iterator[Draft]:
+    """
+    What it finds
+        One rank has a batch more than the others, all train under ``DDP.join()``, and afterwards a weight is not
+        what the batches make of it: the mean of the last step is divided by all ranks (the default), or by
+        those that still take part, and all ranks end with the weights of the one that trained last.
+
+    Why it matters
+        join() is what keeps uneven inputs from hanging. A wrong division changes the size of the last steps,
+        and without the last broadcast ranks begin the next epoch with different weights.
+
+    Remedy
+        None of your own code runs in this check: look for code that replaces parts of torch.
+
+    References
+        https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html
+    """
+    facts = by_rank(recording)
+    for number in range(max((len(fact.joined) for fact in facts.values()), default=0)):
+        held = {rank: fact.joined[number] for rank, fact in facts.items() if number < len(fact.joined)}
+        wrong = sorted(rank for rank, one in held.items() if _is_off(one))
+        if not wrong:
+            continue
+        one, fact = held[wrong[0]], facts[wrong[0]]
+        yield draft(
+            recording,
+            f"After join() the weight on {ranks_at(recording, wrong)} is not what the batches make of it"
+            + _meaning(one, [other for other in fact.joined if other is not one]),
+            f"divide_by_initial_world_size was {one.by_initial_world_size}; the ranks took"
+            f" {', '.join(str(steps) for steps in fact.steps[:16])} steps.",
+            wrong if len(wrong) < len(held) else [],
+            Evidence(
+                text=f"weight on rank {wrong[0]}",
+                value=one.weight,
+                expected=one.expected,
+                expected_from="closed form of the batches",
+            ),
+            WHICH_JOIN,
+        )
+        return
+
+
+def _is_off(one: Joined) -> bool:
+    return one.weight is None or abs(one.weight - one.expected) > _RELATIVE * abs(one.expected)
+
+
+def _meaning(one: Joined, others: list[Joined]) -> str:
+    if one.weight is None:
+        return ": it is not a finite number"
+    if any(abs(one.weight - other.expected) <= _RELATIVE * abs(other.expected) for other in others):
+        by = "those that still took part" if one.by_initial_world_size else "all ranks"
+        return f": the last step was divided by {by}"
+    return ""

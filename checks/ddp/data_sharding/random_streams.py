@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.data_sharding.blame import Facts, by_rank, draft
-from ddp_doctor.checks.ddp.data_sharding.wording import SEED_BY_RANK, WHICH_SAMPLER
+from ddp_doctor.checks.ddp.data_sharding.wording import SEED_BY_RANK, WHICH_SAMPLER, Facts, by_rank, draft
 from ddp_doctor.facts.ddp.data_sharding import DataSharding, Stream
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence

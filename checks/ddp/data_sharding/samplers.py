@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator, Mapping
 
-from ddp_doctor.checks.ddp.data_sharding.blame import by_rank, differing, draft, parted
 from ddp_doctor.checks.ddp.data_sharding.wording import (
     ONE_DATA_SET,
     ONE_SEED,
     RANK_OF_THE_GROUP,
     WHICH_SAMPLER,
+    by_rank,
+    differing,
+    draft,
+    parted,
 )
 from ddp_doctor.facts.ddp.data_sharding import DataSharding, Share
 from ddp_doctor.model.choices import Severity

@@ -17,7 +17,7 @@ element is compared in float64, and a share that is missing or counted twice is 
 Why it matters: each switch is another path through DDP, and a wrong mean raises nothing.
 """
 
-from ddp_doctor.checks.ddp.gradient_modes import branches, failed, wrong
+from ddp_doctor.checks.ddp.gradient_modes import other_faults, wrong
 from ddp_doctor.checks.ddp.gradient_modes.steps import measure
 from ddp_doctor.facts.ddp.gradients import GradientModes
 from ddp_doctor.model.check import Check
@@ -39,7 +39,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(GradientModes,),
-    rules=rules_in(branches, failed, wrong),
+    rules=rules_in(other_faults, wrong),
     level=Level.STANDARD,
     min_ranks=2,
     cost_s=0.1,

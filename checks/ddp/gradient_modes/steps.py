@@ -1,13 +1,25 @@
-"""One mode after the other: wrap, step, compare."""
+"""One mode after the other: wrap, step, compare.
+
+Two things are read of a DDP-wrapped model that are not public. The buckets come from the call that torch's own
+``Join`` relies on (torch/csrc/distributed/c10d/reducer.cpp, ``get_grad_buckets``), which hands out ``GradBucket``
+objects whose ``index()`` and ``parameters()`` are public; where a release lacks it, nothing is known. What a loss
+depends on is read from its graph: ``grad_fn.next_functions`` down to the nodes that accumulate gradients.
+"""
 
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-from ddp_doctor.checks.ddp.gradient_modes import ddp_inside
-from ddp_doctor.checks.ddp.gradient_modes.models import BUCKET_CAP_BYTES, FLOAT64, coded_model
-from ddp_doctor.checks.ddp.gradient_modes.modes import WAYS, MicroStep, Way, shares
+from ddp_doctor.checks.ddp.gradient_modes.modes import (
+    BUCKET_CAP_BYTES,
+    FLOAT64,
+    WAYS,
+    MicroStep,
+    Way,
+    coded_model,
+    shares,
+)
 from ddp_doctor.facts.ddp.gradients import GradientModes, Mode, OffInMode
 from ddp_doctor.knowledge.ddp import gradient_code, gradient_shares
 from ddp_doctor.model.context import RankContext
@@ -28,7 +40,9 @@ def wrap(ctx: RankContext, way: Way, module: Any) -> Any:
     """The module in DistributedDataParallel, as the mode wants it."""
     from torch.nn.parallel import DistributedDataParallel
 
-    cap_bytes = BUCKET_CAP_BYTES if way.many_buckets else sum(one.nbytes for one in module.parameters())
+    cap_bytes = (
+        BUCKET_CAP_BYTES if way.many_buckets else sum(parameter.nbytes for parameter in module.parameters())
+    )
     return DistributedDataParallel(
         module, process_group=ctx.group, bucket_cap_mb=cap_bytes / 2**20, **way.options
     )
@@ -45,25 +59,25 @@ def measure(ctx: RankContext, wrapped: Wrap = wrap, names: tuple[str, ...] = ())
         # A wrapper that somebody still holds, a traceback for one, acts on its model alone.
         module = coded_model(ctx)
         parameters = len(list(module.parameters()))
-        mode, failed = _Look(ctx, way, module, wrapped).take()
+        mode, failed = _ModeProbe(ctx, way, module, wrapped).take()
         modes.append(mode)
         stopped = f"a rank failed in the mode {way.name} before" if failed else ""
     return GradientModes(world_size=ctx.world_size, parameters=parameters, modes=tuple(modes))
 
 
-class _Look:
+class _ModeProbe:
     """One mode on one rank."""
 
     def __init__(self, ctx: RankContext, way: Way, module: Any, wrapped: Wrap) -> None:
         self._ctx, self._way, self._module, self._wrap = ctx, way, module, wrapped
         kind, loses = (way.hook.dtype, way.hook.loses) if way.hook else ("float32", 0.0)
         self._relative = gradient_shares.tolerance(ctx.world_size, kind) + loses
-        self._seen: list[OffInMode] = []
+        self._compared: list[OffInMode] = []
         self._sums: list[int | None] = []
         self._mode = Mode(name=way.name, tolerance=self._relative)
 
     def take(self) -> tuple[Mode, bool]:
-        """What was seen, and whether DDP raised on any rank."""
+        """What was measured, and whether DDP raised on any rank."""
         error: str | None = None
         try:
             self._steps()
@@ -71,16 +85,16 @@ class _Look:
             return self._with(not_looked=str(reason), refused=isinstance(reason, _Refused)), False
         except Exception as raised:  # noqa: BLE001 - whatever DDP raises is what this check looks for
             error = f"{type(raised).__name__}: {raised}"[:_LINE]
-        said = self._say("ended", {"error": error, "sums": self._sums})
-        if any(one["error"] for one in said):
+        of_ranks = self._exchange("ended", {"error": error, "sums": self._sums})
+        if any(rank["error"] for rank in of_ranks):
             return self._with(error=error), True
-        differ = [len({one["sums"][number] for one in said}) > 1 for number in range(len(self._sums))]
+        differ = [len({rank["sums"][number] for rank in of_ranks}) > 1 for number in range(len(self._sums))]
         return self._with(off=self._off(differ)), False
 
-    def _with(self, **seen: Any) -> Mode:
-        return self._mode.model_copy(update=seen)
+    def _with(self, **measured: Any) -> Mode:
+        return self._mode.model_copy(update=measured)
 
-    def _say(self, name: str, what: Any) -> list[Any]:
+    def _exchange(self, name: str, what: Any) -> list[Any]:
         """What every rank says, by group rank."""
         name = f"{self._way.name} {name}"
         with self._ctx.step("exchange", name):
@@ -103,7 +117,7 @@ class _Look:
                 return
             self._compare(model, number, step)
         if model.gradient_as_bucket_view:
-            self._mode = self._with(not_views=ddp_inside.unshared(model))
+            self._mode = self._with(not_views=unshared(model))
 
     def _hook(self) -> tuple[Any, Any] | None:
         """The hook's state and function; a rank that lacks it must not leave the others waiting."""
@@ -116,7 +130,7 @@ class _Look:
             found = self._way.hook.get(self._ctx)
         except (ImportError, AttributeError) as lacking:
             lacks = f"the hook is not to be had: {lacking}"
-        others = [one for one in self._say("ready", lacks) if one]
+        others = [lack for lack in self._exchange("ready", lacks) if lack]
         if others:
             raise _NotLooked(others[0])
         self._reduce_once(self._way.hook.dtype)
@@ -142,18 +156,18 @@ class _Look:
             with nullcontext() if last else model.no_sync():
                 with self._ctx.step("forward", detail):
                     loss = model(micro(self._ctx.group_rank), self._way.segment)
-                if self._way.branches and number == 1 and not self._dare(model, loss):
+                if self._way.branches and number == 1 and not self._may_go_backward(model, loss):
                     return False
                 with self._ctx.step("backward", detail):
                     loss.backward()
         return True
 
-    def _dare(self, model: Any, loss: Any) -> bool:
+    def _may_go_backward(self, model: Any, loss: Any) -> bool:
         """Whether ranks that use different parameters can go backward without waiting for ever."""
-        used = ddp_inside.used(model.module, loss)
+        used = parameters_used(model.module, loss)
         unused = [name for name, _ in model.module.named_parameters() if name not in used]
-        said = self._say("uses", {"unused": unused, "finds": model.find_unused_parameters})
-        if all(one["finds"] for one in said) or all(one["unused"] == unused for one in said):
+        of_ranks = self._exchange("uses", {"unused": unused, "finds": model.find_unused_parameters})
+        if all(rank["finds"] for rank in of_ranks) or all(rank["unused"] == unused for rank in of_ranks):
             return True
         self._mode = self._with(unused=tuple(unused))
         return False
@@ -168,14 +182,53 @@ class _Look:
             grad = None if parameter.grad is None else parameter.grad.detach().reshape(-1)
             one = gradient_shares.compare(owed, grad, identical=None)
             self._sums.append(None if grad is None else int(gradient_code.checksum(grad)))
-            layout = ddp_inside.buckets(model) if not one.equal and layout is None else layout
+            layout = buckets(model) if not one.equal and layout is None else layout
             bucket = (layout or {}).get(name)
-            self._seen.append(OffInMode(step=number, bucket=bucket, gradient=one))
+            self._compared.append(OffInMode(step=number, bucket=bucket, gradient=one))
 
     def _off(self, differ: list[bool]) -> tuple[OffInMode, ...]:
         """What is not the mean, or not the same on all ranks."""
         looks = [
             one.model_copy(update={"gradient": one.gradient.model_copy(update={"identical": not other})})
-            for one, other in zip(self._seen, differ, strict=True)
+            for one, other in zip(self._compared, differ, strict=True)
         ]
         return tuple(one for one in looks if not one.gradient.equal or not one.gradient.identical)
+
+
+def buckets(model: Any) -> dict[str, int]:
+    """The bucket of each parameter that a DDP-wrapped model reduces now, by name; empty if unknown."""
+    names = {id(parameter): name for name, parameter in model.module.named_parameters()}
+    try:
+        found = model.reducer._get_zeros_like_grad_buckets()  # noqa: SLF001 - see the module's docstring
+        return {names[id(parameter)]: bucket.index() for bucket in found for parameter in bucket.parameters()}
+    except (AttributeError, KeyError, RuntimeError):
+        return {}
+
+
+def parameters_used(module: Any, loss: Any) -> frozenset[str]:
+    """The names of the parameters that this rank's loss depends on."""
+    reached, waiting = set(), [loss.grad_fn]
+    found = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if node is None:
+            continue
+        reached.add(id(getattr(node, "variable", None)))
+        new = [following for following, _ in node.next_functions if following not in found]
+        found.update(new)
+        waiting += new
+    return frozenset(name for name, parameter in module.named_parameters() if id(parameter) in reached)
+
+
+def unshared(model: Any) -> tuple[str, ...]:
+    """The parameters whose gradients are memory of their own, though their bucket holds others too."""
+    layout = buckets(model)
+    alone = {bucket for bucket in layout.values() if list(layout.values()).count(bucket) == 1}
+    return tuple(
+        name
+        for name, parameter in model.module.named_parameters()
+        if name in layout
+        and layout[name] not in alone
+        and parameter.grad is not None
+        and parameter.grad.untyped_storage().nbytes() == parameter.grad.nbytes
+    )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.gradient_modes.blame import Off, draft, known_before, looked_at, off_in
+from ddp_doctor.checks.ddp.gradient_modes.wording import Off, draft, known_before, looked_at, off_in
 from ddp_doctor.facts.ddp.gradients import GradientModes
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft

@@ -37,7 +37,7 @@ def probe(ctx: RankContext) -> GradientSync:
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
     """Seconds of the slowest rank for wrapping, forward and backward."""
-    facts = [seen.fact for seen in recording.facts(GradientSync)]
+    facts = [rank.fact for rank in recording.facts(GradientSync)]
     labels: dict[str, str | int | float] = {"ranks": len(facts)}
     for name in ("ddp_construct", "forward", "backward") if facts else ():
         slowest = max(getattr(fact, f"{name}_s") for fact in facts)

@@ -60,7 +60,7 @@ def measure(ctx: RankContext, model: Any, ddp_construct_s: float = 0.0) -> Gradi
     return GradientSync(
         world_size=ctx.world_size,
         parameters=len(parameters),
-        elements=sum(one.numel() for one in parameters),
+        elements=sum(parameter.numel() for parameter in parameters),
         bucket_cap_bytes=BUCKET_CAP_BYTES,
         step=_phase(ctx, model, step, _ONCE, identical),
         no_sync=_phase(ctx, model, own, _ONCE, None),
@@ -91,7 +91,7 @@ def _one_step(ctx: RankContext, model: Any, scale: int, *, sync: bool) -> tuple[
         )
         for number, one in enumerate(model.module.parameters())
     ]
-    inputs = [one.to(torch.float32) for one in inputs]
+    inputs = [given.to(torch.float32) for given in inputs]
     detail = f"gradients x {scale}" if sync else "inside no_sync()"
     with nullcontext() if sync else model.no_sync():
         started = ctx.clock()
@@ -122,7 +122,7 @@ def _identical(ctx: RankContext, grads: Sequence[Any]) -> list[bool]:
     with ctx.step("all_gather", f"{mine.numel()} int64 checksums"):
         dist.all_gather(everyone, mine, group=ctx.group)
         same = (torch.stack(everyone) == mine).all(dim=0).tolist()
-    return [bool(one) for one in same]
+    return [bool(is_same) for is_same in same]
 
 
 def _phase(

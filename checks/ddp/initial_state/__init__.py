@@ -15,11 +15,12 @@ it wraps, so that seeds need not agree; without DDP nothing does, and they must.
 one seed on all ranks, shows whether a seed would be enough.
 """
 
-from collections.abc import Iterator
+import hashlib
+import inspect
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ddp_doctor.checks.ddp.initial_state import differences, wrapping
-from ddp_doctor.checks.ddp.initial_state.seeded import fingerprints, seeded_model, whole, wrapped
+from ddp_doctor.checks.ddp.initial_state import rules
 from ddp_doctor.facts.ddp.model_state import InitialState
 from ddp_doctor.knowledge.ddp.manifests import kept
 from ddp_doctor.model.check import Check
@@ -37,11 +38,11 @@ _SAME_SEED = 20
 
 def probe(ctx: RankContext) -> InitialState:
     """Wrap a model that every rank made from its own seed."""
-    fact = look(ctx, seeded_model(ctx, _SAME_SEED + 1 + ctx.rank))
+    fact = wrap_and_compare(ctx, seeded_model(ctx, _SAME_SEED + 1 + ctx.rank))
     return fact.model_copy(update={"same_seed": whole(fingerprints(seeded_model(ctx, _SAME_SEED)))})
 
 
-def look(ctx: RankContext, module: Any) -> InitialState:
+def wrap_and_compare(ctx: RankContext, module: Any) -> InitialState:
     """A model before and after wrapping; it is wrapped only where all ranks have the same."""
     own = module_manifest.read(module)
     by_rank = module_manifest.of_all_ranks(ctx, own)
@@ -60,14 +61,14 @@ def look(ctx: RankContext, module: Any) -> InitialState:
             "after": after,
             "wrap_s": wrap_s,
             "wrap_without_sync_s": bare_s,
-            "size_bytes": sum(one.numel() * one.element_size() for one in tensors),
+            "size_bytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors),
         }
     )
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
     """Seconds that the slowest rank needs for the broadcast, and on how many ranks a seed is enough."""
-    facts = [seen.fact for seen in recording.facts(InitialState)]
+    facts = [rank.fact for rank in recording.facts(InitialState)]
     synced = [fact for fact in facts if fact.wrap_s is not None]
     labels: dict[str, str | int | float] = {"ranks": len(facts)}
     if synced:
@@ -81,13 +82,80 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
         yield Measurement(name="initial_state_equal_by_seed", value=alike, unit="ranks", labels=labels)
 
 
+#: 64 random bits: that two ranks begin with the same ones by chance is out of the question.
+_MOST = 2**62
+
+
+def seeded_model(ctx: RankContext, seed: int) -> Any:
+    """A torch module on the rank's device; torch's own random numbers are left as they are."""
+    import torch
+
+    made = torch.Generator().manual_seed(seed)
+    model: Any = torch.nn.Module()
+    model.weight = torch.nn.Parameter(torch.randn(48, 32, generator=made))
+    model.low = torch.nn.Parameter(torch.randn(256, generator=made).bfloat16())
+    model.frozen = torch.nn.Parameter(torch.randn(64, generator=made), requires_grad=False)
+    # As of a convolution in channels_last: not contiguous.
+    model.strided = torch.nn.Parameter(torch.randn(16, 8, generator=made).t())
+    model.head = torch.nn.Linear(32, 48, bias=False)
+    model.head.weight = model.weight
+    model.register_buffer("running", torch.randn(64, generator=made))
+    model.register_buffer("counts", torch.randint(_MOST, (8,), generator=made))
+    model.register_buffer("step", torch.randint(_MOST, (), generator=made))
+    model.register_buffer("scale", torch.randn(32, generator=made).half())
+    model.register_buffer("mask", torch.randint(2, (128,), generator=made).bool(), persistent=False)
+    return model.to(ctx.device)
+
+
+def fingerprints(module: Any) -> dict[str, str]:
+    """Name -> what tells a parameter's or buffer's bits from others'; a tied name has its own entry."""
+    named = (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    )
+    return {name: _fingerprint(tensor) for name, tensor in named}
+
+
+def whole(prints: Mapping[str, str]) -> str:
+    """One fingerprint of a whole model."""
+    return _shortened(repr(sorted(prints.items())).encode())
+
+
+def _fingerprint(tensor: Any) -> str:
+    import torch
+
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return _shortened(bytes(flat.view(torch.uint8).tolist()))
+
+
+def _shortened(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def wrapped(ctx: RankContext, module: Any, *, sync: bool) -> float | None:
+    """Seconds to wrap the module in DDP; None where this torch cannot leave the broadcast out."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    options: dict[str, Any] = {} if sync else {"init_sync": False}
+    if not options.keys() <= inspect.signature(DistributedDataParallel.__init__).parameters.keys():
+        return None
+    with ctx.step("ddp_construct", "with rank 0's values" if sync else "with the rank's own values"):
+        started = ctx.clock()
+        DistributedDataParallel(module, process_group=ctx.group, **options)
+        if ctx.device.startswith("cuda"):
+            import torch
+
+            torch.cuda.synchronize(ctx.device)
+    return ctx.clock() - started
+
+
 CHECK = Check(
     id="initial_state",
     title="All ranks start from rank 0's model",
     where=Where.RANK,
     probe=probe,
     facts=(InitialState,),
-    rules=rules_in(differences, wrapping),
+    rules=rules_in(rules),
     level=Level.STANDARD,
     min_ranks=2,
     cost_s=0.05,

@@ -16,7 +16,7 @@ rank has the mean 49152 in float16, whose sum (98304 on two ranks) is beyond 655
 Why it matters: a rank that skips alone trains another model from then on, and no error is raised.
 """
 
-from ddp_doctor.checks.ddp.mixed_precision import half_rules, halves, scaled, scaler_rules
+from ddp_doctor.checks.ddp.mixed_precision import half_rules, scaler_rules, steps
 from ddp_doctor.facts.ddp.gradients import MixedPrecision
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
@@ -32,8 +32,10 @@ def probe(ctx: RankContext) -> MixedPrecision:
     first, second = ("float16", "bfloat16") if ctx.device.startswith("cuda") else ("bfloat16", "float16")
     return MixedPrecision(
         world_size=ctx.world_size,
-        scaled=tuple(scaled.measure(ctx, dtype) for dtype in ((first, second) if thorough else (first,))),
-        halves=tuple(halves.measure(ctx, dtype) for dtype in ((first, second) if thorough else ())),
+        scaled=tuple(
+            steps.measure_scaled(ctx, dtype) for dtype in ((first, second) if thorough else (first,))
+        ),
+        halves=tuple(steps.measure_half(ctx, dtype) for dtype in ((first, second) if thorough else ())),
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.mixed_precision.apart import known_before, software
+from ddp_doctor.checks.ddp.mixed_precision.scaler_rules import known_before, software_remedies
 from ddp_doctor.facts.ddp.gradients import Half, MixedPrecision
 from ddp_doctor.knowledge.ddp import gradient_code
 from ddp_doctor.knowledge.ddp.gradient_shares import NOTABLE_LOSS
@@ -55,7 +55,7 @@ def half_precision_mean_overflows(recording: Recording) -> Iterator[Draft]:
                 expected_from="the mean of equal numbers",
             ),
             _MASTER,
-            *software(recording),
+            *software_remedies(recording),
         )
 
 
@@ -90,7 +90,7 @@ def half_precision_mean_wrong(recording: Recording) -> Iterator[Draft]:
                 expected_from="closed form of the ranks' known gradients, in float64",
             ),
             _MASTER,
-            *software(recording),
+            *software_remedies(recording),
             confidence=Confidence.POSSIBLE if worst.held.holds == "other" else Confidence.LIKELY,
         )
 
@@ -147,10 +147,10 @@ def precision_not_tested(recording: Recording) -> Iterator[Draft]:
         https://pytorch.org/docs/stable/amp.html
     """
     reasons: dict[str, list[str]] = {}
-    for seen in recording.facts(MixedPrecision):
-        for one in seen.fact.scaled:
+    for rank in recording.facts(MixedPrecision):
+        for one in rank.fact.scaled:
             reasons.setdefault(one.not_looked or "", []).append(f"a GradScaler with {one.dtype}")
-        for half in seen.fact.halves:
+        for half in rank.fact.halves:
             reasons.setdefault(half.not_looked or "", []).append(f"gradients in {half.dtype}")
     for reason, formats in reasons.items():
         if reason:
@@ -160,8 +160,8 @@ def precision_not_tested(recording: Recording) -> Iterator[Draft]:
 def _halves(recording: Recording) -> dict[str, dict[int, Half]]:
     """What each rank saw of each format that was looked at."""
     found: dict[str, dict[int, Half]] = {}
-    for seen in recording.facts(MixedPrecision):
-        for half in seen.fact.halves:
+    for rank in recording.facts(MixedPrecision):
+        for half in rank.fact.halves:
             if half.not_looked is None:
-                found.setdefault(half.dtype, {})[seen.rank or 0] = half
+                found.setdefault(half.dtype, {})[rank.rank or 0] = half
     return found

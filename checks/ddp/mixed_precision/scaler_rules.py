@@ -1,15 +1,16 @@
 """DD730-DD733, DD737: ranks that skip, scale or step apart under autocast with a GradScaler."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
-from ddp_doctor.checks.ddp.mixed_precision.apart import apart, few, known_before, odd, off, scaled, software
-from ddp_doctor.facts.ddp.gradients import MixedPrecision
+from ddp_doctor.facts.ddp.gradients import GradientSync, MixedPrecision, Scaled, ScaledStep
 from ddp_doctor.knowledge.ddp import gradient_code
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import CHANGES_TRAINING, in_code
+from ddp_doctor.remedies.stock_ddp import remedies
 from ddp_doctor.wording.findings import NOBODY, likely
 from ddp_doctor.wording.ranks import rank_culprits, ranks_at
 
@@ -46,16 +47,16 @@ def ranks_skip_scaled_steps_apart(recording: Recording) -> Iterator[Draft]:
         https://pytorch.org/docs/stable/amp.html
         https://pytorch.org/docs/stable/notes/amp_examples.html
     """
-    steps = apart(recording, lambda step: step.stepped)
-    if not steps or off(recording):
+    steps = first_difference(recording, lambda step: step.stepped)
+    if not steps or off_gradients(recording):
         return
     stepped = [rank for rank, step in steps if step.stepped]
     skipped = [rank for rank, step in steps if not step.stepped]
-    infinite, source = steps[0][1].infinite, scaled(recording)[0][0][1].infinite_rank
+    infinite, source = steps[0][1].infinite, scaled_by_format(recording)[0][0][1].infinite_rank
     wrong = stepped if infinite else skipped
     why = f"rank {source}'s gradient is infinite" if infinite else "all gradients are finite"
     yield likely(
-        rank_culprits(recording, MixedPrecision, few(wrong, steps)),
+        rank_culprits(recording, MixedPrecision, minority(wrong, steps)),
         f"Where {why}, {ranks_at(recording, skipped)} skipped the step and"
         f" {ranks_at(recording, stepped)} took it",
         Evidence(
@@ -65,7 +66,7 @@ def ranks_skip_scaled_steps_apart(recording: Recording) -> Iterator[Draft]:
             expected_from="DDP's all-reduce hands an infinity to all ranks",
         ),
         _AGREE,
-        *software(recording),
+        *software_remedies(recording),
         detail="The model is the probe's: none of your code took part.",
     )
 
@@ -86,19 +87,19 @@ def scales_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
     References
         https://pytorch.org/docs/stable/amp.html
     """
-    steps = apart(recording, lambda step: step.scale)
-    if not steps or off(recording) or apart(recording, lambda step: step.stepped):
+    steps = first_difference(recording, lambda step: step.scale)
+    if not steps or off_gradients(recording) or first_difference(recording, lambda step: step.stepped):
         return
-    ranks, usual = odd(steps, lambda step: step.scale)
+    ranks, usual = odd_ranks(steps, lambda step: step.scale)
     yield likely(
-        rank_culprits(recording, MixedPrecision, few(ranks, steps)),
+        rank_culprits(recording, MixedPrecision, minority(ranks, steps)),
         f"The GradScaler on {ranks_at(recording, ranks)} holds another scale than on the other ranks",
         (
             Evidence(text=f"scale on rank {rank}; most ranks: {usual}", value=step.scale)
             for rank, step in steps
             if rank in ranks
         ),
-        *software(recording),
+        *software_remedies(recording),
     )
 
 
@@ -118,8 +119,8 @@ def infinite_gradient_does_not_skip_the_step(recording: Recording) -> Iterator[D
     References
         https://pytorch.org/docs/stable/amp.html
     """
-    differ = apart(recording, lambda step: (step.stepped, step.scale))
-    for seen in () if differ or off(recording) else scaled(recording):
+    differ = first_difference(recording, lambda step: (step.stepped, step.scale))
+    for seen in () if differ or off_gradients(recording) else scaled_by_format(recording):
         (_, one), *_ = seen
         before = one.scale
         for step in one.steps:
@@ -136,7 +137,7 @@ def infinite_gradient_does_not_skip_the_step(recording: Recording) -> Iterator[D
                     expected=due,
                     expected_from="GradScaler's backoff_factor of 0.5",
                 ),
-                *software(recording),
+                *software_remedies(recording),
                 detail=f"Under autocast to {one.dtype}, with a model of the probe's.",
             )
             return
@@ -158,7 +159,7 @@ def autocast_gradient_wrong(recording: Recording) -> Iterator[Draft]:
     References
         https://pytorch.org/docs/stable/amp.html
     """
-    wrong = off(recording)
+    wrong = off_gradients(recording)
     if not wrong or known_before(recording):
         return
     rank, worst = max(wrong, key=lambda one: one[1].max_abs_error or 0.0)
@@ -174,7 +175,7 @@ def autocast_gradient_wrong(recording: Recording) -> Iterator[Draft]:
             expected_from="closed form of the ranks' known gradients, in float64",
         ),
         _WITHOUT_SCALER,
-        *software(recording),
+        *software_remedies(recording),
     )
 
 
@@ -193,10 +194,14 @@ def weights_differ_after_scaled_steps(recording: Recording) -> Iterator[Draft]:
     References
         https://github.com/pytorch/pytorch/issues/109191
     """
-    steps = apart(recording, lambda step: step.bits)
-    if not steps or off(recording) or apart(recording, lambda step: (step.stepped, step.scale)):
+    steps = first_difference(recording, lambda step: step.bits)
+    if (
+        not steps
+        or off_gradients(recording)
+        or first_difference(recording, lambda step: (step.stepped, step.scale))
+    ):
         return
-    ranks, _ = odd(steps, lambda step: step.bits)
+    ranks, _ = odd_ranks(steps, lambda step: step.bits)
     yield likely(
         NOBODY,
         f"After scaled steps the weights on {ranks_at(recording, ranks)} are not those of the others",
@@ -206,5 +211,51 @@ def weights_differ_after_scaled_steps(recording: Recording) -> Iterator[Draft]:
             expected=0,
             expected_from="equal weights, gradients and scales",
         ),
-        *software(recording),
+        *software_remedies(recording),
     )
+
+
+RankSteps = list[tuple[int, ScaledStep]]
+
+
+def scaled_by_format(recording: Recording) -> list[list[tuple[int, Scaled]]]:
+    """What each rank saw, for each format of autocast that was looked at."""
+    seen = recording.facts(MixedPrecision)
+    looks = zip(*[[(one.rank or 0, look) for look in one.fact.scaled] for one in seen], strict=False)
+    return [list(look) for look in looks if not any(one.not_looked for _, one in look)]
+
+
+def first_difference(recording: Recording, look: Callable[[ScaledStep], Hashable]) -> RankSteps:
+    """The first step in which ranks differ, empty where none is; what follows has the same cause."""
+    for seen in scaled_by_format(recording):
+        for number in range(min(len(one.steps) for _, one in seen)):
+            steps = [(rank, one.steps[number]) for rank, one in seen]
+            if len({look(step) for _, step in steps}) > 1:
+                return steps
+    return []
+
+
+def odd_ranks(steps: RankSteps, look: Callable[[ScaledStep], Hashable]) -> tuple[list[int], Hashable]:
+    """The ranks that differ from most, and what most have."""
+    usual = Counter(look(step) for _, step in steps).most_common(1)[0][0]
+    return [rank for rank, step in steps if look(step) != usual], usual
+
+
+def minority(ranks: Sequence[int], steps: RankSteps) -> Sequence[int]:
+    """The ranks to blame: none where they are no minority."""
+    return ranks if len(ranks) * 2 < len(steps) else ()
+
+
+def off_gradients(recording: Recording) -> list[tuple[int, gradient_code.OffGradient]]:
+    """The gradients under autocast that are not the mean."""
+    return [(rank, one.off) for seen in scaled_by_format(recording) for rank, one in seen if one.off]
+
+
+def known_before(recording: Recording) -> bool:
+    """Whether gradient_sync found an ordinary step wrong already."""
+    return any(rank.fact.step.off for rank in recording.facts(GradientSync))
+
+
+def software_remedies(recording: Recording) -> tuple[Remedy, ...]:
+    """What to try where stock DDP does it with a model of the doctor's own."""
+    return remedies(recording.world.backend if recording.world else "", "mixed_precision")

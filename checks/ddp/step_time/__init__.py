@@ -14,11 +14,10 @@ and every rank waits for the slowest. Both look alike from outside: a slow step.
 from collections.abc import Iterator
 from statistics import median
 
-from ddp_doctor.checks.ddp.step_time import bucket_advice, communication, slow_ranks
+from ddp_doctor.checks.ddp.step_time import rules
 from ddp_doctor.checks.ddp.step_time.measure import YOURS, measure
-from ddp_doctor.checks.ddp.step_time.summary import Summary, crowded, summary
-from ddp_doctor.checks.ddp.step_time.work import own
-from ddp_doctor.checks.ddp.step_time.yours import is_given, yours
+from ddp_doctor.checks.ddp.step_time.rounds import Summary, crowded, summary
+from ddp_doctor.checks.ddp.step_time.work import is_given, own, yours
 from ddp_doctor.facts.ddp.step_time import StepTimeFact
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.check import Check
@@ -75,7 +74,7 @@ def _values(seen: Summary) -> tuple[tuple[str, float | None, str], ...]:
 
 
 def _buckets(recording: Recording) -> Iterator[Measurement]:
-    for one in bucket_advice.measured(recording) or ():
+    for one in rules.measured(recording) or ():
         labels: dict[str, str | int | float] = {"bucket_cap_mib": one.cap_mib}
         yield Measurement(name="step_predicted", value=one.predicted_s, unit="s", labels=labels)
         yield Measurement(name="step_measured", value=median(one.step_s), unit="s", labels=labels)
@@ -87,7 +86,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(StepTimeFact,),
-    rules=rules_in(bucket_advice, communication, slow_ranks),
+    rules=rules_in(rules),
     level=Level.THOROUGH,
     level_with_model=Level.STANDARD,
     cost_s=5.0,

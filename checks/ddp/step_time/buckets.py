@@ -5,10 +5,19 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from ddp_doctor.checks.ddp.step_time.layout import built, wrap
-from ddp_doctor.checks.ddp.step_time.thresholds import BUCKET_GAIN
-from ddp_doctor.checks.ddp.step_time.timing import agreed, finish, meet, timed
-from ddp_doctor.checks.ddp.step_time.work import Plan, Work, one_pass, samples_for
+from ddp_doctor.checks.ddp.step_time.rounds import BUCKET_GAIN
+from ddp_doctor.checks.ddp.step_time.work import (
+    Plan,
+    Work,
+    agreed,
+    built,
+    finish,
+    meet,
+    one_pass,
+    samples_for,
+    timed,
+    wrap,
+)
 from ddp_doctor.facts.ddp.step_time import Buckets, BucketTrial
 from ddp_doctor.knowledge.ddp import buckets
 from ddp_doctor.model.context import RankContext

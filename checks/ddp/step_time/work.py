@@ -1,15 +1,17 @@
-"""What the steps compute, a module and batches for it, and for how long.
+"""What the steps compute, in DDP with its buckets, and timed blocks that all ranks begin together."""
 
-The doctor's own is a plain net of linear layers.
-"""
-
+import gc
+import time
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ddp_doctor.checks.ddp.step_time.timing import agreed
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Skip
+from ddp_doctor.probing.user_model import batches
+from ddp_doctor.probing.user_model.batches import Batch, loss_of
+from ddp_doctor.probing.user_model.probe import ModelProbe, Ready, Stopped
 
 #: Width and depth: 4 MiB of gradients on a CPU, 64 MiB on a GPU, where more of it fits into 10 ms.
 _CPU, _GPU = (256, 16), (1024, 16)
@@ -99,3 +101,180 @@ def samples_for(work: Work, took_s: float, aim_s: float, times: int = 1) -> int:
     """How many samples keep it busy for ``aim_s``, by what its batch took; ``times`` as many must fit too."""
     wanted = (work.samples or _SMALLEST_BATCH) * aim_s / took_s
     return int(min(max(wanted, _SMALLEST_BATCH), work.most // times))
+
+
+def finish(ctx: RankContext) -> None:
+    """Wait for the GPU: calls return before their work is done."""
+    if ctx.device.startswith("cuda"):
+        import torch
+
+        torch.cuda.synchronize(ctx.device)
+
+
+def agreed(ctx: RankContext, value: float, *, of_first: bool = False) -> float:
+    """The largest value of all ranks, or that of the first: what follows must be the same everywhere."""
+    import torch
+    import torch.distributed as dist
+
+    mine = value if not of_first or ctx.group_rank == 0 else float("-inf")
+    tensor = torch.tensor([mine], dtype=torch.float64, device=ctx.device)
+    with ctx.step("all_reduce", "float64 [1] max"):
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=ctx.group)
+        return float(tensor.item())
+
+
+def meet(ctx: RankContext) -> None:
+    """Nobody goes on before the last rank has come."""
+    agreed(ctx, 0.0)
+
+
+def timed(ctx: RankContext, name: str, detail: str, once: Callable[[], object], times: int) -> float:
+    """Seconds of one call of ``once``, the mean of several, begun when all ranks had come."""
+    meet(ctx)
+    with ctx.step(name, detail):
+        started = ctx.clock()
+        for _ in range(times):
+            once()
+        finish(ctx)
+        return (ctx.clock() - started) / times
+
+
+class ProcessorTime:
+    """How much of the time of computing this thread had a processor."""
+
+    def __init__(self, ctx: RankContext) -> None:
+        self._ctx = ctx
+        self._wall = self._on_cpu = 0.0
+
+    def of(self, once: Callable[[], object]) -> None:
+        """Do it, and count."""
+        wall, on_cpu = self._ctx.clock(), time.thread_time()
+        once()
+        self._wall += self._ctx.clock() - wall
+        self._on_cpu += time.thread_time() - on_cpu
+
+    @property
+    def share(self) -> float | None:
+        """None where nothing was counted, or a GPU computes."""
+        if self._wall <= 0.0 or self._ctx.device.startswith("cuda"):
+            return None
+        return min(self._on_cpu / self._wall, 1.0)
+
+
+def wrap(ctx: RankContext, work: Work, cap_mib: float | None) -> Any:
+    """A copy of the module in DDP; without a cap as DDP does by itself.
+
+    A copy, because the reducers of two wrappers would both act on the gradients of one module. Raises Skip, on
+    all ranks, where one of them cannot copy it.
+    """
+    from torch.nn.parallel import DistributedDataParallel
+
+    module = _copied(ctx, work.module)
+    given = {**work.options, **({} if cap_mib is None else {"bucket_cap_mb": cap_mib})}
+    with ctx.step("ddp_construct", f"buckets of {cap_mib:g} MiB" if cap_mib else "buckets as usual"):
+        ddp = DistributedDataParallel(module, process_group=ctx.group, **given)
+        finish(ctx)
+    return ddp
+
+
+def _copied(ctx: RankContext, module: Any) -> Any:
+    """Code of the user's may make this impossible: a lock, a file, a tensor with a history."""
+    copied, problem = None, ""
+    try:
+        copied = deepcopy(module)
+    except Exception as error:  # noqa: BLE001 - whatever an attribute of the user's says to it
+        problem = f"{type(error).__name__} on this rank"
+    if agreed(ctx, float(bool(problem))):
+        raise Skip(f"the model cannot be copied, which is needed here ({problem or 'on another rank'})")
+    return copied
+
+
+def built(ddp: Any) -> tuple[int, ...]:
+    """The bytes of the buckets, in the order of their all-reduces; none where DDP does not tell."""
+    tell = getattr(ddp, "_get_ddp_logging_data", None)  # an inner call of torch: it may go
+    if tell is None:
+        return ()
+    data = tell()
+    text = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or ""
+    return tuple(int(part) for part in str(text).split(",") if part.strip().isdigit())
+
+
+#: Fragments and the workspaces of libraries, beyond what tensors take.
+_SLACK = 1.1
+_MOST_COPIES = 2
+
+
+def is_given(ctx: RankContext) -> bool:
+    """Whether the user named a model. Raises Skip where the nodes were given different ones."""
+    with ctx.step("compare_names"):
+        models = set(ctx.exchange("whose model", ctx.model))
+    if len(models) > 1:
+        raise Skip("not tested: the nodes were given different models, or none (DD770)")
+    return models != {""}
+
+
+def yours(ctx: RankContext) -> Work:
+    """A fresh model of the user's and the first rank's batch. Raises Skip and Failed."""
+    _forget_peak(ctx)
+    probe = ModelProbe(ctx)
+    try:
+        ready = probe.ready()
+    except Stopped:
+        raise Skip(
+            f"not tested: {ctx.model} does not go with DDP ({probe.seen['stopped']}), see user_model"
+        ) from None
+    _require_steps(ctx, ready)
+    batch = ready.batches[0]
+    common = batches.common(ctx, batch)
+    return Work(
+        module=ready.model,
+        batch=common or batch,
+        loss=_loss,
+        name=ctx.model,
+        options=ready.options,
+        copies=_copies(ctx, ready.model),
+        alike=common is not None,
+    )
+
+
+def _require_steps(ctx: RankContext, ready: Ready) -> None:
+    """Raises Skip where the model in DDP could make no steps; the same on all ranks."""
+    if not ready.batches:
+        raise Skip(f"not measured: {ctx.model} returns no make_batch, and inputs are not guessed")
+    copes = ready.options.get("find_unused_parameters") or ready.options.get("static_graph")
+    if ready.unused and not copes:
+        raise Skip(
+            f"not tested: parameters of {ctx.model} get no gradient, which DDP waits for (DD775, DD776)"
+        )
+
+
+def _loss(module: Any, batch: Batch) -> Any:
+    return loss_of(module(*batch.args, **batch.kwargs))
+
+
+def _forget_peak(ctx: RankContext) -> None:
+    """Memory counts from here on: user_model's copy of the model is let go."""
+    gc.collect()
+    if ctx.device.startswith("cuda"):
+        import torch
+
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _copies(ctx: RankContext, model: Any) -> int:
+    """How many copies in DDP fit beside the model, by what its own pass took at most.
+
+    Raises Skip where none does on some rank.
+    """
+    if not ctx.device.startswith("cuda"):
+        return _MOST_COPIES
+    import torch
+
+    state = sum(one.numel() * one.element_size() for one in (*model.parameters(), *model.buffers()))
+    gradients = sum(one.numel() * one.element_size() for one in model.parameters() if one.requires_grad)
+    left = ctx.gpu_memory_bytes - _SLACK * (torch.cuda.max_memory_allocated() + gradients)
+    fit = int(left // (_SLACK * (state + 2 * gradients)))  # a gradient, and its place in a bucket
+    copies = -int(agreed(ctx, float(-max(min(fit, _MOST_COPIES), 0))))
+    if not copies:
+        raise Skip("not measured: a second copy of the model does not fit the part of the GPU that is taken")
+    return copies

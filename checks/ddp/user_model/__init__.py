@@ -22,7 +22,7 @@ ranks alone, never in the agent, and only because the user named it.
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.user_model import batch_norm, building, graphs, numbers, otherwise, together
+from ddp_doctor.checks.ddp.user_model import building, graphs, numbers, steps
 from ddp_doctor.facts.ddp.user_model import Buckets, UserModel
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.check import Check
@@ -43,7 +43,7 @@ def probe(ctx: RankContext) -> UserModel:
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
     """How DDP packs the gradients, and seconds of the slowest rank in a synchronised step."""
-    facts = [seen.fact for seen in recording.facts(UserModel)]
+    facts = [rank.fact for rank in recording.facts(UserModel)]
     labels: dict[str, str | int | float] = {"ranks": len(facts)}
     for fact in [one for one in facts if one.buckets is not None][:1]:
         assert fact.buckets is not None
@@ -84,7 +84,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(UserModel,),
-    rules=rules_in(batch_norm, building, graphs, numbers, otherwise, together),
+    rules=rules_in(building, graphs, numbers, steps),
     level=Level.QUICK,
     cost_s=1.0,
     deadline_s=deadlines.USER_MODEL_S,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.user_model.words import (
+from ddp_doctor.checks.ddp.user_model.wording import (
     at,
     code,
     culprits,

@@ -23,9 +23,9 @@ from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent
 from ddp_doctor.model.rule import rules_in
-from ddp_doctor.probing import host_gpus, kernel_modules, pci_devices
+from ddp_doctor.probing import host_gpus, kernel, pci_devices
+from ddp_doctor.probing.kernel import read_log
 from ddp_doctor.probing.kernel_files import first_line
-from ddp_doctor.probing.kernel_log import read_log
 
 __all__ = ["CHECK", "probe"]
 
@@ -33,17 +33,17 @@ __all__ = ["CHECK", "probe"]
 def probe(ctx: Context) -> KernelFact:
     """Read what the kernel shows. Raises Absent where there is neither a GPU nor an RDMA device."""
     gpus = host_gpus.pci_gpus(ctx) or ()
-    rdma = kernel_modules.rdma_drivers(ctx)
+    rdma = kernel.rdma_drivers(ctx)
     line = first_line(ctx, "/proc/driver/nvidia/version")
     if not gpus and not rdma and line is None:
         raise Absent("no NVIDIA GPU and no RDMA device on this machine")
-    loaded = kernel_modules.modules(ctx)
-    version, is_open = kernel_modules.driver(line)
+    loaded = kernel.modules(ctx)
+    version, is_open = kernel.driver(line)
     log = read_log(ctx)
     read_at_s = uptime_s(ctx)
     said = parse_kernel_log(log.text, booted_at(ctx))
     ctx.keep("\n".join((f"/proc/driver/nvidia/version: {line}", *said.lines)))
-    nics = kernel_modules.rdma_pci_devices(ctx)
+    nics = kernel.rdma_pci_devices(ctx)
     devices = (*(gpu.bus_id for gpu in gpus), *nics)
     return KernelFact(
         release=first_line(ctx, "/proc/sys/kernel/osrelease"),
@@ -52,8 +52,8 @@ def probe(ctx: Context) -> KernelFact:
         modules=loaded,
         driver_version=version,
         driver_is_open=is_open,
-        libraries=kernel_modules.libraries(ctx),
-        peermem=kernel_modules.peermem(ctx, loaded),
+        libraries=kernel.libraries(ctx),
+        peermem=kernel.peermem(ctx, loaded),
         rdma_drivers=rdma,
         uptime_s=read_at_s,
         log_source=log.source,

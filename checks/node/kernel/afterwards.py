@@ -22,8 +22,8 @@ from ddp_doctor.model.fact import Absent, Skip
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.probing import host_gpus, kernel_modules
-from ddp_doctor.probing.kernel_log import read_log
+from ddp_doctor.probing import host_gpus, kernel
+from ddp_doctor.probing.kernel import read_log
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.kernel_log import Hit, views
 from ddp_doctor.wording.findings import likely
@@ -39,7 +39,7 @@ _PROGRAM_LOST = (94,)
 
 def probe(ctx: Context) -> KernelAfterFact:
     """Read the log again. Raises Absent where there is nothing that it could tell of."""
-    if not host_gpus.pci_gpus(ctx) and not kernel_modules.rdma_pci_devices(ctx):
+    if not host_gpus.pci_gpus(ctx) and not kernel.rdma_pci_devices(ctx):
         raise Absent("no NVIDIA GPU and no RDMA device on this machine")
     log = read_log(ctx)
     if log.source is None:

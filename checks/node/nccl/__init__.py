@@ -22,7 +22,7 @@ from ddp_doctor.model.context import Context
 from ddp_doctor.model.rule import rules_in
 from ddp_doctor.parse import software
 from ddp_doctor.parse.redact import open_and_withheld
-from ddp_doctor.probing import nccl_conf, rdma
+from ddp_doctor.probing import nccl_interface, rdma
 from ddp_doctor.settings.nccl_conf import set_by_files
 
 __all__ = ["CHECK", "probe"]
@@ -33,7 +33,7 @@ _LDCONFIG = "/sbin/ldconfig"  # a user's PATH seldom has /sbin
 
 def probe(ctx: Context) -> NcclFact:
     """Read the files, and look where the linker would. Never fails; nothing found is an answer too."""
-    files = nccl_conf.conf_files(ctx)
+    files = nccl_interface.conf_files(ctx)
     added = set_by_files(files)
     own = {name: ctx.env[name] for name in (*added, *_NAMES_OF_LIBRARIES) if name in ctx.env}
     told, _ = open_and_withheld({**{name: value for name, (value, _) in added.items()}, **own})

@@ -22,7 +22,7 @@ from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent
 from ddp_doctor.model.rule import rules_in
-from ddp_doctor.probing import host_gpus, kernel_modules
+from ddp_doctor.probing import host_gpus, kernel
 from ddp_doctor.probing.pci_devices import bridges_above
 
 __all__ = ["CHECK", "probe"]
@@ -31,7 +31,7 @@ __all__ = ["CHECK", "probe"]
 def probe(ctx: Context) -> PcieFact:
     """Read the tree. Raises Absent where there is neither a GPU nor an RDMA device."""
     gpus = host_gpus.pci_gpus(ctx) or ()
-    nics = kernel_modules.rdma_pci_devices(ctx)
+    nics = kernel.rdma_pci_devices(ctx)
     if not gpus and not nics:
         raise Absent("no NVIDIA GPU and no RDMA device on this machine")
     ends = (*(gpu.bus_id for gpu in gpus), *nics)

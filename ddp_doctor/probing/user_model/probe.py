@@ -17,12 +17,10 @@ from ddp_doctor.knowledge.ddp import gradient_tolerance, manifests
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Failed, Skip
 from ddp_doctor.probing import module_manifest
-from ddp_doctor.probing.user_model import batches, compare_gradients, passes, steps
-from ddp_doctor.probing.user_model.batches import Batch
-from ddp_doctor.probing.user_model.load import SEED, Loaded, find, generators_kept, made
+from ddp_doctor.probing.user_model import batches, passes, steps
+from ddp_doctor.probing.user_model.batches import Batch, move, off_device
 from ddp_doctor.probing.user_model.passes import Pass
-from ddp_doctor.probing.user_model.placement import move, off_device
-from ddp_doctor.probing.user_model.user_code import attempt
+from ddp_doctor.probing.user_model.user_code import SEED, Loaded, attempt, find, generators_kept, made
 
 T = TypeVar("T")
 _RAISED, _MISUSED = "raised", "misused"
@@ -324,7 +322,7 @@ class ModelProbe:
         first = float.fromhex(answers[0]) if answers[0] else None
         self.seen.update(same_batch_loss=done.loss, same_batch_loss_of_first=first)
         if not failed and spread <= gradient_tolerance.REPEATED:
-            peer, apart, hooks = compare_gradients.compare(ctx, model, done)
+            peer, apart, hooks = passes.compare(ctx, model, done)
             self.seen.update(same_batch_peer=peer, apart=_names(apart), hooks=hooks[:MOST_NAMES])
 
 

@@ -9,9 +9,8 @@ from ddp_doctor.facts.ddp.user_model import MOST_NAMES, Bucket, Buckets, Names, 
 from ddp_doctor.knowledge.ddp import gradient_tolerance
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.probing.user_model.batches import Batch, loss_of
-from ddp_doctor.probing.user_model.load import SEED, seed
 from ddp_doctor.probing.user_model.passes import Pass, as_wrapped, clear, take_gradients, trainable
-from ddp_doctor.probing.user_model.user_code import trouble
+from ddp_doctor.probing.user_model.user_code import SEED, seed, trouble
 
 #: Share of the step that a plain optimiser would make.
 _LEARNING_RATE = 1e-3

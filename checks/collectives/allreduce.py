@@ -1,0 +1,287 @@
+"""All-reduce: is the sum right in every type, is it repeatable, and how fast is it?
+
+Raw input: none; measured on every rank and shown as nccl-tests does:
+
+    #       size         time   algbw   busbw  #wrong
+    #        (B)         (us)  (GB/s)  (GB/s)
+         1048576       1423.1    0.74    0.74       0
+
+Every backward pass of DistributedDataParallel is a row of all-reduces. The payload of each rank is
+coded by its number (knowledge/ddp/payload.py), so that wrong sums that agree name the rank whose share is
+wrong. A few wrong elements, or wrong ones that differ, name nobody: that is a flipped bit on the way.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddp_doctor.facts.collectives import ELEMENTS, AllReduceFact, SizeResult, Wrong
+from ddp_doctor.knowledge.ddp import payload
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Level, Where
+from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import Measurement
+from ddp_doctor.probing.all_reduces import bandwidth
+
+if TYPE_CHECKING:
+    import torch
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy, Reproducer, Setting
+from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies import nccl
+from ddp_doctor.remedies.kinds import by_administrator
+from ddp_doctor.remedies.nccl import DISABLE_P2P
+from ddp_doctor.remedies.stock_ddp import SIMPLE_PROTOCOL
+from ddp_doctor.wording.findings import finding, likely
+from ddp_doctor.wording.ranks import rank_at, rank_culprit, ranks_at
+
+__all__ = ["CHECK", "probe"]
+
+
+def probe(ctx: RankContext) -> AllReduceFact:
+    """Correctness in every type, repeatability bit for bit, then the bandwidth over sizes."""
+    tested, wrong = correctness(ctx)
+    repeatable = is_repeatable(ctx)
+    sizes, stopped_at = bandwidth(ctx)
+    return AllReduceFact(
+        ranks=ctx.world_size,
+        tested=tuple(tested),
+        wrong=tuple(wrong),
+        repeatable=repeatable,
+        sizes=tuple(sizes),
+        stopped_at_bytes=stopped_at,
+    )
+
+
+def slowest(recording: Recording) -> list[SizeResult]:
+    """Per size the result of the slowest rank: a collective is as fast as its last rank."""
+    by_size: dict[int, list[SizeResult]] = {}
+    for rank in recording.facts(AllReduceFact):
+        for result in rank.fact.sizes:
+            by_size.setdefault(result.size_bytes, []).append(result)
+    return [max(results, key=lambda one: one.time_us) for _, results in sorted(by_size.items())]
+
+
+def measurements(recording: Recording) -> Iterator[Measurement]:
+    """Time, bandwidths and jitter per size, of the slowest rank, and the size at which it ended early."""
+    fact = recording.first(AllReduceFact)
+    for result in slowest(recording):
+        labels: dict[str, str | int | float] = {
+            "bytes": result.size_bytes,
+            "ranks": fact.ranks if fact else 0,
+        }
+        yield Measurement(name="allreduce_time", value=result.time_us / 1e6, unit="s", labels=labels)
+        yield Measurement(
+            name="allreduce_algbw", value=result.algbw_gb_per_s * 1e9, unit="B/s", labels=labels
+        )
+        yield Measurement(
+            name="allreduce_busbw", value=result.busbw_gb_per_s * 1e9, unit="B/s", labels=labels
+        )
+        yield Measurement(name="allreduce_wrong", value=result.wrong, unit="elements", labels=labels)
+        jitter = (result.max_us - result.min_us) / 1e6
+        yield Measurement(name="allreduce_jitter", value=jitter, unit="s", labels=labels)
+    if fact is not None and fact.stopped_at_bytes is not None:  # the ranks stop together
+        untested = fact.stopped_at_bytes
+        yield Measurement(
+            name="allreduce_untested_from", value=untested, unit="B", labels={"ranks": fact.ranks}
+        )
+
+
+def correctness(ctx: RankContext) -> tuple[list[str], list[Wrong]]:
+    """The types and operations that were tested, and the wrong results among them."""
+    import torch
+    import torch.distributed as dist
+
+    ops = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+    ops["product"] = dist.ReduceOp.PRODUCT
+    tested, wrong = [], []
+    for dtype, op in payload.exact_cases(ctx.world_size, few=_is_crowded(ctx)):
+        value = payload.share(op, ctx.group_rank, ctx.world_size, dtype)
+        tensor = torch.full((ELEMENTS,), value, dtype=getattr(torch, dtype), device=ctx.device)
+        with ctx.step("all_reduce", f"{dtype} [{ELEMENTS}] {op}"):
+            dist.all_reduce(tensor, op=ops[op])
+            found = compare(tensor, dtype, op, ctx)
+        tested.append(f"{dtype} {op}")
+        if found is not None:
+            wrong.append(found)
+    return tested, wrong
+
+
+def _is_crowded(ctx: RankContext) -> bool:
+    """Many CPU ranks on one node: each collective costs what a whole check costs elsewhere."""
+    return ctx.world_size > payload.CROWD and ctx.device == "cpu" and ctx.level is Level.QUICK
+
+
+def compare(tensor: "torch.Tensor", dtype: str, op: str, ctx: RankContext) -> Wrong | None:
+    """What is wrong with a reduced tensor, None where it is right."""
+    expected = payload.expected(op, ctx.world_size, dtype)
+    # A product of floats may exceed the largest integer that torch compares with.
+    off = (tensor != (float(expected) if tensor.is_floating_point() else expected)).nonzero()
+    if len(off) == 0:
+        return None
+    first = tensor[off[0]]
+    got, alike = first.item(), bool((tensor[off] == first).all().item())  # integers as integers
+    throughout = alike and len(off) == ELEMENTS
+    blamed = payload.blame(op, got, ctx.world_size, dtype) if throughout else ()
+    return Wrong(
+        dtype=dtype,
+        op=op,
+        elements=len(off),
+        expected=float(expected),
+        got=float(got),
+        alike=alike,
+        blamed=tuple(ctx.ranks[rank] for rank in blamed),
+    )
+
+
+def is_repeatable(ctx: RankContext) -> bool:
+    """Whether the same inputs give the same bits twice; the inputs are not exact in fp32."""
+    import torch
+    import torch.distributed as dist
+
+    generator = torch.Generator().manual_seed(1000 + ctx.group_rank)
+    given = torch.rand(ELEMENTS, generator=generator).to(ctx.device)
+    results = []
+    for _ in range(2):
+        tensor = given.clone()
+        with ctx.step("all_reduce", f"float32 [{ELEMENTS}] sum"):
+            dist.all_reduce(tensor)
+        results.append(tensor)
+    return bool(torch.equal(results[0], results[1]))
+
+
+@rule("DD601", "all-reduce-is-wrong", Severity.ERROR, AllReduceFact)
+def wrong_result(recording: Recording) -> Iterator[Draft]:
+    """An all-reduce whose result is not the true sum, maximum, minimum or product.
+
+    What it finds
+        Elements that differ from the closed form. The shares are coded by rank: a rank is named where
+        every wrong sum, on every rank, is off throughout by one and the same rank's share.
+
+    Why it matters
+        Gradients are summed this way: the training goes on and is wrong.
+
+    Remedy
+        GPUs: NCCL_P2P_DISABLE=1 tells whether peer-to-peer transfers corrupt data; then memory
+        errors (nvidia-smi -q -d ECC). Else the library: another NCCL or torch.
+
+    References
+        nccl-tests, verifiable/: the same idea; NVIDIA/nccl-tests#117: wrong data over P2P
+    """
+    seen = recording.facts(AllReduceFact)
+    faulty = [one for one in seen if _errors(one.fact)]
+    if not faulty:
+        return
+    # A share that was wrong at its source is wrong on every rank: a rank that saw none speaks against it.
+    sums = [_wrong_sums(one.fact) for one in seen]
+    blamed = payload.agreed(wrong.blamed for one in sums for wrong in one) if all(sums) else None
+    several = len({wrong.dtype for one in sums for wrong in one}) > 1
+    on = ranks_at(recording, [one.rank or 0 for one in faulty])
+    whose = "unsure whose share" if blamed is None else f"the share of {rank_at(recording, blamed)}"
+    yield finding(
+        () if blamed is None else (rank_culprit(recording, blamed),),
+        f"All-reduce gives wrong results on {on}: {whose} is wrong",
+        tuple(_errors(faulty[0].fact))[:6],
+        *_against_wrong_sums(recording),
+        confidence=Confidence.PROVED if blamed is None or several else Confidence.LIKELY,
+        detail="A training on these ranks would go on, and its gradients would be wrong.",
+        reproduced_by=Reproducer(kind="all_reduce", size_bytes=_size_of(faulty[0].fact)),
+    )
+
+
+def _against_wrong_sums(recording: Recording) -> Iterator[Remedy]:
+    """What rules out causes: P2P and the protocols, where NCCL sums between GPUs of one node; then the memory."""
+    world = recording.world
+    if world is not None and world.backend == "nccl":
+        if world.nproc_per_node > 1:
+            yield DISABLE_P2P.model_copy(
+                update={"summary": "Rule P2P out: send the traffic through host memory"}
+            )
+        yield SIMPLE_PROTOCOL
+    yield by_administrator(
+        "Look for memory errors; then take another release of the library, NCCL or torch",
+        "nvidia-smi -q -d ECC",
+        "sudo dmesg | grep -i -e xid -e edac -e mce",
+    )
+
+
+def _size_of(fact: AllReduceFact) -> int:
+    """The smallest size that came out wrong; else that of the coded shares."""
+    return min((size.size_bytes for size in fact.sizes if size.wrong), default=4 * ELEMENTS)
+
+
+def _wrong_sums(fact: AllReduceFact) -> list[Wrong]:
+    """The wrong sums, without the blame that an older recording may put on a few wrong elements."""
+    sums = [wrong for wrong in fact.wrong if wrong.op == "sum"]
+    return [
+        wrong if wrong.elements == ELEMENTS else wrong.model_copy(update={"blamed": ()}) for wrong in sums
+    ]
+
+
+def _errors(fact: AllReduceFact) -> list[Evidence]:
+    shares = [
+        Evidence(
+            text=f"{wrong.dtype} {wrong.op}: {wrong.elements} of {ELEMENTS} elements are off"
+            + (", all alike" if wrong.alike and wrong.elements > 1 else ""),
+            value=wrong.got,
+            expected=wrong.expected,
+            expected_from="closed form of rank-coded shares",
+        )
+        for wrong in fact.wrong
+    ]
+    sweeps = [
+        Evidence(text=f"{size.size_bytes} B: #wrong {size.wrong}", value=size.wrong, expected=0)
+        for size in fact.sizes
+        if size.wrong
+    ]
+    return shares + sweeps
+
+
+@rule("DD602", "all-reduce-is-not-repeatable", Severity.WARNING, AllReduceFact)
+def not_repeatable(recording: Recording) -> Iterator[Draft]:
+    """Two all-reduces of the same inputs that differ in their last bits.
+
+    What it finds
+        A rank where the same inexact fp32 inputs gave two different sums in one process group.
+
+    Why it matters
+        Runs cannot be reproduced bit for bit, and silent data corruption cannot be told from noise.
+
+    Remedy
+        Fix the algorithm (NCCL_ALGO=Ring) where repeatability matters; it costs speed.
+
+    References
+        NCCL user guide, NCCL_ALGO
+    """
+    odd = [seen.rank or 0 for seen in recording.facts(AllReduceFact) if not seen.fact.repeatable]
+    if odd:
+        yield likely(
+            (rank_culprit(recording, rank) for rank in odd),
+            f"All-reduce is not repeatable bit for bit on {ranks_at(recording, odd)}",
+            Evidence(text="two float32 sums of equal inputs differ"),
+            *((_ONE_ALGORITHM,) if recording.world and recording.world.backend == "nccl" else ()),
+            detail="The same inputs were reduced twice in one process group and the bits differ.",
+        )
+
+
+#: Ring adds in an order that the ranks' places fix.
+_ONE_ALGORITHM = nccl.by_setting(
+    "Fix the algorithm where bit-for-bit repeatability matters",
+    Setting(name="NCCL_ALGO", value="Ring", why="a ring adds in one fixed order"),
+    cost="speed: NCCL no longer takes trees or NVLink SHARP where these are faster",
+).model_copy(
+    update={"proof": Proof(reason="a trial compares sums with the true one, not two with each other")}
+)
+
+
+CHECK = Check(
+    id="allreduce",
+    title="All-reduce is right, repeatable and fast",
+    where=Where.RANK,
+    probe=probe,
+    facts=(AllReduceFact,),
+    rules=(wrong_result, not_repeatable),
+    min_ranks=1,
+    cost_s=2.0,
+    measurements=measurements,
+)

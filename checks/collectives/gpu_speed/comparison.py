@@ -1,0 +1,282 @@
+"""Which ranks' GPUs may be compared, the typical one among them, and how findings speak of a slow one."""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median_low
+
+from ddp_doctor.facts.collectives import GpuLoad, GpuSpeedFact, Rate
+from ddp_doctor.facts.node.gpus import GpusFact
+from ddp_doctor.knowledge.gpu import gpu_speed
+from ddp_doctor.knowledge.gpu.nvml import CLOCK_EVENTS_API
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Evidence, Remedy
+from ddp_doctor.model.recording import FactAt, Recording
+from ddp_doctor.remedies.kinds import by_operator
+from ddp_doctor.views.gpus import BusyGpu, busy_gpus
+from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE
+from ddp_doctor.wording.ranks import rank_at, rank_culprit
+
+Measured = FactAt[GpuSpeedFact]
+_GIB = 1024**3
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One rate of the fact. ``alike`` is what must be equal between GPUs for it to be compared."""
+
+    field: str
+    words: str
+    unit: str
+    alike: Callable[[GpuSpeedFact], Hashable] = lambda _: None
+
+    def of(self, gpu: Measured) -> Rate | None:
+        """What this rank measured."""
+        rate: Rate | None = getattr(gpu.fact, self.field)
+        return rate
+
+
+MATMUL = Metric(
+    "matmul_tflop_per_s",
+    "matrix products",
+    "TFLOP/s",
+    lambda fact: (fact.matmul_dtype, fact.matmul_size),
+)
+COPY = Metric("copy_gb_per_s", "copies within its memory", "GB/s", lambda fact: fact.copy_bytes)
+INTO = Metric("host_to_device_gb_per_s", "copies from the host", "GB/s")
+BACK = Metric("device_to_host_gb_per_s", "copies to the host", "GB/s")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One rank's rate beside the median of the others'."""
+
+    gpu: Measured
+    metric: Metric
+    rate: Rate
+    typical: float
+    others: int
+
+    @property
+    def factor(self) -> float:
+        """How many times slower it is than the others."""
+        return self.typical / max(self.rate.median, 1e-9)
+
+    def is_below(self, share: float) -> bool:
+        """Whether it is slower by this share; what a GPU reached only once it still can."""
+        return self.rate.median <= self.typical * (1 - share) and self.rate.most < self.typical
+
+
+def rank_of(gpu: Measured) -> int:
+    """The rank, which a reading of a rank check always has."""
+    return gpu.rank or 0
+
+
+def busy(recording: Recording) -> Mapping[int, BusyGpu | None]:
+    """The ranks whose GPU somebody else used before the run; None where NVML did not tell who."""
+    return recording.once("ranks on busy GPUs", lambda: dict(_busy(recording)))
+
+
+def _busy(recording: Recording) -> Iterator[tuple[int, BusyGpu | None]]:
+    told = {node.node: node.fact for node in recording.facts(GpusFact) if node.fact.gpus}
+    by_uuid = {(node, gpu.uuid): gpu for node, fact in told.items() for gpu in busy_gpus(fact)}
+    for gpu in recording.facts(GpuSpeedFact):
+        if gpu.node in told:
+            if (gpu.node, gpu.fact.gpu_uuid) in by_uuid:
+                yield rank_of(gpu), by_uuid[gpu.node, gpu.fact.gpu_uuid]
+        elif _is_crowded(gpu.fact):
+            yield rank_of(gpu), None
+
+
+def _is_crowded(fact: GpuSpeedFact) -> bool:
+    used = fact.memory_total_bytes - fact.memory_free_bytes
+    return used > max(gpu_speed.OWN_USE_BYTES, gpu_speed.OWN_USE_SHARE * fact.memory_total_bytes)
+
+
+def judged(recording: Recording) -> Sequence[Measured]:
+    """The ranks with a whole GPU to themselves: no other program, no other rank, no other slice."""
+    return recording.once("GPUs to compare", lambda: _judged(recording))
+
+
+def _judged(recording: Recording) -> Sequence[Measured]:
+    everyone = recording.facts(GpuSpeedFact)
+    ranks = Counter(gpu.fact.gpu_uuid or gpu.rank for gpu in everyone)  # no two GPUs in the world share one
+    crowded = busy(recording)
+    return [
+        gpu
+        for gpu in everyone
+        if rank_of(gpu) not in crowded
+        and ranks[gpu.fact.gpu_uuid or gpu.rank] < 2
+        and not gpu.fact.load.mig_enabled
+    ]
+
+
+def model(gpu: Measured) -> Hashable:
+    """GPUs of one model: the name alone does not tell a card of 8 GB from one of 12."""
+    return gpu.fact.gpu_name, round(gpu.fact.memory_total_bytes / _GIB)
+
+
+def groups(
+    gpus: Sequence[Measured], metric: Metric, key: Callable[[Measured], Hashable] = model
+) -> list[list[Compared]]:
+    """Those that measured the metric alike, each beside the median of the others; slowest first."""
+    by_key: dict[Hashable, list[tuple[float, Measured, Rate]]] = {}
+    for gpu in gpus:
+        rate = metric.of(gpu)
+        if rate is not None and gpu.fact.gpu_name:
+            by_key.setdefault((key(gpu), metric.alike(gpu.fact)), []).append((rate.median, gpu, rate))
+    return [_compared(group, metric) for group in by_key.values() if len(group) > 1]
+
+
+def beside_others(recording: Recording, metric: Metric) -> list[list[Compared]]:
+    """The GPUs of one model that can be compared, as ``groups`` gives them; several rules ask."""
+    return recording.once(("compared", metric), lambda: groups(judged(recording), metric))
+
+
+def _compared(group: list[tuple[float, Measured, Rate]], metric: Metric) -> list[Compared]:
+    group.sort(key=lambda with_rate: with_rate[0])
+    rates = [median for median, _, _ in group]
+    return [
+        Compared(gpu, metric, rate, median_without(rates, at), len(group) - 1)
+        for at, (_, gpu, rate) in enumerate(group)
+    ]
+
+
+def median_without(ordered: Sequence[float], left_out: int) -> float:
+    """The median of all but one of two or more values in order, without sorting them again for each."""
+    last = len(ordered) - 2
+
+    def at(place: int) -> float:
+        return ordered[place + (place >= left_out)]
+
+    return (at(last // 2) + at((last + 1) // 2)) / 2
+
+
+def gpu_culprit(recording: Recording, rank: int, uuid: str | None) -> Culprit:
+    """The GPU of a rank."""
+    return rank_culprit(recording, rank).model_copy(update={"kind": "gpu", "name": uuid})
+
+
+def slower(factor: float) -> str:
+    """A rate ``factor`` times below another: "41 % slower", "3.4 times slower"."""
+    return f"{factor:.1f} times slower" if factor >= gpu_speed.MUCH_SLOWER else f"{1 - 1 / factor:.0%} slower"
+
+
+def reasons(names: Iterable[str]) -> str:
+    """What slowdowns mean; the hardware's own name for all of them goes where a special one is given."""
+    given = [name for name in gpu_speed.SLOWDOWNS_UNDER_LOAD if name in set(names)]
+    special = [name for name in given if name != "hw_slowdown"]
+    return " and ".join(gpu_speed.SLOWDOWNS_UNDER_LOAD[name] for name in special or given)
+
+
+def raise_power_limit(uuid: str | None, own_w: float, peers_w: float) -> Remedy:
+    """The peers' limit for this GPU."""
+    gpu = gpu_speed.as_argument(uuid)
+    return by_operator(
+        f"Give it the power limit of its peers, {peers_w:.0f} W; its own is {own_w:.0f} W.",
+        f"nvidia-smi -i {gpu} -pl {peers_w:.0f}",
+        cost="needs root; power supply and cooling must bear it",
+        undo=f"nvidia-smi -i {gpu} -pl {own_w:.0f}",
+    )
+
+
+def free_clocks(uuid: str | None) -> Remedy:
+    """Clocks that somebody set."""
+    gpu = gpu_speed.as_argument(uuid)
+    return by_operator(
+        "Take back the clocks that somebody set for it.",
+        f"nvidia-smi -i {gpu} -q -d CLOCK",
+        f"nvidia-smi -i {gpu} -rgc",
+        f"nvidia-smi -i {gpu} -rac",
+        cost="needs root; they may have been set for a reason, such as power",
+        undo="nvidia-smi -lgc or -ac with the clocks that the first command shows",
+    )
+
+
+COMPARE = by_operator(
+    "Compare its clocks, power limit, temperature and ECC errors with its peers' while both are at work; where "
+    "they are alike, reset the GPU, and have it exchanged if it stays slow.",
+    "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER,TEMPERATURE,ECC",
+    cost="the node is out of work meanwhile",
+    undo=NOTHING_TO_UNDO,
+    references=(CLOCK_EVENTS_API,),
+)
+RESEAT = by_operator(
+    "Look at the slot, riser and cable of the GPU, and at the link that the slot is wired and set up for in the "
+    "firmware; reseat the GPU.",
+    "nvidia-smi --query-gpu=index,pcie.link.gen.current,pcie.link.gen.max,pcie.link.width.current,"
+    "pcie.link.width.max --format=csv",
+    "lspci -vv -d 10de: | grep -e LnkCap: -e LnkSta:",
+    cost="the node is out of work meanwhile",
+    undo=NOTHING_TO_UNDO,
+)
+FOLLOW_THE_PATH = by_operator(
+    "Compare every link on the way from the processor to the GPU with its capability; a switch above it may be "
+    "reduced, or shared with other devices at work.",
+    "nvidia-smi topo -m",
+    "lspci -tv",
+    "lspci -vv | grep -e ^[0-9a-f] -e LnkCap: -e LnkSta:",
+    undo=NOTHING_TO_UNDO,
+)
+
+
+def evidence(
+    recording: Recording, gpus: Sequence[Measured], besides: Sequence[Measured]
+) -> Iterator[Evidence]:
+    """One line a GPU, beside the typical GPU of its model without those of ``besides``."""
+    usual = _usual(recording, besides)
+    for gpu in gpus[:LINES_OF_EVIDENCE]:
+        text = f"{rank_at(recording, rank_of(gpu))} under load: {_in_words(gpu.fact.load, usual)}"
+        yield Evidence(text=text)
+
+
+def remedies(recording: Recording, gpus: Sequence[Measured]) -> tuple[Remedy, ...]:
+    """By what differs from the others of the model; where nothing does, what to compare."""
+    usual, found = _usual(recording, gpus), []
+    for gpu in gpus[:LINES_OF_EVIDENCE]:
+        load, uuid = gpu.fact.load, gpu.fact.gpu_uuid
+        own_w, peers_w = load.power_limit_w, usual.power_limit_w
+        if own_w and peers_w and _is_lower(own_w, peers_w, gpu_speed.POWER_LIMIT_LOWER_SHARE):
+            found.append(raise_power_limit(uuid, own_w, peers_w))
+        due_mhz = usual.sm_clock_mhz or load.sm_clock_max_mhz
+        if "applications_clocks_setting" in load.clock_events and _is_lower(
+            load.sm_clock_mhz, due_mhz, gpu_speed.SLOWER_SHARE
+        ):
+            found.append(free_clocks(uuid))
+    return tuple(found) or (COMPARE,)
+
+
+def _is_lower(own: float | None, usual: float | None, share: float) -> bool:
+    return own is not None and usual is not None and own <= usual * (1 - share)
+
+
+def _usual(recording: Recording, besides: Sequence[Measured]) -> GpuLoad:
+    """The medians of the others of the model."""
+    out = {rank_of(gpu) for gpu in besides}
+    others = [gpu for gpu in judged(recording) if rank_of(gpu) not in out and model(gpu) == model(besides[0])]
+    clocks = [gpu.fact.load.sm_clock_mhz for gpu in others if gpu.fact.load.sm_clock_mhz is not None]
+    limits = [gpu.fact.load.power_limit_w for gpu in others if gpu.fact.load.power_limit_w is not None]
+    return GpuLoad(
+        sm_clock_mhz=median_low(clocks) if clocks else None,
+        power_limit_w=median_low(limits) if limits else None,
+    )
+
+
+def _in_words(load: GpuLoad, usual: GpuLoad) -> str:
+    """ "SM clock 1095 of 1980 MHz (others 1560), 349 of 350 W (others' limit 700), 51 °C, sw_power_cap"."""
+    if load.reason is not None:
+        return f"the driver told nothing ({load.reason})"
+    parts = []
+    if load.sm_clock_mhz is not None:
+        others = f" (others {usual.sm_clock_mhz})" if usual.sm_clock_mhz is not None else ""
+        parts.append(f"SM clock {_of(load.sm_clock_mhz, load.sm_clock_max_mhz)} MHz{others}")
+    if load.power_w is not None:
+        others = f" (others' limit {usual.power_limit_w:.0f})" if usual.power_limit_w is not None else ""
+        parts.append(f"{_of(load.power_w, load.power_limit_w)} W{others}")
+    if load.temperature_c is not None:
+        parts.append(f"{load.temperature_c} °C")
+    parts.append(", ".join(sorted(load.clock_events)) or "nothing holds its clocks down")
+    return ", ".join(parts)
+
+
+def _of(value: float, most: float | None) -> str:
+    return f"{value:.0f}" if most is None else f"{value:.0f} of {most:.0f}"

@@ -1,0 +1,261 @@
+"""DD803, DD804: a reduced PCIe link, and slow copies between a GPU and the host."""
+
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median_high
+
+from ddp_doctor.checks.collectives.gpu_speed import comparison
+from ddp_doctor.checks.collectives.gpu_speed.comparison import (
+    BACK,
+    INTO,
+    Compared,
+    Measured,
+    Metric,
+    beside_others,
+    groups,
+    judged,
+    model,
+    rank_of,
+)
+from ddp_doctor.facts.collectives import GpuLoad, GpuSpeedFact
+from ddp_doctor.knowledge.gpu import gpu_speed
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.wording.findings import finding
+from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE
+from ddp_doctor.wording.ranks import capital, rank_at, ranks_at
+
+#: Of a model's GPUs no more than this share is a fault; more of them is how the machines are built.
+_FEW = 0.25
+
+
+@rule("DD803", "gpu-pcie-link-reduced", Severity.WARNING, GpuSpeedFact)
+def link_reduced(recording: Recording) -> Iterator[Draft]:
+    """A GPU whose PCIe link is narrower or slower than the GPU allows, while copies run over it.
+
+    What it finds
+        PCIe generation or width below the highest that the driver gives for the GPU, read during the copies:
+        an idle link saves power and says nothing. A warning where at least three peers of the model have a
+        better link and only few have not; an error where the copies too are three times slower; else
+        information: slots of workstations are wired with fewer lanes by design.
+
+    Why it matters
+        All data of a rank goes through it, and gradients too where the GPUs have no NVLink.
+
+    Remedy
+        Look at slot, riser and cable; reseat the GPU.
+
+    References
+        nvidia-smi, pcie.link.gen.current: may be reduced when the GPU is not in use;
+        docs/explanation/measurements.md
+    """
+    reduced = [gpu for gpu in _with_links(recording) if _is_reduced(gpu.fact.load)]
+    few = reduced_beside_peers(recording)
+    slow = _much_slower(recording) & few
+    for severity, those in (
+        (Severity.ERROR, [gpu for gpu in reduced if rank_of(gpu) in slow]),
+        (Severity.WARNING, [gpu for gpu in reduced if rank_of(gpu) in few - slow]),
+        (Severity.INFO, [gpu for gpu in reduced if rank_of(gpu) not in few]),
+    ):
+        if those:
+            yield _finding_of_link(recording, those, severity)
+
+
+def reduced_beside_peers(recording: Recording) -> frozenset[int]:
+    """The few ranks whose GPU has a reduced link where its peers have a better one."""
+    return recording.once("reduced PCIe links", lambda: frozenset(_few_reduced(recording)))
+
+
+def _few_reduced(recording: Recording) -> Iterator[int]:
+    models: dict[Hashable, list[Measured]] = {}
+    for gpu in _with_links(recording):
+        models.setdefault(model(gpu), []).append(gpu)
+    for gpus in models.values():
+        typical = median_high([_rate(gpu.fact.load) for gpu in gpus])
+        worse = [gpu for gpu in gpus if _is_reduced(gpu.fact.load) and _rate(gpu.fact.load) < typical]
+        better = sum(_rate(gpu.fact.load) >= typical for gpu in gpus)
+        if better >= gpu_speed.FEWEST_TO_JUDGE and len(worse) <= _FEW * len(gpus):
+            yield from map(rank_of, worse)
+
+
+def _with_links(recording: Recording) -> list[Measured]:
+    """The GPUs whose link was in use when it was looked at."""
+    return [
+        gpu
+        for gpu in recording.facts(GpuSpeedFact)
+        if gpu.fact.host_to_device_gb_per_s is not None and _rate(gpu.fact.load) > 0
+    ]
+
+
+def _rate(load: GpuLoad) -> float:
+    return gpu_speed.link_gb_per_s(load.pcie_generation, load.pcie_width) or 0.0
+
+
+def _is_reduced(load: GpuLoad) -> bool:
+    generation, width = load.pcie_generation_max, load.pcie_width_max
+    return (generation is not None and (load.pcie_generation or 0) < generation) or (
+        width is not None and (load.pcie_width or 0) < width
+    )
+
+
+def _much_slower(recording: Recording) -> frozenset[int]:
+    """The ranks that copy three times more slowly than their peers, from the host or to it."""
+    groups_of_both = (group for metric in (INTO, BACK) for group in beside_others(recording, metric))
+    return frozenset(
+        rank_of(compared.gpu)
+        for group in groups_of_both
+        for compared in group
+        if compared.factor >= gpu_speed.MUCH_SLOWER
+    )
+
+
+def _finding_of_link(recording: Recording, gpus: Sequence[Measured], severity: Severity) -> Draft:
+    is_fault = severity is not Severity.INFO
+    links = " and ".join(sorted({_now(gpu.fact.load) for gpu in gpus}))
+    most = " and ".join(sorted({_most(gpu.fact.load) for gpu in gpus}))
+    whose = "its peers have more" if is_fault else "slots may be wired so"
+    return finding(
+        (comparison.gpu_culprit(recording, rank_of(gpu), gpu.fact.gpu_uuid) for gpu in gpus),
+        f"{capital(ranks_at(recording, map(rank_of, gpus)))}: PCIe link {links} where the GPU can do "
+        f"{most}; {whose}",
+        (_link_evidence(recording, gpu) for gpu in gpus[:LINES_OF_EVIDENCE]),
+        comparison.RESEAT,
+        confidence=Confidence.LIKELY if is_fault else Confidence.POSSIBLE,
+        detail="Read while copies ran over the link, so it is not reduced to save power.",
+        severity=severity,
+    )
+
+
+def _now(load: GpuLoad) -> str:
+    return f"{load.pcie_generation} x{load.pcie_width}"
+
+
+def _most(load: GpuLoad) -> str:
+    return f"{load.pcie_generation_max or load.pcie_generation} x{load.pcie_width_max or load.pcie_width}"
+
+
+def _link_evidence(recording: Recording, gpu: Measured) -> Evidence:
+    into, back = gpu.fact.host_to_device_gb_per_s, gpu.fact.device_to_host_gb_per_s
+    rates = [f"{rate.median:.1f} GB/s {way} it" for rate, way in ((into, "to"), (back, "from")) if rate]
+    return Evidence(
+        text=f"{rank_at(recording, rank_of(gpu))}: PCIe {_now(gpu.fact.load)} at most, copies {', '.join(rates)}",
+        expected_from=f"the GPU's own highest, {_most(gpu.fact.load)}",
+    )
+
+
+@dataclass(frozen=True)
+class Slow:
+    """One way of one GPU that is too slow, and what it is held against."""
+
+    gpu: Measured
+    metric: Metric
+    rate: float
+    expected: float
+    expected_from: str
+
+
+@rule("DD804", "gpu-copies-to-host-are-slow", Severity.WARNING, GpuSpeedFact)
+def host_copies_slow(recording: Recording) -> Iterator[Draft]:
+    """Copies between a GPU and pinned host memory that are far slower than they could be.
+
+    What it finds
+        Copies at half the rate of the peers' on equal links or less, an error from three times on; or, where
+        no peer is better, below a third of what the PCIe link carries. Several GPUs that are all alike in
+        this are information: that is how the machine is built. Memory of the other socket costs less than
+        this. Encrypted copies (confidential computing) are not judged, nor a GPU that DD803 names.
+
+    Why it matters
+        Batches come this way; and where GPUs cannot reach each other, gradients too.
+
+    Remedy
+        Look at every link and switch between the processor and the GPU.
+
+    References
+        docs/explanation/measurements.md
+    """
+    beside_peers = list(_beside_peers(recording))
+    named = {rank_of(copy.gpu) for copy in beside_peers}
+    much = {rank_of(copy.gpu) for copy in beside_peers if copy.expected >= gpu_speed.MUCH_SLOWER * copy.rate}
+    alone, alike = _beside_link(recording, named)
+    for severity, those in (
+        (Severity.ERROR, [copy for copy in beside_peers if rank_of(copy.gpu) in much]),
+        (Severity.WARNING, [copy for copy in beside_peers if rank_of(copy.gpu) not in much] + alone),
+        (Severity.INFO, alike),
+    ):
+        if those:
+            yield _finding_of_copies(recording, those, severity)
+
+
+def _judged(recording: Recording) -> list[Measured]:
+    elsewhere = reduced_beside_peers(recording)
+    return [
+        gpu for gpu in judged(recording) if rank_of(gpu) not in elsewhere and not gpu.fact.load.confidential
+    ]
+
+
+def _model_and_link(gpu: Measured) -> Hashable:
+    return model(gpu), gpu.fact.load.pcie_generation, gpu.fact.load.pcie_width
+
+
+def _beside_peers(recording: Recording) -> Iterator[Slow]:
+    for metric in (INTO, BACK):
+        for group in groups(_judged(recording), metric, _model_and_link):
+            slow = [compared for compared in group if compared.is_below(gpu_speed.HOST_COPY_SLOWER_SHARE)]
+            if len(group) >= gpu_speed.FEWEST_TO_JUDGE and 2 * len(slow) < len(group):
+                yield from map(_of_compared, slow)
+
+
+def _of_compared(compared: Compared) -> Slow:
+    source = f"median of the other {compared.others} of the model with such a link"
+    return Slow(compared.gpu, compared.metric, compared.rate.median, compared.typical, source)
+
+
+def _beside_link(recording: Recording, named: Collection[int]) -> tuple[list[Slow], list[Slow]]:
+    """The GPUs below a third of their link: those that have no peers, or better ones, and those all alike."""
+    models: dict[Hashable, list[Measured]] = {}
+    for gpu in _judged(recording):
+        models.setdefault(_model_and_link(gpu), []).append(gpu)
+    alone: list[Slow] = []
+    alike: list[Slow] = []
+    for gpus in models.values():
+        slow = [copy for gpu in gpus if rank_of(gpu) not in named for copy in _below_link(gpu)]
+        all_slow = len(gpus) > 1 and len({rank_of(copy.gpu) for copy in slow}) == len(gpus)
+        (alike if all_slow else alone).extend(slow)
+    return alone, alike
+
+
+def _below_link(gpu: Measured) -> Iterator[Slow]:
+    load = gpu.fact.load
+    link = gpu_speed.link_gb_per_s(load.pcie_generation, load.pcie_width)
+    for metric in (INTO, BACK):
+        rate = metric.of(gpu)
+        if link and rate and rate.most < link * gpu_speed.HOST_COPY_LEAST_SHARE_OF_LINK:
+            source = f"what PCIe {load.pcie_generation} x{load.pcie_width} carries, read during the copies"
+            yield Slow(gpu, metric, rate.median, link, source)
+
+
+def _finding_of_copies(recording: Recording, slow: Sequence[Slow], severity: Severity) -> Draft:
+    gpus = {rank_of(copy.gpu): copy.gpu for copy in slow}
+    worst = max(slow, key=lambda copy: copy.expected / copy.rate)
+    return finding(
+        (comparison.gpu_culprit(recording, rank, gpus[rank].fact.gpu_uuid) for rank in sorted(gpus)),
+        f"{capital(ranks_at(recording, gpus))}: {worst.metric.words} at {worst.rate:.1f} GB/s where "
+        f"{worst.expected:.1f} GB/s are expected",
+        (_copy_evidence(recording, copy) for copy in slow[:LINES_OF_EVIDENCE]),
+        comparison.FOLLOW_THE_PATH,
+        confidence=Confidence.POSSIBLE if severity is Severity.INFO else Confidence.LIKELY,
+        detail="Measured with pinned memory, while no other rank of the node copied.",
+        severity=severity,
+    )
+
+
+def _copy_evidence(recording: Recording, copy: Slow) -> Evidence:
+    return Evidence(
+        text=f"{rank_at(recording, rank_of(copy.gpu))}, {copy.metric.words}",
+        value=round(copy.rate, 2),
+        unit="GB/s",
+        expected=round(copy.expected, 2),
+        expected_from=copy.expected_from,
+    )

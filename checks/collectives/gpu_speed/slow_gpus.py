@@ -1,0 +1,351 @@
+"""DD801, DD802, DD805, DD808: a GPU that is slower than its peers, or whose clocks are held down, or all slow."""
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from statistics import median
+
+from ddp_doctor.checks.collectives.gpu_speed import comparison
+from ddp_doctor.checks.collectives.gpu_speed.comparison import (
+    COPY,
+    MATMUL,
+    Compared,
+    Measured,
+    beside_others,
+    judged,
+    model,
+    rank_of,
+)
+from ddp_doctor.facts.collectives import GpuSpeedFact
+from ddp_doctor.facts.node.gpus import GpusFact
+from ddp_doctor.knowledge.gpu import gpu_speed
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import Culprit, Draft, Evidence
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.hardware import COOL_DOWN
+from ddp_doctor.views.gpus import power_limited
+from ddp_doctor.wording.findings import NOBODY, possible, proved
+from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE
+from ddp_doctor.wording.ranks import capital, pair_culprit, rank_at, ranks_at
+
+_DETAIL = "In DDP every rank waits for the slowest one, in every step."
+#: Rates that are too low, by model, and the GPUs of that model that are fast.
+Slow = list[Compared]
+
+
+@rule("DD801", "gpu-slower-than-its-peers", Severity.WARNING, GpuSpeedFact)
+def slower_than_peers(recording: Recording) -> Iterator[Draft]:
+    """A GPU that works more slowly than the others of its model.
+
+    What it finds
+        Among three or more GPUs of one model, over all nodes, those whose matrix products or memory copies
+        are 10 % or more below the median of the others; an error from three times on. Its clock, power and
+        temperature under that load stand beside its peers'. GPUs that others use, slices, and GPUs of two
+        ranks are not compared, and a GPU whose hardware holds it down has a finding of its own (DD805). Where
+        its lowered power limit is a finding (DD318) and holds it down, what that costs is information.
+
+    Why it matters
+        Every rank waits for the slowest in every step: one GPU in a thousand slows all of them.
+
+    Remedy
+        By what differs: its power limit, clocks that somebody set; else the GPU or its cooling.
+
+    References
+        huggingface/gpu-fryer (10 % under the best GPU); NVIDIA/DCGM issue 122 (an A100 2.9 times slower
+        beside seven within 1 %); docs/explanation/measurements.md
+    """
+    explained, limited = slowed_by_hardware(recording), power_limited(recording)
+    for slow in _by_model(_slow(recording, sure=True)):
+        left = [compared for compared in slow if rank_of(compared.gpu) not in explained]
+        grades: dict[Severity, Slow] = {Severity.ERROR: [], Severity.WARNING: [], Severity.INFO: []}
+        for rank in dict.fromkeys(rank_of(compared.gpu) for compared in left):
+            rates = [compared for compared in left if rank_of(compared.gpu) == rank]
+            grades[_grade(rates, limited)] += rates
+        for severity, those in grades.items():
+            if those:
+                yield _slower_draft(recording, those, severity)
+
+
+def _grade(rates: Slow, limited: frozenset[tuple[int, str]]) -> Severity:
+    """How grave the slow rates of one GPU are; ``limited`` are the GPUs whose power limit is a finding."""
+    if any(compared.factor >= gpu_speed.MUCH_SLOWER for compared in rates):
+        return Severity.ERROR
+    gpu = rates[0].gpu
+    capped = gpu.fact.load.clock_events.get("sw_power_cap", 0.0) >= gpu_speed.IN_FORCE_SHARE
+    own = (gpu.node, gpu.fact.gpu_uuid) in limited
+    return (
+        Severity.INFO
+        if own and capped and {compared.metric for compared in rates} == {MATMUL}
+        else Severity.WARNING
+    )
+
+
+def _slower_draft(recording: Recording, slow: Slow, severity: Severity) -> Draft:
+    gpus, told = _gpus(slow), severity is Severity.INFO
+    who = capital(ranks_at(recording, map(rank_of, gpus)))
+    return proved(
+        _culprits(recording, gpus),
+        f"{who}: {_how_slow(slow)} than on the other {slow[0].others} {slow[0].gpu.fact.gpu_name}",
+        (*_rates(recording, slow), *comparison.evidence(recording, gpus, gpus)),
+        *(() if told else comparison.remedies(recording, gpus)),
+        detail=f"This is what the lowered power limit costs (DD318). {_DETAIL}" if told else _DETAIL,
+        severity=severity,
+    )
+
+
+@rule("DD802", "gpus-of-one-model-unequally-fast", Severity.WARNING, GpuSpeedFact)
+def unequally_fast(recording: Recording) -> Iterator[Draft]:
+    """GPUs of one model that differ in speed, with nobody to tell which is as it should be.
+
+    What it finds
+        Two GPUs of one model, or as many slow ones as fast ones, whose matrix products or memory copies are
+        10 % or more apart; an error from three times on. Cards of different makers differ by some of it.
+
+    Why it matters
+        The faster ones wait for the slower ones in every step.
+
+    Remedy
+        Compare clocks, power limits and temperatures under load.
+
+    References
+        docs/explanation/measurements.md
+    """
+    explained = slowed_by_hardware(recording)
+    for slow in _by_model(_slow(recording, sure=False)):
+        below = _gpus(slow)
+        above = [gpu for gpu in judged(recording) if model(gpu) == model(below[0]) and gpu not in below]
+        if above and not any(rank_of(gpu) in explained for gpu in below):
+            yield _unsure_draft(recording, slow, below, above)
+
+
+def _unsure_draft(
+    recording: Recording, slow: Slow, below: Sequence[Measured], above: Sequence[Measured]
+) -> Draft:
+    ranks = [rank_of(gpu) for gpu in below], [rank_of(gpu) for gpu in above]
+    pair = len(below) == len(above) == 1
+    both = "both" if pair else "all"
+    worst = max(compared.factor for compared in slow)
+    return possible(
+        (pair_culprit(recording, ranks[0][0], ranks[1][0]),) if pair else _culprits(recording, below),
+        f"{capital(ranks_at(recording, ranks[0]))}: {_how_slow(slow)} than on "
+        f"{ranks_at(recording, ranks[1])}, {both} {slow[0].gpu.fact.gpu_name}; unsure which is at fault",
+        (*_rates(recording, slow), *comparison.evidence(recording, [*below, *above], below)),
+        *comparison.remedies(recording, below),
+        detail=_DETAIL,
+        severity=Severity.ERROR if worst >= gpu_speed.MUCH_SLOWER else Severity.WARNING,
+    )
+
+
+def _slow(recording: Recording, *, sure: bool) -> Slow:
+    """The slow ones; ``sure``: those that stand against a clear majority of others."""
+    found: Slow = []
+    for group in [*beside_others(recording, MATMUL), *beside_others(recording, COPY)]:
+        slow = [compared for compared in group if compared.is_below(gpu_speed.SLOWER_SHARE)]
+        is_clear = len(group) >= gpu_speed.FEWEST_TO_JUDGE and 2 * len(slow) < len(group)
+        if is_clear is sure:
+            found += slow
+    return found
+
+
+def _by_model(slow: Slow) -> list[Slow]:
+    models: dict[Hashable, Slow] = {}
+    for compared in slow:
+        models.setdefault(model(compared.gpu), []).append(compared)
+    return list(models.values())
+
+
+def _gpus(slow: Slow) -> list[Measured]:
+    """Each GPU once, by rank."""
+    gpus = {rank_of(compared.gpu): compared.gpu for compared in slow}
+    return [gpus[rank] for rank in sorted(gpus)]
+
+
+def _culprits(recording: Recording, gpus: Sequence[Measured]) -> tuple[Culprit, ...]:
+    return tuple(comparison.gpu_culprit(recording, rank_of(gpu), gpu.fact.gpu_uuid) for gpu in gpus)
+
+
+def _how_slow(slow: Slow) -> str:
+    """ "matrix products 41 % slower and copies within its memory up to 12 % slower"."""
+    parts = []
+    for metric in dict.fromkeys(compared.metric for compared in slow):
+        factors = [compared.factor for compared in slow if compared.metric is metric]
+        up_to = "up to " if len(factors) > 1 else ""
+        parts.append(f"{metric.words} {up_to}{comparison.slower(max(factors))}")
+    return " and ".join(parts)
+
+
+def _rates(recording: Recording, slow: Slow) -> Iterator[Evidence]:
+    for compared in slow[:LINES_OF_EVIDENCE]:
+        more = f" in {compared.gpu.fact.matmul_dtype}" if compared.metric is MATMUL else ""
+        yield Evidence(
+            text=f"{rank_at(recording, rank_of(compared.gpu))}, {compared.metric.words}{more}, "
+            f"median of {compared.rate.repetitions} ({compared.rate.least:.4g} to {compared.rate.most:.4g})",
+            value=round(compared.rate.median, 2),
+            unit=compared.metric.unit,
+            expected=round(compared.typical, 2),
+            expected_from=f"median of the other {compared.others} of this run"
+            if compared.others > 1
+            else "the other one of this run",
+        )
+
+
+@rule("DD805", "gpu-slowed-under-load", Severity.WARNING, GpuSpeedFact)
+def slowed_under_load(recording: Recording) -> Iterator[Draft]:
+    """A GPU whose clocks are held down as soon as it works.
+
+    What it finds
+        Hardware slowdown, by heat, by the power brake or unnamed, in force in at least half of the looks
+        during the matrix products; an error where the GPU is three times slower than its peers; information
+        where the driver lowers the clocks for heat. A power cap is silent: a large GPU multiplies matrices
+        at its power limit by right. What was in force before the load is DD308's.
+
+    Why it matters
+        The hardware halves the clock or worse, and in DDP every rank waits for the slowest.
+
+    Remedy
+        Have cooling and power supply of the node inspected.
+
+    References
+        NVML API reference, nvmlClocksEventReasons; docs/explanation/measurements.md
+    """
+    slowed = _slowed(recording)
+    hard = slowed_by_hardware(recording)
+    much = {rank for rank in hard if _times_slower(recording).get(rank, 1.0) >= gpu_speed.MUCH_SLOWER}
+    for severity, ranks in (
+        (Severity.ERROR, much),
+        (Severity.WARNING, hard - much),
+        (Severity.INFO, slowed.keys() - hard),
+    ):
+        if ranks:
+            yield _finding_of_throttling(recording, [slowed[rank] for rank in sorted(ranks)], severity)
+
+
+def slowed_by_hardware(recording: Recording) -> frozenset[int]:
+    """The ranks whose GPU's hardware holds its clocks down under load, and did not before."""
+    return frozenset(
+        rank
+        for rank, gpu in _slowed(recording).items()
+        if set(_in_force(gpu.fact)) & set(gpu_speed.HARDWARE_SLOWDOWNS)
+    )
+
+
+def _slowed(recording: Recording) -> Mapping[int, Measured]:
+    return recording.once("GPUs slowed under load", lambda: dict(_find(recording)))
+
+
+def _find(recording: Recording) -> Iterator[tuple[int, Measured]]:
+    before = {
+        (node.node, gpu.uuid): gpu.clock_events or ()
+        for node in recording.facts(GpusFact)
+        for gpu in node.fact.gpus
+    }
+    for gpu in recording.facts(GpuSpeedFact):
+        known_before = before.get((gpu.node, gpu.fact.gpu_uuid), ())
+        if set(_in_force(gpu.fact)) - set(known_before):
+            yield rank_of(gpu), gpu
+
+
+def _in_force(fact: GpuSpeedFact) -> list[str]:
+    if fact.load.looks < gpu_speed.FEWEST_LOOKS:
+        return []
+    shares = fact.load.clock_events
+    return [
+        name for name in gpu_speed.SLOWDOWNS_UNDER_LOAD if shares.get(name, 0.0) >= gpu_speed.IN_FORCE_SHARE
+    ]
+
+
+def _times_slower(recording: Recording) -> Mapping[int, float]:
+    """How many times slower than its peers each GPU is, where it has enough of them."""
+    found: dict[int, float] = {}
+    for group in [*beside_others(recording, MATMUL), *beside_others(recording, COPY)]:
+        if len(group) >= gpu_speed.FEWEST_TO_JUDGE:
+            for compared in group:
+                found[rank_of(compared.gpu)] = max(found.get(rank_of(compared.gpu), 0.0), compared.factor)
+    return found
+
+
+def _finding_of_throttling(recording: Recording, gpus: Sequence[Measured], severity: Severity) -> Draft:
+    names = [name for gpu in gpus for name in _in_force(gpu.fact)]
+    return proved(
+        (comparison.gpu_culprit(recording, rank_of(gpu), gpu.fact.gpu_uuid) for gpu in gpus),
+        f"{capital(ranks_at(recording, map(rank_of, gpus)))} under load: {comparison.reasons(names)}",
+        (*_lines(recording, gpus), *comparison.evidence(recording, gpus, gpus)),
+        COOL_DOWN,
+        detail="Seen by the driver during a fraction of a second of matrix products; a job lasts longer.",
+        severity=severity,
+    )
+
+
+def _lines(recording: Recording, gpus: Sequence[Measured]) -> Iterator[Evidence]:
+    slower = _times_slower(recording)
+    for gpu in gpus[:LINES_OF_EVIDENCE]:
+        shares = gpu.fact.load.clock_events
+        told = ", ".join(f"{name} in {shares[name]:.0%}" for name in _in_force(gpu.fact))
+        factor = slower.get(rank_of(gpu), 1.0)
+        rate = (
+            f"; {comparison.slower(factor)} than its peers"
+            if factor >= 1 / (1 - gpu_speed.SLOWER_SHARE)
+            else ""
+        )
+        yield Evidence(
+            text=f"{rank_at(recording, rank_of(gpu))}: {told} of {gpu.fact.load.looks} looks{rate}",
+            expected_from="none of them in a well cooled and well fed GPU",
+        )
+
+
+#: A smaller matrix does not reach the published rates.
+_SMALLEST = 4096
+
+
+@rule("DD808", "gpu-model-below-published-rate", Severity.INFO, GpuSpeedFact)
+def below_published(recording: Recording) -> Iterator[Draft]:
+    """GPUs of one model whose matrix products are all far below what others measured on it.
+
+    What it finds
+        A model whose median bf16 rate is below 60 % of a published measurement. Information only: such tables
+        are made with other clocks, power limits and sizes, and some are wrong.
+
+    Why it matters
+        Peers that are all slow alike show no difference: low clocks or power limits set everywhere.
+
+    Remedy
+        Look at clocks and power limits under load.
+
+    References
+        huggingface/gpu-fryer, README; docs/explanation/measurements.md
+    """
+    explained = slowed_by_hardware(recording)
+    names: dict[str, list[Measured]] = {}
+    for gpu in judged(recording):
+        if _is_like_the_published(gpu.fact) and rank_of(gpu) not in explained:
+            names.setdefault(gpu.fact.gpu_name or "", []).append(gpu)
+    for name, gpus in names.items():
+        expected = gpu_speed.published_bf16(name)
+        typical = median(rate.median for gpu in gpus if (rate := MATMUL.of(gpu)) is not None)
+        if expected is not None and typical < gpu_speed.PUBLISHED_LEAST_SHARE * expected:
+            yield _finding_of_a_model(recording, gpus, typical, expected)
+
+
+def _is_like_the_published(fact: GpuSpeedFact) -> bool:
+    measured = fact.matmul_tflop_per_s is not None and fact.matmul_size >= _SMALLEST
+    return measured and fact.matmul_dtype == "bfloat16"
+
+
+def _finding_of_a_model(recording: Recording, gpus: list[Measured], typical: float, expected: float) -> Draft:
+    ranks = ranks_at(recording, map(rank_of, gpus))
+    return possible(
+        NOBODY,
+        f"{capital(ranks)}: matrix products at {typical:.0f} TFLOP/s; others measured {expected:.0f} on "
+        f"{gpus[0].fact.gpu_name}",
+        (
+            Evidence(
+                text=f"median of {len(gpus)} GPUs, matrices of {gpus[0].fact.matmul_size} rows",
+                value=round(typical, 1),
+                unit="TFLOP/s",
+                expected=expected,
+                expected_from=gpu_speed.PUBLISHED_BY,
+            ),
+            *comparison.evidence(recording, gpus[:4], gpus),
+        ),
+        *comparison.remedies(recording, gpus)[:1],
+        detail="Another machine's rate is no promise for this one.",
+    )

@@ -1,0 +1,323 @@
+"""DD761 - DD765: a rank reads torn, old or another rank's state, or none; a checkpoint in shards does not load."""
+
+from collections.abc import Callable, Iterator
+
+from ddp_doctor.checks.ddp.checkpoint.plain import FILE
+from ddp_doctor.facts.ddp.model_state import Checkpoint, Loaded, Resharded, Sharded
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
+from ddp_doctor.model.recording import FactAt, Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.kinds import in_code, remedy
+from ddp_doctor.wording.findings import likely
+from ddp_doctor.wording.nodes import of_nodes
+from ddp_doctor.wording.ranks import rank_culprits, ranks_at
+
+_DOCS = "https://docs.pytorch.org/docs/stable/"
+
+ONE_WRITER = in_code(
+    "Save on rank 0 alone, under a name of the step, rename the file when it is whole, and wait before loading",
+    "if dist.get_rank() == 0:",
+    "    torch.save(state, f'{path}.part'); os.replace(f'{path}.part', path)",
+    "dist.barrier()",
+    cost="none",
+    references=(
+        "https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints",
+    ),
+)
+
+NEW_NAMES = in_code(
+    "Give each checkpoint a name of its own: a name that was never looked up is asked of the server",
+    "torch.save(state, f'checkpoint-{step}.pt')",
+    cost="space, until old checkpoints are removed",
+    references=("https://man7.org/linux/man-pages/man5/nfs.5.html",),
+)
+
+SHARED_PLACE = remedy(
+    "Write checkpoints to a file system that all nodes share, or load on rank 0 and let DDP broadcast",
+    scope="job",
+    cost="a shared file system may be slower than a node's own disk",
+    undo="write to the working directory again",
+    untried="the doctor does not know where the job writes its checkpoints",
+    references=(_DOCS + "distributed.checkpoint.html",),
+)
+
+LOOK_AT_STORAGE = remedy(
+    "Look at the file system of the working directory on these nodes: mount options, quota, errors in its log",
+    "findmnt --target .",
+    "df -h .",
+    cost="None: it only prints",
+    undo=NOTHING_TO_UNDO,
+    untried="the doctor changes no file system",
+)
+
+
+_BadLoads = list[tuple[FactAt[Checkpoint], Loaded]]
+
+
+@rule("DD761", "checkpoint-torn-or-changed", Severity.ERROR, Checkpoint)
+def checkpoint_torn_or_changed(recording: Recording) -> Iterator[Draft]:
+    """
+    What it finds
+        A rank reads other bytes than rank 0 saved and read back itself, or bytes that torch cannot load, after
+        all had waited for rank 0.
+
+    Why it matters
+        A job that resumes there fails, or trains on with weights that no rank ever had.
+
+    Remedy
+        Look at the file system of the working directory. In a job's own code: save on one rank, rename when
+        the file is whole, and let all ranks wait before they load.
+
+    References
+        https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
+    """
+    bad = _bad(recording, _is_torn)
+    if not bad:
+        return
+    seen, worst = bad[0]
+    short = (
+        f", {worst.size_bytes} of {worst.told_bytes} bytes" if worst.size_bytes != worst.told_bytes else ""
+    )
+    everyone = len({one.rank for one, _ in bad}) == seen.fact.world_size
+    yield likely(
+        () if everyone else _culprits(recording, bad),
+        f"What rank {_saver(recording)} saved comes torn or changed on {_who(recording, bad)}{short}",
+        Evidence(
+            text=f"bytes that rank {seen.rank} reads", value=worst.size_bytes, expected=worst.told_bytes
+        ),
+        LOOK_AT_STORAGE,
+        ONE_WRITER,
+        detail=f"File {FILE} in {seen.fact.folder}, version {worst.version}"
+        ". All ranks had waited until it was saved." + (f" torch says: {worst.error}" if worst.error else ""),
+    )
+
+
+@rule("DD762", "checkpoint-is-old", Severity.ERROR, Checkpoint)
+def checkpoint_is_old(recording: Recording) -> Iterator[Draft]:
+    """
+    What it finds
+        Rank 0 saved a second time under the same name, and a rank still reads the first version after all had
+        waited.
+
+    Why it matters
+        A job that overwrites ``latest.pt`` and resumes reads other weights on some nodes than on others. DDP
+        broadcasts rank 0's weights, but not the optimiser's state nor the epoch.
+
+    Remedy
+        Give each checkpoint a name of its own, or mount the file system so that it asks its server.
+
+    References
+        https://man7.org/linux/man-pages/man5/nfs.5.html
+    """
+    bad = _bad(recording, _is_old)
+    if bad:
+        seen, worst = bad[0]
+        yield likely(
+            _culprits(recording, bad),
+            f"A checkpoint that rank {_saver(recording)} saved anew is still the old one on"
+            f" {_who(recording, bad)}",
+            Evidence(
+                text=f"version that rank {seen.rank} reads",
+                value=worst.holds_version,
+                expected=worst.version,
+            ),
+            NEW_NAMES,
+            LOOK_AT_STORAGE,
+            detail=f"File {FILE} in {seen.fact.folder}: version {worst.holds_version} in place of {worst.version}.",
+        )
+
+
+@rule("DD763", "checkpoint-of-another-rank", Severity.ERROR, Checkpoint)
+def checkpoint_of_another_rank(recording: Recording) -> Iterator[Draft]:
+    """
+    What it finds
+        The file that rank 0 saved holds another rank's state.
+
+    Why it matters
+        Ranks that save under one name overwrite one another, and may tear the file while others read it. With
+        buffers or optimisers that differ by rank the wrong ones are kept.
+
+    Remedy
+        Save on rank 0 alone. None of your own code runs in this check: look for code that replaces
+        ``torch.save``.
+
+    References
+        https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
+    """
+    bad = _bad(recording, _is_strange)
+    if bad:
+        seen, worst = bad[0]
+        places = {rank.fact.group_rank: rank.rank or 0 for rank in recording.facts(Checkpoint)}
+        writers = sorted({places[one.holds_rank] for _, one in bad if one.holds_rank in places})
+        yield likely(
+            rank_culprits(recording, Checkpoint, writers),
+            f"The checkpoint of rank {_saver(recording)} was overwritten by"
+            f" {ranks_at(recording, writers) or 'nobody known'}",
+            Evidence(text=f"rank whose state rank {seen.rank} reads", value=worst.holds_rank, expected=0),
+            ONE_WRITER,
+            detail=f"File {FILE} in {seen.fact.folder}, version {worst.version}, as read on {_who(recording, bad)}.",
+        )
+
+
+@rule("DD764", "working-directory-not-shared", Severity.INFO, Checkpoint)
+def working_directory_not_shared(recording: Recording) -> Iterator[Draft]:
+    """
+    What it finds
+        Nodes that do not see a file that rank 0 saved in its working directory, within a second. That is
+        right where the directory is each node's or container's own, so it is information.
+
+    Why it matters
+        A job that saves there on rank 0 cannot resume on these nodes, and one whose ranks save a sharded
+        checkpoint there keeps a part of it on each node.
+
+    Remedy
+        Write checkpoints to a file system that all nodes share, or load on rank 0 alone.
+
+    References
+        https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
+    """
+    bad = _bad(recording, lambda one: one.read is None)
+    if bad:
+        seen = [one for one, _ in bad]
+        directories = sorted({one.fact.working_directory for one in seen})
+        yield likely(
+            of_nodes(recording, seen),
+            f"What rank {_saver(recording)} saves in its working directory is not seen on {{who}}",
+            Evidence(text=f"file {FILE} on rank {seen[0].rank}: not there"),
+            SHARED_PLACE,
+            detail=f"Saved in {seen[0].fact.folder.rpartition('/')[0]}; the ranks there run in"
+            f" {', '.join(directories[:4])}. On reading: {bad[0][1].error}",
+        )
+
+
+def _bad(recording: Recording, is_bad: Callable[[Loaded], bool]) -> _BadLoads:
+    """The first such look of each rank, by rank."""
+    seen = sorted(recording.facts(Checkpoint), key=lambda one: one.rank or 0)
+    firsts = ((one, next((load for load in one.fact.loads if is_bad(load)), None)) for one in seen)
+    return [(one, load) for one, load in firsts if load is not None]
+
+
+def _is_strange(one: Loaded) -> bool:
+    return one.holds_rank not in (None, 0)
+
+
+def _is_old(one: Loaded) -> bool:
+    return one.holds_rank == 0 and one.holds_version is not None and one.holds_version < one.version
+
+
+def _is_torn(one: Loaded) -> bool:
+    if one.read is None or _is_old(one) or _is_strange(one):
+        return False
+    return one.read != one.told or one.holds_version != one.version
+
+
+def _saver(recording: Recording) -> int:
+    """The original rank of the first in the group, which saves."""
+    return min(recording.facts(Checkpoint), key=lambda one: one.fact.group_rank).rank or 0
+
+
+def _who(recording: Recording, bad: _BadLoads) -> str:
+    return ranks_at(recording, [one.rank or 0 for one, _ in bad])
+
+
+def _culprits(recording: Recording, bad: _BadLoads) -> tuple[Culprit, ...]:
+    return rank_culprits(recording, Checkpoint, [one.rank or 0 for one, _ in bad])
+
+
+_BadShards = list[tuple[FactAt[Checkpoint], Sharded]]
+_BadParts = list[tuple[FactAt[Checkpoint], Resharded]]
+
+
+@rule("DD765", "sharded-checkpoint-does-not-load", Severity.ERROR, Checkpoint)
+def sharded_checkpoint_does_not_load(recording: Recording) -> Iterator[Draft]:
+    """
+    What it finds
+        All ranks saved one tensor in shards, with torch.distributed.checkpoint; a rank that loads it alone, as a
+        world of another size, lacks a shard's file, gets an error or finds other numbers than were saved. Or each
+        alone finds the right ones, and a group of one rank less, in which each loads a part, does not.
+
+    Why it matters
+        A job that resumes on fewer or more ranks reads every shard on every node. A shard that is lost or
+        torn ends it, or gives it weights that no rank had.
+
+    Remedy
+        Look at the file system of the working directory, on the node that wrote the shard and on the one that
+        reads it.
+
+    References
+        https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
+    """
+    seen = recording.facts(Checkpoint)
+    alone = [(one, one.fact.sharded) for one in seen if one.fact.sharded is not None]
+    bad = [(one, found) for one, found in alone if found.missing or found.off or found.error]
+    parts = [(one, found.resharded) for one, found in alone if found.resharded is not None]
+    bad_parts = [(one, found) for one, found in parts if found.off_elements or found.error]
+    if bad:
+        yield _does_not_load(recording, bad, bad_parts)
+    elif bad_parts:
+        yield _does_not_load_in_parts(recording, bad_parts)
+
+
+def _does_not_load(recording: Recording, bad: _BadShards, bad_parts: _BadParts) -> Draft:
+    """A shard that nobody can read is its writer's; one that some cannot is theirs."""
+    ranks = _by_group_rank(recording)
+    owners = sorted({ranks[own] for _, found in bad for own in (*found.missing, *found.off) if own in ranks})
+    readers = [one.rank or 0 for one, _ in bad]
+    saved = bad[0][0].fact.world_size
+    sizes = "1" if not bad_parts else f"1 and {bad_parts[0][1].world_size}"
+    return likely(
+        rank_culprits(recording, Checkpoint, owners if len(readers) == saved else readers),
+        f"What {saved} ranks saved in shards does not load at world size {sizes} on"
+        f" {ranks_at(recording, readers)}"
+        + (f": the shard of {ranks_at(recording, owners)}" if owners else ""),
+        _evidence(*bad[0]),
+        LOOK_AT_STORAGE,
+        detail=_detail(*bad[0]),
+    )
+
+
+def _does_not_load_in_parts(recording: Recording, bad: _BadParts) -> Draft:
+    """Every rank alone reads the whole rightly, so that it is no shard's fault but the reader's."""
+    ranks = _by_group_rank(recording)
+    failed = {ranks[rank] for _, found in bad for rank in found.failed if rank in ranks}
+    readers = sorted(failed | {one.rank or 0 for one, found in bad if found.off_elements})
+    members, saved = bad[0][1].world_size, bad[0][0].fact.world_size
+    one, found = next((each for each in bad if each[0].rank in readers), bad[0])
+    return likely(
+        rank_culprits(recording, Checkpoint, readers) if len(readers) < members else (),
+        f"What {saved} ranks saved in shards does not load at world size {members} on"
+        f" {ranks_at(recording, readers)}, though it does at world size 1",
+        Evidence(
+            text=f"elements of rank {one.rank}'s part that are as saved",
+            value=None if found.error else found.elements - found.off_elements,
+            expected=found.elements,
+        ),
+        LOOK_AT_STORAGE,
+        detail=_detail_of_part(one, found),
+    )
+
+
+def _by_group_rank(recording: Recording) -> dict[int, int]:
+    return {rank.fact.group_rank: rank.rank or 0 for rank in recording.facts(Checkpoint)}
+
+
+def _detail_of_part(one: FactAt[Checkpoint], found: Resharded) -> str:
+    if found.error:
+        return f"torch says: {found.error}"
+    holds = "another number" if found.off_holds is None else f"that of element {found.off_holds}"
+    return (
+        f"Rank {one.rank} loads elements {found.first} to {found.first + found.elements - 1}:"
+        f" {found.off_elements} are off. Element {found.off_first} holds {holds}."
+    )
+
+
+def _detail(one: FactAt[Checkpoint], seen: Sharded) -> str:
+    files = ", ".join(f"__{rank}_0.distcp" for rank in (seen.missing or seen.off)[:8])
+    what = f"On rank {one.rank} {'is missing' if seen.missing else 'is off'}: {files}. " if files else ""
+    return what + (f"torch says: {seen.error}" if seen.error else f"{seen.off_elements} elements are off.")
+
+
+def _evidence(one: FactAt[Checkpoint], seen: Sharded) -> Evidence:
+    text = f"files of shards that rank {one.rank} sees"
+    return Evidence(text=text, value=seen.shards, expected=one.fact.world_size)

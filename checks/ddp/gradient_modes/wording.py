@@ -1,0 +1,200 @@
+"""Gradients that are off in a mode, who has them, and how findings speak of modes."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ddp_doctor.checks.ddp.gradient_modes.modes import ACCUMULATED, USED
+from ddp_doctor.facts.ddp.gradients import GradientModes, GradientSync, Mode, OffInMode
+from ddp_doctor.knowledge.ddp import gradient_code
+from ddp_doctor.model.choices import Confidence
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.remedies.kinds import CHANGES_TRAINING, in_code
+from ddp_doctor.remedies.stock_ddp import remedies
+from ddp_doctor.wording.findings import finding
+from ddp_doctor.wording.nodes import name_list
+from ddp_doctor.wording.ranks import capital, rank_culprits, ranks_at
+
+
+@dataclass(frozen=True)
+class Words:
+    """``switch`` is what turns the mode on, ``without`` what to do instead, at ``cost``."""
+
+    switch: str
+    without: str
+    cost: str
+
+
+_STATIC = Words("static_graph=True", "Leave static_graph=True out", "Reentrant checkpoints no longer work")
+_CHECKPOINT = Words(
+    "checkpoint(use_reentrant=False)",
+    "Train without activation checkpoints until torch is mended",
+    "Activations take memory again",
+)
+_COMPRESSED = "Gradients take twice the traffic again"
+
+MODES = {
+    "buckets": Words("several buckets", "Pass a bucket_cap_mb larger than the model", "Nothing overlaps"),
+    "bucket-view": Words(
+        "gradient_as_bucket_view=True",
+        "Leave gradient_as_bucket_view=True out",
+        "Memory for a second copy of all gradients",
+    ),
+    "accumulation": Words(
+        "gradient accumulation with no_sync()",
+        "Accumulate without no_sync()",
+        "Every micro-step pays for an all-reduce",
+    ),
+    "unused": Words(
+        "find_unused_parameters=True",
+        "Let every rank use every parameter, with a factor of 0 where it means none",
+        "The unused branch is computed",
+    ),
+    "twice": Words("a parameter used twice", "Train with static_graph=True and look again", "None"),
+    "static-graph": _STATIC,
+    "checkpoint": _CHECKPOINT,
+    "checkpoint-static": Words(
+        "static_graph=True and checkpoint(use_reentrant=True)",
+        "Write checkpoint(use_reentrant=False), without static_graph=True",
+        "None known",
+    ),
+    "fp16-compress": Words("fp16_compress_hook", "Leave the communication hook out", _COMPRESSED),
+    "bf16-compress": Words("bf16_compress_hook", "Leave the communication hook out", _COMPRESSED),
+    "powersgd": Words("powerSGD_hook", "Leave the communication hook out", _COMPRESSED),
+}
+
+
+#: What the parts of a gradient are called, and how often each enters: powers of 2 tell what is missing.
+_PARTS: dict[str, tuple[tuple[int, ...], str]] = {
+    "accumulation": (ACCUMULATED, "micro-step"),
+    "twice": (USED, "use"),
+    "static-graph": (USED, "use"),
+    "checkpoint-static": (USED, "use"),
+}
+
+
+def without(mode: str) -> Remedy:
+    """Do without the mode."""
+    words = MODES[mode]
+    return in_code(words.without, cost=words.cost, untried=CHANGES_TRAINING)
+
+
+def lacks(mode: str, held: gradient_code.Reading, ranks: int) -> str:
+    """What a gradient holds in place of what is owed, as half a sentence."""
+    ratios = {held.scale} if held.holds == "scaled" else set(held.shares.values())
+    part = _part(mode, min(ratios)) if len(ratios) == 1 else ""
+    if part:
+        whose = "" if held.holds == "scaled" else f" of {name_list([f'rank {one}' for one in held.shares])}"
+        return f"it lacks {part}{whose}"
+    if mode == "unused" and over_users(held, ranks):
+        return "it is the mean over the ranks that use the parameter, not over all"
+    if held.holds == "absent":
+        return "there is none, though ranks use the parameter"
+    return gradient_code.words(held, ranks).replace("times the mean", "times what is owed")
+
+
+def over_users(held: gradient_code.Reading, ranks: int) -> bool:
+    """Whether the sum was divided by the number of ranks that use the parameter."""
+    users = len(held.shares)
+    return held.holds == "shares" and all(abs(one * users - ranks) < 0.01 for one in held.shares.values())
+
+
+def _part(mode: str, ratio: float) -> str:
+    """The micro-steps or uses that a ratio of what is owed leaves out; "" where none explains it."""
+    multiples, what = _PARTS.get(mode, ((), ""))
+    entered = ratio * sum(multiples)
+    if abs(entered - round(entered)) > 0.01 or not 0 < round(entered) < sum(multiples):
+        return ""
+    lost = [number for number, one in enumerate(multiples, 1) if not round(entered) & one]
+    return f"{what}{'s' if len(lost) > 1 else ''} {name_list([str(one) for one in lost])} of {len(multiples)}"
+
+
+@dataclass(frozen=True)
+class Off:
+    """A gradient that is off, the mode, and the rank that has it."""
+
+    rank: int
+    ranks: int
+    mode: str
+    one: OffInMode
+
+
+def modes(recording: Recording, name: str) -> Iterator[tuple[int, Mode]]:
+    """What each rank saw of a mode."""
+    for rank in recording.facts(GradientModes):
+        yield from ((rank.rank or 0, mode) for mode in rank.fact.modes if mode.name == name)
+
+
+def looked_at(recording: Recording) -> list[str]:
+    """The modes that some rank could test, in order."""
+    seen = [mode for rank in recording.facts(GradientModes) for mode in rank.fact.modes]
+    return list(dict.fromkeys(mode.name for mode in seen if mode.not_looked is None))
+
+
+def off_in(recording: Recording, name: str, *, wrong: bool) -> list[Off]:
+    """Gradients that are not what is owed, or (``wrong`` is false) only not the same everywhere."""
+    ranks = recording.facts(GradientModes)[0].fact.world_size
+    looks = [(rank, off) for rank, mode in modes(recording, name) for off in mode.off]
+    return [Off(rank, ranks, name, off) for rank, off in looks if off.gradient.equal is not wrong]
+
+
+def known_before(recording: Recording, *phases: str) -> bool:
+    """Whether gradient_sync found these phases wrong already: DD701 to DD704 say so."""
+    facts = [rank.fact for rank in recording.facts(GradientSync)]
+    return any(getattr(fact, phase).off for fact in facts for phase in phases)
+
+
+def draft(recording: Recording, off: Sequence[Off], names: Collection[str] = ()) -> Draft:
+    """A finding about gradients that are off in one mode, or in those of ``names`` for one cause."""
+    worst = max(off, key=lambda one: one.one.gradient.max_abs_error or 0.0)
+    gradient, ranks = worst.one.gradient, sorted({one.rank for one in off})
+    switches = ", ".join(MODES[name].switch for name in names or (worst.mode,))
+    held = lacks(worst.mode, gradient.held, worst.ranks)
+    who = ranks_at(recording, ranks)
+    return finding(
+        rank_culprits(recording, GradientModes, _blamed(off, worst)),
+        capital(f"with {switches} the gradient on {who} is not the mean that DDP owes: {held}"),
+        _evidence(worst),
+        without(worst.mode),
+        *remedies(recording.world.backend if recording.world else "", "gradient_modes"),
+        confidence=Confidence.POSSIBLE if gradient.held.holds == "other" else Confidence.LIKELY,
+        detail=f"{_places(off)}, on {who}. The model is the probe's: none of your code took part.",
+    )
+
+
+def _blamed(off: Sequence[Off], worst: Off) -> list[int]:
+    """The minority that has a wrong gradient, else whose share all of them miss; none in doubt."""
+    ranks = sorted({one.rank for one in off})
+    if len(ranks) < worst.ranks:
+        return ranks
+    held = [one.one.gradient.held for one in off]
+    same = all(one == held[0] for one in held)
+    if not same or held[0].holds != "shares" or over_users(held[0], worst.ranks):
+        return []
+    return sorted(held[0].shares)
+
+
+def _places(off: Iterable[Off]) -> str:
+    """``Off after step 2 are bucket 0: weight3, weight4; bucket 1: weight1``."""
+    first = min(one.one.step for one in off)
+    places: dict[str, set[str]] = defaultdict(set)
+    for one in off:
+        if one.one.step == first:
+            where = "" if one.one.bucket is None else f"bucket {one.one.bucket}: "
+            places[where].add(one.one.gradient.parameter)
+    return f"Off after step {first} are " + "; ".join(
+        where + ", ".join(sorted(names)) for where, names in sorted(places.items())
+    )
+
+
+def _evidence(off: Off) -> Evidence:
+    gradient = off.one.gradient
+    bucket = "" if off.one.bucket is None else f", bucket {off.one.bucket},"
+    return Evidence(
+        text=f"worst element of the gradient of {gradient.parameter}{bucket} on rank {off.rank}"
+        f" after step {off.one.step} in the mode {off.mode}",
+        value=gradient.got,
+        expected=gradient.expected,
+        expected_from="closed form of the ranks' known gradients, in float64",
+    )

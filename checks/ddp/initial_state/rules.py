@@ -1,0 +1,267 @@
+"""DD740 - DD743: the ranks' models differ, or wrapping leaves a rank without rank 0's values."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ddp_doctor.facts.ddp.model_state import Buffers, InitialState
+from ddp_doctor.knowledge.ddp.manifests import Difference, Kind, compare, restored
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.kinds import in_code
+from ddp_doctor.remedies.stock_ddp import remedies
+from ddp_doctor.wording.findings import finding, likely
+from ddp_doctor.wording.ranks import capital, rank_at, rank_culprits, ranks_at
+
+#: What follows from each difference, with torch 2.13 over gloo, seen on three ranks of which rank 1 was the odd one:
+#: see docs/explanation/ddp-semantics.md. First, of a difference that DDP does not see: it pairs the lists by place.
+_MIXED = "DDP goes by the place in the list and raises nothing: it averages what does not belong together."
+_REFUSED = "DDP refuses such a model, if it comes that far: its message counts parameters and names none."
+_UNSEEN = (
+    "DDP does not compare this: bytes arrive in the wrong place or form, a rank aborts, or all wait for ever."
+)
+_CONSEQUENCES: dict[Kind, str] = {
+    "missing": _REFUSED,
+    "extra": _REFUSED,
+    "tied": "DDP sees a shared parameter once, so that the ranks' lists have different lengths, and refuses.",
+    "shape": "The rank that is unlike rank 0 raises, and the others lose their connections or wait.",
+    "strides": "The rank that is unlike rank 0 raises, and the others lose their connections or wait.",
+    "order": _MIXED,
+    "name": "DDP goes by the place in the list and does not see names: right only if they mean the same layer.",
+    "requires_grad": "DDP averages what requires a gradient, by place: with unequal numbers it refuses, with"
+    " equal ones it averages what does not belong together.",
+    "persistent": "The state_dict of some ranks has it and that of others has not.",
+}
+
+
+def consequence(difference: Difference) -> str:
+    """What becomes of it in DDP."""
+    if difference.what == "buffer" and difference.kind != "persistent":
+        return _UNSEEN
+    return _CONSEQUENCES.get(difference.kind, _UNSEEN)
+
+
+def model_draft(
+    recording: Recording,
+    difference: Difference,
+    whose: str,
+    *remedies: Remedy,
+) -> Draft:
+    """A finding about one difference; ``whose`` is the model's name in a sentence: "the probe's model"."""
+    ranks, peer = ranks_at(recording, difference.ranks), rank_at(recording, difference.peer)
+    more = f" and {difference.count - 1} more" if difference.count > 1 else ""
+    name = f"{difference.what} {difference.names[0]}{more}"
+    title = f"{capital(whose)} differs on {ranks}: {_how(difference, name)}"
+    if not difference.sure:
+        title = f"{capital(whose)} differs between {peer} and {ranks}: {_how(difference, name)} on the latter"
+    unsure = "" if difference.sure else " No majority tells which of them is wrong."
+    return finding(
+        rank_culprits(recording, InitialState, difference.ranks if difference.sure else ()),
+        title,
+        Evidence(
+            text=f"{difference.kind} of {difference.names[0]}: {difference.here} on {ranks},"
+            f" {difference.there} on {peer}",
+        ),
+        *remedies,
+        confidence=Confidence.PROVED if difference.sure else Confidence.LIKELY,
+        detail=f"{_listed(difference)}Compare {ranks} with {peer}.{unsure} {consequence(difference)}",
+    )
+
+
+def _how(difference: Difference, name: str) -> str:
+    """``parameter head.weight is missing``, ``parameter head.weight has shape (5) instead of (4)``."""
+    here, there = difference.here, difference.there
+    if difference.kind in ("missing", "extra"):
+        return f"{name} {'is missing' if difference.kind == 'missing' else 'in addition'}"
+    if difference.kind == "order":
+        return f"{difference.what} {here}, not {there.rpartition(' ')[2]}"
+    if difference.kind == "name":
+        return f"{name} is called {here}"
+    if difference.kind == "tied":
+        return f"{name} is {here if ' ' in here else f'tied to {here}'}, not {there}"
+    return f"{name} has {difference.kind.replace('strides', 'memory format')} {here} instead of {there}"
+
+
+def _listed(difference: Difference) -> str:
+    if difference.count == 1:
+        return ""
+    left = difference.count - len(difference.names)
+    return f"Concerned are {', '.join(difference.names)}{f' and {left} more' if left else ''}. "
+
+
+#: What mends a model of the user's own.
+SAME_MODEL = in_code(
+    "Build the same modules in the same order on every rank",
+    "python -c 'import sys; print(sys.flags.hash_randomization)'",
+    cost="None: look for layers under `if rank`, for names that come from a set or an unsorted directory, and"
+    " for configurations that differ between nodes",
+    untried="only the code of the model can be changed",
+    references=("https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html",),
+)
+
+
+_SILENT = ("order", "name")
+
+
+@rule("DD740", "model-differs-between-ranks", Severity.ERROR, InitialState)
+def model_differs_between_ranks(recording: Recording) -> Iterator[Draft]:
+    """
+    What it finds
+        A parameter that some ranks lack, or that has another shape, type, device or requires_grad there.
+        The ranks compare lists over the control store before the model is wrapped.
+
+    Why it matters
+        Wrapping such a model raises on some ranks and hangs or aborts on others, and torch's message counts
+        parameters without a name, or blames a connection.
+
+    Remedy
+        None of your own code builds this model: compare the versions of torch on these ranks, and look for
+        code that replaces parts of it. Of three ranks or more the odd one is named.
+
+    References
+        https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+        https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/reducer.cpp
+    """
+    yield from _drafts(recording, [one for one in _of(recording, "parameter") if one.kind not in _SILENT])
+
+
+@rule("DD741", "parameter-order-differs-between-ranks", Severity.ERROR, InitialState)
+def parameter_order_differs_between_ranks(recording: Recording) -> Iterator[Draft]:
+    """
+    What it finds
+        The ranks have the same parameters in another order, or other names in the same places.
+
+    Why it matters
+        DDP pairs parameters by place. If shapes agree nothing is raised: a layer gets the values and the
+        gradients of another one, and the ranks train different models.
+
+    Remedy
+        None of your own code builds this model: compare the versions of torch on these ranks. In a model
+        of your own the cause is a set, an unsorted directory or a layer under ``if rank``.
+
+    References
+        https://pytorch.org/docs/stable/notes/ddp.html
+    """
+    yield from _drafts(recording, [one for one in _of(recording, "parameter") if one.kind in _SILENT])
+
+
+@rule("DD742", "buffers-differ-between-ranks", Severity.ERROR, InitialState)
+def buffers_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
+    """
+    What it finds
+        A buffer that some ranks lack, or that has another shape, type, device, order or name there.
+
+    Why it matters
+        DDP compares parameters, never buffers. It broadcasts them as one stretch of bytes: a rank aborts, or
+        silently gets the values of another buffer.
+
+    Remedy
+        None of your own code builds this model: compare the versions of torch on these ranks, and look for
+        code that replaces parts of it. Of three ranks or more the odd one is named.
+
+    References
+        https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    """
+    yield from _drafts(recording, _of(recording, "buffer"))
+
+
+def _of(recording: Recording, what: str) -> list[Difference]:
+    seen = {rank.rank or 0: rank.fact.model for rank in recording.facts(InitialState)}
+    return [one for one in compare(restored(seen)) if one.what == what]
+
+
+def _drafts(recording: Recording, found: list[Difference]) -> Iterator[Draft]:
+    backend = recording.world.backend if recording.world else ""
+    for one in found:
+        mends = remedies(backend, "initial_state")[-1:]  # no bytes have moved yet: NCCL has no part in it
+        draft = model_draft(recording, one, "the probe's model", *mends)
+        mild = one.kind in ("name", "persistent")
+        yield draft.model_copy(update={"severity": Severity.WARNING}) if mild else draft
+
+
+@dataclass(frozen=True)
+class _Off:
+    """A parameter or buffer that a rank does not hold as rank 0 had it, and what it holds."""
+
+    rank: int
+    name: str
+    holds: str
+    got: str
+    wanted: str
+
+
+@rule("DD743", "initial-state-not-from-rank-0", Severity.ERROR, InitialState)
+def initial_state_not_from_rank_0(recording: Recording) -> Iterator[Draft]:
+    """
+    What it finds
+        Every rank makes a model from its own seed. After wrapping, a parameter or buffer (bf16, frozen, tied,
+        strided, integer, without dimensions, not persistent) is not rank 0's, bit for bit.
+
+    Why it matters
+        With DDP seeds need not agree, because wrapping broadcasts rank 0's values. Where it does not, the
+        ranks average the gradients of different models; a loss that falls hides it.
+
+    Remedy
+        None of your own code runs in this check: look for code that replaces parts of torch, and for
+        ``init_sync=False``. With NCCL, repeat it with NCCL_PROTO=Simple.
+
+    References
+        https://pytorch.org/docs/stable/notes/ddp.html
+        https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    """
+    facts = {seen.rank or 0: seen.fact for seen in recording.facts(InitialState)}
+    told = _told_by_dd712(recording)
+    off = [
+        one
+        for rank, fact in facts.items()
+        if fact.source_rank in facts and rank not in told
+        for one in _off(rank, fact, facts)
+    ]
+    groups: dict[str, list[_Off]] = defaultdict(list)
+    for one in off:
+        groups[one.holds].append(one)
+    # Rank 0 has nothing to receive: only a rank that got it right shows that the others could have.
+    receivers = {rank for rank, fact in facts.items() if rank != fact.source_rank}
+    blameless = receivers <= {one.rank for one in off} | told
+    for group in groups.values():
+        yield _draft(recording, group, facts[group[0].rank].source_rank, blameless)
+
+
+def _told_by_dd712(recording: Recording) -> set[int]:
+    """The ranks that the check of buffers has shown to keep parameters of their own: one fault, one finding."""
+    return {rank.rank or 0 for rank in recording.facts(Buffers) if rank.fact.parameters_off}
+
+
+def _off(rank: int, fact: InitialState, facts: Mapping[int, InitialState]) -> Iterator[_Off]:
+    wanted = facts[fact.source_rank].before
+    for name, got in fact.after.items():
+        if got != wanted.get(name):
+            yield _Off(rank, name, _holds(rank, name, got, facts), got, wanted.get(name, "none"))
+
+
+def _holds(rank: int, name: str, got: str, facts: Mapping[int, InitialState]) -> str:
+    origin = next((other for other, fact in facts.items() if fact.before.get(name) == got), None)
+    alone = not any(fact.after.get(name) == got for other, fact in facts.items() if other != rank)
+    if origin is None:
+        return "no rank's explain them"
+    return "they are the rank's own" if origin == rank and alone else f"they are rank {origin}'s"
+
+
+def _draft(recording: Recording, off: list[_Off], source: int, blameless: bool) -> Draft:
+    first, ranks = off[0], sorted({one.rank for one in off})
+    names = sorted({one.name for one in off})
+    return likely(
+        rank_culprits(recording, InitialState, () if blameless else ranks),
+        f"After wrapping, parameters or buffers are not rank {source}'s on"
+        f" {ranks_at(recording, ranks)}: {first.holds}",
+        Evidence(
+            text=f"fingerprint of {first.name} on rank {first.rank}: {first.got}, and {first.wanted} on"
+            f" rank {source} before",
+            expected_from=f"rank {source}'s, broadcast by DDP",
+        ),
+        *remedies(recording.world.backend if recording.world else "", "initial_state"),
+        detail=f"Off are {', '.join(names)} of the probe's model, on {ranks_at(recording, ranks)}; none of"
+        " your code took part. What is not broadcast starts from the rank's own seed.",
+    )

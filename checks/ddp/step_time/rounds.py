@@ -1,0 +1,233 @@
+"""The rounds of all ranks as one: a step is as slow as its slowest rank; and how findings speak of step times."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from ddp_doctor.facts.ddp.step_time import Round, StepTimeFact
+from ddp_doctor.model.finding import Remedy
+from ddp_doctor.model.recording import FactAt, Recording
+from ddp_doctor.remedies.kinds import in_code, remedy
+
+#: A larger batch on one rank is measured up to so many times the usual one; the time grows with it.
+LARGEST_ALONE = 4
+
+#: Communication that is as long as computing cannot hide behind it, however well it overlaps.
+RATIO_BOUND = 1.0
+#: The same where other work disturbs the ranks: gloo's communication needs processors too. With two ranks on
+#: two busy processors, and no limit on their link, it took 1.5 times as long as computing
+#: (docs/explanation/step-time.md).
+RATIO_BOUND_DISTURBED = 5.0
+#: A step of which a third is spent waiting gains half as much again where nothing waits (judgement).
+EXPOSED_SHARE = 0.33
+#: A model of the user's that computes for less than this in a step has the batch of a test, not of a job: waiting is
+#: information then. Two gloo ranks on one machine need 0.3 ms to average anything at all (judgement).
+SMALLEST_STEP_S = 0.001
+#: The share of a step that communication may take once gradients are accumulated.
+AIM_SHARE = 0.20
+
+#: A rank is slow whose quickest look takes so many times as long as its peers' median at its slowest. In 24 runs of
+#: 2 to 4 healthy ranks on two busy processors it was 0.96 times as long at the most (docs/explanation/step-time.md).
+SLOW_RANK = 1.25
+#: An error is three times slower than the peers (model/choices.py, Severity).
+MUCH_SLOWER = 3.0
+#: A rank that had a processor for less of the time was held up by something else that ran there.
+ON_CPU_SHARE = 0.9
+
+#: A gain below this is not worth a setting, whatever the noise is (judgement).
+BUCKET_GAIN = 0.05
+#: A prediction is believed where it is so near to what was measured, for the default and for the advised size.
+PREDICTED_WITHIN = 1.35
+
+
+_COMPUTED = "the number is worked out of measured times; no trial tells what it does to a training"
+_DDP_NOTES = "https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"
+
+
+def of(model: str) -> str:
+    """`` of train.models:make``, or nothing for the doctor's own model."""
+    return f" of {model}" if model else ""
+
+
+def ms(seconds: float) -> str:
+    """``43 ms``, ``4.3 ms``, ``0.43 ms``."""
+    return f"{seconds * 1e3:.{_places(seconds)}f} ms"
+
+
+def spread(seconds: Sequence[float]) -> str:
+    """The median and the range: ``43 ms (40 to 47)``."""
+    places = _places(median(seconds))
+    least, most = (f"{one * 1e3:.{places}f}" for one in (min(seconds), max(seconds)))
+    return f"{median(seconds) * 1e3:.{places}f} ms ({least} to {most})"
+
+
+def limits(seconds: Sequence[float]) -> str:
+    """``40 to 47 ms``."""
+    places = _places(median(seconds))
+    return f"{min(seconds) * 1e3:.{places}f} to {max(seconds) * 1e3:.{places}f} ms"
+
+
+def _places(seconds: float) -> int:
+    """Decimal places of a time in ms: two or three digits in all."""
+    return 0 if seconds >= 0.01 else 1 if seconds >= 0.001 else 2
+
+
+def accumulate(micro_steps: int, share: float) -> Remedy:
+    """Synchronise in one of several steps."""
+    return in_code(
+        f"Accumulate gradients: with one synchronisation in {micro_steps} steps, waiting is {share:.0%} of"
+        " the time. Run the others inside model.no_sync(), forward and backward, and step the optimiser once",
+        cost=f"a batch {micro_steps} times as large and so many times fewer updates: learning rate and schedule"
+        " may need another look",
+        undo="step and synchronise in every step again",
+        untried=_COMPUTED,
+        references=(_DDP_NOTES,),
+    )
+
+
+def compute_more(per_mib_s: float, share: float) -> Remedy:
+    """Where it is not known how much the user's own model computes."""
+    return in_code(
+        f"Let each rank compute for {ms(per_mib_s)} or more for each MiB of gradients between two"
+        f" synchronisations, so that at most {share:.0%} of the time is waiting: a larger batch, or gradients"
+        " accumulated over several steps inside model.no_sync(). A job that does so already has nothing to change",
+        cost="a larger batch and fewer updates: learning rate and schedule may need another look",
+        undo="the former batch, and a synchronisation in every step",
+        untried=_COMPUTED,
+        references=(_DDP_NOTES,),
+    )
+
+
+def larger_batch(times: int) -> Remedy:
+    """More computing for the same gradients."""
+    return in_code(
+        f"Give each rank a batch {times} times as large, where memory allows: gradients stay as large as they"
+        " are, and computing grows",
+        cost="memory, and the same change to the training as accumulating brings",
+        undo="the former batch",
+        untried=_COMPUTED,
+    )
+
+
+FEWER_RANKS = remedy(
+    "Start fewer ranks, those of one node first, or change what each of them computes between two"
+    " synchronisations",
+    scope="job",
+    cost="fewer samples at a time where the batch per rank stays as it is",
+    undo="start as many as before",
+    untried=_COMPUTED,
+)
+
+
+Seconds = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Seconds per round, of the slowest rank in that round."""
+
+    fact: StepTimeFact  # the first rank's, which alone knows the time of one rank
+    compute: Seconds
+    again: Seconds
+    step: Seconds
+    communicate: Seconds
+    alone: Seconds
+    alone_larger: Seconds
+
+    @property
+    def computing(self) -> Seconds:
+        """Forward and backward, the mean of both looks of a round."""
+        return tuple((one + two) / 2 for one, two in zip(self.compute, self.again, strict=True))
+
+    @property
+    def noise_s(self) -> float:
+        """The most by which the same computation differed from itself within a round."""
+        return max(abs(one - two) for one, two in zip(self.compute, self.again, strict=True))
+
+    @property
+    def exposed(self) -> Seconds:
+        """What synchronisation adds to a step, round by round; below zero it is noise."""
+        return tuple(step - alone for step, alone in zip(self.step, self.computing, strict=True))
+
+    @property
+    def ratio(self) -> float:
+        """Communication over computation."""
+        return median(self.communicate) / median(self.computing)
+
+    @property
+    def overlap(self) -> float | None:
+        """The share of communication that hides behind computing; None where there is too little of it to tell."""
+        communicate = median(self.communicate)
+        if communicate <= self.noise_s:
+            return None
+        return min(max(1 - median(self.exposed) / communicate, 0.0), 1.0)
+
+    @property
+    def weak_scaling(self) -> float | None:
+        """One rank's step alone over that of all ranks, each with the same batch."""
+        return median(self.alone) / median(self.step) if self.alone else None
+
+    @property
+    def one_rank_for_all(self) -> Seconds:
+        """How long one rank alone needs for the batches of all, at most: larger batches one after another."""
+        times = self.fact.ranks / self.fact.larger
+        return tuple(times * one for one in self.alone_larger)
+
+    @property
+    def strong_scaling(self) -> float | None:
+        """How many times faster all ranks are than one with the same work, for each rank."""
+        if not self.alone_larger:
+            return None
+        return median(self.one_rank_for_all) / median(self.step) / self.fact.ranks
+
+
+def summary(recording: Recording) -> Summary | None:
+    """What all ranks' rounds say together; None where they were not measured, or not on all ranks."""
+    seen = recording.facts(StepTimeFact)
+    if not seen or len(seen) != seen[0].fact.ranks:
+        return None
+    first = next(
+        (one.fact for one in seen if one.fact.rounds and one.fact.rounds[0].alone_s is not None), seen[0].fact
+    )
+    rounds = list(zip(*(one.fact.rounds for one in seen), strict=False))
+    if not rounds:
+        return None
+    return Summary(
+        fact=first,
+        compute=_slowest(rounds, "compute_s"),
+        again=_slowest(rounds, "again_s"),
+        step=_slowest(rounds, "step_s"),
+        communicate=_slowest(rounds, "communicate_s"),
+        alone=tuple(one.alone_s for one in first.rounds if one.alone_s is not None),
+        alone_larger=tuple(one.alone_larger_s for one in first.rounds if one.alone_larger_s is not None),
+    )
+
+
+def _slowest(rounds: Sequence[tuple[Round, ...]], name: str) -> Seconds:
+    return tuple(max(getattr(rank, name) for rank in ranks) for ranks in rounds)
+
+
+def crowded(recording: Recording) -> bool:
+    """Whether ranks compute on processors that are too few for them, or that others use: times say little then."""
+    return too_few_processors(recording) or mostly_disturbed(recording.facts(StepTimeFact))
+
+
+def too_few_processors(recording: Recording) -> bool:
+    """Whether the ranks of some node have more threads than processors."""
+    nodes: dict[int, list[StepTimeFact]] = defaultdict(list)
+    for rank in recording.facts(StepTimeFact):
+        if rank.fact.device == "cpu":
+            nodes[rank.node].append(rank.fact)
+    return any(_are_too_few(facts) for facts in nodes.values())
+
+
+def _are_too_few(facts: Sequence[StepTimeFact]) -> bool:
+    cpus = {cpu for fact in facts for cpu in fact.cpus}
+    return bool(cpus) and sum(fact.threads for fact in facts) > len(cpus)
+
+
+def mostly_disturbed(seen: Sequence[FactAt[StepTimeFact]]) -> bool:
+    """Whether most ranks did not have a processor for themselves."""
+    shares = [one.fact.on_cpu_share for one in seen if one.fact.on_cpu_share is not None]
+    return bool(shares) and median(shares) < ON_CPU_SHARE

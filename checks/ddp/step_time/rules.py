@@ -1,0 +1,374 @@
+"""DD810 - DD812, DD820: communication that is not hidden, ranks that compute slowly, a better bucket size."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
+from statistics import median
+
+from ddp_doctor.checks.ddp.step_time import rounds
+from ddp_doctor.checks.ddp.step_time.rounds import (
+    Summary,
+    crowded,
+    mostly_disturbed,
+    summary,
+    too_few_processors,
+)
+from ddp_doctor.facts.collectives import GpuSpeedFact
+from ddp_doctor.facts.ddp.step_time import StepTimeFact
+from ddp_doctor.knowledge.ddp.buckets import MIB
+from ddp_doctor.knowledge.gpu.gpu_speed import SLOWER_SHARE
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy
+from ddp_doctor.model.recording import FactAt, Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.wording.findings import NOBODY, finding, likely, proved
+from ddp_doctor.wording.ranks import capital, rank_at, rank_culprits, ranks_at
+
+
+@rule("DD810", "step-waits-for-communication", Severity.WARNING, StepTimeFact)
+def waits_for_communication(recording: Recording) -> Iterator[Draft]:
+    """A step whose all-reduces take longer than its computing, and which waits for them.
+
+    What it finds
+        Communication takes at least as long as computing, and in every round a third of the step or more is
+        waiting that the machine's own noise does not explain. With the doctor's small model it is
+        information about the network; with your own, a warning, unless it computes for less than 1 ms.
+
+    Why it matters
+        All ranks wait in every step, whatever the sizes of buckets are.
+
+    Remedy
+        Compute more between two synchronisations: accumulate gradients, or a larger batch on each rank. Both
+        change the training.
+
+    References
+        https://pytorch.org/docs/stable/notes/ddp.html; Li et al., PyTorch Distributed, VLDB 2020;
+        docs/explanation/step-time.md
+    """
+    seen = summary(recording)
+    if seen is None or too_few_processors(recording):
+        return
+    disturbed = mostly_disturbed(recording.facts(StepTimeFact))
+    if seen.ratio < (rounds.RATIO_BOUND_DISTURBED if disturbed else rounds.RATIO_BOUND):
+        return
+    exposed, computing = median(seen.exposed), median(seen.computing)
+    if min(seen.exposed) <= seen.noise_s or exposed < rounds.EXPOSED_SHARE * median(seen.step):
+        return
+    yield proved(
+        NOBODY,
+        f"Communication takes {seen.ratio:.1f} times as long as computing{rounds.of(seen.fact.model)}:"
+        f" {exposed / median(seen.step):.0%} of a step is waiting",
+        _evidence_of_waiting(seen),
+        *_remedies(seen, exposed, computing),
+        detail=f"{_whose(seen)} has {seen.fact.gradient_bytes / MIB:.3g} MiB of gradients, which take"
+        f" {rounds.ms(median(seen.communicate))} to average on these {seen.fact.ranks} ranks.",
+        severity=_severity_of_waiting(seen),
+    )
+
+
+def _severity_of_waiting(seen: Summary) -> Severity | None:
+    """The rule's own for a model that a job would train."""
+    is_a_jobs = seen.fact.model and median(seen.computing) >= rounds.SMALLEST_STEP_S
+    return None if is_a_jobs else Severity.INFO
+
+
+def _remedies(seen: Summary, exposed_s: float, computing_s: float) -> tuple[Remedy, ...]:
+    """How much more must be computed between two synchronisations; of the doctor's model, for each MiB of gradients."""
+    wanted_s = (1 / rounds.AIM_SHARE - 1) * exposed_s
+    if not seen.fact.model:
+        return (rounds.compute_more(wanted_s / (seen.fact.gradient_bytes / MIB), rounds.AIM_SHARE),)
+    times = max(ceil(wanted_s / computing_s), 2)
+    share = exposed_s / (exposed_s + times * computing_s)
+    return rounds.accumulate(times, share), rounds.larger_batch(times)
+
+
+def _whose(seen: Summary) -> str:
+    return f"Your model {seen.fact.model}" if seen.fact.model else "The doctor's small model"
+
+
+def _evidence_of_waiting(seen: Summary) -> tuple[Evidence, ...]:
+    kinds = (
+        ("forward and backward without synchronisation", seen.computing),
+        ("the same in DistributedDataParallel", seen.step),
+        ("the all-reduces of its buckets alone", seen.communicate),
+    )
+    return tuple(
+        Evidence(text=f"{what}, {len(times)} rounds, {rounds.limits(times)}", value=median(times), unit="s")
+        for what, times in kinds
+    )
+
+
+@rule("DD811", "all-ranks-slower-than-one", Severity.WARNING, StepTimeFact)
+def slower_than_one(recording: Recording) -> Iterator[Draft]:
+    """Your model trains faster on one rank alone than on all of them.
+
+    What it finds
+        One rank, while the others waited, did the batches of all ranks, one after another, in less time than
+        all ranks needed for a step, in every round. Only with a model of your own: the doctor's says nothing about it.
+
+    Why it matters
+        More GPUs or nodes cost more and give less.
+
+    Remedy
+        Fewer ranks, or more computing between two synchronisations.
+
+    References
+        docs/explanation/step-time.md
+    """
+    seen = summary(recording)
+    if (
+        seen is None
+        or not seen.fact.model
+        or crowded(recording)
+        or seen.fact.ranks < 2
+        or not seen.alone_larger
+    ):
+        return
+    alone = seen.one_rank_for_all
+    if max(alone) >= min(seen.step):
+        return
+    yield proved(
+        NOBODY,
+        f"One rank alone does the work of all {seen.fact.ranks}{rounds.of(seen.fact.model)} in"
+        f" {median(alone) / median(seen.step):.0%} of their time",
+        _evidence_of_waiting(seen),
+        rounds.FEWER_RANKS,
+        detail=f"{_whose(seen)}: {rounds.spread(alone)} against {rounds.spread(seen.step)} for the same samples.",
+        severity=_severity_of_waiting(seen),
+    )
+
+
+_FEWEST_RANKS = 3
+_FEWEST_LOOKS = 6
+_LOOK = remedy(
+    "Look at what else runs on the node, at the processors that the rank is bound to, and at clocks and"
+    " temperature",
+    "ps -eo pid,ni,psr,pcpu,comm --sort=-pcpu | head",
+    "lscpu --extended",
+    undo=NOTHING_TO_UNDO,
+)
+
+
+@rule("DD812", "rank-computes-slower-than-its-peers", Severity.WARNING, StepTimeFact)
+def computes_slower(recording: Recording) -> Iterator[Draft]:
+    """A rank whose forward and backward pass takes longer than that of the others, without synchronisation.
+
+    What it finds
+        Among three or more ranks those that needed at least a quarter more time than the median of the
+        others, for the same work, in each and every look; a GPU from three times on is an error, but not with a
+        model of yours, which may do more on one rank, nor if the ranks' batches differ in shape. A rank whose processor
+        was taken away meanwhile is information: something else ran there. Where ranks are more than
+        processors, or none had one for itself, nobody is named. What the speed of a GPU explains is said there (DD801).
+
+    Why it matters
+        In DDP every rank waits for the slowest in every step, and its peers look slow as well.
+
+    Remedy
+        What runs beside it, how it is bound, clocks and temperature.
+
+    References
+        docs/explanation/step-time.md
+    """
+    seen = recording.facts(StepTimeFact)
+    if not all(one.fact.same_work for one in seen):
+        return
+    if len(seen) < _FEWEST_RANKS or too_few_processors(recording) or mostly_disturbed(seen):
+        return
+    looks = {one.rank or 0: _looks(one.fact) for one in seen}
+    factors = {rank: _factor(rank, looks) for rank in looks}
+    slow = sorted(rank for rank, factor in factors.items() if factor >= rounds.SLOW_RANK)
+    if 2 * len(slow) >= len(seen):  # of halves nobody can say which is as it should be
+        return
+    slow = [rank for rank in slow if rank not in _with_slow_gpu(recording)]
+    if not slow:
+        return
+    by_rank = {one.rank or 0: one for one in seen}
+    worst = max(slow, key=lambda rank: factors[rank])
+    disturbed = all(_is_disturbed(by_rank[rank]) for rank in slow)
+    yield likely(
+        rank_culprits(recording, StepTimeFact, slow),
+        f"{capital(ranks_at(recording, slow))} {'computes' if len(slow) == 1 else 'compute'}"
+        f" {_typical(worst, looks):.1f} times as long as the others for the same work"
+        f"{rounds.of(by_rank[worst].fact.model)}",
+        _evidence_of_rank(recording, slow, looks),
+        _LOOK,
+        detail=_detail_of_rank([by_rank[rank] for rank in slow], disturbed=disturbed),
+        severity=_severity_of_rank(by_rank[worst].fact, factors[worst], disturbed=disturbed),
+    )
+
+
+def _looks(fact: StepTimeFact) -> list[float]:
+    return [took for one in fact.rounds for took in (one.compute_s, one.again_s)]
+
+
+def _others(rank: int, looks: dict[int, list[float]]) -> list[float]:
+    """The median of the others at each look."""
+    return [median(at) for at in zip(*(took for other, took in looks.items() if other != rank), strict=False)]
+
+
+def _factor(rank: int, looks: dict[int, list[float]]) -> float:
+    """How many times slower it was, where it was least so against the others' slowest look: never one sample."""
+    others = _others(rank, looks)
+    return min(looks[rank]) / max(others) if len(looks[rank]) >= _FEWEST_LOOKS else 0.0
+
+
+def _typical(rank: int, looks: dict[int, list[float]]) -> float:
+    return median(looks[rank]) / median(_others(rank, looks))
+
+
+def _with_slow_gpu(recording: Recording) -> set[int]:
+    """The ranks whose GPU multiplies more slowly than the others: that is a finding of its own."""
+    rates = {
+        rank.rank or 0: rank.fact.matmul_tflop_per_s.median
+        for rank in recording.facts(GpuSpeedFact)
+        if rank.fact.matmul_tflop_per_s is not None
+    }
+    usual = median(rates.values()) if rates else 0.0
+    return {rank for rank, rate in rates.items() if rate < (1 - SLOWER_SHARE) * usual}
+
+
+def _is_disturbed(seen: FactAt[StepTimeFact]) -> bool:
+    return seen.fact.on_cpu_share is not None and seen.fact.on_cpu_share < rounds.ON_CPU_SHARE
+
+
+def _detail_of_rank(slow: Sequence[FactAt[StepTimeFact]], *, disturbed: bool) -> str:
+    waited = "In DDP every rank waits for the slowest one, in every step."
+    if slow[0].fact.model:
+        waited += (
+            " All had the same batch; what the model does on this rank only (logging, checks) counts too."
+        )
+    if not disturbed:
+        return waited
+    share = min(one.fact.on_cpu_share or 0.0 for one in slow)
+    return f"It had a processor {share:.0%} of the time: something else ran there. {waited}"
+
+
+def _severity_of_rank(fact: StepTimeFact, factor: float, *, disturbed: bool) -> Severity:
+    """What a host takes from a virtual machine does not show there: a slow processor alone drains no node.
+
+    Neither does a model of the user's, which may do more on one rank.
+    """
+    if disturbed:
+        return Severity.INFO
+    sure = fact.device != "cpu" and not fact.model
+    return Severity.ERROR if sure and factor >= rounds.MUCH_SLOWER else Severity.WARNING
+
+
+def _evidence_of_rank(
+    recording: Recording, slow: Sequence[int], looks: dict[int, list[float]]
+) -> Iterator[Evidence]:
+    for rank in slow[:4]:
+        others = _others(rank, looks)
+        yield Evidence(
+            text=f"forward and backward on {rank_at(recording, rank)}, {len(others)} looks,"
+            f" {rounds.limits(looks[rank])}, its peers {rounds.limits(others)}",
+            value=median(looks[rank]),
+            unit="s",
+            expected=median(others),
+            expected_from="the median of the other ranks, which did the same work at the same time",
+        )
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A bucket size: what was predicted, and the slowest rank's step in each round."""
+
+    cap_mib: float
+    predicted_s: float
+    step_s: tuple[float, ...]
+
+    def as_predicted(self) -> bool:
+        """Whether the prediction is near enough to be believed."""
+        off = median(self.step_s) / self.predicted_s
+        return 1 / rounds.PREDICTED_WITHIN <= off <= rounds.PREDICTED_WITHIN
+
+    def words(self) -> str:
+        """``predicted 41 ms, measured 43 ms (40 to 47)``."""
+        return f"predicted {rounds.ms(self.predicted_s)}, measured {rounds.spread(self.step_s)}"
+
+
+def measured(recording: Recording) -> tuple[Measured, Measured] | None:
+    """The default and the size that promised most; None where no size was worth measuring."""
+    seen = [rank.fact.buckets for rank in recording.facts(StepTimeFact)]
+    if not seen or any(one is None or len(one.trials) != 2 for one in seen):
+        return None
+    default, best = zip(*(one.trials for one in seen if one is not None), strict=True)
+    both = [
+        Measured(
+            cap_mib=trials[0].cap_mib,
+            predicted_s=trials[0].predicted_s,
+            step_s=tuple(map(max, zip(*(one.step_s for one in trials), strict=False))),
+        )
+        for trials in (default, best)
+    ]
+    return (both[0], both[1]) if all(one.step_s for one in both) else None
+
+
+@rule("DD820", "buckets-hide-too-little", Severity.INFO, StepTimeFact)
+def hide_too_little(recording: Recording) -> Iterator[Draft]:
+    """Gradient buckets of another size with which steps were faster than with the default.
+
+    What it finds
+        The size that is best by the measured times of all-reduces was tried beside the default of 25 MiB, in
+        turns, and won in every round, by 5 % or more and by more than either differs from itself; and both
+        took about as long as predicted. With the doctor's model it is a hint: what is best depends on the model's
+        gradients.
+
+    Why it matters
+        Large buckets begin late and leave communication that nothing hides; small ones pay the latency often.
+
+    Remedy
+        bucket_cap_mb of DistributedDataParallel.
+
+    References
+        https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html;
+        docs/explanation/step-time.md
+    """
+    both = measured(recording)
+    if both is None or too_few_processors(recording) or not all(one.as_predicted() for one in both):
+        return
+    default, best = both
+    gain = 1 - median(best.step_s) / median(default.step_s)
+    if gain < rounds.BUCKET_GAIN or max(best.step_s) >= min(default.step_s):
+        return
+    fact = recording.facts(StepTimeFact)[0].fact
+    whose = f"your model {fact.model}" if fact.model else "a model of the doctor's"
+    yield finding(
+        NOBODY,
+        f"Buckets of {best.cap_mib:g} MiB make a step{rounds.of(fact.model)} {gain:.0%} shorter than the"
+        f" default of {default.cap_mib:g} MiB",
+        (
+            Evidence(
+                text=f"step with buckets of {one.cap_mib:g} MiB, {len(one.step_s)} rounds,"
+                f" {rounds.limits(one.step_s)}",
+                value=median(one.step_s),
+                unit="s",
+                expected=one.predicted_s,
+                expected_from="latency and bandwidth of the measured all-reduces, and the gradients' sizes",
+            )
+            for one in both
+        ),
+        _remedy(default, best, fact),
+        confidence=Confidence.PROVED if fact.model else Confidence.POSSIBLE,
+        detail=f"Measured with {whose}, {fact.gradient_bytes / MIB:.3g} MiB of gradients: {best.words()};"
+        f" default {default.cap_mib:g}: {default.words()}.",
+    )
+
+
+def _remedy(default: Measured, best: Measured, fact: StepTimeFact) -> Remedy:
+    where = "" if fact.model else "; for your own model, try sizes in the same proportion to its gradients"
+    return Remedy(
+        summary=f"DistributedDataParallel(..., bucket_cap_mb={best.cap_mib:g}){where}",
+        scope="code",
+        cost="more and smaller all-reduces: where latency grows, so does the step"
+        if best.cap_mib < default.cap_mib
+        else "communication begins later: where bandwidth shrinks, more of it shows",
+        undo="leave bucket_cap_mb out",
+        proof=Proof(
+            status="proved" if fact.model else "not_tried",
+            before=rounds.spread(default.step_s),
+            after=rounds.spread(best.step_s),
+            reason=None if fact.model else "it was measured with the doctor's model, not with yours",
+        ),
+    )

@@ -1,0 +1,135 @@
+"""DD785 to DD787: the user's code does not come back on any rank, fails in a synchronised step, or takes too long."""
+
+from collections.abc import Iterator
+
+from ddp_doctor.checks.ddp.user_model.wording import at, code, facts, in_model_code
+from ddp_doctor.facts.ddp.user_model import UserModel
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.model.trial import RankEvidence
+from ddp_doctor.probing.user_model.user_code import is_the_users
+from ddp_doctor.wording.findings import NOBODY, likely, proved
+
+_CHECK = "user_model"
+
+
+@rule("DD785", "user-model-does-not-come-back", Severity.ERROR)
+def does_not_come_back(recording: Recording) -> Iterator[Draft]:
+    """Code of the user's model that no rank came back from.
+
+    What it finds
+        Until the deadline all ranks stood in the import, the factory, ``make_batch`` or the forward, and none
+        reached the others again. A single rank that does not come back is DD610's finding.
+
+    Why it matters
+        The job would stand there, too: a download without network, a lock, a question on the terminal, an
+        endless loop, a collective that the ranks do not share.
+
+    Remedy
+        Look at the line. What a module needs from the network is better fetched before the job.
+
+    References
+        docs/explanation/hangs.md
+    """
+    for trial in recording.trials:
+        if trial.judged_check != _CHECK or trial.outcome not in ("stuck", "slow"):
+            continue
+        left = [rank for rank in trial.evidence if not rank.done]
+        if len(left) < len(trial.ranks) or any(_waits_for_others(one) for one in left):
+            continue
+        lines = dict.fromkeys(line for one in left if (line := _line(one)))
+        where = next(iter(lines), "")
+        yield likely(
+            (code(line) for line in list(lines)[:4]),
+            f"{recording.options.model} does not come back on any of {len(left)} ranks within"
+            f" {trial.waited_s:.0f} s{at(where)}",
+            (_stands(one) for one in left[:8]),
+            in_model_code(
+                "Look at what this line waits for: the network, a lock, a terminal, an endless loop"
+            ),
+            detail="No rank waits for another one here: each stands in your code.",
+        )
+
+
+def _waits_for_others(one: RankEvidence) -> bool:
+    """Whether the rank is in a step of the check's, where it waits for its peers."""
+    return any(step.check == _CHECK and step.left_at is None for step in one.steps[-1:])
+
+
+def _line(one: RankEvidence) -> str:
+    """The innermost line of the user's, from frames such as ``/home/me/net.py:31 in forward``."""
+    for frame in reversed(one.stack):
+        where = frame.partition(" in ")[0]
+        if is_the_users(where) and "/ddp_doctor/" not in where:
+            return where
+    return ""
+
+
+def _stands(one: RankEvidence) -> Evidence:
+    used = f"; {one.cpu_s_per_s:.0%} of a core in the last second" if one.cpu_s_per_s is not None else ""
+    return Evidence(text=f"rank {one.rank} stands{at(_line(one)) or ' where it could not say'}{used}")
+
+
+@rule("DD786", "user-model-fails-in-a-synchronised-step", Severity.ERROR)
+def fails_in_a_step(recording: Recording) -> Iterator[Draft]:
+    """A model that works on each rank alone and raises in DDP.
+
+    What it finds
+        The same exception on all ranks in the forward or backward through DDP, after each rank's own forward
+        and backward went well. A single rank's exception is DD613's finding.
+
+    Why it matters
+        The job fails in its first steps: a parameter that is marked ready twice (reentrant checkpointing, two
+        forwards before a backward), a buffer changed in place between them.
+
+    Remedy
+        What the exception says: non-reentrant checkpointing, one forward a backward, ``static_graph=True``,
+        ``broadcast_buffers=False``.
+
+    References
+        https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    """
+    for trial in recording.trials:
+        if trial.judged_check != _CHECK or trial.outcome != "broken":
+            continue
+        said = [
+            rank.raised.message for rank in trial.evidence if rank.raised and rank.raised.type == "StepFailed"
+        ]
+        if not said or len(said) < len(trial.ranks):
+            continue
+        yield proved(
+            NOBODY,
+            f"{recording.options.model} fails in a synchronised step on every rank: {said[0][:120]}",
+            Evidence(text=said[0][:300]),
+            in_model_code("Mend what the exception says; DDP takes one forward and one backward at a time"),
+            detail=f"Each rank's own forward and backward went well. It says: {said[0][:300]}",
+        )
+
+
+@rule("DD787", "user-model-takes-too-long", Severity.INFO, UserModel)
+def takes_too_long(recording: Recording) -> Iterator[Draft]:
+    """A model whose synchronised steps would not end within the check's deadline.
+
+    What it finds
+        From the time of the first forward and backward the rest would not end in time, so it was not begun.
+
+    Why it matters
+        What was looked at stands; gradients, repeatability and parameters after a step were not tested.
+
+    Remedy
+        A smaller batch from ``make_batch``, or fewer layers of the same kind.
+
+    References
+        docs/how-to/test-your-own-model.md
+    """
+    seen = [one for one in facts(recording) if one.fact.stopped == "time"]
+    if not seen:
+        return
+    yield proved(
+        NOBODY,
+        f"{seen[0].fact.model} takes too long for synchronised steps: they were not tested",
+        Evidence(text="only each rank's own forward and backward were looked at"),
+        in_model_code("Let make_batch return a smaller batch"),
+    )

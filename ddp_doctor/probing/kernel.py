@@ -1,0 +1,145 @@
+"""Where this node's kernel log can be read; its NVIDIA modules, and the driver's libraries that programs will load.
+
+    /sys/module/nvidia/version            550.90.07
+    /sys/module/nvidia_peermem/version    550.90.07
+    /proc/driver/nvidia/version           NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri May …
+                                          NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.195.03
+    /usr/lib/x86_64-linux-gnu/libcuda.so.1 -> libcuda.so.550.90.07
+    /sys/class/infiniband/mlx5_0/device/driver -> ../../../../bus/pci/drivers/mlx5_core
+
+Read through the probe's context; nothing is raised, what cannot be read does not exist.
+"""
+
+import re
+from dataclasses import dataclass
+
+from ddp_doctor.knowledge.gpu.gpudirect import PEERMEM_FILES, PEERMEM_MODULES
+from ddp_doctor.model.context import CommandResult, Context
+from ddp_doctor.probing.host_limits import rdma_devices
+from ddp_doctor.probing.kernel_files import end_of, first_line
+from ddp_doctor.probing.pci_devices import device_of
+
+#: Each source is given this long, and the last lines of it are enough.
+LIMIT_S = 4.0
+JOURNAL_LINES = 20000
+FILE_BYTES = 4_000_000
+
+#: dmesg is refused to users where kernel.dmesg_restrict is 1; then the journal and the files of syslog,
+#: which members of groups like adm and systemd-journal may read.
+_COMMANDS = (
+    ("dmesg",),
+    ("journalctl", "-k", "-b", "-q", "--no-pager", "-o", "short-unix", "-n", str(JOURNAL_LINES)),
+    ("tail", "-c", str(FILE_BYTES), "/var/log/kern.log"),
+    ("tail", "-c", str(FILE_BYTES), "/var/log/messages"),
+)
+
+
+@dataclass(frozen=True)
+class LogText:
+    """The text and where it comes from, or why there is none."""
+
+    text: str = ""
+    source: str | None = None
+    problem: str | None = None
+
+
+def read_log(ctx: Context) -> LogText:
+    """The kernel log of this boot, from the first source that gives one."""
+    reasons = []
+    for command in _COMMANDS:
+        name = command[-1] if command[0] == "tail" else command[0]
+        result = ctx.run(command, LIMIT_S)
+        if result.ok and _is_log(result.stdout, is_file=command[0] == "tail"):
+            return LogText(result.stdout, name)
+        reasons.append(f"{name}: {_reason(result)}")
+    return LogText(problem="; ".join(reasons)[:400])
+
+
+def _is_log(text: str, *, is_file: bool) -> bool:
+    """Whether there is a line of a log, and not just words about having none."""
+    lines = text.splitlines()
+    return bool(lines) and (is_file or any(line[:1] in "[<0123456789" for line in lines[:20] if line))
+
+
+def _reason(result: CommandResult) -> str:
+    if result.status != "ended":
+        return "not installed" if result.status == "missing" else f"no answer within {LIMIT_S:g} s"
+    errors = result.stderr.strip().splitlines()
+    return errors[0].removeprefix("dmesg: ")[:120] if errors else "nothing to read"
+
+
+MODULES = (
+    *("nvidia", "nvidia_uvm", "nvidia_drm", "nvidia_modeset", *PEERMEM_MODULES, "gdrdrv", "nouveau"),
+    *("mlx5_core", "ib_core"),
+)
+_INFINIBAND = "/sys/class/infiniband"
+LIBRARIES = ("libcuda.so", "libnvidia-ml.so")
+#: Where distributions and container runtimes put the driver's libraries.
+LIBRARY_FOLDERS = (
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/local/nvidia/lib64",
+)
+_DRIVER = re.compile(r"(Open )?Kernel Module(?: for \S{1,20})?\s+(\d{1,4}(?:\.\d{1,4}){1,3})\b", re.ASCII)
+_VERSION = re.compile(r"\d{1,4}(?:\.\d{1,4}){0,4}", re.ASCII)
+
+
+def modules(ctx: Context) -> dict[str, str]:
+    """The loaded modules that matter, with their version ("" where they have none)."""
+    try:
+        loaded = set(ctx.listdir("/sys/module"))
+    except OSError:
+        return {}
+    return {
+        name: (first_line(ctx, f"/sys/module/{name}/version") or "")[:40]
+        for name in MODULES
+        if name in loaded
+    }
+
+
+def driver(text: str | None) -> tuple[str | None, bool | None]:
+    """The version of the loaded NVIDIA driver, and whether it is the open one, from /proc/driver/nvidia."""
+    found = _DRIVER.search(text or "")
+    return (found[2], found[1] is not None) if found else (None, None)
+
+
+def peermem(ctx: Context, loaded: dict[str, str]) -> str | None:
+    """The peer memory module, or the file by which NCCL finds one."""
+    names = [name for name in PEERMEM_MODULES if name in loaded]
+    return next(
+        iter(names), next((path for path in PEERMEM_FILES if first_line(ctx, path) is not None), None)
+    )
+
+
+def libraries(ctx: Context) -> dict[str, str]:
+    """The driver's libraries that a program would load: path of the link, and the version behind it."""
+    found = {}
+    for path in (f"{folder}/{name}.1" for folder in LIBRARY_FOLDERS for name in LIBRARIES):
+        try:
+            target = ctx.readlink(path).rpartition("/")[2]
+        except OSError:
+            continue
+        version = target.partition(".so.")[2]
+        if _VERSION.fullmatch(version) and version != "1":
+            found[path] = version
+    return found
+
+
+def rdma_drivers(ctx: Context) -> dict[str, str]:
+    """The RDMA devices with an active port, and their kernel drivers ("" where none is known)."""
+    drivers = {}
+    for name in rdma_devices(ctx):
+        drivers[name] = end_of(ctx, f"{_INFINIBAND}/{name}/device/driver") or ""
+    return drivers
+
+
+def rdma_pci_devices(ctx: Context) -> dict[str, str]:
+    """The PCI devices behind the RDMA devices, and their names; software devices have none."""
+    try:
+        names = ctx.listdir(_INFINIBAND)
+    except OSError:
+        return {}
+    found = {name: device_of(ctx, f"{_INFINIBAND}/{name}/device") for name in names}
+    return {bus: name for name, bus in found.items() if bus is not None}
