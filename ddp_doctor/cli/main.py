@@ -108,7 +108,7 @@ def run(
     outputs: Outputs,
     quiet: QuietOption = False,
 ) -> int:
-    """Test these nodes with real ranks and say what is wrong, who is to blame and what mends it."""
+    """Test these nodes with real ranks and say what is wrong, who is to blame and what fixes it."""
     from ddp_doctor.cli.run import Launch, run
     from ddp_doctor.model.recording import Options
     from ddp_doctor.starters.place import Asked
@@ -249,7 +249,7 @@ def checks() -> None:
 @app.command()
 @reported
 def explain(code: Annotated[str, typer.Argument(help="A rule's code or name, such as DD401.")]) -> None:
-    """Print what a rule finds, why it matters and what mends it."""
+    """Print what a rule finds, why it matters and what fixes it."""
     from ddp_doctor.cli import commands
 
     typer.echo(commands.explain(code), nl=False)

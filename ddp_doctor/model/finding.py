@@ -76,7 +76,7 @@ class Reproducer(Frozen):
 
 
 class Remedy(Frozen):
-    """What mends it: settings to export, or commands and words, with the price and the way back.
+    """What fixes it: settings to export, or commands and words, with the price and the way back.
 
     The remedies of one finding are alternatives, the one to try first in front.
     """
@@ -108,7 +108,7 @@ class Draft(Frozen):
 
 
 class Finding(Frozen):
-    """A fault, its culprits, the evidence and what mends it."""
+    """A fault, its culprits, the evidence and what fixes it."""
 
     code: str
     name: str

@@ -1,4 +1,4 @@
-"""How findings speak of addresses that other nodes cannot reach: whom it hurts, how badly, and what mends it."""
+"""How findings speak of addresses that other nodes cannot reach: whom it hurts, how badly, and what fixes it."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 

@@ -208,7 +208,7 @@ def _found(recording: Recording) -> Iterator[Difference]:
 
 
 def _explained(recording: Recording, place: Place, used: Used) -> tuple[str, Remedy]:
-    """What the log says against the expected way, and what mends it.
+    """What the log says against the expected way, and what fixes it.
 
     /dev/shm is no reason within a node: all its ranks are children of one agent, in one container (DD438
     tells of nodes that are containers of one machine).

@@ -84,7 +84,7 @@ MILD_RECOVERY_ACTIONS = ("recover_imex_domain",)
 
 @dataclass(frozen=True)
 class Fault:
-    """One way in which NVML as a whole fails: what it means, and what mends it."""
+    """One way in which NVML as a whole fails: what it means, and what fixes it."""
 
     meaning: str  # ends the sentence "On node0 …"
     mend: str
