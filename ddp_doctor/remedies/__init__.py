@@ -1,1 +1,1 @@
-"""What mends faults: the kinds of remedies, and those that several checks offer."""
+"""Remedies: the kinds of remedies, and those that several checks offer."""

@@ -1,4 +1,4 @@
-"""What mends hardware and hosts: GPUs in trouble, memory for NCCL, PCIe paths that are redirected or translated."""
+"""Remedies for hardware and hosts: GPUs in trouble, memory for NCCL, PCIe paths that are redirected or translated."""
 
 import math
 from collections.abc import Sequence

@@ -23,7 +23,7 @@ def entry(name: str) -> str:
 def by_setting(
     summary: str, *settings: Setting, cost: str, undo: str = "", conflicts: tuple[str, ...] = ()
 ) -> Remedy:
-    """What these settings mend; a trial can prove it, and to unset what is set undoes it.
+    """What these settings fix; a trial can prove it, and to unset what is set undoes it.
 
     ``conflicts`` are those that the tables of pairs do not know.
     """

@@ -1,4 +1,4 @@
-"""What mends how a script or its launcher starts torch's process group.
+"""Remedies for how a script or its launcher starts torch's process group.
 
 Sources: torch.distributed, init_process_group (device_id); torch.distributed.run, "Definitions" (LOCAL_RANK) and
 --rdzv-conf (join_timeout, 600 s by default: torch/distributed/elastic/rendezvous/dynamic_rendezvous.py).

@@ -223,16 +223,16 @@ def advertised_address_leads_elsewhere(recording: Recording) -> Iterator[Draft]:
     given_out = ", ".join(_given_out(recording, matrix, wrong, who))
     met = {path[1]: matrix.seen[path].met_at for path in wrong}
     rest = {path[1]: peer.address for path, peer in matrix.seen.items() if path[1] not in met}
-    mended = way_out(recording) or (wording.use_met_interface(recording, met, rest),)
+    offered = way_out(recording) or (wording.use_met_interface(recording, met, rest),)
     yield proved(
         tuple(node_culprit(recording, node) for node in nodes) or wording.path_culprits(recording, paths),
         f"The address that {wording.hosts(recording, who)} {'gives' if len(who) == 1 else 'give'} out"
         f" ({given_out})"
         " does not lead there from the other nodes; the roll call's address does",
         dials_seen(recording, matrix, wrong),
-        *mended,
+        *offered,
         detail="The network works, and the backend takes the wrong part of it.",
-        reproduced_by=MEET if mended[0].settings else None,
+        reproduced_by=MEET if offered[0].settings else None,
     )
 
 

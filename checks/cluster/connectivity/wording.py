@@ -1,4 +1,4 @@
-"""The words of findings about paths between nodes, and what mends them: real ports, addresses, and other networks.
+"""The words of findings about paths between nodes, and their remedies: real ports, addresses, and other networks.
 
 Sources: PyTorch documentation of torchrun (rendezvous, MASTER_PORT) and of the gloo interface variable; NCCL user
 guide, "Troubleshooting", firewall ("IP ports"); nft(8), iptables-extensions(8); kernel documentation,

@@ -7,7 +7,7 @@ from typing import Literal
 from ddp_doctor.checks.cluster.roll_call.wording import (
     Group,
     endpoint,
-    mend,
+    fix,
     names,
     paths,
     reader,
@@ -167,7 +167,7 @@ def unresolved(recording: Recording) -> Iterator[Draft]:
                 culprit.model_copy(update={"kind": "setting", "name": "--rdzv-endpoint"})
                 for culprit in readers(group)
             ),
-            mend(
+            fix(
                 "Correct the name, make it known there (DNS, /etc/hosts), or use the address of the head",
                 f"getent ahosts {fact.endpoint_host}   # on {names(group)}",
                 "hostname -I   # on the head: its addresses",
@@ -205,7 +205,7 @@ def no_common_family(recording: Recording) -> Iterator[Draft]:
             f" ({', '.join(fact.endpoint_addresses)})",
             "The two have no address family in common, so no connection between them is possible.",
             paths(group),
-            mend(
+            fix(
                 f"Give {names(group)} an {theirs} address, or {fact.endpoint_host} an {mine} address and name entry",
                 f"getent ahosts {fact.endpoint_host}; ip -br address   # on both",
                 scope="cluster",
@@ -246,7 +246,7 @@ def loopback(recording: Recording) -> Iterator[Draft]:
             f"On {where}, {name} is {', '.join(fact.endpoint_addresses)}, {where} itself: it never calls the head",
             f"If {where} is itself meant to be the head, then nobody else reported in.",
             tuple(culprit.model_copy(update=blamed) for culprit in readers(group)),
-            mend(
+            fix(
                 "Give a name or address that means the head on every node"
                 if typed
                 else f"Take {name} out of the loopback line of {_HOSTS} on {where}",

@@ -8,8 +8,8 @@ from ddp_doctor.checks.cluster.roll_call.wording import (
     Group,
     command_for,
     endpoint,
+    fix,
     launch_again,
-    mend,
     names,
     paths,
     readers,
@@ -66,7 +66,7 @@ def _start_the_head(recording: Recording, fact: RollCallFact) -> Remedy:
     launcher = recording.world.launcher if recording.world else ""
     if launcher in LAUNCHERS:
         return launch_again(launcher, [fact.endpoint_host], *look)
-    return mend(
+    return fix(
         f"Start the same command on {fact.endpoint_host}, with the same endpoint",
         command_for(recording, fact, 0 if fact.claimed_rank is not None else None),
         *look,
@@ -104,7 +104,7 @@ def timed_out(recording: Recording) -> Iterator[Draft]:
             " or the host is down",
             "Nothing came back within the time, not even a refusal; from here the two causes look alike.",
             paths(group),
-            mend(
+            fix(
                 f"Open TCP port {port} from {names(group)} to {fact.endpoint_host}, in the host's firewall and"
                 " in the network's (security groups); the job needs its ephemeral ports too",
                 f"ping -c 3 {fact.endpoint_host}   # on {names(group)}: is the host up?",
@@ -145,7 +145,7 @@ def unreachable(recording: Recording) -> Iterator[Draft]:
             else "The packets get no further than the network: nobody there owns the address, or a router"
             " refuses them.",
             readers(group) if own else paths(group),
-            mend(
+            fix(
                 "Bring up the interface that leads there, or use an address of the head that this node can reach",
                 f"ip route get {there}; ip -br address   # on {names(group)}",
                 f"ip -br address   # on {fact.endpoint_host}",
@@ -182,7 +182,7 @@ def held(recording: Recording) -> Iterator[Draft]:
             if fact.outcome == "mute"
             else "A job with this endpoint could not start either.",
             (head(fact),),
-            mend(
+            fix(
                 "Give another port with --rdzv-endpoint, on all nodes and to the job, or end that program",
                 f"ss -ltnp 'sport = :{port}'   # on {name}: who it is",
                 scope="job",
@@ -204,7 +204,7 @@ def _two_jobs(group: Group) -> Draft:
         f"Two jobs meet on {endpoint(fact)}: {name_list([*_jobs(fact)])}",
         "The nodes are those of two jobs, so neither a node nor its rank is to blame. This run was not begun.",
         (setting,),
-        mend(
+        fix(
             "Give one of the two jobs another port with --rdzv-endpoint, on all of its nodes",
             f"ss -ltnp 'sport = :{fact.endpoint_port}'   # on {setting.node}: who it is",
             scope="job",

@@ -102,7 +102,7 @@ def advice(
 
 
 #: For a host or network that stands in the way of the roll call.
-mend = partial(advice, proof=_OWNER_OF_HOST)
+fix = partial(advice, proof=_OWNER_OF_HOST)
 #: For a host or network that failed after the roll call.
 look_at = partial(advice, proof=_LOOK_FIRST)
 #: For a command that was started with the wrong options, or not at all.

@@ -3,7 +3,7 @@
 gradient_sync looks at an ordinary step. This check turns the switches that training scripts turn, one at a
 time, on a small model of parameters of mixed sizes, shapes, strides and dtypes in several buckets::
 
-    mode                 what the ranks do                                      gradient owed, 2 ranks
+    mode                 what the ranks do                                      right gradient, 2 ranks
     bucket-view          gradient_as_bucket_view=True                           mean, and part of its bucket
     accumulation         micro-steps of 1, 2, 4 times; two inside no_sync()     7 times the mean
     unused               find_unused_parameters=True; rank 1 leaves weight3 out sum over 1 rank / 2 ranks
@@ -11,7 +11,7 @@ time, on a small model of parameters of mixed sizes, shapes, strides and dtypes 
     static-graph         static_graph=True, also with reentrant checkpoints     3 times the mean
     fp16-compress, …     communication hooks                                    mean, to the format's rounding
 
-Every local gradient is known in closed form (knowledge/ddp/gradient_shares.py), so that what is owed to each
+Every local gradient is known in closed form (knowledge/ddp/gradient_shares.py), so that the right gradient of each
 element is compared in float64, and a share that is missing or counted twice is named.
 
 Why it matters: each switch is another path through DDP, and a wrong mean raises nothing.

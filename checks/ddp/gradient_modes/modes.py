@@ -1,7 +1,7 @@
 """The modes: a small model, the hooks, how DDP is told to work, and what the ranks do in each step.
 
 A step is one or more micro-steps, all but the last inside ``no_sync()``. A micro-step says, for a group
-rank, how often and with which multiples it uses each parameter; so what DDP owes follows from the table.
+rank, how often and with which multiples it uses each parameter; so the right gradient follows from the table.
 
 Source of the hooks: torch/distributed/algorithms/ddp_comm_hooks. The compressing hooks cast to half precision, divide
 by the number of ranks, then reduce, so that only a single gradient beyond the format's range overflows. PowerSGD
@@ -30,7 +30,7 @@ def coded_model(ctx: RankContext) -> Any:
     """A torch module of parameters of mixed sizes, shapes, strides and dtypes.
 
     The rows of the one matrix that PowerSGD compresses hold 8 codes each, so that the mean of its gradient is
-    of rank 1 (all rows are equal): it is owed exactly. Two rows are too few to be compressed.
+    of rank 1 (all rows are equal): the mean must be exact. Two rows are too few to be compressed.
     """
     import torch
 

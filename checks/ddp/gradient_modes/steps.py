@@ -178,9 +178,9 @@ class _ModeProbe:
         layout: dict[str, int] | None = None
         for index, (name, parameter) in enumerate(model.module.named_parameters()):
             place = gradient_code.Place(name, index, parameter.numel(), ctx.group_rank, ctx.ranks)
-            owed = gradient_shares.Expectation(place, shares(step, index, ctx.world_size), self._relative)
+            expected = gradient_shares.Expectation(place, shares(step, index, ctx.world_size), self._relative)
             grad = None if parameter.grad is None else parameter.grad.detach().reshape(-1)
-            one = gradient_shares.compare(owed, grad, identical=None)
+            one = gradient_shares.compare(expected, grad, identical=None)
             self._sums.append(None if grad is None else int(gradient_code.checksum(grad)))
             layout = buckets(model) if not one.equal and layout is None else layout
             bucket = (layout or {}).get(name)

@@ -81,7 +81,7 @@ def without(mode: str) -> Remedy:
 
 
 def lacks(mode: str, held: gradient_code.Reading, ranks: int) -> str:
-    """What a gradient holds in place of what is owed, as half a sentence."""
+    """What a gradient holds instead of the right value, as half a sentence."""
     ratios = {held.scale} if held.holds == "scaled" else set(held.shares.values())
     part = _part(mode, min(ratios)) if len(ratios) == 1 else ""
     if part:
@@ -101,7 +101,7 @@ def over_users(held: gradient_code.Reading, ranks: int) -> bool:
 
 
 def _part(mode: str, ratio: float) -> str:
-    """The micro-steps or uses that a ratio of what is owed leaves out; "" where none explains it."""
+    """The micro-steps or uses that a ratio of the right value leaves out; "" where none explains it."""
     multiples, what = _PARTS.get(mode, ((), ""))
     entered = ratio * sum(multiples)
     if abs(entered - round(entered)) > 0.01 or not 0 < round(entered) < sum(multiples):
@@ -133,7 +133,7 @@ def looked_at(recording: Recording) -> list[str]:
 
 
 def off_in(recording: Recording, name: str, *, wrong: bool) -> list[Off]:
-    """Gradients that are not what is owed, or (``wrong`` is false) only not the same everywhere."""
+    """Wrong gradients, or (``wrong`` is false) only not the same everywhere."""
     ranks = recording.facts(GradientModes)[0].fact.world_size
     looks = [(rank, off) for rank, mode in modes(recording, name) for off in mode.off]
     return [Off(rank, ranks, name, off) for rank, off in looks if off.gradient.equal is not wrong]

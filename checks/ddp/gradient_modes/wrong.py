@@ -1,4 +1,4 @@
-"""DD705-DD710, DD720-DD722: the gradient of a mode is not what DDP owes."""
+"""DD705-DD710, DD720-DD722: the gradient of a mode is wrong."""
 
 from collections.abc import Iterator
 

@@ -91,7 +91,7 @@ def _listed(difference: Difference) -> str:
     return f"Concerned are {', '.join(difference.names)}{f' and {left} more' if left else ''}. "
 
 
-#: What mends a model of the user's own.
+#: Remedies for a model of the user's own.
 SAME_MODEL = in_code(
     "Build the same modules in the same order on every rank",
     "python -c 'import sys; print(sys.flags.hash_randomization)'",
@@ -175,8 +175,8 @@ def _of(recording: Recording, what: str) -> list[Difference]:
 def _drafts(recording: Recording, found: list[Difference]) -> Iterator[Draft]:
     backend = recording.world.backend if recording.world else ""
     for one in found:
-        mends = remedies(backend, "initial_state")[-1:]  # no bytes have moved yet: NCCL has no part in it
-        draft = model_draft(recording, one, "the probe's model", *mends)
+        offered = remedies(backend, "initial_state")[-1:]  # no bytes have moved yet: NCCL has no part in it
+        draft = model_draft(recording, one, "the probe's model", *offered)
         mild = one.kind in ("name", "persistent")
         yield draft.model_copy(update={"severity": Severity.WARNING}) if mild else draft
 

@@ -139,9 +139,9 @@ def _backward(ctx: RankContext, model: Any, scale: Any, dtype: str, *, infinite:
 
 def _off(ctx: RankContext, grad: Any, relative: float) -> gradient_code.OffGradient | None:
     place = gradient_code.Place("weight", 0, ELEMENTS * ctx.world_size, ctx.group_rank, ctx.ranks)
-    owed = gradient_shares.Expectation(place, (1.0,) * ctx.world_size, relative)
+    expected = gradient_shares.Expectation(place, (1.0,) * ctx.world_size, relative)
     compared = gradient_shares.compare(
-        owed, None if grad is None else grad.detach().reshape(-1), identical=None
+        expected, None if grad is None else grad.detach().reshape(-1), identical=None
     )
     return None if compared.equal else compared
 
@@ -162,8 +162,8 @@ def measure_half(ctx: RankContext, dtype: str, wrapped: Wrap = wrap) -> Half:
     with ctx.step("ddp_construct", dtype):
         model = wrapped(ctx, module)
     place = gradient_code.Place("weight", 0, elements, ctx.group_rank, ctx.ranks)
-    owed = gradient_shares.Expectation(place, (1.0,) * ctx.world_size, measured.tolerance)
-    compared = gradient_shares.compare(owed, _gradient(ctx, model, _coded(ctx, elements)), identical=None)
+    expected = gradient_shares.Expectation(place, (1.0,) * ctx.world_size, measured.tolerance)
+    compared = gradient_shares.compare(expected, _gradient(ctx, model, _coded(ctx, elements)), identical=None)
     large = _gradient(ctx, model, [LARGE[dtype]] * elements).double().max()
     wrong = not compared.equal and measured.tolerance <= gradient_shares.MOST_TOLERANCE
     return measured.model_copy(

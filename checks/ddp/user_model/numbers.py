@@ -1,4 +1,4 @@
-"""DD777 to DD781: gradients, parameters and losses that are not what DDP owes, or differ, or are not finite."""
+"""DD777 to DD781: gradients, parameters and losses that are wrong, differ between ranks or are not finite."""
 
 from collections.abc import Iterator
 

@@ -51,7 +51,7 @@ def driver_not_working(recording: Recording) -> Iterator[Draft]:
     """
     for code, group in by_cause(recording.facts(GpusFact), _failure).items():
         fault = nvml.fault_of(code, in_container=group[0].fact.in_container)
-        mend = by_operator(fault.mend, *fault.commands, scope=fault.scope, references=(nvml.NVML_API,))
+        repair = by_operator(fault.repair, *fault.commands, scope=fault.scope, references=(nvml.NVML_API,))
         yield proved(
             of_nodes(recording, group),
             f"The GPUs of {{who}} cannot be used: {fault.meaning}",
@@ -59,7 +59,7 @@ def driver_not_working(recording: Recording) -> Iterator[Draft]:
                 *tuple(dict.fromkeys(_nvml_evidence(node.fact) for node in group))[:LINES_OF_EVIDENCE],
                 *_log(recording, group),
             ),
-            mend,
+            repair,
             detail=_gpus_expected(group[0].fact),
             severity=severity_of_use(recording, group),
         )

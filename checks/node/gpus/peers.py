@@ -91,7 +91,7 @@ class _Limit:
     default: Callable[[Gpu], float | None]
     remedy: Remedy
 
-    def mend(self, hits: Hits, expected: float) -> Remedy:
+    def remedy_for(self, hits: Hits, expected: float) -> Remedy:
         """The remedy with what to set, and with what there was where all had the same."""
         was = {self.tell(gpu) for _, gpu in hits}
         undo = self.remedy.undo.replace("with the limit it had", f"{was.pop():g}") if len(was) == 1 else None
@@ -189,7 +189,7 @@ def _draft(
             expected,
             "the GPU's default" if alike else "most GPUs of the same model",
         ),
-        limit.mend(hits, expected),
+        limit.remedy_for(hits, expected),
         detail="All GPUs of the model are alike, so none waits for another; the job is slower than it could be."
         if alike
         else "In every step the other ranks wait for the slowest GPU.",

@@ -37,7 +37,7 @@ RESOLVE_LIMIT_S = 2.0
 
 
 def probe(ctx: Context) -> InterfacesFact:
-    """Read the interfaces and foretell the choices. Raises Failed where they cannot be listed."""
+    """Read the interfaces and predict the choices. Raises Failed where they cannot be listed."""
     try:
         found = ctx.interfaces()
     except OSError as error:

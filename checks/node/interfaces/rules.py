@@ -101,16 +101,16 @@ def address_families_differ(recording: Recording) -> Iterator[Draft]:
     fewer = min(old, new, key=len)
     sides = [interfaces.names(recording, (offer.node for offer in side)) for side in (new, old)]
     severity = Severity.WARNING if both and backend != "gloo" else Severity.ERROR
-    mended = (wording.one_family(recording, [*old, *new]),)
+    offered = (wording.one_family(recording, [*old, *new]),)
     yield finding(
         culprits(recording, [*old, *new] if len(old) == len(new) else fewer),
         f"{backend} gives out IPv6 addresses on {sides[0]} and IPv4 addresses on {sides[1]}",
         evidence(recording, [new[0], old[0]]),
-        *mended,
+        *offered,
         confidence=Confidence.PROVED if backend == "gloo" else Confidence.LIKELY,
         detail=_WHY_ONE_FAMILY[backend],
         severity=severity,
-        reproduced_by=reproduced_by(severity, mended),
+        reproduced_by=reproduced_by(severity, offered),
     )
 
 

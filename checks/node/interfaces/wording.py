@@ -179,23 +179,23 @@ def groups(offers: Sequence[Offer], kind: Kind, alike: Callable[[Offer], object]
 
 def draft(recording: Recording, group: Group, title: str, severity: Severity | None = None) -> Draft:
     """A finding about the nodes of a group; ``severity`` where it is not the group's own."""
-    severity, mended = severity or group.severity(), remedies(recording, group)
+    severity, offered = severity or group.severity(), remedies(recording, group)
     return finding(
         culprits(recording, group.sick),
         title,
         evidence(recording, group.sick),
-        *mended,
+        *offered,
         confidence=Confidence.PROVED if group.fault.sure else Confidence.POSSIBLE,
         detail=_what_happens(recording, group),
         severity=severity,
-        reproduced_by=reproduced_by(severity, mended),
+        reproduced_by=reproduced_by(severity, offered),
     )
 
 
-def reproduced_by(severity: Severity, mended: Sequence[Remedy]) -> Reproducer | None:
-    """Ranks that do not meet show the fault, where it stops them and a setting may mend it."""
+def reproduced_by(severity: Severity, offered: Sequence[Remedy]) -> Reproducer | None:
+    """Ranks that do not meet show the fault, where it stops them and a setting may fix it."""
     stops = severity is Severity.ERROR
-    return Reproducer(kind="meet") if stops and any(remedy.settings for remedy in mended) else None
+    return Reproducer(kind="meet") if stops and any(remedy.settings for remedy in offered) else None
 
 
 def culprits(recording: Recording, offers: Sequence[Offer]) -> tuple[Culprit, ...]:

@@ -138,12 +138,12 @@ _INSPECT = by_operator(
 )
 
 
-def _draft(recording: Recording, title: str, hits: list[Hit], mend: Remedy, severity: Severity) -> Draft:
+def _draft(recording: Recording, title: str, hits: list[Hit], repair: Remedy, severity: Severity) -> Draft:
     return likely(
         device_culprits(recording, hits),
         title,
         _evidence(recording, hits),
-        mend,
+        repair,
         detail="The kernel logged it between the first rank's start and the last one's end.",
         severity=asked_for(recording, severity),
     )

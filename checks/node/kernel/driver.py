@@ -41,7 +41,7 @@ def versions_differ(recording: Recording) -> Iterator[Draft]:
     seen = [node for node in recording.facts(KernelFact) if not _nvml_said_so(recording, node)]
     for (versions, module, in_container), group in by_cause(seen, _mismatch).items():
         if in_container:
-            mend = by_operator(
+            repair = by_operator(
                 "Remove the driver's libraries from the image; the container runtime brings those of the host.",
                 "ldconfig -p | grep libcuda",
                 scope="job",
@@ -49,7 +49,7 @@ def versions_differ(recording: Recording) -> Iterator[Draft]:
                 undo="build the image as before",
             )
         else:
-            mend = by_operator(
+            repair = by_operator(
                 "Reboot the node, or unload and load the NVIDIA kernel modules.",
                 "cat /proc/driver/nvidia/version",
                 "ldconfig -p | grep libcuda",
@@ -61,7 +61,7 @@ def versions_differ(recording: Recording) -> Iterator[Draft]:
             of_nodes(recording, group),
             f"libcuda {found} on {{who}} does not fit the loaded kernel module {module}",
             Evidence(text=f"libcuda: {found}; module: {module}", expected_from=_LIBRARY_FOLDERS),
-            mend,
+            repair,
             detail="Mostly the driver was updated while the old module stayed loaded.",
             severity=asked_for(recording, Severity.WARNING),
         )

@@ -1,4 +1,4 @@
-"""How findings speak of RDMA ports, and what mends them.
+"""How findings speak of RDMA ports, and their remedies.
 
 Sources: NCCL user guide (environment variables NCCL_IB_HCA, NCCL_IB_GID_INDEX; troubleshooting: networking issues,
 RDMA over Converged Ethernet, Docker) and the manual pages of ibstat, ibdiagnet and ip-link.

@@ -115,7 +115,7 @@ def p2p_over_pcie_unproved(recording: Recording) -> Iterator[Draft]:
 
     References
         NVIDIA/nccl issues 667 and 2079, pytorch/pytorch issue 79299, local-inference-lab/rtx6kpro
-        issue 15 (two GPUs, Intel): such hangs and what mended them
+        issue 15 (two GPUs, Intel): such hangs and what fixed them
         NVIDIA/nccl src/graph/paths.cc, ncclTopoCheckP2p; release notes of NCCL 2.23
     """
     if recording.options.command != "topology":

@@ -1,4 +1,4 @@
-"""How the rules about paths name hosts, GPUs and rates, and what mends a path that is not taken."""
+"""How the rules about paths name hosts, GPUs and rates, and the remedies for a path that is not taken."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -232,7 +232,7 @@ def use_hca(
 
 
 def name_hca(candidate: Remedy) -> Remedy:
-    """The same as a line to paste, where it mends another thing than the finding's own fault: not to be tried."""
+    """The same as a line to paste, where it fixes another thing than the finding's own fault: not to be tried."""
     lines = [f"export {setting.name}={setting.value}" for setting in candidate.settings]
     return candidate.model_copy(update={"settings": (), "commands": (*lines, *candidate.commands)})
 

@@ -87,7 +87,7 @@ class Fault:
     """One way in which NVML as a whole fails: what it means, and what fixes it."""
 
     meaning: str  # ends the sentence "On node0 …"
-    mend: str
+    repair: str
     commands: tuple[str, ...] = ()
     scope: Scope = "node"
 

@@ -89,7 +89,7 @@ def _late_draft(recording: Recording, late: Sequence[_Late], allowed_s: float) -
 
 
 def _crowd(recording: Recording) -> float:
-    """How many times longer ranks may take by right, because many share a core of their node."""
+    """How many times longer ranks may take where many share a core of their node."""
     world = recording.world or World()
     shares = (
         len(world.ranks_of(seen.node)) / (seen.fact.usable_cpus * RANKS_PER_CORE)
