@@ -61,8 +61,8 @@ def outcome(attempts: Sequence[Attempt]) -> str:
         return _passed([one.bytes_per_s for one in passed if one.bytes_per_s is not None], len(passed))
     ends = Counter(_end(attempt) for attempt in attempts)
     several = len(attempts) > 1
-    told = [f"{end}{f' ({times} of {len(attempts)})' if several else ''}" for end, times in ends.items()]
-    return ", ".join(told[:_MOST_ENDS]) + (" and others" if told[_MOST_ENDS:] else "")
+    endings = [f"{end}{f' ({times} of {len(attempts)})' if several else ''}" for end, times in ends.items()]
+    return ", ".join(endings[:_MOST_ENDS]) + (" and others" if endings[_MOST_ENDS:] else "")
 
 
 def _passed(rates: Sequence[float], trials: int) -> str:

@@ -218,8 +218,8 @@ def advertised_address_leads_elsewhere(recording: Recording) -> Iterator[Draft]:
     if not nodes and not paths:
         return
     wrong = paths or [path for path in matrix.misled_paths if set(path) & set(nodes)]
-    told = sorted({target for _, target in wrong})
-    who = nodes or told
+    targets = sorted({target for _, target in wrong})
+    who = nodes or targets
     given_out = ", ".join(_given_out(recording, matrix, wrong, who))
     met = {path[1]: matrix.seen[path].met_at for path in wrong}
     rest = {path[1]: peer.address for path, peer in matrix.seen.items() if path[1] not in met}
@@ -254,14 +254,14 @@ def _told_by_interfaces(recording: Recording) -> set[int]:
 
 def dials_seen(recording: Recording, matrix: Matrix, paths: list[Path]) -> tuple[Evidence, ...]:
     """Some of the dials that failed, how many there are, and one that shows what works."""
-    told = [Evidence(text=_dial(recording, path, matrix.seen[path])) for path in paths[:PATHS_SHOWN]]
+    evidence = [Evidence(text=_dial(recording, path, matrix.seen[path])) for path in paths[:PATHS_SHOWN]]
     works = [path for path, peer in matrix.seen.items() if peer.connect_s is not None]
     shown = [path for path in works if path[::-1] in paths] or works
-    told += [Evidence(text=_dial(recording, path, matrix.seen[path])) for path in shown[:1]]
+    evidence += [Evidence(text=_dial(recording, path, matrix.seen[path])) for path in shown[:1]]
     if len(paths) > PATHS_SHOWN:
         text = "paths on which no connection came about"
-        told.append(Evidence(text=text, value=len(paths), expected=0))
-    return tuple(told)
+        evidence.append(Evidence(text=text, value=len(paths), expected=0))
+    return tuple(evidence)
 
 
 def _dial(recording: Recording, path: Path, peer: PeerConnectivity) -> str:

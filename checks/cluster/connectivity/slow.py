@@ -134,8 +134,8 @@ def _explained(matrix: Matrix) -> Blame:
 
 
 def _is_told(path: Path, explained: Blame) -> bool:
-    told = {path, path[::-1]} & set(explained.paths)
-    return explained.everyone or bool(told) or bool(set(path) & set(explained.nodes))
+    explained_ways = {path, path[::-1]} & set(explained.paths)
+    return explained.everyone or bool(explained_ways) or bool(set(path) & set(explained.nodes))
 
 
 # The ranks run all the same: they are tested on what the job would use.

@@ -99,10 +99,10 @@ def ranks_differ(recording: Recording) -> Iterator[Draft]:
         )
 
 
-def _title(group: Sequence[Difference[Who]], few: str, many: str, told: str) -> str:
+def _title(group: Sequence[Difference[Who]], few: str, many: str, values: str) -> str:
     parts, names = group[0].split, name_list([difference.name for difference in group])
     if parts.usual is None:
-        return f"{names} {'is' if len(group) == 1 else 'are'} not set alike: {told}"
+        return f"{names} {'is' if len(group) == 1 else 'are'} not set alike: {values}"
     alone = len(parts.few) == 1
     if len(group) == 1:
         return f"{few} {'has' if alone else 'have'} {differences.odd_values(parts)} where {many} have {parts.usual}"
@@ -128,10 +128,10 @@ def _between_nodes(recording: Recording) -> Iterator[Difference[int]]:
     names = {name for fact in environments.values() for name in fact.variables}
     job = _job(recording)
     for name in sorted(names.difference(_within_nodes(recording), settings_told(recording))):
-        told = {
+        values = {
             node: fact.variables.get(name) for node, fact in environments.items() if name not in fact.withheld
         }
-        difference = _difference(name, told, job)
+        difference = _difference(name, values, job)
         if difference is not None:
             yield difference
 
@@ -139,12 +139,12 @@ def _between_nodes(recording: Recording) -> Iterator[Difference[int]]:
 def _between_ranks(recording: Recording, silent: int) -> Iterator[Difference[Place]]:
     """All ranks are compared, of all nodes, in what parts the ranks of one node."""
     job = _job(recording)
-    for name, told in _within_nodes(recording).items():
-        difference = _difference(name, told, job, len(told) + silent, within_a_node=True)
+    for name, values in _within_nodes(recording).items():
+        difference = _difference(name, values, job, len(values) + silent, within_a_node=True)
         if difference is None:
             continue
         if (
-            agreement.is_of_a_host(name) and len({node for node, _ in told}) > 1
+            agreement.is_of_a_host(name) and len({node for node, _ in values}) > 1
         ):  # most mean nothing elsewhere
             difference = replace(difference, split=replace(difference.split, usual=None))
         yield difference
@@ -160,33 +160,33 @@ def _told_by_ranks(recording: Recording) -> Mapping[str, Mapping[Place, str | No
     names = {name for node in facts for one in node.fact.ranks.values() for name in one.variables}
     found: dict[str, Mapping[Place, str | None]] = {}
     for name in sorted(names):
-        told = {
+        values = {
             (node.node, local): one.variables.get(name)
             for node in facts
             for local, one in node.fact.ranks.items()
             if name not in one.withheld
         }
         does = defaultdict(set)
-        for (node, _), value in told.items():
+        for (node, _), value in values.items():
             does[node].add(effective(name, value))
         if any(len(values) > 1 for values in does.values()):
-            found[name] = told
+            found[name] = values
     return found
 
 
 def _difference(
     name: str,
-    told: Mapping[Who, str | None],
+    values: Mapping[Who, str | None],
     job: agreement.Job,
     there_are: int = 0,
     *,
     within_a_node: bool = False,
 ) -> Difference[Who] | None:
     """What one variable, by who has which value, amounts to; None where it is set alike or may differ."""
-    if len(set(told.values())) < 2:
+    if len(set(values.values())) < 2:
         return None
-    does = {who: effective(name, value) for who, value in told.items()}
-    found = split({who: (does[who], _as_set(name, value)) for who, value in told.items()}, there_are)
+    does = {who: effective(name, value) for who, value in values.items()}
+    found = split({who: (does[who], _as_set(name, value)) for who, value in values.items()}, there_are)
     at_stake = agreement.difference(name, frozenset(does.values()), job, within_a_node=within_a_node)
     if found is None or at_stake is None:
         return None

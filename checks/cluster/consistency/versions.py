@@ -78,9 +78,9 @@ def draft_of(
     )
 
 
-def _named(name: str, told: str) -> str:
+def _named(name: str, text: str) -> str:
     """What was told of a setting names it already (``NCCL_ALGO=Tree on node3``)."""
-    return told if told.startswith(name) else f"{name}: {told}"
+    return text if text.startswith(name) else f"{name}: {text}"
 
 
 @rule("DD553", "clocks-apart", Severity.WARNING, ConsistencyFact)
@@ -219,12 +219,13 @@ class _Component:
 
     def difference(self, software: Mapping[int, Software]) -> Difference[int] | None:
         """How the nodes differ, of those on which it is known."""
-        told = {node: version for node, fact in software.items() if (version := self.tell(fact))}
-        found = split({node: (version, version) for node, version in told.items()})
+        versions_by_node = {node: version for node, fact in software.items() if (version := self.tell(fact))}
+        found = split({node: (version, version) for node, version in versions_by_node.items()})
         if found is None:
             return None
         one_series = (
-            self.series < _ALL and len({release(version)[: self.series] for version in told.values()}) == 1
+            self.series < _ALL
+            and len({release(version)[: self.series] for version in versions_by_node.values()}) == 1
         )
         severity = Severity.INFO if one_series else self.severity
         return Difference(self.name, found, severity, self.effect, self.source)

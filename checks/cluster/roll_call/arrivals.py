@@ -139,13 +139,18 @@ def disagree(recording: Recording) -> Iterator[Draft]:
 
 
 def _different_numbers(recording: Recording, fact: RollCallFact) -> Draft:
-    told: dict[int, list[str]] = defaultdict(list)
+    hosts_by_number: dict[int, list[str]] = defaultdict(list)
     for node in fact.present:
-        told[node.nnodes].append(node.hostname)
-    most = max(map(len, told.values()), default=0)
-    usual = [number for number, hosts in told.items() if len(hosts) == most]
-    odd = [host for number, hosts in told.items() if len(usual) == 1 and number != usual[0] for host in hosts]
-    each = "; ".join(f"{name_list(hosts)}: {number}" for number, hosts in sorted(told.items()))
+        hosts_by_number[node.nnodes].append(node.hostname)
+    most = max(map(len, hosts_by_number.values()), default=0)
+    usual = [number for number, hosts in hosts_by_number.items() if len(hosts) == most]
+    odd = [
+        host
+        for number, hosts in hosts_by_number.items()
+        if len(usual) == 1 and number != usual[0]
+        for host in hosts
+    ]
+    each = "; ".join(f"{name_list(hosts)}: {number}" for number, hosts in sorted(hosts_by_number.items()))
     return proved(
         tuple(
             Culprit(kind="node", node=host, node_rank=_rank_of(fact, host), name="--nnodes") for host in odd

@@ -77,10 +77,10 @@ def busy(recording: Recording) -> Mapping[int, BusyGpu | None]:
 
 
 def _busy(recording: Recording) -> Iterator[tuple[int, BusyGpu | None]]:
-    told = {node.node: node.fact for node in recording.facts(GpusFact) if node.fact.gpus}
-    by_uuid = {(node, gpu.uuid): gpu for node, fact in told.items() for gpu in busy_gpus(fact)}
+    gpus_by_node = {node.node: node.fact for node in recording.facts(GpusFact) if node.fact.gpus}
+    by_uuid = {(node, gpu.uuid): gpu for node, fact in gpus_by_node.items() for gpu in busy_gpus(fact)}
     for gpu in recording.facts(GpuSpeedFact):
-        if gpu.node in told:
+        if gpu.node in gpus_by_node:
             if (gpu.node, gpu.fact.gpu_uuid) in by_uuid:
                 yield rank_of(gpu), by_uuid[gpu.node, gpu.fact.gpu_uuid]
         elif _is_crowded(gpu.fact):

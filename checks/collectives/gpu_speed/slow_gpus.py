@@ -80,14 +80,14 @@ def _grade(rates: Slow, limited: frozenset[tuple[int, str]]) -> Severity:
 
 
 def _slower_draft(recording: Recording, slow: Slow, severity: Severity) -> Draft:
-    gpus, told = _gpus(slow), severity is Severity.INFO
+    gpus, is_known = _gpus(slow), severity is Severity.INFO
     who = capital(ranks_at(recording, map(rank_of, gpus)))
     return proved(
         _culprits(recording, gpus),
         f"{who}: {_how_slow(slow)} than on the other {slow[0].others} {slow[0].gpu.fact.gpu_name}",
         (*_rates(recording, slow), *comparison.evidence(recording, gpus, gpus)),
-        *(() if told else comparison.remedies(recording, gpus)),
-        detail=f"This is what the lowered power limit costs (DD318). {_DETAIL}" if told else _DETAIL,
+        *(() if is_known else comparison.remedies(recording, gpus)),
+        detail=f"This is what the lowered power limit costs (DD318). {_DETAIL}" if is_known else _DETAIL,
         severity=severity,
     )
 
@@ -279,7 +279,7 @@ def _lines(recording: Recording, gpus: Sequence[Measured]) -> Iterator[Evidence]
     slower = _times_slower(recording)
     for gpu in gpus[:LINES_OF_EVIDENCE]:
         shares = gpu.fact.load.clock_events
-        told = ", ".join(f"{name} in {shares[name]:.0%}" for name in _in_force(gpu.fact))
+        reasons = ", ".join(f"{name} in {shares[name]:.0%}" for name in _in_force(gpu.fact))
         factor = slower.get(rank_of(gpu), 1.0)
         rate = (
             f"; {comparison.slower(factor)} than its peers"
@@ -287,7 +287,7 @@ def _lines(recording: Recording, gpus: Sequence[Measured]) -> Iterator[Evidence]
             else ""
         )
         yield Evidence(
-            text=f"{rank_at(recording, rank_of(gpu))}: {told} of {gpu.fact.load.looks} looks{rate}",
+            text=f"{rank_at(recording, rank_of(gpu))}: {reasons} of {gpu.fact.load.looks} looks{rate}",
             expected_from="none of them in a well cooled and well fed GPU",
         )
 

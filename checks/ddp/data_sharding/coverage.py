@@ -51,13 +51,13 @@ def shards_overlap_or_leave_out(recording: Recording) -> Iterator[Draft]:
         https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
     """
     facts = by_rank(recording)
-    told = {"next_epoch"} if _deaf(facts) else set()
+    reported = {"next_epoch"} if _deaf(facts) else set()
     for shares in cases(facts):
         if behind({rank: len(share.first) for rank, share in shares.items()}):
             continue
         length, drop_last = _of(shares)
         for name, when in _PASSES.items():
-            if name in told:
+            if name in reported:
                 continue
             held = {rank: getattr(share, name) for rank, share in shares.items()}
             seen = judge_indices(held, length, drop_last)

@@ -212,11 +212,11 @@ def initial_state_not_from_rank_0(recording: Recording) -> Iterator[Draft]:
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     facts = {seen.rank or 0: seen.fact for seen in recording.facts(InitialState)}
-    told = _told_by_dd712(recording)
+    reported = _told_by_dd712(recording)
     off = [
         one
         for rank, fact in facts.items()
-        if fact.source_rank in facts and rank not in told
+        if fact.source_rank in facts and rank not in reported
         for one in _off(rank, fact, facts)
     ]
     groups: dict[str, list[_Off]] = defaultdict(list)
@@ -224,7 +224,7 @@ def initial_state_not_from_rank_0(recording: Recording) -> Iterator[Draft]:
         groups[one.holds].append(one)
     # Rank 0 has nothing to receive: only a rank that got it right shows that the others could have.
     receivers = {rank for rank, fact in facts.items() if rank != fact.source_rank}
-    blameless = receivers <= {one.rank for one in off} | told
+    blameless = receivers <= {one.rank for one in off} | reported
     for group in groups.values():
         yield _draft(recording, group, facts[group[0].rank].source_rank, blameless)
 

@@ -108,17 +108,17 @@ def _unequal(
     odd = [one for one, _ in parted] or [one for one, _ in lacking]
     fact, local = lacking[0][0].fact, lacking[0][1]
     frozen = [(one, here.frozen) for one, here in lacking if here.frozen.count]
-    told = f"; {_parting_words(*parted[0])}" if parted else ""
-    told = (
+    reason = f"; {_parting_words(*parted[0])}" if parted else ""
+    reason = (
         f"; the forward takes requires_grad from {names(frozen[0][1])} there"
         if frozen and not parted
-        else told
+        else reason
     )
     sure = 2 * len(odd) < fact.world_size
     return proved(
         (*(culprits(recording, odd) if sure else ()), *_lines(parted)),
         f"{names(local.unused)} of {fact.model} {_get(local.unused.count)} no gradient on"
-        f" {_where(recording, lacking)}{told}",
+        f" {_where(recording, lacking)}{reason}",
         tuple(
             Evidence(
                 text=f"without a gradient on rank {rank(one)}: {names(here.unused)}",

@@ -332,7 +332,7 @@ def _other_gradients(recording: Recording, apart: list[FactAt[UserModel]]) -> Dr
     first = apart[0]
     peer = by_rank.get(first.fact.same_batch_peer or 0, first)
     hooks = _hooks_of_one(first, peer)
-    told = f": {hooks[0][0]} alone has a hook on {hooks[0][1]}{at(hooks[0][2])}" if hooks else ""
+    hook = f": {hooks[0][0]} alone has a hook on {hooks[0][1]}{at(hooks[0][2])}" if hooks else ""
     is_sure = 2 * len(apart) < first.fact.world_size
     parameters = grouped((one.fact.apart, one) for one in apart)
     return likely(
@@ -342,7 +342,7 @@ def _other_gradients(recording: Recording, apart: list[FactAt[UserModel]]) -> Dr
         ),
         f"The same batch, seed and parameters of {first.fact.model} give another gradient of"
         f" {names(first.fact.apart)} on {on_ranks(recording, apart)} than on {on_ranks(recording, [peer])}"
-        + told,
+        + hook,
         (
             *(
                 Evidence(

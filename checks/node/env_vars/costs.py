@@ -104,13 +104,13 @@ def old_cure(recording: Recording) -> Iterable[Draft]:
     if recording.options.command == "prolog":
         return ()
     forbids = any(found.forbidding_level for found in staged(recording))  # DD437 tells
-    told = differing(recording) | ({GDR_LEVEL} if forbids else set())
-    return say(recording, lambda node: _cures(node, told))
+    reported = differing(recording) | ({GDR_LEVEL} if forbids else set())
+    return say(recording, lambda node: _cures(node, reported))
 
 
-def _cures(node: InForce, told: frozenset[str]) -> Iterator[Draft]:
+def _cures(node: InForce, reported: frozenset[str]) -> Iterator[Draft]:
     elsewhere = {name for found in conflicts(node.values, node.nccl) for name in found.names}
-    elsewhere |= told | {name for name, _ in _of_kind(node, "unsafe") if _risks(node, name)}
+    elsewhere |= reported | {name for name, _ in _of_kind(node, "unsafe") if _risks(node, name)}
     for name, effect in _of_kind(node, "slows"):
         if name in elsewhere or not _costs(node, name):
             continue

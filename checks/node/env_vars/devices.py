@@ -47,10 +47,10 @@ def absent_interface(recording: Recording) -> Iterator[Draft]:
     world = recording.world
     if world is None or recording.options.command == "prolog":
         return
-    told = recording.trials or world.nnodes > 1
+    matters = recording.trials or world.nnodes > 1
     for name, backend in _READERS:
         own = backend == world.backend
-        if own and told:
+        if own and matters:
             continue
         severity = None if own else Severity.WARNING if backend == "gloo" else Severity.INFO
         groups = by_cause(recording.facts(InterfacesFact), partial(_absent, name, backend))

@@ -272,7 +272,7 @@ def _in_force(recording: Recording) -> Iterator[InForce]:
         own = seen.fact.variables
         has_files = seen.node in files and seen.node not in rccl  # that has ~/.rccl.conf
         added = set_by_files(files_read(recording, files[seen.node])) if has_files else {}
-        ours = {name: told for name, told in added.items() if name not in own and _is_nccls(name)}
+        ours = {name: value for name, value in added.items() if name not in own and _is_nccls(name)}
         yield InForce(
             seen=seen,
             values={**own, **{name: value for name, (value, _) in ours.items()}},

@@ -114,10 +114,10 @@ def _inconsistent(
     launcher: Launcher | None,
     severity: Severity | None = None,
 ) -> Draft:
-    told = ("TORCHELASTIC_RUN_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+    signs = ("TORCHELASTIC_RUN_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
     saw = {
         name: env[name]
-        for name in dict.fromkeys((*names, *launch_variables.RENDEZVOUS, *told))
+        for name in dict.fromkeys((*names, *launch_variables.RENDEZVOUS, *signs))
         if name in env
     }
     return setting_draft(

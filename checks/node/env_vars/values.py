@@ -45,9 +45,9 @@ def value_read_otherwise(recording: Recording) -> Iterable[Draft]:
 
 def _misread_values(fact: EnvVars, installed: Installed) -> Iterator[Draft]:
     """Values that do not do what they say."""
-    told = {name for found in conflicts(fact.variables, ()) if found.fails(()) for name in found.names}
+    reported = {name for found in conflicts(fact.variables, ()) if found.fails(()) for name in found.names}
     for value in settings_read.misread_values(fact.variables, installed):
-        if value.found.fate == "misread" and value.variable.name not in told:
+        if value.found.fate == "misread" and value.variable.name not in reported:
             yield _value(value, Severity.INFO if value.found.harmless else None)
 
 
@@ -125,14 +125,14 @@ def without_effect(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    told = settings_told(recording)
-    return say(recording, lambda node: _idle(node, told))
+    reported = settings_told(recording)
+    return say(recording, lambda node: _idle(node, reported))
 
 
-def _idle(node: InForce, told: frozenset[str]) -> Iterator[Draft]:
+def _idle(node: InForce, reported: frozenset[str]) -> Iterator[Draft]:
     for row, idle_names in silenced(node.values):
         names = tuple(name for name in idle_names if misread(name, node.values[name]) is None)
-        if row.name in told or not names:
+        if row.name in reported or not names:
             continue
         pairs = node.listed((*([row.name] if row.name in node.values else []), *names))
         verb = "does" if len(names) == 1 else "do"

@@ -127,8 +127,8 @@ def repair_waits(recording: Recording) -> Iterator[Draft]:
 
 
 def _pending(gpu: Gpu) -> Severity | None:
-    told = recovery(gpu) is not None or gpu.ecc_volatile_uncorrected or gpu.row_remap_failed
-    if told or not repair_pending(gpu):
+    reported = recovery(gpu) is not None or gpu.ecc_volatile_uncorrected or gpu.row_remap_failed
+    if reported or not repair_pending(gpu):
         return None  # DD304, DD307 and DD312 say that a reset is due, or does not help
     return Severity.ERROR if gpu.page_retirement_pending_double_bit else Severity.WARNING
 

@@ -231,12 +231,12 @@ def firmware_differs(recording: Recording) -> Iterator[Draft]:
 
 def _odd(hits: Hits, tell: Callable[[Gpu], str | None]) -> Hits:
     """Those that differ from most; all where there is no majority."""
-    told = [hit for hit in hits if tell(hit[1])]
-    values = Counter(tell(gpu) for _, gpu in told)
+    known = [hit for hit in hits if tell(hit[1])]
+    values = Counter(tell(gpu) for _, gpu in known)
     if len(values) < 2:
         return []
     usual, count = values.most_common(1)[0]
-    return [hit for hit in told if tell(hit[1]) != usual] if 2 * count > len(told) else told
+    return [hit for hit in known if tell(hit[1]) != usual] if 2 * count > len(known) else known
 
 
 def _odd_sizes(hits: Hits) -> Hits:

@@ -191,9 +191,9 @@ def no_usable_interface(recording: Recording) -> Iterator[Draft]:
         first = group.sick[0]
         if first.backend == "gloo" and first.setting and values.misread(GLOO_IFNAME, first.setting):
             continue  # DD122 names a value that gloo cannot take
-        told = f"{shown(first.choice.setting, first.setting or '')}: " if first.choice.setting else ""
+        choice = f"{shown(first.choice.setting, first.setting or '')}: " if first.choice.setting else ""
         title = (
-            f"{group.backend} has no usable interface on {group.nodes(recording)}: {told}{group.fault.why}"
+            f"{group.backend} has no usable interface on {group.nodes(recording)}: {choice}{group.fault.why}"
         )
         yield draft(recording, group, title)
 
@@ -220,11 +220,11 @@ def address_hidden_from_other_nodes(recording: Recording) -> Iterator[Draft]:
     """
     for group in groups(offers_of(recording), "hidden", lambda offer: (offer.setting, offer.address)):
         first = group.sick[0]
-        told = (
+        choice = (
             f", because of {shown(first.choice.setting, first.setting or '')}" if first.choice.setting else ""
         )
         title = (
             f"{group.backend} on {group.nodes(recording)} gives out {group.given_out}"
-            f" ({first.choice.interface}){told}: {group.fault.why}"
+            f" ({first.choice.interface}){choice}: {group.fault.why}"
         )
         yield draft(recording, group, title)

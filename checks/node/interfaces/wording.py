@@ -32,12 +32,12 @@ def given_out(offers: Sequence[Offer]) -> str:
 
 
 def use_interface(
-    recording: Recording, offers: Sequence[Offer], better: Better, told: Sequence[Offer] = ()
+    recording: Recording, offers: Sequence[Offer], better: Better, replaced: Sequence[Offer] = ()
 ) -> Remedy:
     """Name the interfaces of all these nodes. ``told`` are those on which the variable has another value now."""
     why = "it is in the network that all nodes share" if better.shared else "it may lead to the other nodes"
     known = {offer.node: {interface.name for interface in offer.interfaces} for offer in offers}
-    old = [offer.setting for offer in told if offer.setting]
+    old = [offer.setting for offer in replaced if offer.setting]
     return name_interfaces(recording, offers[0].backend, known, better.interfaces, why, old)
 
 

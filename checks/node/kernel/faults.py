@@ -99,8 +99,8 @@ def failed_to_start(recording: Recording) -> Iterator[Draft]:
         unlisted = view.gpus.unlisted() if view.gpus is not None else ()
         for device in (hit.device,) if hit.device else unlisted:
             gpu = view.gpu(device)
-            told = view.gpus is not None and (gpu is not None or device in unlisted)
-            if view.concerns(device) and not told and (gpu is None or gpu.error is not None):
+            reported = view.gpus is not None and (gpu is not None or device in unlisted)
+            if view.concerns(device) and not reported and (gpu is None or gpu.error is not None):
                 severity = Severity.WARNING if view.gpus is None else Severity.ERROR
                 groups.setdefault(severity, []).append(Hit(view, device, hit.event))
     for severity, hits in groups.items():

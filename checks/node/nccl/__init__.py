@@ -36,11 +36,11 @@ def probe(ctx: Context) -> NcclFact:
     files = nccl_interface.conf_files(ctx)
     added = set_by_files(files)
     own = {name: ctx.env[name] for name in (*added, *_NAMES_OF_LIBRARIES) if name in ctx.env}
-    told, _ = open_and_withheld({**{name: value for name, (value, _) in added.items()}, **own})
-    env = {name: told[name] for name in _NAMES_OF_LIBRARIES if name in told}
+    values, _ = open_and_withheld({**{name: value for name, (value, _) in added.items()}, **own})
+    env = {name: values[name] for name in _NAMES_OF_LIBRARIES if name in values}
     return NcclFact(
         conf=files,
-        overruled={name: told[name] for name in added if name in own and name in told},
+        overruled={name: values[name] for name in added if name in own and name in values},
         plugins=tuple(_plugins(ctx, env)),
         network=env.get("NCCL_NET") or None,
         efa_devices=rdma.efa_names(ctx),

@@ -47,9 +47,9 @@ def nccl_conf_in_force(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    for told, group in _alike(recording, _in_force):
-        path = told[0].rpartition(":")[0].rpartition(" (")[2]
-        yield _draft(recording, group, f"{path} sets {_count(told)} of NCCL on {{who}}", told)
+    for lines, group in _alike(recording, _in_force):
+        path = lines[0].rpartition(":")[0].rpartition(" (")[2]
+        yield _draft(recording, group, f"{path} sets {_count(lines)} of NCCL on {{who}}", lines)
 
 
 def _in_force(files: tuple[ConfFile, ...], fact: NcclFact) -> Iterator[tuple[str, ...]]:
@@ -79,11 +79,11 @@ def nccl_conf_overruled(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    for (is_system, *told), group in _alike(recording, _overruled):
+    for (is_system, *lines), group in _alike(recording, _overruled):
         severity = Severity.INFO if is_system == "system" else None
         remedy = _edit("Delete the line, or unset the variable")
-        title = f"The environment overrules {_count(told)} in nccl.conf on {{who}}"
-        yield _draft(recording, group, title, told, remedy, severity=severity)
+        title = f"The environment overrules {_count(lines)} in nccl.conf on {{who}}"
+        yield _draft(recording, group, title, lines, remedy, severity=severity)
 
 
 def _overruled(files: tuple[ConfFile, ...], fact: NcclFact) -> Iterator[tuple[str, ...]]:
@@ -118,10 +118,12 @@ def nccl_conf_line_without_effect(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    for told, group in _alike(recording, lambda files, _: _useless(files)):
-        title = f"{_count(told, 'line')} of nccl.conf on {{who}} {'does' if len(told) == 1 else 'do'} nothing"
+    for lines, group in _alike(recording, lambda files, _: _useless(files)):
+        title = (
+            f"{_count(lines, 'line')} of nccl.conf on {{who}} {'does' if len(lines) == 1 else 'do'} nothing"
+        )
         remedy = _edit("Write NAME=value from the first column on, without export, quotes and blanks")
-        yield _draft(recording, group, title, told, remedy)
+        yield _draft(recording, group, title, lines, remedy)
     for problem, group in _by_problem(recording):
         title, remedy = (
             f"NCCL_CONF_FILE on {{who}} is not read: {problem}",
@@ -180,8 +182,8 @@ def _alike(recording: Recording, tell: _Teller) -> Iterator[tuple[tuple[str, ...
     """What ``tell`` says of each node's files, with the nodes of which it says the same."""
     groups: dict[tuple[str, ...], list[FactAt[NcclFact]]] = {}
     for node in recording.facts(NcclFact):
-        for told in tell(files_read(recording, node), node.fact):
-            groups.setdefault(told, []).append(node)
+        for lines in tell(files_read(recording, node), node.fact):
+            groups.setdefault(lines, []).append(node)
     yield from groups.items()
 
 
@@ -285,14 +287,14 @@ def _difference_draft(
     from_file: list[FactAt[NcclFact]],
     stake: Agreement,
 ) -> Draft:
-    told = [
+    stakes = [
         f"{host(recording, node)}: {f'{name} unset' if value is None else shown(name, value)}"
         for node, value in list(has.items())[:_NODES_SHOWN]
     ]
     return likely(
         of_nodes(recording, from_file),
         f"nccl.conf on {{who}} sets {name} otherwise than the other nodes have it",
-        Evidence(text="; ".join(told), expected_from=stake.source),
+        Evidence(text="; ".join(stakes), expected_from=stake.source),
         _SAME_FILE,
         detail=f"{name}: {stake.effect}.",
         severity=_SEVERITY[stake.weight],

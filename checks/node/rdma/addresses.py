@@ -196,12 +196,16 @@ def index_elsewhere(recording: Recording) -> Iterator[Draft]:
         for name, value in entry.fact.settings.items()
         if name in (INDEX, *SEARCH_SETTINGS)
     }
-    told = ", ".join(shown(name, value) for name, value in settings.items())
+    shown_settings = ", ".join(shown(name, value) for name, value in settings.items())
     old = [entry for entry in astray if entry.nccl is not None and entry.nccl < SEARCHES_SINCE]
     remedies = [_common(recording), UPGRADE_NCCL] if old else [unset_index(settings)]
     detail = "The table has an IPv4 entry of RoCE v2 at another index."
     yield _draft(
-        recording, astray, f"{told} leads to an entry that other nodes do not reach", remedies, detail
+        recording,
+        astray,
+        f"{shown_settings} leads to an entry that other nodes do not reach",
+        remedies,
+        detail,
     )
 
 

@@ -103,11 +103,11 @@ def matches_nothing(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-hca
     """
     for (value, missing, fatal), group in by_cause(users(recording), _unmatched).items():
-        told = shown(HCA, value)
+        setting = shown(HCA, value)
         title = (
-            f"{told} allows none of the RDMA ports that are up on {node_names(recording, group)}"
+            f"{setting} allows none of the RDMA ports that are up on {node_names(recording, group)}"
             if fatal
-            else f"{told} names {name_list(missing)}, not to be found on {node_names(recording, group)}"
+            else f"{setting} names {name_list(missing)}, not to be found on {node_names(recording, group)}"
         )
         detail = (
             "NCCL then takes TCP without a word, and cannot connect to nodes that use RDMA."

@@ -187,14 +187,14 @@ def _different(recording: Recording, board: str, versions: dict[str, list[Hit]])
     counts = sorted(versions.items(), key=lambda one: (-len(one[1]), one[0]))
     few = [hit for _, hits in counts[1:] for hit in hits]
     usual_one = 2 * len(counts[0][1]) > len(counts[0][1]) + len(few)
-    told = [f"{version} on {len(hits)} ({_whose(recording, hits)})" for version, hits in counts]
+    listed = [f"{version} on {len(hits)} ({_whose(recording, hits)})" for version, hits in counts]
     return possible(
         (
             Culprit(kind="nic", node=host(recording, node), node_rank=node, name=hca.name)
             for node, hca, _ in (few if usual_one else ())
         ),
         f"RDMA devices of model {board} have different firmware: {name_list([version for version, _ in counts])}",
-        Evidence(text="; ".join(told[:6])),
+        Evidence(text="; ".join(listed[:6])),
         _UPDATE,
         detail="Most versions work together. It is the first difference to look at where a rail misbehaves.",
     )

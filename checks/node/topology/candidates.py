@@ -120,9 +120,11 @@ def p2p_over_pcie_unproved(recording: Recording) -> Iterator[Draft]:
     """
     if recording.options.command != "topology":
         return
-    told = nodes_nccl_ran_on(recording.trials) | hosts_crossing_sockets(recording)
+    tested = nodes_nccl_ran_on(recording.trials) | hosts_crossing_sockets(recording)
     seen = [
-        node for node in recording.facts(TopologyFact) if node.node not in told and not tree_hidden(node.fact)
+        node
+        for node in recording.facts(TopologyFact)
+        if node.node not in tested and not tree_hidden(node.fact)
     ]
     open_paths = {one.node: _open_paths(recording, one) for one in seen}
     groups: dict[_Paths, list[FactAt[TopologyFact]]] = {}

@@ -139,8 +139,8 @@ def bonded(gpus: Sequence[WiredGpu], p2p: Mapping[str, Pairs]) -> Iterator[tuple
         for two in gpus[at + 1 :]:
             straight = min(_to_gpu(one, two), _to_gpu(two, one))
             switched = min(_of_kind(one, "switch"), _of_kind(two, "switch"))
-            told = peers.get(one.column, {}).get(two.column) == "OK"
-            unknown = min(_of_kind(one, None), _of_kind(two, None)) if told else 0
+            is_ok = peers.get(one.column, {}).get(two.column) == "OK"
+            unknown = min(_of_kind(one, None), _of_kind(two, None)) if is_ok else 0
             if links := straight or switched or unknown:
                 yield one.column, two.column, links
 

@@ -316,8 +316,8 @@ def nvlinks_missing(recording: Recording) -> Iterator[Draft]:
 
 def _shortfalls(fact: TopologyFact) -> tuple[Shortfall, ...] | None:
     pairs = {(one, two): link_codes.nvlinks(code) for one, two, code in fact.gpu_pairs()}
-    told = {down.gpu for down in links_down(fact)}  # DD406 says it, and which links
-    left_out = told.union(fact.mig_gpus)
+    reported = {down.gpu for down in links_down(fact)}  # DD406 says it, and which links
+    left_out = reported.union(fact.mig_gpus)
     return tuple(short for short in shortfalls(fact.gpus, pairs) if not left_out & set(short.gpus)) or None
 
 

@@ -84,8 +84,8 @@ def _pairs_told(
     gpus: Sequence[str], answers: Mapping[str, Mapping[str, str]]
 ) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     for one, two in combinations(gpus, 2):
-        told = [answers.get(a, {}).get(b) for a, b in ((one, two), (two, one))]
-        words = tuple(dict.fromkeys(word for word in told if word is not None))
+        both = [answers.get(a, {}).get(b) for a, b in ((one, two), (two, one))]
+        words = tuple(dict.fromkeys(word for word in both if word is not None))
         if words:
             yield one, two, words
 
@@ -104,8 +104,8 @@ def _make_hosts(recording: Recording) -> Iterator[Host]:
         asked = [table for table in tables if table.asked]
         words: dict[Pair, tuple[str, ...]] = {}
         for table in asked or tables:
-            for one, two, told in table.pairs:
-                words[one, two] = tuple(dict.fromkeys((*words.get((one, two), ()), *told)))
+            for one, two, said_words in table.pairs:
+                words[one, two] = tuple(dict.fromkeys((*words.get((one, two), ()), *said_words)))
         matrix = matrices.get(node)
         joined = {(one, two): code for one, two, code in matrix.gpu_pairs()} if matrix else {}
         settings = matrix.nccl_settings if matrix else {}

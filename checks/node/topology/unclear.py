@@ -102,11 +102,11 @@ def amd_not_supported(recording: Recording) -> Iterator[Draft]:
             f"{number} {'pair' if number == 1 else 'pairs'} over {kind}" for kind, number in counts.items()
         )
         nodes = len(set(fact.numa_node.values()))
-        told = [links] * bool(links) + [f"{nodes} NUMA nodes"] * bool(nodes)
+        contents = [links] * bool(links) + [f"{nodes} NUMA nodes"] * bool(nodes)
         yield proved(
             NOBODY,
             f"AMD GPUs are not supported yet: the topology of {len(fact.gpus)} was read, not judged",
-            (Evidence(text=text) for text in told),
+            (Evidence(text=text) for text in contents),
             detail="The verdict is unsure, whatever else stands in the text.",
         )
 

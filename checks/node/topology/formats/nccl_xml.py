@@ -183,10 +183,12 @@ class _Host:
     def _numbered(self) -> list[_Gpu]:
         """The GPUs with their names in the matrix, in order."""
         numbers = [gpu.dev for gpu in self.gpus]
-        told = None not in numbers and len(set(numbers)) == len(numbers)
-        ordered = sorted(self.gpus, key=lambda gpu: (gpu.dev or 0, "") if told else (0, gpu.device.bus_id))
+        are_numbered = None not in numbers and len(set(numbers)) == len(numbers)
+        ordered = sorted(
+            self.gpus, key=lambda gpu: (gpu.dev or 0, "") if are_numbered else (0, gpu.device.bus_id)
+        )
         for at, gpu in enumerate(ordered):
-            gpu.device = gpu.device.model_copy(update={"name": f"GPU{gpu.dev if told else at}"})
+            gpu.device = gpu.device.model_copy(update={"name": f"GPU{gpu.dev if are_numbered else at}"})
         return ordered
 
     # --- the matrix ------------------------------------------------------------------------------

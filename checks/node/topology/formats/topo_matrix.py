@@ -214,10 +214,10 @@ def _affinities(block: Block, gpus: Sequence[str]) -> dict[str, dict[str, str]]:
     if not block.header.titles:
         return {gpu: {} for gpu in gpus}
     try:
-        told = read_tails([block.tails[gpu] for gpu in gpus if gpu in block.tails], block.header.titles)
+        affinity = read_tails([block.tails[gpu] for gpu in gpus if gpu in block.tails], block.header.titles)
     except UnclearError as unclear:
         raise TopologyError(str(unclear), unclear.line) from None
-    return {gpu: told.get(gpu, {}) for gpu in gpus}
+    return {gpu: affinity.get(gpu, {}) for gpu in gpus}
 
 
 def asymmetries(columns: Sequence[str], links: Mapping[str, Mapping[str, str]]) -> list[str]:
