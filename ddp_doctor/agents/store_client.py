@@ -34,7 +34,7 @@ _PATIENCE = struct.pack("@ll", int(SILENT_S), 0)
 
 
 _NO_HEAD = "a store without a head of ddp-doctor"
-_PROCESS_ENDED = "the courier's process ended"
+_PROCESS_ENDED = "the process of the store client ended"
 
 
 class StoreLost(Exception):
@@ -84,7 +84,7 @@ class StoreClient:
                 self._line, _ = listener.accept()
             except TimeoutError as error:
                 self._process.kill()
-                raise StoreLost("the courier's process did not start") from error
+                raise StoreLost("the process of the store client did not start") from error
         self._line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _PATIENCE)
         threading.Thread(target=self._listen, daemon=True).start()
 

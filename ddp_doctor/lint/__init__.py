@@ -2,5 +2,5 @@
 
 files.py finds the scripts, linting.py applies the rules, report.py makes the report, render/ writes it. A rule is a
 function from a Script to Spots (rule.py, rules/). What a Script knows: calls in the order in which they run (trace.py),
-where values come from (values.py), ranks (ranks.py), and libraries that work instead of the script (frameworks.py).
+where values come from (values.py), ranks (ranks.py), and libraries that work instead of the script (script.py).
 """

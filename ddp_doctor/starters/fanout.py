@@ -1,6 +1,6 @@
 """One command for all nodes: starts an agent on each, listens to them, and leaves none behind.
 
-Messages to an agent go through its starter pipe (starter_pipe.py), those from it through the starter channel
+Messages to an agent go through its starter pipe (started_process.py), those from it through the starter channel
 (starter_channel.py). A Start says how it is started, by srun or by ssh.
 """
 

@@ -36,7 +36,7 @@ _FRESH_S = 60.0
 _LOCK_S = 5.0
 #: Files of launches that ended long ago.
 _FORGOTTEN_S = 86400.0
-#: Those of agents, and of ranks that were killed (local_ranks.py).
+#: Those of agents, and of ranks that were killed.
 _KINDS = ("*.agent", "*.rank", "*.rank.*.new")
 
 

@@ -44,7 +44,7 @@ def fell_silent(recording: Recording) -> Iterator[Draft]:
         path between two nodes.
 
     References
-        docs/explanation/hangs.md
+        docs/explanation/many-nodes.md
         tcp(7), for what a kernel answers when no program does
     """
     for cause in causes(recording):

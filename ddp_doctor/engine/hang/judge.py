@@ -6,7 +6,7 @@ alive and waiting. A rank is named only on evidence that points at it; where the
 evidence points at a link, the pair is named, and where it points nowhere, nobody is.
 
 Ranks are compared by their place (judgement.py).
-Only deaths are compared by time, and those on several nodes only as far as clocks.py can align them.
+Only deaths are compared by time, and those on several nodes only as far as their clocks can be aligned (judgement.py).
 """
 
 import re
