@@ -100,7 +100,7 @@ def slow_answers(recording: Recording) -> Iterator[Draft]:
         Is the node in another site, or behind a tunnel or a proxy? Then place the job's nodes together.
 
     References
-        docs/explanation/reach.md
+        docs/explanation/connectivity.md
     """
     matrix = Matrix.of(recording)
     answers, found = matrix.answers, matrix.slow_to_answer
@@ -175,7 +175,7 @@ def loses_packets(recording: Recording) -> Iterator[Draft]:
 
     References
         RFC 6298
-        docs/explanation/reach.md
+        docs/explanation/connectivity.md
     """
     matrix = Matrix.of(recording)
     losses, found = matrix.losses, matrix.lossy

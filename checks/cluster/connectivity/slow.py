@@ -39,7 +39,7 @@ def slow_node(recording: Recording) -> Iterator[Draft]:
         Negotiated speed, error counters and traffic shaping of its interface, then cable, port and switch.
 
     References
-        docs/explanation/reach.md
+        docs/explanation/connectivity.md
     """
     matrix = Matrix.of(recording)
     found, explained = matrix.slow, _explained(matrix)
@@ -161,7 +161,7 @@ def slower_network_is_used(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.pytorch.org/docs/stable/distributed.html
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
-        docs/explanation/reach.md
+        docs/explanation/connectivity.md
     """
     matrix = Matrix.of(recording)
     way = faster_way(recording)

@@ -1,6 +1,6 @@
 """How paths between nodes are measured: which pairs are tested, and which figures make a path bad.
 
-What was measured, on which machine, stands in docs/explanation/reach.md.
+What was measured, on which machine, stands in docs/explanation/connectivity.md.
 """
 
 
