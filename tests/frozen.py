@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_doctor import app
-from ddp_doctor.cli.outputs import Outputs, Results
+from ddp_doctor.cli.outputs import OUTPUTS, Outputs, Results
 from ddp_doctor.lint.linting import lint_bytes
 from ddp_doctor.lint.render.text import show as show_lint
 from ddp_doctor.lint.report import lint_report
@@ -37,7 +37,11 @@ from tests.machines.whole import record
 from tests.recorded import SITUATIONS, load
 from tests.settings.cases import bad, clean
 
-FORMS = ("svg", "env_file", "sbatch_lines", "docker_args", "k8s_env", "torchrun_args")
+FORMS = [
+    output.name
+    for output in OUTPUTS
+    if "topology" in output.commands and output.name not in ("json", "record")
+]
 Answer = dict[str, str]
 
 

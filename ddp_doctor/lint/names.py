@@ -6,8 +6,8 @@ are both ``torch.nn.parallel.DistributedDataParallel``.
 
 from functools import lru_cache
 
-#: Longest first: a module that only holds what a public one shows.
-_REPRODUCED_BY = (
+#: Longest first: private modules, and the public ones that export what they define.
+_EXPORTED_BY = (
     ("torch.distributed.distributed_c10d.", "torch.distributed."),
     ("torch.nn.parallel.distributed.", "torch.nn.parallel."),
     ("torch.nn.parallel.data_parallel.", "torch.nn."),
@@ -77,7 +77,7 @@ def canonical(name: str) -> str:
     """The canonical name of what ``name`` refers to."""
     if not name.startswith("torch."):
         return name
-    for private, public in _REPRODUCED_BY:
+    for private, public in _EXPORTED_BY:
         if name.startswith(private):
             name = public + name[len(private) :]
             break

@@ -6,13 +6,16 @@ import re
 import shlex
 import subprocess
 from fnmatch import fnmatchcase
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
 
 from ddp_doctor.model.finding import Setting
 from ddp_doctor.model.report import Report
 from ddp_doctor.remedies.settings_to_apply import SettingsToApply, settings_to_apply
+from ddp_doctor.render import pasted
 from ddp_doctor.render.pasted import docker_args, env_file, k8s_env, sbatch_lines, torchrun_args
 from ddp_doctor.render.pasted.env_file import patterns
 from tests.render.reports import HERE, error, given_by, hostile_reports, remedy, warning, world
@@ -26,7 +29,11 @@ BY_HOST = (
 )
 TWO = world("node0", "node1")
 _AS_A_TASK = 'eval "${DDP_DOCTOR_PER_HOST-}"; unset DDP_DOCTOR_PER_HOST; env -0'
-ALL = (env_file, sbatch_lines, docker_args, k8s_env, torchrun_args)
+ALL = tuple(
+    import_module(f"{pasted.__name__}.{module.name}")
+    for module in iter_modules(pasted.__path__)
+    if module.name != "walk"
+)
 
 
 # --- read back ---------------------------------------------------------------------------------------
