@@ -141,10 +141,10 @@ class _ModeProbe:
         import torch
         import torch.distributed as dist
 
-        one = torch.ones(1, dtype=getattr(torch, dtype), device=self._ctx.device)
+        tensor = torch.ones(1, dtype=getattr(torch, dtype), device=self._ctx.device)
         try:
             with self._ctx.step("all_reduce", f"1 {dtype}"):
-                dist.all_reduce(one, group=self._ctx.group)
+                dist.all_reduce(tensor, group=self._ctx.group)
         except (RuntimeError, TypeError) as refused:  # gloo's, NCCL's
             raise _NotLooked(f"the backend does not reduce {dtype}: {refused}"[:_LINE]) from refused
 
@@ -180,19 +180,21 @@ class _ModeProbe:
             place = gradient_code.Place(name, index, parameter.numel(), ctx.group_rank, ctx.ranks)
             expected = gradient_shares.Expectation(place, shares(step, index, ctx.world_size), self._relative)
             grad = None if parameter.grad is None else parameter.grad.detach().reshape(-1)
-            one = gradient_shares.compare(expected, grad, identical=None)
+            gradient = gradient_shares.compare(expected, grad, identical=None)
             self._sums.append(None if grad is None else int(gradient_code.checksum(grad)))
-            layout = buckets(model) if not one.equal and layout is None else layout
+            layout = buckets(model) if not gradient.equal and layout is None else layout
             bucket = (layout or {}).get(name)
-            self._compared.append(OffInMode(step=number, bucket=bucket, gradient=one))
+            self._compared.append(OffInMode(step=number, bucket=bucket, gradient=gradient))
 
     def _off(self, differ: list[bool]) -> tuple[OffInMode, ...]:
         """What is not the mean, or not the same on all ranks."""
         looks = [
-            one.model_copy(update={"gradient": one.gradient.model_copy(update={"identical": not other})})
-            for one, other in zip(self._compared, differ, strict=True)
+            found.model_copy(
+                update={"gradient": found.gradient.model_copy(update={"identical": not differs})}
+            )
+            for found, differs in zip(self._compared, differ, strict=True)
         ]
-        return tuple(one for one in looks if not one.gradient.equal or not one.gradient.identical)
+        return tuple(found for found in looks if not found.gradient.equal or not found.gradient.identical)
 
 
 def buckets(model: Any) -> dict[str, int]:

@@ -85,7 +85,7 @@ def lacks(mode: str, held: gradient_code.Reading, ranks: int) -> str:
     ratios = {held.scale} if held.holds == "scaled" else set(held.shares.values())
     part = _part(mode, min(ratios)) if len(ratios) == 1 else ""
     if part:
-        whose = "" if held.holds == "scaled" else f" of {name_list([f'rank {one}' for one in held.shares])}"
+        whose = "" if held.holds == "scaled" else f" of {name_list([f'rank {rank}' for rank in held.shares])}"
         return f"it lacks {part}{whose}"
     if mode == "unused" and over_users(held, ranks):
         return "it is the mean over the ranks that use the parameter, not over all"
@@ -97,7 +97,7 @@ def lacks(mode: str, held: gradient_code.Reading, ranks: int) -> str:
 def over_users(held: gradient_code.Reading, ranks: int) -> bool:
     """Whether the sum was divided by the number of ranks that use the parameter."""
     users = len(held.shares)
-    return held.holds == "shares" and all(abs(one * users - ranks) < 0.01 for one in held.shares.values())
+    return held.holds == "shares" and all(abs(share * users - ranks) < 0.01 for share in held.shares.values())
 
 
 def _part(mode: str, ratio: float) -> str:
@@ -106,8 +106,8 @@ def _part(mode: str, ratio: float) -> str:
     entered = ratio * sum(multiples)
     if abs(entered - round(entered)) > 0.01 or not 0 < round(entered) < sum(multiples):
         return ""
-    lost = [number for number, one in enumerate(multiples, 1) if not round(entered) & one]
-    return f"{what}{'s' if len(lost) > 1 else ''} {name_list([str(one) for one in lost])} of {len(multiples)}"
+    lost = [number for number, multiple in enumerate(multiples, 1) if not round(entered) & multiple]
+    return f"{what}{'s' if len(lost) > 1 else ''} {name_list([str(number) for number in lost])} of {len(multiples)}"
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ def modes(recording: Recording, name: str) -> Iterator[tuple[int, Mode]]:
 
 def looked_at(recording: Recording) -> list[str]:
     """The modes that some rank could test, in order."""
-    seen = [mode for rank in recording.facts(GradientModes) for mode in rank.fact.modes]
-    return list(dict.fromkeys(mode.name for mode in seen if mode.not_looked is None))
+    all_modes = [mode for rank in recording.facts(GradientModes) for mode in rank.fact.modes]
+    return list(dict.fromkeys(mode.name for mode in all_modes if mode.not_looked is None))
 
 
 def off_in(recording: Recording, name: str, *, wrong: bool) -> list[Off]:
@@ -147,8 +147,8 @@ def known_before(recording: Recording, *phases: str) -> bool:
 
 def draft(recording: Recording, off: Sequence[Off], names: Collection[str] = ()) -> Draft:
     """A finding about gradients that are off in one mode, or in those of ``names`` for one cause."""
-    worst = max(off, key=lambda one: one.one.gradient.max_abs_error or 0.0)
-    gradient, ranks = worst.one.gradient, sorted({one.rank for one in off})
+    worst = max(off, key=lambda found: found.one.gradient.max_abs_error or 0.0)
+    gradient, ranks = worst.one.gradient, sorted({found.rank for found in off})
     switches = ", ".join(MODES[name].switch for name in names or (worst.mode,))
     held = lacks(worst.mode, gradient.held, worst.ranks)
     who = ranks_at(recording, ranks)
@@ -165,11 +165,11 @@ def draft(recording: Recording, off: Sequence[Off], names: Collection[str] = ())
 
 def _blamed(off: Sequence[Off], worst: Off) -> list[int]:
     """The minority that has a wrong gradient, else whose share all of them miss; none in doubt."""
-    ranks = sorted({one.rank for one in off})
+    ranks = sorted({found.rank for found in off})
     if len(ranks) < worst.ranks:
         return ranks
-    held = [one.one.gradient.held for one in off]
-    same = all(one == held[0] for one in held)
+    held = [found.one.gradient.held for found in off]
+    same = all(reading == held[0] for reading in held)
     if not same or held[0].holds != "shares" or over_users(held[0], worst.ranks):
         return []
     return sorted(held[0].shares)
@@ -177,12 +177,12 @@ def _blamed(off: Sequence[Off], worst: Off) -> list[int]:
 
 def _places(off: Iterable[Off]) -> str:
     """``Off after step 2 are bucket 0: weight3, weight4; bucket 1: weight1``."""
-    first = min(one.one.step for one in off)
+    first = min(found.one.step for found in off)
     places: dict[str, set[str]] = defaultdict(set)
-    for one in off:
-        if one.one.step == first:
-            where = "" if one.one.bucket is None else f"bucket {one.one.bucket}: "
-            places[where].add(one.one.gradient.parameter)
+    for found in off:
+        if found.one.step == first:
+            where = "" if found.one.bucket is None else f"bucket {found.one.bucket}: "
+            places[where].add(found.one.gradient.parameter)
     return f"Off after step {first} are " + "; ".join(
         where + ", ".join(sorted(names)) for where, names in sorted(places.items())
     )

@@ -34,7 +34,7 @@ def gradient_wrong_in_several_buckets(recording: Recording) -> Iterator[Draft]:
         return
     names = _in_common(recording)
     if names:
-        off = [one for name in names for one in off_in(recording, name, wrong=True)]
+        off = [gradient for name in names for gradient in off_in(recording, name, wrong=True)]
         yield draft(recording, off, names)
 
 

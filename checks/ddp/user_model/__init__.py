@@ -45,7 +45,7 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
     """How DDP packs the gradients, and seconds of the slowest rank in a synchronised step."""
     facts = [rank.fact for rank in recording.facts(UserModel)]
     labels: dict[str, str | int | float] = {"ranks": len(facts)}
-    for fact in [one for one in facts if one.buckets is not None][:1]:
+    for fact in [fact for fact in facts if fact.buckets is not None][:1]:
         assert fact.buckets is not None
         yield Measurement(
             name="user_model_gradient_bytes", value=float(fact.gradient_bytes), unit="B", labels=labels
@@ -63,17 +63,17 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
 
 def _each_bucket(packed: Buckets) -> Iterator[Measurement]:
     """In the order in which they are reduced, with the names of their first and last parameters where DDP tells."""
-    for number, one in enumerate(packed.buckets):
+    for number, bucket in enumerate(packed.buckets):
         yield Measurement(
             name="user_model_bucket",
-            value=float(one.bytes),
+            value=float(bucket.bytes),
             unit="B",
             labels={
                 "bucket": number,
                 "buckets": packed.count,
-                "parameters": one.parameters,
-                "first": one.first,
-                "last": one.last,
+                "parameters": bucket.parameters,
+                "first": bucket.first,
+                "last": bucket.last,
             },
         )
 

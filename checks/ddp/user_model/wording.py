@@ -17,29 +17,29 @@ DDP_PAGE = "https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.Dis
 
 def facts(recording: Recording) -> list[FactAt[UserModel]]:
     """What each rank saw, by rank."""
-    return sorted(recording.facts(UserModel), key=lambda seen: seen.rank or 0)
+    return sorted(recording.facts(UserModel), key=lambda ranks: ranks.rank or 0)
 
 
-def rank(seen: FactAt[UserModel]) -> int:
+def rank_of(rank: FactAt[UserModel]) -> int:
     """Its number."""
-    return seen.rank or 0
+    return rank.rank or 0
 
 
-def on_ranks(recording: Recording, seen: Iterable[FactAt[UserModel]]) -> str:
+def on_ranks(recording: Recording, ranks: Iterable[FactAt[UserModel]]) -> str:
     """The ranks for a sentence: ``every rank``, ``rank 1``."""
-    return ranks_at(recording, [rank(one) for one in seen])
+    return ranks_at(recording, [rank_of(rank) for rank in ranks])
 
 
-def are_all(seen: Sequence[FactAt[UserModel]]) -> bool:
+def are_all(ranks: Sequence[FactAt[UserModel]]) -> bool:
     """Whether these are all ranks of the world."""
-    return len(seen) >= seen[0].fact.world_size
+    return len(ranks) >= ranks[0].fact.world_size
 
 
-def culprits(recording: Recording, seen: Sequence[FactAt[UserModel]]) -> tuple[Culprit, ...]:
+def culprits(recording: Recording, ranks: Sequence[FactAt[UserModel]]) -> tuple[Culprit, ...]:
     """The ranks as culprits; none where all are concerned, for it is not the ranks' doing then."""
-    if not seen or (are_all(seen) and seen[0].fact.world_size > 1):
+    if not ranks or (are_all(ranks) and ranks[0].fact.world_size > 1):
         return ()
-    return rank_culprits(recording, UserModel, [rank(one) for one in seen])
+    return rank_culprits(recording, UserModel, [rank_of(rank) for rank in ranks])
 
 
 def code(name: str) -> Culprit:
@@ -70,9 +70,9 @@ def at(where: str) -> str:
     return f" at {short(where)}" if where else ""
 
 
-def grouped(seen: Iterable[tuple[T, FactAt[UserModel]]]) -> dict[T, list[FactAt[UserModel]]]:
+def grouped(pairs: Iterable[tuple[T, FactAt[UserModel]]]) -> dict[T, list[FactAt[UserModel]]]:
     """One cause, one finding: the ranks by what they met."""
     groups: dict[T, list[FactAt[UserModel]]] = {}
-    for key, one in seen:
-        groups.setdefault(key, []).append(one)
+    for key, rank in pairs:
+        groups.setdefault(key, []).append(rank)
     return groups
