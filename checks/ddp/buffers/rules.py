@@ -18,20 +18,20 @@ _Seen = tuple[int, Buffers, tuple[OffState, ...]]  # rank, its fact, what is off
 
 def drafts(recording: Recording, field: str, what: str, wanted: str) -> Iterator[Draft]:
     """One draft for each way in which the state in ``field`` is off: own, another rank's, nobody's."""
-    facts = [(seen.rank or 0, seen.fact) for seen in recording.facts(Buffers)]
-    seen = [(rank, fact, getattr(fact, field) or ()) for rank, fact in facts]
-    wrong = [one for one in seen if one[2]]
+    facts = [(rank.rank or 0, rank.fact) for rank in recording.facts(Buffers)]
+    states = [(rank, fact, getattr(fact, field) or ()) for rank, fact in facts]
+    wrong = [state for state in states if state[2]]
     groups: dict[str, list[_Seen]] = {}
-    for one in wrong:
-        groups.setdefault(_holds(one), []).append(one)
+    for state in wrong:
+        groups.setdefault(_holds(state), []).append(state)
     for holds, group in groups.items():
         blamed = [rank for rank, _, _ in group] if _some_right(wrong, field in _BROADCAST) else []
         yield _draft(recording, group, f"{what} on {{ranks}}: {holds}", blamed, wanted)
 
 
-def _holds(seen: _Seen) -> str:
-    rank, _, off = seen
-    origins = {one.from_rank for one in off if one.from_rank is not None}
+def _holds(state: _Seen) -> str:
+    rank, _, off = state
+    origins = {tensor.from_rank for tensor in off if tensor.from_rank is not None}
     if origins == {rank}:
         return "they are the rank's own"
     if len(origins) == 1:
@@ -54,7 +54,7 @@ def _draft(
 ) -> Draft:
     rank, fact, off = group[0]
     ranks = ranks_at(recording, [rank for rank, _, _ in group])
-    names = sorted({one.name for _, _, offs in group for one in offs})
+    names = sorted({tensor.name for _, _, offs in group for tensor in offs})
     return likely(
         rank_culprits(recording, Buffers, blamed),
         title.format(ranks=ranks, source=fact.source_rank),
@@ -217,10 +217,10 @@ def batch_normalised_with_other_statistics(recording: Recording) -> Iterator[Dra
         https://arxiv.org/abs/1502.03167
     """
     # Wrong statistics explain wrong outputs, and are the finding then.
-    seen = [rank.fact for rank in recording.facts(Buffers)]
-    if not any(fact.batch_norm_off for fact in seen):
+    facts = [rank.fact for rank in recording.facts(Buffers)]
+    if not any(fact.batch_norm_off for fact in facts):
         what, wanted = "BatchNorm gives wrong outputs", "closed form with the rank's own batch"
         yield from drafts(recording, "normalised_off", what, wanted)
-    if not any(fact.sync_batch_norm_off for fact in seen):
+    if not any(fact.sync_batch_norm_off for fact in facts):
         what, wanted = "SyncBatchNorm gives wrong outputs", "closed form with the batches of all ranks"
         yield from drafts(recording, "sync_normalised_off", what, wanted)

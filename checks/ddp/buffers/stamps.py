@@ -63,11 +63,11 @@ def normalised(place: int, statistics: Statistics) -> list[float]:
     ]
 
 
-def updated(running: Statistics, seen: Statistics) -> Statistics:
+def updated(running: Statistics, latest: Statistics) -> Statistics:
     """Running statistics after one more batch."""
     means, variances = (
         [(1 - MOMENTUM) * old + MOMENTUM * new for old, new in zip(olds, news, strict=True)]
-        for olds, news in zip(running, seen, strict=True)
+        for olds, news in zip(running, latest, strict=True)
     )
     return means, variances
 
@@ -152,7 +152,7 @@ def measure_sync_batch_norm(ctx: RankContext, model: Any) -> dict[str, tuple[Off
 
 
 def _from(rank: int | None, off: tuple[OffState, ...]) -> tuple[OffState, ...]:
-    return tuple(one.model_copy(update={"from_rank": rank}) for one in off)
+    return tuple(tensor.model_copy(update={"from_rank": rank}) for tensor in off)
 
 
 def forward(ctx: RankContext, model: Any, detail: str) -> None:

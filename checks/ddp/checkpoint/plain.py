@@ -55,16 +55,16 @@ def _save(ctx: RankContext, file: Path, version: int) -> str:
     return json.dumps({"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
 
 
-def load(ctx: RankContext, file: Path, version: int, size: int, told: str) -> Loaded:
+def load(ctx: RankContext, file: Path, version: int, size: int, sha256: str) -> Loaded:
     """What this rank finds in the file."""
-    seen, started = Loaded(version=version, told_bytes=size, told=told), ctx.clock()
+    loaded, started = Loaded(version=version, told_bytes=size, told=sha256), ctx.clock()
     data = None
     while data is None:
         try:
             data = file.read_bytes()
         except OSError as error:
             if ctx.clock() - started > _PATIENCE_S:
-                return seen.model_copy(update={"error": f"{type(error).__name__}: {error}"[:200]})
+                return loaded.model_copy(update={"error": f"{type(error).__name__}: {error}"[:200]})
             time.sleep(0.02)
     found = {
         "size_bytes": len(data),
@@ -72,7 +72,7 @@ def load(ctx: RankContext, file: Path, version: int, size: int, told: str) -> Lo
         "seen_after_s": round(ctx.clock() - started, 3),
         **_content(ctx, data),
     }
-    return seen.model_copy(update=found)
+    return loaded.model_copy(update=found)
 
 
 def _content(ctx: RankContext, data: bytes) -> dict[str, Any]:

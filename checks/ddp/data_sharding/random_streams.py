@@ -34,7 +34,7 @@ def one_seed_gives_different_numbers(recording: Recording) -> Iterator[Draft]:
         https://docs.pytorch.org/docs/stable/notes/randomness.html
     """
     for source, drawn in _sources(by_rank(recording)).items():
-        parts = _parts({rank: one.common for rank, one in drawn.items()})
+        parts = _parts({rank: stream.common for rank, stream in drawn.items()})
         if parts is None:
             continue
         found = draft(
@@ -68,8 +68,8 @@ def own_seeds_give_one_stream(recording: Recording) -> Iterator[Draft]:
     """
     for source, drawn in _sources(by_rank(recording)).items():
         alike: dict[tuple[int, ...], list[int]] = {}
-        for rank, one in drawn.items():
-            alike.setdefault(one.own, []).append(rank)
+        for rank, stream in drawn.items():
+            alike.setdefault(stream.own, []).append(rank)
         shared = sorted(rank for ranks in alike.values() if len(ranks) > 1 for rank in ranks)
         if shared:
             yield draft(

@@ -127,8 +127,8 @@ def sampler_seeds_differ(recording: Recording) -> Iterator[Draft]:
 def _misplaced(fact: DataSharding) -> Share | None:
     """The first share whose sampler says that it is another rank's."""
     right = (fact.group_rank, fact.world_size)
-    said = (share for share in fact.shares if share.rank is not None and share.replicas is not None)
-    return next((one for one in said if (one.rank, one.replicas) != right), None)
+    complete = (share for share in fact.shares if share.rank is not None and share.replicas is not None)
+    return next((share for share in complete if (share.rank, share.replicas) != right), None)
 
 
 def _local(recording: Recording, wrong: Mapping[int, Share]) -> str:

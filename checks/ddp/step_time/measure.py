@@ -97,15 +97,15 @@ class _Seen:
 
 def on_cpu(events: Iterable[Any]) -> _Seen:
     """gloo's collectives run in threads of its own, beside the operations of torch."""
-    seen = _Seen()
+    trace = _Seen()
     for event in events:
         name = str(event.name)
         if name.startswith(_COLLECTIVES):
-            seen.collectives.append(_span(event))
+            trace.collectives.append(_span(event))
         elif name.startswith("aten::"):
-            seen.work.append(_span(event))
-            seen.own[name] += float(event.self_cpu_time_total) / 1e6
-    return seen
+            trace.work.append(_span(event))
+            trace.own[name] += float(event.self_cpu_time_total) / 1e6
+    return trace
 
 
 def on_gpu(events: Iterable[Any]) -> _Seen:
@@ -113,7 +113,7 @@ def on_gpu(events: Iterable[Any]) -> _Seen:
 
     Nor are the spans of ``record_function``, which torch also shows in the GPU's time (DDP's forward is one).
     """
-    seen = _Seen()
+    trace = _Seen()
     for event in events:
         name, (start, end) = str(event.name), _span(event)
         if not str(event.device_type).endswith("CUDA") or name.startswith((*_COLLECTIVES, _DDP)):
@@ -121,25 +121,25 @@ def on_gpu(events: Iterable[Any]) -> _Seen:
         if getattr(event, "is_user_annotation", False):  # torch 2.5 and newer tell
             continue
         if name.startswith(_KERNELS):
-            seen.collectives.append((start, end))
+            trace.collectives.append((start, end))
         else:
-            seen.work.append((start, end))
-            seen.own[name[:80]] += end - start
-    return seen
+            trace.work.append((start, end))
+            trace.own[name[:80]] += end - start
+    return trace
 
 
 def _span(event: Any) -> Span:
     return event.time_range.start / 1e6, event.time_range.end / 1e6
 
 
-def _summed_up(seen: _Seen, took: float) -> Profile:
-    busy = joined(seen.collectives)
-    dearest = sorted(seen.own, key=lambda name: -seen.own[name])[:_DEAREST]
+def _summed_up(trace: _Seen, took: float) -> Profile:
+    busy = joined(trace.collectives)
+    dearest = sorted(trace.own, key=lambda name: -trace.own[name])[:_DEAREST]
     return Profile(
         step_s=took,
         collectives_s=sum(end - start for start, end in busy),
-        covered_s=common(busy, joined(seen.work)),
-        operations={name: seen.own[name] for name in dearest},
+        covered_s=common(busy, joined(trace.work)),
+        operations={name: trace.own[name] for name in dearest},
     )
 
 
@@ -154,12 +154,12 @@ def joined(spans: Iterable[Span]) -> list[Span]:
     return found
 
 
-def common(one: list[Span], other: list[Span]) -> float:
+def common(first: list[Span], second: list[Span]) -> float:
     """How long spans of both run at the same time; each list is in order and without overlap."""
     total, here, there = 0.0, 0, 0
-    while here < len(one) and there < len(other):
-        total += max(0.0, min(one[here][1], other[there][1]) - max(one[here][0], other[there][0]))
-        if one[here][1] < other[there][1]:
+    while here < len(first) and there < len(second):
+        total += max(0.0, min(first[here][1], second[there][1]) - max(first[here][0], second[there][0]))
+        if first[here][1] < second[there][1]:
             here += 1
         else:
             there += 1
@@ -187,7 +187,7 @@ def measure(ctx: RankContext, work: Work, plan: Plan = _USUAL) -> StepTimeFact:
     rounds, iterations = _how_many(ctx, plan, compute_s * (3 + larger) + compute_s + 2 * expected)
     ddp = wrap(ctx, work, None)
     processor = ProcessorTime(ctx)
-    seen = _rounds(ctx, work, ddp, _Repeated(rounds, iterations, larger), processor)
+    measured = _rounds(ctx, work, ddp, _Repeated(rounds, iterations, larger), processor)
     missing: dict[str, str] = {}
     return StepTimeFact(
         ranks=ctx.world_size,
@@ -202,7 +202,7 @@ def measure(ctx: RankContext, work: Work, plan: Plan = _USUAL) -> StepTimeFact:
         cpus=_cpus(),
         on_cpu_share=processor.share,
         iterations=iterations,
-        rounds=tuple(seen),
+        rounds=tuple(measured),
         curve=seen_curve,
         buckets=bucket_sizes(ctx, work, ddp, seen_curve, plan, missing),
         profile=profiled(ctx, work, ddp, missing),
@@ -317,7 +317,7 @@ def _communication(ctx: RankContext, sizes: Sequence[int]) -> Any:
     tensors = [torch.zeros(max(size // 4, 1), device=ctx.device) for size in sizes]
 
     def once() -> None:
-        for work in [dist.all_reduce(one, group=ctx.group, async_op=True) for one in tensors]:
+        for work in [dist.all_reduce(tensor, group=ctx.group, async_op=True) for tensor in tensors]:
             work.wait()
 
     with ctx.step("all_reduce", f"{len(sizes)} buckets"):

@@ -58,7 +58,7 @@ def ms(seconds: float) -> str:
 def spread(seconds: Sequence[float]) -> str:
     """The median and the range: ``43 ms (40 to 47)``."""
     places = _places(median(seconds))
-    least, most = (f"{one * 1e3:.{places}f}" for one in (min(seconds), max(seconds)))
+    least, most = (f"{bound * 1e3:.{places}f}" for bound in (min(seconds), max(seconds)))
     return f"{median(seconds) * 1e3:.{places}f} ms ({least} to {most})"
 
 
@@ -138,12 +138,12 @@ class Summary:
     @property
     def computing(self) -> Seconds:
         """Forward and backward, the mean of both looks of a round."""
-        return tuple((one + two) / 2 for one, two in zip(self.compute, self.again, strict=True))
+        return tuple((first + second) / 2 for first, second in zip(self.compute, self.again, strict=True))
 
     @property
     def noise_s(self) -> float:
         """The most by which the same computation differed from itself within a round."""
-        return max(abs(one - two) for one, two in zip(self.compute, self.again, strict=True))
+        return max(abs(first - second) for first, second in zip(self.compute, self.again, strict=True))
 
     @property
     def exposed(self) -> Seconds:
@@ -172,7 +172,7 @@ class Summary:
     def one_rank_for_all(self) -> Seconds:
         """How long one rank alone needs for the batches of all, at most: larger batches one after another."""
         times = self.fact.ranks / self.fact.larger
-        return tuple(times * one for one in self.alone_larger)
+        return tuple(times * seconds for seconds in self.alone_larger)
 
     @property
     def strong_scaling(self) -> float | None:
@@ -184,13 +184,14 @@ class Summary:
 
 def summary(recording: Recording) -> Summary | None:
     """What all ranks' rounds say together; None where they were not measured, or not on all ranks."""
-    seen = recording.facts(StepTimeFact)
-    if not seen or len(seen) != seen[0].fact.ranks:
+    ranks = recording.facts(StepTimeFact)
+    if not ranks or len(ranks) != ranks[0].fact.ranks:
         return None
     first = next(
-        (one.fact for one in seen if one.fact.rounds and one.fact.rounds[0].alone_s is not None), seen[0].fact
+        (rank.fact for rank in ranks if rank.fact.rounds and rank.fact.rounds[0].alone_s is not None),
+        ranks[0].fact,
     )
-    rounds = list(zip(*(one.fact.rounds for one in seen), strict=False))
+    rounds = list(zip(*(rank.fact.rounds for rank in ranks), strict=False))
     if not rounds:
         return None
     return Summary(
@@ -199,8 +200,10 @@ def summary(recording: Recording) -> Summary | None:
         again=_slowest(rounds, "again_s"),
         step=_slowest(rounds, "step_s"),
         communicate=_slowest(rounds, "communicate_s"),
-        alone=tuple(one.alone_s for one in first.rounds if one.alone_s is not None),
-        alone_larger=tuple(one.alone_larger_s for one in first.rounds if one.alone_larger_s is not None),
+        alone=tuple(timing.alone_s for timing in first.rounds if timing.alone_s is not None),
+        alone_larger=tuple(
+            timing.alone_larger_s for timing in first.rounds if timing.alone_larger_s is not None
+        ),
     )
 
 
@@ -227,7 +230,7 @@ def _are_too_few(facts: Sequence[StepTimeFact]) -> bool:
     return bool(cpus) and sum(fact.threads for fact in facts) > len(cpus)
 
 
-def mostly_disturbed(seen: Sequence[FactAt[StepTimeFact]]) -> bool:
+def mostly_disturbed(ranks: Sequence[FactAt[StepTimeFact]]) -> bool:
     """Whether most ranks did not have a processor for themselves."""
-    shares = [one.fact.on_cpu_share for one in seen if one.fact.on_cpu_share is not None]
+    shares = [rank.fact.on_cpu_share for rank in ranks if rank.fact.on_cpu_share is not None]
     return bool(shares) and median(shares) < ON_CPU_SHARE

@@ -56,7 +56,11 @@ class Work:
 
     def gradient_bytes(self) -> int:
         """The bytes that DDP averages."""
-        return sum(one.numel() * one.element_size() for one in self.module.parameters() if one.requires_grad)
+        return sum(
+            parameter.numel() * parameter.element_size()
+            for parameter in self.module.parameters()
+            if parameter.requires_grad
+        )
 
 
 def one_pass(work: Work, module: Any) -> None:
@@ -270,8 +274,12 @@ def _copies(ctx: RankContext, model: Any) -> int:
         return _MOST_COPIES
     import torch
 
-    state = sum(one.numel() * one.element_size() for one in (*model.parameters(), *model.buffers()))
-    gradients = sum(one.numel() * one.element_size() for one in model.parameters() if one.requires_grad)
+    state = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
+    gradients = sum(
+        parameter.numel() * parameter.element_size()
+        for parameter in model.parameters()
+        if parameter.requires_grad
+    )
     left = ctx.gpu_memory_bytes - _SLACK * (torch.cuda.max_memory_allocated() + gradients)
     fit = int(left // (_SLACK * (state + 2 * gradients)))  # a gradient, and its place in a bucket
     copies = -int(agreed(ctx, float(-max(min(fit, _MOST_COPIES), 0))))
