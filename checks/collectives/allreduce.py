@@ -59,7 +59,7 @@ def slowest(recording: Recording) -> list[SizeResult]:
     for rank in recording.facts(AllReduceFact):
         for result in rank.fact.sizes:
             by_size.setdefault(result.size_bytes, []).append(result)
-    return [max(results, key=lambda one: one.time_us) for _, results in sorted(by_size.items())]
+    return [max(results, key=lambda result: result.time_us) for _, results in sorted(by_size.items())]
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
@@ -168,15 +168,15 @@ def wrong_result(recording: Recording) -> Iterator[Draft]:
     References
         nccl-tests, verifiable/: the same idea; NVIDIA/nccl-tests#117: wrong data over P2P
     """
-    seen = recording.facts(AllReduceFact)
-    faulty = [one for one in seen if _errors(one.fact)]
+    ranks = recording.facts(AllReduceFact)
+    faulty = [rank for rank in ranks if _errors(rank.fact)]
     if not faulty:
         return
     # A share that was wrong at its source is wrong on every rank: a rank that saw none speaks against it.
-    sums = [_wrong_sums(one.fact) for one in seen]
-    blamed = payload.agreed(wrong.blamed for one in sums for wrong in one) if all(sums) else None
-    several = len({wrong.dtype for one in sums for wrong in one}) > 1
-    on = ranks_at(recording, [one.rank or 0 for one in faulty])
+    sums = [_wrong_sums(rank.fact) for rank in ranks]
+    blamed = payload.agreed(wrong.blamed for of_rank in sums for wrong in of_rank) if all(sums) else None
+    several = len({wrong.dtype for of_rank in sums for wrong in of_rank}) > 1
+    on = ranks_at(recording, [rank.rank or 0 for rank in faulty])
     whose = "unsure whose share" if blamed is None else f"the share of {rank_at(recording, blamed)}"
     yield finding(
         () if blamed is None else (rank_culprit(recording, blamed),),
@@ -253,7 +253,7 @@ def not_repeatable(recording: Recording) -> Iterator[Draft]:
     References
         NCCL user guide, NCCL_ALGO
     """
-    odd = [seen.rank or 0 for seen in recording.facts(AllReduceFact) if not seen.fact.repeatable]
+    odd = [rank.rank or 0 for rank in recording.facts(AllReduceFact) if not rank.fact.repeatable]
     if odd:
         yield likely(
             (rank_culprit(recording, rank) for rank in odd),

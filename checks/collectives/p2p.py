@@ -133,7 +133,7 @@ def _wrong_bytes(sender: int, receiver: int, pair: PairResult) -> Evidence:
 def _without_p2p(recording: Recording, pairs: Iterable[tuple[int, int]]) -> tuple[Remedy, ...]:
     """The proof for GPUs of one node; between nodes nothing goes peer to peer."""
     world = recording.world
-    if world is not None and all(world.node_of(one) != world.node_of(other) for one, other in pairs):
+    if world is not None and all(world.node_of(first) != world.node_of(second) for first, second in pairs):
         return (
             remedy(
                 "Look for errors of the NICs and of the memory on both nodes; try another NIC",
@@ -254,13 +254,13 @@ def _slow_draft(
         f"{capital(who)} {worst:.2f} GB/s, the typical pair {typical:.2f} GB/s",
         tuple(
             Evidence(
-                text=f"best of the exchanges between ranks {one} and {other}",
-                value=round(rates[one, other], 3),
+                text=f"best of the exchanges between ranks {first} and {second}",
+                value=round(rates[first, second], 3),
                 unit="GB/s",
                 expected=round(typical, 3),
                 expected_from=f"median over all pairs {'across nodes' if across else 'within a node'} of this run",
             )
-            for one, other in pairs[:LINES_OF_EVIDENCE]
+            for first, second in pairs[:LINES_OF_EVIDENCE]
         )
         + (tuple(_networks(recording, pairs)) if across else ()),
         *((_COMPARE_NICS,) if across else (*_other_ways(recording, pairs), _COMPARE_LINKS)),
@@ -287,7 +287,7 @@ def _limit_below(recording: Recording, slow: Sequence[tuple[int, int]]) -> str |
     """The NCCL_P2P_LEVEL that takes P2P from the slow pairs, and from no other that has it."""
     taken: dict[tuple[int, int], str] = {}
     for place in places(recording):
-        joined = {(one, two): code for one, two, code in place.fact.gpu_pairs()}
+        joined = {(first, second): code for first, second, code in place.fact.gpu_pairs()}
         for way in used_within(recording, place):
             if way.kinds() == {"P2P"}:
                 taken[way.ranks] = joined[way.gpus]

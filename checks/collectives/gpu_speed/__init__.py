@@ -47,13 +47,13 @@ _RATES = (
 def measurements(recording: Recording) -> Iterator[Measurement]:
     """The median of each rate, for each rank and its GPU."""
     indices = gpus_by_rank(recording)
-    for seen in recording.facts(GpuSpeedFact):
-        labels: dict[str, str | int | float] = {"rank": seen.rank or 0, "node": seen.node}
-        index = indices.get(seen.rank or 0)
+    for rank in recording.facts(GpuSpeedFact):
+        labels: dict[str, str | int | float] = {"rank": rank.rank or 0, "node": rank.node}
+        index = indices.get(rank.rank or 0)
         if index is not None:
             labels["gpu"] = index
         for name, field, factor, unit in _RATES:
-            measured = getattr(seen.fact, field)
+            measured = getattr(rank.fact, field)
             if measured is not None:
                 yield Measurement(name=name, value=measured.median * factor, unit=unit, labels=labels)
 

@@ -153,39 +153,39 @@ class _Seen:
 
 def measure(ctx: RankContext, workload: Workload = _WHOLE) -> GpuSpeedFact:
     """All rates of this rank's device, and what the driver said of it meanwhile."""
-    seen = _Seen(_before(ctx))
-    watch = ctx.watch_gpu(seen.fields["gpu_uuid"])
+    results = _Seen(_before(ctx))
+    watch = ctx.watch_gpu(results.fields["gpu_uuid"])
     try:
         turns = _turns(ctx)  # also lets all ranks begin at one moment
-        _step(ctx, "matmul", "matrix products", seen, partial(_matmul, ctx, watch, workload))
-        _step(ctx, "copy", "copies within the GPU", seen, partial(_copy, ctx, watch, workload))
+        _step(ctx, "matmul", "matrix products", results, partial(_matmul, ctx, watch, workload))
+        _step(ctx, "copy", "copies within the GPU", results, partial(_copy, ctx, watch, workload))
         for turn in range(turns):
             _meet(ctx)
             # The others enter the step too: steps of ranks are told apart by their numbers.
             mine = turn == ctx.local_rank
             work = partial(_host, ctx, watch, workload) if mine else dict[str, Any]
-            _step(ctx, "host_copy", "copies from and to the host", seen, work)
+            _step(ctx, "host_copy", "copies from and to the host", results, work)
         _meet(ctx)
     finally:
         watched = watch.stop()
-    return GpuSpeedFact(**seen.fields, not_measured=seen.missing, load=summed_up(watched))
+    return GpuSpeedFact(**results.fields, not_measured=results.missing, load=summed_up(watched))
 
 
 class _NotMeasured(Exception):
     """The message is the reason."""
 
 
-def _step(ctx: RankContext, name: str, what: str, seen: _Seen, work: Callable[[], dict[str, Any]]) -> None:
+def _step(ctx: RankContext, name: str, what: str, results: _Seen, work: Callable[[], dict[str, Any]]) -> None:
     """Work that may fail for lack of memory, which must not keep this rank from meeting the others."""
     import torch
 
     with ctx.step(name, deadline_s=_STEP_S):
         try:
-            seen.fields.update(work())
+            results.fields.update(work())
         except _NotMeasured as reason:
-            seen.missing[what] = str(reason)
+            results.missing[what] = str(reason)
         except torch.cuda.OutOfMemoryError:
-            seen.missing[what] = "the GPU's memory is in use"
+            results.missing[what] = "the GPU's memory is in use"
     if ctx.device.startswith("cuda"):
         torch.cuda.empty_cache()  # somebody else may want it
 
