@@ -120,8 +120,8 @@ def compare(tensor: "torch.Tensor", dtype: str, op: str, ctx: RankContext) -> Wr
     if len(off) == 0:
         return None
     first = tensor[off[0]]
-    got, alike = first.item(), bool((tensor[off] == first).all().item())  # integers as integers
-    throughout = alike and len(off) == ELEMENTS
+    got, uniform = first.item(), bool((tensor[off] == first).all().item())  # integers as integers
+    throughout = uniform and len(off) == ELEMENTS
     blamed = payload.blame(op, got, ctx.world_size, dtype) if throughout else ()
     return Wrong(
         dtype=dtype,
@@ -129,7 +129,7 @@ def compare(tensor: "torch.Tensor", dtype: str, op: str, ctx: RankContext) -> Wr
         elements=len(off),
         expected=float(expected),
         got=float(got),
-        alike=alike,
+        alike=uniform,
         blamed=tuple(ctx.ranks[rank] for rank in blamed),
     )
 

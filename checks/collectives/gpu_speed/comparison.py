@@ -22,12 +22,12 @@ _GIB = 1024**3
 
 @dataclass(frozen=True)
 class Metric:
-    """One rate of the fact. ``alike`` is what must be equal between GPUs for it to be compared."""
+    """One rate of the fact. ``conditions`` is what must be equal between GPUs for it to be compared."""
 
     field: str
     words: str
     unit: str
-    alike: Callable[[GpuSpeedFact], Hashable] = lambda _: None
+    conditions: Callable[[GpuSpeedFact], Hashable] = lambda _: None
 
     def of(self, gpu: Measured) -> Rate | None:
         """What this rank measured."""
@@ -123,7 +123,7 @@ def groups(
     for gpu in gpus:
         rate = metric.of(gpu)
         if rate is not None and gpu.fact.gpu_name:
-            by_key.setdefault((key(gpu), metric.alike(gpu.fact)), []).append((rate.median, gpu, rate))
+            by_key.setdefault((key(gpu), metric.conditions(gpu.fact)), []).append((rate.median, gpu, rate))
     return [_compared(group, metric) for group in by_key.values() if len(group) > 1]
 
 
@@ -225,7 +225,7 @@ def evidence(
     """One line a GPU, beside the typical GPU of its model without those of ``besides``."""
     usual = _usual(recording, besides)
     for gpu in gpus[:LINES_OF_EVIDENCE]:
-        text = f"{rank_at(recording, rank_of(gpu))} under load: {_in_words(gpu.fact.load, usual)}"
+        text = f"{rank_at(recording, rank_of(gpu))} under load: {_load_text(gpu.fact.load, usual)}"
         yield Evidence(text=text)
 
 
@@ -261,7 +261,7 @@ def _usual(recording: Recording, besides: Sequence[Measured]) -> GpuLoad:
     )
 
 
-def _in_words(load: GpuLoad, usual: GpuLoad) -> str:
+def _load_text(load: GpuLoad, usual: GpuLoad) -> str:
     """ "SM clock 1095 of 1980 MHz (others 1560), 349 of 350 W (others' limit 700), 51 °C, sw_power_cap"."""
     if load.reason is not None:
         return f"the driver told nothing ({load.reason})"

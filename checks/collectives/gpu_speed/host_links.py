@@ -178,11 +178,11 @@ def host_copies_slow(recording: Recording) -> Iterator[Draft]:
     beside_peers = list(_beside_peers(recording))
     named = {rank_of(copy.gpu) for copy in beside_peers}
     much = {rank_of(copy.gpu) for copy in beside_peers if copy.expected >= gpu_speed.MUCH_SLOWER * copy.rate}
-    alone, alike = _beside_link(recording, named)
+    alone, uniform = _beside_link(recording, named)
     for severity, those in (
         (Severity.ERROR, [copy for copy in beside_peers if rank_of(copy.gpu) in much]),
         (Severity.WARNING, [copy for copy in beside_peers if rank_of(copy.gpu) not in much] + alone),
-        (Severity.INFO, alike),
+        (Severity.INFO, uniform),
     ):
         if those:
             yield _finding_of_copies(recording, those, severity)
@@ -218,12 +218,12 @@ def _beside_link(recording: Recording, named: Collection[int]) -> tuple[list[Slo
     for gpu in _judged(recording):
         models.setdefault(_model_and_link(gpu), []).append(gpu)
     alone: list[Slow] = []
-    alike: list[Slow] = []
+    uniform: list[Slow] = []
     for gpus in models.values():
         slow = [copy for gpu in gpus if rank_of(gpu) not in named for copy in _below_link(gpu)]
         all_slow = len(gpus) > 1 and len({rank_of(copy.gpu) for copy in slow}) == len(gpus)
-        (alike if all_slow else alone).extend(slow)
-    return alone, alike
+        (uniform if all_slow else alone).extend(slow)
+    return alone, uniform
 
 
 def _below_link(gpu: Measured) -> Iterator[Slow]:

@@ -144,7 +144,7 @@ _WHOLE = Workload()
 
 
 @dataclass
-class _Seen:
+class _Results:
     """Fields of the fact as they come, and why others do not."""
 
     fields: dict[str, Any] = field(default_factory=dict)
@@ -153,7 +153,7 @@ class _Seen:
 
 def measure(ctx: RankContext, workload: Workload = _WHOLE) -> GpuSpeedFact:
     """All rates of this rank's device, and what the driver said of it meanwhile."""
-    results = _Seen(_before(ctx))
+    results = _Results(_before(ctx))
     watch = ctx.watch_gpu(results.fields["gpu_uuid"])
     try:
         turns = _turns(ctx)  # also lets all ranks begin at one moment
@@ -175,7 +175,9 @@ class _NotMeasured(Exception):
     """The message is the reason."""
 
 
-def _step(ctx: RankContext, name: str, what: str, results: _Seen, work: Callable[[], dict[str, Any]]) -> None:
+def _step(
+    ctx: RankContext, name: str, what: str, results: _Results, work: Callable[[], dict[str, Any]]
+) -> None:
     """Work that may fail for lack of memory, which must not keep this rank from meeting the others."""
     import torch
 

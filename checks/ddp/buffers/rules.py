@@ -13,7 +13,7 @@ from ddp_doctor.wording.ranks import rank_culprits, ranks_at
 
 #: What comes from rank 0 or, with broadcasting off, could only come from there.
 _BROADCAST = ("parameters_off", "buffers_off", "reassigned_off", "kept_off")
-_Seen = tuple[int, Buffers, tuple[OffState, ...]]  # rank, its fact, what is off there
+_RankState = tuple[int, Buffers, tuple[OffState, ...]]  # rank, its fact, what is off there
 
 
 def drafts(recording: Recording, field: str, what: str, wanted: str) -> Iterator[Draft]:
@@ -21,7 +21,7 @@ def drafts(recording: Recording, field: str, what: str, wanted: str) -> Iterator
     facts = [(rank.rank or 0, rank.fact) for rank in recording.facts(Buffers)]
     states = [(rank, fact, getattr(fact, field) or ()) for rank, fact in facts]
     wrong = [state for state in states if state[2]]
-    groups: dict[str, list[_Seen]] = {}
+    groups: dict[str, list[_RankState]] = {}
     for state in wrong:
         groups.setdefault(_holds(state), []).append(state)
     for holds, group in groups.items():
@@ -29,7 +29,7 @@ def drafts(recording: Recording, field: str, what: str, wanted: str) -> Iterator
         yield _draft(recording, group, f"{what} on {{ranks}}: {holds}", blamed, wanted)
 
 
-def _holds(state: _Seen) -> str:
+def _holds(state: _RankState) -> str:
     rank, _, off = state
     origins = {tensor.from_rank for tensor in off if tensor.from_rank is not None}
     if origins == {rank}:
@@ -39,7 +39,7 @@ def _holds(state: _Seen) -> str:
     return "no rank's explain them" if not origins else "they come from several ranks"
 
 
-def _some_right(wrong: Sequence[_Seen], broadcast: bool) -> bool:
+def _some_right(wrong: Sequence[_RankState], broadcast: bool) -> bool:
     """Whether some rank got it right: only then is an off rank to blame, else all are victims.
 
     Of a broadcast the source has nothing to receive, so its being right says nothing.
@@ -50,7 +50,7 @@ def _some_right(wrong: Sequence[_Seen], broadcast: bool) -> bool:
 
 
 def _draft(
-    recording: Recording, group: Sequence[_Seen], title: str, blamed: Sequence[int], wanted: str
+    recording: Recording, group: Sequence[_RankState], title: str, blamed: Sequence[int], wanted: str
 ) -> Draft:
     rank, fact, off = group[0]
     ranks = ranks_at(recording, [rank for rank, _, _ in group])

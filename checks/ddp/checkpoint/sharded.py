@@ -56,7 +56,7 @@ def _has_numpy() -> bool:
 
 
 def save(ctx: RankContext, folder: Path) -> str:
-    """Save this rank's part of one tensor; what torch error_text where it failed, else ""."""
+    """Save this rank's part of one tensor; the text of the error where torch failed, else ""."""
     import torch
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.api import CheckpointException

@@ -67,10 +67,10 @@ def own_seeds_give_one_stream(recording: Recording) -> Iterator[Draft]:
         https://docs.pytorch.org/docs/stable/notes/randomness.html
     """
     for source, drawn in _sources(by_rank(recording)).items():
-        alike: dict[tuple[int, ...], list[int]] = {}
+        ranks_by_numbers: dict[tuple[int, ...], list[int]] = {}
         for rank, stream in drawn.items():
-            alike.setdefault(stream.own, []).append(rank)
-        shared = sorted(rank for ranks in alike.values() if len(ranks) > 1 for rank in ranks)
+            ranks_by_numbers.setdefault(stream.own, []).append(rank)
+        shared = sorted(rank for ranks in ranks_by_numbers.values() if len(ranks) > 1 for rank in ranks)
         if shared:
             yield draft(
                 recording,

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.gradient_modes.wording import MODES, looked_at, modes, off_in, without
+from ddp_doctor.checks.ddp.gradient_modes.wording import MODES, modes, off_in, tested_modes, without
 from ddp_doctor.facts.ddp.gradients import GradientModes
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
@@ -177,10 +177,10 @@ def gradients_of_a_mode_differ_between_ranks(recording: Recording) -> Iterator[D
     References
         https://github.com/pytorch/pytorch/issues/109191
     """
-    for name in looked_at(recording):
+    for name in tested_modes(recording):
         differ = off_in(recording, name, wrong=False)
         if differ and not off_in(recording, name, wrong=True):
-            names = sorted({found.one.gradient.parameter for found in differ})
+            names = sorted({found.off.gradient.parameter for found in differ})
             yield possible(
                 NOBODY,
                 f"With {MODES[name].switch} gradients differ between ranks: the replicas will drift apart",

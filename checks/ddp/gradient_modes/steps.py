@@ -188,13 +188,13 @@ class _ModeProbe:
 
     def _off(self, differ: list[bool]) -> tuple[OffInMode, ...]:
         """What is not the mean, or not the same on all ranks."""
-        looks = [
+        compared = [
             found.model_copy(
                 update={"gradient": found.gradient.model_copy(update={"identical": not differs})}
             )
             for found, differs in zip(self._compared, differ, strict=True)
         ]
-        return tuple(found for found in looks if not found.gradient.equal or not found.gradient.identical)
+        return tuple(found for found in compared if not found.gradient.equal or not found.gradient.identical)
 
 
 def buckets(model: Any) -> dict[str, int]:

@@ -117,7 +117,7 @@ class Off:
     rank: int
     ranks: int
     mode: str
-    one: OffInMode
+    off: OffInMode
 
 
 def modes(recording: Recording, name: str) -> Iterator[tuple[int, Mode]]:
@@ -126,7 +126,7 @@ def modes(recording: Recording, name: str) -> Iterator[tuple[int, Mode]]:
         yield from ((rank.rank or 0, mode) for mode in rank.fact.modes if mode.name == name)
 
 
-def looked_at(recording: Recording) -> list[str]:
+def tested_modes(recording: Recording) -> list[str]:
     """The modes that some rank could test, in order."""
     all_modes = [mode for rank in recording.facts(GradientModes) for mode in rank.fact.modes]
     return list(dict.fromkeys(mode.name for mode in all_modes if mode.not_looked is None))
@@ -135,8 +135,8 @@ def looked_at(recording: Recording) -> list[str]:
 def off_in(recording: Recording, name: str, *, wrong: bool) -> list[Off]:
     """Wrong gradients, or (``wrong`` is false) only not the same everywhere."""
     ranks = recording.facts(GradientModes)[0].fact.world_size
-    looks = [(rank, off) for rank, mode in modes(recording, name) for off in mode.off]
-    return [Off(rank, ranks, name, off) for rank, off in looks if off.gradient.equal is not wrong]
+    off_by_rank = [(rank, off) for rank, mode in modes(recording, name) for off in mode.off]
+    return [Off(rank, ranks, name, off) for rank, off in off_by_rank if off.gradient.equal is not wrong]
 
 
 def known_before(recording: Recording, *phases: str) -> bool:
@@ -147,8 +147,8 @@ def known_before(recording: Recording, *phases: str) -> bool:
 
 def draft(recording: Recording, off: Sequence[Off], names: Collection[str] = ()) -> Draft:
     """A finding about gradients that are off in one mode, or in those of ``names`` for one cause."""
-    worst = max(off, key=lambda found: found.one.gradient.max_abs_error or 0.0)
-    gradient, ranks = worst.one.gradient, sorted({found.rank for found in off})
+    worst = max(off, key=lambda found: found.off.gradient.max_abs_error or 0.0)
+    gradient, ranks = worst.off.gradient, sorted({found.rank for found in off})
     switches = ", ".join(MODES[name].switch for name in names or (worst.mode,))
     held = lacks(worst.mode, gradient.held, worst.ranks)
     who = ranks_at(recording, ranks)
@@ -168,7 +168,7 @@ def _blamed(off: Sequence[Off], worst: Off) -> list[int]:
     ranks = sorted({found.rank for found in off})
     if len(ranks) < worst.ranks:
         return ranks
-    held = [found.one.gradient.held for found in off]
+    held = [found.off.gradient.held for found in off]
     same = all(reading == held[0] for reading in held)
     if not same or held[0].holds != "shares" or over_users(held[0], worst.ranks):
         return []
@@ -177,23 +177,23 @@ def _blamed(off: Sequence[Off], worst: Off) -> list[int]:
 
 def _places(off: Iterable[Off]) -> str:
     """``Off after step 2 are bucket 0: weight3, weight4; bucket 1: weight1``."""
-    first = min(found.one.step for found in off)
+    first = min(found.off.step for found in off)
     places: dict[str, set[str]] = defaultdict(set)
     for found in off:
-        if found.one.step == first:
-            where = "" if found.one.bucket is None else f"bucket {found.one.bucket}: "
-            places[where].add(found.one.gradient.parameter)
+        if found.off.step == first:
+            where = "" if found.off.bucket is None else f"bucket {found.off.bucket}: "
+            places[where].add(found.off.gradient.parameter)
     return f"Off after step {first} are " + "; ".join(
         where + ", ".join(sorted(names)) for where, names in sorted(places.items())
     )
 
 
 def _evidence(off: Off) -> Evidence:
-    gradient = off.one.gradient
-    bucket = "" if off.one.bucket is None else f", bucket {off.one.bucket},"
+    gradient = off.off.gradient
+    bucket = "" if off.off.bucket is None else f", bucket {off.off.bucket},"
     return Evidence(
         text=f"worst element of the gradient of {gradient.parameter}{bucket} on rank {off.rank}"
-        f" after step {off.one.step} in the mode {off.mode}",
+        f" after step {off.off.step} in the mode {off.mode}",
         value=gradient.got,
         expected=gradient.expected,
         expected_from="closed form of the ranks' known gradients, in float64",

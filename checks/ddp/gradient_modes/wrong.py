@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.gradient_modes.wording import Off, draft, known_before, looked_at, off_in
+from ddp_doctor.checks.ddp.gradient_modes.wording import Off, draft, known_before, off_in, tested_modes
 from ddp_doctor.facts.ddp.gradients import GradientModes
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
@@ -196,7 +196,7 @@ def powersgd_gradient_wrong(recording: Recording) -> Iterator[Draft]:
 
 def _in_common(recording: Recording) -> list[str]:
     """The modes that are off for one cause: all plain ones, or the one that adds nothing to a step."""
-    plain = [name for name in looked_at(recording) if name in _PLAIN]
+    plain = [name for name in tested_modes(recording) if name in _PLAIN]
     wrong = [name for name in plain if off_in(recording, name, wrong=True)]
     return wrong if "buckets" in wrong or len(wrong) == len(plain) > 1 else []
 

@@ -26,8 +26,10 @@ class Off:
 
 def off_in(ranks: Sequence[FactAt[GradientSync]], *phases: str) -> list[Off]:
     """What is off in these phases of all ranks."""
-    looks = ((rank, getattr(rank.fact, phase)) for rank in ranks for phase in phases)
-    return [Off(rank.rank or 0, rank.fact.world_size, off) for rank, look in looks for off in look.off]
+    phases_of_ranks = ((rank, getattr(rank.fact, phase)) for rank in ranks for phase in phases)
+    return [
+        Off(rank.rank or 0, rank.fact.world_size, off) for rank, phase in phases_of_ranks for off in phase.off
+    ]
 
 
 def lost_a_step(held: gradient_code.Reading) -> bool:

@@ -31,7 +31,7 @@ from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rules_in
 from ddp_doctor.probing import module_manifest
 
-__all__ = ["CHECK", "look", "probe"]
+__all__ = ["CHECK", "probe"]
 
 _SAME_SEED = 20
 
@@ -78,8 +78,8 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
             name="initial_state_broadcast", value=max(spent, 0.0), unit="s", labels=labels | size
         )
     if facts:
-        alike = sum(fact.same_seed == facts[0].same_seed for fact in facts)
-        yield Measurement(name="initial_state_equal_by_seed", value=alike, unit="ranks", labels=labels)
+        equal = sum(fact.same_seed == facts[0].same_seed for fact in facts)
+        yield Measurement(name="initial_state_equal_by_seed", value=equal, unit="ranks", labels=labels)
 
 
 #: 64 random bits: that two ranks begin with the same ones by chance is out of the question.

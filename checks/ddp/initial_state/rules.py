@@ -217,7 +217,7 @@ def initial_state_not_from_rank_0(recording: Recording) -> Iterator[Draft]:
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     facts = {rank.rank or 0: rank.fact for rank in recording.facts(InitialState)}
-    reported = _told_by_dd712(recording)
+    reported = _reported_by_dd712(recording)
     off = [
         state
         for rank, fact in facts.items()
@@ -234,7 +234,7 @@ def initial_state_not_from_rank_0(recording: Recording) -> Iterator[Draft]:
         yield _draft(recording, group, facts[group[0].rank].source_rank, blameless)
 
 
-def _told_by_dd712(recording: Recording) -> set[int]:
+def _reported_by_dd712(recording: Recording) -> set[int]:
     """The ranks that the check of buffers has shown to keep parameters of their own: one fault, one finding."""
     return {rank.rank or 0 for rank in recording.facts(Buffers) if rank.fact.parameters_off}
 

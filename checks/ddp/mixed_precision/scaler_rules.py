@@ -221,8 +221,10 @@ RankSteps = list[tuple[int, ScaledStep]]
 def scaled_by_format(recording: Recording) -> list[list[tuple[int, Scaled]]]:
     """What each rank saw, for each format of autocast that was looked at."""
     ranks = recording.facts(MixedPrecision)
-    looks = zip(*[[(rank.rank or 0, scaled) for scaled in rank.fact.scaled] for rank in ranks], strict=False)
-    return [list(ranks) for ranks in looks if not any(scaled.not_looked for _, scaled in ranks)]
+    formats = zip(
+        *[[(rank.rank or 0, scaled) for scaled in rank.fact.scaled] for rank in ranks], strict=False
+    )
+    return [list(ranks) for ranks in formats if not any(scaled.not_looked for _, scaled in ranks)]
 
 
 def first_difference(recording: Recording, value_of: Callable[[ScaledStep], Hashable]) -> RankSteps:

@@ -62,7 +62,7 @@ def profiled(ctx: RankContext, work: Work, ddp: Any, missing: dict[str, str]) ->
         read = on_gpu if ctx.device.startswith("cuda") else on_cpu
         return _summed_up(read(profiler.events()), took)
     except Exception as error:  # noqa: BLE001 - whatever another build of torch says, it is the reason
-        missing[_WHAT] = _words(error)
+        missing[_WHAT] = _error_text(error)
         return None
 
 
@@ -77,17 +77,17 @@ def _open(ctx: RankContext) -> tuple[Any, str]:
         profiler: Any = profile(activities=activities)
         profiler.__enter__()
     except Exception as error:  # noqa: BLE001 - a build without Kineto raises what it likes
-        return None, _words(error)
+        return None, _error_text(error)
     return profiler, ""
 
 
-def _words(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     first = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {first}"[:200]
 
 
 @dataclass
-class _Seen:
+class _Trace:
     """When collectives ran, when the model did, and how long each of its operations took by itself."""
 
     collectives: list[Span] = field(default_factory=list)
@@ -95,9 +95,9 @@ class _Seen:
     own: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
-def on_cpu(events: Iterable[Any]) -> _Seen:
+def on_cpu(events: Iterable[Any]) -> _Trace:
     """gloo's collectives run in threads of its own, beside the operations of torch."""
-    trace = _Seen()
+    trace = _Trace()
     for event in events:
         name = str(event.name)
         if name.startswith(_COLLECTIVES):
@@ -108,12 +108,12 @@ def on_cpu(events: Iterable[Any]) -> _Seen:
     return trace
 
 
-def on_gpu(events: Iterable[Any]) -> _Seen:
+def on_gpu(events: Iterable[Any]) -> _Trace:
     """Kernels: the names of NCCL's tell them from the model's. What the host only queues is not looked at.
 
     Nor are the spans of ``record_function``, which torch also shows in the GPU's time (DDP's forward is one).
     """
-    trace = _Seen()
+    trace = _Trace()
     for event in events:
         name, (start, end) = str(event.name), _span(event)
         if not str(event.device_type).endswith("CUDA") or name.startswith((*_COLLECTIVES, _DDP)):
@@ -132,7 +132,7 @@ def _span(event: Any) -> Span:
     return event.time_range.start / 1e6, event.time_range.end / 1e6
 
 
-def _summed_up(trace: _Seen, took: float) -> Profile:
+def _summed_up(trace: _Trace, took: float) -> Profile:
     busy = joined(trace.collectives)
     dearest = sorted(trace.own, key=lambda name: -trace.own[name])[:_DEAREST]
     return Profile(
@@ -181,9 +181,9 @@ YOURS = Plan(budget_s=4.0, longest_s=15.0)
 def measure(ctx: RankContext, work: Work, plan: Plan = _USUAL) -> StepTimeFact:
     """Steps with and without synchronisation, the all-reduces, and bucket sizes. Raises Skip."""
     work, compute_s = _fitted(ctx, work, plan)
-    seen_curve = curve(ctx, work.gradient_bytes())
+    measured_curve = curve(ctx, work.gradient_bytes())
     larger = min(ctx.world_size, LARGEST_ALONE) if work.make is not None else 1
-    expected = sum(map(seen_curve.seconds, bucket_bytes([work.gradient_bytes()], 25.0)))
+    expected = sum(map(measured_curve.seconds, bucket_bytes([work.gradient_bytes()], 25.0)))
     rounds, iterations = _how_many(ctx, plan, compute_s * (3 + larger) + compute_s + 2 * expected)
     ddp = wrap(ctx, work, None)
     processor = ProcessorTime(ctx)
@@ -203,8 +203,8 @@ def measure(ctx: RankContext, work: Work, plan: Plan = _USUAL) -> StepTimeFact:
         on_cpu_share=processor.share,
         iterations=iterations,
         rounds=tuple(measured),
-        curve=seen_curve,
-        buckets=bucket_sizes(ctx, work, ddp, seen_curve, plan, missing),
+        curve=measured_curve,
+        buckets=bucket_sizes(ctx, work, ddp, measured_curve, plan, missing),
         profile=profiled(ctx, work, ddp, missing),
         not_measured=missing,
     )

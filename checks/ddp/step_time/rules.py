@@ -140,8 +140,8 @@ def slower_than_one(recording: Recording) -> Iterator[Draft]:
 
 
 _FEWEST_RANKS = 3
-_FEWEST_LOOKS = 6
-_LOOK = remedy(
+_FEWEST_TIMINGS = 6
+_INSPECT = remedy(
     "Look at what else runs on the node, at the processors that the rank is bound to, and at clocks and"
     " temperature",
     "ps -eo pid,ni,psr,pcpu,comm --sort=-pcpu | head",
@@ -175,8 +175,8 @@ def computes_slower(recording: Recording) -> Iterator[Draft]:
         return
     if len(ranks) < _FEWEST_RANKS or too_few_processors(recording) or mostly_disturbed(ranks):
         return
-    looks = {rank.rank or 0: _looks(rank.fact) for rank in ranks}
-    factors = {rank: _factor(rank, looks) for rank in looks}
+    timings = {rank.rank or 0: _timings(rank.fact) for rank in ranks}
+    factors = {rank: _factor(rank, timings) for rank in timings}
     slow = sorted(rank for rank, factor in factors.items() if factor >= rounds.SLOW_RANK)
     if 2 * len(slow) >= len(ranks):  # of halves nobody can say which is as it should be
         return
@@ -189,32 +189,32 @@ def computes_slower(recording: Recording) -> Iterator[Draft]:
     yield likely(
         rank_culprits(recording, StepTimeFact, slow),
         f"{capital(ranks_at(recording, slow))} {'computes' if len(slow) == 1 else 'compute'}"
-        f" {_typical(worst, looks):.1f} times as long as the others for the same work"
+        f" {_typical(worst, timings):.1f} times as long as the others for the same work"
         f"{rounds.of(by_rank[worst].fact.model)}",
-        _evidence_of_rank(recording, slow, looks),
-        _LOOK,
+        _evidence_of_rank(recording, slow, timings),
+        _INSPECT,
         detail=_detail_of_rank([by_rank[rank] for rank in slow], disturbed=disturbed),
         severity=_severity_of_rank(by_rank[worst].fact, factors[worst], disturbed=disturbed),
     )
 
 
-def _looks(fact: StepTimeFact) -> list[float]:
+def _timings(fact: StepTimeFact) -> list[float]:
     return [took for timing in fact.rounds for took in (timing.compute_s, timing.again_s)]
 
 
-def _others(rank: int, looks: dict[int, list[float]]) -> list[float]:
+def _others(rank: int, timings: dict[int, list[float]]) -> list[float]:
     """The median of the others at each look."""
-    return [median(at) for at in zip(*(took for peer, took in looks.items() if peer != rank), strict=False)]
+    return [median(at) for at in zip(*(took for peer, took in timings.items() if peer != rank), strict=False)]
 
 
-def _factor(rank: int, looks: dict[int, list[float]]) -> float:
+def _factor(rank: int, timings: dict[int, list[float]]) -> float:
     """How many times slower it was, where it was least so against the others' slowest look: never one sample."""
-    others = _others(rank, looks)
-    return min(looks[rank]) / max(others) if len(looks[rank]) >= _FEWEST_LOOKS else 0.0
+    others = _others(rank, timings)
+    return min(timings[rank]) / max(others) if len(timings[rank]) >= _FEWEST_TIMINGS else 0.0
 
 
-def _typical(rank: int, looks: dict[int, list[float]]) -> float:
-    return median(looks[rank]) / median(_others(rank, looks))
+def _typical(rank: int, timings: dict[int, list[float]]) -> float:
+    return median(timings[rank]) / median(_others(rank, timings))
 
 
 def _with_slow_gpu(recording: Recording) -> set[int]:
@@ -256,14 +256,14 @@ def _severity_of_rank(fact: StepTimeFact, factor: float, *, disturbed: bool) -> 
 
 
 def _evidence_of_rank(
-    recording: Recording, slow: Sequence[int], looks: dict[int, list[float]]
+    recording: Recording, slow: Sequence[int], timings: dict[int, list[float]]
 ) -> Iterator[Evidence]:
     for rank in slow[:4]:
-        others = _others(rank, looks)
+        others = _others(rank, timings)
         yield Evidence(
             text=f"forward and backward on {rank_at(recording, rank)}, {len(others)} looks,"
-            f" {rounds.limits(looks[rank])}, its peers {rounds.limits(others)}",
-            value=median(looks[rank]),
+            f" {rounds.limits(timings[rank])}, its peers {rounds.limits(others)}",
+            value=median(timings[rank]),
             unit="s",
             expected=median(others),
             expected_from="the median of the other ranks, which did the same work at the same time",

@@ -195,10 +195,10 @@ def _copied(ctx: RankContext, module: Any) -> Any:
 
 def built(ddp: Any) -> tuple[int, ...]:
     """The bytes of the buckets, in the order of their all-reduces; none where DDP does not tell."""
-    tell = getattr(ddp, "_get_ddp_logging_data", None)  # an inner call of torch: it may go
-    if tell is None:
+    read_log = getattr(ddp, "_get_ddp_logging_data", None)  # an inner call of torch: it may go
+    if read_log is None:
         return ()
-    data = tell()
+    data = read_log()
     text = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or ""
     return tuple(int(part) for part in str(text).split(",") if part.strip().isdigit())
 

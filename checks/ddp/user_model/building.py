@@ -79,13 +79,13 @@ def raises(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
-    met = [
+    troubles = [
         (rank.fact.trouble, rank)
         for rank in facts(recording)
         if rank.fact.trouble is not None and not used_elsewhere(rank.fact.trouble.message)  # DD609 or DD772
     ]
-    alike = grouped(((trouble.phase, trouble.type, trouble.where), rank) for trouble, rank in met)
-    for ranks in alike.values():
+    same_trouble = grouped(((trouble.phase, trouble.type, trouble.where), rank) for trouble, rank in troubles)
+    for ranks in same_trouble.values():
         trouble = ranks[0].fact.trouble
         assert trouble is not None
         yield proved(

@@ -112,7 +112,7 @@ def _unequal(
     odd = [rank for rank, _ in parted] or [rank for rank, _ in lacking]
     fact, local = lacking[0][0].fact, lacking[0][1]
     frozen = [(rank, here.frozen) for rank, here in lacking if here.frozen.count]
-    reason = f"; {_parting_words(*parted[0])}" if parted else ""
+    reason = f"; {_different_calls(*parted[0])}" if parted else ""
     reason = (
         f"; the forward takes requires_grad from {names(frozen[0][1])} there"
         if frozen and not parted
@@ -151,13 +151,13 @@ def _unequal(
 def _where(recording: Recording, lacking: list[tuple[FactAt[UserModel], LocalPass]]) -> str:
     """The ranks that lack what the first one lacks; where others lack something else, that is said."""
     first = lacking[0][1].unused
-    alike = [rank for rank, here in lacking if here.unused == first]
+    same = [rank for rank, here in lacking if here.unused == first]
     others = [rank for rank, here in lacking if here.unused != first]
-    where = on_ranks(recording, alike)
+    where = on_ranks(recording, same)
     return f"{where}, and others on {on_ranks(recording, others)}" if others else f"{where} only"
 
 
-def _parting_words(rank: FactAt[UserModel], parting: Parting) -> str:
+def _different_calls(rank: FactAt[UserModel], parting: Parting) -> str:
     here, there = _calls(parting.here), _calls(parting.there)
     return f"rank {rank_of(rank)} {here} where rank {parting.peer} {there}"
 

@@ -263,11 +263,11 @@ def computes_otherwise(recording: Recording) -> Iterator[Draft]:
     off = [rank for rank in repeatable if peer is not None and _apart(rank.fact, peer.fact) > 0.0]
     apart = [rank for rank in facts(recording) if rank.fact.apart.count]
     if peer is not None and any(_apart(rank.fact, peer.fact) > _LOSS_APART for rank in off):
-        yield _other_loss(recording, off, peer)
+        yield _loss_draft(recording, off, peer)
     elif apart:
-        yield _other_gradients(recording, apart)
+        yield _gradient_draft(recording, apart)
     elif peer is not None and off:
-        yield _rounded_otherwise(recording, off, peer)
+        yield _rounding_draft(recording, off, peer)
 
 
 def _usual(ranks: list[FactAt[UserModel]]) -> FactAt[UserModel] | None:
@@ -292,7 +292,7 @@ def _apart(fact: UserModel, peer: UserModel) -> float:
     return abs(mine - theirs) / max(abs(theirs), 1e-12)
 
 
-def _other_loss(recording: Recording, off: list[FactAt[UserModel]], peer: FactAt[UserModel]) -> Draft:
+def _loss_draft(recording: Recording, off: list[FactAt[UserModel]], peer: FactAt[UserModel]) -> Draft:
     far = [rank for rank in off if _apart(rank.fact, peer.fact) > _LOSS_APART]
     worst = max(far, key=lambda rank: _apart(rank.fact, peer.fact))
     is_sure = 2 * len(far) < peer.fact.world_size
@@ -305,7 +305,7 @@ def _other_loss(recording: Recording, off: list[FactAt[UserModel]], peer: FactAt
     )
 
 
-def _rounded_otherwise(recording: Recording, off: list[FactAt[UserModel]], peer: FactAt[UserModel]) -> Draft:
+def _rounding_draft(recording: Recording, off: list[FactAt[UserModel]], peer: FactAt[UserModel]) -> Draft:
     worst = max(off, key=lambda rank: _apart(rank.fact, peer.fact))
     return likely(
         NOBODY,
@@ -327,7 +327,7 @@ def _loss_of(worst: FactAt[UserModel], peer: FactAt[UserModel]) -> Evidence:
     )
 
 
-def _other_gradients(recording: Recording, apart: list[FactAt[UserModel]]) -> Draft:
+def _gradient_draft(recording: Recording, apart: list[FactAt[UserModel]]) -> Draft:
     by_rank = {rank_of(rank): rank for rank in facts(recording)}
     first = apart[0]
     peer = by_rank.get(first.fact.same_batch_peer or 0, first)

@@ -45,7 +45,7 @@ def does_not_come_back(recording: Recording) -> Iterator[Draft]:
             (code(line) for line in list(lines)[:4]),
             f"{recording.options.model} does not come back on any of {len(left)} ranks within"
             f" {trial.waited_s:.0f} s{at(where)}",
-            (_stands(rank) for rank in left[:8]),
+            (_place_in_code(rank) for rank in left[:8]),
             in_model_code(
                 "Look at what this line waits for: the network, a lock, a terminal, an endless loop"
             ),
@@ -67,7 +67,7 @@ def _line(evidence: RankEvidence) -> str:
     return ""
 
 
-def _stands(evidence: RankEvidence) -> Evidence:
+def _place_in_code(evidence: RankEvidence) -> Evidence:
     used = (
         f"; {evidence.cpu_s_per_s:.0%} of a core in the last second"
         if evidence.cpu_s_per_s is not None
@@ -100,17 +100,17 @@ def fails_in_a_step(recording: Recording) -> Iterator[Draft]:
     for trial in recording.trials:
         if trial.judged_check != _CHECK or trial.outcome != "broken":
             continue
-        said = [
+        messages = [
             rank.raised.message for rank in trial.evidence if rank.raised and rank.raised.type == "StepFailed"
         ]
-        if not said or len(said) < len(trial.ranks):
+        if not messages or len(messages) < len(trial.ranks):
             continue
         yield proved(
             NOBODY,
-            f"{recording.options.model} fails in a synchronised step on every rank: {said[0][:120]}",
-            Evidence(text=said[0][:300]),
+            f"{recording.options.model} fails in a synchronised step on every rank: {messages[0][:120]}",
+            Evidence(text=messages[0][:300]),
             in_model_code("Mend what the exception says; DDP takes one forward and one backward at a time"),
-            detail=f"Each rank's own forward and backward went well. It says: {said[0][:300]}",
+            detail=f"Each rank's own forward and backward went well. It says: {messages[0][:300]}",
         )
 
 
