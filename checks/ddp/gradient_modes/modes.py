@@ -1,4 +1,4 @@
-"""The modes: a small model, the hooks, how DDP is told to work, and what the ranks do in each step.
+"""The modes: a small model, the hooks, DDP's options, and what the ranks do in each step.
 
 A step is one or more micro-steps, all but the last inside ``no_sync()``. A micro-step says, for a group
 rank, how often and with which multiples it uses each parameter; so the right gradient follows from the table.
@@ -18,7 +18,7 @@ from ddp_doctor.knowledge.ddp import gradient_code
 from ddp_doctor.model.choices import Level
 from ddp_doctor.model.context import RankContext
 
-#: Where there are to be many: one of the parameters is larger than a bucket.
+#: For modes with many buckets: one of the parameters is larger than a bucket.
 BUCKET_CAP_BYTES = 4 * 1024
 #: The number of the one parameter of another dtype.
 FLOAT64 = 5
@@ -183,7 +183,7 @@ _TWO_STEPS = ((times(1),), (times(2),))
 _VIEW = {"gradient_as_bucket_view": True}
 _STATIC = {"static_graph": True}
 _UNUSED = {"find_unused_parameters": True}
-#: Multiples of micro-steps and of uses of one parameter: from what is missing it follows which was lost.
+#: Multiples of micro-steps and of uses of one parameter: the missing amount shows which one was lost.
 ACCUMULATED = (1, 2, 4)
 USED = (1, 2)
 

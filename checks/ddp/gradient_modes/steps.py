@@ -1,6 +1,6 @@
 """One mode after the other: wrap, step, compare.
 
-Two things are read of a DDP-wrapped model that are not public. The buckets come from the call that torch's own
+Two things in a DDP-wrapped model are not public. The buckets come from the call that torch's own
 ``Join`` relies on (torch/csrc/distributed/c10d/reducer.cpp, ``get_grad_buckets``), which hands out ``GradBucket``
 objects whose ``index()`` and ``parameters()`` are public; where a release lacks it, nothing is known. What a loss
 depends on is read from its graph: ``grad_fn.next_functions`` down to the nodes that accumulate gradients.
@@ -49,14 +49,14 @@ def wrap(ctx: RankContext, way: Way, module: Any) -> Any:
 
 
 def measure(ctx: RankContext, wrapped: Wrap = wrap, names: tuple[str, ...] = ()) -> GradientModes:
-    """All modes of this level, or those named. After an error on any rank no further mode is tried."""
+    """All modes of this level, or the named ones. After an error on any rank no further mode is tried."""
     modes, stopped, parameters = [], "", 0
     chosen = [way for way in WAYS if (way.name in names if names else ctx.level.includes(way.level))]
     for way in chosen:
         if stopped:
             modes.append(Mode(name=way.name, not_looked=stopped))
             continue
-        # A wrapper that somebody still holds, a traceback for one, acts on its model alone.
+        # A wrapper that something still holds (a traceback, for example) acts on its own model only.
         module = coded_model(ctx)
         parameters = len(list(module.parameters()))
         mode, failed = _ModeProbe(ctx, way, module, wrapped).take()
@@ -95,7 +95,7 @@ class _ModeProbe:
         return self._mode.model_copy(update=measured)
 
     def _exchange(self, name: str, what: Any) -> list[Any]:
-        """What every rank says, by group rank."""
+        """The values of all ranks, by group rank."""
         name = f"{self._way.name} {name}"
         with self._ctx.step("exchange", name):
             return [json.loads(text) for text in self._ctx.exchange(name, json.dumps(what))]
@@ -149,7 +149,7 @@ class _ModeProbe:
             raise _NotLooked(f"the backend does not reduce {dtype}: {refused}"[:_LINE]) from refused
 
     def _step(self, model: Any, number: int, step: tuple[MicroStep, ...]) -> bool:
-        """All micro-steps; False where the last backward would hang, and so was not dared."""
+        """All micro-steps; False where the last backward would hang and was skipped."""
         detail = f"{self._way.name}, step {number}"
         for micro in step:
             last = micro is step[-1]
@@ -163,7 +163,7 @@ class _ModeProbe:
         return True
 
     def _may_go_backward(self, model: Any, loss: Any) -> bool:
-        """Whether ranks that use different parameters can go backward without waiting for ever."""
+        """Whether ranks that use different parameters can run the backward without a hang."""
         used = parameters_used(model.module, loss)
         unused = [name for name, _ in model.module.named_parameters() if name not in used]
         of_ranks = self._exchange("uses", {"unused": unused, "finds": model.find_unused_parameters})

@@ -1,4 +1,4 @@
-"""Gradients that are off in a mode, who has them, and how findings speak of modes."""
+"""Gradients that are off in a mode, the ranks that have them, and the names of modes in findings."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -65,7 +65,7 @@ MODES = {
 }
 
 
-#: What the parts of a gradient are called, and how often each enters: powers of 2 tell what is missing.
+#: The names of a gradient's parts, and how often each enters: powers of 2 show which one is missing.
 _PARTS: dict[str, tuple[tuple[int, ...], str]] = {
     "accumulation": (ACCUMULATED, "micro-step"),
     "twice": (USED, "use"),
@@ -121,7 +121,7 @@ class Off:
 
 
 def modes(recording: Recording, name: str) -> Iterator[tuple[int, Mode]]:
-    """What each rank saw of a mode."""
+    """Each rank's results of a mode."""
     for rank in recording.facts(GradientModes):
         yield from ((rank.rank or 0, mode) for mode in rank.fact.modes if mode.name == name)
 
@@ -140,7 +140,7 @@ def off_in(recording: Recording, name: str, *, wrong: bool) -> list[Off]:
 
 
 def known_before(recording: Recording, *phases: str) -> bool:
-    """Whether gradient_sync found these phases wrong already: DD701 to DD704 say so."""
+    """Whether gradient_sync found these phases wrong already, as DD701 to DD704 report."""
     facts = [rank.fact for rank in recording.facts(GradientSync)]
     return any(getattr(fact, phase).off for fact in facts for phase in phases)
 
@@ -164,7 +164,7 @@ def draft(recording: Recording, off: Sequence[Off], names: Collection[str] = ())
 
 
 def _blamed(off: Sequence[Off], worst: Off) -> list[int]:
-    """The minority that has a wrong gradient, else whose share all of them miss; none in doubt."""
+    """The minority with a wrong gradient, else the ranks whose share all gradients lack; none where it is unsure."""
     ranks = sorted({found.rank for found in off})
     if len(ranks) < worst.ranks:
         return ranks

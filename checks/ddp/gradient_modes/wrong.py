@@ -9,7 +9,7 @@ from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 
-#: Modes that differ from an ordinary step in nothing but one switch: if all are wrong, no switch is.
+#: Modes that differ from an ordinary step in one switch only: if all are wrong, no switch is the cause.
 _PLAIN = ("buckets", "bucket-view", "accumulation", "unused", "twice", "static-graph", "checkpoint")
 
 

@@ -1,4 +1,4 @@
-"""DD701 - DD704: gradients that are not the mean, or differ, or do not do as no_sync() says."""
+"""DD701 - DD704: gradients that are not the mean, differ between ranks, or ignore no_sync()."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -51,7 +51,7 @@ def _ranks(off: Iterable[Off]) -> list[int]:
 
 
 def minority(off: Sequence[Off], wrong: Sequence[Off]) -> list[int]:
-    """The ranks to blame: none where no rank is right, for that is no rank's fault."""
+    """The ranks to blame: none where no rank is right, because then no single rank is at fault."""
     return [] if len(_ranks(wrong)) == wrong[0].world_size else _ranks(off)
 
 
@@ -103,7 +103,7 @@ def gradient_is_not_the_mean(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-proto
     """
     agreed = [found for found in _ordinary(recording) if found.gradient.identical]
-    # If all hold rank 2's gradient, it is "own" on rank 2 alone: the same cause, seen from there.
+    # If all ranks hold rank 2's gradient, only rank 2 reads "own": the cause is the same.
     for off in by_cause(found for found in agreed if found.gradient.held.holds != "own"):
         held = off[0].gradient.held
         unsure = ", and it is unsure which rank is off" if held.holds == "other" else ""
@@ -142,7 +142,7 @@ def gradients_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
 
 
 def _ordinary(recording: Recording) -> list[Off]:
-    """What is off after the first step, and what of the last step ``no_sync()`` cannot explain."""
+    """What is off after the first step, and what is off after the last step that ``no_sync()`` does not explain."""
     ranks = recording.facts(GradientSync)
     first = off_in(ranks, "step")
     known = {found.gradient.parameter for found in first}
@@ -166,7 +166,7 @@ def no_sync_still_synchronises(recording: Recording) -> Iterator[Draft]:
     References
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
-    # Without a gradient in ordinary steps, none is to be expected here: that is DD701's finding.
+    # A gradient that is missing in ordinary steps is missing here too: DD701 reports it.
     ranks = recording.facts(GradientSync)
     before = {(found.gradient.parameter, found.gradient.held.holds) for found in off_in(ranks, "step")}
     off_inside = off_in(ranks, "no_sync")

@@ -1,4 +1,4 @@
-"""The steps of a DDP-wrapped model whose gradients are known, and what came of them."""
+"""Steps of a DDP-wrapped model with known gradients, and their results."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -45,7 +45,7 @@ def wrap(ctx: RankContext, module: Any) -> Any:
 
 
 def measure(ctx: RankContext, model: Any, ddp_construct_s: float = 0.0) -> GradientSync:
-    """The three looks at a DDP-wrapped ``coded_model``."""
+    """The gradients of a DDP-wrapped ``coded_model`` after three steps."""
     _one_step(ctx, model, _ONCE, sync=True)
     step = _grads(model)
     model.zero_grad()

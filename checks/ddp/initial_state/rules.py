@@ -37,7 +37,7 @@ _CONSEQUENCES: dict[Kind, str] = {
 
 
 def consequence(difference: Difference) -> str:
-    """What becomes of it in DDP."""
+    """The consequence of the difference in DDP."""
     if difference.what == "buffer" and difference.kind != "persistent":
         return _UNSEEN
     return _CONSEQUENCES.get(difference.kind, _UNSEEN)
@@ -227,7 +227,7 @@ def initial_state_not_from_rank_0(recording: Recording) -> Iterator[Draft]:
     groups: dict[str, list[_Off]] = defaultdict(list)
     for state in off:
         groups[state.holds].append(state)
-    # Rank 0 has nothing to receive: only a rank that got it right shows that the others could have.
+    # Rank 0 receives nothing: only another rank that got it right shows that the broadcast worked.
     receivers = {rank for rank, fact in facts.items() if rank != fact.source_rank}
     blameless = receivers <= {state.rank for state in off} | reported
     for group in groups.values():
@@ -235,7 +235,7 @@ def initial_state_not_from_rank_0(recording: Recording) -> Iterator[Draft]:
 
 
 def _reported_by_dd712(recording: Recording) -> set[int]:
-    """The ranks that the check of buffers has shown to keep parameters of their own: one fault, one finding."""
+    """The ranks that DD712 already reports with parameters of their own: one fault, one finding."""
     return {rank.rank or 0 for rank in recording.facts(Buffers) if rank.fact.parameters_off}
 
 

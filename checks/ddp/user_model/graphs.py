@@ -149,7 +149,7 @@ def _unequal(
 
 
 def _where(recording: Recording, lacking: list[tuple[FactAt[UserModel], LocalPass]]) -> str:
-    """The ranks that lack what the first one lacks; where others lack something else, that is said."""
+    """The ranks that lack the same parameters as the first one, then the ranks that lack others."""
     first = lacking[0][1].unused
     same = [rank for rank, here in lacking if here.unused == first]
     others = [rank for rank, here in lacking if here.unused != first]

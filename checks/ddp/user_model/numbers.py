@@ -68,7 +68,7 @@ def not_the_mean(recording: Recording) -> Iterator[Draft]:
 
 
 def _unknown(recording: Recording) -> Iterator[Draft]:
-    """Parameters that are there, or trainable, only after DDP has looked."""
+    """Parameters that exist, or are trainable, only after DDP has wrapped the model."""
     found = [
         (rank, local.unknown) for rank in facts(recording) for local in rank.fact.local if local.unknown.count
     ]
@@ -228,7 +228,7 @@ def not_repeatable(recording: Recording) -> Iterator[Draft]:
     )
 
 
-#: A loss that differs by more than the order of additions explains.
+#: A larger relative difference between losses is more than the order of additions explains.
 _LOSS_APART = 1e-3
 
 
@@ -271,7 +271,7 @@ def computes_otherwise(recording: Recording) -> Iterator[Draft]:
 
 
 def _usual(ranks: list[FactAt[UserModel]]) -> FactAt[UserModel] | None:
-    """A rank with whose loss most agree but for rounding, else the first: each is compared with it."""
+    """A rank whose loss most ranks share, apart from rounding; else the first rank. All are compared with it."""
     return next(
         (
             rank
@@ -283,7 +283,7 @@ def _usual(ranks: list[FactAt[UserModel]]) -> FactAt[UserModel] | None:
 
 
 def _apart(fact: UserModel, peer: UserModel) -> float:
-    """How far the losses are apart, relative to the peer's; 0 where neither rank has one."""
+    """The difference between the losses, relative to the peer's; 0 where neither rank has one."""
     mine, theirs = fact.same_batch_loss, peer.same_batch_loss
     if mine == theirs:
         return 0.0
@@ -364,7 +364,7 @@ def _gradient_draft(recording: Recording, apart: list[FactAt[UserModel]]) -> Dra
 
 
 def _hooks_of_one(first: FactAt[UserModel], peer: FactAt[UserModel]) -> list[tuple[str, str, str]]:
-    """The hooks that one of two ranks has and the other has not: rank, parameter, line."""
+    """The hooks that only one of the two ranks has: rank, parameter, line."""
     here, there = (rank.fact.hooks for rank in (first, peer))
     pairs = ((first, set(here) - set(there)), (peer, set(there) - set(here)))
     return sorted(

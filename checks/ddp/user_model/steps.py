@@ -54,12 +54,12 @@ def does_not_come_back(recording: Recording) -> Iterator[Draft]:
 
 
 def _waits_for_others(evidence: RankEvidence) -> bool:
-    """Whether the rank is in a step of the check's, where it waits for its peers."""
+    """Whether the rank is inside a step of the check and so waits for its peers."""
     return any(step.check == _CHECK and step.left_at is None for step in evidence.steps[-1:])
 
 
 def _line(evidence: RankEvidence) -> str:
-    """The innermost line of the user's, from frames such as ``/home/me/net.py:31 in forward``."""
+    """The innermost line of the user's code, from frames such as ``/home/me/net.py:31 in forward``."""
     for frame in reversed(evidence.stack):
         where = frame.partition(" in ")[0]
         if is_the_users(where) and "/ddp_doctor/" not in where:
