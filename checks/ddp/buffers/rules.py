@@ -11,7 +11,7 @@ from ddp_doctor.remedies.stock_ddp import remedies
 from ddp_doctor.wording.findings import likely
 from ddp_doctor.wording.ranks import rank_culprits, ranks_at
 
-#: What comes from rank 0 or, with broadcasting off, could only come from there.
+#: State that comes from rank 0 or, with broadcasting off, could only come from rank 0.
 _BROADCAST = ("parameters_off", "buffers_off", "reassigned_off", "kept_off")
 _RankState = tuple[int, Buffers, tuple[OffState, ...]]  # rank, its fact, what is off there
 
@@ -40,9 +40,9 @@ def _holds(state: _RankState) -> str:
 
 
 def _some_right(wrong: Sequence[_RankState], broadcast: bool) -> bool:
-    """Whether some rank got it right: only then is an off rank to blame, else all are victims.
+    """Whether some rank got it right: only then is an off rank to blame.
 
-    Of a broadcast the source has nothing to receive, so its being right says nothing.
+    The source of a broadcast receives nothing, so its own state is no evidence.
     """
     _, fact, _ = wrong[0]
     silent = {fact.source_rank} if broadcast else set()
@@ -149,7 +149,7 @@ def reassigned_buffer_not_broadcast(recording: Recording) -> Iterator[Draft]:
     References
         https://github.com/pytorch/pytorch/issues/63916
     """
-    # Without any broadcast this one is missing too: DD711's finding.
+    # Without any broadcast this one is missing too: DD711 reports it.
     if any(rank.fact.buffers_off for rank in recording.facts(Buffers)):
         return
     what = "A buffer that got a new tensor after wrapping is not rank {source}'s"
@@ -216,7 +216,7 @@ def batch_normalised_with_other_statistics(recording: Recording) -> Iterator[Dra
         https://pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
         https://arxiv.org/abs/1502.03167
     """
-    # Wrong statistics explain wrong outputs, and are the finding then.
+    # Wrong statistics explain wrong outputs, and other rules report them.
     facts = [rank.fact for rank in recording.facts(Buffers)]
     if not any(fact.batch_norm_off for fact in facts):
         what, wanted = "BatchNorm gives wrong outputs", "closed form with the rank's own batch"

@@ -158,7 +158,7 @@ def precision_not_tested(recording: Recording) -> Iterator[Draft]:
 
 
 def _halves(recording: Recording) -> dict[str, dict[int, Half]]:
-    """What each rank saw of each format that was looked at."""
+    """The results of each rank, for each format that was tested."""
     found: dict[str, dict[int, Half]] = {}
     for rank in recording.facts(MixedPrecision):
         for half in rank.fact.halves:

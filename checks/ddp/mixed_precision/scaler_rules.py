@@ -219,7 +219,7 @@ RankSteps = list[tuple[int, ScaledStep]]
 
 
 def scaled_by_format(recording: Recording) -> list[list[tuple[int, Scaled]]]:
-    """What each rank saw, for each format of autocast that was looked at."""
+    """The results of each rank, for each format of autocast that was tested."""
     ranks = recording.facts(MixedPrecision)
     formats = zip(
         *[[(rank.rank or 0, scaled) for scaled in rank.fact.scaled] for rank in ranks], strict=False
@@ -228,7 +228,7 @@ def scaled_by_format(recording: Recording) -> list[list[tuple[int, Scaled]]]:
 
 
 def first_difference(recording: Recording, value_of: Callable[[ScaledStep], Hashable]) -> RankSteps:
-    """The first step in which ranks differ, empty where none is; what follows has the same cause."""
+    """The first step in which ranks differ, empty where there is none; later differences have the same cause."""
     for ranks in scaled_by_format(recording):
         for number in range(min(len(scaled.steps) for _, scaled in ranks)):
             steps = [(rank, scaled.steps[number]) for rank, scaled in ranks]
@@ -244,7 +244,7 @@ def odd_ranks(steps: RankSteps, value_of: Callable[[ScaledStep], Hashable]) -> t
 
 
 def minority(ranks: Sequence[int], steps: RankSteps) -> Sequence[int]:
-    """The ranks to blame: none where they are no minority."""
+    """The ranks to blame: none where they are not a minority."""
     return ranks if len(ranks) * 2 < len(steps) else ()
 
 
@@ -261,5 +261,5 @@ def known_before(recording: Recording) -> bool:
 
 
 def software_remedies(recording: Recording) -> tuple[Remedy, ...]:
-    """What to try where stock DDP does it with a model of the doctor's own."""
+    """Remedies for faults that stock DDP shows with the doctor's own model."""
     return remedies(recording.world.backend if recording.world else "", "mixed_precision")

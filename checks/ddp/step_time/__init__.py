@@ -7,8 +7,8 @@ Raw input: none; measured on every rank, with a small model or that of --model, 
     its all-reduces alone            7.9 ms  (7.6 to 8.4)      overlap 47 %
     on the first rank alone          9.8 ms                    weak scaling 69 %
 
-DDP averages gradients while backward still runs. What it cannot hide is paid in every step, on every rank;
-and every rank waits for the slowest. Both look alike from outside: a slow step.
+DDP averages gradients while backward still runs. Every rank pays in every step for the communication that is not
+hidden, and every rank waits for the slowest one. Both look the same from outside: a slow step.
 """
 
 from collections.abc import Iterator

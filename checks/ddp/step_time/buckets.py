@@ -30,7 +30,7 @@ _BALANCED = 1.5
 def bucket_sizes(
     ctx: RankContext, work: Work, ddp: Any, curve: buckets.Curve, plan: Plan, missing: dict[str, str]
 ) -> Buckets | None:
-    """Predict all sizes; measure the best and the default, where it promises enough.
+    """Predict all sizes; measure the best one and the default where the predicted gain is large enough.
 
     Where the batch can be chosen, computing is made to last as long as communication, at most
     ``plan.bucket_aim_s``: far from that, no bucket size matters.
@@ -45,7 +45,7 @@ def bucket_sizes(
     backward = _passes(ctx, work)
     predicted = buckets.predictions(backward, curve)
     best = agreed(ctx, buckets.best(predicted), of_first=True)  # the ranks' predictions differ a little
-    if best not in predicted:  # gradients that came in another order there make other buckets
+    if best not in predicted:  # gradients that arrive in another order on that rank make other buckets
         predicted[best] = buckets.step_seconds(backward, curve, best)
     gain = 1 - predicted[best] / predicted[buckets.DEFAULT_CAP_MIB]
     trials: tuple[BucketTrial, ...] = ()
@@ -62,7 +62,7 @@ def bucket_sizes(
 
 
 def _hindrance(work: Work) -> str:
-    """Why bucket sizes of the user's model are not compared; the same on all ranks."""
+    """Why bucket sizes of the user's model are not compared; the reason is the same on all ranks."""
     if "bucket_cap_mb" in work.options:
         return "the factory chooses bucket_cap_mb itself"
     return "" if work.copies > 1 else "the GPU has no memory for the model in a second DDP"

@@ -1,4 +1,4 @@
-"""The rounds of one rank, and one step under torch.profiler. Whatever a rank finds, all ranks meet at the same steps.
+"""The rounds of one rank, and one step under torch.profiler. All ranks take the same steps, whatever one of them finds.
 
 An event of a gloo collective in the profile, in its own thread (microseconds)::
 
@@ -43,7 +43,7 @@ _WHAT = "torch.profiler"
 
 
 def profiled(ctx: RankContext, work: Work, ddp: Any, missing: dict[str, str]) -> Profile | None:
-    """A step of the model in DDP as the profiler tells it; None, with the reason, where it tells nothing."""
+    """A profile of one step of the model in DDP; None, with the reason in ``missing``, where there is none."""
     if ctx.level is not Level.THOROUGH:
         missing[_WHAT] = "it takes a second to load; see --level thorough"
         return None
@@ -51,7 +51,7 @@ def profiled(ctx: RankContext, work: Work, ddp: Any, missing: dict[str, str]) ->
     meet(ctx)
     with ctx.step("step", "under torch.profiler"):
         started = ctx.clock()
-        one_pass(work, ddp)  # where no profiler runs too: the ranks step together
+        one_pass(work, ddp)  # even without a profiler: the ranks step together
         finish(ctx)
         took = ctx.clock() - started
     if profiler is None:
@@ -61,7 +61,7 @@ def profiled(ctx: RankContext, work: Work, ddp: Any, missing: dict[str, str]) ->
         profiler.__exit__(None, None, None)
         read = on_gpu if ctx.device.startswith("cuda") else on_cpu
         return _summed_up(read(profiler.events()), took)
-    except Exception as error:  # noqa: BLE001 - whatever another build of torch says, it is the reason
+    except Exception as error:  # noqa: BLE001 - any error of another build of torch is the reason
         missing[_WHAT] = _error_text(error)
         return None
 
@@ -76,7 +76,7 @@ def _open(ctx: RankContext) -> tuple[Any, str]:
             activities.append(ProfilerActivity.CUDA)
         profiler: Any = profile(activities=activities)
         profiler.__enter__()
-    except Exception as error:  # noqa: BLE001 - a build without Kineto raises what it likes
+    except Exception as error:  # noqa: BLE001 - a build without Kineto may raise anything
         return None, _error_text(error)
     return profiler, ""
 
@@ -109,16 +109,16 @@ def on_cpu(events: Iterable[Any]) -> _Trace:
 
 
 def on_gpu(events: Iterable[Any]) -> _Trace:
-    """Kernels: the names of NCCL's tell them from the model's. What the host only queues is not looked at.
+    """Kernels; NCCL's have names of their own. What the host only queues is left out.
 
-    Nor are the spans of ``record_function``, which torch also shows in the GPU's time (DDP's forward is one).
+    The spans of ``record_function``, which torch also shows in the GPU's time, are left out too (DDP's forward is one).
     """
     trace = _Trace()
     for event in events:
         name, (start, end) = str(event.name), _span(event)
         if not str(event.device_type).endswith("CUDA") or name.startswith((*_COLLECTIVES, _DDP)):
             continue
-        if getattr(event, "is_user_annotation", False):  # torch 2.5 and newer tell
+        if getattr(event, "is_user_annotation", False):  # torch 2.5 and newer have it
             continue
         if name.startswith(_KERNELS):
             trace.collectives.append((start, end))
@@ -168,8 +168,8 @@ def common(first: list[Span], second: list[Span]) -> float:
 
 #: Sizes of the all-reduces for the curve of latency and bandwidth, and how often each is timed.
 _SIZES = ((4, 7), (16 << 10, 5), (128 << 10, 5), (MIB, 3))
-#: On from there by fours up to all gradients in one, so that predictions need not leave the curve; all of it as
-#: long as the next is expected to take less than this.
+#: Larger sizes grow by factors of 4 up to all gradients at once, so that predictions stay on the curve. They stop
+#: where the next one would take longer than this.
 _LARGEST_S = 2.0
 
 
@@ -222,7 +222,7 @@ def curve(ctx: RankContext, gradient_bytes: int) -> Curve:
 
 
 def _beyond(gradient_bytes: int) -> Iterator[tuple[int, int]]:
-    """From the largest of the usual sizes to that of all gradients, but for a last small step."""
+    """Sizes from the largest of the usual ones to that of all gradients, without a small last step."""
     size = _SIZES[-1][0]
     while 1.5 * size < gradient_bytes:
         size = min(4 * size, gradient_bytes)
@@ -236,7 +236,7 @@ def _point(ctx: RankContext, size: int, times: int) -> tuple[int, float]:
 
 
 def _fitted(ctx: RankContext, work: Work, plan: Plan) -> tuple[Work, float]:
-    """The work with a batch that keeps the slowest rank busy for the time aimed at, and what that takes."""
+    """The work with a batch that keeps the slowest rank busy for the planned time, and the seconds it takes."""
     took = _quickest(ctx, work)
     if work.make is not None:
         work = work.sized(samples_for(work, took, plan.aim_s, LARGEST_ALONE))
@@ -274,7 +274,7 @@ class _Repeated:
 
 
 def _rounds(ctx: RankContext, work: Work, ddp: Any, many: _Repeated, processor: ProcessorTime) -> list[Round]:
-    """Interleaved: what disturbs the machine for a while disturbs each kind alike."""
+    """Interleaved rounds: a disturbance of the machine then affects all kinds of work equally."""
     larger = work.sized((work.samples or 1) * many.larger) if many.larger > 1 else work
     all_reduce = _communication(ctx, built(ddp) or (work.gradient_bytes(),))
 
@@ -333,6 +333,6 @@ def _threads() -> int:
 
 
 def _cpus() -> tuple[int, ...]:
-    """The CPUs that this rank is bound to; none where the system does not tell."""
+    """The CPUs that this rank is bound to; none where the system does not report them."""
     affinity = getattr(os, "sched_getaffinity", None)
     return tuple(sorted(affinity(0))) if affinity is not None else ()

@@ -178,7 +178,7 @@ def computes_slower(recording: Recording) -> Iterator[Draft]:
     timings = {rank.rank or 0: _timings(rank.fact) for rank in ranks}
     factors = {rank: _factor(rank, timings) for rank in timings}
     slow = sorted(rank for rank, factor in factors.items() if factor >= rounds.SLOW_RANK)
-    if 2 * len(slow) >= len(ranks):  # of halves nobody can say which is as it should be
+    if 2 * len(slow) >= len(ranks):  # with two halves it is unsure which one is right
         return
     slow = [rank for rank in slow if rank not in _with_slow_gpu(recording)]
     if not slow:
@@ -203,12 +203,12 @@ def _timings(fact: StepTimeFact) -> list[float]:
 
 
 def _others(rank: int, timings: dict[int, list[float]]) -> list[float]:
-    """The median of the others at each look."""
+    """The median of the other ranks, for each timing."""
     return [median(at) for at in zip(*(took for peer, took in timings.items() if peer != rank), strict=False)]
 
 
 def _factor(rank: int, timings: dict[int, list[float]]) -> float:
-    """How many times slower it was, where it was least so against the others' slowest look: never one sample."""
+    """The rank's fastest timing over the others' slowest median; 0 with too few timings."""
     others = _others(rank, timings)
     return min(timings[rank]) / max(others) if len(timings[rank]) >= _FEWEST_TIMINGS else 0.0
 
@@ -245,9 +245,9 @@ def _detail_of_rank(slow: Sequence[FactAt[StepTimeFact]], *, disturbed: bool) ->
 
 
 def _severity_of_rank(fact: StepTimeFact, factor: float, *, disturbed: bool) -> Severity:
-    """What a host takes from a virtual machine does not show there: a slow processor alone drains no node.
+    """A slow processor alone is no error: a virtual machine does not see the time that its host takes.
 
-    Neither does a model of the user's, which may do more on one rank.
+    The user's own model is none either, because it may do more on one rank.
     """
     if disturbed:
         return Severity.INFO
@@ -279,7 +279,7 @@ class Measured:
     step_s: tuple[float, ...]
 
     def as_predicted(self) -> bool:
-        """Whether the prediction is near enough to be believed."""
+        """Whether the prediction is close enough to the measurement."""
         off = median(self.step_s) / self.predicted_s
         return 1 / rounds.PREDICTED_WITHIN <= off <= rounds.PREDICTED_WITHIN
 
@@ -289,7 +289,7 @@ class Measured:
 
 
 def measured(recording: Recording) -> tuple[Measured, Measured] | None:
-    """The default and the size that promised most; None where no size was worth measuring."""
+    """The default and the size with the best prediction; None where no size was worth measuring."""
     tried = [rank.fact.buckets for rank in recording.facts(StepTimeFact)]
     if not tried or any(buckets is None or len(buckets.trials) != 2 for buckets in tried):
         return None
