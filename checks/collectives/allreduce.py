@@ -6,9 +6,9 @@ Raw input: none; measured on every rank and shown as nccl-tests does:
     #        (B)         (us)  (GB/s)  (GB/s)
          1048576       1423.1    0.74    0.74       0
 
-Every backward pass of DistributedDataParallel is a row of all-reduces. The payload of each rank is
-coded by its number (knowledge/ddp/payload.py), so that wrong sums that agree name the rank whose share is
-wrong. A few wrong elements, or wrong ones that differ, name nobody: that is a flipped bit on the way.
+Every backward pass of DistributedDataParallel is a series of all-reduces. The payload of each rank is
+coded by its number (knowledge/ddp/payload.py), so that equal wrong sums identify the rank whose share is
+wrong. A few wrong elements, or different ones, identify no rank: a bit flipped on the way.
 """
 
 from collections.abc import Iterator
@@ -172,7 +172,7 @@ def wrong_result(recording: Recording) -> Iterator[Draft]:
     faulty = [rank for rank in ranks if _errors(rank.fact)]
     if not faulty:
         return
-    # A share that was wrong at its source is wrong on every rank: a rank that saw none speaks against it.
+    # A share that was wrong at its source is wrong on every rank: one rank without wrong sums rules it out.
     sums = [_wrong_sums(rank.fact) for rank in ranks]
     blamed = payload.agreed(wrong.blamed for of_rank in sums for wrong in of_rank) if all(sums) else None
     several = len({wrong.dtype for of_rank in sums for wrong in of_rank}) > 1
@@ -190,7 +190,7 @@ def wrong_result(recording: Recording) -> Iterator[Draft]:
 
 
 def _against_wrong_sums(recording: Recording) -> Iterator[Remedy]:
-    """What rules out causes: P2P and the protocols, where NCCL sums between GPUs of one node; then the memory."""
+    """Remedies that rule out causes: P2P and protocols, where NCCL sums between GPUs of one node; then memory."""
     world = recording.world
     if world is not None and world.backend == "nccl":
         if world.nproc_per_node > 1:

@@ -1,4 +1,4 @@
-"""Point to point: does every pair of ranks exchange data, right, and how fast?
+"""Point to point: does every pair of ranks exchange data correctly, and how fast?
 
 Raw input: none; each rank reports one line per peer, e.g.
 
@@ -6,7 +6,7 @@ Raw input: none; each rank reports one line per peer, e.g.
 
 A collective uses some links and hides the rest; here every pair is tried alone, in rounds of
 disjoint pairs, each under a deadline of its own. A pair that does not answer is the classic hang of
-GPUs whose peer-to-peer path is blocked by ACS or the IOMMU: every tool calls it OK, and it stalls.
+GPUs whose peer-to-peer path is blocked by ACS or the IOMMU: every tool reports OK, and the pair stalls.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -160,7 +160,7 @@ _LOOK_AT_MEMORY = by_administrator(
 
 
 def common_end(pairs: Iterable[tuple[int, int]]) -> int | None:
-    """The one rank that takes part in all of these pairs, where it has more than one peer in them."""
+    """The rank that is part of all these pairs, if it has more than one peer in them."""
     each = [frozenset(pair) for pair in pairs]
     shared = frozenset.intersection(*each) if len(set(each)) > 1 else frozenset()
     return next(iter(shared), None)

@@ -97,7 +97,7 @@ def cannot_import(recording: Recording) -> Iterator[Draft]:
 
 
 def _import_failure(fact: TorchImport) -> tuple[str, str] | None:
-    """What is wrong with the import, and the line of the traceback or stack that says most."""
+    """What is wrong with the import, and the most useful line of its traceback or stack."""
     why = fact.error or fact.stuck_at
     if why is None or fact.moving:
         return None

@@ -27,7 +27,7 @@ from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE
 from ddp_doctor.wording.ranks import capital, rank_at, ranks_at
 
-#: Of a model's GPUs no more than this share is a fault; more of them is how the machines are built.
+#: Up to this share of a model's GPUs is a fault; a larger share shows how the machines are built.
 _FEW = 0.25
 
 
@@ -213,7 +213,7 @@ def _of_compared(compared: Compared) -> Slow:
 
 
 def _beside_link(recording: Recording, named: Collection[int]) -> tuple[list[Slow], list[Slow]]:
-    """The GPUs below a third of their link: those that have no peers, or better ones, and those all alike."""
+    """The GPUs below a third of their link: those with no peers or better ones, and groups that are all slow."""
     models: dict[Hashable, list[Measured]] = {}
     for gpu in _judged(recording):
         models.setdefault(_model_and_link(gpu), []).append(gpu)

@@ -20,7 +20,7 @@ _PATIENCE_S = 1.0
 
 
 def save_and_load(ctx: RankContext, folder: Path, version: int) -> Loaded:
-    """The first rank saves; all wait for it and load; then all wait until nobody reads any more."""
+    """The first rank saves; all wait for it and load; then all wait until every rank has finished reading."""
     saved = ""
     with ctx.step("save", f"version {version}"):  # on all ranks, for steps of equal numbers are compared
         if ctx.group_rank == 0:
@@ -37,7 +37,7 @@ def save_and_load(ctx: RankContext, folder: Path, version: int) -> Loaded:
 
 
 def state(rank: int, version: int) -> dict[str, Any]:
-    """What a rank saves: tensors from which it can be told whose they are."""
+    """What a rank saves: tensors that identify the rank and the version."""
     import torch
 
     stamp = torch.tensor([rank, version])

@@ -192,7 +192,7 @@ def working_directory_not_shared(recording: Recording) -> Iterator[Draft]:
 
 
 def _bad(recording: Recording, is_bad: Callable[[Loaded], bool]) -> _BadLoads:
-    """The first such look of each rank, by rank."""
+    """The first bad load of each rank, by rank."""
     ranks = sorted(recording.facts(Checkpoint), key=lambda rank: rank.rank or 0)
     firsts = ((rank, next((load for load in rank.fact.loads if is_bad(load)), None)) for rank in ranks)
     return [(rank, load) for rank, load in firsts if load is not None]
@@ -213,7 +213,7 @@ def _is_torn(load: Loaded) -> bool:
 
 
 def _saver(recording: Recording) -> int:
-    """The original rank of the first in the group, which saves."""
+    """The original rank of the group's first rank, which saves."""
     return min(recording.facts(Checkpoint), key=lambda rank: rank.fact.group_rank).rank or 0
 
 
@@ -260,7 +260,7 @@ def sharded_checkpoint_does_not_load(recording: Recording) -> Iterator[Draft]:
 
 
 def _does_not_load(recording: Recording, bad: _BadShards, bad_parts: _BadParts) -> Draft:
-    """A shard that nobody can read is its writer's; one that some cannot is theirs."""
+    """Blame the writer of a shard that no rank can read, else the ranks that cannot read it."""
     ranks = _by_group_rank(recording)
     owners = sorted({ranks[own] for _, found in bad for own in (*found.missing, *found.off) if own in ranks})
     readers = [rank.rank or 0 for rank, _ in bad]
@@ -278,7 +278,7 @@ def _does_not_load(recording: Recording, bad: _BadShards, bad_parts: _BadParts) 
 
 
 def _does_not_load_in_parts(recording: Recording, bad: _BadParts) -> Draft:
-    """Every rank alone reads the whole rightly, so that it is no shard's fault but the reader's."""
+    """Every rank alone reads the whole tensor correctly, so the readers are at fault, not the shards."""
     ranks = _by_group_rank(recording)
     failed = {ranks[rank] for _, found in bad for rank in found.failed if rank in ranks}
     readers = sorted(failed | {rank.rank or 0 for rank, found in bad if found.off_elements})

@@ -1,4 +1,4 @@
-"""A checkpoint of which each rank saves its part, loaded by each rank alone, then by a group of one rank less.
+"""A checkpoint of which each rank saves its part, loaded by each rank alone, then by a group with one rank fewer.
 
 Source: torch/distributed/checkpoint, filesystem.py: rank r writes its part to ``__r_0.distcp`` and the first rank a
 ``.metadata``, which is a pickle. So nothing is loaded here but what the probe itself saved a moment before, in a folder

@@ -22,7 +22,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.ranks import rank_list, ranks_at
 
-#: What a share records, and how a sentence calls it.
+#: The passes that a share records, and their names in a sentence.
 _PASSES = {
     "first": "in epoch 0",
     "again": "in a second pass without set_epoch()",
@@ -30,7 +30,7 @@ _PASSES = {
 }
 
 
-#: The rules on what samplers were made for: wrong ones make wrong shards.
+#: The rules about samplers with wrong arguments: they make wrong shards.
 _SAMPLERS = ("DD750", "DD751", "DD752")
 
 

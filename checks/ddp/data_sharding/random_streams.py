@@ -117,7 +117,7 @@ def environment_seeds_all_ranks_alike(recording: Recording) -> Iterator[Draft]:
 
 
 def _sources(facts: Facts) -> dict[str, dict[int, Stream]]:
-    """What each rank drew, by source; a source that some ranks lack is compared among the others."""
+    """The numbers of each rank, by source; a source that some ranks lack is compared among the others."""
     found: dict[str, dict[int, Stream]] = {}
     for rank, fact in facts.items():
         for stream in fact.streams:

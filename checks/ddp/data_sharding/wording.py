@@ -1,4 +1,4 @@
-"""The facts of all ranks, the ranks that differ from most, and what findings say of them."""
+"""The facts of all ranks, the ranks that differ from most, and their wording in findings."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -23,7 +23,7 @@ _JOIN_FILE = (
 )
 
 
-#: The probe runs none of the user's code, so what is left is torch as it is installed on these nodes.
+#: The probe runs none of the user's code, so the cause is the torch that is installed on these nodes.
 WHICH_SAMPLER = remedy(
     "Look for code that replaces torch's sampler or seeds (sitecustomize, .pth files, a vendor's fork)",
     _SAMPLER_FILE,
@@ -93,7 +93,7 @@ _NAMED = 8
 
 
 def by_rank(recording: Recording) -> Facts:
-    """The facts by original rank, in the order of the group; none where a rank's is missing: it may hold the rest."""
+    """The facts by original rank, in the order of the group; none where one is missing: it may hold other indices."""
     ranks = sorted(recording.facts(DataSharding), key=lambda rank: rank.fact.group_rank)
     facts = {rank.rank or 0: rank.fact for rank in ranks}
     return facts if ranks and len(facts) == ranks[0].fact.world_size else {}
