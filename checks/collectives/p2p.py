@@ -173,7 +173,7 @@ _COMPARE_LINKS = remedy(
 )
 
 
-#: RDMA devices and interfaces alike are files of the kernel, whatever tools a node has.
+#: Both RDMA devices and interfaces are files of the kernel, whatever tools a node has.
 _COMPARE_NICS = remedy(
     "Compare the NICs that NCCL uses on these nodes, their speed and errors, with those of the others",
     "grep -s . /sys/class/infiniband/*/ports/*/rate /sys/class/net/*/speed",

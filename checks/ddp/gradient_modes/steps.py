@@ -33,7 +33,7 @@ class _NotLooked(Exception):
 
 
 class _Refused(_NotLooked):
-    """torch does not have it for these ranks, and says so."""
+    """torch refuses the mode for these ranks, with a reason."""
 
 
 def wrap(ctx: RankContext, way: Way, module: Any) -> Any:
