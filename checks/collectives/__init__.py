@@ -1,1 +1,1 @@
-"""Whether ranks exchange data rightly and fast."""
+"""Whether ranks exchange data correctly and fast."""

@@ -6,9 +6,9 @@ Raw input: none; measured on every rank and shown as nccl-tests does:
     #        (B)         (us)  (GB/s)  (GB/s)
          1048576       1423.1    0.74    0.74       0
 
-Every backward pass of DistributedDataParallel is a row of all-reduces. The payload of each rank is
-coded by its number (knowledge/ddp/payload.py), so that wrong sums that agree name the rank whose share is
-wrong. A few wrong elements, or wrong ones that differ, name nobody: that is a flipped bit on the way.
+Every backward pass of DistributedDataParallel is a series of all-reduces. The payload of each rank is
+coded by its number (knowledge/ddp/payload.py), so that equal wrong sums identify the rank whose share is
+wrong. A few wrong elements, or different ones, identify no rank: a bit flipped on the way.
 """
 
 from collections.abc import Iterator
@@ -59,7 +59,7 @@ def slowest(recording: Recording) -> list[SizeResult]:
     for rank in recording.facts(AllReduceFact):
         for result in rank.fact.sizes:
             by_size.setdefault(result.size_bytes, []).append(result)
-    return [max(results, key=lambda one: one.time_us) for _, results in sorted(by_size.items())]
+    return [max(results, key=lambda result: result.time_us) for _, results in sorted(by_size.items())]
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
@@ -120,8 +120,8 @@ def compare(tensor: "torch.Tensor", dtype: str, op: str, ctx: RankContext) -> Wr
     if len(off) == 0:
         return None
     first = tensor[off[0]]
-    got, alike = first.item(), bool((tensor[off] == first).all().item())  # integers as integers
-    throughout = alike and len(off) == ELEMENTS
+    got, uniform = first.item(), bool((tensor[off] == first).all().item())  # integers as integers
+    throughout = uniform and len(off) == ELEMENTS
     blamed = payload.blame(op, got, ctx.world_size, dtype) if throughout else ()
     return Wrong(
         dtype=dtype,
@@ -129,7 +129,7 @@ def compare(tensor: "torch.Tensor", dtype: str, op: str, ctx: RankContext) -> Wr
         elements=len(off),
         expected=float(expected),
         got=float(got),
-        alike=alike,
+        alike=uniform,
         blamed=tuple(ctx.ranks[rank] for rank in blamed),
     )
 
@@ -168,15 +168,15 @@ def wrong_result(recording: Recording) -> Iterator[Draft]:
     References
         nccl-tests, verifiable/: the same idea; NVIDIA/nccl-tests#117: wrong data over P2P
     """
-    seen = recording.facts(AllReduceFact)
-    faulty = [one for one in seen if _errors(one.fact)]
+    ranks = recording.facts(AllReduceFact)
+    faulty = [rank for rank in ranks if _errors(rank.fact)]
     if not faulty:
         return
-    # A share that was wrong at its source is wrong on every rank: a rank that saw none speaks against it.
-    sums = [_wrong_sums(one.fact) for one in seen]
-    blamed = payload.agreed(wrong.blamed for one in sums for wrong in one) if all(sums) else None
-    several = len({wrong.dtype for one in sums for wrong in one}) > 1
-    on = ranks_at(recording, [one.rank or 0 for one in faulty])
+    # A share that was wrong at its source is wrong on every rank: one rank without wrong sums rules it out.
+    sums = [_wrong_sums(rank.fact) for rank in ranks]
+    blamed = payload.agreed(wrong.blamed for of_rank in sums for wrong in of_rank) if all(sums) else None
+    several = len({wrong.dtype for of_rank in sums for wrong in of_rank}) > 1
+    on = ranks_at(recording, [rank.rank or 0 for rank in faulty])
     whose = "unsure whose share" if blamed is None else f"the share of {rank_at(recording, blamed)}"
     yield finding(
         () if blamed is None else (rank_culprit(recording, blamed),),
@@ -190,7 +190,7 @@ def wrong_result(recording: Recording) -> Iterator[Draft]:
 
 
 def _against_wrong_sums(recording: Recording) -> Iterator[Remedy]:
-    """What rules out causes: P2P and the protocols, where NCCL sums between GPUs of one node; then the memory."""
+    """Remedies that rule out causes: P2P and protocols, where NCCL sums between GPUs of one node; then memory."""
     world = recording.world
     if world is not None and world.backend == "nccl":
         if world.nproc_per_node > 1:
@@ -253,7 +253,7 @@ def not_repeatable(recording: Recording) -> Iterator[Draft]:
     References
         NCCL user guide, NCCL_ALGO
     """
-    odd = [seen.rank or 0 for seen in recording.facts(AllReduceFact) if not seen.fact.repeatable]
+    odd = [rank.rank or 0 for rank in recording.facts(AllReduceFact) if not rank.fact.repeatable]
     if odd:
         yield likely(
             (rank_culprit(recording, rank) for rank in odd),

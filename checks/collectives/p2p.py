@@ -1,4 +1,4 @@
-"""Point to point: does every pair of ranks exchange data, right, and how fast?
+"""Point to point: does every pair of ranks exchange data correctly, and how fast?
 
 Raw input: none; each rank reports one line per peer, e.g.
 
@@ -6,7 +6,7 @@ Raw input: none; each rank reports one line per peer, e.g.
 
 A collective uses some links and hides the rest; here every pair is tried alone, in rounds of
 disjoint pairs, each under a deadline of its own. A pair that does not answer is the classic hang of
-GPUs whose peer-to-peer path is blocked by ACS or the IOMMU: every tool calls it OK, and it stalls.
+GPUs whose peer-to-peer path is blocked by ACS or the IOMMU: every tool reports OK, and the pair stalls.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -133,7 +133,7 @@ def _wrong_bytes(sender: int, receiver: int, pair: PairResult) -> Evidence:
 def _without_p2p(recording: Recording, pairs: Iterable[tuple[int, int]]) -> tuple[Remedy, ...]:
     """The proof for GPUs of one node; between nodes nothing goes peer to peer."""
     world = recording.world
-    if world is not None and all(world.node_of(one) != world.node_of(other) for one, other in pairs):
+    if world is not None and all(world.node_of(first) != world.node_of(second) for first, second in pairs):
         return (
             remedy(
                 "Look for errors of the NICs and of the memory on both nodes; try another NIC",
@@ -160,7 +160,7 @@ _LOOK_AT_MEMORY = by_administrator(
 
 
 def common_end(pairs: Iterable[tuple[int, int]]) -> int | None:
-    """The one rank that takes part in all of these pairs, where it has more than one peer in them."""
+    """The rank that is part of all these pairs, if it has more than one peer in them."""
     each = [frozenset(pair) for pair in pairs]
     shared = frozenset.intersection(*each) if len(set(each)) > 1 else frozenset()
     return next(iter(shared), None)
@@ -173,7 +173,7 @@ _COMPARE_LINKS = remedy(
 )
 
 
-#: RDMA devices and interfaces alike are files of the kernel, whatever tools a node has.
+#: Both RDMA devices and interfaces are files of the kernel, whatever tools a node has.
 _COMPARE_NICS = remedy(
     "Compare the NICs that NCCL uses on these nodes, their speed and errors, with those of the others",
     "grep -s . /sys/class/infiniband/*/ports/*/rate /sys/class/net/*/speed",
@@ -254,13 +254,13 @@ def _slow_draft(
         f"{capital(who)} {worst:.2f} GB/s, the typical pair {typical:.2f} GB/s",
         tuple(
             Evidence(
-                text=f"best of the exchanges between ranks {one} and {other}",
-                value=round(rates[one, other], 3),
+                text=f"best of the exchanges between ranks {first} and {second}",
+                value=round(rates[first, second], 3),
                 unit="GB/s",
                 expected=round(typical, 3),
                 expected_from=f"median over all pairs {'across nodes' if across else 'within a node'} of this run",
             )
-            for one, other in pairs[:LINES_OF_EVIDENCE]
+            for first, second in pairs[:LINES_OF_EVIDENCE]
         )
         + (tuple(_networks(recording, pairs)) if across else ()),
         *((_COMPARE_NICS,) if across else (*_other_ways(recording, pairs), _COMPARE_LINKS)),
@@ -287,7 +287,7 @@ def _limit_below(recording: Recording, slow: Sequence[tuple[int, int]]) -> str |
     """The NCCL_P2P_LEVEL that takes P2P from the slow pairs, and from no other that has it."""
     taken: dict[tuple[int, int], str] = {}
     for place in places(recording):
-        joined = {(one, two): code for one, two, code in place.fact.gpu_pairs()}
+        joined = {(first, second): code for first, second, code in place.fact.gpu_pairs()}
         for way in used_within(recording, place):
             if way.kinds() == {"P2P"}:
                 taken[way.ranks] = joined[way.gpus]

@@ -86,7 +86,7 @@ def cannot_import(recording: Recording) -> Iterator[Draft]:
     for (what, last), group in by_cause(recording.facts(TorchImport), _import_failure).items():
         several = recording.world is not None and recording.world.nnodes > 1
         where = f" on {node_names(recording, group)}" if several else ""
-        checks = dict.fromkeys(seen.reading.check for seen in group)  # all of them failed for this reason
+        checks = dict.fromkeys(node.reading.check for node in group)  # all of them failed for this reason
         yield proved(
             of_nodes(recording, group),
             f"torch {what}{where}: {last[:160]}",
@@ -97,7 +97,7 @@ def cannot_import(recording: Recording) -> Iterator[Draft]:
 
 
 def _import_failure(fact: TorchImport) -> tuple[str, str] | None:
-    """What is wrong with the import, and the line of the traceback or stack that says most."""
+    """What is wrong with the import, and the most useful line of its traceback or stack."""
     why = fact.error or fact.stuck_at
     if why is None or fact.moving:
         return None
@@ -126,22 +126,22 @@ def shared_gpu(recording: Recording) -> Iterator[Draft]:
         NCCL init.cc ("Duplicate GPU detected"); torch.distributed.run, "Definitions"
     """
     by_uuid: dict[tuple[int, str], list[FactAt[ProcessGroupFact]]] = defaultdict(list)
-    for seen in recording.facts(ProcessGroupFact):
-        if seen.fact.gpu_uuid is not None:
-            by_uuid[seen.node, seen.fact.gpu_uuid].append(seen)
+    for rank in recording.facts(ProcessGroupFact):
+        if rank.fact.gpu_uuid is not None:
+            by_uuid[rank.node, rank.fact.gpu_uuid].append(rank)
     shared = {gpu: sharing for gpu, sharing in by_uuid.items() if len(sharing) > 1}
     if not shared:
         return
     places = [_place(recording, node, sharing) for (node, _), sharing in shared.items()]
     left = len(places) - NAMES_IN_A_SENTENCE
     shown = [*places[:NAMES_IN_A_SENTENCE], *([f"and so on, on {left} GPUs more"] if left > 0 else [])]
-    everyone = [seen for sharing in shared.values() for seen in sharing]
+    everyone = [rank for sharing in shared.values() for rank in sharing]
     yield proved(
-        (rank_culprit(recording, seen.rank or 0, seen.node) for seen in everyone),
+        (rank_culprit(recording, rank.rank or 0, rank.node) for rank in everyone),
         capital("; ".join(shown)),
         (
-            Evidence(text=f"rank {seen.rank} uses {seen.fact.device}, {seen.fact.gpu_uuid}")
-            for seen in everyone[:LINES_OF_EVIDENCE]
+            Evidence(text=f"rank {rank.rank} uses {rank.fact.device}, {rank.fact.gpu_uuid}")
+            for rank in everyone[:LINES_OF_EVIDENCE]
         ),
         ONE_GPU_EACH,
         detail="Each rank needs a GPU of its own.",
@@ -153,7 +153,7 @@ def _place(recording: Recording, node: int, sharing: Sequence[FactAt[ProcessGrou
     several = recording.world is not None and recording.world.nnodes > 1
     at = f" of {host(recording, node)}" if several else ""
     fact = sharing[0].fact
-    return f"{rank_list([seen.rank or 0 for seen in sharing])} run on one GPU{at} ({fact.gpu_name}, {fact.gpu_uuid})"
+    return f"{rank_list([rank.rank or 0 for rank in sharing])} run on one GPU{at} ({fact.gpu_name}, {fact.gpu_uuid})"
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:

@@ -5,9 +5,9 @@ Raw input: none; measured on every rank on its own GPU, which NVML is asked abou
     rank 3 cuda:3 NVIDIA H100 80GB HBM3: copies 2541 GB/s, bfloat16 products 702 TFLOP/s, host to device 55.2,
     device to host 54.9 GB/s; SM clock 1560 of 1980 MHz, sw_power_cap, 697 of 700 W, 61 °C, PCIe 5 x16
 
-In DDP every rank waits for the slowest, in every step, and the slow one looks like all others: it is its
-peers' wait that grows. An idle GPU tells little: it saves power, clocks and PCIe lanes. All GPUs multiply
-and copy at the same time, as in a job; copies to and from the host take turns on each node, since GPUs
+In DDP every rank waits for the slowest, in every step. The slow rank looks like all others; only its peers wait
+longer. An idle GPU shows little, because it lowers power, clocks and PCIe lanes. All GPUs multiply
+and copy at the same time, as in a job; copies to and from the host take turns on each node, because GPUs
 below one switch share its link. The memory taken is bounded (knowledge/gpu/gpu_speed.py).
 """
 
@@ -47,13 +47,13 @@ _RATES = (
 def measurements(recording: Recording) -> Iterator[Measurement]:
     """The median of each rate, for each rank and its GPU."""
     indices = gpus_by_rank(recording)
-    for seen in recording.facts(GpuSpeedFact):
-        labels: dict[str, str | int | float] = {"rank": seen.rank or 0, "node": seen.node}
-        index = indices.get(seen.rank or 0)
+    for rank in recording.facts(GpuSpeedFact):
+        labels: dict[str, str | int | float] = {"rank": rank.rank or 0, "node": rank.node}
+        index = indices.get(rank.rank or 0)
         if index is not None:
             labels["gpu"] = index
         for name, field, factor, unit in _RATES:
-            measured = getattr(seen.fact, field)
+            measured = getattr(rank.fact, field)
             if measured is not None:
                 yield Measurement(name=name, value=measured.median * factor, unit=unit, labels=labels)
 

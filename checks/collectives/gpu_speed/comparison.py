@@ -1,4 +1,4 @@
-"""Which ranks' GPUs may be compared, the typical one among them, and how findings speak of a slow one."""
+"""The ranks whose GPUs may be compared, the typical GPU among them, and slow GPUs in findings."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -22,12 +22,12 @@ _GIB = 1024**3
 
 @dataclass(frozen=True)
 class Metric:
-    """One rate of the fact. ``alike`` is what must be equal between GPUs for it to be compared."""
+    """One rate of the fact. ``conditions`` is what must be equal between GPUs for it to be compared."""
 
     field: str
     words: str
     unit: str
-    alike: Callable[[GpuSpeedFact], Hashable] = lambda _: None
+    conditions: Callable[[GpuSpeedFact], Hashable] = lambda _: None
 
     def of(self, gpu: Measured) -> Rate | None:
         """What this rank measured."""
@@ -62,7 +62,7 @@ class Compared:
         return self.typical / max(self.rate.median, 1e-9)
 
     def is_below(self, share: float) -> bool:
-        """Whether it is slower by this share; what a GPU reached only once it still can."""
+        """Whether it is slower by this share and never reached the typical rate."""
         return self.rate.median <= self.typical * (1 - share) and self.rate.most < self.typical
 
 
@@ -72,7 +72,7 @@ def rank_of(gpu: Measured) -> int:
 
 
 def busy(recording: Recording) -> Mapping[int, BusyGpu | None]:
-    """The ranks whose GPU somebody else used before the run; None where NVML did not tell who."""
+    """The ranks whose GPU another program used before the run; None where NVML did not name it."""
     return recording.once("ranks on busy GPUs", lambda: dict(_busy(recording)))
 
 
@@ -111,19 +111,19 @@ def _judged(recording: Recording) -> Sequence[Measured]:
 
 
 def model(gpu: Measured) -> Hashable:
-    """GPUs of one model: the name alone does not tell a card of 8 GB from one of 12."""
+    """The model of a GPU: its name and memory, because cards of 8 GB and 12 GB share a name."""
     return gpu.fact.gpu_name, round(gpu.fact.memory_total_bytes / _GIB)
 
 
 def groups(
     gpus: Sequence[Measured], metric: Metric, key: Callable[[Measured], Hashable] = model
 ) -> list[list[Compared]]:
-    """Those that measured the metric alike, each beside the median of the others; slowest first."""
+    """GPUs that measured the metric under equal conditions, each with the median of the others; slowest first."""
     by_key: dict[Hashable, list[tuple[float, Measured, Rate]]] = {}
     for gpu in gpus:
         rate = metric.of(gpu)
         if rate is not None and gpu.fact.gpu_name:
-            by_key.setdefault((key(gpu), metric.alike(gpu.fact)), []).append((rate.median, gpu, rate))
+            by_key.setdefault((key(gpu), metric.conditions(gpu.fact)), []).append((rate.median, gpu, rate))
     return [_compared(group, metric) for group in by_key.values() if len(group) > 1]
 
 
@@ -162,7 +162,7 @@ def slower(factor: float) -> str:
 
 
 def reasons(names: Iterable[str]) -> str:
-    """What slowdowns mean; the hardware's own name for all of them goes where a special one is given."""
+    """The meaning of slowdowns, without the hardware's general one where a special one is given."""
     given = [name for name in gpu_speed.SLOWDOWNS_UNDER_LOAD if name in set(names)]
     special = [name for name in given if name != "hw_slowdown"]
     return " and ".join(gpu_speed.SLOWDOWNS_UNDER_LOAD[name] for name in special or given)
@@ -180,7 +180,7 @@ def raise_power_limit(uuid: str | None, own_w: float, peers_w: float) -> Remedy:
 
 
 def free_clocks(uuid: str | None) -> Remedy:
-    """Clocks that somebody set."""
+    """Take back clocks that somebody set."""
     gpu = gpu_speed.as_argument(uuid)
     return by_operator(
         "Take back the clocks that somebody set for it.",
@@ -222,15 +222,15 @@ FOLLOW_THE_PATH = by_operator(
 def evidence(
     recording: Recording, gpus: Sequence[Measured], besides: Sequence[Measured]
 ) -> Iterator[Evidence]:
-    """One line a GPU, beside the typical GPU of its model without those of ``besides``."""
+    """One line per GPU, beside the typical GPU of its model, which leaves out those of ``besides``."""
     usual = _usual(recording, besides)
     for gpu in gpus[:LINES_OF_EVIDENCE]:
-        text = f"{rank_at(recording, rank_of(gpu))} under load: {_in_words(gpu.fact.load, usual)}"
+        text = f"{rank_at(recording, rank_of(gpu))} under load: {_load_text(gpu.fact.load, usual)}"
         yield Evidence(text=text)
 
 
 def remedies(recording: Recording, gpus: Sequence[Measured]) -> tuple[Remedy, ...]:
-    """By what differs from the others of the model; where nothing does, what to compare."""
+    """Remedies for what differs from the others of the model; where nothing differs, a comparison."""
     usual, found = _usual(recording, gpus), []
     for gpu in gpus[:LINES_OF_EVIDENCE]:
         load, uuid = gpu.fact.load, gpu.fact.gpu_uuid
@@ -261,7 +261,7 @@ def _usual(recording: Recording, besides: Sequence[Measured]) -> GpuLoad:
     )
 
 
-def _in_words(load: GpuLoad, usual: GpuLoad) -> str:
+def _load_text(load: GpuLoad, usual: GpuLoad) -> str:
     """ "SM clock 1095 of 1980 MHz (others 1560), 349 of 350 W (others' limit 700), 51 °C, sw_power_cap"."""
     if load.reason is not None:
         return f"the driver told nothing ({load.reason})"

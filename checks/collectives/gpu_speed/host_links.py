@@ -27,7 +27,7 @@ from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE
 from ddp_doctor.wording.ranks import capital, rank_at, ranks_at
 
-#: Of a model's GPUs no more than this share is a fault; more of them is how the machines are built.
+#: Up to this share of a model's GPUs is a fault; a larger share shows how the machines are built.
 _FEW = 0.25
 
 
@@ -178,11 +178,11 @@ def host_copies_slow(recording: Recording) -> Iterator[Draft]:
     beside_peers = list(_beside_peers(recording))
     named = {rank_of(copy.gpu) for copy in beside_peers}
     much = {rank_of(copy.gpu) for copy in beside_peers if copy.expected >= gpu_speed.MUCH_SLOWER * copy.rate}
-    alone, alike = _beside_link(recording, named)
+    alone, uniform = _beside_link(recording, named)
     for severity, those in (
         (Severity.ERROR, [copy for copy in beside_peers if rank_of(copy.gpu) in much]),
         (Severity.WARNING, [copy for copy in beside_peers if rank_of(copy.gpu) not in much] + alone),
-        (Severity.INFO, alike),
+        (Severity.INFO, uniform),
     ):
         if those:
             yield _finding_of_copies(recording, those, severity)
@@ -213,17 +213,17 @@ def _of_compared(compared: Compared) -> Slow:
 
 
 def _beside_link(recording: Recording, named: Collection[int]) -> tuple[list[Slow], list[Slow]]:
-    """The GPUs below a third of their link: those that have no peers, or better ones, and those all alike."""
+    """The GPUs below a third of their link: those with no peers or better ones, and groups that are all slow."""
     models: dict[Hashable, list[Measured]] = {}
     for gpu in _judged(recording):
         models.setdefault(_model_and_link(gpu), []).append(gpu)
     alone: list[Slow] = []
-    alike: list[Slow] = []
+    uniform: list[Slow] = []
     for gpus in models.values():
         slow = [copy for gpu in gpus if rank_of(gpu) not in named for copy in _below_link(gpu)]
         all_slow = len(gpus) > 1 and len({rank_of(copy.gpu) for copy in slow}) == len(gpus)
-        (alike if all_slow else alone).extend(slow)
-    return alone, alike
+        (uniform if all_slow else alone).extend(slow)
+    return alone, uniform
 
 
 def _below_link(gpu: Measured) -> Iterator[Slow]:

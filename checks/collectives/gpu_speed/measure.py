@@ -1,4 +1,4 @@
-"""The measurements of one rank. Whatever one rank cannot measure, all ranks meet at the same steps."""
+"""The measurements of one rank. All ranks take the same steps, even where one cannot measure something."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Work = Callable[[], object]
 
-#: Of a clock that stood still: one that is read twice within its own resolution.
+#: The time of a clock that is read twice within its own resolution.
 _LEAST_S = 1e-9
 
 
@@ -72,7 +72,7 @@ def seconds(ctx: RankContext, once: Work, calls: int) -> float:
 
 N = TypeVar("N", int, float)
 
-#: What a GPU is at work on while it is looked at.
+#: The phases of work in which a GPU's state is read.
 MATMUL, COPY, HOST_COPY = "matmul", "copy", "host_copy"
 
 
@@ -118,7 +118,7 @@ _STEP_S = 10.0
 _WORKSPACE_BYTES = 48 * _MIB
 #: 8192 rows in 16 bits; without such a type a GPU is old, and would take long for as many in fp32.
 _LARGEST_MATRIX_BYTES = 128 * _MIB
-#: Where torch does not tell the L2 cache: 40 MiB on an A100, 50 on an H100, 72 on an RTX 4090.
+#: For a torch that does not report the L2 cache: 40 MiB on an A100, 50 on an H100, 72 on an RTX 4090.
 _CACHE_BYTES = 72 * _MIB
 
 #: A GPU needs some 0.2 s from its idle clocks to those under load.
@@ -144,8 +144,8 @@ _WHOLE = Workload()
 
 
 @dataclass
-class _Seen:
-    """Fields of the fact as they come, and why others do not."""
+class _Results:
+    """The measured fields of the fact, and the reasons for missing ones."""
 
     fields: dict[str, Any] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
@@ -153,39 +153,41 @@ class _Seen:
 
 def measure(ctx: RankContext, workload: Workload = _WHOLE) -> GpuSpeedFact:
     """All rates of this rank's device, and what the driver said of it meanwhile."""
-    seen = _Seen(_before(ctx))
-    watch = ctx.watch_gpu(seen.fields["gpu_uuid"])
+    results = _Results(_before(ctx))
+    watch = ctx.watch_gpu(results.fields["gpu_uuid"])
     try:
         turns = _turns(ctx)  # also lets all ranks begin at one moment
-        _step(ctx, "matmul", "matrix products", seen, partial(_matmul, ctx, watch, workload))
-        _step(ctx, "copy", "copies within the GPU", seen, partial(_copy, ctx, watch, workload))
+        _step(ctx, "matmul", "matrix products", results, partial(_matmul, ctx, watch, workload))
+        _step(ctx, "copy", "copies within the GPU", results, partial(_copy, ctx, watch, workload))
         for turn in range(turns):
             _meet(ctx)
-            # The others enter the step too: steps of ranks are told apart by their numbers.
+            # The others enter the step too: numbers identify the steps of ranks.
             mine = turn == ctx.local_rank
             work = partial(_host, ctx, watch, workload) if mine else dict[str, Any]
-            _step(ctx, "host_copy", "copies from and to the host", seen, work)
+            _step(ctx, "host_copy", "copies from and to the host", results, work)
         _meet(ctx)
     finally:
         watched = watch.stop()
-    return GpuSpeedFact(**seen.fields, not_measured=seen.missing, load=summed_up(watched))
+    return GpuSpeedFact(**results.fields, not_measured=results.missing, load=summed_up(watched))
 
 
 class _NotMeasured(Exception):
     """The message is the reason."""
 
 
-def _step(ctx: RankContext, name: str, what: str, seen: _Seen, work: Callable[[], dict[str, Any]]) -> None:
+def _step(
+    ctx: RankContext, name: str, what: str, results: _Results, work: Callable[[], dict[str, Any]]
+) -> None:
     """Work that may fail for lack of memory, which must not keep this rank from meeting the others."""
     import torch
 
     with ctx.step(name, deadline_s=_STEP_S):
         try:
-            seen.fields.update(work())
+            results.fields.update(work())
         except _NotMeasured as reason:
-            seen.missing[what] = str(reason)
+            results.missing[what] = str(reason)
         except torch.cuda.OutOfMemoryError:
-            seen.missing[what] = "the GPU's memory is in use"
+            results.missing[what] = "the GPU's memory is in use"
     if ctx.device.startswith("cuda"):
         torch.cuda.empty_cache()  # somebody else may want it
 
@@ -214,7 +216,7 @@ def _turns(ctx: RankContext) -> int:
 
 
 def _meet(ctx: RankContext) -> None:
-    """Nobody leaves before the last rank has come."""
+    """Wait until all ranks have arrived."""
     import torch
     import torch.distributed as dist
 

@@ -52,7 +52,7 @@ def beside_another_program(recording: Recording) -> Iterator[Draft]:
 
 
 def _holders(busy_gpu: BusyGpu | None, gpu: Measured) -> str:
-    """Who held what before the run; without NVML's word, how much was not free."""
+    """The processes that held memory before the run; without NVML, how much memory was not free."""
     if busy_gpu is None:
         used = (gpu.fact.memory_total_bytes - gpu.fact.memory_free_bytes) / _GIB
         return f"{used:.1f} GiB in use, more than CUDA and NCCL take; by whom was not read"

@@ -136,7 +136,7 @@ def _unsure_draft(
 
 
 def _slow(recording: Recording, *, sure: bool) -> Slow:
-    """The slow ones; ``sure``: those that stand against a clear majority of others."""
+    """The slow GPUs; with ``sure``, those that differ from a clear majority."""
     found: Slow = []
     for group in [*beside_others(recording, MATMUL), *beside_others(recording, COPY)]:
         slow = [compared for compared in group if compared.is_below(gpu_speed.SLOWER_SHARE)]

@@ -13,8 +13,8 @@ the rank's own (momentum 0.5), the next starts from rank 0's, and SyncBatchNorm'
 From level standard on it also wraps with broadcasting off, gives a buffer a new tensor after wrapping, and
 times what the broadcast adds to a forward.
 
-Why it matters: ranks that start from other weights train other models; running statistics that drift
-apart make the saved model, rank 0's, worse in evaluation than the losses of the training promised.
+Why it matters: ranks that start from different weights train different models. When running statistics drift
+apart, the saved model (rank 0's) evaluates worse than its training losses suggest.
 """
 
 from collections.abc import Iterator

@@ -11,27 +11,27 @@ from ddp_doctor.remedies.stock_ddp import remedies
 from ddp_doctor.wording.findings import likely
 from ddp_doctor.wording.ranks import rank_culprits, ranks_at
 
-#: What comes from rank 0 or, with broadcasting off, could only come from there.
+#: State that comes from rank 0 or, with broadcasting off, could only come from rank 0.
 _BROADCAST = ("parameters_off", "buffers_off", "reassigned_off", "kept_off")
-_Seen = tuple[int, Buffers, tuple[OffState, ...]]  # rank, its fact, what is off there
+_RankState = tuple[int, Buffers, tuple[OffState, ...]]  # rank, its fact, what is off there
 
 
 def drafts(recording: Recording, field: str, what: str, wanted: str) -> Iterator[Draft]:
     """One draft for each way in which the state in ``field`` is off: own, another rank's, nobody's."""
-    facts = [(seen.rank or 0, seen.fact) for seen in recording.facts(Buffers)]
-    seen = [(rank, fact, getattr(fact, field) or ()) for rank, fact in facts]
-    wrong = [one for one in seen if one[2]]
-    groups: dict[str, list[_Seen]] = {}
-    for one in wrong:
-        groups.setdefault(_holds(one), []).append(one)
+    facts = [(rank.rank or 0, rank.fact) for rank in recording.facts(Buffers)]
+    states = [(rank, fact, getattr(fact, field) or ()) for rank, fact in facts]
+    wrong = [state for state in states if state[2]]
+    groups: dict[str, list[_RankState]] = {}
+    for state in wrong:
+        groups.setdefault(_holds(state), []).append(state)
     for holds, group in groups.items():
         blamed = [rank for rank, _, _ in group] if _some_right(wrong, field in _BROADCAST) else []
         yield _draft(recording, group, f"{what} on {{ranks}}: {holds}", blamed, wanted)
 
 
-def _holds(seen: _Seen) -> str:
-    rank, _, off = seen
-    origins = {one.from_rank for one in off if one.from_rank is not None}
+def _holds(state: _RankState) -> str:
+    rank, _, off = state
+    origins = {tensor.from_rank for tensor in off if tensor.from_rank is not None}
     if origins == {rank}:
         return "they are the rank's own"
     if len(origins) == 1:
@@ -39,10 +39,10 @@ def _holds(seen: _Seen) -> str:
     return "no rank's explain them" if not origins else "they come from several ranks"
 
 
-def _some_right(wrong: Sequence[_Seen], broadcast: bool) -> bool:
-    """Whether some rank got it right: only then is an off rank to blame, else all are victims.
+def _some_right(wrong: Sequence[_RankState], broadcast: bool) -> bool:
+    """Whether some rank got it right: only then is an off rank to blame.
 
-    Of a broadcast the source has nothing to receive, so its being right says nothing.
+    The source of a broadcast receives nothing, so its own state is no evidence.
     """
     _, fact, _ = wrong[0]
     silent = {fact.source_rank} if broadcast else set()
@@ -50,11 +50,11 @@ def _some_right(wrong: Sequence[_Seen], broadcast: bool) -> bool:
 
 
 def _draft(
-    recording: Recording, group: Sequence[_Seen], title: str, blamed: Sequence[int], wanted: str
+    recording: Recording, group: Sequence[_RankState], title: str, blamed: Sequence[int], wanted: str
 ) -> Draft:
     rank, fact, off = group[0]
     ranks = ranks_at(recording, [rank for rank, _, _ in group])
-    names = sorted({one.name for _, _, offs in group for one in offs})
+    names = sorted({tensor.name for _, _, offs in group for tensor in offs})
     return likely(
         rank_culprits(recording, Buffers, blamed),
         title.format(ranks=ranks, source=fact.source_rank),
@@ -149,7 +149,7 @@ def reassigned_buffer_not_broadcast(recording: Recording) -> Iterator[Draft]:
     References
         https://github.com/pytorch/pytorch/issues/63916
     """
-    # Without any broadcast this one is missing too: DD711's finding.
+    # Without any broadcast this one is missing too: DD711 reports it.
     if any(rank.fact.buffers_off for rank in recording.facts(Buffers)):
         return
     what = "A buffer that got a new tensor after wrapping is not rank {source}'s"
@@ -216,11 +216,11 @@ def batch_normalised_with_other_statistics(recording: Recording) -> Iterator[Dra
         https://pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
         https://arxiv.org/abs/1502.03167
     """
-    # Wrong statistics explain wrong outputs, and are the finding then.
-    seen = [rank.fact for rank in recording.facts(Buffers)]
-    if not any(fact.batch_norm_off for fact in seen):
+    # Wrong statistics explain wrong outputs, and other rules report them.
+    facts = [rank.fact for rank in recording.facts(Buffers)]
+    if not any(fact.batch_norm_off for fact in facts):
         what, wanted = "BatchNorm gives wrong outputs", "closed form with the rank's own batch"
         yield from drafts(recording, "normalised_off", what, wanted)
-    if not any(fact.sync_batch_norm_off for fact in seen):
+    if not any(fact.sync_batch_norm_off for fact in facts):
         what, wanted = "SyncBatchNorm gives wrong outputs", "closed form with the batches of all ranks"
         yield from drafts(recording, "sync_normalised_off", what, wanted)

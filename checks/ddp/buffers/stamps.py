@@ -1,4 +1,4 @@
-"""A model that every rank fills with its own stamp, batches of known statistics, and what DDP made of both."""
+"""A model that every rank fills with its own stamp, batches of known statistics, and their state after DDP."""
 
 import inspect
 from collections.abc import Sequence
@@ -63,11 +63,11 @@ def normalised(place: int, statistics: Statistics) -> list[float]:
     ]
 
 
-def updated(running: Statistics, seen: Statistics) -> Statistics:
+def updated(running: Statistics, latest: Statistics) -> Statistics:
     """Running statistics after one more batch."""
     means, variances = (
         [(1 - MOMENTUM) * old + MOMENTUM * new for old, new in zip(olds, news, strict=True)]
-        for olds, news in zip(running, seen, strict=True)
+        for olds, news in zip(running, latest, strict=True)
     )
     return means, variances
 
@@ -113,7 +113,7 @@ def wrap(ctx: RankContext, module: Any) -> Any:
 
 
 def measure(ctx: RankContext, model: Any) -> Buffers:
-    """All looks at a DDP-wrapped ``stamped_model``, in training mode."""
+    """The state of a DDP-wrapped ``stamped_model`` after each step, in training mode."""
     module, norm, place = model.module, model.module.norm, ctx.group_rank
     parameters_off = [stamp_off(ctx, name, getattr(module, name)) for name in ("weight", "bias")]
     for buffer in (module.float_stamp, module.int_stamp):
@@ -125,7 +125,7 @@ def measure(ctx: RankContext, model: Any) -> Buffers:
     forward(ctx, model, "second")
     stamps_off = [stamp_off(ctx, name, getattr(module, name)) for name in ("float_stamp", "int_stamp")]
     mixed = updated(updated(START, of_rank(0)), of_rank(place))
-    # A norm that was wrong before says nothing of the broadcast.
+    # A norm that was wrong before shows nothing about the broadcast.
     statistics_off = () if batch_norm_off else _norm_off(norm, mixed)
     return Buffers(
         world_size=ctx.world_size,
@@ -152,7 +152,7 @@ def measure_sync_batch_norm(ctx: RankContext, model: Any) -> dict[str, tuple[Off
 
 
 def _from(rank: int | None, off: tuple[OffState, ...]) -> tuple[OffState, ...]:
-    return tuple(one.model_copy(update={"from_rank": rank}) for one in off)
+    return tuple(tensor.model_copy(update={"from_rank": rank}) for tensor in off)
 
 
 def forward(ctx: RankContext, model: Any, detail: str) -> None:
@@ -225,7 +225,7 @@ def measure_options(ctx: RankContext, fact: Buffers) -> Buffers:
 
 
 def is_crowded(ctx: RankContext) -> bool:
-    """Many CPU ranks on one node: a broadcast then costs what the node's other ranks leave it."""
+    """Many CPU ranks on one node: the time of a broadcast then depends on the node's other ranks."""
     return ctx.world_size > CROWD and ctx.device == "cpu"
 
 

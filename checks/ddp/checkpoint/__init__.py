@@ -1,4 +1,4 @@
-"""checkpoint: does every rank load what the first one saved, and all together what each saved of its own?
+"""checkpoint: does every rank load what the first one saved, and do all ranks load what each saved of its own?
 
 What the probe does in a new folder of the working directory, which it removes at the end::
 
@@ -9,8 +9,8 @@ What the probe does in a new folder of the working directory, which it removes a
     each      loads the whole tensor alone, as a world of one rank
     all but one  load it together, cut anew: with three ranks of four, rank 1 gets elements 342 to 683 of 1024
 
-The stamp tells whose state it is and which. Nothing but the probe's own files is loaded, and these with
-``weights_only``, but for the pickle in ``.metadata`` that torch itself wrote a moment before.
+The stamp shows the rank and the version of the state. The probe loads only its own files, with ``weights_only``,
+except for the pickle in ``.metadata`` that torch itself wrote a moment before.
 
 Why it matters: a job that saves on rank 0 and resumes on all relies on every node seeing the same file, whole and
 new. A file that a node does not see ends the job when it resumes; an old one lets its ranks train on other weights.
@@ -44,7 +44,7 @@ def probe(ctx: RankContext) -> Checkpoint:
 
 
 def _folder(ctx: RankContext) -> Path:
-    """The folder of the first rank, which all others are to see under the same path."""
+    """The folder of the first rank, which all other ranks should see under the same path."""
     mine: dict[str, str] = {}
     if ctx.group_rank == 0:
         try:
@@ -73,7 +73,7 @@ def _save_and_load(ctx: RankContext, folder: Path) -> Checkpoint:
 
 
 def _in_shards(ctx: RankContext, folder: Path, sees: bool) -> tuple[Sharded | None, str | None]:
-    """Only where all ranks can: the others would wait for one that cannot."""
+    """Save and load in shards where all ranks can: the others would wait for a rank that cannot."""
     mine = sharded.reason_against(ctx) if sees else "not all ranks see the folder"
     with ctx.step("exchange", "can save shards"):
         reason = next((text for text in ctx.exchange("can save shards", mine) if text), None)
@@ -89,7 +89,7 @@ def _in_shards(ctx: RankContext, folder: Path, sees: bool) -> tuple[Sharded | No
 
 
 def _by_fewer(ctx: RankContext, folder: Path, alone: Sharded) -> Sharded:
-    """What this rank loaded alone, and what it loads in a group of one rank less."""
+    """What this rank loaded alone, and what it loads in a group with one rank fewer."""
     with ctx.step("exchange", "loaded shards"):
         against = ctx.exchange("loaded shards", sharded.reason_against_parts(ctx))
     reason = next((text for text in against if text), None)

@@ -20,7 +20,7 @@ _PATIENCE_S = 1.0
 
 
 def save_and_load(ctx: RankContext, folder: Path, version: int) -> Loaded:
-    """The first rank saves; all wait for it and load; then all wait until nobody reads any more."""
+    """The first rank saves; all wait for it and load; then all wait until every rank has finished reading."""
     saved = ""
     with ctx.step("save", f"version {version}"):  # on all ranks, for steps of equal numbers are compared
         if ctx.group_rank == 0:
@@ -37,7 +37,7 @@ def save_and_load(ctx: RankContext, folder: Path, version: int) -> Loaded:
 
 
 def state(rank: int, version: int) -> dict[str, Any]:
-    """What a rank saves: tensors from which it can be told whose they are."""
+    """What a rank saves: tensors that identify the rank and the version."""
     import torch
 
     stamp = torch.tensor([rank, version])
@@ -55,16 +55,16 @@ def _save(ctx: RankContext, file: Path, version: int) -> str:
     return json.dumps({"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
 
 
-def load(ctx: RankContext, file: Path, version: int, size: int, told: str) -> Loaded:
+def load(ctx: RankContext, file: Path, version: int, size: int, sha256: str) -> Loaded:
     """What this rank finds in the file."""
-    seen, started = Loaded(version=version, told_bytes=size, told=told), ctx.clock()
+    loaded, started = Loaded(version=version, told_bytes=size, told=sha256), ctx.clock()
     data = None
     while data is None:
         try:
             data = file.read_bytes()
         except OSError as error:
             if ctx.clock() - started > _PATIENCE_S:
-                return seen.model_copy(update={"error": f"{type(error).__name__}: {error}"[:200]})
+                return loaded.model_copy(update={"error": f"{type(error).__name__}: {error}"[:200]})
             time.sleep(0.02)
     found = {
         "size_bytes": len(data),
@@ -72,7 +72,7 @@ def load(ctx: RankContext, file: Path, version: int, size: int, told: str) -> Lo
         "seen_after_s": round(ctx.clock() - started, 3),
         **_content(ctx, data),
     }
-    return seen.model_copy(update=found)
+    return loaded.model_copy(update=found)
 
 
 def _content(ctx: RankContext, data: bytes) -> dict[str, Any]:

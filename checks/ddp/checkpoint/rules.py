@@ -75,20 +75,20 @@ def checkpoint_torn_or_changed(recording: Recording) -> Iterator[Draft]:
     bad = _bad(recording, _is_torn)
     if not bad:
         return
-    seen, worst = bad[0]
+    rank, worst = bad[0]
     short = (
         f", {worst.size_bytes} of {worst.told_bytes} bytes" if worst.size_bytes != worst.told_bytes else ""
     )
-    everyone = len({one.rank for one, _ in bad}) == seen.fact.world_size
+    everyone = len({rank.rank for rank, _ in bad}) == rank.fact.world_size
     yield likely(
         () if everyone else _culprits(recording, bad),
         f"What rank {_saver(recording)} saved comes torn or changed on {_who(recording, bad)}{short}",
         Evidence(
-            text=f"bytes that rank {seen.rank} reads", value=worst.size_bytes, expected=worst.told_bytes
+            text=f"bytes that rank {rank.rank} reads", value=worst.size_bytes, expected=worst.told_bytes
         ),
         LOOK_AT_STORAGE,
         ONE_WRITER,
-        detail=f"File {FILE} in {seen.fact.folder}, version {worst.version}"
+        detail=f"File {FILE} in {rank.fact.folder}, version {worst.version}"
         ". All ranks had waited until it was saved." + (f" torch says: {worst.error}" if worst.error else ""),
     )
 
@@ -112,19 +112,19 @@ def checkpoint_is_old(recording: Recording) -> Iterator[Draft]:
     """
     bad = _bad(recording, _is_old)
     if bad:
-        seen, worst = bad[0]
+        rank, worst = bad[0]
         yield likely(
             _culprits(recording, bad),
             f"A checkpoint that rank {_saver(recording)} saved anew is still the old one on"
             f" {_who(recording, bad)}",
             Evidence(
-                text=f"version that rank {seen.rank} reads",
+                text=f"version that rank {rank.rank} reads",
                 value=worst.holds_version,
                 expected=worst.version,
             ),
             NEW_NAMES,
             LOOK_AT_STORAGE,
-            detail=f"File {FILE} in {seen.fact.folder}: version {worst.holds_version} in place of {worst.version}.",
+            detail=f"File {FILE} in {rank.fact.folder}: version {worst.holds_version} in place of {worst.version}.",
         )
 
 
@@ -147,16 +147,16 @@ def checkpoint_of_another_rank(recording: Recording) -> Iterator[Draft]:
     """
     bad = _bad(recording, _is_strange)
     if bad:
-        seen, worst = bad[0]
+        rank, worst = bad[0]
         places = {rank.fact.group_rank: rank.rank or 0 for rank in recording.facts(Checkpoint)}
-        writers = sorted({places[one.holds_rank] for _, one in bad if one.holds_rank in places})
+        writers = sorted({places[load.holds_rank] for _, load in bad if load.holds_rank in places})
         yield likely(
             rank_culprits(recording, Checkpoint, writers),
             f"The checkpoint of rank {_saver(recording)} was overwritten by"
             f" {ranks_at(recording, writers) or 'nobody known'}",
-            Evidence(text=f"rank whose state rank {seen.rank} reads", value=worst.holds_rank, expected=0),
+            Evidence(text=f"rank whose state rank {rank.rank} reads", value=worst.holds_rank, expected=0),
             ONE_WRITER,
-            detail=f"File {FILE} in {seen.fact.folder}, version {worst.version}, as read on {_who(recording, bad)}.",
+            detail=f"File {FILE} in {rank.fact.folder}, version {worst.version}, as read on {_who(recording, bad)}.",
         )
 
 
@@ -177,52 +177,52 @@ def working_directory_not_shared(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
     """
-    bad = _bad(recording, lambda one: one.read is None)
+    bad = _bad(recording, lambda load: load.read is None)
     if bad:
-        seen = [one for one, _ in bad]
-        directories = sorted({one.fact.working_directory for one in seen})
+        ranks = [rank for rank, _ in bad]
+        directories = sorted({rank.fact.working_directory for rank in ranks})
         yield likely(
-            of_nodes(recording, seen),
+            of_nodes(recording, ranks),
             f"What rank {_saver(recording)} saves in its working directory is not seen on {{who}}",
-            Evidence(text=f"file {FILE} on rank {seen[0].rank}: not there"),
+            Evidence(text=f"file {FILE} on rank {ranks[0].rank}: not there"),
             SHARED_PLACE,
-            detail=f"Saved in {seen[0].fact.folder.rpartition('/')[0]}; the ranks there run in"
+            detail=f"Saved in {ranks[0].fact.folder.rpartition('/')[0]}; the ranks there run in"
             f" {', '.join(directories[:4])}. On reading: {bad[0][1].error}",
         )
 
 
 def _bad(recording: Recording, is_bad: Callable[[Loaded], bool]) -> _BadLoads:
-    """The first such look of each rank, by rank."""
-    seen = sorted(recording.facts(Checkpoint), key=lambda one: one.rank or 0)
-    firsts = ((one, next((load for load in one.fact.loads if is_bad(load)), None)) for one in seen)
-    return [(one, load) for one, load in firsts if load is not None]
+    """The first bad load of each rank, by rank."""
+    ranks = sorted(recording.facts(Checkpoint), key=lambda rank: rank.rank or 0)
+    firsts = ((rank, next((load for load in rank.fact.loads if is_bad(load)), None)) for rank in ranks)
+    return [(rank, load) for rank, load in firsts if load is not None]
 
 
-def _is_strange(one: Loaded) -> bool:
-    return one.holds_rank not in (None, 0)
+def _is_strange(load: Loaded) -> bool:
+    return load.holds_rank not in (None, 0)
 
 
-def _is_old(one: Loaded) -> bool:
-    return one.holds_rank == 0 and one.holds_version is not None and one.holds_version < one.version
+def _is_old(load: Loaded) -> bool:
+    return load.holds_rank == 0 and load.holds_version is not None and load.holds_version < load.version
 
 
-def _is_torn(one: Loaded) -> bool:
-    if one.read is None or _is_old(one) or _is_strange(one):
+def _is_torn(load: Loaded) -> bool:
+    if load.read is None or _is_old(load) or _is_strange(load):
         return False
-    return one.read != one.told or one.holds_version != one.version
+    return load.read != load.told or load.holds_version != load.version
 
 
 def _saver(recording: Recording) -> int:
-    """The original rank of the first in the group, which saves."""
-    return min(recording.facts(Checkpoint), key=lambda one: one.fact.group_rank).rank or 0
+    """The original rank of the group's first rank, which saves."""
+    return min(recording.facts(Checkpoint), key=lambda rank: rank.fact.group_rank).rank or 0
 
 
 def _who(recording: Recording, bad: _BadLoads) -> str:
-    return ranks_at(recording, [one.rank or 0 for one, _ in bad])
+    return ranks_at(recording, [rank.rank or 0 for rank, _ in bad])
 
 
 def _culprits(recording: Recording, bad: _BadLoads) -> tuple[Culprit, ...]:
-    return rank_culprits(recording, Checkpoint, [one.rank or 0 for one, _ in bad])
+    return rank_culprits(recording, Checkpoint, [rank.rank or 0 for rank, _ in bad])
 
 
 _BadShards = list[tuple[FactAt[Checkpoint], Sharded]]
@@ -248,11 +248,11 @@ def sharded_checkpoint_does_not_load(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
     """
-    seen = recording.facts(Checkpoint)
-    alone = [(one, one.fact.sharded) for one in seen if one.fact.sharded is not None]
-    bad = [(one, found) for one, found in alone if found.missing or found.off or found.error]
-    parts = [(one, found.resharded) for one, found in alone if found.resharded is not None]
-    bad_parts = [(one, found) for one, found in parts if found.off_elements or found.error]
+    ranks = recording.facts(Checkpoint)
+    alone = [(rank, rank.fact.sharded) for rank in ranks if rank.fact.sharded is not None]
+    bad = [(rank, found) for rank, found in alone if found.missing or found.off or found.error]
+    parts = [(rank, found.resharded) for rank, found in alone if found.resharded is not None]
+    bad_parts = [(rank, found) for rank, found in parts if found.off_elements or found.error]
     if bad:
         yield _does_not_load(recording, bad, bad_parts)
     elif bad_parts:
@@ -260,10 +260,10 @@ def sharded_checkpoint_does_not_load(recording: Recording) -> Iterator[Draft]:
 
 
 def _does_not_load(recording: Recording, bad: _BadShards, bad_parts: _BadParts) -> Draft:
-    """A shard that nobody can read is its writer's; one that some cannot is theirs."""
+    """Blame the writer of a shard that no rank can read, else the ranks that cannot read it."""
     ranks = _by_group_rank(recording)
     owners = sorted({ranks[own] for _, found in bad for own in (*found.missing, *found.off) if own in ranks})
-    readers = [one.rank or 0 for one, _ in bad]
+    readers = [rank.rank or 0 for rank, _ in bad]
     saved = bad[0][0].fact.world_size
     sizes = "1" if not bad_parts else f"1 and {bad_parts[0][1].world_size}"
     return likely(
@@ -278,23 +278,23 @@ def _does_not_load(recording: Recording, bad: _BadShards, bad_parts: _BadParts) 
 
 
 def _does_not_load_in_parts(recording: Recording, bad: _BadParts) -> Draft:
-    """Every rank alone reads the whole rightly, so that it is no shard's fault but the reader's."""
+    """Every rank alone reads the whole tensor correctly, so the readers are at fault, not the shards."""
     ranks = _by_group_rank(recording)
     failed = {ranks[rank] for _, found in bad for rank in found.failed if rank in ranks}
-    readers = sorted(failed | {one.rank or 0 for one, found in bad if found.off_elements})
+    readers = sorted(failed | {rank.rank or 0 for rank, found in bad if found.off_elements})
     members, saved = bad[0][1].world_size, bad[0][0].fact.world_size
-    one, found = next((each for each in bad if each[0].rank in readers), bad[0])
+    rank, found = next((each for each in bad if each[0].rank in readers), bad[0])
     return likely(
         rank_culprits(recording, Checkpoint, readers) if len(readers) < members else (),
         f"What {saved} ranks saved in shards does not load at world size {members} on"
         f" {ranks_at(recording, readers)}, though it does at world size 1",
         Evidence(
-            text=f"elements of rank {one.rank}'s part that are as saved",
+            text=f"elements of rank {rank.rank}'s part that are as saved",
             value=None if found.error else found.elements - found.off_elements,
             expected=found.elements,
         ),
         LOOK_AT_STORAGE,
-        detail=_detail_of_part(one, found),
+        detail=_detail_of_part(rank, found),
     )
 
 
@@ -302,22 +302,22 @@ def _by_group_rank(recording: Recording) -> dict[int, int]:
     return {rank.fact.group_rank: rank.rank or 0 for rank in recording.facts(Checkpoint)}
 
 
-def _detail_of_part(one: FactAt[Checkpoint], found: Resharded) -> str:
+def _detail_of_part(rank: FactAt[Checkpoint], found: Resharded) -> str:
     if found.error:
         return f"torch says: {found.error}"
     holds = "another number" if found.off_holds is None else f"that of element {found.off_holds}"
     return (
-        f"Rank {one.rank} loads elements {found.first} to {found.first + found.elements - 1}:"
+        f"Rank {rank.rank} loads elements {found.first} to {found.first + found.elements - 1}:"
         f" {found.off_elements} are off. Element {found.off_first} holds {holds}."
     )
 
 
-def _detail(one: FactAt[Checkpoint], seen: Sharded) -> str:
-    files = ", ".join(f"__{rank}_0.distcp" for rank in (seen.missing or seen.off)[:8])
-    what = f"On rank {one.rank} {'is missing' if seen.missing else 'is off'}: {files}. " if files else ""
-    return what + (f"torch says: {seen.error}" if seen.error else f"{seen.off_elements} elements are off.")
+def _detail(rank: FactAt[Checkpoint], found: Sharded) -> str:
+    files = ", ".join(f"__{rank}_0.distcp" for rank in (found.missing or found.off)[:8])
+    what = f"On rank {rank.rank} {'is missing' if found.missing else 'is off'}: {files}. " if files else ""
+    return what + (f"torch says: {found.error}" if found.error else f"{found.off_elements} elements are off.")
 
 
-def _evidence(one: FactAt[Checkpoint], seen: Sharded) -> Evidence:
-    text = f"files of shards that rank {one.rank} sees"
-    return Evidence(text=text, value=seen.shards, expected=one.fact.world_size)
+def _evidence(rank: FactAt[Checkpoint], found: Sharded) -> Evidence:
+    text = f"files of shards that rank {rank.rank} sees"
+    return Evidence(text=text, value=found.shards, expected=rank.fact.world_size)

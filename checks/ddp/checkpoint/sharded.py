@@ -1,4 +1,4 @@
-"""A checkpoint of which each rank saves its part, loaded by each rank alone, then by a group of one rank less.
+"""A checkpoint of which each rank saves its part, loaded by each rank alone, then by a group with one rank fewer.
 
 Source: torch/distributed/checkpoint, filesystem.py: rank r writes its part to ``__r_0.distcp`` and the first rank a
 ``.metadata``, which is a pickle. So nothing is loaded here but what the probe itself saved a moment before, in a folder
@@ -56,7 +56,7 @@ def _has_numpy() -> bool:
 
 
 def save(ctx: RankContext, folder: Path) -> str:
-    """Save this rank's part of one tensor; what torch error_text where it failed, else ""."""
+    """Save this rank's part of one tensor; the text of the error where torch failed, else ""."""
     import torch
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.api import CheckpointException
@@ -85,16 +85,16 @@ def load(ctx: RankContext, folder: Path) -> Sharded:
     missing = [
         rank for rank in range(ctx.world_size) if not any((folder / FOLDER).glob(f"__{rank}_*.distcp"))
     ]
-    seen = Sharded(shards=ctx.world_size - len(missing), missing=tuple(missing))
+    loaded = Sharded(shards=ctx.world_size - len(missing), missing=tuple(missing))
     expected = torch.arange(ctx.world_size * ELEMENTS_OF_A_RANK, dtype=torch.float32)
     held: dict[str, Any] = {"weight": torch.full_like(expected, -1.0)}
     try:
         known.load(held, checkpoint_id=folder / FOLDER, no_dist=True)
     except (Exception, CheckpointException) as error:  # noqa: BLE001 - torn bytes raise whatever they lead to
-        return seen.model_copy(update={"error": error_text(error)})
+        return loaded.model_copy(update={"error": error_text(error)})
     off = (held["weight"] != expected).nonzero().flatten().tolist()
     owners = tuple(sorted({place // ELEMENTS_OF_A_RANK for place in off}))
-    return seen.model_copy(update={"off": owners, "off_elements": len(off)})
+    return loaded.model_copy(update={"off": owners, "off_elements": len(off)})
 
 
 def error_text(error: BaseException) -> str:
@@ -175,15 +175,15 @@ def _load_in_group(ctx: RankContext, folder: Path, group: Any, part: Any) -> tup
     known: Any = checkpoint  # it exports its functions without a word to type checkers
     members = dist.get_world_size(group)
     first, end = part_of(ctx.group_rank, members, ctx.world_size * ELEMENTS_OF_A_RANK)
-    seen = Resharded(world_size=members, first=first, elements=end - first)
+    loaded = Resharded(world_size=members, first=first, elements=end - first)
     try:
         known.load({"weight": part}, checkpoint_id=folder / FOLDER, process_group=group)
     except CheckpointException as error:
         failed = tuple(sorted(error.failures))
-        return seen.model_copy(update={"error": error_text(error), "failed": failed}), ""
+        return loaded.model_copy(update={"error": error_text(error), "failed": failed}), ""
     except Exception as error:  # noqa: BLE001 - a connection that was lost is not judged here
         return None, f"torch could not load in a smaller group: {error_text(error)}"
-    return seen.model_copy(update=_off_places(part.to_local(), first)), ""
+    return loaded.model_copy(update=_off_places(part.to_local(), first)), ""
 
 
 def _off_places(own: Any, first: int) -> dict[str, int | None]:

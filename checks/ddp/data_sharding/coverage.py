@@ -22,7 +22,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.ranks import rank_list, ranks_at
 
-#: What a share records, and how a sentence calls it.
+#: The passes that a share records, and their names in a sentence.
 _PASSES = {
     "first": "in epoch 0",
     "again": "in a second pass without set_epoch()",
@@ -30,7 +30,7 @@ _PASSES = {
 }
 
 
-#: The rules on what samplers were made for: wrong ones make wrong shards.
+#: The rules about samplers with wrong arguments: they make wrong shards.
 _SAMPLERS = ("DD750", "DD751", "DD752")
 
 
@@ -60,9 +60,9 @@ def shards_overlap_or_leave_out(recording: Recording) -> Iterator[Draft]:
             if name in reported:
                 continue
             held = {rank: getattr(share, name) for rank, share in shares.items()}
-            seen = judge_indices(held, length, drop_last)
-            if not seen.right:
-                yield _wrong(recording, seen, f"a data set of {length}, {when}", drop_last)
+            coverage = judge_indices(held, length, drop_last)
+            if not coverage.right:
+                yield _wrong(recording, coverage, f"a data set of {length}, {when}", drop_last)
                 return
 
 
@@ -161,21 +161,23 @@ def _of(shares: Mapping[int, Share]) -> tuple[int, bool]:
     return share.data_length, share.drop_last
 
 
-def _wrong(recording: Recording, seen: Coverage, where: str, drop_last: bool) -> Draft:
-    said, blamed = [], list(seen.outside or ())
-    for rank, indices in (seen.outside or {}).items():
-        said.append(f"{ranks_at(recording, [rank])} takes {some(indices)}, which the data set does not have")
-    if seen.repeated:
-        holders = sorted({rank for ranks in seen.repeated.values() for rank in ranks})
-        said.append(f"{some(tuple(seen.repeated))} more than once ({rank_list(holders)})")
-    if seen.missing:
-        said.append(f"{some(seen.missing)} on no rank")
+def _wrong(recording: Recording, coverage: Coverage, where: str, drop_last: bool) -> Draft:
+    faults, blamed = [], list(coverage.outside or ())
+    for rank, indices in (coverage.outside or {}).items():
+        faults.append(
+            f"{ranks_at(recording, [rank])} takes {some(indices)}, which the data set does not have"
+        )
+    if coverage.repeated:
+        holders = sorted({rank for ranks in coverage.repeated.values() for rank in ranks})
+        faults.append(f"{some(tuple(coverage.repeated))} more than once ({rank_list(holders)})")
+    if coverage.missing:
+        faults.append(f"{some(coverage.missing)} on no rank")
     return draft(
         recording,
-        f"The ranks' shards do not cover {where}: {name_list(said)}",
+        f"The ranks' shards do not cover {where}: {name_list(faults)}",
         f"With drop_last={drop_last} every index must be there once, but for fewer than there are ranks.",
         blamed,
-        Evidence(text=f"of {where}: {name_list(said)}"),
+        Evidence(text=f"of {where}: {name_list(faults)}"),
         WHICH_SAMPLER,
     )
 
@@ -205,21 +207,21 @@ def join_gives_a_wrong_mean(recording: Recording) -> Iterator[Draft]:
     facts = by_rank(recording)
     for number in range(max((len(fact.joined) for fact in facts.values()), default=0)):
         held = {rank: fact.joined[number] for rank, fact in facts.items() if number < len(fact.joined)}
-        wrong = sorted(rank for rank, one in held.items() if _is_off(one))
+        wrong = sorted(rank for rank, joined in held.items() if _is_off(joined))
         if not wrong:
             continue
-        one, fact = held[wrong[0]], facts[wrong[0]]
+        joined, fact = held[wrong[0]], facts[wrong[0]]
         yield draft(
             recording,
             f"After join() the weight on {ranks_at(recording, wrong)} is not what the batches make of it"
-            + _meaning(one, [other for other in fact.joined if other is not one]),
-            f"divide_by_initial_world_size was {one.by_initial_world_size}; the ranks took"
+            + _meaning(joined, [way for way in fact.joined if way is not joined]),
+            f"divide_by_initial_world_size was {joined.by_initial_world_size}; the ranks took"
             f" {', '.join(str(steps) for steps in fact.steps[:16])} steps.",
             wrong if len(wrong) < len(held) else [],
             Evidence(
                 text=f"weight on rank {wrong[0]}",
-                value=one.weight,
-                expected=one.expected,
+                value=joined.weight,
+                expected=joined.expected,
                 expected_from="closed form of the batches",
             ),
             WHICH_JOIN,
@@ -227,14 +229,14 @@ def join_gives_a_wrong_mean(recording: Recording) -> Iterator[Draft]:
         return
 
 
-def _is_off(one: Joined) -> bool:
-    return one.weight is None or abs(one.weight - one.expected) > _RELATIVE * abs(one.expected)
+def _is_off(joined: Joined) -> bool:
+    return joined.weight is None or abs(joined.weight - joined.expected) > _RELATIVE * abs(joined.expected)
 
 
-def _meaning(one: Joined, others: list[Joined]) -> str:
-    if one.weight is None:
+def _meaning(joined: Joined, others: list[Joined]) -> str:
+    if joined.weight is None:
         return ": it is not a finite number"
-    if any(abs(one.weight - other.expected) <= _RELATIVE * abs(other.expected) for other in others):
-        by = "those that still took part" if one.by_initial_world_size else "all ranks"
+    if any(abs(joined.weight - way.expected) <= _RELATIVE * abs(way.expected) for way in others):
+        by = "those that still took part" if joined.by_initial_world_size else "all ranks"
         return f": the last step was divided by {by}"
     return ""

@@ -11,13 +11,13 @@ from typing import Any
 from ddp_doctor.facts.ddp.data_sharding import Joined, Share, Stream
 from ddp_doctor.model.context import RankContext
 
-#: Of each rank: so many that no two epochs have one order by chance.
+#: Samples of each rank: enough that no two epochs have the same order by chance.
 _PER_RANK = 4
 _LEAST = 16
 
 
 def lengths(ranks: int) -> tuple[int, ...]:
-    """Lengths of the data sets: one that the ranks divide, one that is over by one, which is padded or cut."""
+    """Lengths of the data sets: one that divides evenly, and one more, which is padded or cut."""
     per_rank = max(_PER_RANK, -(-_LEAST // ranks))
     return (per_rank * ranks,) if ranks == 1 else (per_rank * ranks, per_rank * ranks + 1)
 
@@ -72,7 +72,7 @@ def streams(ctx: RankContext) -> tuple[Stream, ...]:
 
 
 def sources(device: str) -> Iterator[tuple[str, Draw]]:
-    """The sources of random numbers there are, and how one is seeded and drawn from."""
+    """The available sources of random numbers, with a function that seeds one and draws from it."""
     yield "torch", lambda seed: _torch(seed, "cpu")
     if device != "cpu":
         yield "torch on the GPU", lambda seed: _torch(seed, device)
@@ -130,7 +130,7 @@ class Coverage:
 
     @property
     def right(self) -> bool:
-        """Whether every index is there as often as it must be."""
+        """Whether every index occurs as often as it must."""
         return not (self.missing or self.repeated or self.outside)
 
 
@@ -164,7 +164,7 @@ def judge_indices(by_rank: Mapping[int, Sequence[int]], length: int, drop_last: 
 
 
 def behind(steps: Mapping[int, int]) -> tuple[int, ...]:
-    """The ranks that take fewer steps than others: there the others' collectives wait for ever."""
+    """The ranks that take fewer steps than others, whose collectives then wait for ever."""
     most = max(steps.values(), default=0)
     return tuple(sorted(rank for rank, taken in steps.items() if taken < most))
 
@@ -188,14 +188,14 @@ def planned_steps(ctx: RankContext) -> int:
 
 
 def agreed_steps(ctx: RankContext) -> tuple[int, ...]:
-    """How many each has, by group rank; asked where no rank can hang."""
+    """The steps of each rank, by group rank; exchanged over the control store, where no rank can hang."""
     with ctx.step("exchange", "steps"):
         steps = ctx.exchange("steps", str(planned_steps(ctx)))
     return tuple(int(count) for count in steps)
 
 
 def joined(ctx: RankContext, steps: tuple[int, ...]) -> tuple[Joined, ...]:
-    """The weight after these steps, for both ways to divide, in one DDP: to make it is the dear part."""
+    """The weight after these steps, for both ways to divide, in one DDP: making a DDP takes the most time."""
     model = wrap(ctx)
     gradients = [float(place + 1) for place in range(len(steps))]
     return tuple(

@@ -34,7 +34,7 @@ def one_seed_gives_different_numbers(recording: Recording) -> Iterator[Draft]:
         https://docs.pytorch.org/docs/stable/notes/randomness.html
     """
     for source, drawn in _sources(by_rank(recording)).items():
-        parts = _parts({rank: one.common for rank, one in drawn.items()})
+        parts = _parts({rank: stream.common for rank, stream in drawn.items()})
         if parts is None:
             continue
         found = draft(
@@ -67,10 +67,10 @@ def own_seeds_give_one_stream(recording: Recording) -> Iterator[Draft]:
         https://docs.pytorch.org/docs/stable/notes/randomness.html
     """
     for source, drawn in _sources(by_rank(recording)).items():
-        alike: dict[tuple[int, ...], list[int]] = {}
-        for rank, one in drawn.items():
-            alike.setdefault(one.own, []).append(rank)
-        shared = sorted(rank for ranks in alike.values() if len(ranks) > 1 for rank in ranks)
+        ranks_by_numbers: dict[tuple[int, ...], list[int]] = {}
+        for rank, stream in drawn.items():
+            ranks_by_numbers.setdefault(stream.own, []).append(rank)
+        shared = sorted(rank for ranks in ranks_by_numbers.values() if len(ranks) > 1 for rank in ranks)
         if shared:
             yield draft(
                 recording,
@@ -117,7 +117,7 @@ def environment_seeds_all_ranks_alike(recording: Recording) -> Iterator[Draft]:
 
 
 def _sources(facts: Facts) -> dict[str, dict[int, Stream]]:
-    """What each rank drew, by source; a source that some ranks lack is compared among the others."""
+    """The numbers of each rank, by source; a source that some ranks lack is compared among the others."""
     found: dict[str, dict[int, Stream]] = {}
     for rank, fact in facts.items():
         for stream in fact.streams:

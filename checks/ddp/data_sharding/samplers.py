@@ -1,4 +1,4 @@
-"""DD750, DD751, DD752: a sampler that takes itself for another rank's, another data set's or another shuffle's."""
+"""DD750, DD751, DD752: a sampler of another rank, another data set or another shuffle."""
 
 from collections.abc import Iterator, Mapping
 
@@ -125,10 +125,10 @@ def sampler_seeds_differ(recording: Recording) -> Iterator[Draft]:
 
 
 def _misplaced(fact: DataSharding) -> Share | None:
-    """The first share whose sampler says that it is another rank's."""
+    """The first share whose sampler belongs to another rank."""
     right = (fact.group_rank, fact.world_size)
-    said = (share for share in fact.shares if share.rank is not None and share.replicas is not None)
-    return next((one for one in said if (one.rank, one.replicas) != right), None)
+    complete = (share for share in fact.shares if share.rank is not None and share.replicas is not None)
+    return next((share for share in complete if (share.rank, share.replicas) != right), None)
 
 
 def _local(recording: Recording, wrong: Mapping[int, Share]) -> str:

@@ -1,4 +1,4 @@
-"""The facts of all ranks, the ranks that differ from most, and what findings say of them."""
+"""The facts of all ranks, the ranks that differ from most, and their wording in findings."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -23,7 +23,7 @@ _JOIN_FILE = (
 )
 
 
-#: The probe runs none of the user's code, so what is left is torch as it is installed on these nodes.
+#: The probe runs none of the user's code, so the cause is the torch that is installed on these nodes.
 WHICH_SAMPLER = remedy(
     "Look for code that replaces torch's sampler or seeds (sitecustomize, .pth files, a vendor's fork)",
     _SAMPLER_FILE,
@@ -93,10 +93,10 @@ _NAMED = 8
 
 
 def by_rank(recording: Recording) -> Facts:
-    """The facts by original rank, in the order of the group; none where a rank's is missing: it may hold the rest."""
-    seen = sorted(recording.facts(DataSharding), key=lambda one: one.fact.group_rank)
-    facts = {one.rank or 0: one.fact for one in seen}
-    return facts if seen and len(facts) == seen[0].fact.world_size else {}
+    """The facts by original rank, in the order of the group; none where one is missing: it may hold other indices."""
+    ranks = sorted(recording.facts(DataSharding), key=lambda rank: rank.fact.group_rank)
+    facts = {rank.rank or 0: rank.fact for rank in ranks}
+    return facts if ranks and len(facts) == ranks[0].fact.world_size else {}
 
 
 def cases(facts: Facts) -> list[dict[int, Share]]:
@@ -110,14 +110,16 @@ def differing(facts: Facts, what: Callable[[Share], int | None]) -> Split[int] |
     values = {
         rank: tuple(dict.fromkeys(what(share) for share in fact.shares)) for rank, fact in facts.items()
     }
-    return split({rank: (value, name_list([str(one) for one in value])) for rank, value in values.items()})
+    return split(
+        {rank: (value, name_list([str(number) for number in value])) for rank, value in values.items()}
+    )
 
 
 def parted(recording: Recording, parts: Split[int]) -> str:
     """``0 on rank 0 and rank 1, 7 on rank 2``; of many values the most frequent."""
-    said = [f"{shown} on {ranks_at(recording, ranks)}" for shown, ranks in parts.groups]
-    more = len(said) - NAMES_IN_A_SENTENCE
-    return ", ".join(said[:NAMES_IN_A_SENTENCE]) + (f" and {more} more" if more > 0 else "")
+    places = [f"{shown} on {ranks_at(recording, ranks)}" for shown, ranks in parts.groups]
+    more = len(places) - NAMES_IN_A_SENTENCE
+    return ", ".join(places[:NAMES_IN_A_SENTENCE]) + (f" and {more} more" if more > 0 else "")
 
 
 def some(indices: Sequence[int]) -> str:

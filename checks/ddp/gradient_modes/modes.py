@@ -1,4 +1,4 @@
-"""The modes: a small model, the hooks, how DDP is told to work, and what the ranks do in each step.
+"""The modes: a small model, the hooks, DDP's options, and what the ranks do in each step.
 
 A step is one or more micro-steps, all but the last inside ``no_sync()``. A micro-step says, for a group
 rank, how often and with which multiples it uses each parameter; so the right gradient follows from the table.
@@ -18,7 +18,7 @@ from ddp_doctor.knowledge.ddp import gradient_code
 from ddp_doctor.model.choices import Level
 from ddp_doctor.model.context import RankContext
 
-#: Where there are to be many: one of the parameters is larger than a bucket.
+#: For modes with many buckets: one of the parameters is larger than a bucket.
 BUCKET_CAP_BYTES = 4 * 1024
 #: The number of the one parameter of another dtype.
 FLOAT64 = 5
@@ -57,10 +57,10 @@ def coded_model(ctx: RankContext) -> Any:
         torch.zeros(least + 5, dtype=torch.float64, device=ctx.device),  # a bucket of another dtype
         torch.zeros(least + 1, **made),
     ]
-    inputs = [_input(ctx, number, one) for number, one in enumerate(tensors)]
+    inputs = [_input(ctx, number, tensor) for number, tensor in enumerate(tensors)]
     model = Coded()
-    for number, one in enumerate(tensors):
-        model.register_parameter(f"weight{number}", torch.nn.Parameter(one))
+    for number, tensor in enumerate(tensors):
+        model.register_parameter(f"weight{number}", torch.nn.Parameter(tensor))
     return model
 
 
@@ -82,7 +82,7 @@ def checkpointed(parameter: Any, given: Any) -> Any:
     from torch.utils import checkpoint
 
     # As in a module, the parameter is no argument of the segment.
-    return checkpoint.checkpoint(lambda one: plain(parameter, one), given, use_reentrant=False)
+    return checkpoint.checkpoint(lambda tensor: plain(parameter, tensor), given, use_reentrant=False)
 
 
 def reentrant(parameter: Any, given: Any) -> Any:
@@ -92,7 +92,7 @@ def reentrant(parameter: Any, given: Any) -> Any:
 
     gate = torch.ones((), device=given.device, dtype=given.dtype, requires_grad=True)  # an input must
     return checkpoint.checkpoint(
-        lambda one, opened: plain(parameter, one) * opened, given, gate, use_reentrant=True
+        lambda tensor, opened: plain(parameter, tensor) * opened, given, gate, use_reentrant=True
     )
 
 
@@ -183,14 +183,14 @@ _TWO_STEPS = ((times(1),), (times(2),))
 _VIEW = {"gradient_as_bucket_view": True}
 _STATIC = {"static_graph": True}
 _UNUSED = {"find_unused_parameters": True}
-#: Multiples of micro-steps and of uses of one parameter: from what is missing it follows which was lost.
+#: Multiples of micro-steps and of uses of one parameter: the missing amount shows which one was lost.
 ACCUMULATED = (1, 2, 4)
 USED = (1, 2)
 
 WAYS = (
     Way("buckets", _TWO_STEPS, many_buckets=True),
     Way("bucket-view", _TWO_STEPS, _VIEW, level=Level.STANDARD),
-    Way("accumulation", (tuple(times(one) for one in ACCUMULATED),), level=Level.STANDARD),
+    Way("accumulation", (tuple(times(multiple) for multiple in ACCUMULATED),), level=Level.STANDARD),
     Way("unused", ((branch(0),), (branch(1),)), _UNUSED, level=Level.STANDARD, branches=True),
     Way("twice", ((times(*USED),), (times(*USED),))),
     Way("static-graph", ((times(*USED),),) * 3, _STATIC),

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.gradient_modes.wording import MODES, looked_at, modes, off_in, without
+from ddp_doctor.checks.ddp.gradient_modes.wording import MODES, modes, off_in, tested_modes, without
 from ddp_doctor.facts.ddp.gradients import GradientModes
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
@@ -65,8 +65,8 @@ def modes_not_tested(recording: Recording) -> Iterator[Draft]:
     """
     reasons: dict[str, list[str]] = defaultdict(list)
     for name, words in MODES.items():
-        seen = (mode for _, mode in modes(recording, name) if not mode.refused)
-        for reason in {mode.not_looked for mode in seen if mode.not_looked}:
+        tested = (mode for _, mode in modes(recording, name) if not mode.refused)
+        for reason in {mode.not_looked for mode in tested if mode.not_looked}:
             reasons[reason].append(words.switch)
     for reason, switches in reasons.items():
         yield likely(NOBODY, f"Not tested: {', '.join(switches)}", Evidence(text=reason))
@@ -98,12 +98,14 @@ def branches_differ_without_find_unused_parameters(recording: Recording) -> Iter
     References
         https://pytorch.org/docs/stable/notes/ddp.html
     """
-    seen = {rank: set(mode.unused) for rank, mode in modes(recording, "unused") if mode.unused is not None}
-    if not seen:
+    unused_by_rank = {
+        rank: set(mode.unused) for rank, mode in modes(recording, "unused") if mode.unused is not None
+    }
+    if not unused_by_rank:
         return
-    everywhere = set.intersection(*seen.values())
+    everywhere = set.intersection(*unused_by_rank.values())
     left_out: dict[str, list[int]] = {}
-    for rank, unused in sorted(seen.items()):
+    for rank, unused in sorted(unused_by_rank.items()):
         for name in sorted(unused - everywhere):
             left_out.setdefault(name, []).append(rank)
     words = [f"{name} is unused on {ranks_at(recording, ranks)}" for name, ranks in sorted(left_out.items())]
@@ -112,7 +114,7 @@ def branches_differ_without_find_unused_parameters(recording: Recording) -> Iter
         f"DDP does not look for unused parameters, and ranks differ: {', '.join(words)}",
         (
             Evidence(text=f"rank {rank} does not use {name_list(sorted(unused))}")
-            for rank, unused in sorted(seen.items())
+            for rank, unused in sorted(unused_by_rank.items())
             if unused - everywhere
         ),
         _EXPECT,
@@ -136,18 +138,18 @@ def gradients_are_no_views_of_their_bucket(recording: Recording) -> Iterator[Dra
     References
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
-    seen = {rank: mode.not_views for rank, mode in modes(recording, "bucket-view") if mode.not_views}
+    copies = {rank: mode.not_views for rank, mode in modes(recording, "bucket-view") if mode.not_views}
     # A wrong gradient is the greater trouble, and has the same cause.
-    if not seen or off_in(recording, "bucket-view", wrong=True):
+    if not copies or off_in(recording, "bucket-view", wrong=True):
         return
-    names = sorted({name for found in seen.values() for name in found})
-    title = f"With gradient_as_bucket_view=True gradients are no parts of their bucket on {ranks_at(recording, seen)}"
+    names = sorted({name for found in copies.values() for name in found})
+    title = f"With gradient_as_bucket_view=True gradients are no parts of their bucket on {ranks_at(recording, copies)}"
     yield likely(
         NOBODY,
         title,
         Evidence(
-            text=f"gradients with memory of their own on rank {min(seen)}",
-            value=len(seen[min(seen)]),
+            text=f"gradients with memory of their own on rank {min(copies)}",
+            value=len(copies[min(copies)]),
             expected=0,
             expected_from="what gradient_as_bucket_view=True means",
         ),
@@ -175,10 +177,10 @@ def gradients_of_a_mode_differ_between_ranks(recording: Recording) -> Iterator[D
     References
         https://github.com/pytorch/pytorch/issues/109191
     """
-    for name in looked_at(recording):
+    for name in tested_modes(recording):
         differ = off_in(recording, name, wrong=False)
         if differ and not off_in(recording, name, wrong=True):
-            names = sorted({one.one.gradient.parameter for one in differ})
+            names = sorted({found.off.gradient.parameter for found in differ})
             yield possible(
                 NOBODY,
                 f"With {MODES[name].switch} gradients differ between ranks: the replicas will drift apart",

@@ -1,6 +1,6 @@
 """One mode after the other: wrap, step, compare.
 
-Two things are read of a DDP-wrapped model that are not public. The buckets come from the call that torch's own
+Two things in a DDP-wrapped model are not public. The buckets come from the call that torch's own
 ``Join`` relies on (torch/csrc/distributed/c10d/reducer.cpp, ``get_grad_buckets``), which hands out ``GradBucket``
 objects whose ``index()`` and ``parameters()`` are public; where a release lacks it, nothing is known. What a loss
 depends on is read from its graph: ``grad_fn.next_functions`` down to the nodes that accumulate gradients.
@@ -33,7 +33,7 @@ class _NotLooked(Exception):
 
 
 class _Refused(_NotLooked):
-    """torch does not have it for these ranks, and says so."""
+    """torch refuses the mode for these ranks, with a reason."""
 
 
 def wrap(ctx: RankContext, way: Way, module: Any) -> Any:
@@ -49,14 +49,14 @@ def wrap(ctx: RankContext, way: Way, module: Any) -> Any:
 
 
 def measure(ctx: RankContext, wrapped: Wrap = wrap, names: tuple[str, ...] = ()) -> GradientModes:
-    """All modes of this level, or those named. After an error on any rank no further mode is tried."""
+    """All modes of this level, or the named ones. After an error on any rank no further mode is tried."""
     modes, stopped, parameters = [], "", 0
     chosen = [way for way in WAYS if (way.name in names if names else ctx.level.includes(way.level))]
     for way in chosen:
         if stopped:
             modes.append(Mode(name=way.name, not_looked=stopped))
             continue
-        # A wrapper that somebody still holds, a traceback for one, acts on its model alone.
+        # A wrapper that something still holds (a traceback, for example) acts on its own model only.
         module = coded_model(ctx)
         parameters = len(list(module.parameters()))
         mode, failed = _ModeProbe(ctx, way, module, wrapped).take()
@@ -95,7 +95,7 @@ class _ModeProbe:
         return self._mode.model_copy(update=measured)
 
     def _exchange(self, name: str, what: Any) -> list[Any]:
-        """What every rank says, by group rank."""
+        """The values of all ranks, by group rank."""
         name = f"{self._way.name} {name}"
         with self._ctx.step("exchange", name):
             return [json.loads(text) for text in self._ctx.exchange(name, json.dumps(what))]
@@ -141,15 +141,15 @@ class _ModeProbe:
         import torch
         import torch.distributed as dist
 
-        one = torch.ones(1, dtype=getattr(torch, dtype), device=self._ctx.device)
+        tensor = torch.ones(1, dtype=getattr(torch, dtype), device=self._ctx.device)
         try:
             with self._ctx.step("all_reduce", f"1 {dtype}"):
-                dist.all_reduce(one, group=self._ctx.group)
+                dist.all_reduce(tensor, group=self._ctx.group)
         except (RuntimeError, TypeError) as refused:  # gloo's, NCCL's
             raise _NotLooked(f"the backend does not reduce {dtype}: {refused}"[:_LINE]) from refused
 
     def _step(self, model: Any, number: int, step: tuple[MicroStep, ...]) -> bool:
-        """All micro-steps; False where the last backward would hang, and so was not dared."""
+        """All micro-steps; False where the last backward would hang and was skipped."""
         detail = f"{self._way.name}, step {number}"
         for micro in step:
             last = micro is step[-1]
@@ -163,7 +163,7 @@ class _ModeProbe:
         return True
 
     def _may_go_backward(self, model: Any, loss: Any) -> bool:
-        """Whether ranks that use different parameters can go backward without waiting for ever."""
+        """Whether ranks that use different parameters can run the backward without a hang."""
         used = parameters_used(model.module, loss)
         unused = [name for name, _ in model.module.named_parameters() if name not in used]
         of_ranks = self._exchange("uses", {"unused": unused, "finds": model.find_unused_parameters})
@@ -180,19 +180,21 @@ class _ModeProbe:
             place = gradient_code.Place(name, index, parameter.numel(), ctx.group_rank, ctx.ranks)
             expected = gradient_shares.Expectation(place, shares(step, index, ctx.world_size), self._relative)
             grad = None if parameter.grad is None else parameter.grad.detach().reshape(-1)
-            one = gradient_shares.compare(expected, grad, identical=None)
+            gradient = gradient_shares.compare(expected, grad, identical=None)
             self._sums.append(None if grad is None else int(gradient_code.checksum(grad)))
-            layout = buckets(model) if not one.equal and layout is None else layout
+            layout = buckets(model) if not gradient.equal and layout is None else layout
             bucket = (layout or {}).get(name)
-            self._compared.append(OffInMode(step=number, bucket=bucket, gradient=one))
+            self._compared.append(OffInMode(step=number, bucket=bucket, gradient=gradient))
 
     def _off(self, differ: list[bool]) -> tuple[OffInMode, ...]:
         """What is not the mean, or not the same on all ranks."""
-        looks = [
-            one.model_copy(update={"gradient": one.gradient.model_copy(update={"identical": not other})})
-            for one, other in zip(self._compared, differ, strict=True)
+        compared = [
+            found.model_copy(
+                update={"gradient": found.gradient.model_copy(update={"identical": not differs})}
+            )
+            for found, differs in zip(self._compared, differ, strict=True)
         ]
-        return tuple(one for one in looks if not one.gradient.equal or not one.gradient.identical)
+        return tuple(found for found in compared if not found.gradient.equal or not found.gradient.identical)
 
 
 def buckets(model: Any) -> dict[str, int]:

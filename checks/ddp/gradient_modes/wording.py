@@ -1,4 +1,4 @@
-"""Gradients that are off in a mode, who has them, and how findings speak of modes."""
+"""Gradients that are off in a mode, the ranks that have them, and the names of modes in findings."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -65,7 +65,7 @@ MODES = {
 }
 
 
-#: What the parts of a gradient are called, and how often each enters: powers of 2 tell what is missing.
+#: The names of a gradient's parts, and how often each enters: powers of 2 show which one is missing.
 _PARTS: dict[str, tuple[tuple[int, ...], str]] = {
     "accumulation": (ACCUMULATED, "micro-step"),
     "twice": (USED, "use"),
@@ -85,7 +85,7 @@ def lacks(mode: str, held: gradient_code.Reading, ranks: int) -> str:
     ratios = {held.scale} if held.holds == "scaled" else set(held.shares.values())
     part = _part(mode, min(ratios)) if len(ratios) == 1 else ""
     if part:
-        whose = "" if held.holds == "scaled" else f" of {name_list([f'rank {one}' for one in held.shares])}"
+        whose = "" if held.holds == "scaled" else f" of {name_list([f'rank {rank}' for rank in held.shares])}"
         return f"it lacks {part}{whose}"
     if mode == "unused" and over_users(held, ranks):
         return "it is the mean over the ranks that use the parameter, not over all"
@@ -97,7 +97,7 @@ def lacks(mode: str, held: gradient_code.Reading, ranks: int) -> str:
 def over_users(held: gradient_code.Reading, ranks: int) -> bool:
     """Whether the sum was divided by the number of ranks that use the parameter."""
     users = len(held.shares)
-    return held.holds == "shares" and all(abs(one * users - ranks) < 0.01 for one in held.shares.values())
+    return held.holds == "shares" and all(abs(share * users - ranks) < 0.01 for share in held.shares.values())
 
 
 def _part(mode: str, ratio: float) -> str:
@@ -106,8 +106,8 @@ def _part(mode: str, ratio: float) -> str:
     entered = ratio * sum(multiples)
     if abs(entered - round(entered)) > 0.01 or not 0 < round(entered) < sum(multiples):
         return ""
-    lost = [number for number, one in enumerate(multiples, 1) if not round(entered) & one]
-    return f"{what}{'s' if len(lost) > 1 else ''} {name_list([str(one) for one in lost])} of {len(multiples)}"
+    lost = [number for number, multiple in enumerate(multiples, 1) if not round(entered) & multiple]
+    return f"{what}{'s' if len(lost) > 1 else ''} {name_list([str(number) for number in lost])} of {len(multiples)}"
 
 
 @dataclass(frozen=True)
@@ -117,38 +117,38 @@ class Off:
     rank: int
     ranks: int
     mode: str
-    one: OffInMode
+    off: OffInMode
 
 
 def modes(recording: Recording, name: str) -> Iterator[tuple[int, Mode]]:
-    """What each rank saw of a mode."""
+    """Each rank's results of a mode."""
     for rank in recording.facts(GradientModes):
         yield from ((rank.rank or 0, mode) for mode in rank.fact.modes if mode.name == name)
 
 
-def looked_at(recording: Recording) -> list[str]:
+def tested_modes(recording: Recording) -> list[str]:
     """The modes that some rank could test, in order."""
-    seen = [mode for rank in recording.facts(GradientModes) for mode in rank.fact.modes]
-    return list(dict.fromkeys(mode.name for mode in seen if mode.not_looked is None))
+    all_modes = [mode for rank in recording.facts(GradientModes) for mode in rank.fact.modes]
+    return list(dict.fromkeys(mode.name for mode in all_modes if mode.not_looked is None))
 
 
 def off_in(recording: Recording, name: str, *, wrong: bool) -> list[Off]:
     """Wrong gradients, or (``wrong`` is false) only not the same everywhere."""
     ranks = recording.facts(GradientModes)[0].fact.world_size
-    looks = [(rank, off) for rank, mode in modes(recording, name) for off in mode.off]
-    return [Off(rank, ranks, name, off) for rank, off in looks if off.gradient.equal is not wrong]
+    off_by_rank = [(rank, off) for rank, mode in modes(recording, name) for off in mode.off]
+    return [Off(rank, ranks, name, off) for rank, off in off_by_rank if off.gradient.equal is not wrong]
 
 
 def known_before(recording: Recording, *phases: str) -> bool:
-    """Whether gradient_sync found these phases wrong already: DD701 to DD704 say so."""
+    """Whether gradient_sync found these phases wrong already, as DD701 to DD704 report."""
     facts = [rank.fact for rank in recording.facts(GradientSync)]
     return any(getattr(fact, phase).off for fact in facts for phase in phases)
 
 
 def draft(recording: Recording, off: Sequence[Off], names: Collection[str] = ()) -> Draft:
     """A finding about gradients that are off in one mode, or in those of ``names`` for one cause."""
-    worst = max(off, key=lambda one: one.one.gradient.max_abs_error or 0.0)
-    gradient, ranks = worst.one.gradient, sorted({one.rank for one in off})
+    worst = max(off, key=lambda found: found.off.gradient.max_abs_error or 0.0)
+    gradient, ranks = worst.off.gradient, sorted({found.rank for found in off})
     switches = ", ".join(MODES[name].switch for name in names or (worst.mode,))
     held = lacks(worst.mode, gradient.held, worst.ranks)
     who = ranks_at(recording, ranks)
@@ -164,12 +164,12 @@ def draft(recording: Recording, off: Sequence[Off], names: Collection[str] = ())
 
 
 def _blamed(off: Sequence[Off], worst: Off) -> list[int]:
-    """The minority that has a wrong gradient, else whose share all of them miss; none in doubt."""
-    ranks = sorted({one.rank for one in off})
+    """The minority with a wrong gradient, else the ranks whose share all gradients lack; none where it is unsure."""
+    ranks = sorted({found.rank for found in off})
     if len(ranks) < worst.ranks:
         return ranks
-    held = [one.one.gradient.held for one in off]
-    same = all(one == held[0] for one in held)
+    held = [found.off.gradient.held for found in off]
+    same = all(reading == held[0] for reading in held)
     if not same or held[0].holds != "shares" or over_users(held[0], worst.ranks):
         return []
     return sorted(held[0].shares)
@@ -177,23 +177,23 @@ def _blamed(off: Sequence[Off], worst: Off) -> list[int]:
 
 def _places(off: Iterable[Off]) -> str:
     """``Off after step 2 are bucket 0: weight3, weight4; bucket 1: weight1``."""
-    first = min(one.one.step for one in off)
+    first = min(found.off.step for found in off)
     places: dict[str, set[str]] = defaultdict(set)
-    for one in off:
-        if one.one.step == first:
-            where = "" if one.one.bucket is None else f"bucket {one.one.bucket}: "
-            places[where].add(one.one.gradient.parameter)
+    for found in off:
+        if found.off.step == first:
+            where = "" if found.off.bucket is None else f"bucket {found.off.bucket}: "
+            places[where].add(found.off.gradient.parameter)
     return f"Off after step {first} are " + "; ".join(
         where + ", ".join(sorted(names)) for where, names in sorted(places.items())
     )
 
 
 def _evidence(off: Off) -> Evidence:
-    gradient = off.one.gradient
-    bucket = "" if off.one.bucket is None else f", bucket {off.one.bucket},"
+    gradient = off.off.gradient
+    bucket = "" if off.off.bucket is None else f", bucket {off.off.bucket},"
     return Evidence(
         text=f"worst element of the gradient of {gradient.parameter}{bucket} on rank {off.rank}"
-        f" after step {off.one.step} in the mode {off.mode}",
+        f" after step {off.off.step} in the mode {off.mode}",
         value=gradient.got,
         expected=gradient.expected,
         expected_from="closed form of the ranks' known gradients, in float64",

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.gradient_modes.wording import Off, draft, known_before, looked_at, off_in
+from ddp_doctor.checks.ddp.gradient_modes.wording import Off, draft, known_before, off_in, tested_modes
 from ddp_doctor.facts.ddp.gradients import GradientModes
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 
-#: Modes that differ from an ordinary step in nothing but one switch: if all are wrong, no switch is.
+#: Modes that differ from an ordinary step in one switch only: if all are wrong, no switch is the cause.
 _PLAIN = ("buckets", "bucket-view", "accumulation", "unused", "twice", "static-graph", "checkpoint")
 
 
@@ -34,7 +34,7 @@ def gradient_wrong_in_several_buckets(recording: Recording) -> Iterator[Draft]:
         return
     names = _in_common(recording)
     if names:
-        off = [one for name in names for one in off_in(recording, name, wrong=True)]
+        off = [gradient for name in names for gradient in off_in(recording, name, wrong=True)]
         yield draft(recording, off, names)
 
 
@@ -196,7 +196,7 @@ def powersgd_gradient_wrong(recording: Recording) -> Iterator[Draft]:
 
 def _in_common(recording: Recording) -> list[str]:
     """The modes that are off for one cause: all plain ones, or the one that adds nothing to a step."""
-    plain = [name for name in looked_at(recording) if name in _PLAIN]
+    plain = [name for name in tested_modes(recording) if name in _PLAIN]
     wrong = [name for name in plain if off_in(recording, name, wrong=True)]
     return wrong if "buckets" in wrong or len(wrong) == len(plain) > 1 else []
 

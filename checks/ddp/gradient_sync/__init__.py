@@ -7,8 +7,8 @@ What the probe reads on each rank is the ``.grad`` of a small DDP-wrapped model 
       local gradient, rank 1    4. 12. 4. 12. …
       .grad after backward()     8. 8. 8. 8. …      = the mean, on both ranks, bit for bit
 
-It looks after the first step (DDP's one big bucket), after a step inside ``no_sync()`` (the gradient must
-stay the rank's own) and after the step that follows (several buckets; the mean of what both accumulated).
+The probe reads gradients after the first step (DDP's one big bucket), after a step inside ``no_sync()`` (the
+gradient must stay the rank's own) and after the next step (several buckets; the mean of both steps' gradients).
 
 Why it matters: no training job notices a wrong mean, and the loss still falls.
 """

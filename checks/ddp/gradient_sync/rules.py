@@ -1,4 +1,4 @@
-"""DD701 - DD704: gradients that are not the mean, or differ, or do not do as no_sync() says."""
+"""DD701 - DD704: gradients that are not the mean, differ between ranks, or ignore no_sync()."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,10 +24,12 @@ class Off:
     gradient: gradient_code.OffGradient
 
 
-def off_in(seen: Sequence[FactAt[GradientSync]], *phases: str) -> list[Off]:
+def off_in(ranks: Sequence[FactAt[GradientSync]], *phases: str) -> list[Off]:
     """What is off in these phases of all ranks."""
-    looks = ((one, getattr(one.fact, phase)) for one in seen for phase in phases)
-    return [Off(one.rank or 0, one.fact.world_size, off) for one, look in looks for off in look.off]
+    phases_of_ranks = ((rank, getattr(rank.fact, phase)) for rank in ranks for phase in phases)
+    return [
+        Off(rank.rank or 0, rank.fact.world_size, off) for rank, phase in phases_of_ranks for off in phase.off
+    ]
 
 
 def lost_a_step(held: gradient_code.Reading) -> bool:
@@ -39,17 +41,17 @@ def lost_a_step(held: gradient_code.Reading) -> bool:
 def by_cause(off: Iterable[Off]) -> list[list[Off]]:
     """Group by what the gradients hold: one cause, one finding."""
     groups: dict[str, list[Off]] = defaultdict(list)
-    for one in off:
-        groups[one.gradient.held.model_dump_json()].append(one)
+    for found in off:
+        groups[found.gradient.held.model_dump_json()].append(found)
     return list(groups.values())
 
 
 def _ranks(off: Iterable[Off]) -> list[int]:
-    return sorted({one.rank for one in off})
+    return sorted({found.rank for found in off})
 
 
 def minority(off: Sequence[Off], wrong: Sequence[Off]) -> list[int]:
-    """The ranks to blame: none where no rank is right, for that is no rank's fault."""
+    """The ranks to blame: none where no rank is right, because then no single rank is at fault."""
     return [] if len(_ranks(wrong)) == wrong[0].world_size else _ranks(off)
 
 
@@ -60,8 +62,8 @@ def who(recording: Recording, off: Sequence[Off]) -> str:
 
 def draft(recording: Recording, what: str, off: Sequence[Off], blamed: Iterable[int]) -> Draft:
     """A finding about gradients with one cause; ``what`` begins the title."""
-    names = sorted({one.gradient.parameter for one in off})
-    worst = max(off, key=lambda one: one.gradient.max_abs_error or 0.0)
+    names = sorted({found.gradient.parameter for found in off})
+    worst = max(off, key=lambda found: found.gradient.max_abs_error or 0.0)
     return finding(
         rank_culprits(recording, GradientSync, blamed),
         f"{what}: {gradient_code.words(worst.gradient.held, worst.world_size)}",
@@ -100,9 +102,9 @@ def gradient_is_not_the_mean(recording: Recording) -> Iterator[Draft]:
         https://pytorch.org/docs/stable/notes/ddp.html
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-proto
     """
-    agreed = [one for one in _ordinary(recording) if one.gradient.identical]
-    # If all hold rank 2's gradient, it is "own" on rank 2 alone: the same cause, seen from there.
-    for off in by_cause(one for one in agreed if one.gradient.held.holds != "own"):
+    agreed = [found for found in _ordinary(recording) if found.gradient.identical]
+    # If all ranks hold rank 2's gradient, only rank 2 reads "own": the cause is the same.
+    for off in by_cause(found for found in agreed if found.gradient.held.holds != "own"):
         held = off[0].gradient.held
         unsure = ", and it is unsure which rank is off" if held.holds == "other" else ""
         blamed = sorted(held.shares) if held.holds == "shares" else ()
@@ -128,8 +130,8 @@ def gradients_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
         https://pytorch.org/docs/stable/notes/ddp.html
         https://github.com/pytorch/pytorch/issues/109191
     """
-    differing = [one for one in _ordinary(recording) if one.gradient.identical is False]
-    wrong = [one for one in differing if not one.gradient.equal]
+    differing = [found for found in _ordinary(recording) if found.gradient.identical is False]
+    wrong = [found for found in differing if not found.gradient.equal]
     for off in by_cause(wrong):
         what = f"The gradient on {who(recording, off)} is not the mean that DDP owes it"
         yield draft(recording, what, off, minority(off, wrong))
@@ -140,12 +142,12 @@ def gradients_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
 
 
 def _ordinary(recording: Recording) -> list[Off]:
-    """What is off after the first step, and what of the last step ``no_sync()`` cannot explain."""
-    seen = recording.facts(GradientSync)
-    first = off_in(seen, "step")
-    known = {one.gradient.parameter for one in first}
-    last = [one for one in off_in(seen, "resync") if one.gradient.parameter not in known]
-    return first + [one for one in last if not lost_a_step(one.gradient.held)]
+    """What is off after the first step, and what is off after the last step that ``no_sync()`` does not explain."""
+    ranks = recording.facts(GradientSync)
+    first = off_in(ranks, "step")
+    known = {found.gradient.parameter for found in first}
+    last = [found for found in off_in(ranks, "resync") if found.gradient.parameter not in known]
+    return first + [found for found in last if not lost_a_step(found.gradient.held)]
 
 
 @rule("DD703", "no-sync-still-synchronises", Severity.ERROR, GradientSync)
@@ -164,11 +166,13 @@ def no_sync_still_synchronises(recording: Recording) -> Iterator[Draft]:
     References
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
-    # Without a gradient in ordinary steps, none is to be expected here: that is DD701's finding.
-    seen = recording.facts(GradientSync)
-    before = {(one.gradient.parameter, one.gradient.held.holds) for one in off_in(seen, "step")}
-    off_inside = off_in(seen, "no_sync")
-    wrong = [one for one in off_inside if (one.gradient.parameter, one.gradient.held.holds) not in before]
+    # A gradient that is missing in ordinary steps is missing here too: DD701 reports it.
+    ranks = recording.facts(GradientSync)
+    before = {(found.gradient.parameter, found.gradient.held.holds) for found in off_in(ranks, "step")}
+    off_inside = off_in(ranks, "no_sync")
+    wrong = [
+        found for found in off_inside if (found.gradient.parameter, found.gradient.held.holds) not in before
+    ]
     for off in by_cause(wrong):
         what = f"no_sync() does not leave {who(recording, off)} its own gradient"
         yield draft(recording, what, off, minority(off, wrong))
@@ -190,10 +194,10 @@ def step_after_no_sync_not_synchronised(recording: Recording) -> Iterator[Draft]
     References
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
-    seen = recording.facts(GradientSync)
-    before = {one.gradient.parameter for one in off_in(seen, "step", "no_sync")}
-    after = [one for one in off_in(seen, "resync") if one.gradient.parameter not in before]
-    wrong = [one for one in after if lost_a_step(one.gradient.held)]
+    ranks = recording.facts(GradientSync)
+    before = {found.gradient.parameter for found in off_in(ranks, "step", "no_sync")}
+    after = [found for found in off_in(ranks, "resync") if found.gradient.parameter not in before]
+    wrong = [found for found in after if lost_a_step(found.gradient.held)]
     for off in by_cause(wrong):
         what = f"The step after no_sync() is not synchronised on {who(recording, off)}"
         yield draft(recording, what, off, minority(off, wrong))

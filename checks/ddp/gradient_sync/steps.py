@@ -1,4 +1,4 @@
-"""The steps of a DDP-wrapped model whose gradients are known, and what came of them."""
+"""Steps of a DDP-wrapped model with known gradients, and their results."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -45,7 +45,7 @@ def wrap(ctx: RankContext, module: Any) -> Any:
 
 
 def measure(ctx: RankContext, model: Any, ddp_construct_s: float = 0.0) -> GradientSync:
-    """The three looks at a DDP-wrapped ``coded_model``."""
+    """The gradients of a DDP-wrapped ``coded_model`` after three steps."""
     _one_step(ctx, model, _ONCE, sync=True)
     step = _grads(model)
     model.zero_grad()
@@ -87,9 +87,9 @@ def _one_step(ctx: RankContext, model: Any, scale: int, *, sync: bool) -> tuple[
     inputs = [
         scale
         * gradient_code.local(
-            number, torch.arange(len(one), device=one.device), ctx.group_rank, ctx.world_size
+            number, torch.arange(len(parameter), device=parameter.device), ctx.group_rank, ctx.world_size
         )
-        for number, one in enumerate(model.module.parameters())
+        for number, parameter in enumerate(model.module.parameters())
     ]
     inputs = [given.to(torch.float32) for given in inputs]
     detail = f"gradients x {scale}" if sync else "inside no_sync()"
@@ -133,8 +133,8 @@ def _phase(
     for number, (name, parameter) in enumerate(model.module.named_parameters()):
         same = None if identical is None else next(identical)
         place = gradient_code.Place(name, number, parameter.numel(), ctx.group_rank, ctx.ranks)
-        one = gradient_code.compare(place, grads[number], scale, same)
-        worst = max(worst, one.max_abs_error or 0.0)
-        if not one.equal or same is False:
-            off.append(one)
+        gradient = gradient_code.compare(place, grads[number], scale, same)
+        worst = max(worst, gradient.max_abs_error or 0.0)
+        if not gradient.equal or same is False:
+            off.append(gradient)
     return Phase(off=tuple(off), max_abs_error=worst)

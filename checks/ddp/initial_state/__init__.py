@@ -8,11 +8,11 @@ What the probe reads on each rank is a small model whose values come from the ra
     step        int64, no dimension   e4da3b7fbbce2345    c4ca4238a0b92382   = rank 0's before
 
 and, before that, the list of its parameters and buffers (knowledge/ddp/manifests.py), which the ranks compare
-over the control store: DDP would hang on some differences, abort on others and take no notice of the rest.
+over the control store: DDP hangs on some differences, aborts on others and ignores the rest.
 
-Why it matters: the ranks train one model only if they begin with one. DDP broadcasts rank 0's values when
-it wraps, so that seeds need not agree; without DDP nothing does, and they must. A second model, made from
-one seed on all ranks, shows whether a seed would be enough.
+Why it matters: the ranks train one model only if they start with the same one. DDP broadcasts rank 0's values
+when it wraps, so seeds may differ; without DDP they must be equal. A second model, made from one seed on all
+ranks, shows whether a seed would be enough.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rules_in
 from ddp_doctor.probing import module_manifest
 
-__all__ = ["CHECK", "look", "probe"]
+__all__ = ["CHECK", "probe"]
 
 _SAME_SEED = 20
 
@@ -52,7 +52,7 @@ def wrap_and_compare(ctx: RankContext, module: Any) -> InitialState:
     before = fingerprints(module)
     wrapped(ctx, module, sync=True)
     after = fingerprints(module)
-    # Timed when all is warm: a process's first wrapping is slower, and NCCL connects for its first broadcast.
+    # Time it after a first wrapping, which is slower: NCCL connects for its first broadcast.
     bare_s, wrap_s = (wrapped(ctx, module, sync=sync) for sync in (False, True))
     tensors = (*module.parameters(), *module.buffers())
     return fact.model_copy(
@@ -78,11 +78,11 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
             name="initial_state_broadcast", value=max(spent, 0.0), unit="s", labels=labels | size
         )
     if facts:
-        alike = sum(fact.same_seed == facts[0].same_seed for fact in facts)
-        yield Measurement(name="initial_state_equal_by_seed", value=alike, unit="ranks", labels=labels)
+        equal = sum(fact.same_seed == facts[0].same_seed for fact in facts)
+        yield Measurement(name="initial_state_equal_by_seed", value=equal, unit="ranks", labels=labels)
 
 
-#: 64 random bits: that two ranks begin with the same ones by chance is out of the question.
+#: 64 random bits: two ranks never start with the same ones by chance.
 _MOST = 2**62
 
 
@@ -108,7 +108,7 @@ def seeded_model(ctx: RankContext, seed: int) -> Any:
 
 
 def fingerprints(module: Any) -> dict[str, str]:
-    """Name -> what tells a parameter's or buffer's bits from others'; a tied name has its own entry."""
+    """Name -> a fingerprint of the parameter's or buffer's bits; a tied name has its own entry."""
     named = (
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),

@@ -37,7 +37,7 @@ _CONSEQUENCES: dict[Kind, str] = {
 
 
 def consequence(difference: Difference) -> str:
-    """What becomes of it in DDP."""
+    """The consequence of the difference in DDP."""
     if difference.what == "buffer" and difference.kind != "persistent":
         return _UNSEEN
     return _CONSEQUENCES.get(difference.kind, _UNSEEN)
@@ -124,7 +124,10 @@ def model_differs_between_ranks(recording: Recording) -> Iterator[Draft]:
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
         https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/reducer.cpp
     """
-    yield from _drafts(recording, [one for one in _of(recording, "parameter") if one.kind not in _SILENT])
+    yield from _drafts(
+        recording,
+        [difference for difference in _of(recording, "parameter") if difference.kind not in _SILENT],
+    )
 
 
 @rule("DD741", "parameter-order-differs-between-ranks", Severity.ERROR, InitialState)
@@ -144,7 +147,9 @@ def parameter_order_differs_between_ranks(recording: Recording) -> Iterator[Draf
     References
         https://pytorch.org/docs/stable/notes/ddp.html
     """
-    yield from _drafts(recording, [one for one in _of(recording, "parameter") if one.kind in _SILENT])
+    yield from _drafts(
+        recording, [difference for difference in _of(recording, "parameter") if difference.kind in _SILENT]
+    )
 
 
 @rule("DD742", "buffers-differ-between-ranks", Severity.ERROR, InitialState)
@@ -168,16 +173,16 @@ def buffers_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
 
 
 def _of(recording: Recording, what: str) -> list[Difference]:
-    seen = {rank.rank or 0: rank.fact.model for rank in recording.facts(InitialState)}
-    return [one for one in compare(restored(seen)) if one.what == what]
+    models = {rank.rank or 0: rank.fact.model for rank in recording.facts(InitialState)}
+    return [difference for difference in compare(restored(models)) if difference.what == what]
 
 
 def _drafts(recording: Recording, found: list[Difference]) -> Iterator[Draft]:
     backend = recording.world.backend if recording.world else ""
-    for one in found:
+    for difference in found:
         offered = remedies(backend, "initial_state")[-1:]  # no bytes have moved yet: NCCL has no part in it
-        draft = model_draft(recording, one, "the probe's model", *offered)
-        mild = one.kind in ("name", "persistent")
+        draft = model_draft(recording, difference, "the probe's model", *offered)
+        mild = difference.kind in ("name", "persistent")
         yield draft.model_copy(update={"severity": Severity.WARNING}) if mild else draft
 
 
@@ -211,26 +216,26 @@ def initial_state_not_from_rank_0(recording: Recording) -> Iterator[Draft]:
         https://pytorch.org/docs/stable/notes/ddp.html
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
-    facts = {seen.rank or 0: seen.fact for seen in recording.facts(InitialState)}
-    reported = _told_by_dd712(recording)
+    facts = {rank.rank or 0: rank.fact for rank in recording.facts(InitialState)}
+    reported = _reported_by_dd712(recording)
     off = [
-        one
+        state
         for rank, fact in facts.items()
         if fact.source_rank in facts and rank not in reported
-        for one in _off(rank, fact, facts)
+        for state in _off(rank, fact, facts)
     ]
     groups: dict[str, list[_Off]] = defaultdict(list)
-    for one in off:
-        groups[one.holds].append(one)
-    # Rank 0 has nothing to receive: only a rank that got it right shows that the others could have.
+    for state in off:
+        groups[state.holds].append(state)
+    # Rank 0 receives nothing: only another rank that got it right shows that the broadcast worked.
     receivers = {rank for rank, fact in facts.items() if rank != fact.source_rank}
-    blameless = receivers <= {one.rank for one in off} | reported
+    blameless = receivers <= {state.rank for state in off} | reported
     for group in groups.values():
         yield _draft(recording, group, facts[group[0].rank].source_rank, blameless)
 
 
-def _told_by_dd712(recording: Recording) -> set[int]:
-    """The ranks that the check of buffers has shown to keep parameters of their own: one fault, one finding."""
+def _reported_by_dd712(recording: Recording) -> set[int]:
+    """The ranks that DD712 already reports with parameters of their own: one fault, one finding."""
     return {rank.rank or 0 for rank in recording.facts(Buffers) if rank.fact.parameters_off}
 
 
@@ -242,16 +247,16 @@ def _off(rank: int, fact: InitialState, facts: Mapping[int, InitialState]) -> It
 
 
 def _holds(rank: int, name: str, got: str, facts: Mapping[int, InitialState]) -> str:
-    origin = next((other for other, fact in facts.items() if fact.before.get(name) == got), None)
-    alone = not any(fact.after.get(name) == got for other, fact in facts.items() if other != rank)
+    origin = next((source for source, fact in facts.items() if fact.before.get(name) == got), None)
+    alone = not any(fact.after.get(name) == got for peer, fact in facts.items() if peer != rank)
     if origin is None:
         return "no rank's explain them"
     return "they are the rank's own" if origin == rank and alone else f"they are rank {origin}'s"
 
 
 def _draft(recording: Recording, off: list[_Off], source: int, blameless: bool) -> Draft:
-    first, ranks = off[0], sorted({one.rank for one in off})
-    names = sorted({one.name for one in off})
+    first, ranks = off[0], sorted({state.rank for state in off})
+    names = sorted({state.name for state in off})
     return likely(
         rank_culprits(recording, InitialState, () if blameless else ranks),
         f"After wrapping, parameters or buffers are not rank {source}'s on"

@@ -1,7 +1,7 @@
 """mixed_precision: do all ranks skip a step together, and does half precision keep the mean?
 
-With a GradScaler each rank decides for itself whether its gradients are finite. That they all decide alike
-rests on DDP alone: an infinity on one rank reaches all through the all-reduce::
+With a GradScaler each rank decides for itself whether its gradients are finite. Only DDP makes them decide the
+same: an infinity on one rank reaches all ranks through the all-reduce::
 
     step   gradient of rank 1   stepped, all ranks   scale afterwards
     1      finite               yes                  4

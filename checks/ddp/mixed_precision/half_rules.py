@@ -39,11 +39,11 @@ def half_precision_mean_overflows(recording: Recording) -> Iterator[Draft]:
     References
         https://pytorch.org/docs/stable/notes/ddp.html
     """
-    for dtype, seen in _halves(recording).items():
-        infinite = {rank: one for rank, one in seen.items() if one.large_mean is None}
+    for dtype, by_rank in _halves(recording).items():
+        infinite = {rank: half for rank, half in by_rank.items() if half.large_mean is None}
         if not infinite:
             continue
-        some = len(infinite) < len(seen)
+        some = len(infinite) < len(by_rank)
         large = next(iter(infinite.values())).large
         yield likely(
             rank_culprits(recording, MixedPrecision, sorted(infinite) if some else ()),
@@ -74,15 +74,15 @@ def half_precision_mean_wrong(recording: Recording) -> Iterator[Draft]:
     References
         https://pytorch.org/docs/stable/notes/ddp.html
     """
-    for dtype, seen in {} if known_before(recording) else _halves(recording).items():
-        wrong = {rank: one.off for rank, one in seen.items() if one.off}
+    for dtype, by_rank in {} if known_before(recording) else _halves(recording).items():
+        wrong = {rank: half.off for rank, half in by_rank.items() if half.off}
         if not wrong:
             continue
-        rank, worst = max(wrong.items(), key=lambda one: one[1].max_abs_error or 0.0)
+        rank, worst = max(wrong.items(), key=lambda entry: entry[1].max_abs_error or 0.0)
         yield finding(
-            rank_culprits(recording, MixedPrecision, sorted(wrong) if len(wrong) < len(seen) else ()),
+            rank_culprits(recording, MixedPrecision, sorted(wrong) if len(wrong) < len(by_rank) else ()),
             f"The {dtype} gradient on {ranks_at(recording, wrong)} is not the mean that DDP owes:"
-            f" {gradient_code.words(worst.held, len(seen))}",
+            f" {gradient_code.words(worst.held, len(by_rank))}",
             Evidence(
                 text=f"worst element of the {dtype} gradient on rank {rank}",
                 value=worst.got,
@@ -112,14 +112,14 @@ def half_precision_mean_loses_shares(recording: Recording) -> Iterator[Draft]:
     References
         https://pytorch.org/docs/stable/amp.html
     """
-    for dtype, seen in _halves(recording).items():
-        if any(one.off for one in seen.values()):
+    for dtype, by_rank in _halves(recording).items():
+        if any(half.off for half in by_rank.values()):
             continue
-        loss = max(one.relative_error or 0.0 for one in seen.values())
+        loss = max(half.relative_error or 0.0 for half in by_rank.values())
         if loss > NOTABLE_LOSS:
             yield likely(
                 NOBODY,
-                f"Gradients in {dtype} lose {loss:.0%} of their mean over {len(seen)} ranks",
+                f"Gradients in {dtype} lose {loss:.0%} of their mean over {len(by_rank)} ranks",
                 Evidence(
                     text=f"relative error of the worst element of the mean in {dtype}",
                     value=round(loss, 4),
@@ -148,8 +148,8 @@ def precision_not_tested(recording: Recording) -> Iterator[Draft]:
     """
     reasons: dict[str, list[str]] = {}
     for rank in recording.facts(MixedPrecision):
-        for one in rank.fact.scaled:
-            reasons.setdefault(one.not_looked or "", []).append(f"a GradScaler with {one.dtype}")
+        for scaled in rank.fact.scaled:
+            reasons.setdefault(scaled.not_looked or "", []).append(f"a GradScaler with {scaled.dtype}")
         for half in rank.fact.halves:
             reasons.setdefault(half.not_looked or "", []).append(f"gradients in {half.dtype}")
     for reason, formats in reasons.items():
@@ -158,7 +158,7 @@ def precision_not_tested(recording: Recording) -> Iterator[Draft]:
 
 
 def _halves(recording: Recording) -> dict[str, dict[int, Half]]:
-    """What each rank saw of each format that was looked at."""
+    """The results of each rank, for each format that was tested."""
     found: dict[str, dict[int, Half]] = {}
     for rank in recording.facts(MixedPrecision):
         for half in rank.fact.halves:

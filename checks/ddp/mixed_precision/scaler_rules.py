@@ -120,17 +120,17 @@ def infinite_gradient_does_not_skip_the_step(recording: Recording) -> Iterator[D
         https://pytorch.org/docs/stable/amp.html
     """
     differ = first_difference(recording, lambda step: (step.stepped, step.scale))
-    for seen in () if differ or off_gradients(recording) else scaled_by_format(recording):
-        (_, one), *_ = seen
-        before = one.scale
-        for step in one.steps:
+    for ranks in () if differ or off_gradients(recording) else scaled_by_format(recording):
+        (_, scaled), *_ = ranks
+        before = scaled.scale
+        for step in scaled.steps:
             due, before = before * (_BACKOFF if step.infinite else 1.0), step.scale
             if not step.infinite or (not step.stepped and step.scale == due):
                 continue
             what = "no rank skips the step" if step.stepped else "the scale is not halved"
             yield likely(
                 NOBODY,
-                f"Rank {one.infinite_rank}'s gradient is infinite, and {what}",
+                f"Rank {scaled.infinite_rank}'s gradient is infinite, and {what}",
                 Evidence(
                     text="scale after the step with an infinite gradient",
                     value=step.scale,
@@ -138,7 +138,7 @@ def infinite_gradient_does_not_skip_the_step(recording: Recording) -> Iterator[D
                     expected_from="GradScaler's backoff_factor of 0.5",
                 ),
                 *software_remedies(recording),
-                detail=f"Under autocast to {one.dtype}, with a model of the probe's.",
+                detail=f"Under autocast to {scaled.dtype}, with a model of the probe's.",
             )
             return
 
@@ -162,8 +162,8 @@ def autocast_gradient_wrong(recording: Recording) -> Iterator[Draft]:
     wrong = off_gradients(recording)
     if not wrong or known_before(recording):
         return
-    rank, worst = max(wrong, key=lambda one: one[1].max_abs_error or 0.0)
-    ranks, number = sorted({one for one, _ in wrong}), len(recording.facts(MixedPrecision))
+    rank, worst = max(wrong, key=lambda entry: entry[1].max_abs_error or 0.0)
+    ranks, number = sorted({rank for rank, _ in wrong}), len(recording.facts(MixedPrecision))
     yield likely(
         rank_culprits(recording, MixedPrecision, ranks if len(ranks) < number else ()),
         f"Under autocast the gradient on {ranks_at(recording, ranks)} is not the mean that DDP owes:"
@@ -219,36 +219,40 @@ RankSteps = list[tuple[int, ScaledStep]]
 
 
 def scaled_by_format(recording: Recording) -> list[list[tuple[int, Scaled]]]:
-    """What each rank saw, for each format of autocast that was looked at."""
-    seen = recording.facts(MixedPrecision)
-    looks = zip(*[[(one.rank or 0, look) for look in one.fact.scaled] for one in seen], strict=False)
-    return [list(look) for look in looks if not any(one.not_looked for _, one in look)]
+    """The results of each rank, for each format of autocast that was tested."""
+    ranks = recording.facts(MixedPrecision)
+    formats = zip(
+        *[[(rank.rank or 0, scaled) for scaled in rank.fact.scaled] for rank in ranks], strict=False
+    )
+    return [list(ranks) for ranks in formats if not any(scaled.not_looked for _, scaled in ranks)]
 
 
-def first_difference(recording: Recording, look: Callable[[ScaledStep], Hashable]) -> RankSteps:
-    """The first step in which ranks differ, empty where none is; what follows has the same cause."""
-    for seen in scaled_by_format(recording):
-        for number in range(min(len(one.steps) for _, one in seen)):
-            steps = [(rank, one.steps[number]) for rank, one in seen]
-            if len({look(step) for _, step in steps}) > 1:
+def first_difference(recording: Recording, value_of: Callable[[ScaledStep], Hashable]) -> RankSteps:
+    """The first step in which ranks differ, empty where there is none; later differences have the same cause."""
+    for ranks in scaled_by_format(recording):
+        for number in range(min(len(scaled.steps) for _, scaled in ranks)):
+            steps = [(rank, scaled.steps[number]) for rank, scaled in ranks]
+            if len({value_of(step) for _, step in steps}) > 1:
                 return steps
     return []
 
 
-def odd_ranks(steps: RankSteps, look: Callable[[ScaledStep], Hashable]) -> tuple[list[int], Hashable]:
+def odd_ranks(steps: RankSteps, value_of: Callable[[ScaledStep], Hashable]) -> tuple[list[int], Hashable]:
     """The ranks that differ from most, and what most have."""
-    usual = Counter(look(step) for _, step in steps).most_common(1)[0][0]
-    return [rank for rank, step in steps if look(step) != usual], usual
+    usual = Counter(value_of(step) for _, step in steps).most_common(1)[0][0]
+    return [rank for rank, step in steps if value_of(step) != usual], usual
 
 
 def minority(ranks: Sequence[int], steps: RankSteps) -> Sequence[int]:
-    """The ranks to blame: none where they are no minority."""
+    """The ranks to blame: none where they are not a minority."""
     return ranks if len(ranks) * 2 < len(steps) else ()
 
 
 def off_gradients(recording: Recording) -> list[tuple[int, gradient_code.OffGradient]]:
     """The gradients under autocast that are not the mean."""
-    return [(rank, one.off) for seen in scaled_by_format(recording) for rank, one in seen if one.off]
+    return [
+        (rank, scaled.off) for ranks in scaled_by_format(recording) for rank, scaled in ranks if scaled.off
+    ]
 
 
 def known_before(recording: Recording) -> bool:
@@ -257,5 +261,5 @@ def known_before(recording: Recording) -> bool:
 
 
 def software_remedies(recording: Recording) -> tuple[Remedy, ...]:
-    """What to try where stock DDP does it with a model of the doctor's own."""
+    """Remedies for faults that stock DDP shows with the doctor's own model."""
     return remedies(recording.world.backend if recording.world else "", "mixed_precision")

@@ -18,7 +18,7 @@ Wrap = Callable[[RankContext, Any], Any]
 
 
 class Descent:
-    """Plain gradient descent with the face of an optimizer: torch.optim takes a second to import."""
+    """Plain gradient descent with an optimizer's interface: torch.optim takes a second to import."""
 
     def __init__(self, parameters: list[Any]) -> None:
         self.param_groups = [{"params": parameters}]
@@ -102,7 +102,7 @@ def _product(ctx: RankContext) -> Any:
 
 
 def _given(ctx: RankContext, *, infinite: bool) -> Any:
-    """The batch that makes the code the gradient; infinite on the last rank, where it is to be."""
+    """The batch whose gradient is the code; on the last rank it is infinite if ``infinite`` is set."""
     import torch
 
     index = torch.arange(ELEMENTS * ctx.world_size, device=ctx.device)

@@ -7,8 +7,8 @@ Raw input: none; measured on every rank, with a small model or that of --model, 
     its all-reduces alone            7.9 ms  (7.6 to 8.4)      overlap 47 %
     on the first rank alone          9.8 ms                    weak scaling 69 %
 
-DDP averages gradients while backward still runs. What it cannot hide is paid in every step, on every rank;
-and every rank waits for the slowest. Both look alike from outside: a slow step.
+DDP averages gradients while backward still runs. Every rank pays in every step for the communication that is not
+hidden, and every rank waits for the slowest one. Both look the same from outside: a slow step.
 """
 
 from collections.abc import Iterator
@@ -39,45 +39,45 @@ def probe(ctx: RankContext) -> StepTimeFact:
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
     """Medians over the rounds, of the slowest rank in each; each rank's own computing; bucket sizes."""
-    seen = summary(recording)
-    if seen is None:
+    totals = summary(recording)
+    if totals is None:
         return
     labels: dict[str, str | int | float] = {
-        "ranks": seen.fact.ranks,
-        "gradient_bytes": seen.fact.gradient_bytes,
+        "ranks": totals.fact.ranks,
+        "gradient_bytes": totals.fact.gradient_bytes,
         "shared_processors": "yes" if crowded(recording) else "no",
     }
-    for name, value, unit in _values(seen):
+    for name, value, unit in _values(totals):
         if value is not None:
             yield Measurement(name=f"step_{name}", value=value, unit=unit, labels=labels)
     for rank in recording.facts(StepTimeFact):
         of_rank: dict[str, str | int | float] = {"rank": rank.rank or 0, "node": rank.node}
-        computing = median(look for each in rank.fact.rounds for look in (each.compute_s, each.again_s))
+        computing = median(took for each in rank.fact.rounds for took in (each.compute_s, each.again_s))
         yield Measurement(name="step_compute_of_rank", value=computing, unit="s", labels=of_rank)
     yield from _buckets(recording)
 
 
-def _values(seen: Summary) -> tuple[tuple[str, float | None, str], ...]:
+def _values(totals: Summary) -> tuple[tuple[str, float | None, str], ...]:
     return (
-        ("compute", median(seen.computing), "s"),
-        ("compute_noise", seen.noise_s, "s"),
-        ("time", median(seen.step), "s"),
-        ("communicate", median(seen.communicate), "s"),
-        ("exposed", median(seen.exposed), "s"),
-        ("communicate_to_compute", seen.ratio, "ratio"),
-        ("overlap", seen.overlap, "ratio"),
-        ("weak_scaling", seen.weak_scaling, "ratio"),
-        ("strong_scaling", seen.strong_scaling, "ratio"),
-        ("allreduce_latency", seen.fact.curve.latency_s, "s"),
-        ("allreduce_bandwidth", seen.fact.curve.bytes_per_s, "B/s"),
+        ("compute", median(totals.computing), "s"),
+        ("compute_noise", totals.noise_s, "s"),
+        ("time", median(totals.step), "s"),
+        ("communicate", median(totals.communicate), "s"),
+        ("exposed", median(totals.exposed), "s"),
+        ("communicate_to_compute", totals.ratio, "ratio"),
+        ("overlap", totals.overlap, "ratio"),
+        ("weak_scaling", totals.weak_scaling, "ratio"),
+        ("strong_scaling", totals.strong_scaling, "ratio"),
+        ("allreduce_latency", totals.fact.curve.latency_s, "s"),
+        ("allreduce_bandwidth", totals.fact.curve.bytes_per_s, "B/s"),
     )
 
 
 def _buckets(recording: Recording) -> Iterator[Measurement]:
-    for one in rules.measured(recording) or ():
-        labels: dict[str, str | int | float] = {"bucket_cap_mib": one.cap_mib}
-        yield Measurement(name="step_predicted", value=one.predicted_s, unit="s", labels=labels)
-        yield Measurement(name="step_measured", value=median(one.step_s), unit="s", labels=labels)
+    for size in rules.measured(recording) or ():
+        labels: dict[str, str | int | float] = {"bucket_cap_mib": size.cap_mib}
+        yield Measurement(name="step_predicted", value=size.predicted_s, unit="s", labels=labels)
+        yield Measurement(name="step_measured", value=median(size.step_s), unit="s", labels=labels)
 
 
 CHECK = Check(

@@ -30,7 +30,7 @@ _BALANCED = 1.5
 def bucket_sizes(
     ctx: RankContext, work: Work, ddp: Any, curve: buckets.Curve, plan: Plan, missing: dict[str, str]
 ) -> Buckets | None:
-    """Predict all sizes; measure the best and the default, where it promises enough.
+    """Predict all sizes; measure the best one and the default where the predicted gain is large enough.
 
     Where the batch can be chosen, computing is made to last as long as communication, at most
     ``plan.bucket_aim_s``: far from that, no bucket size matters.
@@ -42,11 +42,11 @@ def bucket_sizes(
         missing["bucket sizes"] = reason
         return None
     work = _balanced(ctx, work, curve, plan)
-    seen = _passes(ctx, work)
-    predicted = buckets.predictions(seen, curve)
+    backward = _passes(ctx, work)
+    predicted = buckets.predictions(backward, curve)
     best = agreed(ctx, buckets.best(predicted), of_first=True)  # the ranks' predictions differ a little
-    if best not in predicted:  # gradients that came in another order there make other buckets
-        predicted[best] = buckets.step_seconds(seen, curve, best)
+    if best not in predicted:  # gradients that arrive in another order on that rank make other buckets
+        predicted[best] = buckets.step_seconds(backward, curve, best)
     gain = 1 - predicted[best] / predicted[buckets.DEFAULT_CAP_MIB]
     trials: tuple[BucketTrial, ...] = ()
     if agreed(ctx, gain, of_first=True) >= BUCKET_GAIN:
@@ -55,14 +55,14 @@ def bucket_sizes(
         trials = _measured(ctx, work, ddp, (best, predicted), int(agreed(ctx, rounds, of_first=True)))
     return Buckets(
         batch=work.samples,
-        compute_s=seen.forward_s + seen.backward_s,
+        compute_s=backward.forward_s + backward.backward_s,
         predicted_s=predicted,
         trials=trials,
     )
 
 
 def _hindrance(work: Work) -> str:
-    """Why bucket sizes of the user's model are not compared; the same on all ranks."""
+    """Why bucket sizes of the user's model are not compared; the reason is the same on all ranks."""
     if "bucket_cap_mb" in work.options:
         return "the factory chooses bucket_cap_mb itself"
     return "" if work.copies > 1 else "the GPU has no memory for the model in a second DDP"
@@ -99,12 +99,16 @@ def _passes(ctx: RankContext, work: Work) -> buckets.Backward:
             passes.append(_one_pass(ctx, work))
     passes = passes[1:]
     order = passes[0].gradients
-    passes = [one for one in passes if len(one.gradients) == len(order)]  # layers may be left out at random
-    ready = [median(one.gradients[place].ready_s for one in passes) for place in range(len(order))]
+    passes = [
+        backward for backward in passes if len(backward.gradients) == len(order)
+    ]  # layers may be left out at random
+    ready = [median(backward.gradients[place].ready_s for backward in passes) for place in range(len(order))]
     return buckets.Backward(
-        forward_s=median(one.forward_s for one in passes),
-        backward_s=median(one.backward_s for one in passes),
-        gradients=tuple(buckets.Gradient(one.size_bytes, at) for one, at in zip(order, ready, strict=True)),
+        forward_s=median(backward.forward_s for backward in passes),
+        backward_s=median(backward.backward_s for backward in passes),
+        gradients=tuple(
+            buckets.Gradient(gradient.size_bytes, at) for gradient, at in zip(order, ready, strict=True)
+        ),
     )
 
 
@@ -115,7 +119,9 @@ def _one_pass(ctx: RankContext, work: Work) -> buckets.Backward:
         marks.at.append((parameter.numel() * parameter.element_size(), _now(ctx)))
 
     hooks = [
-        one.register_post_accumulate_grad_hook(mark) for one in work.module.parameters() if one.requires_grad
+        parameter.register_post_accumulate_grad_hook(mark)
+        for parameter in work.module.parameters()
+        if parameter.requires_grad
     ]
     try:
         work.module.zero_grad(set_to_none=True)
@@ -144,9 +150,9 @@ def _now(ctx: RankContext) -> Any:
     return mark
 
 
-def _between(one: Any, other: Any) -> float:
+def _between(start: Any, end: Any) -> float:
     """Seconds from one moment to another."""
-    return other - one if isinstance(one, float) else float(one.elapsed_time(other)) / 1e3
+    return end - start if isinstance(start, float) else float(start.elapsed_time(end)) / 1e3
 
 
 def _measured(

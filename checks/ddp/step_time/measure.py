@@ -1,4 +1,4 @@
-"""The rounds of one rank, and one step under torch.profiler. Whatever a rank finds, all ranks meet at the same steps.
+"""The rounds of one rank, and one step under torch.profiler. All ranks take the same steps, whatever one of them finds.
 
 An event of a gloo collective in the profile, in its own thread (microseconds)::
 
@@ -43,7 +43,7 @@ _WHAT = "torch.profiler"
 
 
 def profiled(ctx: RankContext, work: Work, ddp: Any, missing: dict[str, str]) -> Profile | None:
-    """A step of the model in DDP as the profiler tells it; None, with the reason, where it tells nothing."""
+    """A profile of one step of the model in DDP; None, with the reason in ``missing``, where there is none."""
     if ctx.level is not Level.THOROUGH:
         missing[_WHAT] = "it takes a second to load; see --level thorough"
         return None
@@ -51,7 +51,7 @@ def profiled(ctx: RankContext, work: Work, ddp: Any, missing: dict[str, str]) ->
     meet(ctx)
     with ctx.step("step", "under torch.profiler"):
         started = ctx.clock()
-        one_pass(work, ddp)  # where no profiler runs too: the ranks step together
+        one_pass(work, ddp)  # even without a profiler: the ranks step together
         finish(ctx)
         took = ctx.clock() - started
     if profiler is None:
@@ -61,8 +61,8 @@ def profiled(ctx: RankContext, work: Work, ddp: Any, missing: dict[str, str]) ->
         profiler.__exit__(None, None, None)
         read = on_gpu if ctx.device.startswith("cuda") else on_cpu
         return _summed_up(read(profiler.events()), took)
-    except Exception as error:  # noqa: BLE001 - whatever another build of torch says, it is the reason
-        missing[_WHAT] = _words(error)
+    except Exception as error:  # noqa: BLE001 - any error of another build of torch is the reason
+        missing[_WHAT] = _error_text(error)
         return None
 
 
@@ -76,18 +76,18 @@ def _open(ctx: RankContext) -> tuple[Any, str]:
             activities.append(ProfilerActivity.CUDA)
         profiler: Any = profile(activities=activities)
         profiler.__enter__()
-    except Exception as error:  # noqa: BLE001 - a build without Kineto raises what it likes
-        return None, _words(error)
+    except Exception as error:  # noqa: BLE001 - a build without Kineto may raise anything
+        return None, _error_text(error)
     return profiler, ""
 
 
-def _words(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     first = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {first}"[:200]
 
 
 @dataclass
-class _Seen:
+class _Trace:
     """When collectives ran, when the model did, and how long each of its operations took by itself."""
 
     collectives: list[Span] = field(default_factory=list)
@@ -95,51 +95,51 @@ class _Seen:
     own: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
-def on_cpu(events: Iterable[Any]) -> _Seen:
+def on_cpu(events: Iterable[Any]) -> _Trace:
     """gloo's collectives run in threads of its own, beside the operations of torch."""
-    seen = _Seen()
+    trace = _Trace()
     for event in events:
         name = str(event.name)
         if name.startswith(_COLLECTIVES):
-            seen.collectives.append(_span(event))
+            trace.collectives.append(_span(event))
         elif name.startswith("aten::"):
-            seen.work.append(_span(event))
-            seen.own[name] += float(event.self_cpu_time_total) / 1e6
-    return seen
+            trace.work.append(_span(event))
+            trace.own[name] += float(event.self_cpu_time_total) / 1e6
+    return trace
 
 
-def on_gpu(events: Iterable[Any]) -> _Seen:
-    """Kernels: the names of NCCL's tell them from the model's. What the host only queues is not looked at.
+def on_gpu(events: Iterable[Any]) -> _Trace:
+    """Kernels; NCCL's have names of their own. What the host only queues is left out.
 
-    Nor are the spans of ``record_function``, which torch also shows in the GPU's time (DDP's forward is one).
+    The spans of ``record_function``, which torch also shows in the GPU's time, are left out too (DDP's forward is one).
     """
-    seen = _Seen()
+    trace = _Trace()
     for event in events:
         name, (start, end) = str(event.name), _span(event)
         if not str(event.device_type).endswith("CUDA") or name.startswith((*_COLLECTIVES, _DDP)):
             continue
-        if getattr(event, "is_user_annotation", False):  # torch 2.5 and newer tell
+        if getattr(event, "is_user_annotation", False):  # torch 2.5 and newer have it
             continue
         if name.startswith(_KERNELS):
-            seen.collectives.append((start, end))
+            trace.collectives.append((start, end))
         else:
-            seen.work.append((start, end))
-            seen.own[name[:80]] += end - start
-    return seen
+            trace.work.append((start, end))
+            trace.own[name[:80]] += end - start
+    return trace
 
 
 def _span(event: Any) -> Span:
     return event.time_range.start / 1e6, event.time_range.end / 1e6
 
 
-def _summed_up(seen: _Seen, took: float) -> Profile:
-    busy = joined(seen.collectives)
-    dearest = sorted(seen.own, key=lambda name: -seen.own[name])[:_DEAREST]
+def _summed_up(trace: _Trace, took: float) -> Profile:
+    busy = joined(trace.collectives)
+    dearest = sorted(trace.own, key=lambda name: -trace.own[name])[:_DEAREST]
     return Profile(
         step_s=took,
         collectives_s=sum(end - start for start, end in busy),
-        covered_s=common(busy, joined(seen.work)),
-        operations={name: seen.own[name] for name in dearest},
+        covered_s=common(busy, joined(trace.work)),
+        operations={name: trace.own[name] for name in dearest},
     )
 
 
@@ -154,12 +154,12 @@ def joined(spans: Iterable[Span]) -> list[Span]:
     return found
 
 
-def common(one: list[Span], other: list[Span]) -> float:
+def common(first: list[Span], second: list[Span]) -> float:
     """How long spans of both run at the same time; each list is in order and without overlap."""
     total, here, there = 0.0, 0, 0
-    while here < len(one) and there < len(other):
-        total += max(0.0, min(one[here][1], other[there][1]) - max(one[here][0], other[there][0]))
-        if one[here][1] < other[there][1]:
+    while here < len(first) and there < len(second):
+        total += max(0.0, min(first[here][1], second[there][1]) - max(first[here][0], second[there][0]))
+        if first[here][1] < second[there][1]:
             here += 1
         else:
             there += 1
@@ -168,8 +168,8 @@ def common(one: list[Span], other: list[Span]) -> float:
 
 #: Sizes of the all-reduces for the curve of latency and bandwidth, and how often each is timed.
 _SIZES = ((4, 7), (16 << 10, 5), (128 << 10, 5), (MIB, 3))
-#: On from there by fours up to all gradients in one, so that predictions need not leave the curve; all of it as
-#: long as the next is expected to take less than this.
+#: Larger sizes grow by factors of 4 up to all gradients at once, so that predictions stay on the curve. They stop
+#: where the next one would take longer than this.
 _LARGEST_S = 2.0
 
 
@@ -181,13 +181,13 @@ YOURS = Plan(budget_s=4.0, longest_s=15.0)
 def measure(ctx: RankContext, work: Work, plan: Plan = _USUAL) -> StepTimeFact:
     """Steps with and without synchronisation, the all-reduces, and bucket sizes. Raises Skip."""
     work, compute_s = _fitted(ctx, work, plan)
-    seen_curve = curve(ctx, work.gradient_bytes())
+    measured_curve = curve(ctx, work.gradient_bytes())
     larger = min(ctx.world_size, LARGEST_ALONE) if work.make is not None else 1
-    expected = sum(map(seen_curve.seconds, bucket_bytes([work.gradient_bytes()], 25.0)))
+    expected = sum(map(measured_curve.seconds, bucket_bytes([work.gradient_bytes()], 25.0)))
     rounds, iterations = _how_many(ctx, plan, compute_s * (3 + larger) + compute_s + 2 * expected)
     ddp = wrap(ctx, work, None)
     processor = ProcessorTime(ctx)
-    seen = _rounds(ctx, work, ddp, _Repeated(rounds, iterations, larger), processor)
+    measured = _rounds(ctx, work, ddp, _Repeated(rounds, iterations, larger), processor)
     missing: dict[str, str] = {}
     return StepTimeFact(
         ranks=ctx.world_size,
@@ -202,9 +202,9 @@ def measure(ctx: RankContext, work: Work, plan: Plan = _USUAL) -> StepTimeFact:
         cpus=_cpus(),
         on_cpu_share=processor.share,
         iterations=iterations,
-        rounds=tuple(seen),
-        curve=seen_curve,
-        buckets=bucket_sizes(ctx, work, ddp, seen_curve, plan, missing),
+        rounds=tuple(measured),
+        curve=measured_curve,
+        buckets=bucket_sizes(ctx, work, ddp, measured_curve, plan, missing),
         profile=profiled(ctx, work, ddp, missing),
         not_measured=missing,
     )
@@ -222,7 +222,7 @@ def curve(ctx: RankContext, gradient_bytes: int) -> Curve:
 
 
 def _beyond(gradient_bytes: int) -> Iterator[tuple[int, int]]:
-    """From the largest of the usual sizes to that of all gradients, but for a last small step."""
+    """Sizes from the largest of the usual ones to that of all gradients, without a small last step."""
     size = _SIZES[-1][0]
     while 1.5 * size < gradient_bytes:
         size = min(4 * size, gradient_bytes)
@@ -236,7 +236,7 @@ def _point(ctx: RankContext, size: int, times: int) -> tuple[int, float]:
 
 
 def _fitted(ctx: RankContext, work: Work, plan: Plan) -> tuple[Work, float]:
-    """The work with a batch that keeps the slowest rank busy for the time aimed at, and what that takes."""
+    """The work with a batch that keeps the slowest rank busy for the planned time, and the seconds it takes."""
     took = _quickest(ctx, work)
     if work.make is not None:
         work = work.sized(samples_for(work, took, plan.aim_s, LARGEST_ALONE))
@@ -274,7 +274,7 @@ class _Repeated:
 
 
 def _rounds(ctx: RankContext, work: Work, ddp: Any, many: _Repeated, processor: ProcessorTime) -> list[Round]:
-    """Interleaved: what disturbs the machine for a while disturbs each kind alike."""
+    """Interleaved rounds: a disturbance of the machine then affects all kinds of work equally."""
     larger = work.sized((work.samples or 1) * many.larger) if many.larger > 1 else work
     all_reduce = _communication(ctx, built(ddp) or (work.gradient_bytes(),))
 
@@ -317,7 +317,7 @@ def _communication(ctx: RankContext, sizes: Sequence[int]) -> Any:
     tensors = [torch.zeros(max(size // 4, 1), device=ctx.device) for size in sizes]
 
     def once() -> None:
-        for work in [dist.all_reduce(one, group=ctx.group, async_op=True) for one in tensors]:
+        for work in [dist.all_reduce(tensor, group=ctx.group, async_op=True) for tensor in tensors]:
             work.wait()
 
     with ctx.step("all_reduce", f"{len(sizes)} buckets"):
@@ -333,6 +333,6 @@ def _threads() -> int:
 
 
 def _cpus() -> tuple[int, ...]:
-    """The CPUs that this rank is bound to; none where the system does not tell."""
+    """The CPUs that this rank is bound to; none where the system does not report them."""
     affinity = getattr(os, "sched_getaffinity", None)
     return tuple(sorted(affinity(0))) if affinity is not None else ()

@@ -1,4 +1,4 @@
-"""The rounds of all ranks as one: a step is as slow as its slowest rank; and how findings speak of step times."""
+"""The rounds of all ranks together (a step is as slow as its slowest rank), and step times in findings."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -10,16 +10,16 @@ from ddp_doctor.model.finding import Remedy
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.remedies.kinds import in_code, remedy
 
-#: A larger batch on one rank is measured up to so many times the usual one; the time grows with it.
+#: The largest batch measured on one rank, as a multiple of the usual batch; the time grows with it.
 LARGEST_ALONE = 4
 
-#: Communication that is as long as computing cannot hide behind it, however well it overlaps.
+#: Communication that takes longer than computing cannot hide behind it, even with perfect overlap.
 RATIO_BOUND = 1.0
 #: The same where other work disturbs the ranks: gloo's communication needs processors too. With two ranks on
 #: two busy processors, and no limit on their link, it took 1.5 times as long as computing
 #: (docs/explanation/step-time.md).
 RATIO_BOUND_DISTURBED = 5.0
-#: A step of which a third is spent waiting gains half as much again where nothing waits (judgement).
+#: A step that spends a third of its time waiting would be half as fast again without it (judgement).
 EXPOSED_SHARE = 0.33
 #: A model of the user's that computes for less than this in a step has the batch of a test, not of a job: waiting is
 #: information then. Two gloo ranks on one machine need 0.3 ms to average anything at all (judgement).
@@ -27,17 +27,17 @@ SMALLEST_STEP_S = 0.001
 #: The share of a step that communication may take once gradients are accumulated.
 AIM_SHARE = 0.20
 
-#: A rank is slow whose quickest look takes so many times as long as its peers' median at its slowest. In 24 runs of
+#: A rank is slow when its fastest timing is this many times its peers' slowest median. In 24 runs of
 #: 2 to 4 healthy ranks on two busy processors it was 0.96 times as long at the most (docs/explanation/step-time.md).
 SLOW_RANK = 1.25
 #: An error is three times slower than the peers (model/choices.py, Severity).
 MUCH_SLOWER = 3.0
-#: A rank that had a processor for less of the time was held up by something else that ran there.
+#: A rank that had a processor for a smaller share of the time was delayed by another program.
 ON_CPU_SHARE = 0.9
 
-#: A gain below this is not worth a setting, whatever the noise is (judgement).
+#: A smaller gain is not worth a setting, even without noise (judgement).
 BUCKET_GAIN = 0.05
-#: A prediction is believed where it is so near to what was measured, for the default and for the advised size.
+#: A prediction counts where it is within this factor of the measurement, for the default and for the advised size.
 PREDICTED_WITHIN = 1.35
 
 
@@ -58,7 +58,7 @@ def ms(seconds: float) -> str:
 def spread(seconds: Sequence[float]) -> str:
     """The median and the range: ``43 ms (40 to 47)``."""
     places = _places(median(seconds))
-    least, most = (f"{one * 1e3:.{places}f}" for one in (min(seconds), max(seconds)))
+    least, most = (f"{bound * 1e3:.{places}f}" for bound in (min(seconds), max(seconds)))
     return f"{median(seconds) * 1e3:.{places}f} ms ({least} to {most})"
 
 
@@ -87,7 +87,7 @@ def accumulate(micro_steps: int, share: float) -> Remedy:
 
 
 def compute_more(per_mib_s: float, share: float) -> Remedy:
-    """Where it is not known how much the user's own model computes."""
+    """For runs that do not show how much the user's own model computes."""
     return in_code(
         f"Let each rank compute for {ms(per_mib_s)} or more for each MiB of gradients between two"
         f" synchronisations, so that at most {share:.0%} of the time is waiting: a larger batch, or gradients"
@@ -137,13 +137,13 @@ class Summary:
 
     @property
     def computing(self) -> Seconds:
-        """Forward and backward, the mean of both looks of a round."""
-        return tuple((one + two) / 2 for one, two in zip(self.compute, self.again, strict=True))
+        """Forward and backward, the mean of both timings of a round."""
+        return tuple((first + second) / 2 for first, second in zip(self.compute, self.again, strict=True))
 
     @property
     def noise_s(self) -> float:
         """The most by which the same computation differed from itself within a round."""
-        return max(abs(one - two) for one, two in zip(self.compute, self.again, strict=True))
+        return max(abs(first - second) for first, second in zip(self.compute, self.again, strict=True))
 
     @property
     def exposed(self) -> Seconds:
@@ -157,7 +157,7 @@ class Summary:
 
     @property
     def overlap(self) -> float | None:
-        """The share of communication that hides behind computing; None where there is too little of it to tell."""
+        """The share of communication that hides behind computing; None where there is too little to measure."""
         communicate = median(self.communicate)
         if communicate <= self.noise_s:
             return None
@@ -172,7 +172,7 @@ class Summary:
     def one_rank_for_all(self) -> Seconds:
         """How long one rank alone needs for the batches of all, at most: larger batches one after another."""
         times = self.fact.ranks / self.fact.larger
-        return tuple(times * one for one in self.alone_larger)
+        return tuple(times * seconds for seconds in self.alone_larger)
 
     @property
     def strong_scaling(self) -> float | None:
@@ -183,14 +183,15 @@ class Summary:
 
 
 def summary(recording: Recording) -> Summary | None:
-    """What all ranks' rounds say together; None where they were not measured, or not on all ranks."""
-    seen = recording.facts(StepTimeFact)
-    if not seen or len(seen) != seen[0].fact.ranks:
+    """The rounds of all ranks together; None where they were not measured on all ranks."""
+    ranks = recording.facts(StepTimeFact)
+    if not ranks or len(ranks) != ranks[0].fact.ranks:
         return None
     first = next(
-        (one.fact for one in seen if one.fact.rounds and one.fact.rounds[0].alone_s is not None), seen[0].fact
+        (rank.fact for rank in ranks if rank.fact.rounds and rank.fact.rounds[0].alone_s is not None),
+        ranks[0].fact,
     )
-    rounds = list(zip(*(one.fact.rounds for one in seen), strict=False))
+    rounds = list(zip(*(rank.fact.rounds for rank in ranks), strict=False))
     if not rounds:
         return None
     return Summary(
@@ -199,8 +200,10 @@ def summary(recording: Recording) -> Summary | None:
         again=_slowest(rounds, "again_s"),
         step=_slowest(rounds, "step_s"),
         communicate=_slowest(rounds, "communicate_s"),
-        alone=tuple(one.alone_s for one in first.rounds if one.alone_s is not None),
-        alone_larger=tuple(one.alone_larger_s for one in first.rounds if one.alone_larger_s is not None),
+        alone=tuple(timing.alone_s for timing in first.rounds if timing.alone_s is not None),
+        alone_larger=tuple(
+            timing.alone_larger_s for timing in first.rounds if timing.alone_larger_s is not None
+        ),
     )
 
 
@@ -209,7 +212,7 @@ def _slowest(rounds: Sequence[tuple[Round, ...]], name: str) -> Seconds:
 
 
 def crowded(recording: Recording) -> bool:
-    """Whether ranks compute on processors that are too few for them, or that others use: times say little then."""
+    """Whether ranks have too few processors or share them with other programs: their times then mean little."""
     return too_few_processors(recording) or mostly_disturbed(recording.facts(StepTimeFact))
 
 
@@ -227,7 +230,7 @@ def _are_too_few(facts: Sequence[StepTimeFact]) -> bool:
     return bool(cpus) and sum(fact.threads for fact in facts) > len(cpus)
 
 
-def mostly_disturbed(seen: Sequence[FactAt[StepTimeFact]]) -> bool:
-    """Whether most ranks did not have a processor for themselves."""
-    shares = [one.fact.on_cpu_share for one in seen if one.fact.on_cpu_share is not None]
+def mostly_disturbed(ranks: Sequence[FactAt[StepTimeFact]]) -> bool:
+    """Whether most ranks shared their processor with another program."""
+    shares = [rank.fact.on_cpu_share for rank in ranks if rank.fact.on_cpu_share is not None]
     return bool(shares) and median(shares) < ON_CPU_SHARE

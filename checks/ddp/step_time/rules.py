@@ -46,52 +46,52 @@ def waits_for_communication(recording: Recording) -> Iterator[Draft]:
         https://pytorch.org/docs/stable/notes/ddp.html; Li et al., PyTorch Distributed, VLDB 2020;
         docs/explanation/step-time.md
     """
-    seen = summary(recording)
-    if seen is None or too_few_processors(recording):
+    totals = summary(recording)
+    if totals is None or too_few_processors(recording):
         return
     disturbed = mostly_disturbed(recording.facts(StepTimeFact))
-    if seen.ratio < (rounds.RATIO_BOUND_DISTURBED if disturbed else rounds.RATIO_BOUND):
+    if totals.ratio < (rounds.RATIO_BOUND_DISTURBED if disturbed else rounds.RATIO_BOUND):
         return
-    exposed, computing = median(seen.exposed), median(seen.computing)
-    if min(seen.exposed) <= seen.noise_s or exposed < rounds.EXPOSED_SHARE * median(seen.step):
+    exposed, computing = median(totals.exposed), median(totals.computing)
+    if min(totals.exposed) <= totals.noise_s or exposed < rounds.EXPOSED_SHARE * median(totals.step):
         return
     yield proved(
         NOBODY,
-        f"Communication takes {seen.ratio:.1f} times as long as computing{rounds.of(seen.fact.model)}:"
-        f" {exposed / median(seen.step):.0%} of a step is waiting",
-        _evidence_of_waiting(seen),
-        *_remedies(seen, exposed, computing),
-        detail=f"{_whose(seen)} has {seen.fact.gradient_bytes / MIB:.3g} MiB of gradients, which take"
-        f" {rounds.ms(median(seen.communicate))} to average on these {seen.fact.ranks} ranks.",
-        severity=_severity_of_waiting(seen),
+        f"Communication takes {totals.ratio:.1f} times as long as computing{rounds.of(totals.fact.model)}:"
+        f" {exposed / median(totals.step):.0%} of a step is waiting",
+        _evidence_of_waiting(totals),
+        *_remedies(totals, exposed, computing),
+        detail=f"{_whose(totals)} has {totals.fact.gradient_bytes / MIB:.3g} MiB of gradients, which take"
+        f" {rounds.ms(median(totals.communicate))} to average on these {totals.fact.ranks} ranks.",
+        severity=_severity_of_waiting(totals),
     )
 
 
-def _severity_of_waiting(seen: Summary) -> Severity | None:
+def _severity_of_waiting(totals: Summary) -> Severity | None:
     """The rule's own for a model that a job would train."""
-    is_a_jobs = seen.fact.model and median(seen.computing) >= rounds.SMALLEST_STEP_S
+    is_a_jobs = totals.fact.model and median(totals.computing) >= rounds.SMALLEST_STEP_S
     return None if is_a_jobs else Severity.INFO
 
 
-def _remedies(seen: Summary, exposed_s: float, computing_s: float) -> tuple[Remedy, ...]:
+def _remedies(totals: Summary, exposed_s: float, computing_s: float) -> tuple[Remedy, ...]:
     """How much more must be computed between two synchronisations; of the doctor's model, for each MiB of gradients."""
     wanted_s = (1 / rounds.AIM_SHARE - 1) * exposed_s
-    if not seen.fact.model:
-        return (rounds.compute_more(wanted_s / (seen.fact.gradient_bytes / MIB), rounds.AIM_SHARE),)
+    if not totals.fact.model:
+        return (rounds.compute_more(wanted_s / (totals.fact.gradient_bytes / MIB), rounds.AIM_SHARE),)
     times = max(ceil(wanted_s / computing_s), 2)
     share = exposed_s / (exposed_s + times * computing_s)
     return rounds.accumulate(times, share), rounds.larger_batch(times)
 
 
-def _whose(seen: Summary) -> str:
-    return f"Your model {seen.fact.model}" if seen.fact.model else "The doctor's small model"
+def _whose(totals: Summary) -> str:
+    return f"Your model {totals.fact.model}" if totals.fact.model else "The doctor's small model"
 
 
-def _evidence_of_waiting(seen: Summary) -> tuple[Evidence, ...]:
+def _evidence_of_waiting(totals: Summary) -> tuple[Evidence, ...]:
     kinds = (
-        ("forward and backward without synchronisation", seen.computing),
-        ("the same in DistributedDataParallel", seen.step),
-        ("the all-reduces of its buckets alone", seen.communicate),
+        ("forward and backward without synchronisation", totals.computing),
+        ("the same in DistributedDataParallel", totals.step),
+        ("the all-reduces of its buckets alone", totals.communicate),
     )
     return tuple(
         Evidence(text=f"{what}, {len(times)} rounds, {rounds.limits(times)}", value=median(times), unit="s")
@@ -116,32 +116,32 @@ def slower_than_one(recording: Recording) -> Iterator[Draft]:
     References
         docs/explanation/step-time.md
     """
-    seen = summary(recording)
+    totals = summary(recording)
     if (
-        seen is None
-        or not seen.fact.model
+        totals is None
+        or not totals.fact.model
         or crowded(recording)
-        or seen.fact.ranks < 2
-        or not seen.alone_larger
+        or totals.fact.ranks < 2
+        or not totals.alone_larger
     ):
         return
-    alone = seen.one_rank_for_all
-    if max(alone) >= min(seen.step):
+    alone = totals.one_rank_for_all
+    if max(alone) >= min(totals.step):
         return
     yield proved(
         NOBODY,
-        f"One rank alone does the work of all {seen.fact.ranks}{rounds.of(seen.fact.model)} in"
-        f" {median(alone) / median(seen.step):.0%} of their time",
-        _evidence_of_waiting(seen),
+        f"One rank alone does the work of all {totals.fact.ranks}{rounds.of(totals.fact.model)} in"
+        f" {median(alone) / median(totals.step):.0%} of their time",
+        _evidence_of_waiting(totals),
         rounds.FEWER_RANKS,
-        detail=f"{_whose(seen)}: {rounds.spread(alone)} against {rounds.spread(seen.step)} for the same samples.",
-        severity=_severity_of_waiting(seen),
+        detail=f"{_whose(totals)}: {rounds.spread(alone)} against {rounds.spread(totals.step)} for the same samples.",
+        severity=_severity_of_waiting(totals),
     )
 
 
 _FEWEST_RANKS = 3
-_FEWEST_LOOKS = 6
-_LOOK = remedy(
+_FEWEST_TIMINGS = 6
+_INSPECT = remedy(
     "Look at what else runs on the node, at the processors that the rank is bound to, and at clocks and"
     " temperature",
     "ps -eo pid,ni,psr,pcpu,comm --sort=-pcpu | head",
@@ -170,51 +170,51 @@ def computes_slower(recording: Recording) -> Iterator[Draft]:
     References
         docs/explanation/step-time.md
     """
-    seen = recording.facts(StepTimeFact)
-    if not all(one.fact.same_work for one in seen):
+    ranks = recording.facts(StepTimeFact)
+    if not all(rank.fact.same_work for rank in ranks):
         return
-    if len(seen) < _FEWEST_RANKS or too_few_processors(recording) or mostly_disturbed(seen):
+    if len(ranks) < _FEWEST_RANKS or too_few_processors(recording) or mostly_disturbed(ranks):
         return
-    looks = {one.rank or 0: _looks(one.fact) for one in seen}
-    factors = {rank: _factor(rank, looks) for rank in looks}
+    timings = {rank.rank or 0: _timings(rank.fact) for rank in ranks}
+    factors = {rank: _factor(rank, timings) for rank in timings}
     slow = sorted(rank for rank, factor in factors.items() if factor >= rounds.SLOW_RANK)
-    if 2 * len(slow) >= len(seen):  # of halves nobody can say which is as it should be
+    if 2 * len(slow) >= len(ranks):  # with two halves it is unsure which one is right
         return
     slow = [rank for rank in slow if rank not in _with_slow_gpu(recording)]
     if not slow:
         return
-    by_rank = {one.rank or 0: one for one in seen}
+    by_rank = {rank.rank or 0: rank for rank in ranks}
     worst = max(slow, key=lambda rank: factors[rank])
     disturbed = all(_is_disturbed(by_rank[rank]) for rank in slow)
     yield likely(
         rank_culprits(recording, StepTimeFact, slow),
         f"{capital(ranks_at(recording, slow))} {'computes' if len(slow) == 1 else 'compute'}"
-        f" {_typical(worst, looks):.1f} times as long as the others for the same work"
+        f" {_typical(worst, timings):.1f} times as long as the others for the same work"
         f"{rounds.of(by_rank[worst].fact.model)}",
-        _evidence_of_rank(recording, slow, looks),
-        _LOOK,
+        _evidence_of_rank(recording, slow, timings),
+        _INSPECT,
         detail=_detail_of_rank([by_rank[rank] for rank in slow], disturbed=disturbed),
         severity=_severity_of_rank(by_rank[worst].fact, factors[worst], disturbed=disturbed),
     )
 
 
-def _looks(fact: StepTimeFact) -> list[float]:
-    return [took for one in fact.rounds for took in (one.compute_s, one.again_s)]
+def _timings(fact: StepTimeFact) -> list[float]:
+    return [took for timing in fact.rounds for took in (timing.compute_s, timing.again_s)]
 
 
-def _others(rank: int, looks: dict[int, list[float]]) -> list[float]:
-    """The median of the others at each look."""
-    return [median(at) for at in zip(*(took for other, took in looks.items() if other != rank), strict=False)]
+def _others(rank: int, timings: dict[int, list[float]]) -> list[float]:
+    """The median of the other ranks, for each timing."""
+    return [median(at) for at in zip(*(took for peer, took in timings.items() if peer != rank), strict=False)]
 
 
-def _factor(rank: int, looks: dict[int, list[float]]) -> float:
-    """How many times slower it was, where it was least so against the others' slowest look: never one sample."""
-    others = _others(rank, looks)
-    return min(looks[rank]) / max(others) if len(looks[rank]) >= _FEWEST_LOOKS else 0.0
+def _factor(rank: int, timings: dict[int, list[float]]) -> float:
+    """The rank's fastest timing over the others' slowest median; 0 with too few timings."""
+    others = _others(rank, timings)
+    return min(timings[rank]) / max(others) if len(timings[rank]) >= _FEWEST_TIMINGS else 0.0
 
 
-def _typical(rank: int, looks: dict[int, list[float]]) -> float:
-    return median(looks[rank]) / median(_others(rank, looks))
+def _typical(rank: int, timings: dict[int, list[float]]) -> float:
+    return median(timings[rank]) / median(_others(rank, timings))
 
 
 def _with_slow_gpu(recording: Recording) -> set[int]:
@@ -228,8 +228,8 @@ def _with_slow_gpu(recording: Recording) -> set[int]:
     return {rank for rank, rate in rates.items() if rate < (1 - SLOWER_SHARE) * usual}
 
 
-def _is_disturbed(seen: FactAt[StepTimeFact]) -> bool:
-    return seen.fact.on_cpu_share is not None and seen.fact.on_cpu_share < rounds.ON_CPU_SHARE
+def _is_disturbed(rank: FactAt[StepTimeFact]) -> bool:
+    return rank.fact.on_cpu_share is not None and rank.fact.on_cpu_share < rounds.ON_CPU_SHARE
 
 
 def _detail_of_rank(slow: Sequence[FactAt[StepTimeFact]], *, disturbed: bool) -> str:
@@ -240,14 +240,14 @@ def _detail_of_rank(slow: Sequence[FactAt[StepTimeFact]], *, disturbed: bool) ->
         )
     if not disturbed:
         return waited
-    share = min(one.fact.on_cpu_share or 0.0 for one in slow)
+    share = min(rank.fact.on_cpu_share or 0.0 for rank in slow)
     return f"It had a processor {share:.0%} of the time: something else ran there. {waited}"
 
 
 def _severity_of_rank(fact: StepTimeFact, factor: float, *, disturbed: bool) -> Severity:
-    """What a host takes from a virtual machine does not show there: a slow processor alone drains no node.
+    """A slow processor alone is no error: a virtual machine does not see the time that its host takes.
 
-    Neither does a model of the user's, which may do more on one rank.
+    The user's own model is none either, because it may do more on one rank.
     """
     if disturbed:
         return Severity.INFO
@@ -256,14 +256,14 @@ def _severity_of_rank(fact: StepTimeFact, factor: float, *, disturbed: bool) -> 
 
 
 def _evidence_of_rank(
-    recording: Recording, slow: Sequence[int], looks: dict[int, list[float]]
+    recording: Recording, slow: Sequence[int], timings: dict[int, list[float]]
 ) -> Iterator[Evidence]:
     for rank in slow[:4]:
-        others = _others(rank, looks)
+        others = _others(rank, timings)
         yield Evidence(
             text=f"forward and backward on {rank_at(recording, rank)}, {len(others)} looks,"
-            f" {rounds.limits(looks[rank])}, its peers {rounds.limits(others)}",
-            value=median(looks[rank]),
+            f" {rounds.limits(timings[rank])}, its peers {rounds.limits(others)}",
+            value=median(timings[rank]),
             unit="s",
             expected=median(others),
             expected_from="the median of the other ranks, which did the same work at the same time",
@@ -279,7 +279,7 @@ class Measured:
     step_s: tuple[float, ...]
 
     def as_predicted(self) -> bool:
-        """Whether the prediction is near enough to be believed."""
+        """Whether the prediction is close enough to the measurement."""
         off = median(self.step_s) / self.predicted_s
         return 1 / rounds.PREDICTED_WITHIN <= off <= rounds.PREDICTED_WITHIN
 
@@ -289,20 +289,20 @@ class Measured:
 
 
 def measured(recording: Recording) -> tuple[Measured, Measured] | None:
-    """The default and the size that promised most; None where no size was worth measuring."""
-    seen = [rank.fact.buckets for rank in recording.facts(StepTimeFact)]
-    if not seen or any(one is None or len(one.trials) != 2 for one in seen):
+    """The default and the size with the best prediction; None where no size was worth measuring."""
+    tried = [rank.fact.buckets for rank in recording.facts(StepTimeFact)]
+    if not tried or any(buckets is None or len(buckets.trials) != 2 for buckets in tried):
         return None
-    default, best = zip(*(one.trials for one in seen if one is not None), strict=True)
+    default, best = zip(*(buckets.trials for buckets in tried if buckets is not None), strict=True)
     both = [
         Measured(
             cap_mib=trials[0].cap_mib,
             predicted_s=trials[0].predicted_s,
-            step_s=tuple(map(max, zip(*(one.step_s for one in trials), strict=False))),
+            step_s=tuple(map(max, zip(*(trial.step_s for trial in trials), strict=False))),
         )
         for trials in (default, best)
     ]
-    return (both[0], both[1]) if all(one.step_s for one in both) else None
+    return (both[0], both[1]) if all(size.step_s for size in both) else None
 
 
 @rule("DD820", "buckets-hide-too-little", Severity.INFO, StepTimeFact)
@@ -326,7 +326,7 @@ def hide_too_little(recording: Recording) -> Iterator[Draft]:
         docs/explanation/step-time.md
     """
     both = measured(recording)
-    if both is None or too_few_processors(recording) or not all(one.as_predicted() for one in both):
+    if both is None or too_few_processors(recording) or not all(size.as_predicted() for size in both):
         return
     default, best = both
     gain = 1 - median(best.step_s) / median(default.step_s)
@@ -340,14 +340,14 @@ def hide_too_little(recording: Recording) -> Iterator[Draft]:
         f" default of {default.cap_mib:g} MiB",
         (
             Evidence(
-                text=f"step with buckets of {one.cap_mib:g} MiB, {len(one.step_s)} rounds,"
-                f" {rounds.limits(one.step_s)}",
-                value=median(one.step_s),
+                text=f"step with buckets of {size.cap_mib:g} MiB, {len(size.step_s)} rounds,"
+                f" {rounds.limits(size.step_s)}",
+                value=median(size.step_s),
                 unit="s",
-                expected=one.predicted_s,
+                expected=size.predicted_s,
                 expected_from="latency and bandwidth of the measured all-reduces, and the gradients' sizes",
             )
-            for one in both
+            for size in both
         ),
         _remedy(default, best, fact),
         confidence=Confidence.PROVED if fact.model else Confidence.POSSIBLE,

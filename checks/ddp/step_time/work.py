@@ -16,7 +16,7 @@ from ddp_doctor.probing.user_model.probe import ModelProbe, Ready, Stopped
 #: Width and depth: 4 MiB of gradients on a CPU, 64 MiB on a GPU, where more of it fits into 10 ms.
 _CPU, _GPU = (256, 16), (1024, 16)
 _SMALLEST_BATCH, _LARGEST_BATCH = 8, 1 << 16
-#: What a batch may take of memory: of a CPU's this much, of a GPU's an eighth of what the rank may hold.
+#: The memory that a batch may take: this much on a CPU, an eighth of the rank's share on a GPU.
 _CPU_BYTES, _GPU_SHARE = 256 << 20, 8
 #: The net twice in DistributedDataParallel and once without: weights, gradients, buckets.
 _GPU_LEAST_BYTES = 1 << 30
@@ -44,7 +44,9 @@ class Work:
     loss: Callable[[Any, Any], Any]  # (module or what wraps it, batch) -> a tensor of one element
     name: str = ""  # of the user's own
     samples: int | None = None
-    make: Callable[[int], Any] | None = None  # a batch of so many samples; None where that cannot be had
+    make: Callable[[int], Any] | None = (
+        None  # a batch of so many samples; None where no such batch can be made
+    )
     most: int = _LARGEST_BATCH  # samples for which there is memory
     options: Mapping[str, Any] = field(default_factory=dict)  # for DDP
     copies: int = 2  # of the module in DDP, for which there is memory
@@ -56,7 +58,11 @@ class Work:
 
     def gradient_bytes(self) -> int:
         """The bytes that DDP averages."""
-        return sum(one.numel() * one.element_size() for one in self.module.parameters() if one.requires_grad)
+        return sum(
+            parameter.numel() * parameter.element_size()
+            for parameter in self.module.parameters()
+            if parameter.requires_grad
+        )
 
 
 def one_pass(work: Work, module: Any) -> None:
@@ -66,7 +72,7 @@ def one_pass(work: Work, module: Any) -> None:
 
 
 def own(ctx: RankContext) -> Work:
-    """The doctor's own, the same numbers on every rank: it is the same work."""
+    """The doctor's own work, with the same numbers on every rank."""
     import torch
 
     width, depth = _GPU if ctx.device.startswith("cuda") else _CPU
@@ -84,7 +90,7 @@ def own(ctx: RankContext) -> Work:
 
 
 def _room(ctx: RankContext) -> int:
-    """The bytes that a batch may take on the rank that has least. Raises Skip, on all ranks, where it is little."""
+    """The bytes that a batch may take on the rank with the least memory. Raises Skip, on all ranks, below 1 GiB."""
     if not ctx.device.startswith("cuda"):
         return _CPU_BYTES
     free = -int(agreed(ctx, -ctx.gpu_memory_bytes))
@@ -124,7 +130,7 @@ def agreed(ctx: RankContext, value: float, *, of_first: bool = False) -> float:
 
 
 def meet(ctx: RankContext) -> None:
-    """Nobody goes on before the last rank has come."""
+    """Wait until all ranks have arrived."""
     agreed(ctx, 0.0)
 
 
@@ -140,14 +146,14 @@ def timed(ctx: RankContext, name: str, detail: str, once: Callable[[], object], 
 
 
 class ProcessorTime:
-    """How much of the time of computing this thread had a processor."""
+    """The share of the computing time in which this thread had a processor."""
 
     def __init__(self, ctx: RankContext) -> None:
         self._ctx = ctx
         self._wall = self._on_cpu = 0.0
 
     def of(self, once: Callable[[], object]) -> None:
-        """Do it, and count."""
+        """Call ``once`` and count its times."""
         wall, on_cpu = self._ctx.clock(), time.thread_time()
         once()
         self._wall += self._ctx.clock() - wall
@@ -162,7 +168,7 @@ class ProcessorTime:
 
 
 def wrap(ctx: RankContext, work: Work, cap_mib: float | None) -> Any:
-    """A copy of the module in DDP; without a cap as DDP does by itself.
+    """A copy of the module in DDP; without a cap, with DDP's default buckets.
 
     A copy, because the reducers of two wrappers would both act on the gradients of one module. Raises Skip, on
     all ranks, where one of them cannot copy it.
@@ -178,11 +184,11 @@ def wrap(ctx: RankContext, work: Work, cap_mib: float | None) -> Any:
 
 
 def _copied(ctx: RankContext, module: Any) -> Any:
-    """Code of the user's may make this impossible: a lock, a file, a tensor with a history."""
+    """A copy of the module. The user's code may rule it out: a lock, a file, a tensor with a history."""
     copied, problem = None, ""
     try:
         copied = deepcopy(module)
-    except Exception as error:  # noqa: BLE001 - whatever an attribute of the user's says to it
+    except Exception as error:  # noqa: BLE001 - an attribute of the user's may raise anything
         problem = f"{type(error).__name__} on this rank"
     if agreed(ctx, float(bool(problem))):
         raise Skip(f"the model cannot be copied, which is needed here ({problem or 'on another rank'})")
@@ -190,11 +196,11 @@ def _copied(ctx: RankContext, module: Any) -> Any:
 
 
 def built(ddp: Any) -> tuple[int, ...]:
-    """The bytes of the buckets, in the order of their all-reduces; none where DDP does not tell."""
-    tell = getattr(ddp, "_get_ddp_logging_data", None)  # an inner call of torch: it may go
-    if tell is None:
+    """The bytes of the buckets, in the order of their all-reduces; none where DDP does not report them."""
+    read_log = getattr(ddp, "_get_ddp_logging_data", None)  # an inner call of torch that a release may remove
+    if read_log is None:
         return ()
-    data = tell()
+    data = read_log()
     text = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or ""
     return tuple(int(part) for part in str(text).split(",") if part.strip().isdigit())
 
@@ -205,7 +211,7 @@ _MOST_COPIES = 2
 
 
 def is_given(ctx: RankContext) -> bool:
-    """Whether the user named a model. Raises Skip where the nodes were given different ones."""
+    """Whether the user named a model. Raises Skip where nodes got different ones."""
     with ctx.step("compare_names"):
         models = set(ctx.exchange("whose model", ctx.model))
     if len(models) > 1:
@@ -238,7 +244,7 @@ def yours(ctx: RankContext) -> Work:
 
 
 def _require_steps(ctx: RankContext, ready: Ready) -> None:
-    """Raises Skip where the model in DDP could make no steps; the same on all ranks."""
+    """Raises Skip, on all ranks, where the model in DDP could take no steps."""
     if not ready.batches:
         raise Skip(f"not measured: {ctx.model} returns no make_batch, and inputs are not guessed")
     copes = ready.options.get("find_unused_parameters") or ready.options.get("static_graph")
@@ -253,7 +259,7 @@ def _loss(module: Any, batch: Batch) -> Any:
 
 
 def _forget_peak(ctx: RankContext) -> None:
-    """Memory counts from here on: user_model's copy of the model is let go."""
+    """Count memory from here on, without user_model's copy of the model."""
     gc.collect()
     if ctx.device.startswith("cuda"):
         import torch
@@ -262,7 +268,7 @@ def _forget_peak(ctx: RankContext) -> None:
 
 
 def _copies(ctx: RankContext, model: Any) -> int:
-    """How many copies in DDP fit beside the model, by what its own pass took at most.
+    """How many copies in DDP fit beside the model, from the peak memory of its own pass.
 
     Raises Skip where none does on some rank.
     """
@@ -270,8 +276,12 @@ def _copies(ctx: RankContext, model: Any) -> int:
         return _MOST_COPIES
     import torch
 
-    state = sum(one.numel() * one.element_size() for one in (*model.parameters(), *model.buffers()))
-    gradients = sum(one.numel() * one.element_size() for one in model.parameters() if one.requires_grad)
+    state = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
+    gradients = sum(
+        parameter.numel() * parameter.element_size()
+        for parameter in model.parameters()
+        if parameter.requires_grad
+    )
     left = ctx.gpu_memory_bytes - _SLACK * (torch.cuda.max_memory_allocated() + gradients)
     fit = int(left // (_SLACK * (state + 2 * gradients)))  # a gradient, and its place in a bucket
     copies = -int(agreed(ctx, float(-max(min(fit, _MOST_COPIES), 0))))

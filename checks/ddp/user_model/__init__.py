@@ -11,13 +11,13 @@ What the probe is given is the user's code::
             dist.all_reduce(self.seen)            # net.py:31: the other ranks never come here
         return self.head(x)
 
-Each rank builds the model and makes a forward and a backward by itself first, and the ranks tell one another
-over the control store what came of it: which parameters got a gradient, which submodules were called. Only then
-is it wrapped in DDP, so that what would hang is named before. Three synchronised steps follow, whose gradients
-are compared with the float64 mean of the ranks' own.
+Each rank first builds the model and makes a forward and a backward by itself. The ranks exchange the results over
+the control store: which parameters got a gradient, which submodules were called. The model is wrapped in DDP only
+after that, so the check names what would hang before it hangs. Three synchronised steps follow; their gradients are
+compared with the float64 mean of the ranks' own gradients.
 
-Why it matters: the model is the one part of a job that no other check has seen. The module is imported on the
-ranks alone, never in the agent, and only because the user named it.
+Why it matters: no other check sees the user's model. Only the ranks import the module, never the agent, and only
+because the user named it.
 """
 
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
     """How DDP packs the gradients, and seconds of the slowest rank in a synchronised step."""
     facts = [rank.fact for rank in recording.facts(UserModel)]
     labels: dict[str, str | int | float] = {"ranks": len(facts)}
-    for fact in [one for one in facts if one.buckets is not None][:1]:
+    for fact in [fact for fact in facts if fact.buckets is not None][:1]:
         assert fact.buckets is not None
         yield Measurement(
             name="user_model_gradient_bytes", value=float(fact.gradient_bytes), unit="B", labels=labels
@@ -62,18 +62,18 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
 
 
 def _each_bucket(packed: Buckets) -> Iterator[Measurement]:
-    """In the order in which they are reduced, with the names of their first and last parameters where DDP tells."""
-    for number, one in enumerate(packed.buckets):
+    """The buckets in the order of their reduction, with their first and last parameters where DDP reports them."""
+    for number, bucket in enumerate(packed.buckets):
         yield Measurement(
             name="user_model_bucket",
-            value=float(one.bytes),
+            value=float(bucket.bytes),
             unit="B",
             labels={
                 "bucket": number,
                 "buckets": packed.count,
-                "parameters": one.parameters,
-                "first": one.first,
-                "last": one.last,
+                "parameters": bucket.parameters,
+                "first": bucket.first,
+                "last": bucket.last,
             },
         )
 

@@ -10,7 +10,7 @@ from ddp_doctor.checks.ddp.user_model.wording import (
     grouped,
     in_model_code,
     on_ranks,
-    rank,
+    rank_of,
 )
 from ddp_doctor.facts.ddp.user_model import Trouble, UserModel
 from ddp_doctor.knowledge.ddp import manifests
@@ -41,13 +41,13 @@ def named_differently(recording: Recording) -> Iterator[Draft]:
     References
         docs/how-to/test-your-own-model.md
     """
-    seen = facts(recording)
-    groups = grouped((one.fact.model, one) for one in seen)
+    ranks = facts(recording)
+    groups = grouped((rank.fact.model, rank) for rank in ranks)
     if len(groups) < 2:
         return
     usual = max(groups, key=lambda name: (bool(name), len(groups[name])))
-    odd = [one for name, group in groups.items() if name != usual for one in group]
-    others = ", ".join(sorted({one.fact.model or "none" for one in odd}))
+    odd = [rank for name, group in groups.items() if name != usual for rank in group]
+    others = ", ".join(sorted({rank.fact.model or "none" for rank in odd}))
     yield proved(
         culprits(recording, odd),
         f"{capital(on_ranks(recording, odd))} got another --model ({others}) than {usual}",
@@ -79,20 +79,22 @@ def raises(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
-    met = [
-        (one.fact.trouble, one)
-        for one in facts(recording)
-        if one.fact.trouble is not None and not used_elsewhere(one.fact.trouble.message)  # DD609 or DD772
+    troubles = [
+        (rank.fact.trouble, rank)
+        for rank in facts(recording)
+        if rank.fact.trouble is not None and not used_elsewhere(rank.fact.trouble.message)  # DD609 or DD772
     ]
-    alike = grouped(((trouble.phase, trouble.type, trouble.where), one) for trouble, one in met)
-    for seen in alike.values():
-        trouble = seen[0].fact.trouble
+    same_trouble = grouped(((trouble.phase, trouble.type, trouble.where), rank) for trouble, rank in troubles)
+    for ranks in same_trouble.values():
+        trouble = ranks[0].fact.trouble
         assert trouble is not None
         yield proved(
-            (*culprits(recording, seen), *([code(trouble.where)] if trouble.where else [])),
-            f"{_DOING[trouble.phase].format(model=seen[0].fact.model)} raises {trouble.type}{at(trouble.where)}"
-            f" on {on_ranks(recording, seen)}",
-            Evidence(text=f"{trouble.type} in {trouble.phase} on rank {rank(seen[0])}{at(trouble.where)}"),
+            (*culprits(recording, ranks), *([code(trouble.where)] if trouble.where else [])),
+            f"{_DOING[trouble.phase].format(model=ranks[0].fact.model)} raises {trouble.type}{at(trouble.where)}"
+            f" on {on_ranks(recording, ranks)}",
+            Evidence(
+                text=f"{trouble.type} in {trouble.phase} on rank {rank_of(ranks[0])}{at(trouble.where)}"
+            ),
             _after(trouble),
             detail=f"It says: {trouble.message or 'nothing'}",
         )
@@ -140,19 +142,19 @@ def takes_another_gpu(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.pytorch.org/docs/stable/elastic/run.html
     """
-    off = [one for one in facts(recording) if one.fact.found_device is not None]
+    off = [rank for rank in facts(recording) if rank.fact.found_device is not None]
     if not off:
         return
-    shown = ", ".join(sorted({one.fact.found_device or "" for one in off}))
+    shown = ", ".join(sorted({rank.fact.found_device or "" for rank in off}))
     yield proved(
         culprits(recording, off),
         f"{off[0].fact.model} makes {shown} the current device on {on_ranks(recording, off)}",
         (
-            Evidence(text=f"rank {rank(one)}: {one.fact.found_device}, not {one.fact.device}")
-            for one in off[:8]
+            Evidence(text=f"rank {rank_of(rank)}: {rank.fact.found_device}, not {rank.fact.device}")
+            for rank in off[:8]
         ),
         in_model_code("Choose the device by LOCAL_RANK in the script, and leave it alone in the module"),
-        detail=f"Rank {rank(off[0])} is to use {off[0].fact.device}.",
+        detail=f"Rank {rank_of(off[0])} is to use {off[0].fact.device}.",
     )
 
 
@@ -175,7 +177,7 @@ def differs(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.pytorch.org/docs/stable/notes/ddp.html
     """
-    kept = {rank(one): one.fact.manifest for one in facts(recording) if one.fact.manifest is not None}
+    kept = {rank_of(rank): rank.fact.manifest for rank in facts(recording) if rank.fact.manifest is not None}
     for found in manifests.compare(manifests.restored(kept)):
         more = f" and {found.count - 1} more" if found.count > 1 else ""
         where = ranks_at(recording, found.ranks)
@@ -222,18 +224,22 @@ def on_another_device(recording: Recording) -> Iterator[Draft]:
     """
     for is_state in (True, False):
         off = [
-            (tuple((one.kind, one.name, one.device) for one in found), seen)
-            for seen in facts(recording)
-            if (found := [one for one in seen.fact.misplaced if (one.kind != "attribute") is is_state])
+            (tuple((tensor.kind, tensor.name, tensor.device) for tensor in found), rank)
+            for rank in facts(recording)
+            if (
+                found := [
+                    tensor for tensor in rank.fact.misplaced if (tensor.kind != "attribute") is is_state
+                ]
+            )
         ]
-        for shown, seen in grouped(off).items():
-            yield _misplaced(recording, shown, seen, is_state)
+        for shown, ranks in grouped(off).items():
+            yield _misplaced(recording, shown, ranks, is_state)
 
 
 def _misplaced(
     recording: Recording,
     shown: tuple[tuple[str, str, str], ...],
-    seen: list[FactAt[UserModel]],
+    ranks: list[FactAt[UserModel]],
     is_state: bool,
 ) -> Draft:
     kind, name, device = shown[0]
@@ -245,9 +251,9 @@ def _misplaced(
         else cure
     )
     return proved(
-        (*culprits(recording, seen), code(name)),
-        f"The {kind} {name}{more} of {seen[0].fact.model} is on {device}, not {seen[0].fact.device}, on"
-        f" {on_ranks(recording, seen)}",
+        (*culprits(recording, ranks), code(name)),
+        f"The {kind} {name}{more} of {ranks[0].fact.model} is on {device}, not {ranks[0].fact.device}, on"
+        f" {on_ranks(recording, ranks)}",
         (Evidence(text=f"{kind} {name}: {device}") for kind, name, device in shown[:8]),
         in_model_code(cure if is_state else "Register it as a buffer, so that .to() moves it"),
         detail=f"Elsewhere are {', '.join(name for _, name, _ in shown)}.",
@@ -272,14 +278,14 @@ def nothing_to_train(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
-    seen = [one for one in facts(recording) if one.fact.stopped == "trainable"]
-    if not seen:
+    ranks = [rank for rank in facts(recording) if rank.fact.stopped == "trainable"]
+    if not ranks:
         return
-    has = seen[0].fact.parameters
+    has = ranks[0].fact.parameters
     what = f"has {has} parameters, and none requires a gradient" if has else "has no parameters"
     yield proved(
         NOBODY,
-        f"The model of {seen[0].fact.model} {what}: DDP refuses it",
+        f"The model of {ranks[0].fact.model} {what}: DDP refuses it",
         Evidence(text="parameters that require a gradient", value=0.0),
         in_model_code("Do not wrap it in DDP, or unfreeze what is to be trained before it is wrapped"),
     )
@@ -308,18 +314,18 @@ def few_samples(recording: Recording) -> Iterator[Draft]:
         Wu and He, Group Normalization, 2018: error of ResNet-50 by batch a GPU
         https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
     """
-    seen = [one.fact for one in facts(recording) if one.fact.batch_norms is not None]
-    found = [fact.batch_norms for fact in seen if fact.batch_norms is not None and fact.world_size > 1]
+    normalised = [rank.fact for rank in facts(recording) if rank.fact.batch_norms is not None]
+    found = [fact.batch_norms for fact in normalised if fact.batch_norms is not None and fact.world_size > 1]
     if not found:
         return
-    least = min(found, key=lambda one: one.samples)
+    least = min(found, key=lambda norms: norms.samples)
     if least.samples >= SMALL_BATCH:
         return
     layers = "1 layer" if least.count == 1 else f"{least.count} layers"
     samples = "1 sample" if least.samples == 1 else f"{least.samples} samples"
     yield likely(
         (code(least.first),),
-        f"BatchNorm of {seen[0].model} normalises with {samples} a rank ({layers}, {least.first})",
+        f"BatchNorm of {normalised[0].model} normalises with {samples} a rank ({layers}, {least.first})",
         Evidence(
             text=f"samples that {least.first} saw in a batch",
             value=float(least.samples),

@@ -10,7 +10,7 @@ from ddp_doctor.checks.ddp.user_model.wording import (
     in_model_code,
     names,
     on_ranks,
-    rank,
+    rank_of,
 )
 from ddp_doctor.facts.ddp.user_model import Call, LocalPass, Parting, UserModel
 from ddp_doctor.model.choices import Severity
@@ -44,11 +44,13 @@ def unused_everywhere(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.pytorch.org/docs/stable/notes/ddp.html
     """
-    seen = [one for one in facts(recording) if any(local.unused_everywhere.count for local in one.fact.local)]
-    if not seen:
+    ranks = [
+        rank for rank in facts(recording) if any(local.unused_everywhere.count for local in rank.fact.local)
+    ]
+    if not ranks:
         return
-    fact = seen[0].fact
-    local = next(one for one in fact.local if one.unused_everywhere.count)
+    fact = ranks[0].fact
+    local = next(local for local in fact.local if local.unused_everywhere.count)
     yield proved(
         (code(name) for name in local.unused_everywhere.names[:8]),
         f"{names(local.unused_everywhere)} of {fact.model} {_get(local.unused_everywhere.count)} no gradient"
@@ -91,9 +93,11 @@ def unequal_graphs(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.pytorch.org/docs/stable/notes/ddp.html
     """
-    for step in sorted({local.step for one in facts(recording) for local in one.fact.local}):
-        of_step = [(one, local) for one in facts(recording) for local in one.fact.local if local.step == step]
-        lacking = [(one, local) for one, local in of_step if local.unused.count]
+    for step in sorted({local.step for rank in facts(recording) for local in rank.fact.local}):
+        of_step = [
+            (rank, local) for rank in facts(recording) for local in rank.fact.local if local.step == step
+        ]
+        lacking = [(rank, local) for rank, local in of_step if local.unused.count]
         if lacking:
             yield _unequal(recording, of_step, lacking)
             return
@@ -104,11 +108,11 @@ def _unequal(
     of_step: list[tuple[FactAt[UserModel], LocalPass]],
     lacking: list[tuple[FactAt[UserModel], LocalPass]],
 ) -> Draft:
-    parted = [(one, local.parting) for one, local in of_step if local.parting is not None]
-    odd = [one for one, _ in parted] or [one for one, _ in lacking]
+    parted = [(rank, local.parting) for rank, local in of_step if local.parting is not None]
+    odd = [rank for rank, _ in parted] or [rank for rank, _ in lacking]
     fact, local = lacking[0][0].fact, lacking[0][1]
-    frozen = [(one, here.frozen) for one, here in lacking if here.frozen.count]
-    reason = f"; {_parting_words(*parted[0])}" if parted else ""
+    frozen = [(rank, here.frozen) for rank, here in lacking if here.frozen.count]
+    reason = f"; {_different_calls(*parted[0])}" if parted else ""
     reason = (
         f"; the forward takes requires_grad from {names(frozen[0][1])} there"
         if frozen and not parted
@@ -121,14 +125,14 @@ def _unequal(
         f" {_where(recording, lacking)}{reason}",
         tuple(
             Evidence(
-                text=f"without a gradient on rank {rank(one)}: {names(here.unused)}",
+                text=f"without a gradient on rank {rank_of(rank)}: {names(here.unused)}",
                 value=float(here.unused.count),
             )
-            for one, here in lacking[:8]
+            for rank, here in lacking[:8]
         )
         + tuple(
-            Evidence(text=f"the forward took requires_grad away on rank {rank(one)}: {names(some)}")
-            for one, some in frozen[:8]
+            Evidence(text=f"the forward took requires_grad away on rank {rank_of(rank)}: {names(some)}")
+            for rank, some in frozen[:8]
         ),
         in_model_code(
             "Let all ranks take the same path: decide by what they share, not by the rank or its data"
@@ -145,17 +149,17 @@ def _unequal(
 
 
 def _where(recording: Recording, lacking: list[tuple[FactAt[UserModel], LocalPass]]) -> str:
-    """The ranks that lack what the first one lacks; where others lack something else, that is said."""
+    """The ranks that lack the same parameters as the first one, then the ranks that lack others."""
     first = lacking[0][1].unused
-    alike = [one for one, here in lacking if here.unused == first]
-    others = [one for one, here in lacking if here.unused != first]
-    where = on_ranks(recording, alike)
+    same = [rank for rank, here in lacking if here.unused == first]
+    others = [rank for rank, here in lacking if here.unused != first]
+    where = on_ranks(recording, same)
     return f"{where}, and others on {on_ranks(recording, others)}" if others else f"{where} only"
 
 
-def _parting_words(seen: FactAt[UserModel], parting: Parting) -> str:
+def _different_calls(rank: FactAt[UserModel], parting: Parting) -> str:
     here, there = _calls(parting.here), _calls(parting.there)
-    return f"rank {rank(seen)} {here} where rank {parting.peer} {there}"
+    return f"rank {rank_of(rank)} {here} where rank {parting.peer} {there}"
 
 
 def _calls(call: Call | None) -> str:
@@ -185,17 +189,17 @@ def searches_in_vain(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
-    seen = [one for one in facts(recording) if one.fact.finds_unused and one.fact.local]
+    ranks = [rank for rank in facts(recording) if rank.fact.finds_unused and rank.fact.local]
     used = [
-        one
-        for one in seen
-        if not any(local.unused.count + local.unused_everywhere.count for local in one.fact.local)
+        rank
+        for rank in ranks
+        if not any(local.unused.count + local.unused_everywhere.count for local in rank.fact.local)
     ]
-    if not seen or len(used) < len(seen):
+    if not ranks or len(used) < len(ranks):
         return
     yield likely(
         NOBODY,
-        f"find_unused_parameters=True finds nothing in {seen[0].fact.model}: all {seen[0].fact.trainable}"
+        f"find_unused_parameters=True finds nothing in {ranks[0].fact.model}: all {ranks[0].fact.trainable}"
         " parameters get a gradient",
         Evidence(text="parameters without a gradient", value=0.0),
         in_model_code("Leave find_unused_parameters out, unless another batch takes another path"),

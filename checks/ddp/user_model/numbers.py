@@ -11,7 +11,7 @@ from ddp_doctor.checks.ddp.user_model.wording import (
     in_model_code,
     names,
     on_ranks,
-    rank,
+    rank_of,
 )
 from ddp_doctor.facts.ddp.user_model import UserModel
 from ddp_doctor.knowledge.ddp import gradient_tolerance
@@ -43,19 +43,19 @@ def not_the_mean(recording: Recording) -> Iterator[Draft]:
         https://docs.pytorch.org/docs/stable/notes/ddp.html
     """
     yield from _unknown(recording)
-    seen = [one for one in facts(recording) if one.fact.off_count]
-    if not seen:
+    ranks = [rank for rank in facts(recording) if rank.fact.off_count]
+    if not ranks:
         return
-    fact, first = seen[0].fact, seen[0].fact.off[0]
-    parameters = list(dict.fromkeys(one.parameter for here in seen for one in here.fact.off))
+    fact, first = ranks[0].fact, ranks[0].fact.off[0]
+    parameters = list(dict.fromkeys(gradient.parameter for here in ranks for gradient in here.fact.off))
     is_own = first.got is not None and first.got == first.own
     more = f" and {fact.off_count - 1} more" if fact.off_count > 1 else ""
     yield likely(
-        (*culprits(recording, seen), *(code(name) for name in parameters[:8])),
-        f"The gradient of {first.parameter}{more} of {fact.model} is not the mean on {on_ranks(recording, seen)}"
+        (*culprits(recording, ranks), *(code(name) for name in parameters[:8])),
+        f"The gradient of {first.parameter}{more} of {fact.model} is not the mean on {on_ranks(recording, ranks)}"
         + (": it is the rank's own" if is_own else ""),
         Evidence(
-            text=f"worst element of the gradient of {first.parameter} on rank {rank(seen[0])}, step {first.step}",
+            text=f"worst element of the gradient of {first.parameter} on rank {rank_of(ranks[0])}, step {first.step}",
             value=first.got,
             expected=first.expected,
             expected_from="float64 mean of the ranks' own gradients",
@@ -68,13 +68,13 @@ def not_the_mean(recording: Recording) -> Iterator[Draft]:
 
 
 def _unknown(recording: Recording) -> Iterator[Draft]:
-    """Parameters that are there, or trainable, only after DDP has looked."""
-    seen = [
-        (one, local.unknown) for one in facts(recording) for local in one.fact.local if local.unknown.count
+    """Parameters that exist, or are trainable, only after DDP has wrapped the model."""
+    found = [
+        (rank, local.unknown) for rank in facts(recording) for local in rank.fact.local if local.unknown.count
     ]
-    if not seen:
+    if not found:
         return
-    (first, unknown), ranks = seen[0], list({rank(one): one for one, _ in seen}.values())
+    (first, unknown), ranks = found[0], list({rank_of(rank): rank for rank, _ in found}.values())
     yield proved(
         (
             *(culprits(recording, ranks) if 2 * len(ranks) < first.fact.world_size else ()),
@@ -83,8 +83,8 @@ def _unknown(recording: Recording) -> Iterator[Draft]:
         f"DDP does not synchronise {names(unknown)} of {first.fact.model}, which the forward makes trainable"
         f" on {on_ranks(recording, ranks)}",
         (
-            Evidence(text=f"rank {rank(one)}: a gradient in {names(some)}", value=float(some.count))
-            for one, some in seen[:8]
+            Evidence(text=f"rank {rank_of(rank)}: a gradient in {names(some)}", value=float(some.count))
+            for rank, some in found[:8]
         ),
         in_model_code(
             "Make all parameters, and those that are trained later trainable, before the model is wrapped;"
@@ -113,16 +113,16 @@ def drift(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.pytorch.org/docs/stable/notes/ddp.html
     """
-    seen = [one for one in facts(recording) if one.fact.drifted.count]
-    if not seen:
+    ranks = [rank for rank in facts(recording) if rank.fact.drifted.count]
+    if not ranks:
         return
-    fact = seen[0].fact
+    fact = ranks[0].fact
     odd = (
-        culprits(recording, seen) if 2 * len(seen) < fact.world_size else ()
+        culprits(recording, ranks) if 2 * len(ranks) < fact.world_size else ()
     )  # else perhaps the first is off
     yield likely(
         (*odd, *(code(name) for name in fact.drifted.names[:8])),
-        f"{names(fact.drifted)} of {fact.model} differs from the first rank's on {on_ranks(recording, seen)}"
+        f"{names(fact.drifted)} of {fact.model} differs from the first rank's on {on_ranks(recording, ranks)}"
         " after a step",
         Evidence(
             text="parameters that differ",
@@ -155,32 +155,32 @@ def not_finite(recording: Recording) -> Iterator[Draft]:
         https://docs.pytorch.org/docs/stable/amp.html
     """
     found = [
-        (one, local)
-        for one in facts(recording)
-        for local in one.fact.local
+        (rank, local)
+        for rank in facts(recording)
+        for local in rank.fact.local
         if local.loss is None or local.not_finite.count
     ]
     if not found:
         return
-    seen = list({rank(one): one for one, _ in found}.values())
-    one, local = found[0]
+    ranks = list({rank_of(rank): rank for rank, _ in found}.values())
+    first, local = found[0]
     what = "loss" if local.loss is None else f"gradient of {names(local.not_finite)}"
     yield proved(
-        culprits(recording, seen),
-        f"The {what} of {one.fact.model} is not finite on {on_ranks(recording, seen)}, before anything is"
+        culprits(recording, ranks),
+        f"The {what} of {first.fact.model} is not finite on {on_ranks(recording, ranks)}, before anything is"
         " synchronised",
         (
             Evidence(
-                text=f"rank {rank(one)}, batch {local.step}: {_not_finite_words(local.loss, local.not_finite.count)}"
+                text=f"rank {rank_of(rank)}, batch {local.step}: {_non_finite(local.loss, local.not_finite.count)}"
             )
-            for one, local in found[:8]
+            for rank, local in found[:8]
         ),
         in_model_code("Look at this batch and at the first layer whose output is not finite"),
         detail=f"Seen with batch {local.step}. One rank's NaN is every rank's after the next all-reduce.",
     )
 
 
-def _not_finite_words(loss: float | None, gradients: int) -> str:
+def _non_finite(loss: float | None, gradients: int) -> str:
     shown = "loss NaN or infinite" if loss is None else f"loss {loss:.4g}"
     return f"{shown}, gradients of {gradients} parameters not finite"
 
@@ -204,16 +204,16 @@ def not_repeatable(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.pytorch.org/docs/stable/notes/randomness.html
     """
-    seen = [one for one in facts(recording) if one.fact.repeats is False]
-    if not seen:
+    ranks = [rank for rank in facts(recording) if rank.fact.repeats is False]
+    if not ranks:
         return
-    worst = max(seen, key=lambda one: one.fact.repeat_error or 0.0)
+    worst = max(ranks, key=lambda rank: rank.fact.repeat_error or 0.0)
     yield proved(
         NOBODY,
         f"The same batch and seed give another gradient of {worst.fact.model} the second time on"
-        f" {on_ranks(recording, seen)}",
+        f" {on_ranks(recording, ranks)}",
         Evidence(
-            text=f"greatest difference on rank {rank(worst)}, relative to the parameter's largest gradient",
+            text=f"greatest difference on rank {rank_of(worst)}, relative to the parameter's largest gradient",
             value=worst.fact.repeat_error,
             expected=0.0,
             expected_from="the same work done twice",
@@ -228,7 +228,7 @@ def not_repeatable(recording: Recording) -> Iterator[Draft]:
     )
 
 
-#: A loss that differs by more than the order of additions explains.
+#: A larger relative difference between losses is more than the order of additions explains.
 _LOSS_APART = 1e-3
 
 
@@ -258,43 +258,43 @@ def computes_otherwise(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.pytorch.org/docs/stable/notes/randomness.html
     """
-    seen = [one for one in facts(recording) if one.fact.repeats]
-    peer = _usual(seen)
-    off = [one for one in seen if peer is not None and _apart(one.fact, peer.fact) > 0.0]
-    apart = [one for one in facts(recording) if one.fact.apart.count]
-    if peer is not None and any(_apart(one.fact, peer.fact) > _LOSS_APART for one in off):
-        yield _other_loss(recording, off, peer)
+    repeatable = [rank for rank in facts(recording) if rank.fact.repeats]
+    peer = _usual(repeatable)
+    off = [rank for rank in repeatable if peer is not None and _apart(rank.fact, peer.fact) > 0.0]
+    apart = [rank for rank in facts(recording) if rank.fact.apart.count]
+    if peer is not None and any(_apart(rank.fact, peer.fact) > _LOSS_APART for rank in off):
+        yield _loss_draft(recording, off, peer)
     elif apart:
-        yield _other_gradients(recording, apart)
+        yield _gradient_draft(recording, apart)
     elif peer is not None and off:
-        yield _rounded_otherwise(recording, off, peer)
+        yield _rounding_draft(recording, off, peer)
 
 
-def _usual(seen: list[FactAt[UserModel]]) -> FactAt[UserModel] | None:
-    """A rank with whose loss most agree but for rounding, else the first: each is compared with it."""
+def _usual(ranks: list[FactAt[UserModel]]) -> FactAt[UserModel] | None:
+    """A rank whose loss most ranks share, apart from rounding; else the first rank. All are compared with it."""
     return next(
         (
-            one
-            for one in seen
-            if 2 * sum(_apart(other.fact, one.fact) <= _LOSS_APART for other in seen) > one.fact.world_size
+            rank
+            for rank in ranks
+            if 2 * sum(_apart(peer.fact, rank.fact) <= _LOSS_APART for peer in ranks) > rank.fact.world_size
         ),
-        seen[0] if seen else None,
+        ranks[0] if ranks else None,
     )
 
 
 def _apart(fact: UserModel, peer: UserModel) -> float:
-    """How far the losses are apart, relative to the peer's; 0 where neither rank has one."""
-    mine, other = fact.same_batch_loss, peer.same_batch_loss
-    if mine == other:
+    """The difference between the losses, relative to the peer's; 0 where neither rank has one."""
+    mine, theirs = fact.same_batch_loss, peer.same_batch_loss
+    if mine == theirs:
         return 0.0
-    if mine is None or other is None:
+    if mine is None or theirs is None:
         return float("inf")
-    return abs(mine - other) / max(abs(other), 1e-12)
+    return abs(mine - theirs) / max(abs(theirs), 1e-12)
 
 
-def _other_loss(recording: Recording, off: list[FactAt[UserModel]], peer: FactAt[UserModel]) -> Draft:
-    far = [one for one in off if _apart(one.fact, peer.fact) > _LOSS_APART]
-    worst = max(far, key=lambda one: _apart(one.fact, peer.fact))
+def _loss_draft(recording: Recording, off: list[FactAt[UserModel]], peer: FactAt[UserModel]) -> Draft:
+    far = [rank for rank in off if _apart(rank.fact, peer.fact) > _LOSS_APART]
+    worst = max(far, key=lambda rank: _apart(rank.fact, peer.fact))
     is_sure = 2 * len(far) < peer.fact.world_size
     return likely(
         culprits(recording, far) if is_sure else (),
@@ -305,8 +305,8 @@ def _other_loss(recording: Recording, off: list[FactAt[UserModel]], peer: FactAt
     )
 
 
-def _rounded_otherwise(recording: Recording, off: list[FactAt[UserModel]], peer: FactAt[UserModel]) -> Draft:
-    worst = max(off, key=lambda one: _apart(one.fact, peer.fact))
+def _rounding_draft(recording: Recording, off: list[FactAt[UserModel]], peer: FactAt[UserModel]) -> Draft:
+    worst = max(off, key=lambda rank: _apart(rank.fact, peer.fact))
     return likely(
         NOBODY,
         f"The same batch, seed and parameters of {peer.fact.model} give another loss on"
@@ -318,23 +318,23 @@ def _rounded_otherwise(recording: Recording, off: list[FactAt[UserModel]], peer:
 
 
 def _loss_of(worst: FactAt[UserModel], peer: FactAt[UserModel]) -> Evidence:
-    expected = f"rank {rank(peer)}'s"
+    expected = f"rank {rank_of(peer)}'s"
     return Evidence(
-        text=f"loss on rank {rank(worst)}",
+        text=f"loss on rank {rank_of(worst)}",
         value=worst.fact.same_batch_loss,
         expected=peer.fact.same_batch_loss,
         expected_from=expected,
     )
 
 
-def _other_gradients(recording: Recording, apart: list[FactAt[UserModel]]) -> Draft:
-    by_rank = {rank(one): one for one in facts(recording)}
+def _gradient_draft(recording: Recording, apart: list[FactAt[UserModel]]) -> Draft:
+    by_rank = {rank_of(rank): rank for rank in facts(recording)}
     first = apart[0]
     peer = by_rank.get(first.fact.same_batch_peer or 0, first)
     hooks = _hooks_of_one(first, peer)
     hook = f": {hooks[0][0]} alone has a hook on {hooks[0][1]}{at(hooks[0][2])}" if hooks else ""
     is_sure = 2 * len(apart) < first.fact.world_size
-    parameters = grouped((one.fact.apart, one) for one in apart)
+    parameters = grouped((rank.fact.apart, rank) for rank in apart)
     return likely(
         (
             *(culprits(recording, apart) if is_sure else ()),
@@ -363,8 +363,10 @@ def _other_gradients(recording: Recording, apart: list[FactAt[UserModel]]) -> Dr
     )
 
 
-def _hooks_of_one(seen: FactAt[UserModel], peer: FactAt[UserModel]) -> list[tuple[str, str, str]]:
-    """The hooks that one of two ranks has and the other has not: rank, parameter, line."""
-    here, there = (one.fact.hooks for one in (seen, peer))
-    pairs = ((seen, set(here) - set(there)), (peer, set(there) - set(here)))
-    return sorted((f"rank {rank(one)}", hook.parameter, hook.where) for one, hooks in pairs for hook in hooks)
+def _hooks_of_one(first: FactAt[UserModel], peer: FactAt[UserModel]) -> list[tuple[str, str, str]]:
+    """The hooks that only one of the two ranks has: rank, parameter, line."""
+    here, there = (rank.fact.hooks for rank in (first, peer))
+    pairs = ((first, set(here) - set(there)), (peer, set(there) - set(here)))
+    return sorted(
+        (f"rank {rank_of(rank)}", hook.parameter, hook.where) for rank, hooks in pairs for hook in hooks
+    )

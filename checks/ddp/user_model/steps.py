@@ -37,15 +37,15 @@ def does_not_come_back(recording: Recording) -> Iterator[Draft]:
         if trial.judged_check != _CHECK or trial.outcome not in ("stuck", "slow"):
             continue
         left = [rank for rank in trial.evidence if not rank.done]
-        if len(left) < len(trial.ranks) or any(_waits_for_others(one) for one in left):
+        if len(left) < len(trial.ranks) or any(_waits_for_others(rank) for rank in left):
             continue
-        lines = dict.fromkeys(line for one in left if (line := _line(one)))
+        lines = dict.fromkeys(line for rank in left if (line := _line(rank)))
         where = next(iter(lines), "")
         yield likely(
             (code(line) for line in list(lines)[:4]),
             f"{recording.options.model} does not come back on any of {len(left)} ranks within"
             f" {trial.waited_s:.0f} s{at(where)}",
-            (_stands(one) for one in left[:8]),
+            (_place_in_code(rank) for rank in left[:8]),
             in_model_code(
                 "Look at what this line waits for: the network, a lock, a terminal, an endless loop"
             ),
@@ -53,23 +53,29 @@ def does_not_come_back(recording: Recording) -> Iterator[Draft]:
         )
 
 
-def _waits_for_others(one: RankEvidence) -> bool:
-    """Whether the rank is in a step of the check's, where it waits for its peers."""
-    return any(step.check == _CHECK and step.left_at is None for step in one.steps[-1:])
+def _waits_for_others(evidence: RankEvidence) -> bool:
+    """Whether the rank is inside a step of the check and so waits for its peers."""
+    return any(step.check == _CHECK and step.left_at is None for step in evidence.steps[-1:])
 
 
-def _line(one: RankEvidence) -> str:
-    """The innermost line of the user's, from frames such as ``/home/me/net.py:31 in forward``."""
-    for frame in reversed(one.stack):
+def _line(evidence: RankEvidence) -> str:
+    """The innermost line of the user's code, from frames such as ``/home/me/net.py:31 in forward``."""
+    for frame in reversed(evidence.stack):
         where = frame.partition(" in ")[0]
         if is_the_users(where) and "/ddp_doctor/" not in where:
             return where
     return ""
 
 
-def _stands(one: RankEvidence) -> Evidence:
-    used = f"; {one.cpu_s_per_s:.0%} of a core in the last second" if one.cpu_s_per_s is not None else ""
-    return Evidence(text=f"rank {one.rank} stands{at(_line(one)) or ' where it could not say'}{used}")
+def _place_in_code(evidence: RankEvidence) -> Evidence:
+    used = (
+        f"; {evidence.cpu_s_per_s:.0%} of a core in the last second"
+        if evidence.cpu_s_per_s is not None
+        else ""
+    )
+    return Evidence(
+        text=f"rank {evidence.rank} stands{at(_line(evidence)) or ' where it could not say'}{used}"
+    )
 
 
 @rule("DD786", "user-model-fails-in-a-synchronised-step", Severity.ERROR)
@@ -94,17 +100,17 @@ def fails_in_a_step(recording: Recording) -> Iterator[Draft]:
     for trial in recording.trials:
         if trial.judged_check != _CHECK or trial.outcome != "broken":
             continue
-        said = [
+        messages = [
             rank.raised.message for rank in trial.evidence if rank.raised and rank.raised.type == "StepFailed"
         ]
-        if not said or len(said) < len(trial.ranks):
+        if not messages or len(messages) < len(trial.ranks):
             continue
         yield proved(
             NOBODY,
-            f"{recording.options.model} fails in a synchronised step on every rank: {said[0][:120]}",
-            Evidence(text=said[0][:300]),
+            f"{recording.options.model} fails in a synchronised step on every rank: {messages[0][:120]}",
+            Evidence(text=messages[0][:300]),
             in_model_code("Mend what the exception says; DDP takes one forward and one backward at a time"),
-            detail=f"Each rank's own forward and backward went well. It says: {said[0][:300]}",
+            detail=f"Each rank's own forward and backward went well. It says: {messages[0][:300]}",
         )
 
 
@@ -124,12 +130,12 @@ def takes_too_long(recording: Recording) -> Iterator[Draft]:
     References
         docs/how-to/test-your-own-model.md
     """
-    seen = [one for one in facts(recording) if one.fact.stopped == "time"]
-    if not seen:
+    ranks = [rank for rank in facts(recording) if rank.fact.stopped == "time"]
+    if not ranks:
         return
     yield proved(
         NOBODY,
-        f"{seen[0].fact.model} takes too long for synchronised steps: they were not tested",
+        f"{ranks[0].fact.model} takes too long for synchronised steps: they were not tested",
         Evidence(text="only each rank's own forward and backward were looked at"),
         in_model_code("Let make_batch return a smaller batch"),
     )

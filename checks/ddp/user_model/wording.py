@@ -1,4 +1,4 @@
-"""How the rules over the user's model speak: of its ranks, lines and names."""
+"""Ranks, lines and names in the findings about the user's model."""
 
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
@@ -10,36 +10,36 @@ from ddp_doctor.remedies.kinds import in_code
 from ddp_doctor.wording.ranks import rank_culprits, ranks_at, short
 
 T = TypeVar("T", bound=Hashable)
-#: Of many names a title shows so many.
+#: The most names that a title shows.
 _IN_A_TITLE = 4
 DDP_PAGE = "https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"
 
 
 def facts(recording: Recording) -> list[FactAt[UserModel]]:
-    """What each rank saw, by rank."""
-    return sorted(recording.facts(UserModel), key=lambda seen: seen.rank or 0)
+    """The facts of all ranks, in the order of the ranks."""
+    return sorted(recording.facts(UserModel), key=lambda ranks: ranks.rank or 0)
 
 
-def rank(seen: FactAt[UserModel]) -> int:
-    """Its number."""
-    return seen.rank or 0
+def rank_of(rank: FactAt[UserModel]) -> int:
+    """The rank's number."""
+    return rank.rank or 0
 
 
-def on_ranks(recording: Recording, seen: Iterable[FactAt[UserModel]]) -> str:
+def on_ranks(recording: Recording, ranks: Iterable[FactAt[UserModel]]) -> str:
     """The ranks for a sentence: ``every rank``, ``rank 1``."""
-    return ranks_at(recording, [rank(one) for one in seen])
+    return ranks_at(recording, [rank_of(rank) for rank in ranks])
 
 
-def are_all(seen: Sequence[FactAt[UserModel]]) -> bool:
+def are_all(ranks: Sequence[FactAt[UserModel]]) -> bool:
     """Whether these are all ranks of the world."""
-    return len(seen) >= seen[0].fact.world_size
+    return len(ranks) >= ranks[0].fact.world_size
 
 
-def culprits(recording: Recording, seen: Sequence[FactAt[UserModel]]) -> tuple[Culprit, ...]:
-    """The ranks as culprits; none where all are concerned, for it is not the ranks' doing then."""
-    if not seen or (are_all(seen) and seen[0].fact.world_size > 1):
+def culprits(recording: Recording, ranks: Sequence[FactAt[UserModel]]) -> tuple[Culprit, ...]:
+    """The ranks as culprits; none where all are affected, because then no rank is the cause."""
+    if not ranks or (are_all(ranks) and ranks[0].fact.world_size > 1):
         return ()
-    return rank_culprits(recording, UserModel, [rank(one) for one in seen])
+    return rank_culprits(recording, UserModel, [rank_of(rank) for rank in ranks])
 
 
 def code(name: str) -> Culprit:
@@ -55,7 +55,7 @@ def names(some: Names) -> str:
 
 
 def in_model_code(summary: str, cost: str = "None", reference: str = DDP_PAGE) -> Remedy:
-    """A change of the user's code: the doctor has no other model to try it on."""
+    """A change to the user's code, which the doctor cannot try: it has no other model."""
     return in_code(
         summary,
         cost=cost,
@@ -70,9 +70,9 @@ def at(where: str) -> str:
     return f" at {short(where)}" if where else ""
 
 
-def grouped(seen: Iterable[tuple[T, FactAt[UserModel]]]) -> dict[T, list[FactAt[UserModel]]]:
-    """One cause, one finding: the ranks by what they met."""
+def grouped(pairs: Iterable[tuple[T, FactAt[UserModel]]]) -> dict[T, list[FactAt[UserModel]]]:
+    """The ranks grouped by cause, for one finding per cause."""
     groups: dict[T, list[FactAt[UserModel]]] = {}
-    for key, one in seen:
-        groups.setdefault(key, []).append(one)
+    for key, rank in pairs:
+        groups.setdefault(key, []).append(rank)
     return groups
