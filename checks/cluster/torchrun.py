@@ -125,7 +125,7 @@ def slow_start(recording: Recording) -> Iterator[Draft]:
     References
         docs/explanation/hangs.md
     """
-    slowest = max(recording.facts(TorchrunFact), key=lambda seen: seen.fact.arrived_after_s)
+    slowest = max(recording.facts(TorchrunFact), key=lambda node: node.fact.arrived_after_s)
     seconds = slowest.fact.arrived_after_s
     if seconds > SLOW_START_S:
         yield likely(

@@ -179,8 +179,8 @@ def _seen(kind: type[F], reading: Reading) -> FactAt[F]:
 
 def _by_node(facts: Sequence[FactAt[F]]) -> dict[int, list[F]]:
     found: dict[int, list[F]] = {}
-    for seen in facts:
-        found.setdefault(seen.node, []).append(seen.fact)
+    for reading in facts:
+        found.setdefault(reading.node, []).append(reading.fact)
     return found
 
 

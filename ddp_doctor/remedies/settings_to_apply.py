@@ -157,8 +157,12 @@ class _Settled:
             if taken != option:
                 return f"{_CONFLICT}: {by.code} wants {taken}"
         beside = (self._variables.get(name) for name in wish.remedy.conflicts)
-        other = next((variable for variable in beside if variable and variable.sets), None)
-        return f"{_CONFLICT}: it does not go with {other.name} of {other.code}" if other else ""
+        in_conflict = next((variable for variable in beside if variable and variable.sets), None)
+        return (
+            f"{_CONFLICT}: it does not go with {in_conflict.name} of {in_conflict.code}"
+            if in_conflict
+            else ""
+        )
 
     def shown(self, wish: _Wish, variable: Variable) -> Variable | None:
         """The variable with what became of it; None where another finding applies just this."""

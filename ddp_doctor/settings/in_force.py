@@ -75,8 +75,8 @@ def _of_process(recording: Recording) -> Iterator[SettingInForce]:
         if is_recorded(name):
             since = _since(name, origins) if origins else None
             yield _row(name, value, "environment", in_files.pop(name, ()), since)
-    for name, (first, *rest) in in_files.items():
-        yield _row(name, first.value, first.source, tuple(rest))
+    for name, (first, *overruled) in in_files.items():
+        yield _row(name, first.value, first.source, tuple(overruled))
 
 
 def _row(
@@ -104,8 +104,8 @@ def _read_as(name: str, value: str | None) -> str | None:
 def _in_files(recording: Recording) -> dict[str, tuple[Overruled, ...]]:
     """What the files that this NCCL reads say of NCCL's own variables, in the order that counts."""
     found: dict[str, tuple[Overruled, ...]] = {}
-    for seen in recording.facts(NcclFact):
-        for file in files_read(recording, seen):
+    for node in recording.facts(NcclFact):
+        for file in files_read(recording, node):
             for line in file.lines:
                 name = line.name or ""
                 if is_recorded(name) and name.startswith("NCCL_"):

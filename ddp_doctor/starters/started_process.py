@@ -88,9 +88,9 @@ class Channel:
             read = os.read(pipe.fileno(), 1 << 16)
         except BlockingIOError:
             return
-        *lines, rest = (self._rest.pop(pipe.fileno(), b"") + read).split(b"\n")
-        self._rest[pipe.fileno()] = rest[-_LONGEST_LINE:]
-        yield from lines if read else [*lines, rest]
+        *lines, unended = (self._rest.pop(pipe.fileno(), b"") + read).split(b"\n")
+        self._rest[pipe.fileno()] = unended[-_LONGEST_LINE:]
+        yield from lines if read else [*lines, unended]
         if not read:
             raise EOFError
 

@@ -33,9 +33,9 @@ class Said:
 def said(recording: Recording, *kinds: Kind) -> list[Said]:
     """What the ranks of trials that failed said of these causes."""
     return [
-        one
-        for one in recording.once("NCCL's complaints", lambda: list(_said(recording)))
-        if one.complaint.kind in kinds
+        complaint
+        for complaint in recording.once("NCCL's complaints", lambda: list(_said(recording)))
+        if complaint.complaint.kind in kinds
     ]
 
 
@@ -60,7 +60,8 @@ def _runs(rank: RankEvidence) -> bool:
 def explains(recording: Recording, trial: TrialRecord) -> bool:
     """Whether a rule of its own tells why this trial failed."""
     return any(
-        one.trial is trial for one in recording.once("NCCL's complaints", lambda: list(_said(recording)))
+        complaint.trial is trial
+        for complaint in recording.once("NCCL's complaints", lambda: list(_said(recording)))
     )
 
 

@@ -34,9 +34,9 @@ def common_interface(facts: Mapping[int, InterfacesFact]) -> dict[int, str]:
     return shared_interface({node: fact.interfaces for node, fact in facts.items()})
 
 
-def offer_of(seen: FactAt[InterfacesFact], backend: str) -> Offer:
+def offer_of(node: FactAt[InterfacesFact], backend: str) -> Offer:
     """The node as this backend presents it to the others."""
-    fact, choice = seen.fact, chosen(seen.fact, backend)
+    fact, choice = node.fact, chosen(node.fact, backend)
     without = {name: value for name, value in fact.settings.items() if name != choice.setting}
     default = (
         gloo_choice(fact.interfaces, without, fact.hostname_addresses)
@@ -45,7 +45,7 @@ def offer_of(seen: FactAt[InterfacesFact], backend: str) -> Offer:
     )
     held = " ".join(address for interface in fact.interfaces for address in interface.addresses)
     return Offer(
-        node=seen.node,
+        node=node.node,
         choice=choice,
         interfaces=fact.interfaces,
         own_addresses=fact.hostname_addresses,

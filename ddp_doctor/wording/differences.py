@@ -29,7 +29,11 @@ class Split(Generic[Who]):
     @property
     def few(self) -> tuple[Who, ...]:
         """Those that are not as most are; none where there are no most."""
-        return () if self.usual is None else tuple(sorted(one for _, some in self.groups[1:] for one in some))
+        return (
+            ()
+            if self.usual is None
+            else tuple(sorted(member for _, some in self.groups[1:] for member in some))
+        )
 
     @property
     def many(self) -> int:
@@ -48,8 +52,8 @@ def split(values: Mapping[Who, tuple[Hashable, str]], there_are: int = 0) -> Spl
     ``there_are`` as many, where not all told: what is usual is usual among all of them.
     """
     groups: dict[Hashable, list[Who]] = {}
-    for one, (value, _) in values.items():
-        groups.setdefault(value, []).append(one)
+    for member, (value, _) in values.items():
+        groups.setdefault(value, []).append(member)
     if len(groups) < 2:
         return None
     largest = sorted((sorted(some) for some in groups.values()), key=lambda some: (-len(some), some))

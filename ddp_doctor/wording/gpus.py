@@ -78,14 +78,14 @@ def _evidence(recording: Recording, hits: Hits, sight: Callable[[Gpu], Sight]) -
     """One line a GPU, with its host where there are several, and the rest of many as their number."""
     several = recording.world is not None and recording.world.nnodes > 1
     for node, gpu in hits[:LINES_OF_EVIDENCE]:
-        seen, at = sight(gpu), f" on {host(recording, node)}" if several else ""
+        shown, at = sight(gpu), f" on {host(recording, node)}" if several else ""
         yield Evidence(
             check="gpus",
-            text=f"{gpu.label}{at}: {seen.text}",
-            value=seen.value,
-            unit=seen.unit,
-            expected=seen.expected,
-            expected_from=seen.expected_from,
+            text=f"{gpu.label}{at}: {shown.text}",
+            value=shown.value,
+            unit=shown.unit,
+            expected=shown.expected,
+            expected_from=shown.expected_from,
         )
     if hits[LINES_OF_EVIDENCE:]:
         text = f"and {len(hits) - LINES_OF_EVIDENCE} GPUs more, named in the JSON report"

@@ -15,8 +15,8 @@ _MOST_LINES = 4
 def complaint_lines(recording: Recording, group: Sequence[Said]) -> tuple[Evidence, ...]:
     """NCCL's words, and which ranks of which nodes printed them."""
     alike: dict[tuple[int, str], list[int]] = {}
-    for one in group:
-        alike.setdefault((one.node, one.complaint.text), []).append(one.rank)
+    for complaint in group:
+        alike.setdefault((complaint.node, complaint.complaint.text), []).append(complaint.rank)
     several = recording.world is not None and recording.world.nnodes > 1
     check = group[0].trial.judged_check or "process_group"
     return tuple(

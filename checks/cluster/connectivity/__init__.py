@@ -89,10 +89,10 @@ def _at_once(calls: Iterable[Callable[[], None]]) -> None:
 
 def _doubtful(dialled: list[Dialled], glances: list[list[Glance]]) -> list[Dialled]:
     """The peers that looked slow against the others of this row, or other networks: by chance, perhaps."""
-    elsewhere = [min(one.rate, path_quality.JUDGED_BYTES_PER_S) for row in glances for one in row]
+    elsewhere = [min(glance.rate, path_quality.JUDGED_BYTES_PER_S) for row in glances for glance in row]
     best = max([*(dial.rate or 0.0 for dial in dialled), *elsewhere], default=0.0)
     slow = [dial for dial in dialled if (dial.rate or best) * path_quality.DOUBTFUL_RATIO < best]
-    return [one for one in slow if not one.lost_packets]  # that explains it
+    return [dial for dial in slow if not dial.lost_packets]  # that explains it
 
 
 def _port_range(ctx: NodesContext) -> tuple[int, int] | None:

@@ -94,7 +94,7 @@ def ranks_differ(recording: Recording) -> Iterator[Draft]:
             detail,
             _SAME_FOR_RANKS,
             odd,
-            lambda one: differences.told_by_ranks(recording, one),
+            lambda parts: differences.told_by_ranks(recording, parts),
             check="env_vars",
         )
 
@@ -157,14 +157,16 @@ def _within_nodes(recording: Recording) -> Mapping[str, Mapping[Place, str | Non
 
 def _told_by_ranks(recording: Recording) -> Mapping[str, Mapping[Place, str | None]]:
     facts = recording.facts(RankSettings)
-    names = {name for node in facts for one in node.fact.ranks.values() for name in one.variables}
+    names = {
+        name for node in facts for environment in node.fact.ranks.values() for name in environment.variables
+    }
     found: dict[str, Mapping[Place, str | None]] = {}
     for name in sorted(names):
         values = {
-            (node.node, local): one.variables.get(name)
+            (node.node, local): environment.variables.get(name)
             for node in facts
-            for local, one in node.fact.ranks.items()
-            if name not in one.withheld
+            for local, environment in node.fact.ranks.items()
+            if name not in environment.withheld
         }
         does = defaultdict(set)
         for (node, _), value in values.items():
@@ -225,8 +227,8 @@ def _ranks(recording: Recording) -> dict[int, int]:
 
 def _gpus(recording: Recording) -> dict[int, int]:
     """How many GPUs each node shows the job; a node that has none says that none is there."""
-    absent = (one for one in recording.of_check("gpus") if one.status is Status.ABSENT)
-    return {one.node: 0 for one in absent} | {
+    absent = (reading for reading in recording.of_check("gpus") if reading.status is Status.ABSENT)
+    return {reading.node: 0 for reading in absent} | {
         node.node: len(node.fact.visible)
         for node in recording.facts(GpusFact)
         if node.fact.nvml_error is None

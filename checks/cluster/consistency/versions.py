@@ -36,10 +36,12 @@ class Difference(Generic[Who]):
 def together(differences: Iterable[Difference[Who]]) -> list[list[Difference[Who]]]:
     """Groups that part them in the same way, each with the worst first: one image, or one shell, is one cause."""
     groups: dict[object, list[Difference[Who]]] = {}
-    for one in differences:
-        groups.setdefault(one.split.parts, []).append(one)
+    for difference in differences:
+        groups.setdefault(difference.split.parts, []).append(difference)
     order = list(Severity)
-    return [sorted(group, key=lambda one: order.index(one.severity)) for group in groups.values()]
+    return [
+        sorted(group, key=lambda difference: order.index(difference.severity)) for group in groups.values()
+    ]
 
 
 def difference_draft(

@@ -132,5 +132,5 @@ def looks(launcher: str, hosts: Sequence[str]) -> list[str]:
 
 def launch_again(launcher: str, hosts: Sequence[str], *commands: str) -> Remedy:
     """For hosts on which one of LAUNCHERS was to start the command."""
-    seen = looks(launcher, hosts)
-    return advice(LAUNCHERS[launcher], *seen, *commands, scope="cluster", proof=ANOTHER_START)
+    commands_to_look = looks(launcher, hosts)
+    return advice(LAUNCHERS[launcher], *commands_to_look, *commands, scope="cluster", proof=ANOTHER_START)

@@ -115,11 +115,11 @@ def _cures(node: InForce, reported: frozenset[str]) -> Iterator[Draft]:
         if name in elsewhere or not _costs(node, name):
             continue
         unknown = node.hardware.gpus is None and node.nnodes is not None  # a run that did not look
-        other = node.backend not in ("nccl", "")
+        unread = node.backend not in ("nccl", "")
         spares = (
             scope(name) == "nvls" and node.hardware.gpus is None
         )  # memory, for which some set it on purpose
-        mild = effect.mild or is_a_choice(name, node.values[name]) or unknown or other or spares
+        mild = effect.mild or is_a_choice(name, node.values[name]) or unknown or unread or spares
         yield setting_draft(
             (name,),
             f"{node.listed([name])} gives speed away",
@@ -201,7 +201,7 @@ def _unsafe(node: InForce, differ: frozenset[str]) -> Iterator[Draft]:
         if name in differ or not _risks(node, name):
             continue
         unknown = name == "NCCL_PROTO" and node.hardware.ll128 is None and node.hardware.gpus is not None
-        other = node.backend not in ("nccl", "") and name.startswith(("NCCL_", "TORCH_NCCL_"))
+        unread = node.backend not in ("nccl", "") and name.startswith(("NCCL_", "TORCH_NCCL_"))
         yield setting_draft(
             (name,),
             f"{node.listed([name])} risks wrong data or hangs",
@@ -209,7 +209,7 @@ def _unsafe(node: InForce, differ: frozenset[str]) -> Iterator[Draft]:
             effect.source,
             node.without([name], "unsafe", proof=_AT_RANDOM),
             detail=effect.why,
-            severity=Severity.INFO if effect.mild or unknown or other else None,
+            severity=Severity.INFO if effect.mild or unknown or unread else None,
             confidence=Confidence.POSSIBLE if node.hardware.gpus is None else Confidence.LIKELY,
         )
 

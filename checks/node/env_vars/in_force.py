@@ -70,20 +70,20 @@ def per_cause(recording: Recording, found: Iterable[tuple[FactAt[F], Draft]]) ->
     """The same of drafts that are made already, each with the node it is about, in the order of the nodes."""
     groups: dict[Hashable, dict[Draft, list[FactAt[F]]]] = {}
     met: Counter[Hashable] = Counter()
-    for seen, draft in found:
+    for node, draft in found:
         names = tuple(culprit.name for culprit in draft.culprits)
         about = (names, draft.severity, draft.evidence[0].expected_from)
-        groups.setdefault((about, met[seen.node, about]), {}).setdefault(draft, []).append(seen)
-        met[seen.node, about] += 1
+        groups.setdefault((about, met[node.node, about]), {}).setdefault(draft, []).append(node)
+        met[node.node, about] += 1
     several = recording.world is not None and recording.world.nnodes > 1
     for alike in groups.values():
         yield _on_nodes(recording, alike, several=several)
 
 
 def _on_nodes(recording: Recording, alike: Mapping[Draft, list[FactAt[F]]], *, several: bool) -> Draft:
-    first, *rest = alike.items()
+    first, *more_drafts = alike.items()
     draft, group = first
-    others = [seen for _, more in rest for seen in more]
+    others = [of_draft for _, more in more_drafts for of_draft in more]
     culprits = tuple(
         node.model_copy(update={"kind": culprit.kind, "name": culprit.name})
         for node in node_culprits(recording, [*group, *others])
@@ -95,8 +95,10 @@ def _on_nodes(recording: Recording, alike: Mapping[Draft, list[FactAt[F]]], *, s
         title = f"{title} (on {node_names(recording, group)}{also})"
     if others:
         evidence = tuple(
-            evidence_here.model_copy(update={"text": f"{node_names(recording, seen)}: {evidence_here.text}"})
-            for draft_here, seen in list(alike.items())[:VALUES_SHOWN]
+            evidence_here.model_copy(
+                update={"text": f"{node_names(recording, of_draft)}: {evidence_here.text}"}
+            )
+            for draft_here, of_draft in list(alike.items())[:VALUES_SHOWN]
             for evidence_here in draft_here.evidence
         )
     return draft.model_copy(update={"title": title, "culprits": culprits, "evidence": evidence})

@@ -310,7 +310,7 @@ def fabric_unhealthy(recording: Recording) -> Iterator[Draft]:
     References
         NVML API reference, nvmlGpuFabricInfo_v2_t, healthMask
     """
-    explained = {hit.view.node for hit in switch_faults(recording)}
+    explained = {fault.view.node for fault in switch_faults(recording)}
     ill = hits_of(recording, lambda gpu: gpu.fabric_faults and not gpu.mig_enabled and not _state_words(gpu))
     hits = [(node, gpu) for node, gpu in ill if node not in explained]
     if hits:

@@ -263,7 +263,7 @@ def no_peer_access(recording: Recording) -> Iterator[Draft]:
 
 def _protected(recording: Recording) -> list[tuple[int, Gpu]]:
     on = [node for node in recording.facts(GpusFact) if node.fact.confidential_compute]
-    return [(seen.node, gpu) for seen in on for gpu in seen.fact.of_the_job()]
+    return [(node.node, gpu) for node in on for gpu in node.fact.of_the_job()]
 
 
 def _draft(recording: Recording, hits: Hits, words: str, seen: str) -> Draft:

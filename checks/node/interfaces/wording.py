@@ -83,7 +83,7 @@ def _address_on(offer: Offer, interface: str | None, ipv6: bool) -> str | None:
         if each.name == interface
         for address in each.addresses
     ]
-    return next((one for one in held if is_ipv6(one) == ipv6), None)
+    return next((address for address in held if is_ipv6(address) == ipv6), None)
 
 
 def connect(recording: Recording, offers: Sequence[Offer]) -> Remedy:
@@ -118,8 +118,8 @@ def one_family(recording: Recording, offers: Sequence[Offer]) -> Remedy:
     if offers[0].backend != "gloo":
         return _use_family("AF_INET6" if common else "AF_INET")
     if common:  # on an interface that has both, gloo takes IPv4
-        other = [offer for offer in offers if not is_ipv6(offer.address)]
-        return hosts_entry(recording, other, better.interfaces, ipv6=True)
+        of_other_family = [offer for offer in offers if not is_ipv6(offer.address)]
+        return hosts_entry(recording, of_other_family, better.interfaces, ipv6=True)
     return use_interface(recording, offers, better, offers)
 
 

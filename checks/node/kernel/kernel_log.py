@@ -199,12 +199,12 @@ def _xid(groups: _Groups, line: str) -> _Line | None:
     found = _XID.search(line)
     if not found:
         return None
-    device, code, rest = _bus(found[1]), int(found[2]), found[3]
+    device, code, message = _bus(found[1]), int(found[2]), found[3]
     if code != RECOVERY_ACTION:
-        severity = _SEVERITY.search(rest)
-        pid = _PID.search(rest)
+        severity = _SEVERITY.search(message)
+        pid = _PID.search(message)
         return _Line("xid", device, code, severity[1] if severity else "", int(pid[1]) if pid else None)
-    action = _ACTION.search(rest)
+    action = _ACTION.search(message)
     wanted = action[1] if action else ""
     over = wanted in NO_RECOVERY
     if over:

@@ -126,14 +126,14 @@ def no_numa_calls(recording: Recording) -> Iterator[Draft]:
     References
         NCCL src/misc/cudawrap.cc, ncclCuMemHostEnable; NCCL user guide, Troubleshooting, cuMem host allocations
     """
-    seen = [
+    nodes = [
         node
         for node in recording.facts(Host)
         if node.fact.in_container and log_of(recording, node.node).no_cumem_host
     ]
-    if seen:
+    if nodes:
         yield likely(
-            of_nodes(recording, seen),
+            of_nodes(recording, nodes),
             "The container on {who} may not place memory near its GPUs, and NCCL shares it through /dev/shm",
             Evidence(text="NCCL's log: cuMem host allocations do not appear to be working"),
             ALLOW_NUMA,

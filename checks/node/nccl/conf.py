@@ -58,7 +58,7 @@ def _in_force(files: tuple[ConfFile, ...], fact: NcclFact) -> Iterator[tuple[str
         for name, (value, where) in set_by_files(files).items()
         if name not in fact.overruled and name in variables()
     ]
-    for _, lines in groupby(found, key=lambda one: one[0]):
+    for _, lines in groupby(found, key=lambda pair: pair[0]):
         yield tuple(line for _, line in lines)
 
 
@@ -191,11 +191,11 @@ def _draft(
     recording: Recording,
     group: list[FactAt[NcclFact]],
     title: str,
-    told: Iterable[str],
+    pieces: Iterable[str],
     *remedies: Remedy,
     severity: Severity | None = None,
 ) -> Draft:
-    lines = list(told)
+    lines = list(pieces)
     more = [f"and {len(lines) - _LINES_SHOWN} more"] if len(lines) > _LINES_SHOWN else []
     culprits = tuple(
         Culprit(kind="file", node=culprit.node, node_rank=culprit.node_rank, name="nccl.conf")

@@ -116,7 +116,7 @@ def _draft(
         recording,
         [entry.hit for entry in some],
         what,
-        lambda hit: _told(by_port[hit[0], hit[1].name, hit[2].number]),
+        lambda port_at: _told(by_port[port_at[0], port_at[1].name, port_at[2].number]),
         *(remedy for remedy in remedies if remedy is not None),
         detail=detail,
         severity=Severity.ERROR if fails else Severity.WARNING,

@@ -99,8 +99,8 @@ def _went_down(change: Change) -> bool:
     return gone or bool(change.grown.get("link_downed")) or change.carrier_changes > 0
 
 
-def _told_down(some: Mapping[tuple[int, str, int], Change], hit: Hit) -> str:
-    change = some[identity(hit)]
+def _told_down(some: Mapping[tuple[int, str, int], Change], port_at: Hit) -> str:
+    change = some[identity(port_at)]
     parts = [f"ACTIVE before, {change.state or 'unknown'} after"]
     if change.grown.get("link_downed"):
         parts.append(f"link_downed +{change.grown['link_downed']}")
@@ -141,7 +141,7 @@ def packets_lost(recording: Recording) -> Iterator[Draft]:
             recording,
             [change.hit for change in some.values()],
             "RDMA packets were lost while the ranks ran",
-            lambda hit: some[identity(hit)].told(_losses(some[identity(hit)])),
+            lambda port_at: some[identity(port_at)].told(_losses(some[identity(port_at)])),
             LOSSLESS,
             detail="Other jobs on the port count as well. Each loss is paid with everything that followed it.",
             severity=Severity.WARNING,
@@ -182,7 +182,7 @@ def link_errors(recording: Recording) -> Iterator[Draft]:
             recording,
             hits,
             "errors on the RDMA link while the ranks ran",
-            lambda hit: some[identity(hit)].told(names),
+            lambda port_at: some[identity(port_at)].told(names),
             look_at_link(hits, "A link with errors"),
             detail="A cable or transceiver that begins to fail shows here first.",
             severity=for_later_jobs(recording, Severity.WARNING),

@@ -340,9 +340,9 @@ def one_machine(recording: Recording) -> Iterator[Draft]:
         NCCL user guide, Troubleshooting, Sharing Data: /dev/shm and containers
     """
     machines: dict[str, list[FactAt[InterfacesFact]]] = {}
-    for seen in recording.facts(InterfacesFact):
-        if seen.fact.host_id:
-            machines.setdefault(seen.fact.host_id.partition(" ")[0], []).append(seen)
+    for node in recording.facts(InterfacesFact):
+        if node.fact.host_id:
+            machines.setdefault(node.fact.host_id.partition(" ")[0], []).append(node)
     shared = [group for group in machines.values() if len(group) > 1]
     speaking = set(nodes_that_say(recording, _NETWORK)) if shared else set()
     for group in shared:

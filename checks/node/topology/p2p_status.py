@@ -83,11 +83,11 @@ def _tables(recording: Recording) -> Iterator[_Table]:
 def _pairs_told(
     gpus: Sequence[str], answers: Mapping[str, Mapping[str, str]]
 ) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    for one, two in combinations(gpus, 2):
-        both = [answers.get(a, {}).get(b) for a, b in ((one, two), (two, one))]
+    for gpu, peer in combinations(gpus, 2):
+        both = [answers.get(a, {}).get(b) for a, b in ((gpu, peer), (peer, gpu))]
         words = tuple(dict.fromkeys(word for word in both if word is not None))
         if words:
-            yield one, two, words
+            yield gpu, peer, words
 
 
 def hosts(recording: Recording) -> list[Host]:
@@ -104,10 +104,10 @@ def _make_hosts(recording: Recording) -> Iterator[Host]:
         asked = [table for table in tables if table.asked]
         words: dict[Pair, tuple[str, ...]] = {}
         for table in asked or tables:
-            for one, two, said_words in table.pairs:
-                words[one, two] = tuple(dict.fromkeys((*words.get((one, two), ()), *said_words)))
+            for gpu, peer, said_words in table.pairs:
+                words[gpu, peer] = tuple(dict.fromkeys((*words.get((gpu, peer), ()), *said_words)))
         matrix = matrices.get(node)
-        joined = {(one, two): code for one, two, code in matrix.gpu_pairs()} if matrix else {}
+        joined = {(gpu, peer): code for gpu, peer, code in matrix.gpu_pairs()} if matrix else {}
         settings = matrix.nccl_settings if matrix else {}
         yield Host(tables[0].seen, words, bool(asked), joined, settings)
 

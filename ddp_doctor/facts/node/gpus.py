@@ -12,8 +12,8 @@ from ddp_doctor.model.fact import Fact
 
 def sysfs_bus_id(text: str) -> str:
     """A PCI address as /sys writes it: "00000000:1B:00.0" becomes "0000:1b:00.0"."""
-    domain, separator, rest = text.strip().lower().partition(":")
-    return f"{domain.lstrip('0').rjust(4, '0')}:{rest}" if separator else domain
+    domain, separator, address = text.strip().lower().partition(":")
+    return f"{domain.lstrip('0').rjust(4, '0')}:{address}" if separator else domain
 
 
 def _bus_id(value: object) -> object:

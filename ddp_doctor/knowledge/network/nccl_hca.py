@@ -26,9 +26,9 @@ def entries(value: str) -> tuple[tuple[str, int | None], ...]:
     """The names and ports of a value, without the signs before them."""
     found = []
     for word in value.removeprefix("^").removeprefix("=").split(","):
-        name, _, rest = word.partition(":")
-        digits = re.match(r"\s*([+-]?\d{1,9})", rest)
-        port = (int(digits[1]) if digits else 0) if rest.partition(":")[0] else None
+        name, _, after_name = word.partition(":")
+        digits = re.match(r"\s*([+-]?\d{1,9})", after_name)
+        port = (int(digits[1]) if digits else 0) if after_name.partition(":")[0] else None
         if name:
             found.append((name, None if port == -1 else port))
     return tuple(found[:MOST_DEVICES])

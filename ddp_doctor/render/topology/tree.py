@@ -139,9 +139,9 @@ def _homes_of_nics(matrix: TopologyMatrix, homes: Mapping[str, str]) -> dict[str
             if nic not in found and near:
                 best = min(near, key=lambda code: link_codes.link_code(code[0]).distance)
                 found[nic] = known[best[1]]
-    rest = [nic for nic in matrix.nics if nic not in found]
-    apart = connected(rest, _pairs_within(matrix, rest, "NODE"))
-    return {**found, **{nic: f"apart {apart[nic]}" for nic in rest}}
+    unplaced = [nic for nic in matrix.nics if nic not in found]
+    apart = connected(unplaced, _pairs_within(matrix, unplaced, "NODE"))
+    return {**found, **{nic: f"apart {apart[nic]}" for nic in unplaced}}
 
 
 def _title(matrix: TopologyMatrix, members: Sequence[str], by_key: bool) -> tuple[str, str]:
@@ -260,8 +260,8 @@ def _merged(groups: Sequence[Group]) -> tuple[Group, ...]:
     alone = [group for group in groups if not group.code and group.gpus]
     if len(alone) <= _MOST_APART:
         return tuple(groups)
-    rest = tuple(group for group in groups if group.code or not group.gpus)
-    return (Group("", tuple(gpu for group in alone for gpu in group.gpus), ()), *rest)
+    others = tuple(group for group in groups if group.code or not group.gpus)
+    return (Group("", tuple(gpu for group in alone for gpu in group.gpus), ()), *others)
 
 
 # --- NVLink ----------------------------------------------------------------------------------------

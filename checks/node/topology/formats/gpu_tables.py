@@ -167,7 +167,7 @@ def _is_p2p(lines: Sequence[str], header: Header) -> bool:
         if any(word != "X" for word in words):
             return True
         legend = lines[header.line + 1 : header.line + 1 + _LINES_OF_LEGEND]
-        return words == ["X"] and len(header.columns) == 1 and any("= Status Ok" in one for one in legend)
+        return words == ["X"] and len(header.columns) == 1 and any("= Status Ok" in line for line in legend)
     return False
 
 
@@ -188,9 +188,9 @@ def _capability(lines: Sequence[str], header: int) -> str | None:
 
 
 def _fact(table: Table, capability: str | None) -> P2pStatusFact:
-    for one, row in table.cells.items():
-        if row[one] != "X" or list(row.values()).count("X") != 1:
-            raise TopologyError(f"row {one} does not have its X under {one}", table.line)
+    for gpu, row in table.cells.items():
+        if row[gpu] != "X" or list(row.values()).count("X") != 1:
+            raise TopologyError(f"row {gpu} does not have its X under {gpu}", table.line)
     return P2pStatusFact(
         capability=capability,
         gpus=table.gpus,

@@ -223,10 +223,10 @@ def _affinities(block: Block, gpus: Sequence[str]) -> dict[str, dict[str, str]]:
 def asymmetries(columns: Sequence[str], links: Mapping[str, Mapping[str, str]]) -> list[str]:
     """Pairs whose two rows disagree, as nvidia-smi prints them where one GPU has MIG enabled."""
     odd = [
-        f"{one}-{two} reads {links[one][two]} in the row of {one} and {links[two][one]} in the row of {two}"
-        for index, one in enumerate(columns)
-        for two in columns[index + 1 :]
-        if links[one][two] != links[two][one]
+        f"{row}-{column} reads {links[row][column]} in the row of {row} and {links[column][row]} in the row of {column}"
+        for index, row in enumerate(columns)
+        for column in columns[index + 1 :]
+        if links[row][column] != links[column][row]
     ]
     more = len(odd) - _MOST_PAIRS_TOLD
     return odd[:_MOST_PAIRS_TOLD] + ([f"{more} more pairs disagree in the same way"] if more > 0 else [])
