@@ -21,7 +21,7 @@ _ABORTED = -6
 
 
 @dataclass(frozen=True)
-class Said:
+class RankComplaint:
     """One rank's words."""
 
     trial: TrialRecord
@@ -30,23 +30,23 @@ class Said:
     complaint: Complaint
 
 
-def said(recording: Recording, *kinds: Kind) -> list[Said]:
+def rank_complaints(recording: Recording, *kinds: Kind) -> list[RankComplaint]:
     """What the ranks of trials that failed said of these causes."""
     return [
         complaint
-        for complaint in recording.once("NCCL's complaints", lambda: list(_said(recording)))
+        for complaint in recording.once("NCCL's complaints", lambda: list(_all_complaints(recording)))
         if complaint.complaint.kind in kinds
     ]
 
 
-def _said(recording: Recording) -> Iterator[Said]:
+def _all_complaints(recording: Recording) -> Iterator[RankComplaint]:
     for trial in recording.trials:
         if trial.backend == "nccl" and trial.outcome in ("broken", "stuck"):
             alone = not trial.lost_nodes and all(map(_runs, trial.evidence))
             for rank in trial.evidence:
                 for complaint in complaints(_words(rank)):
                     if alone or complaint.kind != "rdma-timeout":  # a peer that is gone answers nobody
-                        yield Said(trial, rank.rank, rank.node, complaint)
+                        yield RankComplaint(trial, rank.rank, rank.node, complaint)
 
 
 def _words(rank: RankEvidence) -> str:
@@ -61,21 +61,21 @@ def explains(recording: Recording, trial: TrialRecord) -> bool:
     """Whether a rule of its own tells why this trial failed."""
     return any(
         complaint.trial is trial
-        for complaint in recording.once("NCCL's complaints", lambda: list(_said(recording)))
+        for complaint in recording.once("NCCL's complaints", lambda: list(_all_complaints(recording)))
     )
 
 
-def all_said(recording: Recording, nodes: Iterable[int], kind: Kind) -> bool:
+def all_complained(recording: Recording, nodes: Iterable[int], kind: Kind) -> bool:
     """Whether each of these nodes had it from NCCL itself, so that a limit needs no finding of its own."""
-    return set(nodes) <= {complaint.node for complaint in said(recording, kind)}
+    return set(nodes) <= {complaint.node for complaint in rank_complaints(recording, kind)}
 
 
-def nodes_of(group: Sequence[Said]) -> list[int]:
+def nodes_of(group: Sequence[RankComplaint]) -> list[int]:
     """The nodes whose ranks said it."""
     return sorted({complaint.node for complaint in group})
 
 
-def again(group: Sequence[Said], node: int | None = None) -> Reproducer:
+def again(group: Sequence[RankComplaint], node: int | None = None) -> Reproducer:
     """The test that failed: the ranks of the trial, or those of one node, meet."""
     trial = group[0].trial
     here = tuple(rank.rank for rank in trial.evidence if node is None or rank.node == node)

@@ -83,7 +83,7 @@ def crossings(recording: Recording, node: int) -> Iterator[Crossing]:
             yield Crossing(node, world.node_of(peer), (own_rank, peer), transport, gpus.get(own_rank))
 
 
-def nodes_that_say(recording: Recording, pattern: re.Pattern[str]) -> list[int]:
+def nodes_whose_log_has(recording: Recording, pattern: re.Pattern[str]) -> list[int]:
     """The nodes whose log holds the pattern; found without parsing the logs, for thousands of nodes."""
     return [node for node, text in texts(recording).items() if pattern.search(text)]
 
@@ -186,7 +186,7 @@ def staged(recording: Recording) -> list[Staged]:
 def _staged(recording: Recording) -> Iterator[Staged]:
     known = {place.seen.node: place for place in places(recording)}
     kernels = {node.node: node.fact for node in recording.facts(KernelFact)}
-    for node in nodes_that_say(recording, _STAGED):
+    for node in nodes_whose_log_has(recording, _STAGED):
         place, kernel = known.get(node), kernels.get(node)
         if place is None or (kernel is not None and kernel.gpudirect_rdma()[0] is False):
             continue

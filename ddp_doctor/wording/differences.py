@@ -88,17 +88,17 @@ def others(split: Split[int]) -> str:
     return "the other node" if split.many == 1 else f"the other {split.many} nodes"
 
 
-def told(recording: Recording, split: Split[int]) -> str:
+def values_with_nodes(recording: Recording, split: Split[int]) -> str:
     """Every value with its nodes: "2.4.1 on node2; 2.5.0 on node0, node1 and node3"."""
-    return _told([f"{value} on {hosts(recording, nodes)}" for value, nodes in split.groups])
+    return _joined([f"{value} on {hosts(recording, nodes)}" for value, nodes in split.groups])
 
 
-def told_by_ranks(recording: Recording, split: Split[Place]) -> str:
+def values_with_ranks(recording: Recording, split: Split[Place]) -> str:
     """Every value with its ranks: "NCCL_ALGO unset on local ranks 0 and 1; NCCL_ALGO=Tree on local rank 2"."""
-    return _told([f"{value} on {local_ranks(recording, places)}" for value, places in split.groups])
+    return _joined([f"{value} on {local_ranks(recording, places)}" for value, places in split.groups])
 
 
-def _told(each: Sequence[str]) -> str:
+def _joined(each: Sequence[str]) -> str:
     left = len(each) - NAMES_IN_A_SENTENCE
     return "; ".join([*each[:NAMES_IN_A_SENTENCE], *([f"and {left} more"] if left > 0 else [])])
 

@@ -209,7 +209,7 @@ def advertised_address_leads_elsewhere(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
     """
     matrix = Matrix.of(recording)
-    explained = _told_by_interfaces(recording)
+    explained = _with_useless_address(recording)
     found = matrix.misled
     nodes = [node for node in found.nodes if node not in explained]
     paths = [path for path in found.paths if not explained & set(path)]
@@ -246,7 +246,7 @@ def _given_out(
             yield f"{address} on {interface}" if interface else address
 
 
-def _told_by_interfaces(recording: Recording) -> set[int]:
+def _with_useless_address(recording: Recording) -> set[int]:
     """The nodes whose address is known to be useless before anybody dials it."""
     backend = recording.world.backend if recording.world else "gloo"
     return set(faults([offer_of(node, backend) for node in recording.facts(InterfacesFact)]))

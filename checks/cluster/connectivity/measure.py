@@ -205,7 +205,7 @@ def _size(rate_bytes_per_s: float, sample_s: float) -> int:
     return min(max(wanted, path_quality.SAMPLE_BYTES), path_quality.LARGEST_SAMPLE_BYTES)
 
 
-class Glance:
+class ShortMeasurement:
     """One peer in one other network; ``meet``, then ``sample``, then ``result``. They never raise."""
 
     def __init__(self, ctx: NodesContext, peer: Peer, way: OtherWay) -> None:
@@ -246,14 +246,14 @@ class Glance:
     @property
     def rate(self) -> float:
         """The throughput, in bytes per second; 0 where nothing came of it."""
-        return self._seen().rate
+        return self._recorded().rate
 
     def result(self) -> OtherConnectivity:
         """All that was found; the line is closed."""
         self._hang_up()
-        return self._seen()
+        return self._recorded()
 
-    def _seen(self) -> OtherConnectivity:
+    def _recorded(self) -> OtherConnectivity:
         return OtherConnectivity(**self._way.model_dump(), **self._found)
 
     def _dial(self) -> Line:

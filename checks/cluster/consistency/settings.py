@@ -51,7 +51,7 @@ def different_settings(recording: Recording) -> Iterator[Draft]:
     for group in together(_between_nodes(recording)):
         parts = group[0].split
         few, many = differences.hosts(recording, parts.few), differences.others(parts)
-        title = _title(group, few, many, differences.told(recording, parts))
+        title = _title(group, few, many, differences.values_with_nodes(recording, parts))
         yield difference_draft(
             recording, group, title, f"{group[0].name}: {group[0].effect}.", _SAME_SETTINGS
         )
@@ -83,7 +83,7 @@ def ranks_differ(recording: Recording) -> Iterator[Draft]:
         parts = group[0].split
         few = differences.local_ranks(recording, parts.few)
         many = f"{parts.many} other ranks" if silent else f"the other {parts.many} ranks"
-        title = _title(group, few, many, differences.told_by_ranks(recording, parts))
+        title = _title(group, few, many, differences.values_with_ranks(recording, parts))
         detail = f"{group[0].name}: {group[0].effect}."
         if silent:
             detail += f" Of {silent} more rank{'s' if silent > 1 else ''} the settings are not known."
@@ -94,7 +94,7 @@ def ranks_differ(recording: Recording) -> Iterator[Draft]:
             detail,
             _SAME_FOR_RANKS,
             odd,
-            lambda parts: differences.told_by_ranks(recording, parts),
+            lambda parts: differences.values_with_ranks(recording, parts),
             check="env_vars",
         )
 
@@ -152,10 +152,10 @@ def _between_ranks(recording: Recording, silent: int) -> Iterator[Difference[Pla
 
 def _within_nodes(recording: Recording) -> Mapping[str, Mapping[Place, str | None]]:
     """What every rank has, of the variables that the ranks of some node do not have alike."""
-    return recording.once("settings within nodes", lambda: _told_by_ranks(recording))
+    return recording.once("settings within nodes", lambda: _values_by_rank(recording))
 
 
-def _told_by_ranks(recording: Recording) -> Mapping[str, Mapping[Place, str | None]]:
+def _values_by_rank(recording: Recording) -> Mapping[str, Mapping[Place, str | None]]:
     facts = recording.facts(RankSettings)
     names = {
         name for node in facts for environment in node.fact.ranks.values() for name in environment.variables
@@ -274,7 +274,7 @@ def different_ranks(recording: Recording) -> Iterator[Draft]:
     yield proved(
         differences.odd_culprits(recording, parts),
         f"{_unlike(recording, parts)}: a world of {size}, which nobody notices",
-        Evidence(text=differences.told(recording, parts), value=size, unit="ranks"),
+        Evidence(text=differences.values_with_nodes(recording, parts), value=size, unit="ranks"),
         remedy("Start every node with the same --nproc-per-node", scope="job", undo=NOTHING_TO_UNDO),
         detail="torchrun takes any number of ranks from each node and counts them together.",
         nodes=_with_less(ranks),
@@ -284,7 +284,7 @@ def different_ranks(recording: Recording) -> Iterator[Draft]:
 def _unlike(recording: Recording, parts: Split[int]) -> str:
     """ "node1 brings 1 rank where the other 3 nodes have 2 ranks", or every number with its nodes."""
     if parts.usual is None:
-        return differences.told(recording, parts)
+        return differences.values_with_nodes(recording, parts)
     have = "has" if parts.many == 1 else "have"
     return (
         f"{differences.hosts(recording, parts.few)} {'has' if len(parts.few) == 1 else 'have'}"
@@ -333,7 +333,7 @@ def different_gpus(recording: Recording) -> Iterator[Draft]:
     yield proved(
         differences.odd_culprits(recording, parts),
         _unlike(recording, parts),
-        Evidence(text=differences.told(recording, parts)),
+        Evidence(text=differences.values_with_nodes(recording, parts)),
         remedy(
             "Ask the scheduler for as many GPUs on every node, or leave the odd one out",
             "nvidia-smi -L",

@@ -16,7 +16,16 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views.software import with_the_right_nccl
 from ddp_doctor.wording import differences
-from ddp_doctor.wording.differences import Split, Who, hosts, odd_culprits, odd_values, others, split, told
+from ddp_doctor.wording.differences import (
+    Split,
+    Who,
+    hosts,
+    odd_culprits,
+    odd_values,
+    others,
+    split,
+    values_with_nodes,
+)
 from ddp_doctor.wording.findings import likely, proved
 from ddp_doctor.wording.nodes import host, name_list, node_culprit, node_pair
 from ddp_doctor.wording.ranks import capital
@@ -49,7 +58,7 @@ def difference_draft(
 ) -> Draft:
     """One finding about nodes; it blames none of them where no value is usual."""
     odd = odd_culprits(recording, group[0].split)
-    return draft_of(group, title, detail, remedy, odd, lambda split: told(recording, split))
+    return draft_of(group, title, detail, remedy, odd, lambda split: values_with_nodes(recording, split))
 
 
 def draft_of(
@@ -183,7 +192,7 @@ def different_versions(recording: Recording) -> Iterator[Draft]:
         parts = group[0].split
         if parts.usual is None:
             names = name_list([difference.name for difference in group])
-            title = f"The nodes run different versions of {names}: {told(recording, parts)}"
+            title = f"The nodes run different versions of {names}: {values_with_nodes(recording, parts)}"
         else:
             here = name_list([f"{difference.name} {odd_values(difference.split)}" for difference in group])
             there = name_list([f"{difference.name} {difference.split.usual}" for difference in group])
@@ -213,7 +222,7 @@ class _Component:
     """
 
     name: str
-    tell: Callable[[Software], str | None]
+    version_of: Callable[[Software], str | None]
     severity: Severity
     effect: str
     source: str
@@ -221,7 +230,9 @@ class _Component:
 
     def difference(self, software: Mapping[int, Software]) -> Difference[int] | None:
         """How the nodes differ, of those on which it is known."""
-        versions_by_node = {node: version for node, fact in software.items() if (version := self.tell(fact))}
+        versions_by_node = {
+            node: version for node, fact in software.items() if (version := self.version_of(fact))
+        }
         found = split({node: (version, version) for node, version in versions_by_node.items()})
         if found is None:
             return None

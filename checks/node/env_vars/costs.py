@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from ddp_doctor.checks.node.env_vars.in_force import InForce, differing, say, setting_draft
+from ddp_doctor.checks.node.env_vars.in_force import InForce, differing, drafts_per_cause, setting_draft
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.knowledge.topology.nccl_paths import GDR_LEVEL
 from ddp_doctor.model.choices import Confidence, Severity
@@ -52,7 +52,7 @@ def debugging(recording: Recording) -> Iterable[Draft]:
     if recording.options.command == "prolog":
         return ()  # the job's settings are not there yet
     differ = differing(recording)
-    return say(recording, lambda node: _debugging(node, differ))
+    return drafts_per_cause(recording, lambda node: _debugging(node, differ))
 
 
 def _debugging(node: InForce, differ: frozenset[str]) -> Iterator[Draft]:
@@ -105,7 +105,7 @@ def old_cure(recording: Recording) -> Iterable[Draft]:
         return ()
     forbids = any(found.forbidding_level for found in staged(recording))  # DD437 tells
     reported = differing(recording) | ({GDR_LEVEL} if forbids else set())
-    return say(recording, lambda node: _cures(node, reported))
+    return drafts_per_cause(recording, lambda node: _cures(node, reported))
 
 
 def _cures(node: InForce, reported: frozenset[str]) -> Iterator[Draft]:
@@ -193,7 +193,7 @@ def unsafe(recording: Recording) -> Iterable[Draft]:
     if recording.options.command == "prolog":
         return ()
     differ = differing(recording)
-    return say(recording, lambda node: _unsafe(node, differ))
+    return drafts_per_cause(recording, lambda node: _unsafe(node, differ))
 
 
 def _unsafe(node: InForce, differ: frozenset[str]) -> Iterator[Draft]:

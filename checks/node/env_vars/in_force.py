@@ -297,7 +297,7 @@ def _is_nccls(name: str) -> bool:
     return known is not None and known.owner == "nccl"
 
 
-def say(recording: Recording, tell: Callable[[InForce], Iterable[Draft]]) -> Iterator[Draft]:
+def drafts_per_cause(recording: Recording, judge: Callable[[InForce], Iterable[Draft]]) -> Iterator[Draft]:
     """One draft per cause; nodes with the same settings are judged once, for there may be thousands."""
     known: dict[object, tuple[Draft, ...]] = {}
 
@@ -305,7 +305,7 @@ def say(recording: Recording, tell: Callable[[InForce], Iterable[Draft]]) -> Ite
         for node in settings_in_force(recording):
             key = node.key()
             if key not in known:
-                known[key] = tuple(tell(node))
+                known[key] = tuple(judge(node))
             yield from ((node.seen, draft) for draft in known[key])
 
     yield from per_cause(recording, drafts())

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from ddp_doctor.checks.node.env_vars.in_force import InForce, say, setting_draft
+from ddp_doctor.checks.node.env_vars.in_force import InForce, drafts_per_cause, setting_draft
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.facts.node.software import Software
 from ddp_doctor.knowledge.versions import dotted
@@ -41,7 +41,7 @@ def variable_misspelled(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    return say(recording, lambda node: _misspelled(node.seen.fact, node.installed))
+    return drafts_per_cause(recording, lambda node: _misspelled(node.seen.fact, node.installed))
 
 
 def _misspelled(fact: EnvVars, installed: Installed) -> Iterator[Draft]:
@@ -85,7 +85,7 @@ def variable_read_by_nothing(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    return say(recording, lambda node: _unread(node.seen.fact))
+    return drafts_per_cause(recording, lambda node: _unread(node.seen.fact))
 
 
 def _unread(fact: EnvVars) -> Iterator[Draft]:
@@ -141,7 +141,7 @@ def variable_obsolete(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    return say(recording, lambda node: _obsolete(node.seen.fact, node.installed))
+    return drafts_per_cause(recording, lambda node: _obsolete(node.seen.fact, node.installed))
 
 
 #: Obsolete settings that ask for what NCCL does today, so that nobody waits for their effect in vain.
@@ -208,7 +208,7 @@ def variable_not_yet_read(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    return say(recording, lambda node: _not_yet_read(node.seen.fact, node.installed))
+    return drafts_per_cause(recording, lambda node: _not_yet_read(node.seen.fact, node.installed))
 
 
 def _not_yet_read(fact: EnvVars, installed: Installed) -> Iterator[Draft]:
@@ -266,7 +266,9 @@ def of_the_other_backend(recording: Recording) -> Iterable[Draft]:
         torch 2.15 torch/distributed/distributed_c10d.py, _register_builtin_nccl_backend
     """
     nccl_is_meant = recording.options.command == "env"  # whose world has no ranks, and so no NCCL
-    return say(recording, lambda node: _of_other_class(node, nccl_is_meant or node.backend in ("nccl", "")))
+    return drafts_per_cause(
+        recording, lambda node: _of_other_class(node, nccl_is_meant or node.backend in ("nccl", ""))
+    )
 
 
 def _of_other_class(node: InForce, uses_nccl: bool) -> Iterator[Draft]:

@@ -221,7 +221,7 @@ def fabric_not_ready(recording: Recording) -> Iterator[Draft]:
             recording,
             hits,
             state.words,
-            lambda gpu: Sight(_seen(gpu), expected_from="state completed, without error"),
+            lambda gpu: Sight(_fabric_in_words(gpu), expected_from="state completed, without error"),
             FABRIC_MANAGER,
             detail=f"{_802} {_manager_words(state.manager, state.driver)}",
             severity=state.severity,
@@ -252,7 +252,7 @@ def _state_words(gpu: Gpu) -> str | None:
     return f"the NVLink fabric is not ready, {waits_for}" if waits_for else None
 
 
-def _seen(gpu: Gpu) -> str:
+def _fabric_in_words(gpu: Gpu) -> str:
     status = f", status {gpu.fabric_status}" if gpu.fabric_status else ""
     return f"fabric state {(gpu.fabric_state or '').replace('_', ' ')}{status}"
 

@@ -87,13 +87,13 @@ class _Limit:
 
     words: str
     unit: str
-    tell: Callable[[Gpu], float | None]
+    value_of: Callable[[Gpu], float | None]
     default: Callable[[Gpu], float | None]
     remedy: Remedy
 
     def remedy_for(self, hits: Hits, expected: float) -> Remedy:
         """The remedy with what to set, and with what there was where all had the same."""
-        was = {self.tell(gpu) for _, gpu in hits}
+        was = {self.value_of(gpu) for _, gpu in hits}
         undo = self.remedy.undo.replace("with the limit it had", f"{was.pop():g}") if len(was) == 1 else None
         commands = tuple(line.replace("WATTS", f"{expected:g}") for line in self.remedy.commands)
         return self.remedy.model_copy(update={"commands": commands, "undo": undo or self.remedy.undo})
@@ -157,7 +157,7 @@ def clocks_lowered(recording: Recording) -> Iterator[Draft]:
 
 def _lowered(recording: Recording, limit: _Limit) -> Iterator[Draft]:
     for model, peers in by_model(recording).items():
-        low, hits, usual = far_below(peers, limit.tell)
+        low, hits, usual = far_below(peers, limit.value_of)
         if low:
             words = f"{limit.words} below {usual:g} {limit.unit}, which most GPUs of this model have"
             yield _draft(recording, limit, low, words, usual, Severity.WARNING)
@@ -171,7 +171,7 @@ def _lowered(recording: Recording, limit: _Limit) -> Iterator[Draft]:
 
 
 def _below_default(limit: _Limit, gpu: Gpu) -> bool:
-    return (limit.tell(gpu) or 0.0) < thresholds.GPU_LIMIT_SHARE * (limit.default(gpu) or 0.0)
+    return (limit.value_of(gpu) or 0.0) < thresholds.GPU_LIMIT_SHARE * (limit.default(gpu) or 0.0)
 
 
 def _draft(
@@ -184,7 +184,7 @@ def _draft(
         words,
         lambda gpu: Sight(
             limit.words,
-            limit.tell(gpu),
+            limit.value_of(gpu),
             limit.unit,
             expected,
             "the GPU's default" if alike else "most GPUs of the same model",

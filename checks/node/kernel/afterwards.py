@@ -45,9 +45,9 @@ def probe(ctx: Context) -> KernelAfterFact:
     if log.source is None:
         raise Skip(f"the kernel log cannot be read: {log.problem}")
     since_s = (uptime_s(ctx) or 0.0) - JUST_NOW_S
-    said = parse_kernel_log(log.text, booted_at(ctx), since_s)
-    ctx.keep("\n".join(said.lines))
-    return KernelAfterFact(log_source=log.source, events=said.events)
+    parsed = parse_kernel_log(log.text, booted_at(ctx), since_s)
+    ctx.keep("\n".join(parsed.lines))
+    return KernelAfterFact(log_source=log.source, events=parsed.events)
 
 
 @rule("DD342", "gpu-failed-during-the-run", Severity.ERROR, KernelFact, KernelAfterFact)

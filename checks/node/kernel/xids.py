@@ -89,7 +89,9 @@ def out_of_order(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deploy/xid-errors
     """
     for (code, severity, standing), all_hits in _staying(recording).items():
-        hits = [fault for fault in all_hits if standing != "out" or not _is_told(fault.view, fault.device)]
+        hits = [
+            fault for fault in all_hits if standing != "out" or not _is_reported(fault.view, fault.device)
+        ]
         if not hits:
             continue
         known = _meaning(hits[0].event)
@@ -113,7 +115,7 @@ _DETAILS: dict[Standing, str] = {
 }
 
 
-def _is_told(view: NodeView, device: str | None) -> bool:
+def _is_reported(view: NodeView, device: str | None) -> bool:
     """Whether a finding about NVML's answer names this GPU that is out of order, or all of the node."""
     fact = view.gpus
     if fact is None:

@@ -42,7 +42,7 @@ def no_shared_memory(recording: Recording) -> Iterator[Draft]:
         NCCL user guide, Troubleshooting, Shared memory; NCCL src/misc/shmutils.cc
         NVIDIA/nccl issues 290 and 342
     """
-    group = failed_trials.said(recording, "shm")
+    group = failed_trials.rank_complaints(recording, "shm")
     for denied in (False, True):
         some = [complaint for complaint in group if complaint.complaint.denied is denied]
         nodes = failed_trials.nodes_of(some)
@@ -95,7 +95,7 @@ def no_locked_memory(recording: Recording) -> Iterator[Draft]:
     References
         NCCL user guide, Troubleshooting, InfiniBand; NCCL src/misc/ibvwrap.cc
     """
-    group = failed_trials.said(recording, "memlock")
+    group = failed_trials.rank_complaints(recording, "memlock")
     if not group:
         return
     nodes = failed_trials.nodes_of(group)

@@ -23,7 +23,7 @@ from ddp_doctor.wording.findings import Who, likely
 from ddp_doctor.wording.nodes import host, node_culprits, node_names, of_nodes
 
 #: What is to be said of a node's files, each piece as the lines of one finding.
-_Teller = Callable[[tuple[ConfFile, ...], NcclFact], Iterable[tuple[str, ...]]]
+_LinesOf = Callable[[tuple[ConfFile, ...], NcclFact], Iterable[tuple[str, ...]]]
 _SOURCE = "NCCL src/misc/param.cc, setEnvFile and initEnvFunc"
 #: More lines than this in one piece of evidence help nobody; the recording has them all.
 _LINES_SHOWN = 12
@@ -178,11 +178,13 @@ def _by_problem(recording: Recording) -> Iterator[tuple[str, list[FactAt[NcclFac
     yield from groups.items()
 
 
-def _alike(recording: Recording, tell: _Teller) -> Iterator[tuple[tuple[str, ...], list[FactAt[NcclFact]]]]:
-    """What ``tell`` says of each node's files, with the nodes of which it says the same."""
+def _alike(
+    recording: Recording, lines_of: _LinesOf
+) -> Iterator[tuple[tuple[str, ...], list[FactAt[NcclFact]]]]:
+    """What ``lines_of`` says of each node's files, with the nodes of which it says the same."""
     groups: dict[tuple[str, ...], list[FactAt[NcclFact]]] = {}
     for node in recording.facts(NcclFact):
-        for lines in tell(files_read(recording, node), node.fact):
+        for lines in lines_of(files_read(recording, node), node.fact):
             groups.setdefault(lines, []).append(node)
     yield from groups.items()
 

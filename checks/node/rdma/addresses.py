@@ -88,7 +88,7 @@ def _entries(recording: Recording) -> list[Entry]:
     return found
 
 
-def _told(entry: Entry) -> str:
+def _entry_in_words(entry: Entry) -> str:
     gid = entry.choice.gid
     if entry.choice.index is None:
         return entry.choice.why
@@ -116,7 +116,7 @@ def _draft(
         recording,
         [entry.hit for entry in some],
         what,
-        lambda port_at: _told(by_port[port_at[0], port_at[1].name, port_at[2].number]),
+        lambda port_at: _entry_in_words(by_port[port_at[0], port_at[1].name, port_at[2].number]),
         *(remedy for remedy in remedies if remedy is not None),
         detail=detail,
         severity=Severity.ERROR if fails else Severity.WARNING,

@@ -233,7 +233,7 @@ class Change:
         """What these counters grew by together."""
         return sum(self.grown.get(name, 0) for name in names)
 
-    def told(self, names: Sequence[str]) -> str:
+    def in_words(self, names: Sequence[str]) -> str:
         """Some counters and what they grew by."""
         grown = [f"{name} +{self.grown[name]}" for name in names if self.grown.get(name)]
         return f"{', '.join(grown)} in {self.seconds:.0f} s"

@@ -22,7 +22,7 @@ from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import remedy
-from ddp_doctor.wording.differences import odd_culprits, split, told
+from ddp_doctor.wording.differences import odd_culprits, split, values_with_nodes
 from ddp_doctor.wording.findings import likely, possible
 from ddp_doctor.wording.nodes import host, name_list
 
@@ -108,11 +108,11 @@ def rails_differ(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-hca
     """
-    told_already = {odd.hit[0] for odd in (*odd_by_state(recording), *odd_by_rate(recording))}
+    named_already = {odd.hit[0] for odd in (*odd_by_state(recording), *odd_by_rate(recording))}
     compared = {
         node.node: _rails(node.fact)
         for node in users(recording)
-        if node.node not in told_already and _uses_all_it_has(node.fact)
+        if node.node not in named_already and _uses_all_it_has(node.fact)
     }
     apart = split({node: (rails, _in_words(rails)) for node, rails in compared.items()})
     if apart is None:
@@ -121,8 +121,8 @@ def rails_differ(recording: Recording) -> Iterator[Draft]:
     strangers = any(not layer & layer_elsewhere for layer in layers for layer_elsewhere in layers)
     yield likely(
         odd_culprits(recording, apart),
-        f"The nodes have different RDMA ports: {told(recording, apart)}",
-        Evidence(text=told(recording, apart)),
+        f"The nodes have different RDMA ports: {values_with_nodes(recording, apart)}",
+        Evidence(text=values_with_nodes(recording, apart)),
         _COMPARE,
         detail="InfiniBand ports cannot connect to Ethernet ones."
         if strangers
@@ -237,7 +237,7 @@ def link_flaps(recording: Recording) -> Iterator[Draft]:
             recording,
             hits,
             "the link goes up and down",
-            lambda port_at: _told(*flapping[identity(port_at)][1:]),
+            lambda port_at: _flaps_in_words(*flapping[identity(port_at)][1:]),
             look_at_link(hits, "A link that is unsteady"),
             detail="Each time NCCL's connections over it stall, and fail where it lasts longer than their retries.",
             severity=for_later_jobs(recording, Severity.WARNING),
@@ -269,6 +269,6 @@ def _downs(fact: RdmaFact, port: Port) -> float | None:
     return max(counted or 0, netdev.carrier_changes // 2)
 
 
-def _told(downs: float, node: FactAt[RdmaFact]) -> str:
+def _flaps_in_words(downs: float, node: FactAt[RdmaFact]) -> str:
     days = (node.fact.uptime_s or 0.0) / DAY_S
     return f"went down {downs:g} times; the node has been up for {days:.1f} days"

@@ -62,7 +62,7 @@ def port_down(recording: Recording) -> Iterator[Draft]:
             recording,
             hits,
             "the RDMA port is down" if len(hits) == 1 else "the RDMA ports are down",
-            lambda port_at: _seen_down(
+            lambda port_at: _down_in_words(
                 port_at, odd.get(identity(port_at)), named_by=identity(port_at) in named
             ),
             look_at_link(hits, "A link that is down"),
@@ -100,7 +100,7 @@ def _by_severity(
     return found
 
 
-def _seen_down(port_at: Hit, odd: Odd | None, *, named_by: bool) -> str:
+def _down_in_words(port_at: Hit, odd: Odd | None, *, named_by: bool) -> str:
     port = port_at[2]
     peers = f"; {odd.peers} like it are up" if odd else ""
     asked = "; NCCL_IB_HCA names it" if named_by else ""
@@ -180,7 +180,7 @@ def port_slower(recording: Recording) -> Iterator[Draft]:
             recording,
             hits,
             "the link came up slower than it should",
-            lambda port_at: _seen_slow(port_at, odd.get(identity(port_at))),
+            lambda port_at: _slow_in_words(port_at, odd.get(identity(port_at))),
             look_at_link(hits, "A link that came up slower"),
             detail="NCCL counts with the lower rate, and its rings go at the pace of their slowest link.",
             severity=for_later_jobs(recording, Severity.WARNING),
@@ -193,7 +193,7 @@ def _is_at_slowest_speed(hca: Hca, port: Port) -> bool:
     return carries(hca, port) and hca.driver == "mlx5_core" and sdr
 
 
-def _seen_slow(port_at: Hit, odd: Odd | None) -> str:
+def _slow_in_words(port_at: Hit, odd: Odd | None) -> str:
     than = f"{odd.peers} like it have {odd.usual:g} Gb/s" if odd else "the device can do 100 Gb/s or more"
     return f"{port_at[2].rate}; {than}"
 

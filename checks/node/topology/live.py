@@ -70,14 +70,14 @@ class WiredGpu(Frozen):
     def _of_one_spelling(cls, links: tuple[Nvlink, ...]) -> tuple[Nvlink, ...]:
         """Bus ids as /sys writes them; NVML has zeros or ones where it does not tell."""
         return tuple(
-            link.model_copy(update={"remote_bus_id": _told(link.remote_bus_id)})
+            link.model_copy(update={"remote_bus_id": _known_bus_id(link.remote_bus_id)})
             if link.remote_bus_id
             else link
             for link in links
         )
 
 
-def _told(bus_id: str) -> str | None:
+def _known_bus_id(bus_id: str) -> str | None:
     plain = sysfs_bus_id(bus_id)
     return plain if plain.translate({ord(sign): None for sign in "0f:."}) else None
 
@@ -310,7 +310,7 @@ def ask_nvidia_smi(ctx: Context, limit_s: float, why_not_nvml: str) -> TopologyF
     try:
         return TopologyFact(**dict(parse_matrix(raw)), source="nvidia-smi")
     except TopologyError as error:
-        said = next((line.strip()[:200] for line in raw.splitlines() if line.strip()), "nothing")
+        first_line = next((line.strip()[:200] for line in raw.splitlines() if line.strip()), "nothing")
         if not host_gpus.gpu_is_due(ctx):
-            raise Absent(f"there is no NVIDIA GPU here; nvidia-smi says: {said}") from None
-        raise Failed(f"{_COMMAND} gave no topology ({error}); it says: {said}") from None
+            raise Absent(f"there is no NVIDIA GPU here; nvidia-smi says: {first_line}") from None
+        raise Failed(f"{_COMMAND} gave no topology ({error}); it says: {first_line}") from None

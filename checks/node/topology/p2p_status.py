@@ -73,14 +73,14 @@ def _tables(recording: Recording) -> Iterator[_Table]:
                 gpus = [gpu for gpu in live.fact.gpus if gpu not in live.fact.mig_gpus]
                 job = live.fact.job_gpus
                 gpus = gpus if job is None else [gpu for gpu in gpus if gpu in job]
-                yield _Table(live, asked=True, pairs=tuple(_pairs_told(gpus, answers)))
+                yield _Table(live, asked=True, pairs=tuple(_pairs_with_words(gpus, answers)))
     for pasted in recording.facts(P2pStatusFact):
         asked = pasted.fact.capability
         if asked is None or set(asked) & set(ASKED_BY_NCCL):
             yield _Table(pasted, asked=asked is not None, pairs=tuple(pasted.fact.pairs()))
 
 
-def _pairs_told(
+def _pairs_with_words(
     gpus: Sequence[str], answers: Mapping[str, Mapping[str, str]]
 ) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     for gpu, peer in combinations(gpus, 2):
@@ -104,8 +104,8 @@ def _make_hosts(recording: Recording) -> Iterator[Host]:
         asked = [table for table in tables if table.asked]
         words: dict[Pair, tuple[str, ...]] = {}
         for table in asked or tables:
-            for gpu, peer, said_words in table.pairs:
-                words[gpu, peer] = tuple(dict.fromkeys((*words.get((gpu, peer), ()), *said_words)))
+            for gpu, peer, more_words in table.pairs:
+                words[gpu, peer] = tuple(dict.fromkeys((*words.get((gpu, peer), ()), *more_words)))
         matrix = matrices.get(node)
         joined = {(gpu, peer): code for gpu, peer, code in matrix.gpu_pairs()} if matrix else {}
         settings = matrix.nccl_settings if matrix else {}

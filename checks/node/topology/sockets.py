@@ -24,7 +24,7 @@ from ddp_doctor.remedies.kinds import NO_TRIAL, unset
 from ddp_doctor.settings.nccl_conf import files_read, set_by_files
 from ddp_doctor.views import transports
 from ddp_doctor.views.gpus import gpu_of
-from ddp_doctor.views.network import Crossing, chosen, crossings, nodes_that_say, rdma_of
+from ddp_doctor.views.network import Crossing, chosen, crossings, nodes_whose_log_has, rdma_of
 from ddp_doctor.views.reproducers import between_nodes
 from ddp_doctor.views.transports import Expected, Place, log_of, places, used_within
 from ddp_doctor.wording.findings import NOBODY, likely, possible
@@ -149,7 +149,7 @@ def sockets_used(recording: Recording) -> Iterator[Draft]:
         NCCL user guide, environment variables NCCL_NET and NCCL_IB_DISABLE
     """
     rdma, groups = rdma_of(recording), dict[str, list[Crossing]]()
-    for node in nodes_that_say(recording, _SOCKET):
+    for node in nodes_whose_log_has(recording, _SOCKET):
         log = log_of(recording, node)
         for crossing in crossings(recording, node):
             network_name = crossing.transport.network
@@ -294,7 +294,9 @@ def one_socket(recording: Recording) -> Iterator[Draft]:
     if world is None or world.nnodes < 2 or best is None:
         return
     slow = {
-        node: rate for node in nodes_that_say(recording, _SOCKET) if (rate := _interface(recording, node))
+        node: rate
+        for node in nodes_whose_log_has(recording, _SOCKET)
+        if (rate := _interface(recording, node))
     }
     nodes = [node for node, rate in slow.items() if best.busbw_gb_per_s < SOCKETS_SHARE * rate]
     if not nodes or len(nodes) < len(slow):

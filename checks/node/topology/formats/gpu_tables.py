@@ -238,7 +238,7 @@ def find_rocm_topologies(lines: Sequence[str]) -> Iterator[tuple[range, RocmTopo
             part = _PARTS[title[1]]
             table = _table(lines, index, part)
             if host is not None and host.has(part, table.gpus):
-                yield _told(host)
+                yield _rocm_fact(host)
                 host = None
             host = host or _Host(index)
             host.gpus, host.tables[part] = table.gpus, _others(table)
@@ -249,13 +249,13 @@ def find_rocm_topologies(lines: Sequence[str]) -> Iterator[tuple[range, RocmTopo
             host = host or _Host(index)
             gpu, kind = f"GPU{numa[1]}", numa[2]
             if gpu in host.numa[kind]:
-                yield _told(host)
+                yield _rocm_fact(host)
                 host = _Host(index)
             host.numa[kind][gpu] = int(numa[3])
             host.end = index + 1
         index += 1
     if host is not None:
-        yield _told(host)
+        yield _rocm_fact(host)
 
 
 def _table(lines: Sequence[str], title: int, part: str) -> Table:
@@ -275,7 +275,7 @@ def _others(table: Table) -> dict[str, dict[str, str]]:
     return {gpu: {two: cell for two, cell in table.cells[gpu].items() if two != gpu} for gpu in table.gpus}
 
 
-def _told(host: _Host) -> tuple[range, RocmTopologyFact]:
+def _rocm_fact(host: _Host) -> tuple[range, RocmTopologyFact]:
     numbered = [gpu for kind in host.numa.values() for gpu in kind]
     fact = RocmTopologyFact(
         gpus=host.gpus or tuple(dict.fromkeys(numbered)),

@@ -107,11 +107,11 @@ def read_legend(lines: Sequence[str]) -> list[tuple[str, str]]:
 def nic_names(columns: Sequence[str], legend: Sequence[tuple[str, str]]) -> tuple[dict[str, str], list[str]]:
     """The device of each NIC column, or the column itself where none is known; what was wrong."""
     names = {column: column for column in columns}
-    said: dict[str, set[str]] = {}
+    texts_by_column: dict[str, set[str]] = {}
     for column, name in legend:
-        said.setdefault(column, set()).add(name)
+        texts_by_column.setdefault(column, set()).add(name)
     warnings = []
-    for column, texts in said.items():
+    for column, texts in texts_by_column.items():
         fault = _fault(column, texts, columns)
         if fault:
             warnings.append(fault)
@@ -121,7 +121,7 @@ def nic_names(columns: Sequence[str], legend: Sequence[tuple[str, str]]) -> tupl
         columns_of_it = [column for column in names if names[column] == name]
         warnings.append(f"the legend names {' and '.join(columns_of_it[:4])} alike: {name}")
         names.update({column: column for column in columns_of_it})
-    unnamed = [column for column in columns if NUMBERED.fullmatch(column) and column not in said]
+    unnamed = [column for column in columns if NUMBERED.fullmatch(column) and column not in texts_by_column]
     if unnamed:
         warnings.append(f"no legend names {unnamed[0]}" + (" and others" if len(unnamed) > 1 else ""))
     return names, warnings
