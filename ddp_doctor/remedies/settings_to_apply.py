@@ -135,7 +135,7 @@ class _Settled:
         self._objections: dict[_Wish, str] = {}
 
     def add(self, wish: _Wish) -> None:
-        """Apply the remedy, all of it or nothing: half of it was neither tried nor thought of."""
+        """Apply the whole remedy or nothing: nobody tried half of it."""
         objection = self._objections[wish] = self._objection(wish)
         if not objection:
             self._variables = {variable.name: variable for variable in wish.live} | self._variables

@@ -138,7 +138,7 @@ def _who(origin: Origin) -> str:
 
 
 def _of_text(text: SettingText) -> Iterator[SettingInForce]:
-    """The line that counts of each name, and what earlier lines said."""
+    """The line that counts for each name, and the earlier lines."""
     by_name: dict[str, list[Written]] = {}
     for setting in text.written:
         if is_recorded(setting.name):
@@ -158,7 +158,7 @@ def _of_text(text: SettingText) -> Iterator[SettingInForce]:
 
 
 def by_branch(possible: tuple[Written, ...]) -> str | None:
-    """What is said of a name that has another value in another branch; None where it has one value."""
+    """The words about a name that has another value in another branch; None where it has one value."""
     if len({setting.value for setting in possible}) < 2:
         return None
     elsewhere = ", ".join(

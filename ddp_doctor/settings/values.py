@@ -35,7 +35,7 @@ _LARGEST = 2**63
 _QUOTES = "\u201c\u201d\u201e\u2018\u2019\u201a\u00ab\u00bb"
 _AROUND = f" \t\r\n\"'{_QUOTES}"
 
-#: NCCL's path types that may stand in a level, up to SYS (src/include/graph.h).
+#: NCCL's path types that may be in a level, up to SYS (src/include/graph.h).
 LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
 
 

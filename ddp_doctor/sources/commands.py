@@ -57,7 +57,7 @@ def run_command(argv: Sequence[str], env: Mapping[str, str], timeout_s: float) -
 
 
 def find_executable(name: str, env: Mapping[str, str]) -> str | None:
-    """The file that ``name`` stands for, or None. Relative PATH entries are ignored: it may be root's."""
+    """The file that ``name`` means, or None. Relative PATH entries are ignored: it may be root's."""
     folders = (env.get("PATH") or DEFAULT_PATH).split(os.pathsep)
     return shutil.which(name, path=os.pathsep.join(folder for folder in folders if folder.startswith("/")))
 

@@ -1,4 +1,4 @@
-"""What NCCL complained of before a trial failed, and which pairs of ranks stand still over its P2P.
+"""NCCL's complaints before a trial failed, and which pairs of ranks are stuck over its P2P.
 
 A stall of P2P leaves no message. What is left is that both ranks entered the same step, neither left
 it, both processes run as they should, and the log in their output says ``0[0] -> 1[1] via P2P/CUMEM``.
@@ -22,7 +22,7 @@ _ABORTED = -6
 
 @dataclass(frozen=True)
 class RankComplaint:
-    """One rank's words."""
+    """One complaint of one rank."""
 
     trial: TrialRecord
     rank: int
@@ -31,7 +31,7 @@ class RankComplaint:
 
 
 def rank_complaints(recording: Recording, *kinds: Kind) -> list[RankComplaint]:
-    """What the ranks of trials that failed said of these causes."""
+    """The complaints about these causes from the ranks of failed trials."""
     return [
         complaint
         for complaint in recording.once("NCCL's complaints", lambda: list(_all_complaints(recording)))
@@ -71,7 +71,7 @@ def all_complained(recording: Recording, nodes: Iterable[int], kind: Kind) -> bo
 
 
 def nodes_of(group: Sequence[RankComplaint]) -> list[int]:
-    """The nodes whose ranks said it."""
+    """The nodes whose ranks complained."""
     return sorted({complaint.node for complaint in group})
 
 
@@ -106,13 +106,13 @@ class Stall:
 
 
 def stalls(recording: Recording) -> list[Stall]:
-    """The pairs that stand still over P2P, as DD401 names them."""
+    """The pairs that are stuck over P2P, as DD401 names them."""
     matrices = {node.node: node.fact for node in recording.facts(TopologyFact)}
     return recording.once("stalls over P2P", lambda: find_stalls(matrices, recording.trials))
 
 
 def find_stalls(matrices: Mapping[int, TopologyMatrix], trials: Sequence[TrialRecord]) -> list[Stall]:
-    """The pairs that stand still over P2P, on the nodes with a matrix: only isolated ones, where there are any."""
+    """The pairs that are stuck over P2P, on the nodes with a matrix: only isolated ones, where there are any."""
     found = [
         stall
         for trial in trials
@@ -171,7 +171,7 @@ def _stalls_on(
 
 
 def _all_wait(trial: TrialRecord, steps: Mapping[int, Step]) -> bool:
-    """Whether every rank stands in the step.
+    """Whether every rank is in the step.
 
     A rank that died, stopped or never entered would explain the others, and so would the network where some ranks
     are on other nodes.
@@ -213,7 +213,7 @@ def _by_pair(log: NcclTransportFact, ranks: Sequence[int]) -> dict[tuple[int, in
 
 
 def _meet(ranks: tuple[int, int], steps: Mapping[int, Step]) -> bool:
-    """Whether both stand in one and the same step, each waiting for the other."""
+    """Whether both are in one and the same step, each waiting for the other."""
     if not set(ranks) <= set(steps):
         return False
     first, second = (steps[rank] for rank in ranks)

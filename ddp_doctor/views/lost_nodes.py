@@ -61,7 +61,7 @@ def silent_nodes(recording: Recording) -> frozenset[int]:
 
 
 def farewells(recording: Recording) -> list[FactAt[SilenceFact]]:
-    """The nodes that left before the end, and said why."""
+    """The nodes that left before the end and gave a reason."""
     return [silence for silence in recording.facts(SilenceFact) if silence.fact.said_goodbye]
 
 

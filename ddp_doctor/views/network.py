@@ -96,7 +96,7 @@ def rdma_of(recording: Recording) -> Mapping[int, RdmaFact]:
 
 
 def hca_of(log: NcclTransportFact, transport: Transport) -> str | None:
-    """The RDMA device that carries a connection, where the log tells which one its number means."""
+    """The RDMA device that carries a connection, where the log shows which one its number means."""
     network = transport.network
     names = {hca.name for hca in log.hcas if network and network[0] == "IB" and hca.index == network[1]}
     return names.pop() if len(names) == 1 else None

@@ -49,7 +49,7 @@ class Split(Generic[Who]):
 def split(values: Mapping[Who, tuple[Hashable, str]], there_are: int = 0) -> Split[Who] | None:
     """How nodes or ranks differ, given what is compared of each and how that is shown; None where they agree.
 
-    ``there_are`` as many, where not all told: what is usual is usual among all of them.
+    ``there_are`` is their number, where some are unknown: the usual value must be usual among all of them.
     """
     groups: dict[Hashable, list[Who]] = {}
     for member, (value, _) in values.items():

@@ -11,7 +11,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.gpus import Hits
 from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, name_list
 
-#: What may stand in a command: a recording may be anybody's.
+#: What may be in a command: a recording may be anybody's.
 _BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
 #: Of more GPUs than this the evidence shows the first; the culprits name them all.
 LINES_OF_EVIDENCE = 16

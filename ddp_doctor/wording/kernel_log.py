@@ -96,7 +96,7 @@ def _line(recording: Recording, fault: Hit, expected_from: str) -> Evidence:
 
 
 def stuck_evidence(view: NodeView, process: StuckProcess) -> Evidence:
-    """Where a process stands."""
+    """Where a process is."""
     since_s = blocked_s(view, process)
     parts = (
         f"pid {process.pid} ({process.name}) in state D",
@@ -111,7 +111,7 @@ def stuck_evidence(view: NodeView, process: StuckProcess) -> Evidence:
 
 
 def stuck_processes(recording: Recording, nodes: Container[int]) -> tuple[Evidence, ...]:
-    """The processes that stand still inside the driver on these nodes."""
+    """The processes that are stuck inside the driver on these nodes."""
     found = [
         (view, process) for view in views(recording) if view.node in nodes for process in view.fact.stuck
     ]

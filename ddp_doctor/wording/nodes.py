@@ -11,7 +11,7 @@ from ddp_doctor.wording.findings import Who
 F = TypeVar("F", bound=Fact)
 K = TypeVar("K", bound=Hashable)
 
-#: More host names than this in one sentence help nobody; the culprits name them all.
+#: More host names than this in one sentence help no reader; the culprits name them all.
 NAMES_IN_A_SENTENCE = 4
 
 

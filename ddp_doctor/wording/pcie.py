@@ -35,7 +35,7 @@ def iommu_evidence(fact: PcieFact) -> Evidence | None:
 
 
 def translated(device: PcieDevice) -> bool:
-    """Whether the IOMMU stands between this device and memory, and translates."""
+    """Whether the IOMMU is between this device and memory, and translates."""
     return (device.iommu or "").startswith("DMA")
 
 

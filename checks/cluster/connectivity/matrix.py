@@ -315,7 +315,7 @@ def _loses(loss: Loss) -> bool:
 
 
 def _loopback_fails(peer: PeerConnectivity) -> bool:
-    """A loopback address leads back to whoever dials it; a finding about the interfaces says so."""
+    """A loopback address leads back to the one who dials it; a finding about the interfaces says so."""
     if connected(peer):
         return False
     try:

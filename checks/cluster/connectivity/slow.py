@@ -256,7 +256,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _culprits(recording: Recording, matrix: Matrix, name: str) -> Iterator[Culprit]:
-    """The setting that decided, else the interface of each node; of two nodes nobody can tell whose it is."""
+    """The setting that decided, else the interface of each node; of two nodes nobody knows whose it is."""
     backend = recording.world.backend if recording.world else "gloo"
     settings = {node.node: chosen(node.fact, backend).setting for node in recording.facts(InterfacesFact)}
     if _are_two(matrix) and not any(settings.values()):

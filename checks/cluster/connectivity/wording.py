@@ -23,7 +23,7 @@ from ddp_doctor.wording.nodes import host, name_list, node_pair
 
 PortRange = tuple[int, int]
 
-#: What of a job stands on these ports.
+#: What a job uses these ports for.
 NEEDED_BY = (
     "torchrun's c10d rendezvous gives the workers a MASTER_PORT in this range on node rank 0, and gloo and NCCL"
     " listen in it on every node, so the job would wait there until its time-outs"
@@ -151,7 +151,7 @@ def narrow_ports(ports: PortRange | None) -> Remedy:
 
 
 def trace_path(recording: Recording, paths: Iterable[Path], addresses: Mapping[int, str]) -> Remedy:
-    """Find what stands between two nodes."""
+    """Find the devices between two nodes."""
     known = [(source, addresses[target]) for source, target in sorted(paths) if target in addresses]
     return by_administrator(
         "Compare firewalls, security groups and access lists of the two ends and what is between them",
@@ -224,7 +224,7 @@ def look_at_link(places: Sequence[tuple[str, str]]) -> Remedy:
 def use_interfaces(
     recording: Recording, interfaces: Mapping[int, str], why: str, *, rendezvous: bool = False
 ) -> Remedy:
-    """Tell the backend of the run to take these interfaces, whatever it was told before.
+    """Make the backend of the run take these interfaces, whatever its settings were before.
 
     With ``rendezvous``, torchrun as well where host names lead to others: those do not work.
     """

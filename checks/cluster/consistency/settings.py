@@ -151,7 +151,7 @@ def _between_ranks(recording: Recording, silent: int) -> Iterator[Difference[Pla
 
 
 def _within_nodes(recording: Recording) -> Mapping[str, Mapping[Place, str | None]]:
-    """What every rank has, of the variables that the ranks of some node do not have alike."""
+    """Every rank's values of the variables that differ between the ranks of some node."""
     return recording.once("settings within nodes", lambda: _values_by_rank(recording))
 
 
@@ -184,7 +184,7 @@ def _difference(
     *,
     within_a_node: bool = False,
 ) -> Difference[Who] | None:
-    """What one variable, by who has which value, amounts to; None where it is set alike or may differ."""
+    """The difference in one variable, from who has which value; None where there is none or it may differ."""
     if len(set(values.values())) < 2:
         return None
     does = {who: effective(name, value) for who, value in values.items()}

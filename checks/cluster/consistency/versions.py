@@ -90,7 +90,7 @@ def draft_of(
 
 
 def _named(name: str, text: str) -> str:
-    """What was told of a setting names it already (``NCCL_ALGO=Tree on node3``)."""
+    """The words about a setting already name it (``NCCL_ALGO=Tree on node3``)."""
     return text if text.startswith(name) else f"{name}: {text}"
 
 

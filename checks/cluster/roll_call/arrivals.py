@@ -314,7 +314,7 @@ def _not_startable(recording: Recording, fact: RollCallFact) -> Draft:
 
 
 def _reason(fact: RollCallFact) -> str:
-    """Why one node could not be started, in the title; of several nodes the evidence tells."""
+    """Why one node could not be started, in the title; of several nodes the evidence says."""
     return f" ({fact.not_started[0].reason})" if len(fact.not_started) == 1 else ""
 
 

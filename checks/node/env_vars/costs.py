@@ -60,7 +60,7 @@ def _debugging(node: InForce, differ: frozenset[str]) -> Iterator[Draft]:
     for name, effect in _of_kind(node, "debug"):
         if (
             name == "NCCL_DEBUG_SUBSYS" or name in differ
-        ):  # told with NCCL_DEBUG, without which it does nothing
+        ):  # reported with NCCL_DEBUG, without which it does nothing
             continue
         if (
             name == "NCCL_DEBUG"
@@ -103,7 +103,7 @@ def old_cure(recording: Recording) -> Iterable[Draft]:
     """
     if recording.options.command == "prolog":
         return ()
-    forbids = any(found.forbidding_level for found in staged(recording))  # DD437 tells
+    forbids = any(found.forbidding_level for found in staged(recording))  # DD437 reports it
     reported = differing(recording) | ({GDR_LEVEL} if forbids else set())
     return drafts_per_cause(recording, lambda node: _cures(node, reported))
 

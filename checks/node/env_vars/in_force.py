@@ -29,7 +29,7 @@ from ddp_doctor.wording.nodes import node_culprits, node_names
 
 F = TypeVar("F", bound=Fact)
 
-#: Where the nodes' values differ, the evidence shows no more of them.
+#: Where the nodes' values differ, the evidence shows at most this many of them.
 VALUES_SHOWN = 8
 
 
@@ -123,7 +123,7 @@ class Hardware:
 
 
 def hardware_of(recording: Recording, node: int) -> Hardware:
-    """What the node's readings tell."""
+    """What the node's readings show."""
     topology = next(iter(recording.at(TopologyFact, node)), None)
     gpus = next(iter(recording.at(GpusFact, node)), None)
     rdma = next(iter(recording.at(RdmaFact, node)), None)
@@ -176,7 +176,7 @@ def _has_nvls(cards: tuple[Gpu, ...]) -> bool:
 
 
 def _is_ll128_safe(recording: Recording, topology: TopologyFact, cards: tuple[Gpu, ...]) -> bool | None:
-    """Whether NCCL would take LL128 by itself (src/graph/tuning.cc); None where that cannot be told."""
+    """Whether NCCL would take LL128 by itself (src/graph/tuning.cc); None where that is unknown."""
     kinds = {_capability(gpu) for gpu in cards}
     if () in kinds:
         return None
@@ -245,7 +245,7 @@ class InForce:
         )
 
     def key(self) -> object:
-        """Equal for nodes of which the same is to be said."""
+        """Equal for nodes that get the same findings."""
         values, places = frozenset(self.values.items()), frozenset(self.places.items())
         unread = frozenset(self.unread.items())
         return values, unread, places, self.installed, self.seen.fact.launcher, self.hardware
@@ -298,7 +298,7 @@ def _is_nccls(name: str) -> bool:
 
 
 def drafts_per_cause(recording: Recording, judge: Callable[[InForce], Iterable[Draft]]) -> Iterator[Draft]:
-    """One draft per cause; nodes with the same settings are judged once, for there may be thousands."""
+    """One draft per cause; nodes with the same settings are judged once, because there may be thousands."""
     known: dict[object, tuple[Draft, ...]] = {}
 
     def drafts() -> Iterator[tuple[FactAt[EnvVars], Draft]]:
@@ -312,7 +312,7 @@ def drafts_per_cause(recording: Recording, judge: Callable[[InForce], Iterable[D
 
 
 def differing(recording: Recording) -> frozenset[str]:
-    """The settings that are not alike on all nodes, of which the check of agreement tells."""
+    """The settings that differ between nodes, which the check of agreement reports."""
 
     def find() -> frozenset[str]:
         sets = {frozenset(node.values.items()) for node in settings_in_force(recording)}

@@ -21,7 +21,7 @@ from ddp_doctor.settings.wording import listed, shown
 from ddp_doctor.views.software import SWITCH
 from ddp_doctor.wording.nodes import name_list
 
-#: Of names that nobody knows, the evidence shows no more.
+#: Of names that are unknown, the evidence shows at most this many.
 _STRANGE_SHOWN = 8
 
 
@@ -89,7 +89,7 @@ def variable_read_by_nothing(recording: Recording) -> Iterable[Draft]:
 
 
 def _unread(fact: EnvVars) -> Iterator[Draft]:
-    """Names that nothing reads, and names that nobody knows."""
+    """Names that nothing reads, and names that are unknown."""
     for name, value in fact.variables.items():
         never = never_read().get(name)
         if never:
@@ -169,7 +169,7 @@ def _obsolete(fact: EnvVars, installed: Installed) -> Iterator[Draft]:
         )
         gone = status_at(old, at) != "read" if at else is_gone(old)
         if not gone and (effects(name, value) or out_of_range(name, fact.variables, installed.nccl)):
-            continue  # told to go for what it does
+            continue  # reported as one to remove, for what it does
         if not gone and old.replaced_by and not installed.reads(old.replaced_by):
             continue  # the old name is the one to use here
         yield setting_draft(
@@ -182,7 +182,7 @@ def _obsolete(fact: EnvVars, installed: Installed) -> Iterator[Draft]:
         )
 
 
-#: What is said of a library that is there.
+#: The words about a library that is there.
 _THERE = {"NCCL": "loaded", "torch": "installed"}
 
 

@@ -34,7 +34,7 @@ __all__ = ["CHECK", "gpus_missing", "probe"]
 def probe(ctx: Context) -> GpusFact:
     """Ask NVML in a process of its own. Raises Absent only where no GPU is due or granted either.
 
-    Raises Failed where the job would use accelerators of another maker: nothing can be said of them.
+    Raises Failed where the job would use accelerators of another maker, which this check cannot judge.
     """
     pci = host_gpus.pci_gpus(ctx)
     answer = _ask(ctx, thresholds.NVML_BASE_LIMIT_S + thresholds.NVML_LIMIT_PER_GPU_S * len(pci or ()))

@@ -142,7 +142,7 @@ def _is_door(name: str) -> bool:
 
 
 def _torch_is_for_rocm(ctx: Context) -> bool:
-    """Whether the torch of this Python was built for AMD GPUs; False where that cannot be told."""
+    """Whether the torch of this Python was built for AMD GPUs; False where that is unknown."""
     try:
         answer = json.loads(ctx.child("software").stdout)
     except ValueError:

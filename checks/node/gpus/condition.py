@@ -154,7 +154,7 @@ def _memory_error_sight(gpu: Gpu) -> Sight:
 
 
 def _places(gpu: Gpu) -> str:
-    """Where the errors since the driver was loaded were, as far as NVML tells."""
+    """Where the errors since the driver was loaded were, as far as NVML shows."""
     counts = (("DRAM", gpu.ecc_volatile_uncorrected_dram), ("SRAM", gpu.ecc_volatile_uncorrected_sram))
     places = [f"{count} in {place}" for place, count in counts if count]
     return f", of the former {' and '.join(places)}" if places else ""

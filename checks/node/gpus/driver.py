@@ -188,7 +188,7 @@ _802 = "Until then CUDA answers with error 802, system not yet initialized, and 
 
 @dataclass(frozen=True)
 class _State:
-    """What keeps GPUs out of the fabric; GPUs alike in it are one finding."""
+    """What keeps GPUs out of the fabric; GPUs with the same reason are one finding."""
 
     words: str
     severity: Severity

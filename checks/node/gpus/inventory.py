@@ -174,7 +174,7 @@ def _setting_culprit(value: str | None) -> tuple[Culprit, ...]:
     return () if value is None else (Culprit(kind="setting", name="CUDA_VISIBLE_DEVICES"),)
 
 
-#: Ranks, GPUs shown, CUDA_VISIBLE_DEVICES and its wrong entry: nodes alike in all of them are one finding.
+#: Ranks, GPUs shown, CUDA_VISIBLE_DEVICES and its wrong entry: nodes that share all of them are one finding.
 _Selection = tuple[int, int, str | None, str | None]
 
 

@@ -1,4 +1,4 @@
-"""DD315, DD318, DD319, DD321: GPUs of one model that are not set, or not made, alike."""
+"""DD315, DD318, DD319, DD321: GPUs of one model whose settings or hardware differ."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator

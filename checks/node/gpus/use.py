@@ -83,7 +83,7 @@ def memory_in_use(recording: Recording) -> Iterator[Draft]:
 
 @dataclass(frozen=True)
 class _Holder:
-    """Who has the memory, as far as the driver tells, and what to do."""
+    """Who holds the memory, as far as the driver shows, and what to do."""
 
     words: str
     detail: str

@@ -18,7 +18,7 @@ _LONGEST = 80
 
 
 def read_maker(ctx: Context) -> Maker:
-    """What is told here; nothing is raised."""
+    """What this host reports; raises nothing."""
     drivers = {end_of(ctx, f"{NET}/{name}/device/driver") for name in names_in(ctx, NET)}
     return Maker(
         vendor=_dmi_text(ctx, "sys_vendor"),

@@ -167,7 +167,7 @@ class Group:
 
 
 def groups(offers: Sequence[Offer], kind: Kind, alike: Callable[[Offer], object]) -> Iterable[Group]:
-    """The offers with a fault of this kind; ``alike`` tells which of them share a cause."""
+    """The offers with a fault of this kind; those with the same value of ``alike`` share a cause."""
     found = interface_faults.faults(offers)
     made: dict[object, Group] = {}
     for offer in offers:

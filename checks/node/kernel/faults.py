@@ -67,7 +67,7 @@ def nvswitch_fatal(recording: Recording) -> Iterator[Draft]:
 
 
 def _degraded(recording: Recording, nodes: Container[int]) -> Iterator[Evidence]:
-    """The GPUs of these nodes of which the fabric says that it is not well (else DD317's)."""
+    """The GPUs of these nodes that the fabric reports as unhealthy (else DD317's)."""
     for view in views(recording):
         gpus = view.gpus.of_the_job() if view.gpus and view.node in nodes else ()
         for gpu in gpus:

@@ -127,7 +127,7 @@ class _Groups:
         self.lines.append(line[:LONGEST_TEXT])
 
     def pass_over(self, kinds: tuple[Kind, ...], device: str | None = None) -> None:
-        """What was said so far of these kinds is over, of one device or of all."""
+        """Mark earlier events of these kinds as past, for one device or for all."""
         for entry in [
             group for group in self.groups if group.kind in kinds and device in (None, group.device)
         ]:

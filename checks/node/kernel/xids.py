@@ -52,11 +52,11 @@ WATCH = by_operator(
 )
 
 
-#: What is known of a GPU since its Xid: it is out of order still, back in order, or nobody can tell.
+#: What is known of a GPU since its Xid: it is still out of order, back in order, or neither is known.
 Standing = Literal["out", "back", "unknown"]
 
 #: Xids whose end NVML shows: a lost GPU answers nobody, uncorrected errors count until the reset, a row
-#: that could not be remapped is remembered, and without its system processor a GPU cannot tell its memory.
+#: that could not be remapped is remembered, and without its system processor a GPU cannot report its memory.
 _LOST = (79,)
 _MEMORY = (48, 95, 140)
 _REMAPPED, _NOT_REMAPPED = 63, 64
@@ -249,7 +249,7 @@ def fault_logged(recording: Recording) -> Iterator[Draft]:
 
 
 def _is_pending(view: NodeView, event: KernelEvent) -> bool:
-    """Whether NVML still counts what the line tells, so that DD307 or DD313 shows it."""
+    """Whether NVML still counts what the line reports, so that DD307 or DD313 shows it."""
     gpu = view.gpu(event.device)
     if gpu is None:
         return False

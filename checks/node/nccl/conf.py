@@ -22,10 +22,10 @@ from ddp_doctor.settings.wording import printable, shown
 from ddp_doctor.wording.findings import Who, likely
 from ddp_doctor.wording.nodes import host, node_culprits, node_names, of_nodes
 
-#: What is to be said of a node's files, each piece as the lines of one finding.
+#: Reads a node's files; each item holds the lines of one finding.
 _LinesOf = Callable[[tuple[ConfFile, ...], NcclFact], Iterable[tuple[str, ...]]]
 _SOURCE = "NCCL src/misc/param.cc, setEnvFile and initEnvFunc"
-#: More lines than this in one piece of evidence help nobody; the recording has them all.
+#: More lines than this in one piece of evidence help no reader; the recording has them all.
 _LINES_SHOWN = 12
 
 
@@ -228,7 +228,7 @@ def _edit(summary: str) -> Remedy:
 
 
 _SEVERITY = {"fatal": Severity.ERROR, "matters": Severity.WARNING, "minor": Severity.INFO}
-#: Where the nodes' values differ, the evidence shows no more of them.
+#: Where the nodes' values differ, the evidence shows at most this many of them.
 _NODES_SHOWN = 8
 
 

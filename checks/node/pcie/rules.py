@@ -316,7 +316,7 @@ def _links(recording: Recording, node: FactAt[PcieFact]) -> Iterator[_Link]:
 
 
 def _link(device: PcieDevice, port: PcieDevice, node: int) -> Iterator[_Link]:
-    """The link, where the kernel tells all of it."""
+    """The link, where the kernel reports all of it."""
     width, speed = device.width, device.speed_gt_per_s
     widths = [value for value in (device.width_max, port.width_max) if value]
     speeds = [value for value in (device.speed_max_gt_per_s, port.speed_max_gt_per_s) if value]

@@ -71,7 +71,7 @@ class Entry:
 def entries(recording: Recording) -> list[Entry]:
     """The RoCE ports that NCCL takes between nodes, each with the entry of its table.
 
-    A slow Ethernet port beside the fabric, as for storage, carries no ring, and DD563 tells of it. Ports of
+    A slow Ethernet port beside the fabric, as for storage, carries no ring, and DD563 reports it. Ports of
     which no entry's type can be read, as on kernels before 4.4, are not judged.
     """
     return recording.once("rdma: entries", lambda: _entries(recording))

@@ -245,7 +245,7 @@ def never_acknowledged(recording: Recording) -> Iterator[Draft]:
 
 
 def _pair(recording: Recording, group: Sequence[RankComplaint]) -> tuple[int, int] | None:
-    """The two nodes, where all that is said is about one pair; the addresses are those of the roll call."""
+    """The two nodes, where all complaints are about one pair; the addresses are those of the roll call."""
     world = recording.world
     if world is None or world.nnodes < 2:
         return None

@@ -1,4 +1,4 @@
-"""The nodes as the rules see them: who uses RDMA, with which NCCL, which ports are alike, and what counters grew by."""
+"""The nodes as the rules see them: who uses RDMA, with which NCCL, comparable ports, and how far counters grew."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,7 +82,7 @@ class Odd:
 def odd_ones(hits: Iterable[Hit], value: Callable[[Hit], float | None]) -> list[Odd]:
     """The few ports with less of something than their peers; a value of None is not compared.
 
-    Alike are the ports of one model on one node, in the same place of their cards, and the ports of one
+    Comparable are the ports of one model on one node, in the same place of their cards, and the ports of one
     name and model on all nodes. Ports that are left unused by design are so on all of them, or on many.
     """
     found: dict[tuple[int, str, int], Odd] = {}
@@ -234,7 +234,7 @@ class Change:
         return sum(self.grown.get(name, 0) for name in names)
 
     def in_words(self, names: Sequence[str]) -> str:
-        """Some counters and what they grew by."""
+        """Some counters and by how much they grew."""
         grown = [f"{name} +{self.grown[name]}" for name in names if self.grown.get(name)]
         return f"{', '.join(grown)} in {self.seconds:.0f} s"
 

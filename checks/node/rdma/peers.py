@@ -132,7 +132,7 @@ def rails_differ(recording: Recording) -> Iterator[Draft]:
 
 
 def _uses_all_it_has(fact: RdmaFact) -> bool:
-    """Whether nothing keeps a port from NCCL that is told elsewhere."""
+    """Whether nothing that another rule reports keeps a port from NCCL."""
     mine = [(hca, port) for hca, port in fact.ports() if is_of_a_card(hca)]
     waiting = any(port.state in UNCONFIGURED for _, port in mine)
     return bool(fact.chosen()) and not waiting and not any(hca.device_problem for hca, _ in mine)

@@ -67,7 +67,7 @@ def port_draft(
     confidence: Confidence = Confidence.LIKELY,
     expected: str | None = None,
 ) -> Draft:
-    """A finding "mlx5_3 on node0: ``what``", with a line of evidence for the ports of a node that look alike."""
+    """A finding "mlx5_3 on node0: ``what``", with one line of evidence for all ports of a node in the same state."""
     return finding(
         port_culprits(recording, hits),
         f"{port_names(recording, hits)}: {what}",

@@ -223,7 +223,7 @@ def pcietree_hidden(recording: Recording) -> Iterator[Draft]:
 
 
 def tree_hidden(fact: TopologyFact) -> bool:
-    """Whether all GPUs stand below one host bridge, as virtual machines show them."""
+    """Whether all GPUs are below one host bridge, as virtual machines show them."""
     return (
         len(fact.gpus) >= _LEAST_HIDDEN
         and fact.source != "nccl-xml"  # which calls NODE PHB too
@@ -233,7 +233,7 @@ def tree_hidden(fact: TopologyFact) -> bool:
 
 
 def _hidden_behind(fact: TopologyFact) -> str | None:
-    """The NUMA nodes that all GPUs share, "" where none are told; None where the tree is not hidden."""
+    """The NUMA nodes that all GPUs share, "" where none are known; None where the tree is not hidden."""
     if not tree_hidden(fact) or "NCCL_TOPO_FILE" in fact.nccl_settings:
         return None
     shared = set(fact.numa_affinity.values())

@@ -68,7 +68,7 @@ class WiredGpu(Frozen):
     @field_validator("nvlinks")
     @classmethod
     def _of_one_spelling(cls, links: tuple[Nvlink, ...]) -> tuple[Nvlink, ...]:
-        """Bus ids as /sys writes them; NVML has zeros or ones where it does not tell."""
+        """Bus ids as /sys writes them; NVML has zeros or ones where it does not say."""
         return tuple(
             link.model_copy(update={"remote_bus_id": _known_bus_id(link.remote_bus_id)})
             if link.remote_bus_id
@@ -228,7 +228,7 @@ class CannotAsk(Exception):
 
 
 def ask_nvml(ctx: Context, limit_s: float) -> TopologyFact | TopologyHangFact:
-    """What NVML and /sys tell. Raises CannotAsk."""
+    """What NVML and /sys report. Raises CannotAsk."""
     left_s = ctx.deadline - ctx.clock() - 1.0
     result = ctx.child("nvml_topology", f"{max(min(limit_s, left_s), 0.1):.1f}")
     try:

@@ -144,7 +144,7 @@ def ends_before_nic(recording: Recording) -> Iterator[Draft]:
 
 
 def _candidate(recording: Recording, place: Place) -> str | None:
-    """The level that may be worth a trial on this node; None where NCCL's own is right, or it cannot be told."""
+    """The level that may be worth a trial on this node; None where NCCL's own is right, or is unknown."""
     node, rdma = place.seen.node, rdma_of(recording).get(place.seen.node)
     if GDR_LEVEL in place.node.settings or rdma is None or not rdma.chosen():
         return None

@@ -2,7 +2,7 @@
 
 A GPU has fewer NVLinks than it should by the measure of its peers in the same matrix. A table of link
 counts would be wrong as often as right: 12 on an H100 NVL, 6 on each of four H100
-on one board, and 8 on an A800 are all in order. So GPUs are compared only where wiring makes them alike:
+on one board, and 8 on an A800 are all in order. So GPUs are compared only where they are wired the same way:
 
 * behind NVSwitch, where every GPU reaches every other over as many links as the poorer of both has;
 * bridged in pairs, where each pair has one bridge of the same kind.

@@ -179,7 +179,7 @@ def _crossing(recording: Recording) -> dict[_Cause, list[FactAt[TopologyFact]]]:
 
 
 def hosts_crossing_sockets(recording: Recording) -> set[int]:
-    """The nodes that DD402 tells of."""
+    """The nodes that DD402 reports."""
     return {node.node for group in _crossing(recording).values() for node in group}
 
 
@@ -188,7 +188,7 @@ def _path_evidence(gpus: tuple[str, str], code: str) -> Evidence:
 
 
 def gid_index_in_words(recording: Recording, node: int, devices: Collection[str]) -> str | None:
-    """Whether the index has to be set for these devices; None where that cannot be told.
+    """Whether the index has to be set for these devices; None where that is unknown.
 
     NCCL's own choice is told only where its release is known, since that decides, and where it is an
     entry that other nodes reach; else the rules about RDMA (DD567 to DD569) have more to say.

@@ -91,7 +91,7 @@ def _pairs_with_words(
 
 
 def hosts(recording: Recording) -> list[Host]:
-    """The hosts of which anything is told that NCCL would ask."""
+    """The hosts with any recorded answer that NCCL would ask for."""
     return recording.once("P2P by host", lambda: list(_make_hosts(recording)))
 
 

@@ -141,7 +141,7 @@ def _hosts(found: Iterable[Found]) -> Iterable[int]:
 
 
 def _with_tables(table: Found, host: int, found: Sequence[Found], hosts: Sequence[int]) -> Found:
-    """A matrix with what the host's other tables say of its GPUs, as NVML tells it live."""
+    """A matrix with what the host's other tables say of its GPUs, as NVML reports it live."""
     if not isinstance(table.fact, TopologyFact):
         return table
     beside = [beside_it.fact for beside_it, its in zip(found, hosts, strict=True) if its == host]

@@ -184,7 +184,7 @@ def sockets_used(recording: Recording) -> Iterator[Draft]:
 
 
 def _usable(fact: RdmaFact, log: NcclTransportFact) -> bool:
-    """Whether nothing that other rules tell keeps NCCL from this node's ports."""
+    """Whether nothing that other rules report keeps NCCL from this node's ports."""
     chosen_tcp = log.settings.get("NCCL_IB_DISABLE", "0") != "0" or "NCCL_NET" in log.settings
     return (
         bool(fact.chosen()) and fact.unused_by is None and fact.verbs_library is not None and not chosen_tcp

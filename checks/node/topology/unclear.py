@@ -1,4 +1,4 @@
-"""DD404, DD405, DD414-DD416: a topology that is unclear, contradicted, not understood, never told, or of other GPUs."""
+"""DD404, DD405, DD414-DD416: a topology that is unclear, contradicted, not understood, missing, or of other GPUs."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -44,7 +44,7 @@ class Agent:
     control: Control | None  # None: ranks meet where the launcher says
     partial: PartialRecording  # the session's, filled in place
     group: AgentGroup | None = None
-    first_trial: int = 0  # trials of one store are told apart by their numbers
+    first_trial: int = 0  # numbers distinguish the trials of one store
     attempts: int = 0  # trials that tried a remedy; they are not recorded as trials
     _ranks: tuple[int, ...] = ()
     _skip_pairs: set[tuple[int, int]] = field(default_factory=set)

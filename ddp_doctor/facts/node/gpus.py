@@ -171,7 +171,7 @@ class GpusFact(Fact):
         return tuple(gpu for gpu in self.gpus if gpu.index in self.used)
 
     def bus_id_of(self, gpu: Gpu) -> str | None:
-        """A GPU's bus id; of the only one that NVML does not tell, as of a lost GPU, the one that is left."""
+        """A GPU's bus id; if NVML lacks only one, as of a lost GPU, the one that is left."""
         if gpu.bus_id is not None or sum(gpu.bus_id is None for gpu in self.gpus) > 1:
             return gpu.bus_id
         known = {gpu.bus_id for gpu in self.gpus} | set(self.excluded_bus_ids)

@@ -18,7 +18,7 @@ MOST_DEVICES = 32
 #: What the internal transport can use; EFA and others say "Unspecified".
 LINK_LAYERS = ("InfiniBand", "Ethernet")
 
-#: A device name that may stand in a suggested setting.
+#: A device name that may be in a suggested setting.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -40,7 +40,7 @@ def is_exclusion(value: str) -> bool:
 
 
 def is_exact(value: str) -> bool:
-    """Whether names stand for themselves and not for all that begins with them."""
+    """Whether names mean themselves and not all that begins with them."""
     return value.removeprefix("^").startswith("=")
 
 
@@ -70,7 +70,7 @@ def names_in_full(value: str, name: str) -> bool:
 
 
 def is_name(text: str) -> bool:
-    """Whether a device's name may stand in a suggested setting."""
+    """Whether a device's name may be in a suggested setting."""
     return _NAME.fullmatch(text) is not None
 
 

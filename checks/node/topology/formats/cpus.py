@@ -41,7 +41,7 @@ def share_a_cpu(cpus: str, others: str) -> bool | None:
 
 
 def cpu_vendor(ctx: Context) -> str | None:
-    """The vendor as printed, "ARM" for 64-bit Arm, None where it cannot be told."""
+    """The vendor as printed, "ARM" for 64-bit Arm, None where it is unknown."""
     fields = _fields(ctx)
     # Arm prints its implementer in place of a vendor.
     return fields.get("vendor_id") or ("ARM" if "CPU implementer" in fields else None)

@@ -5,7 +5,7 @@
      GPU1   OK      X
 
 The grammar is that of a matrix of ``nvidia-smi topo -m``: rows go by their label, cells by their count,
-each column has one row, and what stands before a label looks alike on all lines. Whatever else stands
+each column has one row, and the text before a label looks alike on all lines. Whatever else stands
 there is refused.
 
 ``nvidia-smi topo -p2p r|w|n|a|p`` says which GPUs may reach each other's memory, by word of the driver.
@@ -177,7 +177,7 @@ def _split(token: str) -> list[str]:
 
 
 def _capability(lines: Sequence[str], header: int) -> str | None:
-    """The letters in the nearest command above the table, unless other output stands between."""
+    """The letters in the nearest command above the table, unless other output is between."""
     for line in reversed(lines[max(header - _LINES_ABOVE, 0) : header]):
         found = _COMMAND.search(line[:2000])
         if found:

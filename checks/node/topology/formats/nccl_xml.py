@@ -77,7 +77,7 @@ def find_nccl_topologies(lines: Sequence[str]) -> Iterator[tuple[range, NcclTopo
         if start is None:
             at += 1
             continue
-        first = lines[at][start.start() :]  # what stands before it may be the end of another file
+        first = lines[at][start.start() :]  # the text before it may be the end of another file
         end = _end(first, lines, at)
         text = "\n".join((first, *lines[at + 1 : end]))
         for host in _hosts(text[: text.index(_END) + len(_END)], at + 1):

@@ -15,13 +15,13 @@ Met in the wild and read: SOC for SYS and no NUMA columns (2015-17), device name
 instead of a NIC legend (up to driver 520), tabs or the spaces they became, underlined headers, CRLF,
 log prefixes, quoted and numbered lines, Markdown tables, prompts before and other output after,
 several hosts in one text, and a separator lost in copying. Rows go by their label and cells by their
-count, never by their position; the diagonal must be X. Whatever else stands there is refused, never
+count, never by their position; the diagonal must be X. Whatever else is there is refused, never
 guessed.
 
-What nvidia-smi prints instead of a topology is told by its own error messages and by the headings of neighbouring
+The parser recognises what nvidia-smi prints instead of a topology by its error messages and the headings of other
 commands, which people paste by mistake. nvidia-smi itself garbles the NIC legend where there are 40
 NICs and more (``NIC1: MA ID``), and a pasted text may hold anything. A name ends up in a suggested NCCL_IB_HCA,
-so only what looks like a device name is taken; the rest is told and not used.
+so the parser takes only what looks like a device name; it reports the rest and does not use it.
 """
 
 import re
@@ -233,7 +233,7 @@ def asymmetries(columns: Sequence[str], links: Mapping[str, Mapping[str, str]]) 
 
 
 def _odd_cpus(cells: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
-    """CPU lists that cannot be whole: of two sockets lists do not overlap, and of one they are alike."""
+    """CPU lists that cannot be whole: the lists of two sockets do not overlap, and those of one are equal."""
     lists: dict[str, str] = {}
     for gpu, row in cells.items():
         if row.get(CPU, "N/A") != "N/A":

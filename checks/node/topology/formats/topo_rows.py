@@ -42,7 +42,7 @@ NOTHING = re.compile(r"[\s:|+\-=>{}]*")
 class TopologyError(Exception):
     """The text is not understood; ``line`` counts from 1 and is None where no line is to blame.
 
-    The reason may show what stands in the text; what is not plain ASCII there is escaped.
+    The reason may show what is in the text; what is not plain ASCII there is escaped.
     """
 
     def __init__(self, reason: str, line: int | None = None, text: str = "") -> None:
@@ -54,7 +54,7 @@ class TopologyError(Exception):
 
 @dataclass(frozen=True)
 class Header:
-    """``shape`` is what stands before the first name; ``titles`` are the affinity columns."""
+    """``shape`` is the text before the first name; ``titles`` are the affinity columns."""
 
     line: int
     shape: str
@@ -64,7 +64,7 @@ class Header:
 
 @dataclass
 class Block:
-    """One matrix as it stands in the text; ``end`` is the index of the first line behind its rows."""
+    """One matrix as it is in the text; ``end`` is the index of the first line behind its rows."""
 
     header: Header
     end: int
@@ -157,7 +157,7 @@ def refuse_odd_columns(columns: tuple[str, ...], line: int, text: str) -> None:
 
 
 def shape_of(prefix: str) -> str:
-    """What stands before a label (a line number, a time stamp, a quote sign), with all numbers alike."""
+    """The text before a label (a line number, a time stamp, a quote sign), with all numbers alike."""
     return re.sub(r"\d+", "0", " ".join(prefix.split()))
 
 

@@ -27,7 +27,7 @@ _RAISED_LOOKS: tuple[Kind, ...] = ("raised", "raised-everywhere", "unsure", "nev
 #: torch 2.15 distributed_c10d.py, _new_process_group_helper.
 _UNKNOWN_BACKEND = "Unknown c10d backend type"
 
-#: More lines of evidence of one kind than these help nobody; the culprits name every rank.
+#: More lines of evidence of one kind than these help no reader; the culprits name every rank.
 MOST_LINES = 8
 
 
@@ -140,7 +140,7 @@ _LIBRARY = re.compile(r"/torch/|/ddp_doctor/ranks/|/lib/python3[^/]*/(?!site-pac
 
 
 def stands(rank: RankEvidence) -> str:
-    """Where the rank stands, as well as the process could still say."""
+    """Where the rank is, as far as the process could still report."""
     if rank.stack:
         own = [frame for frame in rank.stack if not _LIBRARY.search(frame)]
         return f"it stands in {short((own or list(rank.stack))[-1])}"

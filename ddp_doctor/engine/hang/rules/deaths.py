@@ -67,7 +67,7 @@ def died(recording: Recording) -> Iterator[Draft]:
 
 
 def _deaths(recording: Recording, trial: TrialRecord, judgement: Judgement) -> str:
-    """How each of the suspects ended; those that ended alike are named together."""
+    """How each of the suspects ended; those that ended the same way are named together."""
     alike: dict[str, list[int]] = {}
     for rank in judgement.suspects:
         alike.setdefault(_death(trial, of_rank(trial, rank)), []).append(rank)
@@ -198,7 +198,7 @@ def everywhere(recording: Recording) -> Iterator[Draft]:
         if not ranks or not _makes_the_group(ranks[0]):
             continue
         if explains(recording, trial):
-            continue  # the rule of the cause tells
+            continue  # the rule of the cause reports it
         draft = _cannot_start(recording, trial, ranks)
         if draft.title not in titles and not _versions_differ(recording, ranks[0]):
             titles.add(draft.title)  # torchrun's ranks and the doctor's own fail for one cause
