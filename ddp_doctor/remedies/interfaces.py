@@ -82,7 +82,7 @@ def with_rendezvous(
     hosts: Mapping[int, tuple[Sequence[Interface], Sequence[str]]],
     interfaces: Mapping[int, str],
 ) -> Remedy:
-    """The remedy, and torchrun told each node's address there, where host names lead to other interfaces.
+    """The remedy, and each node's address there for torchrun, where host names lead to other interfaces.
 
     ``hosts`` are the interfaces of each node and what its own name resolves to: torchrun gives the workers
     the name of node rank 0 as MASTER_ADDR (torch, elastic/rendezvous/api.py, RendezvousStoreInfo).

@@ -1,8 +1,8 @@
 """Running a command so that it can neither hang the doctor nor outlive it.
 
 Every command gets a session of its own, no standard input, a bounded amount of kept output and a time
-limit after which its whole process group is killed. Nothing is ever raised for a command that
-misbehaves: what became of it stands in the ``CommandResult``.
+limit after which its whole process group is killed. A command that misbehaves raises nothing:
+the ``CommandResult`` holds what became of it.
 """
 
 import ctypes

@@ -34,7 +34,7 @@ def given_out(offers: Sequence[Offer]) -> str:
 def use_interface(
     recording: Recording, offers: Sequence[Offer], better: Better, replaced: Sequence[Offer] = ()
 ) -> Remedy:
-    """Name the interfaces of all these nodes. ``told`` are those on which the variable has another value now."""
+    """Name the interfaces of all these nodes. On those in ``replaced`` the variable has another value now."""
     why = "it is in the network that all nodes share" if better.shared else "it may lead to the other nodes"
     known = {offer.node: {interface.name for interface in offer.interfaces} for offer in offers}
     old = [offer.setting for offer in replaced if offer.setting]
@@ -268,7 +268,7 @@ def remedies(recording: Recording, group: Group) -> tuple[Remedy, ...]:
     if stranded:  # no setting helps before they are connected
         return (connect(recording, stranded),)
     use = use_interface(recording, group.offers, better, group.sick)
-    if group.fault.kind == "unusable":  # so is the host's name where it leads there
+    if group.fault.kind == "unusable":  # the host's name is one, too, where it leads there
         hosts = {offer.node: (offer.interfaces, offer.own_addresses) for offer in group.offers}
         use = interfaces.with_rendezvous(recording, use, hosts, better.interfaces)
     made = [use]

@@ -5,7 +5,7 @@
     /proc/5403/wchan     uvm_gpu_retain_by_uuid      0 where one may not look
     /proc/5403/fd/3      -> /dev/nvidia0             for one's own processes, or as root
 
-Waiting for a disk is state D too, and so is waiting for a moment. So a process counts only if it waits in a
+Waiting for a disk, or only for a moment, is state D too. So a process counts only if it waits in a
 function of the driver, as far as that shows, and did not run at all between several looks.
 After a SIGKILL the first thread of a program may be gone (Z) while another is still stuck.
 """

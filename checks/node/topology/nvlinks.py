@@ -7,13 +7,13 @@ on one board, and 8 on an A800 are all in order. So GPUs are compared only where
 * behind NVSwitch, where every GPU reaches every other over as many links as the poorer of both has;
 * bridged in pairs, where each pair has one bridge of the same kind.
 
-A mesh without switches (eight V100 or P100) mixes NV1 and NV2 by design and is left alone, and so are
+The rules skip a mesh without switches (eight V100 or P100), which mixes NV1 and NV2 by design, and
 small groups, in which nobody can say who is the odd one out.
 
 When errors of an NVLink matter: NVIDIA's own monitor, DCGM (modules/health/DcgmHealthWatch.cpp,
 dcgmlib/src/dcgm_gpu_hardware_limits.h), looks at how counters grow within a minute: one replay or recovery is a failure
 (DCGM_LIMIT_MAX_NVLINK_ERROR), CRC errors are one from 100 a second (DCGM_LIMIT_MAX_NVLINK_CRC_ERROR) and
-a warning below. What was counted before nobody saw it says little: the counters run since the driver was
+a warning below. Errors from before the first look say little: the counters run since the driver was
 loaded, maybe months ago.
 """
 

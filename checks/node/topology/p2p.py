@@ -190,7 +190,7 @@ def _path_evidence(gpus: tuple[str, str], code: str) -> Evidence:
 def gid_index_in_words(recording: Recording, node: int, devices: Collection[str]) -> str | None:
     """Whether the index has to be set for these devices; None where that is unknown.
 
-    NCCL's own choice is told only where its release is known, since that decides, and where it is an
+    NCCL's own choice is predicted only where its release is known, since that decides, and where it is an
     entry that other nodes reach; else the rules about RDMA (DD567 to DD569) have more to say.
     """
     rdma = rdma_of(recording).get(node)

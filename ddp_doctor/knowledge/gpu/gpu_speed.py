@@ -44,7 +44,7 @@ IN_FORCE_SHARE = 0.5
 FEWEST_LOOKS = 4
 
 #: Reasons that hold the clocks of a GPU at work down beyond what was set (nvml.h). sw_power_cap is left out:
-#: a large GPU multiplies matrices at its power limit without a fault, and so are clocks that somebody set.
+#: a large GPU multiplies matrices at its power limit without a fault, as are clocks that somebody set.
 SLOWDOWNS_UNDER_LOAD = {
     "hw_thermal_slowdown": "too hot, the hardware halves the clocks or worse",
     "hw_power_brake_slowdown": "the power supply pulls the brake, the clocks are halved or worse",

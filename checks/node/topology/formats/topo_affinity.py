@@ -8,7 +8,7 @@ list of N/A has two tabs in front. It does not align them with their titles, and
     GPU0\t X \t\t\t\tN/A                   WSL2
 
 So a row with fewer cells than columns is read by its tabs (or by the 8-column stops they became),
-never by what stands above it. Copying a wide matrix out of a terminal may also lose one separator
+never by the titles above it. Copying a wide matrix out of a terminal may also lose one separator
 (``0-47,96-1430    N/A``); such cells are split again where exactly one way makes sense.
 """
 
@@ -32,7 +32,7 @@ _LONGEST_GLUED = 200
 
 
 class UnclearError(Exception):
-    """The cells of the row in ``line`` cannot be told apart; the message says why."""
+    """The cells of the row in ``line`` cannot be separated; the message says why."""
 
     def __init__(self, reason: str, line: int) -> None:
         self.line = line

@@ -157,7 +157,7 @@ def refuse_odd_columns(columns: tuple[str, ...], line: int, text: str) -> None:
 
 
 def shape_of(prefix: str) -> str:
-    """The text before a label (a line number, a time stamp, a quote sign), with all numbers alike."""
+    """The text before a label (a line number, a time stamp, a quote sign), with all numbers replaced by one sign."""
     return re.sub(r"\d+", "0", " ".join(prefix.split()))
 
 

@@ -46,7 +46,7 @@ def judged(recording: Recording, *kinds: Kind) -> Iterator[tuple[TrialRecord, Ju
 
     A trial that failed as a whole while the process group was set up is left out where a setting
     that torch refuses explains it, and any trial that a silent node explains: the ranks of the others
-    only wait for that node's, and nothing is known of these. So is one whose exceptions have a finding of
+    only wait for that node's, and nothing is known of these. The same goes for one whose exceptions have a finding of
     their own: an operation on another GPU than the group's, a torch that finds no backend.
     """
     for trial, judgement in recording.once("judged trials", lambda: _judged(recording)):
