@@ -27,7 +27,7 @@ from ddp_doctor.remedies.torch_calls import DOCS
 from ddp_doctor.wording.findings import NOBODY, likely
 from ddp_doctor.wording.ranks import rank_at
 
-#: The rendezvous gives a node so long to come, unless it is told otherwise.
+#: How long the rendezvous waits for a node by default.
 JOIN_TIMEOUT_S = 600
 #: A slow start is given so many times what it took.
 _ROOM = 3
@@ -125,7 +125,7 @@ def slow_start(recording: Recording) -> Iterator[Draft]:
     References
         docs/explanation/hangs.md
     """
-    slowest = max(recording.facts(TorchrunFact), key=lambda seen: seen.fact.arrived_after_s)
+    slowest = max(recording.facts(TorchrunFact), key=lambda node: node.fact.arrived_after_s)
     seconds = slowest.fact.arrived_after_s
     if seconds > SLOW_START_S:
         yield likely(

@@ -88,7 +88,7 @@ class Watch:
             time.sleep(0.1)
 
     def _ask_survivors(self) -> list[Reading]:
-        """The head is lost: whether its beats reach the other followers, and whether those answer at all."""
+        """The head is lost: whether its heartbeats reach the other followers, and whether these answer."""
         others = [rank for rank in self.group.others if rank != 0]
         answers = self._each(others)
         readings = [

@@ -1,7 +1,7 @@
 """stdout and stderr as the doctor writes them: closed ones are replaced, and a reader that leaves changes nothing.
 
 ``ddp-doctor run | head -1`` closes the pipe long before the verdict. The run goes on all the same: other nodes
-count on it, files are to be written, and its exit code is the verdict. What nobody reads is dropped.
+count on it, files are to be written, and its exit code is the verdict. Output without a reader is dropped.
 """
 
 import io

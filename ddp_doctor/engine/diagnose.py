@@ -1,4 +1,4 @@
-"""From a recording to findings: every rule, pure, live and on replay alike."""
+"""From a recording to findings: every rule, pure, both live and on replay."""
 
 import traceback
 from collections.abc import Iterable, Mapping, Sequence

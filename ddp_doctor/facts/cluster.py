@@ -167,7 +167,7 @@ class OtherConnectivity(Frozen):
 
     @property
     def rate(self) -> float:
-        """The sample, else what the burst tells, in bytes per second; 0 where there was none."""
+        """The sample, else what the burst shows, in bytes per second; 0 where there was none."""
         burst = BURST_BYTES / self.burst_s if self.burst_s else 0.0
         return self.throughput_bytes_per_s or burst
 

@@ -24,7 +24,7 @@ OTHERS = (
 
 
 def launcher_of(env: Mapping[str, str]) -> Launcher | None:
-    """The launcher whose worker this process is; never told by RANK alone, which may be left over."""
+    """The launcher whose worker this process is; RANK alone is no sign of it, since it may be left over."""
     if "TORCHELASTIC_RUN_ID" in env:
         return "torchrun"
     if "SLURM_STEP_ID" in env and "SLURM_PROCID" in env:

@@ -1,4 +1,4 @@
-"""Numbers above or below which a rule speaks. Each stands with its source; all else is in the rules."""
+"""Numbers above or below which a rule speaks. Each has its source; everything else is in the rules."""
 
 GIB = 1024**3
 

@@ -212,7 +212,7 @@ def _compared(
     number = 0.0 if right.constant == "0" else _number(right)
     says_nothing = right.kind == "constant" and number is None  # rank is None
     if says_nothing or (number is not None and number < 0):
-        return None  # -1 stands for "not distributed": all ranks answer alike
+        return None  # -1 means "not distributed": all ranks give the same answer
     return _ordered(kind, number, operator)
 
 

@@ -16,7 +16,7 @@ class Scope:
     """A module, a function while it runs, or the body of a class."""
 
     parent: Scope | None = None
-    outer_names: set[str] = field(default_factory=set)  # that the function said are global
+    outer_names: set[str] = field(default_factory=set)  # that the function declared global
 
     @property
     def module(self) -> Scope:
@@ -108,7 +108,7 @@ class Store:
         return bound
 
     def join(self, branches: Sequence[Mapping[Key, Value]]) -> None:
-        """Continue after branches of which one was taken; a branch that bound nothing is an empty mapping."""
+        """Continue after branches one of which was taken; a branch that bound nothing is an empty mapping."""
         for key in dict.fromkeys(key for bound in branches for key in bound):
             options = [branch.get(key) or self._values.get(key) for branch in branches]
             known = list({id(option): option for option in options if option is not None}.values())

@@ -186,9 +186,9 @@ class Trace(Expressions):
             self.block(node.body)
             return False
         body_ends, body = self._branch(node.body, Condition(test, holds=True))
-        else_ends, other = self._branch(node.orelse, Condition(test, holds=False))
-        alive = [bound for bound, ends in ((body, body_ends), (other, else_ends)) if not ends]
-        self._store.join(alive or [body, other])
+        else_ends, orelse = self._branch(node.orelse, Condition(test, holds=False))
+        alive = [bound for bound, ends in ((body, body_ends), (orelse, else_ends)) if not ends]
+        self._store.join(alive or [body, orelse])
         if body_ends != else_ends:
             self._lasting = [Condition(test, holds=else_ends, early=True)]
         return body_ends and else_ends

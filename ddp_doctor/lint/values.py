@@ -1,4 +1,4 @@
-"""What an expression stands for when the script runs: a small graph of values, without types and without numbers.
+"""What an expression means when the script runs: a small graph of values, without types and without numbers.
 
 ``model = DDP(net.to(device))`` becomes a Call of torch's DistributedDataParallel whose first argument is a Call of
 the method ``to`` whose receiver is whatever ``net`` was bound to. A name, an attribute and an element lead to the

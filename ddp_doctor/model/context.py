@@ -155,7 +155,7 @@ class OtherWay(Frozen):
 
 @dataclass(frozen=True)
 class Peer:
-    """Another node of the run, as it can be dialled: its listener stands on an ephemeral port.
+    """Another node of the run, as it can be dialled: its listener is on an ephemeral port.
 
     ``address`` is the one that the backend of this run would advertise there; ``met_at`` the source
     address of its connection to the roll call, which is known to work in that direction.
@@ -267,7 +267,7 @@ class RankContext(Protocol):
     def exchange(self, name: str, text: str) -> tuple[str, ...]:
         """The texts of all ranks under this name, by group rank; the same call on all ranks.
 
-        It goes through the control store, so it works where collectives would hang; it stands in a step of
+        It goes through the control store, so it works where collectives would hang; it is in a step of
         the caller's, for it waits for the slowest rank. A name is used once in a check.
         """
         ...

@@ -18,7 +18,7 @@ class Fact(Frozen):
     KIND: ClassVar[str]
 
     def recorded(self) -> dict[str, Json]:
-        """The fact as it stands in a recording: its fields and its kind."""
+        """The fact as it is in a recording: its fields and its kind."""
         return {"kind": self.KIND, **self.model_dump(mode="json")}
 
 

@@ -142,12 +142,12 @@ class Recording(Frozen):
 
     def facts(self, kind: type[F]) -> list[FactAt[F]]:
         """All collected facts of one class, in the order they were read."""
-        return list(self.once(kind, lambda: [_seen(kind, reading) for reading in self.of_kind(kind.KIND)]))
+        return list(self.once(kind, lambda: [_fact_at(kind, reading) for reading in self.of_kind(kind.KIND)]))
 
     def first(self, kind: type[F]) -> F | None:
         """The first collected fact of one class, or None."""
         readings = self.of_kind(kind.KIND)
-        return self.once(("first", kind), lambda: _seen(kind, readings[0]).fact) if readings else None
+        return self.once(("first", kind), lambda: _fact_at(kind, readings[0]).fact) if readings else None
 
     def at(self, kind: type[F], node: int) -> list[F]:
         """The facts of one class from one node; indexed, because a search is too slow for thousands of nodes."""
@@ -173,14 +173,14 @@ class Recording(Frozen):
         return self._memo.once((self.readings, self.trials, self.world, self.options), name, make)
 
 
-def _seen(kind: type[F], reading: Reading) -> FactAt[F]:
+def _fact_at(kind: type[F], reading: Reading) -> FactAt[F]:
     return FactAt(kind.model_validate(reading.fact), reading.node, reading.rank, reading)
 
 
 def _by_node(facts: Sequence[FactAt[F]]) -> dict[int, list[F]]:
     found: dict[int, list[F]] = {}
-    for seen in facts:
-        found.setdefault(seen.node, []).append(seen.fact)
+    for reading in facts:
+        found.setdefault(reading.node, []).append(reading.fact)
     return found
 
 

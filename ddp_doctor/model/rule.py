@@ -97,6 +97,6 @@ def rule(
 
 
 def rules_in(*modules: ModuleType) -> tuple[Rule, ...]:
-    """The rules that stand in these modules, by code."""
+    """The rules in these modules, by code."""
     found = [value for module in modules for value in vars(module).values() if isinstance(value, Rule)]
     return tuple(sorted(found, key=lambda rule: rule.code))

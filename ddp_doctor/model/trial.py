@@ -103,7 +103,7 @@ class Attempt(Frozen):
     arm: Arm
     outcome: Literal["passed", "hung", "failed"]
     bytes_per_s: float | None = None  # of the slowest rank, the median of its repetitions
-    reason: str = ""  # what a rank said that failed
+    reason: str = ""  # what a failed rank reported
     unread: tuple[str, ...] = ()  # settings of the treatment that the library did not say it had read
     duration_s: float = 0.0
 

@@ -64,8 +64,8 @@ def _groups(text: str) -> dict[str, str]:
     """Path by controller; version 2 has the empty controller."""
     groups = {}
     for line in text.splitlines():
-        _, _, rest = line.partition(":")
-        controllers, colon, path = rest.partition(":")
+        _, _, fields = line.partition(":")
+        controllers, colon, path = fields.partition(":")
         if colon and path.startswith("/"):
             groups.update(dict.fromkeys(controllers.split(","), path))
     return groups

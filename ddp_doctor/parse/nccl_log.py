@@ -70,7 +70,7 @@ _WORDS = re.compile(
 )
 
 
-def says_something(line: str) -> bool:
+def may_hold_facts(line: str) -> bool:
     """Whether a line of a log may hold what is read here."""
     return _WORDS.search(line) is not None
 
@@ -199,7 +199,7 @@ def digest(lines: Iterable[str]) -> str:
     room = MOST_CHARACTERS
     for whole_line in lines:
         line = whole_line[:_LONGEST_LINE]
-        if not says_something(line):
+        if not may_hold_facts(line):
             continue
         text = _PREFIX.sub("", line.rstrip(), count=1)
         pair = _CHANNEL_NUMBER.sub("", text, count=1)

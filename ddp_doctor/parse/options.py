@@ -41,7 +41,7 @@ def endpoint(text: str, option: str = "--rdzv-endpoint") -> tuple[str, int]:
 
 
 def written(host: str, port: int) -> str:
-    """``HOST:PORT`` as the option takes it; an IPv6 address stands in brackets."""
+    """``HOST:PORT`` as the option takes it; an IPv6 address is in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -76,7 +76,7 @@ def nccl_path(first: PciDevice, second: PciDevice) -> str:
 
 
 def _same_numa_node(first: PciDevice, second: PciDevice) -> bool:
-    """Whether both are told to stand at one node; -1 is NCCL's node for what has none."""
+    """Whether both are known to be at one node; -1 is NCCL's node for what has none."""
     return first.numa_node is not None and first.numa_node == second.numa_node
 
 

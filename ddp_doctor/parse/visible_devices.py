@@ -67,7 +67,7 @@ class GpuLike(Protocol):
 
     @property
     def error(self) -> str | None:
-        """What NVML said in place of an answer."""
+        """NVML's message in place of an answer."""
 
 
 G = TypeVar("G", bound=GpuLike)

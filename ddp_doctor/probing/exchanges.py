@@ -18,7 +18,7 @@ _MIB = 1 << 20
 def size_of_message(ctx: RankContext) -> int:
     """Bytes a way: all pairs of a large world share the machine and the check's deadline.
 
-    Both ends must choose alike, whatever their GPUs have free: four such tensors fit knowledge/gpu/gpu_speed.py.
+    Both ends must choose the same, whatever their GPUs have free: four such tensors fit knowledge/gpu/gpu_speed.py.
     """
     if ctx.world_size > CROWD:
         return 64 * 1024

@@ -25,7 +25,7 @@ def read(module: Any) -> Manifest:
 def of_all_ranks(ctx: RankContext, own: Manifest, name: str = "manifest") -> dict[int, Manifest]:
     """Every rank's manifest, by original rank; over the control store, which works where DDP would hang.
 
-    The same call on all ranks. Where all are alike only digests travel; else each manifest once.
+    The same call on all ranks. Where all are equal, only digests travel; otherwise each manifest once.
     """
     own_digest = digest(own)
     with ctx.step("compare_models", f"digests of {name}"):

@@ -39,7 +39,7 @@ def rdma_devices(ctx: Context) -> dict[str, PciDevice]:
 
 
 def net_devices(ctx: Context) -> Iterator[PciDevice]:
-    """The interfaces that stand on a PCI device, RDMA or not."""
+    """The interfaces on a PCI device, RDMA or not."""
     for name in sorted(names_in(ctx, NET), key=_by_number):
         device = _device(ctx, f"{NET}/{name}", name, "net")
         if device is not None:

@@ -1,4 +1,4 @@
-"""A GPU and the settings of one rank or node, as it tells its peers."""
+"""A GPU and the settings of one rank or node, as it sends them to its peers."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Where the variables of this process come from, as far as /proc and the files of a login tell.
+"""Where the variables of this process come from, as far as /proc and the files of a login show.
 
     /proc/4711/stat        4711 (bash) S 4700 …            which process started which
     /proc/4711/environ     PATH=/bin\\0NCCL_DEBUG=INFO\\0    what a process was started with (proc(5)), and not what

@@ -7,7 +7,7 @@ ranks in a gloo collective used 0.00 and 0.01 s of processor in 5 s, and no byte
     /proc/PID/stat   utime 0.30 s, stime 0.01 s
     /proc/PID/io     rchar: 8342, wchar: 120      read(2) and write(2), of sockets too (proc(5))
 
-A rank that cannot be read counts as active, and so does one in uninterruptible sleep: it may wait for a slow disk.
+A rank that cannot be read counts as active, as does one in uninterruptible sleep, which may wait for a slow disk.
 """
 
 from collections.abc import Sequence

@@ -31,7 +31,7 @@ Pairs = Sequence[tuple[int, int]]
 
 
 def _no_progress(_text: str) -> None:
-    """The many short trials of a remedy: whoever orders them shows the progress."""
+    """The many short trials of a remedy: the caller shows the progress."""
 
 
 @dataclass

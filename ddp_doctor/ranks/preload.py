@@ -16,7 +16,7 @@ import warnings
 
 from ddp_doctor.ranks.process import die_with_parent, set_name
 
-#: Tells the forkserver where the run folder is and who its agent is.
+#: Shows the forkserver where the run folder is and who its agent is.
 RUN_FOLDER_VARIABLE = "DDP_DOCTOR_RUN_FOLDER"
 AGENT_VARIABLE = "DDP_DOCTOR_AGENT_PID"
 

@@ -47,7 +47,7 @@ def cpu_seconds(pid: int) -> float | None:
 
 
 def io_bytes(pid: int) -> int | None:
-    """Bytes that passed read(2), write(2) and the like so far; None where the kernel does not tell."""
+    """Bytes that passed read(2), write(2) and the like so far; None where the kernel does not say."""
     fields = dict(
         line.split(": ", 1) for line in (_read(f"/proc/{pid}/io") or "").splitlines() if ": " in line
     )
@@ -56,7 +56,7 @@ def io_bytes(pid: int) -> int | None:
 
 
 def with_children(pid: int, most: int) -> list[int] | None:
-    """The process and those that it and its children started; None where the kernel does not tell.
+    """The process and those that it and its children started; None where the kernel does not say.
 
     /proc/PID/task/TID/children holds "4711 4712 ", and is there where CONFIG_PROC_CHILDREN is.
     """
@@ -83,7 +83,7 @@ def _children(pid: int) -> list[int] | None:
 
 
 def wait_channel(pid: int) -> str | None:
-    """The kernel function a sleeping process waits in, where the kernel tells."""
+    """The kernel function a sleeping process waits in, where the kernel reports it."""
     text = _read(f"/proc/{pid}/wchan")
     return text if text and text != "0" else None
 

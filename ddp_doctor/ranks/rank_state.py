@@ -245,8 +245,8 @@ def _size(path: str) -> int:
 
 def _frame(text: str) -> str:
     """``"train.py", line 88 in step`` to ``train.py:88 in step``."""
-    path, _, rest = text.partition(", line ")
-    number, _, name = rest.partition(" in ")
+    path, _, place = text.partition(", line ")
+    number, _, name = place.partition(" in ")
     return f"{path.strip(chr(34))}:{number} in {name}"
 
 

@@ -89,7 +89,7 @@ def _join(spec: WorkerSpec, context: LiveRankContext) -> None:
     context.begin("process_group", spec.init_deadline_s)
     if spec.device.startswith("cuda"):
         context.gpu_memory_bytes = _take_gpu(spec.device)
-        # Without it torch 2.15 takes LOCAL_RANK, or the rank in the whole job, whatever set_device() said.
+        # Without it torch 2.15 takes LOCAL_RANK, or the rank in the whole job, whatever set_device() chose.
         options["device_id"] = torch.device(spec.device)
     started = time.monotonic()
     with context.step("init_process_group", spec.backend, deadline_s=spec.init_deadline_s):

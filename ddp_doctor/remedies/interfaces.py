@@ -82,7 +82,7 @@ def with_rendezvous(
     hosts: Mapping[int, tuple[Sequence[Interface], Sequence[str]]],
     interfaces: Mapping[int, str],
 ) -> Remedy:
-    """The remedy, and torchrun told each node's address there, where host names lead to other interfaces.
+    """The remedy, and each node's address there for torchrun, where host names lead to other interfaces.
 
     ``hosts`` are the interfaces of each node and what its own name resolves to: torchrun gives the workers
     the name of node rank 0 as MASTER_ADDR (torch, elastic/rendezvous/api.py, RendezvousStoreInfo).
@@ -92,14 +92,14 @@ def with_rendezvous(
     settings = [
         Setting(
             name=LOCAL_ADDR,
-            value=address_of(one.addresses[0]),
+            value=address_of(interface.addresses[0]),
             why="torchrun gives it to the workers as MASTER_ADDR, where the host's name leads elsewhere",
             node=hostname(recording, node),
             node_rank=node,
         )
         for node, (held, _) in hosts.items()
-        for one in held
-        if one.name == interfaces.get(node) and one.addresses
+        for interface in held
+        if interface.name == interfaces.get(node) and interface.addresses
     ]
     cost = f"{remedy.cost}; without torchrun, set MASTER_ADDR to that address of node rank 0"
     undo = f"{remedy.undo}; unset {LOCAL_ADDR}"
@@ -107,7 +107,7 @@ def with_rendezvous(
 
 
 def _leads_elsewhere(interfaces: Sequence[Interface], own: Sequence[str], name: str) -> bool:
-    holders = {holder(interfaces, one) for one in own if not is_loopback(one)}
+    holders = {holder(interfaces, address) for address in own if not is_loopback(address)}
     return bool(holders) and name not in holders
 
 
@@ -145,7 +145,7 @@ def _each_its_own(
 
 def back_to(name: str, old: Iterable[str]) -> str:
     """The line that gives the variable its former value; in words where nodes had several, for the last would win."""
-    lines = [f"export {shown(name, one)}" for one in sorted(set(old))]
+    lines = [f"export {shown(name, value)}" for value in sorted(set(old))]
     return (
         lines[0]
         if len(lines) == 1

@@ -32,15 +32,15 @@ def remedy(
     )
 
 
-#: For whoever runs the machines.
+#: For those who run the machines.
 by_administrator = partial(remedy, undo=NOTHING_TO_UNDO, untried="it takes an administrator")
-#: For whoever runs the GPUs: to look at them, to reset or to replace one.
+#: For those who run the GPUs: to look at them, to reset or to replace one.
 by_operator = partial(
     remedy,
     undo="nothing is changed",
     untried="it takes an operator or another allocation; the doctor changes nothing",
 )
-#: For whoever writes the training script.
+#: For those who write the training script.
 in_code = partial(
     remedy, scope="code", undo=NOTHING_TO_UNDO, untried="the doctor runs none of the job's code"
 )

@@ -135,7 +135,7 @@ class _Settled:
         self._objections: dict[_Wish, str] = {}
 
     def add(self, wish: _Wish) -> None:
-        """Apply the remedy, all of it or nothing: half of it was neither tried nor thought of."""
+        """Apply the whole remedy or nothing: nobody tried half of it."""
         objection = self._objections[wish] = self._objection(wish)
         if not objection:
             self._variables = {variable.name: variable for variable in wish.live} | self._variables
@@ -157,8 +157,12 @@ class _Settled:
             if taken != option:
                 return f"{_CONFLICT}: {by.code} wants {taken}"
         beside = (self._variables.get(name) for name in wish.remedy.conflicts)
-        other = next((variable for variable in beside if variable and variable.sets), None)
-        return f"{_CONFLICT}: it does not go with {other.name} of {other.code}" if other else ""
+        in_conflict = next((variable for variable in beside if variable and variable.sets), None)
+        return (
+            f"{_CONFLICT}: it does not go with {in_conflict.name} of {in_conflict.code}"
+            if in_conflict
+            else ""
+        )
 
     def shown(self, wish: _Wish, variable: Variable) -> Variable | None:
         """The variable with what became of it; None where another finding applies just this."""

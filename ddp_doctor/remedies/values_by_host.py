@@ -5,7 +5,7 @@
 
 Not every name and value may be handed over to a shell. A value that does not print (a newline, an escape, what turns
 text around) is refused, not quoted: no setting needs it, and people read these lines before they paste
-them. So are the shell's own variables.
+them. The shell's own variables are left out, too.
 """
 
 import re

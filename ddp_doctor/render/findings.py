@@ -12,7 +12,7 @@ from ddp_doctor.render.text import amount, one_line
 from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.proofs import beside_tried, in_force
 
-#: A screen has room for no more; rules group what is alike, and the JSON report holds all.
+#: A screen has room for no more; rules group equal things, and the JSON report holds all.
 _MOST_EVIDENCE = 24
 #: Of settings that differ between nodes.
 _MOST_VALUES = 8
@@ -20,7 +20,7 @@ _MOST_VALUES = 8
 
 @dataclass(frozen=True)
 class Line:
-    """A line at its indent. One to paste is never broken; other lines go on ``hang`` further in."""
+    """A line at its indent. A line to paste is never broken; other lines go on ``hang`` further in."""
 
     text: str
     indent: int = 2
@@ -40,7 +40,7 @@ def lines(finding: Finding) -> Iterator[Line]:
 
 
 def _evidence(evidence: Sequence[Evidence]) -> Iterator[str]:
-    """What was measured; what is said again, once and with its number."""
+    """What was measured; repeated lines once, with their number."""
     shown, left = evidence[:_MOST_EVIDENCE], len(evidence) - _MOST_EVIDENCE
     expected = None
     for text, same in groupby(shown, _measured):

@@ -54,7 +54,7 @@ def is_of_a_host(name: str) -> bool:
 def difference(
     name: str, values: frozenset[str | None], job: Job, *, within_a_node: bool = False
 ) -> Agreement | None:
-    """What it does that a variable has these (effective) values; None where that is nobody's business.
+    """What it does that a variable has these (effective) values; None where that does not matter.
 
     ``within_a_node`` where ranks of one node have different values, not nodes.
     """

@@ -65,8 +65,8 @@ def parse_condition(text: str) -> Condition:
     """One condition as a row writes it."""
     if text == "any":
         return Condition("any")
-    word, _, rest = text.partition(" ")
-    listed = rest if word in _WORDS else text
+    word, _, behind_word = text.partition(" ")
+    listed = behind_word if word in _WORDS else text
     return Condition(_WORDS.get(word, "is"), tuple(listed.split(", ")))
 
 

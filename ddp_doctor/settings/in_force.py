@@ -75,8 +75,8 @@ def _of_process(recording: Recording) -> Iterator[SettingInForce]:
         if is_recorded(name):
             since = _since(name, origins) if origins else None
             yield _row(name, value, "environment", in_files.pop(name, ()), since)
-    for name, (first, *rest) in in_files.items():
-        yield _row(name, first.value, first.source, tuple(rest))
+    for name, (first, *overruled) in in_files.items():
+        yield _row(name, first.value, first.source, tuple(overruled))
 
 
 def _row(
@@ -104,8 +104,8 @@ def _read_as(name: str, value: str | None) -> str | None:
 def _in_files(recording: Recording) -> dict[str, tuple[Overruled, ...]]:
     """What the files that this NCCL reads say of NCCL's own variables, in the order that counts."""
     found: dict[str, tuple[Overruled, ...]] = {}
-    for seen in recording.facts(NcclFact):
-        for file in files_read(recording, seen):
+    for node in recording.facts(NcclFact):
+        for file in files_read(recording, node):
             for line in file.lines:
                 name = line.name or ""
                 if is_recorded(name) and name.startswith("NCCL_"):
@@ -138,7 +138,7 @@ def _who(origin: Origin) -> str:
 
 
 def _of_text(text: SettingText) -> Iterator[SettingInForce]:
-    """The line that counts of each name, and what earlier lines said."""
+    """The line that counts for each name, and the earlier lines."""
     by_name: dict[str, list[Written]] = {}
     for setting in text.written:
         if is_recorded(setting.name):
@@ -158,7 +158,7 @@ def _of_text(text: SettingText) -> Iterator[SettingInForce]:
 
 
 def by_branch(possible: tuple[Written, ...]) -> str | None:
-    """What is said of a name that has another value in another branch; None where it has one value."""
+    """The words about a name that has another value in another branch; None where it has one value."""
     if len({setting.value for setting in possible}) < 2:
         return None
     elsewhere = ", ".join(

@@ -78,7 +78,7 @@ def switched_off(env: Mapping[str, str]) -> tuple[str, ...]:
 
 #: MAX_SOCKETS in NCCL src/transport/net_socket.cc.
 MOST_SOCKETS = 64
-#: What the launcher sets by itself, so that nobody waits for its effect.
+#: What the launcher sets by itself, so that no user waits for its effect.
 _NOT_MEANT = {("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"), ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")}
 
 

@@ -32,7 +32,7 @@ NCCL_TRIAL_S = 30.0
 HUNG_RATIO = 5.0
 HUNG_S = 1.0
 NCCL_HUNG_S = 8.0
-#: … where how fast it is matters, for what is slow must be told from what hangs.
+#: … where speed matters, because a slow run must be distinguished from a hang.
 SLOW_SHARE = 3.0
 #: What a trial moves at most, on each rank; four times as much as any rule asks for.
 LARGEST_BYTES = 1 << 30

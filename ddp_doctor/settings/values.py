@@ -35,7 +35,7 @@ _LARGEST = 2**63
 _QUOTES = "\u201c\u201d\u201e\u2018\u2019\u201a\u00ab\u00bb"
 _AROUND = f" \t\r\n\"'{_QUOTES}"
 
-#: NCCL's path types that may stand in a level, up to SYS (src/include/graph.h).
+#: NCCL's path types that may be in a level, up to SYS (src/include/graph.h).
 LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
 
 
@@ -110,16 +110,16 @@ def _takes_empty(variable: Variable) -> bool:
 
 def _number(variable: Variable, value: str) -> Misread | None:
     """NCCL's integers and booleans: strtoll with base 0, whatever follows is dropped without a word."""
-    number, rest = strtoll(value)
-    word, rest = value.strip().lower(), rest.strip()
+    number, suffix = strtoll(value)
+    word, suffix = value.strip().lower(), suffix.strip()
     if number is None:
         why = "NCCL reads a number; a word without a leading digit is 0."
         meant = "1" if word in _ON else None
         return None if word in _OFF else Misread(f"is read as 0{_effect_of_zero(variable.name)}", why, meant)
     if abs(number) >= _LARGEST:
         return Misread("is too large and ignored", "NCCL then keeps its default.")
-    if rest and not rest.startswith("#"):
-        scaled = str(number * _SCALE[rest[0].upper()]) if rest[0].upper() in _SCALE else None
+    if suffix and not suffix.startswith("#"):
+        scaled = str(number * _SCALE[suffix[0].upper()]) if suffix[0].upper() in _SCALE else None
         return Misread(f"is read as {number}", "NCCL reads the leading digits and drops the rest.", scaled)
     if re.fullmatch(r"[+-]?0[0-7]+", word) and number != int(word):
         return Misread(f"is read as {number}", "A leading 0 makes it an octal number.", str(int(word)))

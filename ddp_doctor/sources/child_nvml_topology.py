@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 #: By path: isolated, there is no package to import from.
 CALLS = runpy.run_path(str(Path(__file__).with_name("nvml_calls.py")))
-#: Links with errors are looked at twice, so that errors of today are told from those of last month.
+#: Links with errors are read twice, to distinguish errors of today from those of last month.
 SECOND_LOOK_S = 0.5
 
 #: Links of one GPU at most, where the binding has no number (nvml.h: 18 up to driver 570, 36 later).

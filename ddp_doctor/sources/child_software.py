@@ -1,4 +1,4 @@
-"""Helper script: what is installed of torch and NCCL, told without importing torch (which takes a second).
+"""Helper script: which torch and NCCL are installed, without importing torch (which takes a second).
 
 Run by path in a process of its own, with -I where the doctor runs isolated, so it imports nothing of
 ddp_doctor. Prints one JSON object, here with a CUDA build of torch::

@@ -1,8 +1,8 @@
 """Running a command so that it can neither hang the doctor nor outlive it.
 
 Every command gets a session of its own, no standard input, a bounded amount of kept output and a time
-limit after which its whole process group is killed. Nothing is ever raised for a command that
-misbehaves: what became of it stands in the ``CommandResult``.
+limit after which its whole process group is killed. A command that misbehaves raises nothing:
+the ``CommandResult`` holds what became of it.
 """
 
 import ctypes
@@ -57,7 +57,7 @@ def run_command(argv: Sequence[str], env: Mapping[str, str], timeout_s: float) -
 
 
 def find_executable(name: str, env: Mapping[str, str]) -> str | None:
-    """The file that ``name`` stands for, or None. Relative PATH entries are ignored: it may be root's."""
+    """The file that ``name`` means, or None. Relative PATH entries are ignored: it may be root's."""
     folders = (env.get("PATH") or DEFAULT_PATH).split(os.pathsep)
     return shutil.which(name, path=os.pathsep.join(folder for folder in folders if folder.startswith("/")))
 

@@ -42,7 +42,7 @@ def interfaces() -> tuple[Interface, ...]:
 
 
 def _prefix_length(netmask: str | None, family: int) -> int:
-    """24 for 255.255.255.0; a point-to-point address without a mask stands alone."""
+    """24 for 255.255.255.0; a point-to-point address without a mask is a network of one address."""
     if netmask is None:
         return 32 if family == socket.AF_INET else 128
     return int(ipaddress.ip_address(netmask)).bit_count()

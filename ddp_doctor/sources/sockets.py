@@ -191,7 +191,7 @@ class TcpLine:
         return time.monotonic() - started
 
     def tcp(self) -> TcpInfo | None:
-        """What the kernel counted on this connection; None where it does not tell."""
+        """What the kernel counted on this connection; None where it does not say."""
         try:
             raw = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
             (mss,), (retransmits,) = (struct.unpack_from("=I", raw, at) for at in (_MSS_AT, _RETRANSMITS_AT))

@@ -1,1 +1,1 @@
-"""Who started this process, where it stands, and starting agents on other nodes."""
+"""Who started this process, where it is, and starting agents on other nodes."""

@@ -1,6 +1,6 @@
 """Connecting to the endpoint of a run with plain sockets, so that each failure has its own name.
 
-torch's own client says "timed out after 60000ms" for a refused, a dropped and a silent port alike.
+torch's own client says "timed out after 60000ms" whether a port is refused, dropped or silent.
 """
 
 import errno

@@ -103,7 +103,7 @@ class FanOut:
         self._selector = selectors.DefaultSelector()
         self._signals: list[int] = []
         self._said_to_end: dict[int, tuple[float, str]] = {}  # since when, and how, by node rank
-        self._told_the_head: set[int] = set()
+        self._reported_to_head: set[int] = set()
         self._headless = False
         self._ending = False
         self.ended = Ended({rank: AgentState() for start in starts for rank in start.node_ranks})
@@ -167,7 +167,7 @@ class FanOut:
         for host, why in channel.start.explain(words).items():
             if host in self._hosts:
                 self._note_not_started(self._hosts.index(host), why)
-        for host, how in channel.start.tells_end(words).items():
+        for host, how in channel.start.ends_by_host(words).items():
             if host in self._hosts:
                 self._said_to_end.setdefault(self._hosts.index(host), (time.monotonic(), how))
 
@@ -188,7 +188,7 @@ class FanOut:
         for rank, agent in self.ended.agents.items():
             if agent.code is not None and rank != 0 and not self.ended.have_met:
                 how = agent.refused or _too_soon(f"exit code {agent.code}")
-                self._tell_the_head(rank, how)
+                self._report_to_head(rank, how)
 
     def _note_how_it_ended(self, channel: Channel, why: str) -> None:
         for rank in channel.start.node_ranks:
@@ -204,7 +204,7 @@ class FanOut:
                 self._note_not_started(rank, why)
         elif rank == 0 or not self._headless:  # else it was asked to end, perhaps before it could report that
             self.ended.broken_off[rank] = why
-            self._tell_the_head(rank, _too_soon(why))
+            self._report_to_head(rank, _too_soon(why))
 
     def _with_words(self, rank: int, how: str) -> str:
         """A program that cannot start prints why; srun does not say which task printed it."""
@@ -219,10 +219,10 @@ class FanOut:
         for channel in self._channels:
             channel.send({"host": self._hosts[rank], "failed": why})
 
-    def _tell_the_head(self, rank: int, why: str) -> None:
+    def _report_to_head(self, rank: int, why: str) -> None:
         """The head uses this at the roll call; later it notices itself which node falls silent."""
-        if rank not in self._told_the_head:
-            self._told_the_head.add(rank)
+        if rank not in self._reported_to_head:
+            self._reported_to_head.add(rank)
             head = next(channel for channel in self._channels if 0 in channel.start.node_ranks)
             head.send({"host": self._hosts[rank], "failed": why})
 

@@ -36,7 +36,7 @@ _NAME_IT = "say which host is the head: mpirun -x MASTER_ADDR=HOST ..., HOST bei
 
 
 def mpi_nnodes(env: Mapping[str, str]) -> int:
-    """How many nodes have ranks; where Open MPI does not tell, as if all had as many as this one."""
+    """How many nodes have ranks; where Open MPI does not say, as if all had as many as this one."""
     stated = number(env, "OMPI_MCA_orte_num_nodes", 0)
     here = max(number(env, "OMPI_COMM_WORLD_LOCAL_SIZE", 1), 1)
     return stated or max(-(-number(env, "OMPI_COMM_WORLD_SIZE", 1) // here), 1)

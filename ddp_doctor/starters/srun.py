@@ -49,7 +49,7 @@ def by_srun(hosts: Sequence[str], command: Sequence[str], env: Mapping[str, str]
         env={**shown, starter_channel.VARIABLE: "1"},
         node_ranks=tuple(range(len(hosts))),
         explain=_explain,
-        tells_end=tells_end,
+        ends_by_host=ends_by_host,
     )
 
 
@@ -69,7 +69,7 @@ def _explain(line: str) -> dict[str, str]:
     return {found["host"]: f"SLURM could not start a task there: {found['why']}"} if found else {}
 
 
-def tells_end(line: str) -> dict[str, str]:
+def ends_by_host(line: str) -> dict[str, str]:
     """Hosts and how, such as from ``srun: error: node[2-3]: tasks 1-2: Killed`` or ``… Exited with exit code 1``."""
     found = _TASK_ENDED.fullmatch(line) or _NODE_FAILED.fullmatch(line)
     if found is None:

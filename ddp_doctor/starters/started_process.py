@@ -24,7 +24,7 @@ _NOT_TELLING = re.compile(
     r"srun: (error: \S+: tasks? [\d,-]+: .*|.*lacks support for cpu binding|Terminating StepId.*)"
 )
 
-Told = Callable[[str], dict[str, str]]
+_ReasonsByHost = Callable[[str], dict[str, str]]
 
 
 def _nothing(_line: str) -> dict[str, str]:
@@ -39,8 +39,8 @@ class Start:
     argv: tuple[str, ...]
     env: Mapping[str, str]
     node_ranks: tuple[int, ...]
-    explain: Told = _nothing  # host -> why it got no agent, from a line of its stderr
-    tells_end: Told = _nothing  # host -> how its agent ended, from such a line
+    explain: _ReasonsByHost = _nothing  # host -> why it got no agent, from a line of its stderr
+    ends_by_host: _ReasonsByHost = _nothing  # host -> how its agent ended, from such a line
 
 
 class Channel:
@@ -88,9 +88,9 @@ class Channel:
             read = os.read(pipe.fileno(), 1 << 16)
         except BlockingIOError:
             return
-        *lines, rest = (self._rest.pop(pipe.fileno(), b"") + read).split(b"\n")
-        self._rest[pipe.fileno()] = rest[-_LONGEST_LINE:]
-        yield from lines if read else [*lines, rest]
+        *lines, unended = (self._rest.pop(pipe.fileno(), b"") + read).split(b"\n")
+        self._rest[pipe.fileno()] = unended[-_LONGEST_LINE:]
+        yield from lines if read else [*lines, unended]
         if not read:
             raise EOFError
 

@@ -1,1 +1,1 @@
-"""What several rules derive from several facts, worked out once a recording. No opinion stands here."""
+"""What several rules derive from several facts, worked out once a recording. This package holds no opinions."""

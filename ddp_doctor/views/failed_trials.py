@@ -1,4 +1,4 @@
-"""What NCCL complained of before a trial failed, and which pairs of ranks stand still over its P2P.
+"""NCCL's complaints before a trial failed, and which pairs of ranks are stuck over its P2P.
 
 A stall of P2P leaves no message. What is left is that both ranks entered the same step, neither left
 it, both processes run as they should, and the log in their output says ``0[0] -> 1[1] via P2P/CUMEM``.
@@ -21,8 +21,8 @@ _ABORTED = -6
 
 
 @dataclass(frozen=True)
-class Said:
-    """One rank's words."""
+class RankComplaint:
+    """One complaint of one rank."""
 
     trial: TrialRecord
     rank: int
@@ -30,23 +30,23 @@ class Said:
     complaint: Complaint
 
 
-def said(recording: Recording, *kinds: Kind) -> list[Said]:
-    """What the ranks of trials that failed said of these causes."""
+def rank_complaints(recording: Recording, *kinds: Kind) -> list[RankComplaint]:
+    """The complaints about these causes from the ranks of failed trials."""
     return [
-        one
-        for one in recording.once("NCCL's complaints", lambda: list(_said(recording)))
-        if one.complaint.kind in kinds
+        complaint
+        for complaint in recording.once("NCCL's complaints", lambda: list(_all_complaints(recording)))
+        if complaint.complaint.kind in kinds
     ]
 
 
-def _said(recording: Recording) -> Iterator[Said]:
+def _all_complaints(recording: Recording) -> Iterator[RankComplaint]:
     for trial in recording.trials:
         if trial.backend == "nccl" and trial.outcome in ("broken", "stuck"):
             alone = not trial.lost_nodes and all(map(_runs, trial.evidence))
             for rank in trial.evidence:
                 for complaint in complaints(_words(rank)):
                     if alone or complaint.kind != "rdma-timeout":  # a peer that is gone answers nobody
-                        yield Said(trial, rank.rank, rank.node, complaint)
+                        yield RankComplaint(trial, rank.rank, rank.node, complaint)
 
 
 def _words(rank: RankEvidence) -> str:
@@ -60,21 +60,22 @@ def _runs(rank: RankEvidence) -> bool:
 def explains(recording: Recording, trial: TrialRecord) -> bool:
     """Whether a rule of its own tells why this trial failed."""
     return any(
-        one.trial is trial for one in recording.once("NCCL's complaints", lambda: list(_said(recording)))
+        complaint.trial is trial
+        for complaint in recording.once("NCCL's complaints", lambda: list(_all_complaints(recording)))
     )
 
 
-def all_said(recording: Recording, nodes: Iterable[int], kind: Kind) -> bool:
+def all_complained(recording: Recording, nodes: Iterable[int], kind: Kind) -> bool:
     """Whether each of these nodes had it from NCCL itself, so that a limit needs no finding of its own."""
-    return set(nodes) <= {complaint.node for complaint in said(recording, kind)}
+    return set(nodes) <= {complaint.node for complaint in rank_complaints(recording, kind)}
 
 
-def nodes_of(group: Sequence[Said]) -> list[int]:
-    """The nodes whose ranks said it."""
+def nodes_of(group: Sequence[RankComplaint]) -> list[int]:
+    """The nodes whose ranks complained."""
     return sorted({complaint.node for complaint in group})
 
 
-def again(group: Sequence[Said], node: int | None = None) -> Reproducer:
+def again(group: Sequence[RankComplaint], node: int | None = None) -> Reproducer:
     """The test that failed: the ranks of the trial, or those of one node, meet."""
     trial = group[0].trial
     here = tuple(rank.rank for rank in trial.evidence if node is None or rank.node == node)
@@ -105,13 +106,13 @@ class Stall:
 
 
 def stalls(recording: Recording) -> list[Stall]:
-    """The pairs that stand still over P2P, as DD401 names them."""
+    """The pairs that are stuck over P2P, as DD401 names them."""
     matrices = {node.node: node.fact for node in recording.facts(TopologyFact)}
     return recording.once("stalls over P2P", lambda: find_stalls(matrices, recording.trials))
 
 
 def find_stalls(matrices: Mapping[int, TopologyMatrix], trials: Sequence[TrialRecord]) -> list[Stall]:
-    """The pairs that stand still over P2P, on the nodes with a matrix: only isolated ones, where there are any."""
+    """The pairs that are stuck over P2P, on the nodes with a matrix: only isolated ones, where there are any."""
     found = [
         stall
         for trial in trials
@@ -170,7 +171,7 @@ def _stalls_on(
 
 
 def _all_wait(trial: TrialRecord, steps: Mapping[int, Step]) -> bool:
-    """Whether every rank stands in the step.
+    """Whether every rank is in the step.
 
     A rank that died, stopped or never entered would explain the others, and so would the network where some ranks
     are on other nodes.
@@ -212,7 +213,7 @@ def _by_pair(log: NcclTransportFact, ranks: Sequence[int]) -> dict[tuple[int, in
 
 
 def _meet(ranks: tuple[int, int], steps: Mapping[int, Step]) -> bool:
-    """Whether both stand in one and the same step, each waiting for the other."""
+    """Whether both are in one and the same step, each waiting for the other."""
     if not set(ranks) <= set(steps):
         return False
     first, second = (steps[rank] for rank in ranks)

@@ -27,7 +27,7 @@ def gpus_of_the_job(recording: Recording) -> Hits:
 
 
 def by_model(recording: Recording) -> dict[str, Hits]:
-    """The job's GPUs by model, on all nodes: those of one model should be alike."""
+    """The job's GPUs by model, on all nodes: those of one model should be equal."""
     return recording.once("GPUs by model", lambda: _by_model(recording))
 
 
@@ -58,7 +58,7 @@ class BusyGpu(Frozen):
 
     index: int  # NVML's
     uuid: str | None
-    used_bytes: int | None  # by others; None where NVML does not tell
+    used_bytes: int | None  # by others; None where NVML does not say
     free_bytes: int | None
     holders: tuple[GpuProcess, ...]  # empty where none can be seen from here, as in a container
 
@@ -101,7 +101,7 @@ def gpu_of(recording: Recording, rank: int) -> int | None:
 
 
 def gpus_by_rank(recording: Recording) -> Mapping[int, int | None]:
-    """NVML's index of each rank's GPU, as ``gpu_of`` tells it."""
+    """NVML's index of each rank's GPU, as ``gpu_of`` finds it."""
     return recording.once("GPU of each rank", lambda: _gpus_of_ranks(recording))
 
 

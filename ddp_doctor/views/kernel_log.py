@@ -11,7 +11,7 @@ from ddp_doctor.model.recording import Recording
 
 @dataclass(frozen=True)
 class NodeView:
-    """What kernel and NVML said of one node."""
+    """What the kernel and NVML report about one node."""
 
     node: int
     fact: KernelFact
@@ -54,7 +54,7 @@ class Hit:
 
 
 def views(recording: Recording) -> list[NodeView]:
-    """The nodes with a kernel fact, each with what NVML said there."""
+    """The nodes with a kernel fact, each with what NVML reports there."""
     gpus = {node.node: node.fact for node in recording.facts(GpusFact)}
     return [NodeView(node.node, node.fact, gpus.get(node.node)) for node in recording.facts(KernelFact)]
 
@@ -89,6 +89,6 @@ def failed_nics(recording: Recording) -> list[Hit]:
 
 
 def blocked_s(view: NodeView, process: StuckProcess) -> int:
-    """For how long the kernel has said that the process is blocked."""
+    """How long the process has been blocked, by the kernel's log."""
     hung = (event for event in view.fact.events if event.kind == "hung_task" and process.pid in event.pids)
     return max((event.code or 0 for event in hung), default=0)

@@ -61,7 +61,7 @@ def silent_nodes(recording: Recording) -> frozenset[int]:
 
 
 def farewells(recording: Recording) -> list[FactAt[SilenceFact]]:
-    """The nodes that left before the end, and said why."""
+    """The nodes that left before the end and gave a reason."""
     return [silence for silence in recording.facts(SilenceFact) if silence.fact.said_goodbye]
 
 
@@ -70,11 +70,11 @@ def causes(recording: Recording) -> list[Cause]:
     return recording.once("causes of silence", lambda: _causes(recording))
 
 
-def links_lost(recording: Recording, seen: FactAt[SilenceFact]) -> tuple[str, ...]:
+def links_lost(recording: Recording, silence: FactAt[SilenceFact]) -> tuple[str, ...]:
     """The observer's interfaces that led to other hosts and lost their link: a container's veth has no address."""
     nodes = recording.world.nodes if recording.world else ()
-    known = next((node.addresses for node in nodes if node.node_rank == seen.node), {})
-    lost = tuple(name for name in seen.fact.links_down if name != "lo" and not is_own_bridge(name))
+    known = next((node.addresses for node in nodes if node.node_rank == silence.node), {})
+    lost = tuple(name for name in silence.fact.links_down if name != "lo" and not is_own_bridge(name))
     if not known:
         return lost
     return tuple(name for name in lost if any(map(leads_out, known.get(name, ()))))
@@ -100,16 +100,16 @@ def _causes(recording: Recording) -> list[Cause]:
         for silence in recording.facts(SilenceFact)
         if silence.fact.node not in left
     ]
-    seen = [silence for silence in all_seen if _counts(silence.fact)]
-    if seen and all(
-        silence.fact.stopped_s >= SILENT_S for silence in seen
+    counted = [silence for silence in all_seen if _counts(silence.fact)]
+    if counted and all(
+        silence.fact.stopped_s >= SILENT_S for silence in counted
     ):  # so long that the others gave it up
-        return [Cause("stopped", _silent(seen), _observers(seen), seen=tuple(seen))]
-    alone = _lone_observer(recording, seen)
+        return [Cause("stopped", _silent(counted), _observers(counted), seen=tuple(counted))]
+    alone = _lone_observer(recording, counted)
     if alone is not None:
         return [alone]
     of_node: dict[int, list[FactAt[SilenceFact]]] = {}
-    for silence in seen:
+    for silence in counted:
         of_node.setdefault(silence.fact.node, []).append(silence)
     each = [_cause_of(recording, node, silences) for node, silences in of_node.items()]
     return _merged(_outvoted([cause for cause in each if cause is not None]))
@@ -125,10 +125,10 @@ def _blocked_before(recording: Recording) -> set[tuple[int, int]]:
     }
 
 
-def _as_news(seen: FactAt[SilenceFact], blocked: set[tuple[int, int]]) -> FactAt[SilenceFact]:
-    if (seen.node, seen.fact.node) not in blocked or seen.fact.answer == "answers":
-        return seen
-    return replace(seen, fact=seen.fact.model_copy(update={"answer": "not_asked"}))
+def _as_news(silence: FactAt[SilenceFact], blocked: set[tuple[int, int]]) -> FactAt[SilenceFact]:
+    if (silence.node, silence.fact.node) not in blocked or silence.fact.answer == "answers":
+        return silence
+    return replace(silence, fact=silence.fact.model_copy(update={"answer": "not_asked"}))
 
 
 def _counts(fact: SilenceFact) -> bool:
@@ -136,17 +136,19 @@ def _counts(fact: SilenceFact) -> bool:
     return fact.answer != "not_asked" or fact.silent_s >= _HEARD_TOO_LONG_AGO_S
 
 
-def _lone_observer(recording: Recording, seen: Sequence[FactAt[SilenceFact]]) -> Cause | None:
+def _lone_observer(recording: Recording, silences: Sequence[FactAt[SilenceFact]]) -> Cause | None:
     """The cause where the only observer has lost its own link, or no longer reaches several other nodes."""
-    observers = _observers(seen)
-    if len(observers) != 1 or any(silence.fact.answer not in (*_NO_ANSWER, "not_asked") for silence in seen):
+    observers = _observers(silences)
+    if len(observers) != 1 or any(
+        silence.fact.answer not in (*_NO_ANSWER, "not_asked") for silence in silences
+    ):
         return None
-    silent = _silent(seen)
-    if any(links_lost(recording, silence) for silence in seen):
-        return Cause("link-down", silent, observers, seen=tuple(seen))
+    silent = _silent(silences)
+    if any(links_lost(recording, silence) for silence in silences):
+        return Cause("link-down", silent, observers, seen=tuple(silences))
     others = recording.world.nnodes - 1 if recording.world else len(silent)
     if len(silent) >= max(others, 2):
-        return Cause("cut-off", silent, observers, seen=tuple(seen))
+        return Cause("cut-off", silent, observers, seen=tuple(silences))
     return None
 
 
@@ -162,11 +164,11 @@ class _Views:
     beatless: tuple[int, ...]  # observers that did not dial it, or could not even before
 
 
-def _views(recording: Recording, seen: Sequence[FactAt[SilenceFact]]) -> _Views:
-    dark = [silence for silence in seen if silence.fact.answer in _NO_ANSWER]
+def _views(recording: Recording, silences: Sequence[FactAt[SilenceFact]]) -> _Views:
+    dark = [silence for silence in silences if silence.fact.answer in _NO_ANSWER]
 
     def by(answer: str) -> tuple[int, ...]:
-        return _observers(silence for silence in seen if silence.fact.answer == answer)
+        return _observers(silence for silence in silences if silence.fact.answer == answer)
 
     return _Views(
         hearing=by("answers"),
@@ -178,13 +180,13 @@ def _views(recording: Recording, seen: Sequence[FactAt[SilenceFact]]) -> _Views:
     )
 
 
-def _cause_of(recording: Recording, node: int, seen: Sequence[FactAt[SilenceFact]]) -> Cause | None:
+def _cause_of(recording: Recording, node: int, silences: Sequence[FactAt[SilenceFact]]) -> Cause | None:
     """Why one node is silent to these observers; None where the node is not the cause."""
-    views = _views(recording, seen)
-    missed = _observers(silence for silence in seen if silence.fact.heartbeat)
+    views = _views(recording, silences)
+    missed = _observers(silence for silence in silences if silence.fact.heartbeat)
     if not missed and not views.deaf:
         return None  # it was only asked along the way: it ended because the head was lost
-    whole = Cause("dark", (node,), (node,), seen=tuple(seen))
+    whole = Cause("dark", (node,), (node,), seen=tuple(silences))
     if not views.hearing:
         return _of_unheard(whole, views)
     broken = (*views.deaf, *views.frozen, *views.gone)
@@ -241,9 +243,9 @@ def _both(first: Cause, second: Cause) -> Cause:
     )
 
 
-def _observers(seen: Iterable[FactAt[SilenceFact]]) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(silence.node for silence in seen))
+def _observers(silences: Iterable[FactAt[SilenceFact]]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(silence.node for silence in silences))
 
 
-def _silent(seen: Iterable[FactAt[SilenceFact]]) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(silence.fact.node for silence in seen))
+def _silent(silences: Iterable[FactAt[SilenceFact]]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(silence.fact.node for silence in silences))

@@ -34,9 +34,9 @@ def common_interface(facts: Mapping[int, InterfacesFact]) -> dict[int, str]:
     return shared_interface({node: fact.interfaces for node, fact in facts.items()})
 
 
-def offer_of(seen: FactAt[InterfacesFact], backend: str) -> Offer:
+def offer_of(node: FactAt[InterfacesFact], backend: str) -> Offer:
     """The node as this backend presents it to the others."""
-    fact, choice = seen.fact, chosen(seen.fact, backend)
+    fact, choice = node.fact, chosen(node.fact, backend)
     without = {name: value for name, value in fact.settings.items() if name != choice.setting}
     default = (
         gloo_choice(fact.interfaces, without, fact.hostname_addresses)
@@ -45,7 +45,7 @@ def offer_of(seen: FactAt[InterfacesFact], backend: str) -> Offer:
     )
     held = " ".join(address for interface in fact.interfaces for address in interface.addresses)
     return Offer(
-        node=seen.node,
+        node=node.node,
         choice=choice,
         interfaces=fact.interfaces,
         own_addresses=fact.hostname_addresses,
@@ -83,7 +83,7 @@ def crossings(recording: Recording, node: int) -> Iterator[Crossing]:
             yield Crossing(node, world.node_of(peer), (own_rank, peer), transport, gpus.get(own_rank))
 
 
-def nodes_that_say(recording: Recording, pattern: re.Pattern[str]) -> list[int]:
+def nodes_whose_log_has(recording: Recording, pattern: re.Pattern[str]) -> list[int]:
     """The nodes whose log holds the pattern; found without parsing the logs, for thousands of nodes."""
     return [node for node, text in texts(recording).items() if pattern.search(text)]
 
@@ -96,7 +96,7 @@ def rdma_of(recording: Recording) -> Mapping[int, RdmaFact]:
 
 
 def hca_of(log: NcclTransportFact, transport: Transport) -> str | None:
-    """The RDMA device that carries a connection, where the log tells which one its number means."""
+    """The RDMA device that carries a connection, where the log shows which one its number means."""
     network = transport.network
     names = {hca.name for hca in log.hcas if network and network[0] == "IB" and hca.index == network[1]}
     return names.pop() if len(names) == 1 else None
@@ -186,7 +186,7 @@ def staged(recording: Recording) -> list[Staged]:
 def _staged(recording: Recording) -> Iterator[Staged]:
     known = {place.seen.node: place for place in places(recording)}
     kernels = {node.node: node.fact for node in recording.facts(KernelFact)}
-    for node in nodes_that_say(recording, _STAGED):
+    for node in nodes_whose_log_has(recording, _STAGED):
         place, kernel = known.get(node), kernels.get(node)
         if place is None or (kernel is not None and kernel.gpudirect_rdma()[0] is False):
             continue

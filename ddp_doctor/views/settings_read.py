@@ -88,7 +88,7 @@ def has_a_refused_value(recording: Recording) -> bool:
     """Whether the run's own process group refuses a value on some node (DD122, where it is an error)."""
     backend = recording.world.backend if recording.world else ""
     of_node = installed(recording)
-    # Of thousands of nodes most are alike.
+    # Most of thousands of nodes are equal.
     alike = {(frozenset(node.fact.variables.items()), of_node[node.node]) for node in judged(recording)}
     return any(
         value.stops(backend) for env, releases in alike for value in misread_values(dict(env), releases)

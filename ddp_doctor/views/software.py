@@ -122,7 +122,7 @@ def _nccl_backends(recording: Recording) -> dict[int, str]:
 
 
 def _expected(software: Software, env: Mapping[str, str]) -> str | None:
-    """What "nccl" stands for, by what torch offers and how it reads its switch."""
+    """What "nccl" means, by what torch offers and how it reads its switch."""
     if software.torch_looks_backends_up is False:
         return "nccl"
     if "nccl2" not in software.torch_backends or software.torch_nccl2_switch is None:

@@ -123,19 +123,19 @@ def _places(recording: Recording) -> Iterator[Place]:
     software = {node.node: node.fact for node in recording.facts(Software)}
     variables = {node.node: node.fact.variables for node in recording.facts(EnvVars)}
     logs = texts(recording)
-    for seen in recording.facts(TopologyFact):
-        known, text = gpus.get(seen.node), logs.get(seen.node, "")
-        installed = software[seen.node].nccl_loaded if seen.node in software else None
+    for matrix in recording.facts(TopologyFact):
+        known, text = gpus.get(matrix.node), logs.get(matrix.node, "")
+        installed = software[matrix.node].nccl_loaded if matrix.node in software else None
         version = version_in(text) or installed
-        settings = {**seen.fact.nccl_settings, **variables.get(seen.node, {}), **settings_in(text)}
+        settings = {**matrix.fact.nccl_settings, **variables.get(matrix.node, {}), **settings_in(text)}
         by_name = {f"GPU{gpu.index}": gpu for gpu in known.gpus} if known else {}
         node = nccl_paths.Node(
-            gpus=_gpus_of_job(recording, seen),
-            cpu_vendor=seen.fact.cpu_vendor,
+            gpus=_gpus_of_job(recording, matrix),
+            cpu_vendor=matrix.fact.cpu_vendor,
             version=release(version) if version else (),
             settings=settings,
         )
-        yield Place(seen, by_name, node)
+        yield Place(matrix, by_name, node)
 
 
 def _gpus_of_job(recording: Recording, node: FactAt[TopologyFact]) -> int:

@@ -29,7 +29,11 @@ class Split(Generic[Who]):
     @property
     def few(self) -> tuple[Who, ...]:
         """Those that are not as most are; none where there are no most."""
-        return () if self.usual is None else tuple(sorted(one for _, some in self.groups[1:] for one in some))
+        return (
+            ()
+            if self.usual is None
+            else tuple(sorted(member for _, some in self.groups[1:] for member in some))
+        )
 
     @property
     def many(self) -> int:
@@ -45,11 +49,11 @@ class Split(Generic[Who]):
 def split(values: Mapping[Who, tuple[Hashable, str]], there_are: int = 0) -> Split[Who] | None:
     """How nodes or ranks differ, given what is compared of each and how that is shown; None where they agree.
 
-    ``there_are`` as many, where not all told: what is usual is usual among all of them.
+    ``there_are`` is their number, where some are unknown: the usual value must be usual among all of them.
     """
     groups: dict[Hashable, list[Who]] = {}
-    for one, (value, _) in values.items():
-        groups.setdefault(value, []).append(one)
+    for member, (value, _) in values.items():
+        groups.setdefault(value, []).append(member)
     if len(groups) < 2:
         return None
     largest = sorted((sorted(some) for some in groups.values()), key=lambda some: (-len(some), some))
@@ -84,17 +88,17 @@ def others(split: Split[int]) -> str:
     return "the other node" if split.many == 1 else f"the other {split.many} nodes"
 
 
-def told(recording: Recording, split: Split[int]) -> str:
+def values_with_nodes(recording: Recording, split: Split[int]) -> str:
     """Every value with its nodes: "2.4.1 on node2; 2.5.0 on node0, node1 and node3"."""
-    return _told([f"{value} on {hosts(recording, nodes)}" for value, nodes in split.groups])
+    return _joined([f"{value} on {hosts(recording, nodes)}" for value, nodes in split.groups])
 
 
-def told_by_ranks(recording: Recording, split: Split[Place]) -> str:
+def values_with_ranks(recording: Recording, split: Split[Place]) -> str:
     """Every value with its ranks: "NCCL_ALGO unset on local ranks 0 and 1; NCCL_ALGO=Tree on local rank 2"."""
-    return _told([f"{value} on {local_ranks(recording, places)}" for value, places in split.groups])
+    return _joined([f"{value} on {local_ranks(recording, places)}" for value, places in split.groups])
 
 
-def _told(each: Sequence[str]) -> str:
+def _joined(each: Sequence[str]) -> str:
     left = len(each) - NAMES_IN_A_SENTENCE
     return "; ".join([*each[:NAMES_IN_A_SENTENCE], *([f"and {left} more"] if left > 0 else [])])
 

@@ -16,7 +16,7 @@ class Who:
     names: str = ""
 
 
-#: Of a fault that is blamed on nobody.
+#: For a fault that is blamed on nobody.
 NOBODY: tuple[Culprit, ...] = ()
 
 

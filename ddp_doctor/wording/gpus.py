@@ -11,7 +11,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.gpus import Hits
 from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, name_list
 
-#: What may stand in a command: a recording may be anybody's.
+#: What may be in a command: a recording may be anybody's.
 _BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
 #: Of more GPUs than this the evidence shows the first; the culprits name them all.
 LINES_OF_EVIDENCE = 16
@@ -78,14 +78,14 @@ def _evidence(recording: Recording, hits: Hits, sight: Callable[[Gpu], Sight]) -
     """One line a GPU, with its host where there are several, and the rest of many as their number."""
     several = recording.world is not None and recording.world.nnodes > 1
     for node, gpu in hits[:LINES_OF_EVIDENCE]:
-        seen, at = sight(gpu), f" on {host(recording, node)}" if several else ""
+        shown, at = sight(gpu), f" on {host(recording, node)}" if several else ""
         yield Evidence(
             check="gpus",
-            text=f"{gpu.label}{at}: {seen.text}",
-            value=seen.value,
-            unit=seen.unit,
-            expected=seen.expected,
-            expected_from=seen.expected_from,
+            text=f"{gpu.label}{at}: {shown.text}",
+            value=shown.value,
+            unit=shown.unit,
+            expected=shown.expected,
+            expected_from=shown.expected_from,
         )
     if hits[LINES_OF_EVIDENCE:]:
         text = f"and {len(hits) - LINES_OF_EVIDENCE} GPUs more, named in the JSON report"

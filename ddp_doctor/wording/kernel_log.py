@@ -16,8 +16,8 @@ LINES_OF_EVIDENCE = 16
 def device_names(recording: Recording, hits: Sequence[Hit]) -> str:
     """Devices for a sentence: "GPU 3 (0000:61:00.0) on node0", "9 GPUs or NICs on node0 and node1"."""
     hosts: dict[str, list[str]] = {}
-    for hit in hits:
-        hosts.setdefault(host(recording, hit.view.node), []).append(_name(hit.view, hit.device))
+    for fault in hits:
+        hosts.setdefault(host(recording, fault.view.node), []).append(_name(fault.view, fault.device))
     if len(hits) > NAMES_IN_A_SENTENCE:
         named = list(hosts) if len(hosts) <= NAMES_IN_A_SENTENCE else [f"{len(hosts)} nodes"]
         return f"{len(hits)} devices on {name_list(named)}"
@@ -26,18 +26,18 @@ def device_names(recording: Recording, hits: Sequence[Hit]) -> str:
 
 def device_culprits(recording: Recording, hits: Sequence[Hit]) -> tuple[Culprit, ...]:
     """One culprit per device: a GPU with NVML's index where that is known, or a NIC."""
-    return tuple(dict.fromkeys(_culprit(recording, hit) for hit in hits))
+    return tuple(dict.fromkeys(_culprit(recording, fault) for fault in hits))
 
 
-def _culprit(recording: Recording, hit: Hit) -> Culprit:
-    node, nic = host(recording, hit.view.node), hit.view.fact.rdma_devices.get(hit.device or "")
-    gpu = hit.view.gpu(hit.device)
+def _culprit(recording: Recording, fault: Hit) -> Culprit:
+    node, nic = host(recording, fault.view.node), fault.view.fact.rdma_devices.get(fault.device or "")
+    gpu = fault.view.gpu(fault.device)
     if gpu is not None:
-        return Culprit(kind="gpu", node=node, node_rank=hit.view.node, gpu=gpu.index, name=gpu.label)
+        return Culprit(kind="gpu", node=node, node_rank=fault.view.node, gpu=gpu.index, name=gpu.label)
     if nic is not None:
-        return Culprit(kind="nic", node=node, node_rank=hit.view.node, name=f"{nic} ({hit.device})")
-    kind: CulpritKind = "gpu" if any(gpu.bus_id == hit.device for gpu in hit.view.fact.gpus) else "node"
-    return Culprit(kind=kind, node=node, node_rank=hit.view.node, name=hit.device)
+        return Culprit(kind="nic", node=node, node_rank=fault.view.node, name=f"{nic} ({fault.device})")
+    kind: CulpritKind = "gpu" if any(gpu.bus_id == fault.device for gpu in fault.view.fact.gpus) else "node"
+    return Culprit(kind=kind, node=node, node_rank=fault.view.node, name=fault.device)
 
 
 def _name(view: NodeView, device: str | None) -> str:
@@ -53,7 +53,7 @@ def _name(view: NodeView, device: str | None) -> str:
 
 def line_evidence(recording: Recording, hits: Sequence[Hit], expected_from: str) -> tuple[Evidence, ...]:
     """The line of each device: who, when, how often, and what else is known."""
-    return tuple(_line(recording, hit, expected_from) for hit in hits[:LINES_OF_EVIDENCE])
+    return tuple(_line(recording, fault, expected_from) for fault in hits[:LINES_OF_EVIDENCE])
 
 
 def xid_lines(recording: Recording, concerns: Callable[[NodeView, str], bool]) -> tuple[Evidence, ...]:
@@ -86,17 +86,17 @@ def xids_of(recording: Recording, hits: Sequence[tuple[int, Gpu]]) -> tuple[Evid
     return xid_lines(recording, concerns)
 
 
-def _line(recording: Recording, hit: Hit, expected_from: str) -> Evidence:
-    event, age_s = hit.event, hit.view.fact.age_s(hit.event)
+def _line(recording: Recording, fault: Hit, expected_from: str) -> Evidence:
+    event, age_s = fault.event, fault.view.fact.age_s(fault.event)
     times = f", {event.count} times" if event.count > 1 else ""
     when = f"{ago(age_s)} ago" if age_s is not None else "since the boot"
-    note = f"; {hit.note}" if hit.note else ""
-    text = f"{host(recording, hit.view.node)}, {when}{times}: {event.text}{note}"
+    note = f"; {fault.note}" if fault.note else ""
+    text = f"{host(recording, fault.view.node)}, {when}{times}: {event.text}{note}"
     return Evidence(check="kernel", text=text, expected_from=expected_from)
 
 
 def stuck_evidence(view: NodeView, process: StuckProcess) -> Evidence:
-    """Where a process stands."""
+    """Where a process is."""
     since_s = blocked_s(view, process)
     parts = (
         f"pid {process.pid} ({process.name}) in state D",
@@ -111,11 +111,11 @@ def stuck_evidence(view: NodeView, process: StuckProcess) -> Evidence:
 
 
 def stuck_processes(recording: Recording, nodes: Container[int]) -> tuple[Evidence, ...]:
-    """The processes that stand still inside the driver on these nodes."""
+    """The processes that are stuck inside the driver on these nodes."""
     found = [
         (view, process) for view in views(recording) if view.node in nodes for process in view.fact.stuck
     ]
-    return tuple(stuck_evidence(view, one) for view, one in found[:LINES_OF_EVIDENCE])
+    return tuple(stuck_evidence(view, process) for view, process in found[:LINES_OF_EVIDENCE])
 
 
 def ago(age_s: float) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ddp_doctor.model.finding import Evidence
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.views.failed_trials import Said
+from ddp_doctor.views.failed_trials import RankComplaint
 from ddp_doctor.wording.nodes import host
 from ddp_doctor.wording.ranks import rank_list
 
@@ -12,11 +12,11 @@ from ddp_doctor.wording.ranks import rank_list
 _MOST_LINES = 4
 
 
-def complaint_lines(recording: Recording, group: Sequence[Said]) -> tuple[Evidence, ...]:
+def complaint_lines(recording: Recording, group: Sequence[RankComplaint]) -> tuple[Evidence, ...]:
     """NCCL's words, and which ranks of which nodes printed them."""
     alike: dict[tuple[int, str], list[int]] = {}
-    for one in group:
-        alike.setdefault((one.node, one.complaint.text), []).append(one.rank)
+    for complaint in group:
+        alike.setdefault((complaint.node, complaint.complaint.text), []).append(complaint.rank)
     several = recording.world is not None and recording.world.nnodes > 1
     check = group[0].trial.judged_check or "process_group"
     return tuple(

@@ -11,23 +11,23 @@ from ddp_doctor.wording.findings import Who
 F = TypeVar("F", bound=Fact)
 K = TypeVar("K", bound=Hashable)
 
-#: More host names than this in one sentence help nobody; the culprits name them all.
+#: More host names than this in one sentence help no reader; the culprits name them all.
 NAMES_IN_A_SENTENCE = 4
 
 
-def by_cause(seen: Iterable[FactAt[F]], cause: Callable[[F], K | None]) -> dict[K, list[FactAt[F]]]:
+def by_cause(facts: Iterable[FactAt[F]], cause: Callable[[F], K | None]) -> dict[K, list[FactAt[F]]]:
     """The facts that share a cause, in the order they were read; a cause of None is no cause."""
     groups: dict[K, list[FactAt[F]]] = {}
-    for one in seen:
-        key = cause(one.fact)
+    for fact in facts:
+        key = cause(fact.fact)
         if key is not None:
-            groups.setdefault(key, []).append(one)
+            groups.setdefault(key, []).append(fact)
     return groups
 
 
-def node_culprits(recording: Recording, seen: Sequence[FactAt[F]]) -> tuple[Culprit, ...]:
+def node_culprits(recording: Recording, facts: Sequence[FactAt[F]]) -> tuple[Culprit, ...]:
     """One culprit per node."""
-    return tuple(node_culprit(recording, rank) for rank in dict.fromkeys(one.node for one in seen))
+    return tuple(node_culprit(recording, rank) for rank in dict.fromkeys(fact.node for fact in facts))
 
 
 def node_culprit(recording: Recording, node_rank: int) -> Culprit:
@@ -42,14 +42,14 @@ def node_pair(recording: Recording, node_rank: int, peer: int) -> Culprit:
     )
 
 
-def node_names(recording: Recording, seen: Sequence[FactAt[F]]) -> str:
+def node_names(recording: Recording, facts: Sequence[FactAt[F]]) -> str:
     """The nodes' names for a sentence: "node0", "node0 and node1", "node0, node1 and 12 more"."""
-    return name_list([host(recording, rank) for rank in dict.fromkeys(one.node for one in seen)])
+    return name_list([host(recording, rank) for rank in dict.fromkeys(fact.node for fact in facts)])
 
 
-def of_nodes(recording: Recording, seen: Sequence[FactAt[F]]) -> Who:
+def of_nodes(recording: Recording, facts: Sequence[FactAt[F]]) -> Who:
     """The nodes of these facts, for a finding."""
-    return Who(node_culprits(recording, seen), node_names(recording, seen))
+    return Who(node_culprits(recording, facts), node_names(recording, facts))
 
 
 def name_list(names: Sequence[str]) -> str:

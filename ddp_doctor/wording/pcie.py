@@ -24,7 +24,9 @@ def acs_evidence(fact: PcieFact, bridges: Sequence[str]) -> Evidence:
 
 def iommu_evidence(fact: PcieFact) -> Evidence | None:
     """That the IOMMU translates what the GPUs send, or None."""
-    kinds = sorted({one.iommu or "" for one in fact.endpoints() if one.kind == "gpu" and translated(one)})
+    kinds = sorted(
+        {device.iommu or "" for device in fact.endpoints() if device.kind == "gpu" and translated(device)}
+    )
     if not kinds:
         return None
     options = " ".join(fact.iommu_options) or "no option about it on the kernel's command line"
@@ -33,7 +35,7 @@ def iommu_evidence(fact: PcieFact) -> Evidence | None:
 
 
 def translated(device: PcieDevice) -> bool:
-    """Whether the IOMMU stands between this device and memory, and translates."""
+    """Whether the IOMMU is between this device and memory, and translates."""
     return (device.iommu or "").startswith("DMA")
 
 
@@ -43,7 +45,7 @@ def what_bends_the_path(recording: Recording, node: int) -> tuple[Evidence, ...]
     for fact in bare_metal(recording, node):
         bridges = redirecting_above_gpus(fact)
         found += [acs_evidence(fact, bridges) if bridges else None, iommu_evidence(fact)]
-    return tuple(one for one in found if one is not None)
+    return tuple(evidence for evidence in found if evidence is not None)
 
 
 def bare_metal(recording: Recording, node: int) -> list[PcieFact]:
@@ -53,5 +55,5 @@ def bare_metal(recording: Recording, node: int) -> list[PcieFact]:
 
 def redirecting_above_gpus(fact: PcieFact) -> tuple[str, ...]:
     """The bridges above GPUs, root ports too, that redirect what peers send to each other."""
-    above = {bus for one in fact.endpoints() if one.kind == "gpu" for bus in one.above}
+    above = {bus for device in fact.endpoints() if device.kind == "gpu" for bus in device.above}
     return fact.redirecting(tuple(above))

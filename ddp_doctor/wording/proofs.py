@@ -30,9 +30,13 @@ def in_force(settings: Iterable[Setting]) -> str:
     """``A=1, B=2 on node1, without C``: how a trial is set up; the nodes of one value are counted where many."""
     nodes: dict[str, list[str]] = {}
     known = list(settings)
-    for one in [one for one in known if one.name not in OF_LAUNCHER] or known:
-        what = f"without {one.name}" if one.action == "unset" else shown(one.name, one.value or "")
-        nodes.setdefault(what, []).extend([one.node] if one.node else [])
+    for setting in [setting for setting in known if setting.name not in OF_LAUNCHER] or known:
+        what = (
+            f"without {setting.name}"
+            if setting.action == "unset"
+            else shown(setting.name, setting.value or "")
+        )
+        nodes.setdefault(what, []).extend([setting.node] if setting.node else [])
     return ", ".join(f"{what}{_on(names)}" for what, names in nodes.items())
 
 
@@ -58,7 +62,9 @@ def outcome(attempts: Sequence[Attempt]) -> str:
     """What the trials of one kind came to; empty where there were none."""
     passed = [attempt for attempt in attempts if attempt.outcome == "passed"]
     if attempts and len(passed) == len(attempts):
-        return _passed([one.bytes_per_s for one in passed if one.bytes_per_s is not None], len(passed))
+        return _passed(
+            [attempt.bytes_per_s for attempt in passed if attempt.bytes_per_s is not None], len(passed)
+        )
     ends = Counter(_end(attempt) for attempt in attempts)
     several = len(attempts) > 1
     endings = [f"{end}{f' ({times} of {len(attempts)})' if several else ''}" for end, times in ends.items()]
@@ -80,10 +86,10 @@ def _from_to(least: float, most: float) -> str:
     return f"{number if same else rate(least)} to {rate(most).removesuffix(f' {unit}')}"
 
 
-def _end(one: Attempt) -> str:
-    if one.outcome == "hung":
-        return f"no end in {one.duration_s:.1f} s"
-    return f"fails: {one.reason[:_LONGEST_REASON]}" if one.outcome == "failed" else "passes"
+def _end(attempt: Attempt) -> str:
+    if attempt.outcome == "hung":
+        return f"no end in {attempt.duration_s:.1f} s"
+    return f"fails: {attempt.reason[:_LONGEST_REASON]}" if attempt.outcome == "failed" else "passes"
 
 
 def price(reproducer: Reproducer, bytes_per_s: float) -> str | None:

@@ -17,7 +17,7 @@ _ENFORCE = re.compile(r"^\[enforce fail at [^\]]*\] [^.]*\. ")
 
 def rank_culprits(recording: Recording, kind: type[Fact], ranks: Iterable[int]) -> tuple[Culprit, ...]:
     """The ranks with their hosts, taken from where the facts of class ``kind`` were read."""
-    nodes = {seen.rank: seen.node for seen in recording.facts(kind)}
+    nodes = {reading.rank: reading.node for reading in recording.facts(kind)}
     return tuple(rank_culprit(recording, rank, nodes.get(rank)) for rank in ranks)
 
 
@@ -33,8 +33,8 @@ def rank_culprit(recording: Recording, rank: int, node: int | None = None) -> Cu
 
 def pair_culprit(recording: Recording, rank: int, peer: int) -> Culprit:
     """The link between two ranks."""
-    end, other = rank_culprit(recording, rank), rank_culprit(recording, peer)
-    return end.model_copy(update={"kind": "pair", "peer_rank": peer, "peer_node": other.node})
+    end, other_end = rank_culprit(recording, rank), rank_culprit(recording, peer)
+    return end.model_copy(update={"kind": "pair", "peer_rank": peer, "peer_node": other_end.node})
 
 
 def rank_list(numbers: Sequence[int]) -> str:

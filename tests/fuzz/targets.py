@@ -223,7 +223,7 @@ TARGETS: tuple[Target, ...] = (
         complaints.used_elsewhere,
         "ProcessGroupNCCL is bound to device cuda:0 but an operation was issued on cuda:1",
     ),
-    direct(nccl_log.says_something, _NCCL_LOG.splitlines()[3]),
+    direct(nccl_log.may_hold_facts, _NCCL_LOG.splitlines()[3]),
     direct(nccl_log.settings_in, _NCCL_LOG),
     direct(nccl_log.version_in, _NCCL_LOG),
     direct(live.parse_nvml_topology, _NVML_TOPOLOGY, refuses=ValueError),

@@ -159,7 +159,7 @@ def test_an_agent_that_dies_while_srun_lives_is_told_to_the_head_within_seconds(
         "os.write(1, written(0, 'done', '1'))\n"
     )
     seen, _ = ended(
-        [Start("srun", (sys.executable, "-c", code), os.environ, (0, 1), tells_end=srun.tells_end)]
+        [Start("srun", (sys.executable, "-c", code), os.environ, (0, 1), ends_by_host=srun.ends_by_host)]
     )
 
     assert seen.broken_off == {1: "srun says: Killed"}
@@ -173,7 +173,9 @@ def test_an_agent_whose_last_word_comes_after_sruns_has_not_broken_off():
         "sys.stderr.write('srun: error: a: task 0: Exited with exit code 1\\n'); sys.stderr.flush()\n"
         "time.sleep(0.4); os.write(1, written(0, 'done', '1'))\n"
     )
-    seen, _ = ended([Start("srun", (sys.executable, "-c", code), os.environ, (0,), tells_end=srun.tells_end)])
+    seen, _ = ended(
+        [Start("srun", (sys.executable, "-c", code), os.environ, (0,), ends_by_host=srun.ends_by_host)]
+    )
 
     assert not seen.broken_off
     assert seen.agents[0].code == 1
@@ -197,7 +199,7 @@ def test_an_agent_whose_last_word_comes_after_sruns_has_not_broken_off():
     ],
 )
 def test_what_srun_says_of_a_task_that_ended(line, hosts):
-    assert srun.tells_end(line) == hosts
+    assert srun.ends_by_host(line) == hosts
 
 
 @pytest.mark.serial

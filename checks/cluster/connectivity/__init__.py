@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from ipaddress import ip_address
 
 from ddp_doctor.checks.cluster.connectivity import blocked, packets, slow, wording
-from ddp_doctor.checks.cluster.connectivity.measure import Dialled, Glance
+from ddp_doctor.checks.cluster.connectivity.measure import Dialled, ShortMeasurement
 from ddp_doctor.facts.cluster import ConnectivityFact
 from ddp_doctor.knowledge.network import path_quality
 from ddp_doctor.model.check import Check
@@ -39,29 +39,31 @@ def probe(ctx: NodesContext) -> ConnectivityFact:
     dialled = [Dialled(ctx, peer) for peer in ctx.peers]
     elsewhere = [dial for dial, peer in zip(dialled, ctx.peers, strict=True) if _came_from_elsewhere(peer)]
     _at_once([*(dial.meet for dial in dialled), *(dial.try_met_at for dial in elsewhere)])
-    glances = [[Glance(ctx, peer, way) for way in peer.others] for peer in ctx.peers]
-    _at_once([glance.meet for row in glances for glance in row])
+    measurements = [[ShortMeasurement(ctx, peer, way) for way in peer.others] for peer in ctx.peers]
+    _at_once([measurement.meet for row in measurements for measurement in row])
     sample_s = min(path_quality.SAMPLE_S, path_quality.TRANSFERS_S / path_quality.SAMPLES / len(dialled))
     for dial in dialled:
         dial.measure(path_quality.SAMPLES, sample_s)
-    _sample(ctx, [glance for row in glances for glance in row])
+    _sample(ctx, [measurement for row in measurements for measurement in row])
     _at_once([dial.again for dial in dialled if dial.lost_packets])
-    for dial in _doubtful(dialled, glances):
+    for dial in _doubtful(dialled, measurements):
         dial.measure(path_quality.SAMPLES, 2 * sample_s)
     peers = tuple(
-        dial.result(tuple(glance.result() for glance in row))
-        for dial, row in zip(dialled, glances, strict=True)
+        dial.result(tuple(measurement.result() for measurement in row))
+        for dial, row in zip(dialled, measurements, strict=True)
     )
     if all(peer.outcome == "failed" for peer in peers):
         raise Failed(f"no other node could be dialled: {wording.system_words(peers[0].error)}")
     return ConnectivityFact(peers=peers, port_range=_port_range(ctx))
 
 
-def _sample(ctx: NodesContext, glances: Sequence[Glance]) -> None:
+def _sample(ctx: NodesContext, measurements: Sequence[ShortMeasurement]) -> None:
     """Throughput in the other networks, within their common time."""
     until = min(ctx.clock() + path_quality.OTHER_SAMPLES_S, ctx.deadline - 1.0)
-    for glance in glances:
-        glance.sample(min(path_quality.SAMPLE_S, path_quality.OTHER_SAMPLES_S / len(glances)), until)
+    for measurement in measurements:
+        measurement.sample(
+            min(path_quality.SAMPLE_S, path_quality.OTHER_SAMPLES_S / len(measurements)), until
+        )
 
 
 def _came_from_elsewhere(peer: Peer) -> bool:
@@ -87,12 +89,14 @@ def _at_once(calls: Iterable[Callable[[], None]]) -> None:
         thread.join()
 
 
-def _doubtful(dialled: list[Dialled], glances: list[list[Glance]]) -> list[Dialled]:
+def _doubtful(dialled: list[Dialled], measurements: list[list[ShortMeasurement]]) -> list[Dialled]:
     """The peers that looked slow against the others of this row, or other networks: by chance, perhaps."""
-    elsewhere = [min(one.rate, path_quality.JUDGED_BYTES_PER_S) for row in glances for one in row]
+    elsewhere = [
+        min(measurement.rate, path_quality.JUDGED_BYTES_PER_S) for row in measurements for measurement in row
+    ]
     best = max([*(dial.rate or 0.0 for dial in dialled), *elsewhere], default=0.0)
     slow = [dial for dial in dialled if (dial.rate or best) * path_quality.DOUBTFUL_RATIO < best]
-    return [one for one in slow if not one.lost_packets]  # that explains it
+    return [dial for dial in slow if not dial.lost_packets]  # that explains it
 
 
 def _port_range(ctx: NodesContext) -> tuple[int, int] | None:

@@ -209,7 +209,7 @@ def advertised_address_leads_elsewhere(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
     """
     matrix = Matrix.of(recording)
-    explained = _told_by_interfaces(recording)
+    explained = _with_useless_address(recording)
     found = matrix.misled
     nodes = [node for node in found.nodes if node not in explained]
     paths = [path for path in found.paths if not explained & set(path)]
@@ -222,8 +222,8 @@ def advertised_address_leads_elsewhere(recording: Recording) -> Iterator[Draft]:
     who = nodes or targets
     given_out = ", ".join(_given_out(recording, matrix, wrong, who))
     met = {path[1]: matrix.seen[path].met_at for path in wrong}
-    rest = {path[1]: peer.address for path, peer in matrix.seen.items() if path[1] not in met}
-    offered = way_out(recording) or (wording.use_met_interface(recording, met, rest),)
+    unmet = {path[1]: peer.address for path, peer in matrix.seen.items() if path[1] not in met}
+    offered = way_out(recording) or (wording.use_met_interface(recording, met, unmet),)
     yield proved(
         tuple(node_culprit(recording, node) for node in nodes) or wording.path_culprits(recording, paths),
         f"The address that {wording.hosts(recording, who)} {'gives' if len(who) == 1 else 'give'} out"
@@ -246,7 +246,7 @@ def _given_out(
             yield f"{address} on {interface}" if interface else address
 
 
-def _told_by_interfaces(recording: Recording) -> set[int]:
+def _with_useless_address(recording: Recording) -> set[int]:
     """The nodes whose address is known to be useless before anybody dials it."""
     backend = recording.world.backend if recording.world else "gloo"
     return set(faults([offer_of(node, backend) for node in recording.facts(InterfacesFact)]))
@@ -269,6 +269,6 @@ def _dial(recording: Recording, path: Path, peer: PeerConnectivity) -> str:
     result = wording.system_words(peer.error)
     if peer.connect_s is not None:
         result = f"connected after {peer.connect_s * 1e3:.1f} ms"
-    other = f"; at {peer.met_at} it answers" if peer.met_at_outcome == "ok" else ""
+    also = f"; at {peer.met_at} it answers" if peer.met_at_outcome == "ok" else ""
     source, target = (host(recording, node) for node in path)
-    return f"{source} dials {target} at {address}:{peer.port}: {result}{other}"
+    return f"{source} dials {target} at {address}:{peer.port}: {result}{also}"

@@ -74,7 +74,7 @@ def blame(bad: Collection[Path], good: Collection[Path], *, one_of_two: bool = F
 
 def both_ways(pairs: Iterable[Path]) -> set[Path]:
     """Pairs without a direction as paths: a node that is blamed for them is bad on both sides."""
-    return {path for one, other in pairs for path in ((one, other), (other, one))}
+    return {path for node, peer in pairs for path in ((node, peer), (peer, node))}
 
 
 def _spread(paths: Collection[Path]) -> bool:
@@ -97,7 +97,7 @@ def _answerable(bad: Mapping[End, set[Path]], good: Mapping[End, set[Path]]) -> 
         node, side = end
         nearly_all = len(paths) >= BLAMED_SHARE * (len(paths) + len(good.get(end, ())))
         others = {node, *(path[1 - side] for path in paths)}
-        if nearly_all and any((other, 1 - side) in good for other in others):
+        if nearly_all and any((node_beyond, 1 - side) in good for node_beyond in others):
             suspects.add(end)
     return suspects
 
@@ -150,7 +150,7 @@ class Matrix:
 
     def of_pair(self, path: Path) -> Iterator[PeerConnectivity]:
         """What both ends saw."""
-        yield from (self.seen[one] for one in (path, path[::-1]) if one in self.seen)
+        yield from (self.seen[direction] for direction in (path, path[::-1]) if direction in self.seen)
 
     @cached_property
     def pairs(self) -> set[Path]:
@@ -213,11 +213,11 @@ class Matrix:
     def lossy(self) -> Blame:
         """Where packets get lost; a pair with few round trips or few losses is neither good nor bad."""
         losses = self.losses
-        bad = {pair for pair, one in losses.items() if _loses(one)}
+        bad = {pair for pair, loss in losses.items() if _loses(loss)}
         good = {
             pair
-            for pair, one in losses.items()
-            if not one.retransmits and one.round_trips >= LOSSLESS_ROUND_TRIPS
+            for pair, loss in losses.items()
+            if not loss.retransmits and loss.round_trips >= LOSSLESS_ROUND_TRIPS
         }
         return blame(both_ways(bad), both_ways(good))
 
@@ -239,7 +239,7 @@ class Matrix:
         if not answers:
             return Blame()
         usual = usual_answer(answers)
-        slow = {pair for pair, one in answers.items() if is_slow_answer(one, usual)}
+        slow = {pair for pair, answer_s in answers.items() if is_slow_answer(answer_s, usual)}
         return blame(both_ways(slow), both_ways(answers.keys() - slow))
 
     @cached_property
@@ -268,8 +268,8 @@ class Matrix:
         return self.best_rates[path] * ratio < min(self.sure_rate, JUDGED_BYTES_PER_S)
 
     def _samples(self) -> Iterator[tuple[Path, tuple[float, ...]]]:
-        seen = self.seen.items()
-        return ((path, peer.throughput_bytes_per_s) for path, peer in seen if peer.throughput_bytes_per_s)
+        peers = self.seen.items()
+        return ((path, peer.throughput_bytes_per_s) for path, peer in peers if peer.throughput_bytes_per_s)
 
     def _judge(
         self, bad: Callable[[PeerConnectivity], bool], good: Callable[[PeerConnectivity], bool]
@@ -315,7 +315,7 @@ def _loses(loss: Loss) -> bool:
 
 
 def _loopback_fails(peer: PeerConnectivity) -> bool:
-    """A loopback address leads back to whoever dials it; a finding about the interfaces says so."""
+    """A loopback address leads back to the one who dials it; a finding about the interfaces says so."""
     if connected(peer):
         return False
     try:

@@ -151,7 +151,7 @@ class Dialled:
             self._climb()
 
     def _climb(self) -> None:
-        """On a new connection: which sizes pass? The burst again at the end, for it may have been chance."""
+        """On a new connection: which sizes pass? The burst repeats at the end: it may have been chance."""
         self._line = self._dial(self._peer.address)
         for size in (*path_quality.SIZES_BYTES, path_quality.BURST_BYTES):
             limit_s = path_quality.BURST_S if size == path_quality.BURST_BYTES else path_quality.SIZE_S
@@ -194,7 +194,7 @@ class Dialled:
 
 
 def outcome(error: OSError) -> Outcome:
-    """What the failure to connect tells."""
+    """What the failure to connect shows."""
     if isinstance(error, TimeoutError):
         return "timed_out"
     return _OUTCOMES.get(error.errno, "failed")
@@ -205,7 +205,7 @@ def _size(rate_bytes_per_s: float, sample_s: float) -> int:
     return min(max(wanted, path_quality.SAMPLE_BYTES), path_quality.LARGEST_SAMPLE_BYTES)
 
 
-class Glance:
+class ShortMeasurement:
     """One peer in one other network; ``meet``, then ``sample``, then ``result``. They never raise."""
 
     def __init__(self, ctx: NodesContext, peer: Peer, way: OtherWay) -> None:
@@ -238,7 +238,7 @@ class Glance:
             return
         wanted = int(path_quality.BURST_BYTES / max(self._found["burst_s"], 1e-6) * sample_s)
         size = min(max(wanted, path_quality.SAMPLE_BYTES), path_quality.LARGEST_OTHER_SAMPLE_BYTES)
-        with contextlib.suppress(OSError):  # busy, or too slow: the burst tells enough
+        with contextlib.suppress(OSError):  # busy, or too slow: the burst shows enough
             self._found["throughput_bytes_per_s"] = size / self._line.send(size, left_s)
             return
         self._hang_up()
@@ -246,14 +246,14 @@ class Glance:
     @property
     def rate(self) -> float:
         """The throughput, in bytes per second; 0 where nothing came of it."""
-        return self._seen().rate
+        return self._recorded().rate
 
     def result(self) -> OtherConnectivity:
         """All that was found; the line is closed."""
         self._hang_up()
-        return self._seen()
+        return self._recorded()
 
-    def _seen(self) -> OtherConnectivity:
+    def _recorded(self) -> OtherConnectivity:
         return OtherConnectivity(**self._way.model_dump(), **self._found)
 
     def _dial(self) -> Line:

@@ -105,7 +105,9 @@ def slow_answers(recording: Recording) -> Iterator[Draft]:
     matrix = Matrix.of(recording)
     answers, found = matrix.answers, matrix.slow_to_answer
     if len(matrix.nodes) == 2:
-        found = Blame(paths=tuple(pair for pair, one in answers.items() if one >= path_quality.SLOW_ANSWER_S))
+        found = Blame(
+            paths=tuple(pair for pair, answer_s in answers.items() if answer_s >= path_quality.SLOW_ANSWER_S)
+        )
     for nodes, paths in ((found.nodes, ()), ((), found.paths)):
         pairs = sorted({pair for pair in answers if set(pair) & set(nodes) or pair in paths})
         if pairs:
@@ -198,14 +200,14 @@ def _lossy(recording: Recording, matrix: Matrix, found: Blame, losses: dict[Path
         f"{on_paths(recording, found)} packets get lost: {lost} of {trips} round trips had to be sent again",
         (
             Evidence(
-                text=f"{one.retransmits} of {one.round_trips} round trips"
+                text=f"{loss.retransmits} of {loss.round_trips} round trips"
                 f" {wording.path_words(recording, [pair, pair[::-1]])} sent again",
-                value=round(100 * one.share, 2),
+                value=round(100 * loss.share, 2),
                 unit="%",
                 expected=0,
                 expected_from="TCP_INFO of healthy paths",
             )
-            for pair, one in list(losses.items())[:PATHS_SHOWN]
+            for pair, loss in list(losses.items())[:PATHS_SHOWN]
         ),
         *around,
         look(recording, matrix, found.nodes or [node for pair in losses for node in pair]),
@@ -251,7 +253,7 @@ def swallows_large_packets(recording: Recording) -> Iterator[Draft]:
         f" of {lost} bytes never",
         (_swallowed(recording, matrix, path) for path in sorted(about)[:PATHS_SHOWN]),
         *around,
-        *_mend_mtu(recording, matrix, min(about), passed, found),
+        *_smaller_mtu(recording, matrix, min(about), passed, found),
         detail="Connections and small messages work, so a job starts; its first large transfer hangs. Some link"
         " has a smaller MTU than the hosts and drops what is larger without saying so.",
         severity=Severity.WARNING if goes_over_rdma(recording) else None,
@@ -272,16 +274,16 @@ def _swallowed(recording: Recording, matrix: Matrix, path: Path) -> Evidence:
     )
 
 
-def _mend_mtu(
+def _smaller_mtu(
     recording: Recording, matrix: Matrix, path: Path, passed: int, found: Blame
 ) -> Iterator[Remedy]:
     peer, addresses = matrix.seen[path], matrix.address_of
     yield wording.one_mtu(recording, path[0], peer.address, passed, peer.mss_bytes)
     nodes = matrix.nodes if found.everyone else found.nodes or sorted({*found.paths[0]})
     known = [
-        (host(recording, node), one)
+        (host(recording, node), interface)
         for node in nodes
-        if (one := _interface(recording, addresses, node)) is not None
+        if (interface := _interface(recording, addresses, node)) is not None
     ]
     yield wording.smaller_mtu(known, passed, ipv6=":" in peer.address)
 

@@ -73,11 +73,11 @@ def _slow_nodes(recording: Recording, matrix: Matrix, nodes: list[int], found: B
         (
             measured(
                 f"throughput of {host(recording, node)}, the median of the best of each slow path",
-                one,
+                rate_of_node,
                 "B/s",
                 usual,
             )
-            for node, one in list(mine.items())[:PATHS_SHOWN]
+            for node, rate_of_node in list(mine.items())[:PATHS_SHOWN]
         ),
         *around,
         look(recording, matrix, nodes),
@@ -167,29 +167,29 @@ def slower_network_is_used(recording: Recording) -> Iterator[Draft]:
     way = faster_way(recording)
     if way is None or _paths_are_told(matrix):
         return
-    rate, other = used_rate(matrix), _rate_of(way, matrix)
+    rate, other_rate = used_rate(matrix), _rate_of(way, matrix)
     backend = backend_name(recording.world.backend if recording.world else "gloo")
     mine, theirs = _interfaces_in_use(recording, matrix), _listed(way.interfaces.values())
-    ratio = min(other, network.JUDGED_BYTES_PER_S) / rate
+    ratio = min(other_rate, network.JUDGED_BYTES_PER_S) / rate
     severity = Severity.ERROR if ratio >= network.SLOW_NODE_RATIO else Severity.WARNING
     refuted = _is_refuted(recording)
     yield finding(
         tuple(_culprits(recording, matrix, mine)),
         f"{backend} takes {mine}, where {wording.rate(rate)} get through between the nodes; over {theirs} it"
-        f" is {wording.rate(other)}",
+        f" is {wording.rate(other_rate)}",
         Evidence(
             text=f"throughput over {mine}, {'the slower direction' if _are_two(matrix) else 'the median'}"
             " of the best samples",
             value=round(rate),
             unit="B/s",
-            expected=round(other),
+            expected=round(other_rate),
             expected_from=f"{theirs} of the same nodes, one sample for each path",
         ),
         take(recording, way),
         confidence=Confidence.POSSIBLE if refuted else Confidence.LIKELY,
         detail=f"That was one short sample; a trial over {theirs} was no faster."
         if refuted
-        else f"All nodes reach each other over {theirs} in {way.network}, {other / rate:.0f} times faster. Which"
+        else f"All nodes reach each other over {theirs} in {way.network}, {other_rate / rate:.0f} times faster. Which"
         " interface is fast, no backend asks.",
         severity=Severity.INFO if refuted else unless_over_rdma(recording, severity),
         reproduced_by=MOVE,
@@ -200,7 +200,7 @@ def faster_way(recording: Recording) -> Way | None:
     """The fastest other network, where it is much faster than the one in use."""
     matrix = Matrix.of(recording)
     found = next(iter(ways(recording)), None)
-    if found is None or not matrix.best_rates or any(one.outcome != "ok" for one in matrix.seen.values()):
+    if found is None or not matrix.best_rates or any(peer.outcome != "ok" for peer in matrix.seen.values()):
         return None
     expected = min(_rate_of(found, matrix), network.JUDGED_BYTES_PER_S)
     return found if expected >= network.FASTER_ELSEWHERE_RATIO * used_rate(matrix) else None
@@ -213,7 +213,7 @@ def used_rate(matrix: Matrix) -> float:
 
 
 def _rate_of(way: Way, matrix: Matrix) -> float:
-    return min(one.rate for one in way.seen.values()) if _are_two(matrix) else way.rate()
+    return min(peer.rate for peer in way.seen.values()) if _are_two(matrix) else way.rate()
 
 
 def _are_two(matrix: Matrix) -> bool:
@@ -246,7 +246,9 @@ def _is_refuted(recording: Recording) -> bool:
 def _interfaces_in_use(recording: Recording, matrix: Matrix) -> str:
     """ "eth0", "eth0 and ens5"; an address where no name is known."""
     taken = {path[1]: peer.address for path, peer in matrix.seen.items()}
-    return _listed(wording.interface_name(recording, node, one) or one for node, one in taken.items())
+    return _listed(
+        wording.interface_name(recording, node, address) or address for node, address in taken.items()
+    )
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -254,7 +256,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _culprits(recording: Recording, matrix: Matrix, name: str) -> Iterator[Culprit]:
-    """The setting that decided, else the interface of each node; of two nodes nobody can tell whose it is."""
+    """The setting that decided, else the interface of each node; of two nodes nobody knows whose it is."""
     backend = recording.world.backend if recording.world else "gloo"
     settings = {node.node: chosen(node.fact, backend).setting for node in recording.facts(InterfacesFact)}
     if _are_two(matrix) and not any(settings.values()):

@@ -23,7 +23,7 @@ from ddp_doctor.wording.nodes import host, name_list, node_pair
 
 PortRange = tuple[int, int]
 
-#: What of a job stands on these ports.
+#: What a job uses these ports for.
 NEEDED_BY = (
     "torchrun's c10d rendezvous gives the workers a MASTER_PORT in this range on node rank 0, and gloo and NCCL"
     " listen in it on every node, so the job would wait there until its time-outs"
@@ -80,10 +80,10 @@ def path_culprits(recording: Recording, paths: Iterable[Path]) -> tuple[Culprit,
 
 def interface_with(recording: Recording, node: int, address: str) -> Interface | None:
     """The node's interface that holds the address, where its interfaces were recorded."""
-    for seen in recording.facts(InterfacesFact):
-        for one in seen.fact.interfaces if seen.node == node else ():
-            if address in {address_of(held) for held in one.addresses}:
-                return one
+    for reading in recording.facts(InterfacesFact):
+        for interface in reading.fact.interfaces if reading.node == node else ():
+            if address in {address_of(held) for held in interface.addresses}:
+                return interface
     return None
 
 
@@ -92,8 +92,8 @@ def interface_name(recording: Recording, node: int, address: str) -> str | None:
     known = interface_with(recording, node, address)
     if known is not None or recording.world is None:
         return known.name if known else None
-    held = (one.addresses for one in recording.world.nodes if one.node_rank == node)
-    return next((name for one in held for name, those in one.items() if address in those), None)
+    held = (place.addresses for place in recording.world.nodes if place.node_rank == node)
+    return next((name for addresses in held for name, those in addresses.items() if address in those), None)
 
 
 def let_in(where: str, ports: PortRange | None, sources: Sequence[str]) -> Remedy:
@@ -151,7 +151,7 @@ def narrow_ports(ports: PortRange | None) -> Remedy:
 
 
 def trace_path(recording: Recording, paths: Iterable[Path], addresses: Mapping[int, str]) -> Remedy:
-    """Find what stands between two nodes."""
+    """Find the devices between two nodes."""
     known = [(source, addresses[target]) for source, target in sorted(paths) if target in addresses]
     return by_administrator(
         "Compare firewalls, security groups and access lists of the two ends and what is between them",
@@ -190,12 +190,12 @@ def smaller_mtu(places: Sequence[tuple[str, Interface]], passed_bytes: int, *, i
     size = passed_bytes + (_HEADERS_V6 if ipv6 else _HEADERS_V4)
     return by_administrator(
         "Until then send what passes: a smaller MTU, or let TCP find the size by itself",
-        *(f"sudo ip link set dev {one.name} mtu {size}   # on {name}" for name, one in places),
+        *(f"sudo ip link set dev {interface.name} mtu {size}   # on {name}" for name, interface in places),
         "sudo sysctl -w net.ipv4.tcp_mtu_probing=1   # on every node, instead",
         cost="more packets and CPU time for the same data; probing stalls each new connection for seconds",
         undo="; ".join(
             dict.fromkeys(
-                [f"sudo ip link set dev {one.name} mtu {one.mtu}" for _, one in places]
+                [f"sudo ip link set dev {interface.name} mtu {interface.mtu}" for _, interface in places]
                 + ["sudo sysctl -w net.ipv4.tcp_mtu_probing=0"]
             )
         ),
@@ -224,7 +224,7 @@ def look_at_link(places: Sequence[tuple[str, str]]) -> Remedy:
 def use_interfaces(
     recording: Recording, interfaces: Mapping[int, str], why: str, *, rendezvous: bool = False
 ) -> Remedy:
-    """Tell the backend of the run to take these interfaces, whatever it was told before.
+    """Make the backend of the run take these interfaces, whatever its settings were before.
 
     With ``rendezvous``, torchrun as well where host names lead to others: those do not work.
     """
@@ -243,9 +243,9 @@ def use_met_interface(recording: Recording, met: Mapping[int, str], others: Mapp
     """Give out the address that works: ``met`` holds a node's at the roll call, ``others`` what the rest take."""
     addresses = {**others, **met}
     found = {node: interface_name(recording, node, address) for node, address in sorted(addresses.items())}
-    names = {node: one for node, one in found.items() if one is not None}
+    names = {node: interface for node, interface in found.items() if interface is not None}
     if len(set(names.values())) > 1:
-        names = {node: one for node, one in names.items() if node in met}
+        names = {node: interface for node, interface in names.items() if node in met}
     return use_interfaces(recording, names, "it holds the address with which the nodes met")
 
 
@@ -276,7 +276,7 @@ class Way:
     @property
     def loses_packets(self) -> bool:
         """Whether a small message had to be sent again, or nobody counted."""
-        return any(one.retransmits is None or one.retransmits > 0 for one in self.seen.values())
+        return any(peer.retransmits is None or peer.retransmits > 0 for peer in self.seen.values())
 
 
 def ways(recording: Recording) -> list[Way]:
@@ -304,14 +304,14 @@ def take(recording: Recording, way: Way, *, rendezvous: bool = False) -> Remedy:
 def _ways(matrix: Matrix) -> list[Way]:
     found: dict[str, Way] = {}
     for path, peer in matrix.seen.items():
-        for one in peer.others:
-            way = found.setdefault(one.network, Way(one.network))
-            way.interfaces |= {path[0]: one.interface, path[1]: one.peer_interface}
-            way.seen[path] = one
+        for other_network in peer.others:
+            way = found.setdefault(other_network.network, Way(other_network.network))
+            way.interfaces |= {path[0]: other_network.interface, path[1]: other_network.peer_interface}
+            way.seen[path] = other_network
     whole = [way for way in found.values() if _reaches_all(way, matrix)]
     return sorted(whole, key=lambda way: -way.rate())
 
 
 def _reaches_all(way: Way, matrix: Matrix) -> bool:
     """Whether each path was tried there, and none failed."""
-    return way.seen.keys() == matrix.seen.keys() and all(one.outcome == "ok" for one in way.seen.values())
+    return way.seen.keys() == matrix.seen.keys() and all(peer.outcome == "ok" for peer in way.seen.values())

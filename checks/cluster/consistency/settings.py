@@ -51,7 +51,7 @@ def different_settings(recording: Recording) -> Iterator[Draft]:
     for group in together(_between_nodes(recording)):
         parts = group[0].split
         few, many = differences.hosts(recording, parts.few), differences.others(parts)
-        title = _title(group, few, many, differences.told(recording, parts))
+        title = _title(group, few, many, differences.values_with_nodes(recording, parts))
         yield difference_draft(
             recording, group, title, f"{group[0].name}: {group[0].effect}.", _SAME_SETTINGS
         )
@@ -83,7 +83,7 @@ def ranks_differ(recording: Recording) -> Iterator[Draft]:
         parts = group[0].split
         few = differences.local_ranks(recording, parts.few)
         many = f"{parts.many} other ranks" if silent else f"the other {parts.many} ranks"
-        title = _title(group, few, many, differences.told_by_ranks(recording, parts))
+        title = _title(group, few, many, differences.values_with_ranks(recording, parts))
         detail = f"{group[0].name}: {group[0].effect}."
         if silent:
             detail += f" Of {silent} more rank{'s' if silent > 1 else ''} the settings are not known."
@@ -94,7 +94,7 @@ def ranks_differ(recording: Recording) -> Iterator[Draft]:
             detail,
             _SAME_FOR_RANKS,
             odd,
-            lambda one: differences.told_by_ranks(recording, one),
+            lambda parts: differences.values_with_ranks(recording, parts),
             check="env_vars",
         )
 
@@ -151,20 +151,22 @@ def _between_ranks(recording: Recording, silent: int) -> Iterator[Difference[Pla
 
 
 def _within_nodes(recording: Recording) -> Mapping[str, Mapping[Place, str | None]]:
-    """What every rank has, of the variables that the ranks of some node do not have alike."""
-    return recording.once("settings within nodes", lambda: _told_by_ranks(recording))
+    """Every rank's values of the variables that differ between the ranks of some node."""
+    return recording.once("settings within nodes", lambda: _values_by_rank(recording))
 
 
-def _told_by_ranks(recording: Recording) -> Mapping[str, Mapping[Place, str | None]]:
+def _values_by_rank(recording: Recording) -> Mapping[str, Mapping[Place, str | None]]:
     facts = recording.facts(RankSettings)
-    names = {name for node in facts for one in node.fact.ranks.values() for name in one.variables}
+    names = {
+        name for node in facts for environment in node.fact.ranks.values() for name in environment.variables
+    }
     found: dict[str, Mapping[Place, str | None]] = {}
     for name in sorted(names):
         values = {
-            (node.node, local): one.variables.get(name)
+            (node.node, local): environment.variables.get(name)
             for node in facts
-            for local, one in node.fact.ranks.items()
-            if name not in one.withheld
+            for local, environment in node.fact.ranks.items()
+            if name not in environment.withheld
         }
         does = defaultdict(set)
         for (node, _), value in values.items():
@@ -182,7 +184,7 @@ def _difference(
     *,
     within_a_node: bool = False,
 ) -> Difference[Who] | None:
-    """What one variable, by who has which value, amounts to; None where it is set alike or may differ."""
+    """The difference in one variable, from who has which value; None where there is none or it may differ."""
     if len(set(values.values())) < 2:
         return None
     does = {who: effective(name, value) for who, value in values.items()}
@@ -225,8 +227,8 @@ def _ranks(recording: Recording) -> dict[int, int]:
 
 def _gpus(recording: Recording) -> dict[int, int]:
     """How many GPUs each node shows the job; a node that has none says that none is there."""
-    absent = (one for one in recording.of_check("gpus") if one.status is Status.ABSENT)
-    return {one.node: 0 for one in absent} | {
+    absent = (reading for reading in recording.of_check("gpus") if reading.status is Status.ABSENT)
+    return {reading.node: 0 for reading in absent} | {
         node.node: len(node.fact.visible)
         for node in recording.facts(GpusFact)
         if node.fact.nvml_error is None
@@ -272,7 +274,7 @@ def different_ranks(recording: Recording) -> Iterator[Draft]:
     yield proved(
         differences.odd_culprits(recording, parts),
         f"{_unlike(recording, parts)}: a world of {size}, which nobody notices",
-        Evidence(text=differences.told(recording, parts), value=size, unit="ranks"),
+        Evidence(text=differences.values_with_nodes(recording, parts), value=size, unit="ranks"),
         remedy("Start every node with the same --nproc-per-node", scope="job", undo=NOTHING_TO_UNDO),
         detail="torchrun takes any number of ranks from each node and counts them together.",
         nodes=_with_less(ranks),
@@ -282,7 +284,7 @@ def different_ranks(recording: Recording) -> Iterator[Draft]:
 def _unlike(recording: Recording, parts: Split[int]) -> str:
     """ "node1 brings 1 rank where the other 3 nodes have 2 ranks", or every number with its nodes."""
     if parts.usual is None:
-        return differences.told(recording, parts)
+        return differences.values_with_nodes(recording, parts)
     have = "has" if parts.many == 1 else "have"
     return (
         f"{differences.hosts(recording, parts.few)} {'has' if len(parts.few) == 1 else 'have'}"
@@ -331,7 +333,7 @@ def different_gpus(recording: Recording) -> Iterator[Draft]:
     yield proved(
         differences.odd_culprits(recording, parts),
         _unlike(recording, parts),
-        Evidence(text=differences.told(recording, parts)),
+        Evidence(text=differences.values_with_nodes(recording, parts)),
         remedy(
             "Ask the scheduler for as many GPUs on every node, or leave the odd one out",
             "nvidia-smi -L",

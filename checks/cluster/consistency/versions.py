@@ -16,7 +16,16 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views.software import with_the_right_nccl
 from ddp_doctor.wording import differences
-from ddp_doctor.wording.differences import Split, Who, hosts, odd_culprits, odd_values, others, split, told
+from ddp_doctor.wording.differences import (
+    Split,
+    Who,
+    hosts,
+    odd_culprits,
+    odd_values,
+    others,
+    split,
+    values_with_nodes,
+)
 from ddp_doctor.wording.findings import likely, proved
 from ddp_doctor.wording.nodes import host, name_list, node_culprit, node_pair
 from ddp_doctor.wording.ranks import capital
@@ -36,10 +45,12 @@ class Difference(Generic[Who]):
 def together(differences: Iterable[Difference[Who]]) -> list[list[Difference[Who]]]:
     """Groups that part them in the same way, each with the worst first: one image, or one shell, is one cause."""
     groups: dict[object, list[Difference[Who]]] = {}
-    for one in differences:
-        groups.setdefault(one.split.parts, []).append(one)
+    for difference in differences:
+        groups.setdefault(difference.split.parts, []).append(difference)
     order = list(Severity)
-    return [sorted(group, key=lambda one: order.index(one.severity)) for group in groups.values()]
+    return [
+        sorted(group, key=lambda difference: order.index(difference.severity)) for group in groups.values()
+    ]
 
 
 def difference_draft(
@@ -47,7 +58,7 @@ def difference_draft(
 ) -> Draft:
     """One finding about nodes; it blames none of them where no value is usual."""
     odd = odd_culprits(recording, group[0].split)
-    return draft_of(group, title, detail, remedy, odd, lambda split: told(recording, split))
+    return draft_of(group, title, detail, remedy, odd, lambda split: values_with_nodes(recording, split))
 
 
 def draft_of(
@@ -79,7 +90,7 @@ def draft_of(
 
 
 def _named(name: str, text: str) -> str:
-    """What was told of a setting names it already (``NCCL_ALGO=Tree on node3``)."""
+    """The words about a setting already name it (``NCCL_ALGO=Tree on node3``)."""
     return text if text.startswith(name) else f"{name}: {text}"
 
 
@@ -181,7 +192,7 @@ def different_versions(recording: Recording) -> Iterator[Draft]:
         parts = group[0].split
         if parts.usual is None:
             names = name_list([difference.name for difference in group])
-            title = f"The nodes run different versions of {names}: {told(recording, parts)}"
+            title = f"The nodes run different versions of {names}: {values_with_nodes(recording, parts)}"
         else:
             here = name_list([f"{difference.name} {odd_values(difference.split)}" for difference in group])
             there = name_list([f"{difference.name} {difference.split.usual}" for difference in group])
@@ -211,7 +222,7 @@ class _Component:
     """
 
     name: str
-    tell: Callable[[Software], str | None]
+    version_of: Callable[[Software], str | None]
     severity: Severity
     effect: str
     source: str
@@ -219,7 +230,9 @@ class _Component:
 
     def difference(self, software: Mapping[int, Software]) -> Difference[int] | None:
         """How the nodes differ, of those on which it is known."""
-        versions_by_node = {node: version for node, fact in software.items() if (version := self.tell(fact))}
+        versions_by_node = {
+            node: version for node, fact in software.items() if (version := self.version_of(fact))
+        }
         found = split({node: (version, version) for node, version in versions_by_node.items()})
         if found is None:
             return None

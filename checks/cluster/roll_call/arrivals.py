@@ -266,7 +266,7 @@ def _start_there(recording: Recording, fact: RollCallFact, gone: _Missing) -> Re
 
 def _not_understood(fact: RollCallFact) -> Draft:
     """Nodes that came and could not be taken in; a client that gives no name may be no node."""
-    hosts = [one for one in dict.fromkeys(fact.unreadable) if one]
+    hosts = [host for host in dict.fromkeys(fact.unreadable) if host]
     return likely(
         (Culprit(kind="node", node=host) for host in hosts),
         f"{name_list(hosts)} sent what cannot be read (another release of ddp-doctor?): {len(fact.present)} of"
@@ -314,7 +314,7 @@ def _not_startable(recording: Recording, fact: RollCallFact) -> Draft:
 
 
 def _reason(fact: RollCallFact) -> str:
-    """Why one node could not be started, in the title; of several nodes the evidence tells."""
+    """Why one node could not be started, in the title; of several nodes the evidence says."""
     return f" ({fact.not_started[0].reason})" if len(fact.not_started) == 1 else ""
 
 

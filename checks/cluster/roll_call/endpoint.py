@@ -79,7 +79,9 @@ def own_addresses(recording: Recording, fact: RollCallFact) -> list[str]:
     """This node's addresses by which others can meet it."""
     nodes = recording.world.nodes if recording.world else ()
     mine = next((node for node in nodes if node.hostname == fact.hostname), None)
-    return [one for of in (mine.addresses.values() if mine else ()) for one in of if leads_out(one)]
+    return [
+        address for of in (mine.addresses.values() if mine else ()) for address in of if leads_out(address)
+    ]
 
 
 def _no_family(recording: Recording, fact: RollCallFact) -> bool:

@@ -131,7 +131,7 @@ def _verb(nodes: Sequence[int], verb: str) -> str:
 
 def _paths(recording: Recording, cause: Cause) -> str:
     return " and between ".join(
-        f"{host(recording, one)} and {host(recording, other)}" for one, other in cause.pairs
+        f"{host(recording, node)} and {host(recording, peer)}" for node, peer in cause.pairs
     )
 
 
@@ -179,7 +179,7 @@ def _confidence(cause: Cause) -> Confidence:
 def _culprits(recording: Recording, cause: Cause) -> tuple[Culprit, ...]:
     if cause.blamed:
         return tuple(node_culprit(recording, node) for node in cause.blamed)
-    return tuple(node_pair(recording, one, other) for one, other in cause.pairs)
+    return tuple(node_pair(recording, node, peer) for node, peer in cause.pairs)
 
 
 def _evidence(recording: Recording, silence: FactAt[SilenceFact]) -> Evidence:
@@ -241,16 +241,16 @@ _on_node = partial(
 
 
 def _between(recording: Recording, cause: Cause) -> Remedy:
-    one, other = (host(recording, node) for node in cause.pairs[0])
+    first, second = (host(recording, node) for node in cause.pairs[0])
     if cause.how == "beats":
-        summary = f"Look whether {_endpoint(recording)} stays open between {one} and {other}; then run again"
-    else:
         summary = (
-            f"Test the path between {one} and {other} from both ends: firewall, switch, cable; then run again"
+            f"Look whether {_endpoint(recording)} stays open between {first} and {second}; then run again"
         )
+    else:
+        summary = f"Test the path between {first} and {second} from both ends: firewall, switch, cable; then run again"
     return look_at(
         summary,
-        f"ping -c 3 {other}   # on {one}, and the other way round",
+        f"ping -c 3 {second}   # on {first}, and the other way round",
         "ip neigh",
         "sudo nft list ruleset",
         scope="cluster",

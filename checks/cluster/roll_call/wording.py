@@ -14,7 +14,7 @@ Group = Sequence[FactAt[RollCallFact]]
 
 
 def endpoint(fact: RollCallFact) -> str:
-    """``node0:29400``; an IPv6 address stands in brackets."""
+    """``node0:29400``; an IPv6 address is in brackets."""
     host = fact.endpoint_host or (fact.hostname if fact.role == "head" else "the head")
     return f"[{host}]:{fact.endpoint_port}" if ":" in host else f"{host}:{fact.endpoint_port}"
 
@@ -66,7 +66,7 @@ def paths(group: Group) -> tuple[Culprit, ...]:
 
 
 def system_words(group: Group) -> str:
-    """What the system said, for brackets: "10.77.0.1: No route to host"."""
+    """The system's error message, for brackets: "10.77.0.1: No route to host"."""
     return "; ".join(
         dict.fromkeys(f"{a.address}: {a.error or a.outcome}" for node in group for a in node.fact.attempts)
     )
@@ -101,7 +101,7 @@ def advice(
     return Remedy(summary=summary, commands=commands, scope=scope, cost=cost, undo=undo, proof=proof)
 
 
-#: For a host or network that stands in the way of the roll call.
+#: For a host or network that is in the way of the roll call.
 fix = partial(advice, proof=_OWNER_OF_HOST)
 #: For a host or network that failed after the roll call.
 look_at = partial(advice, proof=_LOOK_FIRST)
@@ -132,5 +132,5 @@ def looks(launcher: str, hosts: Sequence[str]) -> list[str]:
 
 def launch_again(launcher: str, hosts: Sequence[str], *commands: str) -> Remedy:
     """For hosts on which one of LAUNCHERS was to start the command."""
-    seen = looks(launcher, hosts)
-    return advice(LAUNCHERS[launcher], *seen, *commands, scope="cluster", proof=ANOTHER_START)
+    commands_to_look = looks(launcher, hosts)
+    return advice(LAUNCHERS[launcher], *commands_to_look, *commands, scope="cluster", proof=ANOTHER_START)

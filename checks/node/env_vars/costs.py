@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from ddp_doctor.checks.node.env_vars.in_force import InForce, differing, say, setting_draft
+from ddp_doctor.checks.node.env_vars.in_force import InForce, differing, drafts_per_cause, setting_draft
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.knowledge.topology.nccl_paths import GDR_LEVEL
 from ddp_doctor.model.choices import Confidence, Severity
@@ -52,7 +52,7 @@ def debugging(recording: Recording) -> Iterable[Draft]:
     if recording.options.command == "prolog":
         return ()  # the job's settings are not there yet
     differ = differing(recording)
-    return say(recording, lambda node: _debugging(node, differ))
+    return drafts_per_cause(recording, lambda node: _debugging(node, differ))
 
 
 def _debugging(node: InForce, differ: frozenset[str]) -> Iterator[Draft]:
@@ -60,7 +60,7 @@ def _debugging(node: InForce, differ: frozenset[str]) -> Iterator[Draft]:
     for name, effect in _of_kind(node, "debug"):
         if (
             name == "NCCL_DEBUG_SUBSYS" or name in differ
-        ):  # told with NCCL_DEBUG, without which it does nothing
+        ):  # reported with NCCL_DEBUG, without which it does nothing
             continue
         if (
             name == "NCCL_DEBUG"
@@ -103,9 +103,9 @@ def old_cure(recording: Recording) -> Iterable[Draft]:
     """
     if recording.options.command == "prolog":
         return ()
-    forbids = any(found.forbidding_level for found in staged(recording))  # DD437 tells
+    forbids = any(found.forbidding_level for found in staged(recording))  # DD437 reports it
     reported = differing(recording) | ({GDR_LEVEL} if forbids else set())
-    return say(recording, lambda node: _cures(node, reported))
+    return drafts_per_cause(recording, lambda node: _cures(node, reported))
 
 
 def _cures(node: InForce, reported: frozenset[str]) -> Iterator[Draft]:
@@ -115,11 +115,11 @@ def _cures(node: InForce, reported: frozenset[str]) -> Iterator[Draft]:
         if name in elsewhere or not _costs(node, name):
             continue
         unknown = node.hardware.gpus is None and node.nnodes is not None  # a run that did not look
-        other = node.backend not in ("nccl", "")
+        unread = node.backend not in ("nccl", "")
         spares = (
             scope(name) == "nvls" and node.hardware.gpus is None
         )  # memory, for which some set it on purpose
-        mild = effect.mild or is_a_choice(name, node.values[name]) or unknown or other or spares
+        mild = effect.mild or is_a_choice(name, node.values[name]) or unknown or unread or spares
         yield setting_draft(
             (name,),
             f"{node.listed([name])} gives speed away",
@@ -193,7 +193,7 @@ def unsafe(recording: Recording) -> Iterable[Draft]:
     if recording.options.command == "prolog":
         return ()
     differ = differing(recording)
-    return say(recording, lambda node: _unsafe(node, differ))
+    return drafts_per_cause(recording, lambda node: _unsafe(node, differ))
 
 
 def _unsafe(node: InForce, differ: frozenset[str]) -> Iterator[Draft]:
@@ -201,7 +201,7 @@ def _unsafe(node: InForce, differ: frozenset[str]) -> Iterator[Draft]:
         if name in differ or not _risks(node, name):
             continue
         unknown = name == "NCCL_PROTO" and node.hardware.ll128 is None and node.hardware.gpus is not None
-        other = node.backend not in ("nccl", "") and name.startswith(("NCCL_", "TORCH_NCCL_"))
+        unread = node.backend not in ("nccl", "") and name.startswith(("NCCL_", "TORCH_NCCL_"))
         yield setting_draft(
             (name,),
             f"{node.listed([name])} risks wrong data or hangs",
@@ -209,7 +209,7 @@ def _unsafe(node: InForce, differ: frozenset[str]) -> Iterator[Draft]:
             effect.source,
             node.without([name], "unsafe", proof=_AT_RANDOM),
             detail=effect.why,
-            severity=Severity.INFO if effect.mild or unknown or other else None,
+            severity=Severity.INFO if effect.mild or unknown or unread else None,
             confidence=Confidence.POSSIBLE if node.hardware.gpus is None else Confidence.LIKELY,
         )
 

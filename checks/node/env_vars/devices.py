@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from functools import partial
 
-from ddp_doctor.checks.node.env_vars.in_force import InForce, say, setting_draft
+from ddp_doctor.checks.node.env_vars.in_force import InForce, drafts_per_cause, setting_draft
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.facts.node.rdma import RdmaFact
@@ -121,7 +121,7 @@ def absent_device(recording: Recording) -> Iterator[Draft]:
     world = recording.world
     several = world is not None and world.backend == "nccl" and max(world.nnodes, world.foreign_nodes) > 1
 
-    def tell(node: InForce) -> Iterator[Draft]:
+    def judge(node: InForce) -> Iterator[Draft]:
         fact = facts.get(node.seen.node)
         if (fact is None and node.hardware.rdma is not False) or (fact is not None and several):
             return
@@ -137,7 +137,7 @@ def absent_device(recording: Recording) -> Iterator[Draft]:
                 detail="A job of several nodes takes what does match, or TCP, without a word.",
             )
 
-    return say(recording, tell)
+    return drafts_per_cause(recording, judge)
 
 
 def _missing(value: str, names: list[str]) -> list[str]:
@@ -169,7 +169,7 @@ def different_networks(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.pytorch.org/docs/stable/distributed.html
     """
-    return say(recording, _two_interfaces)
+    return drafts_per_cause(recording, _two_interfaces)
 
 
 def _two_interfaces(node: InForce) -> Iterator[Draft]:

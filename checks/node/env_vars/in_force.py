@@ -29,7 +29,7 @@ from ddp_doctor.wording.nodes import node_culprits, node_names
 
 F = TypeVar("F", bound=Fact)
 
-#: Where the nodes' values differ, the evidence shows no more of them.
+#: Where the nodes' values differ, the evidence shows at most this many of them.
 VALUES_SHOWN = 8
 
 
@@ -70,20 +70,20 @@ def per_cause(recording: Recording, found: Iterable[tuple[FactAt[F], Draft]]) ->
     """The same of drafts that are made already, each with the node it is about, in the order of the nodes."""
     groups: dict[Hashable, dict[Draft, list[FactAt[F]]]] = {}
     met: Counter[Hashable] = Counter()
-    for seen, draft in found:
+    for node, draft in found:
         names = tuple(culprit.name for culprit in draft.culprits)
         about = (names, draft.severity, draft.evidence[0].expected_from)
-        groups.setdefault((about, met[seen.node, about]), {}).setdefault(draft, []).append(seen)
-        met[seen.node, about] += 1
+        groups.setdefault((about, met[node.node, about]), {}).setdefault(draft, []).append(node)
+        met[node.node, about] += 1
     several = recording.world is not None and recording.world.nnodes > 1
     for alike in groups.values():
         yield _on_nodes(recording, alike, several=several)
 
 
 def _on_nodes(recording: Recording, alike: Mapping[Draft, list[FactAt[F]]], *, several: bool) -> Draft:
-    first, *rest = alike.items()
+    first, *more_drafts = alike.items()
     draft, group = first
-    others = [seen for _, more in rest for seen in more]
+    others = [of_draft for _, more in more_drafts for of_draft in more]
     culprits = tuple(
         node.model_copy(update={"kind": culprit.kind, "name": culprit.name})
         for node in node_culprits(recording, [*group, *others])
@@ -95,8 +95,10 @@ def _on_nodes(recording: Recording, alike: Mapping[Draft, list[FactAt[F]]], *, s
         title = f"{title} (on {node_names(recording, group)}{also})"
     if others:
         evidence = tuple(
-            evidence_here.model_copy(update={"text": f"{node_names(recording, seen)}: {evidence_here.text}"})
-            for draft_here, seen in list(alike.items())[:VALUES_SHOWN]
+            evidence_here.model_copy(
+                update={"text": f"{node_names(recording, of_draft)}: {evidence_here.text}"}
+            )
+            for draft_here, of_draft in list(alike.items())[:VALUES_SHOWN]
             for evidence_here in draft_here.evidence
         )
     return draft.model_copy(update={"title": title, "culprits": culprits, "evidence": evidence})
@@ -121,7 +123,7 @@ class Hardware:
 
 
 def hardware_of(recording: Recording, node: int) -> Hardware:
-    """What the node's readings tell."""
+    """What the node's readings show."""
     topology = next(iter(recording.at(TopologyFact, node)), None)
     gpus = next(iter(recording.at(GpusFact, node)), None)
     rdma = next(iter(recording.at(RdmaFact, node)), None)
@@ -174,7 +176,7 @@ def _has_nvls(cards: tuple[Gpu, ...]) -> bool:
 
 
 def _is_ll128_safe(recording: Recording, topology: TopologyFact, cards: tuple[Gpu, ...]) -> bool | None:
-    """Whether NCCL would take LL128 by itself (src/graph/tuning.cc); None where that cannot be told."""
+    """Whether NCCL would take LL128 by itself (src/graph/tuning.cc); None where that is unknown."""
     kinds = {_capability(gpu) for gpu in cards}
     if () in kinds:
         return None
@@ -243,7 +245,7 @@ class InForce:
         )
 
     def key(self) -> object:
-        """Equal for nodes of which the same is to be said."""
+        """Equal for nodes that get the same findings."""
         values, places = frozenset(self.values.items()), frozenset(self.places.items())
         unread = frozenset(self.unread.items())
         return values, unread, places, self.installed, self.seen.fact.launcher, self.hardware
@@ -295,22 +297,22 @@ def _is_nccls(name: str) -> bool:
     return known is not None and known.owner == "nccl"
 
 
-def say(recording: Recording, tell: Callable[[InForce], Iterable[Draft]]) -> Iterator[Draft]:
-    """One draft per cause; nodes with the same settings are judged once, for there may be thousands."""
+def drafts_per_cause(recording: Recording, judge: Callable[[InForce], Iterable[Draft]]) -> Iterator[Draft]:
+    """One draft per cause; nodes with the same settings are judged once, because there may be thousands."""
     known: dict[object, tuple[Draft, ...]] = {}
 
     def drafts() -> Iterator[tuple[FactAt[EnvVars], Draft]]:
         for node in settings_in_force(recording):
             key = node.key()
             if key not in known:
-                known[key] = tuple(tell(node))
+                known[key] = tuple(judge(node))
             yield from ((node.seen, draft) for draft in known[key])
 
     yield from per_cause(recording, drafts())
 
 
 def differing(recording: Recording) -> frozenset[str]:
-    """The settings that are not alike on all nodes, of which the check of agreement tells."""
+    """The settings that differ between nodes, which the check of agreement reports."""
 
     def find() -> frozenset[str]:
         sets = {frozenset(node.values.items()) for node in settings_in_force(recording)}

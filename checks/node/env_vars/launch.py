@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 
 from ddp_doctor.checks.node.env_vars import launch_variables
-from ddp_doctor.checks.node.env_vars.in_force import InForce, one_per_cause, say, setting_draft
+from ddp_doctor.checks.node.env_vars.in_force import InForce, drafts_per_cause, one_per_cause, setting_draft
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.knowledge.launchers import Launcher
 from ddp_doctor.model.choices import Confidence, Severity
@@ -229,12 +229,12 @@ def group_takes_another_gpu(recording: Recording) -> Iterable[Draft]:
     backends = nccl_backends(recording)
     by_local_rank = {node.node for node in of_the_job(recording) if node.fact.torch_nccl2_takes_local_rank}
 
-    def tell(node: InForce) -> Iterator[Draft]:
+    def judge(node: InForce) -> Iterator[Draft]:
         at = node.seen.node
         if node.backend == "nccl" and backends.get(at) == "nccl2" and at in by_local_rank:
             yield from _another_gpu(node.seen.fact, node.hardware.gpus)
 
-    return say(recording, tell)
+    return drafts_per_cause(recording, judge)
 
 
 #: Where launchers other than torchrun say which rank a process is, in the whole job and on its node.

@@ -125,7 +125,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _nodes(env: Mapping[str, str], numbers: Mapping[str, int], launcher: Launcher | None) -> int:
-    """How many nodes the job has, as far as its launcher says; 1 where nothing tells."""
+    """How many nodes the job has, as far as its launcher says; 1 where nothing says so."""
     if launcher == "slurm":
         return _number(env.get("SLURM_STEP_NUM_NODES") or env.get("SLURM_NNODES")) or 1
     if "GROUP_WORLD_SIZE" in numbers:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from ddp_doctor.checks.node.env_vars.in_force import InForce, say, setting_draft
+from ddp_doctor.checks.node.env_vars.in_force import InForce, drafts_per_cause, setting_draft
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.facts.node.software import Software
 from ddp_doctor.knowledge.versions import dotted
@@ -21,7 +21,7 @@ from ddp_doctor.settings.wording import listed, shown
 from ddp_doctor.views.software import SWITCH
 from ddp_doctor.wording.nodes import name_list
 
-#: Of names that nobody knows, the evidence shows no more.
+#: Of names that are unknown, the evidence shows at most this many.
 _STRANGE_SHOWN = 8
 
 
@@ -41,7 +41,7 @@ def variable_misspelled(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    return say(recording, lambda node: _misspelled(node.seen.fact, node.installed))
+    return drafts_per_cause(recording, lambda node: _misspelled(node.seen.fact, node.installed))
 
 
 def _misspelled(fact: EnvVars, installed: Installed) -> Iterator[Draft]:
@@ -85,11 +85,11 @@ def variable_read_by_nothing(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    return say(recording, lambda node: _unread(node.seen.fact))
+    return drafts_per_cause(recording, lambda node: _unread(node.seen.fact))
 
 
 def _unread(fact: EnvVars) -> Iterator[Draft]:
-    """Names that nothing reads, and names that nobody knows."""
+    """Names that nothing reads, and names that are unknown."""
     for name, value in fact.variables.items():
         never = never_read().get(name)
         if never:
@@ -141,7 +141,7 @@ def variable_obsolete(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    return say(recording, lambda node: _obsolete(node.seen.fact, node.installed))
+    return drafts_per_cause(recording, lambda node: _obsolete(node.seen.fact, node.installed))
 
 
 #: Obsolete settings that ask for what NCCL does today, so that nobody waits for their effect in vain.
@@ -169,7 +169,7 @@ def _obsolete(fact: EnvVars, installed: Installed) -> Iterator[Draft]:
         )
         gone = status_at(old, at) != "read" if at else is_gone(old)
         if not gone and (effects(name, value) or out_of_range(name, fact.variables, installed.nccl)):
-            continue  # told to go for what it does
+            continue  # reported as one to remove, for what it does
         if not gone and old.replaced_by and not installed.reads(old.replaced_by):
             continue  # the old name is the one to use here
         yield setting_draft(
@@ -182,7 +182,7 @@ def _obsolete(fact: EnvVars, installed: Installed) -> Iterator[Draft]:
         )
 
 
-#: What is said of a library that is there.
+#: The words about a library that is there.
 _THERE = {"NCCL": "loaded", "torch": "installed"}
 
 
@@ -208,7 +208,7 @@ def variable_not_yet_read(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    return say(recording, lambda node: _not_yet_read(node.seen.fact, node.installed))
+    return drafts_per_cause(recording, lambda node: _not_yet_read(node.seen.fact, node.installed))
 
 
 def _not_yet_read(fact: EnvVars, installed: Installed) -> Iterator[Draft]:
@@ -266,7 +266,9 @@ def of_the_other_backend(recording: Recording) -> Iterable[Draft]:
         torch 2.15 torch/distributed/distributed_c10d.py, _register_builtin_nccl_backend
     """
     nccl_is_meant = recording.options.command == "env"  # whose world has no ranks, and so no NCCL
-    return say(recording, lambda node: _of_other_class(node, nccl_is_meant or node.backend in ("nccl", "")))
+    return drafts_per_cause(
+        recording, lambda node: _of_other_class(node, nccl_is_meant or node.backend in ("nccl", ""))
+    )
 
 
 def _of_other_class(node: InForce, uses_nccl: bool) -> Iterator[Draft]:

@@ -2,7 +2,13 @@
 
 from collections.abc import Iterable, Iterator
 
-from ddp_doctor.checks.node.env_vars.in_force import InForce, at_most, differing, say, setting_draft
+from ddp_doctor.checks.node.env_vars.in_force import (
+    InForce,
+    at_most,
+    differing,
+    drafts_per_cause,
+    setting_draft,
+)
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy, Reproducer
@@ -40,7 +46,7 @@ def value_read_otherwise(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    return say(recording, lambda node: _misread_values(node.seen.fact, node.installed))
+    return drafts_per_cause(recording, lambda node: _misread_values(node.seen.fact, node.installed))
 
 
 def _misread_values(fact: EnvVars, installed: Installed) -> Iterator[Draft]:
@@ -68,7 +74,9 @@ def value_refused(recording: Recording) -> Iterable[Draft]:
     References
         torch/csrc/distributed/c10d/Utils.hpp, getCvarBool and getCvarInt
     """
-    return say(recording, lambda node: _refused_values(node.backend, node.seen.fact, node.installed))
+    return drafts_per_cause(
+        recording, lambda node: _refused_values(node.backend, node.seen.fact, node.installed)
+    )
 
 
 def _refused_values(backend: str, fact: EnvVars, installed: Installed) -> Iterator[Draft]:
@@ -126,7 +134,7 @@ def without_effect(recording: Recording) -> Iterable[Draft]:
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     reported = settings_told(recording)
-    return say(recording, lambda node: _idle(node, reported))
+    return drafts_per_cause(recording, lambda node: _idle(node, reported))
 
 
 def _idle(node: InForce, reported: frozenset[str]) -> Iterator[Draft]:
@@ -178,7 +186,7 @@ def contradicting(recording: Recording) -> Iterable[Draft]:
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     differ = differing(recording)
-    return say(recording, lambda node: _contradictions(node, differ))
+    return drafts_per_cause(recording, lambda node: _contradictions(node, differ))
 
 
 def _contradictions(node: InForce, differ: frozenset[str]) -> Iterator[Draft]:
@@ -221,7 +229,7 @@ def two_names(recording: Recording) -> Iterable[Draft]:
     References
         torch/csrc/distributed/c10d/Utils.hpp, getCvarString
     """
-    return say(recording, _names)
+    return drafts_per_cause(recording, _names)
 
 
 def _names(node: InForce) -> Iterator[Draft]:
@@ -253,7 +261,7 @@ def outside_range(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    return say(recording, _outside)
+    return drafts_per_cause(recording, _outside)
 
 
 def _outside(node: InForce) -> Iterator[Draft]:

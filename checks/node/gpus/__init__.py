@@ -34,12 +34,12 @@ __all__ = ["CHECK", "gpus_missing", "probe"]
 def probe(ctx: Context) -> GpusFact:
     """Ask NVML in a process of its own. Raises Absent only where no GPU is due or granted either.
 
-    Raises Failed where the job would use accelerators of another maker: nothing can be said of them.
+    Raises Failed where the job would use accelerators of another maker, which this check cannot judge.
     """
     pci = host_gpus.pci_gpus(ctx)
     answer = _ask(ctx, thresholds.NVML_BASE_LIMIT_S + thresholds.NVML_LIMIT_PER_GPU_S * len(pci or ()))
     nodes = host_gpus.device_nodes(ctx)
-    seen = GpusFact(
+    gpus = GpusFact(
         gpus=answer.gpus,
         driver_version=answer.driver_version,
         cuda_driver_version=answer.cuda_driver_version,
@@ -54,8 +54,8 @@ def probe(ctx: Context) -> GpusFact:
         fabric_manager=host_gpus.fabric_manager_runs(ctx, nodes),
         in_container=host_gpus.in_container(ctx),
     )
-    fact = seen.model_copy(
-        update=visible_devices.job_view(seen.gpus, ctx.env, in_container=seen.in_container)
+    fact = gpus.model_copy(
+        update=visible_devices.job_view(gpus.gpus, ctx.env, in_container=gpus.in_container)
     )
     if not (fact.gpus or answer.error == "timed_out" or fact.due() or fact.is_owed()):
         others = None if _is_without_grant(fact) else accelerators.unsupported(ctx)

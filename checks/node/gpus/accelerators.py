@@ -84,11 +84,11 @@ class Accelerator:
 def unsupported(ctx: Context) -> str | None:
     """What is here that a job would use and the doctor cannot test: "8 AMD GPUs (AMD Instinct MI300X OAM)"."""
     amd = [] if _are_hidden(ctx) else list(_amd(ctx))
-    if not any(one.for_data_centres for one in amd) and amd and not _torch_is_for_rocm(ctx):
+    if not any(accelerator.for_data_centres for accelerator in amd) and amd and not _torch_is_for_rocm(ctx):
         amd = []
     makers: dict[str, list[str]] = {}
-    for one in (*amd, *_gaudi(ctx)):
-        makers.setdefault(one.maker, []).append(one.name)
+    for accelerator in (*amd, *_gaudi(ctx)):
+        makers.setdefault(accelerator.maker, []).append(accelerator.name)
     words = [_counted(maker, names) for maker, names in makers.items()]
     return " and ".join(words) or None
 
@@ -142,7 +142,7 @@ def _is_door(name: str) -> bool:
 
 
 def _torch_is_for_rocm(ctx: Context) -> bool:
-    """Whether the torch of this Python was built for AMD GPUs; False where that cannot be told."""
+    """Whether the torch of this Python was built for AMD GPUs; False where that is unknown."""
     try:
         answer = json.loads(ctx.child("software").stdout)
     except ValueError:

@@ -23,7 +23,7 @@ def severity_of_use(recording: Recording, group: list[FactAt[GpusFact]]) -> Seve
 def by_severity(recording: Recording, judge: Callable[[Gpu], Severity | None]) -> dict[Severity, Hits]:
     """The job's GPUs that ``judge`` finds fault with, the worst first."""
     judged = [(judge(gpu), (node, gpu)) for node, gpu in gpus_of_the_job(recording)]
-    found = {severity: [hit for verdict, hit in judged if verdict is severity] for severity in Severity}
+    found = {severity: [gpu_at for verdict, gpu_at in judged if verdict is severity] for severity in Severity}
     return {severity: hits for severity, hits in found.items() if hits}
 
 
@@ -154,7 +154,7 @@ def _memory_error_sight(gpu: Gpu) -> Sight:
 
 
 def _places(gpu: Gpu) -> str:
-    """Where the errors since the driver was loaded were, as far as NVML tells."""
+    """Where the errors since the driver was loaded were, as far as NVML shows."""
     counts = (("DRAM", gpu.ecc_volatile_uncorrected_dram), ("SRAM", gpu.ecc_volatile_uncorrected_sram))
     places = [f"{count} in {place}" for place, count in counts if count]
     return f", of the former {' and '.join(places)}" if places else ""

@@ -188,7 +188,7 @@ _802 = "Until then CUDA answers with error 802, system not yet initialized, and 
 
 @dataclass(frozen=True)
 class _State:
-    """What keeps GPUs out of the fabric; GPUs alike in it are one finding."""
+    """What keeps GPUs out of the fabric; GPUs with the same reason are one finding."""
 
     words: str
     severity: Severity
@@ -221,7 +221,7 @@ def fabric_not_ready(recording: Recording) -> Iterator[Draft]:
             recording,
             hits,
             state.words,
-            lambda gpu: Sight(_seen(gpu), expected_from="state completed, without error"),
+            lambda gpu: Sight(_fabric_in_words(gpu), expected_from="state completed, without error"),
             FABRIC_MANAGER,
             detail=f"{_802} {_manager_words(state.manager, state.driver)}",
             severity=state.severity,
@@ -252,7 +252,7 @@ def _state_words(gpu: Gpu) -> str | None:
     return f"the NVLink fabric is not ready, {waits_for}" if waits_for else None
 
 
-def _seen(gpu: Gpu) -> str:
+def _fabric_in_words(gpu: Gpu) -> str:
     status = f", status {gpu.fabric_status}" if gpu.fabric_status else ""
     return f"fabric state {(gpu.fabric_state or '').replace('_', ' ')}{status}"
 
@@ -310,7 +310,7 @@ def fabric_unhealthy(recording: Recording) -> Iterator[Draft]:
     References
         NVML API reference, nvmlGpuFabricInfo_v2_t, healthMask
     """
-    explained = {hit.view.node for hit in switch_faults(recording)}
+    explained = {fault.view.node for fault in switch_faults(recording)}
     ill = hits_of(recording, lambda gpu: gpu.fabric_faults and not gpu.mig_enabled and not _state_words(gpu))
     hits = [(node, gpu) for node, gpu in ill if node not in explained]
     if hits:

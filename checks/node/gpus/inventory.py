@@ -73,10 +73,13 @@ def gpus_missing(recording: Recording) -> Iterator[Draft]:
     References
         NVIDIA Xid catalog, Xid 79; NVIDIA open-gpu-kernel-modules, "RmInitAdapter failed"
     """
-    absent = [one for one in recording.of_check("gpus") if one.status is Status.ABSENT]
-    seen = [*recording.facts(GpusFact), *(FactAt(GpusFact(), one.node, None, one) for one in absent)]
+    absent = [reading for reading in recording.of_check("gpus") if reading.status is Status.ABSENT]
+    facts = [
+        *recording.facts(GpusFact),
+        *(FactAt(GpusFact(), reading.node, None, reading) for reading in absent),
+    ]
     required = recording.options.require_gpus
-    for short, group in by_cause(seen, lambda fact: shortfall_of(fact, required)).items():
+    for short, group in by_cause(facts, lambda fact: shortfall_of(fact, required)).items():
         have = f"only {short.have}" if short.have else "none"
         missing = f"; missing: {', '.join(short.named)}" if short.named else ""
         nodes = {node.node for node in group}
@@ -171,7 +174,7 @@ def _setting_culprit(value: str | None) -> tuple[Culprit, ...]:
     return () if value is None else (Culprit(kind="setting", name="CUDA_VISIBLE_DEVICES"),)
 
 
-#: Ranks, GPUs shown, CUDA_VISIBLE_DEVICES and its wrong entry: nodes alike in all of them are one finding.
+#: Ranks, GPUs shown, CUDA_VISIBLE_DEVICES and its wrong entry: nodes that share all of them are one finding.
 _Selection = tuple[int, int, str | None, str | None]
 
 

@@ -1,4 +1,4 @@
-"""DD315, DD318, DD319, DD321: GPUs of one model that are not set, or not made, alike."""
+"""DD315, DD318, DD319, DD321: GPUs of one model whose settings or hardware differ."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -66,8 +66,8 @@ def ecc_differs(recording: Recording) -> Iterator[Draft]:
         nvidia-smi manual, --ecc-config; NVML API reference, nvmlDeviceGetEccMode
     """
     for model, hits in by_model(recording).items():
-        off = [hit for hit in hits if hit[1].ecc_enabled is False]
-        on = [hit for hit in hits if hit[1].ecc_enabled]
+        off = [(node, gpu) for node, gpu in hits if gpu.ecc_enabled is False]
+        on = [(node, gpu) for node, gpu in hits if gpu.ecc_enabled]
         if off and on:
             few, state = (off, "off") if len(off) <= len(on) else (on, "on")
             yield gpu_draft(
@@ -87,13 +87,13 @@ class _Limit:
 
     words: str
     unit: str
-    tell: Callable[[Gpu], float | None]
+    value_of: Callable[[Gpu], float | None]
     default: Callable[[Gpu], float | None]
     remedy: Remedy
 
     def remedy_for(self, hits: Hits, expected: float) -> Remedy:
         """The remedy with what to set, and with what there was where all had the same."""
-        was = {self.tell(gpu) for _, gpu in hits}
+        was = {self.value_of(gpu) for _, gpu in hits}
         undo = self.remedy.undo.replace("with the limit it had", f"{was.pop():g}") if len(was) == 1 else None
         commands = tuple(line.replace("WATTS", f"{expected:g}") for line in self.remedy.commands)
         return self.remedy.model_copy(update={"commands": commands, "undo": undo or self.remedy.undo})
@@ -157,13 +157,13 @@ def clocks_lowered(recording: Recording) -> Iterator[Draft]:
 
 def _lowered(recording: Recording, limit: _Limit) -> Iterator[Draft]:
     for model, peers in by_model(recording).items():
-        low, hits, usual = far_below(peers, limit.tell)
+        low, hits, usual = far_below(peers, limit.value_of)
         if low:
             words = f"{limit.words} below {usual:g} {limit.unit}, which most GPUs of this model have"
             yield _draft(recording, limit, low, words, usual, Severity.WARNING)
             continue
         # A laptop's limit goes up and down with its battery and its processor.
-        far = [] if "Laptop" in model else [hit for hit in hits if _below_default(limit, hit[1])]
+        far = [] if "Laptop" in model else [(node, gpu) for node, gpu in hits if _below_default(limit, gpu)]
         if far:
             default = limit.default(far[0][1]) or 0.0
             words = f"{limit.words} below its default of {default:g} {limit.unit}"
@@ -171,7 +171,7 @@ def _lowered(recording: Recording, limit: _Limit) -> Iterator[Draft]:
 
 
 def _below_default(limit: _Limit, gpu: Gpu) -> bool:
-    return (limit.tell(gpu) or 0.0) < thresholds.GPU_LIMIT_SHARE * (limit.default(gpu) or 0.0)
+    return (limit.value_of(gpu) or 0.0) < thresholds.GPU_LIMIT_SHARE * (limit.default(gpu) or 0.0)
 
 
 def _draft(
@@ -184,7 +184,7 @@ def _draft(
         words,
         lambda gpu: Sight(
             limit.words,
-            limit.tell(gpu),
+            limit.value_of(gpu),
             limit.unit,
             expected,
             "the GPU's default" if alike else "most GPUs of the same model",
@@ -229,14 +229,14 @@ def firmware_differs(recording: Recording) -> Iterator[Draft]:
             )
 
 
-def _odd(hits: Hits, tell: Callable[[Gpu], str | None]) -> Hits:
+def _odd(hits: Hits, value_of: Callable[[Gpu], str | None]) -> Hits:
     """Those that differ from most; all where there is no majority."""
-    known = [hit for hit in hits if tell(hit[1])]
-    values = Counter(tell(gpu) for _, gpu in known)
+    known = [(node, gpu) for node, gpu in hits if value_of(gpu)]
+    values = Counter(value_of(gpu) for _, gpu in known)
     if len(values) < 2:
         return []
     usual, count = values.most_common(1)[0]
-    return [hit for hit in known if tell(hit[1]) != usual] if 2 * count > len(known) else known
+    return [(node, gpu) for node, gpu in known if value_of(gpu) != usual] if 2 * count > len(known) else known
 
 
 def _odd_sizes(hits: Hits) -> Hits:
@@ -244,7 +244,7 @@ def _odd_sizes(hits: Hits) -> Hits:
         return []  # ECC takes memory on some cards, and DD315 has named them
     largest = max(gpu.memory_total_bytes or 0 for _, gpu in hits)
     least = (1 - thresholds.GPU_MEMORY_SIZE_SHARE) * largest
-    return [hit for hit in hits if 0 < (hit[1].memory_total_bytes or 0) < least]
+    return [(node, gpu) for node, gpu in hits if 0 < (gpu.memory_total_bytes or 0) < least]
 
 
 def _firmware_sight(gpu: Gpu) -> Sight:

@@ -83,7 +83,7 @@ def memory_in_use(recording: Recording) -> Iterator[Draft]:
 
 @dataclass(frozen=True)
 class _Holder:
-    """Who has the memory, as far as the driver tells, and what to do."""
+    """Who holds the memory, as far as the driver shows, and what to do."""
 
     words: str
     detail: str
@@ -263,7 +263,7 @@ def no_peer_access(recording: Recording) -> Iterator[Draft]:
 
 def _protected(recording: Recording) -> list[tuple[int, Gpu]]:
     on = [node for node in recording.facts(GpusFact) if node.fact.confidential_compute]
-    return [(seen.node, gpu) for seen in on for gpu in seen.fact.of_the_job()]
+    return [(node.node, gpu) for node in on for gpu in node.fact.of_the_job()]
 
 
 def _draft(recording: Recording, hits: Hits, words: str, seen: str) -> Draft:

@@ -24,7 +24,7 @@ __all__ = ["CHECK", "probe"]
 
 
 def probe(ctx: Context) -> Host:
-    """Read the limits; what this kernel does not tell stays None."""
+    """Read the limits; what this kernel does not show stays None."""
     read = host_limits.reader(ctx)
     meminfo, group = read("/proc/meminfo") or "", cgroup.limits(read)
     shm, shm_problem = host_limits.shared_memory(ctx)

@@ -18,16 +18,16 @@ _LONGEST = 80
 
 
 def read_maker(ctx: Context) -> Maker:
-    """What is told here; nothing is raised."""
+    """What this host reports; raises nothing."""
     drivers = {end_of(ctx, f"{NET}/{name}/device/driver") for name in names_in(ctx, NET)}
     return Maker(
-        vendor=_told(ctx, "sys_vendor"),
-        product=_told(ctx, "product_name"),
-        asset_tag=_told(ctx, "chassis_asset_tag"),
+        vendor=_dmi_text(ctx, "sys_vendor"),
+        product=_dmi_text(ctx, "product_name"),
+        asset_tag=_dmi_text(ctx, "chassis_asset_tag"),
         network_drivers=tuple(sorted(name[:_LONGEST] for name in drivers if name)),
     )
 
 
-def _told(ctx: Context, name: str) -> str | None:
+def _dmi_text(ctx: Context, name: str) -> str | None:
     text = first_line(ctx, f"{_DMI}/{name}") or ""
     return "".join(sign for sign in text if sign.isprintable())[:_LONGEST].strip() or None

@@ -13,7 +13,7 @@ from ddp_doctor.probing.host_limits import in_units
 from ddp_doctor.remedies import hardware
 from ddp_doctor.remedies.hardware import UNCHANGED
 from ddp_doctor.remedies.kinds import remedy
-from ddp_doctor.views.failed_trials import all_said
+from ddp_doctor.views.failed_trials import all_complained
 from ddp_doctor.wording.findings import likely, proved
 from ddp_doctor.wording.nodes import by_cause, host, of_nodes
 
@@ -218,7 +218,7 @@ def shared_memory_too_small(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
     for short in shortages(recording, _shm, lambda fact: fact.shm_free_bytes, of_the_job=False):
-        if all_said(recording, (node.node for node in short.nodes), "shm"):
+        if all_complained(recording, (node.node for node in short.nodes), "shm"):
             continue  # NCCL failed over it, which is a finding of its own
         fact, ranks = short.worst.fact, short.ranks
         free, total = fact.shm_free_bytes or 0, fact.shm_total_bytes or 0
@@ -273,7 +273,7 @@ def locked_memory_too_low_for_rdma(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
     for short in shortages(recording, _memlock, lambda fact: fact.memlock_bytes):
-        if all_said(recording, (node.node for node in short.nodes), "memlock"):
+        if all_complained(recording, (node.node for node in short.nodes), "memlock"):
             continue
         fact = short.worst.fact
         allowed, devices = fact.memlock_bytes or 0, ", ".join(fact.rdma_devices)

@@ -34,7 +34,7 @@ def given_out(offers: Sequence[Offer]) -> str:
 def use_interface(
     recording: Recording, offers: Sequence[Offer], better: Better, replaced: Sequence[Offer] = ()
 ) -> Remedy:
-    """Name the interfaces of all these nodes. ``told`` are those on which the variable has another value now."""
+    """Name the interfaces of all these nodes. On those in ``replaced`` the variable has another value now."""
     why = "it is in the network that all nodes share" if better.shared else "it may lead to the other nodes"
     known = {offer.node: {interface.name for interface in offer.interfaces} for offer in offers}
     old = [offer.setting for offer in replaced if offer.setting]
@@ -83,7 +83,7 @@ def _address_on(offer: Offer, interface: str | None, ipv6: bool) -> str | None:
         if each.name == interface
         for address in each.addresses
     ]
-    return next((one for one in held if is_ipv6(one) == ipv6), None)
+    return next((address for address in held if is_ipv6(address) == ipv6), None)
 
 
 def connect(recording: Recording, offers: Sequence[Offer]) -> Remedy:
@@ -118,8 +118,8 @@ def one_family(recording: Recording, offers: Sequence[Offer]) -> Remedy:
     if offers[0].backend != "gloo":
         return _use_family("AF_INET6" if common else "AF_INET")
     if common:  # on an interface that has both, gloo takes IPv4
-        other = [offer for offer in offers if not is_ipv6(offer.address)]
-        return hosts_entry(recording, other, better.interfaces, ipv6=True)
+        of_other_family = [offer for offer in offers if not is_ipv6(offer.address)]
+        return hosts_entry(recording, of_other_family, better.interfaces, ipv6=True)
     return use_interface(recording, offers, better, offers)
 
 
@@ -167,7 +167,7 @@ class Group:
 
 
 def groups(offers: Sequence[Offer], kind: Kind, alike: Callable[[Offer], object]) -> Iterable[Group]:
-    """The offers with a fault of this kind; ``alike`` tells which of them share a cause."""
+    """The offers with a fault of this kind; those with the same value of ``alike`` share a cause."""
     found = interface_faults.faults(offers)
     made: dict[object, Group] = {}
     for offer in offers:
@@ -268,7 +268,7 @@ def remedies(recording: Recording, group: Group) -> tuple[Remedy, ...]:
     if stranded:  # no setting helps before they are connected
         return (connect(recording, stranded),)
     use = use_interface(recording, group.offers, better, group.sick)
-    if group.fault.kind == "unusable":  # so is the host's name where it leads there
+    if group.fault.kind == "unusable":  # the host's name is one, too, where it leads there
         hosts = {offer.node: (offer.interfaces, offer.own_addresses) for offer in group.offers}
         use = interfaces.with_rendezvous(recording, use, hosts, better.interfaces)
     made = [use]

@@ -41,8 +41,8 @@ def probe(ctx: Context) -> KernelFact:
     version, is_open = kernel.driver(line)
     log = read_log(ctx)
     read_at_s = uptime_s(ctx)
-    said = parse_kernel_log(log.text, booted_at(ctx))
-    ctx.keep("\n".join((f"/proc/driver/nvidia/version: {line}", *said.lines)))
+    parsed = parse_kernel_log(log.text, booted_at(ctx))
+    ctx.keep("\n".join((f"/proc/driver/nvidia/version: {line}", *parsed.lines)))
     nics = kernel.rdma_pci_devices(ctx)
     devices = (*(gpu.bus_id for gpu in gpus), *nics)
     return KernelFact(
@@ -58,8 +58,8 @@ def probe(ctx: Context) -> KernelFact:
         uptime_s=read_at_s,
         log_source=log.source,
         log_problem=log.problem,
-        log_begins_at_s=said.begins_at_s,
-        events=said.events,
+        log_begins_at_s=parsed.begins_at_s,
+        events=parsed.events,
         bridges={bus: pci_devices.bridges_above(ctx, bus) for bus in devices},
         rdma_devices=nics,
         stuck=stuck_processes(ctx) if version is not None else (),

@@ -45,9 +45,9 @@ def probe(ctx: Context) -> KernelAfterFact:
     if log.source is None:
         raise Skip(f"the kernel log cannot be read: {log.problem}")
     since_s = (uptime_s(ctx) or 0.0) - JUST_NOW_S
-    said = parse_kernel_log(log.text, booted_at(ctx), since_s)
-    ctx.keep("\n".join(said.lines))
-    return KernelAfterFact(log_source=log.source, events=said.events)
+    parsed = parse_kernel_log(log.text, booted_at(ctx), since_s)
+    ctx.keep("\n".join(parsed.lines))
+    return KernelAfterFact(log_source=log.source, events=parsed.events)
 
 
 @rule("DD342", "gpu-failed-during-the-run", Severity.ERROR, KernelFact, KernelAfterFact)
@@ -69,10 +69,10 @@ def gpu_failed(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deploy/xid-errors
     """
     groups: dict[tuple[str, int, Severity], list[Hit]] = {}
-    for hit in _new(recording, "xid", "sxid"):
-        severity = _severity(hit.event)
-        if severity is not None and hit.view.concerns(hit.device):
-            groups.setdefault((hit.event.kind, hit.event.code or 0, severity), []).append(hit)
+    for fault in _new(recording, "xid", "sxid"):
+        severity = _severity(fault.event)
+        if severity is not None and fault.view.concerns(fault.device):
+            groups.setdefault((fault.event.kind, fault.event.code or 0, severity), []).append(fault)
     for (kind, code, severity), hits in groups.items():
         what = (
             f"Xid {code}, {xid(code, hits[0].event.detail).meaning}"
@@ -80,15 +80,15 @@ def gpu_failed(recording: Recording) -> Iterator[Draft]:
             else f"fatal SXid {code}"
         )
         title = f"{device_names(recording, hits)} failed while the ranks ran: {what}"
-        yield _draft(recording, title, hits, _mend(hits), severity)
+        yield _draft(recording, title, hits, _reset_or_restart(hits), severity)
 
 
-def _mend(hits: list[Hit]) -> Remedy:
+def _reset_or_restart(hits: list[Hit]) -> Remedy:
     """A GPU that fell off the bus cannot be reset, and an NVSwitch is no GPU."""
     first = hits[0].event
     if first.kind == "sxid" or xid(first.code or 0).kind == "reboot":
         return REBOOT_NODE
-    return reset_gpus([hit.device or "" for hit in hits])
+    return reset_gpus([fault.device or "" for fault in hits])
 
 
 def _severity(event: KernelEvent) -> Severity | None:
@@ -121,9 +121,9 @@ def link_failed(recording: Recording) -> Iterator[Draft]:
         https://docs.kernel.org/PCI/pcieaer-howto.html
     """
     hits = [
-        Hit(hit.view, device, hit.event)
-        for hit in _new(recording, "nic_fault", "pcie_uncorrected")
-        for device in hit.view.below(hit.device)
+        Hit(fault.view, device, fault.event)
+        for fault in _new(recording, "nic_fault", "pcie_uncorrected")
+        for device in fault.view.below(fault.device)
     ]
     if hits:
         title = f"The link or firmware of {device_names(recording, hits)} failed while the ranks ran"
@@ -173,10 +173,10 @@ def _evidence(recording: Recording, hits: list[Hit]) -> tuple[Evidence, ...]:
     return tuple(
         Evidence(
             check="kernel_after",
-            text=f"{host(recording, hit.view.node)}: {hit.event.text}",
-            expected_from=CATALOG if hit.event.kind == "xid" else "the log was free of it before the ranks",
+            text=f"{host(recording, fault.view.node)}: {fault.event.text}",
+            expected_from=CATALOG if fault.event.kind == "xid" else "the log was free of it before the ranks",
         )
-        for hit in hits[:16]
+        for fault in hits[:16]
     )
 
 

@@ -38,8 +38,8 @@ def versions_differ(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.nvidia.com/deploy/cuda-compatibility
     """
-    seen = [node for node in recording.facts(KernelFact) if not _nvml_said_so(recording, node)]
-    for (versions, module, in_container), group in by_cause(seen, _mismatch).items():
+    nodes = [node for node in recording.facts(KernelFact) if not _nvml_said_so(recording, node)]
+    for (versions, module, in_container), group in by_cause(nodes, _mismatch).items():
         if in_container:
             repair = by_operator(
                 "Remove the driver's libraries from the image; the container runtime brings those of the host.",
@@ -194,8 +194,8 @@ def stuck(recording: Recording) -> Iterator[Draft]:
     """
     for view in views(recording):
         groups: dict[Severity, list[StuckProcess]] = {}
-        for one in () if _hangs(view) else view.fact.stuck:
-            groups.setdefault(_severity(view, one), []).append(one)
+        for process in () if _hangs(view) else view.fact.stuck:
+            groups.setdefault(_severity(view, process), []).append(process)
         for severity, processes in groups.items():
             where = host(recording, view.node)
             names = name_list([f"{process.name} (pid {process.pid})" for process in processes])

@@ -45,14 +45,14 @@ def nvswitch_fatal(recording: Recording) -> Iterator[Draft]:
         NVIDIA Fabric Manager user guide, NVSwitch SXids
     """
     hits = switch_faults(recording)
-    for code in dict.fromkeys(hit.event.code for hit in hits):
-        some = [hit for hit in hits if hit.event.code == code]
+    for code in dict.fromkeys(fault.event.code for fault in hits):
+        some = [fault for fault in hits if fault.event.code == code]
         yield possible(
             device_culprits(recording, some),
             f"An NVSwitch reported a fatal error, SXid {code}: {device_names(recording, some)}",
             (
                 *line_evidence(recording, some, _FABRIC_GUIDE),
-                *_degraded(recording, {hit.view.node for hit in some}),
+                *_degraded(recording, {fault.view.node for fault in some}),
             ),
             by_operator(
                 "Drain the node, and reset all GPUs with their NVSwitches at once, or reboot.",
@@ -67,7 +67,7 @@ def nvswitch_fatal(recording: Recording) -> Iterator[Draft]:
 
 
 def _degraded(recording: Recording, nodes: Container[int]) -> Iterator[Evidence]:
-    """The GPUs of these nodes of which the fabric says that it is not well (else DD317's)."""
+    """The GPUs of these nodes that the fabric reports as unhealthy (else DD317's)."""
     for view in views(recording):
         gpus = view.gpus.of_the_job() if view.gpus and view.node in nodes else ()
         for gpu in gpus:
@@ -94,15 +94,15 @@ def failed_to_start(recording: Recording) -> Iterator[Draft]:
         https://github.com/NVIDIA/open-gpu-kernel-modules/issues/789
     """
     groups: dict[Severity, list[Hit]] = {}
-    for hit in hits_in_log(recording, lambda _, event: event.kind == "init_failed"):
-        view = hit.view
+    for fault in hits_in_log(recording, lambda _, event: event.kind == "init_failed"):
+        view = fault.view
         unlisted = view.gpus.unlisted() if view.gpus is not None else ()
-        for device in (hit.device,) if hit.device else unlisted:
+        for device in (fault.device,) if fault.device else unlisted:
             gpu = view.gpu(device)
             reported = view.gpus is not None and (gpu is not None or device in unlisted)
             if view.concerns(device) and not reported and (gpu is None or gpu.error is not None):
                 severity = Severity.WARNING if view.gpus is None else Severity.ERROR
-                groups.setdefault(severity, []).append(Hit(view, device, hit.event))
+                groups.setdefault(severity, []).append(Hit(view, device, fault.event))
     for severity, hits in groups.items():
         yield likely(
             device_culprits(recording, hits),
@@ -184,7 +184,7 @@ def nic_fault(recording: Recording) -> Iterator[Draft]:
             line_evidence(recording, hits, "the NIC's health counter moves"),
             by_operator(
                 "Ask the driver for the NIC's health; reload it or reboot; update the firmware.",
-                *(f"sudo devlink health show pci/{hit.device}" for hit in hits[:8]),
+                *(f"sudo devlink health show pci/{fault.device}" for fault in hits[:8]),
                 cost="connections over the NIC break",
                 undo=NOTHING_TO_UNDO,
             ),

@@ -90,23 +90,23 @@ class _Group:
     text: str = ""
     pids: dict[int, None] = field(default_factory=dict)
 
-    def add(self, said: _Line, text: str, at_s: float | None) -> None:
+    def add(self, entry: _Line, text: str, at_s: float | None) -> None:
         self.count, self.text, self.last_at_s = self.count + 1, text, at_s
-        if said.pid is not None and len(self.pids) < MOST_PIDS:
-            self.pids[said.pid] = None
+        if entry.pid is not None and len(self.pids) < MOST_PIDS:
+            self.pids[entry.pid] = None
 
-    def event(self, said: _Line) -> KernelEvent:
+    def event(self, entry: _Line) -> KernelEvent:
         return KernelEvent(
-            kind=said.kind,
-            device=said.device,
-            code=said.code,
-            detail=said.detail,
+            kind=entry.kind,
+            device=entry.device,
+            code=entry.code,
+            detail=entry.detail,
             text=_message(self.text),
             count=self.count,
             first_at_s=self.first_at_s,
             last_at_s=self.last_at_s,
             pids=tuple(self.pids),
-            past=said.past,
+            past=entry.past,
         )
 
 
@@ -117,24 +117,24 @@ class _Groups:
     groups: dict[_Line, _Group] = field(default_factory=dict)
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_LINES))
 
-    def add(self, said: _Line, line: str, at_s: float | None) -> None:
-        key = said._replace(pid=None)
+    def add(self, entry: _Line, line: str, at_s: float | None) -> None:
+        key = entry._replace(pid=None)
         group = self.groups.pop(key, None) or _Group(at_s)
         if len(self.groups) >= MOST_GROUPS:
             self.groups.pop(next(iter(self.groups)))
-        group.add(said, line, at_s)
+        group.add(entry, line, at_s)
         self.groups[key] = group
         self.lines.append(line[:LONGEST_TEXT])
 
     def pass_over(self, kinds: tuple[Kind, ...], device: str | None = None) -> None:
-        """What was said so far of these kinds is over, of one device or of all."""
-        for said in [
+        """Mark earlier events of these kinds as past, for one device or for all."""
+        for entry in [
             group for group in self.groups if group.kind in kinds and device in (None, group.device)
         ]:
-            self.groups[said._replace(past=True)] = self.groups.pop(said)
+            self.groups[entry._replace(past=True)] = self.groups.pop(entry)
 
     def events(self) -> tuple[KernelEvent, ...]:
-        return tuple(group.event(said) for said, group in self.groups.items())
+        return tuple(group.event(entry) for entry, group in self.groups.items())
 
 
 @dataclass(frozen=True)
@@ -190,21 +190,21 @@ def _read(groups: _Groups, line: str, at_s: float | None) -> None:
     if _DRIVER_LOADED in line:
         groups.pass_over(("xid", "sxid", "init_failed"))
         return
-    said = next(filter(None, (read(groups, line) for read in _READERS)), None)
-    if said is not None:
-        groups.add(said, line, at_s)
+    entry = next(filter(None, (read(groups, line) for read in _READERS)), None)
+    if entry is not None:
+        groups.add(entry, line, at_s)
 
 
 def _xid(groups: _Groups, line: str) -> _Line | None:
     found = _XID.search(line)
     if not found:
         return None
-    device, code, rest = _bus(found[1]), int(found[2]), found[3]
+    device, code, message = _bus(found[1]), int(found[2]), found[3]
     if code != RECOVERY_ACTION:
-        severity = _SEVERITY.search(rest)
-        pid = _PID.search(rest)
+        severity = _SEVERITY.search(message)
+        pid = _PID.search(message)
         return _Line("xid", device, code, severity[1] if severity else "", int(pid[1]) if pid else None)
-    action = _ACTION.search(rest)
+    action = _ACTION.search(message)
     wanted = action[1] if action else ""
     over = wanted in NO_RECOVERY
     if over:

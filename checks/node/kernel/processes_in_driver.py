@@ -1,11 +1,11 @@
-"""Processes that stand still inside the NVIDIA driver, where no signal reaches them (state D).
+"""Processes that are stuck inside the NVIDIA driver, where no signal reaches them (state D).
 
     /proc/5403/stat      5403 (nvidia-smi) D 5396 5403 5396 0 -1 4194560 …
     /proc/5403/status    voluntary_ctxt_switches:	17
     /proc/5403/wchan     uvm_gpu_retain_by_uuid      0 where one may not look
     /proc/5403/fd/3      -> /dev/nvidia0             for one's own processes, or as root
 
-Waiting for a disk is state D too, and so is waiting for a moment. So a process counts only if it waits in a
+Waiting for a disk, or only for a moment, is state D too. So a process counts only if it waits in a
 function of the driver, as far as that shows, and did not run at all between several looks.
 After a SIGKILL the first thread of a program may be gone (Z) while another is still stuck.
 """
@@ -43,11 +43,11 @@ class _Task(NamedTuple):
 
 
 def stuck_processes(ctx: Context) -> tuple[StuckProcess, ...]:
-    """Who stands still in the driver; costs the time between looks only where somebody does."""
+    """The processes that are stuck in the driver; costs the time between looks only where there are any."""
     began = ctx.clock()
     tasks = list(_in_driver(ctx, _in_state_d(ctx)))
     for _ in range(LOOKS - 1):
-        # Without a pause between the looks nothing could be told from a moment's wait.
+        # Without a pause between the looks, a moment's wait would look the same.
         if not tasks or not ctx.run(("sleep", str(BETWEEN_S))).ok:
             return ()
         tasks = [task for task in tasks if _task(ctx, task.folder, task.pid) == task]

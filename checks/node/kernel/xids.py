@@ -52,11 +52,11 @@ WATCH = by_operator(
 )
 
 
-#: What is known of a GPU since its Xid: it is out of order still, back in order, or nobody can tell.
+#: What is known of a GPU since its Xid: it is still out of order, back in order, or neither is known.
 Standing = Literal["out", "back", "unknown"]
 
 #: Xids whose end NVML shows: a lost GPU answers nobody, uncorrected errors count until the reset, a row
-#: that could not be remapped is remembered, and without its system processor a GPU cannot tell its memory.
+#: that could not be remapped is remembered, and without its system processor a GPU cannot report its memory.
 _LOST = (79,)
 _MEMORY = (48, 95, 140)
 _REMAPPED, _NOT_REMAPPED = 63, 64
@@ -89,7 +89,9 @@ def out_of_order(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deploy/xid-errors
     """
     for (code, severity, standing), all_hits in _staying(recording).items():
-        hits = [hit for hit in all_hits if standing != "out" or not _is_told(hit.view, hit.device)]
+        hits = [
+            fault for fault in all_hits if standing != "out" or not _is_reported(fault.view, fault.device)
+        ]
         if not hits:
             continue
         known = _meaning(hits[0].event)
@@ -113,7 +115,7 @@ _DETAILS: dict[Standing, str] = {
 }
 
 
-def _is_told(view: NodeView, device: str | None) -> bool:
+def _is_reported(view: NodeView, device: str | None) -> bool:
     """Whether a finding about NVML's answer names this GPU that is out of order, or all of the node."""
     fact = view.gpus
     if fact is None:
@@ -147,8 +149,8 @@ def _staying(recording: Recording) -> _Staying:
                 if severity is not None:
                     others = {f"{event.code}" for event in staying[1:] if event.code != staying[0].code}
                     note = f"followed by Xid {', '.join(sorted(others))}" if others else ""
-                    hit = Hit(view, device, staying[0], note)
-                    found.setdefault((staying[0].code or 0, severity, standing), []).append(hit)
+                    fault = Hit(view, device, staying[0], note)
+                    found.setdefault((staying[0].code or 0, severity, standing), []).append(fault)
         return found
 
     return recording.once("Xids that stay", find)
@@ -221,7 +223,7 @@ def fault_logged(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.nvidia.com/deploy/xid-errors
     """
-    named = {(hit.view.node, hit.device) for hits in _staying(recording).values() for hit in hits}
+    named = {(fault.view.node, fault.device) for hits in _staying(recording).values() for fault in hits}
     groups: dict[tuple[int, Severity], list[Hit]] = {}
     for view in views(recording):
         for device, events in _by_device(view).items():
@@ -240,14 +242,14 @@ def fault_logged(recording: Recording) -> Iterator[Draft]:
             device_culprits(recording, hits) if grave else (),
             f"{device_names(recording, hits)}: Xid {code}, {_meaning(hits[0].event).meaning}",
             line_evidence(recording, hits, CATALOG),
-            reset_gpus([hit.device or "" for hit in hits]) if grave else WATCH,
+            reset_gpus([fault.device or "" for fault in hits]) if grave else WATCH,
             detail=_DETAILS["unknown"] if grave else "NVML does not say that the GPU is out of order.",
             severity=asked_for(recording, severity),
         )
 
 
 def _is_pending(view: NodeView, event: KernelEvent) -> bool:
-    """Whether NVML still counts what the line tells, so that DD307 or DD313 shows it."""
+    """Whether NVML still counts what the line reports, so that DD307 or DD313 shows it."""
     gpu = view.gpu(event.device)
     if gpu is None:
         return False

@@ -52,19 +52,19 @@ def _plugins(ctx: Context, env: Mapping[str, str]) -> Iterator[Plugin]:
     cache = _cache(ctx)
     for kind, (variable, _) in nccl_plugins.SETTINGS.items():
         setting = variable if env.get(variable) else None
-        for one in nccl_plugins.wanted(kind, env.get(variable)):
-            found = _found(ctx, one, cache, look_further=setting is not None)
-            elsewhere = _elsewhere(ctx, one) if found is None and kind == "net" else ()
+        for plugin in nccl_plugins.wanted(kind, env.get(variable)):
+            found = _found(ctx, plugin, cache, look_further=setting is not None)
+            elsewhere = _elsewhere(ctx, plugin) if found is None and kind == "net" else ()
             if found or setting or elsewhere:
                 yield Plugin(
                     kind=kind,
-                    asked=one.asked,
+                    asked=plugin.asked,
                     setting=setting,
                     path=found,
                     brought_by=software.brought_by(ctx.env, found) if found else None,
                     missing=_missing(ctx, found) if found else (),
                     elsewhere=elsewhere,
-                    unclear=found is None and "/" in one.asked and not one.asked.startswith("/"),
+                    unclear=found is None and "/" in plugin.asked and not plugin.asked.startswith("/"),
                 )
 
 

@@ -42,7 +42,7 @@ def no_shared_memory(recording: Recording) -> Iterator[Draft]:
         NCCL user guide, Troubleshooting, Shared memory; NCCL src/misc/shmutils.cc
         NVIDIA/nccl issues 290 and 342
     """
-    group = failed_trials.said(recording, "shm")
+    group = failed_trials.rank_complaints(recording, "shm")
     for denied in (False, True):
         some = [complaint for complaint in group if complaint.complaint.denied is denied]
         nodes = failed_trials.nodes_of(some)
@@ -95,7 +95,7 @@ def no_locked_memory(recording: Recording) -> Iterator[Draft]:
     References
         NCCL user guide, Troubleshooting, InfiniBand; NCCL src/misc/ibvwrap.cc
     """
-    group = failed_trials.said(recording, "memlock")
+    group = failed_trials.rank_complaints(recording, "memlock")
     if not group:
         return
     nodes = failed_trials.nodes_of(group)
@@ -126,14 +126,14 @@ def no_numa_calls(recording: Recording) -> Iterator[Draft]:
     References
         NCCL src/misc/cudawrap.cc, ncclCuMemHostEnable; NCCL user guide, Troubleshooting, cuMem host allocations
     """
-    seen = [
+    nodes = [
         node
         for node in recording.facts(Host)
         if node.fact.in_container and log_of(recording, node.node).no_cumem_host
     ]
-    if seen:
+    if nodes:
         yield likely(
-            of_nodes(recording, seen),
+            of_nodes(recording, nodes),
             "The container on {who} may not place memory near its GPUs, and NCCL shares it through /dev/shm",
             Evidence(text="NCCL's log: cuMem host allocations do not appear to be working"),
             ALLOW_NUMA,

@@ -22,10 +22,10 @@ from ddp_doctor.settings.wording import printable, shown
 from ddp_doctor.wording.findings import Who, likely
 from ddp_doctor.wording.nodes import host, node_culprits, node_names, of_nodes
 
-#: What is to be said of a node's files, each piece as the lines of one finding.
-_Teller = Callable[[tuple[ConfFile, ...], NcclFact], Iterable[tuple[str, ...]]]
+#: Reads a node's files; each item holds the lines of one finding.
+_LinesOf = Callable[[tuple[ConfFile, ...], NcclFact], Iterable[tuple[str, ...]]]
 _SOURCE = "NCCL src/misc/param.cc, setEnvFile and initEnvFunc"
-#: More lines than this in one piece of evidence help nobody; the recording has them all.
+#: More lines than this in one piece of evidence help no reader; the recording has them all.
 _LINES_SHOWN = 12
 
 
@@ -58,7 +58,7 @@ def _in_force(files: tuple[ConfFile, ...], fact: NcclFact) -> Iterator[tuple[str
         for name, (value, where) in set_by_files(files).items()
         if name not in fact.overruled and name in variables()
     ]
-    for _, lines in groupby(found, key=lambda one: one[0]):
+    for _, lines in groupby(found, key=lambda pair: pair[0]):
         yield tuple(line for _, line in lines)
 
 
@@ -178,11 +178,13 @@ def _by_problem(recording: Recording) -> Iterator[tuple[str, list[FactAt[NcclFac
     yield from groups.items()
 
 
-def _alike(recording: Recording, tell: _Teller) -> Iterator[tuple[tuple[str, ...], list[FactAt[NcclFact]]]]:
-    """What ``tell`` says of each node's files, with the nodes of which it says the same."""
+def _alike(
+    recording: Recording, lines_of: _LinesOf
+) -> Iterator[tuple[tuple[str, ...], list[FactAt[NcclFact]]]]:
+    """What ``lines_of`` says of each node's files, with the nodes of which it says the same."""
     groups: dict[tuple[str, ...], list[FactAt[NcclFact]]] = {}
     for node in recording.facts(NcclFact):
-        for lines in tell(files_read(recording, node), node.fact):
+        for lines in lines_of(files_read(recording, node), node.fact):
             groups.setdefault(lines, []).append(node)
     yield from groups.items()
 
@@ -191,11 +193,11 @@ def _draft(
     recording: Recording,
     group: list[FactAt[NcclFact]],
     title: str,
-    told: Iterable[str],
+    pieces: Iterable[str],
     *remedies: Remedy,
     severity: Severity | None = None,
 ) -> Draft:
-    lines = list(told)
+    lines = list(pieces)
     more = [f"and {len(lines) - _LINES_SHOWN} more"] if len(lines) > _LINES_SHOWN else []
     culprits = tuple(
         Culprit(kind="file", node=culprit.node, node_rank=culprit.node_rank, name="nccl.conf")
@@ -226,7 +228,7 @@ def _edit(summary: str) -> Remedy:
 
 
 _SEVERITY = {"fatal": Severity.ERROR, "matters": Severity.WARNING, "minor": Severity.INFO}
-#: Where the nodes' values differ, the evidence shows no more of them.
+#: Where the nodes' values differ, the evidence shows at most this many of them.
 _NODES_SHOWN = 8
 
 

@@ -74,7 +74,7 @@ def virtual(ctx: Context) -> str | None:
 
 
 def iommu_options(ctx: Context) -> tuple[str, ...]:
-    """What the kernel was told about IOMMU and access control at its start."""
+    """The kernel's boot options about IOMMU and access control."""
     options = (word for word in (text_of(ctx, "/proc/cmdline") or "").split() if _OPTION.fullmatch(word))
     return tuple(
         word

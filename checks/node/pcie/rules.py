@@ -69,7 +69,7 @@ def acs_redirects(recording: Recording) -> Iterator[Draft]:
         if pairs and not node.fact.virtual:
             bridges = dict.fromkeys(bus for pair in pairs for bus in node.fact.redirecting(pair[2]))
             numbers = gpu_numbers(recording, node.node)
-            ends = dict.fromkeys(device_name(one, numbers) for pair in pairs for one in pair[:2])
+            ends = dict.fromkeys(device_name(device, numbers) for pair in pairs for device in pair[:2])
             cause = (tuple(bridges), tuple(ends), _severity(recording, pairs))
             groups.setdefault(cause, []).append(node)
     for (bridges_of, ends_of, severity), group in groups.items():
@@ -89,7 +89,7 @@ def acs_redirects(recording: Recording) -> Iterator[Draft]:
 def _severity(recording: Recording, pairs: list[Pair]) -> Severity:
     """NICs reach into GPUs only where there are several nodes."""
     several = recording.world is not None and recording.world.nnodes > 1
-    gpus = any((one.kind, two.kind) == ("gpu", "gpu") for one, two, _ in pairs)
+    gpus = any((device.kind, neighbour.kind) == ("gpu", "gpu") for device, neighbour, _ in pairs)
     return Severity.WARNING if gpus or several else Severity.INFO
 
 
@@ -98,10 +98,10 @@ def _pairs(recording: Recording, node: FactAt[PcieFact]) -> list[Pair]:
     mine = jobs_gpus(recording, node.node)
     linked = _nvlinked(recording, node.node)
     return [
-        (one, two, ports)
-        for one, two, ports in node.fact.neighbours()
-        if frozenset((one.bus_id, two.bus_id)) not in linked
-        and all(end.kind != "gpu" or mine is None or end.bus_id in mine for end in (one, two))
+        (device, neighbour, ports)
+        for device, neighbour, ports in node.fact.neighbours()
+        if frozenset((device.bus_id, neighbour.bus_id)) not in linked
+        and all(end.kind != "gpu" or mine is None or end.bus_id in mine for end in (device, neighbour))
     ]
 
 
@@ -114,8 +114,8 @@ def _find_nvlinked(recording: Recording, node: int) -> set[frozenset[str]]:
     buses = {number: bus for bus, number in gpu_numbers(recording, node).items()}
     found = set()
     for fact in recording.at(TopologyFact, node):
-        for one, two, code in fact.gpu_pairs():
-            ends = [buses.get(int(name.removeprefix("GPU"))) for name in (one, two)]
+        for gpu, peer, code in fact.gpu_pairs():
+            ends = [buses.get(int(name.removeprefix("GPU"))) for name in (gpu, peer)]
             if nvlinks(code) and None not in ends:
                 found.add(frozenset(str(end) for end in ends))
     return found
@@ -139,10 +139,10 @@ def iommu_translates(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#iommu-on-linux
     """
-    seen = [
+    translating = [
         node for node in recording.facts(PcieFact) if not node.fact.virtual and _translates(recording, node)
     ]
-    for evidence, group in by_cause(seen, iommu_evidence).items():
+    for evidence, group in by_cause(translating, iommu_evidence).items():
         yield possible(
             of_nodes(recording, group),
             "The IOMMU of {who} translates what GPUs send to each other over PCIe",
@@ -161,8 +161,8 @@ def _translates(recording: Recording, node: FactAt[PcieFact]) -> bool:
         if device.kind == "gpu" and (mine is None or device.bus_id in mine)
     ]
     return any(
-        translated(one) and translated(two) and frozenset((one.bus_id, two.bus_id)) not in linked
-        for one, two in combinations(gpus, 2)
+        translated(gpu) and translated(peer) and frozenset((gpu.bus_id, peer.bus_id)) not in linked
+        for gpu, peer in combinations(gpus, 2)
     )
 
 
@@ -183,8 +183,8 @@ def acs_not_readable(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
-    seen = [node for node in recording.facts(PcieFact) if not node.fact.virtual and _pairs(recording, node)]
-    for reason, group in by_cause(seen, lambda fact: fact.acs_problem).items():
+    nodes = [node for node in recording.facts(PcieFact) if not node.fact.virtual and _pairs(recording, node)]
+    for reason, group in by_cause(nodes, lambda fact: fact.acs_problem).items():
         yield proved(
             of_nodes(recording, group),
             "Whether PCIe switches of {who} redirect peer traffic (ACS) cannot be read",
@@ -249,7 +249,7 @@ def links_short(recording: Recording) -> Iterator[Draft]:
     for link in everywhere:
         if not link.is_short:
             continue
-        peers = [one for one in everywhere if one is not link and _alike(one.device, link.device)]
+        peers = [peer for peer in everywhere if peer is not link and _alike(peer.device, link.device)]
         full = [peer for peer in peers if not peer.is_short]
         if peers and len(full) <= len(peers) / 2:
             continue
@@ -316,7 +316,7 @@ def _links(recording: Recording, node: FactAt[PcieFact]) -> Iterator[_Link]:
 
 
 def _link(device: PcieDevice, port: PcieDevice, node: int) -> Iterator[_Link]:
-    """The link, where the kernel tells all of it."""
+    """The link, where the kernel reports all of it."""
     width, speed = device.width, device.speed_gt_per_s
     widths = [value for value in (device.width_max, port.width_max) if value]
     speeds = [value for value in (device.speed_max_gt_per_s, port.speed_max_gt_per_s) if value]

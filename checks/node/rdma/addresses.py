@@ -71,7 +71,7 @@ class Entry:
 def entries(recording: Recording) -> list[Entry]:
     """The RoCE ports that NCCL takes between nodes, each with the entry of its table.
 
-    A slow Ethernet port beside the fabric, as for storage, carries no ring, and DD563 tells of it. Ports of
+    A slow Ethernet port beside the fabric, as for storage, carries no ring, and DD563 reports it. Ports of
     which no entry's type can be read, as on kernels before 4.4, are not judged.
     """
     return recording.once("rdma: entries", lambda: _entries(recording))
@@ -88,7 +88,7 @@ def _entries(recording: Recording) -> list[Entry]:
     return found
 
 
-def _told(entry: Entry) -> str:
+def _entry_in_words(entry: Entry) -> str:
     gid = entry.choice.gid
     if entry.choice.index is None:
         return entry.choice.why
@@ -116,7 +116,7 @@ def _draft(
         recording,
         [entry.hit for entry in some],
         what,
-        lambda hit: _told(by_port[hit[0], hit[1].name, hit[2].number]),
+        lambda port_at: _entry_in_words(by_port[port_at[0], port_at[1].name, port_at[2].number]),
         *(remedy for remedy in remedies if remedy is not None),
         detail=detail,
         severity=Severity.ERROR if fails else Severity.WARNING,

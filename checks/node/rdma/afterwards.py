@@ -49,7 +49,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.nccl_log import settings_in
 from ddp_doctor.probing import rdma
 from ddp_doctor.remedies.kinds import NO_TRIAL, unset
-from ddp_doctor.views.failed_trials import Said, nodes_of, said
+from ddp_doctor.views.failed_trials import RankComplaint, nodes_of, rank_complaints
 from ddp_doctor.views.reproducers import between, everybody
 from ddp_doctor.views.transports import texts
 from ddp_doctor.wording.findings import likely
@@ -86,7 +86,7 @@ def link_down(recording: Recording) -> Iterator[Draft]:
                 recording,
                 hits,
                 "the RDMA link went down while the ranks ran",
-                partial(_told_down, some),
+                partial(_down_in_words, some),
                 look_at_link(hits, "A link that is unsteady"),
                 detail="NCCL's connections over it stall, and fail where it lasts longer than their retries.",
                 severity=Severity.ERROR if used else Severity.INFO,
@@ -99,8 +99,8 @@ def _went_down(change: Change) -> bool:
     return gone or bool(change.grown.get("link_downed")) or change.carrier_changes > 0
 
 
-def _told_down(some: Mapping[tuple[int, str, int], Change], hit: Hit) -> str:
-    change = some[identity(hit)]
+def _down_in_words(some: Mapping[tuple[int, str, int], Change], port_at: Hit) -> str:
+    change = some[identity(port_at)]
     parts = [f"ACTIVE before, {change.state or 'unknown'} after"]
     if change.grown.get("link_downed"):
         parts.append(f"link_downed +{change.grown['link_downed']}")
@@ -141,7 +141,7 @@ def packets_lost(recording: Recording) -> Iterator[Draft]:
             recording,
             [change.hit for change in some.values()],
             "RDMA packets were lost while the ranks ran",
-            lambda hit: some[identity(hit)].told(_losses(some[identity(hit)])),
+            lambda port_at: some[identity(port_at)].in_words(_losses(some[identity(port_at)])),
             LOSSLESS,
             detail="Other jobs on the port count as well. Each loss is paid with everything that followed it.",
             severity=Severity.WARNING,
@@ -182,7 +182,7 @@ def link_errors(recording: Recording) -> Iterator[Draft]:
             recording,
             hits,
             "errors on the RDMA link while the ranks ran",
-            lambda hit: some[identity(hit)].told(names),
+            lambda port_at: some[identity(port_at)].in_words(names),
             look_at_link(hits, "A link with errors"),
             detail="A cable or transceiver that begins to fail shows here first.",
             severity=for_later_jobs(recording, Severity.WARNING),
@@ -228,7 +228,7 @@ def never_acknowledged(recording: Recording) -> Iterator[Draft]:
         NCCL user guide, NCCL_IB_TIMEOUT and NCCL_IB_RETRY_CNT; NVIDIA/nccl issue 426
         libibverbs, enum ibv_wc_status: IBV_WC_RETRY_EXC_ERR
     """
-    group = said(recording, "rdma-timeout")
+    group = rank_complaints(recording, "rdma-timeout")
     if not group:
         return
     pair = _pair(recording, group)
@@ -244,8 +244,8 @@ def never_acknowledged(recording: Recording) -> Iterator[Draft]:
     )
 
 
-def _pair(recording: Recording, group: Sequence[Said]) -> tuple[int, int] | None:
-    """The two nodes, where all that is said is about one pair; the addresses are those of the roll call."""
+def _pair(recording: Recording, group: Sequence[RankComplaint]) -> tuple[int, int] | None:
+    """The two nodes, where all complaints are about one pair; the addresses are those of the roll call."""
     world = recording.world
     if world is None or world.nnodes < 2:
         return None
@@ -267,7 +267,7 @@ def _pair(recording: Recording, group: Sequence[Said]) -> tuple[int, int] | None
     return pairs.pop() if len(pairs) == 1 else None
 
 
-def _ends(group: Sequence[Said], pair: tuple[int, int]) -> tuple[int, int]:
+def _ends(group: Sequence[RankComplaint], pair: tuple[int, int]) -> tuple[int, int]:
     """A rank of each node that took part in the trial, those that spoke before the others."""
     spoke = [complaint.rank for complaint in group]
 
@@ -279,7 +279,7 @@ def _ends(group: Sequence[Said], pair: tuple[int, int]) -> tuple[int, int]:
 
 
 def _culprits(
-    recording: Recording, group: Sequence[Said], pair: tuple[int, int] | None
+    recording: Recording, group: Sequence[RankComplaint], pair: tuple[int, int] | None
 ) -> tuple[Culprit, ...]:
     """The pair: one end's silence names neither of the two."""
     if pair is not None:
@@ -304,11 +304,13 @@ def _lossy(recording: Recording) -> list[Change]:
 def _counted(recording: Recording, lossy: Sequence[Change]) -> Iterator[Evidence]:
     for change in lossy[:_MOST_PORTS]:
         node, hca, port = change.hit
-        text = f"{port_name(hca, port)} on {host(recording, node)}: {change.told(_losses(change))}"
+        text = f"{port_name(hca, port)} on {host(recording, node)}: {change.in_words(_losses(change))}"
         yield Evidence(check="rdma_after", text=text)
 
 
-def _remedies(recording: Recording, group: Sequence[Said], lossy: Sequence[Change]) -> Iterator[Remedy]:
+def _remedies(
+    recording: Recording, group: Sequence[RankComplaint], lossy: Sequence[Change]
+) -> Iterator[Remedy]:
     node = group[0].node
     env: Mapping[str, str] = next(
         (at.fact.variables for at in recording.facts(EnvVars) if at.node == node), {}

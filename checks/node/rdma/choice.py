@@ -49,10 +49,10 @@ def different_kinds(recording: Recording) -> Iterator[Draft]:
             continue
         best, others_here = fast_and_others(node.fact.chosen())
         models = {hca.model for hca, _ in best}
-        rest = [(hca, port) for hca, port in others_here if hca.model not in models]
-        fast[node.node] = [*best, *(one for one in others_here if one not in rest)]
-        if rest and not _is_well_chosen(recording, node, best, rest):
-            others += [(node.node, hca, port) for hca, port in rest]
+        slower = [(hca, port) for hca, port in others_here if hca.model not in models]
+        fast[node.node] = [*best, *(port for port in others_here if port not in slower)]
+        if slower and not _is_well_chosen(recording, node, best, slower):
+            others += [(node.node, hca, port) for hca, port in slower]
     if not others:
         return
     remedy = use_ports(recording, fast, "only ports of the fabric between the nodes")
@@ -62,7 +62,7 @@ def different_kinds(recording: Recording) -> Iterator[Draft]:
         "NCCL may take it beside the faster ports"
         if len({hca.name for _, hca, _ in others}) == 1
         else "NCCL may take these beside faster ones",
-        lambda hit: f"{hit[2].link_layer}, {hit[2].rate}",
+        lambda port_at: f"{port_at[2].link_layer}, {port_at[2].rate}",
         *([remedy] if remedy else []),
         detail="NCCL uses every active port that it is not told to leave. Mostly it prefers the fast ones.",
         severity=Severity.INFO,
@@ -74,13 +74,13 @@ def _is_well_chosen(
     recording: Recording,
     node: FactAt[RdmaFact],
     best: Sequence[tuple[Hca, Port]],
-    rest: Sequence[tuple[Hca, Port]],
+    slower: Sequence[tuple[Hca, Port]],
 ) -> bool:
     """Whether NCCL will leave the others alone: they are of one kind with the best, and farther from all GPUs."""
-    if {port.link_layer for _, port in best} != {port.link_layer for _, port in rest}:
+    if {port.link_layer for _, port in best} != {port.link_layer for _, port in slower}:
         return False
     fact = next(iter(recording.at(TopologyFact, node.node)), None)
-    near, far = {hca.name for hca, _ in best}, {hca.name for hca, _ in rest}
+    near, far = {hca.name for hca, _ in best}, {hca.name for hca, _ in slower}
     return fact is not None and all(distance(fact, gpu, near) < distance(fact, gpu, far) for gpu in fact.gpus)
 
 
@@ -116,7 +116,7 @@ def matches_nothing(recording: Recording) -> Iterator[Draft]:
         )
         best = {node.node: fast_and_others(node.fact.candidates()) for node in group}
         fast = {node: ports for node, (ports, _) in best.items()}
-        unneeded = not any(rest for _, rest in best.values())  # NCCL takes these and no others by itself
+        unneeded = not any(slow for _, slow in best.values())  # NCCL takes these and no others by itself
         instead = None if unneeded else use_ports(recording, fast, "the fast ports that are up here")
         yield proved(
             (
@@ -177,7 +177,7 @@ def takes_more(recording: Recording) -> Iterator[Draft]:
         named, extra = _named_and_extra(node.fact, value)
         if extra:
             _, slow = fast_and_others([*named, *extra])
-            worse = any(one in extra for one in slow)
+            worse = any(port in extra for port in slow)
             key = (value, Severity.WARNING if worse else Severity.INFO)
             groups.setdefault(key, []).extend((node.node, hca, port) for hca, port in extra)
     for (value, severity), hits in groups.items():
@@ -187,7 +187,7 @@ def takes_more(recording: Recording) -> Iterator[Draft]:
             f"{shown(HCA, value)} takes it too, though it is not named"
             if len({hca.name for _, hca, _ in hits}) == 1
             else f"{shown(HCA, value)} takes these too, though they are not named",
-            lambda hit: f"{hit[2].link_layer}, {hit[2].rate}",
+            lambda port_at: f"{port_at[2].link_layer}, {port_at[2].rate}",
             *_with_equals(recording, value, hits),
             detail="Without = before the first, the names are prefixes: mlx5_1 means mlx5_10 as well.",
             severity=severity,
@@ -243,12 +243,12 @@ def leaves_out_nearest(recording: Recording) -> Iterator[Draft]:
         return
     topologies = {node.node: node.fact for node in recording.facts(TopologyFact)}
     groups: dict[tuple[str, tuple[str, ...], tuple[str, ...]], list[FactAt[RdmaFact]]] = {}
-    for seen in users(recording):
-        value, fact = seen.fact.settings.get(HCA), topologies.get(seen.node)
-        if value and fact is not None and seen.fact.chosen():
-            gpus, names = _cut_off(seen.fact, fact)
+    for node in users(recording):
+        value, fact = node.fact.settings.get(HCA), topologies.get(node.node)
+        if value and fact is not None and node.fact.chosen():
+            gpus, names = _cut_off(node.fact, fact)
             if gpus:
-                groups.setdefault((value, gpus, names), []).append(seen)
+                groups.setdefault((value, gpus, names), []).append(node)
     for (value, gpus, names), group in groups.items():
         yield likely(
             (

@@ -1,4 +1,4 @@
-"""The nodes as the rules see them: who uses RDMA, with which NCCL, which ports are alike, and what counters grew by."""
+"""The nodes as the rules see them: who uses RDMA, with which NCCL, comparable ports, and how far counters grew."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,17 +82,17 @@ class Odd:
 def odd_ones(hits: Iterable[Hit], value: Callable[[Hit], float | None]) -> list[Odd]:
     """The few ports with less of something than their peers; a value of None is not compared.
 
-    Alike are the ports of one model on one node, in the same place of their cards, and the ports of one
+    Comparable are the ports of one model on one node, in the same place of their cards, and the ports of one
     name and model on all nodes. Ports that are left unused by design are so on all of them, or on many.
     """
     found: dict[tuple[int, str, int], Odd] = {}
     for group in _alike(hits):
-        values = [(hit, seen) for hit in group if (seen := value(hit)) is not None]
-        best = max((seen for _, seen in values), default=0.0)
-        worse = [hit for hit, seen in values if seen < best]
+        values = [(port_at, reading) for port_at in group if (reading := value(port_at)) is not None]
+        best = max((reading for _, reading in values), default=0.0)
+        worse = [port_at for port_at, reading in values if reading < best]
         if len(values) >= LEAST_ALIKE and len(worse) <= FEW_SHARE * len(values):
-            for hit in worse:
-                found.setdefault(identity(hit), Odd(hit, len(values) - len(worse), best))
+            for port_at in worse:
+                found.setdefault(identity(port_at), Odd(port_at, len(values) - len(worse), best))
     return list(found.values())
 
 
@@ -101,18 +101,18 @@ def _dark(recording: Recording) -> list[Odd]:
     hits = hits_of(recording, _may_be_down)
     models: dict[tuple[int, Hashable], list[Hit]] = {}
     up: dict[tuple[str, Hashable], set[int]] = {}
-    for hit in hits:
-        node, hca, port = hit
+    for port_at in hits:
+        node, hca, port = port_at
         kind = (hca.model, port.number, port.link_layer)
-        models.setdefault((node, kind), []).append(hit)
+        models.setdefault((node, kind), []).append(port_at)
         if port.is_active:
             up.setdefault((hca.name, kind), set()).add(node)
     return [
-        Odd(hit, len(up[hit[1].name, kind]), 1.0)
+        Odd(port_at, len(up[port_at[1].name, kind]), 1.0)
         for (_, kind), mine in models.items()
-        if len(mine) >= LEAST_DARK and all(hit[2].state == "DOWN" for hit in mine)
-        for hit in mine
-        if (hit[1].name, kind) in up
+        if len(mine) >= LEAST_DARK and all(port_at[2].state == "DOWN" for port_at in mine)
+        for port_at in mine
+        if (port_at[1].name, kind) in up
     ]
 
 
@@ -132,23 +132,23 @@ def _cut_off(recording: Recording) -> set[int]:
 
 def _alike(hits: Iterable[Hit]) -> Iterable[list[Hit]]:
     groups: dict[Hashable, list[Hit]] = {}
-    for hit in hits:
-        node, hca, port = hit
+    for port_at in hits:
+        node, hca, port = port_at
         kind = (hca.model, port.number, port.link_layer)
-        groups.setdefault(("node", node, kind), []).append(hit)
-        groups.setdefault(("name", hca.name, kind), []).append(hit)
+        groups.setdefault(("node", node, kind), []).append(port_at)
+        groups.setdefault(("name", hca.name, kind), []).append(port_at)
     return groups.values()
 
 
-def _is_up(hit: Hit) -> float | None:
+def _is_up(port_at: Hit) -> float | None:
     """Up or not, as a number to compare."""
-    state = hit[2].state
+    state = port_at[2].state
     return None if state is None else float(state == "ACTIVE")
 
 
-def _rate(hit: Hit) -> float | None:
+def _rate(port_at: Hit) -> float | None:
     """The link's rate in Gb/s."""
-    return hit[2].rate_gbit_per_s
+    return port_at[2].rate_gbit_per_s
 
 
 def odd_by_state(recording: Recording) -> list[Odd]:
@@ -158,8 +158,8 @@ def odd_by_state(recording: Recording) -> list[Odd]:
 
 def _odd_by_state(recording: Recording) -> list[Odd]:
     few = odd_ones(hits_of(recording, _may_be_down), _is_up)
-    named = {identity(one.hit) for one in few}
-    return [*few, *(one for one in _dark(recording) if identity(one.hit) not in named)]
+    named = {identity(odd.hit) for odd in few}
+    return [*few, *(odd for odd in _dark(recording) if identity(odd.hit) not in named)]
 
 
 def odd_by_rate(recording: Recording) -> list[Odd]:
@@ -177,9 +177,9 @@ def carries(hca: Hca, port: Port) -> bool:
     return is_of_a_card(hca) and port.is_active
 
 
-def identity(hit: Hit) -> tuple[int, str, int]:
+def identity(port_at: Hit) -> tuple[int, str, int]:
     """A port among all ports of all nodes."""
-    return hit[0], hit[1].name, hit[2].number
+    return port_at[0], port_at[1].name, port_at[2].number
 
 
 def usual(values: Iterable[float]) -> float:
@@ -205,11 +205,11 @@ def fast_and_others(
     kind = max(rates, key=lambda layer: rates[layer], default=None)
     most = max((port.rate_gbit_per_s or 0.0 for _, port in ports if port.link_layer == kind), default=0.0)
     best: list[tuple[Hca, Port]] = []
-    rest: list[tuple[Hca, Port]] = []
+    others: list[tuple[Hca, Port]] = []
     for hca, port in ports:
         good = port.link_layer == kind and (port.rate_gbit_per_s or 0.0) >= most / 2
-        (best if good else rest).append((hca, port))
-    return best, rest
+        (best if good else others).append((hca, port))
+    return best, others
 
 
 def distance(fact: TopologyFact, gpu: str, names: set[str]) -> int:
@@ -233,8 +233,8 @@ class Change:
         """What these counters grew by together."""
         return sum(self.grown.get(name, 0) for name in names)
 
-    def told(self, names: Sequence[str]) -> str:
-        """Some counters and what they grew by."""
+    def in_words(self, names: Sequence[str]) -> str:
+        """Some counters and by how much they grew."""
         grown = [f"{name} +{self.grown[name]}" for name in names if self.grown.get(name)]
         return f"{', '.join(grown)} in {self.seconds:.0f} s"
 
@@ -263,11 +263,11 @@ def _of_node(
         now = known.get((hca.name, port.number))
         if now is None or not port.is_active or not is_of_a_card(hca):
             continue
-        hit = (before.node, hca, port)
+        port_at = (before.node, hca, port)
         netdev = before.fact.netdev(port) if port.is_roce else None
         changed = (now.carrier_changes or 0) - (netdev.carrier_changes or 0) if netdev else 0
         yield Change(
-            hit=hit,
+            hit=port_at,
             seconds=max(after.reading.started_at - before.reading.started_at, 1.0),
             state=now.state,
             grown={
@@ -276,5 +276,5 @@ def _of_node(
                 if name in port.counters and count > port.counters[name]
             },
             carrier_changes=max(changed, 0) if now.carrier_changes is not None else 0,
-            is_used=identity(hit) in used,
+            is_used=identity(port_at) in used,
         )

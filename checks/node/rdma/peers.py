@@ -22,7 +22,7 @@ from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import remedy
-from ddp_doctor.wording.differences import odd_culprits, split, told
+from ddp_doctor.wording.differences import odd_culprits, split, values_with_nodes
 from ddp_doctor.wording.findings import likely, possible
 from ddp_doctor.wording.nodes import host, name_list
 
@@ -64,26 +64,26 @@ def mtu_smaller(recording: Recording) -> Iterator[Draft]:
             if netdev is not None and netdev.mtu_bytes is not None:
                 hits.append((node.node, hca, port))
                 mtus[identity(hits[-1])] = netdev
-    odd = odd_ones(hits, lambda hit: verbs_mtu(mtus[identity(hit)].mtu_bytes or 0))
+    odd = odd_ones(hits, lambda port_at: verbs_mtu(mtus[identity(port_at)].mtu_bytes or 0))
     if not odd:
         return
-    usual = {identity(one.hit): one for one in odd}
-    good = [mtus[identity(hit)].mtu_bytes or 0 for hit in hits if identity(hit) not in usual]
+    usual = {identity(of_port.hit): of_port for of_port in odd}
+    good = [mtus[identity(port_at)].mtu_bytes or 0 for port_at in hits if identity(port_at) not in usual]
 
-    def sight(hit: Hit) -> str:
-        netdev, one = mtus[identity(hit)], usual[identity(hit)]
+    def sight(port_at: Hit) -> str:
+        netdev, expected = mtus[identity(port_at)], usual[identity(port_at)]
         size = verbs_mtu(netdev.mtu_bytes or 0)
         return (
             f"{netdev.name} has MTU {netdev.mtu_bytes}, so RDMA packets of {size} bytes;"
-            f" {one.peers} like it have {one.usual:g}"
+            f" {expected.peers} like it have {expected.usual:g}"
         )
 
     yield port_draft(
         recording,
-        [one.hit for one in odd],
+        [expected.hit for expected in odd],
         "smaller packets than its peers" if len(odd) == 1 else "smaller packets than their peers",
         sight,
-        same_mtu(max(good, default=9000), [mtus[identity(one.hit)].name for one in odd]),
+        same_mtu(max(good, default=9000), [mtus[identity(expected.hit)].name for expected in odd]),
         detail="Both ends of a connection take the smaller size, so every peer of this port is slowed down.",
         severity=Severity.WARNING,
     )
@@ -108,21 +108,21 @@ def rails_differ(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-hca
     """
-    told_already = {one.hit[0] for one in (*odd_by_state(recording), *odd_by_rate(recording))}
+    named_already = {odd.hit[0] for odd in (*odd_by_state(recording), *odd_by_rate(recording))}
     compared = {
         node.node: _rails(node.fact)
         for node in users(recording)
-        if node.node not in told_already and _uses_all_it_has(node.fact)
+        if node.node not in named_already and _uses_all_it_has(node.fact)
     }
     apart = split({node: (rails, _in_words(rails)) for node, rails in compared.items()})
     if apart is None:
         return
     layers = {frozenset(layer for layer, _ in rails) for rails in compared.values()}
-    strangers = any(not layer & other for layer in layers for other in layers)
+    strangers = any(not layer & layer_elsewhere for layer in layers for layer_elsewhere in layers)
     yield likely(
         odd_culprits(recording, apart),
-        f"The nodes have different RDMA ports: {told(recording, apart)}",
-        Evidence(text=told(recording, apart)),
+        f"The nodes have different RDMA ports: {values_with_nodes(recording, apart)}",
+        Evidence(text=values_with_nodes(recording, apart)),
         _COMPARE,
         detail="InfiniBand ports cannot connect to Ethernet ones."
         if strangers
@@ -132,7 +132,7 @@ def rails_differ(recording: Recording) -> Iterator[Draft]:
 
 
 def _uses_all_it_has(fact: RdmaFact) -> bool:
-    """Whether nothing keeps a port from NCCL that is told elsewhere."""
+    """Whether nothing that another rule reports keeps a port from NCCL."""
     mine = [(hca, port) for hca, port in fact.ports() if is_of_a_card(hca)]
     waiting = any(port.state in UNCONFIGURED for _, port in mine)
     return bool(fact.chosen()) and not waiting and not any(hca.device_problem for hca, _ in mine)
@@ -174,18 +174,18 @@ def firmware_differs(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/networking/display/mftv4270/mlxfwmanager
     """
     boards: dict[str, dict[str, list[Hit]]] = {}
-    for hit in hits_of(recording, lambda hca, port: is_of_a_card(hca) and port.number == 1):
-        _, hca, _ = hit
+    for port_at in hits_of(recording, lambda hca, port: is_of_a_card(hca) and port.number == 1):
+        _, hca, _ = port_at
         if hca.board_id and hca.firmware:
-            boards.setdefault(hca.board_id, {}).setdefault(hca.firmware, []).append(hit)
+            boards.setdefault(hca.board_id, {}).setdefault(hca.firmware, []).append(port_at)
     for board, versions in boards.items():
         if len(versions) > 1:
             yield _different(recording, board, versions)
 
 
 def _different(recording: Recording, board: str, versions: dict[str, list[Hit]]) -> Draft:
-    counts = sorted(versions.items(), key=lambda one: (-len(one[1]), one[0]))
-    few = [hit for _, hits in counts[1:] for hit in hits]
+    counts = sorted(versions.items(), key=lambda version: (-len(version[1]), version[0]))
+    few = [port_at for _, hits in counts[1:] for port_at in hits]
     usual_one = 2 * len(counts[0][1]) > len(counts[0][1]) + len(few)
     listed = [f"{version} on {len(hits)} ({_whose(recording, hits)})" for version, hits in counts]
     return possible(
@@ -227,17 +227,17 @@ def link_flaps(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-timeout
     """
     flapping = {
-        identity(hit): (hit, downs, node)
+        identity(port_at): (port_at, downs, node)
         for node in recording.facts(RdmaFact)
-        for hit, downs in _flapping(node)
+        for port_at, downs in _flapping(node)
     }
-    hits = [hit for hit, _, _ in flapping.values()]
+    hits = [port_at for port_at, _, _ in flapping.values()]
     if hits:
         yield port_draft(
             recording,
             hits,
             "the link goes up and down",
-            lambda hit: _told(*flapping[identity(hit)][1:]),
+            lambda port_at: _flaps_in_words(*flapping[identity(port_at)][1:]),
             look_at_link(hits, "A link that is unsteady"),
             detail="Each time NCCL's connections over it stall, and fail where it lasts longer than their retries.",
             severity=for_later_jobs(recording, Severity.WARNING),
@@ -249,14 +249,14 @@ def _flapping(node: FactAt[RdmaFact]) -> list[tuple[Hit, float]]:
     fact = node.fact
     active = [(hca, port) for hca, port in fact.ports() if port.is_active and is_of_a_card(hca)]
     counted = [((node.node, hca, port), _downs(fact, port)) for hca, port in active]
-    known = [(hit, downs) for hit, downs in counted if downs is not None]
+    known = [(port_at, downs) for port_at, downs in counted if downs is not None]
     if fact.uptime_s is None:
         return []
     least = max(FLAPS, FLAPS_PER_DAY * fact.uptime_s / DAY_S)
     return [
-        (hit, downs)
-        for at, (hit, downs) in enumerate(known)
-        if downs - usual(other for index, (_, other) in enumerate(known) if index != at) >= least
+        (port_at, downs)
+        for at, (port_at, downs) in enumerate(known)
+        if downs - usual(downs_there for index, (_, downs_there) in enumerate(known) if index != at) >= least
     ]
 
 
@@ -269,6 +269,6 @@ def _downs(fact: RdmaFact, port: Port) -> float | None:
     return max(counted or 0, netdev.carrier_changes // 2)
 
 
-def _told(downs: float, node: FactAt[RdmaFact]) -> str:
+def _flaps_in_words(downs: float, node: FactAt[RdmaFact]) -> str:
     days = (node.fact.uptime_s or 0.0) / DAY_S
     return f"went down {downs:g} times; the node has been up for {days:.1f} days"

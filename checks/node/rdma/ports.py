@@ -54,7 +54,7 @@ def port_down(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.kernel.org/admin-guide/abi-stable.html
     """
-    odd = {identity(one.hit): one for one in odd_by_state(recording)}
+    odd = {identity(port.hit): port for port in odd_by_state(recording)}
     named = _named_and_down(recording)
     for severity, hits in _by_severity(recording, odd, named).items():
         detail = "NCCL leaves it out without a word, and other ports carry its traffic as well."
@@ -62,7 +62,9 @@ def port_down(recording: Recording) -> Iterator[Draft]:
             recording,
             hits,
             "the RDMA port is down" if len(hits) == 1 else "the RDMA ports are down",
-            lambda hit: _seen_down(hit, odd.get(identity(hit)), named_by=identity(hit) in named),
+            lambda port_at: _down_in_words(
+                port_at, odd.get(identity(port_at)), named_by=identity(port_at) in named
+            ),
             look_at_link(hits, "A link that is down"),
             detail=detail,
             severity=severity,
@@ -85,8 +87,11 @@ def _by_severity(
     named: dict[tuple[int, str, int], tuple[Hit, bool]],
 ) -> dict[Severity, list[Hit]]:
     found: dict[Severity, list[Hit]] = {}
-    failed = {(one.view.node, one.device) for one in failed_nics(recording)}
-    hits = {**{key: hit for key, (hit, _) in named.items()}, **{key: one.hit for key, one in odd.items()}}
+    failed = {(nic.view.node, nic.device) for nic in failed_nics(recording)}
+    hits = {
+        **{key: port_at for key, (port_at, _) in named.items()},
+        **{key: port.hit for key, port in odd.items()},
+    }
     for key in sorted(hits):
         last = (key in named and not named[key][1]) or (key in odd and is_cut_off(recording, key[0]))
         severity = Severity.ERROR if last else for_later_jobs(recording, Severity.WARNING)
@@ -95,8 +100,8 @@ def _by_severity(
     return found
 
 
-def _seen_down(hit: Hit, odd: Odd | None, *, named_by: bool) -> str:
-    port = hit[2]
+def _down_in_words(port_at: Hit, odd: Odd | None, *, named_by: bool) -> str:
+    port = port_at[2]
     peers = f"; {odd.peers} like it are up" if odd else ""
     asked = "; NCCL_IB_HCA names it" if named_by else ""
     return f"{port.state or 'unknown'}, physically {port.phys_state or 'unknown'}{peers}{asked}"
@@ -123,18 +128,20 @@ def no_subnet_manager(recording: Recording) -> Iterator[Draft]:
     """
     hits = hits_of(recording, _waits_for_a_manager)
     groups: dict[Severity, list[Hit]] = {}
-    for hit in hits:
+    for port_at in hits:
         if not is_between_nodes(recording):
             severity = Severity.INFO
         else:
-            severity = Severity.ERROR if is_cut_off(recording, hit[0]) else Severity.WARNING
-        groups.setdefault(severity, []).append(hit)
+            severity = Severity.ERROR if is_cut_off(recording, port_at[0]) else Severity.WARNING
+        groups.setdefault(severity, []).append(port_at)
     for severity, some in groups.items():
         yield port_draft(
             recording,
             some,
             "the link is up, and no subnet manager has brought the port up",
-            lambda hit: f"state {hit[2].state}, LID {hit[2].lid}, subnet manager's LID {hit[2].sm_lid}",
+            lambda port_at: (
+                f"state {port_at[2].state}, LID {port_at[2].lid}, subnet manager's LID {port_at[2].sm_lid}"
+            ),
             START_SUBNET_MANAGER,
             detail="An InfiniBand port carries nothing before a subnet manager has given it an address.",
             severity=severity,
@@ -165,15 +172,15 @@ def port_slower(recording: Recording) -> Iterator[Draft]:
     References
         https://www.infinibandta.org/infiniband-roadmap/
     """
-    odd = {identity(one.hit): one for one in odd_by_rate(recording)}
-    slowest = {identity(hit): hit for hit in hits_of(recording, _is_at_slowest_speed)}
-    hits = list({**slowest, **{key: one.hit for key, one in odd.items()}}.values())
+    odd = {identity(port.hit): port for port in odd_by_rate(recording)}
+    slowest = {identity(port_at): port_at for port_at in hits_of(recording, _is_at_slowest_speed)}
+    hits = list({**slowest, **{key: port.hit for key, port in odd.items()}}.values())
     if hits:
         yield port_draft(
             recording,
             hits,
             "the link came up slower than it should",
-            lambda hit: _seen_slow(hit, odd.get(identity(hit))),
+            lambda port_at: _slow_in_words(port_at, odd.get(identity(port_at))),
             look_at_link(hits, "A link that came up slower"),
             detail="NCCL counts with the lower rate, and its rings go at the pace of their slowest link.",
             severity=for_later_jobs(recording, Severity.WARNING),
@@ -186,9 +193,9 @@ def _is_at_slowest_speed(hca: Hca, port: Port) -> bool:
     return carries(hca, port) and hca.driver == "mlx5_core" and sdr
 
 
-def _seen_slow(hit: Hit, odd: Odd | None) -> str:
+def _slow_in_words(port_at: Hit, odd: Odd | None) -> str:
     than = f"{odd.peers} like it have {odd.usual:g} Gb/s" if odd else "the device can do 100 Gb/s or more"
-    return f"{hit[2].rate}; {than}"
+    return f"{port_at[2].rate}; {than}"
 
 
 @dataclass(frozen=True)
@@ -252,7 +259,7 @@ def _draft(recording: Recording, bonds: Sequence[_Bond], severity: Severity) -> 
         recording,
         [bond.hit for bond in bonds],
         what if len(names) < 3 else "their bonds have lost links",
-        lambda hit: _state(by_hit[id(hit)]),
+        lambda port_at: _state(by_hit[id(port_at)]),
         look_at_bond(bonds[0].netdev.name, [netdev.name for netdev in bonds[0].lost()]),
         detail="The RDMA port stays active and shows its usual rate, with fewer cables behind it.",
         severity=severity,
@@ -265,7 +272,7 @@ def _bonds(node: int, fact: RdmaFact) -> Iterator[_Bond]:
     for hca, port in fact.ports():
         if port.is_active and is_of_a_card(hca):
             over = (netdevs[name] for name in port.netdevs if name in netdevs)
-            bond = next((one for one in over if one.slaves), None)
+            bond = next((master for master in over if master.slaves), None)
             if bond is not None:
                 slaves = tuple(netdevs[name] for name in bond.slaves if name in netdevs)
                 yield _Bond((node, hca, port), bond, slaves)

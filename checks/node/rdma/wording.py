@@ -67,7 +67,7 @@ def port_draft(
     confidence: Confidence = Confidence.LIKELY,
     expected: str | None = None,
 ) -> Draft:
-    """A finding "mlx5_3 on node0: ``what``", with a line of evidence for the ports of a node that look alike."""
+    """A finding "mlx5_3 on node0: ``what``", with one line of evidence for all ports of a node in the same state."""
     return finding(
         port_culprits(recording, hits),
         f"{port_names(recording, hits)}: {what}",
@@ -92,12 +92,12 @@ def _evidence(
 ) -> Iterator[Evidence]:
     several = recording.world is not None and recording.world.nnodes > 1
     alike: dict[tuple[int, str], list[str]] = {}
-    for hit in hits:
-        node, hca, port = hit
-        alike.setdefault((node, sight(hit)), []).append(port_name(hca, port))
-    for (node, seen), names in list(alike.items())[:LINES_OF_EVIDENCE]:
+    for port_at in hits:
+        node, hca, port = port_at
+        alike.setdefault((node, sight(port_at)), []).append(port_name(hca, port))
+    for (node, words), names in list(alike.items())[:LINES_OF_EVIDENCE]:
         at = f" on {host(recording, node)}" if several else ""
-        yield Evidence(text=f"{', '.join(names)}{at}: {seen}", expected_from=expected)
+        yield Evidence(text=f"{', '.join(names)}{at}: {words}", expected_from=expected)
     left = sum(len(names) for names in list(alike.values())[LINES_OF_EVIDENCE:])
     if left:
         yield Evidence(text=f"and {left} ports more, named in the JSON report")

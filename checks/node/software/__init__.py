@@ -46,7 +46,7 @@ def probe(ctx: Context) -> Software:
 
 
 def _installed(ctx: Context) -> Software:
-    """The part of the fact that the helper script tells."""
+    """The part of the fact that the helper script reports."""
     answer = ctx.child("software")
     ctx.keep(answer.stdout)
     try:

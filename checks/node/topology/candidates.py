@@ -121,16 +121,16 @@ def p2p_over_pcie_unproved(recording: Recording) -> Iterator[Draft]:
     if recording.options.command != "topology":
         return
     tested = nodes_nccl_ran_on(recording.trials) | hosts_crossing_sockets(recording)
-    seen = [
+    nodes = [
         node
         for node in recording.facts(TopologyFact)
         if node.node not in tested and not tree_hidden(node.fact)
     ]
-    open_paths = {one.node: _open_paths(recording, one) for one in seen}
+    open_paths = {node.node: _open_paths(recording, node) for node in nodes}
     groups: dict[_Paths, list[FactAt[TopologyFact]]] = {}
-    for one in seen:
-        if open_paths[one.node]:
-            groups.setdefault(open_paths[one.node], []).append(one)
+    for node in nodes:
+        if open_paths[node.node]:
+            groups.setdefault(open_paths[node.node], []).append(node)
     for paths, group in groups.items():
         yield _unproved(recording, paths, group)
 
@@ -143,14 +143,14 @@ def _open_paths(recording: Recording, node: FactAt[TopologyFact]) -> _Paths:
     refused = pairs_without_p2p(recording, node.node)
     on_amd = fact.cpu_vendor in {None, link_codes.SYS_BY_DEFAULT_VENDOR}
     bridged = connected(
-        fact.gpus, [(one, two) for one, two, code in fact.gpu_pairs() if link_codes.nvlinks(code)]
+        fact.gpus, [(gpu, peer) for gpu, peer, code in fact.gpu_pairs() if link_codes.nvlinks(code)]
     )
     by_code: dict[str, list[tuple[str, str]]] = {}
-    for one, two, code in fact.gpu_pairs():
+    for gpu, peer, code in fact.gpu_pairs():
         near = link_codes.allowed(code, link_codes.DEFAULT_P2P_LIMIT)
         few = len(fact.gpus) <= link_codes.SYS_BY_DEFAULT_GPUS and not link_codes.crosses_sockets(code)
-        if bridged[one] != bridged[two] and (near or on_amd or few) and (one, two) not in refused:
-            by_code.setdefault(code, []).append((one, two))
+        if bridged[gpu] != bridged[peer] and (near or on_amd or few) and (gpu, peer) not in refused:
+            by_code.setdefault(code, []).append((gpu, peer))
     return tuple(
         (code, tuple(by_code[code]))
         for code in sorted(by_code, key=lambda code: link_codes.link_code(code).distance)
@@ -223,7 +223,7 @@ def pcietree_hidden(recording: Recording) -> Iterator[Draft]:
 
 
 def tree_hidden(fact: TopologyFact) -> bool:
-    """Whether all GPUs stand below one host bridge, as virtual machines show them."""
+    """Whether all GPUs are below one host bridge, as virtual machines show them."""
     return (
         len(fact.gpus) >= _LEAST_HIDDEN
         and fact.source != "nccl-xml"  # which calls NODE PHB too
@@ -233,7 +233,7 @@ def tree_hidden(fact: TopologyFact) -> bool:
 
 
 def _hidden_behind(fact: TopologyFact) -> str | None:
-    """The NUMA nodes that all GPUs share, "" where none are told; None where the tree is not hidden."""
+    """The NUMA nodes that all GPUs share, "" where none are known; None where the tree is not hidden."""
     if not tree_hidden(fact) or "NCCL_TOPO_FILE" in fact.nccl_settings:
         return None
     shared = set(fact.numa_affinity.values())

@@ -47,7 +47,7 @@ WITHOUT_CUMEM = nccl.by_setting(
 
 def _draft(
     recording: Recording,
-    group: list[failed_trials.Said],
+    group: list[failed_trials.RankComplaint],
     what: str,
     detail: str,
     confidence: Confidence,
@@ -89,7 +89,7 @@ def nvls_fails(recording: Recording) -> Iterator[Draft]:
         NCCL src/transport/nvls.cc; NCCL user guide, environment variable NCCL_NVLS_ENABLE
         NVIDIA/nccl issue 1672; pytorch/pytorch pull request 177472
     """
-    group = failed_trials.said(recording, "nvls")
+    group = failed_trials.rank_complaints(recording, "nvls")
     if group:
         yield _draft(
             recording,
@@ -120,7 +120,7 @@ def mnnvl_fails(recording: Recording) -> Iterator[Draft]:
     References
         NCCL src/mnnvl.cc; NVIDIA IMEX service guide; NCCL user guide, environment variable NCCL_MNNVL_ENABLE
     """
-    group = failed_trials.said(recording, "mnnvl")
+    group = failed_trials.rank_complaints(recording, "mnnvl")
     if group:
         yield _draft(
             recording,
@@ -152,7 +152,7 @@ def sharing_fails(recording: Recording) -> Iterator[Draft]:
         NCCL src/transport/p2p.cc and shm.cc; NCCL user guide, NCCL_CUMEM_ENABLE and NCCL_CUMEM_HOST_ENABLE
         NVIDIA/nccl issue 1838; ray-project/ray pull request 64109
     """
-    host_memory = failed_trials.said(recording, "cumem-host")
+    host_memory = failed_trials.rank_complaints(recording, "cumem-host")
     if host_memory:
         node = host_memory[0].node
         contained = any(fact.in_container for fact in recording.at(Host, node))
@@ -165,7 +165,7 @@ def sharing_fails(recording: Recording) -> Iterator[Draft]:
             WITHOUT_CUMEM_HOST,
             *([ALLOW_NUMA] if contained else []),
         )
-    peers = failed_trials.said(recording, "p2p")
+    peers = failed_trials.rank_complaints(recording, "p2p")
     if peers:
         yield _draft(
             recording,

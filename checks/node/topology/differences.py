@@ -16,7 +16,7 @@ from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.views import transports
-from ddp_doctor.views.network import Crossing, crossings, nodes_that_say
+from ddp_doctor.views.network import Crossing, crossings, nodes_whose_log_has
 from ddp_doctor.views.reproducers import between, between_gpus
 from ddp_doctor.views.transports import (
     Expected,
@@ -254,11 +254,11 @@ def _drafts(recording: Recording, found: Sequence[Difference], what: str) -> Ite
 
 
 def _evidence(difference: Difference) -> Evidence:
-    said = next(it.via for it in difference.used.transports if it.kind == difference.kind)
+    via = next(it.via for it in difference.used.transports if it.kind == difference.kind)
     expected = difference.expected
     path = f"{'-'.join(difference.used.gpus)} is {expected.code}{wording.rate(expected.rate_gb_per_s)}"
     ranks = f"ranks {difference.used.ranks[0]} and {difference.used.ranks[1]}"
-    return Evidence(text=f"{path}; NCCL's log: {ranks} via {said}{wording.rate(difference.instead())}")
+    return Evidence(text=f"{path}; NCCL's log: {ranks} via {via}{wording.rate(difference.instead())}")
 
 
 @rule("DD434", "setting-forbids-a-faster-way", Severity.WARNING, TopologyFact)
@@ -340,11 +340,11 @@ def one_machine(recording: Recording) -> Iterator[Draft]:
         NCCL user guide, Troubleshooting, Sharing Data: /dev/shm and containers
     """
     machines: dict[str, list[FactAt[InterfacesFact]]] = {}
-    for seen in recording.facts(InterfacesFact):
-        if seen.fact.host_id:
-            machines.setdefault(seen.fact.host_id.partition(" ")[0], []).append(seen)
+    for node in recording.facts(InterfacesFact):
+        if node.fact.host_id:
+            machines.setdefault(node.fact.host_id.partition(" ")[0], []).append(node)
     shared = [group for group in machines.values() if len(group) > 1]
-    speaking = set(nodes_that_say(recording, _NETWORK)) if shared else set()
+    speaking = set(nodes_whose_log_has(recording, _NETWORK)) if shared else set()
     for group in shared:
         here = {node.node for node in group}
         found = [

@@ -68,16 +68,16 @@ class WiredGpu(Frozen):
     @field_validator("nvlinks")
     @classmethod
     def _of_one_spelling(cls, links: tuple[Nvlink, ...]) -> tuple[Nvlink, ...]:
-        """Bus ids as /sys writes them; NVML has zeros or ones where it does not tell."""
+        """Bus ids as /sys writes them; NVML has zeros or ones where it does not say."""
         return tuple(
-            link.model_copy(update={"remote_bus_id": _told(link.remote_bus_id)})
+            link.model_copy(update={"remote_bus_id": _known_bus_id(link.remote_bus_id)})
             if link.remote_bus_id
             else link
             for link in links
         )
 
 
-def _told(bus_id: str) -> str | None:
+def _known_bus_id(bus_id: str) -> str | None:
     plain = sysfs_bus_id(bus_id)
     return plain if plain.translate({ord(sign): None for sign in "0f:."}) else None
 
@@ -107,19 +107,19 @@ class NvmlTopology(Frozen):
     def pci_codes(self) -> Pairs:
         """The way between two GPUs over PCI alone, as ``nvidia-smi topo -mp`` has it."""
         codes: Pairs = {}
-        for one, two, level in self.ancestors:
+        for gpu, peer, level in self.ancestors:
             if level in LEVELS:
-                codes.setdefault(f"GPU{one}", {})[f"GPU{two}"] = LEVELS[level]
-                codes.setdefault(f"GPU{two}", {})[f"GPU{one}"] = LEVELS[level]
+                codes.setdefault(f"GPU{gpu}", {})[f"GPU{peer}"] = LEVELS[level]
+                codes.setdefault(f"GPU{peer}", {})[f"GPU{gpu}"] = LEVELS[level]
         return codes
 
     def p2p_words(self) -> dict[str, Pairs]:
         """Whether one GPU may read, write, … another, in the words of ``nvidia-smi topo -p2p``."""
         words: dict[str, Pairs] = {}
         for capability, statuses in self.p2p.items():
-            for one, two, status in statuses:
-                row = words.setdefault(capability, {}).setdefault(f"GPU{one}", {})
-                row[f"GPU{two}"] = STATUSES.get(status, UNKNOWN_STATUS)
+            for gpu, peer, status in statuses:
+                row = words.setdefault(capability, {}).setdefault(f"GPU{gpu}", {})
+                row[f"GPU{peer}"] = STATUSES.get(status, UNKNOWN_STATUS)
         return words
 
 
@@ -135,19 +135,19 @@ def bonded(gpus: Sequence[WiredGpu], p2p: Mapping[str, Pairs]) -> Iterator[tuple
     say what a link leads to, two GPUs that it calls NVLink peers are taken for joined by all they have.
     """
     peers = p2p.get("nvlink", {})
-    for at, one in enumerate(gpus):
-        for two in gpus[at + 1 :]:
-            straight = min(_to_gpu(one, two), _to_gpu(two, one))
-            switched = min(_of_kind(one, "switch"), _of_kind(two, "switch"))
-            is_ok = peers.get(one.column, {}).get(two.column) == "OK"
-            unknown = min(_of_kind(one, None), _of_kind(two, None)) if is_ok else 0
+    for at, gpu in enumerate(gpus):
+        for peer in gpus[at + 1 :]:
+            straight = min(_to_gpu(gpu, peer), _to_gpu(peer, gpu))
+            switched = min(_of_kind(gpu, "switch"), _of_kind(peer, "switch"))
+            is_ok = peers.get(gpu.column, {}).get(peer.column) == "OK"
+            unknown = min(_of_kind(gpu, None), _of_kind(peer, None)) if is_ok else 0
             if links := straight or switched or unknown:
-                yield one.column, two.column, links
+                yield gpu.column, peer.column, links
 
 
-def _to_gpu(gpu: WiredGpu, other: WiredGpu) -> int:
-    known = other.bus_id is not None
-    return sum(link.active is True and known and link.remote_bus_id == other.bus_id for link in gpu.nvlinks)
+def _to_gpu(gpu: WiredGpu, peer: WiredGpu) -> int:
+    known = peer.bus_id is not None
+    return sum(link.active is True and known and link.remote_bus_id == peer.bus_id for link in gpu.nvlinks)
 
 
 def _of_kind(gpu: WiredGpu, kind: str | None) -> int:
@@ -171,12 +171,12 @@ def live_matrix(answer: NvmlTopology, bus: Bus) -> TopologyMatrix:
     hidden = [gpu for gpu in gpus if gpu not in bus.gpus]
     nics = {} if hidden else {device.name: device for device in bus.nics.values()}
     links: Pairs = {name: {} for name in (*gpus, *nics)}
-    for one, two, code in (*_between_gpus(answer, bus), *_to_nics(bus.gpus, nics)):
-        links[one][two] = links[two][one] = code
+    for device, peer, code in (*_between_gpus(answer, bus), *_to_nics(bus.gpus, nics)):
+        links[device][peer] = links[peer][device] = code
     return TopologyMatrix(
         gpus=tuple(gpus),
         nics={device.name: name for name, device in bus.nics.items() if device.name in nics},
-        links={name: {other: row[other] for other in links if other != name} for name, row in links.items()},
+        links={name: {peer: row[peer] for peer in links if peer != name} for name, row in links.items()},
         cpu_affinity={name: _affinity(gpu.cpu_affinity) for name, gpu in gpus.items()},
         numa_affinity={name: _affinity(gpu.numa_affinity) for name, gpu in gpus.items()},
         gpu_numa_id={
@@ -188,25 +188,25 @@ def live_matrix(answer: NvmlTopology, bus: Bus) -> TopologyMatrix:
 
 def _between_gpus(answer: NvmlTopology, bus: Bus) -> Iterator[tuple[str, str, str]]:
     gpus = answer.ours()
-    joined = {(one, two): f"NV{links}" for one, two, links in bonded(gpus, answer.p2p_words())}
+    joined = {(gpu, peer): f"NV{links}" for gpu, peer, links in bonded(gpus, answer.p2p_words())}
     levels = answer.pci_codes()
     columns = [gpu.column for gpu in gpus]
-    for at, one in enumerate(columns):
-        for two in columns[at + 1 :]:
-            code = joined.get((one, two)) or levels.get(one, {}).get(two)
-            if code is None and not (one in bus.gpus and two in bus.gpus):
-                raise LookupError(f"neither NVML nor /sys tells the way between {one} and {two}")
-            yield one, two, code or link_code(bus.gpus[one], bus.gpus[two])
+    for at, gpu in enumerate(columns):
+        for peer in columns[at + 1 :]:
+            code = joined.get((gpu, peer)) or levels.get(gpu, {}).get(peer)
+            if code is None and not (gpu in bus.gpus and peer in bus.gpus):
+                raise LookupError(f"neither NVML nor /sys tells the way between {gpu} and {peer}")
+            yield gpu, peer, code or link_code(bus.gpus[gpu], bus.gpus[peer])
 
 
 def _to_nics(gpus: Mapping[str, PciDevice], nics: Mapping[str, PciDevice]) -> Iterator[tuple[str, str, str]]:
     for nic, device in nics.items():
-        for gpu, other in gpus.items():
-            yield gpu, nic, link_code(other, device)
-        for earlier, other in nics.items():
+        for gpu, place in gpus.items():
+            yield gpu, nic, link_code(place, device)
+        for earlier, place in nics.items():
             if earlier == nic:
                 break
-            yield earlier, nic, link_code(other, device)
+            yield earlier, nic, link_code(place, device)
 
 
 def _affinity(text: str | None) -> str | None:
@@ -228,7 +228,7 @@ class CannotAsk(Exception):
 
 
 def ask_nvml(ctx: Context, limit_s: float) -> TopologyFact | TopologyHangFact:
-    """What NVML and /sys tell. Raises CannotAsk."""
+    """What NVML and /sys report. Raises CannotAsk."""
     left_s = ctx.deadline - ctx.clock() - 1.0
     result = ctx.child("nvml_topology", f"{max(min(limit_s, left_s), 0.1):.1f}")
     try:
@@ -274,9 +274,9 @@ def _fact(ctx: Context, answer: NvmlTopology) -> TopologyFact:
 
 
 def _bus(ctx: Context, gpus: tuple[WiredGpu, ...]) -> Bus:
-    seen = {gpu.column: pci_devices.gpu_device(ctx, gpu.column, gpu.bus_id) for gpu in gpus if gpu.bus_id}
+    devices = {gpu.column: pci_devices.gpu_device(ctx, gpu.column, gpu.bus_id) for gpu in gpus if gpu.bus_id}
     return Bus(
-        gpus={name: device for name, device in seen.items() if device},
+        gpus={name: device for name, device in devices.items() if device},
         nics=pci_devices.rdma_devices(ctx),
     )
 
@@ -310,7 +310,7 @@ def ask_nvidia_smi(ctx: Context, limit_s: float, why_not_nvml: str) -> TopologyF
     try:
         return TopologyFact(**dict(parse_matrix(raw)), source="nvidia-smi")
     except TopologyError as error:
-        said = next((line.strip()[:200] for line in raw.splitlines() if line.strip()), "nothing")
+        first_line = next((line.strip()[:200] for line in raw.splitlines() if line.strip()), "nothing")
         if not host_gpus.gpu_is_due(ctx):
-            raise Absent(f"there is no NVIDIA GPU here; nvidia-smi says: {said}") from None
-        raise Failed(f"{_COMMAND} gave no topology ({error}); it says: {said}") from None
+            raise Absent(f"there is no NVIDIA GPU here; nvidia-smi says: {first_line}") from None
+        raise Failed(f"{_COMMAND} gave no topology ({error}); it says: {first_line}") from None

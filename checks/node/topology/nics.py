@@ -66,10 +66,10 @@ def not_used(recording: Recording) -> Iterator[Draft]:
 
 
 def _evidence(found: Staged) -> Evidence:
-    one, other = found.crossing.ranks
+    receiver, sender = found.crossing.ranks
     return Evidence(
-        text=f"{found.gpu} and {found.nic} are {found.code}; NCCL's log: rank {one} receives from rank {other} via"
-        f" {found.crossing.transport.via}",
+        text=f"{found.gpu} and {found.nic} are {found.code}; NCCL's log: rank {receiver} receives from rank {sender}"
+        f" via {found.crossing.transport.via}",
     )
 
 
@@ -144,7 +144,7 @@ def ends_before_nic(recording: Recording) -> Iterator[Draft]:
 
 
 def _candidate(recording: Recording, place: Place) -> str | None:
-    """The level that may be worth a trial on this node; None where NCCL's own is right, or it cannot be told."""
+    """The level that may be worth a trial on this node; None where NCCL's own is right, or is unknown."""
     node, rdma = place.seen.node, rdma_of(recording).get(place.seen.node)
     if GDR_LEVEL in place.node.settings or rdma is None or not rdma.chosen():
         return None
@@ -209,7 +209,7 @@ def _far_from_nics(fact: TopologyFact) -> tuple[str, ...] | None:
 
 def _nic_detail(fact: TopologyFact, gpus: Sequence[str]) -> str:
     near = [gpu for gpu in fact.gpus if gpu not in gpus]
-    if all(any(link_codes.nvlinks(fact.links[gpu][other]) for other in near) for gpu in gpus):
+    if all(any(link_codes.nvlinks(fact.links[gpu][device]) for device in near) for gpu in gpus):
         return "They have NVLink to GPUs that are nearer to one, so NCCL may send through those (PXN)."
     return "What they send to other nodes crosses the link between the sockets, without GPUDirect RDMA."
 

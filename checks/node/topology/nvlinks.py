@@ -2,18 +2,18 @@
 
 A GPU has fewer NVLinks than it should by the measure of its peers in the same matrix. A table of link
 counts would be wrong as often as right: 12 on an H100 NVL, 6 on each of four H100
-on one board, and 8 on an A800 are all in order. So GPUs are compared only where wiring makes them alike:
+on one board, and 8 on an A800 are all in order. So GPUs are compared only where they are wired the same way:
 
 * behind NVSwitch, where every GPU reaches every other over as many links as the poorer of both has;
 * bridged in pairs, where each pair has one bridge of the same kind.
 
-A mesh without switches (eight V100 or P100) mixes NV1 and NV2 by design and is left alone, and so are
+The rules skip a mesh without switches (eight V100 or P100), which mixes NV1 and NV2 by design, and
 small groups, in which nobody can say who is the odd one out.
 
 When errors of an NVLink matter: NVIDIA's own monitor, DCGM (modules/health/DcgmHealthWatch.cpp,
 dcgmlib/src/dcgm_gpu_hardware_limits.h), looks at how counters grow within a minute: one replay or recovery is a failure
 (DCGM_LIMIT_MAX_NVLINK_ERROR), CRC errors are one from 100 a second (DCGM_LIMIT_MAX_NVLINK_CRC_ERROR) and
-a warning below. What was counted before nobody saw it says little: the counters run since the driver was
+a warning below. Errors from before the first look say little: the counters run since the driver was
 loaded, maybe months ago.
 """
 
@@ -79,7 +79,7 @@ def _short_behind_switch(
     gpus: Sequence[str], linked: Mapping[Pair, int], without: Sequence[str]
 ) -> list[Shortfall]:
     own = {gpu: max(links for pair, links in linked.items() if gpu in pair) for gpu in gpus}
-    switched = all(links == min(own[one], own[two]) for (one, two), links in linked.items())
+    switched = all(links == min(own[gpu], own[peer]) for (gpu, peer), links in linked.items())
     if not switched or not _enough(list(own.values())):
         return []
     most = max(own.values())
@@ -183,12 +183,12 @@ def nvlinks_down(recording: Recording) -> Iterator[Draft]:
         NVIDIA Fabric Manager User Guide, NVLink failures
     """
     for (down, sure), group in _by_sureness(recording).items():
-        expected, names = down[0].expected, [one.gpu for one in down]
+        expected, names = down[0].expected, [gpu.gpu for gpu in down]
         yield finding(
             (culprit(recording, node.node, [name]) for node in group for name in names),
             f"NVLinks are down on {hosts_of(recording, group)}: {', '.join(map(_in_words, down))}"
             f" where the others have {expected}",
-            (_state(one) for one in down),
+            (_state(gpu) for gpu in down),
             look_at_nvlinks(tuple(names)),
             confidence=Confidence.LIKELY if sure else Confidence.POSSIBLE,
             detail="NVSwitch spreads traffic over all links, so every GPU of the node waits for the slowest.",
@@ -198,11 +198,11 @@ def nvlinks_down(recording: Recording) -> Iterator[Draft]:
 
 def _by_sureness(recording: Recording) -> dict[tuple[tuple[Down, ...], bool], list[FactAt[TopologyFact]]]:
     groups: dict[tuple[tuple[Down, ...], bool], list[FactAt[TopologyFact]]] = {}
-    for down, seen in by_cause(recording.facts(TopologyFact), lambda fact: links_down(fact) or None).items():
+    for down, nodes in by_cause(recording.facts(TopologyFact), lambda fact: links_down(fact) or None).items():
         for sure in (True, False):
-            alike = tuple(one for one in down if one.sure is sure)
+            alike = tuple(gpu for gpu in down if gpu.sure is sure)
             if alike:
-                groups[alike, sure] = seen
+                groups[alike, sure] = nodes
     return groups
 
 
@@ -243,13 +243,13 @@ def nvlink_errors(recording: Recording) -> Iterator[Draft]:
         nvidia-smi nvlink -e
     """
     for growing in (True, False):
-        seen = by_cause(recording.facts(TopologyFact), partial(_lossy, growing=growing))
-        for links, group in seen.items():
+        lossy = by_cause(recording.facts(TopologyFact), partial(_lossy, growing=growing))
+        for links, group in lossy.items():
             names = ", ".join(f"link {number} of {gpu}" for gpu, number in links)
             gpus = tuple(dict.fromkeys(gpu for gpu, _ in links))
             what = "errors grow" if growing else "errors were counted"
             yield finding(
-                (culprit(recording, one.node, [gpu]) for one in group for gpu in gpus),
+                (culprit(recording, node.node, [gpu]) for node in group for gpu in gpus),
                 f"NVLink {what} on {hosts_of(recording, group)}: {names}",
                 _counters(group[0].fact, links),
                 *((look_at_nvlinks(gpus),) if growing else ()),
@@ -315,7 +315,7 @@ def nvlinks_missing(recording: Recording) -> Iterator[Draft]:
 
 
 def _shortfalls(fact: TopologyFact) -> tuple[Shortfall, ...] | None:
-    pairs = {(one, two): link_codes.nvlinks(code) for one, two, code in fact.gpu_pairs()}
+    pairs = {(gpu, peer): link_codes.nvlinks(code) for gpu, peer, code in fact.gpu_pairs()}
     reported = {down.gpu for down in links_down(fact)}  # DD406 says it, and which links
     left_out = reported.union(fact.mig_gpus)
     return tuple(short for short in shortfalls(fact.gpus, pairs) if not left_out & set(short.gpus)) or None

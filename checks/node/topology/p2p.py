@@ -91,9 +91,11 @@ def _stall_evidence(stalls: Sequence[Stall], fact: TopologyFact) -> Iterator[Evi
     check = trial.judged_check or ""
     text = f"{rank_list([rank for stall in stalls for rank in stall.ranks])} entered and did not leave"
     yield Evidence(check=check, text=text, value=trial.waited_s, unit="s")
-    for one in stalls:
-        yield Evidence(check=check, text=f"NCCL's log: ranks {one.ranks[0]} and {one.ranks[1]} via {one.via}")
-        yield _path_evidence(one.gpus, one.code)
+    for stall in stalls:
+        yield Evidence(
+            check=check, text=f"NCCL's log: ranks {stall.ranks[0]} and {stall.ranks[1]} via {stall.via}"
+        )
+        yield _path_evidence(stall.gpus, stall.code)
     limit, why = fact.p2p_limit(stalls[0].log)
     if all(link_codes.allowed(stall.code, limit) for stall in stalls):
         yield Evidence(text=f"P2P is allowed up to {limit}: {why}")
@@ -143,7 +145,7 @@ def p2p_may_cross_sockets(recording: Recording) -> Iterator[Draft]:
         where = hosts_of(recording, group)
         paths = [_path_evidence(pair, fact.links[pair[0]][pair[1]]) for pair in pairs]
         yield possible(
-            (culprit(recording, one.node, pair) for one in group for pair in pairs),
+            (culprit(recording, node.node, pair) for node in group for pair in pairs),
             f"NCCL may copy directly between the sockets of {where} (P2P over SYS): {names}",
             (*paths, *(Evidence(text=text) for text in fact.nearest_in_words())),
             DISABLE_P2P.model_copy(update={"summary": "If it hangs, send the traffic through host memory"}),
@@ -162,22 +164,22 @@ def _crossing(recording: Recording) -> dict[_Cause, list[FactAt[TopologyFact]]]:
     settled = nodes_nccl_ran_on(recording.trials) | {stall.node for stall in stalls(recording)}
     unsettled = [node for node in recording.facts(TopologyFact) if node.node not in settled]
     logs = logs_by_node(recording.trials) if unsettled else {}
-    for seen in unsettled:
-        fact, log = seen.fact, logs.get(seen.node, NcclTransportFact())
+    for node in unsettled:
+        fact, log = node.fact, logs.get(node.node, NcclTransportFact())
         pairs = tuple(
-            (one, two)
-            for one, two, code in fact.gpu_pairs()
-            if link_codes.crosses_sockets(code) and not fact.refuses_p2p(one, two)
+            (gpu, peer)
+            for gpu, peer, code in fact.gpu_pairs()
+            if link_codes.crosses_sockets(code) and not fact.refuses_p2p(gpu, peer)
         )
         limit, why = fact.p2p_limit(log)
         off = "1" in {log.p2p_disable, fact.nccl_settings.get("NCCL_P2P_DISABLE")}
         if pairs and limit == "SYS" and not off:
-            groups.setdefault((pairs, why, fact.candidate_hcas()), []).append(seen)
+            groups.setdefault((pairs, why, fact.candidate_hcas()), []).append(node)
     return groups
 
 
 def hosts_crossing_sockets(recording: Recording) -> set[int]:
-    """The nodes that DD402 tells of."""
+    """The nodes that DD402 reports."""
     return {node.node for group in _crossing(recording).values() for node in group}
 
 
@@ -186,9 +188,9 @@ def _path_evidence(gpus: tuple[str, str], code: str) -> Evidence:
 
 
 def gid_index_in_words(recording: Recording, node: int, devices: Collection[str]) -> str | None:
-    """Whether the index has to be set for these devices; None where that cannot be told.
+    """Whether the index has to be set for these devices; None where that is unknown.
 
-    NCCL's own choice is told only where its release is known, since that decides, and where it is an
+    NCCL's own choice is predicted only where its release is known, since that decides, and where it is an
     entry that other nodes reach; else the rules about RDMA (DD567 to DD569) have more to say.
     """
     rdma = rdma_of(recording).get(node)

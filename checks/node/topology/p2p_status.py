@@ -73,25 +73,25 @@ def _tables(recording: Recording) -> Iterator[_Table]:
                 gpus = [gpu for gpu in live.fact.gpus if gpu not in live.fact.mig_gpus]
                 job = live.fact.job_gpus
                 gpus = gpus if job is None else [gpu for gpu in gpus if gpu in job]
-                yield _Table(live, asked=True, pairs=tuple(_pairs_told(gpus, answers)))
+                yield _Table(live, asked=True, pairs=tuple(_pairs_with_words(gpus, answers)))
     for pasted in recording.facts(P2pStatusFact):
         asked = pasted.fact.capability
         if asked is None or set(asked) & set(ASKED_BY_NCCL):
             yield _Table(pasted, asked=asked is not None, pairs=tuple(pasted.fact.pairs()))
 
 
-def _pairs_told(
+def _pairs_with_words(
     gpus: Sequence[str], answers: Mapping[str, Mapping[str, str]]
 ) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    for one, two in combinations(gpus, 2):
-        both = [answers.get(a, {}).get(b) for a, b in ((one, two), (two, one))]
+    for gpu, peer in combinations(gpus, 2):
+        both = [answers.get(a, {}).get(b) for a, b in ((gpu, peer), (peer, gpu))]
         words = tuple(dict.fromkeys(word for word in both if word is not None))
         if words:
-            yield one, two, words
+            yield gpu, peer, words
 
 
 def hosts(recording: Recording) -> list[Host]:
-    """The hosts of which anything is told that NCCL would ask."""
+    """The hosts with any recorded answer that NCCL would ask for."""
     return recording.once("P2P by host", lambda: list(_make_hosts(recording)))
 
 
@@ -104,10 +104,10 @@ def _make_hosts(recording: Recording) -> Iterator[Host]:
         asked = [table for table in tables if table.asked]
         words: dict[Pair, tuple[str, ...]] = {}
         for table in asked or tables:
-            for one, two, said_words in table.pairs:
-                words[one, two] = tuple(dict.fromkeys((*words.get((one, two), ()), *said_words)))
+            for gpu, peer, more_words in table.pairs:
+                words[gpu, peer] = tuple(dict.fromkeys((*words.get((gpu, peer), ()), *more_words)))
         matrix = matrices.get(node)
-        joined = {(one, two): code for one, two, code in matrix.gpu_pairs()} if matrix else {}
+        joined = {(gpu, peer): code for gpu, peer, code in matrix.gpu_pairs()} if matrix else {}
         settings = matrix.nccl_settings if matrix else {}
         yield Host(tables[0].seen, words, bool(asked), joined, settings)
 

@@ -108,14 +108,15 @@ def read_pasted(text: str) -> tuple[Reading, ...]:
             refused.append(error)
             continue
         found += taken
-        for one in taken:
-            lines[one.lines.start : one.lines.stop] = [""] * len(one.lines)
+        for table in taken:
+            lines[table.lines.start : table.lines.stop] = [""] * len(table.lines)
     if not found and not refused:
         refused.append(TopologyError(why_none(text)))
-    found.sort(key=lambda one: one.lines.start)
+    found.sort(key=lambda table: table.lines.start)
     hosts = list(_hosts(found))
     readings = [
-        _reading(_with_tables(one, host, found, hosts), host) for one, host in zip(found, hosts, strict=True)
+        _reading(_with_tables(table, host, found, hosts), host)
+        for table, host in zip(found, hosts, strict=True)
     ]
     readings += [_refused(error) for error in refused]
     return (readings[0].model_copy(update={"raw": raw}), *readings[1:])
@@ -131,19 +132,19 @@ def _read(reader: Reader, lines: Sequence[str]) -> list[Found]:
 def _hosts(found: Iterable[Found]) -> Iterable[int]:
     """The number of the host that each output is of: a new one where a kind, or other GPUs, come again."""
     host, kinds, gpus = 0, set[str](), frozenset[str]()
-    for one in found:
-        if one.kind in kinds or (one.gpus and gpus and one.gpus != gpus):
+    for table in found:
+        if table.kind in kinds or (table.gpus and gpus and table.gpus != gpus):
             host, kinds, gpus = host + 1, set(), frozenset()
-        kinds.add(one.kind)
-        gpus = one.gpus or gpus
+        kinds.add(table.kind)
+        gpus = table.gpus or gpus
         yield host
 
 
-def _with_tables(one: Found, host: int, found: Sequence[Found], hosts: Sequence[int]) -> Found:
-    """A matrix with what the host's other tables say of its GPUs, as NVML tells it live."""
-    if not isinstance(one.fact, TopologyFact):
-        return one
-    beside = [other.fact for other, its in zip(found, hosts, strict=True) if its == host]
+def _with_tables(table: Found, host: int, found: Sequence[Found], hosts: Sequence[int]) -> Found:
+    """A matrix with what the host's other tables say of its GPUs, as NVML reports it live."""
+    if not isinstance(table.fact, TopologyFact):
+        return table
+    beside = [beside_it.fact for beside_it, its in zip(found, hosts, strict=True) if its == host]
     p2p = {
         CAPABILITY_NAMES[letter]: fact.statuses
         for fact in beside
@@ -152,12 +153,14 @@ def _with_tables(one: Found, host: int, found: Sequence[Found], hosts: Sequence[
         if letter in CAPABILITY_NAMES
     }
     nvlinks = tuple(gpu for fact in beside if isinstance(fact, NvlinksFact) for gpu in fact.gpus)
-    return replace(one, fact=one.fact.model_copy(update={"p2p": p2p, "nvlinks": nvlinks}))
+    return replace(table, fact=table.fact.model_copy(update={"p2p": p2p, "nvlinks": nvlinks}))
 
 
-def _reading(one: Found, host: int) -> Reading:
-    status = Status.FAILED if one.unsure else Status.COLLECTED
-    return Reading(check="topology", status=status, node=host, fact=one.fact.recorded(), reason=one.unsure)
+def _reading(table: Found, host: int) -> Reading:
+    status = Status.FAILED if table.unsure else Status.COLLECTED
+    return Reading(
+        check="topology", status=status, node=host, fact=table.fact.recorded(), reason=table.unsure
+    )
 
 
 def _refused(error: TopologyError, raw: str | None = None) -> Reading:

@@ -24,7 +24,7 @@ from ddp_doctor.remedies.kinds import NO_TRIAL, unset
 from ddp_doctor.settings.nccl_conf import files_read, set_by_files
 from ddp_doctor.views import transports
 from ddp_doctor.views.gpus import gpu_of
-from ddp_doctor.views.network import Crossing, chosen, crossings, nodes_that_say, rdma_of
+from ddp_doctor.views.network import Crossing, chosen, crossings, nodes_whose_log_has, rdma_of
 from ddp_doctor.views.reproducers import between_nodes
 from ddp_doctor.views.transports import Expected, Place, log_of, places, used_within
 from ddp_doctor.wording.findings import NOBODY, likely, possible
@@ -108,11 +108,11 @@ def _slowest_link(recording: Recording, place: Place) -> Expected | None:
     expected = {expected.gpus: expected for expected in place.expected()}
     ways = []
     for used in used_within(recording, place):
-        one, kinds = expected.get(used.gpus), used.kinds()
-        if one is None or one.rate_gb_per_s is None or not kinds == {one.choice.kind} == {"P2P"}:
+        link, kinds = expected.get(used.gpus), used.kinds()
+        if link is None or link.rate_gb_per_s is None or not kinds == {link.choice.kind} == {"P2P"}:
             return None
-        ways.append(one)
-    return min(ways, key=lambda one: one.rate_gb_per_s or 0.0, default=None)
+        ways.append(link)
+    return min(ways, key=lambda link: link.rate_gb_per_s or 0.0, default=None)
 
 
 def best_of_large(recording: Recording) -> SizeResult | None:
@@ -122,8 +122,8 @@ def best_of_large(recording: Recording) -> SizeResult | None:
         for result in rank.fact.sizes:
             if result.size_bytes >= LEAST_BYTES:
                 by_size.setdefault(result.size_bytes, []).append(result)
-    slowest = [min(results, key=lambda one: one.busbw_gb_per_s) for results in by_size.values()]
-    return max(slowest, key=lambda one: one.busbw_gb_per_s, default=None)
+    slowest = [min(results, key=lambda result: result.busbw_gb_per_s) for results in by_size.values()]
+    return max(slowest, key=lambda result: result.busbw_gb_per_s, default=None)
 
 
 _SOCKET = re.compile(r" via NET/Socket/")
@@ -149,19 +149,19 @@ def sockets_used(recording: Recording) -> Iterator[Draft]:
         NCCL user guide, environment variables NCCL_NET and NCCL_IB_DISABLE
     """
     rdma, groups = rdma_of(recording), dict[str, list[Crossing]]()
-    for node in nodes_that_say(recording, _SOCKET):
+    for node in nodes_whose_log_has(recording, _SOCKET):
         log = log_of(recording, node)
-        for one in crossings(recording, node):
-            network_name = one.transport.network
-            ends = (rdma.get(node), rdma.get(one.other))
+        for crossing in crossings(recording, node):
+            network_name = crossing.transport.network
+            ends = (rdma.get(node), rdma.get(crossing.other))
             if (
                 network_name
                 and network_name[0] == "Socket"
                 and all(end and _usable(end, log) for end in ends)
             ):
-                groups.setdefault(_reason(log), []).append(one)
+                groups.setdefault(_reason(log), []).append(crossing)
     for reason, group in groups.items():
-        nodes = list(dict.fromkeys(one.node for one in group))
+        nodes = list(dict.fromkeys(crossing.node for crossing in group))
         ports = rdma[nodes[0]].chosen()
         yield likely(
             (node_culprit(recording, node) for node in nodes),
@@ -172,8 +172,10 @@ def sockets_used(recording: Recording) -> Iterator[Draft]:
                     check="rdma", text=f"active on {host(recording, nodes[0])}: {_names(ports)}{_rate(ports)}"
                 ),
                 *(
-                    Evidence(text=f"NCCL's log: {ranks_at(recording, one.ranks)} via {one.transport.via}")
-                    for one in group[: wording.MOST_PAIRS]
+                    Evidence(
+                        text=f"NCCL's log: {ranks_at(recording, crossing.ranks)} via {crossing.transport.via}"
+                    )
+                    for crossing in group[: wording.MOST_PAIRS]
                 ),
             ),
             wording.SHOW_NETWORK,
@@ -182,7 +184,7 @@ def sockets_used(recording: Recording) -> Iterator[Draft]:
 
 
 def _usable(fact: RdmaFact, log: NcclTransportFact) -> bool:
-    """Whether nothing that other rules tell keeps NCCL from this node's ports."""
+    """Whether nothing that other rules report keeps NCCL from this node's ports."""
     chosen_tcp = log.settings.get("NCCL_IB_DISABLE", "0") != "0" or "NCCL_NET" in log.settings
     return (
         bool(fact.chosen()) and fact.unused_by is None and fact.verbs_library is not None and not chosen_tcp
@@ -292,7 +294,9 @@ def one_socket(recording: Recording) -> Iterator[Draft]:
     if world is None or world.nnodes < 2 or best is None:
         return
     slow = {
-        node: rate for node in nodes_that_say(recording, _SOCKET) if (rate := _interface(recording, node))
+        node: rate
+        for node in nodes_whose_log_has(recording, _SOCKET)
+        if (rate := _interface(recording, node))
     }
     nodes = [node for node, rate in slow.items() if best.busbw_gb_per_s < SOCKETS_SHARE * rate]
     if not nodes or len(nodes) < len(slow):

@@ -1,4 +1,4 @@
-"""DD404, DD405, DD414-DD416: a topology that is unclear, contradicted, not understood, never told, or of other GPUs."""
+"""DD404, DD405, DD414-DD416: a topology that is unclear, contradicted, not understood, missing, or of other GPUs."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -97,7 +97,7 @@ def amd_not_supported(recording: Recording) -> Iterator[Draft]:
     """
     for node in recording.facts(RocmTopologyFact):
         fact = node.fact
-        counts = Counter(row[two] for one, row in fact.link_type.items() for two in row if one < two)
+        counts = Counter(row[peer] for gpu, row in fact.link_type.items() for peer in row if gpu < peer)
         links = ", ".join(
             f"{number} {'pair' if number == 1 else 'pairs'} over {kind}" for kind, number in counts.items()
         )
@@ -149,15 +149,15 @@ def driver_and_sysfs_disagree(recording: Recording) -> Iterator[Draft]:
     """
     for pairs, group in by_cause(recording.facts(TopologyFact), _disagreements).items():
         shown = ", ".join(
-            f"{one}-{two} ({driver} and {tree})" for one, two, driver, tree in pairs[:_PAIRS_IN_A_TITLE]
+            f"{gpu}-{peer} ({driver} and {tree})" for gpu, peer, driver, tree in pairs[:_PAIRS_IN_A_TITLE]
         )
         more = f" and {len(pairs) - _PAIRS_IN_A_TITLE} more" if len(pairs) > _PAIRS_IN_A_TITLE else ""
         yield proved(
-            (culprit(recording, node.node, (one, two)) for node in group for one, two, _, _ in pairs),
+            (culprit(recording, node.node, (gpu, peer)) for node in group for gpu, peer, _, _ in pairs),
             f"The driver and /sys place GPUs of {hosts_of(recording, group)} differently: {shown}{more}",
             (
-                Evidence(text=f"{one}-{two} is {driver} to the driver, {tree} in /sys")
-                for one, two, driver, tree in pairs
+                Evidence(text=f"{gpu}-{peer} is {driver} to the driver, {tree} in /sys")
+                for gpu, peer, driver, tree in pairs
             ),
             _VENDORS_FILE,
             detail="The first code is the driver's. NCCL goes by /sys.",
@@ -167,11 +167,11 @@ def driver_and_sysfs_disagree(recording: Recording) -> Iterator[Draft]:
 def _disagreements(fact: TopologyFact) -> tuple[tuple[str, str, str, str], ...] | None:
     gpus = [device for device in fact.pci if device.kind == "gpu"]
     found = []
-    for at, one in enumerate(gpus):
-        for two in gpus[at + 1 :]:
-            driver, tree = fact.pci_links.get(one.name, {}).get(two.name), link_code(one, two)
+    for at, gpu in enumerate(gpus):
+        for peer in gpus[at + 1 :]:
+            driver, tree = fact.pci_links.get(gpu.name, {}).get(peer.name), link_code(gpu, peer)
             if driver and (driver in _BELOW_ONE_BRIDGE) != (tree in _BELOW_ONE_BRIDGE):
-                found.append((one.name, two.name, driver, tree))
+                found.append((gpu.name, peer.name, driver, tree))
     return tuple(found) or None
 
 
@@ -196,12 +196,12 @@ def topology_never_answered(recording: Recording) -> Iterator[Draft]:
     """
     for call, group in by_cause(recording.facts(TopologyHangFact), _call).items():
         hung = {node.node for node in recording.facts(GpusFact) if _hangs(node.fact)}
-        seen = [one for one in group if one.node not in hung]
-        if not seen:
+        nodes = [node for node in group if node.node not in hung]
+        if not nodes:
             continue
-        waited = seen[0].fact.waited_s
+        waited = nodes[0].fact.waited_s
         yield likely(
-            of_nodes(recording, seen),
+            of_nodes(recording, nodes),
             f"{call} never answers on {{who}}",
             Evidence(
                 text=f"{call} had not come back after {waited:.1f} s",

@@ -10,12 +10,12 @@ from ddp_doctor.remedies.kinds import by_administrator, remedy
 from ddp_doctor.wording.nodes import node_names
 
 
-def hosts_of(recording: Recording, seen: Sequence[FactAt[Any]]) -> str:
+def hosts_of(recording: Recording, nodes: Sequence[FactAt[Any]]) -> str:
     """The hosts for a sentence; of a pasted text only their order is known."""
     if recording.world:
-        return node_names(recording, seen)
+        return node_names(recording, nodes)
     several = len({reading.node for reading in recording.readings}) > 1
-    return f"host {seen[0].node + 1} of the text" if several else "this host"
+    return f"host {nodes[0].node + 1} of the text" if several else "this host"
 
 
 def culprit(recording: Recording, node: int, gpus: Sequence[str], ranks: Sequence[int] = ()) -> Culprit:
@@ -24,10 +24,17 @@ def culprit(recording: Recording, node: int, gpus: Sequence[str], ranks: Sequenc
     number = int(gpus[0].removeprefix("GPU"))
     if len(gpus) == 1:
         return Culprit(kind="gpu", node=host, node_rank=node, gpu=number, name=gpus[0])
-    one, two = ranks or (None, None)
+    rank, peer = ranks or (None, None)
     name = "-".join(gpus)
     return Culprit(
-        kind="pair", node=host, node_rank=node, rank=one, gpu=number, peer_node=host, peer_rank=two, name=name
+        kind="pair",
+        node=host,
+        node_rank=node,
+        rank=rank,
+        gpu=number,
+        peer_node=host,
+        peer_rank=peer,
+        name=name,
     )
 
 
@@ -210,7 +217,7 @@ def use_hca(
     ``gid_index`` says in words what is known of it; where nothing is, the commands that tell are given.
     Names in NCCL_IB_HCA are prefixes unless = stands before them, so it does where ``others`` would match.
     """
-    exact = any(other.startswith(name) for name in devices for other in others)
+    exact = any(device.startswith(name) for name in devices for device in others)
     value = ("=" if exact else "") + ",".join(devices)
     return Remedy(
         summary=(

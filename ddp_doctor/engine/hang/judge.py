@@ -130,7 +130,7 @@ def _blames_peer(rank: RankEvidence) -> bool:
 
 
 def _what_most_met(ranks: Sequence[RankEvidence], trial: TrialRecord, most: set[int]) -> Judgement:
-    """Most ranks failed alike: a rank that never came may be the cause."""
+    """Most ranks failed the same way: a rank that never came may be the cause."""
     for cause in (_stopped, _never_began, _behind):
         found = cause(ranks, trial)
         if found is not None and found.suspects and not most & set(found.suspects):
@@ -186,7 +186,7 @@ def _mismatch(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement |
 
 
 def _announced_mismatch(ranks: Sequence[RankEvidence]) -> Judgement | None:
-    """Without a recorder: what the ranks said they were about to call at one step."""
+    """Without a recorder: the calls that the ranks announced for one step."""
     by_key: dict[tuple[str, int], dict[int, Step]] = defaultdict(dict)
     for evidence in ranks:
         step = open_step(evidence)

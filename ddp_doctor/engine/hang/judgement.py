@@ -43,7 +43,7 @@ COLLECTIVES = frozenset(
     {"all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "gather"}
     | {"reduce", "reduce_scatter", "scatter"}
 )
-#: Where a rank stands that torch keeps in a collective; backward calls them from the autograd engine.
+#: The place of a rank that torch keeps in a collective; backward calls them from the autograd engine.
 _TORCH_WAITS = re.compile(r"/torch/(distributed|nn/parallel|autograd)/")
 #: … or in what no recorder knows: the making of a group, a barrier over the store.
 _TORCH_MEETS = re.compile(r"/torch/distributed/distributed_c10d\.py")
@@ -102,7 +102,7 @@ def where_it_waits(rank: RankEvidence) -> Literal["collective", "store", "outsid
 
 
 def shared_step(ranks: Sequence[RankEvidence]) -> Step | None:
-    """The step that most of these ranks stand in."""
+    """The step in which most of these ranks are."""
     steps = [step for rank in ranks if (step := open_step(rank)) is not None]
     counted = Counter(key_of(step) for step in steps)
     if not counted:
@@ -117,7 +117,7 @@ def key_of(step: Step) -> tuple[str, int]:
 
 
 def place_of(step: Step, trial: TrialRecord) -> Place:
-    """Where a step stands in the trial; a check that the plan does not know comes last."""
+    """The place of a step in the trial; a check that the plan does not know comes last."""
     check, seq = key_of(step)
     return (trial.checks.index(check) if check in trial.checks else len(trial.checks)), seq
 

@@ -44,7 +44,7 @@ class Agent:
     control: Control | None  # None: ranks meet where the launcher says
     partial: PartialRecording  # the session's, filled in place
     group: AgentGroup | None = None
-    first_trial: int = 0  # trials of one store are told apart by their numbers
+    first_trial: int = 0  # numbers distinguish the trials of one store
     attempts: int = 0  # trials that tried a remedy; they are not recorded as trials
     _ranks: tuple[int, ...] = ()
     _skip_pairs: set[tuple[int, int]] = field(default_factory=set)
@@ -219,9 +219,9 @@ class Agent:
         self._note_unread(record, judged, record.ranks)
         if record.judged_check == FIRST and not _have_met(record):
             return self._leave_out(checks, "the process group could not be set up")
-        rest = self._without_model(judged, checks[position + 1 :])
+        left = self._without_model(judged, checks[position + 1 :])
         # A link is to blame: the pairwise check says which, and must not wait behind more hangs.
-        return sorted(rest, key=lambda check: check.id != _PAIRWISE)
+        return sorted(left, key=lambda check: check.id != _PAIRWISE)
 
     def _without_model(self, judged: Sequence[Check], checks: Sequence[Check]) -> list[Check]:
         """Leave out the checks of the user's model after one of them hung or raised: it would do so again."""

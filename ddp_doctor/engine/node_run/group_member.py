@@ -47,7 +47,7 @@ class GroupMember(NodeRun):
 
     @property
     def place(self) -> Place:
-        """Where this node stands among the others."""
+        """The place of this node among the others."""
         assert self.request.place is not None
         return self.request.place
 

@@ -187,7 +187,7 @@ class ManyNodes(GroupMember):
             self._broken_off("the head was lost before it had reported")
 
     def _set_own_part_aside(self, lost: tuple[int, ...]) -> None:
-        """Nobody can be judged by a trial of which this node saw only its own ranks."""
+        """A trial of which this node saw only its own ranks is no ground to judge anybody."""
         aside = {"outcome": "interrupted", "lost_nodes": lost}
         self.partial.trials[:] = [
             trial if trial.outcome == "finished" else trial.model_copy(update=aside)

@@ -91,7 +91,7 @@ def _facts(result: TrialResult) -> Iterator[ShownFact]:
         if reading.status is Status.COLLECTED and reading.fact is not None:
             try:
                 yield ShownFact.model_validate(reading.fact)
-            except ValidationError:  # of another release: the rank said nothing that can be read
+            except ValidationError:  # from another release: the rank's answer cannot be read
                 return
 
 

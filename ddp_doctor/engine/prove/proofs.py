@@ -1,4 +1,4 @@
-"""From what was tried to a proof: pure, on the findings of a live run and of a replay alike."""
+"""From what was tried to a proof: pure, on the findings of both a live run and a replay."""
 
 from collections.abc import Sequence
 from statistics import median

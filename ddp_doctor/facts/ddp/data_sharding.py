@@ -20,7 +20,7 @@ class Share(Frozen):
 
 
 class Stream(Frozen):
-    """The first numbers of a source of random numbers, seeded alike on all ranks and for each on its own."""
+    """The first numbers of a source of random numbers, seeded the same on all ranks and for each on its own."""
 
     source: str
     common: tuple[int, ...]

@@ -33,7 +33,7 @@ class GradientSync(Fact):
 
 
 class OffInMode(Frozen):
-    """A gradient that is off after a step (counted from 1), and its bucket, None where DDP does not tell."""
+    """A gradient that is off after a step (counted from 1), and its bucket, None where DDP does not say."""
 
     step: int
     bucket: int | None

@@ -25,7 +25,7 @@ class BucketTrial(Frozen):
 
     cap_mib: float
     predicted_s: float
-    buckets_bytes: tuple[int, ...] = ()  # as DDP built them; empty where it does not tell
+    buckets_bytes: tuple[int, ...] = ()  # as DDP built them; empty where it does not say
     step_s: tuple[float, ...] = ()  # one per round, of this rank
 
 

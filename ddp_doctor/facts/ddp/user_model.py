@@ -8,7 +8,7 @@ from ddp_doctor.model.fact import Fact
 
 #: What the user's code was asked to do when it failed.
 Phase = Literal["import", "factory", "move", "make_batch", "forward", "backward", "wrap"]
-#: Of many names so many are listed; their number tells the rest.
+#: This many of many names are listed; their number stands for the others.
 MOST_NAMES = 16
 
 
@@ -120,7 +120,7 @@ class Buckets(Frozen):
 class UserModel(Fact):
     """What came of the user's own model on one rank.
 
-    ``stopped`` is the phase after which all ranks stopped, because of what stands in ``trouble`` on some of
+    ``stopped`` is the phase after which all ranks stopped, because of what is in ``trouble`` on some of
     them or of what cannot be wrapped; None where all was looked at.
     """
 

@@ -12,8 +12,8 @@ from ddp_doctor.model.fact import Fact
 
 def sysfs_bus_id(text: str) -> str:
     """A PCI address as /sys writes it: "00000000:1B:00.0" becomes "0000:1b:00.0"."""
-    domain, separator, rest = text.strip().lower().partition(":")
-    return f"{domain.lstrip('0').rjust(4, '0')}:{rest}" if separator else domain
+    domain, separator, address = text.strip().lower().partition(":")
+    return f"{domain.lstrip('0').rjust(4, '0')}:{address}" if separator else domain
 
 
 def _bus_id(value: object) -> object:
@@ -171,7 +171,7 @@ class GpusFact(Fact):
         return tuple(gpu for gpu in self.gpus if gpu.index in self.used)
 
     def bus_id_of(self, gpu: Gpu) -> str | None:
-        """A GPU's bus id; of the only one that NVML does not tell, as of a lost GPU, the one that is left."""
+        """A GPU's bus id; if NVML lacks only one, as of a lost GPU, the one that is left."""
         if gpu.bus_id is not None or sum(gpu.bus_id is None for gpu in self.gpus) > 1:
             return gpu.bus_id
         known = {gpu.bus_id for gpu in self.gpus} | set(self.excluded_bus_ids)

@@ -37,7 +37,7 @@ class Host(Fact):
     vendor: str | None = None  # of the machine, as its firmware says: "Amazon EC2", "Supermicro"
     product: str | None = None
     asset_tag: str | None = None  # of the chassis; clouds put a mark of their own there
-    network_drivers: tuple[str, ...] = ()  # of the interfaces that stand on a device: "ena", "mlx5_core"
+    network_drivers: tuple[str, ...] = ()  # of the interfaces on a device: "ena", "mlx5_core"
 
     @property
     def usable_cpus(self) -> float:

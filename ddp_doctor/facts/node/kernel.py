@@ -11,7 +11,7 @@ from ddp_doctor.model.fact import Fact
 
 
 class StuckProcess(Frozen):
-    """A process that did not run while it was watched, and where it stands."""
+    """A process that did not run while it was watched, and where it is."""
 
     pid: int
     name: str

@@ -44,7 +44,7 @@ class Plugin(Frozen):
 
     @property
     def works(self) -> bool:
-        """Whether NCCL can load it, as far as this tells."""
+        """Whether NCCL can load it, as far as this shows."""
         return self.unclear or (self.path is not None and not self.missing)
 
 

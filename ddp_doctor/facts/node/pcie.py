@@ -30,7 +30,7 @@ REDIRECT = _REQUEST_REDIRECT | _COMPLETION_REDIRECT | _EGRESS_CONTROL
 
 
 class PcieDevice(Frozen):
-    """One device and the link that leads up from it; None where the kernel does not tell."""
+    """One device and the link that leads up from it; None where the kernel does not say."""
 
     bus_id: str
     kind: DeviceKind

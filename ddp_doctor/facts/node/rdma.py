@@ -75,7 +75,7 @@ class Hca(Frozen):
 
     @property
     def model(self) -> tuple[str | None, ...]:
-        """Equal for devices that were bought alike and sit in their cards alike (function 0, function 1)."""
+        """Equal for devices of the same make in the same place of their cards (function 0, function 1)."""
         function = self.bus_id.rpartition(".")[2] if self.bus_id else None
         return self.hca_type, self.board_id, self.driver, function
 

@@ -15,7 +15,7 @@ class Software(Fact):
     python: str
     machine: str  # as uname -m
     torch_folder: str | None = None
-    torch_problem: str | None = None  # why torch cannot be imported, as far as the files tell
+    torch_problem: str | None = None  # why torch cannot be imported, as far as the files show
     torch_version: str | None = None
     torch_metadata_version: str | None = None
     torch_cuda: str | None = None  # the CUDA version torch was built with

@@ -11,7 +11,7 @@ large ones begin late, and nothing hides what is left when backward ends::
 Sources: the docstring of torch.nn.parallel.DistributedDataParallel (bucket_cap_mb, 25 MiB by default; 0.25 and
 the like are taken, it is multiplied by 2**20); torch/csrc/distributed/c10d/reducer.cpp,
 compute_bucket_assignment_by_size (a bucket is closed by the gradient that fills it) and
-torch.distributed._DEFAULT_FIRST_BUCKET_BYTES (with the default cap, and only then, the first one is 1 MiB).
+torch.distributed._DEFAULT_FIRST_BUCKET_BYTES (the first one is 1 MiB only with the default cap).
 """
 
 from collections.abc import Iterable, Sequence
@@ -101,7 +101,7 @@ def predictions(backward: Backward, curve: Curve) -> dict[float, float]:
     caps = {_key(sizes, DEFAULT_CAP_MIB): DEFAULT_CAP_MIB}
     for cap in CANDIDATES_MIB:
         buckets = _key(sizes, cap)
-        fills = cap * MIB <= max(buckets, default=0)  # of caps that do the same, the one that is told by it
+        fills = cap * MIB <= max(buckets, default=0)  # of caps that do the same, the one that it determines
         if buckets not in caps or (fills and caps[buckets] != DEFAULT_CAP_MIB):
             caps[buckets] = cap
     return {cap: step_seconds(backward, curve, cap) for cap in caps.values()}

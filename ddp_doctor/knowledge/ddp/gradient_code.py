@@ -46,7 +46,7 @@ class Reading(Frozen):
 class OffGradient(Frozen):
     """A parameter whose gradient is not what it must be on this rank, or not what its peers have.
 
-    ``expected`` and ``got`` are those of the worst element; ``got`` is None without a finite gradient.
+    ``expected`` and ``got`` belong to the worst element; ``got`` is None without a finite gradient.
     ``equal`` is equality within float32 rounding, ``identical`` is equality with all ranks bit for bit
     (None where ranks must differ). Keys of ``held.shares`` are original ranks.
     """

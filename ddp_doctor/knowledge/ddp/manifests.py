@@ -155,7 +155,7 @@ class _Vote:
 
 
 def compare(by_rank: Mapping[int, Manifest]) -> tuple[Difference, ...]:
-    """Where the models of the ranks differ; empty where they are alike.
+    """Where the models of the ranks differ; empty where they do not.
 
     The ranks vote on each name and attribute, so two ranks that are wrong in two ways do not hide one another.
     """
@@ -202,7 +202,7 @@ def _merged(what: What, groups: Sequence[_Group]) -> Iterator[Difference]:
 
 
 def _votes(what: What, groups: Sequence[_Group]) -> Iterator[tuple[str, _Vote]]:
-    """Every name that is not alike everywhere, and how."""
+    """Every name that is not the same everywhere, and how it differs."""
     if _differ_in_names_alone(groups):
         for tensors in zip(*(group.seen_by_ddp for group in groups), strict=True):
             called = [(group.ranks, tensor.name) for group, tensor in zip(groups, tensors, strict=True)]
@@ -222,7 +222,7 @@ def _votes(what: What, groups: Sequence[_Group]) -> Iterator[tuple[str, _Vote]]:
 
 
 def _differ_in_names_alone(groups: Sequence[_Group]) -> bool:
-    """Whether all lists are alike but for the names: DDP, which goes by the place, takes them for equal."""
+    """Whether all lists differ only in names: DDP, which goes by the place, takes them for equal."""
     bare = {
         tuple(tuple(describe(tensor) for describe in _ATTRIBUTES.values()) for tensor in group.seen_by_ddp)
         for group in groups

@@ -28,7 +28,7 @@ SLOWER_SHARE = 0.10
 #: … and from here on a job is several times slower: the A100 of that issue was at 2.9. dlrover calls a node
 #: a straggler at 2 x the median time; an error of the doctor is 3 x.
 MUCH_SLOWER = 3.0
-#: Fewer GPUs of one model cannot tell which of them is at fault.
+#: With fewer GPUs of one model it is unclear which of them is at fault.
 FEWEST_TO_JUDGE = 3
 
 #: Copies to and from the host depend on more than the GPU: memory of the other socket costs up to a third.
@@ -44,7 +44,7 @@ IN_FORCE_SHARE = 0.5
 FEWEST_LOOKS = 4
 
 #: Reasons that hold the clocks of a GPU at work down beyond what was set (nvml.h). sw_power_cap is left out:
-#: a large GPU multiplies matrices at its power limit without a fault, and so are clocks that somebody set.
+#: a large GPU multiplies matrices at its power limit without a fault, as are clocks that somebody set.
 SLOWDOWNS_UNDER_LOAD = {
     "hw_thermal_slowdown": "too hot, the hardware halves the clocks or worse",
     "hw_power_brake_slowdown": "the power supply pulls the brake, the clocks are halved or worse",
@@ -91,7 +91,7 @@ def published_bf16(name: str | None) -> float | None:
     return next((rate for start, rate in PUBLISHED_BF16_TFLOP_PER_S if (name or "").startswith(start)), None)
 
 
-#: What may stand in a command: a recording may be anybody's.
+#: What may be in a command: a recording may be anybody's.
 _UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 
 

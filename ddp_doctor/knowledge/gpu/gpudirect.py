@@ -11,7 +11,7 @@ Sources: NVIDIA/nccl src/transport/net_ib (ibGdrSupportInitOnce, ncclIbDmaBufSup
 
 import re
 
-#: One of these files is there: NCCL takes GPU memory to be registrable. The first two stand in the way
+#: One of these files is there: NCCL takes GPU memory to be registrable. The first two are in the way
 #: of the peer memory interface of MLNX_OFED and of Ubuntu's kernels, where the module's client is nv_mem.
 PEERMEM_FILES = (
     "/sys/kernel/mm/memory_peers/nv_mem/version",

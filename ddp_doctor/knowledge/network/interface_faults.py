@@ -133,7 +133,7 @@ def _dials(offer: Offer, peer: Offer) -> bool:
 
 
 def is_fine(choice: Choice, interfaces: Iterable[Interface]) -> bool:
-    """Whether a choice is, as far as this host alone can tell, one that others can reach."""
+    """Whether a choice is, as far as this host alone can show, one that others can reach."""
     offer = Offer(0, choice, tuple(interfaces), (), "")
     return bool(offer.address) and _fault(offer, shared=False) is None
 

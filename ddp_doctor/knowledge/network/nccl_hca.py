@@ -18,7 +18,7 @@ MOST_DEVICES = 32
 #: What the internal transport can use; EFA and others say "Unspecified".
 LINK_LAYERS = ("InfiniBand", "Ethernet")
 
-#: A device name that may stand in a suggested setting.
+#: A device name that may be in a suggested setting.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -26,9 +26,9 @@ def entries(value: str) -> tuple[tuple[str, int | None], ...]:
     """The names and ports of a value, without the signs before them."""
     found = []
     for word in value.removeprefix("^").removeprefix("=").split(","):
-        name, _, rest = word.partition(":")
-        digits = re.match(r"\s*([+-]?\d{1,9})", rest)
-        port = (int(digits[1]) if digits else 0) if rest.partition(":")[0] else None
+        name, _, after_name = word.partition(":")
+        digits = re.match(r"\s*([+-]?\d{1,9})", after_name)
+        port = (int(digits[1]) if digits else 0) if after_name.partition(":")[0] else None
         if name:
             found.append((name, None if port == -1 else port))
     return tuple(found[:MOST_DEVICES])
@@ -40,7 +40,7 @@ def is_exclusion(value: str) -> bool:
 
 
 def is_exact(value: str) -> bool:
-    """Whether names stand for themselves and not for all that begins with them."""
+    """Whether names mean themselves and not all that begins with them."""
     return value.removeprefix("^").startswith("=")
 
 
@@ -70,7 +70,7 @@ def names_in_full(value: str, name: str) -> bool:
 
 
 def is_name(text: str) -> bool:
-    """Whether a device's name may stand in a suggested setting."""
+    """Whether a device's name may be in a suggested setting."""
     return _NAME.fullmatch(text) is not None
 
 

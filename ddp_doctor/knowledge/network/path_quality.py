@@ -40,7 +40,7 @@ OTHER_NETWORKS = 3
 OTHER_DIAL_S, OTHER_DIALS = 0.5, 2
 OTHER_ROUND_TRIPS, OTHER_ROUND_TRIPS_S = 20, 0.1
 OTHER_BURST_S, OTHER_SAMPLES_S = 0.5, 1.0
-#: Little enough for a glance, and 30 ms of 1 Gbit/s.
+#: Little enough for a short measurement: 30 ms at 1 Gbit/s.
 LARGEST_OTHER_SAMPLE_BYTES = 4 * 1024 * 1024
 
 # --- Judging --------------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ SLOW_ANSWER_RATIO, SLOW_ANSWER_S = 5.0, 0.005
 VERY_SLOW_ANSWER_S = 0.020
 
 #: An error is "at least three times slower than its peers" (docs/explanation/verdicts.md); a single path needs
-#: more, for it may be chance.
+#: more, because it may be chance.
 SLOW_NODE_RATIO, SLOW_PATH_RATIO = 3.0, 4.0
 #: Three nodes are one pair for comparison, which may share a host: only this is an error there.
 SLOW_OF_THREE_RATIO = 10.0

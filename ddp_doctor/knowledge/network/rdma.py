@@ -58,7 +58,7 @@ MOST_GIDS = 256
 #: More devices are not read: virtual functions, mostly. 64 of them are a full table of one card.
 MOST_HCAS = 160
 
-#: Ports that are alike, and how many of them may be worse than the others before that is how it was built.
+#: The least comparable ports, and how many may be worse than the others before that is taken for the design.
 LEAST_ALIKE, FEW_SHARE = 4, 0.25
 #: All ports of a model down on one node and up on others: from so many on it is no spare card (judgement).
 LEAST_DARK = 2

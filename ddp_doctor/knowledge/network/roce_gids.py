@@ -37,13 +37,13 @@ class Gid(Frozen):
 
     index: int
     address: str  # compressed: "fe80::ac0:ebff:feda:1cfb", "::ffff:200.0.209.6"
-    roce: int | None = None  # 1 or 2; None where the kernel does not tell
+    roce: int | None = None  # 1 or 2; None where the kernel does not say
     netdev: str | None = None
     hidden: bool = False  # of another network namespace
 
     @property
     def is_ipv4(self) -> bool:
-        """Whether it stands for an IPv4 address."""
+        """Whether it holds an IPv4 address."""
         return self.address.startswith("::ffff:")
 
     @property
@@ -59,7 +59,7 @@ class Gid(Frozen):
 
 @dataclass(frozen=True)
 class Choice:
-    """The index that NCCL takes; None where it fails first. ``gid`` is what stands there, if anything."""
+    """The index that NCCL takes; None where it fails first. ``gid`` is what is there, if anything."""
 
     index: int | None
     gid: Gid | None

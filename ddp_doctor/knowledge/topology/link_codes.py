@@ -27,7 +27,7 @@ class LinkCode:
     meaning: str
 
 
-#: Near to far. NV# stands for NV1, NV2, … NV18.
+#: Near to far. NV# means NV1, NV2, … NV18.
 LINK_CODES: tuple[LinkCode, ...] = (
     LinkCode("X", 0, "LOC", "the device itself"),
     LinkCode("NV#", 1, "NVL", "# bonded NVLinks"),
@@ -67,7 +67,7 @@ def meaning_of(code: str) -> str:
 
 
 def nvlinks(code: str) -> int:
-    """How many NVLinks a code stands for; 0 where the path is no NVLink."""
+    """How many NVLinks a code means; 0 where the path is no NVLink."""
     found = _NVLINK.fullmatch(code)
     return int(found[1]) if found else 0
 

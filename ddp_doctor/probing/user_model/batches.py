@@ -53,7 +53,7 @@ def _attributes(model: Any, device: str) -> Iterator[Misplaced]:
                 yield Misplaced(kind="attribute", name=whole, device=str(value.device))
 
 
-#: What its text tells all of.
+#: Types that their text describes fully.
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -188,7 +188,7 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 def common(ctx: RankContext, batch: Batch) -> Batch | None:
     """The batch with the values of the first rank's; None where the ranks' differ in more than their tensors' values.
 
-    A difference in plain numbers or words is one, and so is what only its owner can compare.
+    A difference in plain numbers or words counts, as does anything that only its owner can compare.
     """
     with ctx.step("compare_batches"):
         forms = ctx.exchange("form of the batch", _form(batch))
@@ -199,7 +199,7 @@ def common(ctx: RankContext, batch: Batch) -> Batch | None:
 
 
 def _form(batch: Batch) -> str:
-    """All but the values of its tensors, as a digest; nothing where it holds objects that do not tell."""
+    """All but the values of its tensors, as a digest; nothing where it holds objects that cannot be compared."""
     import torch
 
     form: list[list[str]] = []

@@ -36,7 +36,7 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Ready:
-    """A model that the ranks found alike, and that each took through forward and backward by itself."""
+    """A model that is the same on all ranks, and that each rank took through forward and backward by itself."""
 
     model: Any
     options: Mapping[str, Any]  # DDP's, of the factory

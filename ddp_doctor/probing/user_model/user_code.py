@@ -163,7 +163,7 @@ def _callable(name: str, found: Any) -> Callable[[], Any]:
     except TypeError as error:
         raise Misuse(f"{name} is called without arguments, but is {error}") from None
     except ValueError:
-        pass  # a callable without a signature: the call itself tells
+        pass  # a callable without a signature: the call itself shows it
     factory: Callable[[], Any] = found
     return factory
 

@@ -67,6 +67,6 @@ def patterns(branch: Branch, namesakes: frozenset[str]) -> list[str]:
     found = []
     for host in branch.hosts:
         short = short_name(host)
-        other = short if short != host else f"{host}.*"
-        found += [host] if short in namesakes else [host, other]
+        pattern = short if short != host else f"{host}.*"
+        found += [host] if short in namesakes else [host, pattern]
     return found

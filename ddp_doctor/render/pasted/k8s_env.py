@@ -4,7 +4,7 @@ r"""The settings that a report hands over, as the ``env`` of a container in Kube
       - name: NCCL_IB_HCA
         value: "=mlx5_0:1"
 
-Values are strings of JSON, which YAML reads alike. Kubernetes replaces $(NAME) in them and makes one $ of two,
+Values are strings of JSON, which YAML reads the same way. Kubernetes replaces $(NAME) in them and makes one $ of two,
 so each $ is doubled (core/v1 EnvVar).
 """
 

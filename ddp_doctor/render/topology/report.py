@@ -124,7 +124,7 @@ def matrices(recording: Recording) -> list[FactAt[TopologyFact]]:
 
 def with_topology(report: Report, recording: Recording) -> TopologyReport:
     """The report with the keys that ``topology --json`` adds to it."""
-    keys: dict[str, Json] = topology_json([seen.fact for seen in matrices(recording)])
+    keys: dict[str, Json] = topology_json([node.fact for node in matrices(recording)])
     keys["p2p"] = _views(recording.facts(P2pStatusFact))
     keys["nvlinks"] = _views(recording.facts(NvlinksFact))
     keys["rocm"] = _views(recording.facts(RocmTopologyFact))
@@ -159,8 +159,8 @@ def _about(report: Report, node: int) -> tuple[Finding, ...]:
     )
 
 
-def _views(seen: Sequence[FactAt[F]]) -> tuple[Json, ...] | None:
-    return tuple({"host": view.node, **view.fact.model_dump(mode="json")} for view in seen) or None
+def _views(views: Sequence[FactAt[F]]) -> tuple[Json, ...] | None:
+    return tuple({"host": view.node, **view.fact.model_dump(mode="json")} for view in views) or None
 
 
 def show(recording: Recording, out: "Console") -> None:
@@ -170,9 +170,9 @@ def show(recording: Recording, out: "Console") -> None:
     for host in hosts:
         if len(hosts) > 1:
             out.print(f"Host {host + 1} of the text", style="bold")
-        for seen, place in zip(matrices(recording), expected, strict=True):
-            if seen.node == host:
-                out.print(styled_matrix(matrix_text(seen.fact)), soft_wrap=True)
+        for node, place in zip(matrices(recording), expected, strict=True):
+            if node.node == host:
+                out.print(styled_matrix(matrix_text(node.fact)), soft_wrap=True)
                 for table in (transport_table(place), network_table(to_network(recording, place))):
                     if table:
                         out.print(table, soft_wrap=True)
@@ -183,6 +183,6 @@ def show(recording: Recording, out: "Console") -> None:
 
 
 def _tables(recording: Recording, host: int) -> Iterator[str]:
-    yield from (p2p_text(seen.fact) for seen in recording.facts(P2pStatusFact) if seen.node == host)
-    yield from (nvlinks_text(seen.fact) for seen in recording.facts(NvlinksFact) if seen.node == host)
-    yield from (rocm_text(seen.fact) for seen in recording.facts(RocmTopologyFact) if seen.node == host)
+    yield from (p2p_text(node.fact) for node in recording.facts(P2pStatusFact) if node.node == host)
+    yield from (nvlinks_text(node.fact) for node in recording.facts(NvlinksFact) if node.node == host)
+    yield from (rocm_text(node.fact) for node in recording.facts(RocmTopologyFact) if node.node == host)

@@ -90,7 +90,7 @@ class Canvas:
 
 
 def document(canvas: Canvas, width: float, height: float, label: str) -> str:
-    """The whole picture as one <svg> element, which also stands alone as a file."""
+    """The whole picture as one <svg> element, which is also a complete file."""
     opening = (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="ddp-topology" role="img" width="{width:.0f}"'
         f' height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'

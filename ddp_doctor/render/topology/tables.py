@@ -131,7 +131,7 @@ def network_table(ways: Iterable[ToNetwork]) -> str:
         groups.setdefault((way.code, words[way.gpudirect], rate, way.why), []).append(way.gpu)
     if not groups:
         return ""
-    rows = [(code, _listed(gpus, _MOST_NAMES, "GPUs"), *rest) for (code, *rest), gpus in groups.items()]
+    rows = [(code, _listed(gpus, _MOST_NAMES, "GPUs"), *cells) for (code, *cells), gpus in groups.items()]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     title = "NCCL from a GPU to its nearest NIC, where it goes between nodes by RDMA:"
     return "\n".join((title, *(_line(row, widths) for row in rows)))

@@ -1,4 +1,4 @@
-"""The machine behind a matrix, as far as its codes tell: NUMA nodes, host bridges, PCIe switches, NVLink.
+"""The machine behind a matrix, as far as its codes show: NUMA nodes, host bridges, PCIe switches, NVLink.
 
 A matrix has codes between pairs and no tree. PIX and PXB join devices below common PCIe bridges, PHB those
 below one host bridge, NODE those of one NUMA node. Between GPUs that NVLink joins the matrix hides the PCIe
@@ -32,7 +32,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Bridge:
-    """What stands below one host bridge; below several of them, or nobody knows which, if ``count`` is not 1."""
+    """What is below one host bridge; below several of them, or nobody knows which, if ``count`` is not 1."""
 
     groups: tuple[Group, ...]
     count: int = 1  # 0: not known
@@ -72,7 +72,7 @@ class Machine:
 
 
 def machine_of(matrix: TopologyMatrix) -> Machine:
-    """What the matrix tells of its host."""
+    """What the matrix shows about its host."""
     boxes = tuple(_box(matrix, title, cpus, devices) for title, cpus, devices in _places(matrix))
     fabric = _fabric(matrix)
     linked = ((gpu, peer, link_codes.nvlinks(code)) for gpu, peer, code in matrix.gpu_pairs())
@@ -139,9 +139,9 @@ def _homes_of_nics(matrix: TopologyMatrix, homes: Mapping[str, str]) -> dict[str
             if nic not in found and near:
                 best = min(near, key=lambda code: link_codes.link_code(code[0]).distance)
                 found[nic] = known[best[1]]
-    rest = [nic for nic in matrix.nics if nic not in found]
-    apart = connected(rest, _pairs_within(matrix, rest, "NODE"))
-    return {**found, **{nic: f"apart {apart[nic]}" for nic in rest}}
+    unplaced = [nic for nic in matrix.nics if nic not in found]
+    apart = connected(unplaced, _pairs_within(matrix, unplaced, "NODE"))
+    return {**found, **{nic: f"apart {apart[nic]}" for nic in unplaced}}
 
 
 def _title(matrix: TopologyMatrix, members: Sequence[str], by_key: bool) -> tuple[str, str]:
@@ -260,8 +260,8 @@ def _merged(groups: Sequence[Group]) -> tuple[Group, ...]:
     alone = [group for group in groups if not group.code and group.gpus]
     if len(alone) <= _MOST_APART:
         return tuple(groups)
-    rest = tuple(group for group in groups if group.code or not group.gpus)
-    return (Group("", tuple(gpu for group in alone for gpu in group.gpus), ()), *rest)
+    others = tuple(group for group in groups if group.code or not group.gpus)
+    return (Group("", tuple(gpu for group in alone for gpu in group.gpus), ()), *others)
 
 
 # --- NVLink ----------------------------------------------------------------------------------------

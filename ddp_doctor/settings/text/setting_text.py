@@ -240,7 +240,7 @@ def _written(given: Given) -> Written:
             path=given.path,
         )
     command = _COMMAND.search(value) if depends_on else None
-    if command:  # what stands in a command may be anything
+    if command:  # what is in a command may be anything
         depends_on = f"$({command[1]} …)"
         value = value[: command.start()] + depends_on
     return Written(

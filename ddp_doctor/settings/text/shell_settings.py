@@ -150,9 +150,9 @@ class Shell:
                 self._pair(arguments[1:3], line)
             self._set_option([word.text for word in arguments])
         elif name in ("setenv", "ENV") and len(arguments) > 1 and not _assignment(arguments[0]):
-            rest = arguments[1:]
-            depends_on = next((word.depends_on for word in rest if word.depends_on), None)
-            value = " ".join(word.text for word in rest)
+            words_behind = arguments[1:]
+            depends_on = next((word.depends_on for word in words_behind if word.depends_on), None)
+            value = " ".join(word.text for word in words_behind)
             self._hand_on(arguments[0].text, value, line + words[0].line, depends_on)
         elif name == "ENV":
             for word in arguments:

@@ -16,7 +16,7 @@ Which commands of a script run only sometimes: those in a branch, a loop, a func
     [ -d /x ] && export A=1                                 one for this command alone
 
 Of words that only look like these (a text in a here-document) a command seems to be in a branch that it is not in;
-then less is said of it.
+then the report holds less about it.
 """
 
 import re
@@ -105,7 +105,7 @@ def commands_and_signs(text: str) -> Iterator[tuple[list[Word], str]]:
 
 
 def _read(kind: str, raw: str) -> tuple[str, str | None]:
-    """What a piece stands for, and the expansion in it."""
+    """What a piece means, and the expansion in it."""
     if kind == "single":
         return raw[1:-1], None
     if kind == "ansi":

@@ -26,9 +26,9 @@ def cpu_ranges(text: str) -> tuple[tuple[int, int], ...] | None:
     return tuple((int(first), int(last or first)) for first, _, last in parts)
 
 
-def share_a_cpu(one: str, two: str) -> bool | None:
+def share_a_cpu(cpus: str, others: str) -> bool | None:
     """Whether a CPU stands in both lists; None where one of them is no list."""
-    here, there = cpu_ranges(one), cpu_ranges(two)
+    here, there = cpu_ranges(cpus), cpu_ranges(others)
     if here is None or there is None:
         return None
     ours, theirs = deque(sorted(here)), deque(sorted(there))
@@ -41,7 +41,7 @@ def share_a_cpu(one: str, two: str) -> bool | None:
 
 
 def cpu_vendor(ctx: Context) -> str | None:
-    """The vendor as printed, "ARM" for 64-bit Arm, None where it cannot be told."""
+    """The vendor as printed, "ARM" for 64-bit Arm, None where it is unknown."""
     fields = _fields(ctx)
     # Arm prints its implementer in place of a vendor.
     return fields.get("vendor_id") or ("ARM" if "CPU implementer" in fields else None)

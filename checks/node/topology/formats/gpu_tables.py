@@ -5,7 +5,7 @@
      GPU1   OK      X
 
 The grammar is that of a matrix of ``nvidia-smi topo -m``: rows go by their label, cells by their count,
-each column has one row, and what stands before a label looks alike on all lines. Whatever else stands
+each column has one row, and the text before a label looks alike on all lines. Whatever else stands
 there is refused.
 
 ``nvidia-smi topo -p2p r|w|n|a|p`` says which GPUs may reach each other's memory, by word of the driver.
@@ -167,7 +167,7 @@ def _is_p2p(lines: Sequence[str], header: Header) -> bool:
         if any(word != "X" for word in words):
             return True
         legend = lines[header.line + 1 : header.line + 1 + _LINES_OF_LEGEND]
-        return words == ["X"] and len(header.columns) == 1 and any("= Status Ok" in one for one in legend)
+        return words == ["X"] and len(header.columns) == 1 and any("= Status Ok" in line for line in legend)
     return False
 
 
@@ -177,7 +177,7 @@ def _split(token: str) -> list[str]:
 
 
 def _capability(lines: Sequence[str], header: int) -> str | None:
-    """The letters in the nearest command above the table, unless other output stands between."""
+    """The letters in the nearest command above the table, unless other output is between."""
     for line in reversed(lines[max(header - _LINES_ABOVE, 0) : header]):
         found = _COMMAND.search(line[:2000])
         if found:
@@ -188,9 +188,9 @@ def _capability(lines: Sequence[str], header: int) -> str | None:
 
 
 def _fact(table: Table, capability: str | None) -> P2pStatusFact:
-    for one, row in table.cells.items():
-        if row[one] != "X" or list(row.values()).count("X") != 1:
-            raise TopologyError(f"row {one} does not have its X under {one}", table.line)
+    for gpu, row in table.cells.items():
+        if row[gpu] != "X" or list(row.values()).count("X") != 1:
+            raise TopologyError(f"row {gpu} does not have its X under {gpu}", table.line)
     return P2pStatusFact(
         capability=capability,
         gpus=table.gpus,
@@ -238,7 +238,7 @@ def find_rocm_topologies(lines: Sequence[str]) -> Iterator[tuple[range, RocmTopo
             part = _PARTS[title[1]]
             table = _table(lines, index, part)
             if host is not None and host.has(part, table.gpus):
-                yield _told(host)
+                yield _rocm_fact(host)
                 host = None
             host = host or _Host(index)
             host.gpus, host.tables[part] = table.gpus, _others(table)
@@ -249,13 +249,13 @@ def find_rocm_topologies(lines: Sequence[str]) -> Iterator[tuple[range, RocmTopo
             host = host or _Host(index)
             gpu, kind = f"GPU{numa[1]}", numa[2]
             if gpu in host.numa[kind]:
-                yield _told(host)
+                yield _rocm_fact(host)
                 host = _Host(index)
             host.numa[kind][gpu] = int(numa[3])
             host.end = index + 1
         index += 1
     if host is not None:
-        yield _told(host)
+        yield _rocm_fact(host)
 
 
 def _table(lines: Sequence[str], title: int, part: str) -> Table:
@@ -275,7 +275,7 @@ def _others(table: Table) -> dict[str, dict[str, str]]:
     return {gpu: {two: cell for two, cell in table.cells[gpu].items() if two != gpu} for gpu in table.gpus}
 
 
-def _told(host: _Host) -> tuple[range, RocmTopologyFact]:
+def _rocm_fact(host: _Host) -> tuple[range, RocmTopologyFact]:
     numbered = [gpu for kind in host.numa.values() for gpu in kind]
     fact = RocmTopologyFact(
         gpus=host.gpus or tuple(dict.fromkeys(numbered)),

@@ -77,7 +77,7 @@ def find_nccl_topologies(lines: Sequence[str]) -> Iterator[tuple[range, NcclTopo
         if start is None:
             at += 1
             continue
-        first = lines[at][start.start() :]  # what stands before it may be the end of another file
+        first = lines[at][start.start() :]  # the text before it may be the end of another file
         end = _end(first, lines, at)
         text = "\n".join((first, *lines[at + 1 : end]))
         for host in _hosts(text[: text.index(_END) + len(_END)], at + 1):
@@ -199,8 +199,8 @@ class _Host:
             column.name: {two.name: link_code(column, two) for two in columns if two is not column}
             for column in columns
         }
-        for one, two, count in _bonded(gpus):
-            links[one][two] = f"NV{count}"
+        for gpu, peer, count in _bonded(gpus):
+            links[gpu][peer] = f"NV{count}"
         legend = [(nic.name, name) for nic, (_, name) in zip(nics, self.nics, strict=True) if name]
         named, warnings = nic_names([column for column, _ in legend], legend)
         masks = {cpu.get("numaid"): _cpus(cpu.get("affinity")) for cpu in self.cpus}
@@ -295,7 +295,7 @@ def _cpus(mask: str) -> str | None:
     if not re.fullmatch(r"[0-9a-fA-F]{1,8}(?:,[0-9a-fA-F]{8}){0,255}", mask):
         return None
     bits = f"{int(mask.replace(',', ''), 16):b}"[::-1]
-    spans = ((one.start(), one.end() - 1) for one in re.finditer("1+", bits))
+    spans = ((run.start(), run.end() - 1) for run in re.finditer("1+", bits))
     return ",".join(f"{first}-{last}" if first != last else str(first) for first, last in spans) or None
 
 

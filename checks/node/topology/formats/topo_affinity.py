@@ -8,7 +8,7 @@ list of N/A has two tabs in front. It does not align them with their titles, and
     GPU0\t X \t\t\t\tN/A                   WSL2
 
 So a row with fewer cells than columns is read by its tabs (or by the 8-column stops they became),
-never by what stands above it. Copying a wide matrix out of a terminal may also lose one separator
+never by the titles above it. Copying a wide matrix out of a terminal may also lose one separator
 (``0-47,96-1430    N/A``); such cells are split again where exactly one way makes sense.
 """
 
@@ -32,7 +32,7 @@ _LONGEST_GLUED = 200
 
 
 class UnclearError(Exception):
-    """The cells of the row in ``line`` cannot be told apart; the message says why."""
+    """The cells of the row in ``line`` cannot be separated; the message says why."""
 
     def __init__(self, reason: str, line: int) -> None:
         self.line = line
@@ -126,8 +126,9 @@ def _equal_or_apart(cpus: str, known: Sequence[str]) -> bool:
     if cpus == _NONE:
         return True
     return all(
-        other == cpus or not any(a <= d and c <= b for a, b in cpu_ranges(cpus) for c, d in cpu_ranges(other))
-        for other in known
+        other_cpus == cpus
+        or not any(a <= d and c <= b for a, b in cpu_ranges(cpus) for c, d in cpu_ranges(other_cpus))
+        for other_cpus in known
     )
 
 
@@ -145,9 +146,9 @@ def _ways(cells: Sequence[str], titles: Sequence[str]) -> Iterator[dict[str, str
         return
     first = cells[0]
     for cut in range(1, len(first) + 1):
-        head, rest = first[:cut], first[cut:]
+        head, after_cut = first[:cut], first[cut:]
         if _valid_glued(titles[0], head):
-            for more in _ways([rest, *cells[1:]] if rest else cells[1:], titles[1:]):
+            for more in _ways([after_cut, *cells[1:]] if after_cut else cells[1:], titles[1:]):
                 yield {titles[0]: head, **more}
 
 
@@ -160,7 +161,7 @@ def _valid_glued(title: str, text: str) -> bool:
     if _LIST.fullmatch(text) is None:
         return False
     numbers = [int(number) for number in re.split("[-,]", text)]
-    return all(one < two for one, two in pairwise(numbers))
+    return all(number < following for number, following in pairwise(numbers))
 
 
 def _refuse_cut_rows(tails: Sequence[Tail], rows: Mapping[str, Mapping[str, str]], last: str) -> None:

@@ -15,13 +15,13 @@ Met in the wild and read: SOC for SYS and no NUMA columns (2015-17), device name
 instead of a NIC legend (up to driver 520), tabs or the spaces they became, underlined headers, CRLF,
 log prefixes, quoted and numbered lines, Markdown tables, prompts before and other output after,
 several hosts in one text, and a separator lost in copying. Rows go by their label and cells by their
-count, never by their position; the diagonal must be X. Whatever else stands there is refused, never
+count, never by their position; the diagonal must be X. Whatever else is there is refused, never
 guessed.
 
-What nvidia-smi prints instead of a topology is told by its own error messages and by the headings of neighbouring
+The parser recognises what nvidia-smi prints instead of a topology by its error messages and the headings of other
 commands, which people paste by mistake. nvidia-smi itself garbles the NIC legend where there are 40
 NICs and more (``NIC1: MA ID``), and a pasted text may hold anything. A name ends up in a suggested NCCL_IB_HCA,
-so only what looks like a device name is taken; the rest is told and not used.
+so the parser takes only what looks like a device name; it reports the rest and does not use it.
 """
 
 import re
@@ -107,11 +107,11 @@ def read_legend(lines: Sequence[str]) -> list[tuple[str, str]]:
 def nic_names(columns: Sequence[str], legend: Sequence[tuple[str, str]]) -> tuple[dict[str, str], list[str]]:
     """The device of each NIC column, or the column itself where none is known; what was wrong."""
     names = {column: column for column in columns}
-    said: dict[str, set[str]] = {}
+    texts_by_column: dict[str, set[str]] = {}
     for column, name in legend:
-        said.setdefault(column, set()).add(name)
+        texts_by_column.setdefault(column, set()).add(name)
     warnings = []
-    for column, texts in said.items():
+    for column, texts in texts_by_column.items():
         fault = _fault(column, texts, columns)
         if fault:
             warnings.append(fault)
@@ -121,7 +121,7 @@ def nic_names(columns: Sequence[str], legend: Sequence[tuple[str, str]]) -> tupl
         columns_of_it = [column for column in names if names[column] == name]
         warnings.append(f"the legend names {' and '.join(columns_of_it[:4])} alike: {name}")
         names.update({column: column for column in columns_of_it})
-    unnamed = [column for column in columns if NUMBERED.fullmatch(column) and column not in said]
+    unnamed = [column for column in columns if NUMBERED.fullmatch(column) and column not in texts_by_column]
     if unnamed:
         warnings.append(f"no legend names {unnamed[0]}" + (" and others" if len(unnamed) > 1 else ""))
     return names, warnings
@@ -223,17 +223,17 @@ def _affinities(block: Block, gpus: Sequence[str]) -> dict[str, dict[str, str]]:
 def asymmetries(columns: Sequence[str], links: Mapping[str, Mapping[str, str]]) -> list[str]:
     """Pairs whose two rows disagree, as nvidia-smi prints them where one GPU has MIG enabled."""
     odd = [
-        f"{one}-{two} reads {links[one][two]} in the row of {one} and {links[two][one]} in the row of {two}"
-        for index, one in enumerate(columns)
-        for two in columns[index + 1 :]
-        if links[one][two] != links[two][one]
+        f"{row}-{column} reads {links[row][column]} in the row of {row} and {links[column][row]} in the row of {column}"
+        for index, row in enumerate(columns)
+        for column in columns[index + 1 :]
+        if links[row][column] != links[column][row]
     ]
     more = len(odd) - _MOST_PAIRS_TOLD
     return odd[:_MOST_PAIRS_TOLD] + ([f"{more} more pairs disagree in the same way"] if more > 0 else [])
 
 
 def _odd_cpus(cells: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
-    """CPU lists that cannot be whole: of two sockets lists do not overlap, and of one they are alike."""
+    """CPU lists that cannot be whole: the lists of two sockets do not overlap, and those of one are equal."""
     lists: dict[str, str] = {}
     for gpu, row in cells.items():
         if row.get(CPU, "N/A") != "N/A":

@@ -42,7 +42,7 @@ NOTHING = re.compile(r"[\s:|+\-=>{}]*")
 class TopologyError(Exception):
     """The text is not understood; ``line`` counts from 1 and is None where no line is to blame.
 
-    The reason may show what stands in the text; what is not plain ASCII there is escaped.
+    The reason may show what is in the text; what is not plain ASCII there is escaped.
     """
 
     def __init__(self, reason: str, line: int | None = None, text: str = "") -> None:
@@ -54,7 +54,7 @@ class TopologyError(Exception):
 
 @dataclass(frozen=True)
 class Header:
-    """``shape`` is what stands before the first name; ``titles`` are the affinity columns."""
+    """``shape`` is the text before the first name; ``titles`` are the affinity columns."""
 
     line: int
     shape: str
@@ -64,7 +64,7 @@ class Header:
 
 @dataclass
 class Block:
-    """One matrix as it stands in the text; ``end`` is the index of the first line behind its rows."""
+    """One matrix as it is in the text; ``end`` is the index of the first line behind its rows."""
 
     header: Header
     end: int
@@ -139,11 +139,11 @@ def columns_of(text: str) -> tuple[str, ...] | None:
     names: list[str] = []
     for token in text.split():
         glued = _NUMBERED_GLUED.fullmatch(token)
-        rest = glued[2] if glued else token
+        name = glued[2] if glued else token
         names += NUMBERED.findall(glued[1]) if glued else []
-        if rest and (not DEVICE.fullmatch(rest) or not split_codes(rest)[1]):
+        if name and (not DEVICE.fullmatch(name) or not split_codes(name)[1]):
             return None
-        names += [rest] if rest else []
+        names += [name] if name else []
     return tuple(names) if names and GPU.fullmatch(names[0]) else None
 
 
@@ -157,7 +157,7 @@ def refuse_odd_columns(columns: tuple[str, ...], line: int, text: str) -> None:
 
 
 def shape_of(prefix: str) -> str:
-    """What stands before a label (a line number, a time stamp, a quote sign), with all numbers alike."""
+    """The text before a label (a line number, a time stamp, a quote sign), with all numbers replaced by one sign."""
     return re.sub(r"\d+", "0", " ".join(prefix.split()))
 
 
@@ -266,17 +266,17 @@ def _cells(label: str, text: str, line: int, count: int) -> tuple[list[str], Tai
     starts: list[int] = []
     tokens = list(re.finditer(r"\S+", text))[1:]
     for index, token in enumerate(tokens):
-        codes, rest = split_codes(token[0])
+        codes, after_codes = split_codes(token[0])
         cells += codes
         starts += [token.start()] * len(codes)
         if len(cells) > count:
             break
         if len(cells) == count:
             behind = tokens[index + 1 :]
-            texts = ((rest,) if rest else ()) + tuple(one[0] for one in behind)
-            fields = None if rest else _fields(text, starts, token.end(), behind)
+            texts = ((after_codes,) if after_codes else ()) + tuple(field[0] for field in behind)
+            fields = None if after_codes else _fields(text, starts, token.end(), behind)
             return cells, Tail(label, line, texts, fields)
-        if rest:
+        if after_codes:
             raise TopologyError(_unknown_cell(label, token[0], len(cells), count), line, text)
     many = "more" if len(cells) > count else len(cells)
     raise TopologyError(f"row {label} has {many} link cells under {count} columns", line, text)
@@ -296,12 +296,14 @@ def _fields(
     text: str, starts: Sequence[int], end: int, behind: Sequence[re.Match[str]]
 ) -> tuple[int, ...] | None:
     """How many tabs each cell behind the links stands right of the first affinity field."""
-    ends = [end, *(one.end() for one in behind)]
-    gaps = [(one, two.start()) for one, two in zip(ends, behind, strict=False)]
+    ends = [end, *(field.end() for field in behind)]
+    gaps = [(end, field.start()) for end, field in zip(ends, behind, strict=False)]
     if "\t" in text[end:].rstrip():
-        steps = [two - one if text[one:two].strip("\t") == "" else 0 for one, two in _after_x(text, gaps)]
+        steps = [
+            end - start if text[start:end].strip("\t") == "" else 0 for start, end in _after_x(text, gaps)
+        ]
     elif "\t" not in text.rstrip() and _on_tab_stops(text, starts):
-        steps = [two // 8 - one // 8 if two % 8 == 0 else 0 for one, two in gaps]
+        steps = [end // 8 - start // 8 if end % 8 == 0 else 0 for start, end in gaps]
     else:
         return None
     return None if 0 in steps else tuple(sum(steps[: index + 1]) - 1 for index in range(len(steps)))
@@ -309,7 +311,7 @@ def _fields(
 
 def _after_x(text: str, gaps: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """The gaps without the blank that nvidia-smi prints behind X."""
-    return [(one + 1 if text[one] == " " else one, two) for one, two in gaps]
+    return [(start + 1 if text[start] == " " else start, end) for start, end in gaps]
 
 
 def _on_tab_stops(text: str, starts: Sequence[int]) -> bool:

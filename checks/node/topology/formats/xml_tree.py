@@ -66,7 +66,7 @@ def parse_xml(text: str, first_line: int = 1) -> Tag:
 
 
 class _Builder:
-    """Puts together what the parser tells."""
+    """Collects what the parser reports."""
 
     def __init__(self, first_line: int) -> None:
         self._before = first_line - 1

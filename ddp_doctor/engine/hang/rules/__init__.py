@@ -1,6 +1,6 @@
 """The rules over trials: a rank that died, stopped, never came, raised, or called something else.
 
-They apply to every rank check alike, so they live here and not with one check. Each asks the judge
+They apply to every rank check, so they are here and not with one check. Each asks the judge
 (engine/hang/judge.py), which is pure, so a replayed recording gives the same answer or a better one.
 """
 

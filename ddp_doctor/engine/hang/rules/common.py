@@ -27,7 +27,7 @@ _RAISED_LOOKS: tuple[Kind, ...] = ("raised", "raised-everywhere", "unsure", "nev
 #: torch 2.15 distributed_c10d.py, _new_process_group_helper.
 _UNKNOWN_BACKEND = "Unknown c10d backend type"
 
-#: More lines of evidence of one kind than these help nobody; the culprits name every rank.
+#: More lines of evidence of one kind than these help no reader; the culprits name every rank.
 MOST_LINES = 8
 
 
@@ -46,7 +46,7 @@ def judged(recording: Recording, *kinds: Kind) -> Iterator[tuple[TrialRecord, Ju
 
     A trial that failed as a whole while the process group was set up is left out where a setting
     that torch refuses explains it, and any trial that a silent node explains: the ranks of the others
-    only wait for that node's, and nothing is known of these. So is one whose exceptions have a finding of
+    only wait for that node's, and nothing is known of these. The same goes for one whose exceptions have a finding of
     their own: an operation on another GPU than the group's, a torch that finds no backend.
     """
     for trial, judgement in recording.once("judged trials", lambda: _judged(recording)):
@@ -140,7 +140,7 @@ _LIBRARY = re.compile(r"/torch/|/ddp_doctor/ranks/|/lib/python3[^/]*/(?!site-pac
 
 
 def stands(rank: RankEvidence) -> str:
-    """Where the rank stands, as well as the process could still say."""
+    """Where the rank is, as far as the process could still report."""
     if rank.stack:
         own = [frame for frame in rank.stack if not _LIBRARY.search(frame)]
         return f"it stands in {short((own or list(rank.stack))[-1])}"

@@ -67,7 +67,7 @@ def died(recording: Recording) -> Iterator[Draft]:
 
 
 def _deaths(recording: Recording, trial: TrialRecord, judgement: Judgement) -> str:
-    """How each of the suspects ended; those that ended alike are named together."""
+    """How each of the suspects ended; those that ended the same way are named together."""
     alike: dict[str, list[int]] = {}
     for rank in judgement.suspects:
         alike.setdefault(_death(trial, of_rank(trial, rank)), []).append(rank)
@@ -198,7 +198,7 @@ def everywhere(recording: Recording) -> Iterator[Draft]:
         if not ranks or not _makes_the_group(ranks[0]):
             continue
         if explains(recording, trial):
-            continue  # the rule of the cause tells
+            continue  # the rule of the cause reports it
         draft = _cannot_start(recording, trial, ranks)
         if draft.title not in titles and not _versions_differ(recording, ranks[0]):
             titles.add(draft.title)  # torchrun's ranks and the doctor's own fail for one cause
@@ -215,7 +215,7 @@ def _without_interface(recording: Recording, trial: TrialRecord) -> list[RankEvi
 
     Only the rank that makes NCCL's unique id may come so far; the others wait for that id.
     """
-    named = {seen.node for seen in recording.facts(EnvVars) if _NCCL_INTERFACE in seen.fact.variables}
+    named = {node.node for node in recording.facts(EnvVars) if _NCCL_INTERFACE in node.fact.variables}
     return [
         rank
         for rank in trial.evidence
@@ -294,7 +294,7 @@ def _after_refusal(recording: Recording, message: str, setting: str | None) -> t
 
 def _without(recording: Recording, name: str) -> Iterator[Remedy]:
     """The variable taken away, with the value that it has on the first node."""
-    values = [seen.fact.variables[name] for seen in recording.facts(EnvVars) if name in seen.fact.variables]
+    values = [node.fact.variables[name] for node in recording.facts(EnvVars) if name in node.fact.variables]
     if values:
         yield unset({name: values[0]}, "the library then chooses an interface itself", proof=NO_TRIAL)
 
@@ -304,6 +304,6 @@ def _interface_setting(recording: Recording, message: str) -> str | None:
         return "GLOO_SOCKET_IFNAME"
     if _NO_INTERFACE not in message:
         return None
-    environments = [seen.fact.variables for seen in recording.facts(EnvVars)]
+    environments = [node.fact.variables for node in recording.facts(EnvVars)]
     named = any(_NCCL_INTERFACE in variables for variables in environments)
     return _NCCL_INTERFACE if named else None

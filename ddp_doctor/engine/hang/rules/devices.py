@@ -82,12 +82,12 @@ def _of_trials(recording: Recording) -> Iterator[_Rank]:
 
 def _of_models(recording: Recording) -> Iterator[_Rank]:
     """Without those whose factory makes that GPU the current one: user-model-takes-another-gpu says so."""
-    for seen in recording.facts(UserModel):
-        trouble = seen.fact.trouble
+    for rank in recording.facts(UserModel):
+        trouble = rank.fact.trouble
         devices = used_elsewhere(trouble.message) if trouble else None
-        if trouble is not None and devices is not None and seen.fact.found_device is None:
-            doing = f"{trouble.phase} of {seen.fact.model}"
-            yield _Rank(seen.rank or 0, "user_model", devices, doing, trouble.where)
+        if trouble is not None and devices is not None and rank.fact.found_device is None:
+            doing = f"{trouble.phase} of {rank.fact.model}"
+            yield _Rank(rank.rank or 0, "user_model", devices, doing, trouble.where)
 
 
 def _title(recording: Recording, ranks: list[_Rank]) -> str:

@@ -92,8 +92,8 @@ def _crowd(recording: Recording) -> float:
     """How many times longer ranks may take where many share a core of their node."""
     world = recording.world or World()
     shares = (
-        len(world.ranks_of(seen.node)) / (seen.fact.usable_cpus * RANKS_PER_CORE)
-        for seen in recording.facts(Host)
+        len(world.ranks_of(node.node)) / (node.fact.usable_cpus * RANKS_PER_CORE)
+        for node in recording.facts(Host)
     )
     return max((1.0, *shares))
 
