@@ -1,12 +1,7 @@
 """Proving remedies: trials with and without their settings, and what follows from them.
 
-<<<<<<< HEAD
 experiments.py picks what can be tried, tries it and reads the trials; proofs.py, pure, puts the outcome on the
 findings, live and on replay alike.
-=======
-candidates.py picks what can be tried, experiments.py tries it, attempts.py reads a trial, and
-proofs.py, pure, puts the outcome on the findings, both live and on replay.
->>>>>>> w_b
 """
 
 from collections.abc import Sequence
