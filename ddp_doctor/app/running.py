@@ -10,7 +10,6 @@ from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.collect import plan_of, with_node_facts
 from ddp_doctor.engine.node_run.node import NodeRun, OneNode
 from ddp_doctor.engine.node_run.session import Session
-from ddp_doctor.engine.plan import Plan
 from ddp_doctor.model.check import Check
 from ddp_doctor.ranks.control_store import listen
 from ddp_doctor.starters.interruption import Interrupted, interruptible
@@ -26,8 +25,9 @@ def run(request: RunRequest, checks: Sequence[Check] = CHECKS) -> Outcome:
     plan = plan_of(request.options, checks, request.nnodes)
     if request.nnodes == 1:
         _require_endpoint(*request.endpoint)
+    part = _part_of(request.nnodes)  # imported before a signal can come in the middle of it
     with interruptible() as interruption, Session(request) as session:
-        node_run = _node_run(session, plan, checks)
+        node_run = part(session, plan, blank(request.options, plan), {check.id: check for check in checks})
         try:
             if node_run.needs_torch():
                 session.warm_up()
@@ -45,13 +45,12 @@ def run(request: RunRequest, checks: Sequence[Check] = CHECKS) -> Outcome:
     return outcome
 
 
-def _node_run(session: Session, plan: Plan, checks: Sequence[Check]) -> NodeRun:
-    recording, known = blank(session.request.options, plan), {check.id: check for check in checks}
-    if session.request.nnodes == 1:
-        return OneNode(session, plan, recording, known)
+def _part_of(nnodes: int) -> type[NodeRun]:
+    if nnodes == 1:
+        return OneNode
     from ddp_doctor.engine.node_run.many_nodes import ManyNodes
 
-    return ManyNodes(session, plan, recording, known)
+    return ManyNodes
 
 
 def _outcome(node_run: NodeRun, checks: Sequence[Check]) -> Outcome:
