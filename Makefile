@@ -22,8 +22,6 @@ run: $(STAMP)  ## test this machine: ddp-doctor run
 # share fixtures, and who has done his takes over from others.
 WORKERS ?= $(shell expr 2 '*' `nproc`)
 AT_ONCE  = --numprocesses=$(WORKERS) --dist=worksteal
-# In the lab they wait for deadlines most of the time.
-lab-parallel: WORKERS = $(shell expr 3 '*' `nproc`)
 USUAL   := not lab and not gpu and not bench and not fuzz
 # What ARGS selects may all be serial, or none of it.
 NONE_IS_FINE = $(if $(ARGS),|| [ $$? -eq 5 ])

@@ -1,11 +1,13 @@
 """One row of the fault table: plant, run the doctor on all hosts, and say what came of it."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 
 from tests.lab import faults
@@ -107,13 +109,17 @@ def _strike(scene: Scene, outcome: Outcome) -> None:
         return
     name, process = scene.row.strike_at.split()
     deadline = time.monotonic() + CAP_S
-    while scene.lab[name].find_process(process) is None:
+    while (pid := scene.lab[name].find_process(process)) is None:
         if time.monotonic() > deadline or scene.started[name].poll() is not None:
             outcome.problems.append(f"the fault could not be planted: no process {process} in {name}")
             break
-        time.sleep(0.05)
+        time.sleep(0.01)
     else:
+        os.kill(pid, signal.SIGSTOP)  # on a busy machine the rank might end before the fault is planted
         scene.strike = faults.plant(scene.lab, scene.row.strike)
+        if not scene.row.strike.startswith("stop"):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
     scene.evidence = time.monotonic()
 
 

@@ -1,6 +1,9 @@
 """A signal ends a run soon, and never in the middle of what others' code may not leave half done."""
 
+import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -9,6 +12,7 @@ from types import FunctionType
 import pytest
 
 from ddp_doctor.starters.interruption import Interrupted, interruptible
+from tests.launch.agents import PATIENCE_S
 
 
 class Library:
@@ -92,3 +96,32 @@ def test_after_the_first_signal_no_other_cuts_the_clean_up_short():
     seconds_until_interrupted(work)
 
     assert reached == ["the end of the clean-up"]
+
+
+#: A signal comes while the part of a run over several nodes is imported.
+_INTERRUPTED_IMPORT = """
+import signal, sys
+
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == "ddp_doctor.engine.node_run.many_nodes":
+            signal.raise_signal(signal.SIGTERM)
+
+sys.meta_path.insert(0, Finder)
+sys.argv = ["ddp-doctor", "run", "--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", "127.0.0.1:29400"]
+from ddp_doctor.__main__ import main
+main()
+"""
+
+
+def test_a_run_that_is_interrupted_while_it_imports_ends_in_one_line_and_leaves_no_trace(tmp_path):
+    done = subprocess.run(
+        (sys.executable, "-c", _INTERRUPTED_IMPORT),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        env={**os.environ, "TMPDIR": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")},
+    )
+    assert (done.returncode, done.stderr) == (130, "ddp-doctor: interrupted before anything was tested\n")
+    assert not list(tmp_path.glob("ddp-doctor-crash-*"))
