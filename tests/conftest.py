@@ -15,9 +15,14 @@ from tests import once
 from tests.forked import Forked, forked
 
 #: How long an example takes says how busy the machine is: no test of properties asks for it. Continuous integration
-#: tries the same examples each time, so that a change is refused for what it does; every other run looks for new ones.
+#: tries the same examples each time, so that a change is refused for what it does; every other run looks for new ones,
+#: fifty a test: many runs of a few examples find what few runs of many do.
 settings.register_profile(
-    "steady", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
+    "steady",
+    deadline=None,
+    max_examples=50,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize="CI" in os.environ,
 )
 settings.load_profile("steady")
 

@@ -264,7 +264,7 @@ def test_a_torch_that_makes_no_parts_on_one_rank_leaves_nobody_waiting(ranks):
     assert all("not a group of all ranks" in fact.sharded.resharded_reason for fact in facts)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(ranks=st.integers(1, 40), each=st.integers(1, 40))
 def test_parts_are_those_of_torch_s_chunk(ranks, each):
     import torch

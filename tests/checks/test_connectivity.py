@@ -469,7 +469,7 @@ def test_a_healthy_matrix_gives_no_finding():
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(nodes=st.integers(3, 9), data=st.data())
 def test_a_bad_node_is_named_and_nobody_else(kind, nodes, data):
     code, fault, one_way = FAULTS[kind]
@@ -482,7 +482,7 @@ def test_a_bad_node_is_named_and_nobody_else(kind, nodes, data):
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(nodes=st.integers(4, 9), data=st.data())
 def test_a_bad_path_is_named_and_no_node(kind, nodes, data):
     code, fault, _ = FAULTS[kind]
@@ -493,7 +493,6 @@ def test_a_bad_path_is_named_and_no_node(kind, nodes, data):
     assert named(finding) == {(f"node{one}", f"node{other}")}
 
 
-@settings(max_examples=50, deadline=None)
 @given(nodes=st.integers(3, 7), data=st.data())
 def test_with_rows_missing_no_innocent_node_is_named(nodes, data):
     kind = data.draw(st.sampled_from(sorted(FAULTS)))

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_doctor.checks.ddp import data_sharding
@@ -350,7 +350,6 @@ def test_a_rank_that_leaves_join_with_its_own_weights_is_named(ranks):
 # Pure judgement
 
 
-@settings(max_examples=60, deadline=None)
 @given(ranks=st.integers(1, 9), length=st.integers(1, 60), drop_last=st.booleans(), epoch=st.integers(0, 3))
 def test_torch_s_own_sampler_is_right_for_every_length(ranks, length, drop_last, epoch):
     from torch.utils.data import distributed
@@ -370,7 +369,6 @@ def test_torch_s_own_sampler_is_right_for_every_length(ranks, length, drop_last,
     assert behind({rank: len(indices) for rank, indices in held.items()}) == ()
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     shares=st.lists(st.lists(st.integers(-3, 12), max_size=6), min_size=1, max_size=4),
     length=st.integers(0, 10),

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_doctor.checks.node.env_vars import CHECK, probe
@@ -131,7 +131,6 @@ NAMES = st.one_of(
 VALUES = st.one_of(st.integers(-9, 99).map(str), st.text(max_size=12))
 
 
-@settings(deadline=None)
 @given(st.dictionaries(NAMES, VALUES, max_size=8), st.sampled_from(["gloo", "nccl"]))
 def test_any_environment_is_judged_and_every_sentence_can_be_printed(env, backend):
     for finding in findings(env, backend=backend):

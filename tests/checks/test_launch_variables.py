@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ddp_doctor.checks.node.env_vars import launch_variables
@@ -111,7 +111,6 @@ def test_visible_devices_are_counted_up_to_the_end_of_the_list(devices, count):
     assert visible(devices) == count
 
 
-@settings(deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from([*launch_variables.NUMBERS, "MASTER_ADDR", *launchers.OTHERS]),

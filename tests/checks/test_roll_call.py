@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_doctor.checks.cluster.roll_call import CHECK, probe
@@ -692,7 +692,6 @@ def _report(
 
 
 @given(one_culprit())
-@settings(max_examples=200)
 def test_one_culprit_that_all_see_alike_is_the_only_one_named(case: tuple[int, int, Recording]):
     culprit, _, recording = case
 
@@ -701,7 +700,6 @@ def test_one_culprit_that_all_see_alike_is_the_only_one_named(case: tuple[int, i
 
 
 @given(one_culprit(), st.data())
-@settings(max_examples=200)
 def test_where_reports_are_missing_no_innocent_is_named_alone(
     case: tuple[int, int, Recording], data: st.DataObject
 ):

@@ -4,7 +4,7 @@ import heapq
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_doctor.knowledge.ddp.buckets import (
@@ -58,7 +58,6 @@ def test_the_first_bucket_of_the_default_is_one_mib_and_a_bucket_ends_with_the_g
     st.lists(st.integers(1, 4 * MIB).map(lambda size: 4 * size), min_size=1, max_size=30),
     st.sampled_from(CANDIDATES_MIB),
 )
-@settings(max_examples=60, deadline=None)
 def test_buckets_are_those_of_torch_itself(sizes: list[int], cap: float):
     import torch
 
@@ -121,7 +120,6 @@ def simulated(seen: Backward, cap: float) -> float:
     st.lists(st.tuples(st.integers(1, 6 * MIB), st.floats(1e-5, 0.05)), min_size=1, max_size=25),
     st.sampled_from(CANDIDATES_MIB),
 )
-@settings(max_examples=100, deadline=None)
 def test_the_formula_is_what_a_simulation_of_events_gives(parts: list[tuple[int, float]], cap: float):
     at, gradients = 0.0, []
     for size, after in parts:

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_doctor.checks.node.topology.formats.nvlink_table import find_nvlinks
@@ -106,7 +106,6 @@ def test_other_outputs_that_look_alike_are_none_of_it(text: str):
     assert read(text) == []
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.sampled_from([*STATES.splitlines(), "", "Link 7:", "\t Link 1: 5", "GPU 0:"]), max_size=12)
 )

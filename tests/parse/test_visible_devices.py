@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact
@@ -115,7 +115,6 @@ def test_valid_indices_select_exactly_themselves_in_order(indices: list[int]) ->
 ENTRIES = st.integers(-2, 3).map(str) | st.sampled_from([uuid[:10] for uuid in UUIDS])
 
 
-@settings(deadline=None)  # the first example imports torch
 @given(st.lists(ENTRIES, max_size=5).map(",".join))
 def test_indices_and_uuids_count_as_torch_counts_them(value: str) -> None:
     from torch import cuda

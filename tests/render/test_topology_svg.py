@@ -7,7 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_doctor.checks.node.topology import CHECK, read_pasted
@@ -219,7 +219,6 @@ def test_devices_stand_apart_and_in_their_boxes(name: str):
     check_places(read(name))
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(matrices())
 def test_devices_of_any_matrix_stand_apart_and_the_picture_is_well_formed(matrix: TopologyMatrix):
     check_places(matrix)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_doctor.settings.effects import effects
@@ -103,7 +103,6 @@ def test_no_default_is_of_concern():
             assert effects(name, variable.default or "") == (), name
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.text(max_size=20))
 def test_any_value_can_be_judged(value):
     for name, variable in variables().items():

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_doctor.facts.node.env_vars import SettingText
@@ -328,7 +328,6 @@ def test_a_secret_is_not_kept(line, head):
         )
     )
 )
-@settings(deadline=None)
 def test_any_shell_is_read_or_refused_and_lines_are_in_the_text(pieces):
     text = "".join(pieces)
     try:
@@ -347,7 +346,6 @@ def test_any_shell_is_read_or_refused_and_lines_are_in_the_text(pieces):
         max_size=60,
     )
 )
-@settings(deadline=None)
 def test_a_value_in_single_quotes_comes_back_as_it_is(value):
     [command] = commands(f"export A='{value}'")
     assert [word.text for word in command] == ["export", f"A={value}"]

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_doctor.knowledge.versions import release
@@ -299,7 +299,6 @@ def test_variables_of_one_class_alone_are_torchs_and_are_of_another_where_the_cl
         assert variable.what_it_does.endswith(f"{variable.backend}.")
 
 
-@settings(deadline=None)
 @given(st.text(alphabet=st.characters(codec="utf-8"), max_size=40))
 def test_any_name_can_be_asked_about(text):
     for name in (text, f"NCCL_{text}", f"TORCH_NCCL_{text}"):

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_doctor.settings.conditions import strtoll
@@ -80,7 +80,6 @@ def c_strtoll(text: str) -> tuple[int, int]:
     return number, len(text.encode()) - len(end.value or b"")
 
 
-@settings(deadline=None)
 @given(st.from_regex(r"[ \t]*[+-]?(0[xX]?)?[0-9a-fA-F]{0,8}[a-zA-Z. ]{0,4}", fullmatch=True))
 def test_strtoll_reads_as_the_c_library_does(text):
     number, rest = strtoll(text)
@@ -219,7 +218,6 @@ def test_the_value_that_was_meant_is_offered_where_it_is_clear(name, value, inst
     assert found.instead == instead
 
 
-@settings(deadline=None)
 @given(st.sampled_from(sorted(variables())), st.text(alphabet=st.characters(codec="utf-8"), max_size=30))
 def test_any_value_is_judged_and_what_is_offered_instead_is_good(name, value):
     found = misread(name, value)
