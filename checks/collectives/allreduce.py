@@ -30,8 +30,7 @@ from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy, Reproducer,
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies import nccl
 from ddp_doctor.remedies.kinds import by_administrator
-from ddp_doctor.remedies.nccl import DISABLE_P2P
-from ddp_doctor.remedies.stock_ddp import SIMPLE_PROTOCOL
+from ddp_doctor.remedies.nccl import DISABLE_P2P, SIMPLE_PROTOCOL
 from ddp_doctor.wording.findings import finding, likely
 from ddp_doctor.wording.ranks import rank_at, rank_culprit, ranks_at
 

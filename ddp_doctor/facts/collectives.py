@@ -156,7 +156,7 @@ class GpuSpeedFact(Fact):
     load: GpuLoad = GpuLoad()
 
 
-class ShownFact(Fact):
+class TrialMeasurement(Fact):
     """What one rank saw in one trial; no rate where only the meeting was tried."""
 
     KIND: ClassVar[str] = "shown/1"

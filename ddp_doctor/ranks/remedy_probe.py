@@ -3,7 +3,7 @@
 import re
 from contextlib import suppress
 
-from ddp_doctor.facts.collectives import ShownFact
+from ddp_doctor.facts.collectives import TrialMeasurement
 from ddp_doctor.probing.all_reduces import timed_all_reduces
 from ddp_doctor.probing.exchanges import exchange
 from ddp_doctor.ranks.rank_context import LiveRankContext
@@ -16,7 +16,7 @@ _REPETITIONS = 2
 _LOG_READ = 8 << 20
 
 
-def probe(ctx: LiveRankContext) -> ShownFact:
+def probe(ctx: LiveRankContext) -> TrialMeasurement:
     """Do what the trial's ``reproducer`` says."""
     reproducer = ctx.trial.reproducer
     assert reproducer is not None
@@ -29,7 +29,7 @@ def probe(ctx: LiveRankContext) -> ShownFact:
         peer = 1 - ctx.group_rank
         swapped = exchange(ctx, peer, ctx.ranks[peer], reproducer.size_bytes)
         rate, wrong = swapped.bandwidth_gb_per_s * 1e9, swapped.wrong_bytes
-    return ShownFact(bytes_per_s=rate, wrong=wrong, unread=_unread(ctx))
+    return TrialMeasurement(bytes_per_s=rate, wrong=wrong, unread=_unread(ctx))
 
 
 def _unread(ctx: LiveRankContext) -> tuple[str, ...]:

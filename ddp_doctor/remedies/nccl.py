@@ -80,6 +80,14 @@ DISABLE_P2P = by_setting(
 )
 
 
+#: NCCL user guide, NCCL_PROTO: LL128 corrupts data where it is enabled on platforms unfit for it.
+SIMPLE_PROTOCOL = by_setting(
+    "Repeat the check with NCCL's Simple protocol alone",
+    Setting(name="NCCL_PROTO", value="Simple", why="rules out LL and LL128"),
+    cost="Small messages get slower: a diagnosis, not a cure",
+)
+
+
 def keep_near_p2p(limit: str) -> Remedy:
     """Take P2P from far GPUs alone."""
     return by_setting(

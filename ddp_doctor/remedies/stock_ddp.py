@@ -1,6 +1,6 @@
 """What to try where stock DDP, with a model of the doctor's own, averages or broadcasts wrongly."""
 
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Proof, Remedy, Setting
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Proof, Remedy
 from ddp_doctor.remedies import nccl
 from ddp_doctor.remedies.kinds import remedy
 
@@ -21,13 +21,6 @@ _SOFTWARE = remedy(
     references=("https://pytorch.org/docs/stable/notes/ddp.html",),
 )
 
-#: NCCL user guide, NCCL_PROTO: LL128 corrupts data where it is enabled on platforms unfit for it.
-SIMPLE_PROTOCOL = nccl.by_setting(
-    "Repeat the check with NCCL's Simple protocol alone",
-    Setting(name="NCCL_PROTO", value="Simple", why="rules out LL and LL128"),
-    cost="Small messages get slower: a diagnosis, not a cure",
-)
-
 
 def remedies(backend: str, check: str) -> tuple[Remedy, ...]:
     """What to try, the cheapest first; ``check`` is the one to repeat."""
@@ -35,6 +28,6 @@ def remedies(backend: str, check: str) -> tuple[Remedy, ...]:
         return (_SOFTWARE,)
     commands = (f"ddp-doctor run --only {check}",)
     return (
-        SIMPLE_PROTOCOL.model_copy(update={"commands": commands, "proof": Proof(reason=_NOT_TRIED)}),
+        nccl.SIMPLE_PROTOCOL.model_copy(update={"commands": commands, "proof": Proof(reason=_NOT_TRIED)}),
         _SOFTWARE,
     )

@@ -375,7 +375,7 @@ def test_a_second_use_that_does_not_count_is_found(ranks):
 
 def test_a_segment_that_counts_twice_is_found(ranks):
     finding = only(judge(recording(ranks.facts(checkpoints_twice))), "DD720")
-    assert "it is 2 times what is owed" in finding.title
+    assert "it is 2 times what it should be" in finding.title
 
 
 def test_a_hook_that_forgets_to_divide_is_found(ranks):

@@ -136,7 +136,7 @@ def clocks_apart(recording: Recording) -> Iterator[Draft]:
             "timedatectl status",
             cost="a clock that is set back makes files seem to come from the future",
         ),
-        detail=f"Measured against the head's clock over the network, give or take {CLOCK_ERROR_S:g} s.",
+        detail=f"Measured against the head's clock over the network, to within {CLOCK_ERROR_S:g} s.",
         severity=Severity.WARNING if apart > CLOCKS_FAR_APART_S else Severity.INFO,
     )
 

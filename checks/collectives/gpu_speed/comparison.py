@@ -264,7 +264,7 @@ def _usual(recording: Recording, besides: Sequence[Measured]) -> GpuLoad:
 def _load_text(load: GpuLoad, usual: GpuLoad) -> str:
     """ "SM clock 1095 of 1980 MHz (others 1560), 349 of 350 W (others' limit 700), 51 °C, sw_power_cap"."""
     if load.reason is not None:
-        return f"the driver told nothing ({load.reason})"
+        return f"the driver reports nothing ({load.reason})"
     parts = []
     if load.sm_clock_mhz is not None:
         others = f" (others {usual.sm_clock_mhz})" if usual.sm_clock_mhz is not None else ""

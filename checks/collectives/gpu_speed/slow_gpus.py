@@ -196,7 +196,7 @@ def slowed_under_load(recording: Recording) -> Iterator[Draft]:
         Hardware slowdown, by heat, by the power brake or unnamed, in force in at least half of the looks
         during the matrix products; an error where the GPU is three times slower than its peers; information
         where the driver lowers the clocks for heat. A power cap is silent: a large GPU multiplies matrices
-        at its power limit by right. What was in force before the load is DD308's.
+        at its power limit, as it should. What was in force before the load is DD308's.
 
     Why it matters
         The hardware halves the clock or worse, and in DDP every rank waits for the slowest.

@@ -91,7 +91,7 @@ def lacks(mode: str, held: gradient_code.Reading, ranks: int) -> str:
         return "it is the mean over the ranks that use the parameter, not over all"
     if held.holds == "absent":
         return "there is none, though ranks use the parameter"
-    return gradient_code.words(held, ranks).replace("times the mean", "times what is owed")
+    return gradient_code.words(held, ranks).replace("times the mean", "times what it should be")
 
 
 def over_users(held: gradient_code.Reading, ranks: int) -> bool:

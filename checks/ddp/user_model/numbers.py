@@ -195,7 +195,7 @@ def not_repeatable(recording: Recording) -> Iterator[Draft]:
         are not the same bit for bit.
 
     Why it matters
-        A run cannot be repeated exactly. On GPUs atomic additions do this by right; beyond rounding it means
+        A run cannot be repeated exactly. On GPUs atomic additions may do this; beyond rounding it means
         a model that draws from a generator of its own, or keeps state.
 
     Remedy

@@ -141,7 +141,7 @@ def _memory_errors(gpu: Gpu) -> Severity | None:
 
 
 def _memory_error_sight(gpu: Gpu) -> Sight:
-    action = gpu.recovery_action or "not told by this driver"
+    action = gpu.recovery_action or "not reported by this driver"
     return Sight(
         f"{gpu.ecc_volatile_uncorrected} uncorrected ECC errors since the driver was loaded, "
         f"{gpu.ecc_aggregate_uncorrected} in its life{_places(gpu)}; recovery action {action}"

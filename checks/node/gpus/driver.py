@@ -261,7 +261,7 @@ def _manager_words(manager: bool | None, driver: str | None) -> str:
     if manager is None:
         return "Whether the fabric manager runs cannot be seen from here."
     if manager:
-        return f"The fabric manager runs; its version must be that of the driver, {driver or 'which is not told'}."
+        return f"The fabric manager runs; its version must be that of the driver, {driver or 'which is unknown'}."
     return "The fabric manager does not run on the node."
 
 

@@ -279,5 +279,5 @@ def _bonds(node: int, fact: RdmaFact) -> Iterator[_Bond]:
 
 
 def _state(bond: _Bond) -> str:
-    each = ", ".join(f"{slave.name} {slave.mii_status or 'not told'}" for slave in bond.slaves)
-    return f"{bond.netdev.name} ({bond.netdev.bond_mode or 'mode not told'}): {each}"
+    each = ", ".join(f"{slave.name} {slave.mii_status or 'unknown'}" for slave in bond.slaves)
+    return f"{bond.netdev.name} ({bond.netdev.bond_mode or 'mode unknown'}): {each}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from ddp_doctor.engine.prove.proofs import proof_of
-from ddp_doctor.facts.collectives import ShownFact
+from ddp_doctor.facts.collectives import TrialMeasurement
 from ddp_doctor.model.choices import Level, Severity, Status
 from ddp_doctor.model.finding import Finding, Remedy, Reproducer, Setting
 from ddp_doctor.model.recording import Recording
@@ -86,11 +86,11 @@ def _ended_otherwise(rank: RankEvidence) -> str:
     return ""
 
 
-def _facts(result: TrialResult) -> Iterator[ShownFact]:
+def _facts(result: TrialResult) -> Iterator[TrialMeasurement]:
     for reading in result.readings:
         if reading.status is Status.COLLECTED and reading.fact is not None:
             try:
-                yield ShownFact.model_validate(reading.fact)
+                yield TrialMeasurement.model_validate(reading.fact)
             except ValidationError:  # from another release: the rank's answer cannot be read
                 return
 
