@@ -1,7 +1,7 @@
 """The command line in a process of its own that need not import it again: forked from one that has.
 
-For the many requests that end before anything is tested. Exit code, streams and environment are real; only
-the half second of imports is spared. What is about the start itself belongs to a bare process.
+Exit code, streams, environment and the processes that it starts are real; only the half second of imports is
+spared. What is about the start itself belongs to a bare process.
 """
 
 import json
@@ -29,12 +29,13 @@ def opened(number, path):
     return writer
 
 for line in sys.stdin:
-    args, streams, env = json.loads(line)
+    args, streams, env, folder = json.loads(line)
     child = os.fork()
     if child == 0:
         for number, path in enumerate(streams):
             os.dup2(opened(number, path), number)
         sys.stdin = open(0, closefd=False)
+        os.chdir(folder)
         os.environ.clear()
         os.environ.update(env)
         sys.argv = ["ddp-doctor", *args]
@@ -57,6 +58,7 @@ class Forked:
         env: Mapping[str, str] | None = None,
         stdout: str | None = None,
         stderr: str | None = None,
+        cwd: Path | None = None,
     ) -> "subprocess.CompletedProcess[str]":
         """``text`` is its standard input, ``env`` added to the environment; a stream goes to a file of that name."""
         assert self._server.stdin is not None
@@ -69,7 +71,9 @@ class Forked:
         ]
         for own in (self._stdout, self._stderr):
             own.write_text("")
-        self._server.stdin.write(json.dumps([args, streams, {**os.environ, **(env or {})}]) + "\n")
+        self._server.stdin.write(
+            json.dumps([args, streams, {**os.environ, **(env or {})}, str(cwd or Path.cwd())]) + "\n"
+        )
         self._server.stdin.flush()
         code = int(self._server.stdout.readline())
         return subprocess.CompletedProcess(args, code, self._stdout.read_text(), self._stderr.read_text())

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,10 +40,21 @@ def _run(*command: str | Path, cwd: Path, **env: str) -> str:
     return done.stdout
 
 
-def _build(cwd: Path, hook: str, folder: Path) -> Path:
-    """Call the build backend as pip and build do, without an isolated environment to download."""
-    code = f"import hatchling.build, sys; print(hatchling.build.{hook}(sys.argv[1]))"
-    return folder / _run(sys.executable, "-c", code, folder, cwd=cwd).split()[-1]
+#: Calls the build backend as pip and build do, without an isolated environment to download: from the tree,
+#: then from the sdist.
+_BUILD = """
+import os, sys, tarfile
+from hatchling.build import build_sdist, build_wheel
+folder = sys.argv[1]
+sdist = os.path.join(folder, build_sdist(folder))
+build_wheel(os.path.join(folder, "tree"))
+with tarfile.open(sdist) as archive:
+    # the filter came with a patch release of Python 3.10 and 3.11; an older one knows no better
+    archive.extraction_filter = getattr(tarfile, "data_filter", None)
+    archive.extractall(folder)
+os.chdir(sdist.removesuffix(".tar.gz"))
+build_wheel(os.path.join(folder, "sdist"))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +71,7 @@ def built() -> Built:
 def _build_all(folder: Path) -> None:
     for own in ("tree", "sdist"):
         (folder / own).mkdir()
-    sdist = _build(ROOT, "build_sdist", folder)
-    _build(ROOT, "build_wheel", folder / "tree")
-    with tarfile.open(sdist) as archive:
-        # the filter came with a patch release of Python 3.10 and 3.11; an older one knows no better
-        archive.extraction_filter = getattr(tarfile, "data_filter", None)
-        archive.extractall(folder)
-    _build(folder / sdist.name.removesuffix(".tar.gz"), "build_wheel", folder / "sdist")
+    _run(sys.executable, "-c", _BUILD, folder, cwd=ROOT)
 
 
 def _wheel_names(wheel: Path) -> set[str]:
@@ -110,18 +116,38 @@ def test_both_wheels_hold_the_package_with_its_checks_and_nothing_else(built: Bu
     assert any(name.startswith("ddp_doctor/settings/data/variables/") for name in expected)
 
 
-def test_the_installed_wheel_works_from_an_empty_folder(built: Built, tmp_path: Path):
+def _pip(wheel: Path, target: Path) -> None:
+    pip = (sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet", "--target")
+    _run(*pip, target, wheel, cwd=target.parent)
+
+
+#: Several commands in one process, which say where they come from.
+_ASK = """
+import ddp_doctor.checks
+from ddp_doctor.cli.main import app
+from typer.testing import CliRunner
+commands = (["--help"], ["checks"], ["template", "slurm-prolog"])
+print(ddp_doctor.checks.__file__, *(CliRunner().invoke(app, words).output for words in commands), sep="\\0")
+"""
+
+
+def _unpacked(wheel: Path, target: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(target)
+
+
+@pytest.mark.parametrize("install", [_unpacked, pytest.param(_pip, marks=pytest.mark.lab)])
+def test_the_installed_wheel_works_from_an_empty_folder(
+    built: Built, tmp_path: Path, install: Callable[[Path, Path], None]
+):
     target, empty = tmp_path / "site", tmp_path / "empty"
     empty.mkdir()
-    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet", "--target"]
-    _run(*pip, target, built.wheel, cwd=empty)
+    install(built.wheel, target)
     assert not (target / "checks").exists()
 
-    def doctor(*arguments: str) -> str:
-        return _run(sys.executable, "-m", "ddp_doctor", *arguments, cwd=empty, PYTHONPATH=str(target))
-
-    where = "import ddp_doctor.checks as checks; print(checks.__file__)"
-    assert _run(sys.executable, "-c", where, cwd=empty, PYTHONPATH=str(target)).startswith(str(target))
-    assert "prolog" in doctor("--help")
-    assert "allreduce" in doctor("checks")
-    assert doctor("template", "slurm-prolog").startswith("#!/bin/sh")
+    said = _run(sys.executable, "-c", _ASK, cwd=empty, PYTHONPATH=str(target))
+    where, help_text, checks, script = said.split("\0")
+    assert where.startswith(str(target))
+    assert "prolog" in help_text
+    assert "allreduce" in checks
+    assert script.startswith("#!/bin/sh")

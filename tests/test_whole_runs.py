@@ -36,11 +36,11 @@ PASSES = {
         pytest.param("thorough", marks=pytest.mark.lab),
     ],
 )
-def test_a_healthy_run_makes_every_check_of_its_level_and_tells_its_time(tmp_path, state, level):
-    path, recording = tmp_path / "report.json", tmp_path / "recording.json"
-    written = ("--json", str(path), "--record", str(recording))
+def test_a_healthy_run_makes_every_check_of_its_level_and_replays_to_the_same(asked, tmp_path, state, level):
+    path, recording, env_file = tmp_path / "report.json", tmp_path / "recording.json", tmp_path / "env"
+    written = ("--json", str(path), "--record", str(recording), "--env-file", str(env_file))
 
-    done = doctor("run", "--level", level, "--nproc-per-node", "2", *written, env=state)
+    done = doctor("run", "--level", level, "--nproc-per-node", "3", *written, env=state)
     report = Report.model_validate_json(path.read_text())
 
     assert done.returncode == 0, done
@@ -55,6 +55,21 @@ def test_a_healthy_run_makes_every_check_of_its_level_and_tells_its_time(tmp_pat
         )
     assert all(check.reason for check in report.checks if check.status.value == "skipped")
     assert sum(check.duration_s for check in report.checks) > 0
+
+    assert report.world is not None
+    assert (report.verdict.value, report.world.world_size) == ("healthy", 3)
+    assert done.stdout.rstrip().endswith(report.summary.split()[-1])
+    names = {measurement.name for measurement in report.measurements}
+    assert {"allreduce_busbw", "p2p_latency", "init_process_group"} <= names
+    assert "# nothing to set" in env_file.read_text()
+    assert len(list((tmp_path / "state").glob("ddp-doctor/runs/*/recording.json"))) == 1
+
+    first, again = (
+        json.loads(path.read_text()),
+        json.loads(asked("replay", str(recording), "--json", "-").stdout),
+    )
+    for lasting in ("findings", "verdict", "checks", "measurements", "summary"):
+        assert again[lasting] == first[lasting]
 
 
 def test_the_prolog_needs_no_environment_and_no_torch(tmp_path):
@@ -89,17 +104,10 @@ def test_an_unsure_prolog_passes_unless_asked_to_fail(asked, tmp_path):
     assert (passes.returncode, fails.returncode) == (0, 3)
 
 
-def test_a_pasted_topology_is_read_from_stdin_and_gives_a_candidate_that_is_not_applied(tmp_path):
+def test_a_pasted_topology_is_read_from_stdin_and_gives_a_candidate_that_is_not_applied(asked, tmp_path):
     target = tmp_path / "settings.sh"
 
-    done = subprocess.run(
-        [sys.executable, "-m", "ddp_doctor", "topology", "-", "--json", "-", "--env-file", str(target)],
-        check=False,
-        capture_output=True,
-        text=True,
-        input=SAMPLE.read_text(),
-        timeout=30,
-    )
+    done = asked("topology", "-", "--json", "-", "--env-file", str(target), text=SAMPLE.read_text())
     report = json.loads(done.stdout)
 
     assert done.returncode == 0, done.stderr

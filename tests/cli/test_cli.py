@@ -164,34 +164,8 @@ def test_a_recording_with_an_unknown_fact_of_the_same_schema_is_replayed(asked, 
     assert [check["id"] for check in json.loads(done.stdout)["checks"]] == ["future"]
 
 
-@pytest.mark.ranks
-def test_a_run_reports_records_and_replays_to_the_same_findings(asked, tmp_path, state):
-    report_path, recording_path = tmp_path / "out.json", tmp_path / "recording.json"
-    done = doctor(
-        *("run", "--level", "quick", "--nproc-per-node", "4"),
-        *("--json", str(report_path), "--record", str(recording_path), "--env-file", str(tmp_path / "env")),
-        env=state,
-    )
-    report = json.loads(report_path.read_text())
-
-    assert done.returncode == 0, done
-    assert report["verdict"] == "healthy"
-    assert report["world"]["world_size"] == 4
-    assert done.stdout.rstrip().endswith(report["summary"].split()[-1])
-    assert {check["status"] for check in report["checks"]} <= {"passed", "skipped"}
-    names = {measurement["name"] for measurement in report["measurements"]}
-    assert {"allreduce_busbw", "p2p_latency", "init_process_group"} <= names
-    assert "# nothing to set" in (tmp_path / "env").read_text()
-    assert len(list((tmp_path / "state").glob("ddp-doctor/runs/*/recording.json"))) == 1
-
-    again = json.loads(asked("replay", str(recording_path), "--json", "-").stdout)
-    for changing in ("findings", "verdict", "checks", "measurements", "summary"):
-        assert again[changing] == report[changing]
-
-
-@pytest.mark.ranks
-def test_json_on_stdout_leaves_the_words_to_stderr(state):
-    done = doctor("run", "-q", "--level", "quick", "--only", "process_group", "--json", "-", env=state)
+def test_json_on_stdout_leaves_the_words_to_stderr(asked, state):
+    done = asked("run", "-q", "--only", "host", "--json", "-", env=state)
 
     assert json.loads(done.stdout)["exit_code"] == done.returncode == 0
     assert "Healthy" in done.stderr
@@ -209,10 +183,9 @@ def test_a_port_in_use_is_named(state):
     assert f"port {port} of 127.0.0.1 is in use" in done.stderr
 
 
-@pytest.mark.ranks
-def test_outputs_that_cannot_be_written_lose_nothing(state):
+def test_outputs_that_cannot_be_written_lose_nothing(asked, state):
     targets = ("--json", "/nowhere/out.json", "--env-file", "/dev/full")
-    done = doctor("run", "-q", "--only", "process_group", *targets, env=state)
+    done = asked("run", "-q", "--only", "host", *targets, env=state)
 
     assert done.returncode == 2, done
     assert "cannot write /nowhere/out.json" in done.stderr
@@ -222,11 +195,12 @@ def test_outputs_that_cannot_be_written_lose_nothing(state):
     assert "Healthy" in done.stdout
 
 
+@pytest.mark.lab  # long
 @pytest.mark.ranks
 def test_under_torchrun_all_ranks_give_one_report_and_one_code(state):
     argv = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "ddp_doctor")
     done = subprocess.run(
-        (*argv, "run", "-q", "--level", "quick"),
+        (*argv, "run", "-q", "--only", "process_group"),
         check=False,
         capture_output=True,
         text=True,
@@ -436,10 +410,10 @@ def quick(*args: str) -> tuple[str, ...]:
 
 
 @pytest.mark.ranks
-def test_over_ssh_one_command_reports_all_nodes_once_where_it_was_typed(tools, state, tmp_path):
+def test_over_ssh_one_command_reports_all_nodes_once_where_it_was_typed(asked, tools, state, tmp_path):
     hosts = tmp_path / "hosts"
     hosts.write_text(f"{socket.gethostname()} slots=8\nfar # over ssh\n")
-    done = doctor(
+    done = asked(
         *quick("--hostfile", str(hosts), "--json", "-", "--record", "record-%h-%n.json"),
         env={**state, **tools},
         cwd=tmp_path,
@@ -454,25 +428,26 @@ def test_over_ssh_one_command_reports_all_nodes_once_where_it_was_typed(tools, s
     assert (tmp_path / f"record-{socket.gethostname()}-0.json").exists()
 
 
+@pytest.mark.lab  # long
 @pytest.mark.ranks
-def test_a_host_that_ssh_cannot_reach_is_a_finding_with_sshs_words(tools, state):
-    done = doctor(*quick("--hosts", f"{socket.gethostname()},denied", "-q"), env={**state, **tools})
+def test_a_host_that_ssh_cannot_reach_is_a_finding_with_sshs_words(asked, tools, state):
+    done = asked(*quick("--hosts", f"{socket.gethostname()},denied", "-q"), env={**state, **tools})
 
     assert done.returncode == 1, done
     assert "DD516" in done.stdout
     assert "Permission denied (publickey)" in done.stdout.splitlines()[-1]
 
 
-def test_a_head_that_ssh_cannot_reach_is_the_same_finding(tools, state):
-    done = doctor("run", "--hosts", "denied,far", "--only", "process_group", env={**state, **tools})
+def test_a_head_that_ssh_cannot_reach_is_the_same_finding(asked, tools, state):
+    done = asked("run", "--hosts", "denied,far", "--only", "process_group", env={**state, **tools})
 
     assert done.returncode == 1, done
     assert "denied could not be started: root@denied: Permission denied (publickey)." in done.stdout
     assert "DD516" in done.stdout
 
 
-def test_what_the_agents_refuse_is_one_sentence_and_exit_2(tools, state):
-    done = doctor("run", "--hosts", f"{socket.gethostname()},far", "--only", "gpu", env={**state, **tools})
+def test_what_the_agents_refuse_is_one_sentence_and_exit_2(asked, tools, state):
+    done = asked("run", "--hosts", f"{socket.gethostname()},far", "--only", "gpu", env={**state, **tools})
 
     assert done.returncode == 2, done
     assert done.stderr.count("there is no check 'gpu'") == 1

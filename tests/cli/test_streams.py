@@ -1,13 +1,11 @@
 """The command line where stdin, stdout or the locale are not what a program hopes for."""
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.cli.test_cli import DOCTOR, doctor
+from tests.cli.test_cli import doctor
 from tests.forked import UNREAD
 from tests.recorded import path_of
 
@@ -48,11 +46,8 @@ def test_a_locale_of_ascii_alone_loses_signs_and_not_the_report():
     assert done.stderr == ""
 
 
-def test_a_recording_is_replayed_from_stdin():
-    text = path_of("gpus/one-lost").read_text()
-    done = subprocess.run(
-        (*DOCTOR, "replay", "-"), check=False, input=text, capture_output=True, text=True, timeout=60
-    )
+def test_a_recording_is_replayed_from_stdin(asked):
+    done = asked("replay", "-", text=path_of("gpus/one-lost").read_text())
     assert done.returncode == 1
     assert "DD304" in done.stdout
 
@@ -121,14 +116,8 @@ def test_a_reader_that_left_changes_no_exit_code_and_nothing_is_said_of_it(asked
     assert "-" in args or not done.stderr
 
 
-def test_a_run_whose_reader_left_goes_on_and_writes_what_was_asked_for(tmp_path):
-    report = tmp_path / "report.json"
-    words = ("run", "--level", "quick", "--nproc-per-node", "2", "--only", "allreduce", "--json", str(report))
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "wb") as gone:
-        done = subprocess.run(
-            (*DOCTOR, *words), check=False, stdout=gone, stderr=subprocess.PIPE, text=True, timeout=60
-        )
+def test_a_run_whose_reader_left_goes_on_and_writes_what_was_asked_for(asked, tmp_path):
+    report, state = tmp_path / "report.json", {"XDG_STATE_HOME": str(tmp_path)}
+    done = asked("run", "--only", "process_group", "--json", str(report), stdout=UNREAD, env=state)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(report.read_text())["verdict"] == "healthy"

@@ -1,10 +1,9 @@
 """Reports of planted findings, plain ones and hostile ones, for the tests of what is handed over."""
 
 import platform
-from collections.abc import Sequence
-
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+import random
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from ddp_doctor.model.choices import Confidence, Severity, Verdict
 from ddp_doctor.model.finding import Finding, Proof, Remedy, Setting
@@ -12,6 +11,7 @@ from ddp_doctor.model.recording import Node, World
 from ddp_doctor.model.report import Report, Tool
 from ddp_doctor.remedies.settings_to_apply import SettingsToApply, settings_to_apply
 
+T = TypeVar("T")
 HERE = platform.node()
 PROVED = Proof(status="proved", before="1 GB/s", after="5 GB/s")
 DISPROVED = Proof(status="disproved", before="5 GB/s", after="1 GB/s")
@@ -94,72 +94,71 @@ _NAMES = ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "MASTER_ADDR", "OMP_NUM_THREADS",
 _OPTIONS = ("--shm-size=2g", "--cap-add=SYS_NICE", "--ipc=host")
 _HOSTS = (HERE, f"{HERE}.example.com", "node1", "node1.b")
 
-_TEXT = st.one_of(
-    st.sampled_from(_NASTY), st.text(max_size=6), st.tuples(*[st.sampled_from(_NASTY)] * 2).map("".join)
-)
-_VALUE = st.one_of(
-    st.sampled_from([one for one in _NASTY if one.isprintable()]), st.sampled_from(_HOSTS), _TEXT
-)
-_SEVEN_OF_EIGHT = st.sampled_from([True] * 7 + [False])
 
+class _Hostile:
+    """Draws from whatever comes from outside and wants to be more than text."""
 
-def _mostly(good: Sequence[str | None]) -> st.SearchStrategy[str | None]:
-    return _SEVEN_OF_EIGHT.flatmap(lambda is_good: st.sampled_from(good) if is_good else _TEXT)
+    def __init__(self, seed: int) -> None:
+        self._dice = random.Random(seed)
 
+    def pick(self, *choices: T) -> T:
+        return self._dice.choice(choices)
 
-_SETTING = st.builds(
-    Setting,
-    name=_mostly([*_NAMES, *_NAMES, "PATH", "UID"]),
-    value=_VALUE,
-    action=st.sampled_from(["set", "set", "set", "unset"]),
-    why=_TEXT,
-    node=_mostly([None, None, None, *_HOSTS]),
-    node_rank=st.sampled_from([None] * 12 + [-1, 0, 1, 2]),
-)
-_PROOF = st.builds(
-    Proof, status=st.sampled_from(["proved", "proved", "disproved", "not_tried"]), before=_TEXT, after=_TEXT
-)
-_REMEDY = st.builds(
-    Remedy,
-    summary=_TEXT,
-    settings=st.lists(_SETTING, min_size=1, max_size=2).map(tuple),
-    undo=_TEXT,
-    proof=_PROOF,
-    conflicts=st.sampled_from([(), (), ("NCCL_IB_HCA",), ("x\ntouch canary",)]),
-    container=st.lists(_mostly(_OPTIONS), max_size=1).map(tuple),
-)
-_FINDING = st.builds(
-    Finding,
-    code=_mostly(["DD101", "DD401", "DD601"]),
-    name=st.just("a-fault"),
-    severity=st.sampled_from([Severity.ERROR, Severity.WARNING]),
-    title=_TEXT,
-    confidence=st.just(Confidence.POSSIBLE),
-    remedies=st.lists(_REMEDY, min_size=1, max_size=2).map(tuple),
-)
-_REPORT = st.builds(
-    lambda findings, hosts, run_id: report(*findings, on=world(*hosts) if hosts else None, run_id=run_id),
-    st.lists(_FINDING, min_size=1, max_size=2),
-    st.lists(st.sampled_from([HERE, "node1", "node1.a", "$(touch canary)"]), max_size=3),
-    _TEXT,
-)
+    def some(self, make: Callable[[], T], least: int, most: int) -> tuple[T, ...]:
+        return tuple(make() for _ in range(self._dice.randint(least, most)))
+
+    def text(self) -> str:
+        signs = "".join(
+            chr(self._dice.randrange(self.pick(0x250, 0x110000))) for _ in range(self.pick(*range(7)))
+        )
+        return self.pick(self.pick(*_NASTY), signs, self.pick(*_NASTY) + self.pick(*_NASTY))
+
+    def mostly(self, *good: T) -> T | str:
+        return self.text() if self._dice.random() < 1 / 8 else self.pick(*good)
+
+    def setting(self) -> Setting:
+        return Setting(
+            name=self.mostly(*_NAMES, *_NAMES, "PATH", "UID"),
+            value=self.pick(
+                self.pick(*(sign for sign in _NASTY if sign.isprintable())), self.pick(*_HOSTS), self.text()
+            ),
+            action=self.pick("set", "set", "set", "unset"),
+            why=self.text(),
+            node=self.mostly(None, None, None, *_HOSTS),
+            node_rank=self.pick(*[None] * 12, -1, 0, 1, 2),
+        )
+
+    def remedy(self) -> Remedy:
+        return Remedy(
+            summary=self.text(),
+            settings=self.some(self.setting, 1, 2),
+            undo=self.text(),
+            proof=Proof(
+                status=self.pick("proved", "proved", "disproved", "not_tried"),
+                before=self.text(),
+                after=self.text(),
+            ),
+            conflicts=self.pick((), (), ("NCCL_IB_HCA",), ("x\ntouch canary",)),
+            container=self.some(lambda: self.mostly(*_OPTIONS), 0, 1),
+        )
+
+    def finding(self) -> Finding:
+        return Finding(
+            code=self.mostly("DD101", "DD401", "DD601"),
+            name="a-fault",
+            severity=self.pick(Severity.ERROR, Severity.WARNING),
+            title=self.text(),
+            confidence=Confidence.POSSIBLE,
+            remedies=self.some(self.remedy, 1, 2),
+        )
+
+    def report(self) -> Report:
+        hosts = self.some(lambda: self.pick(HERE, "node1", "node1.a", "$(touch canary)"), 0, 3)
+        findings = self.some(self.finding, 1, 4)
+        return report(*findings, on=world(*hosts) if hosts else None, run_id=self.text())
 
 
 def hostile_reports(count: int) -> list[Report]:
-    """Reports in which whatever comes from outside wants to be more than text."""
-    found: list[Report] = []
-
-    @settings(
-        max_examples=count,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(_REPORT)
-    def collect(one: Report) -> None:
-        found.append(one)
-
-    collect()
-    return found
+    """Reports in which whatever comes from outside wants to be more than text; the same ones each time."""
+    hostile = _Hostile(seed=1)
+    return [hostile.report() for _ in range(count)]
