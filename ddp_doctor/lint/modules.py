@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ddp_doctor.lint.script import Script
+from ddp_doctor.lint.script import Script, words
 from ddp_doctor.lint.values import Call, Value
 
 #: Layers of torch.nn that have parameters.
@@ -25,7 +25,7 @@ _LAYERS = re.compile(
 )
 #: Code that reads submodules without naming them.
 _INDIRECT = re.compile(
-    r"getattr\(|_modules|\.modules\(|children\(|named_|__dict__|\.forward\(|checkpoint|requires_grad|jit\.|register_|\.apply\("
+    r"^(getattr|modules|jit|apply)$|_modules|children$|^named_|__dict__|checkpoint|register_", re.MULTILINE
 )
 
 
@@ -144,8 +144,7 @@ def _is_self(node: ast.expr) -> bool:
 def reads_indirectly(script: Script, module: Module) -> bool:
     """Whether submodules may be used or frozen without being named."""
     definition = module.definition
-    text = "\n".join(script.lines[definition.lineno - 1 : definition.end_lineno])
-    return bool(_INDIRECT.search(text)) or "requires_grad" in script.source
+    return bool(_INDIRECT.search(words(ast.walk(definition)))) or "requires_grad" in script.words
 
 
 def has_branches(module: Module) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from ddp_doctor.lint import names
 from ddp_doctor.lint.script import Script
@@ -21,6 +22,20 @@ BATCH_SIZE, SHUFFLE, SAMPLER, BATCH_SAMPLER, WORKERS, COLLATE, PIN_MEMORY = 1, 2
 #: Functions that pass the batches of a loader on.
 PASSES_ON = ("enumerate", "tqdm", "tqdm.tqdm", "tqdm.auto.tqdm", "iter")
 _MOST_STEPS = 800
+#: Functions that reduce something, and those that by their names reduce gradients.
+_REDUCED = re.compile(r"^(all_reduce|reduce$|reduce_scatter|all_gather)")
+_GRADIENTS_REDUCED = re.compile(r"(reduce|average|sync)\w*_grad|sync_grad")
+#: What is made of a loss for the log, or to count.
+_READ = frozenset(("detach", "item", "clone", "mean", "sum"))
+_MADE = frozenset(f"torch.{name}" for name in ("tensor", "zeros", "ones", "as_tensor", "stack"))
+#: Methods of a module that compute nothing that is trained.
+_NO_FORWARD = frozenset(
+    (
+        *("parameters", "named_parameters", "buffers", "named_buffers", "modules", "named_modules"),
+        *("children", "state_dict", "load_state_dict", "train", "eval", "zero_grad", "to", "cuda", "cpu"),
+        *("requires_grad_", "no_sync"),
+    )
+)
 _EVALUATION = re.compile(
     r"(^|[^a-z])(val|valid|validation|test|eval|evaluation|dev|infer|inference|predict)", re.IGNORECASE
 )
@@ -80,6 +95,60 @@ def loss_of(backward: Call) -> Value | None:
     return receiver
 
 
+@lru_cache(maxsize=1)  # several rules ask
+def passes(script: Script) -> tuple[Call, ...]:
+    """The backward passes of the wrapped model, also those that go around the wrapper or through unknown functions."""
+    return tuple(
+        call
+        for call in (script.methods("backward") if script.wraps else ())
+        if forwards_in(script, call.receiver)
+        or any(
+            script.is_ddp(part) or (isinstance(part, Call) and goes_around(script, part))
+            for part in made_of(call.receiver)
+        )
+    )
+
+
+def goes_around(script: Script, call: Call) -> bool:
+    """``model.module(...)``, ``model.module.loss(...)`` or ``net(...)`` of a model that surely is wrapped as ``model``."""
+    callee = call.receiver if call.method and call.method not in _NO_FORWARD else None
+    for inner in (call.callee, callee):
+        if inner is not None and inner.kind == "attribute" and inner.attribute == "module":
+            options = list(inner.owner.objects()) if inner.owner is not None else []
+            if options and all(script.is_ddp(option) for option in options):
+                return True
+    made = list(call.callee.objects()) if call.callee is not None and not call.method else []
+    return bool(made) and all(
+        isinstance(option, Call) and any(_holds(wrap, option, call) for wrap in script.wraps)
+        for option in made
+    )
+
+
+def _holds(wrap: Call, model: Call, call: Call) -> bool:
+    """Whether a wrapper that was made before holds this very model."""
+    given = wrap.argument(0, "module")
+    return given is not None and wrap.precedes(call) and any(option is model for option in given.objects())
+
+
+def reduces_gradients(call: Call) -> bool:
+    """Whether a call may reduce gradients by hand. An all-reduce of the loss, for the log, does not."""
+    name = call.name.rpartition(".")[2] or call.method
+    if not call.name.startswith("torch.") and _GRADIENTS_REDUCED.search(name):
+        return True
+    if not _REDUCED.search(name) or not (call.args or call.keywords):
+        return False
+    made = [part for given in call.arguments for part in made_of(given)]
+    if any(_is_of_gradients(part) for part in made):
+        return True
+    return not any(isinstance(part, Call) and (part.method in _READ or part.name in _MADE) for part in made)
+
+
+def _is_of_gradients(value: Value) -> bool:
+    if isinstance(value, Call):
+        return value.method in ("parameters", "named_parameters") or value.name == "torch.autograd.grad"
+    return value.kind == "attribute" and value.attribute == "grad"
+
+
 def backwards(script: Script) -> Iterator[Call]:
     """The backward passes through the wrapped model, which reduce its gradients."""
     return (call for call in script.methods("backward") if forwards_in(script, call.receiver))
@@ -106,7 +175,7 @@ def uses_gpu(script: Script) -> bool:
     backends = [group.argument(0, "backend") for group in script.named(names.INIT)]
     if backends and all(backend is not None and backend.constant == "gloo" for backend in backends):
         return False
-    return any(word in script.source for word in ("cuda", "nccl", "device_ids"))
+    return any(word in script.words for word in ("cuda", "nccl", "device_ids"))
 
 
 def no_gradients(call: Call) -> bool:
@@ -128,7 +197,8 @@ def is_for_evaluation(script: Script, call: Call) -> bool:
     dataset = call.argument(0, "dataset")
     function = call.place.function
     words = [written_to(script, call), dataset.text if dataset is not None else ""]
-    words.append(getattr(function, "name", ""))
+    name = getattr(function, "name", "")
+    words.append("" if "train" in name.lower() else name)  # train_and_validate does both
     return any(_EVALUATION.search(word) for word in words)
 
 
@@ -136,8 +206,10 @@ def is_from_a_loader(value: Value) -> bool:
     """Whether a value is a batch of a DataLoader, or a part of one, and not the number that ``enumerate`` adds."""
     if value.kind == "element" and value.attribute == "0" and value.owner is not None:
         over = value.owner.owner if value.owner.kind == "loop" else None
-        if isinstance(over, Call) and over.name == "enumerate":
-            return False
+        while isinstance(over, Call) and over.name in PASSES_ON and over.args:
+            if over.name == "enumerate":
+                return False
+            over = over.args[0]
     source = looped_over(value)
     return source is not value and is_result(source, lambda call: call.name == names.LOADER)
 
@@ -154,9 +226,15 @@ def looped_over(value: Value) -> Value | None:
 
 def written_to(script: Script, value: Value) -> str:
     """The target of the assignment that contains a value, as the script writes it; empty if there is none."""
-    line = getattr(value.node, "lineno", 0)
-    node = script.assigned_in.get(line)
-    return ", ".join(map(written, node.targets)) if node is not None else ""
+    node = script.assigned_in.get(getattr(value.node, "lineno", 0))
+    if node is None:
+        return ""
+    first = node.targets[0]
+    if isinstance(first, ast.Tuple) and isinstance(node.value, ast.Tuple):  # train, val = DataLoader(), DataLoader()
+        for target, given in zip(first.elts, node.value.elts, strict=False):
+            if any(part is value.node for part in ast.walk(given)):
+                return written(target)
+    return ", ".join(map(written, node.targets))
 
 
 def is_world_size(value: Value, depth: int = 4) -> bool:

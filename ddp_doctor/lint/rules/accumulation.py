@@ -20,7 +20,6 @@ from ddp_doctor.model.choices import Severity
 
 _SWITCHED = ("no_sync", "require_backward_grad_sync", "set_requires_gradient_sync", "register_comm_hook")
 _MICRO = re.compile(r"accum|micro", re.IGNORECASE)
-_BY_HAND = re.compile(r"all_reduce|reduce_gradients|average_gradients|sync_grad|all_gather|\breduce\(")
 
 
 @lint_rule("DDL124", "accumulation-without-no-sync", Severity.WARNING)
@@ -41,7 +40,7 @@ def without_no_sync(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html#torch.nn.parallel.DistributedDataParallel.no_sync
     """
-    if any(name in script.source for name in _SWITCHED):
+    if any(name in script.words for name in _SWITCHED):
         return
     steps = list(training.optimizer_steps(script))
     clears = list(script.methods("zero_grad"))
@@ -73,8 +72,6 @@ def forward_outside(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html#torch.nn.parallel.DistributedDataParallel.no_sync
     """
-    if "no_sync" not in script.source:
-        return
     for call in training.backwards(script):
         forwards = training.forwards_in(script, call.receiver)
         for context in _no_syncs(script, call):
@@ -104,7 +101,7 @@ def never_synchronised(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html#torch.nn.parallel.DistributedDataParallel.no_sync
     """
-    if "no_sync" not in script.source or _BY_HAND.search(script.source):
+    if not any(script.methods("no_sync")) or any(map(training.reduces_gradients, script.calls)):
         return
     passes = [
         backward for backward in training.backwards(script) if training.surely_ddp(_model(script, backward))

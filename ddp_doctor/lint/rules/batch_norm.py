@@ -21,14 +21,7 @@ _MODELS = re.compile(
     r"^torchvision\.models\.(\w+\.)?(resnet|resnext|wide_resnet|densenet|mobilenet|mnasnet|regnet|shufflenet|"
     r"efficientnet|inception|googlenet)\w*$"
 )
-_NO_NEED = (
-    "syncbatchnorm",
-    "syncbn",
-    "sync_bn",
-    "convert_sync",
-    "frozenbatchnorm",
-    "track_running_stats=false",
-)
+_NO_NEED = ("syncbatchnorm", "syncbn", "sync_bn", "convert_sync", "frozenbatchnorm")
 
 
 @lint_rule("DDL123", "small-batches-normalised-alone", Severity.WARNING)
@@ -55,7 +48,7 @@ def small_batches(script: Script) -> Iterator[Spot]:
     if not script.wraps or any(word in script.lowered for word in _NO_NEED):
         return
     sizes = [size for call in training.loaders(script) if (size := _batch_size(script, call)) is not None]
-    layer = next((call for call in script.calls if call.name in _LAYERS or _MODELS.match(call.name)), None)
+    layer = next((call for call in script.calls if _has_statistics(call)), None)
     if layer is None or not sizes or max(sizes) >= SMALL_BATCH:
         return
     yield Spot(
@@ -64,6 +57,14 @@ def small_batches(script: Script) -> Iterator[Spot]:
         remedy="Convert the model to SyncBatchNorm before it is wrapped",
         write=("model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)",),
         cost="Two small collectives for each BatchNorm layer in every step",
+    )
+
+
+def _has_statistics(call: Call) -> bool:
+    """Whether it is a BatchNorm layer that keeps statistics, or a model that has such."""
+    kept = call.argument(4, "track_running_stats")
+    return bool(_MODELS.match(call.name)) or (
+        call.name in _LAYERS and (kept is None or kept.constant is not False)
     )
 
 

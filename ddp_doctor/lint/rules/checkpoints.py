@@ -19,7 +19,7 @@ from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Value
 from ddp_doctor.model.choices import Severity
 
-_STRIPPED = re.compile(r"module\.['\"]|consume_prefix|unwrap|removeprefix|get_model_state_dict")
+_STRIPPED = re.compile(r"consume_prefix|unwrap|removeprefix|get_model_state_dict")
 #: Words in conditions and decorators which show that one process may save alone.
 _ONE_OF_ALL = re.compile(
     r"main|master|rank|primary|chief|leader|root|proc|gpu|local|device|is_save|should_save|writer|log",
@@ -51,7 +51,9 @@ def wrapper_saved(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
     """
-    if _STRIPPED.search(script.source) or any(
+    if any(text.endswith("module.") for text in script.texts) or _STRIPPED.search(script.words):
+        return
+    if any(
         script.is_ddp(call.receiver) for call in script.methods("load_state_dict")
     ):
         return
@@ -89,7 +91,7 @@ def saved_on_every_rank(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
     """
-    trains = {backward.root for backward in training.backwards(script)}
+    trains = {backward.root for backward in training.passes(script)}
     for call in script.named(_SAVE):
         path = call.argument(1, "f")
         if path is None or call.root not in trains or _is_of_one_rank(script, call) or _is_per_rank(path):
@@ -159,7 +161,7 @@ def sharded_read(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/distributed.checkpoint.html
     """
     folders = {folder for call in script.calls if call.name.startswith(_DCP) for folder in _folders(call)}
-    if not folders and ".distcp" not in script.source:
+    if not folders and not any(".distcp" in text for text in script.texts):
         return
     for call in script.named(_LOAD):
         path = call.argument(0, "f")

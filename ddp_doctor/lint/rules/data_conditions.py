@@ -27,6 +27,9 @@ _AGREES = re.compile(
 
 #: Each is compared with all collectives; no script that people write has more.
 _MOST_LEAVES = 200
+#: What all ranks know of a batch, and functions whose result is the number that they are given.
+_SHAPES = frozenset(("shape", "ndim", "dtype", "device", "is_cuda", "batch_size", "num_graphs"))
+_SAME_NUMBER = frozenset(("int", "float", "bool", "abs", "min", "max"))
 #: Methods whose result depends on a tensor's values.
 _READS = frozenset(("any", "all", "sum", "max", "min", "mean", "item", "count_nonzero"))
 
@@ -37,9 +40,9 @@ def by_data(script: Script) -> Iterator[Spot]:
 
     What it finds
         A collective, or the backward pass of a wrapped model, under a condition on the output of that rank's
-        own forward, or on the values in that rank's own batch (`if not mask.any()`); or a `continue`, `break` or
-        `return` under such a condition that skips one. Values that a collective made equal on all ranks before
-        are not meant, nor are shapes.
+        own forward, or on the values in that rank's own batch (`if not mask.any()`, `if batch["size"] < n`); or a
+        `continue`, `break` or `return` under such a condition that skips one. Values that a collective made equal
+        on all ranks before are not meant, nor are shapes.
 
     Why it matters
         Each rank has other data. As soon as the loss of one rank is not finite, or above the threshold, and the others'
@@ -102,7 +105,9 @@ def _is_local(script: Script, condition: Condition, order: int) -> bool:
         return False
     agreed = _agreed(script, condition, order)
     made = list(condition.test.sources())
-    if not any(training.is_forward(script, source) or _is_read_off_a_batch(source) for source in made):
+    if not any(training.is_forward(script, source) or _is_read_off_a_batch(source) for source in made) and (
+        not _asks_a_batch(condition.test)
+    ):
         return False
     return not any(
         id(source) in agreed or (_makes_equal(source) and _holds_output(script, source)) for source in made
@@ -120,6 +125,18 @@ def _is_read_off_a_batch(value: Value) -> bool:
         return False
     of = value.receiver if value.method in _READS else None
     return of is not None and any(map(training.is_from_a_loader, of.sources()))
+
+
+def _asks_a_batch(value: Value, depth: int = 6) -> bool:
+    """``batch["size"] < n``: a comparison with what a batch holds, however it is put together; no shape, no length."""
+    if isinstance(value, Call):
+        given = value.args if value.name in _SAME_NUMBER else ()
+        return any(_asks_a_batch(part, depth - 1) for part in given)
+    if value.kind in ("other", "choice"):
+        return bool(depth) and any(_asks_a_batch(part, depth - 1) for part in value.parts)
+    if value.kind == "attribute" and value.attribute not in _SHAPES and value.owner is not None:
+        return training.is_from_a_loader(value.owner)
+    return value.kind == "element" and training.is_from_a_loader(value)
 
 
 def _makes_equal(value: Value) -> bool:
@@ -143,4 +160,6 @@ def _is_numeric(value: Value) -> bool:
             "callable",
         ):
             return False
-    return isinstance(value, Call) or isinstance(value.node, ast.Compare | ast.UnaryOp | ast.BoolOp)
+    return isinstance(value, Call) or isinstance(
+        value.node, ast.Compare | ast.UnaryOp | ast.BoolOp | ast.Subscript
+    )

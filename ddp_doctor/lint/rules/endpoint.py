@@ -161,9 +161,7 @@ def _reads_endpoint(call: Call) -> bool:
 
 
 def _is_started_by_torchrun(script: Script) -> bool:
-    if "RANK" not in script.source or any(
-        _sets(script, name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-    ):
+    if any(_sets(script, name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")):
         return False
     if any((call.name or call.method).rpartition(".")[2] in _STARTERS for call in script.calls):
         return False

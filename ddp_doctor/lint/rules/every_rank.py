@@ -9,42 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddp_doctor.lint import names
+from ddp_doctor.lint import names, training
 from ddp_doctor.lint.ranks import chosen_ranks, rank_kind
 from ddp_doctor.lint.rule import Spot, lint_rule
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import Call, Value
+from ddp_doctor.lint.values import Call, Value, written
 from ddp_doctor.model.choices import Severity
 
 _WRITERS = ("torch.utils.tensorboard.SummaryWriter", "tensorboardX.SummaryWriter", "wandb.init")
 _DATASETS = ("torchvision.datasets.", "torchaudio.datasets.", "torchtext.datasets.")
 _LETS_ONE_FIRST = ("lock", "first", "zero", "once", "main")
-#: Methods of a module that compute nothing that is trained.
-_NO_FORWARD = frozenset(
-    (
-        *(
-            "parameters",
-            "named_parameters",
-            "buffers",
-            "named_buffers",
-            "modules",
-            "named_modules",
-            "children",
-        ),
-        *(
-            "state_dict",
-            "load_state_dict",
-            "train",
-            "eval",
-            "zero_grad",
-            "to",
-            "cuda",
-            "cpu",
-            "requires_grad_",
-        ),
-        "no_sync",
-    )
-)
+#: Functions that are given a model and do not call it.
+_CALLS_NOTHING = frozenset(("print", "len", "id", "type", "isinstance", "hasattr", "torch.save", "copy.deepcopy"))
 
 
 @lint_rule("DDL163", "every-rank-downloads", Severity.WARNING)
@@ -139,8 +115,9 @@ def forward_around(script: Script) -> Iterator[Spot]:
     """The loss is computed with model.module, so that DDP does not synchronise its gradients.
 
     What it finds
-        `loss = model.module(...)` (or another method of the module inside) with `loss.backward()`, in a loop in which
-        the wrapper itself is never called.
+        `loss = model.module(...)` (or another method of the module inside, or the model under the name that it had
+        before it was wrapped) with `loss.backward()`, in a loop in which the wrapper itself is never called where
+        gradients are recorded, and no gradient is reduced by hand.
     Why it matters
         DDP prepares its reducer in its own forward. Around it, backward leaves each rank with the gradients of its own
         shard, without a word: the ranks train models that drift apart, and rank 0's is saved (seen: after
@@ -155,14 +132,15 @@ def forward_around(script: Script) -> Iterator[Spot]:
         if backward.receiver is None or not backward.loops:
             continue
         loop = backward.loops[-1]
-        around = [call for call in _made_of(backward.receiver) if _bypasses_wrapper(script, call)]
+        around = [call for call in _made_of(backward.receiver) if training.goes_around(script, call)]
         if not around:
             continue
         inside = (call for call in script.calls if loop in call.loops)
-        if not any(_calls_wrapper(script, call) or _reduces_by_hand(call) for call in inside):
+        if not any(_calls_wrapper(script, call) or training.reduces_gradients(call) for call in inside):
             yield Spot(
                 around[0],
-                "The loss comes from model.module: backward will not synchronise gradients between ranks",
+                f"The loss comes from {written(around[0].call.func)}, around the wrapper: "
+                "backward will not synchronise gradients between ranks",
                 remedy="Call the wrapper itself, model(...), not the module inside of it",
             )
 
@@ -190,30 +168,12 @@ def _made_of(value: Value) -> Iterator[Call]:
                 yield from (inner for inner in source.returned.sources() if isinstance(inner, Call))
 
 
-def _bypasses_wrapper(script: Script, call: Call) -> bool:
-    """``model.module(...)`` or ``model.module.loss(...)`` of a model that surely is wrapped."""
-    callee = call.receiver if call.method and call.method not in _NO_FORWARD else None
-    for inner in (call.callee, callee):
-        if (
-            inner is not None
-            and inner.kind == "attribute"
-            and inner.attribute == "module"
-            and inner.owner is not None
-        ):
-            options = list(inner.owner.objects())
-            if options and all(script.is_ddp(option) for option in options):
-                return True
-    return False
-
-
 def _calls_wrapper(script: Script, call: Call) -> bool:
-    """Whether the wrapper is called, or passed to something that may call it."""
+    """Whether the wrapper is called for a backward pass, or passed to something that may call it."""
+    if training.no_gradients(call) or call.name in _CALLS_NOTHING:
+        return False
     if call.callee is not None and any(script.is_ddp(option) for option in call.callee.objects()):
         return True
     if call.local is not None:
         return False  # followed: what it calls is seen
     return any(script.is_ddp(option) for value in call.arguments for option in value.objects())
-
-
-def _reduces_by_hand(call: Call) -> bool:
-    return call.name.startswith("torch.distributed.") and "reduce" in call.name

@@ -24,7 +24,7 @@ from ddp_doctor.model.choices import Severity
 
 _AUTOCASTS = ("torch.amp.autocast", "torch.cuda.amp.autocast")
 _CLIPS = tuple(f"torch.nn.utils.{name}" for name in ("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_"))
-_SCALES = ("scaler", "loss_scale", "amp.scale_loss", "apex")
+_SCALES = ("scaler", "loss_scale", "scale_loss")
 #: Rules compare a scaler with all calls of its methods.
 _MOST_SCALERS = 50
 Precision = Literal["float16", "bfloat16", "unknown"]
@@ -52,7 +52,7 @@ def without_scaler(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/docs/stable/amp.html#gradient-scaling
     """
-    if any(word in script.lowered for word in _SCALES):
+    if any(word in script.lowered for word in _SCALES) or "apex" in script.modules:
         return
     for call in script.methods("backward"):
         for part in training.made_of(call.receiver):

@@ -24,7 +24,6 @@ _LOSSES = re.compile(
     r"binary_cross_entropy|binary_cross_entropy_with_logits)|\w+Loss)$"
 )
 _DEFAULT_DEVICE = ("set_default_device", "set_default_tensor_type", "prefetch")
-_MOVES = re.compile(r"\.cuda\(|\.to\(|device=")
 
 
 @lint_rule("DDL136", "batch-not-on-the-gpu", Severity.ERROR)
@@ -132,14 +131,19 @@ def _takes_as_it_comes(script: Script, wrap: Call) -> bool:
 
     def moves_nothing(call: Call) -> bool:
         if isinstance(call.local, ast.ClassDef):
-            return not _MOVES.search(_text(script, call.local))
+            return not _moves(call.local)
         return call.name.startswith(("torch.nn.", "torchvision.models."))
 
     return is_result(wrap.argument(0, "module"), moves_nothing)
 
 
-def _text(script: Script, node: ast.ClassDef | ast.FunctionDef) -> str:
-    return "\n".join(script.lines[node.lineno - 1 : node.end_lineno])
+def _moves(definition: ast.AST) -> bool:
+    """Whether a class or function of the script moves anything, or makes it on a device."""
+    return any(
+        (isinstance(node, ast.keyword) and node.arg == "device")
+        or (isinstance(node, ast.Attribute) and node.attr in ("cuda", "to"))
+        for node in ast.walk(definition)
+    )
 
 
 def _wraps_on_gpu(script: Script) -> bool:
@@ -173,7 +177,7 @@ def _is_plain(script: Script, call: Call) -> bool:
         return False
     dataset = call.argument(0, "dataset")
     return not any(
-        isinstance(made.local, ast.ClassDef | ast.FunctionDef) and _MOVES.search(_text(script, made.local))
+        made.local is not None and _moves(made.local)
         for made in training.calls_in(dataset)
     )
 

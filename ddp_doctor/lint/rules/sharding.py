@@ -17,18 +17,20 @@ from ddp_doctor.lint import names, training
 from ddp_doctor.lint.ranks import rank_kind
 from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.scopes import Class
-from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import Call, Loop, Value, is_result
+from ddp_doctor.lint.script import Script, words
+from ddp_doctor.lint.values import Call, Loop, Value, is_result, written
 from ddp_doctor.model.choices import Severity
 
 _SHARDED = re.compile(
-    r"Distributed\w*Sampler|split_dataset_by_node|nodesplitter|split_by_node|\.shard\(|DataLoaderDispatcher|"
+    r"Distributed\w*Sampler|split_dataset_by_node|nodesplitter|split_by_node|\.shard$|DataLoaderDispatcher|"
     r"prepare_data_loader|StatefulDataLoader|StreamingDataset"
 )
 _STREAM = re.compile(
     r"iterable|webdataset|webloader|stream|datapipe|shard|distributed|synthetic|fake|dummy", re.IGNORECASE
 )
 _PREPARES = re.compile(r"prepare|set_?up|private|shard|distribut", re.IGNORECASE)
+#: Conditions that may ask whether the job is distributed at all.
+_ON_THE_JOB = re.compile(r"distrib|ddp|rank|world|gpu|local|initialized|sampler|shard|multi", re.IGNORECASE)
 _OF_ONE_PROCESS = ("torch.utils.data.RandomSampler", "torch.utils.data.SequentialSampler")
 _TRAIN = re.compile(r"train", re.IGNORECASE)
 _EPOCHS = re.compile(r"epoch|^ep$", re.IGNORECASE)
@@ -58,18 +60,16 @@ def without_sampler(script: Script) -> Iterator[Spot]:
     """
     if not script.wraps:
         return
-    elsewhere = bool(_SHARDED.search(script.source))
+    elsewhere = any(_shards_training(script, call) for call in script.calls)
     for call in training.loaders(script):
         if not _has_no_shard(script, call) or _is_given_back(script, call):
             continue
-        name = training.written_to(script, call)
+        if any(_ON_THE_JOB.search(condition.test.text) for condition in call.conditions):
+            continue
         shuffled = call.given(training.SHUFFLE, "shuffle")
-        is_training = (
-            (shuffled is not None and shuffled.constant is True)
-            or _TRAIN.search(name)
-            or _is_trained_on(script, call)
-        )
-        if is_training and not call.conditions and not (elsewhere and not _TRAIN.search(name)):
+        is_shuffled = shuffled is not None and shuffled.constant is True and not elsewhere
+        named = bool(_TRAIN.search(training.written_to(script, call)))
+        if is_shuffled or named or _is_trained_on(script, call):
             yield Spot(
                 call,
                 "This DataLoader gives every rank the whole data set",
@@ -115,8 +115,8 @@ def no_set_epoch(script: Script) -> Iterator[Spot]:
     """A DistributedSampler shuffles, and no epoch tells it its number.
 
     What it finds
-        A DistributedSampler that shuffles and feeds a training loop over several epochs, in a script that never calls
-        `set_epoch`.
+        A DistributedSampler that shuffles, in a script that trains in a loop over several epochs and does not call its
+        `set_epoch` there: not at all, for another sampler, always with the same number, or once before the loop.
 
     Why it matters
         The order comes from the seed plus the number of the epoch. Without `set_epoch` that number stays 0: every epoch
@@ -128,9 +128,10 @@ def no_set_epoch(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
     """
-    if "set_epoch" in script.source or not _has_epochs(script):
-        return
-    for call in script.named(names.SAMPLER):
+    told = _told(script) if _has_epochs(script) else None
+    for call in script.named(names.SAMPLER) if told is not None else ():
+        if id(call.node) in told:
+            continue
         shuffled = call.argument(3, "shuffle")
         if call.has_stars or (shuffled is not None and shuffled.constant is not True):
             continue
@@ -143,12 +144,55 @@ def no_set_epoch(script: Script) -> Iterator[Spot]:
             )
 
 
+def _told(script: Script) -> set[int] | None:
+    """The samplers whose ``set_epoch`` is called in every epoch, by node; None if it may be that of any."""
+    calls = list(script.methods("set_epoch"))
+    if not calls:
+        return None if "set_epoch" in script.words else set()
+    found = set[int]()
+    for call in calls:
+        samplers = [sampler for sampler in _samplers(call.receiver) if sampler.kind != "constant"]
+        if not samplers or not all(isinstance(sampler, Call) and _is_sampler(sampler) for sampler in samplers):
+            return None
+        is_once = not call.loops and any(each.root == call.root for each in training.passes(script))
+        epoch = call.argument(0, "epoch")
+        if not is_once and (epoch is None or epoch.kind != "constant"):
+            found |= {id(sampler.node) for sampler in samplers}
+    return found
+
+
+def _samplers(receiver: Value | None) -> Iterator[Value]:
+    """What ``sampler`` or ``loader.sampler`` may be."""
+    for option in receiver.objects() if receiver is not None else ():
+        loader = option.owner if option.kind == "attribute" and option.attribute == "sampler" else None
+        for made in loader.objects() if loader is not None else ():
+            sampler = (
+                made.argument(training.SAMPLER, "sampler")
+                if isinstance(made, Call) and made.name == names.LOADER
+                else None
+            )
+            yield from sampler.objects() if sampler is not None else (made,)
+        if loader is None:
+            yield option
+
+
+def _is_sampler(call: Call) -> bool:
+    return call.name == names.SAMPLER
+
+
+def _shards_training(script: Script, call: Call) -> bool:
+    """Whether a call shares out what is trained on, as far as its name says."""
+    return bool(_SHARDED.search(written(call.call.func))) and not training.is_for_evaluation(script, call)
+
+
 def _is_trained_on(script: Script, loader: Call) -> bool:
-    """Whether a backward pass of the wrapped model runs in a loop over this loader."""
+    """Whether a backward pass of the wrapped model runs in a loop over this loader, and over no other."""
     return any(
-        loop.over is not None and any(source is loader for source in loop.over.sources())
-        for call in training.backwards(script)
+        [source for source in loop.over.sources() if isinstance(source, Call) and source.name == names.LOADER]
+        == [loader]
+        for call in training.passes(script)
         for loop in call.loops[-1:]
+        if loop.over is not None
     )
 
 
@@ -190,17 +234,13 @@ def _is_split(script: Script, value: Value) -> bool:
     if isinstance(value, Call):
         local = value.local
         if isinstance(local, ast.ClassDef):
-            return bool(_BY_RANK.search(_source(script, local)))
+            return bool(_BY_RANK.search(words(ast.walk(local))))
         return bool(_STREAM.search(value.name) or _STREAM.search(value.method))
     return isinstance(value, Class) or bool(value.kind == "name" and _STREAM.search(value.name))
 
 
-def _source(script: Script, node: ast.ClassDef) -> str:
-    return "\n".join(script.lines[node.lineno - 1 : node.end_lineno])
-
-
 def _has_epochs(script: Script) -> bool:
-    return any(_is_epoch_loop(loop) for call in training.backwards(script) for loop in call.loops[:-1])
+    return any(_is_epoch_loop(loop) for call in training.passes(script) for loop in call.loops[:-1])
 
 
 def _is_epoch_loop(loop: Loop) -> bool:

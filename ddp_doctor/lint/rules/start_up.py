@@ -109,7 +109,7 @@ def process_group_left_open(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/distributed.html#shutdown
     """
     starts = list(script.named(names.INIT))
-    ends = any(True for _ in script.named(names.DESTROY)) or "destroy_process_group" in script.source
+    ends = any(True for _ in script.named(names.DESTROY)) or "destroy_process_group" in script.words
     from_elsewhere = any(
         _MAY_END.search(call.name.rpartition(".")[2])
         for call in script.calls
@@ -140,7 +140,7 @@ def local_rank_as_argument(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/distributed.html#launch-utility
         https://pytorch.org/docs/stable/elastic/run.html#transitioning-from-torch-distributed-launch-to-torchrun
     """
-    if "LOCAL_RANK" in script.source:
+    if "LOCAL_RANK" in script.words:
         return
     for call in script.methods("add_argument"):
         given = [argument.constant for argument in call.args]

@@ -19,7 +19,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 
 _OWN_REDUCTION = ("no_sync", "require_backward_grad_sync", "register_comm_hook")
 _SUMMED = re.compile(r"reduction=['\"]sum['\"]|\.sum\(|size_average=False")
-_SHARED = ("reduce", "gather", "torchmetrics", "evaluator")
+_SHARED = re.compile(r"reduce|gather|torchmetrics|evaluator|synchronize_between", re.IGNORECASE)
 _DEEPEST = 12
 
 
@@ -108,7 +108,7 @@ def reduced_by_hand(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/docs/stable/notes/ddp.html
     """
-    if any(word in script.source for word in _OWN_REDUCTION) or not any(
+    if any(word in script.words for word in _OWN_REDUCTION) or not any(
         True for _ in training.backwards(script)
     ):
         return
@@ -144,7 +144,7 @@ def local_sum(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/docs/stable/distributed.html#torch.distributed.all_reduce
     """
-    if any(word in script.lowered for word in _SHARED):
+    if any(map(_shares, script.calls)):
         return
     divisions = {
         id(node.right if isinstance(node, ast.BinOp) else node.value): node
@@ -275,6 +275,14 @@ def _is_parameter_of_ddp(value: Value | None) -> bool:
             inner = model.owner if model is not None and model.attribute == "module" else model
             return training.surely_ddp(inner)
     return False
+
+
+def _shares(call: Call) -> bool:
+    """Whether a call may make a number of all ranks: a collective, or a function from elsewhere with such a name."""
+    if call.name.startswith("torch.") and not call.name.startswith("torch.distributed."):
+        return False  # ReduceLROnPlateau, torch.gather
+    is_of_tensor = call.method == "gather" and len(call.args) > 1
+    return not is_of_tensor and bool(_SHARED.search(call.name or call.method))
 
 
 def _whole_set(script: Script, value: Value) -> Call | None:
