@@ -1,0 +1,53 @@
+"""Files of the user's that Python finds in place of its own modules or of torch.
+
+``python train.py`` searches the script's folder first, ``python -m`` the working directory, then each entry of
+PYTHONPATH, then its own library and site-packages (docs.python.org, "The initialization of the sys.path module search
+path"). In a folder a package with ``__init__.py`` comes before ``NAME.py``; a folder without ``__init__.py`` loses against
+every module further down the path (docs.python.org, importlib, "Finders and loaders"), and hides
+nothing here.
+"""
+
+import sys
+from collections.abc import Callable, Collection
+
+TORCH = "torch"
+#: The modules of Python's library without which torch does not come up. Measured with torch 2.13 under Python 3.11:
+#: with an empty module of that name first on the path, ``import torch.distributed.run, torch.nn.parallel,
+#: torch.utils.data, torch._dynamo.utils`` fails. Not among them: what this Python has frozen, which nothing
+#: hides (some have more of them built in), and what torch loads and gets by without, such as csv and shutil.
+NEEDED = frozenset(
+    """
+    argparse array ast asyncio base64 binascii bisect cmath collections colorsys concurrent contextlib contextvars copy
+    copyreg ctypes dataclasses datetime decimal dis email encodings enum fnmatch fractions functools getpass gettext
+    glob heapq hmac http importlib inspect json keyword linecache logging math mmap multiprocessing numbers opcode operator
+    pathlib pickle pkgutil platform pprint profile queue quopri random re reprlib secrets select selectors signal socket
+    ssl string struct subprocess sysconfig tempfile textwrap threading timeit token tokenize traceback types typing
+    unicodedata unittest urllib uuid warnings weakref zlib
+    """.split()  # noqa: SIM905  a list of words
+)
+#: What stands together in the folder of Python's own library, and nowhere else.
+_LIBRARY = {"os.py", "site.py"}
+
+
+def hidden_modules(names: Collection[str], inside: Callable[[str], Collection[str]]) -> dict[str, str]:
+    """The needed modules, and torch, in whose place Python would load something from a folder: its file by module.
+
+    ``names`` are the names in the folder, ``inside(name)`` those in a folder below it, none where it is no folder.
+    Python's library itself, and an installed torch, hide nothing.
+    """
+    if _LIBRARY.issubset(names):
+        return {}
+    found = {}
+    for module in sorted(NEEDED.difference(sys.builtin_module_names) | {TORCH}):
+        below = inside(module) if module in names else ()
+        if "__init__.py" in below:
+            if module != TORCH or not _is_torch(below):
+                found[module] = f"{module}/__init__.py"
+        elif f"{module}.py" in names:
+            found[module] = f"{module}.py"
+    return found
+
+
+def _is_torch(names: Collection[str]) -> bool:
+    """Whether these are the files of an installed torch: its compiled part is there (torch/_C.cpython-311-….so)."""
+    return any(name.startswith("_C.") and name.endswith(".so") for name in names)
