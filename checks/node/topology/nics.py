@@ -209,7 +209,7 @@ def _far_from_nics(fact: TopologyFact) -> tuple[str, ...] | None:
 
 def _nic_detail(fact: TopologyFact, gpus: Sequence[str]) -> str:
     near = [gpu for gpu in fact.gpus if gpu not in gpus]
-    if all(any(link_codes.nvlinks(fact.links[gpu][device]) for device in near) for gpu in gpus):
+    if all(any(link_codes.nvlinks(fact.links[gpu].get(device, "")) for device in near) for gpu in gpus):
         return "They have NVLink to GPUs that are nearer to one, so NCCL may send through those (PXN)."
     return "What they send to other nodes crosses the link between the sockets, without GPUDirect RDMA."
 

@@ -137,7 +137,7 @@ class _Drawing:
                     hanging, self._bow(gpu, peer, "nvlink", label, 26, width=1.5 + 2.5 * count / most)
                 )
         for (gpu, peer), rule in self.drawn_pairs.items():
-            code = self.picture.matrix.links[gpu][peer]
+            code = self.picture.matrix.links[gpu].get(peer, "?")
             hanging = max(hanging, self._bow(gpu, peer, "bad", f"{code} · {rule}", 46, width=3))
         for x, y, words, name in self.labels:
             self.canvas.text(x, y, words, name, size=12, bold=True)

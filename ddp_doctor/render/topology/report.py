@@ -78,7 +78,7 @@ def matrix_rows(matrix: TopologyMatrix) -> list[list[str]]:
     ]
     rows = [["", *columns, *(title for title, _ in shown)]]
     for name in columns:
-        links = [" X" if name == column else matrix.links[name][column] for column in columns]
+        links = [" X" if name == column else matrix.links[name].get(column, "?") for column in columns]
         rows.append([name, *links, *(cells.get(name) or "" for _, cells in shown)])
     return rows
 
