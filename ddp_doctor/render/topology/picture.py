@@ -177,8 +177,10 @@ class _Drawing:
                 )
         self.canvas.rect(left, top, right - left, _BAR, "fabric")
         kind = "NVSwitch" if fabric.switched else "NVLink"
-        words = f"{kind}: all {len(places)} GPUs reach each other over NV{most}"
-        shorter = f"{kind} NV{most}"
+        least = min(fabric.links.values())
+        codes = f"NV{most}" if least == most else f"NV{least} to NV{most}"
+        words = f"{kind}: all {len(places)} GPUs reach each other over {codes}"
+        shorter = f"{kind} {codes}"
         fits = _PIXELS_A_LETTER * len(words) < right - left - 16
         self.canvas.text(
             (left + right) / 2, top + 19, words if fits else shorter, "on-fabric", size=13, bold=True
