@@ -5,6 +5,7 @@ import pytest
 from ddp_doctor import app
 from ddp_doctor.model.choices import Verdict
 from ddp_doctor.model.recording import Recording
+from ddp_doctor.render.findings import lines
 from tests.recorded import SITUATIONS, add, codes, expected, formatted, judged, load, path_of, raw
 
 
@@ -40,6 +41,19 @@ def test_a_remedy_reads_like_a_sentence():
     assert [
         summary for summary in summaries if not summary[0].isupper() and summary.split()[0] not in TYPED
     ] == []
+
+
+def test_a_line_to_paste_is_whole():
+    """What is to be filled in is a word in capitals; a … would be an argument, and zsh expands a ? even in remarks."""
+    pasted = {
+        line.text.split(": ")[-1]
+        for situation in SITUATIONS
+        for finding in judged(situation).report.findings
+        for line in lines(finding)
+        if line.to_paste
+    }
+
+    assert [text for text in pasted if "…" in text or text.endswith("?")] == []
 
 
 def test_every_file_says_what_it_shows_and_is_written_in_the_one_form():

@@ -24,7 +24,7 @@ from ddp_doctor.model.choices import ExitCode, Where
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import EnvReport, Report
 from ddp_doctor.model.rule import Described
-from ddp_doctor.settings.releases import RELEASES
+from ddp_doctor.settings.releases import RELEASES, default_in_words
 from ddp_doctor.settings.table import Variable, variables
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
@@ -236,8 +236,8 @@ def variables_page() -> str:
     head = (
         f"{_NOTE}\n# Variables\n\nThe environment variables that matter to a DDP job, as far as {RELEASES}"
         " read them; releases are NCCL's where NCCL reads them, else torch's. An empty default means that the"
-        " variable is unset, -2 or ncclConfig that NCCL or the program chooses. `ddp-doctor env` shows which are in"
-        " force on a machine.\n"
+        " variable is unset, automatic that NCCL chooses, ncclConfig that NCCL or the program does. `ddp-doctor env`"
+        " shows which are in force on a machine.\n"
     )
     owners = dict.fromkeys(variable.owner for variable in variables().values())
     return "\n".join([head, *(_owner_section(owner) for owner in sorted(owners))])
@@ -251,7 +251,12 @@ def _owner_section(owner: str) -> str:
     ]
     for variable in sorted(variables().values(), key=lambda variable: variable.name):
         if variable.owner == owner:
-            cells = (_meaning(variable), variable.default or "", _releases(variable), _effects(variable))
+            cells = (
+                _meaning(variable),
+                default_in_words(variable.default) or "",
+                _releases(variable),
+                _effects(variable),
+            )
             rows.append(
                 " | ".join([f"| {variable.name}", *(cell.replace("|", "\\|") for cell in cells)]) + " |"
             )

@@ -209,7 +209,7 @@ def join_later(took_s: float) -> Remedy:
     seconds = max(JOIN_TIMEOUT_S, math.ceil(_ROOM * took_s / 60) * 60)
     return remedy(
         f"Give the rendezvous {seconds} s meanwhile: on a busy day it takes longer than its {JOIN_TIMEOUT_S} s",
-        f"torchrun --rdzv-conf join_timeout={seconds} …",
+        f"torchrun --rdzv-conf join_timeout={seconds} SCRIPT",
         scope="job",
         cost="a node that never comes is noticed so much later",
         undo="leave the option out",

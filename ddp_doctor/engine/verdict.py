@@ -173,7 +173,7 @@ def summary(
 
 
 def _why_unsure(recording: Recording, results: Sequence[CheckResult], diagnosis: Diagnosis) -> str:
-    if not recording.collected():
+    if not any(reading.fact is not None for reading in recording.readings):
         alone = recording.options.command == "env" and results
         return f"{results[0].reason}." if alone else "nothing could be measured."
     if diagnosis.failures:

@@ -70,7 +70,9 @@ class SettingInForce(Frozen):
     source: str  # "environment", "FILE:LINE", "line N" of the text, or "torchrun"
     since: str | None = None  # who set it, as far as that is known
     overrides: tuple[Overruled, ...] = ()
-    default: str | None = None  # in the NCCL or torch that is here, else in the newest; None: unset
+    default: str | None = (
+        None  # in the NCCL or torch that is here, else in the newest; None: unset; or "automatic"
+    )
     meaning: str | None = None  # None: nobody knows the name
     status: Literal["read", "not yet", "no longer", "renamed", "deprecated", "read by nothing", "unknown"]
     note: str | None = None  # why the value is not judged

@@ -67,8 +67,8 @@ def shared_memory(found_bytes: int, ranks: int, *, in_container: bool) -> Remedy
         return remedy(
             f"Start the container with --shm-size={gib}g or --ipc=host; in Kubernetes mount an "
             f"emptyDir with medium: Memory and sizeLimit: {gib}Gi at /dev/shm",
-            f"docker run --shm-size={gib}g …",
-            "docker run --ipc=host …",
+            f"docker run --shm-size={gib}g IMAGE",
+            "docker run --ipc=host IMAGE",
             cost="takes memory only as far as it is used; --ipc=host shares the host's segments",
             undo="start it without the option",
             untried=UNCHANGED,
@@ -89,7 +89,10 @@ def shared_memory(found_bytes: int, ranks: int, *, in_container: bool) -> Remedy
 def locked_memory(launcher: str, *, in_container: bool) -> Remedy:
     """Unlimited locked memory, set where this process got its limit from."""
     if in_container:
-        summary, command = "Start the container with --ulimit memlock=-1", "docker run --ulimit memlock=-1 …"
+        summary, command = (
+            "Start the container with --ulimit memlock=-1",
+            "docker run --ulimit memlock=-1 IMAGE",
+        )
     elif launcher == "slurm":
         summary = (
             "Let slurmd give jobs its own limit: PropagateResourceLimitsExcept=MEMLOCK in slurm.conf and "

@@ -41,7 +41,7 @@ def by_setting(
 
 ALLOW_NUMA = remedy(
     "Start the container with --cap-add SYS_NICE, which lets NCCL place host memory near each GPU",
-    "docker run --cap-add SYS_NICE …",
+    "docker run --cap-add SYS_NICE IMAGE",
     "# Kubernetes: securityContext.capabilities.add: [SYS_NICE]",
     cost="the container's processes may also raise their own priority",
     undo="start it without the option",

@@ -36,7 +36,9 @@ def lines(finding: Finding) -> Iterator[Line]:
         yield Line(f"- {one_line(text)}", hang=2)
     for remedy in finding.remedies:
         yield from _remedy(remedy)
-    yield Line(f"({finding.confidence.value}; more: ddp-doctor explain {finding.code})")
+    # Without evidence there is nothing to be sure of.
+    sure = f"{finding.confidence.value}; " if finding.evidence else ""
+    yield Line(f"({sure}more: ddp-doctor explain {finding.code})")
 
 
 def _evidence(evidence: Sequence[Evidence]) -> Iterator[str]:

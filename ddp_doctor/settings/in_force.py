@@ -14,7 +14,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Overruled, SettingInForce
 from ddp_doctor.settings.names import is_of_rccl, is_recorded
 from ddp_doctor.settings.nccl_conf import files_read
-from ddp_doctor.settings.releases import Installed, default_at, status_at
+from ddp_doctor.settings.releases import Installed, default_at, default_in_words, status_at
 from ddp_doctor.settings.table import never_read, variables
 from ddp_doctor.settings.values import misread
 
@@ -213,4 +213,4 @@ def _about(name: str, here: Installed) -> dict[str, str | None]:
     if not at and known.status == "removed":
         status = "renamed" if known.replaced_by else "no longer"
     default = default_at(known, at) if at else known.default
-    return {"status": status, "default": default, "meaning": known.what_it_does or None}
+    return {"status": status, "default": default_in_words(default), "meaning": known.what_it_does or None}

@@ -47,6 +47,11 @@ def default_at(variable: Variable, at: Version) -> str | None:
     return defaults[-1] if defaults else variable.default
 
 
+def default_in_words(default: str | None) -> str | None:
+    """The default for people: NCCL's -2 means that it chooses itself, -1 that the variable is as good as unset."""
+    return {"-2": "automatic", "-1": None}.get(default or "", default)
+
+
 def status_at(variable: Variable, at: Version) -> StatusAt:
     """Whether a release, NCCL's for NCCL's own variables and torch's for all others, reads the variable.
 

@@ -165,7 +165,7 @@ def _stalls_on(
     for ranks, transport in _by_pair(log, trial.ranks).items():
         gpus = _gpus_of(transport, matrix)
         if gpus is not None and _meet(ranks, steps):
-            code = matrix.links[gpus[0]][gpus[1]]
+            code = matrix.links[gpus[0]].get(gpus[1], "")
             if nvlinks(code) == 0:
                 yield Stall(trial, node, ranks, gpus, code, transport.via, log)
 

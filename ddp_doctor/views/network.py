@@ -129,7 +129,7 @@ def to_network(recording: Recording, place: Place) -> Iterator[ToNetwork]:
     kernel = kernels[0].gpudirect_rdma() if kernels else _NOT_ASKED
     nearest = {}
     for gpu in fact.gpus:
-        known = {name: fact.links[gpu][nic] for nic, name in fact.hcas().items()}
+        known = {name: fact.links[gpu][nic] for nic, name in fact.hcas().items() if nic in fact.links[gpu]}
         near = {name: code for name, code in known.items() if rdma is None or name in ports}
         if near:
             code = min(near.values(), key=lambda code: link_code(code).distance)
@@ -148,7 +148,7 @@ def _by_another(place: Place, own: ToNetwork, others: Sequence[ToNetwork]) -> To
     if allowed(own.code, DEFAULT_P2P_LIMIT) or place.node.is_on("NCCL_PXN_DISABLE"):
         return None
     links = place.fact.links[own.gpu]
-    near = (nic for nic in others if allowed(nic.code, DEFAULT_P2P_LIMIT) and nvlinks(links[nic.gpu]))
+    near = (nic for nic in others if allowed(nic.code, DEFAULT_P2P_LIMIT) and nvlinks(links.get(nic.gpu, "")))
     way = next(near, None)
     return (
         replace(way, gpu=own.gpu, code="PXN", why=f"over NVLink to a GPU with a NIC; {way.why}")
@@ -206,7 +206,7 @@ def _near(recording: Recording, place: Place, crossing: Crossing) -> Staged | No
         return None
     gpu, nics = f"GPU{crossing.gpu}", [nic for nic, device in place.fact.nics.items() if device == name]
     model = place.gpus[gpu].name if gpu in place.gpus else None
-    if len(nics) != 1 or gpu not in place.fact.gpus or model is None:
+    if len(nics) != 1 or nics[0] not in place.fact.links.get(gpu, {}) or model is None:
         return None
     code = place.fact.links[gpu][nics[0]]
     able = not any(word in model for word in WITHOUT_GPUDIRECT) and gpu not in place.fact.mig_gpus

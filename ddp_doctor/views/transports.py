@@ -68,7 +68,10 @@ class Place:
             yield Expected((first, second), code, choice, self.rate((first, second), code, choice.kind))
 
     def _pair(self, first: str, second: str, code: str) -> nccl_paths.Pair:
-        nics = [[self.fact.links[gpu][nic] for nic in self.fact.nics] for gpu in (first, second)]
+        nics = [
+            [self.fact.links[gpu][nic] for nic in self.fact.nics if nic in self.fact.links[gpu]]
+            for gpu in (first, second)
+        ]
         through = nccl_paths.bridged(self.fact.gpus, self.fact.links, first, second)
         return nccl_paths.Pair(code, self.fact.p2p_status(first, second), through, nccl_paths.near(nics))
 

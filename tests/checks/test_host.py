@@ -182,7 +182,7 @@ def test_a_full_shared_memory_is_an_error_for_nccl_with_a_remedy_of_the_right_si
     full = but(in_container=True, shm_total_bytes=2 * GIB, shm_free_bytes=0)
     (finding,) = findings(recording(full))
     assert (finding.code, finding.severity) == ("DD221", Severity.ERROR)
-    assert finding.remedies[0].commands == ("docker run --shm-size=4g …", "docker run --ipc=host …")
+    assert finding.remedies[0].commands == ("docker run --shm-size=4g IMAGE", "docker run --ipc=host IMAGE")
     assert finding.evidence[0].value == 0
 
 

@@ -5,11 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from ddp_doctor import app
 from ddp_doctor.checks.node.topology import CHECK, read_pasted
+from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.model.choices import Confidence, Severity, Status
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Options, Recording, World
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
+from ddp_doctor.render.findings import lines
+from ddp_doctor.render.topology.report import matrix_text
+from ddp_doctor.render.topology.tree import machine_of
 from tests.recorded import load
 
 TESTS = Path(__file__).parents[1]
@@ -60,6 +65,38 @@ def test_what_is_damaged_is_refused_with_its_line_beside_what_is_whole():
     assert (refused.status, refused.fact) == (Status.FAILED, None)
     assert str(refused.reason).endswith("PIX in row GPU1 is no status of nvidia-smi topo -p2p")
     assert str(refused.reason).startswith("line ")
+
+
+def test_a_matrix_that_is_damaged_takes_neither_the_one_before_it_nor_the_one_behind_it_along():
+    damaged = MATRIX.replace("NODE", "NODDE", 1)
+    first, second, refused = read_pasted(MATRIX + damaged + MATRIX)
+
+    assert kinds(MATRIX + damaged + MATRIX) == [(0, "topology/1"), (1, "topology/1"), (0, None)]
+    assert first.fact is not None
+    assert first.fact["links"] == (second.fact or {})["links"]
+    assert "NODDE in row GPU0 is no link code" in str(refused.reason)
+
+
+def test_links_that_are_missing_make_the_verdict_unsure_and_those_that_are_there_are_judged():
+    (reading,) = read_pasted((SAMPLES / "cut-off.txt").read_text())
+    recording = Recording(options=Options(command="topology"), readings=(reading,))
+    report = app.judge(recording).report
+
+    assert reading.status is Status.FAILED
+    assert str(reading.reason).startswith("15 of 66 links cannot be read from what is there; ")
+    assert (report.exit_code, [finding.code for finding in report.findings]) == (3, ["DD404"])
+    assert report.summary.startswith("Unsure: topology could not be evaluated")
+    (view,) = [node.fact for node in recording.facts(TopologyFact)]
+    shown = matrix_text(view).splitlines()
+    assert shown[7].split() == ["GPU6", *["NV18"] * 6, "X", *"?????"]
+    assert len(machine_of(view).boxes) > 0
+
+
+def test_what_was_not_understood_is_not_called_proved():
+    (finding,) = judged("GPU0 is slow")
+
+    assert finding.code == "DD405"
+    assert [line.text for line in lines(finding)][-1] == "(more: ddp-doctor explain DD405)"
 
 
 def test_a_matrix_gets_what_the_other_tables_of_its_host_say():

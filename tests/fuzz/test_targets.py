@@ -111,6 +111,7 @@ READERS = (
     "checks/node/topology/formats/nccl_xml.py",
     "checks/node/topology/formats/nvlink_table.py",
     "checks/node/topology/formats/topo_affinity.py",
+    "checks/node/topology/formats/topo_gaps.py",
     "checks/node/topology/formats/topo_matrix.py",
     "checks/node/topology/formats/topo_rows.py",
     "checks/node/topology/formats/xml_tree.py",

@@ -172,7 +172,6 @@ def test_refusal_names_the_line_and_shows_it():
         ("", "empty"),
         (" \r\n\ufeff", "empty"),
         ("GPU prices are up 12 % in this NODE", "no matrix"),
-        (sample("cut-off.txt"), "row GPU6 has 1 link cells"),
         (sample("p2p-capabilities.txt"), "topo -p2p"),
         (PAIR.split("\n", 1)[1], "without its header"),
         (PAIR.partition("\n")[0], "no row of a matrix follows"),
@@ -187,17 +186,16 @@ def test_refusal_names_the_line_and_shows_it():
         (PAIR.replace("GPU1\tPIX", "GPU1\tNV#"), "no number of links"),
         (PAIR.replace("GPU1\tPIX", "GPU1\tCNS"), "topo -p2p"),
         (PAIR.replace("GPU1\tPIX\t", "GPU1\t\t"), "1 link cells under 2 columns"),
-        (PAIR.replace("PIX\t0-7", "NV40-7"), "line 2: the affinity cells of GPU0"),
-        (PAIR.replace("PIX\t0-7", "NV1824-47"), "line 2: NV1824-47 in row GPU0 is no link code"),
+        (
+            PAIR.replace("PIX\t0-7", "NV40-7"),
+            "line 2: the end of row GPU0 is cut or garbled, and GPU0-GPU1 is NV40",
+        ),
+        (PAIR.replace("PIX\t0-7", "NV1824-47"), "GPU0-GPU1 is NV1824-47 there, PIX in row GPU1"),
+        (PAIR.replace("\tPIX\t0-7\t0", "\tPX"), "GPU0-GPU1 is PX there, PIX in row GPU1"),
         (PAIR.replace("PIX", "NV0"), "NV0 in row GPU0 is no link code"),
         (PAIR.replace("PIX", "NV188"), "NV188 in row GPU0 is no link code"),
         (repr(PAIR), "escaped"),
         (PAIR.replace("\t", ","), "names of GPUs stand in a row"),
-        (PAIR.replace("8-15", "15-8"), "affinity"),
-        (PAIR.replace("8-15\t0", "8-11"), "is cut off"),
-        (PAIR.replace("8-15\t0", "8-"), "affinity"),
-        (PAIR.replace("8-15\t0", ""), "is cut off"),
-        (PAIR.replace("NUMA Affinity", "Power Affinity"), "column title"),
         (PAIR.replace("\tGPU0", "\tG\0PU0"), "NUL"),
         ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", "could not reach"),
         ("Failed to initialize NVML: Driver/library version mismatch", "different versions"),
@@ -218,19 +216,77 @@ def test_other_output_behind_the_matrix_does_no_harm():
     assert parse_matrices(PAIR + behind) == parse_matrices(PAIR)
 
 
-def test_one_cell_of_glued_affinity_that_can_be_cut_in_two_ways_is_refused():
-    text = PAIR.replace("\t", "  ")
-    assert parse_matrix(text.replace("8-15  0", "8-150")).cpu_affinity["GPU1"] == "8-15"
-    assert "cannot be told apart" in refusal(text.replace("8-15  0", "8-1511"))
+def test_glued_affinity_that_can_be_cut_in_one_way_only_is_read():
+    assert parse_matrix(PAIR.replace("\t", "  ").replace("8-15  0", "8-150")).cpu_affinity["GPU1"] == "8-15"
 
 
-def test_glued_affinity_that_overlaps_the_other_socket_is_refused():
-    assert "cannot be told apart" in refusal(PAIR.replace("\t", "  ").replace("8-15  0", "5-150"))
+# --- read in part --------------------------------------------------------------------------------
 
 
-def test_glued_affinity_in_every_row_is_refused():
-    text = PAIR.replace("0-7\t0", "0-70").replace("8-15\t0", "8-150")
-    assert "cut off" in refusal(text)
+def test_a_matrix_that_ends_early_keeps_the_links_that_are_there():
+    (matrix,) = parse_matrices(sample("cut-off.txt"))
+    assert matrix.links["GPU6"] == dict.fromkeys(matrix.gpus[:6], "NV18")
+    assert matrix.links["NIC0"]["GPU5"] == "SYS"
+    assert matrix.unknown_links() == 15
+    assert matrix.warnings[0] == "15 of 66 links cannot be read from what is there"
+    assert len(list(matrix.gpu_pairs())) == 27
+    assert matrix.nearest_hcas("GPU6") == ("", ())
+    with pytest.raises(TopologyError, match="line 8: the row of GPU6 is cut off"):
+        parse_matrix(sample("cut-off.txt"))
+
+
+WIDE = PAIR.replace("\t", "  ")
+PAIR_OF_4 = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV4\t0-7\nGPU1\tNV4\t X \t8-15\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "link", "says"),
+    [
+        (
+            PAIR.replace("8-15", "15-8"),
+            "PIX",
+            "line 3: the affinity cells of GPU1 cannot be told apart: 15-8  0",
+        ),
+        (PAIR.replace("8-15\t0", "8-11"), "PIX", "line 3: the affinity cells of GPU1 are cut off"),
+        (PAIR.replace("8-15\t0", "8-"), "PIX", "affinity cells of GPU1 cannot be told apart: 8-"),
+        (PAIR.replace("8-15\t0", ""), "PIX", "affinity cells of GPU1 are cut off before NUMA Affinity"),
+        (WIDE.replace("8-15  0", "8-1511"), "PIX", "affinity cells of GPU1 cannot be told apart: 8-1511"),
+        (WIDE.replace("8-15  0", "5-150"), "PIX", "affinity cells of GPU1 cannot be told apart: 5-150"),
+        (
+            PAIR.replace("0-7\t0", "0-70").replace("8-15\t0", "8-150"),
+            "PIX",
+            "line 2: the affinity cells of GPU0 (and of 1 more) are cut off",
+        ),
+        (PAIR.replace("8-15\t0", "N/A0N/A"), "PIX", "affinity cells of GPU1 cannot be told apart: N/A0  N/A"),
+        (PAIR.replace("NUMA Affinity", "Power Affinity"), "PIX", "have no title that is understood"),
+        (PAIR.replace("CPU Affinity\tNUMA Affinity", "CPU Aff"), "PIX", "have no title that is understood"),
+        (PAIR.replace("GPU1\tPIX\t X \t8-15\t0", "GPU1\tPI"), "PIX", "line 3: the row of GPU1 is cut off"),
+        (PAIR.replace("GPU1\tPIX\t X \t8-15\t0", "GPU1\tPIX"), "PIX", "line 3: the row of GPU1 is cut off"),
+        (PAIR.replace("X \tPIX\t0-7\t0", "X \tP"), "PIX", "line 2: the row of GPU0 is cut off"),
+        (PAIR_OF_4.replace("NV4\t0-7", "NV40-7"), "NV4", "affinity cells of GPU0 cannot be told apart: -7"),
+        (PAIR_OF_4.replace("NV4\t0-7", "NV424-47"), "NV4", "affinity cells of GPU0 cannot be told apart"),
+        (
+            PAIR_OF_4.replace("NV4", "NV18").replace("NV18\t0-7", "NV1"),
+            "NV18",
+            "affinity cells of GPU0 are cut off",
+        ),
+    ],
+)
+def test_links_that_are_certain_are_read_where_the_rest_of_a_row_is_not(text: str, link: str, says: str):
+    (matrix,) = parse_matrices(text)
+    assert matrix.links == {"GPU0": {"GPU1": link}, "GPU1": {"GPU0": link}}
+    (warning,) = matrix.warnings
+    assert says in warning
+
+
+def test_a_row_that_is_cut_and_a_row_that_lost_a_cell_are_told_apart():
+    """A lost cell moves those behind it; what another row contradicts is refused."""
+    rows = ("GPU0\t X \tNV4\tPHB\tSYS", "GPU1\tNV4\t X \tSYS\tPHB", "GPU2\tPHB\tSYS\t X \tNV4")
+    text = "\n".join(("\tGPU0\tGPU1\tGPU2\tGPU3", *rows, "GPU3\tSYS\tPHB\tNV4\t X "))
+    (matrix,) = parse_matrices(text)
+    (cut,) = parse_matrices(text.replace("\tSYS\tPHB\n", "\tSYS\tPH\n"))
+    assert cut.links == matrix.links
+    assert "GPU1-GPU2 is PHB there, SYS in row GPU2" in refusal(text.replace("\tSYS\tPHB\n", "\tPHB\n"))
 
 
 def test_duplicate_row_is_told():

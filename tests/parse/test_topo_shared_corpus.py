@@ -45,11 +45,11 @@ def read_or_none(text: str) -> tuple[TopologyMatrix, ...] | None:
 def as_expected(matrix: TopologyMatrix) -> dict[str, Any]:
     gpus = matrix.gpus
     return {
-        "matrix": [["X" if one == two else matrix.links[one][two] for two in gpus] for one in gpus],
+        "matrix": [["X" if one == two else matrix.links[one].get(two) for two in gpus] for one in gpus],
         "gpu_names": list(gpus),
         "nic_columns": list(matrix.nics),
         "nic_names": list(matrix.nics.values()),
-        "gpu_nic": {gpu: {nic: matrix.links[gpu][nic] for nic in matrix.nics} for gpu in gpus},
+        "gpu_nic": {gpu: {nic: matrix.links[gpu].get(nic) for nic in matrix.nics} for gpu in gpus},
         "cpu_affinity": list(matrix.cpu_affinity.values()),
         "numa_affinity": list(matrix.numa_affinity.values()),
         "gpu_numa_id": list(matrix.gpu_numa_id.values()),

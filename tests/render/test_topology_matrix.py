@@ -11,7 +11,7 @@ from ddp_doctor.render.topology.report import matrix_rows, matrix_text, styled_m
 SAMPLES = Path(__file__).parents[1] / "samples" / "topology"
 
 CLASSIC = """\
-      GPU0  GPU1  NIC0  NIC1  NIC2  CPUs          NUMA  GPU memory
+      GPU0  GPU1  NIC0  NIC1  NIC2  CPUs          NUMA  GPU NUMA ID
 GPU0   X    SYS   SYS   SYS   NODE  0-31,64-95    0     N/A
 GPU1  SYS    X    NODE  NODE  SYS   32-63,96-127  1     N/A
 NIC0  SYS   NODE   X    PIX   SYS

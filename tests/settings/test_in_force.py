@@ -266,9 +266,15 @@ def test_an_empty_environment_is_healthy_and_shows_what_torchrun_would_set(tmp_p
 
 
 def test_the_default_of_what_is_unset_by_default_is_told_and_unknown_names_have_none():
-    lines = shown(report_of(app.read_settings("NCCL_IB_HCA=mlx5_0\nNCCL_XYZZY=1\n"))).splitlines()
+    text = "NCCL_IB_HCA=mlx5_0\nNCCL_XYZZY=1\nNCCL_CUMEM_ENABLE=0\nNCCL_IB_GID_INDEX=3\n"
+    lines = shown(report_of(app.read_settings(text))).splitlines()
     rows = {line.split()[0]: line.split()[1:3] for line in lines if line.startswith(" NCCL_")}
-    assert rows == {"NCCL_IB_HCA": ["mlx5_0", "unset"], "NCCL_XYZZY": ["1", "-"]}
+    assert rows == {
+        "NCCL_IB_HCA": ["mlx5_0", "unset"],
+        "NCCL_XYZZY": ["1", "-"],
+        "NCCL_CUMEM_ENABLE": ["0", "automatic"],
+        "NCCL_IB_GID_INDEX": ["3", "unset"],
+    }
 
 
 def test_the_table_says_what_is_overruled_and_that_nothing_is_set():

@@ -107,7 +107,7 @@ def timed_out(recording: Recording) -> Iterator[Draft]:
             fix(
                 f"Open TCP port {port} from {names(group)} to {fact.endpoint_host}, in the host's firewall and"
                 " in the network's (security groups); the job needs its ephemeral ports too",
-                f"ping -c 3 {fact.endpoint_host}   # on {names(group)}: is the host up?",
+                f"ping -c 3 {fact.endpoint_host}   # on {names(group)}: whether the host is up",
                 f"ss -ltnp 'sport = :{port}'; sudo nft list ruleset   # on {fact.endpoint_host}",
                 scope="cluster",
                 cost="a port open between the nodes of the cluster",

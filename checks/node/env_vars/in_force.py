@@ -133,7 +133,7 @@ def hardware_of(recording: Recording, node: int) -> Hardware:
     absent = _absent(recording).get(node, frozenset())
     if count is None and "topology" in absent:
         count = 0
-    joined = [nvlinks(topology.links[a][b]) > 0 for a, b in combinations(job, 2)] if topology else []
+    joined = [nvlinks(topology.links[a].get(b, "")) > 0 for a, b in combinations(job, 2)] if topology else []
     known = topology is not None and topology.nvlink_told
     return Hardware(
         gpus=count,
@@ -184,13 +184,18 @@ def _is_ll128_safe(recording: Recording, topology: TopologyFact, cards: tuple[Gp
         return False
     job, links = _job(topology), topology.links
     far = [
-        (a, b) for a, b in combinations(job, 2) if not nvlinks(links[a][b]) and not bridged(job, links, a, b)
+        (a, b)
+        for a, b in combinations(job, 2)
+        if not nvlinks(links[a].get(b, "")) and not bridged(job, links, a, b)
     ]
     if far:
         return False
     if recording.world is None or recording.world.nnodes < 2:
         return True
-    near = [any(allowed(links[gpu][nic], DEFAULT_P2P_LIMIT) for nic in topology.nics) for gpu in job]
+    near = [
+        any(allowed(links[gpu][nic], DEFAULT_P2P_LIMIT) for nic in topology.nics if nic in links[gpu])
+        for gpu in job
+    ]
     if not topology.nics:  # a plug-in may have devices of its own
         return None
     return any(near) if min(kinds) >= _HOPPER else all(near)

@@ -177,8 +177,8 @@ def _more_cpus(ranks: int) -> Remedy:
     return remedy(
         f"Give the job at least {2 * ranks} CPUs on the node, or start fewer ranks: --cpus-per-task in "
         "SLURM, --cpus in Docker, resources.limits.cpu in Kubernetes",
-        f"sbatch --cpus-per-task={2 * ranks} …",
-        f"docker run --cpus={2 * ranks} …",
+        f"sbatch --cpus-per-task={2 * ranks} SCRIPT",
+        f"docker run --cpus={2 * ranks} IMAGE",
         scope="job",
         cost="other jobs get fewer CPUs",
         undo="ask for fewer again",

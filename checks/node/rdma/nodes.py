@@ -214,7 +214,8 @@ def fast_and_others(
 
 def distance(fact: TopologyFact, gpu: str, names: set[str]) -> int:
     """How far the nearest of these devices is from a GPU; far beyond all codes where the matrix has none."""
-    codes = (fact.links[gpu][nic] for nic, name in fact.hcas().items() if name in names)
+    links = fact.links[gpu]
+    codes = (links[nic] for nic, name in fact.hcas().items() if name in names and nic in links)
     return min((link_code(code).distance for code in codes), default=99)
 
 

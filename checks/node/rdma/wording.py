@@ -249,7 +249,7 @@ GIVE_ADDRESS = by_administrator(
 #: The RDMA devices of a host for a container.
 GIVE_DEVICES = remedy(
     "Give the container the host's RDMA devices: --device /dev/infiniband, or Kubernetes' device plug-in",
-    "docker run --device /dev/infiniband --ulimit memlock=-1 --cap-add IPC_LOCK …",
+    "docker run --device /dev/infiniband --ulimit memlock=-1 --cap-add IPC_LOCK IMAGE",
     cost="the container reaches the fabric; its processes may pin memory",
     undo="start it without the option",
     untried="the doctor starts no container",

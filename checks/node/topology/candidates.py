@@ -227,7 +227,7 @@ def tree_hidden(fact: TopologyFact) -> bool:
     return (
         len(fact.gpus) >= _LEAST_HIDDEN
         and fact.source != "nccl-xml"  # which calls NODE PHB too
-        and all(fact.links[gpu][two] == "PHB" for gpu in fact.gpus for two in fact.gpus if gpu != two)
+        and all(fact.links[gpu].get(two) == "PHB" for gpu in fact.gpus for two in fact.gpus if gpu != two)
         and len(set(fact.cpu_affinity.values())) == 1
     )
 

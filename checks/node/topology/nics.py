@@ -209,7 +209,7 @@ def _far_from_nics(fact: TopologyFact) -> tuple[str, ...] | None:
 
 def _nic_detail(fact: TopologyFact, gpus: Sequence[str]) -> str:
     near = [gpu for gpu in fact.gpus if gpu not in gpus]
-    if all(any(link_codes.nvlinks(fact.links[gpu][device]) for device in near) for gpu in gpus):
+    if all(any(link_codes.nvlinks(fact.links[gpu].get(device, "")) for device in near) for gpu in gpus):
         return "They have NVLink to GPUs that are nearer to one, so NCCL may send through those (PXN)."
     return "What they send to other nodes crosses the link between the sockets, without GPUDirect RDMA."
 
@@ -265,8 +265,8 @@ def _cpu_evidence(node: FactAt[TopologyFact], gpus: Sequence[str]) -> Iterator[E
 def _near_cpus(fact: TopologyFact, gpus: Sequence[str]) -> Remedy:
     return remedy(
         "Give the job CPUs of the NUMA node that its GPUs stand at",
-        "sbatch --gres-flags=enforce-binding …   # SLURM chooses CPUs that fit the GPUs",
-        f"taskset -c {fact.near_cpus[gpus[0]]} …   # where the job pins itself: those near {gpus[0]}",
+        "sbatch --gres-flags=enforce-binding SCRIPT   # SLURM chooses CPUs that fit the GPUs",
+        f"taskset -c {fact.near_cpus[gpus[0]]} COMMAND   # where the job pins itself: those near {gpus[0]}",
         scope="job",
         cost="none, but the job may wait longer for such CPUs",
         undo="leave the option out",

@@ -45,12 +45,20 @@ class Found:
     unsure: str | None = None
 
 
-Reader = Callable[[Sequence[str]], Iterable[Found]]
+#: Raises TopologyError as well, where it cannot go on.
+Reader = Callable[[Sequence[str]], Iterable[Found | TopologyError]]
 
 
-def _matrices(lines: Sequence[str]) -> Iterable[Found]:
-    for at, matrix in find_matrices(lines):
-        yield Found(at, TopologyFact(**dict(matrix)), TopologyFact.KIND, frozenset(matrix.gpus))
+def _matrices(lines: Sequence[str]) -> Iterable[Found | TopologyError]:
+    for found in find_matrices(lines):
+        if isinstance(found, TopologyError):
+            yield found
+            continue
+        at, matrix = found
+        unsure = "; ".join(matrix.warnings) if matrix.unknown_links() else None
+        yield Found(
+            at, TopologyFact(**dict(matrix)), TopologyFact.KIND, frozenset(matrix.gpus), unsure=unsure
+        )
 
 
 def _p2p_tables(lines: Sequence[str]) -> Iterable[Found]:
@@ -102,11 +110,8 @@ def read_pasted(text: str) -> tuple[Reading, ...]:
     found: list[Found] = []
     refused: list[TopologyError] = []
     for reader in READERS:
-        try:
-            taken = _read(reader, lines)
-        except TopologyError as error:
-            refused.append(error)
-            continue
+        taken, first_refused = _read(reader, lines)
+        refused += [first_refused] if first_refused else []
         found += taken
         for table in taken:
             lines[table.lines.start : table.lines.stop] = [""] * len(table.lines)
@@ -122,11 +127,22 @@ def read_pasted(text: str) -> tuple[Reading, ...]:
     return (readings[0].model_copy(update={"raw": raw}), *readings[1:])
 
 
-def _read(reader: Reader, lines: Sequence[str]) -> list[Found]:
-    taken = list(islice(reader(lines), _MOST_OUTPUTS + 1))
-    if len(taken) > _MOST_OUTPUTS:
-        raise TopologyError(f"the text holds more than {_MOST_OUTPUTS} outputs of one kind")
-    return taken
+def _read(reader: Reader, lines: Sequence[str]) -> tuple[list[Found], TopologyError | None]:
+    """What a reader takes, and the first that it refuses."""
+    taken: list[Found] = []
+    refused: list[TopologyError] = []
+    outputs = iter(reader(lines))
+    try:
+        for output in islice(outputs, _MOST_OUTPUTS):
+            if isinstance(output, TopologyError):
+                refused.append(output)
+            else:
+                taken.append(output)
+        if next(outputs, None) is not None:
+            return [], TopologyError(f"the text holds more than {_MOST_OUTPUTS} outputs of one kind")
+    except TopologyError as error:
+        refused.append(error)
+    return taken, next(iter(refused), None)
 
 
 def _hosts(found: Iterable[Found]) -> Iterable[int]:

@@ -24,11 +24,12 @@ def topology_partly_unclear(recording: Recording) -> Iterator[Draft]:
 
     What it finds
         Two rows that disagree about one pair, a NIC whose name in the legend is garbled, missing or no
-        device name, a row that appears twice or not at all, CPU lists that no machine has.
+        device name, rows that are cut, appear twice or not at all, affinity cells that cannot be told apart,
+        CPU lists that no machine has. Where links are not known for it, the verdict is unsure.
 
     Why it matters
-        Advice rests on this matrix. A pair whose rows disagree gets none, and a NIC without a proper
-        name is never put into a setting.
+        Advice rests on this matrix. A pair whose rows disagree, or whose link no row gives, gets none, and a
+        NIC without a proper name is never put into a setting.
 
     Remedy
         Rows disagree where one GPU has MIG enabled, which is in order. nvidia-smi garbles its own
@@ -44,7 +45,7 @@ def topology_partly_unclear(recording: Recording) -> Iterator[Draft]:
             node_culprits(recording, group) if recording.world else (),
             f"Part of the GPU topology of {hosts_of(recording, group)} is unclear: {warnings[0]}",
             (Evidence(text=text) for text in warnings),
-            detail="What contradicts itself or has no usable name counts for nothing.",
+            detail="What contradicts itself, cannot be read or has no usable name counts for nothing.",
         )
 
 
@@ -54,8 +55,9 @@ def topology_not_understood(recording: Recording) -> Iterator[Draft]:
 
     What it finds
         Text that holds no output of ``nvidia-smi topo -m``, ``topo -p2p``, ``nvlink -s`` or their like,
-        or one that is cut off, interrupted, garbled, or of a format that is not known. The reason and
-        the line are named; what is whole beside it is read.
+        or one that is interrupted, garbled, or of a format that is not known, so that a link may be misread.
+        The reason and the line are named; what is whole beside it is read. Of a matrix that is cut off the links
+        that are there are read (DD404).
 
     Why it matters
         Advice from a misread matrix would be worse than none, so nothing is guessed.

@@ -83,7 +83,7 @@ class PciDevice(Frozen):
 
 
 class TopologyMatrix(Frozen):
-    """One matrix. Names as the header prints them, codes as printed, X left out.
+    """One matrix. Names as the header prints them, codes as printed, X and links that are not known left out.
 
     ``nics`` maps a column to its device ("NIC0" to "mlx5_0"), or to itself where no usable name is
     known. Affinities are the printed strings, "N/A" included, and None where the cell is blank or
@@ -99,20 +99,26 @@ class TopologyMatrix(Frozen):
     warnings: tuple[str, ...] = ()
 
     def gpu_pairs(self) -> Iterator[tuple[str, str, str]]:
-        """Each pair of GPUs and its code; a pair whose two rows disagree is left out."""
+        """Each pair of GPUs and its code; a pair whose two rows disagree or that is not known is left out."""
         for index, first in enumerate(self.gpus):
             for second in self.gpus[index + 1 :]:
-                if self.links[first][second] == self.links[second][first]:
-                    yield first, second, self.links[first][second]
+                code = self.links[first].get(second)
+                if code is not None and code == self.links[second].get(first):
+                    yield first, second, code
+
+    def unknown_links(self) -> int:
+        """The number of pairs of devices whose link no row gives."""
+        return sum(len(self.links) - 1 - len(row) for row in self.links.values()) // 2
 
     def hcas(self) -> dict[str, str]:
         """The NIC columns whose device name is known, and that name."""
         return {nic: name for nic, name in self.nics.items() if not NUMBERED.fullmatch(name)}
 
     def nearest_hcas(self, gpu: str) -> tuple[str, tuple[str, ...]]:
-        """The nearest code from this GPU to a NIC of known name, and those NICs; ("", ()) if none."""
-        codes = {name: self.links[gpu][nic] for nic, name in self.hcas().items()}
-        if not codes:
+        """The nearest code from this GPU to a NIC of known name, and those NICs; ("", ()) if none, or unknown."""
+        hcas, links = self.hcas(), self.links[gpu]
+        codes = {name: links[nic] for nic, name in hcas.items() if nic in links}
+        if not codes or len(codes) < len(hcas):
             return "", ()
         best = min(codes.values(), key=lambda code: link_code(code).distance)
         return best, tuple(name for name, code in codes.items() if code == best)

@@ -129,10 +129,10 @@ def gpudirect(
 
 def bridged(gpus: Sequence[str], links: Mapping[str, Mapping[str, str]], first: str, second: str) -> bool:
     """Whether a third GPU is joined to both by NVLink, and they are not joined themselves."""
-    if link_codes.nvlinks(links[first][second]):
+    if link_codes.nvlinks(links[first].get(second, "")):
         return False
     others = (gpu for gpu in gpus if gpu not in (first, second))
-    return any(all(link_codes.nvlinks(links[gpu][end]) for end in (first, second)) for gpu in others)
+    return any(all(link_codes.nvlinks(links[gpu].get(end, "")) for end in (first, second)) for gpu in others)
 
 
 def near(codes_to_nics: Sequence[Sequence[str]]) -> bool:

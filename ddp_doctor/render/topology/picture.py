@@ -137,7 +137,7 @@ class _Drawing:
                     hanging, self._bow(gpu, peer, "nvlink", label, 26, width=1.5 + 2.5 * count / most)
                 )
         for (gpu, peer), rule in self.drawn_pairs.items():
-            code = self.picture.matrix.links[gpu][peer]
+            code = self.picture.matrix.links[gpu].get(peer, "?")
             hanging = max(hanging, self._bow(gpu, peer, "bad", f"{code} · {rule}", 46, width=3))
         for x, y, words, name in self.labels:
             self.canvas.text(x, y, words, name, size=12, bold=True)
@@ -177,8 +177,10 @@ class _Drawing:
                 )
         self.canvas.rect(left, top, right - left, _BAR, "fabric")
         kind = "NVSwitch" if fabric.switched else "NVLink"
-        words = f"{kind}: all {len(places)} GPUs reach each other over NV{most}"
-        shorter = f"{kind} NV{most}"
+        least = min(fabric.links.values())
+        codes = f"NV{most}" if least == most else f"NV{least} to NV{most}"
+        words = f"{kind}: all {len(places)} GPUs reach each other over {codes}"
+        shorter = f"{kind} {codes}"
         fits = _PIXELS_A_LETTER * len(words) < right - left - 16
         self.canvas.text(
             (left + right) / 2, top + 19, words if fits else shorter, "on-fabric", size=13, bold=True

@@ -1,6 +1,6 @@
 """What ``ddp-doctor topology`` shows and writes of what was read: matrices, tables, the report's own keys.
 
-     GPU0  GPU1  NIC0  CPUs           NUMA  GPU memory
+     GPU0  GPU1  NIC0  CPUs           NUMA  GPU NUMA ID
 GPU0  X    SYS   NODE  0-31,64-95     0     N/A
 GPU1  SYS   X    SYS   32-63,96-127   1     N/A
 NIC0  NODE  SYS   X
@@ -55,7 +55,7 @@ _STYLES = {
 }
 _CODE = re.compile(r"(?<!\S)(?:X|NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|SOC)(?![^\s)])")
 
-_TITLES = ("CPUs", "NUMA", "GPU memory")
+_TITLES = ("CPUs", "NUMA", "GPU NUMA ID")
 #: More pairs of one kind than this are counted, not listed.
 _MOST_PAIRS = 12
 
@@ -78,7 +78,7 @@ def matrix_rows(matrix: TopologyMatrix) -> list[list[str]]:
     ]
     rows = [["", *columns, *(title for title, _ in shown)]]
     for name in columns:
-        links = [" X" if name == column else matrix.links[name][column] for column in columns]
+        links = [" X" if name == column else matrix.links[name].get(column, "?") for column in columns]
         rows.append([name, *links, *(cells.get(name) or "" for _, cells in shown)])
     return rows
 

@@ -81,9 +81,10 @@ def machine_of(matrix: TopologyMatrix) -> Machine:
 
 
 def pcie_code(matrix: TopologyMatrix, first: str, peer: str) -> str | None:
-    """The PCIe path between two devices; None where NVLink hides it or the rows disagree."""
-    code = matrix.links[first][peer]
-    return code if code == matrix.links[peer][first] and not link_codes.nvlinks(code) else None
+    """The PCIe path between two devices; None where NVLink hides it, the rows disagree or none gives it."""
+    code = matrix.links[first].get(peer, "")
+    is_told = code and code == matrix.links[peer].get(first)
+    return code if is_told and not link_codes.nvlinks(code) else None
 
 
 def _is_near(code: str | None, limit: str) -> bool:

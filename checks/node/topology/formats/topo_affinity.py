@@ -9,7 +9,8 @@ list of N/A has two tabs in front. It does not align them with their titles, and
 
 So a row with fewer cells than columns is read by its tabs (or by the 8-column stops they became),
 never by the titles above it. Copying a wide matrix out of a terminal may also lose one separator
-(``0-47,96-1430    N/A``); such cells are split again where exactly one way makes sense.
+(``0-47,96-1430    N/A``); such cells are split again where exactly one way makes sense. Else the
+affinity of that row is not known; its links are another matter.
 """
 
 import re
@@ -31,12 +32,13 @@ _LONGEST_LIST = 20_000
 _LONGEST_GLUED = 200
 
 
-class UnclearError(Exception):
-    """The cells of the row in ``line`` cannot be separated; the message says why."""
+@dataclass(frozen=True)
+class Unclear:
+    """A row whose affinity is not known, and why."""
 
-    def __init__(self, reason: str, line: int) -> None:
-        self.line = line
-        super().__init__(reason)
+    label: str
+    line: int
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -49,17 +51,36 @@ class Tail:
     fields: tuple[int, ...] | None
 
 
-def read_tails(tails: Sequence[Tail], titles: Sequence[str]) -> dict[str, dict[str, str]]:
-    """The cells of every row by column title, blank ones left out. Raises UnclearError."""
+def read_tails(
+    tails: Sequence[Tail], titles: Sequence[str]
+) -> tuple[dict[str, dict[str, str]], list[Unclear]]:
+    """The cells of every row by column title, blank ones left out; none of a row that is unclear."""
     tails = [_with_none_apart(tail) for tail in tails]
     placed = {tail.label: _placed(tail, titles) for tail in tails}
     read = [cells for cells in placed.values() if cells]
     rows: dict[str, dict[str, str]] = {}
+    unclear: list[Unclear] = []
     for tail in tails:
         cells = placed[tail.label]
-        rows[tail.label] = _split(tail, titles, read) if cells is None else cells
-    _refuse_cut_rows(tails, rows, titles[-1])
-    return rows
+        cells = _split(tail, titles, read) if cells is None else cells
+        rows[tail.label] = cells or {}
+        if cells is None:
+            unclear.append(Unclear(tail.label, tail.line, f"cannot be told apart: {_shown(tail)}"))
+    if any(rows.values()):  # then the last is there too: nvidia-smi always prints it
+        told = {row.label for row in unclear}
+        cut = [tail for tail in tails if titles[-1] not in rows[tail.label] and tail.label not in told]
+        unclear += [Unclear(tail.label, tail.line, f"are cut off before {titles[-1]}") for tail in cut]
+        rows.update({tail.label: {} for tail in cut})
+    return rows, unclear
+
+
+def _shown(tail: Tail) -> str:
+    return in_ascii("  ".join(tail.cells)[:80])
+
+
+def in_ascii(text: str) -> str:
+    """What is in a foreign text, to be shown: all but plain ASCII is escaped."""
+    return "".join(sign if " " <= sign <= "~" else ascii(sign)[1:-1] for sign in text)
 
 
 def _with_none_apart(tail: Tail) -> Tail:
@@ -105,8 +126,8 @@ def _valid(title: str, text: str) -> bool:
     return is_list and all(low <= high for low, high in cpu_ranges(text))
 
 
-def _split(tail: Tail, titles: Sequence[str], read: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Puts back a separator that was lost, where that can be done in one way only.
+def _split(tail: Tail, titles: Sequence[str], read: Sequence[Mapping[str, str]]) -> dict[str, str] | None:
+    """Puts back a separator that was lost, where that can be done in one way only; else None.
 
     ``read`` are the rows that are whole. A NUMA list that one of them prints is not blank here either,
     and the CPUs here are those of one of them or none of theirs: sockets do not overlap.
@@ -116,10 +137,7 @@ def _split(tail: Tail, titles: Sequence[str], read: Sequence[Mapping[str, str]])
     if numa_printed and len(tail.cells) < len(titles) and max(map(len, tail.cells)) <= _LONGEST_GLUED:
         known = [cells[CPU] for cells in read if cells.get(CPU, _NONE) != _NONE]
         ways = [way for way in _ways(tail.cells, titles) if _equal_or_apart(way[CPU], known)]
-    if len(ways) != 1:
-        shown = "  ".join(tail.cells)[:80] or "nothing"
-        raise UnclearError(f"the affinity cells of {tail.label} cannot be told apart: {shown}", tail.line)
-    return ways[0]
+    return ways[0] if len(ways) == 1 else None
 
 
 def _equal_or_apart(cpus: str, known: Sequence[str]) -> bool:
@@ -162,10 +180,3 @@ def _valid_glued(title: str, text: str) -> bool:
         return False
     numbers = [int(number) for number in re.split("[-,]", text)]
     return all(number < following for number, following in pairwise(numbers))
-
-
-def _refuse_cut_rows(tails: Sequence[Tail], rows: Mapping[str, Mapping[str, str]], last: str) -> None:
-    """Where a row has any affinity, it has the last one: nvidia-smi always prints that."""
-    without = [tail for tail in tails if last not in rows[tail.label]]
-    if without and (len(without) < len(tails) or any(rows.values())):
-        raise UnclearError(f"{last} of {without[0].label} is missing: the row is cut off", without[0].line)

@@ -16,7 +16,8 @@ instead of a NIC legend (up to driver 520), tabs or the spaces they became, unde
 log prefixes, quoted and numbered lines, Markdown tables, prompts before and other output after,
 several hosts in one text, and a separator lost in copying. Rows go by their label and cells by their
 count, never by their position; the diagonal must be X. Whatever else is there is refused, never
-guessed.
+guessed. What is cut or cannot be told apart is left out with a warning, where the links that are read
+are certain all the same.
 
 The parser recognises what nvidia-smi prints instead of a topology by its error messages and the headings of other
 commands, which people paste by mistake. nvidia-smi itself garbles the NIC legend where there are 40
@@ -33,11 +34,18 @@ from ddp_doctor.checks.node.topology.formats.topo_affinity import (
     CPU,
     GPU_NUMA,
     NUMA,
-    UnclearError,
+    Unclear,
     cpu_ranges,
     read_tails,
 )
-from ddp_doctor.checks.node.topology.formats.topo_rows import DEVICE, GPU, Block, TopologyError, read_blocks
+from ddp_doctor.checks.node.topology.formats.topo_gaps import fill_gaps
+from ddp_doctor.checks.node.topology.formats.topo_rows import (
+    DEVICE,
+    GPU,
+    Block,
+    TopologyError,
+    read_blocks,
+)
 from ddp_doctor.facts.node.topology import TopologyMatrix
 from ddp_doctor.knowledge.topology.link_codes import NUMBERED
 from ddp_doctor.parse.text import plain_lines
@@ -149,26 +157,42 @@ _MOST_PAIRS_TOLD = 8
 _MOST_CPUS = 100_000
 
 
-def find_matrices(lines: Sequence[str]) -> Iterator[tuple[range, TopologyMatrix]]:
-    """The matrices in plain lines, each with the indices of the lines it takes. Raises TopologyError."""
-    blocks = list(read_blocks(lines))
-    ends = [block.header.line - 1 for block in blocks[1:]] + [len(lines)]
-    for block, end in zip(blocks, ends[: len(blocks)], strict=True):
-        yield range(block.header.line - 1, block.end), _matrix(block, read_legend(lines[block.end : end]))
+def find_matrices(lines: Sequence[str]) -> Iterator[tuple[range, TopologyMatrix] | TopologyError]:
+    """The matrices in plain lines, each with the indices of the lines it takes, and why others are refused."""
+    found = list(read_blocks(lines))
+    starts = [block.header.line - 1 for block in found if isinstance(block, Block)][1:]
+    for block in found:
+        if isinstance(block, TopologyError):
+            yield block
+            continue
+        end = next((start for start in starts if start >= block.end), len(lines))
+        try:
+            matrix = _matrix(block, read_legend(lines[block.end : end]))
+        except TopologyError as error:
+            yield error
+        else:
+            yield range(block.header.line - 1, block.end), matrix
 
 
 def parse_matrices(text: str) -> tuple[TopologyMatrix, ...]:
-    """All matrices of a text, in order, at least one. Raises TopologyError."""
+    """All matrices of a text, in order, at least one. Raises TopologyError where one of them is refused."""
     refuse_binary(text)
-    matrices = tuple(matrix for _, matrix in find_matrices(plain_lines(text)))
+    matrices = []
+    for found in find_matrices(plain_lines(text)):
+        if isinstance(found, TopologyError):
+            raise found
+        matrices.append(found[1])
     if not matrices:
         raise TopologyError(why_none(text))
-    return matrices
+    return tuple(matrices)
 
 
 def parse_matrix(text: str) -> TopologyMatrix:
-    """The first matrix of a text. Raises TopologyError, also where a later one is not understood."""
-    return parse_matrices(text)[0]
+    """The first matrix of a text, with all its links. Raises TopologyError, as for a later one that is refused."""
+    matrix = parse_matrices(text)[0]
+    if matrix.unknown_links():
+        raise TopologyError("; ".join(matrix.warnings))
+    return matrix
 
 
 def refuse_binary(text: str) -> None:
@@ -195,11 +219,12 @@ def _matrix(block: Block, legend: Sequence[tuple[str, str]]) -> TopologyMatrix:
     columns = block.header.columns
     gpus = tuple(name for name in columns if GPU.fullmatch(name))
     nics, warnings = nic_names([name for name in columns if name not in gpus], legend)
-    cells = _affinities(block, gpus)
-    if block.header.titles and not any(cells.values()):
+    cells, unclear = _affinities(block, gpus)
+    fill_gaps(block, [row.label for row in unclear])
+    if block.header.titles and not unclear and not any(cells.values()):
         warnings.append("the affinity columns are blank in every row")
-    warnings += [*block.warnings, *asymmetries(columns, block.links), *_odd_cpus(cells)]
-    return TopologyMatrix(
+    warnings += [*_left_out(unclear), *block.warnings, *asymmetries(columns, block.links), *_odd_cpus(cells)]
+    matrix = TopologyMatrix(
         gpus=gpus,
         nics=nics,
         links={name: block.links[name] for name in columns},
@@ -208,16 +233,31 @@ def _matrix(block: Block, legend: Sequence[tuple[str, str]]) -> TopologyMatrix:
         gpu_numa_id={gpu: cells[gpu].get(GPU_NUMA) for gpu in gpus},
         warnings=tuple(warnings),
     )
+    if unknown := matrix.unknown_links():
+        of = f"{unknown} of {len(columns) * (len(columns) - 1) // 2} links cannot be read from what is there"
+        matrix = matrix.model_copy(update={"warnings": (of, *warnings)})
+    return matrix
 
 
-def _affinities(block: Block, gpus: Sequence[str]) -> dict[str, dict[str, str]]:
-    if not block.header.titles:
-        return {gpu: {} for gpu in gpus}
-    try:
-        affinity = read_tails([block.tails[gpu] for gpu in gpus if gpu in block.tails], block.header.titles)
-    except UnclearError as unclear:
-        raise TopologyError(str(unclear), unclear.line) from None
-    return {gpu: affinity.get(gpu, {}) for gpu in gpus}
+def _affinities(block: Block, gpus: Sequence[str]) -> tuple[dict[str, dict[str, str]], list[Unclear]]:
+    """The affinity cells of each GPU, none of rows that are cut, and the rows that are unclear."""
+    titles = block.header.titles
+    tails = [block.tails[gpu] for gpu in gpus if gpu in block.tails and gpu not in block.cut]
+    affinity: dict[str, dict[str, str]] = {}
+    unclear: list[Unclear] = []
+    if titles:
+        affinity, unclear = read_tails(tails, titles)
+    elif titles is None:
+        reason = "have no title that is understood"
+        unclear = [Unclear(tail.label, tail.line, reason) for tail in tails if tail.cells]
+    return {gpu: affinity.get(gpu, {}) for gpu in gpus}, unclear
+
+
+def _left_out(unclear: Sequence[Unclear]) -> Iterator[str]:
+    if unclear:
+        first, more = unclear[0], len(unclear) - 1
+        others = f" (and of {more} more)" if more else ""
+        yield f"line {first.line}: the affinity cells of {first.label}{others} {first.reason}; they are left out"
 
 
 def asymmetries(columns: Sequence[str], links: Mapping[str, Mapping[str, str]]) -> list[str]:
@@ -226,7 +266,7 @@ def asymmetries(columns: Sequence[str], links: Mapping[str, Mapping[str, str]]) 
         f"{row}-{column} reads {links[row][column]} in the row of {row} and {links[column][row]} in the row of {column}"
         for index, row in enumerate(columns)
         for column in columns[index + 1 :]
-        if links[row][column] != links[column][row]
+        if links[row].get(column) != links[column].get(row)
     ]
     more = len(odd) - _MOST_PAIRS_TOLD
     return odd[:_MOST_PAIRS_TOLD] + ([f"{more} more pairs disagree in the same way"] if more > 0 else [])

@@ -3,14 +3,14 @@
 A header names the columns; each column has one row, found by its label; each row has exactly one
 link code a column, and X under its own label alone. Anything else between the first and the last
 row is refused. What may stand before a label (a line number, a time stamp, a quote sign) must look
-alike on all lines.
+alike on all lines. Rows that are cut or missing are no fault yet: topo_gaps.py fills them from the others.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ddp_doctor.checks.node.topology.formats.topo_affinity import CPU, GPU_NUMA, NUMA, Tail
+from ddp_doctor.checks.node.topology.formats.topo_affinity import CPU, GPU_NUMA, NUMA, Tail, in_ascii
 from ddp_doctor.knowledge.topology.link_codes import NUMBERED
 
 #: No real line is longer (72 GPUs and 62 NICs need 1,200 characters); no real matrix is wider.
@@ -33,6 +33,12 @@ _NUMBERED_GLUED = re.compile(f"((?:{NUMBERED.pattern})+)(.*)")
 DEVICE = re.compile(r"(?!GPU|MIG)(?=[^0-9]*[0-9])[A-Za-z][A-Za-z0-9_.-]{0,62}[A-Za-z0-9]")
 FIRST_GPU = re.compile(r"(?<![\w.-])GPU[0-9]")
 _CPU_TITLE = re.compile(r"CPU\s*Affinity")
+#: "CPU Affi": the title at the edge of a window that cut every line.
+_CUT_TITLE = re.compile(r"\s(?:C|CP|CPU|CPU\s+A[a-z]*)\s*$")
+#: The beginning of a code, at the end of a row that is cut.
+_CUT_CODE = re.compile("N|NV|NO|NOD|P|PH|PI|PX|S|SO|SY")
+#: NV18 or NV1, and the CPU list behind it.
+_GLUED_CODE = re.compile("NV[1-9][0-9]+[-,]")
 _TITLES = re.compile(r"CPU\s*Affinity\s*(NUMA(?:\s*Affinity)?)?\s*(GPU\s*NUMA\s*ID)?\s*")
 _ROW_LIKE = re.compile(rf"[\s>]*{NUMBERED.pattern}\s+(?:{CODE.pattern})(?=\s|$)")
 _ONLY_CODES = re.compile(rf"\S+(?:\s+(?:{CODE.pattern})){{2,}}\s*")
@@ -46,7 +52,7 @@ class TopologyError(Exception):
     """
 
     def __init__(self, reason: str, line: int | None = None, text: str = "") -> None:
-        self.reason = "".join(sign if " " <= sign <= "~" else ascii(sign)[1:-1] for sign in reason)
+        self.reason = in_ascii(reason)
         self.line = line
         self.text = text.strip()[:200]
         super().__init__(self.reason if line is None else f"line {line}: {self.reason}")
@@ -54,22 +60,28 @@ class TopologyError(Exception):
 
 @dataclass(frozen=True)
 class Header:
-    """``shape`` is the text before the first name; ``titles`` are the affinity columns."""
+    """``shape`` is the text before the first name; ``titles`` are the affinity columns, None if not understood."""
 
     line: int
     shape: str
     columns: tuple[str, ...]
-    titles: tuple[str, ...]
+    titles: tuple[str, ...] | None
 
 
 @dataclass
 class Block:
-    """One matrix as it is in the text; ``end`` is the index of the first line behind its rows."""
+    """One matrix as it is in the text; ``end`` is the index of the first line behind its rows.
+
+    ``rests`` are the texts with which links end that may be read in several ways, by row: of rows that are cut
+    (``cut``) and of those whose last link runs into what follows it. ``links`` holds what stands before them.
+    """
 
     header: Header
     end: int
     links: dict[str, dict[str, str]] = field(default_factory=dict)
     tails: dict[str, Tail] = field(default_factory=dict)
+    rests: dict[str, str] = field(default_factory=dict)
+    cut: dict[str, int] = field(default_factory=dict)  # the line of each row that is cut
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -78,23 +90,25 @@ class Block:
         return len(self.links) == len(self.header.columns)
 
 
-def read_blocks(lines: Sequence[str]) -> Iterator[Block]:
-    """The matrices in the text, in order. Raises TopologyError."""
-    index = 0
+def read_blocks(lines: Sequence[str]) -> Iterator[Block | TopologyError]:
+    """The matrices in the text, in order, and why others are refused: once up to the next header."""
+    index, refused = 0, False
     while index < len(lines):
-        if not lines[index]:
-            index += 1
-            continue
         line = bare(lines[index])
-        header = _header(line, index, lines)
-        if header is not None:
-            block = _block(header, lines)
-            index = block.end
-            yield block
-            continue
-        if _looks_like_row(line):
-            raise TopologyError("a row of a matrix stands here without its header", index + 1, line)
         index += 1
+        try:
+            header = _header(line, index - 1, lines) if line else None
+            if header is not None:
+                block = _block(header, lines)
+                index, refused = block.end, False
+                yield block
+                continue
+        except TopologyError as error:
+            refused = True
+            yield error
+        if not refused and _looks_like_row(line):
+            refused = True
+            yield TopologyError("a row of a matrix stands here without its header", index, line)
 
 
 def bare(line: str) -> str:
@@ -115,15 +129,18 @@ def _header(line: str, index: int, lines: Sequence[str]) -> Header | None:
         return None
     body = line[start.start() :]
     cpu_title = _CPU_TITLE.search(body)
-    columns = columns_of(body[: cpu_title.start()] if cpu_title else body)
+    cut_title = None if cpu_title else _CUT_TITLE.search(body)
+    titles_begin = cpu_title or cut_title
+    columns = columns_of(body[: titles_begin.start()] if titles_begin else body)
     if columns is None:
         return None
-    titles: tuple[str, ...] = ()
+    titles: tuple[str, ...] | None = None if cut_title else ()
     if cpu_title is not None:
         known = _TITLES.fullmatch(body, cpu_title.start())
-        if known is None:
-            raise TopologyError("a column title is not understood", index + 1, line)
-        titles = (CPU, *((NUMA,) if known[1] else ()), *((GPU_NUMA,) if known[2] else ()))
+        if known is not None:
+            titles = (CPU, *((NUMA,) if known[1] else ()), *((GPU_NUMA,) if known[2] else ()))
+        else:
+            titles = None
     elif len(columns) == 1 or not _row_follows(lines[index + 1 : index + 3]):
         return None
     refuse_odd_columns(columns, index + 1, line)
@@ -205,8 +222,7 @@ def _refuse_missing_rows(block: Block, lines: Sequence[str]) -> None:
         return
     if not block.links:
         raise TopologyError("no row of a matrix follows this header", block.header.line)
-    if len(missing) == 1 and len(block.links) >= _LEAST_WITNESSES:
-        _take_from_the_others(block, missing[0])
+    if len(block.links) >= _LEAST_WITNESSES:
         return
     more = f" and of {len(missing) - 1} more" if len(missing) > 1 else ""
     reason = f"the row of {missing[0]}{more} is missing: the matrix is cut off or interrupted"
@@ -221,30 +237,29 @@ def line_behind(lines: Sequence[str], end: int) -> int:
     return max(index for index, line in enumerate(lines, start=1) if line.strip())
 
 
-def _take_from_the_others(block: Block, label: str) -> None:
-    """The links of the one row that is missing: each is printed once more, in the other device's row."""
-    block.links[label] = {name: row[label] for name, row in block.links.items()}
-    block.warnings.append(f"the row of {label} is missing; its links are those that the other rows give")
-
-
 def _add_row(block: Block, label: str, text: str, line: int) -> None:
     columns = block.header.columns
     if label not in columns:
         raise TopologyError(f"row {label} has no column of its own in the header", line, text)
-    cells, tail = _cells(label, text, line, len(columns))
-    if cells[columns.index(label)] != "X" or cells.count("X") != 1:
+    cells, rest, tail = _cells(label, text, line, len(columns))
+    own = ["X"] if columns.index(label) < len(cells) else []
+    if cells[columns.index(label) :][:1] != own or cells.count("X") != len(own):
         raise TopologyError(f"row {label} does not have its X under {label}", line, text)
-    links = {name: code for name, code in zip(columns, cells, strict=True) if name != label}
+    links = {name: code for name, code in zip(columns, cells, strict=False) if name != label}
     if label in block.links:
         if links != block.links[label] or tail.cells != block.tails[label].cells:
             raise TopologyError(f"row {label} appears twice with different cells", line, text)
         if f"row {label} appears twice" not in block.warnings:
             block.warnings.append(f"row {label} appears twice")
         return
-    if tail.cells and (not GPU.fullmatch(label) or not block.header.titles):
+    if tail.cells and (not GPU.fullmatch(label) or block.header.titles == ()):
         raise TopologyError(f"row {label} has more cells than the header has columns", line, text)
     block.links[label] = links
     block.tails[label] = tail
+    if rest is not None:
+        block.rests[label] = rest
+        if not tail.cells:
+            block.cut[label] = line
 
 
 # --- the cells of one row ------------------------------------------------------------------------
@@ -260,8 +275,12 @@ def split_codes(token: str) -> tuple[list[str], str]:
     return codes, token[position:]
 
 
-def _cells(label: str, text: str, line: int, count: int) -> tuple[list[str], Tail]:
-    """The link cells of a row, exactly ``count``, and the cells behind them."""
+def _cells(label: str, text: str, line: int, count: int) -> tuple[list[str], str | None, Tail]:
+    """The link cells of a row and the cells behind them.
+
+    There are ``count`` link cells, or fewer and the rest, where the line ends before or in the next one, or where
+    the last one has run into what follows.
+    """
     cells: list[str] = []
     starts: list[int] = []
     tokens = list(re.finditer(r"\S+", text))[1:]
@@ -275,11 +294,21 @@ def _cells(label: str, text: str, line: int, count: int) -> tuple[list[str], Tai
             behind = tokens[index + 1 :]
             texts = ((after_codes,) if after_codes else ()) + tuple(field[0] for field in behind)
             fields = None if after_codes else _fields(text, starts, token.end(), behind)
-            return cells, Tail(label, line, texts, fields)
+            return cells, None, Tail(label, line, texts, fields)
+        behind = tokens[index + 1 :]
+        if not behind and (not after_codes or _CUT_CODE.fullmatch(after_codes)):
+            if not after_codes and cells[-1].startswith("NV"):  # of NV18 maybe
+                after_codes = cells.pop()
+            return cells, after_codes, Tail(label, line, (), None)
+        if len(cells) == count - 1 and _GLUED_CODE.match(after_codes):
+            return (
+                cells,
+                after_codes,
+                Tail(label, line, (after_codes, *(field[0] for field in behind)), None),
+            )
         if after_codes:
             raise TopologyError(_unknown_cell(label, token[0], len(cells), count), line, text)
-    many = "more" if len(cells) > count else len(cells)
-    raise TopologyError(f"row {label} has {many} link cells under {count} columns", line, text)
+    raise TopologyError(f"row {label} has more link cells than the {count} columns", line, text)
 
 
 def _unknown_cell(label: str, cell: str, read: int, count: int) -> str:
