@@ -38,6 +38,7 @@ def _codes(report: dict[str, Any], *severities: str) -> list[str]:
     return [finding["code"] for finding in report["findings"] if finding["severity"] in wanted]
 
 
+@pytest.mark.lab  # long
 def test_two_nodes_meet_and_both_end_with_the_heads_healthy_report(start: Start):
     head, other = start(2, 0), start(2, 1)
 

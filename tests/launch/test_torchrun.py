@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 #: Started as a program of its own, so that its signals and children are its own.
 PROGRAM = """
 import os, random, signal, threading, time
@@ -66,6 +68,7 @@ def test_a_signal_before_the_launch_is_entered_leaves_no_torchrun():
     assert interrupted(at_spec="signal.raise_signal(signal.SIGTERM)", at_once="launches(-1)") == 1
 
 
+@pytest.mark.lab  # long
 def test_signals_at_any_moment_of_the_launch_leave_no_torchrun():
     assert interrupted(storm="True", rounds="60") > 20
 
@@ -76,6 +79,8 @@ import sys
 from ddp_doctor.ranks.torchrun import worker
 worker._bare("ddp_doctor.checks")
 import ddp_doctor.checks.cluster.torchrun
+
+import pytest
 print(sorted(name for name in sys.modules if name.startswith("ddp_doctor.checks.")))
 """
     done = subprocess.run((sys.executable, "-c", program), capture_output=True, text=True, check=True)
