@@ -368,14 +368,16 @@ def _tail(matrix: TopologyMatrix, name: str, width: int) -> str:
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(made())
-def test_whatever_is_printed_is_read_back(one: Made):
-    assert parse_matrices(one.text) == (one.matrix,)
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(made(), st.data())
-def test_a_damaged_matrix_never_gives_other_links_in_silence(one: Made, data: st.DataObject):
+def test_whatever_is_printed_is_read_back_and_what_is_damaged_never_gives_other_links_in_silence(
+    one: Made, data: st.DataObject
+):
+    assert parse_matrices(one.text) == (one.matrix,)
+    _check_damaged(one, data)
+    _check_separator_lost_in_every_row(one, data)
+
+
+def _check_damaged(one: Made, data: st.DataObject) -> None:
     """Any token or line deleted, the text cut anywhere: the same links, a refusal, or a warning."""
     spans = [found.span() for found in re.finditer(r"[^ \t\r\n]+|[^\r\n]+[\r\n]+", one.text)]
     start, end = data.draw(st.sampled_from(spans))
@@ -387,9 +389,7 @@ def test_a_damaged_matrix_never_gives_other_links_in_silence(one: Made, data: st
     assert found[0].warnings or (found[0].links, found[0].gpus) == (one.matrix.links, one.matrix.gpus)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(made(), st.data())
-def test_a_separator_lost_in_every_row_changes_nothing(one: Made, data: st.DataObject):
+def _check_separator_lost_in_every_row(one: Made, data: st.DataObject) -> None:
     columns = len(one.matrix.links)
     column = data.draw(st.integers(1, columns))
     if (
@@ -422,19 +422,19 @@ HEADER = "\tGPU0\tGPU1\tCPU Affinity\n"
 @pytest.mark.parametrize(
     "text",
     [
-        pytest.param("x9 GPU SYS\n" * 300_000, id="lines"),
-        pytest.param("GPU0 " * 600_000, id="one line"),
-        pytest.param("GPU0 GPU1\n" * 100_000, id="headers"),
-        pytest.param("\r" * 1_000_000, id="carriage returns"),
-        pytest.param("\x1b[" * 1_000_000 + "\x1b]" * 1_000_000, id="escapes"),
-        pytest.param("<br" + "<" * 2_000_000, id="tags"),
-        pytest.param(HEADER + "GPU0\t X \tSYS\t" + "1," * 1_000_000, id="list"),
-        pytest.param(HEADER + "GPU0\t X \tSYS\t" + "1" * 2_000_000, id="number"),
-        pytest.param(HEADER + "GPU0\t X \tSYS\t0-3\n" * 50_000, id="same row"),
+        pytest.param("x9 GPU SYS\n" * 75_000, id="lines"),
+        pytest.param("GPU0 " * 150_000, id="one line"),
+        pytest.param("GPU0 GPU1\n" * 25_000, id="headers"),
+        pytest.param("\r" * 250_000, id="carriage returns"),
+        pytest.param("\x1b[" * 250_000 + "\x1b]" * 250_000, id="escapes"),
+        pytest.param("<br" + "<" * 500_000, id="tags"),
+        pytest.param(HEADER + "GPU0\t X \tSYS\t" + "1," * 250_000, id="list"),
+        pytest.param(HEADER + "GPU0\t X \tSYS\t" + "1" * 500_000, id="number"),
+        pytest.param(HEADER + "GPU0\t X \tSYS\t0-3\n" * 12_500, id="same row"),
         pytest.param("GPU0 " + " ".join(f"mlx5_{n}" for n in range(2_000)) + " CPU Affinity", id="wide"),
     ],
 )
 def test_huge_text_is_refused_in_bounded_time(text: str):
     started = time.process_time()  # other work on the machine does not count
     refusal(text)
-    assert time.process_time() - started < 8.0  # under coverage; what grows with the square takes minutes
+    assert time.process_time() - started < 2.0  # under coverage; what grows with the square takes minutes

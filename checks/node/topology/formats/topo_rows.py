@@ -192,7 +192,7 @@ def _block(header: Header, lines: Sequence[str]) -> Block:
         # Behind the last row only a line of codes is taken for one more.
         if label and (not block.complete or _ONLY_CODES.fullmatch(line[start:])):
             _add_row(block, label, line[start:], index + 1)
-        elif block.complete and _ONLY_CODES.fullmatch(line.strip()):
+        elif block.links and _ONLY_CODES.fullmatch(line.strip()):
             raise TopologyError("this row has no column of its own in the header", index + 1, line)
         elif not NOTHING.fullmatch(line) and shape_of(line) != header.shape:
             block.end = index
