@@ -93,6 +93,8 @@ _DIFFERS = (
     (r"\b\d{8}T\d{6}Z-[0-9a-f]{6}\b|(?<=, run )[\w-]+", "RUN"),
     (r"\S+/ddp-doctor/runs/", "RUNS/"),
     (r"/\S+/bin$", "BIN"),
+    (r"\S+/\.bashrc\b", "BASHRC"),
+    (r"\bprocess \d+", "PROCESS"),
     (r"\bddp-doctor \d+\.\d+\.\d+\w*", "VERSION"),
     (r" \(\d+\.\d+ s\)$", ""),  # a check that took no time has none
     (r"\b\d+(\.\d+)? (s|ms|us|MB/s|GB/s|MiB)\b", "MEASURED"),

@@ -15,10 +15,8 @@ from ddp_doctor.lint.rules import RULES as LINT_RULES
 from tests.documents import ROOT, UNDERSTOOD, Block, blocks, documents, is_part
 
 ALL = tuple(blocks())
-#: Commands whose answer needs nothing but files.
-SHOWN_AT_ONCE = [
-    block for block in ALL if block.note == "shows" and not block.said.startswith("ddp-doctor run")
-]
+#: Whose answer needs nothing but files.
+SHOWN_AT_ONCE = [block for block in ALL if block.said.startswith("ddp-doctor replay ")]
 
 
 def test_every_block_is_run_or_says_why_not():
@@ -41,7 +39,6 @@ def test_what_the_documents_do_not_run_is_this():
         "how-to/lab.md": 5,
         "how-to/many-nodes.md": 5,
         "how-to/slurm.md": 6,
-        "how-to/which-settings-are-in-force.md": 1,
     }
 
 

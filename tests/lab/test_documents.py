@@ -24,6 +24,9 @@ TOOLS = {
     f'exec {shutil.which("make")} -C {ROOT} VENV={sys.prefix} -o {sys.prefix}/.installed "$@"',
     "nvidia-smi": f"[ \"$*\" != 'topo -m' ] || cat {TOPOLOGY}",
     "ssh": 'shift; exec sh -c "$*"',
+    # A shell that reads the start-up file of the home, where /etc has what lies in etc there.
+    "in-a-shell": "exec unshare --mount sh -c 'mount -t overlay overlay -o lowerdir=$HOME/etc:/etc /etc"
+    ' && exec bash -c ". ~/.bashrc; $0; :"\' "$*"',
 }
 #: A script with the fault that the page on lint shows, on the line that it shows.
 TRAIN = """import os
@@ -49,7 +52,7 @@ class Net(torch.nn.Sequential):
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """A working directory with the files that the documents speak of."""
-    for folder in ("bin", "train"):
+    for folder in ("bin", "train", "etc"):
         (tmp_path / folder).mkdir()
     for name, script in TOOLS.items():
         (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
@@ -62,6 +65,8 @@ def home(tmp_path: Path) -> Path:
     (tmp_path / "job.sbatch").write_text(
         "#!/bin/bash\n#SBATCH --nodes=2\nexport NCCL_DEBUG=INFO\nsrun python train.py\n"
     )
+    (tmp_path / "etc/nccl.conf").write_text("NCCL_DEBUG=WARN\n\nNCCL_P2P_DISABLE=true\n")
+    (tmp_path / ".bashrc").write_text("\n" * 11 + "export NCCL_DEBUG=INFO\n")
     return tmp_path
 
 
