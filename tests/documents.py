@@ -98,6 +98,7 @@ _DIFFERS = (
     (r"\bddp-doctor \d+\.\d+\.\d+\w*", "VERSION"),
     (r" \(\d+\.\d+ s\)$", ""),  # a check that took no time has none
     (r"\b\d+(\.\d+)? (s|ms|us|MB/s|GB/s|MiB)\b", "MEASURED"),
+    (r"\d+ times faster|\(median of [^)]*\)", "MEASURED"),
     (r" +", " "),
 )
 
