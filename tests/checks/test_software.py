@@ -172,27 +172,11 @@ def test_loaded_and_required_nccl_of_a_wheel_installation(installation):
 
 
 @needs_cc
-def test_ld_library_path_does_not_beat_the_rpath_of_the_wheels(installation, tmp_path):
-    other = installation.nccl("*v = 2804; return 0;", at="../other")
-    installation.cuda_library(installation.nccl(), *RPATH)
-    fact = probe(live(installation.folder, LD_LIBRARY_PATH=str(other.parent.resolve())))
-    assert fact.nccl_loaded == "2.26.2"
-
-
-@needs_cc
 def test_ld_library_path_beats_a_runpath(installation):
-    other = installation.nccl("*v = 2804; return 0;", at="../other")
+    other = installation.nccl("*v = 22907; return 0;", at="../other")
     installation.cuda_library(installation.nccl(), "-Wl,--enable-new-dtags", *RPATH[1:])
     fact = probe(live(installation.folder, LD_LIBRARY_PATH=str(other.parent.resolve())))
-    assert fact.nccl_loaded == "2.8.4"
-
-
-@needs_cc
-def test_a_preloaded_library_wins(installation):
-    other = installation.nccl("*v = 22907; return 0;", at="../other").resolve()
-    installation.cuda_library(installation.nccl(), *RPATH)
-    fact = probe(live(installation.folder, LD_PRELOAD=str(other)))
-    assert (fact.nccl_loaded, fact.nccl_library) == ("2.29.7", str(other))
+    assert fact.nccl_loaded == "2.29.7"
 
 
 @needs_cc
@@ -491,10 +475,11 @@ def test_torch_of_nvidias_containers_is_whole():
 
 
 @needs_cc
-def test_the_setting_that_brings_another_library_is_named(installation):
+def test_a_preloaded_library_wins_and_the_setting_that_brings_it_is_named(installation):
     other = installation.nccl("*v = 22907; return 0;", at="../other").resolve()
     installation.cuda_library(installation.nccl(), *RPATH)
     preloaded = probe(live(installation.folder, LD_PRELOAD=str(other)))
+    assert (preloaded.nccl_loaded, preloaded.nccl_library) == ("2.29.7", str(other))
     assert preloaded.nccl_brought_by == f"LD_PRELOAD={other}"
     (told,) = findings(
         but(**preloaded.model_dump(include={"nccl_loaded", "nccl_library", "nccl_brought_by"}))
@@ -503,11 +488,11 @@ def test_the_setting_that_brings_another_library_is_named(installation):
 
 
 @needs_cc
-def test_a_copy_that_the_rpath_beats_is_offered_in_vain(installation):
+def test_a_copy_in_ld_library_path_that_the_rpath_of_the_wheels_beats_is_offered_in_vain(installation):
     other = installation.nccl("*v = 22907; return 0;", at="../other").resolve()
     installation.cuda_library(installation.nccl(), *RPATH)
     fact = probe(live(installation.folder, LD_LIBRARY_PATH=str(other.parent)))
-    assert fact.nccl_brought_by is None
+    assert (fact.nccl_loaded, fact.nccl_brought_by) == ("2.26.2", None)
     assert fact.nccl_offered == {str(other): f"LD_LIBRARY_PATH={other.parent}"}
     assert verdicts(but(nccl_offered=fact.nccl_offered)) == [("DD209", Severity.INFO)]
 

@@ -1,5 +1,6 @@
 """The lab by hand: typed as a person would, entered as a person would."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.documents import blocks, is_part
 from tests.lab.hosts import ROOT, why_no_lab
 from tests.lab.shell import Shell
 
@@ -33,6 +35,15 @@ def test_a_fault_is_planted_and_taken_away(lab):
     assert "planted: environment:node1:GREETING=good day" in shell.obey("faults")
     assert shell.obey("undo") == "undone environment:node1:GREETING=good day"
     assert subprocess.run(greeting, capture_output=True, text=True, check=True).stdout == "\n"
+
+
+def test_the_page_on_the_lab_shows_what_the_lab_says(two_hosts):
+    shell = Shell(two_hosts)
+    start, _, prompt = (block for block in blocks() if "tests/lab/test_shell.py" in block.said)
+
+    assert is_part(start.typed()[0].shown.removesuffix("lab>"), shell.introduce())
+    for typed, answer in re.findall(r"^lab> (.*)\n((?:(?!lab>).*\n)*)", prompt.text, re.MULTILINE):
+        assert is_part(answer, shell.obey(typed)), typed
 
 
 @pytest.mark.parametrize(

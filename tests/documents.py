@@ -1,0 +1,119 @@
+"""The blocks of the documents that people write, and what is run of them.
+
+A block of ``console`` is typed as it stands; what it shows below a command is compared with what comes. A block of
+``text`` is part of what the last command above it prints. A comment above a block, which readers do not see, says
+what else there is::
+
+    <!-- shows: COMMAND -->   part of what this command prints
+    <!-- not run: REASON -->  and who runs it instead
+
+Blocks of other languages are only parsed. The pages of docs/reference are written from the code, and
+tests/test_architecture.py holds them against it.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+#: What a command may end with: it was understood, and the doctor did not fail itself.
+UNDERSTOOD = (0, 1, 3)
+ROOT = Path(__file__).parent.parent
+_BLOCK = re.compile(
+    r"(?:^ *<!-- (?P<note>shows|not run): (?P<said>[^\n]*?) -->\n)?"
+    r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$",
+    re.MULTILINE | re.DOTALL,
+)
+_PROMPT = re.compile(r"[$#] (.*)")
+
+
+@dataclass(frozen=True)
+class Typed:
+    """A command, and what the document shows below it."""
+
+    command: str
+    shown: str
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block, without its indentation."""
+
+    document: str  # from the root
+    line: int
+    language: str
+    text: str
+    note: str  # shows, not run or nothing
+    said: str  # what the comment says
+
+    def __str__(self) -> str:
+        return f"{self.document}:{self.line}"
+
+    def typed(self) -> list[Typed]:
+        """The commands of a console; they stand behind a prompt."""
+        found: list[tuple[str, list[str]]] = []
+        for line in self.text.splitlines():
+            if prompt := _PROMPT.fullmatch(line):
+                found.append((prompt[1], []))
+            else:
+                found[-1][1].append(line)
+        return [Typed(command, "\n".join(shown)) for command, shown in found]
+
+
+def documents() -> list[str]:
+    """All that people write, from the root."""
+    pages = (path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("docs/**/*.md")))
+    written = (page for page in pages if not page.startswith("docs/reference/"))
+    return ["README.md", "CONTRIBUTING.md", *written, "docs/reference/exit-codes.md"]
+
+
+def blocks() -> Iterator[Block]:
+    """All blocks, in the order of the documents."""
+    for document in documents():
+        whole = (ROOT / document).read_text()
+        for found in _BLOCK.finditer(whole):
+            line = whole.count("\n", 0, found.start("language")) + 1
+            text = re.sub(rf"^{found['indent']}", "", found["text"], flags=re.MULTILINE)
+            note, said = found["note"] or "", found["said"] or ""
+            yield Block(document, line, found["language"], text, note, said)
+
+
+def is_part(shown: str, printed: str) -> bool:
+    """Whether what a document shows was printed; ``...`` on a line of its own leaves lines out."""
+    lines = ["(?s:.*?)" if line.strip() == "..." else f"{re.escape(line)}\n" for line in _plain(shown)]
+    return (
+        re.search("^" + "".join(lines), "".join(f"{line}\n" for line in _plain(printed)), re.MULTILINE)
+        is not None
+    )
+
+
+#: What differs from run to run and from machine to machine, and what stands for it.
+_DIFFERS = (
+    (r"\b\d{8}T\d{6}Z-[0-9a-f]{6}\b|(?<=, run )[\w-]+", "RUN"),
+    (r"\S+/ddp-doctor/runs/", "RUNS/"),
+    (r"/\S+/bin$", "BIN"),
+    (r"\S+/\.bashrc\b", "BASHRC"),
+    (r"\bprocess \d+", "PROCESS"),
+    (r"\bddp-doctor \d+\.\d+\.\d+\w*", "VERSION"),
+    (r" \(\d+\.\d+ s\)$", ""),  # a check that took no time has none
+    (r"\b\d+(\.\d+)? (s|ms|us|MB/s|GB/s|MiB)\b", "MEASURED"),
+    (r"\d+ times faster|\(median of [^)]*\)", "MEASURED"),
+    (r" +", " "),
+)
+
+
+def _plain(text: str) -> Iterator[str]:
+    """The lines without what differs, and without infos, which tell of one machine.
+
+    Rows of numbers alone are one row: how many there are, the time decides.
+    """
+    text = re.sub(r"^INFO .*\n( .*\n)*", "", text, flags=re.MULTILINE)
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    for is_row, group in groupby(lines, lambda line: bool(re.fullmatch(r"(?=.*\d)[\d. ]+", line))):
+        for line in ("ROW",) if is_row else group:
+            if re.match(r" *\d+ and above: not tested", line):
+                continue
+            for pattern, sign in _DIFFERS:
+                line = re.sub(pattern, sign, line)  # noqa: PLW2901
+            yield line

@@ -1,0 +1,102 @@
+"""What the documents show is what the program says: all that is cheap; tests/lab/test_documents.py runs the rest."""
+
+import ast
+import json
+import re
+import shlex
+import subprocess
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from ddp_doctor.engine.diagnose import all_rules
+from ddp_doctor.lint.rules import RULES as LINT_RULES
+from tests.documents import ROOT, UNDERSTOOD, Block, blocks, documents, is_part
+
+ALL = tuple(blocks())
+#: Whose answer needs nothing but files.
+SHOWN_AT_ONCE = [block for block in ALL if block.said.startswith("ddp-doctor replay ")]
+
+
+def test_every_block_is_run_or_says_why_not():
+    """A language that nothing looks at would be passed over in silence."""
+    assert {block.language for block in ALL} == {"console", "text", "python", "json", "bash", "yaml", "ini"}
+    assert all(block.note == "" for block in ALL if block.language not in ("console", "text"))
+    for block in ALL:
+        if block.note == "not run":
+            named = re.findall(r"[\w/]+\.py\b", block.said)
+            assert [name for name in named if not (ROOT / name).exists()] == [], block
+
+
+def test_what_the_documents_do_not_run_is_this():
+    """A block that is not run is a decision, not an accident."""
+    left_out = [block.document.removeprefix("docs/") for block in ALL if block.note == "not run"]
+    assert dict(Counter(left_out)) == {
+        **dict.fromkeys(("README.md", "CONTRIBUTING.md", "tutorial/first-run.md"), 1),
+        **{f"explanation/{name}.md": 1 for name in ("architecture", "hangs", "many-nodes")},  # pictures
+        "how-to/add-a-check.md": 1,
+        "how-to/lab.md": 5,
+        "how-to/many-nodes.md": 5,
+        "how-to/slurm.md": 6,
+    }
+
+
+@pytest.mark.parametrize("block", SHOWN_AT_ONCE, ids=str)
+def test_an_answer_is_the_one_that_the_document_shows(asked, block: Block):
+    done = asked(*shlex.split(block.said)[1:], cwd=ROOT)
+
+    assert done.returncode in UNDERSTOOD, done
+    assert is_part(block.text, done.stdout), done.stdout
+
+
+@pytest.mark.parametrize(
+    "block", [block for block in ALL if block.language not in ("console", "text")], ids=str
+)
+def test_what_is_not_typed_is_parsed(asked, block: Block):
+    match block.language:
+        case "python":
+            ast.parse(block.text)
+        case "json":
+            json.loads("{" + block.text.rstrip().rstrip(",") + "}")
+        case "bash":
+            subprocess.run(("bash", "-n"), input=block.text, text=True, check=True)
+            assert asked("env", "--from", "-", text=block.text).returncode == 0
+        case "yaml":
+            assert not re.search(r"^(?! *(- )?[\w-]+:( |$))", block.text.rstrip("\n"), re.MULTILINE)
+        case "ini":
+            assert not re.search(r"^(?!\w+=\S+$)", block.text.rstrip("\n"), re.MULTILINE)
+
+
+# --- commands that stand in a sentence, a table or a block that is not run ----------------------------
+
+_COMMAND = re.compile(
+    r"(?:(?<=[`\s/])|^)ddp-doctor ((?:run|prolog|replay|topology|env|lint|checks|explain|template)\b[^`\n|;&>$]*)",
+    re.MULTILINE,
+)
+
+
+def _command(name: str) -> Any:
+    import typer
+
+    from ddp_doctor.cli.main import app
+
+    group: Any = typer.main.get_command(app)
+    return group.commands[name]
+
+
+@pytest.mark.parametrize("document", documents())
+def test_every_command_that_is_named_takes_the_options_that_stand_there(document: str):
+    for words in _COMMAND.findall((ROOT / document).read_text()):
+        name, *rest = words.partition("#")[0].split()
+        command = _command(name)
+        known = {option for parameter in command.params for option in parameter.opts}
+        named = [word.partition("=")[0] for word in rest if re.match("--?[a-z]", word)]
+        assert [word for word in named if word not in known] == [], words
+
+
+def test_every_code_that_is_named_is_a_rule():
+    known = {rule.code for rule in (*all_rules(), *LINT_RULES)}
+    named = {code for page in documents() for code in re.findall(r"\bDDL?\d{3}\b", (ROOT / page).read_text())}
+
+    assert named - known == {"DD608"}  # the example of a new rule in add-a-check.md
