@@ -5,11 +5,14 @@ module-level code again in every worker.
 """
 
 import os
-import signal
+import sys
 
 
 def main() -> None:
     """Run the command line and leave the process with the doctor's exit code."""
+    _search_own_modules_first()
+    import signal
+
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     from ddp_doctor.cli import streams
@@ -18,6 +21,17 @@ def main() -> None:
     from ddp_doctor.cli.main import entry
 
     entry()
+
+
+def _search_own_modules_first() -> None:
+    """Find Python's library before what PYTHONPATH names, and all of that before the folder of ``python -m``.
+
+    The user's random.py or torch.py may stand there, of which the doctor is to tell, not to die.
+    """
+    library = os.__file__.rpartition("/")[0]
+    own = (library, f"{library}/lib-dynload")
+    here = sys.path[0] if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False) else None
+    sys.path.sort(key=lambda entry: 0 if entry in own else 2 if entry == here else 1)
 
 
 def _leave(_number: int, _frame: object) -> None:

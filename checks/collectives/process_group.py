@@ -64,7 +64,7 @@ def probe(ctx: RankContext) -> ProcessGroupFact:
     )
 
 
-@rule("DD603", "torch-cannot-be-imported", Severity.ERROR, TorchImport)
+@rule("DD603", "torch-cannot-be-imported", Severity.ERROR, TorchImport, explained_by=("DD211",))
 def cannot_import(recording: Recording) -> Iterator[Draft]:
     """A torch whose import raises, or does not end.
 
@@ -93,6 +93,7 @@ def cannot_import(recording: Recording) -> Iterator[Draft]:
             (Evidence(check=check, text=last[:300]) for check in checks),
             remedy("Make this command work first", "python -X importtime -c 'import torch'"),
             detail="No rank was started." if not several else "No rank was started there.",
+            nodes=tuple(node.node for node in group),
         )
 
 

@@ -7,13 +7,16 @@ from collections.abc import Sequence
 
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.checks import CHECKS
-from ddp_doctor.engine.collect import plan_of, with_node_facts
+from ddp_doctor.engine.collect import plan_of, read_node, with_node_facts
 from ddp_doctor.engine.node_run.node import NodeRun, OneNode
 from ddp_doctor.engine.node_run.session import Session
 from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Backend
+from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.ranks.control_store import listen
 from ddp_doctor.starters.interruption import Interrupted, interruptible
 from ddp_doctor.starters.request import RunRequest
+from ddp_doctor.views.gpus import nccl_without_gpu
 
 
 def run(request: RunRequest, checks: Sequence[Check] = CHECKS) -> Outcome:
@@ -32,9 +35,12 @@ def run(request: RunRequest, checks: Sequence[Check] = CHECKS) -> Outcome:
             if node_run.needs_torch():
                 session.warm_up()
             node_run.recording = with_node_facts(node_run.recording, plan, request)
+            _require_gpu(node_run.recording, request, checks)
             node_run.run()
         except Interrupted:
             node_run.interrupted()
+        except UsageError:
+            raise
         except Exception as error:  # noqa: BLE001 - a failure of its own must not lose what was read
             why = f"the doctor failed itself: {type(error).__name__}: {error}"
             node_run.failed(why, traceback.format_exc())
@@ -60,6 +66,17 @@ def _outcome(node_run: NodeRun, checks: Sequence[Check]) -> Outcome:
     outcome = judge(recording, checks)
     node_run.dismiss(recording, outcome.report)
     return outcome
+
+
+def _require_gpu(recording: Recording, request: RunRequest, checks: Sequence[Check]) -> None:
+    """Refuse NCCL on one node without GPUs, also where no check of the plan looks at them. Raises UsageError."""
+    if request.nnodes > 1 or request.options.backend is not Backend.NCCL:
+        return
+    if not recording.of_check("gpus"):
+        readings = read_node([check for check in checks if check.id == "gpus"], World(), request)
+        recording = recording.model_copy(update={"readings": tuple(readings)})
+    if refused := nccl_without_gpu(recording):
+        raise UsageError(refused)
 
 
 def _require_endpoint(host: str, port: int) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from ddp_doctor import app, templates
 from ddp_doctor.app import Outcome, UsageError
 from ddp_doctor.checks import CHECKS
+from ddp_doctor.cli.given import given_text, require_kind
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.cli.reporting import report, save_and_report
 from ddp_doctor.engine.diagnose import all_rules
@@ -16,9 +17,9 @@ from ddp_doctor.model.choices import ExitCode, Verdict, Where
 from ddp_doctor.model.recording import Options
 from ddp_doctor.model.report import EnvReport
 from ddp_doctor.model.rule import Described
+from ddp_doctor.parse.file_kinds import JSON, SHELL
 from ddp_doctor.render import screen, settings_table
 from ddp_doctor.render.topology import report as topology_report
-from ddp_doctor.sources.given import MOST_BYTES, CannotRead, read_given
 
 #: An environment has two megabytes at most, a job script a few kilobytes.
 _LONGEST_SCRIPT_BYTES = 8 * 1024 * 1024
@@ -55,7 +56,9 @@ def topology(file: str | None, outputs: Outputs) -> int:
     if file is None:
         outcome = app.live_topology(dict(os.environ), lambda _text: None)
     else:
-        outcome = app.read_topology(given_text(file))
+        text = given_text(file)
+        require_kind(file, text, "the output of nvidia-smi topo -m", JSON)
+        outcome = app.read_topology(text)
     with_matrices = topology_report.with_topology(outcome.report, outcome.recording)
     topology_report.show(outcome.recording, screen.console(outputs.words_to))
     if file is not None and not any(reading.fact for reading in outcome.recording.readings):
@@ -68,7 +71,9 @@ def env(file: str | None, outputs: Outputs) -> int:
     if file is None:
         outcome = app.live_settings(dict(os.environ))
     else:
-        outcome = app.read_settings(given_text(file, most_bytes=_LONGEST_SCRIPT_BYTES))
+        text = given_text(file, most_bytes=_LONGEST_SCRIPT_BYTES)
+        require_kind(file, text, "the output of env, a job script or a manifest", SHELL, JSON)
+        outcome = app.read_settings(text)
     return _show_settings(outcome, outputs)
 
 
@@ -76,14 +81,6 @@ def _show_settings(outcome: Outcome, outputs: Outputs) -> int:
     if isinstance(outcome.report, EnvReport):
         settings_table.show(outcome.report, screen.console(outputs.words_to))
     return report(outcome, outputs)
-
-
-def given_text(path: str, most_bytes: int = MOST_BYTES) -> str:
-    """The text of a file that the user names, ``-`` for stdin. Raises UsageError."""
-    try:
-        return read_given(path, most_bytes=most_bytes).decode("utf-8", errors="replace")
-    except CannotRead as error:
-        raise UsageError(str(error)) from error
 
 
 def list_checks() -> str:

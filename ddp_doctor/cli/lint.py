@@ -6,6 +6,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ddp_doctor.cli.error_handler import print_to_stderr
+from ddp_doctor.cli.given import require_kind
 from ddp_doctor.cli.outputs import LintResults, Outputs
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.lint.files import read_script, script_paths, shown_path
@@ -15,6 +16,7 @@ from ddp_doctor.lint.report import Linted, Unread, lint_report
 from ddp_doctor.lint.rule import LintRule
 from ddp_doctor.lint.rules import RULES
 from ddp_doctor.model.choices import ExitCode, FailOn, UsageError
+from ddp_doctor.parse.file_kinds import PYTHON
 from ddp_doctor.render.screen import console
 
 
@@ -66,4 +68,7 @@ def _lint_file(path: str, rules: Sequence[LintRule]) -> Linted:
         if not Path(path).exists():
             raise UsageError(file.reason)
         return Linted(unread=Unread(path=file.path, line=1, reason=file.reason))
+    if not path.endswith(".py"):
+        text = file.data.decode("utf-8", errors="replace")
+        require_kind(file.path, text, "a Python script", PYTHON)
     return lint_bytes(file.path, file.data, rules)

@@ -160,7 +160,10 @@ def prolog(
 @reported
 def replay(
     recording: Annotated[
-        Path, typer.Argument(metavar="RECORDING|-", help="A file written by --record, or stdin.")
+        Path,
+        typer.Argument(
+            metavar="RECORDING|-", help="A file written by --record, also packed by gzip, or stdin."
+        ),
     ],
     outputs: Outputs,
 ) -> int:

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from ddp_doctor import app
 from ddp_doctor.app import Outcome, UsageError, folders
-from ddp_doctor.cli.commands import given_text
 from ddp_doctor.cli.error_handler import print_to_stderr
+from ddp_doctor.cli.given import given_text
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.cli.reporting import save, save_and_report
 from ddp_doctor.model.choices import ExitCode

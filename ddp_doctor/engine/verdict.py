@@ -12,6 +12,7 @@ from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.model.report import CheckResult, Measurement, Report, Tool
+from ddp_doctor.views.gpus import nccl_without_gpu
 from ddp_doctor.views.software import backend_of_ranks
 from ddp_doctor.wording.nodes import host, name_list
 from ddp_doctor.wording.ranks import ranks_at
@@ -33,6 +34,8 @@ def _report(recording: Recording, diagnosis: Diagnosis, checks: Sequence[Check])
     results = check_results(recording, diagnosis.findings, checks)
     verdict = judge(recording, diagnosis, results)
     exit_code = ExitCode.INTERRUPTED if recording.interrupted else _EXIT[verdict]
+    if exit_code is ExitCode.UNSURE and nccl_without_gpu(recording):
+        exit_code = ExitCode.USAGE
     return Report(
         tool=Tool(version=recording.tool_version),
         run_id=recording.run_id,
@@ -59,7 +62,12 @@ def judge(recording: Recording, diagnosis: Diagnosis, results: Sequence[CheckRes
     """Sick iff a finding stands at or above --fail-on; unsure iff too little could be evaluated."""
     if any(finding.severity.at_least(_bar(recording)) for finding in diagnosis.findings):
         return Verdict.SICK
-    if not recording.collected() or diagnosis.failures or recording.interrupted:
+    if (
+        not recording.collected()
+        or diagnosis.failures
+        or recording.interrupted
+        or nccl_without_gpu(recording)
+    ):
         return Verdict.UNSURE
     if any(result.status in (CheckStatus.FAILED, CheckStatus.TIMED_OUT) for result in results):
         return Verdict.UNSURE  # a lesser finding beside it does not make up for what was not seen
@@ -176,6 +184,8 @@ def _why_unsure(recording: Recording, results: Sequence[CheckResult], diagnosis:
     if not any(reading.fact is not None for reading in recording.readings):
         alone = recording.options.command == "env" and results
         return f"{results[0].reason}." if alone else "nothing could be measured."
+    if refused := nccl_without_gpu(recording):
+        return f"{refused}."
     if diagnosis.failures:
         return f"the doctor's own rule {diagnosis.failures[0][0]} failed."
     stuck = [r for r in results if r.status in (CheckStatus.FAILED, CheckStatus.TIMED_OUT)]

@@ -2,9 +2,8 @@
 
 ``python train.py`` searches the script's folder first, ``python -m`` the working directory, then each entry of
 PYTHONPATH, then its own library and site-packages (docs.python.org, "The initialization of the sys.path module search
-path"). In a folder a package with ``__init__.py`` comes before ``NAME.py``; a folder without ``__init__.py`` loses against
-every module further down the path (docs.python.org, importlib, "Finders and loaders"), and hides
-nothing here.
+path"). In a folder a package with ``__init__.py`` comes before ``NAME.py``; a folder without ``__init__.py`` loses
+against every module further down the path (PEP 420), and so hides nothing here.
 """
 
 import sys
@@ -13,16 +12,17 @@ from collections.abc import Callable, Collection
 TORCH = "torch"
 #: The modules of Python's library without which torch does not come up. Measured with torch 2.13 under Python 3.11:
 #: with an empty module of that name first on the path, ``import torch.distributed.run, torch.nn.parallel,
-#: torch.utils.data, torch._dynamo.utils`` fails. Not among them: what this Python has frozen, which nothing
-#: hides (some have more of them built in), and what torch loads and gets by without, such as csv and shutil.
+#: torch.utils.data, torch._dynamo.utils`` fails. Not among them: what that Python has built in or frozen, which
+#: nothing hides, and what torch loads and gets by without, such as csv and shutil.
 NEEDED = frozenset(
     """
-    argparse array ast asyncio base64 binascii bisect cmath collections colorsys concurrent contextlib contextvars copy
-    copyreg ctypes dataclasses datetime decimal dis email encodings enum fnmatch fractions functools getpass gettext
-    glob heapq hmac http importlib inspect json keyword linecache logging math mmap multiprocessing numbers opcode operator
-    pathlib pickle pkgutil platform pprint profile queue quopri random re reprlib secrets select selectors signal socket
-    ssl string struct subprocess sysconfig tempfile textwrap threading timeit token tokenize traceback types typing
-    unicodedata unittest urllib uuid warnings weakref zlib
+    argparse array ast asyncio base64 binascii bisect cmath collections colorsys concurrent contextlib
+    contextvars copy copyreg ctypes dataclasses datetime decimal dis email encodings enum fnmatch fractions
+    functools getpass gettext glob heapq hmac http importlib inspect json keyword linecache logging math mmap
+    multiprocessing numbers opcode operator pathlib pickle pkgutil platform pprint profile queue quopri random
+    re reprlib secrets select selectors signal socket ssl string struct subprocess sysconfig tempfile textwrap
+    threading timeit token tokenize traceback types typing unicodedata unittest urllib uuid warnings weakref
+    zlib
     """.split()  # noqa: SIM905  a list of words
 )
 #: What stands together in the folder of Python's own library, and nowhere else.

@@ -230,7 +230,9 @@ def written_to(script: Script, value: Value) -> str:
     if node is None:
         return ""
     first = node.targets[0]
-    if isinstance(first, ast.Tuple) and isinstance(node.value, ast.Tuple):  # train, val = DataLoader(), DataLoader()
+    if isinstance(first, ast.Tuple) and isinstance(
+        node.value, ast.Tuple
+    ):  # train, val = DataLoader(), DataLoader()
         for target, given in zip(first.elts, node.value.elts, strict=False):
             if any(part is value.node for part in ast.walk(given)):
                 return written(target)

@@ -6,8 +6,8 @@ import multiprocessing.forkserver
 import os
 import signal
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -66,7 +66,8 @@ class ForkServer:
         config = process._config  # noqa: SLF001 - nothing public moves the socket
         config["tempdir"] = str(self._run_folder)
         try:
-            multiprocessing.forkserver.ensure_running()
+            with self._errors_in_log():  # a Python that does not start says why
+                multiprocessing.forkserver.ensure_running()
             server: Any = multiprocessing.forkserver._forkserver  # noqa: SLF001 - nothing public tells its pid
             self._pid = server._forkserver_pid  # noqa: SLF001 - see above
         finally:
@@ -76,6 +77,22 @@ class ForkServer:
                     del os.environ[name]
                 else:
                     os.environ[name] = value
+
+    @contextmanager
+    def _errors_in_log(self) -> Iterator[None]:
+        """What is started meanwhile writes its errors to the log from the start."""
+        try:
+            own = os.dup(2)
+        except OSError:  # closed
+            own = os.open(os.devnull, os.O_WRONLY)
+        log = os.open(self._run_folder / "forkserver.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(log, 2)
+        try:
+            yield
+        finally:
+            os.dup2(own, 2)
+            os.close(own)
+            os.close(log)
 
     def wait_ready(self, timeout_s: float) -> Preload:
         """Wait until torch is imported; past the deadline return where the import stands, and kill it.

@@ -107,6 +107,8 @@ def _take_gpu(device: str) -> int:
     """Make this rank's GPU the current one, and keep all checks from filling it; the bytes they may take."""
     import torch
 
+    if torch.version.cuda is None and torch.version.hip is None:  # else torch fails in words of its insides
+        raise RuntimeError(f"torch {torch.__version__} is a build for CPUs, and {device} was asked for")
     torch.cuda.set_device(device)
     free, total = torch.cuda.mem_get_info()
     allowed = allowance(free)

@@ -15,14 +15,20 @@ ddp_doctor. Prints one JSON object, here with a CUDA build of torch::
      "nccl_files": ["/v/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2"]}
 """
 
+# isort: skip_file
+import os
+import sys
+
+if __name__ == "__main__":  # before anything is imported that a file on PYTHONPATH may hide
+    LIBRARY = os.__file__.rpartition("/")[0]
+    sys.path.sort(key=lambda entry: entry not in (LIBRARY, f"{LIBRARY}/lib-dynload"))
+
 import ast
 import importlib.metadata
 import importlib.util
 import json
-import os
 import platform
 import re
-import sys
 from pathlib import Path
 
 #: torch/version.py's names and the names they are reported under.
@@ -99,6 +105,8 @@ def torch_facts() -> dict[str, object]:
     if spec.origin is None:
         folders = ", ".join(spec.submodule_search_locations or ())
         return {"torch_problem": f"{folders} holds no __init__.py: torch is only partly installed"}
+    if spec.submodule_search_locations is None:
+        return {"torch_problem": f"{spec.origin} is found in the place of torch"}
     folder = Path(spec.origin).parent
     library = folder / "lib" / "libtorch_cuda.so"
     return {

@@ -8,9 +8,22 @@ from ddp_doctor.facts.node.gpus import Gpu, GpuProcess, GpusFact
 from ddp_doctor.knowledge.gpu.nvml import MPS_SERVER
 from ddp_doctor.knowledge.thresholds import GPU_LIMIT_SHARE
 from ddp_doctor.model.base import Frozen
+from ddp_doctor.model.choices import Backend, Status
 from ddp_doctor.model.recording import Recording
 
 Hits = Sequence[tuple[int, Gpu]]  # node ranks, and GPUs on them
+
+
+def nccl_without_gpu(recording: Recording) -> str | None:
+    """Why NCCL cannot run though it was asked for: no node shows a GPU; None where one does, or was not looked at."""
+    world, readings = recording.world, recording.of_check("gpus")
+    if recording.options.command != "run" or recording.options.backend is not Backend.NCCL:
+        return None
+    looked_at = {reading.node for reading in readings if reading.status is Status.ABSENT}
+    if len(looked_at) < max(len(readings), world.nnodes if world else 1):
+        return None
+    where = "no node shows one" if len(looked_at) > 1 else str(readings[0].reason)
+    return f"--backend nccl needs GPUs: {where}; leave it out, or test gloo with --backend gloo"
 
 
 def hits_of(recording: Recording, is_hit: Callable[[Gpu], object]) -> Hits:

@@ -387,6 +387,14 @@ def test_a_node_without_any_gpu_is_a_warning():
     assert found.title == "node2 has no GPUs where the other 2 nodes have 8 GPUs"
 
 
+def test_a_node_without_any_gpu_is_an_error_and_named_where_nccl_was_asked_for():
+    seen = _recording(2, *_gpus(8, 0), absent=(1,), nproc=(8, 1))
+    found = _only(seen.model_copy(update={"options": Options(backend=Backend.NCCL)}))
+
+    assert (found.code, found.severity, _nodes(found)) == ("DD554", Severity.ERROR, ["node1"])
+    assert found.title == "8 GPUs on node0; no GPUs on node1"
+
+
 def test_more_gpus_than_ranks_on_one_node_is_information():
     assert _only(_recording(3, *_gpus(8, 4, 4), nproc=(4, 4, 4))).severity is Severity.INFO
 

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.node.software import CHECK, probe
-from ddp_doctor.facts.node.software import Software
+from ddp_doctor.engine.diagnose import diagnose
+from ddp_doctor.facts.collectives import TorchImport
+from ddp_doctor.facts.node.software import HiddenModule, Software
 from ddp_doctor.model.choices import Backend, Severity, Status
 from ddp_doctor.model.context import CommandResult
 from ddp_doctor.model.fact import Failed, Reading
@@ -88,6 +90,7 @@ class Installation:
         self.folder = folder
         self.torch = folder / "torch"
         (self.torch / "lib").mkdir(parents=True)
+        (self.torch / "_C.cpython-311-x86_64-linux-gnu.so").touch()
         (self.torch / "__init__.py").write_text("raise SystemExit('torch was imported')\n")
         self.version("2.7.0+cu126", "'12.6'")
         self.metadata("torch", "2.7.0", 'Requires-Dist: nvidia-nccl-cu12==2.26.2; platform_system == "Linux"')
@@ -254,6 +257,74 @@ def test_a_version_file_is_never_run(installation, tmp_path):
 def test_a_version_file_of_garbage_is_a_problem_with_a_reason(installation, text):
     (installation.torch / "version.py").write_bytes(text)
     assert probe(live(installation.folder)).torch_problem
+
+
+FOUND = '{"python": "3.11.7", "machine": "x86_64", "torch_folder": "/opt/torch"}'
+
+
+@pytest.mark.parametrize(
+    ("env", "files", "hidden"),
+    [
+        ({"PYTHONPATH": "/a:/b"}, ["/b/random.py"], [("/b/random.py", "PYTHONPATH")]),
+        ({"PYTHONPATH": "/a:/b"}, ["/a/json.py", "/b/json.py"], [("/a/json.py", "PYTHONPATH")]),
+        ({"PYTHONPATH": ":/a"}, ["/work/random.py"], [("/work/random.py", "PYTHONPATH")]),
+        ({"PYTHONPATH": "lib"}, ["/work/lib/random.py"], [("/work/lib/random.py", "PYTHONPATH")]),
+        ({"PYTHONPATH": "/opt:/b"}, ["/opt/torch/__init__.py"], [("/opt/torch/__init__.py", "PYTHONPATH")]),
+        (
+            {"PYTHONPATH": "/opt:/b"},
+            ["/opt/torch/__init__.py", "/opt/torch/_C.cpython-311.so", "/b/torch.py"],
+            [],
+        ),
+        ({"PYTHONPATH": ""}, ["/work/torch.py"], [("/work/torch.py", "working directory")]),
+        ({}, ["/work/logging/__init__.py"], [("/work/logging/__init__.py", "working directory")]),
+        ({"PYTHONSAFEPATH": "1"}, ["/work/logging/__init__.py"], []),
+        ({}, ["/work/utils/__init__.py", "/work/train.py", "/work/torch.pyi", "/work/json/data.json"], []),
+    ],
+)
+def test_files_in_the_place_of_pythons_own_modules_are_found_by_name(env, files, hidden):
+    context = FakeContext(
+        env=env,
+        files=dict.fromkeys(files, ""),
+        links={"/proc/self/cwd": "/work"},
+        children={"software": FOUND},
+    )
+    assert [(module.file, module.by) for module in probe(context).hidden_modules] == hidden
+
+
+def test_a_torch_py_on_pythonpath_is_named_and_torch_is_not_called_broken(tmp_path):
+    for module in ("torch", "random", "json"):  # the helper itself needs the last two
+        (tmp_path / f"{module}.py").write_text("raise SystemExit('it was imported')\n")
+    fact = probe(live(tmp_path))
+    assert fact.torch_problem == f"{tmp_path}/torch.py is found in the place of torch"
+    assert {module.module for module in fact.hidden_modules} == {"torch", "random", "json"}
+    (finding,) = findings(fact)
+    assert finding.code == "DD211"
+    assert finding.title.startswith(
+        f"{tmp_path}/json.py, {tmp_path}/random.py and {tmp_path}/torch.py hide torch"
+    )
+    assert f"Or take {tmp_path} out of PYTHONPATH" in finding.remedies[1].summary
+    assert {culprit.kind for culprit in finding.culprits} == {"file"}
+
+
+def test_an_import_that_fails_is_explained_by_the_hidden_module_on_the_same_nodes_only():
+    hidden = HiddenModule(module="random", file="/a/random.py", by="PYTHONPATH")
+    seen = recording(GPU_NODE, but(hidden_modules=(hidden,)))
+    failed = [
+        Reading(
+            check="process_group",
+            status=Status.FAILED,
+            node=node,
+            fact=TorchImport(import_s=0, error=error).recorded(),
+        )
+        for node, error in enumerate(("ImportError: libcudart.so.12", "ImportError: Random"))
+    ]
+    found = diagnose(seen.model_copy(update={"readings": (*seen.readings, *failed)})).findings
+    assert [(f.code, f.culprits[0].node_rank) for f in found] == [("DD211", 1), ("DD603", 0)]
+
+
+def test_the_prolog_says_nothing_of_hidden_modules():
+    hidden = HiddenModule(module="torch", file="/a/torch.py", by="PYTHONPATH")
+    assert verdicts(but(hidden_modules=(hidden,)), command="prolog") == []
 
 
 SCRIPT = str(Path(machine.__file__).with_name("child_software.py"))

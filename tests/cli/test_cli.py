@@ -1,5 +1,6 @@
 """The command line as a person and a script use it: real processes, exit codes, one sentence per error."""
 
+import gzip
 import io
 import json
 import os
@@ -17,7 +18,7 @@ import pytest
 
 from ddp_doctor.model.recording import Recording
 from tests.once import free_port
-from tests.recorded import path_of
+from tests.recorded import judged, load, path_of
 
 DOCTOR = (sys.executable, "-m", "ddp_doctor")
 NO_CPUS = b'{"check": "host", "status": "collected", "fact": {"kind": "host/1", "cpus": 0}}'
@@ -100,10 +101,12 @@ def test_a_wrong_request_is_one_sentence_and_exit_2(asked, args, sentence):
         (b'{"schema_version": "1.0", "run_id": "x", "readings": [{"check": 3}]}', "is not a recording"),
         (
             b'{"schema_version": "1.0", "run_id": "x", "readings": [%s]}' % NO_CPUS,
-            "cpus: Input should be greater",
+            "it has 0 under cpus, which no recording has",
         ),
         (b'{"schema_version": 2, "run_id": "x"}', "is not a recording"),
-        (b"[" * 100_000, "is not a recording"),
+        (b"[" * 100_000, "it is nested too deeply"),
+        (b"print(1)\n", "line 1 is no JSON"),
+        (b"\x1f\x8b\x08\x00cut", "gzip packed it, and it is cut off or damaged"),
         (b'{"schema_version": "1.0", "run_id": "x", "duration_s": NaN}', "NaN is not a finite number"),
         (b'{"schema_version": "1.0", "run_id": "x", "duration_s": 1e999}', "1e999 is not a finite number"),
         (b'{"schema_version": "1.0", "run_id": "x", "n": -1' + b"0" * 5000 + b"}", "is not a finite number"),
@@ -116,6 +119,67 @@ def test_a_foreign_file_is_refused_with_the_reason(asked, tmp_path, content, sen
 
     assert done.returncode == 2, done
     assert sentence in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "content", "sentence"),
+    [
+        (
+            "replay",
+            "report",
+            "is not a recording of ddp-doctor: it is a report of ddp-doctor; a recording is",
+        ),
+        ("replay", '{"cells": [], "nbformat": 4}', "it is a Jupyter notebook"),
+        ("env --from", "recording", "PATH is a recording of ddp-doctor, and the output of env"),
+        ("env --from", "report", "PATH is a report of ddp-doctor, and the output of env"),
+        ("env --from", "#!/usr/bin/env python3\n", "is a Python script, and the output of env"),
+        (
+            "topology",
+            "recording",
+            "is a recording of ddp-doctor, and the output of nvidia-smi topo -m is wanted",
+        ),
+        ("lint", "recording", "a Python script is wanted; `ddp-doctor replay PATH` reads it"),
+        ("lint", "report", "is a report of ddp-doctor, and a Python script is wanted"),
+        ("lint", '{"cells": [], "nbformat": 4}', "is a Jupyter notebook, and a Python script is wanted"),
+        ("lint", '{"lr": 0.1, "amp": true}', "is JSON, and a Python script is wanted"),
+        (
+            "lint",
+            "#!/bin/bash\ntorchrun x.py\n",
+            "is a shell script, and a Python script is wanted; `ddp-doctor env --from",
+        ),
+    ],
+)
+def test_a_file_of_another_command_is_named_with_what_is_wanted(asked, tmp_path, command, content, sentence):
+    path = tmp_path / "given"
+    whole = {"recording": load("gpus/one-lost"), "report": judged("gpus/one-lost").report}
+    path.write_text(whole[content].model_dump_json() if content in whole else content)
+    done = asked(*command.split(), str(path))
+
+    assert done.returncode == 2, done
+    assert sentence.replace("PATH", str(path)) in done.stderr
+    assert done.stdout == ""
+
+
+def test_modules_of_the_users_with_names_of_pythons_own_do_not_end_the_doctor(tmp_path):
+    for module in ("random", "logging", "signal", "json", "rich", "typer"):
+        (tmp_path / f"{module}.py").write_text("raise SystemExit('it was imported')\n")
+    hidden = [str(path) for path in (Path(__file__).parents[2], tmp_path / "lib")]
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "random.py").rename(tmp_path / "lib" / "random.py")
+
+    done = doctor("replay", str(path_of("gpus/one-lost")), cwd=tmp_path, env={"PYTHONPATH": ":".join(hidden)})
+
+    assert done.returncode == 1, done.stderr
+    assert done.stderr == ""
+
+
+def test_a_recording_that_gzip_packed_is_replayed(tmp_path):
+    from ddp_doctor import app
+
+    path = tmp_path / "recording.json.gz"
+    path.write_bytes(gzip.compress(path_of("gpus/one-lost").read_bytes()))
+
+    assert app.replay(path).report == judged("gpus/one-lost").report
 
 
 STRANGE = ("1e308", "-1e308", "1e20", "0", "-1", "9" * 30, "-7")

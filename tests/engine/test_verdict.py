@@ -9,7 +9,7 @@ from ddp_doctor.engine.diagnose import Diagnosis
 from ddp_doctor.engine.plan import TOO_DEAR, make_plan
 from ddp_doctor.engine.verdict import report as make_report
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import CheckStatus, Level, Status, Verdict, Where
+from ddp_doctor.model.choices import Backend, CheckStatus, Level, Status, Verdict, Where
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.recording import Node, NotRun, Options, Recording, World
 from ddp_doctor.model.report import Report
@@ -111,6 +111,20 @@ def test_thousands_of_ranks_are_counted():
 
     assert len(report.summary) < 250
     assert len(report.checks[0].reason or "") < 250
+
+
+@pytest.mark.parametrize(
+    ("backend", "status", "exit_code"),
+    [(Backend.NCCL, Status.ABSENT, 2), (Backend.NCCL, Status.FAILED, 3), (Backend.AUTO, Status.ABSENT, 0)],
+)
+def test_nccl_asked_for_where_no_node_shows_a_gpu_is_a_usage_error(backend, status, exit_code):
+    gpus = [Reading(check="gpus", status=status, node=node, reason="no NVIDIA GPU") for node in range(2)]
+    readings = (_reading(Status.COLLECTED, 0), *gpus)
+    recording = Recording(world=World(nnodes=2), options=Options(backend=backend), readings=readings)
+    report = make_report(recording, Diagnosis(()), CHECKS)
+
+    assert report.exit_code == exit_code
+    assert ("--backend nccl needs GPUs: no node shows one" in report.summary) == (exit_code == 2)
 
 
 def test_a_healthy_verdict_names_what_the_budget_left_out():

@@ -23,7 +23,7 @@ from ddp_doctor.views.transports import settings_told
 from ddp_doctor.wording import differences
 from ddp_doctor.wording.differences import Place, Split, Who, split
 from ddp_doctor.wording.findings import proved
-from ddp_doctor.wording.nodes import name_list
+from ddp_doctor.wording.nodes import name_list, node_culprit
 
 
 @rule("DD551", "nodes-have-different-settings", Severity.WARNING, ConsistencyFact, EnvVars)
@@ -310,10 +310,10 @@ def different_gpus(recording: Recording) -> Iterator[Draft]:
     """Nodes that show the job fewer GPUs than the others, or none.
 
     What it finds
-        Different numbers of visible GPUs. A warning where a node has none, or brings fewer ranks for it;
-        information where the ranks are as many all the same. Silent where no torch here uses GPUs, with
-        --backend gloo, and where a finding about missing
-        or failing GPUs names the same nodes.
+        Different numbers of visible GPUs. A warning where a node has none, or brings fewer ranks for it, and an error
+        where it has none and --backend nccl was asked for; information where the ranks are as many all the same.
+        Silent where no torch here uses GPUs, with --backend gloo, and where a finding about missing or failing GPUs
+        names the same nodes.
 
     Why it matters
         With --nproc-per-node auto the world is smaller than meant; with a node that has no GPU, NCCL does
@@ -329,9 +329,13 @@ def different_gpus(recording: Recording) -> Iterator[Draft]:
     parts = _counted(gpus, "GPU")
     if parts is None or not _are_wanted(recording):
         return
-    matters = min(gpus.values()) == 0 or _explained_by_gpus(recording)
+    without = tuple(node for node, count in gpus.items() if count == 0)
+    matters = without or _explained_by_gpus(recording)
+    stops = without and recording.options.backend is Backend.NCCL
     yield proved(
-        differences.odd_culprits(recording, parts),
+        [node_culprit(recording, node) for node in without]
+        if stops
+        else differences.odd_culprits(recording, parts),
         _unlike(recording, parts),
         Evidence(text=differences.values_with_nodes(recording, parts)),
         remedy(
@@ -340,7 +344,7 @@ def different_gpus(recording: Recording) -> Iterator[Draft]:
             "echo $CUDA_VISIBLE_DEVICES",
         ),
         detail="Ranks need a GPU each, and nodes that bring different numbers of them make an uneven world.",
-        severity=Severity.WARNING if matters else Severity.INFO,
+        severity=Severity.ERROR if stops else Severity.WARNING if matters else Severity.INFO,
         nodes=_with_less(gpus),
     )
 

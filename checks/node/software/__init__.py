@@ -14,17 +14,20 @@ would load, and the helper ``nccl`` asks that file. The ranks tell whether NCCL 
 
 import posixpath
 import re
+from collections.abc import Iterator
 
 from pydantic import ValidationError
 
-from ddp_doctor.checks.node.software import installation, nccl
-from ddp_doctor.facts.node.software import Software
+from ddp_doctor.checks.node.software import installation, nccl, shadowing
+from ddp_doctor.facts.node.software import HiddenModule, Software
+from ddp_doctor.knowledge.import_path import TORCH
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Failed
 from ddp_doctor.model.rule import rules_in
 from ddp_doctor.parse import software
+from ddp_doctor.probing.import_path import hidden_modules
 
 __all__ = ["CHECK", "probe"]
 
@@ -37,6 +40,7 @@ def probe(ctx: Context) -> Software:
             **_nccl(ctx, installed),
             **_driver(ctx),
             **_settings(ctx, installed),
+            "hidden_modules": tuple(_hidden(ctx, installed)),
             "nccl_required_by_torch": software.pinned_nccl(installed.torch_requires),
             "gpu_devices": len([name for name in _listing(ctx, "/dev") if re.fullmatch(r"nvidia\d+", name)]),
             "gpus_hidden_by": software.gpus_hidden_by(ctx.env),
@@ -54,6 +58,14 @@ def _installed(ctx: Context) -> Software:
     except ValidationError:
         how = "it did not end in time" if answer.status == "timed_out" else software.last_line(answer.stderr)
         raise Failed(f"the helper that reads what is installed gave no answer: {how}") from None
+
+
+def _hidden(ctx: Context, installed: Software) -> Iterator[HiddenModule]:
+    """The hidden modules, without a torch on PYTHONPATH that stands behind an installed one."""
+    for hidden in hidden_modules(ctx):
+        finds = installed.torch_folder in (None, posixpath.dirname(hidden.file))
+        if hidden.module != TORCH or hidden.by == "working directory" or finds:
+            yield hidden
 
 
 def _settings(ctx: Context, installed: Software) -> dict[str, object]:
@@ -129,6 +141,6 @@ CHECK = Check(
     where=Where.NODE,
     probe=probe,
     facts=(Software,),
-    rules=rules_in(nccl, installation),
+    rules=rules_in(nccl, installation, shadowing),
     cost_s=0.1,
 )

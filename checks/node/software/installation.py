@@ -10,7 +10,7 @@ from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import remedy
-from ddp_doctor.views.software import folder_without_backends, of_the_job, with_gpus
+from ddp_doctor.views.software import folder_without_backends, hides_torch, of_the_job, with_gpus
 from ddp_doctor.wording.findings import proved
 from ddp_doctor.wording.nodes import by_cause, of_nodes
 
@@ -147,7 +147,8 @@ def torch_installation_broken(recording: Recording) -> Iterator[Draft]:
 
     What it finds
         torch is not installed for this interpreter, or its folder or version file is missing or unreadable;
-        a warning where its files and its package metadata are of different versions.
+        a warning where its files and its package metadata are of different versions. Where a file on PYTHONPATH
+        stands in its place, module-hidden-by-pythonpath tells.
 
     Why it matters
         Every rank fails at `import torch`; one version written over another fails differently each time.
@@ -169,6 +170,8 @@ def torch_installation_broken(recording: Recording) -> Iterator[Draft]:
 
 
 def _broken_torch(fact: Software) -> tuple[str, Severity] | None:
+    if hides_torch(fact):
+        return None
     if fact.torch_problem:
         return fact.torch_problem, Severity.ERROR
     files, metadata = fact.torch_version, fact.torch_metadata_version

@@ -19,6 +19,7 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Severity, Status, Where
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.ranks.run import Run
+from ddp_doctor.views.gpus import nccl_without_gpu
 from ddp_doctor.wording.nodes import name_list
 
 #: The checks that still run where the nodes are slow to one another: whether the ranks meet. ``connectivity`` has
@@ -110,6 +111,8 @@ class HeadAgent:
     def _run_ranks(self, run: Run) -> None:
         node, group = self.node, self.group
         checks = allowed(node, node.rank_checks())
+        if refused := nccl_without_gpu(node.so_far()):
+            checks = _leave_out(node, checks, refused)
         if group.silent():
             checks = _leave_out(node, checks, "a node fell silent")
         if not checks:

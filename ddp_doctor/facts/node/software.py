@@ -1,10 +1,19 @@
 """What is installed on a node."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.fact import Fact
+
+
+class HiddenModule(Frozen):
+    """A module that the job's Python would load from a file of the user's: torch, or one of Python's library."""
+
+    module: str
+    file: str
+    by: Literal["PYTHONPATH", "working directory"]
 
 
 class Software(Fact):
@@ -16,6 +25,7 @@ class Software(Fact):
     machine: str  # as uname -m
     torch_folder: str | None = None
     torch_problem: str | None = None  # why torch cannot be imported, as far as the files show
+    hidden_modules: tuple[HiddenModule, ...] = ()
     torch_version: str | None = None
     torch_metadata_version: str | None = None
     torch_cuda: str | None = None  # the CUDA version torch was built with

@@ -53,9 +53,7 @@ def wrapper_saved(script: Script) -> Iterator[Spot]:
     """
     if any(text.endswith("module.") for text in script.texts) or _STRIPPED.search(script.words):
         return
-    if any(
-        script.is_ddp(call.receiver) for call in script.methods("load_state_dict")
-    ):
+    if any(script.is_ddp(call.receiver) for call in script.methods("load_state_dict")):
         return
     for save in script.named(_SAVE):
         if training.surely_ddp(save.argument(0, "obj")):

@@ -20,7 +20,9 @@ _WRITERS = ("torch.utils.tensorboard.SummaryWriter", "tensorboardX.SummaryWriter
 _DATASETS = ("torchvision.datasets.", "torchaudio.datasets.", "torchtext.datasets.")
 _LETS_ONE_FIRST = ("lock", "first", "zero", "once", "main")
 #: Functions that are given a model and do not call it.
-_CALLS_NOTHING = frozenset(("print", "len", "id", "type", "isinstance", "hasattr", "torch.save", "copy.deepcopy"))
+_CALLS_NOTHING = frozenset(
+    ("print", "len", "id", "type", "isinstance", "hasattr", "torch.save", "copy.deepcopy")
+)
 
 
 @lint_rule("DDL163", "every-rank-downloads", Severity.WARNING)

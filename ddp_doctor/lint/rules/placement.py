@@ -176,10 +176,7 @@ def _is_plain(script: Script, call: Call) -> bool:
     if call.name != names.LOADER or not call.lacks(training.COLLATE, "collate_fn"):
         return False
     dataset = call.argument(0, "dataset")
-    return not any(
-        made.local is not None and _moves(made.local)
-        for made in training.calls_in(dataset)
-    )
+    return not any(made.local is not None and _moves(made.local) for made in training.calls_in(dataset))
 
 
 def _is_in_memory(call: Call) -> bool:

@@ -152,7 +152,9 @@ def _told(script: Script) -> set[int] | None:
     found = set[int]()
     for call in calls:
         samplers = [sampler for sampler in _samplers(call.receiver) if sampler.kind != "constant"]
-        if not samplers or not all(isinstance(sampler, Call) and _is_sampler(sampler) for sampler in samplers):
+        if not samplers or not all(
+            isinstance(sampler, Call) and _is_sampler(sampler) for sampler in samplers
+        ):
             return None
         is_once = not call.loops and any(each.root == call.root for each in training.passes(script))
         epoch = call.argument(0, "epoch")

@@ -1,0 +1,123 @@
+"""DD211, DD212: files of the user's that stand in the place of torch, or of modules of Python's library."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from ddp_doctor.facts.node.software import HiddenModule, Software
+from ddp_doctor.knowledge.import_path import TORCH
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import Culprit, Draft, Evidence
+from ddp_doctor.model.recording import FactAt, Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.kinds import in_code, remedy
+from ddp_doctor.views.software import of_the_job
+from ddp_doctor.wording.findings import likely, proved
+from ddp_doctor.wording.nodes import by_cause, host, name_list, node_names
+
+_FOUND_BY = "the order in which Python searches for modules"
+
+
+@rule("DD211", "module-hidden-by-pythonpath", Severity.ERROR, Software)
+def hidden_by_pythonpath(recording: Recording) -> Iterator[Draft]:
+    """A file on PYTHONPATH that Python loads in the place of torch, or of a module of its own library.
+
+    What it finds
+        A torch.py, random.py, logging/__init__.py and the like in a folder that PYTHONPATH names, by the names of
+        files alone: torch, and the modules of Python's library without which torch does not come up. An installed
+        torch, a folder without __init__.py and Python's own library hide nothing.
+
+    Why it matters
+        PYTHONPATH comes before Python's library and site-packages: torchrun and every rank load that file, and die
+        where they import torch.
+
+    Remedy
+        Rename the file, or take its folder out of PYTHONPATH.
+
+    References
+        https://docs.python.org/3/library/sys_path_init.html
+    """
+    for hidden, group in by_cause(of_the_job(recording), _by("PYTHONPATH")).items():
+        folders = tuple(dict.fromkeys(_folder(module) for module in hidden))
+        yield proved(
+            _culprits(recording, group, hidden),
+            f"{_title(hidden)} on {node_names(recording, group)}: PYTHONPATH puts {_it(hidden)} first",
+            _evidence(hidden),
+            in_code(f"Rename {_files(hidden)}"),
+            remedy(
+                f"Or take {name_list(folders)} out of PYTHONPATH",
+                scope="job",
+                cost="what else lies there is no longer found",
+                undo="put the folder back",
+                untried="the doctor does not know what else the job needs of it",
+            ),
+            detail="torchrun and each rank load it and die where they import torch; torch itself is not to blame.",
+        )
+
+
+@rule("DD212", "module-hidden-in-working-directory", Severity.ERROR, Software)
+def hidden_in_working_directory(recording: Recording) -> Iterator[Draft]:
+    """A file in the working directory that some jobs load in the place of torch, or of a module of Python's library.
+
+    What it finds
+        The same files as module-hidden-by-pythonpath, in the folder in which the doctor was started. Silent where
+        PYTHONSAFEPATH is set.
+
+    Why it matters
+        A script finds the modules of its own folder first, and ``python -m`` those of the working directory: such a
+        job dies where it imports torch. A script that lies in another folder, and is not started with -m, does not
+        see the file.
+
+    Remedy
+        Rename the file.
+
+    References
+        https://docs.python.org/3/library/sys_path_init.html
+    """
+    for hidden, group in by_cause(of_the_job(recording), _by("working directory")).items():
+        yield likely(
+            _culprits(recording, group, hidden),
+            f"{_title(hidden)} on {node_names(recording, group)} from scripts in that folder and from python -m",
+            _evidence(hidden),
+            in_code(f"Rename {_files(hidden)}"),
+            detail="Such a job dies where it imports torch. A script in another folder, started without -m, does not"
+            f" see {_it(hidden)}.",
+        )
+
+
+def _by(place: str) -> Callable[[Software], tuple[HiddenModule, ...] | None]:
+    return lambda fact: tuple(module for module in fact.hidden_modules if module.by == place) or None
+
+
+def _title(hidden: tuple[HiddenModule, ...]) -> str:
+    hide = "hides" if len(hidden) == 1 else "hide"
+    own = [module.module for module in hidden if module.module != TORCH]
+    names = [TORCH] * (len(own) < len(hidden)) + [f"Python's own {name}" for name in own[:1]] + own[1:]
+    return f"{_files(hidden)} {hide} {name_list(names)}"
+
+
+def _culprits(
+    recording: Recording, group: Sequence[FactAt[Software]], hidden: tuple[HiddenModule, ...]
+) -> list[Culprit]:
+    """The files: their nodes are in order."""
+    return [
+        Culprit(kind="file", node=host(recording, fact.node), node_rank=fact.node, name=module.file)
+        for fact in group
+        for module in hidden
+    ]
+
+
+def _files(hidden: tuple[HiddenModule, ...]) -> str:
+    return name_list([module.file for module in hidden])
+
+
+def _folder(hidden: HiddenModule) -> str:
+    """The folder that Python searches."""
+    return hidden.file.removesuffix("/__init__.py").rpartition("/")[0] or "/"
+
+
+def _it(hidden: tuple[HiddenModule, ...]) -> str:
+    return "it" if len(hidden) == 1 else "them"
+
+
+def _evidence(hidden: tuple[HiddenModule, ...]) -> Iterator[Evidence]:
+    for module in hidden:
+        yield Evidence(text=f"import {module.module} finds {module.file}", expected_from=_FOUND_BY)

@@ -1,0 +1,37 @@
+"""What a run refuses before it starts ranks."""
+
+from typing import Any
+
+import pytest
+
+from ddp_doctor.app import UsageError
+from ddp_doctor.app.running import _require_gpu
+from ddp_doctor.facts.node.gpus import GpusFact
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Backend, Where
+from ddp_doctor.model.fact import Absent, Failed
+from ddp_doctor.model.recording import Options, Recording
+from ddp_doctor.starters.request import RunRequest
+
+
+def _ask(answer: GpusFact | Exception) -> None:
+    """Ask for NCCL where the plan does not look at GPUs, and this is what the look finds."""
+
+    def probe(_: Any) -> GpusFact:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    gpus = Check(id="gpus", title="GPUs", where=Where.NODE, probe=probe, facts=(GpusFact,))
+    options = Options(backend=Backend.NCCL, only=("allreduce",))
+    _require_gpu(Recording(options=options), RunRequest(options, {}), [gpus])
+
+
+def test_nccl_without_a_gpu_is_refused_also_where_no_check_of_the_plan_looks_at_gpus():
+    with pytest.raises(UsageError, match="--backend nccl needs GPUs: no driver; leave it out, or test gloo"):
+        _ask(Absent("no driver"))
+
+
+def test_nccl_is_not_refused_where_a_gpu_is_there_or_could_not_be_looked_at():
+    _ask(GpusFact())
+    _ask(Failed("NVML gave no answer"))
