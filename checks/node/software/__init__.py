@@ -131,4 +131,5 @@ CHECK = Check(
     facts=(Software,),
     rules=rules_in(nccl, installation),
     cost_s=0.1,
+    is_essential=True,
 )
