@@ -14,7 +14,10 @@ def main() -> None:
     import signal
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)
+        if (
+            signal.getsignal(number) is not signal.SIG_IGN
+        ):  # by nohup, or a shell that starts it in the background
+            signal.signal(number, _leave)
     from ddp_doctor.cli import streams
 
     streams.prepare()

@@ -4,6 +4,7 @@ import gc
 import os
 import re
 import shutil
+import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -33,6 +34,10 @@ def _is_worker(config: pytest.Config) -> bool:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before there are workers, which then know the folder from their environment."""
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # a shell in the background: the doctor would ignore it too
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not _is_worker(config):
         os.environ[once.VARIABLE] = tempfile.mkdtemp(prefix="ddp-doctor-tests-")
 

@@ -55,7 +55,8 @@ _EXIT_CODES = {
     " output that cannot be written. One sentence on stderr says which.",
     ExitCode.UNSURE: "Unsure: nothing could be measured, or a check failed or timed out and no finding explains"
     " why, or the doctor failed itself (the trace is in a file that the last line names).",
-    ExitCode.INTERRUPTED: "Interrupted by Ctrl-C or SIGTERM. The report and the recording hold what was seen.",
+    ExitCode.INTERRUPTED: "Interrupted by Ctrl-C, SIGTERM or SIGHUP. The report and the recording hold what was seen,"
+    " and where the ranks stood.",
 }
 #: Where each rule stands, below docs/reference.
 _PAGES = {

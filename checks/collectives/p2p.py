@@ -325,6 +325,7 @@ CHECK = Check(
     rules=(corrupts, slow_pair),
     min_ranks=2,
     cost_s=1.0,
+    is_essential=True,
     deadline_s=20.0,  # on GPUs every pair is connected first
     measurements=measurements,
 )

@@ -179,6 +179,7 @@ CHECK = Check(
     facts=(ProcessGroupFact, TorchImport),
     rules=(cannot_import, shared_gpu),
     cost_s=0.1,
+    is_essential=True,
     deadline_s=CHECK_S,
     measurements=measurements,
 )

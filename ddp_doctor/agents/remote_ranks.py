@@ -118,6 +118,9 @@ def merged(parts: Sequence[TrialResult], absent: tuple[int, ...]) -> TrialResult
     if head.outcome == "finished":
         evidence = late_steps(evidence)
     lost = {node for record in records for node in record.lost_nodes}
+    outcome = "stuck" if absent and head.outcome == "finished" else head.outcome
+    if any(record.outcome == "interrupted" for record in records):  # on one node by the doctor's own doing
+        outcome = "interrupted"
     record = head.model_copy(
         update={
             "judged_check": _earliest(head, [record.judged_check for record in records]),
@@ -125,7 +128,7 @@ def merged(parts: Sequence[TrialResult], absent: tuple[int, ...]) -> TrialResult
             "evidence": tuple(evidence),
             "notes": tuple(note for record in records for note in record.notes),
             "lost_nodes": tuple(sorted({*lost, *absent})),
-            "outcome": "stuck" if absent and head.outcome == "finished" else head.outcome,
+            "outcome": outcome,
         }
     )
     return TrialResult(record, tuple(reading for part in parts for reading in part.readings))

@@ -89,8 +89,8 @@ class RollCall:
     control: Control | None = None
     client: StoreClient | None = None
     arrivals: Arrivals | None = None  # on the head
-    _began: float = field(default_factory=time.monotonic)
-    _shown: str = ""
+    began: float = field(default_factory=time.monotonic)
+    shown: str = ""  # for what this node waits
     _addresses: tuple[str, ...] = ()  # of the endpoint's name, on the head
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ class RollCall:
 
     def hold(self, own: NodeReport) -> AgentGroup:
         """Meet the others. The head returns when all are here, a follower when the head says so."""
-        self._began, self.own = time.monotonic(), own
+        self.began, self.own = time.monotonic(), own
         addresses, _ = resolve(self._host) if self.place.endpoint else ((), "")
         mine = not self.place.endpoint or is_mine(addresses)
         is_head = mine if self.place.is_head is None else self.place.is_head
@@ -124,8 +124,8 @@ class RollCall:
         return self.arrivals.node_reports if self.arrivals else {}
 
     def _show(self, text: str) -> None:
-        if text != self._shown:
-            self._shown = text
+        if text != self.shown:
+            self.shown = text
             self.request.progress(text)
 
     @property
@@ -345,8 +345,8 @@ class RollCall:
             "unreadable": self.arrivals.unreadable_names() if self.arrivals else (),
             "command": self.command,
             "asked_ranks": self.request.nproc_per_node,
-            "asked_s": round(self.until - self._began, 1),
-            "waited_s": round(time.monotonic() - self._began, 1),
+            "asked_s": round(self.until - self.began, 1),
+            "waited_s": round(time.monotonic() - self.began, 1),
         }
         return RollCallFact.model_validate(fields | more)
 

@@ -25,6 +25,7 @@ from ddp_doctor.agents.messages import BeatMessage, Opening
 from ddp_doctor.knowledge.deadlines import AGENT_PAUSE_S, BEAT_S, SILENT_S, turn_s
 from ddp_doctor.model.base import Json
 from ddp_doctor.ranks.forkserver import ForkServer
+from ddp_doctor.ranks.helper import Helper
 
 HEAD = 0
 #: A value in the store that no agent of ours wrote; no JSON is equal to it.
@@ -80,6 +81,7 @@ class StoreClient:
             listener.settimeout(5.0)
             arguments = {"socket": path, "host": host, "port": port, "id": my_id, "turn_s": self._turn_s}
             self._process = server.fork(store_client_process.serve, json.dumps(arguments))
+            self._helper = Helper("the store client", self._process.pid or 0)
             try:
                 self._line, _ = listener.accept()
             except TimeoutError as error:
@@ -183,8 +185,10 @@ class StoreClient:
 
     @property
     def has_died(self) -> bool:
-        """Whether the client's process was ended, from outside or for lack of memory: no node's fault."""
-        return self.error == _PROCESS_ENDED
+        """Whether the client's process was ended or stopped, from outside or for lack of memory: no node's fault."""
+        stopped = self._helper.stopped()
+        self.error = self.error or stopped
+        return stopped is not None or self.error == _PROCESS_ENDED
 
     # --- the threads and the end ----------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Backend
 from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.ranks.control_store import listen
+from ddp_doctor.ranks.helper import HelperLost
 from ddp_doctor.starters.interruption import Interrupted, interruptible
 from ddp_doctor.starters.request import RunRequest
 from ddp_doctor.views.gpus import nccl_without_gpu
@@ -34,7 +35,9 @@ def run(request: RunRequest, checks: Sequence[Check] = CHECKS) -> Outcome:
         try:
             if node_run.needs_torch():
                 session.warm_up()
-            node_run.recording = with_node_facts(node_run.recording, plan, request)
+            node_run.recording = with_node_facts(
+                node_run.recording, plan, request, node_run.partial.readings
+            )
             _require_gpu(node_run.recording, request, checks)
             node_run.run()
         except Interrupted:
@@ -43,6 +46,8 @@ def run(request: RunRequest, checks: Sequence[Check] = CHECKS) -> Outcome:
             raise
         except Exception as error:  # noqa: BLE001 - a failure of its own must not lose what was read
             why = f"the doctor failed itself: {type(error).__name__}: {error}"
+            if isinstance(error, HelperLost):
+                why = str(error)
             node_run.failed(why, traceback.format_exc())
         finally:
             interruption.disarm()

@@ -14,7 +14,7 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Backend, Status, UsageError, Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import CouldNotLook, Fact, Failed, Reading, read
-from ddp_doctor.model.recording import Node, Options, Recording, World
+from ddp_doctor.model.recording import INTERRUPTED_AFTER, Node, Options, Recording, World
 from ddp_doctor.parse.visible_devices import visible_gpus
 from ddp_doctor.starters.detect import OuterWorld
 from ddp_doctor.starters.request import RunRequest
@@ -50,31 +50,40 @@ def read_check(check: Check, context: Context) -> Reading:
 
 
 def collect(
-    checks: Sequence[Check], make_context: ContextMaker, progress: Callable[[str], None]
+    checks: Sequence[Check],
+    make_context: ContextMaker,
+    progress: Callable[[str], None],
+    kept: list[Reading] | None = None,
 ) -> list[Reading]:
-    """One reading per check, in order; a probe past its deadline is ``timed_out`` and abandoned."""
+    """One reading per check, in order; a probe past its deadline is ``timed_out`` and abandoned.
+
+    An interruption leaves what was read until then in ``kept``.
+    """
     started = time.monotonic()
     probings = [_Probing(check, make_context(started + check.deadline_s)) for check in checks]
     threads = [threading.Thread(target=probing.run, daemon=True) for probing in probings]
     for thread in threads:
         thread.start()
     readings = []
-    for probing, thread in zip(probings, threads, strict=True):
-        check = probing.check
-        progress(check.id)
-        thread.join(max(started + check.deadline_s - time.monotonic(), 0.0))
-        readings.append(probing.reading or _timed_out(check, probing.context.node))
+    try:
+        for probing, thread in zip(probings, threads, strict=True):
+            check = probing.check
+            progress(check.id)
+            thread.join(max(started + check.deadline_s - time.monotonic(), 0.0))
+            late = f"no answer within {check.deadline_s:g} s"
+            readings.append(probing.reading or _unread(probing, Status.TIMED_OUT, late, check.deadline_s))
+    except BaseException:
+        waited_s = time.monotonic() - started
+        why = f"{INTERRUPTED_AFTER} {waited_s:.1f} s without an answer"
+        unread = [probing.reading or _unread(probing, Status.SKIPPED, why, waited_s) for probing in probings]
+        (kept if kept is not None else []).extend(unread)
+        raise
     return readings
 
 
-def _timed_out(check: Check, node: int) -> Reading:
-    return Reading(
-        check=check.id,
-        status=Status.TIMED_OUT,
-        node=node,
-        reason=f"no answer within {check.deadline_s:g} s",
-        duration_s=check.deadline_s,
-    )
+def _unread(probing: _Probing, status: Status, reason: str, duration_s: float) -> Reading:
+    node = probing.context.node
+    return Reading(check=probing.check.id, status=status, node=node, reason=reason, duration_s=duration_s)
 
 
 #: Ranks where there is no GPU: two are a world, and each more costs a core.
@@ -126,21 +135,28 @@ def plan_of(options: Options, checks: Sequence[Check], nnodes: int = 1) -> Plan:
         raise UsageError(str(error)) from error
 
 
-def with_node_facts(recording: Recording, plan: Plan, request: RunRequest) -> Recording:
-    """Add the facts of this node to the recording, and the world of ranks that follows from them."""
-    readings = read_node(plan.at(Where.NODE), World(), request)
+def with_node_facts(
+    recording: Recording, plan: Plan, request: RunRequest, kept: list[Reading] | None = None
+) -> Recording:
+    """Add the facts of this node to the recording, and the world of ranks that follows from them.
+
+    An interruption leaves what was read until then in ``kept``.
+    """
+    readings = read_node(plan.at(Where.NODE), World(), request, kept)
     recording = recording.model_copy(update={"readings": tuple(readings)})
     return recording.model_copy(update={"world": _world(recording, request)})
 
 
-def read_node(checks: Sequence[Check], world: World, request: RunRequest) -> list[Reading]:
-    """Run probes that need no other node, all at once."""
+def read_node(
+    checks: Sequence[Check], world: World, request: RunRequest, kept: list[Reading] | None = None
+) -> list[Reading]:
+    """Run probes that need no other node, all at once. An interruption leaves what was read in ``kept``."""
     from ddp_doctor.sources.machine import LiveContext
 
     def context(deadline: float) -> LiveContext:
         return LiveContext(request.env, deadline, world=world, level=request.options.level)
 
-    return collect(checks, context, request.progress)
+    return collect(checks, context, request.progress, kept)
 
 
 def _world(recording: Recording, request: RunRequest) -> World:

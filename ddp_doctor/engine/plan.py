@@ -79,8 +79,16 @@ def _reason_against(
 
 
 def _within(chosen: Iterable[Check], budget_s: float) -> list[Check]:
-    """Each check answers one question, so the dearest go first when time is short."""
-    kept = list(chosen)
-    while kept and sum(check.cost_s for check in kept) > budget_s:
-        kept.remove(max(kept, key=lambda check: check.cost_s))
-    return kept
+    """As many as there is time for: first those that a verdict rests on, the cheapest of them and of the rest first."""
+    wanted, kept = list(chosen), list[Check]()
+    for check in sorted(wanted, key=lambda check: (not check.is_essential, check.cost_s)):
+        if _needs_s([*kept, check]) <= budget_s:
+            kept.append(check)
+    return [check for check in wanted if check in kept]
+
+
+def _needs_s(checks: Sequence[Check]) -> float:
+    """How long they take: those of a node run all at once."""
+    at_once = [check.cost_s for check in checks if check.where is Where.NODE]
+    one_by_one = [check.cost_s for check in checks if check.where is not Where.NODE]
+    return max(at_once, default=0.0) + sum(one_by_one)

@@ -10,7 +10,7 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import CheckStatus, ExitCode, Severity, Status, Verdict
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Recording, World
+from ddp_doctor.model.recording import INTERRUPTED_AFTER, OWN_PROCESS, Recording, World
 from ddp_doctor.model.report import CheckResult, Measurement, Report, Tool
 from ddp_doctor.views.gpus import nccl_without_gpu
 from ddp_doctor.views.software import backend_of_ranks
@@ -120,6 +120,10 @@ def _status(
         if bad in by_status:
             return becomes, _reason(recording, by_status[bad], readings)
     idle = [reading for status in _IDLE for reading in by_status.get(status, ())]
+    skipped = by_status.get(Status.SKIPPED, ())
+    cut_short = [reading for reading in skipped if (reading.reason or "").startswith(INTERRUPTED_AFTER)]
+    if cut_short:  # what other ranks have read of it is no result
+        return CheckStatus.SKIPPED, _reason(recording, cut_short, cut_short)
     if Status.COLLECTED in by_status:
         status = CheckStatus.FOUND if found else CheckStatus.PASSED
         return status, _reason(recording, idle, readings) if idle and _nodes(recording) > 1 else None
@@ -165,7 +169,9 @@ def summary(
     """One sentence: the verdict, on what it rests, or the worst fault."""
     scope = _scope(recording)
     if recording.interrupted:
-        return f"Interrupted: tested only in part ({scope})."
+        cut = [result for result in results if (result.reason or "").startswith(INTERRUPTED_AFTER)]
+        where = f" in {cut[0].id}, {(cut[0].reason or '').removeprefix('interrupted ')}" if cut else ""
+        return f"Interrupted{where}: tested only in part ({scope})."
     if verdict is Verdict.SICK:
         worst = diagnosis.findings[0]
         others = sum(f.severity.at_least(_bar(recording)) for f in diagnosis.findings) - 1
@@ -181,6 +187,10 @@ def summary(
 
 
 def _why_unsure(recording: Recording, results: Sequence[CheckResult], diagnosis: Diagnosis) -> str:
+    stuck = [r for r in results if r.status in (CheckStatus.FAILED, CheckStatus.TIMED_OUT)]
+    reasons = {result.reason or "" for result in stuck}
+    if len(reasons) == 1 and OWN_PROCESS in (reason := reasons.pop()):
+        return f"{reason}."
     if not any(reading.fact is not None for reading in recording.readings):
         alone = recording.options.command == "env" and results
         return f"{results[0].reason}." if alone else "nothing could be measured."
@@ -188,7 +198,6 @@ def _why_unsure(recording: Recording, results: Sequence[CheckResult], diagnosis:
         return f"{refused}."
     if diagnosis.failures:
         return f"the doctor's own rule {diagnosis.failures[0][0]} failed."
-    stuck = [r for r in results if r.status in (CheckStatus.FAILED, CheckStatus.TIMED_OUT)]
     names = ", ".join(_stuck_where(recording, result.id) for result in stuck)
     return f"{names} could not be evaluated, and no fault was found that explains it."
 

@@ -38,6 +38,9 @@ DISMISS_S = 1.0
 KILL_S = 1.0
 #: A gap in the agent's own clock that means it was stopped, not that its workers hang.
 AGENT_PAUSE_S = 1.0
+#: A process of the doctor's own that is seen stopped for so long is lost. Ctrl-Z stops the agent with it, and a
+#: debugger that only looks lets it go on at once.
+HELPER_STOPPED_S = 2.0
 #: The least that one pair of ranks gets in the p2p check.
 PAIR_S = 5.0
 #: Ranks that share a core are slower without a fault: deadlines grow with ranks per core beyond this.

@@ -34,6 +34,7 @@ class Check:
     min_ranks: int = 1
     cost_s: float = 0.2
     deadline_s: float = 10.0
+    is_essential: bool = False  # a verdict rests on it, so a short budget leaves it out last
     stops_ranks: bool = False  # with an error of its rules, ranks of several nodes are not worth starting
     needs_model: bool = False  # the user's own, from --model
     level_with_model: Level | None = None  # from which it runs on the user's own, in place of the doctor's

@@ -15,6 +15,10 @@ from ddp_doctor.model.trial import Experiment, TrialRecord
 
 #: Raised in its first number when an older doctor could misread a recording.
 SCHEMA_VERSION = "1.0"
+#: How the reason begins of a check in which a run was interrupted.
+INTERRUPTED_AFTER = "interrupted after"
+#: … and of one that was not made because of it.
+OWN_PROCESS = "the doctor's own process"
 
 F = TypeVar("F", bound=Fact)
 T = TypeVar("T")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ddp_doctor.ranks.forkserver import ForkServer
+from ddp_doctor.ranks.helper import Helper, HelperLost
 from ddp_doctor.ranks.process import FORKSERVER_PID, die_with_parent, set_name
 from ddp_doctor.ranks.store import imported_c10d
 
@@ -38,6 +39,7 @@ class Control:
     host: str
     port: int
     process: BaseProcess
+    helper: Helper
 
     def stop(self) -> None:
         """End it at once; nothing in it has to be kept."""
@@ -46,19 +48,23 @@ class Control:
 
 
 def start(server: ForkServer, run_folder: Path, host: str, port: int, timeout_s: float = 5.0) -> Control:
-    """Fork the store's process and wait until it listens. Port 0 takes a free one."""
+    """Fork the store's process and wait until it listens. Port 0 takes a free one.
+
+    Raises RuntimeError where it cannot listen, HelperLost where the process is killed or stopped.
+    """
     answer_path = run_folder / "control.json"
     process = server.fork(_serve, json.dumps({"host": host, "port": port, "answer": str(answer_path)}))
+    helper = Helper("the control store", process.pid or 0)
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        alive = process.is_alive()  # asked first: what it wrote before it died is still read
+        lost = helper.lost()  # asked first: what it wrote before it died is still read
         with suppress(FileNotFoundError):
             answer = json.loads(answer_path.read_text())
             if answer.get("error"):
                 raise RuntimeError(f"the control store did not start: {answer['error']}")
-            return Control(host or "127.0.0.1", int(answer["port"]), process)
-        if not alive:
-            raise RuntimeError("the process of the control store died before it listened")
+            return Control(host or "127.0.0.1", int(answer["port"]), process, helper)
+        if lost is not None:
+            raise HelperLost(lost)
         time.sleep(0.005)
     process.kill()
     raise RuntimeError(f"the control store did not start within {timeout_s:.0f} s")

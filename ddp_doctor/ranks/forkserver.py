@@ -3,9 +3,12 @@
 import json
 import multiprocessing
 import multiprocessing.forkserver
+import multiprocessing.resource_tracker
 import os
 import signal
+import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -15,7 +18,8 @@ from typing import Any
 
 import ddp_doctor
 from ddp_doctor.knowledge.deadlines import EXTENSION, LOOK_S, STILL_CPU_S_PER_S
-from ddp_doctor.ranks.preload import AGENT_VARIABLE, RUN_FOLDER_VARIABLE
+from ddp_doctor.ranks.helper import Helper, HelperLost, was_killed
+from ddp_doctor.ranks.preload import AGENT_VARIABLE, AGENTS_SIGNALS, RUN_FOLDER_VARIABLE
 from ddp_doctor.ranks.process import cpu_seconds, state
 
 #: Time for a killed process to end.
@@ -24,17 +28,21 @@ _DEATH_S = 1.0
 
 @dataclass(frozen=True)
 class Preload:
-    """How the import of torch ended. ``error`` is a traceback; ``stuck_at`` a Python stack; ``moving`` is slow."""
+    """How the import of torch ended. ``error`` is a traceback; ``stuck_at`` a Python stack; ``moving`` is slow.
+
+    ``lost`` is why the forkserver itself, and no torch, is the reason.
+    """
 
     import_s: float = 0.0
     error: str | None = None
     stuck_at: str | None = None
     moving: bool = False  # it still computed when its time was up
+    lost: str | None = None
 
     @property
     def ok(self) -> bool:
         """Whether ranks can be forked."""
-        return self.error is None and self.stuck_at is None
+        return self.error is None and self.stuck_at is None and self.lost is None
 
 
 class ForkServer:
@@ -43,7 +51,7 @@ class ForkServer:
     def __init__(self, run_folder: Path, env: dict[str, str]) -> None:
         self._run_folder = run_folder
         self._env = env
-        self._pid: int | None = None
+        self._helper: Helper | None = None
 
     def start(self) -> None:
         """Start it. Call from the main thread: it asks to die with the thread that started it."""
@@ -58,6 +66,8 @@ class ForkServer:
             # torchrun's default; OpenMP reads it when torch loads, later is too late.
             "OMP_NUM_THREADS": self._env.get("OMP_NUM_THREADS", "1"),
         }
+        # A resource tracker that was killed is started anew, which concerns nobody: nothing of ours needs it.
+        warnings.filterwarnings("ignore", "resource_tracker: process died", UserWarning)
         multiprocessing.get_context("forkserver").set_forkserver_preload(["ddp_doctor.ranks.preload"])
         saved = {name: os.environ.get(name) for name in extra}
         os.environ.update(extra)
@@ -65,12 +75,15 @@ class ForkServer:
         process: Any = multiprocessing.current_process()
         config = process._config  # noqa: SLF001 - nothing public moves the socket
         config["tempdir"] = str(self._run_folder)
+        multiprocessing.resource_tracker.ensure_running()  # by itself: it would unblock the signals
+        signal.pthread_sigmask(signal.SIG_BLOCK, AGENTS_SIGNALS)  # until the forkserver ignores them
         try:
             with self._errors_in_log():  # a Python that does not start says why
                 multiprocessing.forkserver.ensure_running()
             server: Any = multiprocessing.forkserver._forkserver  # noqa: SLF001 - nothing public tells its pid
-            self._pid = server._forkserver_pid  # noqa: SLF001 - see above
+            self._helper = Helper("the forkserver", server._forkserver_pid)  # noqa: SLF001 - see above
         finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, AGENTS_SIGNALS)
             config.pop("tempdir")
             for name, value in saved.items():
                 if value is None:
@@ -117,7 +130,9 @@ class ForkServer:
                 read_at, used = now, self._cpu_s()
             with suppress(FileNotFoundError):
                 preload = json.loads((self._run_folder / "preload.json").read_text())
-            if not self.is_alive():
+            if (lost := self.lost()) is not None:
+                if self.is_alive() or was_killed(self._pid or 0):
+                    return Preload(timeout_s, lost=lost)
                 return Preload(timeout_s, error=f"the import of torch killed its process\n{self._log()}")
             if preload.get("done"):
                 error = preload.get("error")
@@ -136,23 +151,57 @@ class ForkServer:
     def _cpu_s(self) -> float | None:
         return cpu_seconds(self._pid) if self._pid is not None else None
 
+    @property
+    def _pid(self) -> int | None:
+        return self._helper.pid if self._helper is not None else None
+
     def fork(self, target: Callable[[str], None], argument: str) -> BaseProcess:
-        """Fork one worker that runs ``target(argument)``."""
+        """Fork one worker that runs ``target(argument)``. Raises HelperLost where the forkserver gives no answer."""
+        if (lost := self.lost()) is not None:
+            raise HelperLost(lost)
         process = multiprocessing.get_context("forkserver").Process(target=target, args=(argument,))
-        process.start()
+        failed: list[Exception] = []
+
+        def start() -> None:
+            try:
+                process.start()
+            except Exception as error:  # noqa: BLE001 - raised again below, in the caller's thread
+                failed.append(error)
+
+        # multiprocessing waits for the answer without a limit, and a stopped forkserver gives none.
+        starting = threading.Thread(target=start, daemon=True, name="fork")
+        starting.start()
+        while starting.is_alive():
+            starting.join(0.1)
+            if starting.is_alive() and (lost := self.lost()) is not None:
+                raise HelperLost(lost)
+        if failed:
+            raise HelperLost(self.lost() or str(failed[0])) from failed[0]
         return process
 
+    def lost(self) -> str | None:
+        """Why it does not serve, None while it does."""
+        return self._helper.lost() if self._helper is not None else "the forkserver was not started"
+
     def is_alive(self) -> bool:
-        """Whether it serves; else multiprocessing would silently start another forkserver, without torch."""
+        """Whether it lives; else multiprocessing would silently start another forkserver, without torch."""
         return self._pid is not None and state(self._pid) not in (None, "Z")
 
     def stop(self) -> None:
         """Kill the forkserver and, with it, all it forked that is still alive."""
         if self._pid is not None and self.is_alive():
             os.kill(self._pid, signal.SIGKILL)
+        self._let_the_tracker_end()
         deadline = time.monotonic() + _DEATH_S
         while self.is_alive() and time.monotonic() < deadline:
             time.sleep(0.001)  # while it dies, multiprocessing would use it for the next session
+
+    @staticmethod
+    def _let_the_tracker_end() -> None:
+        """multiprocessing's resource tracker ends when this process does, but not while it is stopped."""
+        tracker: Any = multiprocessing.resource_tracker._resource_tracker  # noqa: SLF001 - nothing public tells its pid
+        if tracker._pid is not None and state(tracker._pid) in ("T", "t"):  # noqa: SLF001 - see above
+            os.kill(tracker._pid, signal.SIGCONT)  # noqa: SLF001 - see above
 
     def _python_path(self) -> str:
         package_parent = str(Path(ddp_doctor.__file__).parent.parent)
@@ -167,6 +216,16 @@ class ForkServer:
             time.sleep(0.3)
             os.kill(int(pid), signal.SIGKILL)
         return self._log() or "no stack"
+
+    def import_stands(self) -> str:
+        """``: it stood in torch/__init__.py:88``, for a sentence; empty where the import gives no answer. Kills it."""
+        with suppress(OSError, ValueError, IndexError):
+            pid = json.loads((self._run_folder / "preload.json").read_text())["pid"]
+            frames = [line for line in self._stack_of(str(pid)).splitlines() if "File " in line]
+            own = [line for line in frames if "<frozen" not in line]
+            path, _, line = own[0].strip().removeprefix("File ").partition(", line ")
+            return f": it stood in {'/'.join(path.strip(chr(34)).split('/')[-2:])}:{line.split()[0]}"
+        return ""
 
     def _log(self) -> str:
         with suppress(OSError):

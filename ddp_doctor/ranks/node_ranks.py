@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +12,11 @@ from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.ranks import folders
+from ddp_doctor.ranks.control_store import Control
 from ddp_doctor.ranks.environment import Refused, rank_environment, with_settings
 from ddp_doctor.ranks.events import EventReader
 from ddp_doctor.ranks.forkserver import ForkServer
+from ddp_doctor.ranks.helper import HelperLost
 from ddp_doctor.ranks.rank_state import RankState, Worker
 from ddp_doctor.ranks.remedy_probe import PROBE, TRYING
 from ddp_doctor.ranks.run import RemoteRanks, Run
@@ -42,6 +44,7 @@ class NodeRanks:
     run_folder: Path
     server: ForkServer
     store: tuple[str, int] | None  # None: there is none yet, torchrun's ranks may need none
+    control: Control | None = None  # the store's process, where it is this node's
     _partial: TrialResult | None = None
 
     def run_trial(
@@ -53,13 +56,23 @@ class NodeRanks:
     ) -> TrialResult:
         """Fork the ranks and watch them to the end. An interruption keeps what was read until then.
 
-        Raises Refused.
+        Raises Refused. Where a process of the doctor's own is lost the trial is "interrupted", its first note says
+        why, and nobody is judged by it.
         """
         self._require_sense(record)
         folder = self._folder(record)
         specs = self._specs(record, folder, checks, skip_pairs)
-        workers = [self.server.fork(forked, spec.to_json()) for spec in specs]
-        return self._watch(record, specs, workers, checks, remote)
+        try:
+            workers = [self.server.fork(forked, spec.to_json()) for spec in specs]
+        except HelperLost as lost:
+            if remote is not None:
+                remote.end("interrupted")
+            return TrialResult(record, ()).unjudged(str(lost))
+        return self._watch(record, specs, workers, checks, remote, self.lost_helper)
+
+    def lost_helper(self) -> str | None:
+        """Why the forkserver or the control store does not serve: every rank fails then, and none is to blame."""
+        return self.server.lost() or (self.control.helper.lost() if self.control is not None else None)
 
     def take_partial(self) -> TrialResult | None:
         """What an interrupted trial had read, once."""
@@ -76,7 +89,7 @@ class NodeRanks:
         specs = self._specs(record, folder, checks, ())
         meeting = Meeting(self.run.world.nnodes, self.store, record.trial) if remote else None
         with Launch(folder, specs, self.run.env, meeting) as launch:
-            yield self._watch(record, specs, launch.workers, checks, remote), launch
+            yield self._watch(record, specs, launch.workers, checks, remote, launch.lost), launch
 
     def _watch(
         self,
@@ -85,6 +98,7 @@ class NodeRanks:
         workers: Sequence[Worker],
         checks: Sequence[Check],
         remote: RemoteRanks | None,
+        lost_helper: Callable[[], str | None],
     ) -> TrialResult:
         now = time.monotonic()
         states = [
@@ -97,11 +111,14 @@ class NodeRanks:
         idle_limits = {
             check.id: check.still_s * self.crowd() for check in checks if check.still_s is not None
         }
-        trial = Trial(record, states, allowed, progress, start_s * self.crowd(), remote, idle_limits)
+        start_s *= self.crowd()
+        trial = Trial(record, states, allowed, progress, start_s, remote, idle_limits, lost_helper)
         try:
-            return trial.run()
+            result = trial.run()
+            lost = lost_helper() if result.record.outcome != "finished" else None
+            return result if lost is None else result.unjudged(lost)
         except BaseException:
-            self._partial = trial.partial()
+            self._partial = trial.partial
             raise
         finally:
             folders.remove_job_folders(self.run_folder / record.trial)

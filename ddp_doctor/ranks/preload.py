@@ -19,10 +19,14 @@ from ddp_doctor.ranks.process import die_with_parent, set_name
 #: Shows the forkserver where the run folder is and who its agent is.
 RUN_FOLDER_VARIABLE = "DDP_DOCTOR_RUN_FOLDER"
 AGENT_VARIABLE = "DDP_DOCTOR_AGENT_PID"
+#: A terminal and a scheduler send them to all; the agent handles them, and asks the ranks where they stand.
+AGENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def _prepare(run_folder: str) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent handles Ctrl-C
+    for number in AGENTS_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, AGENTS_SIGNALS)
     die_with_parent(int(os.environ.pop(AGENT_VARIABLE)))
     set_name("ddp-doctor:fork")
     log = os.open(os.path.join(run_folder, "forkserver.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -28,6 +28,8 @@ PAUSED = "the agent was stopped or starved"
 #: … for this share of the limit; a shorter delay is no pause.
 _PAUSED_SHARE = 0.25
 _PAUSED_S = 0.25
+#: Between two looks at the doctor's own processes, each a few reads of /proc.
+_LOOK_AT_HELPERS_S = 0.2
 #: From the error of a peer until the end of the rank that it lost is noticed.
 _ENDS_SHOW_S = 0.05
 
@@ -38,6 +40,18 @@ class TrialResult:
 
     record: TrialRecord
     readings: tuple[Reading, ...]
+
+    @property
+    def cut_short(self) -> str | None:
+        """Why it was ended without a judgement, None where it was not."""
+        if self.record.outcome != "interrupted":
+            return None
+        return next(iter(self.record.notes), "the trial was ended on another node")
+
+    def unjudged(self, why: str) -> "TrialResult":
+        """The same without a judgement, because the doctor itself ended it."""
+        update = {"outcome": "interrupted", "notes": (why, *self.record.notes)}
+        return TrialResult(self.record.model_copy(update=update), self.readings)
 
     def to_json(self) -> Json:
         """As it is sent to the head."""
@@ -57,9 +71,12 @@ class Trial:
         start_s: float,
         remote: RemoteRanks | None = None,
         idle_limits: Mapping[str, float] | None = None,
+        lost_helper: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._remote = remote
         self._idle_limits = idle_limits or {}
+        self._lost_helper = lost_helper
+        self._look_at = 0.0
         self._idle_ranks = IdleRanks(ranks, time.monotonic())
         self._record = record
         self._ranks = ranks
@@ -74,32 +91,37 @@ class Trial:
         self._shown = -1
         self._watched = ""
         self._paused = False
+        self.partial: TrialResult | None = None  # what a trial that was interrupted had seen
         self._pause_s = max(_PAUSED_SHARE * (record.limit_s or float("inf")), _PAUSED_S)
 
     def run(self) -> TrialResult:
         """Watch to the end. Always kills what is left, also when interrupted."""
         try:
-            outcome = self._watch()
+            return self._run()
         except BaseException:
             if self._remote is not None:
                 self._remote.abandon()
+            check, waited = self._judged()
+            self._ask([rank for rank in self._ranks if rank.began and not rank.over])
+            self.partial = self._result("interrupted", check, waited)
             self._kill()
             raise
+
+    def _run(self) -> TrialResult:
+        outcome = self._watch()
         if outcome == "finished":
             self._dismiss()
             return self._result(outcome, None, 0.0)
         check, waited = self._judged()
-        if self._record.limit_s is None:
+        if outcome == "interrupted":  # the doctor's own doing: no rank is judged by it
+            pass
+        elif self._record.limit_s is None:
             self._gather_evidence()
         elif outcome == "broken":
             self._read_once_more()
         result = self._result(outcome, check, waited)
         self._kill()
         return result
-
-    def partial(self) -> TrialResult:
-        """What an interrupted trial had seen so far."""
-        return self._result("interrupted", None, 0.0)
 
     # --- watching -------------------------------------------------------------------------------
 
@@ -120,6 +142,8 @@ class Trial:
             if all(rank.done for rank in self._ranks):
                 time.sleep(0.005)  # other nodes have not finished yet, and have deadlines of their own
                 continue
+            if self._has_lost_a_helper(now):
+                return self._end("interrupted")
             if broken_at is None and any(rank.over and not rank.done for rank in self._ranks):
                 broken_at = now
             if broken_at is not None and self._echoes_are_in(now - broken_at):
@@ -128,6 +152,12 @@ class Trial:
             if overdue is not None:
                 return self._end(overdue)
             time.sleep(0.002 if any(moved) else 0.01)
+
+    def _has_lost_a_helper(self, now: float) -> bool:
+        if now < self._look_at:
+            return False
+        self._look_at = now + _LOOK_AT_HELPERS_S
+        return self._lost_helper() is not None
 
     def _ended_for_all(self) -> str | None:
         """How the trial ended on all nodes; on one node alone, whether its ranks are all done."""
@@ -263,15 +293,8 @@ class Trial:
 
     def _gather_evidence(self) -> None:
         alive = [rank for rank in self._ranks if rank.exited_at is None]
-        for rank in alive:
-            rank.look_at_process()
-        for rank in alive:
-            rank.signal(signal.SIGUSR2)
-            rank.signal(signal.SIGUSR1)
-            if rank.state in ("T", "t"):
-                rank.signal(signal.SIGCONT)
         asked_at = time.monotonic()
-        self._await_answers(alive)
+        self._ask(alive)
         again = [rank for rank in alive if rank.has_to_answer_twice()]
         if again:
             time.sleep(
@@ -281,6 +304,17 @@ class Trial:
                 rank.keep_first_answer()
                 rank.signal(signal.SIGUSR2)
             self._await_answers(again)
+
+    def _ask(self, alive: Sequence[RankState]) -> None:
+        """Have these ranks say where they stand."""
+        for rank in alive:
+            rank.look_at_process()
+        for rank in alive:
+            rank.signal(signal.SIGUSR2)
+            rank.signal(signal.SIGUSR1)
+            if rank.state in ("T", "t"):
+                rank.signal(signal.SIGCONT)
+        self._await_answers(alive)
 
     @staticmethod
     def _await_answers(ranks: Sequence[RankState]) -> None:

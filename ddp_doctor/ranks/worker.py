@@ -43,6 +43,7 @@ def forked(spec_json: str) -> NoReturn:
     die_with_parent(FORKSERVER_PID)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     block_signals(signal.SIGUSR2, signal.SIGTERM)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the forkserver ignores it; what this rank starts must not
     os.environ.clear()
     os.environ.update(spec.env)
     _redirect_output(spec)

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from ddp_doctor.model.context import CommandResult
 
@@ -164,20 +164,30 @@ def _collect(process: "subprocess.Popen[bytes]", captures: Iterable[_Capture], e
 
 
 def _has_ended(process: "subprocess.Popen[bytes]") -> bool:
-    """Whether the command itself has ended. It stays a zombie, so that its group id is not given away."""
+    """Whether the command itself has ended. It stays a zombie, so that its group id is not given away.
+
+    One that somebody stopped goes on: it would be waited for until its time is up.
+    """
+    look = os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT
     try:
-        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        found = os.waitid(os.P_PID, process.pid, look)
     except ChildProcessError:  # the doctor was started with SIGCHLD ignored: the kernel has reaped it
         return True
+    if found is not None and found.si_code == os.CLD_STOPPED:
+        _signal_group(process, signal.SIGCONT)
+        return False
+    return found is not None
 
 
 def _kill_group(process: "subprocess.Popen[bytes]") -> None:
     """SIGKILL for the command and all that it started, as long as they stay in its session's group."""
     if process.returncode is None:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):  # all gone; or a set-uid program is among them
-            return
+        _signal_group(process, signal.SIGKILL)
+
+
+def _signal_group(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):  # all gone; or a set-uid program is among them
+        os.killpg(process.pid, number)
 
 
 def _reap(process: "subprocess.Popen[bytes]", patience_s: float) -> int | None:

@@ -16,7 +16,7 @@ from typing import IO
 
 from ddp_doctor.model.choices import ExitCode
 from ddp_doctor.starters import starter_channel
-from ddp_doctor.starters.interruption import SIGNALS
+from ddp_doctor.starters.interruption import heeded
 from ddp_doctor.starters.started_process import Channel, OpenFiles, Start, end_all
 from ddp_doctor.starters.starter_channel import AgentState
 
@@ -305,7 +305,7 @@ def _noting(signals: list[int]) -> Iterator[None]:
     def note(number: int, _frame: FrameType | None) -> None:
         signals.append(number)
 
-    before = {number: signal.signal(number, note) for number in SIGNALS}
+    before = {number: signal.signal(number, note) for number in heeded()}
     try:
         yield
     finally:

@@ -44,6 +44,12 @@ class Interruption:
         raise Interrupted
 
 
+def heeded() -> list[signal.Signals]:
+    """What ends this run early: not what nohup, or a shell that starts it in the background, has it ignore."""
+    ignored = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_IGN]
+    return [number for number in SIGNALS if number is signal.SIGTERM or number not in ignored]
+
+
 @contextmanager
 def interruptible() -> Iterator[Interruption]:
     """Handle the signals while the block runs; main thread only.
@@ -51,7 +57,7 @@ def interruptible() -> Iterator[Interruption]:
     Afterwards they stay ignored: the recording has still to be saved and shown.
     """
     interruption = Interruption()
-    for number in (*SIGNALS, signal.SIGALRM):
+    for number in (*heeded(), signal.SIGALRM):
         signal.signal(number, interruption.handle)
     try:
         yield interruption

@@ -1,6 +1,9 @@
 """What runs: by name, level, number of nodes and time."""
 
-from ddp_doctor.engine.plan import make_plan
+import pytest
+
+from ddp_doctor.checks import CHECKS
+from ddp_doctor.engine.plan import TOO_DEAR, make_plan
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import Context
@@ -45,3 +48,14 @@ def test_what_measures_the_users_model_too_runs_from_a_lower_level_on_where_one_
     assert chosen(Level.STANDARD, "") == ()
     assert chosen(Level.QUICK, "net:make") == ()
     assert chosen(Level.THOROUGH, "") == (check,)
+
+
+@pytest.mark.parametrize("level", Level)
+def test_a_short_budget_leaves_out_last_what_a_verdict_rests_on(level: Level):
+    heart = {"software", "gpus", "process_group", "allreduce", "gradient_sync", "p2p"}
+    plan = make_plan(CHECKS, level, (), (), 3.0)
+    left_out = {left.check for left in plan.not_run if left.reason.startswith(TOO_DEAR)}
+
+    assert heart <= {check.id for check in plan.checks}
+    assert "topology" in left_out
+    assert list(plan.checks) == [check for check in CHECKS if check in plan.checks]

@@ -85,8 +85,10 @@ def play(session: Session) -> Play:
         run = Run(options, os.environ, lambda _text: None, world, until=time.monotonic() + budget_s)
         agent = session.agent_alone(run)
         agent.first_trial = played
-        agent.run_checks([check, *then])
-        played += len(session.partial.trials)
+        try:
+            agent.run_checks([check, *then])
+        finally:
+            played += len(session.partial.trials)
         recording = session.partial.added_to(Recording(run_id="test", world=world))
         left = [p for p in _descendants() if p.pid not in before and p.pid != store]
         return Scenario(app.judge(recording), left)

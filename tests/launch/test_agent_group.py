@@ -1,6 +1,7 @@
 """The agent group and the store client where a process behind them dies or stops; no store, no ranks."""
 
 import json
+import os
 import socket
 import struct
 import time
@@ -18,6 +19,8 @@ from ddp_doctor.agents.store_client import HEAD, Beat, StoreClient, StoreLost
 
 class _Process:
     """What stands for the client's process: it takes the call, and from then on nothing."""
+
+    pid = os.getpid()
 
     def __init__(self) -> None:
         self.line: socket.socket | None = None

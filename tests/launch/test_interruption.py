@@ -11,7 +11,7 @@ from types import FunctionType
 
 import pytest
 
-from ddp_doctor.starters.interruption import Interrupted, interruptible
+from ddp_doctor.starters.interruption import SIGNALS, Interrupted, interruptible
 from tests.launch.agents import PATIENCE_S
 
 
@@ -125,3 +125,20 @@ def test_a_run_that_is_interrupted_while_it_imports_ends_in_one_line_and_leaves_
     )
     assert (done.returncode, done.stderr) == (130, "ddp-doctor: interrupted before anything was tested\n")
     assert not list(tmp_path.glob("ddp-doctor-crash-*"))
+
+
+def test_what_nohup_or_a_shell_has_it_ignore_does_not_end_a_run_and_sigterm_does():
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+    def work() -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGHUP)
+        reached.append("the last signal")
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(5.0)
+
+    reached: list[str] = []
+    seconds_until_interrupted(work)
+
+    assert reached == ["the last signal"]

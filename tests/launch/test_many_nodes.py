@@ -134,6 +134,10 @@ def test_a_head_that_is_interrupted_at_the_roll_call_lets_those_who_came_go(star
     agents[0].signal(signal.SIGINT)
 
     assert [agent.process.wait(PATIENCE_S) for agent in agents] == [130, 130]
+    reasons = {check["id"]: check["reason"] for check in agents[0].report()["checks"]}
+    assert reasons["roll_call"].startswith("interrupted after")
+    assert reasons["roll_call"].endswith("2 of 3 nodes here")
+    assert reasons["p2p"] == "interrupted before it began"
 
 
 @pytest.mark.lab  # long
@@ -165,22 +169,30 @@ def test_a_stopped_agent_is_named_by_the_others(start: Start):
     assert not psutil.pid_exists(agents[1].process.pid)
 
 
-def _end_helper(agent: Agent, name: str) -> None:
+def _end_helper(agent: Agent, name: str, number: signal.Signals) -> None:
     (pid,) = (line.split()[0] for line in agent.family(grace_s=0.0) if line.endswith(name))
-    os.kill(int(pid), signal.SIGKILL)
+    os.kill(int(pid), number)
 
 
 @pytest.mark.lab  # long
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize(
-    ("whose", "helper"), [(0, "ddp-doctor:post"), (0, "ddp-doctor:ctl"), (1, "ddp-doctor:post")]
+    ("whose", "helper"),
+    [
+        (0, "ddp-doctor:post"),
+        (0, "ddp-doctor:ctl"),
+        (1, "ddp-doctor:post"),
+        (0, "ddp-doctor:fork"),
+        (1, "ddp-doctor:fork"),
+    ],
 )
-def test_a_helper_that_is_killed_ends_the_run_and_leaves_no_node_healthy(
-    start: Start, whose: int, helper: str
+def test_a_helper_that_is_killed_or_stopped_ends_the_run_and_leaves_no_node_healthy(
+    start: Start, whose: int, helper: str, number: signal.Signals
 ):
     agents = [start(2, rank, "--level", "thorough", "--skip", "torchrun") for rank in range(2)]
     agents[0].wait_for("allreduce")
 
-    _end_helper(agents[whose], helper)
+    _end_helper(agents[whose], helper, number)
 
     reports = [agent.report() for agent in agents]
     assert "healthy" not in {report["verdict"] for report in reports}

@@ -129,6 +129,7 @@ CHECK = Check(
     facts=(ConnectivityFact,),
     rules=rules_in(blocked, packets, slow),
     cost_s=0.6,
+    is_essential=True,
     deadline_s=12.0,
     measurements=measurements,
     stops_ranks=True,

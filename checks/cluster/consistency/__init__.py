@@ -36,5 +36,6 @@ CHECK = Check(
     facts=(ConsistencyFact, RankSettings),
     rules=rules_in(versions, settings),
     cost_s=0.01,
+    is_essential=True,
     stops_ranks=True,
 )

@@ -36,5 +36,6 @@ CHECK = Check(
     facts=(RollCallFact, SilenceFact),
     rules=rules_in(arrivals, endpoint_answer, endpoint, lost_nodes),
     cost_s=0.1,
+    is_essential=True,
     stops_ranks=True,
 )

@@ -51,6 +51,7 @@ CHECK = Check(
     probe=probe,
     facts=(GradientSync,),
     rules=rules_in(rules),
+    is_essential=True,
     level=Level.QUICK,
     measurements=measurements,
 )

@@ -87,6 +87,7 @@ CHECK = Check(
     rules=rules_in(building, graphs, numbers, steps),
     level=Level.QUICK,
     cost_s=1.0,
+    is_essential=True,
     deadline_s=deadlines.USER_MODEL_S,
     still_s=deadlines.STILL_S,
     needs_model=True,

@@ -109,5 +109,6 @@ CHECK = Check(
     facts=(GpusFact,),
     rules=rules_in(condition, driver, memory, inventory, use, peers),
     cost_s=0.3,
+    is_essential=True,
     deadline_s=60.0,
 )

@@ -143,4 +143,5 @@ CHECK = Check(
     facts=(Software,),
     rules=rules_in(nccl, installation, shadowing),
     cost_s=0.1,
+    is_essential=True,
 )

@@ -24,14 +24,12 @@ from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Reproducer, Setting
 from ddp_doctor.model.recording import World
 from ddp_doctor.model.trial import TrialRecord
-from ddp_doctor.ranks.control_store import Control
 from ddp_doctor.ranks.node_ranks import FIRST, NodeRanks
 from ddp_doctor.ranks.remedy_probe import TRYING
 from ddp_doctor.ranks.trial import TrialResult
 
 #: The check that tests links one by one.
 _PAIRWISE = "p2p"
-_HELPER_DIED = "a helper process of the doctor died: killed from outside, or for lack of memory"
 #: After this many trials the rest of the plan is not run.
 MOST_TRIALS = 8
 
@@ -41,7 +39,6 @@ class Agent:
     """Runs the rank checks of a world, of one node or, with a ``group``, of several."""
 
     node_ranks: NodeRanks
-    control: Control | None  # None: ranks meet where the launcher says
     partial: PartialRecording  # the session's, filled in place
     group: AgentGroup | None = None
     first_trial: int = 0  # numbers distinguish the trials of one store
@@ -64,12 +61,16 @@ class Agent:
         with self._keeping_partial_result(), running as (mine, launch):
             result = self._with_other_nodes(mine)
             self._keep(result)
-            self._note_unread(result.record, checks, result.record.ranks)
+            if result.cut_short is not None:
+                self._give_up(checks, result.cut_short)
+            else:
+                self._note_unread(result.record, checks, result.record.ranks)
             meanwhile()
             finished = result.record.outcome == "finished"
             notes = launch.notes(deadlines.CHECK_S if finished else 0.0)
         position = self.partial.trials.index(result.record)
-        self.partial.trials[position] = result.record.model_copy(update={"notes": notes})
+        if result.cut_short is None:
+            self.partial.trials[position] = result.record.model_copy(update={"notes": notes})
 
     def run_checks(self, checks: Sequence[Check]) -> None:
         """All rank checks, in as many trials as it takes."""
@@ -79,8 +80,8 @@ class Agent:
             left = self._fit(left)
             if not left:
                 return
-            if not self.helpers_live():
-                self._give_up(left)
+            if (lost := self.node_ranks.lost_helper()) is not None:
+                self._give_up(left, lost)
                 return
             record = self._record(left, self._ranks, "forkserver")
             remote = self._order("trial", record, left)
@@ -88,14 +89,10 @@ class Agent:
                 result = self._with_other_nodes(
                     self.node_ranks.run_trial(record, left, tuple(self._skip_pairs), remote)
                 )
-            if result.record.outcome != "finished" and not self.helpers_live():
-                unjudged = result.record.model_copy(
-                    update={"outcome": "interrupted", "notes": (_HELPER_DIED,)}
-                )
-                self._keep(TrialResult(unjudged, result.readings))
-                self._give_up(left)
-                return
             self._keep(result)
+            if result.cut_short is not None:
+                self._give_up(left, result.cut_short)
+                return
             left = self._left_after(result.record, left)
 
     def attempt(self, reproducer: Reproducer, settings: Sequence[Setting], limit_s: float) -> TrialResult:
@@ -154,15 +151,11 @@ class Agent:
 
     # --- one node or many ---------------------------------------------------------------------
 
-    def helpers_live(self) -> bool:
-        """Whether the forkserver and the store live: without them every rank fails, and no rank is to blame."""
-        return self.node_ranks.server.is_alive() and (self.control is None or self.control.process.is_alive())
-
-    def _give_up(self, checks: Sequence[Check]) -> None:
+    def _give_up(self, checks: Sequence[Check], why: str) -> None:
         """The checks without a reading have failed, and the machine is not to blame."""
         read = {reading.check for reading in self.partial.readings if reading.rank is not None}
         self.partial.readings.extend(
-            Reading(check=check.id, status=Status.FAILED, reason=_HELPER_DIED)
+            Reading(check=check.id, status=Status.FAILED, reason=why)
             for check in checks
             if check.id not in read
         )

@@ -100,7 +100,7 @@ class GroupMember(NodeRun):
                 clock_offset_s=0.0 if group.is_head else group.client.clock_offset_s(HEAD),
             )
 
-        return collect(checks, context, self.request.progress)
+        return collect(checks, context, self.request.progress, self.partial.readings)
 
     def note_roll_call(self, fact: RollCallFact, node: int) -> None:
         """Note how the roll call went here."""

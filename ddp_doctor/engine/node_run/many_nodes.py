@@ -15,12 +15,15 @@ from ddp_doctor.agents.framing import Unreadable
 from ddp_doctor.agents.messages import NodeReport, at_node, ranked, world_of
 from ddp_doctor.agents.roll_call import NotMet
 from ddp_doctor.agents.store_client import StoreLost
+from ddp_doctor.engine.node_run.cut_short import interrupted_after
 from ddp_doctor.engine.node_run.follower_agent import FollowerAgent
 from ddp_doctor.engine.node_run.group_member import ROLL_CALL, GroupMember
 from ddp_doctor.engine.node_run.head_agent import HeadAgent
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.model.base import Json
-from ddp_doctor.model.recording import Recording, World
+from ddp_doctor.model.choices import Status
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.recording import OWN_PROCESS, Recording, World
 from ddp_doctor.model.report import Report
 from ddp_doctor.sources.sockets import Listener
 from ddp_doctor.starters.endpoint import resolve
@@ -42,7 +45,8 @@ class ManyNodes(GroupMember):
         except NotMet as failed:
             self._not_met(failed)
         except StoreLost as lost:
-            self._broken_off(f"the control store broke off: {lost}")
+            own = str(lost).startswith(OWN_PROCESS)
+            self._broken_off(str(lost) if own else f"the control store broke off: {lost}")
         except Unreadable as junk:
             self._broken_off(str(junk))
             self.leave(str(junk))
@@ -173,8 +177,9 @@ class ManyNodes(GroupMember):
     def _note_gone(self, gone: Lost | Left) -> None:
         if isinstance(gone, Left):
             self.partial.readings.append(lost_nodes.goodbye(gone.node, gone.why))
-            self.recording = self.recording.model_copy(update={"interrupted": gone.why == "interrupted"})
-            if gone.why != "interrupted":
+            if gone.why == "interrupted":
+                super().interrupted()
+            else:
                 self._broken_off(f"{host(self.recording, gone.node)} left before the end")
             return
         if self.watch is not None:
@@ -196,6 +201,9 @@ class ManyNodes(GroupMember):
 
     def interrupted(self) -> None:
         """This node's user, or its scheduler, ended it."""
+        if self.group is None and self.roll_call.shown:
+            reason = interrupted_after(time.monotonic() - self.roll_call.began, self.roll_call.shown)
+            self.partial.readings.append(Reading(check=ROLL_CALL, status=Status.SKIPPED, reason=reason))
         super().interrupted()
         self.leave("interrupted")
 

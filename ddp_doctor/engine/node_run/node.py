@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from ddp_doctor.engine.collect import read_node
 from ddp_doctor.engine.diagnose import diagnose
+from ddp_doctor.engine.node_run.cut_short import note_interruption
 from ddp_doctor.engine.node_run.partial_recording import PartialRecording
 from ddp_doctor.engine.node_run.session import Session
 from ddp_doctor.engine.plan import Plan
@@ -54,6 +55,12 @@ class NodeRun:
     def interrupted(self) -> None:
         """This node's user, or its scheduler, ended it."""
         self.recording = self.recording.model_copy(update={"interrupted": True})
+        note_interruption(self.partial, self._unread(), self.recording.not_run)
+
+    def _unread(self) -> list[Check]:
+        """The plan's checks of which the recording itself has no reading."""
+        read = {reading.check for reading in self.recording.readings}
+        return [check for check in self.plan.checks if check.id not in read]
 
     def failed(self, why: str, trace: str) -> None:
         """The doctor failed itself here: the checks without a reading have failed."""
@@ -102,7 +109,7 @@ class OneNode(NodeRun):
             return
         run = self.session.run_of(self.recording, time.monotonic() + budget_s)
         self._run_ranks(run)
-        self.partial.readings.extend(read_node(self.afterwards(), world, self.request))
+        self.partial.readings.extend(read_node(self.afterwards(), world, self.request, self.partial.readings))
         self._prove(replace(run, until=self.started + budget_s))
 
     def _run_ranks(self, run: Run) -> None:

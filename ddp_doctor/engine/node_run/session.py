@@ -1,12 +1,14 @@
 """One run on one node, from the first fork to the last kill; collects, judges nothing."""
 
 import shutil
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddp_doctor.agents.agent_group import AgentGroup
 from ddp_doctor.engine.node_run.agent import Agent
+from ddp_doctor.engine.node_run.cut_short import interrupted_after
 from ddp_doctor.engine.node_run.partial_recording import PartialRecording
 from ddp_doctor.facts.collectives import TorchImport
 from ddp_doctor.knowledge import deadlines
@@ -55,7 +57,16 @@ class Session:
     def torch_is_imported(self, checks: Sequence[Check]) -> bool:
         """Wait until ranks can be forked; where torch cannot be imported the checks have failed."""
         self.request.progress("import torch")
-        preload = self.server.wait_ready(deadlines.IMPORT_S)
+        began = time.monotonic()
+        try:
+            preload = self.server.wait_ready(deadlines.IMPORT_S)
+        except BaseException:
+            why = f"torch was being imported{self.server.import_stands()}"
+            reason = interrupted_after(time.monotonic() - began, why)
+            self.partial.readings.extend(
+                Reading(check=check.id, status=Status.SKIPPED, reason=reason) for check in checks[:1]
+            )
+            raise
         fact = TorchImport(
             import_s=preload.import_s, error=preload.error, stuck_at=preload.stuck_at, moving=preload.moving
         )
@@ -65,6 +76,9 @@ class Session:
             problem = (
                 f"torch was still being imported after {preload.import_s:.0f} s: this machine is slow or busy"
             )
+        if preload.lost is not None:
+            self.partial.fail_unread(checks, preload.lost)
+            return False
         for check in checks if problem else checks[:1]:
             self.partial.readings.append(
                 Reading(
@@ -98,4 +112,5 @@ class Session:
     def agent(self, run: Run, control: Control | None, group: AgentGroup | None = None) -> Agent:
         """The agent that decides."""
         store = (control.host, control.port) if control is not None else None
-        return Agent(self.node_ranks(run, store), control, self.partial, group)
+        node_ranks = NodeRanks(run, self.run_folder, self.server, store, control)
+        return Agent(node_ranks, self.partial, group)

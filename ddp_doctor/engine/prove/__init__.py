@@ -18,7 +18,6 @@ __all__ = ["prove"]
 
 _OPTED_OUT = "left out by --no-prove"
 _NO_RANKS = "this run could start no ranks to try it with"
-_HELPER_DIED = "a helper process of the doctor died while it was tried"
 
 
 def prove(
@@ -38,14 +37,14 @@ def prove(
             raise
         except Exception as error:
             raise Spoiled(f"the trial failed itself: {type(error).__name__}: {error}") from error
-        if result.record.outcome != "finished" and not agent.helpers_live():
-            raise Spoiled(_HELPER_DIED)
+        if result.cut_short is not None:
+            raise Spoiled(f"cut short: {result.cut_short}")
         return attempt_of(arm, result)
 
     why_none = _OPTED_OUT if not recording.options.prove else _NO_RANKS if agent is None else None
     backend = recording.world.backend if recording.world else ""
     trying = Trials(attempt, run.until, kept, backend, run.progress)
     for alternatives in candidates(recording, findings, run.env):
-        if agent is not None and not agent.helpers_live():
+        if agent is not None and agent.node_ranks.lost_helper() is not None:
             why_none = _NO_RANKS
         trying.compare(alternatives, why_none)

@@ -5,6 +5,7 @@ environment and the rendezvous that the job would get.
 """
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,12 +17,16 @@ from types import TracebackType
 
 import psutil
 
+from ddp_doctor.model.recording import OWN_PROCESS
 from ddp_doctor.ranks.environment import without_launcher
 from ddp_doctor.ranks.events import EventReader
+from ddp_doctor.ranks.helper import FROM_OUTSIDE, Helper
 from ddp_doctor.ranks.spec import WorkerSpec
 from ddp_doctor.settings.trials import LOCAL_ADDR
 
 _MODULE = "ddp_doctor.ranks.torchrun.main"
+#: torch 2.13 distributed/elastic/multiprocessing/api.py, _terminate_process_handler.
+_SIGNALLED = re.compile(r"SignalException: Process \d+ got signal")
 
 
 @dataclass
@@ -111,6 +116,7 @@ class Launch:
                     start_new_session=True,
                     cwd=self._folder,  # the first place where its Python looks for modules
                 )
+            self._helper = Helper("torchrun", self._process.pid)
             readers = [EventReader(spec.path("events")) for spec in self._specs]
             self.workers = [LaunchedWorker(reader, self._process) for reader in readers]
         except BaseException:  # for example a signal before the process was known here
@@ -124,6 +130,14 @@ class Launch:
         end_all(self._folder)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
+
+    def lost(self) -> str | None:
+        """Why torchrun does not serve though it did not end by itself: it was stopped or killed from outside."""
+        code = self._process.poll()
+        if code is None:
+            return self._helper.stopped()
+        killed = -code in FROM_OUTSIDE or _SIGNALLED.search(self._last_output())
+        return f"{OWN_PROCESS} was killed from outside: {self._helper.name}" if killed else None
 
     def notes(self, timeout_s: float) -> tuple[str, ...]:
         """How torchrun ended, for the trial's record; waits that long for its end."""

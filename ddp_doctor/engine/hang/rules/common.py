@@ -142,12 +142,24 @@ _LIBRARY = re.compile(r"/torch/|/ddp_doctor/ranks/|/lib/python3[^/]*/(?!site-pac
 def stands(rank: RankEvidence) -> str:
     """Where the rank is, as far as the process could still report."""
     if rank.stack:
-        own = [frame for frame in rank.stack if not _LIBRARY.search(frame)]
-        return f"it stands in {short((own or list(rank.stack))[-1])}"
+        return f"it stands in {_frame(rank)}"
     if rank.steps:
         last = rank.steps[-1]
         return f"its last step was {step_words(last)} at {short(last.where)}"
     return "it never said where it stands"
+
+
+def _frame(rank: RankEvidence) -> str:
+    """The innermost frame that is no library's."""
+    own = [frame for frame in rank.stack if not _LIBRARY.search(frame)]
+    return short((own or list(rank.stack))[-1])
+
+
+def place(rank: RankEvidence) -> str | None:
+    """``train.py:19`` of the frame in which the rank is, or of the last step that it took."""
+    if rank.stack:
+        return _frame(rank).partition(" in ")[0]
+    return short(rank.steps[-1].where) if rank.steps else None
 
 
 def rank_evidence(

@@ -1,0 +1,56 @@
+"""A process of the doctor's own that ranks cannot do without: the forkserver, the control store, torchrun."""
+
+import os
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from ddp_doctor.knowledge.deadlines import HELPER_STOPPED_S, LOOK_S
+from ddp_doctor.model.recording import OWN_PROCESS
+from ddp_doctor.ranks import process
+
+#: Signals that no program sends itself: a process that died of one was killed from outside, or by the kernel.
+FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+class HelperLost(Exception):
+    """A helper does not serve; the message says which one and why. No rank is to blame for what follows."""
+
+
+@dataclass
+class Helper:
+    """One such process. Stopped (SIGSTOP, a debugger) for a moment it is waited for, for longer it is lost."""
+
+    name: str
+    pid: int
+    _stopped_s: float = field(default=0.0, init=False)
+    _looked_at: float | None = field(default=None, init=False)  # monotonic
+
+    def lost(self) -> str | None:
+        """Why it does not serve, None while it does. Asked again and again, it counts for how long it was stopped."""
+        if process.state(self.pid) in (None, "Z", "X"):
+            return self._words("is gone: killed from outside, or for lack of memory")
+        return self.stopped()
+
+    def stopped(self) -> str | None:
+        """The same, of one that may end by itself."""
+        now, letter = time.monotonic(), process.state(self.pid)
+        if letter not in ("T", "t"):
+            self._stopped_s, self._looked_at = 0.0, None
+            return None
+        # Time in which the agent was stopped too (Ctrl-Z) does not count.
+        self._stopped_s += min(now - (self._looked_at or now), LOOK_S)
+        self._looked_at = now
+        return self._words(f"is stopped (state {letter})") if self._stopped_s >= HELPER_STOPPED_S else None
+
+    def _words(self, what: str) -> str:
+        return f"{OWN_PROCESS} {what}: {self.name}, pid {self.pid}"
+
+
+def was_killed(pid: int) -> bool:
+    """Whether a child of this process, not yet reaped, was ended from outside; False where that is not known."""
+    with suppress(ChildProcessError):
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return ended is not None and ended.si_code == os.CLD_KILLED and ended.si_status in FROM_OUTSIDE
+    return False

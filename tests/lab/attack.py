@@ -1,0 +1,281 @@
+"""Runs of which a process is killed, stopped or interrupted at a random moment: 200 rounds by hand, some as tests.
+
+    python -m tests.lab.attack --rounds 200 --seed 1
+
+A round is a whole run on 2 to 4 ranks. It has to end within the budget and a time of grace, leave no process and no
+folder, and give no false verdict: never healthy when something essential was not measured, never sick for what was
+done to the doctor's own process. ``--seed 7 --rounds 1`` repeats the round whose seed is 7, as far as processes that
+race can be repeated.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ddp_doctor.checks import CHECKS
+from ddp_doctor.model.choices import ExitCode
+from tests.lab.processes import comm, state
+
+ROOT = Path(__file__).parent.parent.parent
+BUDGET_S = 30.0
+#: Beyond the budget, on a machine that other work keeps busy.
+GRACE_S = 30.0
+#: From the end of the run until the kernel has ended the last of its processes.
+GONE_S = 2.0
+#: Without them nothing is healthy.
+ESSENTIAL = ("process_group", "allreduce", "gradient_sync", "p2p")
+INTERRUPTIONS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Run:
+    """A ``ddp-doctor run`` whose processes carry a mark in their environment."""
+
+    def __init__(self, folder: Path, ranks: int, *options: str) -> None:
+        self.folder, self._mark = folder, f"DDP_DOCTOR_TEST_MARK={uuid.uuid4().hex}"
+        self.report_path = folder / "report.json"
+        self.recording_path = folder / "recording.json"
+        name, _, value = self._mark.partition("=")
+        env = {**os.environ, name: value, "PYTHONPATH": str(ROOT)}
+        env.pop("PYTHONDONTWRITEBYTECODE", None)
+        env |= {"XDG_STATE_HOME": str(folder / "state"), "TMPDIR": str(folder)}
+        argv = (sys.executable, "-m", "ddp_doctor", "run", "--nproc-per-node", str(ranks))
+        files = ("--json", str(self.report_path), "--record", str(self.recording_path))
+        self.began = time.monotonic()
+        with (folder / "said.txt").open("wb") as said:
+            self.process = subprocess.Popen(
+                (*argv, "--budget", str(BUDGET_S), *files, *options),
+                env=env,
+                stdout=said,
+                stderr=said,
+                cwd=folder,
+                start_new_session=True,
+            )
+
+    def alive(self) -> dict[int, str]:
+        """The processes that carry the mark, each with what it is; zombies have no environment."""
+        found = {}
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):
+                if self._mark.encode() in path.read_bytes():
+                    found[int(path.parent.name)] = self._what(int(path.parent.name))
+        return found
+
+    def _began(self) -> bool:
+        """Whether the agent heeds SIGTERM; before that it is Python that starts, and ends as any Python does."""
+        with suppress(OSError):
+            status = Path(f"/proc/{self.process.pid}/status").read_text()
+            caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+            return bool(caught >> (signal.SIGTERM - 1) & 1)
+        return False
+
+    def _what(self, pid: int) -> str:
+        if pid == self.process.pid:
+            return "agent"
+        name, command = comm(pid), Path(f"/proc/{pid}/cmdline").read_bytes()
+        if name.startswith("ddp-doctor:"):
+            return {"fork": "forkserver", "ctl": "store"}.get(name[11:], "rank" if name[11] == "r" else name)
+        known = {b"resource_tracker": "tracker", b"forkserver": "forkserver", b"torchrun.main": "torchrun"}
+        return next((what for words, what in known.items() if words in command), "other")
+
+    def wait_for(self, what: str, timeout_s: float = BUDGET_S) -> int | None:
+        """The pid of such a process, once there is one; None where the run ended without."""
+        deadline = time.monotonic() + timeout_s
+        while self.process.poll() is None and time.monotonic() < deadline:
+            found = [
+                pid
+                for pid, name in self.alive().items()
+                if name == what and (what != "agent" or self._began())
+            ]
+            if found:
+                return random.choice(found)
+            time.sleep(0.01)
+        return None
+
+    def end(self, timeout_s: float) -> float | None:
+        """Wait for the end; the seconds since the start, None where it did not come and was made."""
+        try:
+            self.process.wait(max(self.began + timeout_s - time.monotonic(), 0.0))
+        except subprocess.TimeoutExpired:
+            return None
+        return time.monotonic() - self.began
+
+    def left(self, within_s: float = GONE_S) -> list[str]:
+        """What is still there after a moment: processes, and the doctor's folders."""
+        deadline = time.monotonic() + within_s
+        while (alive := self.alive()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        folders = [path.name for path in self.folder.iterdir() if path.name.startswith("ddp-doctor-")]
+        return [f"{what} ({pid}, state {state(pid)})" for pid, what in alive.items()] + folders
+
+    def kill(self) -> None:
+        """End what is left of it."""
+        for pid in self.alive():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait(10)
+
+    def said(self) -> str:
+        """All that it printed."""
+        return (self.folder / "said.txt").read_text(errors="replace")
+
+    def report(self) -> dict[str, Any] | None:
+        """Its report, None where it wrote none."""
+        with suppress(OSError):
+            report: dict[str, Any] = json.loads(self.report_path.read_text())
+            return report
+        return None
+
+
+def _send(number: signal.Signals) -> Callable[[int], None]:
+    return lambda pid: os.kill(pid, number)
+
+
+def _stop_for_a_while(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(4.0)
+    os.kill(pid, signal.SIGCONT)
+
+
+def _interrupt_twice(pid: int) -> None:
+    os.kill(pid, signal.SIGINT)
+    time.sleep(0.05)
+    os.kill(pid, signal.SIGINT)
+
+
+def _to_all(number: signal.Signals) -> Callable[[int], None]:
+    """As a terminal does for Ctrl-C, and a scheduler for the end of a job."""
+    return lambda pid: os.killpg(os.getpgid(pid), number)
+
+
+#: What is done to which process. Nothing ends an agent that stays stopped, so that is left out.
+TO_AGENT: dict[str, Callable[[int], None]] = {
+    "kill": _send(signal.SIGKILL),
+    "stop for a while": _stop_for_a_while,
+    "interrupt twice": _interrupt_twice,
+    **{number.name: _send(number) for number in INTERRUPTIONS},
+    **{f"{number.name} to all": _to_all(number) for number in INTERRUPTIONS},
+}
+TO_OTHERS: dict[str, Callable[[int], None]] = {
+    "kill": _send(signal.SIGKILL),
+    "stop": _send(signal.SIGSTOP),
+    "stop for a while": _stop_for_a_while,
+    "SIGTERM": _send(signal.SIGTERM),
+    "SIGINT": _send(signal.SIGINT),
+}
+VICTIMS = ("agent", "forkserver", "tracker", "store", "rank", "rank", "torchrun", "other")
+
+
+@dataclass
+class Round:
+    """One run and what is done to it, all of it from one seed."""
+
+    seed: int
+    ranks: int = field(init=False)
+    victim: str = field(init=False)
+    action: str = field(init=False)
+    delay_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        chance = random.Random(self.seed)
+        self.ranks = chance.randint(2, 4)
+        self.victim = chance.choice(VICTIMS)
+        self.action = chance.choice(sorted(TO_AGENT if self.victim == "agent" else TO_OTHERS))
+        longest_s = 4.0 if self.victim == "agent" else 1.2  # of the others most live no longer
+        self.delay_s = round(chance.choice((0.0, chance.uniform(0.0, longest_s))), 2)
+
+    def play(self, folder: Path) -> tuple[str, list[str]]:
+        """What came of it in words, and what is wrong."""
+        under_torchrun = ("--level", "standard") if self.victim == "torchrun" else ("--level", "quick")
+        run = Run(folder, self.ranks, *under_torchrun)
+        hit = "nobody"
+        if run.wait_for(self.victim) is not None:
+            time.sleep(self.delay_s)
+        if (pid := run.wait_for(self.victim)) is not None:
+            with suppress(ProcessLookupError):
+                hit = comm(pid) or "nobody"
+                (TO_AGENT if self.victim == "agent" else TO_OTHERS)[self.action](pid)
+        took_s = run.end(BUDGET_S + GRACE_S)
+        wrong = [] if took_s is not None else [f"not over after {BUDGET_S + GRACE_S:.0f} s"]
+        if took_s is None:
+            run.kill()
+        wrong += self._wrong(run, hit)
+        report = run.report() or {}
+        return (
+            f"{hit}: exit {run.process.returncode} after {took_s or 0:.1f} s; {report.get('summary', '-')}",
+            wrong,
+        )
+
+    def _wrong(self, run: Run, hit: str) -> list[str]:
+        left, said, code = run.left(), run.said(), run.process.returncode
+        agent_killed = self.victim == "agent" and self.action == "kill"
+        if agent_killed:  # who would have removed it is gone; the next run does
+            left = [what for what in left if not what.startswith("ddp-doctor-")]
+        wrong = [f"left: {', '.join(left)}"] if left else []
+        wrong += [
+            f"{words!r} in what it says"
+            for words in ("Traceback", "Warning:", "failed itself")
+            if words in said
+        ]
+        report = run.report()
+        if report is not None:
+            return wrong + self._false(report, hit)
+        early = code == ExitCode.INTERRUPTED.value and "interrupted before anything was tested" in said
+        return wrong if early or agent_killed else [*wrong, f"no report, exit {code}: {said[-500:]}"]
+
+    def _false(self, report: dict[str, Any], hit: str) -> list[str]:
+        """What is wrong with the verdict."""
+        status = {check["id"]: check["status"] for check in report["checks"]}
+        wrong = [f"no word of {check.id}" for check in CHECKS if check.id not in status]
+        unread = [name for name in ESSENTIAL if status.get(name) not in ("passed", "found")]
+        if report["verdict"] == "healthy" and unread:
+            wrong.append(f"healthy without {', '.join(unread)}")
+        for finding in report["findings"]:
+            named = {f"ddp-doctor:r{culprit.get('rank')}" for culprit in finding["culprits"]}
+            if finding["severity"] == "error" and not (named and named <= {hit}):
+                wrong.append(f"{finding['code']}: {finding['title']}")
+        interrupted = report["exit_code"] == ExitCode.INTERRUPTED.value
+        if interrupted and not (
+            self.victim == "agent" and ("SIG" in self.action or "interrupt" in self.action)
+        ):
+            wrong.append("interrupted by nobody")
+        return wrong
+
+
+def main() -> int:
+    """Play rounds; 1 where something was wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1, help="of the first round; each next has one more")
+    asked = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored in the background
+    counts: Counter[str] = Counter()
+    for seed in range(asked.seed, asked.seed + asked.rounds):
+        fight = Round(seed)
+        with tempfile.TemporaryDirectory(prefix="attack-", ignore_cleanup_errors=True) as folder:
+            came, wrong = fight.play(Path(folder))
+        what = f"{fight.ranks} ranks, {fight.action} {fight.victim} after {fight.delay_s:.2f} s"
+        print(
+            f"seed {seed}: {what}: {came}{''.join(f'{chr(10)}    WRONG: {words}' for words in wrong)}",
+            flush=True,
+        )
+        counts["wrong" if wrong else "right"] += 1
+        counts[came.partition(";")[0].partition(": ")[2].partition(" after")[0]] += 1
+    print(dict(counts))
+    return 1 if counts["wrong"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

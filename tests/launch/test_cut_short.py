@@ -1,0 +1,239 @@
+"""A run that is interrupted, or loses a process of its own, says what stood where and blames nobody."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ddp_doctor import app
+from ddp_doctor.checks import CHECKS
+from ddp_doctor.engine.collect import collect
+from ddp_doctor.engine.node_run.cut_short import note_interruption, where_ranks_stood
+from ddp_doctor.engine.node_run.session import Session
+from ddp_doctor.engine.verdict import check_results
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import CheckStatus, ExitCode, Status, Verdict, Where
+from ddp_doctor.model.fact import Fact, Reading
+from ddp_doctor.model.recording import Recording, World
+from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
+from ddp_doctor.ranks import helper
+from ddp_doctor.ranks.helper import Helper
+from ddp_doctor.ranks.node_ranks import NodeRanks
+from ddp_doctor.ranks.trial import Trial
+from ddp_doctor.starters.interruption import Interrupted
+from tests.launch import misbehaving
+from tests.launch.conftest import Play
+
+PAIR = World(nproc_per_node=2, world_size=2)
+
+
+def interrupts_where_ranks_stand(trial: Trial, now: float) -> None:
+    """In the place of the deadlines: a signal that comes when rank 0 waits and rank 1 has begun to sleep."""
+    waits, sleeps = trial._ranks
+    if waits.open_step is not None and sleeps.check == "scenario" and now - sleeps.check_at > 0.3:
+        raise Interrupted
+
+
+@pytest.mark.ranks
+def test_an_interrupted_check_tells_where_its_ranks_stood_live_and_on_replay(
+    play: Play, session: Session, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Trial, "_overdue", interrupts_where_ranks_stand)
+    with pytest.raises(Interrupted):
+        play(misbehaving.never_enters, ranks=2, deadline_s=60.0)
+    note_interruption(session.partial, [check for check in CHECKS if check.id == "p2p"], ())
+    recording = session.partial.added_to(Recording(world=PAIR, interrupted=True))
+
+    report = app.judge(recording).report
+    check = next(check for check in report.checks if check.id == "scenario")
+
+    assert check.status is CheckStatus.SKIPPED
+    assert check.reason is not None
+    assert check.reason.startswith("interrupted after 0.")
+    assert "; rank 1 stood in misbehaving.py:" in check.reason
+    assert check.reason.endswith(", rank 0 waited for it")
+    assert "rank 1 stood in misbehaving.py" in report.summary
+    assert {check.id: check.reason for check in report.checks}["p2p"] == "interrupted before it began"
+    assert (report.exit_code, report.findings) == (ExitCode.INTERRUPTED.value, ())
+    assert app.judge(Recording.model_validate_json(recording.model_dump_json())).report == report
+
+
+@pytest.mark.ranks
+def test_a_trial_that_loses_a_process_of_the_doctors_own_names_it_and_no_rank(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+):
+    began = time.monotonic()
+
+    def lost(_: NodeRanks) -> str | None:
+        return "the doctor's own process is stopped" if time.monotonic() > began + 0.5 else None
+
+    monkeypatch.setattr(NodeRanks, "lost_helper", lost)
+    scenario = play(misbehaving.never_enters, ranks=2, deadline_s=60.0)
+    report = scenario.outcome.report
+
+    assert (report.verdict, scenario.codes) == (Verdict.UNSURE, [])
+    assert report.summary == "Unsure: the doctor's own process is stopped."
+    assert [trial.outcome for trial in scenario.outcome.recording.trials] == ["interrupted"]
+
+
+def test_a_rank_that_was_through_before_the_interruption_makes_no_check_pass():
+    cut = Reading(
+        check="scenario", status=Status.SKIPPED, rank=1, reason="interrupted after 6 s; rank 1 stood"
+    )
+    through = Reading(check="scenario", status=Status.COLLECTED, rank=0, fact={})
+    recording = Recording(world=PAIR, interrupted=True, readings=(through, cut))
+
+    (result,) = (result for result in check_results(recording, (), ()))
+
+    assert (result.status, result.reason) == (CheckStatus.SKIPPED, cut.reason)
+
+
+def _rank(rank: int, *stack: str, seq: int = 1, **more: Any) -> RankEvidence:
+    steps = tuple(
+        Step(check="p2p", name="send_recv", seq=number, where="p2p.py:9") for number in range(1, seq + 1)
+    )
+    return RankEvidence(rank=rank, began=True, check="p2p", steps=steps, stack=stack, **more)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        ((_rank(0), _rank(1)), "ranks 0, 1 stood in p2p.py:9"),
+        ((_rank(0), _rank(1, exited_at=1.0, exit_code=-9)), "rank 1 had ended, rank 0 waited for it"),
+        ((_rank(0), _rank(1, state="T")), "rank 1 was stopped, rank 0 waited for it"),
+        ((RankEvidence(rank=0), RankEvidence(rank=1)), "ranks 0, 1 had not begun"),
+        ((_rank(0, done=True), _rank(1, done=True)), "the ranks were through"),
+    ],
+    ids=("all in one place", "one that died", "one that is stopped", "none that began", "all done"),
+)
+def test_where_ranks_stood(ranks: tuple[RankEvidence, ...], words: str):
+    trial = TrialRecord(trial="t0", ranks=(0, 1), checks=("p2p",), outcome="interrupted", evidence=ranks)
+
+    assert where_ranks_stood(trial) == words
+
+
+def test_probes_that_have_answered_keep_their_readings_and_the_others_say_for_how_long_they_did_not():
+    class Seen(Fact):
+        KIND = "seen/1"
+
+    def answers(_: object) -> Fact:
+        return Seen()
+
+    def hangs(_: object) -> Fact:
+        time.sleep(5.0)
+        return Seen()
+
+    def progress(check: str) -> None:
+        if check == "hangs":
+            raise Interrupted
+
+    class Context:
+        node = 0
+
+    kept: list[Reading] = []
+    checks = [Check(probe.__name__, "A probe", Where.NODE, probe, ()) for probe in (answers, hangs)]
+    with pytest.raises(Interrupted):
+        collect(checks, lambda _: Context(), progress, kept)  # type: ignore[arg-type, return-value]
+
+    assert [reading.status for reading in kept] == [Status.COLLECTED, Status.SKIPPED]
+    assert kept[1].reason is not None
+    assert kept[1].reason.startswith("interrupted after 0.")
+
+
+@pytest.fixture
+def sleeper() -> Iterator["subprocess.Popen[bytes]"]:
+    with subprocess.Popen(("sleep", "60")) as process:
+        yield process
+        process.kill()
+
+
+def test_a_helper_is_lost_when_it_stays_stopped_or_dies_and_not_while_it_is_only_paused(
+    sleeper: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
+):
+    now = 100.0
+    monkeypatch.setattr("ddp_doctor.ranks.helper.time", SimpleNamespace(monotonic=lambda: now))
+    mine = Helper("the sleeper", sleeper.pid)
+    assert mine.lost() is None
+
+    sleeper.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED | os.WNOWAIT)
+    assert mine.lost() is None
+    now += 60.0  # the agent was stopped with it
+    assert mine.lost() is None
+    sleeper.send_signal(signal.SIGCONT)
+    os.waitid(os.P_PID, sleeper.pid, os.WCONTINUED)
+    assert mine.lost() is None
+    sleeper.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED | os.WNOWAIT)
+    said = []
+    for _ in range(4):
+        said.append(mine.lost())
+        now += 1.0
+    stopped = f"the doctor's own process is stopped (state T): the sleeper, pid {sleeper.pid}"
+    assert said == [None, None, stopped, stopped]
+
+    sleeper.kill()
+    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
+    assert helper.was_killed(sleeper.pid)
+    gone = mine.lost()
+    assert gone is not None
+    assert "killed from outside" in gone
+
+
+#: One forkserver after the other, whose torch does what the line says; then a fork by one that is stopped.
+_SERVERS = """
+import os, signal, sys
+from pathlib import Path
+from ddp_doctor.ranks.forkserver import ForkServer
+from ddp_doctor.ranks.helper import HelperLost
+
+for number, line in enumerate(sys.argv[2:]):
+    folder = Path(sys.argv[1]) / str(number)
+    (folder / "torch").mkdir(parents=True)
+    (folder / "torch/__init__.py").write_text(line)
+    server = ForkServer(folder, {"PYTHONPATH": str(folder)})
+    server.start()
+    said = server.wait_ready(30.0)
+    print("lost" if said.lost else "error", said.lost or said.error.strip().splitlines()[-1])
+    if said.error and server.is_alive():
+        os.kill(server._pid, signal.SIGSTOP)
+        try:
+            server.fork(print, "never")
+        except HelperLost as lost:
+            print("lost", lost)
+    server.stop()
+"""
+
+
+def test_a_forkserver_that_is_stopped_or_killed_is_lost_and_one_whose_torch_crashes_or_raises_is_not(
+    tmp_path: Path,
+):
+    lines = (
+        "import os; os.kill(os.getpid(), 19)",
+        "import os; os.kill(os.getpid(), 9)",
+        "import os; os.kill(os.getpid(), 11)",
+        "raise ImportError('no libcudart')",
+    )
+    done = subprocess.run(
+        (sys.executable, "-c", _SERVERS, tmp_path, *lines),
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+
+    stopped, killed, crashed, raised, cannot_fork = done.stdout.splitlines()
+    assert stopped.startswith("lost the doctor's own process is stopped (state T): the forkserver")
+    assert killed.startswith("lost the doctor's own process is gone: killed from outside")
+    assert crashed.startswith("error")
+    assert raised == "error ImportError: no libcudart"
+    assert cannot_fork.startswith("lost the doctor's own process is stopped")
+    assert done.stderr == ""
