@@ -1,20 +1,23 @@
 """``ddp-doctor run``: this node's part of a run, alone or with others."""
 
-import errno
 import socket
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.collect import plan_of, read_node, with_node_facts
 from ddp_doctor.engine.node_run.node import NodeRun, OneNode
 from ddp_doctor.engine.node_run.session import Session
+from ddp_doctor.facts.cluster import RollCallFact
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Backend
+from ddp_doctor.model.choices import Backend, Status
+from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Recording, World
-from ddp_doctor.ranks.control_store import listen
+from ddp_doctor.ranks.control_store import ALL_ADDRESSES, listen
 from ddp_doctor.ranks.helper import HelperLost
+from ddp_doctor.starters.endpoint import holder_of, is_held_by_launcher
 from ddp_doctor.starters.interruption import Interrupted, interruptible
 from ddp_doctor.starters.request import RunRequest
 from ddp_doctor.views.gpus import nccl_without_gpu
@@ -27,8 +30,7 @@ def run(request: RunRequest, checks: Sequence[Check] = CHECKS) -> Outcome:
     partial outcome.
     """
     plan = plan_of(request.options, checks, request.nnodes)
-    if request.nnodes == 1:
-        _require_endpoint(*request.endpoint)
+    request, held = _on_a_free_port(request) if request.nnodes == 1 else (request, None)
     part = _part_of(request.nnodes)  # imported before a signal can come in the middle of it
     with interruptible() as interruption, Session(request) as session:
         node_run = part(session, plan, blank(request.options, plan), {check.id: check for check in checks})
@@ -39,6 +41,9 @@ def run(request: RunRequest, checks: Sequence[Check] = CHECKS) -> Outcome:
                 node_run.recording, plan, request, node_run.partial.readings
             )
             _require_gpu(node_run.recording, request, checks)
+            if held is not None and node_run.rank_checks():
+                readings = (*node_run.recording.readings, held)
+                node_run.recording = node_run.recording.model_copy(update={"readings": readings})
             node_run.run()
         except Interrupted:
             node_run.interrupted()
@@ -84,16 +89,35 @@ def _require_gpu(recording: Recording, request: RunRequest, checks: Sequence[Che
         raise UsageError(refused)
 
 
-def _require_endpoint(host: str, port: int) -> None:
-    """Refuse an endpoint that is not this host's or is taken, before anything is started."""
+def _on_a_free_port(request: RunRequest) -> tuple[RunRequest, Reading | None]:
+    """The request with a port to be had; where the one that was asked for is not, a reading that says who has it.
+
+    A port of the launcher that started this run is the job's own. Raises UsageError for the endpoint of another host.
+    """
+    host, port = request.endpoint
     try:
-        with listen(host, port):
-            return
+        with listen(host, 0):
+            pass
     except socket.gaierror as error:
         raise UsageError(f"--rdzv-endpoint: the name {host} does not resolve ({error.strerror})") from error
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            why = f"port {port} of {host} is in use by another program"
-        else:
-            why = f"cannot listen on port {port} of {host} ({error.strerror})"
-        raise UsageError(f"{why}; choose another with --rdzv-endpoint HOST:PORT") from error
+        raise UsageError(
+            f"cannot listen on {host} ({error.strerror}); name this host with --rdzv-endpoint HOST:PORT"
+        ) from error
+    try:
+        with listen(ALL_ADDRESSES, port):  # as torch's store does
+            return request, None
+    except OSError as error:
+        free = replace(request, endpoint=(host, 0))
+        if is_held_by_launcher(port):
+            return free, None
+        fact = RollCallFact(
+            role="head",
+            outcome="held",
+            endpoint_host=host,
+            endpoint_port=port,
+            error=error.strerror or str(error),
+            held_by=holder_of(port),
+            hostname=socket.gethostname(),
+        )
+        return free, Reading(check="roll_call", status=Status.COLLECTED, fact=fact.recorded())

@@ -18,13 +18,14 @@ from ddp_doctor.cli.reporting import save, save_and_report
 from ddp_doctor.model.choices import ExitCode
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.parse.hostlist import expand, read_host_file
-from ddp_doctor.parse.options import endpoint, require_factory
+from ddp_doctor.parse.options import require_factory
 from ddp_doctor.render import screen
 from ddp_doctor.render.progress import progress
 from ddp_doctor.starters import outer_launcher, starter_channel
 from ddp_doctor.starters.detect import HOSTS_VARIABLE, OuterWorld, number, outer_world
+from ddp_doctor.starters.endpoint import is_mine, resolve
 from ddp_doctor.starters.fanout import Ended, FanOut
-from ddp_doctor.starters.place import Asked, NotNeeded, place
+from ddp_doctor.starters.place import Asked, NotNeeded, endpoint_alone, place
 from ddp_doctor.starters.start_all_nodes import StartedNodes, start_all_nodes
 from ddp_doctor.starters.starter_channel import StarterChannel
 from ddp_doctor.wording.run_options import JOIN_TIMEOUT_S, line, typed
@@ -201,7 +202,9 @@ def _request(options: Options, launch: Launch, asked: Asked, env: dict[str, str]
     with _as_usage_error():
         here = place(asked, env, world)
         own = asked.typed(env) if world is not None and world.launcher == "torchrun" else asked
-        alone = endpoint(own.rdzv_endpoint) if own.rdzv_endpoint and here.nnodes == 1 else ("127.0.0.1", 0)
+        alone = endpoint_alone(own, env, world) if here.nnodes == 1 else None
+    if alone is None or (not own.rdzv_endpoint and not is_mine(resolve(alone[0])[0])):
+        alone = ("127.0.0.1", 0)  # a master on another host belongs to another job
     env.pop(HOSTS_VARIABLE, None)
     return app.RunRequest(
         options=options,

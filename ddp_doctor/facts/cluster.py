@@ -32,6 +32,7 @@ class AttemptSeen(Frozen):
     address: str
     outcome: Literal["connected", "refused", "timed_out", "unreachable"]
     error: str = ""
+    rejected_by: str = ""  # the address from which a packet filter answered with ICMP
 
 
 class Present(Frozen):
@@ -48,6 +49,14 @@ class NotStarted(Frozen):
 
     hostname: str
     reason: str
+
+
+class ClosedPort(Frozen):
+    """What in a host's own packet filter ends every new connection from other hosts to the endpoint's port."""
+
+    command: Literal["nft", "iptables-save"]  # that printed it
+    chain: str  # "inet filter input"; of iptables "filter INPUT"
+    verdict: Literal["drop", "reject"]
 
 
 class RollCallFact(Fact):
@@ -75,6 +84,7 @@ class RollCallFact(Fact):
     unreadable: tuple[
         str, ...
     ] = ()  # on the head: host names in cards of another shape, empty where none stood
+    closed_by: ClosedPort | None = None  # on a head to which nobody came, where root could read it
     command: str = ""  # what to type on the other hosts
     asked_ranks: int | None = None  # --nproc-per-node on this node; None: auto
     asked_s: float = 0.0  # the time that the roll call was given (--join-timeout); 0: not recorded

@@ -28,6 +28,13 @@ class Culprit(Frozen):
     name: str | None = None
 
 
+class MissingNode(Frozen):
+    """A node that did not come, which is no reason to blame it. ``node`` is its host name, where that is known."""
+
+    node: str | None = None
+    node_rank: int | None = None
+
+
 class Evidence(Frozen):
     """One observation that a finding rests on, and what was expected instead."""
 
@@ -100,6 +107,7 @@ class Draft(Frozen):
     detail: str = ""
     confidence: Confidence = Confidence.LIKELY
     culprits: tuple[Culprit, ...] = ()
+    missing: tuple[MissingNode, ...] = ()
     evidence: tuple[Evidence, ...] = ()
     remedies: tuple[Remedy, ...] = ()
     severity: Severity | None = None  # only where it differs from the rule's own
@@ -108,7 +116,7 @@ class Draft(Frozen):
 
 
 class Finding(Frozen):
-    """A fault, its culprits, the evidence and what fixes it."""
+    """A fault, its culprits, the evidence and what fixes it; ``missing`` are nodes that did not come, guilty or not."""
 
     code: str
     name: str
@@ -117,6 +125,7 @@ class Finding(Frozen):
     detail: str = ""
     confidence: Confidence
     culprits: tuple[Culprit, ...] = ()
+    missing: tuple[MissingNode, ...] = ()
     evidence: tuple[Evidence, ...] = ()
     remedies: tuple[Remedy, ...] = ()
     reproduced_by: Reproducer | None = None

@@ -6,25 +6,36 @@ torch's own client says "timed out after 60000ms" whether a port is refused, dro
 import errno
 import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ddp_doctor.knowledge.deadlines import CONNECT_S, UNREACHABLE_S, UNRESOLVED_S
 
 _NO_ROUTE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETDOWN}
 _PAUSE_S = 0.25
+#: Not in the socket module: linux/in.h, linux/in6.h (IP_RECVERR in ip(7)), and ee_origin of linux/errqueue.h.
+_IP_RECVERR, _IPV6_RECVERR = 11, 25
+_FROM_ICMP = (2, 3)
+#: (type, code) of ICMP (RFC 1122 3.2.2.1, RFC 1812 5.2.7.1) and ICMPv6 (RFC 4443 3.1) with which nothing but a packet
+#: filter answers a TCP connection: prohibited, or a protocol or port unreachable (a closed port is reset).
+_FILTERS_SAY = {(3, 2), (3, 3), (3, 9), (3, 10), (3, 13), (1, 1), (1, 4), (1, 5), (1, 6)}
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """How a connection to one address ended: connected, refused, timed_out, unreachable."""
+    """How a connection to one address ended: connected, refused, timed_out, unreachable.
+
+    ``rejected_by`` is the address of a packet filter that answered with ICMP, from Linux 5.9 on.
+    """
 
     address: str
     outcome: str
     error: str = ""
+    rejected_by: str = ""
 
 
 @dataclass(frozen=True)
@@ -38,6 +49,11 @@ class Approach:
     address: str = ""  # the one that connected
     met_at: str = ""
     waited_s: float = 0.0
+
+    @property
+    def is_rejected(self) -> bool:
+        """Whether a packet filter said no."""
+        return any(attempt.rejected_by for attempt in self.attempts)
 
 
 def resolve(host: str, timeout_s: float = 5.0) -> tuple[tuple[str, ...], str]:
@@ -80,12 +96,14 @@ def approach(
         last = _one_round(host, port, min(timeout_s, max(until - now, 1.0)), now - started)
         if last.outcome == "connected":
             return last
+        if last.outcome == "timed_out" and alike and alike[-1][1].is_rejected:
+            # A firewall answers at most once a second (icmp(7), icmp_ratelimit): its last answer counts.
+            last = replace(alike[-1][1], waited_s=last.waited_s)
         if alike and _kind(alike[-1][1]) != _kind(last):
             alike = []
         alike.append((now, last))
         patience = {"unresolved": UNRESOLVED_S, "no way": UNREACHABLE_S}.get(_kind(last), float("inf"))
         if time.monotonic() > min(until, alike[0][0] + patience):
-            # A firewall answers at most once a second (icmp(7), icmp_ratelimit): one answer is enough.
             return next((earlier for _, earlier in reversed(alike) if earlier.outcome == "unreachable"), last)
         tell(f"{_words(last.outcome)} {host}:{port}")
         time.sleep(_PAUSE_S)
@@ -120,9 +138,14 @@ def _one_round(host: str, port: int, timeout_s: float, waited_s: float) -> Appro
 
 
 def _connect(address: str, port: int, timeout_s: float) -> tuple[Attempt, str]:
+    line: socket.socket | None = None
     try:
-        with socket.create_connection((address, port), timeout=timeout_s) as line:
-            return Attempt(address, "connected"), str(line.getsockname()[0])
+        family, kind, protocol, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        line = socket.socket(family, kind, protocol)
+        line.settimeout(timeout_s)
+        _keep_icmp_errors(line)
+        line.connect(where)
+        return Attempt(address, "connected"), str(line.getsockname()[0])
     except TimeoutError:
         return Attempt(address, "timed_out", f"no answer within {timeout_s:.0f} s"), ""
     except OSError as error:
@@ -131,16 +154,64 @@ def _connect(address: str, port: int, timeout_s: float) -> tuple[Attempt, str]:
             outcome = "unreachable"
         elif error.errno == errno.ETIMEDOUT:
             outcome = "timed_out"
-        return Attempt(address, outcome, error.strerror or os.strerror(error.errno or 0)), ""
+        words = error.strerror or os.strerror(error.errno or 0)
+        return Attempt(address, outcome, words, _rejected_by(line, address) if line else ""), ""
+    finally:
+        if line is not None:
+            line.close()
+
+
+def _keep_icmp_errors(line: socket.socket) -> None:
+    with suppress(OSError):
+        if line.family == socket.AF_INET6:
+            line.setsockopt(socket.IPPROTO_IPV6, _IPV6_RECVERR, 1)
+        else:
+            line.setsockopt(socket.IPPROTO_IP, _IP_RECVERR, 1)
+
+
+def _rejected_by(line: socket.socket, address: str) -> str:
+    """The address from which a packet filter rejected this connection; empty where none is known to have done so."""
+    line.setblocking(False)
+    with suppress(OSError, struct.error):
+        _, errors, _, _ = line.recvmsg(512, 512, socket.MSG_ERRQUEUE)
+        for _, _, error in errors:  # linux/errqueue.h: struct sock_extended_err, then who sent it
+            origin, kind, code = struct.unpack_from("4xBBB", error)
+            is_6 = line.family == socket.AF_INET6
+            packed = error[24:40] if is_6 else error[20:24]  # of sockaddr_in6, sockaddr_in
+            sender = socket.inet_ntop(line.family, packed)
+            # No host says of itself that it cannot be reached.
+            if origin in _FROM_ICMP and ((kind, code) in _FILTERS_SAY or sender == address):
+                return sender
+    return ""
 
 
 def holder_of(port: int) -> str:
     """The program that listens on a port of this host, as far as this user may see it: "nc (pid 712)"."""
     import psutil
 
-    with suppress(psutil.Error, OSError):
-        for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port:
-                name = psutil.Process(connection.pid).name() if connection.pid else ""
-                return f"{name} (pid {connection.pid})" if connection.pid else "another user's program"
+    for pid in _listeners(port):
+        with suppress(psutil.Error):
+            return f"{psutil.Process(pid).name()} (pid {pid})" if pid else "another user's program"
     return ""
+
+
+def is_held_by_launcher(port: int) -> bool:
+    """Whether a process that started this one listens there: torchrun, or a script with a store of its own."""
+    import psutil
+
+    with suppress(psutil.Error):
+        return not {parent.pid for parent in psutil.Process().parents()}.isdisjoint(_listeners(port))
+    return False
+
+
+def _listeners(port: int) -> list[int | None]:
+    """The processes that listen on a port of this host; None is one that this user may not see."""
+    import psutil
+
+    with suppress(psutil.Error, OSError):
+        return [
+            connection.pid
+            for connection in psutil.net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port
+        ]
+    return []

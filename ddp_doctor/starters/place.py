@@ -23,7 +23,7 @@ on daemon 1.
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ddp_doctor.parse.hostlist import expand, expand_open_mpi
 from ddp_doctor.parse.options import MASTER_PORT, endpoint, nnodes
@@ -121,11 +121,13 @@ class Asked:
     hosts: tuple[str, ...] = ()  # HOST or USER@HOST, by node rank
 
     def typed(self, env: Mapping[str, str]) -> "Asked":
-        """Without what torchrun's own PET_* variables say: under torchrun that endpoint is taken."""
+        """Without what torchrun's own PET_* variables say, and the port of its store: under torchrun both are taken."""
 
         def same(name: str, value: object) -> bool:
             return env.get(f"PET_{name}") == str(value)
 
+        if self.named and str(self.named[1]) == env.get("MASTER_PORT"):
+            return replace(self, rdzv_endpoint="", master_addr="", master_port=None).typed(env)
         return Asked(
             nnodes="" if same("NNODES", self.nnodes) else self.nnodes,
             node_rank=None if same("NODE_RANK", self.node_rank) else self.node_rank,
@@ -135,16 +137,22 @@ class Asked:
         )
 
     @property
+    def named(self) -> tuple[str, int] | None:
+        """The host and port that the options name; port 0 is any. Raises ValueError."""
+        if self.rdzv_endpoint:
+            return endpoint(self.rdzv_endpoint)
+        if self.master_addr:
+            return self.master_addr, MASTER_PORT if self.master_port is None else self.master_port
+        return None
+
+    @property
     def endpoint(self) -> tuple[str, int] | None:
         """Where the nodes meet, None where nothing says so. Raises ValueError."""
-        if self.rdzv_endpoint:
-            host, port = endpoint(self.rdzv_endpoint)
-        elif self.master_addr:
-            host, port = self.master_addr, MASTER_PORT if self.master_port is None else self.master_port
-        elif self.master_port is not None:
-            raise ValueError("--master-port needs --master-addr HOST, the host with node rank 0")
-        else:
+        if self.named is None:
+            if self.master_port is not None:
+                raise ValueError("--master-port needs --master-addr HOST, the host with node rank 0")
             return None
+        host, port = self.named
         if not 1 <= port <= 65535:
             raise ValueError(
                 f"several nodes meet on a port from 1 to 65535 that all of them know, not {port}"
@@ -170,6 +178,20 @@ def place(asked: Asked, env: Mapping[str, str], outer: OuterWorld | None) -> Pla
     if outer is not None and outer.launcher == "slurm":
         return _in_slurm_step(asked, env)
     return _by_options(_as_operator_says(asked, env), env)
+
+
+def endpoint_alone(asked: Asked, env: Mapping[str, str], outer: OuterWorld | None) -> tuple[str, int] | None:
+    """Where a job on this node alone would meet by its options or environment; None where they name nothing.
+
+    torchrun's ranks meet in its own store. Raises ValueError.
+    """
+    if asked.named or asked.master_port is not None:
+        return asked.named or replace(asked, master_addr="127.0.0.1").named  # torchrun's own default
+    port = number(env, "MASTER_PORT", 0)
+    is_torchruns = outer is not None and outer.launcher == "torchrun"
+    if is_torchruns or not env.get("MASTER_ADDR") or not 1 <= port <= 65535:
+        return None
+    return env["MASTER_ADDR"], port
 
 
 def allocation(env: Mapping[str, str], outer: OuterWorld | None) -> Allocation | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Reproducer
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, MissingNode, Remedy, Reproducer
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,12 @@ def finding(
     severity: Severity | None = None,
     reproduced_by: Reproducer | None = None,
     nodes: tuple[int, ...] = (),
+    missing: Iterable[MissingNode] = (),
 ) -> Draft:
     """A draft, as ``proved``, ``likely`` and ``possible`` make it. ``{who}`` in the title becomes their names.
 
     ``severity`` is given where it is not the rule's own, ``reproduced_by`` where a remedy is to be tried, ``nodes``
-    where a finding explains this one only if it names them.
+    where a finding explains this one only if it names them, ``missing`` where nodes did not come.
     """
     known = who if isinstance(who, Who) else Who(tuple(who))
     return Draft(
@@ -42,6 +43,7 @@ def finding(
         detail=detail,
         confidence=confidence,
         culprits=known.culprits,
+        missing=tuple(missing),
         evidence=(evidence,) if isinstance(evidence, Evidence) else tuple(evidence),
         remedies=remedies,
         severity=severity,

@@ -716,21 +716,30 @@ def test_of_three_nodes_only_a_much_slower_one_is_an_error(rate, severity):
     assert (finding.code, finding.severity) == ("DD533", severity)
 
 
-def test_a_slow_path_is_a_warning():
-    finding = only(matrix(4, lambda a, b: THIN if {a, b} == {1, 3} else None))
+def only_slow(nodes: int, is_slow: Callable[[int, int], bool], times: float) -> Finding:
+    """The finding where these paths are so many times slower than the others."""
+    usual, slow = ({"throughput_bytes_per_s": (rate,) * 3} for rate in (600e6, 600e6 / times))
+    return only(matrix(nodes, lambda a, b: slow if is_slow(a, b) else usual))
 
-    assert (finding.code, finding.severity) == ("DD533", Severity.WARNING)
+
+@pytest.mark.parametrize(("times", "severity"), [(5, Severity.WARNING), (38, Severity.ERROR)])
+def test_a_slow_path_is_a_warning_and_a_very_slow_one_an_error(times, severity):
+    finding = only_slow(4, lambda a, b: {a, b} == {1, 3}, times)
+
+    assert (finding.code, finding.severity) == ("DD533", severity)
 
 
-def test_a_network_of_two_speeds_is_information():
-    finding = only(matrix(6, lambda a, b: THIN if (a < 3) != (b < 3) else None))
+@pytest.mark.parametrize(("times", "severity"), [(5, Severity.INFO), (38, Severity.WARNING)])
+def test_a_network_of_two_speeds_is_information_unless_they_are_far_apart(times, severity):
+    finding = only_slow(6, lambda a, b: (a < 3) != (b < 3), times)
 
-    assert (finding.code, finding.severity) == ("DD533", Severity.INFO)
+    assert (finding.code, finding.severity) == ("DD533", severity)
 
 
 def test_two_nodes_have_no_peers_to_compare_with():
     assert found(matrix(2, lambda a, b: THIN)) == []
-    assert only(matrix(2, lambda a, b: THIN if a == 1 else None)).severity is Severity.INFO
+    assert only_slow(2, lambda a, _b: a == 1, 5).severity is Severity.INFO
+    assert only_slow(2, lambda a, _b: a == 1, 38).severity is Severity.ERROR  # one way, of one pair of hosts
 
 
 def test_samples_that_jump_on_busy_hosts_are_no_finding():

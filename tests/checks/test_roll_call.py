@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ddp_doctor.checks.cluster.roll_call import CHECK, probe
 from ddp_doctor.checks.cluster.roll_call.lost_nodes import fell_silent
 from ddp_doctor.checks.cluster.roll_call.wording import same_host
+from ddp_doctor.engine.diagnose import diagnose
 from ddp_doctor.facts.cluster import (
     Answer,
     AttemptSeen,
@@ -43,7 +44,11 @@ SITUATIONS = {
     "endpoint-known-by-ipv6-only": "node1 has only IPv4, and knows the endpoint node0 only by IPv6 (fd77::1)",
     "endpoint-name-means-the-caller": "On node1, node0 is 127.0.1.1, node1 itself: it never calls the head",
     "one-rank-twice": "node1 and node2 claim node rank 1: each needs its own",
-    "second-node-never-came": "1 of 2 nodes reported in to node0:29400 within 60 s: only node0 came",
+    "second-node-never-came": "1 of 2 nodes reported in within 60 s, only node0; the others: not started, or cannot"
+    " reach node0:29400",
+    "endpoint-port-closed-by-the-head": "node0 drops all connections of other hosts to TCP port 29400, by its own"
+    " packet filter: nobody can report in",
+    "endpoint-port-rejected-by-a-filter": "A packet filter on node0 refuses node1's connections to node0:29400",
     "node-not-started-by-ssh": "node2 could not be started: ssh said: Permission denied (publickey).",
     "head-lost-in-it": "The head node0 never closed the roll call: node1 reported in and then heard no"
     " more of it",
@@ -156,12 +161,50 @@ def node1(**addresses: tuple[str, ...]) -> dict[str, Any]:
     return {"nodes": (Node(node_rank=1, hostname="node1", addresses=addresses),)}
 
 
-def test_a_refusal_names_the_head_and_not_the_node_that_was_refused():
+def absent(found: Finding) -> list[tuple[str | None, int | None]]:
+    return [(node.node, node.node_rank) for node in found.missing]
+
+
+def test_a_head_that_refuses_is_missing_and_blames_nobody():
     found = only(met_by(follower("refused", attempts=attempt("refused", "Connection refused"))))
 
-    assert (found.code, blamed(found)) == ("DD511", [("node", "node0", None)])
-    assert found.confidence is Confidence.LIKELY  # a firewall that rejects looks the same
+    assert (found.code, blamed(found), absent(found)) == ("DD511", [], [("node0", 0)])
+    assert found.confidence is Confidence.LIKELY  # a firewall that resets looks the same
     assert "ddp-doctor run --nnodes 2 --rdzv-endpoint node0:29400" in found.remedies[0].commands
+
+
+@pytest.mark.parametrize("outcome", ["refused", "unreachable"])
+def test_a_filter_that_rejects_is_the_heads_where_the_heads_address_answered_else_the_paths(outcome: str):
+    def rejected(by: str) -> Finding:
+        seen = AttemptSeen.model_validate({"address": "10.77.0.1", "outcome": outcome, "rejected_by": by})
+        return only(met_by(follower(outcome, attempts=(seen,))))
+
+    assert blamed(rejected("10.77.0.1")) == [("node", "node0", None)]
+    assert blamed(rejected("10.77.0.254")) == [("pair", "node1", "node0")]
+    assert "10.77.0.254 refuses node1's" in rejected("10.77.0.254").title
+
+
+def test_a_head_that_closes_its_own_port_is_to_blame_and_what_the_others_met_with_follows():
+    closed = {"command": "iptables-save", "chain": "filter INPUT", "verdict": "reject"}
+    shut = head("missing", came(0, nnodes=2), nnodes=2, missing=(1,), closed_by=closed)
+    dropped = follower("timed_out", attempts=attempt("timed_out", "no answer within 4 s"))
+    recording = Recording(world=World(nnodes=2, world_size=2), readings=(reading(shut), reading(dropped, 1)))
+
+    codes = [finding.code for finding in diagnose(recording).findings]
+
+    assert codes == ["DD516"]
+    assert blamed(only(met_by(shut))) == [("node", "node0", None)]
+    assert [node_rank for _, node_rank in absent(only(met_by(shut)))] == [1]
+
+
+def test_a_port_that_is_held_on_a_node_alone_is_told_with_what_was_tested_instead():
+    found = only(
+        met_by(head("held", (), nnodes=1, error="Address already in use", held_by="nc (pid 7)", waited_s=0))
+    )
+
+    assert (found.code, blamed(found)) == ("DD514", [("node", "node0", None)])
+    assert "met on another port" in found.detail
+    assert found.evidence[0].value is None
 
 
 def test_with_node_ranks_the_command_for_the_head_has_rank_0():
@@ -297,14 +340,20 @@ def test_missing_nodes_are_named_by_the_scheduler_list_even_by_their_full_names(
 
     found = only(met_by(fact, nnodes=4, expected_hosts=hosts))
 
-    assert found.title.startswith("node2.cluster and node3.cluster never reported in: 2 of 4 nodes")
-    assert [one.node_rank for one in found.culprits] == [2, 3]
+    assert found.title == (
+        "node2.cluster and node3.cluster did not report in (not started, or cannot reach node0:29400):"
+        " 2 of 4 nodes reported in within 60 s"
+    )
+    assert (found.culprits, absent(found)) == ((), [("node2.cluster", 2), ("node3.cluster", 3)])
 
 
 def test_missing_nodes_are_named_by_number_where_ranks_are_given_by_hand():
     found = only(met_by(head("missing", came(0, 1, 3), claimed_rank=0, missing=(2,))))
 
-    assert found.title.startswith("node rank 2 never reported in: 3 of 4")
+    assert found.title.startswith(
+        "node rank 2 did not report in (not started, or cannot reach node0:29400): 3 of 4"
+    )
+    assert (found.culprits, absent(found)) == ((), [(None, 2)])
     assert found.remedies[0].commands == (
         "ddp-doctor run --nnodes 4 --node-rank 2 --rdzv-endpoint node0:29400   # on node rank 2",
     )
@@ -314,9 +363,10 @@ def test_nobody_is_named_where_any_host_may_be_the_missing_one():
     found = only(met_by(head("missing", came(0, None, None), missing=(3,))))
 
     assert found.title == (
-        "3 of 4 nodes reported in to node0:29400 within 60 s: only node0, node1 and node2 came"
+        "3 of 4 nodes reported in within 60 s, only node0, node1 and node2; the others: not started, or cannot reach"
+        " node0:29400"
     )
-    assert found.culprits == ()
+    assert (found.culprits, found.missing) == ((), ())
     assert found.remedies[0].commands == ("ddp-doctor run --nnodes 4 --rdzv-endpoint node0:29400",)
 
 
@@ -339,8 +389,12 @@ def test_a_host_that_could_not_be_started_is_one_of_those_that_did_not_come():
 
     found = only(met_by(fact, nnodes=4, expected_hosts=hosts))
 
-    assert found.title.startswith("node2 and node3 never reported in: 2 of 4 nodes")
+    assert found.title.startswith(
+        "node2 and node3 did not report in (not started, or cannot reach node0:29400): 2"
+    )
     assert found.title.endswith("(Permission denied)")
+    assert blamed(found) == [("node", "node2", None)]
+    assert absent(found) == [("node2", 2), ("node3", 3)]
 
 
 def test_the_time_that_was_asked_for_is_told_and_not_the_time_it_took():
@@ -416,10 +470,10 @@ def test_between_two_different_numbers_of_nodes_the_setting_is_blamed_and_neithe
     assert [(one.kind, one.node, one.name) for one in found.culprits] == [("setting", None, "--nnodes")]
 
 
-def test_a_node_too_many_is_the_last_one():
+def test_of_a_node_too_many_the_option_is_blamed_for_any_may_be_the_one_that_is_not_meant():
     found = only(met_by(follower("too_many", hostname="node4", nnodes=4)))
 
-    assert (found.code, blamed(found)) == ("DD518", [("node", "node4", None)])
+    assert (found.code, blamed(found)) == ("DD518", [("setting", "node4", None)])
 
 
 def test_how_long_a_node_was_not_heard_stands_at_the_end_where_its_value_follows():

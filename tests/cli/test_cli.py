@@ -236,15 +236,21 @@ def test_json_on_stdout_leaves_the_words_to_stderr(asked, state):
 
 
 @pytest.mark.ranks
-def test_a_port_in_use_is_named(state):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        done = doctor(
-            "run", "-q", "--only", "process_group", "--rdzv-endpoint", f"localhost:{port}", env=state
-        )
+def test_a_port_in_use_is_a_finding_with_its_holder_and_the_ranks_are_tested_on_another(state):
+    hold = "import socket; it = socket.create_server(('127.0.0.1', 0)); print(it.getsockname()[1], flush=True); input()"
+    with subprocess.Popen(
+        (sys.executable, "-c", hold), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout
+        port = holder.stdout.readline().decode().strip()
+        env = {**state, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        done = doctor("run", "-q", "--only", "process_group", env=env)
+        holder.kill()
 
-    assert done.returncode == 2, done
-    assert f"port {port} of 127.0.0.1 is in use" in done.stderr
+    assert done.returncode == 1, done
+    assert f"port {port} is held by python" in done.stdout
+    assert f"(pid {holder.pid})" in done.stdout
+    assert "ok process_group" in done.stdout
 
 
 def test_outputs_that_cannot_be_written_lose_nothing(asked, state):

@@ -4,10 +4,10 @@
 come: the first line that says anything, and who had ended after 120 s. The doctor's answer is written as
 
     {"all": "DD530 node2"}                    every node's report has this code, and blames node2 and nobody else
-    {"node0": "DD516 node1", "node1": "DD512|DD513 node0 node0~node1"}    one of these codes; these culprits
+    {"node0": "DD516 ?node1", "node1": "DD512|DD513 node0 node0~node1"}    one of these codes; these culprits
 
-A pair is written node0~node1; settings go by their names. Codes are regular expressions. Codes and
-culprits of severity info are free.
+A pair is written node0~node1, a node that is missing and not blamed ?node1; settings go by their names.
+Codes are regular expressions. Codes and culprits of severity info are free.
 """
 
 from collections.abc import Mapping
@@ -69,7 +69,7 @@ def _all_say(name: str, fault: str, torchrun: str, says: str, *plant: str, **mor
 
 
 def _unmet(
-    name: str, fault: str, torchrun: str, node1: str, *plant: str, node0: str = "DD516 node1", **more: Any
+    name: str, fault: str, torchrun: str, node1: str, *plant: str, node0: str = "DD516 ?node1", **more: Any
 ) -> Row:
     """node1 cannot get through to node0 and says why; node0 misses it once the time for the roll call is up."""
     says = {"node0": node0, "node1": node1}
@@ -168,13 +168,15 @@ HEALTHY = (
 
 ENDPOINT = (
     _unmet("endpoint-drop", "endpoint's port DROP", "67 s on node1; node0 hangs",
-           "DD512 node0 node0~node1", "drop-port:node0"),
+           "DD512 node0 node0~node1", "drop-port:node0", node0="DD516 node0"),
     _unmet("endpoint-reject", "endpoint's port REJECT", "52 s on node1, not 'refused'; neither ends",
-           "DD511 node0 node0~node1", "reject-port:node0"),
+           "DD511 ?node0", "reject-port:node0", node0="DD516 node0"),
     _unmet("endpoint-prohibited", "endpoint's port rejected as firewalld does", "not tried",
-           "DD513 node0 node0~node1", "prohibit-port:node0"),
+           "DD511 node0", "prohibit-port:node0", node0="DD516 node0"),
     _unmet("static-port-drop", "static --master-port DROP", HALF_SILENT,
-           "DD512 node0 node0~node1", "drop-port:node0:29500", endpoint=STATIC),
+           "DD512 node0 node0~node1", "drop-port:node0:29500", endpoint=STATIC, node0="DD516 node0"),
+    _unmet("endpoint-cut", "nothing of node1 reaches node0: its filter names node1's address", "not tried",
+           "DD512 node0 node0~node1", "cut-path:node0:node1"),
     _unmet("no-route", "no route from node1 to node0", "not tried",
            "DD513 node0 node1 node0~node1", "no-route:node1:node0"),
     _unmet("no-such-name", "endpoint's name does not resolve on node1", "107 s on node1; node0 hangs",
@@ -184,16 +186,16 @@ ENDPOINT = (
     _unmet("families-apart", "node0 has IPv6 only, node1 IPv4 only", "109 s on node1; node0 hangs",
            f"DD51[37] {BOTH}", "only-family:node0:6", "only-family:node1:4", ipv6="dual"),
     _absent("head-never", "node0 never starts", "38 s, node1 still tries at 120 s",
-            "node0", {"node1": "DD511 node0"}),
-    _absent("node1-never", "node1 never starts", "silent; node0 hangs", "node1", {"node0": "DD516 node1"}),
+            "node0", {"node1": "DD511 ?node0"}),
+    _absent("node1-never", "node1 never starts", "silent; node0 hangs", "node1", {"node0": "DD516 ?node1"}),
     _absent("node2-never", "node2 of 4 never starts (static)", "silent; none ends",
-            "node2", {"all": "DD516 node2"}, nodes=4, endpoint=STATIC),
+            "node2", {"all": "DD516 ?node2"}, nodes=4, endpoint=STATIC),
     _told("rank-twice", "both started with --node-rank 0", HALF_SILENT,
-          "node1", "--node-rank 0", f"DD515 {BOTH}", endpoint=STATIC),
+          "node1", "--node-rank 0", "DD515 --node-rank", endpoint=STATIC),
     _told("rank-twice-of-4", "node1 and node2 of 4 started with --node-rank 1", "not tried",
-          "node2", "--node-rank 1", "DD515 node1 node2 node1~node2", nodes=4),
+          "node2", "--node-rank 1", "DD515 --node-rank", nodes=4),
     _told("nnodes-differ", "node2 of 4 started with --nnodes 3", "not tried",
-          "node2", "--nnodes 3", "DD518 node2", nodes=4),
+          "node2", "--nnodes 3", "DD518 --nnodes", nodes=4),
 )
 
 PATHS = (

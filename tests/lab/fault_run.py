@@ -148,8 +148,9 @@ def _read(host: Host, outcome: Outcome) -> None:
         return
     findings = [it for it in report["findings"] if it["severity"] != "info"]
     outcome.codes[host.name] = sorted({it["code"] for it in findings})
-    culprits = (_culprit(it) for finding in findings for it in finding["culprits"])
-    outcome.culprits[host.name] = sorted(set(culprits))
+    culprits = {_culprit(it) for finding in findings for it in finding["culprits"]}
+    missing = {f"?{_end_of(it, 'node', 'node_rank')}" for finding in findings for it in finding["missing"]}
+    outcome.culprits[host.name] = sorted(culprits | missing)
 
 
 def _culprit(culprit: Mapping[str, object]) -> str:

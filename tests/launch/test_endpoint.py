@@ -1,13 +1,16 @@
 """The way to the endpoint: each obstacle under its own name, on real sockets."""
 
 import socket
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 
 from ddp_doctor.ranks.control_store import ALL_ADDRESSES, listen
-from ddp_doctor.starters.endpoint import approach, holder_of, is_mine, resolve
+from ddp_doctor.starters import endpoint
+from ddp_doctor.starters.endpoint import Attempt, approach, holder_of, is_held_by_launcher, is_mine, resolve
 from tests.once import free_port
 
 
@@ -45,6 +48,33 @@ def test_a_head_that_starts_late_is_found():
     starting.join()
     servers[0].close()
     assert way.outcome == "connected"
+
+
+def test_a_filter_that_answers_once_a_second_is_not_taken_for_one_that_drops(monkeypatch: pytest.MonkeyPatch):
+    attempts = iter(
+        [Attempt("10.0.0.1", "refused", "Connection refused", "10.0.0.1"), Attempt("10.0.0.1", "timed_out")]
+    )
+    monkeypatch.setattr(endpoint, "_connect", lambda *_: (next(attempts), ""))
+
+    way = approach("10.0.0.1", 29400, _in(0.1), lambda _text: None)
+
+    assert (way.outcome, way.is_rejected) == ("refused", True)
+
+
+def test_a_port_that_is_reset_is_not_rejected_by_a_filter():
+    assert not approach("127.0.0.1", free_port(), _in(0), lambda _text: None).is_rejected
+
+
+def test_a_port_that_the_launcher_of_this_process_holds_is_the_jobs_own():
+    ask = "import sys; from ddp_doctor.starters.endpoint import is_held_by_launcher as it; print(it(int(sys.argv[1])))"
+    with listen("127.0.0.1", 0) as server:
+        port = server.getsockname()[1]
+        said = subprocess.run(
+            (sys.executable, "-c", ask, str(port)), check=True, capture_output=True, text=True
+        )
+        assert not is_held_by_launcher(port)  # it is this process itself
+
+    assert said.stdout == "True\n"
 
 
 def test_a_name_that_does_not_resolve_is_given_up_long_before_the_join_timeout():

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor.starters.detect import outer_world
-from ddp_doctor.starters.place import Allocation, Asked, NotNeeded, Place, allocation, place
+from ddp_doctor.starters.place import Allocation, Asked, NotNeeded, Place, allocation, endpoint_alone, place
 
 #: srun -N2 --ntasks-per-node=2, second task of the second node.
 STEP = {
@@ -427,3 +427,32 @@ def test_no_pod_is_guessed_from_a_name_without_a_number():
     here = place_in({"KUBERNETES_SERVICE_HOST": "10.96.0.1"}, nnodes="2", rdzv_endpoint="trainer")
 
     assert here.expected_hosts == ()
+
+
+MASTER = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
+UNDER_TORCHRUN = MASTER | {"TORCHELASTIC_RUN_ID": "none", "LOCAL_RANK": "0"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "env", "expected"),
+    [
+        ({"rdzv_endpoint": "node0:29500"}, {}, ("node0", 29500)),
+        ({"rdzv_endpoint": "localhost:0"}, MASTER, ("localhost", 0)),
+        ({"master_addr": "node0", "master_port": 4000}, MASTER, ("node0", 4000)),
+        ({"master_addr": "node0"}, {}, ("node0", 29500)),
+        ({"master_port": 4000}, {}, ("127.0.0.1", 4000)),
+        ({}, MASTER, ("node0", 29500)),
+        ({}, MASTER | {"MASTER_PORT": "70000"}, None),
+        ({}, {"MASTER_PORT": "29500"}, None),
+        ({}, UNDER_TORCHRUN, None),  # its own store
+        ({"rdzv_endpoint": "node0:29500"}, UNDER_TORCHRUN, None),
+        ({"rdzv_endpoint": "node0:4000"}, UNDER_TORCHRUN, ("node0", 4000)),
+        ({"master_addr": "node0"}, UNDER_TORCHRUN, None),
+        ({}, {}, None),
+    ],
+)
+def test_where_a_job_on_one_node_would_meet(asked: dict[str, Any], env: dict[str, str], expected: object):
+    world = outer_world(env, 1)
+    given = Asked(**asked).typed(env) if world else Asked(**asked)
+
+    assert endpoint_alone(given, env, world) == expected

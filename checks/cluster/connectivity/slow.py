@@ -29,7 +29,8 @@ def slow_node(recording: Recording) -> Iterator[Draft]:
     What it finds
         Nodes whose best throughput to or from (nearly) all peers is less than a third of what the fastest
         quarter of the paths reaches in its worst samples. A single slow path, at a quarter or less, is a warning
-        with the pair; many slow paths without a common node, and all of two nodes, are information. What loses or
+        with the pair, and from a tenth on an error. Many slow paths without a common node are information, from a
+        tenth on a warning; of two nodes the slower direction is information, from a tenth on an error. What loses or
         delays packets is another finding. Information, too, where the data goes over RDMA.
 
     Why it matters
@@ -61,7 +62,7 @@ def _slow_nodes(recording: Recording, matrix: Matrix, nodes: list[int], found: B
     )
     rate, names = median(mine.values()), wording.hosts(recording, nodes)
     ratio, verb, its = usual / rate, *(("is", "its") if len(nodes) == 1 else ("are", "their"))
-    of_three = len(matrix.nodes) == 3 and ratio < path_quality.SLOW_OF_THREE_RATIO
+    of_three = len(matrix.nodes) == 3 and ratio < path_quality.VERY_SLOW_RATIO
     part = Blame(
         inbound=tuple(node for node in found.inbound if node in nodes),
         outbound=tuple(node for node in found.outbound if node in nodes),
@@ -92,9 +93,18 @@ def _slow_paths(recording: Recording, matrix: Matrix, paths: list[Path]) -> Draf
     rates, usual = matrix.best_rates, matrix.usual_rate
     rate = median(rates[path] for path in paths)
     few = len(paths) <= max(2, len(rates) * path_quality.FEW_PATHS_SHARE)
-    known = few and len(matrix.nodes) > 2
+    are_two = len(matrix.nodes) == 2
+    much = any(matrix.is_slow(path, path_quality.VERY_SLOW_RATIO) for path in paths)
+    known = few and (much or not are_two)
     around = detour(recording, lambda way: known and _is_faster(way, paths, rate))
     detail = "The other paths of these nodes are faster." if known else "Perhaps the network is built so."
+    grave = (
+        (Severity.ERROR if much else Severity.WARNING)
+        if known
+        else Severity.WARNING
+        if much
+        else Severity.INFO
+    )
     return finding(
         wording.path_culprits(recording, paths),
         f"Throughput {wording.path_words(recording, paths)} is {usual / rate:.0f} times lower than on the"
@@ -107,7 +117,7 @@ def _slow_paths(recording: Recording, matrix: Matrix, paths: list[Path]) -> Draf
         wording.trace_path(recording, paths, matrix.address_of),
         confidence=Confidence.LIKELY if known else Confidence.POSSIBLE,
         detail=detail,
-        severity=unless_over_rdma(recording, Severity.WARNING if known else Severity.INFO),
+        severity=unless_over_rdma(recording, grave),
         reproduced_by=MOVE if around else None,
     )
 

@@ -16,7 +16,7 @@ from ddp_doctor.checks.cluster.roll_call.wording import (
 )
 from ddp_doctor.facts.cluster import AttemptOutcome, RollCallFact
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, MissingNode, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.views.lost_nodes import leads_out
@@ -24,7 +24,16 @@ from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.nodes import by_cause
 
 Obstacle = Literal[
-    "unresolved", "loopback", "family", "refused", "timed_out", "unreachable", "held", "other", "job"
+    "unresolved",
+    "loopback",
+    "family",
+    "rejected",
+    "refused",
+    "timed_out",
+    "unreachable",
+    "held",
+    "other",
+    "job",
 ]
 
 
@@ -39,7 +48,7 @@ def obstacle_of(recording: Recording, fact: RollCallFact) -> Obstacle | None:
     if fact.outcome in ("held", "mute", "foreign"):
         return "held" if fact.outcome == "held" else "other"
     if fact.outcome in ("unresolved", "refused", "timed_out", "unreachable"):
-        return fact.outcome
+        return "rejected" if any(attempt.rejected_by for attempt in fact.attempts) else fact.outcome
     return None
 
 
@@ -103,7 +112,8 @@ def facing(recording: Recording, *obstacles: Obstacle) -> list[Group]:
 
 def head(fact: RollCallFact) -> Culprit:
     """The host that the endpoint names."""
-    return Culprit(kind="node", node=fact.endpoint_host or fact.hostname, node_rank=0)
+    name = fact.hostname if fact.role == "head" else fact.endpoint_host
+    return Culprit(kind="node", node=name or fact.hostname, node_rank=0)
 
 
 def draft(
@@ -114,10 +124,18 @@ def draft(
     *remedies: Remedy,
     expected: str = "the endpoint answers within the time for the roll call",
     confidence: Confidence = Confidence.PROVED,
+    missing: tuple[MissingNode, ...] = (),
 ) -> Draft:
-    """A finding that rests on what each node of the group saw of the endpoint."""
+    """A finding that rests on what each node of the group saw of the endpoint; the head may know the cause."""
     return finding(
-        culprits, title, _evidence(group, expected), *remedies, confidence=confidence, detail=detail
+        culprits,
+        title,
+        _evidence(group, expected),
+        *remedies,
+        confidence=confidence,
+        detail=detail,
+        nodes=(0,),
+        missing=missing,
     )
 
 
@@ -130,9 +148,9 @@ def _of_one(fact: RollCallFact, expected: str) -> Evidence:
     if not attempts:
         attempts = [fact.error or f"{fact.endpoint_host} is {', '.join(fact.endpoint_addresses)}"]
     return Evidence(
-        text=f"on {reader(fact).node}, {'; '.join(attempts)}; tried for",
-        value=round(fact.waited_s, 1),
-        unit="s",
+        text=f"on {reader(fact).node}, {'; '.join(attempts)}{'; tried for' if fact.waited_s else ''}",
+        value=round(fact.waited_s, 1) or None,
+        unit="s" if fact.waited_s else None,
         expected_from=expected,
     )
 

@@ -11,6 +11,7 @@ from ddp_doctor.checks.cluster.roll_call.wording import (
     fix,
     launch_again,
     names,
+    open_port,
     paths,
     readers,
     system_words,
@@ -19,7 +20,7 @@ from ddp_doctor.checks.cluster.roll_call.wording import (
 )
 from ddp_doctor.facts.cluster import RollCallFact
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Culprit, Draft, Remedy
+from ddp_doctor.model.finding import Culprit, Draft, MissingNode, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.wording.nodes import name_list
@@ -28,34 +29,54 @@ from ddp_doctor.wording.nodes import name_list
 _NO_NETWORK = "Network is unreachable"
 
 
-@rule("DD511", "endpoint-refuses-connections", Severity.ERROR, RollCallFact)
+@rule("DD511", "endpoint-refuses-connections", Severity.ERROR, RollCallFact, explained_by=("DD516",))
 def refused(recording: Recording) -> Iterator[Draft]:
-    """The endpoint's host is up, and nobody listens on its port.
+    """The endpoint's host is up, and nobody listens on its port, or a packet filter refuses the connection.
 
     What it finds
-        Connections to the endpoint that were refused until the time for the roll call was up.
+        Connections to the endpoint that were refused until the time for the roll call was up. Where ICMP says so, it
+        was a packet filter, and whose; else the head is missing, and not to blame for that.
 
     Why it matters
         torchrun prints "timed out after 60000ms" of this as of everything else, and keeps trying for minutes.
 
     Remedy
         Start the command on the head too, with the same endpoint. If it runs there, look for a firewall that
-        rejects instead of dropping: it looks the same from here.
+        resets connections: it looks the same from here. Open the port in a filter that answered with ICMP.
 
     References
-        connect(2), ECONNREFUSED
+        connect(2), ECONNREFUSED; ip(7), IP_RECVERR
     """
+    for group in facing(recording, "rejected"):
+        yield _rejected(group)
     for group in facing(recording, "refused"):
         fact = group[0].fact
         yield draft(
             group,
             f"Nobody listens on {endpoint(fact)}: {names(group)} was refused for {_waited(group)}",
             f"{fact.endpoint_host} answers, so it is up: the command was not started there, has ended, or uses"
-            " another port. A firewall that rejects looks the same.",
-            (head(fact),),
+            " another port. A firewall that resets connections looks the same.",
+            (),
             _start_the_head(recording, fact),
             confidence=Confidence.LIKELY,
+            missing=(MissingNode(node=fact.endpoint_host, node_rank=0),),
         )
+
+
+def _rejected(group: Group) -> Draft:
+    fact = group[0].fact
+    said = [attempt for node in group for attempt in node.fact.attempts if attempt.rejected_by]
+    is_heads = all(attempt.rejected_by == attempt.address for attempt in said)
+    where = fact.endpoint_host if is_heads else name_list(sorted({attempt.rejected_by for attempt in said}))
+    between = " A Kubernetes service without a ready pod answers so, too."
+    return draft(
+        group,
+        f"A packet filter on {where} refuses {names(group)}'s connections to {endpoint(fact)}",
+        f"It answered with ICMP, as a closed port never does.{'' if is_heads else between}",
+        (head(fact),) if is_heads else paths(group),
+        open_port(fact, f"from {names(group)} ", f"sudo nft list ruleset   # on {where}: a reject rule"),
+        confidence=Confidence.LIKELY,
+    )
 
 
 def _start_the_head(recording: Recording, fact: RollCallFact) -> Remedy:
@@ -78,7 +99,7 @@ def _waited(group: Group) -> str:
     return time_given(max((node.fact for node in group), key=lambda fact: fact.waited_s))
 
 
-@rule("DD512", "endpoint-does-not-answer", Severity.ERROR, RollCallFact)
+@rule("DD512", "endpoint-does-not-answer", Severity.ERROR, RollCallFact, explained_by=("DD516",))
 def timed_out(recording: Recording) -> Iterator[Draft]:
     """Nothing at all comes back from the endpoint.
 
@@ -97,21 +118,17 @@ def timed_out(recording: Recording) -> Iterator[Draft]:
     """
     for group in facing(recording, "timed_out"):
         fact = group[0].fact
-        port = fact.endpoint_port
         yield draft(
             group,
             f"{endpoint(fact)} does not answer {names(group)} ({system_words(group)}): a firewall drops the packets,"
             " or the host is down",
             "Nothing came back within the time, not even a refusal; from here the two causes look alike.",
             paths(group),
-            fix(
-                f"Open TCP port {port} from {names(group)} to {fact.endpoint_host}, in the host's firewall and"
-                " in the network's (security groups); the job needs its ephemeral ports too",
+            open_port(
+                fact,
+                f"from {names(group)} ",
                 f"ping -c 3 {fact.endpoint_host}   # on {names(group)}: whether the host is up",
-                f"ss -ltnp 'sport = :{port}'; sudo nft list ruleset   # on {fact.endpoint_host}",
-                scope="cluster",
-                cost="a port open between the nodes of the cluster",
-                undo="close the port again",
+                f"ss -ltnp 'sport = :{fact.endpoint_port}'; sudo nft list ruleset   # on {fact.endpoint_host}",
             ),
         )
 
@@ -159,7 +176,8 @@ def held(recording: Recording) -> Iterator[Draft]:
     """Another program has the endpoint's port.
 
     What it finds
-        On the head: a port on which it cannot listen, and which program has it. On the others: a server at
+        On the head, or in a run of one node that names an endpoint: a port on which it cannot listen, and which program
+        has it; a launcher that started this run may have it. On the others: a server at
         the endpoint that accepts the connection and says nothing, or answers and is no ddp-doctor, or is one
         of another job.
 
@@ -167,23 +185,26 @@ def held(recording: Recording) -> Iterator[Draft]:
         torchrun connects to such a port and hangs without a word, on all nodes.
 
     Remedy
-        Give another port with --rdzv-endpoint, to the job as well; or end that program.
+        Give another port with --rdzv-endpoint, --master-port or MASTER_PORT, to the job as well; or end that program.
 
     References
         bind(2), EADDRINUSE; ss(8)
     """
     for group in facing(recording, "held", "other"):
         fact = group[0].fact
-        port, name = fact.endpoint_port, fact.endpoint_host or fact.hostname
+        port, name = fact.endpoint_port, head(fact).node
         yield draft(
             group,
             _held_by(fact, names(group)),
             "A job with this endpoint would connect to it and hang. A doctor that was stopped looks the same."
             if fact.outcome == "mute"
-            else "A job with this endpoint could not start either.",
+            else "A job with this endpoint could not start either."
+            if fact.nnodes > 1
+            else "A job with this endpoint could not start. The ranks of this run met on another port.",
             (head(fact),),
             fix(
-                "Give another port with --rdzv-endpoint, on all nodes and to the job, or end that program",
+                "Give another port with --rdzv-endpoint, --master-port or MASTER_PORT, on all nodes and to the job, or"
+                " end that program",
                 f"ss -ltnp 'sport = :{port}'   # on {name}: who it is",
                 scope="job",
                 cost="another port may have to be opened in a firewall",

@@ -103,6 +103,20 @@ def advice(
 
 #: For a host or network that is in the way of the roll call.
 fix = partial(advice, proof=_OWNER_OF_HOST)
+
+
+def open_port(fact: RollCallFact, whom: str, *commands: str) -> Remedy:
+    """To open the endpoint's port; ``whom`` is "from node1 ", or empty for all."""
+    return fix(
+        f"Open TCP port {fact.endpoint_port} {whom}to {fact.endpoint_host or fact.hostname}, in the host's firewall and"
+        " in the network's (security groups); the job needs its ephemeral ports too",
+        *commands,
+        scope="cluster",
+        cost="a port open between the nodes of the cluster",
+        undo="close the port again",
+    )
+
+
 #: For a host or network that failed after the roll call.
 look_at = partial(advice, proof=_LOOK_FIRST)
 #: For a command that was started with the wrong options, or not at all.

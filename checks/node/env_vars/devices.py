@@ -55,7 +55,8 @@ def absent_interface(recording: Recording) -> Iterator[Draft]:
         severity = None if own else Severity.WARNING if backend == "gloo" else Severity.INFO
         groups = by_cause(recording.facts(InterfacesFact), partial(_absent, name, backend))
         for (value, error), group in groups.items():
-            yield _absent_draft(recording, group, (name, value), error, severity)
+            other = None if own else world.backend
+            yield _absent_draft(recording, group, (name, value, backend, other), error, severity)
 
 
 def _absent(name: str, backend: str, fact: InterfacesFact) -> tuple[str, str] | None:
@@ -71,18 +72,20 @@ def _absent(name: str, backend: str, fact: InterfacesFact) -> tuple[str, str] | 
 def _absent_draft(
     recording: Recording,
     group: list[FactAt[InterfacesFact]],
-    setting: tuple[str, str],
+    setting: tuple[str, str, str, str | None],
     error: str,
     severity: Severity | None,
 ) -> Draft:
-    name, value = setting
+    name, value, backend, other = setting
     here = [
         interface.name for interface in group[0].fact.interfaces if interface.running and interface.addresses
     ]
     more = f" and {len(here) - _INTERFACES_SHOWN} more" if len(here) > _INTERFACES_SHOWN else ""
     return Draft(
         title=f"{shown(name, value)} leaves no interface of {node_names(recording, group)}: {error}",
-        detail="The process group of that backend cannot start with it.",
+        detail=f"This run's backend is {other}: it does not read {name}. A process group of {backend} could not start."
+        if other
+        else "The process group of that backend cannot start with it.",
         confidence=Confidence.PROVED,
         culprits=tuple(
             culprit.model_copy(update={"kind": "setting", "name": name})

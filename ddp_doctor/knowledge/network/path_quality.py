@@ -65,8 +65,9 @@ VERY_SLOW_ANSWER_S = 0.020
 #: An error is "at least three times slower than its peers" (docs/explanation/verdicts.md); a single path needs
 #: more, because it may be chance.
 SLOW_NODE_RATIO, SLOW_PATH_RATIO = 3.0, 4.0
-#: Three nodes are one pair for comparison, which may share a host: only this is an error there.
-SLOW_OF_THREE_RATIO = 10.0
+#: Three nodes are one pair for comparison, which may share a host: only this is an error there. Of single paths, and of
+#: one direction between two nodes, too: healthy ones on the busiest hosts were 3.7 times apart at most.
+VERY_SLOW_RATIO = 10.0
 #: More than a quarter of all paths slow is how the network is built, not a fault.
 FEW_PATHS_SHARE = 0.25
 #: Above 5 Gbit/s one stream measures the hosts and not the network: healthy paths between busy hosts were

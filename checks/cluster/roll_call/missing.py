@@ -1,0 +1,269 @@
+"""DD516: who did not come to the roll call, and what is known of the reason."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ddp_doctor.checks.cluster.roll_call.endpoint import facts_with, head, obstacle_of
+from ddp_doctor.checks.cluster.roll_call.wording import (
+    ANOTHER_START,
+    LAUNCHERS,
+    advice,
+    command_for,
+    endpoint,
+    launch_again,
+    looks,
+    open_port,
+    reader,
+    same_host,
+    start_again,
+    time_given,
+    who_came,
+)
+from ddp_doctor.facts.cluster import ClosedPort, RollCallFact
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, MissingNode, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.wording.findings import finding, likely, proved
+from ddp_doctor.wording.nodes import name_list
+
+
+@dataclass(frozen=True)
+class _Missing:
+    """The nodes that did not come; ``named`` where the title can say which they are."""
+
+    nodes: tuple[MissingNode, ...] = ()
+    named: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """The nodes for a sentence; one that has no name goes by its number."""
+        return [node.node or f"node rank {node.node_rank}" for node in self.nodes]
+
+
+@rule("DD516", "node-missing-at-roll-call", Severity.ERROR, RollCallFact)
+def missing(recording: Recording) -> Iterator[Draft]:
+    """Not all nodes had reported in when the time for it was up.
+
+    What it finds
+        On the head: which nodes are missing, by name where a scheduler, --hosts or a hostfile told them, and
+        whether one came that sent what this release cannot read. A node that is missing is not to blame for that: it
+        was not started, or cannot reach the endpoint's port. To blame are those that ssh or srun could not start, with
+        the reason, and the head, where nobody came and its own packet filter closes the port to all others (nft,
+        iptables; where root runs the doctor). On another node: a head that never closed the roll call.
+
+    Why it matters
+        torchrun waits ten minutes, without a word about how many or who is missing.
+
+    Remedy
+        Start the command on the missing hosts, within --join-timeout of the first. Where srun, ssh, mpirun or
+        an operator starts it, see why it did not there. Where it runs there, open the endpoint's port. Give --nnodes
+        as many nodes as there are.
+
+    References
+        torch.distributed.run, --rdzv-conf join_timeout
+    """
+    speakers = _who_say_why(recording)
+    for fact in facts_with(recording, "missing"):
+        if fact.role == "follower":
+            yield _never_closed(fact)
+        elif fact.closed_by:
+            yield _closed(recording, fact, fact.closed_by)
+        elif len(speakers) == fact.nnodes - len(fact.present):
+            continue  # a rule about what each of them met with speaks instead
+        elif 0 < fact.nnodes - len(fact.present) == len(fact.not_started):
+            yield _not_startable(recording, fact)
+        elif any(fact.unreadable):
+            yield _not_understood(fact)
+        else:
+            yield _never_came(recording, fact)
+
+
+def _never_closed(fact: RollCallFact) -> Draft:
+    head = fact.endpoint_host or "the head"
+    me = reader(fact)
+    return likely(
+        (me.model_copy(update={"kind": "pair", "peer_node": head}),),
+        f"The head {head} never closed the roll call: {me.node} reported in and then heard no more of it",
+        Evidence(
+            text=f"on {me.node}, {fact.error or 'the head fell silent'}; waited for it",
+            value=round(fact.waited_s, 1),
+            unit="s",
+            expected_from="the head tells several times a second who is here",
+        ),
+        advice(
+            f"See on {head} what became of the command; then start it again on all nodes",
+            f"ss -ltnp 'sport = :{fact.endpoint_port}'   # on {head}",
+            scope="node",
+            proof=ANOTHER_START,
+        ),
+        detail="The head's doctor has ended or stands still, or the path to it broke; no other node is blamed.",
+    )
+
+
+def _closed(recording: Recording, fact: RollCallFact, closed: ClosedPort) -> Draft:
+    """The head shut the others out itself. That it was they who tried is not known."""
+    drops = "drops" if closed.verdict == "drop" else "rejects"
+    listing = f"nft list chain {closed.chain}" if closed.command == "nft" else "iptables-save"
+    return proved(
+        (head(fact),),
+        f"{fact.hostname} {drops} all connections of other hosts to TCP port {fact.endpoint_port}, by its own packet"
+        " filter: nobody can report in",
+        (
+            Evidence(
+                text=f"{closed.command} on {fact.hostname}: every way of a new connection from another host to TCP"
+                f" port {fact.endpoint_port} ends in {closed.verdict}, in chain {closed.chain}",
+                expected_from="the endpoint's port is open to the other nodes",
+            ),
+            who_came(fact.present),
+        ),
+        open_port(fact, "", f"sudo {listing}   # on {fact.hostname}"),
+        detail="Nobody who is missing is to blame, whether the command was started there or not.",
+        missing=_who_is_missing(recording, fact).nodes,
+    )
+
+
+def _never_came(recording: Recording, fact: RollCallFact) -> Draft:
+    gone = _who_is_missing(recording, fact)
+    here = name_list([node.hostname for node in fact.present]) or fact.hostname
+    came = f"{len(fact.present)} of {fact.nnodes} nodes reported in within {time_given(fact)}"
+    who = name_list(gone.names) if gone.named else "the others"
+    why = f"not started, or cannot reach {endpoint(fact)}"
+    title = f"{who} did not report in ({why}): {came}" if gone.named else f"{came}, only {here}; {who}: {why}"
+    return finding(
+        _unstarted(fact, gone),
+        f"{title}{_reason(fact)}",
+        (who_came(fact.present), *_not_started_evidence(fact), *_unreadable_evidence(fact)),
+        _start_there(recording, fact, gone),
+        confidence=Confidence.PROVED if gone.named else Confidence.LIKELY,
+        detail="Nobody is blamed: it is not known whether the command was started there, or did not get this far."
+        if not fact.not_started
+        else f"On {name_list([node.hostname for node in fact.not_started])} the command that was to start the doctor"
+        " failed.",
+        missing=gone.nodes,
+    )
+
+
+def _start_there(recording: Recording, fact: RollCallFact, gone: _Missing) -> Remedy:
+    """Where one command starts all nodes, nobody types anything on the others."""
+    launcher = recording.world.launcher if recording.world else ""
+    names = name_list(gone.names) if gone.named else "the other hosts"
+    if launcher in LAUNCHERS:
+        return launch_again(launcher, [node.node for node in gone.nodes if gone.named and node.node])
+    return start_again(
+        f"Start the command on {names}, within --join-timeout of the first; if it runs there already, read what"
+        f" it says, and open TCP port {fact.endpoint_port} of {fact.endpoint_host or fact.hostname}",
+        *_commands(recording, fact, gone),
+    )
+
+
+def _not_understood(fact: RollCallFact) -> Draft:
+    """Nodes that came and could not be taken in; a client that gives no name may be no node."""
+    hosts = [host for host in dict.fromkeys(fact.unreadable) if host]
+    return likely(
+        (Culprit(kind="node", node=host) for host in hosts),
+        f"{name_list(hosts)} sent what cannot be read (another release of ddp-doctor?): {len(fact.present)} of"
+        f" {fact.nnodes} nodes could be taken in",
+        (who_came(fact.present), *_unreadable_evidence(fact)),
+        start_again(
+            "Install one release of ddp-doctor on all nodes",
+            *(f"ddp-doctor --version   # on {host}" for host in (fact.hostname, *hosts[:3])),
+            cost="an installation",
+            undo="install the former release there again",
+        ),
+        detail="A node whose words this release does not understand counts as absent. Nothing else is known of it.",
+        missing=(MissingNode(node=host) for host in hosts),
+    )
+
+
+def _unreadable_evidence(fact: RollCallFact) -> tuple[Evidence, ...]:
+    return tuple(
+        Evidence(
+            text=f"{host or 'a client without a name'} reported in with what cannot be read",
+            expected_from="all nodes run one release, and nobody else speaks on the endpoint's port",
+        )
+        for host in fact.unreadable
+    )
+
+
+def _not_startable(recording: Recording, fact: RollCallFact) -> Draft:
+    """All who are missing could not be started by the command that starts all of them."""
+    gone = _who_is_missing(recording, fact)
+    hosts = [node.hostname for node in fact.not_started]
+    launcher = recording.world.launcher if recording.world else ""
+    reasons = dict.fromkeys(node.reason for node in fact.not_started)
+    return proved(
+        _unstarted(fact, gone),
+        f"{name_list(hosts)} could not be started: {'; '.join(list(reasons)[:2])}",
+        _not_started_evidence(fact),
+        advice(
+            "Mend what the reason names: until then no command reaches all of these hosts",
+            *looks(launcher, hosts),
+            scope="cluster",
+            cost="none: the commands only look",
+            proof=ANOTHER_START,
+        ),
+        detail=f"{len(fact.present)} of {fact.nnodes} nodes could. Nothing is known of how nodes work together.",
+        missing=gone.nodes,
+    )
+
+
+def _unstarted(fact: RollCallFact, gone: _Missing) -> tuple[Culprit, ...]:
+    """Those of the missing nodes of which it is known what kept them."""
+    ranks = {node.node: node.node_rank for node in gone.nodes}
+    return tuple(
+        Culprit(kind="node", node=node.hostname, node_rank=ranks.get(node.hostname))
+        for node in fact.not_started
+    )
+
+
+def _reason(fact: RollCallFact) -> str:
+    """Why one node could not be started, in the title; of several nodes the evidence says."""
+    return f" ({fact.not_started[0].reason})" if len(fact.not_started) == 1 else ""
+
+
+def _commands(recording: Recording, fact: RollCallFact, gone: _Missing) -> tuple[str, ...]:
+    if not _by_hand(fact) or not all(node.node_rank is not None for node in gone.nodes):
+        return (command_for(recording, fact),)
+    return tuple(
+        f"{command_for(recording, fact, node.node_rank)}   # on {name}"
+        for node, name in list(zip(gone.nodes, gone.names, strict=True))[:4]
+    )
+
+
+def _not_started_evidence(fact: RollCallFact) -> tuple[Evidence, ...]:
+    return tuple(
+        Evidence(text=f"{node.hostname} was not started: {node.reason}") for node in fact.not_started
+    )
+
+
+def _who_is_missing(recording: Recording, fact: RollCallFact) -> _Missing:
+    """By name where it is known who was expected; by number only where no rank can be another node's."""
+    count = fact.nnodes - len(fact.present)
+    expected = recording.world.expected_hosts if recording.world else ()
+    absent = [
+        MissingNode(node=name, node_rank=rank)
+        for rank, name in enumerate(expected)
+        if not any(same_host(name, node.hostname) for node in fact.present)
+    ]
+    unstarted = [MissingNode(node=node.hostname) for node in fact.not_started]
+    for known in (absent, unstarted):  # hosts given as addresses match no name of those who came
+        if len(known) == count:
+            return _Missing(tuple(known), named=True)
+    if not _by_hand(fact) and len(fact.present) > 1:
+        return _Missing()
+    return _Missing(tuple(MissingNode(node_rank=rank) for rank in fact.missing), named=_by_hand(fact))
+
+
+def _who_say_why(recording: Recording) -> set[int]:
+    """The node ranks of those whose own reading says what kept them away: a run that one command started."""
+    return {
+        node.node
+        for node in recording.facts(RollCallFact)
+        if node.fact.role == "follower" and obstacle_of(recording, node.fact) is not None
+    }
+
+
+def _by_hand(fact: RollCallFact) -> bool:
+    """Whether all who came were given a node rank; the head has 0 in any case, so its own claim counts."""
+    return fact.claimed_rank is not None and all(node.claimed_rank is not None for node in fact.present)
