@@ -23,7 +23,7 @@ def run(request: RunRequest, checks: Sequence[Check] = CHECKS) -> Outcome:
     partial outcome.
     """
     plan = plan_of(request.options, checks, request.nnodes)
-    if request.nnodes == 1:
+    if request.nnodes == 1 and request.endpoint[1]:  # without a port nobody chose it
         _require_endpoint(*request.endpoint)
     part = _part_of(request.nnodes)  # imported before a signal can come in the middle of it
     with interruptible() as interruption, Session(request) as session:

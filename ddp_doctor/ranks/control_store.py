@@ -18,9 +18,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NoReturn
 
+from ddp_doctor.probing.host_limits import loopback_problem
 from ddp_doctor.ranks.forkserver import ForkServer
 from ddp_doctor.ranks.process import FORKSERVER_PID, die_with_parent, set_name
 from ddp_doctor.ranks.store import imported_c10d
+from ddp_doctor.sources.network import interfaces
 
 #: The prefix of the agents' keys: equal in all releases whose agents understand each other.
 PREFIX = "ddp-doctor/1"
@@ -58,10 +60,16 @@ def start(server: ForkServer, run_folder: Path, host: str, port: int, timeout_s:
                 raise RuntimeError(f"the control store did not start: {answer['error']}")
             return Control(host or "127.0.0.1", int(answer["port"]), process)
         if not alive:
-            raise RuntimeError("the process of the control store died before it listened")
+            last = server.log().strip().rpartition("\n")[2]
+            raise RuntimeError(
+                "the process of the control store died before it listened" + (f": {last}" if last else "")
+            )
         time.sleep(0.005)
     process.kill()
-    raise RuntimeError(f"the control store did not start within {timeout_s:.0f} s")
+    raise RuntimeError(
+        f"the control store did not start within {timeout_s:.0f} s"
+        + (f": {problem}" if (problem := loopback_problem(interfaces)) else "")
+    )
 
 
 def listen(host: str, port: int) -> socket.socket:

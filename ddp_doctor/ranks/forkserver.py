@@ -101,7 +101,7 @@ class ForkServer:
             with suppress(FileNotFoundError):
                 preload = json.loads((self._run_folder / "preload.json").read_text())
             if not self.is_alive():
-                return Preload(timeout_s, error=f"the import of torch killed its process\n{self._log()}")
+                return Preload(timeout_s, error=f"the import of torch killed its process\n{self.log()}")
             if preload.get("done"):
                 error = preload.get("error")
                 return Preload(float(str(preload["import_s"])), str(error) if error else None)
@@ -149,9 +149,10 @@ class ForkServer:
             os.kill(int(pid), signal.SIGUSR1)
             time.sleep(0.3)
             os.kill(int(pid), signal.SIGKILL)
-        return self._log() or "no stack"
+        return self.log() or "no stack"
 
-    def _log(self) -> str:
+    def log(self) -> str:
+        """The end of what it and what it forked wrote to stderr."""
         with suppress(OSError):
             return (self._run_folder / "forkserver.log").read_text(errors="replace")[-4000:]
         return ""
