@@ -73,7 +73,8 @@ def _hold(folder: Path) -> None:
     fd = os.open(note, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with suppress(OSError):  # a file system without locks: then no other run gets this lock either
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.write(fd, json.dumps(_here()).encode())
+    with suppress(FileNotFoundError):  # a /proc of processes alone: without a boot, nobody takes it for left
+        os.write(fd, json.dumps(_here()).encode())
     note.rename(folder / NOTE)
 
 

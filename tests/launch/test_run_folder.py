@@ -83,6 +83,15 @@ def test_a_disk_that_fills_up_leaves_no_half_made_folder(temporary, monkeypatch)
     assert list(temporary.iterdir()) == []
 
 
+def test_under_a_proc_without_the_boot_a_folder_is_made_and_no_other_is_removed(left, monkeypatch):
+    def no_boot() -> dict[str, str]:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(folders, "_here", no_boot)
+    assert (folders.make_run_folder() / folders.NOTE).read_text() == ""
+    assert left.is_dir()
+
+
 def as_text(said: str) -> Callable[[Path], object]:
     return lambda folder: (folder / folders.NOTE).write_text(said)
 

@@ -55,9 +55,9 @@ def gpu_failed(recording: Recording) -> Iterator[Draft]:
     """The kernel logged a fault of the job's GPUs, or of their NVSwitches, while the ranks ran.
 
     What it finds
-        Xids that no program causes, and fatal SXids, in the kernel log after the ranks and not before them. An
-        error where the GPU is of no use until it is reset; a warning where the catalog asks for a reset or the
-        program was lost; else information.
+        Xids that no program causes, GPUs that fell off the bus, and fatal SXids, in the kernel log after the ranks
+        and not before them. An error where the GPU is of no use until it is reset; a warning where the catalog asks
+        for a reset or the program was lost; else information.
 
     Why it matters
         It is the cause of what the ranks met, or will be the cause of what the job meets.
