@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from ddp_doctor import app
 from ddp_doctor.checks.node.host import CHECK, probe
 from ddp_doctor.facts.node.host import Host
-from ddp_doctor.model.choices import Severity, Status
+from ddp_doctor.model.choices import Severity, Status, Verdict
 from ddp_doctor.model.context import Disk, Interface
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
@@ -250,6 +251,16 @@ def test_a_low_limit_of_files_that_something_ran_into_is_an_error_and_explains_i
     assert (error.code, error.severity, error.culprits[0].node) == ("DD223", Severity.ERROR, "node1")
     assert error.evidence[0].text == "RLIMIT_NOFILE 20: OSError: [Errno 24] Too many open files: '/x'"
     assert (warning.code, warning.severity, warning.culprits[0].node) == ("DD223", Severity.WARNING, "node0")
+
+
+def test_a_prolog_that_runs_out_of_files_is_unsure_for_its_own_limit():
+    seen = recording(but(open_files=12), command="prolog")
+    failed = Reading(check="gpus", status=Status.FAILED, reason=TOO_MANY)
+    report = app.judge(seen.model_copy(update={"readings": (*seen.readings, failed)})).report
+    assert report.verdict is Verdict.UNSURE
+    assert report.summary.endswith(": the doctor itself may not open enough files (ulimit -n).")
+        "gpus could not be evaluated: the doctor itself may not open enough files (ulimit -n)."
+    )
 
 
 def test_who_runs_out_of_files_under_a_high_limit_has_no_low_limit_to_blame():
