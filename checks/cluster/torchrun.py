@@ -71,7 +71,12 @@ def probe(ctx: RankContext) -> TorchrunFact:
     )
 
 
-@rule("DD501", "torchrun-does-not-bring-all-ranks-up", Severity.ERROR, explained_by=("DD211",))
+@rule(
+    "DD501",
+    "torchrun-does-not-bring-all-ranks-up",
+    Severity.ERROR,
+    explained_by=("DD211", "DD223", "DD240"),
+)
 def ranks_missing(recording: Recording) -> Iterator[Draft]:
     """A torchrun that ended, or had to be ended, without any rank having arrived.
 

@@ -21,8 +21,12 @@ _RUN_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}", re.ASCII)
 
 
 def state_folder(env: Mapping[str, str]) -> Path | None:
-    """Where recordings are kept: ``$XDG_STATE_HOME/ddp-doctor``; None where there is no home."""
-    base = env.get("XDG_STATE_HOME") or (f"{env['HOME']}/.local/state" if env.get("HOME") else "")
+    """Where recordings are kept: ``$XDG_STATE_HOME/ddp-doctor``; None where there is no home.
+
+    A home that does not exist (/nonexistent, as services have it) is not made.
+    """
+    home = Path(env.get("HOME") or "")
+    base = env.get("XDG_STATE_HOME") or (home / ".local/state" if home.is_dir() else "")
     return Path(base) / "ddp-doctor" if Path(base).is_absolute() else None
 
 
@@ -48,7 +52,9 @@ def save_recording(recording: Recording, state: Path | None, copy_of: str | None
 def meeting_folder(env: Mapping[str, str]) -> Path | None:
     """A folder that is the same on all ranks of this node; None if others can write to it and plant an exit code."""
     for base in (env.get("XDG_RUNTIME_DIR"), _temporary()):
-        folder = private_folder(Path(base) / f"ddp-doctor-{os.getuid()}") if base else None
+        folder = (
+            private_folder(Path(base) / f"ddp-doctor-{os.getuid()}") if base and Path(base).is_dir() else None
+        )
         if folder is not None:
             return folder
     return None

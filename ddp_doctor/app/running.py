@@ -30,7 +30,9 @@ def run(request: RunRequest, checks: Sequence[Check] = CHECKS) -> Outcome:
     partial outcome.
     """
     plan = plan_of(request.options, checks, request.nnodes)
-    request, held = _on_a_free_port(request) if request.nnodes == 1 else (request, None)
+    held = None
+    if request.nnodes == 1 and request.endpoint[1]:  # without a port nobody chose it
+        request, held = _on_a_free_port(request)
     part = _part_of(request.nnodes)  # imported before a signal can come in the middle of it
     with interruptible() as interruption, Session(request) as session:
         node_run = part(session, plan, blank(request.options, plan), {check.id: check for check in checks})

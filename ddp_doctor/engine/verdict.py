@@ -13,6 +13,7 @@ from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import INTERRUPTED_AFTER, OWN_PROCESS, Recording, World
 from ddp_doctor.model.report import CheckResult, Measurement, Report, Tool
 from ddp_doctor.views.gpus import nccl_without_gpu
+from ddp_doctor.views.open_files import out_of_files
 from ddp_doctor.views.software import backend_of_ranks
 from ddp_doctor.wording.nodes import host, name_list
 from ddp_doctor.wording.ranks import ranks_at
@@ -199,6 +200,8 @@ def _why_unsure(recording: Recording, results: Sequence[CheckResult], diagnosis:
     if diagnosis.failures:
         return f"the doctor's own rule {diagnosis.failures[0][0]} failed."
     names = ", ".join(_stuck_where(recording, result.id) for result in stuck)
+    if out_of_files(recording):  # of a prolog, whose limits are not the job's: no fault of the node
+        return f"{names} could not be evaluated: the doctor itself may not open enough files (ulimit -n)."
     return f"{names} could not be evaluated, and no fault was found that explains it."
 
 

@@ -58,6 +58,7 @@ class Disk:
     total_bytes: int
     free_bytes: int
     device: int | None = None  # st_dev of stat(2): equal for those who see the same file system
+    problem: str | None = None  # why no new file can be made there, whatever room there is
 
 
 class Interface(Frozen):

@@ -10,15 +10,20 @@ r"""What /proc, /sys and the environment say of a host's limits.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from ipaddress import ip_address, ip_interface
 
-from ddp_doctor.model.context import Context, Disk
+from ddp_doctor.model.context import Context, Disk, Interface
 from ddp_doctor.parse.cgroup import Reader
 from ddp_doctor.probing.kernel_files import names_in
 
 _CLOCK_SOURCES = "/sys/devices/system/clocksource/clocksource0"
 _INFINIBAND = "/sys/class/infiniband"
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108  where NCCL and data loaders put their segments
+_LOCALHOST = ip_address("127.0.0.1")
+NO_SHARED_MEMORY = f"{_SHARED_MEMORY} does not exist"
+#: How the reason begins where nothing is known of it: the system call failed for another one.
+NOT_LOOKED_AT = f"{_SHARED_MEMORY}: "
 _TOO_LONG_TO_KEEP = ("/proc/stat", "/proc/self/mountinfo", "/proc/self/status")
 _CAP_IPC_LOCK = 14  # linux/capability.h
 
@@ -39,12 +44,39 @@ def reader(ctx: Context) -> Reader:
 
 
 def shared_memory(ctx: Context) -> tuple[Disk | None, str | None]:
-    """Size of /dev/shm, or why it is not known; neither where it has no limit (a tmpfs of size=0)."""
+    """Size of /dev/shm, None where it has no limit (a tmpfs of size=0); and why no segment can be made there."""
     try:
         disk = ctx.disk(_SHARED_MEMORY)
+    except FileNotFoundError:
+        return None, NO_SHARED_MEMORY
     except OSError as error:
-        return None, f"{_SHARED_MEMORY}: {error.strerror}"
-    return (disk, None) if disk.total_bytes else (None, None)
+        return None, f"{NOT_LOOKED_AT}{error.strerror}"
+    problem = disk.problem and f"{_SHARED_MEMORY} {disk.problem}"
+    return (disk if disk.total_bytes else None), problem
+
+
+def loopback_problem(interfaces: Callable[[], Sequence[Interface]]) -> str | None:
+    """Why the processes of this host cannot reach each other over 127.0.0.1; None where they can, or nobody knows."""
+    try:
+        loopbacks = [interface for interface in interfaces() if interface.loopback]
+    except OSError:
+        return None
+    if not loopbacks:
+        return None
+    name = loopbacks[0].name
+    if not any(interface.up for interface in loopbacks):
+        return f"{name} is down"
+    addresses = (
+        ip_interface(text.partition("%")[0])
+        for each in loopbacks
+        for text in each.addresses
+        if ":" not in text
+    )
+    return (
+        None
+        if any(_LOCALHOST in address.network for address in addresses)
+        else f"{name} has no address {_LOCALHOST}"
+    )
 
 
 def shared_memory_device(ctx: Context) -> int | None:

@@ -18,11 +18,15 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NoReturn
 
+from ddp_doctor.probing.host_limits import loopback_problem
 from ddp_doctor.ranks.forkserver import ForkServer
 from ddp_doctor.ranks.helper import Helper, HelperLost
 from ddp_doctor.ranks.process import FORKSERVER_PID, die_with_parent, set_name
 from ddp_doctor.ranks.store import imported_c10d
+from ddp_doctor.sources.network import interfaces
 
+#: What multiprocessing gives as exit code of a process whose forkserver cannot tell it any more.
+_FORKSERVER_GONE = 255
 #: The prefix of the agents' keys: equal in all releases whose agents understand each other.
 PREFIX = "ddp-doctor/1"
 #: Bytes of a segment, both ways, on the store's connections: a path that drops large packets carries these,
@@ -64,10 +68,19 @@ def start(server: ForkServer, run_folder: Path, host: str, port: int, timeout_s:
                 raise RuntimeError(f"the control store did not start: {answer['error']}")
             return Control(host or "127.0.0.1", int(answer["port"]), process, helper)
         if lost is not None:
-            raise HelperLost(lost)
+            process.join(0.5)
+            if process.exitcode is None or not 0 < process.exitcode < _FORKSERVER_GONE:
+                raise HelperLost(lost)
+            last = server.log().strip().rpartition("\n")[2]
+            raise RuntimeError(
+                "the process of the control store died before it listened" + (f": {last}" if last else "")
+            )
         time.sleep(0.005)
     process.kill()
-    raise RuntimeError(f"the control store did not start within {timeout_s:.0f} s")
+    raise RuntimeError(
+        f"the control store did not start within {timeout_s:.0f} s"
+        + (f": {problem}" if (problem := loopback_problem(interfaces)) else "")
+    )
 
 
 def listen(host: str, port: int) -> socket.socket:

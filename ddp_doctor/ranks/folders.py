@@ -14,6 +14,7 @@ in each ``rank0.job_folder``. The agent removes these folders when the ranks hav
 agent was killed too, a later run removes them together with the run folder.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -25,20 +26,44 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
+from ddp_doctor.model.choices import UsageError
+
 #: The note in each folder; only its own run holds the lock on it for long.
 NOTE = "owner.lock"
 _RUN_PREFIX = "ddp-doctor-"
 #: The most folders that one start removes: it has to be fast, and the next run continues.
 _MOST_RUN_FOLDERS = 100
+#: A socket lives in it, and the path of a socket holds 107 characters.
+_LONGEST_PARENT = 60
+_SHORT_PARENT = "/tmp"
 
 
 def make_run_folder() -> Path:
-    """A new folder for this process alone. What killed runs left beside it is removed."""
-    # A socket lives in it, and the path of a socket holds 107 characters.
-    parent = Path(tempfile.gettempdir() if len(tempfile.gettempdir()) < 60 else "/tmp")
+    """A new folder for this process alone. What killed runs left beside it is removed.
+
+    Raises UsageError where no folder for temporary files is writable, as on a read-only root file system.
+    """
+    try:
+        found = tempfile.gettempdir()
+    except FileNotFoundError:  # which says only where Python looked
+        found = os.environ.get("TMPDIR") or _SHORT_PARENT
+    parent = Path(found if len(found) < _LONGEST_PARENT else _SHORT_PARENT)
     _sweep(parent)
-    folder = Path(tempfile.mkdtemp(prefix=_RUN_PREFIX, dir=parent))
-    _hold(folder)
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=_RUN_PREFIX, dir=parent))
+        try:
+            _hold(folder)
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        short = f", with less than {_LONGEST_PARENT} characters" if str(parent) != found else ""
+        raise UsageError(
+            f"no folder for temporary files is writable ({parent}: {error.strerror}):"
+            f" set TMPDIR to one that is{short}"
+        ) from error
     return folder
 
 
@@ -48,7 +73,8 @@ def _hold(folder: Path) -> None:
     fd = os.open(note, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with suppress(OSError):  # a file system without locks: then no other run gets this lock either
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.write(fd, json.dumps(_here()).encode())
+    with suppress(FileNotFoundError):  # a /proc of processes alone: without a boot, nobody takes it for left
+        os.write(fd, json.dumps(_here()).encode())
     note.rename(folder / NOTE)
 
 

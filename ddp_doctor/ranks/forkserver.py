@@ -133,7 +133,7 @@ class ForkServer:
             if (lost := self.lost()) is not None:
                 if self.is_alive() or was_killed(self._pid or 0):
                     return Preload(timeout_s, lost=lost)
-                return Preload(timeout_s, error=f"the import of torch killed its process\n{self._log()}")
+                return Preload(timeout_s, error=f"the import of torch killed its process\n{self.log()}")
             if preload.get("done"):
                 error = preload.get("error")
                 return Preload(float(str(preload["import_s"])), str(error) if error else None)
@@ -215,7 +215,7 @@ class ForkServer:
             os.kill(int(pid), signal.SIGUSR1)
             time.sleep(0.3)
             os.kill(int(pid), signal.SIGKILL)
-        return self._log() or "no stack"
+        return self.log() or "no stack"
 
     def import_stands(self) -> str:
         """``: it stood in torch/__init__.py:88``, for a sentence; empty where the import gives no answer. Kills it."""
@@ -227,7 +227,8 @@ class ForkServer:
             return f": it stood in {'/'.join(path.strip(chr(34)).split('/')[-2:])}:{line.split()[0]}"
         return ""
 
-    def _log(self) -> str:
+    def log(self) -> str:
+        """The end of what it and what it forked wrote to stderr."""
         with suppress(OSError):
             return (self._run_folder / "forkserver.log").read_text(errors="replace")[-4000:]
         return ""

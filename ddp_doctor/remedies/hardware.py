@@ -86,6 +86,21 @@ def shared_memory(found_bytes: int, ranks: int, *, in_container: bool) -> Remedy
     )
 
 
+def mount_shared_memory(*, in_container: bool) -> Remedy:
+    """A /dev/shm where there is none, or none that may be written to."""
+    if in_container:
+        return shared_memory(0, 1, in_container=True)
+    return remedy(
+        "Mount a tmpfs at /dev/shm that every user may write to",
+        "sudo mkdir -p /dev/shm",
+        "sudo mount -t tmpfs -o rw,mode=1777 tmpfs /dev/shm",
+        cost="takes memory only as far as it is used",
+        undo="sudo umount /dev/shm",
+        untried=UNCHANGED,
+        references=(NCCL_GUIDE,),
+    )
+
+
 def locked_memory(launcher: str, *, in_container: bool) -> Remedy:
     """Unlimited locked memory, set where this process got its limit from."""
     if in_container:

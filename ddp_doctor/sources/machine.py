@@ -55,7 +55,14 @@ class Files:
     def disk(self, path: str) -> Disk:
         """Size of the file system that holds ``path``; free is what an ordinary user may still take."""
         status, device = os.statvfs(self._at(path)), self._at(path).stat().st_dev
-        return Disk(status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize, device)
+        problem = None
+        if status.f_flag & os.ST_RDONLY:
+            problem = "is mounted read-only"
+        elif not os.access(self._at(path), os.W_OK | os.X_OK):
+            problem = "may not be written to by this user"
+        elif status.f_files and not status.f_favail:  # some file systems count none
+            problem = "has no room for one more file"
+        return Disk(status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize, device, problem)
 
     def _at(self, path: str) -> Path:
         return self._root / path.lstrip("/")

@@ -72,7 +72,7 @@ def xid_lines(recording: Recording, concerns: Callable[[NodeView, str], bool]) -
 
 
 def _is_of_the_hardware(event: KernelEvent) -> bool:
-    return event.kind == "xid" and xid(event.code or 0).kind != "application"
+    return event.kind == "off_bus" or (event.kind == "xid" and xid(event.code or 0).kind != "application")
 
 
 def xids_of(recording: Recording, hits: Sequence[tuple[int, Gpu]]) -> tuple[Evidence, ...]:

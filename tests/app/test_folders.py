@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.app.folders import private_folder
+from ddp_doctor.app.folders import meeting_folder, private_folder, state_folder
 
 
 def test_a_missing_folder_is_made_for_this_user_alone(tmp_path: Path) -> None:
@@ -14,6 +14,16 @@ def test_a_missing_folder_is_made_for_this_user_alone(tmp_path: Path) -> None:
     assert private_folder(folder) == folder
     assert folder.stat().st_mode & 0o777 == 0o700
     assert private_folder(folder) == folder
+
+
+def test_a_home_that_does_not_exist_is_not_made(tmp_path: Path) -> None:
+    missing = tmp_path / "nonexistent"
+
+    assert state_folder({"HOME": str(missing)}) is None
+    assert state_folder({"HOME": str(tmp_path)}) == tmp_path / ".local/state/ddp-doctor"
+    assert state_folder({"HOME": str(missing), "XDG_STATE_HOME": str(tmp_path)}) == tmp_path / "ddp-doctor"
+    assert meeting_folder({"XDG_RUNTIME_DIR": str(missing)}) != missing / f"ddp-doctor-{os.getuid()}"
+    assert not missing.exists()
 
 
 @pytest.mark.parametrize("mode", [0o720, 0o702, 0o777])

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from ddp_doctor import app
 from ddp_doctor.checks.node.host import CHECK, probe
 from ddp_doctor.facts.node.host import Host
-from ddp_doctor.model.choices import Severity, Status
-from ddp_doctor.model.context import Disk
+from ddp_doctor.model.choices import Severity, Status, Verdict
+from ddp_doctor.model.context import Disk, Interface
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Options, Recording, World
@@ -169,8 +170,101 @@ def test_a_container_is_read_from_its_files():
 
 def test_what_cannot_be_read_is_none_and_never_a_finding():
     fact = probe(FakeContext(cpu_count=8))
-    assert fact == Host(cpus=8, shm_problem="/dev/shm: No such file or directory")
-    assert verdicts(fact) == []
+    assert fact == Host(cpus=8, shm_problem="/dev/shm does not exist")
+    assert verdicts(fact.model_copy(update={"shm_problem": "/dev/shm: Input/output error"})) == []
+
+
+@pytest.mark.parametrize("command", ["run", "prolog"])
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [
+        ("/dev/shm does not exist", "/dev/shm does not exist"),
+        ("/dev/shm: No such file or directory", "/dev/shm does not exist"),  # of a former release
+        ("/dev/shm is mounted read-only", "/dev/shm is mounted read-only"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_without_shared_memory_data_loaders_fail_whatever_the_backend(backend, problem, said, command):
+    (finding,) = findings(recording(but(shm_problem=problem), backend=backend, command=command))
+    assert (finding.code, finding.severity) == ("DD221", Severity.ERROR)
+    assert finding.title == f"No shared memory on node0: {said}"
+    assert "sudo mount -t tmpfs -o rw,mode=1777 tmpfs /dev/shm" in finding.remedies[0].commands
+
+
+def test_a_shared_memory_that_takes_no_file_is_recorded_with_its_size():
+    fact = probe(FakeContext(disks={"/dev/shm": Disk(GIB, GIB, problem="is mounted read-only")}))
+    assert (fact.shm_free_bytes, fact.shm_problem) == (GIB, "/dev/shm is mounted read-only")
+
+
+def test_a_file_system_says_why_no_file_can_be_made_on_it(monkeypatch, tmp_path):
+    context = LiveContext({}, 0.0)
+    assert context.disk(str(tmp_path)).problem is None
+    real = os.statvfs(tmp_path)
+    changed = {
+        os.ST_RDONLY: (*real[:8], real.f_flag | os.ST_RDONLY, real.f_namemax),
+        0: (*real[:7], 0, *real[8:]),
+    }
+    for said, values in zip(
+        ("is mounted read-only", "has no room for one more file"), changed.values(), strict=True
+    ):
+        monkeypatch.setattr(os, "statvfs", lambda _path, values=values: os.statvfs_result(values))
+        assert context.disk(str(tmp_path)).problem == said
+    monkeypatch.setattr(os, "statvfs", lambda _path: real)
+    monkeypatch.setattr(os, "access", lambda _path, _mode: False)
+    assert context.disk(str(tmp_path)).problem == "may not be written to by this user"
+
+
+@pytest.mark.parametrize(
+    ("network", "problem"),
+    [
+        ((Interface(name="lo", loopback=True, addresses=("127.0.0.1/8", "::1/128")),), None),
+        ((Interface(name="lo", loopback=True, addresses=("127.0.0.2/8",)),), None),
+        ((Interface(name="eth0", addresses=("10.0.0.1/24",)),), None),  # a list without lo tells nothing
+        ((Interface(name="lo", loopback=True, up=False, running=False),), "lo is down"),
+        ((Interface(name="lo", loopback=True, addresses=("::1/128",)),), "lo has no address 127.0.0.1"),
+        ((Interface(name="lo", loopback=True, addresses=("127.0.1.1/32",)),), "lo has no address 127.0.0.1"),
+    ],
+)
+def test_a_loopback_interface_is_up_and_has_127_0_0_1(network, problem):
+    assert probe(FakeContext(network=network)).loopback_problem == problem
+
+
+def test_a_host_whose_loopback_interface_is_down_is_named_in_run_and_prolog():
+    for command in ("run", "prolog"):
+        (finding,) = findings(recording(but(loopback_problem="lo is down"), command=command))
+        assert (finding.code, finding.severity) == ("DD240", Severity.ERROR)
+        assert [culprit.node for culprit in finding.culprits] == ["node0"]
+    assert verdicts(GPU_NODE, but(loopback_problem="lo is down")) == [("DD240", Severity.ERROR)]
+    of_two = verdicts(GPU_NODE, but(loopback_problem="lo has no address 127.0.0.1"))
+    assert of_two == [("DD240", Severity.WARNING)]
+
+
+TOO_MANY = "the doctor failed itself: OSError: [Errno 24] Too many open files: '/x'"
+
+
+def test_a_low_limit_of_files_that_something_ran_into_is_an_error_and_explains_it():
+    few = but(open_files=20)
+    failed = Reading(check="gpus", status=Status.FAILED, node=1, reason=TOO_MANY)
+    seen = recording(few, few)
+    seen = seen.model_copy(update={"readings": (*seen.readings, failed)})
+    error, warning = findings(seen)
+    assert (error.code, error.severity, error.culprits[0].node) == ("DD223", Severity.ERROR, "node1")
+    assert error.evidence[0].text == "RLIMIT_NOFILE 20: OSError: [Errno 24] Too many open files: '/x'"
+    assert (warning.code, warning.severity, warning.culprits[0].node) == ("DD223", Severity.WARNING, "node0")
+
+
+def test_a_prolog_that_runs_out_of_files_is_unsure_for_its_own_limit():
+    seen = recording(but(open_files=12), command="prolog")
+    failed = Reading(check="gpus", status=Status.FAILED, reason=TOO_MANY)
+    report = app.judge(seen.model_copy(update={"readings": (*seen.readings, failed)})).report
+    assert report.verdict is Verdict.UNSURE
+    assert report.summary.endswith(": the doctor itself may not open enough files (ulimit -n).")
+
+
+def test_who_runs_out_of_files_under_a_high_limit_has_no_low_limit_to_blame():
+    seen = recording(but(open_files=1 << 20))
+    failed = Reading(check="gpus", status=Status.FAILED, reason=TOO_MANY)
+    assert findings(seen.model_copy(update={"readings": (*seen.readings, failed)})) == []
 
 
 def test_a_tmpfs_without_limit_is_no_full_one():

@@ -142,6 +142,10 @@ def verdicts(*arguments: Any, **options: Any) -> list[tuple[str, str]]:
 
 
 LOST = f"{XID}79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+OFF_BUS = (
+    "NVRM: The NVIDIA GPU 0000:61:00.0\n   NVRM: (PCI ID: 10de:2330) installed in this system has"
+    "\n   NVRM: fallen off the bus and is not responding to commands."
+)
 GSP = f"{XID}119, pid=4242, name=python3, Timeout after 6s of waiting for RPC response from GPU0 GSP!"
 DBE = f"{XID}48, pid=4242, name=python3, DBE (double bit error)"
 
@@ -159,6 +163,9 @@ DBE = f"{XID}48, pid=4242, name=python3, DBE (double bit error)"
             [("DD330", "warning"), ("DD301", "error")],
         ),
         (LOST, None, [("DD330", "warning")]),
+        (OFF_BUS, nvml(gpus=(Gpu(index=0, bus_id="0000:9d:00.0"),), used=(0,)), [("DD330", "error")]),
+        (OFF_BUS, nvml(), [("DD330", "info")]),
+        (OFF_BUS, None, [("DD330", "warning")]),
         (GSP, nvml({"recovery_action": "gpu_reset"}), [("DD304", "error")]),
         (GSP, nvml({"recovery_action": "none"}), [("DD330", "info")]),
         (GSP, nvml({"memory_used_bytes": None}), [("DD330", "warning")]),
@@ -172,6 +179,26 @@ def test_how_grave_an_xid_that_stays_is_depends_on_what_nvml_says_now(
     line: str, gpus: GpusFact | None, expected: list[tuple[str, str]]
 ):
     assert verdicts(kernel((3600, line)), gpus) == expected
+
+
+@pytest.mark.parametrize(
+    ("gpus", "title"),
+    [
+        (None, "the GPU at 0000:61:00.0 on node0: fallen off the bus, without an Xid"),
+        (nvml(), "GPU 0 (0000:61:00.0) on node0: in order again after it was off the bus"),
+    ],
+)
+def test_a_gpu_off_the_bus_without_an_xid_is_told_without_one(gpus: GpusFact | None, title: str):
+    (finding,) = judge(
+        kernel((3600, OFF_BUS), (3599, "NVRM: loading NVIDIA UNIX x86_64 Kernel Module")), gpus
+    )
+    assert finding.title == title
+    assert finding.evidence[0].text.endswith("fallen off the bus and is not responding to commands.")
+
+
+def test_a_gpu_off_the_bus_stands_with_its_xid_once():
+    (finding,) = judge(kernel((60, OFF_BUS), (50, LOST)))
+    assert finding.evidence[0].text.endswith("followed by Xid 79")
 
 
 def test_an_xid_of_days_ago_on_a_gpu_that_is_well_again_is_silent():

@@ -42,6 +42,8 @@ def verdicts(first: KernelFact, then: KernelAfterFact, gpus: GpusFact | None = N
     ("line", "expected"),
     [
         (f"{XID}{LOST}", [("DD342", "error")]),
+        ("NVRM: GPU 0000:61:00.0: GPU has fallen off the bus.", [("DD342", "error")]),
+        (f"{XID}{LOST}\nNVRM: GPU 0000:61:00.0: GPU has fallen off the bus.", [("DD342", "error")]),
         (f"{XID}74, pid='<unknown>', NVLink: fatal error detected on link 5", [("DD342", "warning")]),
         (f"{XID}94, pid=1, name=python3, Contained", [("DD342", "warning")]),
         (f"{XID}63, pid=1, name=python3, Row Remapper", [("DD342", "info")]),

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from ddp_doctor import app
 from ddp_doctor.engine.hang.judge import judge
 from ddp_doctor.engine.hang.rules import common, deaths, hangs, links, slowness
@@ -10,8 +12,8 @@ from ddp_doctor.facts.node.host import Host
 from ddp_doctor.model.choices import Confidence, Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.trial import FlightEntry, RankEvidence, Step, TrialRecord
+from ddp_doctor.model.recording import Node, Recording, World
+from ddp_doctor.model.trial import FlightEntry, Raised, RankEvidence, Step, TrialRecord
 from tests.recorded import load, raw
 
 
@@ -100,6 +102,38 @@ def test_a_refused_setting_explains_an_abort_but_no_kill():
     assert deaths.died.apply(_with(recording, _stuck(waits, aborted, check="process_group"))) == []
     found = _only(deaths.died.apply(_with(recording, _stuck(waits, killed, check="process_group"))))
     assert found.culprits[0].rank == 1
+
+
+def _limited(recording: Recording, files: int) -> Recording:
+    """The recording of a host on which so many files may be open."""
+    fact = Host(cpus=8, open_files=files).recorded()
+    host = Reading(check="host", status=Status.COLLECTED, fact=fact)
+    return recording.model_copy(update={"readings": (*recording.readings, host)})
+
+
+@pytest.mark.parametrize(
+    ("files", "message", "expected"),
+    [
+        (20, "[Errno 24] Too many open files", {"DD223"}),
+        (1 << 20, "[Errno 24] Too many open files", {"DD613"}),
+        (20, "division by zero", {"DD223", "DD613"}),
+    ],
+)
+def test_a_rank_out_of_files_is_explained_by_a_low_limit_and_by_nothing_else(files, message, expected):
+    raising = _rank(1, raised=Raised(type="OSError", message=message, where="a.py:1"))
+    trial = _stuck(_rank(0), raising).model_copy(update={"outcome": "broken"})
+    world = World(nproc_per_node=2, world_size=2, nodes=(Node(hostname="node0"),))
+    found = app.judge(_limited(Recording(world=world, trials=(trial,)), files)).report.findings
+    assert {finding.code for finding in found} == expected
+
+
+def test_a_torchrun_out_of_files_is_explained_by_a_low_limit():
+    recording = load("torchrun/starts-no-rank")
+    (trial,) = recording.trials
+    notes = ("torchrun ended with exit code 1", "OSError: [Errno 24] Too many open files")
+    few = recording.model_copy(update={"trials": (trial.model_copy(update={"notes": notes}),)})
+    assert {f.code for f in app.judge(_limited(few, 20)).report.findings} == {"DD223"}
+    assert {f.code for f in app.judge(_limited(few, 1 << 20)).report.findings} == {"DD501"}
 
 
 def test_two_ranks_on_one_gpu_are_both_named_once():

@@ -1,5 +1,6 @@
 """What a killed run left in the temporary directory is removed by a later run, and nothing else is."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ddp_doctor.model.choices import UsageError
 from ddp_doctor.ranks import folders
 
 RUN = (
@@ -58,6 +60,36 @@ def test_the_folder_of_a_killed_run_is_removed_and_that_of_a_living_one_stays(le
     folders.make_run_folder()
     assert not living.exists()
     assert mine.is_dir()
+
+
+def test_without_a_writable_folder_the_sentence_says_why_and_what_to_set(temporary, monkeypatch):
+    missing = temporary / "missing"
+    monkeypatch.setenv("TMPDIR", str(missing))
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(missing)])
+
+    with pytest.raises(
+        UsageError, match=r"writable \(/.*/missing: No such file or directory\): set TMPDIR to one"
+    ):
+        folders.make_run_folder()
+
+
+def test_a_disk_that_fills_up_leaves_no_half_made_folder(temporary, monkeypatch):
+    def no_room(_folder: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(folders, "_hold", no_room)
+    with pytest.raises(UsageError, match="No space left on device"):
+        folders.make_run_folder()
+    assert list(temporary.iterdir()) == []
+
+
+def test_under_a_proc_without_the_boot_a_folder_is_made_and_no_other_is_removed(left, monkeypatch):
+    def no_boot() -> dict[str, str]:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(folders, "_here", no_boot)
+    assert (folders.make_run_folder() / folders.NOTE).read_text() == ""
+    assert left.is_dir()
 
 
 def as_text(said: str) -> Callable[[Path], object]:

@@ -235,3 +235,73 @@ def test_whatever_stands_in_a_log_is_read_without_a_crash(parts: list[str], boot
     for event in parse_kernel_log("".join(parts), booted_at).events:
         assert event.count >= 1
         assert len(event.text) <= 300
+
+
+BEGIN, MIDDLE = "NVRM: The NVIDIA GPU 0000:b3:00.0", "NVRM: (PCI ID: 10de:26b5) installed in this system has"
+END = "NVRM: fallen off the bus and is not responding to commands."
+INDENT = " " * 15
+
+
+@pytest.mark.parametrize(
+    ("lines", "at_s"),
+    [
+        ((f"[ 1843.308145] {BEGIN}", f"{INDENT}{MIDDLE}", f"{INDENT}{END}"), 1843.308145),
+        (tuple(f"<3>[ 1843.308145] {line}" for line in (BEGIN, MIDDLE, END)), 1843.308145),
+        (tuple(f"[ 1843.308145][  T291] {line}" for line in (BEGIN, MIDDLE, END)), 1843.308145),
+        ((f"{BOOT + 30:.6f} n7 kernel: {BEGIN}", f"{INDENT}{MIDDLE}", f"{INDENT}{END}"), 30.0),
+        (
+            tuple(f"Dec  2 11:49:53 n7 kernel: [  885.242168] {line}" for line in (BEGIN, MIDDLE, END)),
+            885.242168,
+        ),
+        ((f"Dec  2 11:49:53 n7 kernel: [  885.242168] {BEGIN}#012{MIDDLE}#012{END}",), 885.242168),
+        ((f"2024-05-01T10:41:00+00:00 n7 kernel: {BEGIN}\\x0a{MIDDLE}\\x0a{END}",), 60.0),
+        ((f"[Sat Oct 12 18:35:32 2024] {BEGIN}", f"{INDENT}{MIDDLE}", f"{INDENT}{END}"), None),
+        ((f"[9.5] {BEGIN} (PCI ID: 10de:1e07) installed in this", f"NVRM: system has {END[6:]}"), 9.5),
+        ((f"[9.5] {BEGIN}", "(PCI ID: 10de:26b5)", f"has {END[6:]}"), 9.5),
+        (
+            (f"[9.5] {BEGIN}", "[9.6] usb 1-1: new device", f"[9.7] {LOADED[:14]}x", f"{MIDDLE}", f"{END}"),
+            9.5,
+        ),
+        ((f"[9.5] {BEGIN} installed in this system has {END[6:]}",), 9.5),
+        (("[9.5] NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.",), 9.5),
+        (("[9.5] NVRM: GPU at 0000:b3:00.0 has fallen off the bus.",), 9.5),
+    ],
+)
+def test_a_gpu_off_the_bus_without_an_xid_is_read_in_every_form_of_the_log(
+    lines: tuple[str, ...], at_s: float | None
+):
+    event = only(*lines, "[9999.0] NVRM: The NVIDIA probe routine failed for 1 device(s).")
+    assert (event.kind, event.device, event.code, event.count) == ("off_bus", "0000:b3:00.0", None, 1)
+    assert event.text.startswith("NVRM: ")
+    assert "fallen off the bus" in event.text
+    assert event.last_at_s == (None if at_s is None else pytest.approx(at_s))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (BEGIN, "NVRM: installed in this system is not supported by the", "NVRM: 535.54.03 driver release."),
+        (BEGIN, "NVRM: installed in this system requires use of the NVIDIA open kernel modules."),
+        (BEGIN, MIDDLE),
+        (MIDDLE, END),
+        (BEGIN, *(["[9.6] usb 1-1: new device"] * 20), MIDDLE, END),
+        ("usb 3-1: the NVIDIA GPU 0000:b3:00.0 has fallen off the bus",),
+    ],
+)
+def test_what_the_driver_says_of_something_else_names_no_gpu(lines: tuple[str, ...]):
+    assert events(*(f"[9.5] {line}" for line in lines)) == ()
+
+
+def test_of_two_messages_between_each_other_the_gpu_of_the_whole_one_is_named():
+    other = BEGIN.replace("b3", "c4")
+    unsupported = "NVRM: installed in this system is not supported by the"
+    assert (
+        only(*(f"[9.5] {line}" for line in (other, unsupported, BEGIN, MIDDLE, END))).device == "0000:b3:00.0"
+    )
+
+
+def test_a_gpu_that_a_load_of_the_driver_found_off_the_bus_is_so_until_the_next_load():
+    lost = tuple(f"[9.5] {line}" for line in (BEGIN, MIDDLE, END))
+    assert not only(*lost, f"[9.7] {LOADED}").past
+    assert only(*lost, f"[9.7] {LOADED}", f"[99.7] {LOADED}").past
+    assert not only(*lost, f"[9.7] {LOADED}", f"[99.1] {BEGIN}", MIDDLE, END, f"[99.7] {LOADED}").past

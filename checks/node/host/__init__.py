@@ -1,16 +1,17 @@
-"""The host's limits that a DDP job runs into: shared memory, locked memory, files, CPUs, memory, clock.
+"""The host's limits that a DDP job runs into: shared memory, locked memory, files, CPUs, memory, clock, loopback.
 
 NCCL fails to start where /dev/shm is full (Docker gives 64 MiB) or RDMA memory cannot be locked; a CPU quota
 slows all ranks. A limit is a finding only where something uses it. Raw input (cgroups: parse/cgroup.py)::
 
     statvfs("/dev/shm")                      67108864 bytes, 0 free
     getrlimit(MEMLOCK), getrlimit(NOFILE)    8388608, 1024
+    getifaddrs()                             lo: up, 127.0.0.1/8
     /sys/class/infiniband/mlx5_0/ports/1/state                        4: ACTIVE
     /sys/devices/system/clocksource/clocksource0/current_clocksource  tsc
     /sys/class/dmi/id/sys_vendor             Amazon EC2 (checks/node/host/host_maker.py)
 """
 
-from ddp_doctor.checks.node.host import rules
+from ddp_doctor.checks.node.host import loopback, rules, shared_memory
 from ddp_doctor.checks.node.host.host_maker import read_maker
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.model.check import Check
@@ -45,6 +46,7 @@ def probe(ctx: Context) -> Host:
         shm_free_bytes=shm.free_bytes if shm else None,
         shm_device=host_limits.shared_memory_device(ctx),
         shm_problem=shm_problem,
+        loopback_problem=host_limits.loopback_problem(ctx.interfaces),
         memlock_bytes=ctx.limit("MEMLOCK"),
         memlock_is_ignored=host_limits.memlock_is_ignored(read),
         open_files=ctx.limit("NOFILE"),
@@ -65,6 +67,6 @@ CHECK = Check(
     where=Where.NODE,
     probe=probe,
     facts=(Host,),
-    rules=rules_in(rules),
+    rules=rules_in(rules, shared_memory, loopback),
     cost_s=0.05,
 )

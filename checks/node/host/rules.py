@@ -1,7 +1,7 @@
-"""DD221-DD227: too little shared memory, locked memory, memory, open files or CPUs, and hosts that are slow."""
+"""DD222-DD227: too little locked memory, memory, open files or CPUs, and hosts that are slow."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.knowledge import thresholds
@@ -14,6 +14,7 @@ from ddp_doctor.remedies import hardware
 from ddp_doctor.remedies.hardware import UNCHANGED
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views.failed_trials import all_complained
+from ddp_doctor.views.open_files import is_low, out_of_files
 from ddp_doctor.wording.findings import likely, proved
 from ddp_doctor.wording.nodes import by_cause, host, of_nodes
 
@@ -199,62 +200,6 @@ def _fewer_threads(ranks: int, cpu_count: int) -> Remedy:
     )
 
 
-@rule("DD221", "shared-memory-too-small", Severity.WARNING, Host)
-def shared_memory_too_small(recording: Recording) -> Iterator[Draft]:
-    """Shared memory is full, or too small for NCCL or for data loaders.
-
-    What it finds
-        /dev/shm has less free space than one segment of NCCL (an error with several NCCL ranks on the node),
-        than the segments of these ranks (a warning), or no more than Docker's 64 MiB (information).
-
-    Why it matters
-        NCCL fails to initialise, and the worker processes of data loaders die of a bus error.
-
-    Remedy
-        Docker: --shm-size or --ipc=host. Kubernetes: an emptyDir with medium: Memory at /dev/shm. Elsewhere:
-        delete leftover segments, or remount it with a larger size.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
-    """
-    for short in shortages(recording, _shm, lambda fact: fact.shm_free_bytes, of_the_job=False):
-        if all_complained(recording, (node.node for node in short.nodes), "shm"):
-            continue  # NCCL failed over it, which is a finding of its own
-        fact, ranks = short.worst.fact, short.ranks
-        free, total = fact.shm_free_bytes or 0, fact.shm_total_bytes or 0
-        wanted = max(ranks * thresholds.NCCL_SHM_PER_RANK_BYTES, thresholds.DOCKER_SHM_BYTES)
-        text, users = (
-            f"{in_units(free)} of {in_units(total)} free",
-            "NCCL" if _nccl(short.world, ranks) else "data loaders",
-        )
-        saw = Evidence(
-            text=f"in /dev/shm {text}",
-            value=free,
-            unit="B",
-            expected=wanted,
-            expected_from=f"segments of {ranks} NCCL ranks; Docker's default",
-        )
-        title = f"Shared memory on {{who}} is too small for {users}: {text} in /dev/shm"
-        remedy = hardware.shared_memory(total, ranks, in_container=fact.in_container)
-        detail = f"{in_units(wanted)} or more are wanted. NCCL fails at its start, worker processes by a bus error."
-        yield shortage_draft(recording, short, title, saw, remedy, detail=detail)
-
-
-def _nccl(world: World, ranks: int) -> bool:
-    """Whether NCCL's ranks on one node share memory."""
-    return world.backend == "nccl" and ranks > 1
-
-
-def _shm(fact: Host, ranks: int, world: World) -> Severity | None:
-    if fact.shm_free_bytes is None:
-        return None
-    if fact.shm_free_bytes < thresholds.NCCL_SHM_SEGMENT_BYTES:
-        return Severity.ERROR if _nccl(world, ranks) else Severity.WARNING
-    if _nccl(world, ranks) and fact.shm_free_bytes < ranks * thresholds.NCCL_SHM_PER_RANK_BYTES:
-        return Severity.WARNING
-    return Severity.INFO if fact.shm_free_bytes <= thresholds.DOCKER_SHM_BYTES else None
-
-
 @rule("DD222", "locked-memory-too-low-for-rdma", Severity.ERROR, Host)
 def locked_memory_too_low_for_rdma(recording: Recording) -> Iterator[Draft]:
     """RDMA devices are there, and too little memory may be locked to use them.
@@ -349,7 +294,8 @@ def too_few_open_files(recording: Recording) -> Iterator[Draft]:
     """The limit of open files is too low for a world of this size.
 
     What it finds
-        RLIMIT_NOFILE under 128 and two for each rank of the world.
+        RLIMIT_NOFILE under 128 and two for each rank of the world. An error where something in this run failed
+        for it: "Too many open files".
 
     Why it matters
         Every connection, and every tensor that a data loader passes, is a file: "Too many open files".
@@ -360,23 +306,35 @@ def too_few_open_files(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.pytorch.org/docs/stable/multiprocessing.html#sharing-strategies
     """
+    ran_out = out_of_files(recording)
     for short in shortages(recording, _files, lambda fact: fact.open_files):
-        allowed, wanted = short.worst.fact.open_files or 0, thresholds.open_files(short.world.world_size)
-        saw = Evidence(
-            text=f"RLIMIT_NOFILE {allowed}",
-            value=allowed,
-            unit="files",
-            expected=wanted,
-            expected_from="measured on ranks with gloo",
-        )
-        title = f"Only {allowed} files may be open on {{who}}, too few for {short.world.world_size} ranks"
-        detail = "Each connection takes one; a rank that runs out fails with Too many open files."
-        yield shortage_draft(recording, short, title, saw, _more_files(max(wanted, 4096)), detail=detail)
+        for met in (True, False):
+            nodes = [node for node in short.nodes if (node.node in ran_out) is met]
+            if nodes:
+                worst = min(nodes, key=lambda node: node.fact.open_files or 0)
+                severity = Severity.ERROR if met else Severity.WARNING
+                part = replace(short, severity=severity, nodes=nodes, worst=worst)
+                yield _few_files(recording, part, ran_out.get(worst.node))
+
+
+def _few_files(recording: Recording, short: Shortage, said: str | None) -> Draft:
+    allowed, wanted = short.worst.fact.open_files or 0, thresholds.open_files(short.world.world_size)
+    saw = Evidence(
+        text=f"RLIMIT_NOFILE {allowed}" + (f": {said}" if said else ""),
+        value=allowed,
+        unit="files",
+        expected=wanted,
+        expected_from="measured on ranks with gloo",
+    )
+    title = f"Only {allowed} files may be open on {{who}}, too few for {short.world.world_size} ranks"
+    detail = "Each connection takes one; a rank that runs out fails with Too many open files."
+    if said:
+        detail = "Something in this run needed more and failed for it."
+    return shortage_draft(recording, short, title, saw, _more_files(max(wanted, 4096)), detail=detail)
 
 
 def _files(fact: Host, _ranks: int, world: World) -> Severity | None:
-    few = fact.open_files is not None and fact.open_files < thresholds.open_files(world.world_size)
-    return Severity.WARNING if few else None
+    return Severity.WARNING if is_low(fact, world.world_size) else None
 
 
 def _more_files(wanted: int) -> Remedy:

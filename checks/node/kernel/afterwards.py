@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from ddp_doctor.checks.node.kernel.kernel_log import booted_at, parse_kernel_log, uptime_s
 from ddp_doctor.checks.node.kernel.xids import REBOOT_NODE, reset_gpus
 from ddp_doctor.facts.node.kernel import KernelAfterFact, KernelEvent, KernelFact
-from ddp_doctor.knowledge.gpu.xids import CATALOG, JUST_NOW_S, xid
+from ddp_doctor.knowledge.gpu.xids import CATALOG, JUST_NOW_S, OFF_BUS, xid
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Severity, Where
 from ddp_doctor.model.context import Context
@@ -55,9 +55,9 @@ def gpu_failed(recording: Recording) -> Iterator[Draft]:
     """The kernel logged a fault of the job's GPUs, or of their NVSwitches, while the ranks ran.
 
     What it finds
-        Xids that no program causes, and fatal SXids, in the kernel log after the ranks and not before them. An
-        error where the GPU is of no use until it is reset; a warning where the catalog asks for a reset or the
-        program was lost; else information.
+        Xids that no program causes, GPUs that fell off the bus, and fatal SXids, in the kernel log after the ranks
+        and not before them. An error where the GPU is of no use until it is reset; a warning where the catalog asks
+        for a reset or the program was lost; else information.
 
     Why it matters
         It is the cause of what the ranks met, or will be the cause of what the job meets.
@@ -69,7 +69,11 @@ def gpu_failed(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deploy/xid-errors
     """
     groups: dict[tuple[str, int, Severity], list[Hit]] = {}
-    for fault in _new(recording, "xid", "sxid"):
+    new = _new(recording, "xid", "sxid", "off_bus")
+    with_xid = {(fault.view.node, fault.device) for fault in new if fault.event.kind == "xid"}
+    for fault in new:
+        if fault.event.kind == "off_bus" and (fault.view.node, fault.device) in with_xid:
+            continue  # the driver says it twice
         severity = _severity(fault.event)
         if severity is not None and fault.view.concerns(fault.device):
             groups.setdefault((fault.event.kind, fault.event.code or 0, severity), []).append(fault)
@@ -78,6 +82,8 @@ def gpu_failed(recording: Recording) -> Iterator[Draft]:
             f"Xid {code}, {xid(code, hits[0].event.detail).meaning}"
             if kind == "xid"
             else f"fatal SXid {code}"
+            if kind == "sxid"
+            else xid(OFF_BUS).meaning
         )
         title = f"{device_names(recording, hits)} failed while the ranks ran: {what}"
         yield _draft(recording, title, hits, _reset_or_restart(hits), severity)
@@ -86,7 +92,7 @@ def gpu_failed(recording: Recording) -> Iterator[Draft]:
 def _reset_or_restart(hits: list[Hit]) -> Remedy:
     """A GPU that fell off the bus cannot be reset, and an NVSwitch is no GPU."""
     first = hits[0].event
-    if first.kind == "sxid" or xid(first.code or 0).kind == "reboot":
+    if first.kind in ("sxid", "off_bus") or xid(first.code or 0).kind == "reboot":
         return REBOOT_NODE
     return reset_gpus([fault.device or "" for fault in hits])
 
@@ -94,7 +100,7 @@ def _reset_or_restart(hits: list[Hit]) -> Remedy:
 def _severity(event: KernelEvent) -> Severity | None:
     if event.kind == "sxid":
         return Severity.WARNING if event.detail == "Fatal" else None
-    known = xid(event.code or 0, event.detail)
+    known = xid(OFF_BUS if event.kind == "off_bus" else event.code or 0, event.detail)
     if known.kind == "application":
         return None
     if known.stays:

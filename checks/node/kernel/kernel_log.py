@@ -7,13 +7,20 @@ As dmesg prints it (plain, ``-T``, ``-r``), as ``journalctl -o short-unix`` and 
     <4>[  95.1] NVRM: Xid (PCI:0008:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)
     1714567890.120 node7 kernel: nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, Non-fatal, Link 46 MC TS crumbstore
     Dec  2 11:49:53 n4 kernel: [  885.242168] NVRM: GPU 0000:0a:00.0: RmInitAdapter failed! (0x24:0x72:1568)
+    [ 1843.308145] NVRM: The NVIDIA GPU 0000:b3:00.0
+                   NVRM: (PCI ID: 10de:26b5) installed in this system has
+                   NVRM: fallen off the bus and is not responding to commands.
     [38.174242] NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  570.195.03  Release Build  (dvs-builder@U22)
     [74889.5] pcieport 0000:00:02.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Receiver ID)
     [9.1] mlx5_core 0000:17:00.0: poll_health:739:(pid 0): device's health compromised - reached miss count
     [601.0] INFO: task nvidia-smi:5403 blocked for more than 120 seconds.
 
-Sources: NVIDIA/open-gpu-kernel-modules (issues 456, 789, 1150; nvtrust issue 124), NVIDIA/gpu-operator issue
-1146, leptonai/gpud pull 117; Linux drivers/pci/pcie/aer.c, net/ethernet/mellanox/mlx5/core/health.c.
+The one message of several lines comes as one, too, with ``#012`` or ``\\x0a`` between them, or each line with a time
+of its own.
+
+Sources: NVIDIA/open-gpu-kernel-modules (issues 456, 789, 1150; nvtrust issue 124; arch/nvalloc/unix/src/osinit.c),
+NVIDIA/gpu-operator issue 1146, NVIDIA/NVSentinel issue 155, leptonai/gpud pulls 117 and 1209; Linux
+drivers/pci/pcie/aer.c, net/ethernet/mellanox/mlx5/core/health.c.
 
 The stamps of the log are held against the time of boot::
 
@@ -44,6 +51,26 @@ _BUS = r"([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)"
 _XID = re.compile(rf"NVRM: Xid \((?:PCI:)?{_BUS}[^)]{{0,24}}\): (\d{{1,4}})\b(.*)")
 _SXID = re.compile(rf"SXid \(PCI:{_BUS}\): (\d{{1,6}}), (Fatal|Non-fatal)\b")
 _INIT = re.compile(rf"NVRM: (?:GPU {_BUS}: )?RmInitAdapter failed!")
+#: A GPU that does not answer while the driver begins with it, which logs no Xid; or later, beside one.
+_OFF_BUS = re.compile(
+    rf"NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?{_BUS}:? (?:\([^()]{{1,40}}\) )?"
+    r"(?:installed in this system )?(?:GPU )?has fallen off the bus"
+)
+_OFF_BUS_BEGINS = re.compile(rf"NVRM: The NVIDIA GPU {_BUS}\b")
+#: Newlines within a message: rsyslog and the kernel write them as numbers.
+_NEWLINE = re.compile(r"#012|\\x0a")
+#: Lines that may stand between the first and the last of that message: its own, and those of other CPUs.
+_MOST_BETWEEN = 12
+_GOES_ON = (
+    "(PCI ID",
+    "installed",
+    "in this",
+    "this system",
+    "system has",
+    "has fallen",
+    "fallen off",
+    "off the bus",
+)
 _AER = re.compile(
     rf"\b{_BUS}: (?:AER: )?PCIe Bus Error: severity=(Corrected|Correctable|Uncorrected|Uncorrectable)\b"
 )
@@ -115,6 +142,7 @@ class _Groups:
     """The events so far, in the order of their last line."""
 
     groups: dict[_Line, _Group] = field(default_factory=dict)
+    since_load: set[_Line] = field(default_factory=set)  # said since the driver was loaded last
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_LINES))
 
     def add(self, entry: _Line, line: str, at_s: float | None) -> None:
@@ -124,6 +152,7 @@ class _Groups:
             self.groups.pop(next(iter(self.groups)))
         group.add(entry, line, at_s)
         self.groups[key] = group
+        self.since_load.add(key)
         self.lines.append(line[:LONGEST_TEXT])
 
     def pass_over(self, kinds: tuple[Kind, ...], device: str | None = None) -> None:
@@ -132,6 +161,13 @@ class _Groups:
             group for group in self.groups if group.kind in kinds and device in (None, group.device)
         ]:
             self.groups[entry._replace(past=True)] = self.groups.pop(entry)
+
+    def driver_loaded(self) -> None:
+        """The driver was loaded anew, and says so last: a GPU that it has just found off the bus still is."""
+        self.pass_over(("xid", "sxid", "init_failed"))
+        for entry in [key for key in self.groups if key.kind == "off_bus" and key not in self.since_load]:
+            self.groups[entry._replace(past=True)] = self.groups.pop(entry)
+        self.since_load.clear()
 
     def events(self) -> tuple[KernelEvent, ...]:
         return tuple(group.event(entry) for entry, group in self.groups.items())
@@ -152,10 +188,12 @@ def parse_kernel_log(text: str, booted_at: float | None = None, since_s: float =
     ``booted_at``, in seconds since the epoch, turns clock times into seconds since the boot.
     """
     groups, begins_at_s = _Groups(), None
+    begun = _Begun()
     for whole in text.splitlines():
         line = whole[:LONGEST_LINE]
         if begins_at_s is None:
             begins_at_s = _stamp(line, booted_at)
+        line = begun.with_its_end(line)
         if not any(word in line for word in _WORDS):
             continue
         at_s = _stamp(line, booted_at)
@@ -164,6 +202,34 @@ def parse_kernel_log(text: str, booted_at: float | None = None, since_s: float =
         elif at_s is None or at_s >= since_s:
             _read(groups, line, at_s)
     return KernelLog(groups.events(), tuple(groups.lines), begins_at_s)
+
+
+@dataclass
+class _Begun:
+    """A message of several lines of which the first has come: "NVRM: The NVIDIA GPU 0000:b3:00.0"."""
+
+    text: str = ""
+    left: int = 0  # lines that may still come
+
+    def with_its_end(self, line: str) -> str:
+        """The line, or the whole message where this is its last one."""
+        if _OFF_BUS_BEGINS.search(line):
+            self.text, self.left = _NEWLINE.sub(" ", line), _MOST_BETWEEN
+            self._join("")
+            return self.text
+        if self.left:
+            self.left -= 1
+            message = _message(line).removeprefix("NVRM: ")
+            if message.startswith(_GOES_ON):
+                self._join(message)
+                if _OFF_BUS.search(self.text):
+                    self.left = 0
+                    return self.text
+        return line
+
+    def _join(self, message: str) -> None:
+        head, mark, rest = f"{self.text} {message}".partition("NVRM: ")
+        self.text = head + mark + " ".join(rest.replace("NVRM: ", " ").split())
 
 
 def _stamp(line: str, booted_at: float | None) -> float | None:
@@ -188,7 +254,7 @@ def _stamp(line: str, booted_at: float | None) -> float | None:
 def _read(groups: _Groups, line: str, at_s: float | None) -> None:
     """Add what one line says."""
     if _DRIVER_LOADED in line:
-        groups.pass_over(("xid", "sxid", "init_failed"))
+        groups.driver_loaded()
         return
     entry = next(filter(None, (read(groups, line) for read in _READERS)), None)
     if entry is not None:
@@ -217,6 +283,11 @@ def _sxid(_: _Groups, line: str) -> _Line | None:
     if not found:
         return None
     return _Line("sxid", _bus(found[1]), int(found[2]), found[3])
+
+
+def _off_bus(_: _Groups, line: str) -> _Line | None:
+    found = _OFF_BUS.search(line)
+    return _Line("off_bus", _bus(found[1])) if found else None
 
 
 def _init(_: _Groups, line: str) -> _Line | None:
@@ -249,7 +320,7 @@ def _hung(_: _Groups, line: str) -> _Line | None:
     return _Line("hung_task", None, int(found[3]), found[1], int(found[2]))
 
 
-_READERS = (_xid, _sxid, _init, _pcie, _nic, _hung)
+_READERS = (_xid, _sxid, _off_bus, _init, _pcie, _nic, _hung)
 
 
 def _bus(text: str) -> str:

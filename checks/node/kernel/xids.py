@@ -7,6 +7,7 @@ from ddp_doctor.facts.node.kernel import KernelEvent, KernelFact
 from ddp_doctor.knowledge.gpu.xids import (
     CATALOG,
     JUST_NOW_S,
+    OFF_BUS,
     REBOOT_WORDS,
     RECENT_S,
     RECOVERY_ACTION,
@@ -74,10 +75,10 @@ def out_of_order(recording: Recording) -> Iterator[Draft]:
 
     What it finds
         Xids such as 48, 64, 79, 95, 119 and 120, or an Xid 154 that asks for a reset or a reboot, since the
-        boot and the last loading of the driver. An error where NVML agrees (the GPU is missing, fails, or
-        asks for recovery); information, for a day, where NVML finds it in order again; a warning where NVML
-        cannot tell. Where a finding rests on NVML's own word (DD301 to DD304, DD307, DD312), the line stands
-        there. GPUs of other jobs do not count.
+        boot and the last loading of the driver; and a GPU that the driver found off the bus without an Xid. An
+        error where NVML agrees (the GPU is missing, fails, or asks for recovery); information, for a day, where
+        NVML finds it in order again; a warning where NVML cannot tell. Where a finding rests on NVML's own word
+        (DD301 to DD304, DD307, DD312), the line stands there. GPUs of other jobs do not count.
 
     Why it matters
         Every CUDA program on that GPU fails or hangs, and with it the whole DDP job.
@@ -96,11 +97,12 @@ def out_of_order(recording: Recording) -> Iterator[Draft]:
             continue
         known = _meaning(hits[0].event)
         reboot, back = known.kind == "reboot", standing == "back"
-        what = f"{'in order again after ' if back else ''}Xid {code}, {known.meaning}"
+        what = f"Xid {code}, {known.meaning}" if code else f"{known.meaning}, without an Xid"
+        what = f"in order again after {what if code else 'it was off the bus'}" if back else what
         yield finding(
             () if back else device_culprits(recording, hits),
             f"{device_names(recording, hits)}: {what}",
-            line_evidence(recording, hits, CATALOG),
+            line_evidence(recording, hits, CATALOG if code else "a GPU on the bus answers its driver"),
             WATCH if back else REBOOT_NODE if reboot else reset_gpus([h.device or "" for h in hits]),
             confidence=Confidence.POSSIBLE if standing == "unknown" else Confidence.LIKELY,
             detail=_DETAILS[standing],
@@ -124,6 +126,8 @@ def _is_reported(view: NodeView, device: str | None) -> bool:
 
 
 def _meaning(event: KernelEvent) -> Xid:
+    if event.kind == "off_bus":
+        return xid(OFF_BUS)
     if event.code != RECOVERY_ACTION:
         return xid(event.code or 0, event.detail)
     reboot = any(word in event.detail for word in REBOOT_WORDS)
@@ -147,7 +151,9 @@ def _staying(recording: Recording) -> _Staying:
                 standing = _standing(view, staying[0])
                 severity = _severity(standing, recent=_within(view, staying[0], RECENT_S))
                 if severity is not None:
-                    others = {f"{event.code}" for event in staying[1:] if event.code != staying[0].code}
+                    others = {
+                        f"{event.code}" for event in staying[1:] if event.code not in (staying[0].code, None)
+                    }
                     note = f"followed by Xid {', '.join(sorted(others))}" if others else ""
                     fault = Hit(view, device, staying[0], note)
                     found.setdefault((staying[0].code or 0, severity, standing), []).append(fault)
@@ -157,9 +163,10 @@ def _staying(recording: Recording) -> _Staying:
 
 
 def _by_device(view: NodeView) -> dict[str, list[KernelEvent]]:
-    """The Xids that are not over, of GPUs that are or may be the job's, by their first line."""
+    """The Xids that are not over, and what goes for one, of GPUs that are or may be the job's, by their first line."""
     found: dict[str, list[KernelEvent]] = {}
-    events = [event for event in view.fact.events if event.kind == "xid" and not event.past and event.device]
+    kinds = ("xid", "off_bus")
+    events = [event for event in view.fact.events if event.kind in kinds and not event.past and event.device]
     for event in sorted(events, key=lambda event: event.first_at_s or 0.0):
         if view.concerns(event.device):
             found.setdefault(event.device or "", []).append(event)
@@ -191,6 +198,7 @@ def _standing(view: NodeView, event: KernelEvent) -> Standing:
     answers = gpu.memory_used_bytes is not None
     over = (
         gpu.recovery_action == "none"
+        or event.kind == "off_bus"
         or event.code in _LOST
         or (event.code in _MEMORY and errors == 0)
         or (event.code in _SILENT and answers)

@@ -65,12 +65,14 @@ class Agent:
                 self._give_up(checks, result.cut_short)
             else:
                 self._note_unread(result.record, checks, result.record.ranks)
-            meanwhile()
-            finished = result.record.outcome == "finished"
-            notes = launch.notes(deadlines.CHECK_S if finished else 0.0)
-        position = self.partial.trials.index(result.record)
-        if result.cut_short is None:
-            self.partial.trials[position] = result.record.model_copy(update={"notes": notes})
+            try:
+                meanwhile()
+            finally:  # what torchrun said may be the cause
+                finished = result.record.outcome == "finished"
+                notes = launch.notes(deadlines.CHECK_S if finished else 0.0)
+                if result.cut_short is None:
+                    position = self.partial.trials.index(result.record)
+                    self.partial.trials[position] = result.record.model_copy(update={"notes": notes})
 
     def run_checks(self, checks: Sequence[Check]) -> None:
         """All rank checks, in as many trials as it takes."""

@@ -12,6 +12,7 @@ from ddp_doctor.engine.node_run.partial_recording import PartialRecording
 from ddp_doctor.engine.node_run.session import Session
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.engine.prove import prove
+from ddp_doctor.facts.node.host import Host
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.recording import Recording
@@ -106,6 +107,11 @@ class OneNode(NodeRun):
         """Run the checks on ranks and those that come after them, then try remedies."""
         world, budget_s = self.recording.world, self.request.options.budget_s
         if not self.rank_checks() or world is None:
+            return
+        host = self.recording.first(Host)
+        if host is not None and host.loopback_problem is not None:
+            why = f"ranks of one node cannot meet: {host.loopback_problem}"
+            self.partial.leave_out((*self.rank_checks(), *self.afterwards()), why)
             return
         run = self.session.run_of(self.recording, time.monotonic() + budget_s)
         self._run_ranks(run)

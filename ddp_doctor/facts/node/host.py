@@ -26,7 +26,8 @@ class Host(Fact):
     shm_total_bytes: int | None = None  # limit
     shm_free_bytes: int | None = None
     shm_device: int | None = None  # st_dev of /dev/shm, of one booted kernel
-    shm_problem: str | None = None  # why /dev/shm could not be looked at
+    shm_problem: str | None = None  # why no segment can be made in /dev/shm
+    loopback_problem: str | None = None  # why 127.0.0.1 cannot be reached: "lo is down"
     memlock_bytes: int | None = None  # limit
     memlock_is_ignored: bool = False  # the kernel lets this process lock more
     open_files: int | None = None  # limit

@@ -76,6 +76,8 @@ XIDS: dict[int, Xid] = {
     171: Xid("detail of a double-bit memory error (DRAM)", "watch"),
     172: Xid("detail of a double-bit memory error (SRAM)", "watch"),
 }
+#: A GPU that the driver found off the bus without an Xid means what this one does.
+OFF_BUS = 79
 UNKNOWN = Xid("not in the doctor's table", "watch")
 
 #: NVLink 5: the text says whether such an error is fatal, and a fatal one takes a reset.

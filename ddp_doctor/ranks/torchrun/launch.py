@@ -158,7 +158,11 @@ def end_all(folder: Path) -> None:
 
     It asks the system for running processes: a signal may come before a process is remembered here.
     """
-    for torchrun in psutil.Process().children():
+    try:
+        children = psutil.Process().children()
+    except OSError:  # a /proc of processes alone; what was started dies with this process
+        return
+    for torchrun in children:
         # torchrun gives its workers sessions of their own, so they are found as its descendants;
         # psutil compares start times, so it kills no other process with the same pid.
         with suppress(psutil.Error):

@@ -15,6 +15,7 @@ from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.remedies.nccl import DISABLE_P2P
 from ddp_doctor.views.failed_trials import stalls
 from ddp_doctor.views.lost_nodes import silent_nodes
+from ddp_doctor.views.open_files import out_of_files, says_too_many
 from ddp_doctor.views.settings_read import has_a_refused_value
 from ddp_doctor.views.software import nodes_without_backends
 from ddp_doctor.wording.nodes import host
@@ -61,7 +62,8 @@ def _judged(recording: Recording) -> list[tuple[TrialRecord, Judgement]]:
     return [
         (trial, judgement)
         for trial, judgement in found
-        if not (refused and trial.judged_check == "process_group" and _may_be_refused(trial, judgement))
+        if not _ran_out_of_files(recording, trial, judgement)
+        and not (refused and trial.judged_check == "process_group" and _may_be_refused(trial, judgement))
         and not (judgement.kind in _RAISED_LOOKS and _has_its_own_finding(recording, trial))
     ]
 
@@ -71,6 +73,13 @@ def _has_its_own_finding(recording: Recording, trial: TrialRecord) -> bool:
     if any(used_elsewhere(words_of(rank)) for rank in raised):
         return True
     return bool(raised) and all(_backend_is_not_offered(recording, rank) for rank in raised)
+
+
+def _ran_out_of_files(recording: Recording, trial: TrialRecord, judgement: Judgement) -> bool:
+    """Whether those to blame say that they ran out of files, on a node whose low limit another finding names."""
+    low = out_of_files(recording)
+    to_blame = [rank for rank in trial.evidence if rank.rank in judgement.suspects or rank.raised is not None]
+    return bool(low and to_blame) and all(rank.node in low and says_too_many(rank) for rank in to_blame)
 
 
 def _backend_is_not_offered(recording: Recording, rank: RankEvidence) -> bool:

@@ -1,0 +1,54 @@
+"""Where a run met its limit of open files (EMFILE), and what said so.
+
+OSError: [Errno 24] Too many open files
+"""
+
+import errno
+import re
+from collections.abc import Iterator, Mapping
+
+from ddp_doctor.facts.node.host import Host
+from ddp_doctor.knowledge import thresholds
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.trial import RankEvidence
+
+#: strerror(EMFILE), in Python's exceptions as in torch's.
+TOO_MANY = "Too many open files"
+_WORDS = re.compile(rf"(?:OSError: )?(?:\[Errno {errno.EMFILE}\] )?{TOO_MANY}[^\n]{{0,200}}")
+
+
+def is_low(fact: Host, world_size: int) -> bool:
+    """Whether the limit is below what a world of this size was measured to take."""
+    return fact.open_files is not None and fact.open_files < thresholds.open_files(world_size)
+
+
+def out_of_files(recording: Recording) -> Mapping[int, str]:
+    """The nodes with a low limit on which something ran out of files, each with the first words that say so."""
+    return recording.once("out of files", lambda: _out_of_files(recording))
+
+
+def says_too_many(rank: RankEvidence) -> bool:
+    """Whether this rank's exception or output names the limit."""
+    return TOO_MANY in rank.output_tail or (rank.raised is not None and TOO_MANY in rank.raised.message)
+
+
+def _out_of_files(recording: Recording) -> dict[int, str]:
+    size = recording.world.world_size if recording.world is not None else 1
+    low = {node.node for node in recording.facts(Host) if is_low(node.fact, size)}
+    found: dict[int, str] = {}
+    for node, text in _texts(recording) if low else ():
+        words = _WORDS.search(text)
+        if words is not None and node in low:
+            found.setdefault(node, words[0])
+    return found
+
+
+def _texts(recording: Recording) -> Iterator[tuple[int, str]]:
+    """All that may say so, with its node; torchrun's own words are those of the head."""
+    for trial in recording.trials:
+        for rank in trial.evidence:
+            yield rank.node, rank.raised.message if rank.raised else ""
+            yield rank.node, rank.output_tail
+        yield from ((0, note) for note in trial.notes)
+    for reading in recording.readings:
+        yield reading.node, reading.reason or ""

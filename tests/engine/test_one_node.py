@@ -1,0 +1,58 @@
+"""One node's part of a run, where its ranks are not worth starting or the doctor fails while torchrun ends."""
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ddp_doctor.checks import CHECKS
+from ddp_doctor.engine.collect import plan_of
+from ddp_doctor.engine.node_run.agent import Agent
+from ddp_doctor.engine.node_run.node import OneNode
+from ddp_doctor.engine.node_run.partial_recording import PartialRecording
+from ddp_doctor.facts.node.host import Host
+from ddp_doctor.model.choices import Status
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.recording import Options, Recording, World
+from ddp_doctor.model.trial import TrialRecord
+from ddp_doctor.ranks.trial import TrialResult
+
+
+def test_without_a_loopback_interface_no_rank_is_started_and_each_check_says_why():
+    fact = Host(cpus=2, loopback_problem="lo is down")
+    reading = Reading(check="host", status=Status.COLLECTED, fact=fact.recorded())
+    session: Any = SimpleNamespace(request=SimpleNamespace(options=Options()), partial=PartialRecording())
+    plan = plan_of(Options(), CHECKS)
+    recording = Recording(world=World(nnodes=1, world_size=2), readings=(reading,))
+    node = OneNode(session, plan, recording, {})
+
+    node.run()
+
+    left_out = {left_out.check: left_out.reason for left_out in session.partial.not_run}
+    assert set(left_out) == {check.id for check in (*node.rank_checks(), *node.afterwards())}
+    assert set(left_out.values()) == {"ranks of one node cannot meet: lo is down"}
+
+
+def test_what_torchrun_said_is_kept_where_the_doctor_fails_meanwhile():
+    record = TrialRecord(trial="t0", launcher="torchrun", outcome="broken")
+    notes = ("torchrun ended with exit code 1", "OSError: [Errno 24] Too many open files")
+
+    @contextmanager
+    def running(*_: object) -> Any:
+        yield TrialResult(record, ()), SimpleNamespace(notes=lambda _timeout_s: notes)
+
+    node_ranks: Any = SimpleNamespace(
+        run=SimpleNamespace(world=World(world_size=2)),
+        running_under_torchrun=running,
+        take_partial=lambda: None,
+    )
+    agent = Agent(node_ranks, None, PartialRecording())
+
+    with pytest.raises(RuntimeError, match="no store"):
+        agent.run_under_torchrun((), meanwhile=_fails)
+    assert [trial.notes for trial in agent.partial.trials] == [notes]
+
+
+def _fails() -> None:
+    raise RuntimeError("no store")

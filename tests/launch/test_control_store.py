@@ -1,0 +1,31 @@
+"""A control store that does not start says why: its process wrote it, or the loopback interface is down."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ddp_doctor.model.context import Interface
+from ddp_doctor.ranks import control_store
+
+
+def server(*, alive: bool, log: str = "") -> Any:
+    """A forkserver whose store never answers."""
+    process = SimpleNamespace(is_alive=lambda: alive, kill=lambda: None)
+    return SimpleNamespace(fork=lambda *_: process, log=lambda: log)
+
+
+def test_a_process_that_dies_leaves_its_last_words(tmp_path):
+    log = "Traceback (most recent call last):\nOSError: [Errno 24] Too many open files\n"
+    with pytest.raises(
+        RuntimeError, match=r"died before it listened: OSError: \[Errno 24\] Too many open files$"
+    ):
+        control_store.start(server(alive=False, log=log), tmp_path, "127.0.0.1", 0)
+
+
+@pytest.mark.parametrize(("up", "end"), [(True, r"within 0 s$"), (False, r"within 0 s: lo is down$")])
+def test_a_store_that_nobody_reaches_names_a_loopback_interface_that_is_down(tmp_path, monkeypatch, up, end):
+    lo = Interface(name="lo", loopback=True, up=up, addresses=("127.0.0.1/8",))
+    monkeypatch.setattr(control_store, "interfaces", lambda: (lo,))
+    with pytest.raises(RuntimeError, match=end):
+        control_store.start(server(alive=True), tmp_path, "127.0.0.1", 0, timeout_s=0.01)
