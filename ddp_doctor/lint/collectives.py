@@ -24,10 +24,12 @@ _GROUP_AT = {
     **dict.fromkeys(("scatter", "scatter_object_list", "_reduce_scatter_base"), 3),
     "all_to_all_single": 4,
 }
+#: The same of torch.distributed.nn.functional, where it is another one.
+_GROUP_AT_WITH_GRADIENT = {**_GROUP_AT, "all_gather": 1, "gather": 2, "scatter": 2}
 _NAMES = frozenset(
     (
         *(f"torch.distributed.{name}" for name in (*names.COLLECTIVES, *_PRIVATE)),
-        *(f"torch.distributed.nn.functional.{name}" for name in names.COLLECTIVES),
+        *(f"torch.distributed.nn.{part}{name}" for part in ("", "functional.") for name in names.COLLECTIVES),
         *(f"torch.distributed.checkpoint.{name}" for name in ("save", "load", "async_save")),
     )
 )
@@ -58,7 +60,8 @@ def operation(call: Call) -> str:
     if call.name in _NAMES:
         name = call.name.rpartition(".")[2]
         is_checkpoint = ".checkpoint." in call.name
-        position = None if name == "new_group" or is_checkpoint else _GROUP_AT.get(name, 2)
+        at = _GROUP_AT_WITH_GRADIENT if ".nn." in call.name else _GROUP_AT
+        position = None if name == "new_group" or is_checkpoint else at.get(name, 2)
         group = call.argument(position, "group", "process_group")
         if (
             call.has_stars

@@ -152,16 +152,19 @@ def moves_of(value: Value) -> Iterator[Call]:
 def moves_before(script: Script, wrap: Call) -> tuple[Call, ...]:
     """The moves of the model before it is wrapped, in the same expression or in earlier statements."""
     model = wrap.argument(0, "module")
-    if model is None:
-        return ()
-    found = list(moves_of(model))
-    objects = {id(option) for option in model.objects()}
+    return tuple(moved(script, model, wrap)) if model is not None else ()
+
+
+def moved(script: Script, value: Value, before: Call | None = None) -> Iterator[Call]:
+    """The moves of a module on the way to this value, and in other statements, of those that precede a call."""
+    found = list(moves_of(value))
+    yield from found
+    objects = {id(option) for option in value.objects()}
     for call in _moves(script):
-        if call in found or call.receiver is None or not call.precedes(wrap):
+        if call in found or call.receiver is None or not (before is None or call.precedes(before)):
             continue
         if any(id(option) in objects for option in call.receiver.objects()):
-            found.append(call)
-    return tuple(found)
+            yield call
 
 
 @lru_cache(maxsize=1)

@@ -14,15 +14,24 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ddp_doctor.lint.script import Script, words
-from ddp_doctor.lint.values import Call, Value
+from ddp_doctor.lint.values import Call, Value, written
 
 #: Layers of torch.nn that have parameters.
-_LAYERS = re.compile(
+LAYERS = re.compile(
     r"^torch\.nn\.(Linear|Bilinear|Conv(Transpose)?[123]d|BatchNorm[123]d|LayerNorm|GroupNorm|Embedding|EmbeddingBag|"
     r"RNN|LSTM|GRU|MultiheadAttention|Transformer\w*)$"
 )
+_LISTS = ("torch.nn.ModuleList", "torch.nn.ModuleDict")
+#: Functions that give another number on each call, and on each rank.
+_RANDOM = re.compile(
+    r"^(random|numpy\.random|torch\.(rand|bernoulli|multinomial))|(^|[._])(rng|random)\w*\.\w+$|\.get_rank$"
+)
+_PICKS = re.compile(r"\b(choice|choices|sample)$")
+#: Attributes that move a tensor, or ask where it is.
+_PLACES = ("to", "cuda", "type_as", "device")
 #: Code that reads submodules without naming them.
 _INDIRECT = re.compile(
     r"^(getattr|modules|jit|apply)$|_modules|children$|^named_|__dict__|checkpoint|register_", re.MULTILINE
@@ -36,7 +45,9 @@ class Module:
     definition: ast.ClassDef
     forward: ast.FunctionDef
     layers: dict[str, Value] = field(default_factory=dict)  # submodules with parameters, by attribute
+    lists: dict[str, Value] = field(default_factory=dict)  # ModuleLists and ModuleDicts
     is_whole: bool = True  # all its submodules are torch's own layers
+    chances: frozenset[int | str] = frozenset()  # random calls of the forward, and names of what they return
 
     @property
     def optional(self) -> frozenset[str]:
@@ -100,8 +111,12 @@ def _module(script: Script, definition: ast.ClassDef) -> Module | None:
     module = Module(definition, forward)
     for assignment in script.assignments:
         is_built = assignment.place.cls is definition and _function(assignment.place.function) == "__init__"
-        if is_built and _is_own_attribute(assignment.target) and _is_layer(assignment.value):
+        if not is_built or not is_own_attribute(assignment.target):
+            continue
+        if _is_layer(assignment.value):
             module.layers.setdefault(assignment.name, assignment.value)
+        elif assignment.value.name in _LISTS and _has_parameters(assignment.value):
+            module.lists.setdefault(assignment.name, assignment.value)
     module.is_whole = all(
         call.name.startswith("torch.")
         or call.local is not None
@@ -124,8 +139,16 @@ def _is_layer(value: Value) -> bool:
     """Whether it has parameters: a layer of torch.nn, or a Sequential that names one."""
     if not isinstance(value, Call):
         return False
-    return bool(_LAYERS.match(value.name)) or (
+    return bool(LAYERS.match(value.name)) or (
         value.name == "torch.nn.Sequential" and not value.method and any(map(_is_layer, value.args))
+    )
+
+
+def _has_parameters(value: Value) -> bool:
+    """Whether a list of modules has a layer with parameters, or a module of the script."""
+    return any(
+        isinstance(source, Call) and (_is_layer(source) or isinstance(source.local, ast.ClassDef))
+        for source in value.sources()
     )
 
 
@@ -133,8 +156,39 @@ def _function(node: ast.AST | None) -> str:
     return getattr(node, "name", "")
 
 
-def _is_own_attribute(target: ast.expr) -> bool:
+def is_own_attribute(target: ast.expr) -> bool:
+    """``self.layer``."""
     return isinstance(target, ast.Attribute) and _is_self(target.value)
+
+
+class Use(NamedTuple):
+    """One place where a class reads or binds an attribute of its own."""
+
+    is_in_init: bool
+    is_operand: bool  # of an operator, or an argument of a method or function of a module
+    is_moved: bool  # ``self.mask.to(x)``
+    is_rebound: bool
+
+
+def uses(definition: ast.ClassDef, name: str) -> Iterator[Use]:
+    """Where a class uses ``self.name``, but for what ``__init__`` binds it to and appends to it."""
+    for method in definition.body:
+        if not isinstance(method, ast.FunctionDef):
+            continue
+        is_init = method.name == "__init__"
+        for node in ast.walk(method):
+            for child in ast.iter_child_nodes(node):
+                if not isinstance(child, ast.Attribute) or child.attr != name or not _is_self(child.value):
+                    continue
+                if is_init and (isinstance(child.ctx, ast.Store) or getattr(node, "attr", "") == "append"):
+                    continue
+                is_argument = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+                yield Use(
+                    is_init,
+                    isinstance(node, ast.BinOp) or (is_argument and child in node.args),
+                    isinstance(node, ast.Attribute) and node.attr in _PLACES,
+                    isinstance(child.ctx, ast.Store),
+                )
 
 
 def _is_self(node: ast.expr) -> bool:
@@ -168,14 +222,82 @@ def never_used(script: Script, module: Module) -> Iterator[Value]:
     return (layer for name, layer in module.layers.items() if name not in read)
 
 
-def sometimes_used(module: Module) -> Iterator[Value]:
-    """Layers that the forward uses under a condition on its input only."""
+def sometimes_used(script: Script, module: Module) -> Iterator[Value]:
+    """Layers that the forward uses under a condition on its input, or on chance, only."""
+    module.chances = frozenset(_by_chance(script, module))
     always = _surely_used(module, module.forward.body)
     for method in module.definition.body:
         if method is not module.forward and isinstance(method, ast.FunctionDef) and method.name != "__init__":
             always |= _attributes(method)
-    sometimes = _attributes(module.forward) - always
-    return (layer for name, layer in module.layers.items() if name in sometimes)
+    sometimes = (_attributes(module.forward) - always) | _picked(module)
+    return (layer for name, layer in (*module.layers.items(), *module.lists.items()) if name in sometimes)
+
+
+def _by_chance(script: Script, module: Module) -> Iterator[int | str]:
+    """Calls in the forward that are random or ask for the rank, by node, and the names that hold what they return."""
+    calls = {
+        id(call.node)
+        for call in script.calls
+        if call.place.function is module.forward and _RANDOM.search(call.name or written(call.call.func))
+    }
+    yield from calls
+    own, held = module.given | module.optional, set[str]()
+    for node in ast.walk(module.forward) if calls else ():
+        if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
+            continue
+        parts = list(ast.walk(node.value))
+        used = {part.id for part in parts if isinstance(part, ast.Name)}
+        if (used & held or any(id(part) in calls for part in parts)) and not used & (own - held):
+            held.add(node.targets[0].id)  # and not ``x = x + torch.randn_like(x)``
+        own |= {node.targets[0].id}
+    yield from held
+
+
+def _is_chance(module: Module, node: ast.AST) -> bool:
+    return any(
+        id(part) in module.chances or (isinstance(part, ast.Name) and part.id in module.chances)
+        for part in ast.walk(node)
+    )
+
+
+def _picked(module: Module) -> set[str]:
+    """Submodules one of which the forward picks by chance: ``random.choice(self.layers)``, ``self.layers[random...]``.
+
+    Or that it skips by chance: ``for layer in self.layers: if random.random() < 0.1: continue``.
+    """
+    found = set[str]()
+    for node in ast.walk(module.forward) if module.chances else ():
+        if (
+            isinstance(node, ast.Subscript)
+            and is_own_attribute(node.value)
+            and _is_chance(module, node.slice)
+        ):
+            found |= _attributes(node.value)
+        elif isinstance(node, ast.Call) and id(node) in module.chances and _PICKS.search(written(node.func)):
+            called = {id(part.func) for part in ast.walk(node) if isinstance(part, ast.Call)}
+            found |= {
+                part.attr
+                for part in ast.walk(node)
+                if isinstance(part, ast.Attribute) and _is_self(part.value) and id(part) not in called
+            }
+        elif isinstance(node, ast.For) and isinstance(node.target, ast.Name):
+            tests = (part for part in node.body if isinstance(part, ast.If) and _is_chance(module, part.test))
+            if any(_skips(test, node.target.id) for test in tests):
+                found |= _attributes(node.iter)
+    return found
+
+
+def _skips(test: ast.If, layer: str) -> bool:
+    """Whether a layer of a loop runs only where the test lets it."""
+    calls = [
+        any(
+            isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id == layer
+            for statement in branch
+            for part in ast.walk(statement)
+        )
+        for branch in (test.body, test.orelse)
+    ]
+    return isinstance(test.body[-1], ast.Continue) or calls[0] != calls[1]
 
 
 def _surely_used(module: Module, statements: list[ast.stmt]) -> set[str]:
@@ -205,6 +327,8 @@ def _used_in(module: Module, node: ast.AST) -> set[str]:
 
 def _is_on_the_input(module: Module, test: ast.expr) -> bool:
     """``task == "left"``, ``random.random() < 0.5``: may differ from step to step, and from rank to rank."""
+    if _is_chance(module, test):
+        return True
     if (
         not isinstance(test, ast.Compare)
         or len(test.comparators) != 1
@@ -212,11 +336,8 @@ def _is_on_the_input(module: Module, test: ast.expr) -> bool:
     ):
         return False
     left, right = test.left, test.comparators[0]
-    if isinstance(left, ast.Name) and left.id in module.given:
-        return isinstance(right, ast.Constant) and isinstance(right.value, str | int)
-    return isinstance(left, ast.Call) and ast.unparse(left).startswith(
-        ("random.random", "torch.rand", "np.random.rand")
-    )
+    is_given = isinstance(left, ast.Name) and left.id in module.given
+    return is_given and isinstance(right, ast.Constant) and isinstance(right.value, str | int)
 
 
 def _leaves(body: list[ast.stmt]) -> bool:

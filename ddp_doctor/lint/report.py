@@ -109,7 +109,7 @@ def _summary(
         for severity, word in (
             (Severity.ERROR, "error"),
             (Severity.WARNING, "warning"),
-            (Severity.INFO, "note"),
+            (Severity.INFO, "info"),
         )
         if (count := sum(finding.severity is severity for finding in findings))
     ]
@@ -125,4 +125,4 @@ def _summary(
 
 
 def _counted(number: int, word: str) -> str:
-    return f"{number} {word}{'s' if number != 1 else ''}"
+    return f"{number} {word}{'' if number == 1 or word == 'info' else 's'}"

@@ -1,4 +1,4 @@
-"""Lint rules: pure functions from a script to spots in it, identified by a stable code."""
+"""Lint rules: functions from a script, and the names beside it, to spots in it, identified by a stable code."""
 
 from __future__ import annotations
 

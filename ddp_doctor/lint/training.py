@@ -110,7 +110,7 @@ def passes(script: Script) -> tuple[Call, ...]:
 
 
 def goes_around(script: Script, call: Call) -> bool:
-    """``model.module(...)``, ``model.module.loss(...)`` or ``net(...)`` of a model that surely is wrapped as ``model``."""
+    """``model.module(...)``, ``model.module.loss(...)``, or ``net(...)`` of a ``net`` that surely is wrapped."""
     callee = call.receiver if call.method and call.method not in _NO_FORWARD else None
     for inner in (call.callee, callee):
         if inner is not None and inner.kind == "attribute" and inner.attribute == "module":
@@ -118,13 +118,10 @@ def goes_around(script: Script, call: Call) -> bool:
             if options and all(script.is_ddp(option) for option in options):
                 return True
     made = list(call.callee.objects()) if call.callee is not None and not call.method else []
-    return bool(made) and all(
-        isinstance(option, Call) and any(_holds(wrap, option, call) for wrap in script.wraps)
-        for option in made
-    )
+    return bool(made) and all(any(_holds(wrap, option, call) for wrap in script.wraps) for option in made)
 
 
-def _holds(wrap: Call, model: Call, call: Call) -> bool:
+def _holds(wrap: Call, model: Value, call: Call) -> bool:
     """Whether a wrapper that was made before holds this very model."""
     given = wrap.argument(0, "module")
     return given is not None and wrap.precedes(call) and any(option is model for option in given.objects())

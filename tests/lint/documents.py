@@ -25,6 +25,12 @@ class Sample(NamedTuple):
         return f"{self.rule} {self.name}".strip()
 
     @property
+    def beside(self) -> list[str]:
+        """The files beside it: ``# beside: random.py, helpers.py``."""
+        said = re.search(r"# beside: (.+)", self.text)
+        return said[1].split(", ") if said else []
+
+    @property
     def expected(self) -> set[tuple[int, str]]:
         """Line and code of every finding that the script says it has."""
         return {

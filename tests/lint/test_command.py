@@ -77,6 +77,24 @@ def test_a_healthy_script_is_one_line_and_with_quiet_none(folder: Path):
     assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
 
 
+def test_the_last_line_names_the_worst_finding_and_information_has_one_word(folder: Path):
+    start = "import torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as D\n"
+    (folder / "both.py").write_text(
+        f"{start}dist.init_process_group('nccl')\nD(m.to(0), device_ids=[0])\nprint(1)\n"
+    )
+
+    lines = lint("both.py", cwd=folder).stdout.splitlines()
+
+    assert "  both.py:3:1: info DDL110 The process group that is started here is never destroyed" in lines
+    assert lines[-2:] == ["Sick: 2 errors, 1 info in 1 file.", "(more: ddp-doctor explain DDL104)"]
+
+
+def test_every_page_of_a_lint_rule_has_a_blank_line_before_each_of_its_parts():
+    for rule in RULES:
+        for part in ("What it finds", "Why it matters", "Remedy", "References"):
+            assert f"\n\n{part}\n    " in rule.doc, (rule.code, part)
+
+
 def test_a_warning_fails_only_where_that_is_asked_for(folder: Path):
     assert lint("warned.py", cwd=folder).returncode == 0
     assert lint("--fail-on", "warning", "warned.py", cwd=folder).returncode == 1

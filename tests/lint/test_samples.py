@@ -1,5 +1,7 @@
 """Samples of training scripts: exactly the lines that say ``# expect: CODE`` are reported, in every script alike."""
 
+from pathlib import Path
+
 import pytest
 
 from ddp_doctor.lint.linting import lint_bytes
@@ -8,8 +10,14 @@ from tests.lint.documents import FOLDER, OF_RULES, PUBLIC, Sample
 
 
 @pytest.mark.parametrize("sample", [*OF_RULES, *PUBLIC], ids=str)
-def test_a_sample_is_reported_on_the_lines_that_say_so_and_on_no_other(sample: Sample):
-    linted = lint_bytes("train.py", sample.text.encode())
+def test_a_sample_is_reported_on_the_lines_that_say_so_and_on_no_other(
+    sample: Sample, tmp_path_factory: pytest.TempPathFactory
+):
+    folder = tmp_path_factory.mktemp("beside") if sample.beside else Path()
+    for name in sample.beside:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    linted = lint_bytes(str(folder / "train.py"), sample.text.encode())
 
     assert linted.unread is None
     assert linted.failures == ()

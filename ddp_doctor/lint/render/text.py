@@ -38,7 +38,8 @@ def show(report: LintReport, out: "Console", *, quiet: bool = False) -> None:
     if not quiet or report.verdict is not Verdict.HEALTHY:
         out.print(one_line(report.summary), style=VERDICT_STYLE[report.verdict])
     if findings:
-        out.print(f"(more: ddp-doctor explain {findings[0].code})", style="dim")
+        worst = min(findings, key=lambda finding: list(Severity).index(finding.severity))
+        out.print(f"(more: ddp-doctor explain {worst.code})", style="dim")
 
 
 def _show_finding(finding: LintFinding, out: "Console") -> None:

@@ -60,6 +60,39 @@ def small_batches(script: Script) -> Iterator[Spot]:
     )
 
 
+@lint_rule("DDL169", "statistics-left-apart", Severity.WARNING)
+def left_apart(script: Script) -> Iterator[Spot]:
+    """The ranks' BatchNorm statistics drift apart, because DDP was told not to share buffers.
+
+    What it finds
+        DistributedDataParallel with `broadcast_buffers=False`, or `forward_sync_buffers=False`, in a script with
+        BatchNorm layers, or a torchvision model that has them, no SyncBatchNorm, and nothing that goes over buffers.
+
+    Why it matters
+        BatchNorm's running mean and variance are buffers, and each rank then counts those of its own shard. In `eval()`
+        every rank computes with other numbers, and the checkpoint of rank 0 fits rank 0's data.
+
+    Remedy
+        Leave the option out, or convert the model to SyncBatchNorm, which keeps the same statistics on all ranks.
+
+    References
+        https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+        pytorch torch/nn/parallel/distributed.py forward_sync_buffers
+    """
+    if any(word in script.lowered for word in (*_NO_NEED, "distribute_bn")):
+        return
+    if any(script.methods("buffers", "named_buffers")):
+        return  # what goes over them may share them
+    for wrap in script.wraps if any(map(_has_statistics, script.calls)) else ():
+        options = (wrap.argument(4, "broadcast_buffers"), wrap.argument(None, "forward_sync_buffers"))
+        if any(option is not None and option.constant is False for option in options):
+            yield Spot(
+                wrap,
+                "Each rank keeps BatchNorm statistics of its own, and evaluates with others than rank 0 saves",
+                remedy="Leave the option out, or convert the model to SyncBatchNorm",
+            )
+
+
 def _has_statistics(call: Call) -> bool:
     """Whether it is a BatchNorm layer that keeps statistics, or a model that has such."""
     kept = call.argument(4, "track_running_stats")

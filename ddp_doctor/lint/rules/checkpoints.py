@@ -11,9 +11,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from itertools import islice
 
-from ddp_doctor.lint import training
-from ddp_doctor.lint.ranks import chosen_ranks, rank_kind
+from ddp_doctor.lint import names, training
+from ddp_doctor.lint.ranks import Chosen, chosen_ranks, rank_kind
 from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Value
@@ -29,6 +30,10 @@ _PLACED = re.compile(r"gpu|cuda|cpu|device|distributed|ddp|rank", re.IGNORECASE)
 _PER_RANK = re.compile(r"rank|proc|worker|shard|BytesIO|buffer|stream", re.IGNORECASE)
 #: Conditions that ask what a path is.
 _ASKED = re.compile(r"is_?file|is_?dir|endswith|suffix")
+#: Functions in which ranks wait for each other.
+_WAITS = re.compile(
+    r"barrier|wait|sleep|synchroni[sz]e|^backward$|^torch\.distributed\.\w*(reduce|gather|broadcast|scatter|all_to_all)"
+)
 _DCP = "torch.distributed.checkpoint"
 _LOAD = "torch.load"
 _SAVE = "torch.save"
@@ -146,10 +151,12 @@ def sharded_read(script: Script) -> Iterator[Spot]:
 
     What it finds
         `torch.load` of a path that the same script hands to `torch.distributed.checkpoint`, or of a `.distcp` file.
+        A file of each rank's own that is loaded into a model under FSDP is a warning.
 
     Why it matters
         Such a checkpoint is a folder with one file for each rank, in a format of its own. `torch.load` cannot read the
-        folder, and a single file of it holds the pieces of one rank, without their places.
+        folder, and a single file of it holds the pieces of one rank, without their places. Files that each rank wrote
+        for itself are read by as many ranks as wrote them, and by no other number.
 
     Remedy
         Read it with `torch.distributed.checkpoint.load`, at any number of ranks, or turn it into one file with
@@ -159,9 +166,16 @@ def sharded_read(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/distributed.checkpoint.html
     """
     folders = {folder for call in script.calls if call.name.startswith(_DCP) for folder in _folders(call)}
-    if not folders and not any(".distcp" in text for text in script.texts):
-        return
+    sharded = _loaded_into_shards(script)
     for call in script.named(_LOAD):
+        if id(call) in sharded:
+            yield Spot(
+                call,
+                "Each rank loads a file of its own into FSDP: only as many ranks as wrote these files can",
+                remedy="Save and load with torch.distributed.checkpoint, which reshards",
+                write=("torch.distributed.checkpoint.load(state, checkpoint_id=folder)",),
+                severity=Severity.WARNING,
+            )
         path = call.argument(0, "f")
         if path is None or any(_ASKED.search(condition.test.text) for condition in call.conditions):
             continue
@@ -174,6 +188,83 @@ def sharded_read(script: Script) -> Iterator[Spot]:
                 remedy="Read it with torch.distributed.checkpoint.load",
                 write=("torch.distributed.checkpoint.load(state, checkpoint_id=folder)",),
             )
+
+
+def _loaded_into_shards(script: Script) -> set[int]:
+    """The loads of one file for each rank whose result goes into a model under FSDP."""
+    units = [script.named(names.FSDP[0]), (call.args[0] for call in script.named(names.FSDP[1]) if call.args)]
+    sharded = {id(option) for values in units for value in values for option in value.objects()}
+    return {
+        id(part)
+        for call in (script.methods("load_state_dict") if sharded else ())
+        if call.receiver is not None and any(id(option) in sharded for option in call.receiver.objects())
+        for state in call.args
+        for part in training.calls_in(state)
+        if part.name == _LOAD and part.args and any(map(rank_kind, training.made_of(part.args[0])))
+    }
+
+
+@lint_rule("DDL168", "loaded-before-it-is-saved", Severity.WARNING, concerns=always)
+def loaded_too_early(script: Script) -> Iterator[Spot]:
+    """All ranks load the checkpoint that rank 0 may still be writing.
+
+    What it finds
+        `torch.load` on other ranks than 0 of a path that rank 0 alone has just saved, with no collective in between.
+
+    Why it matters
+        The others arrive first: the file is not there yet, or half of it is, or it is that of the last epoch. Which one
+        depends on the disk, so that it works in the small and fails in the large.
+
+    Remedy
+        Put `dist.barrier()` between the two, outside of the condition.
+
+    References
+        https://pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
+    """
+    saves = [save for save in script.named(_SAVE) if _holds_on(save) == "zero"]
+    for load in script.named(_LOAD) if saves else ():
+        if _holds_on(load) == "zero":
+            continue
+        path = load.argument(0, "f")
+        early = (
+            save
+            for save in saves
+            if save.precedes(load) and _is_one_path(save.argument(1, "f"), path)
+            if not any(save.order < call.order < load.order and _waits(call) for call in script.calls)
+        )
+        for save in islice(early, 1):
+            yield Spot(
+                load,
+                f"Ranks load what rank 0 saves in line {save.call.lineno}, and do not wait until it is there",
+                remedy="Put a barrier between the two, outside of the condition",
+                write=("dist.barrier()",),
+                cost="A barrier for each checkpoint",
+            )
+
+
+def _holds_on(call: Call) -> Chosen | None:
+    test = chosen_ranks(call.conditions)
+    return test.holds_on if test is not None else None
+
+
+def _waits(call: Call) -> bool:
+    """Whether all ranks meet in a call, or wait there, as far as its name says."""
+    name = call.name or call.method
+    return _holds_on(call) is None and not name.startswith("torch.cuda.") and bool(_WAITS.search(name))
+
+
+def _is_one_path(left: Value | None, right: Value | None, depth: int = 6) -> bool:
+    """Whether two values are surely the same path: one value, or written alike of the same values."""
+    if left is right or left is None or right is None:
+        return left is not None and left is right
+    if left.kind == right.kind == "constant":
+        return left.constant == right.constant
+    return (
+        bool(depth and left.parts)
+        and left.text == right.text
+        and len(left.parts) == len(right.parts)
+        and all(map(_is_one_path, left.parts, right.parts, [depth - 1] * len(left.parts)))
+    )
 
 
 def _folders(call: Call) -> Iterator[str | int]:

@@ -50,14 +50,17 @@ def gpu_hard_coded(script: Script) -> Iterator[Spot]:
         where the script speaks of CUDA_VISIBLE_DEVICES, which may give each process a GPU 0 of its own, where the
         call stands under a condition, where the group has one rank, and where the number is what one of several
         callers gives: `train(0, 1)` beside `mp.spawn(train, ...)`.
+
     Why it matters
         torchrun starts one process for each GPU, and all of them take the same one. NCCL refuses two ranks on one GPU
         ("Duplicate GPU detected"); torch 2.15, whose groups are bound to the GPU of LOCAL_RANK, refuses the tensors
         ("ProcessGroupNCCL is bound to device cuda:1 but an operation was issued on cuda:0"). gloo does neither, and
         one GPU does the work of all.
+
     Remedy
         Take the GPU of the process's own number on its node, `int(os.environ["LOCAL_RANK"])`, for set_device, and in
         torch 2.3 and newer as `device_id` of init_process_group.
+
     References
         https://pytorch.org/docs/stable/elastic/run.html
     """
@@ -104,13 +107,16 @@ def global_rank_as_device(script: Script) -> Iterator[Spot]:
         `dist.get_rank()`, or RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK or PMI_RANK of the environment, unchanged, as the
         device of `set_device`, `torch.device`, `.to`, `.cuda` or `device_ids`. Silent where the script starts its
         processes itself with mp.spawn.
+
     Why it matters
         On one node rank and local rank are equal. On the second node of 8 GPUs ranks begin at 8, and CUDA has no device
         8: "invalid device ordinal".
+
     Remedy
         Use LOCAL_RANK, which torchrun sets, for devices, and RANK for everything that is done once. Under srun or
         mpirun, which do not set it, export LOCAL_RANK from SLURM_LOCALID or OMPI_COMM_WORLD_LOCAL_RANK: torch 2.15
         reads it to choose the GPU of the process group, unless init_process_group is given `device_id`.
+
     References
         https://pytorch.org/docs/stable/elastic/run.html#environment-variables
     """
@@ -151,13 +157,16 @@ def gpu_not_chosen(script: Script) -> Iterator[Spot]:
         A model that is moved with `.cuda()` or `.to("cuda")` and wrapped, in a script that starts the process group
         without `torch.cuda.set_device`. Silent where the script speaks of CUDA_VISIBLE_DEVICES, and where it calls
         functions of other modules that may choose the GPU.
+
     Why it matters
         "cuda" is the current device, and that is GPU 0 in every process until `set_device` says something else. All
         ranks of a node land on GPU 0. NCCL refuses ("Duplicate GPU detected"), torch 2.15 before it
         ("ProcessGroupNCCL is bound to device cuda:1 but an operation was issued on cuda:0").
+
     Remedy
         Call `torch.cuda.set_device(device)` with the GPU of LOCAL_RANK before anything else uses CUDA, and in torch
         2.3 and newer give the same to the group: `init_process_group("nccl", device_id=device)`.
+
     References
         https://pytorch.org/docs/stable/generated/torch.cuda.set_device.html
         https://pytorch.org/docs/stable/elastic/run.html#environment-variables
@@ -209,12 +218,15 @@ def gpu_chosen_late(script: Script) -> Iterator[Spot]:
     What it finds
         `torch.cuda.set_device` that runs after a tensor or a module was moved with `.cuda()` or `.to("cuda")`, or made
         with `device="cuda"`.
+
     Why it matters
         What came before is on GPU 0, in every process: a CUDA context of some hundred MB for each rank on GPU 0, and
         tensors on another GPU than the model, and than the process group.
+
     Remedy
         Call `torch.cuda.set_device(device)` first, right after LOCAL_RANK is read, and name the same GPU to
         `init_process_group("nccl", device_id=device)` in torch 2.3 and newer.
+
     References
         https://pytorch.org/docs/stable/generated/torch.cuda.set_device.html
     """
@@ -251,11 +263,14 @@ def device_ids_disagree(script: Script) -> Iterator[Spot]:
     What it finds
         `device_ids` of several GPUs, or another GPU in `device_ids` than in `output_device` or than the one that the
         model was moved to, as far as numbers stand in the script.
+
     Why it matters
         A process of DDP drives one GPU: torch refuses several device_ids, and parameters on another device than
         device_ids says.
+
     Remedy
         `DDP(model.to(local_rank), device_ids=[local_rank])`; output_device is the same without being named.
+
     References
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
@@ -314,11 +329,14 @@ def gloo_for_gpus(script: Script) -> Iterator[Spot]:
     What it finds
         `init_process_group("gloo")`, written so and nothing else, with a model that is moved to a GPU, or wrapped with
         `device_ids`.
+
     Why it matters
         gloo reduces on the CPU: every gradient is copied to the host, sent over TCP, and copied back. NCCL stays on the
         GPUs and uses NVLink, PCIe and RDMA.
+
     Remedy
         `init_process_group("nccl")`.
+
     References
         https://pytorch.org/docs/stable/distributed.html#which-backend-to-use
     """

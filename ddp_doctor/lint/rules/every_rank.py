@@ -32,12 +32,15 @@ def every_rank_downloads(script: Script) -> Iterator[Spot]:
     What it finds
         A data set of torchvision, torchaudio or torchtext with `download=True`, reached by every rank, with no lock
         around it and nothing that lets one rank go first.
+
     Why it matters
         The ranks of a node, and on a shared file system those of all nodes, write the same archive and unpack the same
         folder while others read them already: truncated files, checksums that do not match, and only at the first
         start on a new machine.
+
     Remedy
         Download before the job, or on one rank: others wait at a barrier and then open the data with `download=False`.
+
     References
         https://pytorch.org/vision/stable/datasets.html
     """
@@ -63,11 +66,14 @@ def every_rank_logs(script: Script) -> Iterator[Spot]:
 
     What it finds
         `SummaryWriter(...)` or `wandb.init(...)` that all ranks reach, with no rank in its arguments and no group.
+
     Why it matters
         One run becomes as many as there are ranks, with curves that differ because each shows its own shard, and event
         files of several writers in one folder.
+
     Remedy
         Open it on rank 0 alone; or give each rank a folder, or wandb a `group`.
+
     References
         https://docs.wandb.ai/guides/track/log/distributed-training/
         https://pytorch.org/docs/stable/tensorboard.html
@@ -90,13 +96,16 @@ def memory_given_back(script: Script) -> Iterator[Spot]:
 
     What it finds
         `torch.cuda.empty_cache()` without a condition in the loop that runs `backward()`.
+
     Why it matters
         It waits for the GPU and gives all cached blocks back to the driver, which the next step asks for again: a step
         gets slower, and ranks drift apart and wait for each other in the all-reduce. Memory that tensors still use
         is not freed by it.
+
     Remedy
         Call it between phases (before evaluation), or let the allocator be; against fragmentation helps
         PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
+
     References
         https://pytorch.org/docs/stable/notes/cuda.html#memory-management
     """
@@ -120,12 +129,15 @@ def forward_around(script: Script) -> Iterator[Spot]:
         `loss = model.module(...)` (or another method of the module inside, or the model under the name that it had
         before it was wrapped) with `loss.backward()`, in a loop in which the wrapper itself is never called where
         gradients are recorded, and no gradient is reduced by hand.
+
     Why it matters
         DDP prepares its reducer in its own forward. Around it, backward leaves each rank with the gradients of its own
         shard, without a word: the ranks train models that drift apart, and rank 0's is saved (seen: after
         `model.module(x)` two ranks hold 1.0 and 2.0, after `model(x)` both hold 1.5).
+
     Remedy
         Call the wrapper: `model(...)`; let forward do what the other method does.
+
     References
         https://pytorch.org/docs/stable/notes/ddp.html#internal-design
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html

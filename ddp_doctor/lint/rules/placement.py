@@ -45,14 +45,14 @@ def target_left_behind(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/docs/stable/generated/torch.Tensor.to.html
     """
-    if not _wraps_on_gpu(script) or any(word in script.lowered for word in _DEFAULT_DEVICE):
+    if not wraps_on_gpu(script) or has_default_device(script):
         return
     yield from _inputs_left_behind(script)
     for call in script.calls:
         output, target = call.argument(0, "input"), call.argument(1, "target")
-        if output is None or target is None or not _is_loss(call):
+        if output is None or target is None or not is_loss(call):
             continue
-        if training.forwards_in(script, output) and _is_as_loaded(script, target):
+        if training.forwards_in(script, output) and _is_as_loaded(target):
             yield Spot(
                 call,
                 f"The target {target.text} of this loss is still in host memory, the output on the GPU",
@@ -110,9 +110,9 @@ def _inputs_left_behind(script: Script) -> Iterator[Spot]:
         if model is None or call.method or not training.surely_ddp(model):
             continue
         wraps = [option for option in model.objects() if isinstance(option, Call)]
-        if any(_is_given(wrap, "device_ids") or not _takes_as_it_comes(script, wrap) for wrap in wraps):
+        if any(_is_given(wrap, "device_ids") or not _takes_as_it_comes(wrap) for wrap in wraps):
             continue
-        if any(_is_as_loaded(script, value) for value in call.arguments):
+        if any(_is_as_loaded(value) for value in call.arguments):
             yield Spot(
                 call,
                 "This batch is still in host memory, the model on the GPU",
@@ -126,7 +126,7 @@ def _is_given(wrap: Call, name: str) -> bool:
     return wrap.has_stars or wrap.given(1, name) is not None
 
 
-def _takes_as_it_comes(script: Script, wrap: Call) -> bool:
+def _takes_as_it_comes(wrap: Call) -> bool:
     """Whether the wrapped model is one of torch or of the script that does not move its input."""
 
     def moves_nothing(call: Call) -> bool:
@@ -146,7 +146,13 @@ def _moves(definition: ast.AST) -> bool:
     )
 
 
-def _wraps_on_gpu(script: Script) -> bool:
+def has_default_device(script: Script) -> bool:
+    """Whether tensors may be made on the GPU, or moved there, without being asked."""
+    return any(word in script.lowered for word in _DEFAULT_DEVICE)
+
+
+def wraps_on_gpu(script: Script) -> bool:
+    """Whether every wrapped model is surely on a GPU."""
     return bool(script.wraps) and all(
         (_is_given(wrap, "device_ids") and not wrap.has_stars)
         or any(goes_to_gpu(move) and not move.conditions for move in moves_before(script, wrap))
@@ -154,24 +160,25 @@ def _wraps_on_gpu(script: Script) -> bool:
     )
 
 
-def _is_loss(call: Call) -> bool:
+def is_loss(call: Call) -> bool:
+    """Whether a loss of torch.nn is computed: ``criterion(output, target)`` or ``F.cross_entropy(...)``."""
     if _LOSSES.match(call.name):
         return not call.name.endswith("Loss")
     return not call.method and is_result(call.callee, lambda made: bool(_LOSSES.match(made.name)))
 
 
-def _is_as_loaded(script: Script, value: Value) -> bool:
+def _is_as_loaded(value: Value) -> bool:
     """Whether a value is an element of what a DataLoader yields, untouched."""
     found = list(value.alternatives())
-    return bool(found) and all(_is_yielded(script, loop) for loop in found)
+    return bool(found) and all(_is_yielded(loop) for loop in found)
 
 
-def _is_yielded(script: Script, value: Value) -> bool:
+def _is_yielded(value: Value) -> bool:
     source = training.looped_over(value) if value.kind in ("element", "loop") else None
-    return is_result(source, lambda call: _is_plain(script, call))
+    return is_result(source, _is_plain)
 
 
-def _is_plain(script: Script, call: Call) -> bool:
+def _is_plain(call: Call) -> bool:
     """A DataLoader of torch whose batches nothing moves."""
     if call.name != names.LOADER or not call.lacks(training.COLLATE, "collate_fn"):
         return False

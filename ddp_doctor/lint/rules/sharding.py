@@ -62,7 +62,7 @@ def without_sampler(script: Script) -> Iterator[Spot]:
         return
     elsewhere = any(_shards_training(script, call) for call in script.calls)
     for call in training.loaders(script):
-        if not _has_no_shard(script, call) or _is_given_back(script, call):
+        if not _has_no_shard(call) or _is_given_back(script, call):
             continue
         if any(_ON_THE_JOB.search(condition.test.text) for condition in call.conditions):
             continue
@@ -203,7 +203,7 @@ def _takes_all(sampler: Value | None) -> bool:
     return is_result(sampler, lambda made: made.name in _OF_ONE_PROCESS)
 
 
-def _has_no_shard(script: Script, call: Call) -> bool:
+def _has_no_shard(call: Call) -> bool:
     sampler = call.given(training.SAMPLER, "sampler")
     if call.has_stars or (sampler is not None and not _takes_all(sampler)):
         return False
@@ -213,7 +213,7 @@ def _has_no_shard(script: Script, call: Call) -> bool:
     if size is not None and size.kind == "constant" and size.constant is None:
         return False  # the data set makes batches itself, as streams do
     dataset = call.argument(0, "dataset")
-    return dataset is not None and not any(_is_split(script, part) for part in training.made_of(dataset))
+    return dataset is not None and not any(_is_split(part) for part in training.made_of(dataset))
 
 
 def _is_given_back(script: Script, loader: Call) -> bool:
@@ -230,7 +230,7 @@ def _preparing(script: Script) -> tuple[Call, ...]:
     )
 
 
-def _is_split(script: Script, value: Value) -> bool:
+def _is_split(value: Value) -> bool:
     if rank_kind(value) is not None or training.is_world_size(value):
         return True
     if isinstance(value, Call):

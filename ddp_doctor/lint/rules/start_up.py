@@ -45,10 +45,13 @@ def process_group_missing(script: Script) -> Iterator[Spot]:
         DistributedDataParallel in code that runs when the script is started, without `init_process_group` anywhere in
         it. Silent where a function of another module is called that may start the group, and in modules whose
         functions others call.
+
     Why it matters
         "Default process group has not been initialized": DDP broadcasts over the group while it wraps.
+
     Remedy
         Call `torch.distributed.init_process_group("nccl")` first, and start the script with torchrun.
+
     References
         https://pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group
     """
@@ -76,10 +79,13 @@ def process_group_after_wrapping(script: Script) -> Iterator[Spot]:
 
     What it finds
         `init_process_group` that runs after DistributedDataParallel, with none before it.
+
     Why it matters
         "Default process group has not been initialized": DDP broadcasts over the group while it wraps.
+
     Remedy
         Call `init_process_group` before the model is wrapped.
+
     References
         https://pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group
     """
@@ -100,11 +106,14 @@ def process_group_left_open(script: Script) -> Iterator[Spot]:
 
     What it finds
         A script that starts a process group and wraps a model, and does not call `destroy_process_group`.
+
     Why it matters
         At the end NCCL's threads are still there while Python takes itself apart: torch warns that resources may leak,
         and a rank that is late can hang or die at exit.
+
     Remedy
         Call `torch.distributed.destroy_process_group()` as the last thing.
+
     References
         https://pytorch.org/docs/stable/distributed.html#shutdown
     """
@@ -130,12 +139,15 @@ def local_rank_as_argument(script: Script) -> Iterator[Spot]:
     What it finds
         An argument `--local_rank` or `--local-rank` of argparse whose value is used (`args.local_rank`), in a script
         that nowhere reads LOCAL_RANK. One that only takes in what an old launcher hands over is left alone.
+
     Why it matters
         torchrun says the local rank in the environment and hands no argument over: the default counts on every rank,
         so that all take the same GPU or believe that they are alone. torch.distributed.launch, which does hand it
         over, is deprecated and writes it with a hyphen since torch 2.0.
+
     Remedy
         Read `int(os.environ["LOCAL_RANK"])`, as the default of the argument or in its place.
+
     References
         https://pytorch.org/docs/stable/distributed.html#launch-utility
         https://pytorch.org/docs/stable/elastic/run.html#transitioning-from-torch-distributed-launch-to-torchrun
@@ -167,11 +179,14 @@ def setting_read_by_nothing(script: Script) -> Iterator[Spot]:
     What it finds
         `os.environ["NAME"] = ...` with a name that looks like NCCL's, torch's or gloo's and that no release reads: one
         that never was, one that is misspelled, or one that is gone. An old name that torch still reads is information.
+
     Why it matters
         The setting does nothing, and whoever wrote it believes that it does: a time-out that never comes, a log that
         is never written.
+
     Remedy
         Use the name that is read, or remove the line.
+
     References
         docs/reference/variables.md
     """
@@ -251,12 +266,15 @@ def setting_too_late(script: Script) -> Iterator[Spot]:
         `os.environ["NCCL_..."] = ...`, or TORCH_NCCL_*, GLOO_*, MASTER_ADDR and the like, after a process group was
         started and a model wrapped in it; CUDA_VISIBLE_DEVICES after CUDA was used. NCCL_* between the two is a warning
         where `device_id` was given, else information.
+
     Why it matters
         torch reads its settings when the group starts, NCCL when its first communicator does, CUDA at its first call.
         What is set later does nothing. NCCL's first communicator is made in init_process_group where that is given a
         `device_id`, and always in torch 2.15; torch 2.13 otherwise makes it at the first collective.
+
     Remedy
         Set it before, best outside of the script, where it counts for all processes.
+
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """

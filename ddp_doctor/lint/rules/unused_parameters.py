@@ -39,7 +39,7 @@ def searched_in_vain(script: Script) -> Iterator[Spot]:
             continue
         seen = modules.wrapped_modules(script, wrap)
         visible = bool(seen) and all(module.is_whole for module in seen)
-        if visible and any(modules.has_branches(module) or _has_unused(script, module) for module in seen):
+        if visible and any(_may_need_it(script, module) for module in seen):
             continue
         yield Spot(
             wrap,
@@ -58,8 +58,9 @@ def not_allowed_for(script: Script) -> Iterator[Spot]:
 
     What it finds
         In the class of a wrapped model, a layer with parameters, or a Sequential of such, that nothing in the file uses
-        (error), or that the forward uses only under a condition on its input (warning), also in one branch of
-        `a if task == "left" else b`, where DDP has neither `find_unused_parameters=True` nor `static_graph=True`.
+        (error), or that the forward uses only under a condition on its input or on chance (warning), also in one branch
+        of `a if task == "left" else b`, or picks or skips by chance (`random.choice(self.layers)`), where DDP has
+        neither `find_unused_parameters=True` nor `static_graph=True`.
 
     Why it matters
         DDP waits for the gradient of every parameter. A step in which one has none ends with "Expected to have finished
@@ -82,9 +83,9 @@ def not_allowed_for(script: Script) -> Iterator[Spot]:
                 yield _unused(
                     layer, f"No forward uses this layer of {module.definition.name}: the second step fails"
                 )
-            for layer in modules.sometimes_used(module):
+            for layer in modules.sometimes_used(script, module):
                 title = (
-                    f"Only some inputs reach this layer of {module.definition.name}: a step without it fails"
+                    f"Only some steps reach this layer of {module.definition.name}: a step without it fails"
                 )
                 yield _unused(layer, title, Severity.WARNING)
 
@@ -102,5 +103,10 @@ def _is_set(wrap: Call, name: str) -> bool:
     return flag is not None and flag.constant is not False
 
 
-def _has_unused(script: Script, module: modules.Module) -> bool:
-    return modules.reads_indirectly(script, module) or any(True for _ in modules.never_used(script, module))
+def _may_need_it(script: Script, module: modules.Module) -> bool:
+    return (
+        modules.has_branches(module)
+        or modules.reads_indirectly(script, module)
+        or any(modules.never_used(script, module))
+        or any(modules.sometimes_used(script, module))
+    )

@@ -25,12 +25,15 @@ def data_parallel(script: Script) -> Iterator[Spot]:
     What it finds
         A call of `torch.nn.DataParallel` that is not the alternative to DistributedDataParallel in the same script.
         Information only in a file that runs no `backward()`: it may serve inference, or hand the model on.
+
     Why it matters
         DataParallel is one process with one thread for each GPU: Python's lock lets one of them run at a time, the
         model is copied to all GPUs in every step, and GPU 0 gathers the outputs. It cannot use a second node. PyTorch
         itself recommends DistributedDataParallel, also on one machine.
+
     Remedy
         Start one process for each GPU with torchrun and wrap the model in DistributedDataParallel.
+
     References
         https://pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
         https://pytorch.org/docs/stable/notes/cuda.html#cuda-nn-ddp-instead
@@ -54,12 +57,15 @@ def wrapped_before_moved(script: Script) -> Iterator[Spot]:
 
     What it finds
         `.to(...)` or `.cuda(...)` on a model that is already wrapped, or on the model inside the wrapper.
+
     Why it matters
         DDP looks at parameters and devices once, while it wraps: with `device_ids` it refuses parameters on the CPU,
         over NCCL it fails to broadcast them, and where it does get through, its buckets and hooks belong to what was
         on the CPU.
+
     Remedy
         Move first, then wrap: `model = DDP(model.to(device), device_ids=[local_rank])`.
+
     References
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
@@ -81,11 +87,14 @@ def sync_batchnorm_after_wrapping(script: Script) -> Iterator[Spot]:
 
     What it finds
         `SyncBatchNorm.convert_sync_batchnorm` on a model that DistributedDataParallel already wrapped.
+
     Why it matters
         The conversion makes new layers with new buffers. What DDP noted of the old ones while it wrapped, no longer
         holds: the new buffers are not broadcast, and torch's documentation asks for the other order.
+
     Remedy
         Convert first, then wrap: `model = DDP(SyncBatchNorm.convert_sync_batchnorm(model).to(device))`.
+
     References
         https://pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
     """
