@@ -52,7 +52,8 @@ _EXIT_CODES = {
     ExitCode.HEALTHY: "Healthy: no finding at or above `--fail-on`. What was not tested is listed in the report.",
     ExitCode.SICK: "Sick: at least one finding at or above `--fail-on` (default: error).",
     ExitCode.USAGE: "Usage error: an unknown option or check, an unreadable or foreign file, a port in use, an"
-    " output that cannot be written. One sentence on stderr says which.",
+    " output that cannot be written, a `--model` that names no factory of a model. One sentence on stderr says which;"
+    " for `--model`, which only the ranks import, the last line of the report.",
     ExitCode.UNSURE: "Unsure: nothing could be measured, or a check failed or timed out and no finding explains"
     " why, or the doctor failed itself (the trace is in a file that the last line names).",
     ExitCode.INTERRUPTED: "Interrupted by Ctrl-C or SIGTERM. The report and the recording hold what was seen.",
