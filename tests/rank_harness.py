@@ -196,10 +196,10 @@ def _rank(rank: int, pipes: list[Connection], store: str) -> None:
             end.close()
     torch.set_num_threads(1)
     size = len(pipes)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
-    groups: dict[tuple[int, ...], Any] = {tuple(range(size)): dist.group.WORLD}
     stores: Any = dist  # they are exported without a word to type checkers
-    said = stores.FileStore(f"{store}-said", size)
+    said = _store(stores, rank, store)
+    dist.init_process_group("gloo", store=said, rank=rank, world_size=size)
+    groups: dict[tuple[int, ...], Any] = {tuple(range(size)): dist.group.WORLD}
     pipes[rank].send(Result(rank))
     for run in itertools.count():
         try:
@@ -218,6 +218,16 @@ def _rank(rank: int, pipes: list[Connection], store: str) -> None:
             store=stores.PrefixStore(f"run{run}", said),
         )
         pipes[rank].send(_run(ctx, scenario, args))
+
+
+def _store(stores: Any, rank: int, path: str) -> Any:
+    """A store of the first rank, whose port is in a file: each wait for a key in a file looks again every 10 ms."""
+    files = stores.FileStore(path, -1)
+    port = 0 if rank == 0 else int(files.get("port"))
+    store = stores.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
+    if rank == 0:
+        files.set("port", str(store.port))
+    return store
 
 
 def _run(ctx: HarnessContext, scenario: Callable[..., Any], args: tuple[Any, ...]) -> Result:

@@ -26,6 +26,7 @@ from ddp_doctor.cli.options import (
     QuietOption,
     RequireGpusOption,
     SkipOption,
+    names,
     reported,
 )
 from ddp_doctor.cli.outputs import Outputs
@@ -116,8 +117,8 @@ def run(
     options = Options(
         command="run",
         level=level,
-        only=tuple(only or ()),
-        skip=tuple(skip or ()),
+        only=names(only),
+        skip=names(skip),
         budget_s=budget,
         fail_on=fail_on,
         require_gpus=require_gpus,
@@ -149,7 +150,7 @@ def prolog(
     options = Options(
         command="prolog",
         level=Level.QUICK,
-        skip=tuple(skip or ()),
+        skip=names(skip),
         fail_on=fail_on,
         require_gpus=require_gpus,
     )

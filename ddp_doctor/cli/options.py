@@ -13,18 +13,21 @@ from ddp_doctor.model.choices import FailOn
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the report.")]
 FailOnOption = Annotated[FailOn, typer.Option(help="The least severity that makes the verdict sick.")]
 OnlyOption = Annotated[
-    list[str] | None, typer.Option("--only", metavar="CHECK", help="Run only this check (repeatable).")
+    list[str] | None,
+    typer.Option("--only", metavar="CHECKS", help="Run only these checks: p2p,allreduce (repeatable)."),
 ]
 SkipOption = Annotated[
-    list[str] | None, typer.Option("--skip", metavar="CHECK", help="Leave this check out (repeatable).")
+    list[str] | None,
+    typer.Option("--skip", metavar="CHECKS", help="Leave these checks out: p2p,allreduce (repeatable)."),
 ]
 ModelOption = Annotated[
     str,
     typer.Option(
         "--model",
         metavar="MODULE:FACTORY",
-        help="A model of yours to test as well: what FACTORY() of MODULE returns is the model, or"
-        " (model, make_batch). Your code runs on the ranks.",
+        help="A model of yours to test as well: what FACTORY() of MODULE returns is the model, (model, make_batch)"
+        " or a dict with model, make_batch(step), loss(output, batch) and ddp, the options of DDP."
+        " Your code runs on the ranks.",
     ),
 ]
 RequireGpusOption = Annotated[
@@ -71,6 +74,11 @@ HostfileOption = Annotated[str | None, typer.Option(metavar="FILE", help="The sa
 JoinTimeoutOption = Annotated[
     float, typer.Option(min=1.0, metavar="SECONDS", help="Time for all nodes to report in.")
 ]
+
+
+def names(given: list[str] | None) -> tuple[str, ...]:
+    """``--only p2p,allreduce --only buffers``: all the names."""
+    return tuple(name.strip() for text in given or () for name in text.split(","))
 
 
 def reported(command: Callable[..., int | None]) -> Callable[..., None]:

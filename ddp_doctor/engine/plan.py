@@ -12,7 +12,7 @@ TOO_DEAR = "does not fit the budget"
 
 
 class UnknownCheck(ValueError):
-    """``--only`` or ``--skip`` names a check that does not exist."""
+    """``--only`` or ``--skip`` names a check that does not exist, or both name the same one."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ def make_plan(
     for name in (*only, *skip):
         if name not in known:
             raise UnknownCheck(f"there is no check {name!r}; `ddp-doctor checks` lists them")
+    if both := [name for name in only if name in skip]:
+        raise UnknownCheck(f"--only and --skip both name {both[0]}: leave it out of one of them")
     chosen, not_run = [], []
     for check in checks:
         reason = _reason_against(check, (level, check.from_level(model)), only, skip)

@@ -34,9 +34,6 @@ def report(recording: Recording, diagnosis: Diagnosis, checks: Sequence[Check] =
 def _report(recording: Recording, diagnosis: Diagnosis, checks: Sequence[Check]) -> Report:
     results = check_results(recording, diagnosis.findings, checks)
     verdict = judge(recording, diagnosis, results)
-    exit_code = ExitCode.INTERRUPTED if recording.interrupted else _EXIT[verdict]
-    if exit_code is ExitCode.UNSURE and nccl_without_gpu(recording):
-        exit_code = ExitCode.USAGE
     return Report(
         tool=Tool(version=recording.tool_version),
         run_id=recording.run_id,
@@ -44,7 +41,7 @@ def _report(recording: Recording, diagnosis: Diagnosis, checks: Sequence[Check])
         duration_s=round(recording.duration_s, 3),
         world=_world(recording),
         verdict=verdict,
-        exit_code=exit_code.value,
+        exit_code=_exit_code(recording, verdict, diagnosis).value,
         summary=summary(recording, verdict, results, diagnosis),
         checks=tuple(results),
         findings=diagnosis.findings,
@@ -73,6 +70,22 @@ def judge(recording: Recording, diagnosis: Diagnosis, results: Sequence[CheckRes
     if any(result.status in (CheckStatus.FAILED, CheckStatus.TIMED_OUT) for result in results):
         return Verdict.UNSURE  # a lesser finding beside it does not make up for what was not seen
     return Verdict.HEALTHY
+
+
+def _exit_code(recording: Recording, verdict: Verdict, diagnosis: Diagnosis) -> ExitCode:
+    if recording.interrupted:
+        return ExitCode.INTERRUPTED
+    return ExitCode.USAGE if verdict is Verdict.UNSURE and _misuse(recording, diagnosis) else _EXIT[verdict]
+
+
+def _misuse(recording: Recording, diagnosis: Diagnosis) -> str | None:
+    """Why what was asked for cannot be used, where nothing else kept a check from being evaluated."""
+    if refused := nccl_without_gpu(recording):
+        return refused
+    bad = [reading for reading in recording.readings if reading.status in _BAD]
+    if not bad or diagnosis.failures or not all(reading.misused for reading in bad):
+        return None
+    return f"--model {recording.options.model} cannot be used: {bad[0].reason}"
 
 
 def _bar(recording: Recording) -> Severity:
@@ -192,11 +205,11 @@ def _why_unsure(recording: Recording, results: Sequence[CheckResult], diagnosis:
     reasons = {result.reason or "" for result in stuck}
     if len(reasons) == 1 and OWN_PROCESS in (reason := reasons.pop()):
         return f"{reason}."
+    if misuse := _misuse(recording, diagnosis):
+        return f"{misuse}."
     if not any(reading.fact is not None for reading in recording.readings):
         alone = recording.options.command == "env" and results
         return f"{results[0].reason}." if alone else "nothing could be measured."
-    if refused := nccl_without_gpu(recording):
-        return f"{refused}."
     if diagnosis.failures:
         return f"the doctor's own rule {diagnosis.failures[0][0]} failed."
     names = ", ".join(_stuck_where(recording, result.id) for result in stuck)

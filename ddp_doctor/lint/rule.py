@@ -22,7 +22,7 @@ class Spot:
     detail: str = ""
     remedy: str = ""  # one line: what to write instead
     write: tuple[str, ...] = ()  # lines of Python that could be pasted
-    cost: str = "None"
+    cost: str = ""
     severity: Severity | None = None  # only where it differs from the rule's own
     confidence: Confidence = Confidence.LIKELY
 

@@ -33,6 +33,7 @@ class Reading(Frozen):
     reason: str | None = None
     started_at: float = 0.0  # seconds since the epoch
     duration_s: float = 0.0
+    misused: bool = False  # not the machine: what was asked for cannot be used, and the reason says why
     raw: str | None = None  # the text the fact was parsed from, so that a corrected parser can read it again
 
 
@@ -60,6 +61,10 @@ class Failed(CouldNotLook):
     status = Status.FAILED
 
 
+class Misused(Failed):
+    """What the user named for the probe is not what it has to be, on every rank: a usage error."""
+
+
 class TookTooLong(CouldNotLook):
     """The probe took longer than its deadline."""
 
@@ -74,11 +79,11 @@ def read(
 ) -> Reading:
     """The reading of one probe. Where the probe could not look, its reason is the reading's."""
     started_at, started = time.time(), time.monotonic()
-    fact, status, reason = None, Status.COLLECTED, None
+    fact, status, reason, misused = None, Status.COLLECTED, None, False
     try:
         fact = probe(context).recorded()
     except CouldNotLook as error:
-        status, reason = error.status, str(error)
+        status, reason, misused = error.status, str(error), isinstance(error, Misused)
     return Reading(
         check=check,
         status=status,
@@ -88,5 +93,6 @@ def read(
         reason=reason,
         started_at=started_at,
         duration_s=time.monotonic() - started,
+        misused=misused,
         raw=getattr(context, "raw", None),
     )

@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +13,15 @@ from ddp_doctor.facts.ddp.user_model import UserModel
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Finding
 from tests.checks.judged_ranks import blamed, judge_by, only, record
-from tests.rank_harness import Ranks
+from tests.models import __file__ as models
+from tests.rank_harness import Ranks, Result
 
 pytestmark = pytest.mark.ranks
 recording = partial(record, CHECK)
 judge = partial(judge_by, CHECK)
+
+
+MODELS = Path(models).parent
 
 
 def look(ctx: Any, name: str) -> UserModel:
@@ -26,7 +31,23 @@ def look(ctx: Any, name: str) -> UserModel:
 
 
 def findings_of(ranks: Ranks, name: str, on: tuple[int, ...] = (0, 1)) -> list[Finding]:
-    return judge(recording(ranks.facts(look, name, on=on), on))
+    return judge(recording(seen(ranks, name, on), on))
+
+
+#: A look takes 30 ms of each rank: what several tests ask of one model is looked at once.
+_SEEN: dict[tuple[str, tuple[int, ...]], list[Result]] = {}
+
+
+def results(ranks: Ranks, name: str, on: tuple[int, ...] = (0, 1)) -> list[Result]:
+    if (name, on) not in _SEEN:
+        _SEEN[name, on] = ranks.run(look, name, on=on)
+    return _SEEN[name, on]
+
+
+def seen(ranks: Ranks, name: str, on: tuple[int, ...] = (0, 1)) -> list[Any]:
+    """The facts of all ranks, none of which raised."""
+    assert [one.error for one in results(ranks, name, on)] == [None] * len(on)
+    return [one.value for one in results(ranks, name, on)]
 
 
 def lines_of(finding: Finding) -> list[str | None]:
@@ -38,7 +59,7 @@ def lines_of(finding: Finding) -> list[str | None]:
 
 @pytest.mark.parametrize("on", [(0,), (0, 1), (0, 1, 2, 3)], ids=str)
 def test_a_convolutional_net_with_batch_norm_is_healthy(ranks, on):
-    facts = ranks.facts(look, "healthy:conv_net", on=on)
+    facts = seen(ranks, "healthy:conv_net", on)
     assert judge(recording(facts, on)) == []
     for fact in facts:
         assert (fact.stopped, fact.repeats, fact.compared_elements) == (None, True, fact.elements)
@@ -50,7 +71,7 @@ def test_a_convolutional_net_with_batch_norm_is_healthy(ranks, on):
     "name", ["transformer", "shared_branch", "odd_ones", "unlike_at_first", "uneven_batches", "static_graph"]
 )
 def test_a_healthy_model_gives_no_finding(ranks, name):
-    facts = ranks.facts(look, f"healthy:{name}", on=(0, 1))
+    facts = seen(ranks, f"healthy:{name}")
     assert judge(recording(facts, (0, 1))) == []
     assert all(fact.stopped is None for fact in facts)
 
@@ -79,7 +100,7 @@ def test_a_healthy_model_gives_no_finding(ranks, name):
     ],
 )
 def test_a_model_as_users_write_them_gives_no_finding(ranks, name):
-    facts = ranks.facts(look, f"as_written:{name}", on=(0, 1, 2))
+    facts = seen(ranks, f"as_written:{name}", (0, 1, 2))
     assert judge(recording(facts, (0, 1, 2))) == []
     assert [(fact.stopped, fact.repeats) for fact in facts] == [(None, True)] * 3
 
@@ -116,7 +137,7 @@ def test_the_generators_are_given_back_as_they_were(ranks):
 
 @pytest.mark.parametrize("name", ["of_lengths", "of_graphs"])
 def test_batches_that_differ_in_more_than_their_tensors_values_are_not_called_the_same(ranks, name):
-    (fact, *_) = ranks.facts(look, f"as_written:{name}", on=(0, 1))
+    (fact, *_) = seen(ranks, f"as_written:{name}", (0, 1, 2))
     assert fact.no_same_batch == "the ranks' batches differ in more than the values of their tensors"
     assert (fact.same_batch_loss, fact.same_batch_peer) == (None, None)
 
@@ -146,9 +167,9 @@ def test_lazy_modules_are_refused_by_ddp_and_the_finding_says_so(ranks):
 
 
 def test_synchronised_batch_norm_on_a_cpu_could_not_be_looked_at(ranks):
-    results = ranks.run(look, "healthy:synchronised_batch_norm", on=(0, 1))
-
-    assert all("which works on GPUs only" in (one.error or "") for one in results)
+    for one in results(ranks, "healthy:synchronised_batch_norm"):
+        assert "model.fact.Failed" in (one.error or "")
+        assert "which works on GPUs only" in (one.error or "")
 
 
 def test_a_model_without_batches_is_wrapped_and_no_more_is_claimed(ranks):
@@ -158,7 +179,7 @@ def test_a_model_without_batches_is_wrapped_and_no_more_is_claimed(ranks):
 
 
 def test_the_buckets_are_those_after_the_first_step_with_the_names_of_their_parameters(ranks):
-    (fact, _) = ranks.facts(look, "healthy:conv_net", on=(0, 1))
+    (fact, _) = seen(ranks, "healthy:conv_net")
     (bucket,) = fact.buckets.buckets
     assert fact.buckets.rebuilt
     assert (bucket.bytes, bucket.parameters) == (fact.gradient_bytes, fact.trainable)
@@ -166,8 +187,8 @@ def test_the_buckets_are_those_after_the_first_step_with_the_names_of_their_para
 
 
 def test_every_step_has_the_same_name_and_detail_on_all_ranks(ranks):
-    results = ranks.run(look, "healthy:transformer", on=(0, 1, 2))
-    assert len({one.steps for one in results}) == 1
+    of_ranks = results(ranks, "as_written:encoded", (0, 1, 2))
+    assert len({one.steps for one in of_ranks}) == 1
 
 
 # Planted defects
@@ -210,6 +231,7 @@ def test_a_planted_defect_is_found_and_named(ranks, name, code, ranks_blamed, wo
     finding = only(findings_of(ranks, f"planted:{name}", on), code)
     assert words in finding.title
     assert [rank for rank in blamed(finding) if rank is not None] == ranks_blamed
+    assert "None" not in [remedy.cost for remedy in finding.remedies]
 
 
 def test_instance_norm_with_two_samples_is_silent(ranks):
@@ -217,7 +239,7 @@ def test_instance_norm_with_two_samples_is_silent(ranks):
 
 
 def test_unequal_graphs_name_the_first_call_that_differs_with_its_line(ranks):
-    finding = only(findings_of(ranks, "planted:rank_branch", (0, 1, 2, 3)), "DD776")
+    finding = only(findings_of(ranks, "planted:rank_branch", (0, 1, 2)), "DD776")
     assert "rank 1 calls head at healthy.py:" in finding.title
     assert "where rank 0 calls extra at healthy.py:" in finding.title
     assert len(lines_of(finding)) == 1
@@ -255,39 +277,84 @@ def test_with_find_unused_parameters_it_is_information(ranks, name, code):
 
 
 def test_an_exception_on_one_rank_stops_all_and_repeats_no_credential(ranks):
-    facts = ranks.facts(look, "planted:raises", on=(0, 1))
-    assert [fact.stopped for fact in facts] == ["forward", "forward"]
-    assert [fact.trouble is not None for fact in facts] == [False, True]
+    facts = seen(ranks, "planted:raises", (0, 1, 2))
+    assert [fact.stopped for fact in facts] == ["forward"] * 3
+    assert [fact.trouble is not None for fact in facts] == [False, True, False]
     assert "abc" not in json.dumps([fact.recorded() for fact in facts])
 
 
 def test_what_fails_in_ddp_alone_ends_the_rank_with_its_words(ranks):
-    results = ranks.run(look, "planted:dislikes_ddp", on=(0, 1))
-    assert all("StepFailed: RuntimeError: Expected to mark" in (one.error or "") for one in results)
+    for one in results(ranks, "planted:dislikes_ddp"):
+        assert "StepFailed: RuntimeError: Expected to mark" in (one.error or "")
 
 
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
         ("nowhere:make", "there is no module 'tests.models.nowhere'"),
-        ("planted:nothing", "has no 'nothing'"),
+        ("planted:nothing", "planted.py has no 'nothing'"),
+        ("planted:wraped", "has no 'wraped', but 'wrapped'"),
         ("planted:A_MODEL", "is a model itself"),
         ("planted:NO_CALLABLE", "is a int, not a callable"),
         ("planted:needs_an_argument", "missing a required argument: 'width'"),
         ("planted:gives_a_number", "returns a int"),
         ("planted:batch_is_text", "returns a str without a tensor"),
+        ("planted:a_batch_itself", "a Tensor as make_batch; it has to be a function make_batch(step)"),
+        ("planted:batch_without_step", "make_batch of tests.models.planted:batch_without_step has to be"),
+        ("planted:four_things", "returns a tuple of 4"),
+        ("planted:misspelt", "returns 'make_batches' in its dict, which holds model, make_batch, loss, ddp"),
+        ("planted:no_model", "returns a dict; it has to return a torch.nn.Module"),
+        ("planted:loss_of_torch", "a CrossEntropyLoss as loss; it has to be a function loss(output, batch)"),
+        (
+            "planted:inputs_and_target",
+            "make_batch returns (inputs, target), and forward(images) takes no target",
+        ),
+        ("planted:target_is_a_number", "make_batch returns (inputs, target)"),
+        ("planted:target_is_words", "make_batch returns (inputs, target)"),
+        ("planted:target_is_none", "make_batch returns (inputs, target)"),
+        ("planted:target_as_mask", "and forward(given, mask) takes no target"),
+        ("planted:target_as_switch", "and forward(given, scaled) takes no target"),
+        ("planted:target_as_state", "raises ValueError at planted.py"),
+        ("planted:labels_in_a_dict", "returns 'images', 'labels', which forward(images) does not take"),
+        ("planted:loss_is_a_number", "loss(output, batch) returns a float"),
+        ("planted:loss_of_each", "loss(output, batch) returns a tensor of shape [4]; take its mean()"),
+        ("planted:loss_detached", "returns a tensor without a gradient"),
     ],
 )
-def test_what_is_no_factory_of_a_model_could_not_be_looked_at(ranks, name, sentence):
-    for one in ranks.run(look, name, on=(0, 1)):
-        assert "model.fact.Failed" in (one.error or "")
-        assert sentence in (one.error or "")
+def test_what_is_no_factory_of_a_model_is_misused(ranks, name, sentence):
+    (one,) = ranks.run(look, name, on=(0,))
+    assert "model.fact.Misused" in (one.error or "")
+    assert sentence in " ".join((one.error or "").replace(str(MODELS) + "/", "").split())
 
 
-def test_a_factory_that_is_misused_on_one_rank_skips_the_others(ranks):
-    first, second = ranks.run(look, "planted:wrong_on_one_rank", on=(0, 1))
-    assert "Skip: rank 1 could not use what --model names" in (first.error or "")
-    assert "returns a NoneType" in (second.error or "")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "target_for_the_loss",
+        "labels_for_the_loss",
+        "inputs_by_name_and_target",
+        "several_inputs_and_target",
+        "by_attributes",
+        "optional_labels",
+        "boolean_mask",
+    ],
+)
+def test_what_forward_takes_of_a_batch_is_given_to_it_and_all_of_it_to_the_loss(ranks, name):
+    (fact,) = seen(ranks, f"healthy:{name}", (0,))
+    assert judge(recording([fact], (0,))) == []
+    assert (fact.stopped, fact.compared_elements) == (None, fact.elements)
+
+
+def test_a_loss_that_raises_is_named_with_its_line(ranks):
+    finding = only(findings_of(ranks, "planted:loss_fails", (0,)), "DD771")
+    assert "The loss of tests.models.planted:loss_fails raises IndexError at planted.py:" in finding.title
+
+
+def test_a_factory_that_is_misused_on_one_rank_alone_is_a_finding_about_that_rank(ranks):
+    finding = only(findings_of(ranks, "planted:wrong_on_one_rank"), "DD771")
+    assert "cannot be used on rank 1 (node1): " in finding.title
+    assert "returns a NoneType" in finding.title
+    assert [rank for rank in blamed(finding) if rank is not None] == [1]
 
 
 def named_by_node(ctx):
@@ -305,6 +372,7 @@ def test_a_node_with_another_model_is_named(ranks, scenario, rank):
     assert blamed(finding) == [rank]
 
 
-def test_a_model_that_is_wrapped_already_could_not_be_looked_at(ranks):
-    for one in ranks.run(look, "planted:wrapped"):
+@pytest.mark.parametrize("name", ["wrapped", "wrapped_and_compiled"])
+def test_a_model_that_is_wrapped_already_could_not_be_looked_at(ranks, name):
+    for one in ranks.run(look, f"planted:{name}"):
         assert "returns a model in DistributedDataParallel; return it bare" in (one.error or "")

@@ -46,6 +46,9 @@ def state(tmp_path: Path) -> dict[str, str]:
     [
         (["run", "--colour"], "--colour"),
         (["run", "--only", "gpu"], "there is no check 'gpu'"),
+        (["run", "--only", "p2p, gpu"], "there is no check 'gpu'"),
+        (["prolog", "--skip", "host,gpu"], "there is no check 'gpu'"),
+        (["run", "--only", "p2p", "--skip", "host,p2p"], "--only and --skip both name p2p"),
         (["run", "--nproc-per-node", "-3"], "--nproc-per-node takes auto or a number"),
         (["run", "--nproc-per-node", "many"], "--nproc-per-node takes auto or a number"),
         (["run", "--nnodes", "0"], "--nnodes takes a number from 1"),

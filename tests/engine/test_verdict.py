@@ -57,6 +57,24 @@ def test_a_probe_that_fails_on_one_of_three_nodes_makes_unsure_and_names_it():
     )
 
 
+@pytest.mark.parametrize(
+    ("others", "code", "words"),
+    [
+        (Status.COLLECTED, 2, "Unsure: --model  cannot be used: it is failed."),
+        (Status.SKIPPED, 2, "Unsure: --model  cannot be used: it is failed."),
+        (Status.FAILED, 3, "Unsure: nothing could be measured."),
+    ],
+)
+def test_what_no_rank_can_use_is_a_usage_error_where_nothing_else_failed(
+    others: Status, code: int, words: str
+):
+    ranks = [_reading(Status.FAILED, 0, rank=rank).model_copy(update={"misused": True}) for rank in range(2)]
+    report = _report(1, _reading(others, 0), *ranks)
+
+    assert (report.verdict, report.exit_code) == (Verdict.UNSURE, code)
+    assert report.summary.startswith(words)
+
+
 def test_what_fails_on_every_node_needs_no_names():
     report = _report(
         2, *(_reading(Status.TIMED_OUT, node) for node in range(2)), _reading(Status.COLLECTED, 0, 0)

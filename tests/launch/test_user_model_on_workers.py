@@ -14,6 +14,13 @@ from tests.models import __file__ as models
 
 pytestmark = pytest.mark.ranks
 
+NET = """import torch
+
+def make():
+    print("password=hunter2")
+    return torch.nn.Linear(2, 2), lambda step: torch.ones(3, int(input("how many? ")))
+"""
+
 Named = Callable[..., Scenario]
 
 
@@ -22,7 +29,8 @@ def with_model(play: Play) -> Named:
     """``with_model("planted:endless", ranks=2)`` plays the probe with a model of tests/models."""
 
     def play_with(name: str, ranks: int = 2, deadline_s: float = 4.0, **more: Any) -> Scenario:
-        more = {"needs_model": True, "model": f"tests.models.{name}", **more}
+        name = name if name.startswith("net:") else f"tests.models.{name}"
+        more = {"needs_model": True, "model": name, **more}
         return play(*(user_model.probe, ranks, deadline_s, "user_model"), **more)
 
     return play_with
@@ -108,11 +116,25 @@ def test_what_fails_in_ddp_on_all_ranks_has_a_finding(with_model):
     assert "Expected to mark a variable ready only once" in scenario.title
 
 
-def test_what_is_no_factory_is_unsure_with_the_reason(with_model):
+def test_the_line_of_a_module_in_the_working_directory_is_shown_and_no_word_of_what_it_prints(
+    with_model, tmp_path, monkeypatch
+):
+    (tmp_path / "net.py").write_text(NET)
+    monkeypatch.chdir(tmp_path)
+    scenario = with_model("net:make", ranks=1, deadline_s=20.0)
+
+    assert scenario.codes == ["DD771"]
+    assert "make_batch of net:make raises EOFError at net.py:5" in scenario.title
+    assert "hunter2" not in scenario.outcome.recording.model_dump_json()
+
+
+def test_what_is_no_factory_is_a_usage_error_with_the_reason_in_the_last_line(with_model):
     scenario = with_model("planted:gives_a_number", deadline_s=20.0)
 
     assert scenario.codes == []
-    assert scenario.outcome.report.verdict.value == "unsure"
+    report = scenario.outcome.report
+    assert (report.verdict.value, report.exit_code) == ("unsure", 2)
+    assert "cannot be used: tests.models.planted:gives_a_number returns a int" in report.summary
     assert all(
         "returns a int" in (one.reason or "") for one in scenario.outcome.recording.of_check("user_model")
     )

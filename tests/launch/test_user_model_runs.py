@@ -3,7 +3,6 @@
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +13,6 @@ from tests.launch.agents import PATIENCE_S, Agent, end
 from tests.once import free_port
 
 pytestmark = pytest.mark.ranks
-
-NET = """import torch
-
-def make():
-    print("password=hunter2")
-    return torch.nn.Linear(2, 2), lambda step: torch.ones(3, int(input("how many? ")))
-"""
 
 SLOW = """import pathlib, time, torch
 
@@ -33,10 +25,7 @@ class Net(torch.nn.Linear):
     def forward(self, x):
         stay()
 
-def factory():
-    stay()
-
-def forward():
+def make():
     return Net(2, 2), lambda step: torch.ones(3, 2)
 """
 
@@ -61,7 +50,7 @@ def named(report: dict[str, Any], code: str) -> dict[str, Any]:
 
 
 def test_a_node_without_the_model_is_named(tmp_path):
-    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "net.py").write_text(SLOW)
     port = free_port()
     options = ("--nproc-per-node", "1", "--only", "user_model", "--no-prove", "--model", "net:make")
     agents = (
@@ -77,24 +66,9 @@ def test_a_node_without_the_model_is_named(tmp_path):
     assert [one["rank"] for one in finding["culprits"]] == [1]
 
 
-def test_the_users_line_is_shown_and_no_word_of_what_it_prints(tmp_path):
-    (tmp_path / "net.py").write_text(NET)
-    agent = Agent(
-        tmp_path, free_port(), 1, 0, "--nproc-per-node", "1", "--only", "user_model", "--model", "net:make"
-    )
-    try:
-        finding = named(agent.report(), "DD771")
-    finally:
-        end((agent,))
-
-    assert "make_batch of net:make raises EOFError at net.py:5" in finding["title"]
-    assert not [path for path in Path(tmp_path).rglob("*.json") if "hunter2" in path.read_text()]
-
-
-@pytest.mark.parametrize("where", ["factory", "forward"])
-def test_ctrl_c_while_your_code_runs_ends_in_one_line_and_leaves_nothing(tmp_path, where):
+def test_ctrl_c_while_your_code_runs_ends_in_one_line_and_leaves_nothing(tmp_path):
     (tmp_path / "net.py").write_text(SLOW)
-    options = ("--nproc-per-node", "2", "--only", "user_model", "--model", f"net:{where}")
+    options = ("--nproc-per-node", "2", "--only", "user_model", "--model", "net:make")
     agent = Agent(tmp_path, free_port(), 1, 0, *options)
     try:
         agent.wait_for("user_model")

@@ -186,3 +186,82 @@ class SlowAtFirst(ConvNet):
 
 def slow_at_first():
     return SlowAtFirst(), images
+
+
+def classes(step: int) -> Any:
+    return torch.randint(0, 10, (16,))
+
+
+def of_pair(output: Any, batch: Any) -> Any:
+    return nn.functional.cross_entropy(output, batch[1])
+
+
+def target_for_the_loss():
+    return {
+        "model": ConvNet(),
+        "make_batch": lambda step: [images(step), classes(step)],  # a list, as a DataLoader collates
+        "loss": of_pair,
+        "ddp": {"gradient_as_bucket_view": True},
+    }
+
+
+def labels_for_the_loss():
+    def make_batch(step: int) -> Any:
+        return {"images": images(step), "labels": classes(step), "paths": ["a.png"] * 16}
+
+    def loss(output: Any, batch: Any) -> Any:
+        return nn.functional.cross_entropy(output, batch["labels"])
+
+    return {"model": ConvNet(), "make_batch": make_batch, "loss": loss}
+
+
+def inputs_by_name_and_target():
+    return {
+        "model": ConvNet(),
+        "make_batch": lambda step: ({"images": images(step)}, classes(step)),
+        "loss": of_pair,
+    }
+
+
+class OfTwo(ConvNet):
+    def forward(  # type: ignore[override]
+        self, images: Any, scale: Any, mask: Any = None, labels: Any = None
+    ) -> Any:
+        output = super().forward(images * scale)
+        output = output if mask is None else output[mask]
+        return output if labels is None else nn.functional.cross_entropy(output, labels)
+
+
+def several_inputs_and_target():
+    def loss(output: Any, batch: Any) -> Any:
+        return nn.functional.cross_entropy(output, batch[-1])
+
+    return {
+        "model": OfTwo(),
+        "make_batch": lambda step: (images(step), torch.ones(1), classes(step)),
+        "loss": loss,
+    }
+
+
+def boolean_mask():
+    return OfTwo(), lambda step: (images(step), torch.ones(1), torch.arange(16) % 2 == 0)
+
+
+class WithLabels(ConvNet):
+    def forward(self, images: Any, labels: Any = None) -> Any:
+        output = super().forward(images)
+        return output if labels is None else nn.functional.cross_entropy(output, labels)
+
+
+def optional_labels():
+    return WithLabels(), lambda step: (images(step), classes(step))
+
+
+class by_attributes:  # noqa: N801 - a class that is the factory
+    loss = staticmethod(of_pair)
+
+    def __init__(self) -> None:
+        self.model = ConvNet()
+
+    def make_batch(self, step: int) -> Any:
+        return images(step), classes(step)

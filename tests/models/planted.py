@@ -225,7 +225,7 @@ def starts_the_group_itself():
     return ConvNet()
 
 
-def wrapped():
+def wrapped() -> Any:
     return nn.parallel.DistributedDataParallel(ConvNet())
 
 
@@ -387,3 +387,108 @@ class DrawsFromItsOwn(ConvNet):
 
 def draws_from_its_own():
     return DrawsFromItsOwn(), images
+
+
+def wrapped_and_compiled():
+    compile_: Any = torch.compile
+    return compile_(wrapped(), backend="eager")
+
+
+def a_batch_itself():
+    return ConvNet(), images(0)
+
+
+def batch_without_step():
+    return ConvNet(), lambda: images(0)
+
+
+def four_things():
+    return ConvNet(), images, None, None
+
+
+def misspelt():
+    return {"model": ConvNet(), "make_batches": images}
+
+
+def no_model():
+    return {"make_batch": images}
+
+
+def loss_of_torch():
+    return {"model": ConvNet(), "make_batch": images, "loss": nn.CrossEntropyLoss()}
+
+
+def with_target(target: Any, model: Any = ConvNet) -> Any:
+    return model(), lambda step: (images(step, 4), target)
+
+
+def inputs_and_target():
+    return with_target(torch.tensor([3, 1, 4, 1]))
+
+
+def target_is_a_number():
+    return with_target(3)
+
+
+def target_is_words():
+    return with_target(["cat", "dog", "cat", "cow"])
+
+
+def target_is_none():
+    return with_target(None)
+
+
+class Masked(ConvNet):
+    """As a vision transformer, whose attention takes a mask."""
+
+    def forward(self, given: Any, mask: Any = None) -> Any:
+        output = super().forward(given)
+        return output if mask is None else output * mask.float()[:, None]
+
+
+def target_as_mask():
+    return with_target(torch.tensor([3, 1, 4, 1]), Masked)
+
+
+class Switched(ConvNet):
+    def forward(self, given: Any, scaled: bool = False) -> Any:
+        return super().forward(given)
+
+
+def target_as_switch():
+    return with_target(torch.tensor([3, 1, 4, 1]), Switched)
+
+
+class WithState(ConvNet):
+    def forward(self, given: Any, state: Any = None) -> Any:
+        if state is not None:
+            _hidden, _cell = state
+        return super().forward(given)
+
+
+def target_as_state():
+    return with_target(torch.rand(4, 10), WithState)
+
+
+def labels_in_a_dict():
+    return ConvNet(), lambda step: {"images": images(step), "labels": torch.zeros(16)}
+
+
+def with_loss(loss: Any) -> Any:
+    return {"model": ConvNet(), "make_batch": lambda step: images(step, 4), "loss": loss}
+
+
+def loss_is_a_number():
+    return with_loss(lambda output, batch: output.mean().item())
+
+
+def loss_of_each():
+    return with_loss(lambda output, batch: output.mean(1))
+
+
+def loss_detached():
+    return with_loss(lambda output, batch: output.mean().detach())
+
+
+def loss_fails():
+    return with_loss(lambda output, batch: batch[9].mean())

@@ -155,7 +155,6 @@ def gradients_are_no_views_of_their_bucket(recording: Recording) -> Iterator[Dra
         ),
         in_code(
             "Look for hooks and code that assign .grad; write into it (copy_, mul_) instead",
-            cost="None",
             untried="the doctor cannot tell which code assigns it",
         ),
         detail=f"They are those of {name_list(names)} of the probe's model; the values are right.",

@@ -51,7 +51,7 @@ MODES = {
         "Let every rank use every parameter, with a factor of 0 where it means none",
         "The unused branch is computed",
     ),
-    "twice": Words("a parameter used twice", "Train with static_graph=True and look again", "None"),
+    "twice": Words("a parameter used twice", "Train with static_graph=True and look again", ""),
     "static-graph": _STATIC,
     "checkpoint": _CHECKPOINT,
     "checkpoint-static": Words(

@@ -10,7 +10,7 @@ from typing import Any
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Skip
 from ddp_doctor.probing.user_model import batches
-from ddp_doctor.probing.user_model.batches import Batch, loss_of
+from ddp_doctor.probing.user_model.batches import Batch
 from ddp_doctor.probing.user_model.probe import ModelProbe, Ready, Stopped
 
 #: Width and depth: 4 MiB of gradients on a CPU, 64 MiB on a GPU, where more of it fits into 10 ms.
@@ -255,7 +255,7 @@ def _require_steps(ctx: RankContext, ready: Ready) -> None:
 
 
 def _loss(module: Any, batch: Batch) -> Any:
-    return loss_of(module(*batch.args, **batch.kwargs))
+    return batch.loss(batch.forward(module))
 
 
 def _forget_peak(ctx: RankContext) -> None:

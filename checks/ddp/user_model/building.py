@@ -65,8 +65,10 @@ def raises(recording: Recording) -> Iterator[Draft]:
     """Code of the user's model that raises an exception.
 
     What it finds
-        The import of the module, its factory, ``make_batch(step)``, a forward, a backward or the wrapping in
-        DDP raised on all ranks or on some, with the innermost line of the user's code.
+        The import of the module, its factory, ``make_batch(step)``, a forward, the loss, a backward or the
+        wrapping in DDP raised on all ranks or on some, with the innermost line of the user's code. Or what
+        ``--model`` names can be used on some ranks only: the module is not on one node, the factory returns
+        no model there. Where no rank can use it, that is no finding, but a usage error.
 
     Why it matters
         The job fails the same way. Where only some ranks fail, the others wait for them, by default for 10
@@ -88,6 +90,9 @@ def raises(recording: Recording) -> Iterator[Draft]:
     for ranks in same_trouble.values():
         trouble = ranks[0].fact.trouble
         assert trouble is not None
+        if trouble.misuse:
+            yield _not_here(recording, ranks, trouble)
+            continue
         yield proved(
             (*culprits(recording, ranks), *([code(trouble.where)] if trouble.where else [])),
             f"{_DOING[trouble.phase].format(model=ranks[0].fact.model)} raises {trouble.type}{at(trouble.where)}"
@@ -100,12 +105,26 @@ def raises(recording: Recording) -> Iterator[Draft]:
         )
 
 
+def _not_here(recording: Recording, ranks: list[FactAt[UserModel]], trouble: Trouble) -> Draft:
+    """What can be used on other ranks. The file may be another one here, or what it does may depend on the rank."""
+    return likely(
+        culprits(recording, ranks),
+        f"{ranks[0].fact.model} cannot be used on {on_ranks(recording, ranks)}: {trouble.message}",
+        Evidence(text=f"in {trouble.phase} on rank {rank_of(ranks[0])}: {trouble.message}"),
+        in_model_code(
+            "Have the same files and the same working directory on all nodes, and return the same on all ranks"
+        ),
+        detail="It can be used on other ranks, so a job would begin with some of its ranks only.",
+    )
+
+
 _DOING = {
     "import": "The import of {model}",
     "factory": "{model}",
     "move": "Moving the model of {model} to the device",
     "make_batch": "make_batch of {model}",
     "forward": "The forward of {model}",
+    "loss": "The loss of {model}",
     "backward": "The backward of {model}",
     "wrap": "Wrapping the model of {model} in DDP",
 }
@@ -119,6 +138,10 @@ def _after(trouble: Trouble) -> Remedy:
     if trouble.type == "SystemExit":
         return in_model_code(
             'Put what ends the program under `if __name__ == "__main__"`: the module is imported here'
+        )
+    if trouble.type == "ModuleNotFoundError":
+        return in_model_code(
+            "Install what is missing for the Python that runs the job, and run ddp-doctor with that one"
         )
     if "more than 1 value per channel" in trouble.message:
         return in_model_code("Give BatchNorm more than one sample a rank, or use GroupNorm or SyncBatchNorm")

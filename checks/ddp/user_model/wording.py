@@ -54,12 +54,12 @@ def names(some: Names) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def in_model_code(summary: str, cost: str = "None", reference: str = DDP_PAGE) -> Remedy:
+def in_model_code(summary: str, cost: str = "", reference: str = DDP_PAGE) -> Remedy:
     """A change to the user's code, which the doctor cannot try: it has no other model."""
     return in_code(
         summary,
         cost=cost,
-        undo=NOTHING_TO_UNDO if cost == "None" else "take the change back",
+        undo=NOTHING_TO_UNDO if not cost else "take the change back",
         untried="the doctor changes no code of yours; repeat the run with --model when it is changed",
         references=(reference,),
     )

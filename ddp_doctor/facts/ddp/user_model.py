@@ -7,7 +7,7 @@ from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.fact import Fact
 
 #: What the user's code was asked to do when it failed.
-Phase = Literal["import", "factory", "move", "make_batch", "forward", "backward", "wrap"]
+Phase = Literal["import", "factory", "move", "make_batch", "forward", "loss", "backward", "wrap"]
 #: This many of many names are listed; their number stands for the others.
 MOST_NAMES = 16
 

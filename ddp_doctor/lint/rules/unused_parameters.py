@@ -94,7 +94,7 @@ def _unused(layer: Value, title: str, severity: Severity | None = None) -> Spot:
     remedy = (
         "Wrap with find_unused_parameters=True" if severity else "Remove the layer, or use it in the forward"
     )
-    cost = "DDP walks the autograd graph after every forward" if severity else "None"
+    cost = "DDP walks the autograd graph after every forward" if severity else ""
     return Spot(layer, title, remedy=remedy, cost=cost, severity=severity)
 
 

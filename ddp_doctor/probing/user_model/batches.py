@@ -5,10 +5,19 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
 from typing import Any
 
 from ddp_doctor.facts.ddp.user_model import Misplaced
 from ddp_doctor.model.context import RankContext
+from ddp_doctor.probing.user_model.arguments import (
+    Form,
+    arguments,
+    form_of,
+    is_several,
+    may_hold_a_target,
+    no_argument,
+)
 from ddp_doctor.probing.user_model.user_code import SEED, Loaded, Misuse, seed
 
 
@@ -59,8 +68,10 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 @dataclass(frozen=True)
 class Batch:
-    """The arguments of one forward."""
+    """What make_batch returned, on the rank's device, and what of it are the arguments of a forward."""
 
+    given: Any
+    form: Form = field(default_factory=Form)
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
@@ -72,8 +83,32 @@ class Batch:
 
     def parts(self) -> Iterator[tuple[str, Any]]:
         """Every tensor and all else that is no tuple, list, mapping or data class, with its place."""
-        yield from _parts(self.args, _moves_itself)
-        yield from _parts(dict(self.kwargs), _moves_itself)
+        is_nest = isinstance(self.given, Mapping) or is_several(self.given)
+        yield from _parts(self.given if is_nest else (self.given,), _moves_itself)
+
+    def forward(self, module: Any) -> Any:
+        """What a model, or what wraps it, returns for the batch."""
+        return module(*self.args, **self.kwargs)
+
+    def loss(self, output: Any) -> Any:
+        """One number to go backward from: the user's loss, or that of ``loss_of``. Raises Misuse."""
+        return loss_of(output) if self.form.loss is None else _own_loss(self.form.loss, output, self.given)
+
+    def changed(self, change: Callable[[Any], Any]) -> "Batch":
+        """The same with other tensors. Raises Misuse where forward does not take it."""
+        given = _mapped(self.given, change)
+        return Batch(given, self.form, *arguments(given, self.form))
+
+    def require_arguments(self, module: Any, raised: str) -> None:
+        """Raises Misuse where forward, which has just ``raised``, works without the last thing of the batch."""
+        if may_hold_a_target(self.given, self.form):
+            try:
+                module(*self.args[:-1])
+            except Exception:  # noqa: BLE001 - what it raised before is what there is to say
+                return
+            raise no_argument(
+                self.given, self.form, f"raises {raised} with it, and nothing with the inputs alone"
+            )
 
 
 def _moves_itself(value: Any) -> bool:
@@ -120,24 +155,20 @@ def make(ctx: RankContext, loaded: Loaded, step: int) -> tuple[Batch, tuple[Misp
     assert loaded.make_batch is not None
     seed(SEED + 1000 * step + ctx.group_rank + 1)
     given = loaded.make_batch(step)
-    batch = _arguments(given)
+    form = form_of(loaded)
+    batch = Batch(
+        {str(key): value for key, value in given.items()} if isinstance(given, Mapping) else given, form
+    )
     if not any(isinstance(leaf, torch.Tensor) or _moves_itself(leaf) for _, leaf in batch.parts()):
         raise Misuse(
             f"make_batch({step}) returns a {type(given).__name__} without a tensor or an object with a .to()"
         )
-    batch = Batch(_moved(batch.args, ctx.device), _moved(dict(batch.kwargs), ctx.device))
+    batch = batch.changed(partial(_moved, device=ctx.device))
     return batch, tuple(
         Misplaced(kind="input", name=place, device=str(tensor.device))
         for place, tensor in batch.tensors()
         if not on(tensor, ctx.device)
     )
-
-
-def _arguments(given: Any) -> Batch:
-    if isinstance(given, Mapping):
-        return Batch(kwargs={str(key): value for key, value in given.items()})
-    is_several = isinstance(given, tuple | list) and not _moves_itself(given)
-    return Batch(args=tuple(given)) if is_several else Batch(args=(given,))
 
 
 def on(tensor: Any, device: str) -> bool:
@@ -147,13 +178,10 @@ def on(tensor: Any, device: str) -> bool:
     return bool(tensor.device == torch.device(device))
 
 
-def _moved(value: Any, device: str) -> Any:
-    def moved(leaf: Any) -> Any:
-        if _moves_itself(leaf):
-            return _moved_by_itself(leaf, device)
-        return leaf.to(device) if leaf.device.type == "cpu" else leaf
-
-    return _mapped(value, moved)
+def _moved(leaf: Any, device: str) -> Any:
+    if _moves_itself(leaf):
+        return _moved_by_itself(leaf, device)
+    return leaf.to(device) if leaf.device.type == "cpu" else leaf
 
 
 def _moved_by_itself(value: Any, device: str) -> Any:
@@ -223,7 +251,7 @@ def _of_first_rank(ctx: RankContext, batch: Batch) -> Batch:
         dist.broadcast(whole, source, group=ctx.group)
         return whole
 
-    return Batch(_mapped(batch.args, received), _mapped(dict(batch.kwargs), received))
+    return batch.changed(received)
 
 
 def loss_of(output: Any) -> Any:
@@ -245,6 +273,23 @@ def loss_of(output: Any) -> Any:
     if not means:
         raise Misuse(f"the model returns a {type(output).__name__} without a floating-point tensor")
     return torch.stack(means).sum()
+
+
+def _own_loss(loss: Callable[[Any, Any], Any], output: Any, given: Any) -> Any:
+    import torch
+
+    value = loss(output, given)
+    if not isinstance(value, torch.Tensor):
+        raise Misuse(
+            f"loss(output, batch) returns a {type(value).__name__}; it has to be a tensor of one number"
+        )
+    if value.numel() != 1:
+        raise Misuse(f"loss(output, batch) returns a tensor of shape {list(value.shape)}; take its mean()")
+    if not value.requires_grad and any(tensor.requires_grad for _, tensor in leaves(output)):
+        raise Misuse(
+            "loss(output, batch) returns a tensor without a gradient; leave .item() and .detach() out"
+        )
+    return _real(value).reshape(())
 
 
 def _is_plain_object(value: Any) -> bool:

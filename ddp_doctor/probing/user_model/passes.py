@@ -12,7 +12,7 @@ from typing import Any
 from ddp_doctor.facts.ddp.user_model import MOST_NAMES, BatchNorms, Call, Hook, Parting, Trouble
 from ddp_doctor.knowledge.ddp import gradient_tolerance
 from ddp_doctor.model.context import RankContext
-from ddp_doctor.probing.user_model.batches import Batch, loss_of
+from ddp_doctor.probing.user_model.batches import Batch
 from ddp_doctor.probing.user_model.user_code import SEED, attempt, calling_line, seed
 
 #: Elements of all gradients that are kept and compared, and of one parameter at least.
@@ -58,7 +58,14 @@ def run(model: Any, batch: Batch, value: int = SEED) -> Pass:
     seed(value)
     with as_wrapped(model) as named:
         with noting(model, done.noted):
-            loss, done.trouble = attempt("forward", lambda: loss_of(model(*batch.args, **batch.kwargs)))
+            output, done.trouble = attempt("forward", lambda: batch.forward(model))
+            loss = None
+            if done.trouble is None:
+                loss, done.trouble = attempt("loss", lambda: batch.loss(output))
+            elif not done.trouble.out_of_memory:
+                raised = " at ".join(filter(None, (done.trouble.type, done.trouble.where)))
+                misuse = attempt("forward", lambda: batch.require_arguments(model, raised))[1]
+                done.trouble = misuse or done.trouble
         done.frozen = [name for name, parameter in named if not parameter.requires_grad]
         if loss is not None:
             _, done.trouble = attempt("backward", loss.backward)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from ddp_doctor.facts.ddp.user_model import MOST_NAMES, LocalPass, Misplaced, Names, Phase, Trouble, UserModel
 from ddp_doctor.knowledge.ddp import gradient_tolerance, manifests
 from ddp_doctor.model.context import RankContext
-from ddp_doctor.model.fact import Failed, Skip
+from ddp_doctor.model.fact import Failed, Misused, Skip
 from ddp_doctor.probing import module_manifest
 from ddp_doctor.probing.user_model import batches, passes, steps
 from ddp_doctor.probing.user_model.batches import Batch, move, off_device
@@ -23,7 +23,7 @@ from ddp_doctor.probing.user_model.passes import Pass
 from ddp_doctor.probing.user_model.user_code import SEED, Loaded, attempt, find, generators_kept, made
 
 T = TypeVar("T")
-_RAISED, _MISUSED = "raised", "misused"
+_RAISED, _MISUSED, _NO_MEMORY = "raised", "misused", "no memory"
 #: The batches of the probe: one may take a branch that the other does not.
 _BATCHES = (0, 1)
 #: Passes that are still to come when each rank has made the first two.
@@ -104,20 +104,22 @@ class ModelProbe:
         return value
 
     def _settle(self, phase: str, trouble: Trouble | None, name: str) -> None:
-        """Go on if no rank has trouble. Raises Stopped; Failed where --model is misused, Skip on the other ranks."""
-        is_misuse = trouble is not None and (trouble.misuse or trouble.out_of_memory)
-        own = (_MISUSED if is_misuse else _RAISED) if trouble is not None else ""
+        """Go on if no rank has trouble.
+
+        Raises Stopped; Misused where no rank can use what --model names; where the part of a GPU is too small
+        Failed, and Skip on the other ranks.
+        """
         with self.ctx.step("compare_outcomes", name):
-            answers = self.ctx.exchange(f"outcome of {name}", own)
+            answers = self.ctx.exchange(f"outcome of {name}", _outcome(trouble))
         if not any(answers):
             return
         if trouble is not None and trouble.out_of_memory:
             raise Failed(f"the part of the GPU's memory that the doctor takes is too small for the {phase}")
-        if trouble is not None and trouble.misuse:
-            raise Failed(trouble.message)
-        if _RAISED not in answers:
-            where = next(self.ctx.ranks[place] for place, word in enumerate(answers) if word)
-            raise Skip(f"rank {where} could not use what --model names")
+        if trouble is not None and set(answers) == {_MISUSED}:
+            raise Misused(trouble.message)
+        if set(answers) <= {"", _NO_MEMORY}:
+            where = self.ctx.ranks[answers.index(_NO_MEMORY)]
+            raise Skip(f"the part of its GPU's memory that rank {where} takes is too small")
         self.seen["trouble"] = trouble
         self._stop(phase)
 
@@ -204,9 +206,11 @@ class ModelProbe:
         first = next(
             (name for name, module in model.named_modules() if isinstance(module, SyncBatchNorm)), None
         )
-        why = f"{self.ctx.model} has SyncBatchNorm ({first}), which works on GPUs only, and these ranks are on the CPU"
-        trouble = Trouble(phase="forward", misuse=True, message=why) if first is not None else None
-        self._settle("forward", trouble, "sync_batch_norm")
+        if first is not None:  # on all ranks: their manifests agree
+            raise Failed(
+                f"{self.ctx.model} has SyncBatchNorm ({first}), which works on GPUs only, and these ranks are"
+                " on the CPU"
+            )
 
     def _batches(self, loaded: Loaded) -> dict[int, Batch]:
         found: dict[int, Batch] = {}
@@ -324,6 +328,12 @@ class ModelProbe:
         if not failed and spread <= gradient_tolerance.REPEATED:
             peer, apart, hooks = passes.compare(ctx, model, done)
             self.seen.update(same_batch_peer=peer, apart=_names(apart), hooks=hooks[:MOST_NAMES])
+
+
+def _outcome(trouble: Trouble | None) -> str:
+    if trouble is None:
+        return ""
+    return _NO_MEMORY if trouble.out_of_memory else _MISUSED if trouble.misuse else _RAISED
 
 
 def _kept(manifest: manifests.Manifest) -> manifests.Manifested:

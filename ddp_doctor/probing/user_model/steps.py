@@ -8,7 +8,7 @@ from typing import Any
 from ddp_doctor.facts.ddp.user_model import MOST_NAMES, Bucket, Buckets, Names, OffGradient
 from ddp_doctor.knowledge.ddp import gradient_tolerance
 from ddp_doctor.model.context import RankContext
-from ddp_doctor.probing.user_model.batches import Batch, loss_of
+from ddp_doctor.probing.user_model.batches import Batch
 from ddp_doctor.probing.user_model.passes import Pass, as_wrapped, clear, take_gradients, trainable
 from ddp_doctor.probing.user_model.user_code import SEED, seed, trouble
 
@@ -63,7 +63,7 @@ def synchronised(ctx: RankContext, ddp: Any, batch: Batch, step: int) -> tuple[P
     try:
         with as_wrapped(ddp.module) as named:
             with ctx.step("forward", f"synchronised, batch {step}"):
-                loss = loss_of(ddp(*batch.args, **batch.kwargs))
+                loss = batch.loss(batch.forward(ddp))
             middle = ctx.clock()
             with ctx.step("backward", f"synchronised, batch {step}"):
                 loss.backward()

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -96,19 +97,26 @@ SEED = 20240229
 
 @dataclass(frozen=True)
 class Loaded:
-    """What the factory returned: the model, the function that makes its batches, and DDP's options."""
+    """What the factory returned: the model, what makes its batches, its loss, and DDP's options."""
 
     model: Any
     make_batch: Callable[[int], Any] | None = None
+    loss: Callable[[Any, Any], Any] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def seed(value: int = SEED) -> None:
-    """All generators that a model draws from: numpy's too, where numpy is imported already."""
+    """All generators that a model draws from: numpy's too, where numpy is imported already.
+
+    ``torch.manual_seed`` formats a stack for each kind of device that is not in use, a quarter of a small model's pass.
+    """
     import torch
 
     random.seed(value)
-    torch.manual_seed(value)
+    torch.default_generator.manual_seed(value)
+    cuda: Any = torch.cuda
+    if cuda.is_initialized():
+        cuda.manual_seed_all(value)
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(value)
 
@@ -144,9 +152,11 @@ def find(name: str) -> Callable[[], Any]:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise Misuse(f"there is no module {error.name!r} in {here} or on the Python path") from None
         raise
+    source = getattr(found, "__file__", None) or module_name
     for part in path.split("."):
         if not hasattr(found, part):
-            raise Misuse(f"{module_name} has no {path!r}")
+            near = get_close_matches(part, [known for known in dir(found) if not known.startswith("_")], 1)
+            raise Misuse(f"{source} has no {path!r}{f', but {near[0]!r}' if near else ''}")
         found = getattr(found, part)
     return _callable(name, found)
 
@@ -158,43 +168,92 @@ def _callable(name: str, found: Any) -> Callable[[], Any]:
         raise Misuse(f"{name} is a model itself; name a callable that makes one")
     if not callable(found):
         raise Misuse(f"{name} is a {type(found).__name__}, not a callable that makes a model")
-    try:
-        inspect.signature(found).bind()
-    except TypeError as error:
-        raise Misuse(f"{name} is called without arguments, but is {error}") from None
-    except ValueError:
-        pass  # a callable without a signature: the call itself shows it
+    if problem := not_taken(found):
+        raise Misuse(f"{name} is called without arguments, but is {problem}")
     factory: Callable[[], Any] = found
     return factory
+
+
+def not_taken(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    """Why a function does not take these arguments; empty where it does, or has no signature to tell."""
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError as error:
+        return str(error)
+    except ValueError:
+        pass  # the call itself shows it
+    return ""
+
+
+#: What a factory may return by name.
+_NAMES = ("model", "make_batch", "loss", "ddp")
+_TO_RETURN = (
+    "a torch.nn.Module, (model, make_batch), or a dict or an object with model, make_batch, loss and ddp"
+)
 
 
 def made(name: str, factory: Callable[[], Any]) -> Loaded:
     """Call the factory and read what it returned. Raises Misuse, and whatever the factory raises."""
     seed()
-    returned = factory()
-    parts = returned if isinstance(returned, tuple) else (returned,)
-    _require(name, parts)
-    loaded = Loaded(*parts)
-    return Loaded(loaded.model, loaded.make_batch, dict(loaded.options or {}))
+    parts = _parts(name, factory())
+    _require_model(name, parts["model"])
+    make_batch, loss, options = (parts.get(part) for part in _NAMES[1:])
+    _require_function(name, make_batch, "make_batch(step)", 1, "lambda step: batch")
+    _require_function(
+        name, loss, "loss(output, batch)", 2, "lambda output, batch: mse_loss(output, batch[1])"
+    )
+    _require_options(name, options or {})
+    return Loaded(parts["model"], make_batch, loss, dict(options or {}))
 
 
-def _require(name: str, parts: tuple[Any, ...]) -> None:
-    """Raises Misuse with what is wrong in what the factory returned."""
+def _parts(name: str, returned: Any) -> Mapping[str, Any]:
+    """What the factory returned, by name. Raises Misuse."""
+    import torch
+
+    if isinstance(returned, torch.nn.Module):
+        return {"model": returned}
+    if isinstance(returned, Mapping):
+        parts = dict(returned)
+        if unknown := [part for part in parts if part not in _NAMES]:
+            raise Misuse(f"{name} returns {unknown[0]!r} in its dict, which holds {', '.join(_NAMES)}")
+    elif isinstance(returned, tuple) and not hasattr(returned, "model"):
+        parts = dict(zip(("model", "make_batch", "ddp"), returned, strict=False)) if len(returned) < 4 else {}
+    else:
+        parts = {part: getattr(returned, part) for part in _NAMES if hasattr(returned, part)}
+    if "model" not in parts:
+        kind = f"tuple of {len(returned)}" if isinstance(returned, tuple) else type(returned).__name__
+        raise Misuse(f"{name} returns a {kind}; it has to return {_TO_RETURN}")
+    return parts
+
+
+def _require_model(name: str, model: Any) -> None:
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
-    model = parts[0] if parts else None
-    if isinstance(model, DistributedDataParallel | torch.nn.DataParallel):
-        raise Misuse(f"{name} returns a model in {type(model).__name__}; return it bare, the doctor wraps it")
-    if not isinstance(model, torch.nn.Module) or len(parts) > 3:
-        kind = f"a tuple of {len(parts)}" if len(parts) != 1 else f"a {type(model).__name__}"
-        raise Misuse(f"{name} returns {kind}; it has to return a torch.nn.Module, or (model, make_batch)")
-    if len(parts) > 1 and parts[1] is not None and not callable(parts[1]):
-        raise Misuse(
-            f"{name} returns a {type(parts[1]).__name__} beside the model; it has to be make_batch(step)"
-        )
-    if len(parts) > 2:
-        _require_options(name, parts[2])
+    bare = uncompiled(model)
+    if isinstance(bare, DistributedDataParallel | torch.nn.DataParallel):
+        raise Misuse(f"{name} returns a model in {type(bare).__name__}; return it bare, the doctor wraps it")
+    if not isinstance(model, torch.nn.Module):
+        raise Misuse(f"{name} returns a {type(model).__name__} as the model; it has to return {_TO_RETURN}")
+
+
+def uncompiled(model: Any) -> Any:
+    """The module in what torch.compile made of it."""
+    return getattr(model, "_orig_mod", model)
+
+
+def _require_function(name: str, given: Any, form: str, arguments: int, example: str) -> None:
+    """Raises Misuse where it is given, and no function of so many arguments."""
+    import torch
+
+    what = form.partition("(")[0]
+    if given is None:
+        return
+    if not callable(given) or isinstance(given, torch.nn.Module):
+        kind = type(given).__name__
+        raise Misuse(f"{name} returns a {kind} as {what}; it has to be a function {form}, such as {example}")
+    if problem := not_taken(given, *[None] * arguments):
+        raise Misuse(f"{what} of {name} has to be {form}, such as {example}; called so, it is {problem}")
 
 
 def _require_options(name: str, options: Any) -> None:
