@@ -184,8 +184,8 @@ def summary(
     scope = _scope(recording)
     if recording.interrupted:
         cut = [result for result in results if (result.reason or "").startswith(INTERRUPTED_AFTER)]
-        where = f" in {cut[0].id}, {(cut[0].reason or '').removeprefix('interrupted ')}" if cut else ""
-        return f"Interrupted{where}: tested only in part ({scope})."
+        where = f"{cut[0].id} was {cut[0].reason}; " if cut else ""
+        return f"Interrupted: {where}tested only in part ({scope})."
     if verdict is Verdict.SICK:
         worst = diagnosis.findings[0]
         others = sum(f.severity.at_least(_bar(recording)) for f in diagnosis.findings) - 1

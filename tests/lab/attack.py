@@ -85,6 +85,9 @@ class Run:
         if pid == self.process.pid:
             return "agent"
         name, command = comm(pid), Path(f"/proc/{pid}/cmdline").read_bytes()
+        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        if b"forkserver" in command and "fork" in (name[11:] or "fork") and parent != self.process.pid:
+            return "other"  # what an import starts is called as it until it becomes another program
         if name.startswith("ddp-doctor:"):
             return {"fork": "forkserver", "ctl": "store"}.get(name[11:], "rank" if name[11] == "r" else name)
         known = {b"resource_tracker": "tracker", b"forkserver": "forkserver", b"torchrun.main": "torchrun"}

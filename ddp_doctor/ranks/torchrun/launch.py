@@ -26,7 +26,8 @@ from ddp_doctor.settings.trials import LOCAL_ADDR
 
 _MODULE = "ddp_doctor.ranks.torchrun.main"
 #: torch 2.13 distributed/elastic/multiprocessing/api.py, _terminate_process_handler.
-_SIGNALLED = re.compile(r"SignalException: Process \d+ got signal")
+#: Before that, while it imports, SIGINT ends it as any Python.
+_SIGNALLED = re.compile(r"SignalException: Process \d+ got signal|^KeyboardInterrupt$", re.MULTILINE)
 
 
 @dataclass
