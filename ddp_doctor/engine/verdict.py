@@ -50,9 +50,12 @@ def _report(recording: Recording, diagnosis: Diagnosis, checks: Sequence[Check])
 
 
 def _world(recording: Recording) -> World | None:
-    """The world, with what the ranks recorded of its backend."""
+    """The world, with what the ranks recorded of its backend; a command that starts no ranks has none."""
     if recording.world is None:
         return None
+    if recording.options.command != "run":
+        no_ranks = {"nproc_per_node": 0, "world_size": 0, "backend": "none"}
+        return recording.world.model_copy(update=no_ranks)
     return recording.world.model_copy(update={"backend_impl": backend_of_ranks(recording)})
 
 

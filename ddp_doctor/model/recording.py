@@ -38,11 +38,18 @@ class World(Frozen):
 
     nnodes: int = 1
     nproc_per_node: int = 1  # of the first node, where nodes differ
-    world_size: int = 1
-    backend: str = "gloo"
+    world_size: int = Field(
+        default=1, description="All ranks; 0 in the report of a command that starts none."
+    )
+    backend: str = Field(
+        default="gloo", description='Of the ranks; "none" in the report of a command that starts none.'
+    )
     backend_impl: str | None = None  # in a report: the class behind it, as the ranks recorded it
     launcher: str = "plain"
-    foreign_nodes: int = 1  # how many nodes the launcher's own world has; each is tested by itself
+    foreign_nodes: int = Field(
+        default=1,
+        description="How many nodes the launcher's own world has, of which each is tested by itself; 1 is no others.",
+    )
     nodes: tuple[Node, ...] = ()  # those that reported in
     expected_hosts: tuple[str, ...] = ()  # by node rank, where a scheduler or the user named them
 

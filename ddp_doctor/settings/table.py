@@ -27,8 +27,8 @@ double quotes keeps its white space; a line that begins with # is a comment.
 
 Releases are NCCL's in NCCL's own rows, and torch's in all others. data/never_read.ini has names that people set
 although no release reads them; data/foreign.ini the prefixes that plug-ins, images and build scripts use, which
-nobody may call misspelled. Read from every NCCL tag 2.3.5 to 2.30.7, from what libnccl 2.31.2 and 2.32.3 themselves
-answer, and from torch 2.13 to 2.15; a later library may know more names.
+nobody may call misspelled. Read from every NCCL tag 2.3.5 to 2.30.7 and the user guide of that, from what libnccl
+2.31.2 and 2.32.3 themselves answer, and from torch 2.13 to 2.15; a later library may know more names.
 """
 
 from collections.abc import Callable, Iterator, Mapping

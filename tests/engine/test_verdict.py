@@ -131,6 +131,14 @@ def test_thousands_of_ranks_are_counted():
     assert len(report.checks[0].reason or "") < 250
 
 
+def test_a_prolog_claims_no_ranks_and_no_backend():
+    seen = Recording(world=World(nproc_per_node=2, world_size=2), options=Options(command="prolog"))
+    world = make_report(seen, Diagnosis(()), CHECKS).world
+
+    assert world is not None
+    assert (world.nnodes, world.nproc_per_node, world.world_size, world.backend) == (1, 0, 0, "none")
+
+
 @pytest.mark.parametrize(
     ("backend", "status", "exit_code"),
     [(Backend.NCCL, Status.ABSENT, 2), (Backend.NCCL, Status.FAILED, 3), (Backend.AUTO, Status.ABSENT, 0)],
