@@ -52,8 +52,8 @@ _EXIT_CODES = {
     ExitCode.HEALTHY: "Healthy: no finding at or above `--fail-on`. What was not tested is listed in the report.",
     ExitCode.SICK: "Sick: at least one finding at or above `--fail-on` (default: error).",
     ExitCode.USAGE: "Usage error: an unknown option or check, an unreadable or foreign file, an output that cannot be"
-    " written, a `--model` that names no factory of a model, NCCL where no node shows a GPU. One sentence on stderr says"
-    " which; for what only nodes or ranks can tell, the last line of the report.",
+    " written, a `--model` that names no factory of a model, NCCL where no node shows a GPU. One sentence on stderr"
+    " says which; for what only nodes or ranks can tell, the last line of the report.",
     ExitCode.UNSURE: "Unsure: nothing could be measured, or a check failed or timed out and no finding explains"
     " why, or the doctor failed itself (the trace is in a file that the last line names).",
     ExitCode.INTERRUPTED: "Interrupted by Ctrl-C, SIGTERM or SIGHUP. The report and the recording hold what was seen,"
