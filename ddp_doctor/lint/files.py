@@ -61,7 +61,7 @@ def _walk(folder: str, above: set[tuple[int, int]]) -> Iterator[str]:
 def names_in(folder: Path) -> frozenset[str]:
     """The names in a folder; none where it is no folder, or cannot be read."""
     try:
-        return frozenset(entry.name for entry in folder.iterdir())
+        return frozenset(entry.name for entry in os.scandir(folder))
     except OSError:
         return frozenset()
 
