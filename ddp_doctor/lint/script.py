@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import islice
+from pathlib import Path
 
 from ddp_doctor.lint import names
 from ddp_doctor.lint.expressions import Assignment
@@ -108,6 +110,13 @@ class Script:
         self.has_unknown_star = self._trace.has_unknown_star
         self.forwards: dict[Value, list[Call]] = {}  # what training.forwards_in found
         self._ddp: dict[Value, bool] = {}  # what is_ddp found
+
+    def names_beside(self, folder: str = "") -> frozenset[str]:
+        """The names in the script's folder, or in one below it; none where it is no folder, or cannot be read."""
+        try:
+            return frozenset(entry.name for entry in os.scandir(Path(self.path).parent / folder))
+        except (OSError, ValueError):
+            return frozenset()
 
     @cached_property
     def lines(self) -> list[str]:
