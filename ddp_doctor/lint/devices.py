@@ -186,7 +186,7 @@ def starts_nccl(script: Script, group: Call) -> bool:
     Not where the script asks for the class of torch 2.13, which waits for the first collective and takes its GPU.
     """
     backend = group.argument(0, "backend")
-    if "TORCH_DIST_USE_NCCL2" in script.words or group.has_stars:
+    if script.uses("TORCH_DIST_USE_NCCL2") or group.has_stars:
         return False
     return backend is None or any(
         _NCCL.search(str(option.constant)) or option.name.endswith("Backend.NCCL")
@@ -196,7 +196,7 @@ def starts_nccl(script: Script, group: Call) -> bool:
 
 def chooses_visible_gpus(script: Script) -> bool:
     """Whether each process is given its own GPU by CUDA_VISIBLE_DEVICES, after which GPU 0 is right for all."""
-    return "CUDA_VISIBLE_DEVICES" in script.words
+    return script.uses("CUDA_VISIBLE_DEVICES")
 
 
 def has_one_rank(script: Script) -> bool:

@@ -58,14 +58,6 @@ def _walk(folder: str, above: set[tuple[int, int]]) -> Iterator[str]:
             yield entry.path
 
 
-def names_in(folder: Path) -> frozenset[str]:
-    """The names in a folder; none where it is no folder, or cannot be read."""
-    try:
-        return frozenset(entry.name for entry in folder.iterdir())
-    except OSError:
-        return frozenset()
-
-
 def shown_path(path: str) -> str:
     """A path as reports have it: stdin by its name, and nothing that JSON cannot hold."""
     return "<stdin>" if path == "-" else as_utf8(path)

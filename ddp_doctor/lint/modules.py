@@ -182,10 +182,12 @@ def uses(definition: ast.ClassDef, name: str) -> Iterator[Use]:
                     continue
                 if is_init and (isinstance(child.ctx, ast.Store) or getattr(node, "attr", "") == "append"):
                     continue
-                is_argument = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+                is_argument = (
+                    isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and child in node.args
+                )
                 yield Use(
                     is_init,
-                    isinstance(node, ast.BinOp) or (is_argument and child in node.args),
+                    isinstance(node, ast.BinOp) or is_argument,
                     isinstance(node, ast.Attribute) and node.attr in _PLACES,
                     isinstance(child.ctx, ast.Store),
                 )
@@ -198,7 +200,7 @@ def _is_self(node: ast.expr) -> bool:
 def reads_indirectly(script: Script, module: Module) -> bool:
     """Whether submodules may be used or frozen without being named."""
     definition = module.definition
-    return bool(_INDIRECT.search(words(ast.walk(definition)))) or "requires_grad" in script.words
+    return bool(_INDIRECT.search(words(ast.walk(definition)))) or script.uses("requires_grad")
 
 
 def has_branches(module: Module) -> bool:

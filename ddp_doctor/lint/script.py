@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import islice
+from pathlib import Path
 
 from ddp_doctor.lint import names
 from ddp_doctor.lint.expressions import Assignment
@@ -59,20 +61,16 @@ def libraries(modules: Iterable[str]) -> frozenset[str]:
 
 
 def words(nodes: Iterable[ast.AST]) -> str:
-    """The names among these nodes, and the strings without a space, one a line; outer nodes come first."""
-    nodes = tuple(nodes)
-    found = {text for text in _strings(nodes) if " " not in text and "\n" not in text}
-    for node in nodes:
-        field = _NAMED.get(type(node))
-        if field is not None:
-            found.add(getattr(node, field) or "")
-    return "\n".join(found)
+    """The names among these nodes, and the strings without a space, one a line."""
+    found = {getattr(node, _NAMED[type(node)]) for node in nodes if type(node) in _NAMED}
+    return "\n".join(text for text in found if isinstance(text, str) and " " not in text and "\n" not in text)
 
 
 #: Where the name of a node is. Imports are no use of what they import.
 _NAMED: dict[type[ast.AST], str] = {
     ast.Name: "id",
     ast.Attribute: "attr",
+    ast.Constant: "value",
     ast.keyword: "arg",
     ast.arg: "arg",
     ast.FunctionDef: "name",
@@ -113,6 +111,13 @@ class Script:
         self.forwards: dict[Value, list[Call]] = {}  # what training.forwards_in found
         self._ddp: dict[Value, bool] = {}  # what is_ddp found
 
+    def names_beside(self, folder: str = "") -> frozenset[str]:
+        """The names in the script's folder, or in one below it; none where it is no folder, or cannot be read."""
+        try:
+            return frozenset(entry.name for entry in os.scandir(Path(self.path).parent / folder))
+        except (OSError, ValueError):
+            return frozenset()
+
     @cached_property
     def lines(self) -> list[str]:
         """The lines as the parser counts them."""
@@ -136,15 +141,21 @@ class Script:
         """The strings in it, without those that stand alone: they document."""
         return frozenset(_strings(self.nodes))
 
-    @cached_property
-    def words(self) -> str:
-        """The names that it uses, and its strings without a space, one a line. No comments, imports or sentences."""
-        return words(self.nodes)
+    def uses(self, *parts: str) -> bool:
+        """Whether one of these is part of a name that it uses, or of a string without a space.
+
+        Comments, imports and sentences are no use. What the text lacks need not be looked for among the words.
+        """
+        return any(part in self.source and part in self._words for part in parts)
+
+    def uses_in_any_case(self, *parts: str) -> bool:
+        """The same, whether its letters are small or capital; those of the parts are small."""
+        lowered = self.source.lower()
+        return any(part in lowered and part in self._words.lower() for part in parts)
 
     @cached_property
-    def lowered(self) -> str:
-        """The words in lower case."""
-        return self.words.lower()
+    def _words(self) -> str:
+        return words(self.nodes)
 
     @cached_property
     def assigned_in(self) -> dict[int, ast.Assign]:

@@ -172,7 +172,7 @@ def uses_gpu(script: Script) -> bool:
     backends = [group.argument(0, "backend") for group in script.named(names.INIT)]
     if backends and all(backend is not None and backend.constant == "gloo" for backend in backends):
         return False
-    return any(word in script.words for word in ("cuda", "nccl", "device_ids"))
+    return script.uses("device_ids", "cuda", "nccl")
 
 
 def no_gradients(call: Call) -> bool:

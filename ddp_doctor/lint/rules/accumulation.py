@@ -40,7 +40,7 @@ def without_no_sync(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html#torch.nn.parallel.DistributedDataParallel.no_sync
     """
-    if any(name in script.words for name in _SWITCHED):
+    if script.uses(*_SWITCHED):
         return
     steps = list(training.optimizer_steps(script))
     clears = list(script.methods("zero_grad"))

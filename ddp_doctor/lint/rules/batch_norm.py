@@ -45,7 +45,7 @@ def small_batches(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
         https://arxiv.org/abs/1803.08494
     """
-    if not script.wraps or any(word in script.lowered for word in _NO_NEED):
+    if not script.wraps or script.uses_in_any_case(*_NO_NEED):
         return
     sizes = [size for call in training.loaders(script) if (size := _batch_size(script, call)) is not None]
     layer = next((call for call in script.calls if _has_statistics(call)), None)
@@ -79,7 +79,7 @@ def left_apart(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
         pytorch torch/nn/parallel/distributed.py forward_sync_buffers
     """
-    if any(word in script.lowered for word in (*_NO_NEED, "distribute_bn")):
+    if script.uses_in_any_case(*_NO_NEED, "distribute_bn"):
         return
     if any(script.methods("buffers", "named_buffers")):
         return  # what goes over them may share them

@@ -20,7 +20,7 @@ from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Value
 from ddp_doctor.model.choices import Severity
 
-_STRIPPED = re.compile(r"consume_prefix|unwrap|removeprefix|get_model_state_dict")
+_STRIPPED = ("consume_prefix", "unwrap", "removeprefix", "get_model_state_dict")
 #: Words in conditions and decorators which show that one process may save alone.
 _ONE_OF_ALL = re.compile(
     r"main|master|rank|primary|chief|leader|root|proc|gpu|local|device|is_save|should_save|writer|log",
@@ -56,7 +56,9 @@ def wrapper_saved(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
     """
-    if any(text.endswith("module.") for text in script.texts) or _STRIPPED.search(script.words):
+    if not any(script.named(_SAVE)):
+        return
+    if script.uses(*_STRIPPED) or _holds_prefix(script):
         return
     if any(script.is_ddp(call.receiver) for call in script.methods("load_state_dict")):
         return
@@ -74,6 +76,12 @@ def wrapper_saved(script: Script) -> Iterator[Spot]:
                     "The state of the DDP wrapper is saved: all keys begin with module.",
                     remedy="Save the model inside of the wrapper: model.module.state_dict()",
                 )
+
+
+def _holds_prefix(script: Script) -> bool:
+    """Whether a string ends like the prefix of the keys; the text says quickly where there is none."""
+    is_possible = any(f"module.{quote}" in script.source for quote in "'\"")
+    return is_possible and any(text.endswith("module.") for text in script.texts)
 
 
 @lint_rule("DDL130", "checkpoint-saved-on-every-rank", Severity.WARNING)
@@ -167,6 +175,8 @@ def sharded_read(script: Script) -> Iterator[Spot]:
     """
     folders = {folder for call in script.calls if call.name.startswith(_DCP) for folder in _folders(call)}
     sharded = _loaded_into_shards(script)
+    if not (folders or sharded or script.uses(".distcp")):
+        return
     for call in script.named(_LOAD):
         if id(call) in sharded:
             yield Spot(

@@ -52,7 +52,7 @@ def without_scaler(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/docs/stable/amp.html#gradient-scaling
     """
-    if any(word in script.lowered for word in _SCALES) or "apex" in script.modules:
+    if script.uses_in_any_case(*_SCALES) or "apex" in script.modules:
         return
     for call in script.methods("backward"):
         for part in training.made_of(call.receiver):

@@ -148,7 +148,7 @@ def _moves(definition: ast.AST) -> bool:
 
 def has_default_device(script: Script) -> bool:
     """Whether tensors may be made on the GPU, or moved there, without being asked."""
-    return any(word in script.lowered for word in _DEFAULT_DEVICE)
+    return script.uses_in_any_case(*_DEFAULT_DEVICE)
 
 
 def wraps_on_gpu(script: Script) -> bool:

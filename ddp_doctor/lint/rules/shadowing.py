@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ddp_doctor.knowledge.import_path import TORCH, hidden_modules
-from ddp_doctor.lint.files import names_in
 from ddp_doctor.lint.rule import Spot, lint_rule
 from ddp_doctor.lint.script import Script
 from ddp_doctor.model.choices import Severity
@@ -40,11 +39,10 @@ def hidden_by_a_file(script: Script) -> Iterator[Spot]:
     References
         https://docs.python.org/3/library/sys_path_init.html
     """
-    folder = Path(script.path).parent
-    names = names_in(folder)
+    names = script.names_beside()
     if Path(script.path).name not in names or "__init__.py" in names:
         return
-    for module, file in hidden_modules(names, lambda name: names_in(folder / name)).items():
+    for module, file in hidden_modules(names, script.names_beside).items():
         whose = TORCH if module == TORCH else f"Python's own {module}"
         yield Spot(
             _import_of(script, module),

@@ -129,7 +129,9 @@ def no_set_epoch(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
     """
     told = _told(script) if _has_epochs(script) else None
-    for call in script.named(names.SAMPLER) if told is not None else ():
+    if told is None:
+        return
+    for call in script.named(names.SAMPLER):
         if id(call.node) in told:
             continue
         shuffled = call.argument(3, "shuffle")
@@ -148,7 +150,7 @@ def _told(script: Script) -> set[int] | None:
     """The samplers whose ``set_epoch`` is called in every epoch, by node; None if it may be that of any."""
     calls = list(script.methods("set_epoch"))
     if not calls:
-        return None if "set_epoch" in script.words else set()
+        return None if script.uses("set_epoch") else set()
     found = set[int]()
     for call in calls:
         samplers = [sampler for sampler in _samplers(call.receiver) if sampler.kind != "constant"]

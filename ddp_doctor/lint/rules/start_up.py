@@ -118,7 +118,7 @@ def process_group_left_open(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/distributed.html#shutdown
     """
     starts = list(script.named(names.INIT))
-    ends = any(True for _ in script.named(names.DESTROY)) or "destroy_process_group" in script.words
+    ends = any(True for _ in script.named(names.DESTROY)) or script.uses("destroy_process_group")
     from_elsewhere = any(
         _MAY_END.search(call.name.rpartition(".")[2])
         for call in script.calls
@@ -152,11 +152,10 @@ def local_rank_as_argument(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/distributed.html#launch-utility
         https://pytorch.org/docs/stable/elastic/run.html#transitioning-from-torch-distributed-launch-to-torchrun
     """
-    if "LOCAL_RANK" in script.words:
-        return
     for call in script.methods("add_argument"):
         given = [argument.constant for argument in call.args]
-        if ("--local_rank" in given or "--local-rank" in given) and _uses_local_rank(script):
+        is_local_rank = "--local_rank" in given or "--local-rank" in given
+        if is_local_rank and _uses_local_rank(script) and not script.uses("LOCAL_RANK"):
             yield Spot(
                 call,
                 "The local rank is expected as an argument, which torchrun does not give",

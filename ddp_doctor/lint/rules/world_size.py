@@ -108,9 +108,7 @@ def reduced_by_hand(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/docs/stable/notes/ddp.html
     """
-    if any(word in script.words for word in _OWN_REDUCTION) or not any(
-        True for _ in training.backwards(script)
-    ):
+    if script.uses(*_OWN_REDUCTION) or not any(True for _ in training.backwards(script)):
         return
     for call in script.named("torch.distributed.all_reduce"):
         gradient = call.argument(0, "tensor")
