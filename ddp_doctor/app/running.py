@@ -104,6 +104,8 @@ def _on_a_free_port(request: RunRequest) -> tuple[RunRequest, Reading | None]:
         raise UsageError(
             f"cannot listen on {host} ({error.strerror}); name this host with --rdzv-endpoint HOST:PORT"
         ) from error
+    if port == 0:
+        return request, None
     try:
         with listen(ALL_ADDRESSES, port):  # as torch's store does
             return request, None
