@@ -82,7 +82,7 @@ def test_a_model_that_cannot_be_measured_is_left_alone_on_all_ranks_with_the_rea
 
 def test_what_is_no_factory_of_a_model_is_not_measured(ranks):
     for one in ranks.run(whole, "planted:gives_a_number", on=(0, 1)):
-        assert "model.fact.Failed" in (one.error or "")
+        assert "model.fact.Misused" in (one.error or "")
 
 
 def test_nodes_that_were_given_different_models_measure_neither(ranks):
