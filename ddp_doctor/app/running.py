@@ -39,9 +39,7 @@ def run(request: RunRequest, checks: Sequence[Check] = CHECKS) -> Outcome:
         try:
             if node_run.needs_torch():
                 session.warm_up()
-            node_run.recording = with_node_facts(
-                node_run.recording, plan, request, node_run.partial.readings
-            )
+            node_run.recording = with_node_facts(node_run.recording, plan, request, node_run.partial.readings)
             _require_gpu(node_run.recording, request, checks)
             if held is not None and node_run.rank_checks():
                 readings = (*node_run.recording.readings, held)
@@ -97,6 +95,8 @@ def _on_a_free_port(request: RunRequest) -> tuple[RunRequest, Reading | None]:
     A port of the launcher that started this run is the job's own. Raises UsageError for the endpoint of another host.
     """
     host, port = request.endpoint
+    if not port:  # nobody chose one, so any does
+        return request, None
     try:
         with listen(host, 0):
             pass

@@ -47,7 +47,7 @@ def test_what_torchrun_said_is_kept_where_the_doctor_fails_meanwhile():
         running_under_torchrun=running,
         take_partial=lambda: None,
     )
-    agent = Agent(node_ranks, None, PartialRecording())
+    agent = Agent(node_ranks, PartialRecording())
 
     with pytest.raises(RuntimeError, match="no store"):
         agent.run_under_torchrun((), meanwhile=_fails)
