@@ -95,6 +95,8 @@ def _on_a_free_port(request: RunRequest) -> tuple[RunRequest, Reading | None]:
     A port of the launcher that started this run is the job's own. Raises UsageError for the endpoint of another host.
     """
     host, port = request.endpoint
+    if not port:  # nobody chose one, so any does
+        return request, None
     try:
         with listen(host, 0):
             pass

@@ -12,9 +12,10 @@ from ddp_doctor.knowledge import thresholds
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import RankEvidence
 
-#: strerror(EMFILE), in Python's exceptions as in torch's.
-TOO_MANY = "Too many open files"
-_WORDS = re.compile(rf"(?:OSError: )?(?:\[Errno {errno.EMFILE}\] )?{TOO_MANY}[^\n]{{0,200}}")
+#: strerror(EMFILE), as Python's exceptions have it; libuv, in torch's, writes it in small letters.
+_WORDS = re.compile(
+    rf"(?:OSError: )?(?:\[Errno {errno.EMFILE}\] )?too many open files[^\n]{{0,200}}", re.IGNORECASE
+)
 
 
 def is_low(fact: Host, world_size: int) -> bool:
@@ -29,7 +30,7 @@ def out_of_files(recording: Recording) -> Mapping[int, str]:
 
 def says_too_many(rank: RankEvidence) -> bool:
     """Whether this rank's exception or output names the limit."""
-    return TOO_MANY in rank.output_tail or (rank.raised is not None and TOO_MANY in rank.raised.message)
+    return any(_WORDS.search(text) for text in (rank.output_tail, rank.raised.message if rank.raised else ""))
 
 
 def _out_of_files(recording: Recording) -> dict[int, str]:

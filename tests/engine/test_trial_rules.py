@@ -115,6 +115,7 @@ def _limited(recording: Recording, files: int) -> Recording:
     ("files", "message", "expected"),
     [
         (20, "[Errno 24] Too many open files", {"DD223"}),
+        (20, "bind: code: -24, name: EMFILE, message: too many open files", {"DD223"}),
         (1 << 20, "[Errno 24] Too many open files", {"DD613"}),
         (20, "division by zero", {"DD223", "DD613"}),
     ],

@@ -1,5 +1,6 @@
 """A control store that does not start says why: its process wrote it, or the loopback interface is down."""
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,12 @@ from ddp_doctor.ranks import control_store
 
 def server(*, alive: bool, log: str = "") -> Any:
     """A forkserver whose store never answers."""
-    process = SimpleNamespace(is_alive=lambda: alive, kill=lambda: None)
+    process = SimpleNamespace(
+        pid=os.getpid() if alive else 0,
+        exitcode=None if alive else 1,
+        kill=lambda: None,
+        join=lambda _s: None,
+    )
     return SimpleNamespace(fork=lambda *_: process, log=lambda: log)
 
 
