@@ -26,7 +26,6 @@ End = tuple[str, str]
 
 _END = ("end", "")
 _HOOKS = ("prerouting", "input")
-_DEPTH = 16  # jumps within jumps; the kernel allows no loops (nftables: NFT_JUMP_STACK_SIZE)
 _SYN = frozenset({"syn"})
 _TCP_FLAGS = {"protocol": "tcp", "field": "flags"}
 _PROTOCOL = ({"protocol": "ip", "field": "protocol"}, {"protocol": "ip6", "field": "nexthdr"})
@@ -69,7 +68,7 @@ def closed_in_iptables(text: str, port: int) -> End | None:
     """What closes the port by ``iptables-save``."""
     chains: dict[str, _Chain] = {}
     table = ""
-    with suppress(ValueError, KeyError, IndexError):
+    with suppress(ValueError, KeyError, IndexError, RecursionError):
         for line in text.splitlines():
             if line.startswith("*"):
                 table = line[1:].strip()
@@ -91,10 +90,11 @@ def closed_in_iptables(text: str, port: int) -> End | None:
 
 def _closed(chains: dict[str, _Chain]) -> End | None:
     found: list[End] = []
+    known: dict[str, set[End]] = {}
     for chain in chains.values():
         if chain.hook in _HOOKS:
             ends = {
-                (chain.policy, chain.name) if end == _END else end for end in _ends(chains, chain.name, 0)
+                (chain.policy, chain.name) if end == _END else end for end in _ends(chains, chain.name, known)
             }
             verdicts = {verdict for verdict, _ in ends}
             if chain.is_nat and "?" in verdicts:
@@ -104,17 +104,26 @@ def _closed(chains: dict[str, _Chain]) -> End | None:
     return found[0] if found else None
 
 
-def _ends(chains: dict[str, _Chain], name: str, depth: int) -> set[End]:
-    """All ways in which a packet may leave a chain; _END is that by its last rule."""
-    if depth > _DEPTH or name not in chains:
-        return {("?", name)}
+def _ends(chains: dict[str, _Chain], name: str, known: dict[str, set[End]]) -> set[End]:
+    """All ways in which a packet may leave a chain; _END is that by its last rule. ``known`` are those of others."""
+    if name in known:
+        return known[name]
+    known[name] = {
+        ("?", name)
+    }  # of a loop, which the kernel does not allow, and of a chain that is not there
+    if name in chains:
+        known[name] = _ends_of_rules(chains, name, known)
+    return known[name]
+
+
+def _ends_of_rules(chains: dict[str, _Chain], name: str, known: dict[str, set[End]]) -> set[End]:
     ends: set[End] = set()
     for rule in chains[name].rules:
         may_go_on = True
         for match, target in rule:
             if match is False:
                 continue
-            after = _after(chains, name, target, depth)
+            after = _after(chains, name, target, known)
             ends |= after - {("next", name)}
             if match:
                 may_go_on = ("next", name) in after
@@ -124,10 +133,10 @@ def _ends(chains: dict[str, _Chain], name: str, depth: int) -> set[End]:
     return ends | {_END}
 
 
-def _after(chains: dict[str, _Chain], name: str, target: Target, depth: int) -> set[End]:
+def _after(chains: dict[str, _Chain], name: str, target: Target, known: dict[str, set[End]]) -> set[End]:
     verb, _, other = target.partition(" ")
     if verb in ("jump", "goto"):
-        ends = _ends(chains, other, depth + 1)
+        ends = _ends(chains, other, known)
         return {("next", name) if end == _END and verb == "jump" else end for end in ends}
     return {_END} if verb == "return" else {(verb, name)}
 

@@ -118,13 +118,13 @@ def test_an_address_of_this_machine_is_what_the_real_gloo_listens_on():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the name of this machine does not resolve
         device = ProcessGroupGloo.create_default_device()
-    assert _listening(psutil) - before == {advertised(seen, "gloo")}
+    assert {address for address, _port in _listening(psutil) - before} == {advertised(seen, "gloo")}
     del device
 
 
-def _listening(psutil) -> set[str]:
+def _listening(psutil) -> set[tuple[str, int]]:
     connections = psutil.Process().net_connections("tcp")
-    return {one.laddr.ip for one in connections if one.status == "LISTEN"}
+    return {tuple(connection.laddr) for connection in connections if connection.status == "LISTEN"}
 
 
 def fake(**changes: object) -> FakeContext:

@@ -34,9 +34,11 @@ from ddp_doctor.model.context import CommandResult, Interface
 from ddp_doctor.parse import (
     cgroup,
     complaints,
+    file_kinds,
     hostlist,
     nccl_log,
     options,
+    packet_filter,
     pci,
     redact,
     software,
@@ -185,6 +187,12 @@ _SCRIPT = "\n".join(
     sample.text for sample in OF_RULES if sample.rule.startswith("DDL10") and not sample.silent
 )
 
+_NFT = """{"nftables": [
+{"chain": {"family": "inet", "table": "filter", "name": "input", "type": "filter", "hook": "input", "policy": "drop"}},
+{"rule": {"family": "inet", "table": "filter", "chain": "input", "expr": [
+{"match": {"op": "==", "left": {"payload": {"protocol": "tcp", "field": "dport"}}, "right": 22}},
+{"accept": null}]}}]}"""
+
 TARGETS: tuple[Target, ...] = (
     *MACHINE_TARGETS,
     Target(lint_bytes, lambda text: lint_bytes("a.py", text.encode("utf-8", "surrogatepass")), (_SCRIPT,)),
@@ -312,6 +320,21 @@ TARGETS: tuple[Target, ...] = (
         ),
     ),
     direct(conf_lines, _CONF),
+    direct(
+        file_kinds.file_kind, '{"readings": [], "run_id": ""}', "#!/bin/sh\n", '{"cells": 1, "nbformat": 4}'
+    ),
+    Target(
+        packet_filter.closed_in_nft,
+        lambda text: packet_filter.closed_in_nft(text, 29400, ("inet", "ip")),
+        (_NFT,),
+    ),
+    Target(
+        packet_filter.closed_in_iptables,
+        lambda text: packet_filter.closed_in_iptables(text, 29400),
+        (
+            "*filter\n:INPUT DROP [0:0]\n:F2B - [0:0]\n-A INPUT -p tcp -m tcp --dport 22 -j ACCEPT\n-A INPUT -j F2B\n",
+        ),
+    ),
     direct(software.cached, _CACHE),
     direct(software.missing_libraries, _LDD, "\tlibfabric.so.1 => not found\n"),
     Target(
@@ -413,6 +436,8 @@ NOT_FOREIGN: Mapping[str, str] = {
     "topo_rows.label_of": "topo_rows.read_blocks calls it",
     "topo_rows.line_behind": "topo_rows.read_blocks calls it",
     "topo_rows.refuse_odd_columns": "topo_rows.read_blocks calls it",
+    "file_kinds.json_kind": "file_kinds.file_kind calls it",
+    "host_limits.loopback_problem": "takes addresses that the kernel gave",
     "host_limits.reader": "hands text on",
     "kernel_files.text_of": "hands text on",
     "kernel_files.names_in": "hands names on",
