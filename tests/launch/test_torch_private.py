@@ -9,7 +9,7 @@ from ddp_doctor.ranks.torch_private import backend_impl, bound_device, retires_l
 
 #: In a process of its own: the setting is read where torch is imported.
 _DETAIL = """
-import tempfile, torch
+import os, sys, tempfile, torch
 import torch.distributed as dist
 from ddp_doctor.ranks.torch_private import backend_impl, bound_device, flight_entries
 
@@ -19,6 +19,8 @@ for size in (1, 2, 3):
 print(backend_impl(dist.group.WORLD, "cpu"), bound_device(dist.group.WORLD))
 first = flight_entries("gloo")[1][-1].group
 print(*[(entry.seq, entry.op, entry.sizes) for entry in flight_entries("gloo")[1] if entry.group == first])
+sys.stdout.flush()
+os._exit(0)  # not through the end of a process whose group nobody destroys, where gloo's threads may wait for ever
 """
 
 
