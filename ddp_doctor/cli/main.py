@@ -5,9 +5,10 @@ import sys
 import traceback
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from ddp_doctor import __version__
 from ddp_doctor.cli.options import (
@@ -32,8 +33,21 @@ from ddp_doctor.cli.options import (
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.model.choices import Backend, ExitCode, FailOn, Level
 
+
+class _Commands(TyperGroup):
+    """The commands, whose usage errors are sentences: some releases of typer put a word of pydantic's before them."""
+
+    def invoke(self, ctx: Any) -> Any:  # click's class, or typer's own
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
+            raise
+
+
 app = typer.Typer(
     name="ddp-doctor",
+    cls=_Commands,
     help="Says before a PyTorch DDP job starts whether it will start, be right and be fast on this"
     " machine, and if not, which rank, GPU, link or setting is to blame.",
     no_args_is_help=True,

@@ -297,14 +297,14 @@ def test_what_fails_in_ddp_alone_ends_the_rank_with_its_words(ranks):
         ("planted:A_MODEL", "is a model itself"),
         ("planted:NO_CALLABLE", "is a int, not a callable"),
         ("planted:needs_an_argument", "missing a required argument: 'width'"),
-        ("planted:gives_a_number", "returns a int"),
-        ("planted:batch_is_text", "returns a str without a tensor"),
-        ("planted:a_batch_itself", "a Tensor as make_batch; it has to be a function make_batch(step)"),
+        ("planted:gives_a_number", "returns type int"),
+        ("planted:batch_is_text", "returns type str without a tensor"),
+        ("planted:a_batch_itself", "type Tensor as make_batch; it has to be a function make_batch(step)"),
         ("planted:batch_without_step", "make_batch of tests.models.planted:batch_without_step has to be"),
         ("planted:four_things", "returns a tuple of 4"),
         ("planted:misspelt", "returns 'make_batches' in its dict, which holds model, make_batch, loss, ddp"),
-        ("planted:no_model", "returns a dict; it has to return a torch.nn.Module"),
-        ("planted:loss_of_torch", "a CrossEntropyLoss as loss; it has to be a function loss(output, batch)"),
+        ("planted:no_model", "returns type dict; it has to return a torch.nn.Module"),
+        ("planted:loss_of_torch", "type CrossEntropyLoss as loss; it has to be a function loss(output, batch)"),
         (
             "planted:inputs_and_target",
             "make_batch returns (inputs, target), and forward(images) takes no target",
@@ -316,7 +316,7 @@ def test_what_fails_in_ddp_alone_ends_the_rank_with_its_words(ranks):
         ("planted:target_as_switch", "and forward(given, scaled) takes no target"),
         ("planted:target_as_state", "raises ValueError at planted.py"),
         ("planted:labels_in_a_dict", "returns 'images', 'labels', which forward(images) does not take"),
-        ("planted:loss_is_a_number", "loss(output, batch) returns a float"),
+        ("planted:loss_is_a_number", "loss(output, batch) returns type float"),
         ("planted:loss_of_each", "loss(output, batch) returns a tensor of shape [4]; take its mean()"),
         ("planted:loss_detached", "returns a tensor without a gradient"),
     ],
@@ -353,7 +353,7 @@ def test_a_loss_that_raises_is_named_with_its_line(ranks):
 def test_a_factory_that_is_misused_on_one_rank_alone_is_a_finding_about_that_rank(ranks):
     finding = only(findings_of(ranks, "planted:wrong_on_one_rank"), "DD771")
     assert "cannot be used on rank 1 (node1): " in finding.title
-    assert "returns a NoneType" in finding.title
+    assert "returns type NoneType" in finding.title
     assert [rank for rank in blamed(finding) if rank is not None] == [1]
 
 

@@ -71,7 +71,7 @@ def state(tmp_path: Path) -> dict[str, str]:
         (["run", "--rdzv-endpoint", "host:"], "--rdzv-endpoint takes HOST:PORT"),
         (["run", "--rdzv-endpoint", "localhost:70000"], "--rdzv-endpoint takes HOST:PORT"),
         (["run", "--budget", "-1"], "--budget"),
-        (["run", "--level", "deep"], "--level"),
+        (["run", "--level", "deep"], "'--level': 'deep' is not one of"),
         (["replay", "/nowhere/recording.json"], "cannot read /nowhere/recording.json"),
         (["replay", "/"], "cannot read /"),
         (["env", "--from", "/nowhere/job.sh"], "cannot read /nowhere/job.sh"),

@@ -161,7 +161,7 @@ def make(ctx: RankContext, loaded: Loaded, step: int) -> tuple[Batch, tuple[Misp
     )
     if not any(isinstance(leaf, torch.Tensor) or _moves_itself(leaf) for _, leaf in batch.parts()):
         raise Misuse(
-            f"make_batch({step}) returns a {type(given).__name__} without a tensor or an object with a .to()"
+            f"make_batch({step}) returns type {type(given).__name__} without a tensor or an object with a .to()"
         )
     batch = batch.changed(partial(_moved, device=ctx.device))
     return batch, tuple(
@@ -271,7 +271,7 @@ def loss_of(output: Any) -> Any:
         if tensor.is_floating_point() or tensor.is_complex()
     ]
     if not means:
-        raise Misuse(f"the model returns a {type(output).__name__} without a floating-point tensor")
+        raise Misuse(f"the model returns type {type(output).__name__} without a floating-point tensor")
     return torch.stack(means).sum()
 
 
@@ -281,7 +281,7 @@ def _own_loss(loss: Callable[[Any, Any], Any], output: Any, given: Any) -> Any:
     value = loss(output, given)
     if not isinstance(value, torch.Tensor):
         raise Misuse(
-            f"loss(output, batch) returns a {type(value).__name__}; it has to be a tensor of one number"
+            f"loss(output, batch) returns type {type(value).__name__}; it has to be a tensor of one number"
         )
     if value.numel() != 1:
         raise Misuse(f"loss(output, batch) returns a tensor of shape {list(value.shape)}; take its mean()")

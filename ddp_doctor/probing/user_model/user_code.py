@@ -221,8 +221,12 @@ def _parts(name: str, returned: Any) -> Mapping[str, Any]:
     else:
         parts = {part: getattr(returned, part) for part in _NAMES if hasattr(returned, part)}
     if "model" not in parts:
-        kind = f"tuple of {len(returned)}" if isinstance(returned, tuple) else type(returned).__name__
-        raise Misuse(f"{name} returns a {kind}; it has to return {_TO_RETURN}")
+        kind = (
+            f"a tuple of {len(returned)}"
+            if isinstance(returned, tuple)
+            else f"type {type(returned).__name__}"
+        )
+        raise Misuse(f"{name} returns {kind}; it has to return {_TO_RETURN}")
     return parts
 
 
@@ -234,7 +238,9 @@ def _require_model(name: str, model: Any) -> None:
     if isinstance(bare, DistributedDataParallel | torch.nn.DataParallel):
         raise Misuse(f"{name} returns a model in {type(bare).__name__}; return it bare, the doctor wraps it")
     if not isinstance(model, torch.nn.Module):
-        raise Misuse(f"{name} returns a {type(model).__name__} as the model; it has to return {_TO_RETURN}")
+        raise Misuse(
+            f"{name} returns type {type(model).__name__} as the model; it has to return {_TO_RETURN}"
+        )
 
 
 def uncompiled(model: Any) -> Any:
@@ -251,7 +257,9 @@ def _require_function(name: str, given: Any, form: str, arguments: int, example:
         return
     if not callable(given) or isinstance(given, torch.nn.Module):
         kind = type(given).__name__
-        raise Misuse(f"{name} returns a {kind} as {what}; it has to be a function {form}, such as {example}")
+        raise Misuse(
+            f"{name} returns type {kind} as {what}; it has to be a function {form}, such as {example}"
+        )
     if problem := not_taken(given, *[None] * arguments):
         raise Misuse(f"{what} of {name} has to be {form}, such as {example}; called so, it is {problem}")
 
