@@ -44,7 +44,13 @@ def read_check(check: Check, context: Context) -> Reading:
         except CouldNotLook:
             raise
         except Exception as error:
-            raise Failed(f"the probe itself failed: {traceback.format_exc(limit=-3)}") from error
+            # What the system refuses is no fault of this code: where it stands helps nobody.
+            what = (
+                f"{type(error).__name__}: {error}"
+                if isinstance(error, OSError)
+                else traceback.format_exc(limit=-3)
+            )
+            raise Failed(f"the probe itself failed: {what}") from error
 
     return read(check.id, probe, context, context.node)
 

@@ -304,7 +304,10 @@ def test_what_fails_in_ddp_alone_ends_the_rank_with_its_words(ranks):
         ("planted:four_things", "returns a tuple of 4"),
         ("planted:misspelt", "returns 'make_batches' in its dict, which holds model, make_batch, loss, ddp"),
         ("planted:no_model", "returns type dict; it has to return a torch.nn.Module"),
-        ("planted:loss_of_torch", "type CrossEntropyLoss as loss; it has to be a function loss(output, batch)"),
+        (
+            "planted:loss_of_torch",
+            "type CrossEntropyLoss as loss; it has to be a function loss(output, batch)",
+        ),
         (
             "planted:inputs_and_target",
             "make_batch returns (inputs, target), and forward(images) takes no target",

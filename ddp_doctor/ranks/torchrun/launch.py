@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from ddp_doctor.ranks.spec import WorkerSpec
 from ddp_doctor.settings.trials import LOCAL_ADDR
 
 _MODULE = "ddp_doctor.ranks.torchrun.main"
+_LOADS_S = 1.0
 #: torch 2.13 distributed/elastic/multiprocessing/api.py, _terminate_process_handler.
 #: Before that, while it imports, SIGINT ends it as any Python.
 _SIGNALLED = re.compile(r"SignalException: Process \d+ got signal|^KeyboardInterrupt$", re.MULTILINE)
@@ -167,7 +169,7 @@ def end_all(folder: Path) -> None:
         # torchrun gives its workers sessions of their own, so they are found as its descendants;
         # psutil compares start times, so it kills no other process with the same pid.
         with suppress(psutil.Error):
-            if not _is_below(folder, torchrun.cmdline()):
+            if not _is_below(folder, _command(torchrun)):
                 continue
             family = torchrun.children(recursive=True)
             torchrun.kill()
@@ -175,6 +177,14 @@ def end_all(folder: Path) -> None:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
             psutil.wait_procs([torchrun, *family], timeout=1.0)
+
+
+def _command(process: psutil.Process) -> list[str]:
+    """Its command line, which is empty for a moment while the system loads its program."""
+    deadline = time.monotonic() + _LOADS_S
+    while not (command := process.cmdline()) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return command
 
 
 def _is_below(folder: Path, command: Sequence[str]) -> bool:
