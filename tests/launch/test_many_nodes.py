@@ -174,15 +174,15 @@ def _end_helper(agent: Agent, name: str, number: signal.Signals) -> None:
 
 
 @pytest.mark.lab  # long
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize(
-    ("whose", "helper"),
+    ("whose", "helper", "number"),
     [
-        (0, "ddp-doctor:post"),
-        (0, "ddp-doctor:ctl"),
-        (1, "ddp-doctor:post"),
-        (0, "ddp-doctor:fork"),
-        (1, "ddp-doctor:fork"),
+        (0, "ddp-doctor:post", signal.SIGKILL),
+        (1, "ddp-doctor:post", signal.SIGSTOP),
+        (0, "ddp-doctor:ctl", signal.SIGKILL),
+        (0, "ddp-doctor:ctl", signal.SIGSTOP),
+        (0, "ddp-doctor:fork", signal.SIGSTOP),
+        (1, "ddp-doctor:fork", signal.SIGKILL),
     ],
 )
 def test_a_helper_that_is_killed_or_stopped_ends_the_run_and_leaves_no_node_healthy(
