@@ -76,6 +76,10 @@ def entry() -> NoReturn:
             stream.flush()
         except OSError:  # a full disk; there is nobody to tell
             code = code or ExitCode.UNSURE.value
+    if "ddp_doctor.sources.commands" in sys.modules:  # else nothing was started
+        from ddp_doctor.ranks.process import kill_stopped_children
+
+        kill_stopped_children()
     os._exit(code)
 
 

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -80,6 +81,14 @@ def _children(pid: int) -> list[int] | None:
     if not found and state(pid) is not None:
         return None
     return [int(word) for text in found for word in text.split()]
+
+
+def kill_stopped_children() -> None:
+    """Kill what was forked and then stopped before it could ask to die with its parent: nothing else would end it."""
+    for pid in _children(os.getpid()) or ():
+        if state(pid) in ("T", "t"):
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def wait_channel(pid: int) -> str | None:

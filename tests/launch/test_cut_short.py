@@ -237,3 +237,21 @@ def test_a_forkserver_that_is_stopped_or_killed_is_lost_and_one_whose_torch_cras
     assert raised == "error ImportError: no libcudart"
     assert cannot_fork.startswith("lost the doctor's own process is stopped")
     assert done.stderr == ""
+
+
+def test_a_child_that_was_stopped_before_it_became_a_program_does_not_outlive_the_doctor():
+    command = """
+import os, signal, sys
+if os.fork() == 0:
+    os.kill(os.getpid(), signal.SIGSTOP)
+    os._exit(0)
+from ddp_doctor.ranks import process
+while process.state(child := process.with_children(os.getpid(), 9)[1]) != "T":
+    pass
+process.kill_stopped_children()
+print(os.waitpid(child, 0)[1])
+"""
+    done = subprocess.run(
+        (sys.executable, "-c", command), capture_output=True, text=True, timeout=60, check=True
+    )
+    assert int(done.stdout) == signal.SIGKILL
