@@ -110,6 +110,7 @@ class Options(Frozen):
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     budget_s: float = 60.0
+    ignore: tuple[str, ...] = ()  # how the codes of rules begin that are not applied
     fail_on: FailOn = FailOn.ERROR
     require_gpus: int | None = None
     prove: bool = True
