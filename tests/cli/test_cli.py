@@ -73,7 +73,7 @@ def state(tmp_path: Path) -> dict[str, str]:
         (["run", "--budget", "-1"], "--budget"),
         (["run", "--level", "deep"], "'--level': 'deep' is not one of"),
         (["replay", "/nowhere/recording.json"], "cannot read /nowhere/recording.json"),
-        (["replay", "/"], "there is no recording in /"),
+        (["replay", "/dev"], "there is no recording in /dev"),
         (["env", "--from", "/nowhere/job.sh"], "cannot read /nowhere/job.sh"),
         (["env", "--from", "/"], "cannot read /: Is a directory"),
         (["env", "--from", "/dev/zero"], "/dev/zero is larger than 8 MiB"),
