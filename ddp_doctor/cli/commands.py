@@ -57,10 +57,10 @@ def replay(path: Path | None, outputs: Outputs, *, last: bool = False, ignore: t
 
 def list_runs() -> None:
     """``ddp-doctor runs``: each judged by today's rules."""
+    out = screen.console(sys.stdout)
     kept = folders.kept_runs(os.environ)
     if not kept:
-        raise UsageError(folders.NOTHING_KEPT)
-    out = screen.console(sys.stdout)
+        out.print(folders.NOTHING_KEPT)
     for path in kept:
         try:
             outcome = app.replay(folders.recording_at(path))

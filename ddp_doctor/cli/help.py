@@ -83,7 +83,7 @@ def _write(formatter: Any, sections: Sequence[tuple[str, list[tuple[str, str]]]]
     """The sections with one left column, and a longer name on a line of its own."""
     widest = min(30, formatter.width * 2 // 5)
     names = [name for _, records in sections for name, _ in records]
-    left = max(len(name) for name in names if len(name) <= widest)
+    left = max((len(name) for name in names if len(name) <= widest), default=widest)
     for heading, records in sections:
         with formatter.section(typer.style(heading, bold=True)):
             formatter.write_dl(

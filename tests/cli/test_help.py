@@ -85,7 +85,7 @@ def test_bash_completes_options_checks_and_settings(tmp_path):
     program = tmp_path / "ddp-doctor"
     program.write_text(f"#!{sys.executable}\nfrom ddp_doctor.__main__ import main\nmain()\n")
     program.chmod(0o755)
-    typed = "COMP_WORDS=(ddp-doctor run --only p2p,all); COMP_CWORD=3"
+    typed = "COMP_WORDS=(ddp-doctor run --output-format c); COMP_CWORD=3"
     script = (
         f'{complete.script("bash")}\n{typed}; _ddp_doctor_completion ddp-doctor; echo "${{COMPREPLY[@]}}"'
     )
@@ -93,7 +93,8 @@ def test_bash_completes_options_checks_and_settings(tmp_path):
 
     done = subprocess.run(("bash", "-c", script), env=env, capture_output=True, text=True, check=True)
 
-    assert (done.stdout, done.stderr) == ("p2p,allreduce\n", "")
+    assert (done.stdout, done.stderr) == ("concise\n", "")
+    assert complete.names_of_checks("p2p,all") == ["p2p,allreduce"]
     assert complete.words_to_explain("nccl_ib_dis") == ["NCCL_IB_DISABLE"]
     assert complete.codes("DD305,DDL104") == ["DD305,DDL104"]
     assert complete.names_of_templates("slurm-p") == ["slurm-prolog"]

@@ -314,15 +314,6 @@ def test_sarif_has_what_its_schema_asks_for(folder: Path):
     assert len(invocation["toolExecutionNotifications"]) == 1
 
 
-def test_explain_prints_the_page_of_a_lint_rule():
-    done = subprocess.run(
-        (sys.executable, "-m", "ddp_doctor", "explain", "ddl104"), check=True, capture_output=True, text=True
-    )
-
-    assert done.stdout.startswith("DDL104 gpu-hard-coded (error)\n")
-    assert "What it finds" in done.stdout
-
-
 def test_a_hundred_scripts_take_seconds_at_most(tmp_path: Path):
     write_hundred(tmp_path)
     began = time.process_time()
