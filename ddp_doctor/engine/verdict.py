@@ -195,7 +195,8 @@ def summary(
         more = f" (and {others} more)" if others else ""
         return f"Sick: {worst.title.rstrip('.')}{more}."
     if verdict is Verdict.UNSURE:
-        return f"Unsure: {_why_unsure(recording, results, diagnosis)}"
+        why = _why_unsure(recording, results, diagnosis).removesuffix(".")
+        return f"Unsure: {why}{_ignored(diagnosis)}."
     warnings = sum(finding.severity is Severity.WARNING for finding in diagnosis.findings)
     noted = f", with {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
     if recording.options.command in _JUDGED_ALONE:

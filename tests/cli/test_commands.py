@@ -114,6 +114,11 @@ def test_a_rule_that_is_ignored_is_not_applied_and_the_verdict_says_what_it_woul
     assert words in capsys.readouterr().out
 
 
+def test_an_unsure_verdict_says_what_was_ignored(capsys):
+    assert commands.replay(path_of("hang/gloo-interface-does-not-exist"), Outputs(), ignore=("DD6",)) == 3
+    assert "; ignored: DD617." in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [(["DD305,XX"], "there is no rule 'XX' here"), (["DDL1"], "no rule 'DDL1'"), (["DD"], "leaves no rule")],
