@@ -256,7 +256,7 @@ def mig_mode(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD310", "gpu-models-differ", Severity.WARNING, GpusFact)
 def models_differ(recording: Recording) -> Iterator[Draft]:
-    """Ranks that cannot but run on GPUs of different models.
+    """Ranks that have to run on GPUs of different models.
 
     What it finds
         More ranks on a node than it has GPUs of one model, or nodes with different models. A small card for
