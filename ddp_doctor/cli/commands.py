@@ -126,4 +126,6 @@ def template(name: str | None) -> str:
         return "\n".join(templates.names()) + "\n"
     if name not in templates.names():
         raise UsageError(f"there is no template {name!r}; there is {', '.join(templates.names())}")
-    return templates.text(name)
+    from ddp_doctor.starters.start_all_nodes import single_file
+
+    return templates.text(name, single_file=single_file())

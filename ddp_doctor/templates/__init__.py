@@ -1,7 +1,7 @@
 """Files that ``ddp-doctor template NAME`` prints, ready to be put where an operator wants them.
 
-``@PYTHON@`` in a file stands for the interpreter to call, quoted for the shell; a line ``@COMMON@`` for
-what the SLURM prolog and the SLURM health check share.
+``@PYTHON@`` in a file stands for the interpreter to call and ``@DOCTOR@`` for what it is to run, both quoted for the
+shell; a line ``@COMMON@`` for what the SLURM prolog and the SLURM health check share.
 """
 
 import shlex
@@ -18,8 +18,10 @@ def names() -> tuple[str, ...]:
     return _NAMES
 
 
-def text(name: str, python: str = sys.executable) -> str:
+def text(name: str, python: str = sys.executable, single_file: str | None = None) -> str:
     """Template ``name``, calling the interpreter ``python``, an absolute path that is kept as it is.
+
+    It is to run ``single_file``, or the package that is installed there.
 
     Raises LookupError for an unknown name, ValueError for a path that a script without PATH cannot call;
     both messages say what to do.
@@ -29,7 +31,8 @@ def text(name: str, python: str = sys.executable) -> str:
     if not python.startswith("/") or "\0" in python:
         raise ValueError(f"the Python to call must be an absolute path, not {python!r}")
     template = _packaged(f"{name}.sh").replace("@COMMON@\n", _packaged(_COMMON))
-    return template.replace("@PYTHON@", shlex.quote(python))
+    doctor = shlex.quote(single_file) if single_file else "-m ddp_doctor"
+    return template.replace("@PYTHON@", shlex.quote(python)).replace("@DOCTOR@", doctor)
 
 
 def _packaged(file: str) -> str:
