@@ -89,8 +89,9 @@ bench: $(STAMP)  ## measure the bars of the project
 single-file: $(STAMP)  ## make dist/ddp-doctor-*.pyz, for nodes that have Python and nothing else
 	$(BIN)/python -m tools.single_file
 
-docs: $(STAMP)  ## write docs/reference from the code
+docs: $(STAMP)  ## write docs/reference and the pictures of the README from the code
 	$(BIN)/python -m tools.generate_docs
+	$(BIN)/python -m tools.picture
 
 clean:  ## remove the environment and all that was built
 	rm -rf $(VENV) build dist .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
