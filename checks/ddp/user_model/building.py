@@ -8,7 +8,6 @@ from ddp_doctor.checks.ddp.user_model.wording import (
     culprits,
     facts,
     grouped,
-    in_model_code,
     on_ranks,
     rank_of,
 )
@@ -21,6 +20,7 @@ from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.complaints import used_elsewhere
 from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.remedies.torch_calls import in_model_code
 from ddp_doctor.wording.findings import NOBODY, likely, proved
 from ddp_doctor.wording.ranks import capital, rank_culprits, ranks_at
 
@@ -314,9 +314,6 @@ def nothing_to_train(recording: Recording) -> Iterator[Draft]:
     )
 
 
-_PAGE = "https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html"
-
-
 @rule("DD782", "user-model-batch-norm-sees-few-samples", Severity.WARNING, UserModel)
 def few_samples(recording: Recording) -> Iterator[Draft]:
     """BatchNorm whose statistics come from few samples, for each rank has a batch of its own.
@@ -358,7 +355,7 @@ def few_samples(recording: Recording) -> Iterator[Draft]:
         in_model_code(
             "SyncBatchNorm.convert_sync_batchnorm(model) before wrapping, on GPUs",
             cost="An exchange among the ranks in every such layer, forward and backward",
-            reference=_PAGE,
+            reference="generated/torch.nn.SyncBatchNorm.html",
         ),
         in_model_code(
             "A larger batch a rank, or GroupNorm, which needs no batch", cost="Memory, or another model"

@@ -7,7 +7,6 @@ from ddp_doctor.checks.ddp.user_model.wording import (
     code,
     culprits,
     facts,
-    in_model_code,
     names,
     on_ranks,
     rank_of,
@@ -17,6 +16,7 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.torch_calls import in_model_code
 from ddp_doctor.wording.findings import NOBODY, likely, proved
 
 _FIND_UNUSED = in_model_code(

@@ -7,7 +7,6 @@ import importlib
 import inspect
 import random
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,19 +16,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ddp_doctor.facts.ddp.user_model import Phase, Trouble
+from ddp_doctor.parse.frames import is_of_the_job, of_the_job
 from ddp_doctor.parse.redact import KEPT_BACK, is_withheld
 
 T = TypeVar("T")
 _LONGEST_MESSAGE = 300
-#: Frames of these are not the user's code: torch, the standard library, this check.
-_NOT_THE_USERS = (
-    "/torch/",
-    "<frozen",
-    "/checks/ddp/user_model/",
-    "/probing/user_model/",
-    sysconfig.get_path("stdlib") + "/",
-)
-_SITE = ("/site-packages/", "/dist-packages/")
 
 
 class Misuse(Exception):
@@ -69,23 +60,14 @@ def _where(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if is_the_users(frame.filename)]
-    near = [frame for frame in own if not any(site in frame.filename for site in _SITE)]
-    shown = (near or own)[-1:]
-    return f"{shown[0].filename}:{shown[0].lineno}" if shown else ""
-
-
-def is_the_users(filename: str) -> bool:
-    """Whether a line of this file is the user's or a library's of theirs."""
-    if any(site in filename for site in _SITE):
-        return "/torch/" not in filename
-    return not any(part in filename for part in _NOT_THE_USERS)
+    shown = of_the_job([f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames])[-1:]
+    return shown[0].partition(" in ")[0] if shown else ""
 
 
 def calling_line(frame: Any) -> str:
     """The user's line that led to this frame."""
     while frame is not None:
-        if is_the_users(frame.f_code.co_filename):
+        if is_of_the_job(frame.f_code.co_filename):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
