@@ -34,8 +34,6 @@ from ddp_doctor.remedies.nccl import DISABLE_P2P, SIMPLE_PROTOCOL
 from ddp_doctor.wording.findings import finding, likely
 from ddp_doctor.wording.ranks import rank_at, rank_culprit, ranks_at
 
-__all__ = ["CHECK", "probe"]
-
 
 def probe(ctx: RankContext) -> AllReduceFact:
     """Correctness in every type, repeatability bit for bit, then the bandwidth over sizes."""

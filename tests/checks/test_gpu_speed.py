@@ -289,7 +289,7 @@ def test_a_switch_above_the_gpu_shows_in_the_copies_alone():
 def test_hardware_slowdown_explains_a_slow_gpu_once():
     finding = only("one-h100-brakes-under-load")
     assert (finding.code, finding.severity) == ("DD805", Severity.WARNING)
-    assert "the power supply pulls the brake" in finding.title
+    assert "the power supply makes the hardware halve the clocks" in finding.title
     assert "58% slower than its peers" in finding.evidence[0].text
 
 

@@ -129,7 +129,7 @@ class _ModeProbe:
         try:
             found = self._way.hook.get(self._ctx)
         except (ImportError, AttributeError) as lacking:
-            lacks = f"the hook is not to be had: {lacking}"
+            lacks = f"the hook is not available: {lacking}"
         others = [lack for lack in self._exchange("ready", lacks) if lack]
         if others:
             raise _NotLooked(others[0])

@@ -31,8 +31,6 @@ from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rules_in
 from ddp_doctor.probing import module_manifest
 
-__all__ = ["CHECK", "probe"]
-
 _SAME_SEED = 20
 
 

@@ -199,7 +199,7 @@ def searches_in_vain(recording: Recording) -> Iterator[Draft]:
         return
     yield likely(
         NOBODY,
-        f"find_unused_parameters=True finds nothing in {ranks[0].fact.model}: all {ranks[0].fact.trainable}"
+        f"{ranks[0].fact.model} does not need find_unused_parameters=True: all {ranks[0].fact.trainable}"
         " parameters get a gradient",
         Evidence(text="parameters without a gradient", value=0.0),
         in_model_code("Leave find_unused_parameters out, unless another batch takes another path"),

@@ -88,10 +88,10 @@ def fails_in_a_step(recording: Recording) -> Iterator[Draft]:
             continue
         yield proved(
             NOBODY,
-            f"{recording.options.model} fails in a synchronised step on every rank: {messages[0][:120]}",
+            f"{recording.options.model} works alone and fails in DDP on every rank: {messages[0][:120]}",
             Evidence(text=messages[0][:300]),
-            in_model_code("Mend what the exception says; DDP takes one forward and one backward at a time"),
-            detail=f"Each rank's own forward and backward went well. It says: {messages[0][:300]}",
+            in_model_code("Fix what the exception says; DDP takes one forward and one backward at a time"),
+            detail=f"Each rank's own forward and backward went well. In DDP it says: {messages[0][:300]}",
         )
 
 
@@ -116,7 +116,7 @@ def takes_too_long(recording: Recording) -> Iterator[Draft]:
         return
     yield proved(
         NOBODY,
-        f"{ranks[0].fact.model} takes too long for synchronised steps: they were not tested",
-        Evidence(text="only each rank's own forward and backward were looked at"),
+        f"{ranks[0].fact.model} is too slow to be tested in DDP in the time of this check",
+        Evidence(text="only each rank's own forward and backward were tested"),
         in_model_code("Let make_batch return a smaller batch"),
     )

@@ -138,7 +138,7 @@ def find(name: str) -> Callable[[], Any]:
     for part in path.split("."):
         if not hasattr(found, part):
             near = get_close_matches(part, [known for known in dir(found) if not known.startswith("_")], 1)
-            raise Misuse(f"{source} has no {path!r}{f', but {near[0]!r}' if near else ''}")
+            raise Misuse(f"{source} has no function {path!r}{f', but {near[0]!r}' if near else ''}")
         found = getattr(found, part)
     return _callable(name, found)
 
@@ -208,7 +208,7 @@ def _parts(name: str, returned: Any) -> Mapping[str, Any]:
             if isinstance(returned, tuple)
             else f"type {type(returned).__name__}"
         )
-        raise Misuse(f"{name} returns {kind}; it has to return {_TO_RETURN}")
+        raise Misuse(f"{name} returns {kind}; it must return {_TO_RETURN}")
     return parts
 
 
@@ -220,9 +220,7 @@ def _require_model(name: str, model: Any) -> None:
     if isinstance(bare, DistributedDataParallel | torch.nn.DataParallel):
         raise Misuse(f"{name} returns a model in {type(bare).__name__}; return it bare, the doctor wraps it")
     if not isinstance(model, torch.nn.Module):
-        raise Misuse(
-            f"{name} returns type {type(model).__name__} as the model; it has to return {_TO_RETURN}"
-        )
+        raise Misuse(f"{name} returns type {type(model).__name__} as the model; it must return {_TO_RETURN}")
 
 
 def uncompiled(model: Any) -> Any:
@@ -239,20 +237,21 @@ def _require_function(name: str, given: Any, form: str, arguments: int, example:
         return
     if not callable(given) or isinstance(given, torch.nn.Module):
         kind = type(given).__name__
-        raise Misuse(
-            f"{name} returns type {kind} as {what}; it has to be a function {form}, such as {example}"
-        )
+        raise Misuse(f"{name} returns type {kind} as {what}; it must be a function {form}, such as {example}")
     if problem := not_taken(given, *[None] * arguments):
-        raise Misuse(f"{what} of {name} has to be {form}, such as {example}; called so, it is {problem}")
+        takes = "the step" if what == "make_batch" else "the output and the batch"
+        raise Misuse(f"{what} of {name} must take {takes}: def {form} (Python says: {problem})")
 
 
 def _require_options(name: str, options: Any) -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     if not isinstance(options, Mapping):
-        raise Misuse(f"{name} returns a {type(options).__name__} as DDP's options; it has to be a dict")
+        raise Misuse(f"{name} returns a {type(options).__name__} as DDP's options; it must be a dict")
     taken = {"module", "device_ids", "output_device", "process_group", "self"}
     known = set(inspect.signature(DistributedDataParallel.__init__).parameters) - taken
     unknown = [str(option) for option in options if option not in known]
     if unknown:
-        raise Misuse(f"{name} returns {unknown[0]!r} as an option of DDP, which has or leaves none such")
+        raise Misuse(
+            f"{name} returns {unknown[0]!r} as an option of DDP, which DDP does not have or the doctor sets itself"
+        )
