@@ -329,7 +329,7 @@ def test_a_working_directory_that_takes_no_file_is_no_fault(ranks, name):
     ("a rank that overwrites the file, and not its readers", (rank_1_saves_too,), "DD763", [1]),
     (
         *("a lost shard", (in_shards, loses_its_shard), "DD765", [1], "__1_0.distcp"),
-        "What 4 ranks saved in shards does not load at world size 1 and 3 on every rank",
+        "The sharded checkpoint of 4 ranks does not load at world size 1 and 3 on every rank",
     ),
     ("a torn shard", (in_shards, tears_its_shard), "DD765", [], "torch says: "),
     ("a garbled shard", (in_shards, garbles_its_shard), "DD765", [2]),

@@ -218,7 +218,7 @@ def test_measurements_tell_the_slowest_rank(ranks):
     ),
     (
         *("a rank that keeps its own gradient", (sabotaged, rank_1_keeps_its_own), "DD702", [1]),
-        "The gradient on rank 1 (node1) is not the mean",
+        "The gradient on rank 1 (node1) is wrong",
     ),
     (
         "ranks that all keep their own gradient",

@@ -269,7 +269,7 @@ def _does_not_load(recording: Recording, bad: _BadShards, bad_parts: _BadParts) 
     sizes = "1" if not bad_parts else f"1 and {bad_parts[0][1].world_size}"
     return likely(
         rank_culprits(recording, Checkpoint, owners if len(readers) == saved else readers),
-        f"What {saved} ranks saved in shards does not load at world size {sizes} on"
+        f"The sharded checkpoint of {saved} ranks does not load at world size {sizes} on"
         f" {ranks_at(recording, readers)}"
         + (f": the shard of {ranks_at(recording, owners)}" if owners else ""),
         _evidence(*bad[0]),
@@ -287,7 +287,7 @@ def _does_not_load_in_parts(recording: Recording, bad: _BadParts) -> Draft:
     rank, found = next((each for each in bad if each[0].rank in readers), bad[0])
     return likely(
         rank_culprits(recording, Checkpoint, readers) if len(readers) < members else (),
-        f"What {saved} ranks saved in shards does not load at world size {members} on"
+        f"The sharded checkpoint of {saved} ranks does not load at world size {members} on"
         f" {ranks_at(recording, readers)}, though it does at world size 1",
         Evidence(
             text=f"elements of rank {rank.rank}'s part that are as saved",

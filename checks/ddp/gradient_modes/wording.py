@@ -154,7 +154,7 @@ def draft(recording: Recording, off: Sequence[Off], names: Collection[str] = ())
     who = ranks_at(recording, ranks)
     return finding(
         rank_culprits(recording, GradientModes, _blamed(off, worst)),
-        capital(f"with {switches} the gradient on {who} is not the mean of all ranks': {held}"),
+        capital(f"with {switches} the gradient on {who} is wrong: {held}"),
         _evidence(worst),
         without(worst.mode),
         *remedies(recording, "gradient_modes"),

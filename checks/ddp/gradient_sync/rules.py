@@ -124,7 +124,7 @@ def gradients_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
     differing = [found for found in _ordinary(recording) if found.gradient.identical is False]
     wrong = [found for found in differing if not found.gradient.equal]
     for off in by_cause(wrong):
-        what = f"The gradient on {who(recording, off)} is not the mean of all ranks'"
+        what = f"The gradient on {who(recording, off)} is wrong"
         yield draft(recording, what, off, minority(off, wrong))
     if differing and not wrong:
         title = "Gradients differ between ranks in their last bits: the replicas will drift apart"

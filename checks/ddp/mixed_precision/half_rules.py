@@ -82,7 +82,7 @@ def half_precision_mean_wrong(recording: Recording) -> Iterator[Draft]:
         rank, worst = max(wrong.items(), key=lambda entry: entry[1].max_abs_error or 0.0)
         yield finding(
             rank_culprits(recording, MixedPrecision, sorted(wrong) if len(wrong) < len(by_rank) else ()),
-            f"The {dtype} gradient on {ranks_at(recording, wrong)} is not the mean of all ranks':"
+            f"The {dtype} gradient on {ranks_at(recording, wrong)} is wrong:"
             f" {gradient_code.words(worst.held, len(by_rank))}",
             worst.evidence(f"{dtype} gradient on rank {rank}"),
             _MASTER,

@@ -166,7 +166,7 @@ def autocast_gradient_wrong(recording: Recording) -> Iterator[Draft]:
     ranks, number = sorted({rank for rank, _ in wrong}), len(recording.facts(MixedPrecision))
     yield likely(
         rank_culprits(recording, MixedPrecision, ranks if len(ranks) < number else ()),
-        f"Under autocast the gradient on {ranks_at(recording, ranks)} is not the mean of all ranks':"
+        f"Under autocast the gradient on {ranks_at(recording, ranks)} is wrong:"
         f" {gradient_code.words(worst.held, number)}",
         worst.evidence(f"unscaled gradient of {worst.parameter} on rank {rank}"),
         _WITHOUT_SCALER,

@@ -131,7 +131,7 @@ def slower_than_one(recording: Recording) -> Iterator[Draft]:
     yield proved(
         NOBODY,
         f"One rank alone would be {median(totals.step) / median(alone):.2g} times faster than these"
-        f" {totals.fact.ranks}",
+        f" {totals.fact.ranks} ranks",
         _evidence_of_waiting(totals),
         rounds.FEWER_RANKS,
         detail=f"{_whose(totals)}: {rounds.spread(alone)} against {rounds.spread(totals.step)} for the same samples.",

@@ -273,10 +273,11 @@ def _misplaced(
     cures = {"input": "Make the tensors of make_batch on the CPU, or on the device of LOCAL_RANK"}
     cure = cures.get(kind, "Move the model to the device of LOCAL_RANK before it is wrapped")
     wanted = {rank.fact.device for rank in ranks}
+    due = wanted.pop() if len(wanted) == 1 else "that rank's device"
     return proved(
         (*culprits(recording, ranks), code(name)),
         f"{kind.capitalize()} {name}{more} of {ranks[0].fact.model} {'are' if more else 'is'} on {device} on"
-        f" {on_ranks(recording, ranks)}, not on {wanted.pop() if len(wanted) == 1 else 'the device of each'}",
+        f" {on_ranks(recording, ranks)}, not on {due}",
         (Evidence(text=f"{kind} {name}: {device}") for kind, name, device in shown[:8]),
         in_model_code(cure if is_state else "Register it as a buffer, so that .to() moves it"),
         detail=f"On another device: {', '.join(name for _, name, _ in shown)}.",

@@ -53,7 +53,7 @@ def not_the_mean(recording: Recording) -> Iterator[Draft]:
     yield likely(
         (*culprits(recording, ranks), *(code(name) for name in parameters[:8])),
         f"DDP does not average the gradient of {first.parameter}{more} of {fact.model} on"
-        f" {on_ranks(recording, ranks)}: {'it stays the own of each' if is_own else 'it is another value'}",
+        f" {on_ranks(recording, ranks)}: {'each rank keeps its own' if is_own else 'it is another value'}",
         Evidence(
             text=f"worst element of the gradient of {first.parameter} on rank {rank_of(ranks[0])}, step {first.step}",
             value=first.got,
@@ -122,8 +122,8 @@ def drift(recording: Recording) -> Iterator[Draft]:
     )  # else perhaps the first is off
     yield likely(
         (*odd, *(code(name) for name in fact.drifted.names[:8])),
-        f"After a step {names(fact.drifted)} of {fact.model} is not the first rank's any more on"
-        f" {on_ranks(recording, ranks)}",
+        f"After a step {names(fact.drifted)} of {fact.model} on {on_ranks(recording, ranks)} is not what it is"
+        " on the first rank",
         Evidence(
             text="parameters that differ",
             value=float(fact.drifted.count),

@@ -42,7 +42,8 @@ def does_not_come_back(recording: Recording) -> Iterator[Draft]:
         if len(left) < len(trial.ranks) or any(_waits_for_others(rank) for rank in left):
             continue
         first = left[0]
-        who = f"All {len(left)} ranks have" if len(left) > 1 else f"Rank {first.rank} has"
+        everyone = "Both ranks" if len(left) == 2 else f"All {len(left)} ranks"
+        who = f"{everyone} have" if len(left) > 1 else f"Rank {first.rank} has"
         innermost = [frame for rank in left for frame in of_the_job(rank.stack)[-1:]]
         lines = dict.fromkeys(frame.partition(" in ")[0] for frame in innermost)
         yield likely(
