@@ -285,7 +285,8 @@ def test_an_exception_on_one_rank_stops_all_and_repeats_no_credential(ranks):
 
 def test_what_fails_in_ddp_alone_ends_the_rank_with_its_words(ranks):
     for one in results(ranks, "planted:dislikes_ddp"):
-        assert "StepFailed: RuntimeError: Expected to mark" in (one.error or "")
+        assert "StepFailed: RuntimeError at planted.py:" in (one.error or "")
+        assert ": Expected to mark a variable ready only once" in (one.error or "")
 
 
 @pytest.mark.parametrize(
