@@ -171,18 +171,15 @@ def not_finite(recording: Recording) -> Iterator[Draft]:
         " exchanges anything",
         (
             Evidence(
-                text=f"rank {rank_of(rank)}, batch {local.step}: {_non_finite(local.loss, local.not_finite.count)}"
+                text=f"rank {rank_of(rank)}, batch {local.step}: loss"
+                f" {'NaN or infinite' if local.loss is None else f'{local.loss:.4g}'}, gradients of"
+                f" {local.not_finite.count} parameters not finite"
             )
             for rank, local in found[:8]
         ),
         in_model_code("Look at this batch and at the first layer whose output is not finite"),
         detail=f"Seen with batch {local.step}. The next all-reduce would carry it to every rank.",
     )
-
-
-def _non_finite(loss: float | None, gradients: int) -> str:
-    shown = "loss NaN or infinite" if loss is None else f"loss {loss:.4g}"
-    return f"{shown}, gradients of {gradients} parameters not finite"
 
 
 # Parameters that change in the forward (DD778) give other gradients.
@@ -267,7 +264,7 @@ def computes_otherwise(recording: Recording) -> Iterator[Draft]:
     elif apart:
         yield _gradient_draft(recording, apart)
     elif peer is not None and off:
-        yield _rounding_draft(recording, off, peer)
+        yield _loss_draft(recording, off, peer)
 
 
 def _usual(ranks: list[FactAt[UserModel]]) -> FactAt[UserModel] | None:
@@ -294,36 +291,26 @@ def _apart(fact: UserModel, peer: UserModel) -> float:
 
 def _loss_draft(recording: Recording, off: list[FactAt[UserModel]], peer: FactAt[UserModel]) -> Draft:
     far = [rank for rank in off if _apart(rank.fact, peer.fact) > _LOSS_APART]
-    worst = max(far, key=lambda rank: _apart(rank.fact, peer.fact))
-    is_sure = 2 * len(far) < peer.fact.world_size
+    ranks, where = far or off, "other hardware or libraries there"
+    worst = max(ranks, key=lambda rank: _apart(rank.fact, peer.fact))
+    is_sure = far and 2 * len(far) < peer.fact.world_size
     return likely(
-        culprits(recording, far) if is_sure else (),
-        f"{peer.fact.model} gives another loss on {on_ranks(recording, far)} than on {on_ranks(recording, [peer])}"
-        " for the same batch, seed and parameters",
-        _loss_of(worst, peer),
-        in_model_code("Look for code that depends on the rank, and for other hardware or libraries there"),
-    )
-
-
-def _rounding_draft(recording: Recording, off: list[FactAt[UserModel]], peer: FactAt[UserModel]) -> Draft:
-    worst = max(off, key=lambda rank: _apart(rank.fact, peer.fact))
-    return likely(
-        NOBODY,
-        f"{peer.fact.model} gives another loss on {on_ranks(recording, off)} than on {on_ranks(recording, [peer])}"
-        " for the same batch, seed and parameters, by rounding alone",
-        _loss_of(worst, peer),
-        in_model_code("Look for other hardware or libraries there, where runs are to be repeated exactly"),
-        severity=Severity.INFO,
-    )
-
-
-def _loss_of(worst: FactAt[UserModel], peer: FactAt[UserModel]) -> Evidence:
-    expected = f"rank {rank_of(peer)}'s"
-    return Evidence(
-        text=f"loss on rank {rank_of(worst)}",
-        value=worst.fact.same_batch_loss,
-        expected=peer.fact.same_batch_loss,
-        expected_from=expected,
+        culprits(recording, far) if is_sure else NOBODY,
+        f"{peer.fact.model} gives another loss on {on_ranks(recording, ranks)} than on"
+        f" {on_ranks(recording, [peer])} for the same batch, seed and parameters"
+        + ("" if far else ", by rounding alone"),
+        Evidence(
+            text=f"loss on rank {rank_of(worst)}",
+            value=worst.fact.same_batch_loss,
+            expected=peer.fact.same_batch_loss,
+            expected_from=f"rank {rank_of(peer)}'s",
+        ),
+        in_model_code(
+            f"Look for code that depends on the rank, and for {where}"
+            if far
+            else f"Look for {where}, where runs are to be repeated exactly"
+        ),
+        severity=None if far else Severity.INFO,
     )
 
 

@@ -8,7 +8,6 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.model.trial import RankEvidence
 from ddp_doctor.parse.frames import called, of_the_job
 from ddp_doctor.remedies.torch_calls import HUNG_CODE, in_model_code
 from ddp_doctor.wording.findings import NOBODY, likely, proved
@@ -39,8 +38,9 @@ def does_not_come_back(recording: Recording) -> Iterator[Draft]:
         if trial.judged_check != _CHECK or trial.outcome not in ("stuck", "slow"):
             continue
         left = [rank for rank in trial.evidence if not rank.done]
-        if len(left) < len(trial.ranks) or any(_waits_for_others(rank) for rank in left):
-            continue
+        inside = [step for rank in left for step in rank.steps[-1:] if step.left_at is None]
+        if len(left) < len(trial.ranks) or any(step.check == _CHECK for step in inside):
+            continue  # in a step of the check a rank waits for its peers
         first = left[0]
         everyone = "Both ranks" if len(left) == 2 else f"All {len(left)} ranks"
         who = f"{everyone} have" if len(left) > 1 else f"Rank {first.rank} has"
@@ -53,11 +53,6 @@ def does_not_come_back(recording: Recording) -> Iterator[Draft]:
             HUNG_CODE,
             detail="No rank waits for another one here: each stands in your code.",
         )
-
-
-def _waits_for_others(evidence: RankEvidence) -> bool:
-    """Whether the rank is inside a step of the check and so waits for its peers."""
-    return any(step.check == _CHECK and step.left_at is None for step in evidence.steps[-1:])
 
 
 @rule("DD786", "user-model-fails-in-a-synchronised-step", Severity.ERROR)

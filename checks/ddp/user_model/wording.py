@@ -28,14 +28,9 @@ def on_ranks(recording: Recording, ranks: Iterable[FactAt[UserModel]]) -> str:
     return ranks_at(recording, [rank_of(rank) for rank in ranks])
 
 
-def are_all(ranks: Sequence[FactAt[UserModel]]) -> bool:
-    """Whether these are all ranks of the world."""
-    return len(ranks) >= ranks[0].fact.world_size
-
-
 def culprits(recording: Recording, ranks: Sequence[FactAt[UserModel]]) -> tuple[Culprit, ...]:
     """The ranks as culprits; none where all are affected, because then no rank is the cause."""
-    if not ranks or (are_all(ranks) and ranks[0].fact.world_size > 1):
+    if not ranks or len(ranks) >= ranks[0].fact.world_size > 1:
         return ()
     return rank_culprits(recording, UserModel, [rank_of(rank) for rank in ranks])
 
