@@ -83,7 +83,7 @@ def test_a_factory_that_never_ends_anywhere_blames_no_rank_and_the_model_is_not_
 
 
 def test_a_factory_that_computes_in_silence_is_waited_for(with_model):
-    scenario = with_model("healthy:made_slowly", deadline_s=60.0, still_s=1.5)
+    scenario = with_model("healthy:made_slowly", ranks=1, deadline_s=60.0, still_s=1.5)
 
     assert scenario.codes == []
     assert [trial.outcome for trial in scenario.outcome.recording.trials] == ["finished"]
