@@ -34,8 +34,6 @@ from ddp_doctor.remedies.nccl import DISABLE_P2P, SIMPLE_PROTOCOL
 from ddp_doctor.wording.findings import finding, likely
 from ddp_doctor.wording.ranks import rank_at, rank_culprit, ranks_at
 
-__all__ = ["CHECK", "probe"]
-
 
 def probe(ctx: RankContext) -> AllReduceFact:
     """Correctness in every type, repeatability bit for bit, then the bandwidth over sizes."""
@@ -69,16 +67,14 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
             "bytes": result.size_bytes,
             "ranks": fact.ranks if fact else 0,
         }
-        yield Measurement(name="allreduce_time", value=result.time_us / 1e6, unit="s", labels=labels)
-        yield Measurement(
-            name="allreduce_algbw", value=result.algbw_gb_per_s * 1e9, unit="B/s", labels=labels
-        )
-        yield Measurement(
-            name="allreduce_busbw", value=result.busbw_gb_per_s * 1e9, unit="B/s", labels=labels
-        )
-        yield Measurement(name="allreduce_wrong", value=result.wrong, unit="elements", labels=labels)
-        jitter = (result.max_us - result.min_us) / 1e6
-        yield Measurement(name="allreduce_jitter", value=jitter, unit="s", labels=labels)
+        for name, value, unit in (
+            ("time", result.time_us / 1e6, "s"),
+            ("algbw", result.algbw_gb_per_s * 1e9, "B/s"),
+            ("busbw", result.busbw_gb_per_s * 1e9, "B/s"),
+            ("wrong", result.wrong, "elements"),
+            ("jitter", (result.max_us - result.min_us) / 1e6, "s"),
+        ):
+            yield Measurement(name=f"allreduce_{name}", value=value, unit=unit, labels=labels)
     if fact is not None and fact.stopped_at_bytes is not None:  # the ranks stop together
         untested = fact.stopped_at_bytes
         yield Measurement(

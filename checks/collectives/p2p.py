@@ -33,8 +33,6 @@ from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE
 from ddp_doctor.wording.nodes import host
 from ddp_doctor.wording.ranks import capital, pair_culprit, rank_at, rank_culprit, ranks_at
 
-__all__ = ["CHECK", "probe"]
-
 
 def probe(ctx: RankContext) -> P2pFact:
     """Exchange a checked pattern with every peer, in rounds of disjoint pairs."""

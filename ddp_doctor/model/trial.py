@@ -68,6 +68,7 @@ class RankEvidence(Frozen):
     wait_channel: str | None = None
     cpu_s_per_s: float | None = None  # processor time used in the last second of watching
     stack: tuple[str, ...] = ()  # "file:line in function", innermost last
+    source: tuple[str, ...] = ()  # the text of each of these lines; "" for what is no code of the job's
     flight: tuple[FlightEntry, ...] = ()
     recorder: str | None = None  # the flight recorder that had them; None: none had any
     output_tail: str = ""

@@ -1,23 +1,19 @@
 """How fast is an all-reduce, over sizes, and what nccl-tests makes of the measured ("algorithm") bandwidth.
 
-``algbw`` is bytes / time, where bytes counts the whole array: for all_gather, reduce_scatter, alltoall,
-gather and scatter the share of one rank times the number of ranks. A rank must move more or less than that
-over its link, depending on the collective and the number of ranks; ``busbw`` corrects for it, so that one
-number can be compared with the rate of the hardware whatever the world size.
+``algbw`` is bytes / time. A rank must move more than that over its link, depending on the number of ranks;
+``busbw`` corrects for it, so that one number can be compared with the rate of the hardware whatever the world size.
 
-Source: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md ("Bus bandwidth", Summary);
-gather, scatter and sendrecv from nccl-tests' src/gather.cu, scatter.cu and sendrecv.cu (GetBw).
-With in-network reduction (NVLink SHARP) the switch adds, and the busbw of all_reduce may exceed the link.
+Source: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md ("Bus bandwidth", Summary).
+With in-network reduction (NVLink SHARP) the switch adds, and the busbw may exceed the link.
 """
 
-from collections.abc import Callable, Mapping
 from statistics import median
-from types import MappingProxyType
 
 from ddp_doctor.facts.collectives import SizeResult
 from ddp_doctor.knowledge.ddp import payload
 from ddp_doctor.model.choices import Level
 from ddp_doctor.model.context import RankContext
+from ddp_doctor.probing.rank_identity import finish
 
 
 def bandwidth(ctx: RankContext) -> tuple[list[SizeResult], int | None]:
@@ -28,7 +24,8 @@ def bandwidth(ctx: RankContext) -> tuple[list[SizeResult], int | None]:
     for size in payload.sweep_sizes(ctx.level is Level.QUICK):
         # Large sizes take about four times longer each; the slowest rank decides for all.
         growth = 5 if size > payload.LATENCY_BOUND_BYTES else 2
-        if not _all_agree(ctx, spent + growth * previous < allowed and _fits_memory(ctx, size)):
+        is_short = spent + growth * previous >= allowed or not _fits_memory(ctx, size)
+        if agreed(ctx, float(is_short)):
             return results, size
         started = ctx.clock()
         results.append(measure(ctx, size))
@@ -52,14 +49,21 @@ def _fits_memory(ctx: RankContext, size: int) -> bool:
     return bool(2 * size < free // 4)
 
 
-def _all_agree(ctx: RankContext, mine: bool) -> bool:
+def agreed(ctx: RankContext, value: float, *, of_first: bool = False) -> float:
+    """The largest value of all ranks, or that of the first: what follows must be the same everywhere."""
     import torch
     import torch.distributed as dist
 
-    vote = torch.tensor([float(mine)], device=ctx.device)
-    with ctx.step("all_reduce", "float32 [1] min"):
-        dist.all_reduce(vote, op=dist.ReduceOp.MIN)
-        return bool(vote.item() == 1.0)
+    mine = value if not of_first or ctx.group_rank == 0 else float("-inf")
+    tensor = torch.tensor([mine], dtype=torch.float64, device=ctx.device)
+    with ctx.step("all_reduce", "float64 [1] max"):
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=ctx.group)
+        return float(tensor.item())
+
+
+def meet(ctx: RankContext) -> None:
+    """Wait until all ranks have arrived."""
+    agreed(ctx, 0.0)
 
 
 def measure(ctx: RankContext, size: int) -> SizeResult:
@@ -77,11 +81,11 @@ def timed_all_reduces(ctx: RankContext, size: int, iterations: int) -> SizeResul
     times = []
     with ctx.step("all_reduce", f"float32 [{elements}] sum, {iterations + 1} times"):
         dist.all_reduce(tensor)  # the first one allocates
-        _synchronize(ctx.device)
+        finish(ctx.device)
         for _ in range(iterations):
             started = ctx.clock()
             dist.all_reduce(tensor)
-            _synchronize(ctx.device)
+            finish(ctx.device)
             times.append(ctx.clock() - started)
         tensor.fill_(float(ctx.group_rank + 1))
         dist.all_reduce(tensor)
@@ -96,53 +100,25 @@ def timed_all_reduces(ctx: RankContext, size: int, iterations: int) -> SizeResul
         max_us=max(times) * 1e6,
         iterations=iterations,
         algbw_gb_per_s=algbw,
-        busbw_gb_per_s=busbw("all_reduce", algbw, ctx.world_size),
+        busbw_gb_per_s=busbw(algbw, ctx.world_size),
         wrong=wrong,
     )
 
 
-def _synchronize(device: str) -> None:
-    if device.startswith("cuda"):
-        import torch
+def not_reduced(ctx: RankContext, dtype: str) -> str:
+    """Why the backend does not reduce this dtype, "" where it does: it refuses on all ranks, before it sends."""
+    import torch
+    import torch.distributed as dist
 
-        torch.cuda.synchronize()
-
-
-def _twice_all_but_own(ranks: int) -> float:
-    return 2 * (ranks - 1) / ranks
-
-
-def _all_but_own(ranks: int) -> float:
-    return (ranks - 1) / ranks
-
-
-def _everything(_ranks: int) -> float:
-    return 1.0
+    element = torch.ones(1, dtype=getattr(torch, dtype), device=ctx.device)
+    try:
+        with ctx.step("all_reduce", f"1 {dtype}"):
+            dist.all_reduce(element, group=ctx.group)
+    except (RuntimeError, TypeError) as refused:  # gloo's, NCCL's
+        return f"the backend does not reduce {dtype}: {refused}"[:300]
+    return ""
 
 
-#: busbw / algbw as a function of the number of ranks.
-FACTORS: Mapping[str, Callable[[int], float]] = MappingProxyType(
-    {
-        "all_reduce": _twice_all_but_own,  # each element is reduced, then handed back
-        "all_gather": _all_but_own,  # a rank has its own share already
-        "reduce_scatter": _all_but_own,
-        "alltoall": _all_but_own,
-        "gather": _all_but_own,
-        "scatter": _all_but_own,
-        "broadcast": _everything,  # all data must leave the root
-        "reduce": _everything,
-        "sendrecv": _everything,
-    }
-)
-
-
-def busbw(op: str, algbw: float, ranks: int) -> float:
-    """The bus bandwidth of collective ``op`` among ``ranks`` ranks, in the unit of ``algbw``.
-
-    Raises ValueError for an unknown collective or fewer than one rank.
-    """
-    if op not in FACTORS:
-        raise ValueError(f"no bus bandwidth is defined for {op!r}; known are {', '.join(FACTORS)}")
-    if ranks < 1:
-        raise ValueError(f"a collective needs at least one rank, not {ranks}")
-    return algbw * FACTORS[op](ranks)
+def busbw(algbw: float, ranks: int) -> float:
+    """The bus bandwidth of an all-reduce: each element is reduced, then handed back, by all but its own rank."""
+    return algbw * 2 * (ranks - 1) / ranks

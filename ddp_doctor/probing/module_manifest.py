@@ -22,19 +22,19 @@ def read(module: Any) -> Manifest:
     )
 
 
-def of_all_ranks(ctx: RankContext, own: Manifest, name: str = "manifest") -> dict[int, Manifest]:
+def of_all_ranks(ctx: RankContext, own: Manifest) -> dict[int, Manifest]:
     """Every rank's manifest, by original rank; over the control store, which works where DDP would hang.
 
     The same call on all ranks. Where all are equal, only digests travel; otherwise each manifest once.
     """
     own_digest = digest(own)
-    with ctx.step("compare_models", f"digests of {name}"):
-        digests = ctx.exchange(f"{name}-digest", own_digest)
+    with ctx.step("compare_models", "digests of the manifests"):
+        digests = ctx.exchange("manifest-digest", own_digest)
     if set(digests) == {own_digest}:
         return dict.fromkeys(ctx.ranks, own)
     speaks = digests.index(own_digest) == ctx.group_rank
-    with ctx.step("compare_models", name):
-        texts = ctx.exchange(name, own.text() if speaks else "")
+    with ctx.step("compare_models", "manifests"):
+        texts = ctx.exchange("manifest", own.text() if speaks else "")
     known = {own_digest: own}
     for place, digest_of_rank in enumerate(digests):
         if digest_of_rank not in known:

@@ -1,4 +1,4 @@
-"""A GPU and the settings of one rank or node, as it sends them to its peers."""
+"""A rank's GPU: what it tells its peers of it, and the wait for it; and the settings of one rank or node."""
 
 from collections.abc import Mapping
 
@@ -17,6 +17,14 @@ def gpu_identity(device: str) -> tuple[str | None, str | None]:
     properties = torch.cuda.get_device_properties(device)
     uuid = getattr(properties, "uuid", None)
     return (f"GPU-{uuid}" if uuid is not None else None), properties.name
+
+
+def finish(device: str) -> None:
+    """Wait for the GPU: calls return before their work is done. The end of a step waits by itself."""
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.synchronize(device)
 
 
 def settings_of(env: Mapping[str, str]) -> Settings:

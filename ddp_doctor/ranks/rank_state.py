@@ -15,6 +15,7 @@ from ddp_doctor.knowledge.deadlines import LATE_ENTRY_S
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.trial import FlightEntry, Raised, RankEvidence, Step
+from ddp_doctor.parse.frames import of_the_job
 from ddp_doctor.parse.nccl_log import digest
 from ddp_doctor.parse.redact import KEPT_BACK, is_withheld
 from ddp_doctor.ranks import process
@@ -24,6 +25,7 @@ from ddp_doctor.ranks.spec import WorkerSpec
 #: Steps kept per rank: enough to see where the ranks parted, small enough for thousands of ranks.
 _STEPS_KEPT = 40
 _OUTPUT_KEPT = 4000
+_LONGEST_LINE = 120  # characters of a line of the job's code
 #: Bytes of NCCL's log that are read; the log of a rank with thousands of peers is longer.
 _NCCL_LOG_READ = 8 << 20
 #: Lines that torch prints in healthy runs too: about a name that older releases know, and hosts without reverse DNS.
@@ -178,6 +180,7 @@ class RankState:
             wait_channel=self.wait_channel,
             cpu_s_per_s=self.cpu_s_per_s,
             stack=tuple(answer.get("stack", ())) or self._faulthandler_stack(),
+            source=_source(answer.get("stack", ()), answer.get("source", ())),
             flight=self._flight(answer),
             recorder=answer.get("recorder"),
             output_tail=self._output(),
@@ -241,6 +244,16 @@ def _size(path: str) -> int:
         return os.stat(path).st_size
     except OSError:
         return 0
+
+
+def _source(stack: Sequence[str], lines: Sequence[str]) -> tuple[str, ...]:
+    """The text of the lines of the job's own code, without credentials; nothing where there is none."""
+    own = set(of_the_job(stack))
+    texts = tuple(
+        (KEPT_BACK if is_withheld("", line) else line[:_LONGEST_LINE]) if frame in own else ""
+        for frame, line in zip(stack, lines, strict=False)
+    )
+    return texts if any(texts) else ()
 
 
 def _frame(text: str) -> str:

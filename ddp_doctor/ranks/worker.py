@@ -174,10 +174,13 @@ def _answer_each(path: str, backend: str) -> None:
     while True:
         signal.sigwait({signal.SIGUSR2})
         frame = sys._current_frames().get(main or 0)  # noqa: SLF001 - there is no public way
-        stack = [f"{f.filename}:{f.lineno} in {f.name}" for f in traceback.extract_stack(frame)]
+        frames = traceback.extract_stack(frame)
+        stack = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
+        source = [frame.line or "" for frame in frames]
         recorder, entries = flight_entries(backend)
         flight = [entry.model_dump() for entry in entries]
         late = retires_late(recorder)
         with open(path + ".tmp", "w", encoding="utf-8") as file:
-            json.dump({"stack": stack, "recorder": recorder, "retires_late": late, "flight": flight}, file)
+            answer = {"stack": stack, "source": source, "recorder": recorder, "flight": flight}
+            json.dump({**answer, "retires_late": late}, file)
         os.replace(path + ".tmp", path)

@@ -1,6 +1,7 @@
 """What to try where stock DDP, with a model of the doctor's own, averages or broadcasts wrongly."""
 
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Proof, Remedy
+from ddp_doctor.model.recording import Recording
 from ddp_doctor.remedies import nccl
 from ddp_doctor.remedies.kinds import remedy
 
@@ -22,9 +23,9 @@ _SOFTWARE = remedy(
 )
 
 
-def remedies(backend: str, check: str) -> tuple[Remedy, ...]:
+def remedies(recording: Recording, check: str) -> tuple[Remedy, ...]:
     """What to try, the cheapest first; ``check`` is the one to repeat."""
-    if backend != "nccl":
+    if recording.world is None or recording.world.backend != "nccl":
         return (_SOFTWARE,)
     commands = (f"ddp-doctor run --only {check}",)
     return (

@@ -4,6 +4,7 @@ Sources: torch.distributed, init_process_group (device_id); torch.distributed.ru
 --rdzv-conf (join_timeout, 600 s by default: torch/distributed/elastic/rendezvous/dynamic_rendezvous.py).
 """
 
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Remedy
 from ddp_doctor.remedies.kinds import in_code
 
 DOCS = "https://docs.pytorch.org/docs/stable/"
@@ -15,4 +16,23 @@ ONE_GPU_EACH = in_code(
     "torch.distributed.init_process_group('nccl', device_id=device)   # torch 2.3 and newer",
     cost="none; with device_id the group is connected at once, and a wrong device fails there",
     references=(DOCS + "distributed.html#torch.distributed.init_process_group", DOCS + "elastic/run.html"),
+)
+
+
+def in_model_code(
+    summary: str, cost: str = "", reference: str = "generated/torch.nn.parallel.DistributedDataParallel.html"
+) -> Remedy:
+    """A change to the user's code, which the doctor cannot try: it has no other model."""
+    return in_code(
+        summary,
+        cost=cost,
+        undo=NOTHING_TO_UNDO if not cost else "take the change back",
+        untried="the doctor changes no code of yours; repeat the run with --model when it is changed",
+        references=(DOCS + reference,),
+    )
+
+
+HUNG_CODE = in_model_code(
+    "Look at what this line waits for: the network, a lock, a terminal, an endless loop, or a collective that"
+    " not all ranks call"
 )

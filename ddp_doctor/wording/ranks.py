@@ -1,11 +1,13 @@
 """How findings speak of ranks: in words, and as culprits on a host."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.trial import RankEvidence
+from ddp_doctor.parse.frames import of_the_job
 from ddp_doctor.views.gpus import gpu_of
 from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, name_list
 
@@ -96,6 +98,30 @@ def ranks_at(recording: Recording, ranks: Iterable[int]) -> str:
 def capital(sentence: str) -> str:
     """The sentence with a capital first letter; the rest stays as it is."""
     return sentence[:1].upper() + sentence[1:]
+
+
+def line_in_the_job(rank: RankEvidence) -> str:
+    """``, net.py:31 `time.sleep(10)```: where it is in the job's own code; nothing where it could not say."""
+    for _, line, text in _in_the_job(rank):
+        return f", {line}{text}"
+    return ""
+
+
+def stack_in_the_job(rank: RankEvidence) -> str:
+    """Its stack in the job's own code, as a line of evidence."""
+    frames = [f"{line} in {function}{text}" for function, line, text in _in_the_job(rank)]
+    if not frames:
+        return f"rank {rank.rank} could not say where it stands"
+    used = f"; {rank.cpu_s_per_s:.0%} of a core in the last second" if rank.cpu_s_per_s is not None else ""
+    return f"rank {rank.rank} stands in {', called from '.join(frames)}{used}"
+
+
+def _in_the_job(rank: RankEvidence) -> Iterator[tuple[str, str, str]]:
+    """Function, line and text of each frame in the job's own code, the innermost first."""
+    texts = dict(zip(rank.stack, rank.source, strict=False))
+    for frame in reversed(of_the_job(rank.stack)):
+        line, _, function = short(frame).partition(" in ")
+        yield function, line, f" `{texts[frame]}`" if texts.get(frame) else ""
 
 
 def short(where: str) -> str:

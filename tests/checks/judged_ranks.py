@@ -1,6 +1,9 @@
 """What came of four real ranks as the agent would record it, and what a check's rules make of it."""
 
 from collections.abc import Sequence
+from typing import Any
+
+import pytest
 
 from ddp_doctor.engine.diagnose import diagnose
 from ddp_doctor.model.check import Check
@@ -35,3 +38,20 @@ def only(findings: list[Finding], code: str) -> Finding:
 
 def blamed(finding: Finding) -> list[int | None]:
     return [culprit.rank for culprit in finding.culprits]
+
+
+def planted(*rows: Any) -> Any:
+    """Parametrise by a defect's name, what the ranks run, and the one finding of it: code, ranks to blame, words."""
+    cases = [
+        pytest.param(scenario, code, ranks, words, id=name) for name, scenario, code, ranks, *words in rows
+    ]
+    return pytest.mark.parametrize(("scenario", "code", "ranks_blamed", "words"), cases)
+
+
+def assert_found(findings: list[Finding], code: str, ranks_blamed: list[int], words: Sequence[str]) -> None:
+    """One finding, of these ranks, with these words in its severity, confidence, title, detail or evidence."""
+    finding = only(findings, code)
+    assert blamed(finding) == ranks_blamed
+    lines = [f"{finding.severity.value}, {finding.confidence.value}: {finding.title}", finding.detail]
+    said = "\n".join(lines + [evidence.text for evidence in finding.evidence])
+    assert [word for word in words if word not in said] == [], said

@@ -11,6 +11,7 @@ from ddp_doctor.model.choices import Confidence, Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Recording, World
+from ddp_doctor.probing import all_reduces
 from tests.rank_harness import HarnessContext
 from tests.recorded import judged
 
@@ -114,3 +115,8 @@ def test_the_size_at_which_the_sweep_ended_early_is_measured():
     untested = names["allreduce_untested_from"]
     assert (untested.value, untested.unit, untested.labels) == (1 << 20, "B", {"ranks": 4})
     assert not list(allreduce.measurements(recording(seen())))
+
+
+@pytest.mark.parametrize(("ranks", "busbw"), [(1, 0.0), (2, 100.0), (8, 175.0)])
+def test_busbw_is_that_of_nccl_tests(ranks: int, busbw: float):
+    assert all_reduces.busbw(100.0, ranks) == busbw

@@ -19,7 +19,7 @@ from ddp_doctor.checks.ddp import checkpoint
 from ddp_doctor.checks.ddp.checkpoint import CHECK, plain, sharded
 from ddp_doctor.facts.ddp.model_state import Checkpoint
 from ddp_doctor.model.choices import Severity
-from tests.checks.judged_ranks import blamed, judge_by, only, record
+from tests.checks.judged_ranks import assert_found, judge_by, only, planted, record
 
 pytestmark = pytest.mark.ranks
 
@@ -322,33 +322,38 @@ def test_a_working_directory_that_takes_no_file_is_no_fault(ranks, name):
 # Sabotage
 
 
-def test_a_rank_that_reads_half_a_file_is_named(ranks):
-    finding = only(judge(recording(ranks.facts(reads_half_on_rank_1))), "DD761")
-    assert blamed(finding) == [1]
-    assert finding.culprits[0].node == "node1"
-    assert "checkpoint.pt" in finding.detail
-
-
-def test_a_save_that_returns_too_early_blames_no_reader(ranks):
-    finding = only(judge(recording(ranks.facts(saves_in_the_background))), "DD761")
-    assert blamed(finding) == []
-    assert "every rank" in finding.title
+@planted(
+    ("a rank that reads half a file", (reads_half_on_rank_1,), "DD761", [1], "(node1)", "checkpoint.pt"),
+    ("a save that returns too early", (saves_in_the_background,), "DD761", [], "every rank"),
+    ("a rank that reads the old file", (reads_what_it_read_before,), "DD762", [2], "version 1 in place of 2"),
+    ("a rank that overwrites the file, and not its readers", (rank_1_saves_too,), "DD763", [1]),
+    (
+        *("a lost shard", (in_shards, loses_its_shard), "DD765", [1], "__1_0.distcp"),
+        "The sharded checkpoint of 4 ranks does not load at world size 1 and 3 on every rank",
+    ),
+    ("a torn shard", (in_shards, tears_its_shard), "DD765", [], "torch says: "),
+    ("a garbled shard", (in_shards, garbles_its_shard), "DD765", [2]),
+    (
+        *("a rank that reads from wrong offsets, and no shard", (reads_from_wrong_offsets, 1), "DD765", [1]),
+        "at world size 3 on rank 1 (node1), though it does at world size 1",
+        "loads elements 342 to 683: 342 are off. Element 342 holds that of element 86.",
+    ),
+    (  # rank 0 begins at 0 in any case
+        *("wrong offsets on several ranks", (reads_from_wrong_offsets, 0, 1, 2), "DD765", [1, 2]),
+        "on rank 1 (node1) and rank 2 (node2)",
+    ),
+    (
+        *("a rank that cannot read its part, and not those that hear of it", (cannot_read_in_a_group,)),
+        *("DD765", [2], "Input/output error"),
+    ),
+)
+def test_a_planted_defect_is_found_and_named(ranks, scenario, code, ranks_blamed, words):
+    assert_found(judge(recording(ranks.facts(*scenario))), code, ranks_blamed, words)
 
 
 def test_a_smaller_world_names_the_rank_that_saves_in_it(ranks):
     finding = only(judge(recording(ranks.facts(reads_half_on_rank_1, on=(1, 2)), (1, 2))), "DD761")
-    assert finding.title.startswith("What rank 1 saved comes torn or changed on rank 1")
-
-
-def test_a_rank_that_reads_the_old_file_is_named(ranks):
-    finding = only(judge(recording(ranks.facts(reads_what_it_read_before))), "DD762")
-    assert blamed(finding) == [2]
-    assert "version 1 in place of 2" in finding.detail
-
-
-def test_the_rank_that_overwrites_the_file_is_named_and_not_its_readers(ranks):
-    finding = only(judge(recording(ranks.facts(rank_1_saves_too))), "DD763")
-    assert blamed(finding) == [1]
+    assert finding.title.startswith("The checkpoint that rank 1 saved is torn or changed as rank 1")
 
 
 def test_a_node_that_does_not_see_the_file_is_information(ranks):
@@ -356,40 +361,3 @@ def test_a_node_that_does_not_see_the_file_is_information(ranks):
     finding = only(judge(recording(facts)), "DD764")
     assert (finding.severity, finding.culprits[0].node) == (Severity.INFO, "node3")
     assert {fact.sharded_reason for fact in facts} == {"not all ranks see the folder"}
-
-
-def test_a_lost_shard_names_the_rank_that_wrote_it(ranks):
-    finding = only(judge(recording(ranks.facts(in_shards, loses_its_shard))), "DD765")
-    assert blamed(finding) == [1]
-    assert "__1_0.distcp" in finding.detail
-    assert finding.title.startswith(
-        "What 4 ranks saved in shards does not load at world size 1 and 3 on every rank"
-    )
-
-
-def test_a_torn_shard_is_found(ranks):
-    finding = only(judge(recording(ranks.facts(in_shards, tears_its_shard))), "DD765")
-    assert "torch says: " in finding.detail
-
-
-def test_a_garbled_shard_names_the_rank_that_wrote_it(ranks):
-    finding = only(judge(recording(ranks.facts(in_shards, garbles_its_shard))), "DD765")
-    assert blamed(finding) == [2]
-
-
-def test_a_rank_that_reads_from_wrong_offsets_is_named_and_no_shard(ranks):
-    finding = only(judge(recording(ranks.facts(reads_from_wrong_offsets, 1))), "DD765")
-    assert blamed(finding) == [1]
-    assert "at world size 3 on rank 1 (node1), though it does at world size 1" in finding.title
-    assert "loads elements 342 to 683: 342 are off. Element 342 holds that of element 86." in finding.detail
-
-
-def test_wrong_offsets_on_several_ranks_name_them(ranks):
-    finding = only(judge(recording(ranks.facts(reads_from_wrong_offsets, 0, 1, 2))), "DD765")
-    assert "on rank 1 (node1) and rank 2 (node2)" in finding.title  # rank 0 begins at 0 in any case
-
-
-def test_a_rank_that_cannot_read_its_part_is_named_and_not_those_that_hear_of_it(ranks):
-    finding = only(judge(recording(ranks.facts(cannot_read_in_a_group))), "DD765")
-    assert blamed(finding) == [2]
-    assert "Input/output error" in finding.detail

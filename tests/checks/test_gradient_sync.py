@@ -8,9 +8,8 @@ import pytest
 
 from ddp_doctor.checks.ddp import gradient_sync
 from ddp_doctor.checks.ddp.gradient_sync import CHECK, steps
-from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.recording import Recording
-from tests.checks.judged_ranks import blamed, judge_by, only, record
+from tests.checks.judged_ranks import assert_found, blamed, judge_by, only, planted, record
 
 pytestmark = pytest.mark.ranks
 
@@ -155,7 +154,7 @@ def buckets(ctx):
 # Healthy worlds
 
 
-@pytest.mark.parametrize("on", [(0,), (0, 1), (1, 3), (0, 1, 2), (0, 1, 2, 3)], ids=str)
+@pytest.mark.parametrize("on", [(0,), (1, 3), (0, 1, 2), (0, 1, 2, 3)], ids=str)
 def test_healthy_ranks_give_no_finding(ranks, on):
     facts = ranks.facts(gradient_sync.probe, on=on)
     assert judge(recording(facts, on)) == []
@@ -204,107 +203,54 @@ def test_measurements_tell_the_slowest_rank(ranks):
 # Sabotage
 
 
-def test_a_rank_missing_from_the_mean_is_named(ranks):
-    finding = only(judge(recording(ranks.facts(sabotaged, drops_rank_2))), "DD701")
-    assert blamed(finding) == [2]
-    assert finding.culprits[0].node == "node2"
-    assert "rank 2's share is missing" in finding.title
+@planted(
+    ("a rank missing from the mean", (sabotaged, drops_rank_2), "DD701", [2], "rank 2's share is missing"),
+    ("a rank counted twice", (sabotaged, doubles_rank_1), "DD701", [1], "rank 1's share counts 2 times"),
+    ("a sum in place of the mean", (sabotaged, sums), "DD701", [], "the sum of the ranks' gradients"),
+    ("zero gradients", (sabotaged, zeroes), "DD701", [], "it is zero"),
+    (
+        *("a broadcast in place of the mean, by no fault of its source", (sabotaged, hands_out_rank_1)),
+        *("DD701", [], "it is the gradient of rank 1 alone"),
+    ),
+    (
+        *("a garbled element", (sabotaged, garbles_one_element), "DD701", []),
+        *("possible", "unsure which rank is off: no mix of the ranks' gradients gives it"),
+    ),
+    (
+        *("a rank that keeps its own gradient", (sabotaged, rank_1_keeps_its_own), "DD702", [1]),
+        "The gradient on rank 1 (node1) is wrong",
+    ),
+    (
+        "ranks that all keep their own gradient",
+        (sabotaged, everyone_keeps_its_own),
+        "DD702",
+        [],
+        "every rank",
+    ),
+    ("a rank that gets NaN", (sabotaged, rank_3_gets_not_a_number), "DD702", [3], "not a finite number"),
+    ("last bits that differ", (sabotaged, rank_0_is_one_bit_off), "DD702", [], "warning"),
+    ("a parameter that DDP ignores", (ignored,), "DD702", [], "Wrong: weight3 of"),
+    ("a parameter without gradient", (frozen,), "DD701", [], "Wrong: weight1 of", "there is none"),
+    ("no_sync that synchronises", (no_sync_syncs,), "DD703", [], "every rank", "it is the mean of all ranks"),
+    (
+        *("no_sync that never ends", (no_sync_never_ends,), "DD704", []),
+        *("not synchronised on every rank", "the rank's own gradient alone"),
+    ),
+    (
+        *("what one rank accumulated and lost", (no_sync_forgets,), "DD704", []),
+        "rank 2's share counts 0.6667 times",
+    ),
+)
+def test_a_planted_defect_is_found_and_named(ranks, scenario, code, ranks_blamed, words):
+    assert_found(judge(recording(ranks.facts(*scenario))), code, ranks_blamed, words)
 
 
-def test_a_missing_rank_keeps_its_number_in_a_smaller_world(ranks):
-    on = (0, 2, 3)
-    finding = only(judge(recording(ranks.facts(sabotaged, drops_rank_2, on=on), on)), "DD701")
-    assert blamed(finding) == [2]
-
-
-def test_a_rank_counted_twice_is_named(ranks):
-    finding = only(judge(recording(ranks.facts(sabotaged, doubles_rank_1))), "DD701")
-    assert blamed(finding) == [1]
-    assert "rank 1's share counts 2 times" in finding.title
-
-
-def test_a_sum_in_place_of_the_mean_blames_nobody(ranks):
-    finding = only(judge(recording(ranks.facts(sabotaged, sums))), "DD701")
-    assert blamed(finding) == []
-    assert "the sum of the ranks' gradients" in finding.title
-
-
-def test_zero_gradients_blame_nobody(ranks):
-    finding = only(judge(recording(ranks.facts(sabotaged, zeroes))), "DD701")
-    assert blamed(finding) == []
-    assert "it is zero" in finding.title
-
-
-def test_a_broadcast_in_place_of_the_mean_does_not_blame_the_rank_it_came_from(ranks):
-    finding = only(judge(recording(ranks.facts(sabotaged, hands_out_rank_1))), "DD701")
-    assert blamed(finding) == []
-    assert "it is the gradient of rank 1 alone" in finding.title
-
-
-def test_a_garbled_element_is_found_and_nobody_is_named(ranks):
-    finding = only(judge(recording(ranks.facts(sabotaged, garbles_one_element))), "DD701")
-    assert blamed(finding) == []
-    assert finding.confidence is Confidence.POSSIBLE
-    assert "unsure which rank is off: no rank's share explains it" in finding.title
-    assert finding.evidence[0].value == pytest.approx((finding.evidence[0].expected or 0.0) + 0.25)
-
-
-def test_a_rank_that_keeps_its_own_gradient_is_named(ranks):
-    finding = only(judge(recording(ranks.facts(sabotaged, rank_1_keeps_its_own))), "DD702")
-    assert blamed(finding) == [1]
-    assert "The gradient on rank 1 (node1) is not the mean" in finding.title
-
-
-def test_two_ranks_of_which_one_keeps_its_own_gradient(ranks):
-    facts = ranks.facts(sabotaged, rank_1_keeps_its_own, on=(0, 1))
-    assert blamed(only(judge(recording(facts)), "DD702")) == [1]
-
-
-def test_ranks_that_all_keep_their_own_gradient_are_not_blamed(ranks):
-    finding = only(judge(recording(ranks.facts(sabotaged, everyone_keeps_its_own))), "DD702")
-    assert blamed(finding) == []
-    assert "every rank" in finding.title
-
-
-def test_a_rank_that_gets_nan_is_named(ranks):
-    finding = only(judge(recording(ranks.facts(sabotaged, rank_3_gets_not_a_number))), "DD702")
-    assert blamed(finding) == [3]
-    assert "not a finite number" in finding.title
-
-
-def test_last_bits_that_differ_are_a_warning(ranks):
-    finding = only(judge(recording(ranks.facts(sabotaged, rank_0_is_one_bit_off))), "DD702")
-    assert finding.severity is Severity.WARNING
-    assert blamed(finding) == []
-
-
-def test_a_parameter_that_ddp_ignores_is_named(ranks):
-    finding = only(judge(recording(ranks.facts(ignored))), "DD702")
-    assert "Off are weight3 of" in finding.detail
-    assert blamed(finding) == []
-
-
-def test_a_parameter_without_gradient_is_named(ranks):
-    finding = only(judge(recording(ranks.facts(frozen))), "DD701")
-    assert "Off are weight1 of" in finding.detail
-    assert "there is none" in finding.title
-
-
-def test_no_sync_that_synchronises_is_found(ranks):
-    finding = only(judge(recording(ranks.facts(no_sync_syncs))), "DD703")
-    assert "every rank" in finding.title
-    assert "it is the mean of all ranks" in finding.title
-
-
-def test_no_sync_that_never_ends_is_found(ranks):
-    finding = only(judge(recording(ranks.facts(no_sync_never_ends))), "DD704")
-    assert "not synchronised on every rank" in finding.title
-    assert "the rank's own gradient alone" in finding.title
-
-
-def test_what_one_rank_accumulated_and_lost_is_found(ranks):
-    finding = only(judge(recording(ranks.facts(no_sync_forgets))), "DD704")
-    assert "rank 2's share counts 0.6667 times" in finding.title
+@pytest.mark.parametrize(
+    ("hook", "on", "code", "rank"),
+    [(drops_rank_2, (0, 2, 3), "DD701", 2), (rank_1_keeps_its_own, (0, 1), "DD702", 1)],
+)
+def test_a_rank_keeps_its_number_in_a_smaller_world(ranks, hook, on, code, rank):
+    assert blamed(only(judge(recording(ranks.facts(sabotaged, hook, on=on), on)), code)) == [rank]
 
 
 def test_nccl_gets_its_plainest_protocol_as_a_remedy(ranks):

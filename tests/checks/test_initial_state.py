@@ -123,7 +123,7 @@ def is_told_not_to_synchronise(ctx):
 # Healthy worlds
 
 
-@pytest.mark.parametrize("on", [(0, 1), (1, 3), (0, 1, 2), (0, 1, 2, 3)], ids=str)
+@pytest.mark.parametrize("on", [(1, 3), (0, 1, 2), (0, 1, 2, 3)], ids=str)
 def test_healthy_ranks_start_from_their_first_rank_and_give_no_finding(ranks, on):
     facts = ranks.facts(initial_state.probe, on=on)
 
@@ -184,16 +184,16 @@ def test_equal_models_of_other_making_give_no_finding(ranks):
 @pytest.mark.parametrize(
     ("how", "code", "words"),
     [
-        ("extra head", "DD740", "parameter head.weight and 1 more in addition"),
-        ("no head", "DD740", "parameter second.weight and 1 more is missing"),
-        ("shape", "DD740", "parameter second.weight and 1 more has shape (5, 4) instead of (4, 4)"),
-        ("dtype", "DD740", "parameter second.weight and 1 more has dtype bfloat16 instead of float32"),
+        ("extra head", "DD740", "parameter head.weight and 1 more are there in addition"),
+        ("no head", "DD740", "parameter second.weight and 1 more are missing"),
+        ("shape", "DD740", "parameter second.weight and 1 more have shape (5, 4) instead of (4, 4)"),
+        ("dtype", "DD740", "parameter second.weight and 1 more have dtype bfloat16 instead of float32"),
         ("requires_grad", "DD740", "parameter first.weight has requires_grad False instead of True"),
         ("tied", "DD740", "parameter second.weight is tied to first.weight, not a tensor of its own"),
         ("strides", "DD740", "first.weight has memory format strides (1, 4) instead of contiguous"),
         ("order", "DD741", "parameter number 0 is second.weight, not first.weight"),
-        ("name", "DD741", "parameter second.weight and 1 more is called last.weight"),
-        ("buffer", "DD742", "buffer first.seen in addition"),
+        ("name", "DD741", "parameter second.weight and 1 more are called last.weight"),
+        ("buffer", "DD742", "buffer first.seen is there in addition"),
     ],
 )
 def test_the_odd_rank_of_four_is_named_before_its_model_is_wrapped(ranks, rank, how, code, words):
@@ -202,7 +202,7 @@ def test_the_odd_rank_of_four_is_named_before_its_model_is_wrapped(ranks, rank, 
     finding = only(judge(recording(facts)), code)
 
     assert blamed(finding) == [rank]
-    assert f"differs on rank {rank} (node{rank})" in finding.title
+    assert f"is not the same on rank {rank} (node{rank}) as on rank" in finding.title
     assert words in finding.title
     assert all("ddp_construct" not in dict(one.steps) for one in results)
     assert all(fact.after == {} for fact in facts)
@@ -227,7 +227,7 @@ def test_without_a_majority_no_rank_is_blamed_and_the_pair_is_told(ranks, on, od
     finding = only(judge(recording(facts, on)), "DD740")
 
     assert blamed(finding) == []
-    assert "differs between rank 0 (node0) and rank 1 (node1)" in finding.title
+    assert "is not the same on rank 1 (node1)" in finding.title
     assert "Compare rank 1 (node1)" in finding.detail
     assert "No majority tells which of them is wrong" in finding.detail
     assert finding.confidence is Confidence.LIKELY
@@ -247,7 +247,7 @@ def test_an_order_that_comes_from_a_set_is_found_and_no_rank_is_blamed(ranks):
 def test_a_ddp_that_never_broadcasts_blames_no_rank(ranks, scenario):
     finding = only(judge(recording(ranks.facts(scenario))), "DD743")
 
-    assert "not rank 0's on rank 1 (node1), rank 2 (node2) and rank 3 (node3): " in finding.title
+    assert "on rank 1 (node1), rank 2 (node2) and rank 3 (node3) are not rank 0's: " in finding.title
     assert finding.title.endswith("they are the rank's own")
     assert blamed(finding) == []
 
@@ -267,7 +267,7 @@ def test_one_tensor_that_one_rank_does_not_receive_names_both(ranks, name):
     finding = only(judge(recording(ranks.facts(leaves_out, name, (2,)))), "DD743")
 
     assert blamed(finding) == [2]
-    assert f"Off are {'head.weight, ' if name == 'weight' else ''}{name} of" in finding.detail
+    assert f"Wrong: {'head.weight, ' if name == 'weight' else ''}{name} of" in finding.detail
 
 
 def test_of_two_ranks_the_receiver_alone_is_not_blamed(ranks):

@@ -115,7 +115,7 @@ def test_a_rank_that_computes_more_slowly_than_its_peers_is_named(ranks):
 
     assert blamed(finding) == [2]
     assert finding.culprits[0].node == "node2"
-    assert finding.title.startswith("Rank 2 (node2) computes")
+    assert finding.title.startswith("Rank 2 (node2) takes ")
 
 
 def test_its_twin_without_a_slow_rank_blames_nobody(ranks):

@@ -55,6 +55,19 @@ def test_a_mismatch_without_any_recorder_says_what_the_ranks_announced():
     )
 
 
+def test_an_exception_of_your_model_in_ddp_is_named_with_its_own_line():
+    said = Raised(type="StepFailed", message="KeyError at net.py:9: 'x'", where="/ddp_doctor/steps.py:1")
+    raising = _rank(1, check="user_model", raised=said)
+    forward = raising.steps[0].model_copy(update={"name": "forward"})
+    trial = _stuck(_rank(0), raising.model_copy(update={"steps": (forward,)}), check="user_model")
+
+    found = _only(deaths.raised.apply(_with(load("torchrun/healthy"), trial)))
+
+    assert (
+        found.title == "Rank 1 raised KeyError at net.py:9 in the forward of your model in DDP; rank 0 waits"
+    )
+
+
 def test_uninterruptible_sleep_seen_once_is_likely_and_not_proved():
     trial = _stuck(_rank(0, state="D"), _rank(1))
 

@@ -282,8 +282,10 @@ def told() -> Callable[[list[Manifest], int], tuple[dict[int, Manifest], list[st
         digests = [digest(one) for one in manifests]
         first = [digests.index(one) == index for index, one in enumerate(digests)]
         texts = [one.text() if speaks else "" for one, speaks in zip(manifests, first, strict=True)]
-        ctx: Any = Told(place, tuple(range(5, 5 + len(manifests))), {"m-digest": digests, "m": texts})
-        return module_manifest.of_all_ranks(ctx, manifests[place], "m"), ctx.sent
+        ctx: Any = Told(
+            place, tuple(range(5, 5 + len(manifests))), {"manifest-digest": digests, "manifest": texts}
+        )
+        return module_manifest.of_all_ranks(ctx, manifests[place]), ctx.sent
 
     return ask
 

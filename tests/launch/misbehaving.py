@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import re
 import signal
 import time
 from pathlib import Path
@@ -49,8 +48,10 @@ def loops_in_python(ctx: RankContext) -> Done:
 
 
 def holds_the_interpreter(ctx: RankContext) -> Done:
-    if ctx.rank == BAD:
-        re.match(r"(a+)+$", "a" * 60 + "b")
+    if ctx.rank == BAD:  # as a library that deadlocks with itself: PyDLL gives no other thread its turn
+        mutex, libc = ctypes.create_string_buffer(64), ctypes.PyDLL(None)
+        libc.pthread_mutex_lock(mutex)
+        libc.pthread_mutex_lock(mutex)
     return _all_reduce(ctx)
 
 

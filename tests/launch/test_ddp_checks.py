@@ -1,5 +1,7 @@
 """The checks of DDP and of checkpoints on the doctor's own workers, as `run` starts them."""
 
+from typing import Any
+
 import pytest
 
 from ddp_doctor.checks.ddp import (
@@ -8,15 +10,26 @@ from ddp_doctor.checks.ddp import (
     data_sharding,
     gradient_modes,
     gradient_sync,
+    initial_state,
     mixed_precision,
 )
 from ddp_doctor.facts.ddp.data_sharding import DataSharding
 from ddp_doctor.facts.ddp.gradients import GradientModes, GradientSync, MixedPrecision
-from ddp_doctor.facts.ddp.model_state import Buffers, Checkpoint
+from ddp_doctor.facts.ddp.model_state import Buffers, Checkpoint, InitialState
+from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.rule import Rule
 from tests.launch.conftest import Play, Scenario
 
 pytestmark = pytest.mark.ranks
+
+CHECKS: dict[type[Fact], Any] = {
+    GradientSync: gradient_sync,
+    InitialState: initial_state,
+    Buffers: buffers,
+    DataSharding: data_sharding,
+    GradientModes: gradient_modes,
+    MixedPrecision: mixed_precision,
+}
 
 
 def codes(scenario: Scenario, rules: tuple[Rule, ...]) -> list[str]:
@@ -24,49 +37,17 @@ def codes(scenario: Scenario, rules: tuple[Rule, ...]) -> list[str]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_gradient_sync_is_healthy_on_workers(play: Play, ranks):
-    scenario = play(gradient_sync.probe, ranks=ranks, deadline_s=10.0)
+def test_the_checks_of_ddp_are_healthy_on_workers(play: Play, ranks):
+    tested = {kind: module.CHECK for kind, module in CHECKS.items() if module.CHECK.min_ranks <= ranks}
+    first, *others = tested.values()
+    scenario = play(first.probe, ranks=ranks, deadline_s=20.0, then=others)
 
-    facts = scenario.outcome.recording.facts(GradientSync)
-    assert [seen.rank for seen in facts] == list(range(ranks))
-    assert codes(scenario, gradient_sync.CHECK.rules) == []
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_buffers_is_healthy_on_workers(play: Play, ranks):
-    scenario = play(buffers.probe, ranks=ranks, deadline_s=10.0)
-
-    facts = scenario.outcome.recording.facts(Buffers)
-    assert [seen.rank for seen in facts] == list(range(ranks))
-    assert codes(scenario, buffers.CHECK.rules) == []
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_data_sharding_is_healthy_on_workers(play: Play, ranks):
-    scenario = play(data_sharding.probe, ranks=ranks, deadline_s=10.0)
-
-    facts = scenario.outcome.recording.facts(DataSharding)
-    assert [seen.rank for seen in facts] == list(range(ranks))
-    assert codes(scenario, data_sharding.CHECK.rules) == []
-    assert facts[0].fact.steps == ((2, 1) if ranks == 2 else ())
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_gradient_modes_is_healthy_on_workers(play: Play, ranks):
-    scenario = play(gradient_modes.probe, ranks=ranks, deadline_s=10.0)
-
-    facts = scenario.outcome.recording.facts(GradientModes)
-    assert [seen.rank for seen in facts] == list(range(ranks))
-    assert codes(scenario, gradient_modes.CHECK.rules) == []
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_mixed_precision_is_healthy_on_workers(play: Play, ranks):
-    scenario = play(mixed_precision.probe, ranks=ranks, deadline_s=10.0)
-
-    facts = scenario.outcome.recording.facts(MixedPrecision)
-    assert [seen.rank for seen in facts] == list(range(ranks))
-    assert codes(scenario, mixed_precision.CHECK.rules) == []
+    recording = scenario.outcome.recording
+    for kind, check in tested.items():
+        assert [seen.rank for seen in recording.facts(kind)] == list(range(ranks))
+        assert codes(scenario, check.rules) == []
+    assert recording.facts(DataSharding)[0].fact.steps == ((), (2, 1), (), (2, 1, 1, 1))[ranks - 1]
+    assert len(recording.trials) == 1
 
 
 def test_checkpoint_is_healthy_on_workers_and_in_a_smaller_group(play: Play, tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ below one switch share its link. The memory taken is bounded (knowledge/gpu/gpu_
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.collectives.gpu_speed import host_links, not_comparable, slow_gpus
+from ddp_doctor.checks.collectives.gpu_speed import comparison, host_links, slow_gpus
 from ddp_doctor.checks.collectives.gpu_speed.measure import measure
 from ddp_doctor.facts.collectives import GpuSpeedFact
 from ddp_doctor.model.check import Check
@@ -24,8 +24,6 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rules_in
 from ddp_doctor.views.gpus import gpus_by_rank
-
-__all__ = ["CHECK", "probe"]
 
 
 def probe(ctx: RankContext) -> GpuSpeedFact:
@@ -64,7 +62,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(GpuSpeedFact,),
-    rules=rules_in(not_comparable, host_links, slow_gpus),
+    rules=rules_in(comparison, host_links, slow_gpus),
     level=Level.STANDARD,
     cost_s=1.5,
     deadline_s=20.0,

@@ -115,7 +115,7 @@ def _finding_of_link(recording: Recording, gpus: Sequence[Measured], severity: S
     is_fault = severity is not Severity.INFO
     links = " and ".join(sorted({_now(gpu.fact.load) for gpu in gpus}))
     most = " and ".join(sorted({_most(gpu.fact.load) for gpu in gpus}))
-    whose = "its peers have more" if is_fault else "slots may be wired so"
+    whose = "its peers have more" if is_fault else "some slots are wired with fewer lanes"
     return finding(
         (comparison.gpu_culprit(recording, rank_of(gpu), gpu.fact.gpu_uuid) for gpu in gpus),
         f"{capital(ranks_at(recording, map(rank_of, gpus)))}: PCIe link {links} where the GPU can do "

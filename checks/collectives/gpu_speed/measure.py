@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddp_doctor.facts.collectives import GpuLoad, GpuSpeedFact, Rate
 from ddp_doctor.model.context import GpuWatch, GpuWatched, RankContext
+from ddp_doctor.probing.all_reduces import agreed, meet
 from ddp_doctor.probing.rank_identity import gpu_identity
 
 if TYPE_CHECKING:
@@ -156,16 +157,16 @@ def measure(ctx: RankContext, workload: Workload = _WHOLE) -> GpuSpeedFact:
     results = _Results(_before(ctx))
     watch = ctx.watch_gpu(results.fields["gpu_uuid"])
     try:
-        turns = _turns(ctx)  # also lets all ranks begin at one moment
+        turns = int(agreed(ctx, ctx.local_rank + 1))  # of the fullest node; all ranks begin at one moment
         _step(ctx, "matmul", "matrix products", results, partial(_matmul, ctx, watch, workload))
         _step(ctx, "copy", "copies within the GPU", results, partial(_copy, ctx, watch, workload))
         for turn in range(turns):
-            _meet(ctx)
+            meet(ctx)
             # The others enter the step too: numbers identify the steps of ranks.
             mine = turn == ctx.local_rank
             work = partial(_host, ctx, watch, workload) if mine else dict[str, Any]
             _step(ctx, "host_copy", "copies from and to the host", results, work)
-        _meet(ctx)
+        meet(ctx)
     finally:
         watched = watch.stop()
     return GpuSpeedFact(**results.fields, not_measured=results.missing, load=summed_up(watched))
@@ -202,26 +203,6 @@ def _before(ctx: RankContext) -> dict[str, Any]:
         free, total = torch.cuda.mem_get_info()
         fields |= {"memory_free_bytes": free, "memory_total_bytes": total}
     return fields | {"memory_allowed_bytes": ctx.gpu_memory_bytes}
-
-
-def _turns(ctx: RankContext) -> int:
-    """How many ranks the fullest node has."""
-    import torch
-    import torch.distributed as dist
-
-    most = torch.tensor([ctx.local_rank + 1], device=ctx.device)
-    with ctx.step("all_reduce", "int64 [1] max"):
-        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=ctx.group)
-        return int(most.item())
-
-
-def _meet(ctx: RankContext) -> None:
-    """Wait until all ranks have arrived."""
-    import torch
-    import torch.distributed as dist
-
-    with ctx.step("all_reduce", "float32 [1] sum"):
-        dist.all_reduce(torch.ones(1, device=ctx.device), group=ctx.group)
 
 
 def _matmul(ctx: RankContext, watch: GpuWatch, workload: Workload) -> dict[str, Any]:

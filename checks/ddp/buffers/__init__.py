@@ -36,8 +36,6 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rules_in
 
-__all__ = ["CHECK", "probe"]
-
 
 def probe(ctx: RankContext) -> Buffers:
     """Wrap stamped models in DDP and compare their state with its closed form."""

@@ -26,7 +26,7 @@ def drafts(recording: Recording, field: str, what: str, wanted: str) -> Iterator
         groups.setdefault(_holds(state), []).append(state)
     for holds, group in groups.items():
         blamed = [rank for rank, _, _ in group] if _some_right(wrong, field in _BROADCAST) else []
-        yield _draft(recording, group, f"{what} on {{ranks}}: {holds}", blamed, wanted)
+        yield _draft(recording, group, f"{what}: {holds}", blamed, wanted)
 
 
 def _holds(state: _RankState) -> str:
@@ -36,7 +36,7 @@ def _holds(state: _RankState) -> str:
         return "they are the rank's own"
     if len(origins) == 1:
         return f"they are rank {origins.pop()}'s"
-    return "no rank's explain them" if not origins else "they come from several ranks"
+    return "they are no rank's" if not origins else "they come from several ranks"
 
 
 def _some_right(wrong: Sequence[_RankState], broadcast: bool) -> bool:
@@ -64,8 +64,8 @@ def _draft(
             expected=off[0].expected,
             expected_from=wanted.format(source=fact.source_rank),
         ),
-        *remedies(recording.world.backend if recording.world else "", "buffers"),
-        detail=f"Off are {', '.join(names)} of the probe's model, on {ranks}; none of your code took part.",
+        *remedies(recording, "buffers"),
+        detail=f"Wrong: {', '.join(names)} of the doctor's own model, on {ranks}; none of your code took part.",
     )
 
 
@@ -86,7 +86,7 @@ def buffers_not_from_rank_0(recording: Recording) -> Iterator[Draft]:
     References
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
-    what = "After a forward, buffers are not rank {source}'s"
+    what = "After a forward, buffers on {ranks} are not rank {source}'s"
     yield from drafts(recording, "buffers_off", what, "rank {source}'s, broadcast by DDP")
 
 
@@ -107,7 +107,7 @@ def parameters_differ_after_wrapping(recording: Recording) -> Iterator[Draft]:
     References
         https://pytorch.org/docs/stable/notes/ddp.html
     """
-    what = "After wrapping, parameters are not rank {source}'s"
+    what = "After wrapping, parameters on {ranks} are not rank {source}'s"
     yield from drafts(recording, "parameters_off", what, "rank {source}'s, broadcast by DDP")
 
 
@@ -128,7 +128,7 @@ def buffers_broadcast_though_off(recording: Recording) -> Iterator[Draft]:
     References
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
-    what = "With the broadcast of buffers off, buffers are overwritten"
+    what = "With the broadcast of buffers off, buffers on {ranks} are overwritten"
     yield from drafts(recording, "kept_off", what, "the rank's own")
 
 
@@ -152,7 +152,7 @@ def reassigned_buffer_not_broadcast(recording: Recording) -> Iterator[Draft]:
     # Without any broadcast this one is missing too: DD711 reports it.
     if any(rank.fact.buffers_off for rank in recording.facts(Buffers)):
         return
-    what = "A buffer that got a new tensor after wrapping is not rank {source}'s"
+    what = "After a buffer got a new tensor, its values on {ranks} are not rank {source}'s"
     yield from drafts(recording, "reassigned_off", what, "rank {source}'s, broadcast by DDP")
 
 
@@ -172,7 +172,7 @@ def batch_norm_statistics_wrong(recording: Recording) -> Iterator[Draft]:
     References
         https://pytorch.org/docs/stable/generated/torch.nn.BatchNorm1d.html
     """
-    what, wanted = "BatchNorm's statistics are wrong", "closed form of the rank's own batch"
+    what, wanted = "BatchNorm's statistics on {ranks} are wrong", "closed form of the rank's own batch"
     yield from drafts(recording, "batch_norm_off", what, wanted)
 
 
@@ -193,7 +193,10 @@ def sync_batch_norm_not_synchronised(recording: Recording) -> Iterator[Draft]:
     References
         https://pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
     """
-    what, wanted = "SyncBatchNorm does not synchronise", "closed form over the batches of all ranks"
+    what, wanted = (
+        "SyncBatchNorm's statistics on {ranks} are wrong",
+        "closed form over the batches of all ranks",
+    )
     yield from drafts(recording, "sync_batch_norm_off", what, wanted)
 
 
@@ -219,8 +222,11 @@ def batch_normalised_with_other_statistics(recording: Recording) -> Iterator[Dra
     # Wrong statistics explain wrong outputs, and other rules report them.
     facts = [rank.fact for rank in recording.facts(Buffers)]
     if not any(fact.batch_norm_off for fact in facts):
-        what, wanted = "BatchNorm gives wrong outputs", "closed form with the rank's own batch"
+        what, wanted = "BatchNorm's outputs on {ranks} are wrong", "closed form with the rank's own batch"
         yield from drafts(recording, "normalised_off", what, wanted)
     if not any(fact.sync_batch_norm_off for fact in facts):
-        what, wanted = "SyncBatchNorm gives wrong outputs", "closed form with the batches of all ranks"
+        what, wanted = (
+            "SyncBatchNorm's outputs on {ranks} are wrong",
+            "closed form with the batches of all ranks",
+        )
         yield from drafts(recording, "sync_normalised_off", what, wanted)

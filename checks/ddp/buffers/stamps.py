@@ -107,9 +107,7 @@ def wrap(ctx: RankContext, module: Any) -> Any:
     from torch.nn.parallel import DistributedDataParallel
 
     with ctx.step("ddp_construct", type(module.norm).__name__):
-        model = DistributedDataParallel(module, process_group=ctx.group)
-        module.weight.sum().item()  # waits for a GPU: a stuck broadcast hangs in this step
-    return model
+        return DistributedDataParallel(module, process_group=ctx.group)
 
 
 def measure(ctx: RankContext, model: Any) -> Buffers:

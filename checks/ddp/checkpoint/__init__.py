@@ -28,8 +28,6 @@ from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Skip
 from ddp_doctor.model.rule import rules_in
 
-__all__ = ["CHECK", "probe"]
-
 
 def probe(ctx: RankContext) -> Checkpoint:
     """Save, wait, load; then the same in shards."""

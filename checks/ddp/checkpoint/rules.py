@@ -11,7 +11,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import in_code, remedy
 from ddp_doctor.wording.findings import likely
 from ddp_doctor.wording.nodes import of_nodes
-from ddp_doctor.wording.ranks import rank_culprits, ranks_at
+from ddp_doctor.wording.ranks import capital, rank_culprits, ranks_at
 
 _DOCS = "https://docs.pytorch.org/docs/stable/"
 
@@ -82,7 +82,8 @@ def checkpoint_torn_or_changed(recording: Recording) -> Iterator[Draft]:
     everyone = len({rank.rank for rank, _ in bad}) == rank.fact.world_size
     yield likely(
         () if everyone else _culprits(recording, bad),
-        f"What rank {_saver(recording)} saved comes torn or changed on {_who(recording, bad)}{short}",
+        f"The checkpoint that rank {_saver(recording)} saved is torn or changed as {_who(recording, bad)} reads"
+        f" it{short}",
         Evidence(
             text=f"bytes that rank {rank.rank} reads", value=worst.size_bytes, expected=worst.told_bytes
         ),
@@ -115,8 +116,8 @@ def checkpoint_is_old(recording: Recording) -> Iterator[Draft]:
         rank, worst = bad[0]
         yield likely(
             _culprits(recording, bad),
-            f"A checkpoint that rank {_saver(recording)} saved anew is still the old one on"
-            f" {_who(recording, bad)}",
+            f"{capital(_who(recording, bad))} still reads the old checkpoint after rank {_saver(recording)} has"
+            " saved a new one",
             Evidence(
                 text=f"version that rank {rank.rank} reads",
                 value=worst.holds_version,
@@ -183,7 +184,7 @@ def working_directory_not_shared(recording: Recording) -> Iterator[Draft]:
         directories = sorted({rank.fact.working_directory for rank in ranks})
         yield likely(
             of_nodes(recording, ranks),
-            f"What rank {_saver(recording)} saves in its working directory is not seen on {{who}}",
+            f"{{who}} does not see what rank {_saver(recording)} saves in its working directory",
             Evidence(text=f"file {FILE} on rank {ranks[0].rank}: not there"),
             SHARED_PLACE,
             detail=f"Saved in {ranks[0].fact.folder.rpartition('/')[0]}; the ranks there run in"
@@ -268,7 +269,7 @@ def _does_not_load(recording: Recording, bad: _BadShards, bad_parts: _BadParts) 
     sizes = "1" if not bad_parts else f"1 and {bad_parts[0][1].world_size}"
     return likely(
         rank_culprits(recording, Checkpoint, owners if len(readers) == saved else readers),
-        f"What {saved} ranks saved in shards does not load at world size {sizes} on"
+        f"The sharded checkpoint of {saved} ranks does not load at world size {sizes} on"
         f" {ranks_at(recording, readers)}"
         + (f": the shard of {ranks_at(recording, owners)}" if owners else ""),
         _evidence(*bad[0]),
@@ -286,7 +287,7 @@ def _does_not_load_in_parts(recording: Recording, bad: _BadParts) -> Draft:
     rank, found = next((each for each in bad if each[0].rank in readers), bad[0])
     return likely(
         rank_culprits(recording, Checkpoint, readers) if len(readers) < members else (),
-        f"What {saved} ranks saved in shards does not load at world size {members} on"
+        f"The sharded checkpoint of {saved} ranks does not load at world size {members} on"
         f" {ranks_at(recording, readers)}, though it does at world size 1",
         Evidence(
             text=f"elements of rank {rank.rank}'s part that are as saved",

@@ -14,15 +14,13 @@ Why it matters: a rank with the wrong shard trains, and the loss falls, on data 
 of it. A rank with one batch less leaves the others waiting in an all-reduce for ever.
 """
 
-from ddp_doctor.checks.ddp.data_sharding import coverage, random_streams, samplers
+from ddp_doctor.checks.ddp.data_sharding import coverage, samplers
 from ddp_doctor.checks.ddp.data_sharding.measure import agreed_steps, joined, shares, start_up_files, streams
 from ddp_doctor.facts.ddp.data_sharding import DataSharding
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.rule import rules_in
-
-__all__ = ["CHECK", "probe"]
 
 
 def probe(ctx: RankContext) -> DataSharding:
@@ -49,7 +47,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(DataSharding,),
-    rules=rules_in(coverage, random_streams, samplers),
+    rules=rules_in(coverage, samplers),
     level=Level.STANDARD,
     cost_s=0.1,
 )

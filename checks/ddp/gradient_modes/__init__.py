@@ -25,8 +25,6 @@ from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.rule import rules_in
 
-__all__ = ["CHECK", "probe"]
-
 
 def probe(ctx: RankContext) -> GradientModes:
     """Take steps in all modes of this level and compare the gradients with their closed form."""

@@ -42,7 +42,7 @@ def ddp_fails_in_a_mode(recording: Recording) -> Iterator[Draft]:
             capital(f"with {words.switch} DDP raises on {who}: {cause(first)}"),
             Evidence(text=f"rank {min(failed)}: {first}"),
             without(name),
-            *remedies(recording.world.backend if recording.world else "", "gradient_modes"),
+            *remedies(recording, "gradient_modes"),
         )
 
 
@@ -143,10 +143,10 @@ def gradients_are_no_views_of_their_bucket(recording: Recording) -> Iterator[Dra
     if not copies or off_in(recording, "bucket-view", wrong=True):
         return
     names = sorted({name for found in copies.values() for name in found})
-    title = f"With gradient_as_bucket_view=True gradients are no parts of their bucket on {ranks_at(recording, copies)}"
     yield likely(
         NOBODY,
-        title,
+        f"With gradient_as_bucket_view=True gradients on {ranks_at(recording, copies)} are copies, not views of"
+        " their bucket",
         Evidence(
             text=f"gradients with memory of their own on rank {min(copies)}",
             value=len(copies[min(copies)]),
@@ -157,7 +157,7 @@ def gradients_are_no_views_of_their_bucket(recording: Recording) -> Iterator[Dra
             "Look for hooks and code that assign .grad; write into it (copy_, mul_) instead",
             untried="the doctor cannot tell which code assigns it",
         ),
-        detail=f"They are those of {name_list(names)} of the probe's model; the values are right.",
+        detail=f"They are those of {name_list(names)} of the doctor's own model; the values are right.",
     )
 
 
@@ -190,5 +190,5 @@ def gradients_of_a_mode_differ_between_ranks(recording: Recording) -> Iterator[D
                     expected_from="DDP hands one reduced bucket to all ranks",
                 ),
                 without(name),
-                detail=f"They are those of {name_list(names)} of the probe's model; each is the mean within rounding.",
+                detail=f"They are {name_list(names)} of the doctor's own model; each is right within rounding.",
             )

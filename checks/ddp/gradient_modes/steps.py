@@ -23,6 +23,7 @@ from ddp_doctor.checks.ddp.gradient_modes.modes import (
 from ddp_doctor.facts.ddp.gradients import GradientModes, Mode, OffInMode
 from ddp_doctor.knowledge.ddp import gradient_code, gradient_shares
 from ddp_doctor.model.context import RankContext
+from ddp_doctor.probing.all_reduces import not_reduced
 
 _LINE = 300  # characters of an error: what it is stands at its beginning
 Wrap = Callable[[RankContext, Way, Any], Any]
@@ -129,24 +130,13 @@ class _ModeProbe:
         try:
             found = self._way.hook.get(self._ctx)
         except (ImportError, AttributeError) as lacking:
-            lacks = f"the hook is not to be had: {lacking}"
+            lacks = f"the hook is not available: {lacking}"
         others = [lack for lack in self._exchange("ready", lacks) if lack]
         if others:
             raise _NotLooked(others[0])
-        self._reduce_once(self._way.hook.dtype)
+        if refused := not_reduced(self._ctx, self._way.hook.dtype):
+            raise _NotLooked(refused)
         return found
-
-    def _reduce_once(self, dtype: str) -> None:
-        """Whether the backend reduces this dtype at all: it refuses on all ranks, before it sends."""
-        import torch
-        import torch.distributed as dist
-
-        tensor = torch.ones(1, dtype=getattr(torch, dtype), device=self._ctx.device)
-        try:
-            with self._ctx.step("all_reduce", f"1 {dtype}"):
-                dist.all_reduce(tensor, group=self._ctx.group)
-        except (RuntimeError, TypeError) as refused:  # gloo's, NCCL's
-            raise _NotLooked(f"the backend does not reduce {dtype}: {refused}"[:_LINE]) from refused
 
     def _step(self, model: Any, number: int, step: tuple[MicroStep, ...]) -> bool:
         """All micro-steps; False where the last backward would hang and was skipped."""

@@ -154,12 +154,12 @@ def draft(recording: Recording, off: Sequence[Off], names: Collection[str] = ())
     who = ranks_at(recording, ranks)
     return finding(
         rank_culprits(recording, GradientModes, _blamed(off, worst)),
-        capital(f"with {switches} the gradient on {who} is not the mean that DDP owes: {held}"),
+        capital(f"with {switches} the gradient on {who} is wrong: {held}"),
         _evidence(worst),
         without(worst.mode),
-        *remedies(recording.world.backend if recording.world else "", "gradient_modes"),
+        *remedies(recording, "gradient_modes"),
         confidence=Confidence.POSSIBLE if gradient.held.holds == "other" else Confidence.LIKELY,
-        detail=f"{_places(off)}, on {who}. The model is the probe's: none of your code took part.",
+        detail=f"{_places(off)}, on {who}. The model is the doctor's own: none of your code took part.",
     )
 
 
@@ -176,14 +176,14 @@ def _blamed(off: Sequence[Off], worst: Off) -> list[int]:
 
 
 def _places(off: Iterable[Off]) -> str:
-    """``Off after step 2 are bucket 0: weight3, weight4; bucket 1: weight1``."""
+    """``Wrong after step 2: bucket 0: weight3, weight4; bucket 1: weight1``."""
     first = min(found.off.step for found in off)
     places: dict[str, set[str]] = defaultdict(set)
     for found in off:
         if found.off.step == first:
             where = "" if found.off.bucket is None else f"bucket {found.off.bucket}: "
             places[where].add(found.off.gradient.parameter)
-    return f"Off after step {first} are " + "; ".join(
+    return f"Wrong after step {first}: " + "; ".join(
         where + ", ".join(sorted(names)) for where, names in sorted(places.items())
     )
 
@@ -191,10 +191,6 @@ def _places(off: Iterable[Off]) -> str:
 def _evidence(off: Off) -> Evidence:
     gradient = off.off.gradient
     bucket = "" if off.off.bucket is None else f", bucket {off.off.bucket},"
-    return Evidence(
-        text=f"worst element of the gradient of {gradient.parameter}{bucket} on rank {off.rank}"
-        f" after step {off.off.step} in the mode {off.mode}",
-        value=gradient.got,
-        expected=gradient.expected,
-        expected_from="closed form of the ranks' known gradients, in float64",
+    return gradient.evidence(
+        f"gradient of {gradient.parameter}{bucket} on rank {off.rank} after step {off.off.step} in the mode {off.mode}"
     )

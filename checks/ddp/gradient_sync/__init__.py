@@ -25,8 +25,6 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rules_in
 
-__all__ = ["CHECK", "probe"]
-
 
 def probe(ctx: RankContext) -> GradientSync:
     """Wrap a model in DDP and compare its gradients with their closed form."""

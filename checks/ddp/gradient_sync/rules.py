@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ddp_doctor.facts.ddp.gradients import GradientSync
 from ddp_doctor.knowledge.ddp import gradient_code
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.stock_ddp import remedies
@@ -67,20 +67,11 @@ def draft(recording: Recording, what: str, off: Sequence[Off], blamed: Iterable[
     return finding(
         rank_culprits(recording, GradientSync, blamed),
         f"{what}: {gradient_code.words(worst.gradient.held, worst.world_size)}",
-        _evidence(worst),
-        *remedies(recording.world.backend if recording.world else "", "gradient_sync"),
+        worst.gradient.evidence(f"gradient of {worst.gradient.parameter} on rank {worst.rank}"),
+        *remedies(recording, "gradient_sync"),
         confidence=Confidence.POSSIBLE if worst.gradient.held.holds == "other" else Confidence.LIKELY,
-        detail=f"Off are {', '.join(names)} of the probe's model, on {who(recording, off)}. Each rank's share"
-        " is known in closed form, and none of your code took part.",
-    )
-
-
-def _evidence(off: Off) -> Evidence:
-    return Evidence(
-        text=f"worst element of the gradient of {off.gradient.parameter} on rank {off.rank}",
-        value=off.gradient.got,
-        expected=off.gradient.expected,
-        expected_from="closed form of the ranks' known gradients, in float64",
+        detail=f"Wrong: {', '.join(names)} of the doctor's own model, on {who(recording, off)}. None of your code"
+        " took part.",
     )
 
 
@@ -133,7 +124,7 @@ def gradients_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
     differing = [found for found in _ordinary(recording) if found.gradient.identical is False]
     wrong = [found for found in differing if not found.gradient.equal]
     for off in by_cause(wrong):
-        what = f"The gradient on {who(recording, off)} is not the mean that DDP owes it"
+        what = f"The gradient on {who(recording, off)} is wrong"
         yield draft(recording, what, off, minority(off, wrong))
     if differing and not wrong:
         title = "Gradients differ between ranks in their last bits: the replicas will drift apart"
@@ -174,7 +165,7 @@ def no_sync_still_synchronises(recording: Recording) -> Iterator[Draft]:
         found for found in off_inside if (found.gradient.parameter, found.gradient.held.holds) not in before
     ]
     for off in by_cause(wrong):
-        what = f"no_sync() does not leave {who(recording, off)} its own gradient"
+        what = f"Inside no_sync() the gradient on {who(recording, off)} is not the rank's own"
         yield draft(recording, what, off, minority(off, wrong))
 
 

@@ -37,11 +37,9 @@ def wrap(ctx: RankContext, module: Any) -> Any:
     from torch.nn.parallel import DistributedDataParallel
 
     with ctx.step("ddp_construct", f"{len(list(module.parameters()))} parameters"):
-        model = DistributedDataParallel(
+        return DistributedDataParallel(
             module, process_group=ctx.group, bucket_cap_mb=BUCKET_CAP_BYTES / 2**20
         )
-        _finish(ctx)
-    return model
 
 
 def measure(ctx: RankContext, model: Any, ddp_construct_s: float = 0.0) -> GradientSync:
@@ -72,14 +70,6 @@ def measure(ctx: RankContext, model: Any, ddp_construct_s: float = 0.0) -> Gradi
     )
 
 
-def _finish(ctx: RankContext) -> None:
-    """Wait for the GPU inside the step that queued the work: a stuck kernel hangs here."""
-    if ctx.device.startswith("cuda"):
-        import torch
-
-        torch.cuda.synchronize(ctx.device)
-
-
 def _one_step(ctx: RankContext, model: Any, scale: int, *, sync: bool) -> tuple[float, float]:
     """Forward and backward with this rank's inputs; seconds of each."""
     import torch
@@ -97,11 +87,9 @@ def _one_step(ctx: RankContext, model: Any, scale: int, *, sync: bool) -> tuple[
         started = ctx.clock()
         with ctx.step("forward", detail):
             loss = model(*inputs)
-            _finish(ctx)
         forwarded = ctx.clock()
         with ctx.step("backward", detail):
             loss.backward()
-            _finish(ctx)
     return forwarded - started, ctx.clock() - forwarded
 
 

@@ -30,8 +30,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rules_in
 from ddp_doctor.probing import module_manifest
-
-__all__ = ["CHECK", "probe"]
+from ddp_doctor.probing.rank_identity import finish
 
 _SAME_SEED = 20
 
@@ -142,10 +141,7 @@ def wrapped(ctx: RankContext, module: Any, *, sync: bool) -> float | None:
     with ctx.step("ddp_construct", "with rank 0's values" if sync else "with the rank's own values"):
         started = ctx.clock()
         DistributedDataParallel(module, process_group=ctx.group, **options)
-        if ctx.device.startswith("cuda"):
-            import torch
-
-            torch.cuda.synchronize(ctx.device)
+        finish(ctx.device)
     return ctx.clock() - started
 
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from ddp_doctor.facts.ddp.model_state import Buffers, InitialState
 from ddp_doctor.knowledge.ddp.manifests import Difference, Kind, compare, restored
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.kinds import in_code
 from ddp_doctor.remedies.stock_ddp import remedies
 from ddp_doctor.wording.findings import finding, likely
-from ddp_doctor.wording.ranks import capital, rank_at, rank_culprits, ranks_at
+from ddp_doctor.wording.ranks import rank_at, rank_culprits, ranks_at
 
 #: What follows from each difference, with torch 2.13 over gloo, seen on three ranks of which rank 1 was the odd one:
 #: see docs/explanation/ddp-semantics.md. First, of a difference that DDP does not see: it pairs the lists by place.
@@ -34,72 +33,6 @@ _CONSEQUENCES: dict[Kind, str] = {
     " equal ones it averages what does not belong together.",
     "persistent": "The state_dict of some ranks has it and that of others has not.",
 }
-
-
-def consequence(difference: Difference) -> str:
-    """The consequence of the difference in DDP."""
-    if difference.what == "buffer" and difference.kind != "persistent":
-        return _UNSEEN
-    return _CONSEQUENCES.get(difference.kind, _UNSEEN)
-
-
-def model_draft(
-    recording: Recording,
-    difference: Difference,
-    whose: str,
-    *remedies: Remedy,
-) -> Draft:
-    """A finding about one difference; ``whose`` is the model's name in a sentence: "the probe's model"."""
-    ranks, peer = ranks_at(recording, difference.ranks), rank_at(recording, difference.peer)
-    more = f" and {difference.count - 1} more" if difference.count > 1 else ""
-    name = f"{difference.what} {difference.names[0]}{more}"
-    title = f"{capital(whose)} differs on {ranks}: {_how(difference, name)}"
-    if not difference.sure:
-        title = f"{capital(whose)} differs between {peer} and {ranks}: {_how(difference, name)} on the latter"
-    unsure = "" if difference.sure else " No majority tells which of them is wrong."
-    return finding(
-        rank_culprits(recording, InitialState, difference.ranks if difference.sure else ()),
-        title,
-        Evidence(
-            text=f"{difference.kind} of {difference.names[0]}: {difference.here} on {ranks},"
-            f" {difference.there} on {peer}",
-        ),
-        *remedies,
-        confidence=Confidence.PROVED if difference.sure else Confidence.LIKELY,
-        detail=f"{_listed(difference)}Compare {ranks} with {peer}.{unsure} {consequence(difference)}",
-    )
-
-
-def _how(difference: Difference, name: str) -> str:
-    """``parameter head.weight is missing``, ``parameter head.weight has shape (5) instead of (4)``."""
-    here, there = difference.here, difference.there
-    if difference.kind in ("missing", "extra"):
-        return f"{name} {'is missing' if difference.kind == 'missing' else 'in addition'}"
-    if difference.kind == "order":
-        return f"{difference.what} {here}, not {there.rpartition(' ')[2]}"
-    if difference.kind == "name":
-        return f"{name} is called {here}"
-    if difference.kind == "tied":
-        return f"{name} is {here if ' ' in here else f'tied to {here}'}, not {there}"
-    return f"{name} has {difference.kind.replace('strides', 'memory format')} {here} instead of {there}"
-
-
-def _listed(difference: Difference) -> str:
-    if difference.count == 1:
-        return ""
-    left = difference.count - len(difference.names)
-    return f"Concerned are {', '.join(difference.names)}{f' and {left} more' if left else ''}. "
-
-
-#: Remedies for a model of the user's own.
-SAME_MODEL = in_code(
-    "Build the same modules in the same order on every rank",
-    "python -c 'import sys; print(sys.flags.hash_randomization)'",
-    cost="None: look for layers under `if rank`, for names that come from a set or an unsorted directory, and"
-    " for configurations that differ between nodes",
-    untried="only the code of the model can be changed",
-    references=("https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html",),
-)
 
 
 _SILENT = ("order", "name")
@@ -178,12 +111,26 @@ def _of(recording: Recording, what: str) -> list[Difference]:
 
 
 def _drafts(recording: Recording, found: list[Difference]) -> Iterator[Draft]:
-    backend = recording.world.backend if recording.world else ""
+    offered = remedies(recording, "initial_state")[-1:]  # no bytes have moved yet: NCCL has no part in it
     for difference in found:
-        offered = remedies(backend, "initial_state")[-1:]  # no bytes have moved yet: NCCL has no part in it
-        draft = model_draft(recording, difference, "the probe's model", *offered)
-        mild = difference.kind in ("name", "persistent")
-        yield draft.model_copy(update={"severity": Severity.WARNING}) if mild else draft
+        ranks, peer = ranks_at(recording, difference.ranks), rank_at(recording, difference.peer)
+        left = difference.count - len(difference.names)
+        listed = f"It is {', '.join(difference.names)}{f' and {left} more' if left else ''}. "
+        unsure = "" if difference.sure else " No majority tells which of them is wrong."
+        unseen = difference.what == "buffer" and difference.kind != "persistent"
+        consequence = _UNSEEN if unseen else _CONSEQUENCES.get(difference.kind, _UNSEEN)
+        yield finding(
+            rank_culprits(recording, InitialState, difference.ranks if difference.sure else ()),
+            f"The doctor's own model is not the same on {ranks} as on {peer}: {difference.words()}",
+            Evidence(
+                text=f"{difference.kind} of {difference.names[0]}: {difference.here} on {ranks},"
+                f" {difference.there} on {peer}",
+            ),
+            *offered,
+            confidence=Confidence.PROVED if difference.sure else Confidence.LIKELY,
+            detail=f"{listed if difference.count > 1 else ''}Compare {ranks} with {peer}.{unsure} {consequence}",
+            severity=Severity.WARNING if difference.kind in ("name", "persistent") else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -250,7 +197,7 @@ def _holds(rank: int, name: str, got: str, facts: Mapping[int, InitialState]) ->
     origin = next((source for source, fact in facts.items() if fact.before.get(name) == got), None)
     alone = not any(fact.after.get(name) == got for peer, fact in facts.items() if peer != rank)
     if origin is None:
-        return "no rank's explain them"
+        return "they are no rank's"
     return "they are the rank's own" if origin == rank and alone else f"they are rank {origin}'s"
 
 
@@ -259,14 +206,14 @@ def _draft(recording: Recording, off: list[_Off], source: int, blameless: bool) 
     names = sorted({state.name for state in off})
     return likely(
         rank_culprits(recording, InitialState, () if blameless else ranks),
-        f"After wrapping, parameters or buffers are not rank {source}'s on"
-        f" {ranks_at(recording, ranks)}: {first.holds}",
+        f"After wrapping, parameters or buffers on {ranks_at(recording, ranks)} are not rank {source}'s:"
+        f" {first.holds}",
         Evidence(
             text=f"fingerprint of {first.name} on rank {first.rank}: {first.got}, and {first.wanted} on"
             f" rank {source} before",
             expected_from=f"rank {source}'s, broadcast by DDP",
         ),
-        *remedies(recording.world.backend if recording.world else "", "initial_state"),
-        detail=f"Off are {', '.join(names)} of the probe's model, on {ranks_at(recording, ranks)}; none of"
+        *remedies(recording, "initial_state"),
+        detail=f"Wrong: {', '.join(names)} of the doctor's own model, on {ranks_at(recording, ranks)}; none of"
         " your code took part. What is not broadcast starts from the rank's own seed.",
     )

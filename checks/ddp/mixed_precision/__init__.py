@@ -23,8 +23,6 @@ from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.rule import rules_in
 
-__all__ = ["CHECK", "probe"]
-
 
 def probe(ctx: RankContext) -> MixedPrecision:
     """Take scaled steps, and at level thorough steps in half precision."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.mixed_precision.scaler_rules import known_before, software_remedies
+from ddp_doctor.checks.ddp.mixed_precision.scaler_rules import known_before
 from ddp_doctor.facts.ddp.gradients import Half, MixedPrecision
 from ddp_doctor.knowledge.ddp import gradient_code
 from ddp_doctor.knowledge.ddp.gradient_shares import NOTABLE_LOSS
@@ -11,6 +11,7 @@ from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import CHANGES_TRAINING, in_code
+from ddp_doctor.remedies.stock_ddp import remedies
 from ddp_doctor.wording.findings import NOBODY, finding, likely
 from ddp_doctor.wording.ranks import rank_culprits, ranks_at
 
@@ -47,15 +48,15 @@ def half_precision_mean_overflows(recording: Recording) -> Iterator[Draft]:
         large = next(iter(infinite.values())).large
         yield likely(
             rank_culprits(recording, MixedPrecision, sorted(infinite) if some else ()),
-            f"The mean of {dtype} gradients of {large:g} on every rank is infinite on"
-            f" {ranks_at(recording, infinite)}: they are summed before they are divided",
+            f"The mean of {dtype} gradients of {large:g} is infinite on {ranks_at(recording, infinite)}: they are"
+            " summed before they are divided",
             Evidence(
                 text=f"largest element of the {dtype} gradient is not finite",
                 expected=large,
                 expected_from="the mean of equal numbers",
             ),
             _MASTER,
-            *software_remedies(recording),
+            *remedies(recording, "mixed_precision"),
         )
 
 
@@ -81,16 +82,11 @@ def half_precision_mean_wrong(recording: Recording) -> Iterator[Draft]:
         rank, worst = max(wrong.items(), key=lambda entry: entry[1].max_abs_error or 0.0)
         yield finding(
             rank_culprits(recording, MixedPrecision, sorted(wrong) if len(wrong) < len(by_rank) else ()),
-            f"The {dtype} gradient on {ranks_at(recording, wrong)} is not the mean that DDP owes:"
+            f"The {dtype} gradient on {ranks_at(recording, wrong)} is wrong:"
             f" {gradient_code.words(worst.held, len(by_rank))}",
-            Evidence(
-                text=f"worst element of the {dtype} gradient on rank {rank}",
-                value=worst.got,
-                expected=worst.expected,
-                expected_from="closed form of the ranks' known gradients, in float64",
-            ),
+            worst.evidence(f"{dtype} gradient on rank {rank}"),
             _MASTER,
-            *software_remedies(recording),
+            *remedies(recording, "mixed_precision"),
             confidence=Confidence.POSSIBLE if worst.held.holds == "other" else Confidence.LIKELY,
         )
 
@@ -119,12 +115,12 @@ def half_precision_mean_loses_shares(recording: Recording) -> Iterator[Draft]:
         if loss > NOTABLE_LOSS:
             yield likely(
                 NOBODY,
-                f"Gradients in {dtype} lose {loss:.0%} of their mean over {len(by_rank)} ranks",
+                f"{dtype} gradients averaged over {len(by_rank)} ranks are off by {loss:.0%}, through rounding",
                 Evidence(
                     text=f"relative error of the worst element of the mean in {dtype}",
                     value=round(loss, 4),
                     expected=0.0,
-                    expected_from="closed form of the ranks' known gradients, in float64",
+                    expected_from=gradient_code.KNOWN,
                 ),
                 _MASTER,
             )

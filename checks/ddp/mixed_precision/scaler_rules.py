@@ -6,13 +6,13 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from ddp_doctor.facts.ddp.gradients import GradientSync, MixedPrecision, Scaled, ScaledStep
 from ddp_doctor.knowledge.ddp import gradient_code
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import CHANGES_TRAINING, in_code
 from ddp_doctor.remedies.stock_ddp import remedies
 from ddp_doctor.wording.findings import NOBODY, likely
-from ddp_doctor.wording.ranks import rank_culprits, ranks_at
+from ddp_doctor.wording.ranks import capital, rank_culprits, ranks_at
 
 _BACKOFF = 0.5  # torch.amp.GradScaler's default
 _AGREE = in_code(
@@ -57,7 +57,7 @@ def ranks_skip_scaled_steps_apart(recording: Recording) -> Iterator[Draft]:
     why = f"rank {source}'s gradient is infinite" if infinite else "all gradients are finite"
     yield likely(
         rank_culprits(recording, MixedPrecision, minority(wrong, steps)),
-        f"Where {why}, {ranks_at(recording, skipped)} skipped the step and"
+        f"{capital(why)}: {ranks_at(recording, skipped)} skipped the step,"
         f" {ranks_at(recording, stepped)} took it",
         Evidence(
             text="ranks that took the step",
@@ -66,8 +66,8 @@ def ranks_skip_scaled_steps_apart(recording: Recording) -> Iterator[Draft]:
             expected_from="DDP's all-reduce hands an infinity to all ranks",
         ),
         _AGREE,
-        *software_remedies(recording),
-        detail="The model is the probe's: none of your code took part.",
+        *remedies(recording, "mixed_precision"),
+        detail="The model is the doctor's own: none of your code took part.",
     )
 
 
@@ -99,7 +99,7 @@ def scales_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
             for rank, step in steps
             if rank in ranks
         ),
-        *software_remedies(recording),
+        *remedies(recording, "mixed_precision"),
     )
 
 
@@ -137,8 +137,8 @@ def infinite_gradient_does_not_skip_the_step(recording: Recording) -> Iterator[D
                     expected=due,
                     expected_from="GradScaler's backoff_factor of 0.5",
                 ),
-                *software_remedies(recording),
-                detail=f"Under autocast to {scaled.dtype}, with a model of the probe's.",
+                *remedies(recording, "mixed_precision"),
+                detail=f"Under autocast to {scaled.dtype}, with a model of the doctor's own.",
             )
             return
 
@@ -166,16 +166,11 @@ def autocast_gradient_wrong(recording: Recording) -> Iterator[Draft]:
     ranks, number = sorted({rank for rank, _ in wrong}), len(recording.facts(MixedPrecision))
     yield likely(
         rank_culprits(recording, MixedPrecision, ranks if len(ranks) < number else ()),
-        f"Under autocast the gradient on {ranks_at(recording, ranks)} is not the mean that DDP owes:"
+        f"Under autocast the gradient on {ranks_at(recording, ranks)} is wrong:"
         f" {gradient_code.words(worst.held, number)}",
-        Evidence(
-            text=f"worst element of the unscaled gradient of {worst.parameter} on rank {rank}",
-            value=worst.got,
-            expected=worst.expected,
-            expected_from="closed form of the ranks' known gradients, in float64",
-        ),
+        worst.evidence(f"unscaled gradient of {worst.parameter} on rank {rank}"),
         _WITHOUT_SCALER,
-        *software_remedies(recording),
+        *remedies(recording, "mixed_precision"),
     )
 
 
@@ -211,7 +206,7 @@ def weights_differ_after_scaled_steps(recording: Recording) -> Iterator[Draft]:
             expected=0,
             expected_from="equal weights, gradients and scales",
         ),
-        *software_remedies(recording),
+        *remedies(recording, "mixed_precision"),
     )
 
 
@@ -258,8 +253,3 @@ def off_gradients(recording: Recording) -> list[tuple[int, gradient_code.OffGrad
 def known_before(recording: Recording) -> bool:
     """Whether gradient_sync found an ordinary step wrong already."""
     return any(rank.fact.step.off for rank in recording.facts(GradientSync))
-
-
-def software_remedies(recording: Recording) -> tuple[Remedy, ...]:
-    """Remedies for faults that stock DDP shows with the doctor's own model."""
-    return remedies(recording.world.backend if recording.world else "", "mixed_precision")

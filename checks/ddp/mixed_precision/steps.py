@@ -6,6 +6,7 @@ from typing import Any
 from ddp_doctor.facts.ddp.gradients import Half, Scaled, ScaledStep
 from ddp_doctor.knowledge.ddp import gradient_code, gradient_shares
 from ddp_doctor.model.context import RankContext
+from ddp_doctor.probing.all_reduces import not_reduced
 
 ELEMENTS = 64
 #: Far below the default of 65536, so that the largest scaled gradient of 1000 ranks still fits into float16.
@@ -155,7 +156,7 @@ def measure_half(ctx: RankContext, dtype: str, wrapped: Wrap = wrap) -> Half:
     measured = Half(
         dtype=dtype, large=LARGE[dtype], tolerance=gradient_shares.tolerance(ctx.world_size, dtype)
     )
-    refused = _refused(ctx, dtype)
+    refused = not_reduced(ctx, dtype)
     if refused:
         return measured.model_copy(update={"not_looked": refused})
     module, elements = _linear(ctx, dtype), max(ELEMENTS, ctx.world_size)
@@ -175,20 +176,6 @@ def measure_half(ctx: RankContext, dtype: str, wrapped: Wrap = wrap) -> Half:
             "large_mean": float(large) if bool(large.isfinite()) else None,
         }
     )
-
-
-def _refused(ctx: RankContext, dtype: str) -> str:
-    """Why the backend does not reduce this dtype, "" where it does: it refuses before it sends."""
-    import torch
-    import torch.distributed as dist
-
-    element = torch.ones(1, dtype=getattr(torch, dtype), device=ctx.device)
-    try:
-        with ctx.step("all_reduce", f"1 {dtype}"):
-            dist.all_reduce(element, group=ctx.group)
-    except (RuntimeError, TypeError) as refused:  # gloo's, NCCL's
-        return f"the backend does not reduce {dtype}: {refused}"[:_LINE]
-    return ""
 
 
 def _linear(ctx: RankContext, dtype: str) -> Any:

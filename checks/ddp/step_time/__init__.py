@@ -27,8 +27,6 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rules_in
 
-__all__ = ["CHECK", "probe"]
-
 
 def probe(ctx: RankContext) -> StepTimeFact:
     """Measure the steps of the user's model or of a small one. Raises Skip where they would take too long."""

@@ -9,10 +9,7 @@ from ddp_doctor.checks.ddp.step_time.rounds import BUCKET_GAIN
 from ddp_doctor.checks.ddp.step_time.work import (
     Plan,
     Work,
-    agreed,
     built,
-    finish,
-    meet,
     one_pass,
     samples_for,
     timed,
@@ -21,6 +18,8 @@ from ddp_doctor.checks.ddp.step_time.work import (
 from ddp_doctor.facts.ddp.step_time import Buckets, BucketTrial
 from ddp_doctor.knowledge.ddp import buckets
 from ddp_doctor.model.context import RankContext
+from ddp_doctor.probing.all_reduces import agreed, meet
+from ddp_doctor.probing.rank_identity import finish
 
 _PASSES = 3
 #: Forward and backward together take this many times as long as the communication that is to hide in backward.
@@ -130,7 +129,7 @@ def _one_pass(ctx: RankContext, work: Work) -> buckets.Backward:
         forwarded = _now(ctx)
         loss.backward()
         ended = _now(ctx)
-        finish(ctx)
+        finish(ctx.device)
     finally:
         for hook in hooks:
             hook.remove()

@@ -19,10 +19,7 @@ from ddp_doctor.checks.ddp.step_time.work import (
     Plan,
     ProcessorTime,
     Work,
-    agreed,
     built,
-    finish,
-    meet,
     one_pass,
     samples_for,
     timed,
@@ -33,6 +30,8 @@ from ddp_doctor.knowledge.ddp.buckets import MIB, Curve, bucket_bytes
 from ddp_doctor.model.choices import Level
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Skip
+from ddp_doctor.probing.all_reduces import agreed, meet
+from ddp_doctor.probing.rank_identity import finish
 
 Span = tuple[float, float]
 _COLLECTIVES = ("gloo:", "nccl:", "mpi:", "ucc:")
@@ -52,7 +51,7 @@ def profiled(ctx: RankContext, work: Work, ddp: Any, missing: dict[str, str]) ->
     with ctx.step("step", "under torch.profiler"):
         started = ctx.clock()
         one_pass(work, ddp)  # even without a profiler: the ranks step together
-        finish(ctx)
+        finish(ctx.device)
         took = ctx.clock() - started
     if profiler is None:
         missing[_WHAT] = reason
@@ -322,7 +321,6 @@ def _communication(ctx: RankContext, sizes: Sequence[int]) -> Any:
 
     with ctx.step("all_reduce", f"{len(sizes)} buckets"):
         once()  # the first one allocates
-        finish(ctx)
     return once
 
 

@@ -57,8 +57,8 @@ def waits_for_communication(recording: Recording) -> Iterator[Draft]:
         return
     yield proved(
         NOBODY,
-        f"Communication takes {totals.ratio:.1f} times as long as computing{rounds.of(totals.fact.model)}:"
-        f" {exposed / median(totals.step):.0%} of a step is waiting",
+        f"{exposed / median(totals.step):.0%} of a step{rounds.of(totals.fact.model)} is waiting: communication"
+        f" takes {totals.ratio:.1f} times as long as computing",
         _evidence_of_waiting(totals),
         *_remedies(totals, exposed, computing),
         detail=f"{_whose(totals)} has {totals.fact.gradient_bytes / MIB:.3g} MiB of gradients, which take"
@@ -130,8 +130,8 @@ def slower_than_one(recording: Recording) -> Iterator[Draft]:
         return
     yield proved(
         NOBODY,
-        f"One rank alone does the work of all {totals.fact.ranks}{rounds.of(totals.fact.model)} in"
-        f" {median(alone) / median(totals.step):.0%} of their time",
+        f"One rank alone would be {median(totals.step) / median(alone):.2g} times faster than these"
+        f" {totals.fact.ranks} ranks",
         _evidence_of_waiting(totals),
         rounds.FEWER_RANKS,
         detail=f"{_whose(totals)}: {rounds.spread(alone)} against {rounds.spread(totals.step)} for the same samples.",
@@ -188,7 +188,7 @@ def computes_slower(recording: Recording) -> Iterator[Draft]:
     disturbed = all(_is_disturbed(by_rank[rank]) for rank in slow)
     yield likely(
         rank_culprits(recording, StepTimeFact, slow),
-        f"{capital(ranks_at(recording, slow))} {'computes' if len(slow) == 1 else 'compute'}"
+        f"{capital(ranks_at(recording, slow))} {'takes' if len(slow) == 1 else 'take'}"
         f" {_typical(worst, timings):.1f} times as long as the others for the same work"
         f"{rounds.of(by_rank[worst].fact.model)}",
         _evidence_of_rank(recording, slow, timings),

@@ -9,6 +9,8 @@ from typing import Any
 
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Skip
+from ddp_doctor.probing.all_reduces import agreed, meet
+from ddp_doctor.probing.rank_identity import finish
 from ddp_doctor.probing.user_model import batches
 from ddp_doctor.probing.user_model.batches import Batch
 from ddp_doctor.probing.user_model.probe import ModelProbe, Ready, Stopped
@@ -109,31 +111,6 @@ def samples_for(work: Work, took_s: float, aim_s: float, times: int = 1) -> int:
     return int(min(max(wanted, _SMALLEST_BATCH), work.most // times))
 
 
-def finish(ctx: RankContext) -> None:
-    """Wait for the GPU: calls return before their work is done."""
-    if ctx.device.startswith("cuda"):
-        import torch
-
-        torch.cuda.synchronize(ctx.device)
-
-
-def agreed(ctx: RankContext, value: float, *, of_first: bool = False) -> float:
-    """The largest value of all ranks, or that of the first: what follows must be the same everywhere."""
-    import torch
-    import torch.distributed as dist
-
-    mine = value if not of_first or ctx.group_rank == 0 else float("-inf")
-    tensor = torch.tensor([mine], dtype=torch.float64, device=ctx.device)
-    with ctx.step("all_reduce", "float64 [1] max"):
-        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=ctx.group)
-        return float(tensor.item())
-
-
-def meet(ctx: RankContext) -> None:
-    """Wait until all ranks have arrived."""
-    agreed(ctx, 0.0)
-
-
 def timed(ctx: RankContext, name: str, detail: str, once: Callable[[], object], times: int) -> float:
     """Seconds of one call of ``once``, the mean of several, begun when all ranks had come."""
     meet(ctx)
@@ -141,7 +118,7 @@ def timed(ctx: RankContext, name: str, detail: str, once: Callable[[], object], 
         started = ctx.clock()
         for _ in range(times):
             once()
-        finish(ctx)
+        finish(ctx.device)
         return (ctx.clock() - started) / times
 
 
@@ -178,9 +155,7 @@ def wrap(ctx: RankContext, work: Work, cap_mib: float | None) -> Any:
     module = _copied(ctx, work.module)
     given = {**work.options, **({} if cap_mib is None else {"bucket_cap_mb": cap_mib})}
     with ctx.step("ddp_construct", f"buckets of {cap_mib:g} MiB" if cap_mib else "buckets as usual"):
-        ddp = DistributedDataParallel(module, process_group=ctx.group, **given)
-        finish(ctx)
-    return ddp
+        return DistributedDataParallel(module, process_group=ctx.group, **given)
 
 
 def _copied(ctx: RankContext, module: Any) -> Any:

@@ -33,8 +33,6 @@ from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rules_in
 from ddp_doctor.probing.user_model.probe import ModelProbe
 
-__all__ = ["CHECK", "probe"]
-
 
 def probe(ctx: RankContext) -> UserModel:
     """Build the user's model on this rank and take it through DDP with the others."""

@@ -8,7 +8,6 @@ from ddp_doctor.checks.ddp.user_model.wording import (
     culprits,
     facts,
     grouped,
-    in_model_code,
     on_ranks,
     rank_of,
 )
@@ -21,8 +20,9 @@ from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.complaints import used_elsewhere
 from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.remedies.torch_calls import in_model_code
 from ddp_doctor.wording.findings import NOBODY, likely, proved
-from ddp_doctor.wording.ranks import capital, rank_culprits, ranks_at
+from ddp_doctor.wording.ranks import capital, rank_culprits, ranks_at, short
 
 
 @rule("DD770", "user-model-named-differently", Severity.ERROR, UserModel)
@@ -47,15 +47,18 @@ def named_differently(recording: Recording) -> Iterator[Draft]:
         return
     usual = max(groups, key=lambda name: (bool(name), len(groups[name])))
     odd = [rank for name, group in groups.items() if name != usual for rank in group]
-    others = ", ".join(sorted({rank.fact.model or "none" for rank in odd}))
+    others = ", ".join(
+        sorted({f"--model {rank.fact.model}" if rank.fact.model else "no --model" for rank in odd})
+    )
     yield proved(
         culprits(recording, odd),
-        f"{capital(on_ranks(recording, odd))} got another --model ({others}) than {usual}",
+        f"{capital(on_ranks(recording, odd))} {'was' if len(odd) == 1 else 'were'} started with {others},"
+        f" the other ranks with --model {usual}",
         (
             Evidence(text=f"{name or 'no --model'} on {on_ranks(recording, group)}")
             for name, group in groups.items()
         ),
-        remedy(f"Give --model {usual} on every node", scope="job"),
+        remedy(f"Start every node with --model {usual}", scope="job"),
         detail="Nothing of the model was tested: ranks with different models would hang.",
     )
 
@@ -101,7 +104,7 @@ def raises(recording: Recording) -> Iterator[Draft]:
                 text=f"{trouble.type} in {trouble.phase} on rank {rank_of(ranks[0])}{at(trouble.where)}"
             ),
             _after(trouble),
-            detail=f"It says: {trouble.message or 'nothing'}",
+            detail=f"{trouble.type}: {trouble.message or 'it says nothing'}",
         )
 
 
@@ -119,14 +122,14 @@ def _not_here(recording: Recording, ranks: list[FactAt[UserModel]], trouble: Tro
 
 
 _DOING = {
-    "import": "The import of {model}",
-    "factory": "{model}",
-    "move": "Moving the model of {model} to the device",
-    "make_batch": "make_batch of {model}",
-    "forward": "The forward of {model}",
-    "loss": "The loss of {model}",
-    "backward": "The backward of {model}",
-    "wrap": "Wrapping the model of {model} in DDP",
+    "import": "The import of your module",
+    "factory": "Your factory {model}",
+    "move": "Moving your model to the device",
+    "make_batch": "Your make_batch",
+    "forward": "Your forward",
+    "loss": "Your loss",
+    "backward": "Your backward",
+    "wrap": "Wrapping your model in DDP",
 }
 
 
@@ -145,7 +148,9 @@ def _after(trouble: Trouble) -> Remedy:
         )
     if "more than 1 value per channel" in trouble.message:
         return in_model_code("Give BatchNorm more than one sample a rank, or use GroupNorm or SyncBatchNorm")
-    return in_model_code("Mend what the exception says")
+    return in_model_code(
+        f"Fix {short(trouble.where)}, where it is raised" if trouble.where else "Fix what it says"
+    )
 
 
 @rule("DD772", "user-model-takes-another-gpu", Severity.ERROR, UserModel)
@@ -171,13 +176,13 @@ def takes_another_gpu(recording: Recording) -> Iterator[Draft]:
     shown = ", ".join(sorted({rank.fact.found_device or "" for rank in off}))
     yield proved(
         culprits(recording, off),
-        f"{off[0].fact.model} makes {shown} the current device on {on_ranks(recording, off)}",
+        f"{off[0].fact.model} sets the current CUDA device to {shown} on {on_ranks(recording, off)}",
         (
             Evidence(text=f"rank {rank_of(rank)}: {rank.fact.found_device}, not {rank.fact.device}")
             for rank in off[:8]
         ),
         in_model_code("Choose the device by LOCAL_RANK in the script, and leave it alone in the module"),
-        detail=f"Rank {rank_of(off[0])} is to use {off[0].fact.device}.",
+        detail=f"Rank {rank_of(off[0])} should use {off[0].fact.device}.",
     )
 
 
@@ -202,12 +207,10 @@ def differs(recording: Recording) -> Iterator[Draft]:
     """
     kept = {rank_of(rank): rank.fact.manifest for rank in facts(recording) if rank.fact.manifest is not None}
     for found in manifests.compare(manifests.restored(kept)):
-        more = f" and {found.count - 1} more" if found.count > 1 else ""
         where = ranks_at(recording, found.ranks)
         yield proved(
             rank_culprits(recording, UserModel, found.ranks) if found.sure else (),
-            f"The model is not the same on {where}: {found.what} {found.names[0]}{more}"
-            f" ({found.kind}: {found.here}, not {found.there} as on rank {found.peer})",
+            f"Your model is not the same on {where} as on rank {found.peer}: {found.words()}",
             Evidence(
                 text=f"{found.kind} of {found.names[0]}: {found.here} on {where},"
                 f" {found.there} on rank {found.peer}"
@@ -215,7 +218,7 @@ def differs(recording: Recording) -> Iterator[Draft]:
             in_model_code(
                 "Build the same model on every rank: look for what depends on the rank or the node"
             ),
-            detail=f"Concerned are {', '.join(found.names)}."
+            detail=f"It is {', '.join(found.names)}."
             + (
                 ""
                 if found.sure
@@ -267,19 +270,17 @@ def _misplaced(
 ) -> Draft:
     kind, name, device = shown[0]
     more = f" and {len(shown) - 1} more" if len(shown) > 1 else ""
-    cure = "Move the model to the device of LOCAL_RANK before it is wrapped"
-    cure = (
-        "Make the tensors of make_batch on the CPU, or on the device of LOCAL_RANK"
-        if kind == "input"
-        else cure
-    )
+    cures = {"input": "Make the tensors of make_batch on the CPU, or on the device of LOCAL_RANK"}
+    cure = cures.get(kind, "Move the model to the device of LOCAL_RANK before it is wrapped")
+    wanted = {rank.fact.device for rank in ranks}
+    due = wanted.pop() if len(wanted) == 1 else "that rank's device"
     return proved(
         (*culprits(recording, ranks), code(name)),
-        f"The {kind} {name}{more} of {ranks[0].fact.model} is on {device}, not {ranks[0].fact.device}, on"
-        f" {on_ranks(recording, ranks)}",
+        f"{kind.capitalize()} {name}{more} of {ranks[0].fact.model} {'are' if more else 'is'} on {device} on"
+        f" {on_ranks(recording, ranks)}, not on {due}",
         (Evidence(text=f"{kind} {name}: {device}") for kind, name, device in shown[:8]),
         in_model_code(cure if is_state else "Register it as a buffer, so that .to() moves it"),
-        detail=f"Elsewhere are {', '.join(name for _, name, _ in shown)}.",
+        detail=f"On another device: {', '.join(name for _, name, _ in shown)}.",
         severity=None if is_state else Severity.INFO,
     )
 
@@ -314,9 +315,6 @@ def nothing_to_train(recording: Recording) -> Iterator[Draft]:
     )
 
 
-_PAGE = "https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html"
-
-
 @rule("DD782", "user-model-batch-norm-sees-few-samples", Severity.WARNING, UserModel)
 def few_samples(recording: Recording) -> Iterator[Draft]:
     """BatchNorm whose statistics come from few samples, for each rank has a batch of its own.
@@ -348,7 +346,7 @@ def few_samples(recording: Recording) -> Iterator[Draft]:
     samples = "1 sample" if least.samples == 1 else f"{least.samples} samples"
     yield likely(
         (code(least.first),),
-        f"BatchNorm of {normalised[0].model} normalises with {samples} a rank ({layers}, {least.first})",
+        f"BatchNorm in {normalised[0].model} sees only {samples} per rank ({layers}, {least.first})",
         Evidence(
             text=f"samples that {least.first} saw in a batch",
             value=float(least.samples),
@@ -358,7 +356,7 @@ def few_samples(recording: Recording) -> Iterator[Draft]:
         in_model_code(
             "SyncBatchNorm.convert_sync_batchnorm(model) before wrapping, on GPUs",
             cost="An exchange among the ranks in every such layer, forward and backward",
-            reference=_PAGE,
+            reference="generated/torch.nn.SyncBatchNorm.html",
         ),
         in_model_code(
             "A larger batch a rank, or GroupNorm, which needs no batch", cost="Memory, or another model"

@@ -7,7 +7,6 @@ from ddp_doctor.checks.ddp.user_model.wording import (
     code,
     culprits,
     facts,
-    in_model_code,
     names,
     on_ranks,
     rank_of,
@@ -17,6 +16,7 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.torch_calls import in_model_code
 from ddp_doctor.wording.findings import NOBODY, likely, proved
 
 _FIND_UNUSED = in_model_code(
@@ -199,7 +199,7 @@ def searches_in_vain(recording: Recording) -> Iterator[Draft]:
         return
     yield likely(
         NOBODY,
-        f"find_unused_parameters=True finds nothing in {ranks[0].fact.model}: all {ranks[0].fact.trainable}"
+        f"{ranks[0].fact.model} does not need find_unused_parameters=True: all {ranks[0].fact.trainable}"
         " parameters get a gradient",
         Evidence(text="parameters without a gradient", value=0.0),
         in_model_code("Leave find_unused_parameters out, unless another batch takes another path"),

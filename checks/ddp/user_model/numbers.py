@@ -8,7 +8,6 @@ from ddp_doctor.checks.ddp.user_model.wording import (
     culprits,
     facts,
     grouped,
-    in_model_code,
     names,
     on_ranks,
     rank_of,
@@ -19,6 +18,7 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.torch_calls import in_model_code
 from ddp_doctor.wording.findings import NOBODY, likely, proved
 
 
@@ -52,8 +52,8 @@ def not_the_mean(recording: Recording) -> Iterator[Draft]:
     more = f" and {fact.off_count - 1} more" if fact.off_count > 1 else ""
     yield likely(
         (*culprits(recording, ranks), *(code(name) for name in parameters[:8])),
-        f"The gradient of {first.parameter}{more} of {fact.model} is not the mean on {on_ranks(recording, ranks)}"
-        + (": it is the rank's own" if is_own else ""),
+        f"DDP does not average the gradient of {first.parameter}{more} of {fact.model} on"
+        f" {on_ranks(recording, ranks)}: {'each rank keeps its own' if is_own else 'it is another value'}",
         Evidence(
             text=f"worst element of the gradient of {first.parameter} on rank {rank_of(ranks[0])}, step {first.step}",
             value=first.got,
@@ -63,7 +63,7 @@ def not_the_mean(recording: Recording) -> Iterator[Draft]:
         in_model_code(
             "Look for what takes the parameter away from DDP: an ignore list, hooks, a reentrant checkpoint"
         ),
-        detail=f"Off are {', '.join(parameters[:16])}. Compared were {fact.compared_elements} elements.",
+        detail=f"Not the mean: {', '.join(parameters[:16])}. {fact.compared_elements} elements were compared.",
     )
 
 
@@ -122,8 +122,8 @@ def drift(recording: Recording) -> Iterator[Draft]:
     )  # else perhaps the first is off
     yield likely(
         (*odd, *(code(name) for name in fact.drifted.names[:8])),
-        f"{names(fact.drifted)} of {fact.model} differs from the first rank's on {on_ranks(recording, ranks)}"
-        " after a step",
+        f"After a step {names(fact.drifted)} of {fact.model} on {on_ranks(recording, ranks)} is not what it is"
+        " on the first rank",
         Evidence(
             text="parameters that differ",
             value=float(fact.drifted.count),
@@ -167,22 +167,19 @@ def not_finite(recording: Recording) -> Iterator[Draft]:
     what = "loss" if local.loss is None else f"gradient of {names(local.not_finite)}"
     yield proved(
         culprits(recording, ranks),
-        f"The {what} of {first.fact.model} is not finite on {on_ranks(recording, ranks)}, before anything is"
-        " synchronised",
+        f"The {what} of {first.fact.model} is NaN or infinite on {on_ranks(recording, ranks)}, before DDP"
+        " exchanges anything",
         (
             Evidence(
-                text=f"rank {rank_of(rank)}, batch {local.step}: {_non_finite(local.loss, local.not_finite.count)}"
+                text=f"rank {rank_of(rank)}, batch {local.step}: loss"
+                f" {'NaN or infinite' if local.loss is None else f'{local.loss:.4g}'}, gradients of"
+                f" {local.not_finite.count} parameters not finite"
             )
             for rank, local in found[:8]
         ),
         in_model_code("Look at this batch and at the first layer whose output is not finite"),
-        detail=f"Seen with batch {local.step}. One rank's NaN is every rank's after the next all-reduce.",
+        detail=f"Seen with batch {local.step}. The next all-reduce would carry it to every rank.",
     )
-
-
-def _non_finite(loss: float | None, gradients: int) -> str:
-    shown = "loss NaN or infinite" if loss is None else f"loss {loss:.4g}"
-    return f"{shown}, gradients of {gradients} parameters not finite"
 
 
 # Parameters that change in the forward (DD778) give other gradients.
@@ -210,8 +207,8 @@ def not_repeatable(recording: Recording) -> Iterator[Draft]:
     worst = max(ranks, key=lambda rank: rank.fact.repeat_error or 0.0)
     yield proved(
         NOBODY,
-        f"The same batch and seed give another gradient of {worst.fact.model} the second time on"
-        f" {on_ranks(recording, ranks)}",
+        f"{worst.fact.model} is not repeatable on {on_ranks(recording, ranks)}: the same batch and seed give"
+        " another gradient the second time",
         Evidence(
             text=f"greatest difference on rank {rank_of(worst)}, relative to the parameter's largest gradient",
             value=worst.fact.repeat_error,
@@ -267,7 +264,7 @@ def computes_otherwise(recording: Recording) -> Iterator[Draft]:
     elif apart:
         yield _gradient_draft(recording, apart)
     elif peer is not None and off:
-        yield _rounding_draft(recording, off, peer)
+        yield _loss_draft(recording, off, peer)
 
 
 def _usual(ranks: list[FactAt[UserModel]]) -> FactAt[UserModel] | None:
@@ -294,36 +291,26 @@ def _apart(fact: UserModel, peer: UserModel) -> float:
 
 def _loss_draft(recording: Recording, off: list[FactAt[UserModel]], peer: FactAt[UserModel]) -> Draft:
     far = [rank for rank in off if _apart(rank.fact, peer.fact) > _LOSS_APART]
-    worst = max(far, key=lambda rank: _apart(rank.fact, peer.fact))
-    is_sure = 2 * len(far) < peer.fact.world_size
+    ranks, where = far or off, "other hardware or libraries there"
+    worst = max(ranks, key=lambda rank: _apart(rank.fact, peer.fact))
+    is_sure = far and 2 * len(far) < peer.fact.world_size
     return likely(
-        culprits(recording, far) if is_sure else (),
-        f"The same batch, seed and parameters of {peer.fact.model} give another loss on"
-        f" {on_ranks(recording, far)} than on {on_ranks(recording, [peer])}",
-        _loss_of(worst, peer),
-        in_model_code("Look for code that asks for the rank, and for other hardware or libraries there"),
-    )
-
-
-def _rounding_draft(recording: Recording, off: list[FactAt[UserModel]], peer: FactAt[UserModel]) -> Draft:
-    worst = max(off, key=lambda rank: _apart(rank.fact, peer.fact))
-    return likely(
-        NOBODY,
-        f"The same batch, seed and parameters of {peer.fact.model} give another loss on"
-        f" {on_ranks(recording, off)} than on {on_ranks(recording, [peer])}, by rounding",
-        _loss_of(worst, peer),
-        in_model_code("Look for other hardware or libraries there, where runs are to be repeated exactly"),
-        severity=Severity.INFO,
-    )
-
-
-def _loss_of(worst: FactAt[UserModel], peer: FactAt[UserModel]) -> Evidence:
-    expected = f"rank {rank_of(peer)}'s"
-    return Evidence(
-        text=f"loss on rank {rank_of(worst)}",
-        value=worst.fact.same_batch_loss,
-        expected=peer.fact.same_batch_loss,
-        expected_from=expected,
+        culprits(recording, far) if is_sure else NOBODY,
+        f"{peer.fact.model} gives another loss on {on_ranks(recording, ranks)} than on"
+        f" {on_ranks(recording, [peer])} for the same batch, seed and parameters"
+        + ("" if far else ", by rounding alone"),
+        Evidence(
+            text=f"loss on rank {rank_of(worst)}",
+            value=worst.fact.same_batch_loss,
+            expected=peer.fact.same_batch_loss,
+            expected_from=f"rank {rank_of(peer)}'s",
+        ),
+        in_model_code(
+            f"Look for code that depends on the rank, and for {where}"
+            if far
+            else f"Look for {where}, where runs are to be repeated exactly"
+        ),
+        severity=None if far else Severity.INFO,
     )
 
 
@@ -340,9 +327,8 @@ def _gradient_draft(recording: Recording, apart: list[FactAt[UserModel]]) -> Dra
             *(culprits(recording, apart) if is_sure else ()),
             *(code(where) for where in dict.fromkeys(where for _, _, where in hooks[:4] if where)),
         ),
-        f"The same batch, seed and parameters of {first.fact.model} give another gradient of"
-        f" {names(first.fact.apart)} on {on_ranks(recording, apart)} than on {on_ranks(recording, [peer])}"
-        + hook,
+        f"{first.fact.model} gives another gradient of {names(first.fact.apart)} on {on_ranks(recording, apart)}"
+        f" than on {on_ranks(recording, [peer])} for the same batch, seed and parameters{hook}",
         (
             *(
                 Evidence(
@@ -356,10 +342,10 @@ def _gradient_draft(recording: Recording, apart: list[FactAt[UserModel]]) -> Dra
                 for who, name, where in hooks[:8]
             ),
         ),
-        in_model_code("Register the same hooks on every rank, and let none ask for the rank")
+        in_model_code("Register the same hooks on every rank, and let none depend on the rank")
         if hooks
-        else in_model_code("Look for hooks and autograd functions that ask for the rank"),
-        detail="The loss is the same; the mean of all ranks' gradients is not that of their losses.",
+        else in_model_code("Look for hooks and autograd functions that depend on the rank"),
+        detail="The loss is the same on all ranks, so the gradient alone is changed there.",
     )
 
 

@@ -2,15 +2,16 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.user_model.wording import at, code, facts, in_model_code
+from ddp_doctor.checks.ddp.user_model.wording import code, facts
 from ddp_doctor.facts.ddp.user_model import UserModel
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.model.trial import RankEvidence
-from ddp_doctor.probing.user_model.user_code import is_the_users
+from ddp_doctor.parse.frames import called, of_the_job
+from ddp_doctor.remedies.torch_calls import HUNG_CODE, in_model_code
 from ddp_doctor.wording.findings import NOBODY, likely, proved
+from ddp_doctor.wording.ranks import line_in_the_job, stack_in_the_job
 
 _CHECK = "user_model"
 
@@ -37,45 +38,21 @@ def does_not_come_back(recording: Recording) -> Iterator[Draft]:
         if trial.judged_check != _CHECK or trial.outcome not in ("stuck", "slow"):
             continue
         left = [rank for rank in trial.evidence if not rank.done]
-        if len(left) < len(trial.ranks) or any(_waits_for_others(rank) for rank in left):
-            continue
-        lines = dict.fromkeys(line for rank in left if (line := _line(rank)))
-        where = next(iter(lines), "")
+        inside = [step for rank in left for step in rank.steps[-1:] if step.left_at is None]
+        if len(left) < len(trial.ranks) or any(step.check == _CHECK for step in inside):
+            continue  # in a step of the check a rank waits for its peers
+        first = left[0]
+        everyone = "Both ranks" if len(left) == 2 else f"All {len(left)} ranks"
+        who = f"{everyone} have" if len(left) > 1 else f"Rank {first.rank} has"
+        innermost = [frame for rank in left for frame in of_the_job(rank.stack)[-1:]]
+        lines = dict.fromkeys(frame.partition(" in ")[0] for frame in innermost)
         yield likely(
             (code(line) for line in list(lines)[:4]),
-            f"{recording.options.model} does not come back on any of {len(left)} ranks within"
-            f" {trial.waited_s:.0f} s{at(where)}",
-            (_place_in_code(rank) for rank in left[:8]),
-            in_model_code(
-                "Look at what this line waits for: the network, a lock, a terminal, an endless loop"
-            ),
+            f"{who} hung for {trial.waited_s:.0f} s in {called(first.stack) or 'your code'}{line_in_the_job(first)}",
+            (Evidence(text=stack_in_the_job(rank)) for rank in left[:8]),
+            HUNG_CODE,
             detail="No rank waits for another one here: each stands in your code.",
         )
-
-
-def _waits_for_others(evidence: RankEvidence) -> bool:
-    """Whether the rank is inside a step of the check and so waits for its peers."""
-    return any(step.check == _CHECK and step.left_at is None for step in evidence.steps[-1:])
-
-
-def _line(evidence: RankEvidence) -> str:
-    """The innermost line of the user's code, from frames such as ``/home/me/net.py:31 in forward``."""
-    for frame in reversed(evidence.stack):
-        where = frame.partition(" in ")[0]
-        if is_the_users(where) and "/ddp_doctor/" not in where:
-            return where
-    return ""
-
-
-def _place_in_code(evidence: RankEvidence) -> Evidence:
-    used = (
-        f"; {evidence.cpu_s_per_s:.0%} of a core in the last second"
-        if evidence.cpu_s_per_s is not None
-        else ""
-    )
-    return Evidence(
-        text=f"rank {evidence.rank} stands{at(_line(evidence)) or ' where it could not say'}{used}"
-    )
 
 
 @rule("DD786", "user-model-fails-in-a-synchronised-step", Severity.ERROR)
@@ -107,10 +84,10 @@ def fails_in_a_step(recording: Recording) -> Iterator[Draft]:
             continue
         yield proved(
             NOBODY,
-            f"{recording.options.model} fails in a synchronised step on every rank: {messages[0][:120]}",
+            f"{recording.options.model} works alone and fails in DDP on every rank: {messages[0][:120]}",
             Evidence(text=messages[0][:300]),
-            in_model_code("Mend what the exception says; DDP takes one forward and one backward at a time"),
-            detail=f"Each rank's own forward and backward went well. It says: {messages[0][:300]}",
+            in_model_code("Fix what the exception says; DDP takes one forward and one backward at a time"),
+            detail=f"Each rank's own forward and backward went well. In DDP it says: {messages[0][:300]}",
         )
 
 
@@ -135,7 +112,7 @@ def takes_too_long(recording: Recording) -> Iterator[Draft]:
         return
     yield proved(
         NOBODY,
-        f"{ranks[0].fact.model} takes too long for synchronised steps: they were not tested",
-        Evidence(text="only each rank's own forward and backward were looked at"),
+        f"{ranks[0].fact.model} is too slow to be tested in DDP in the time of this check",
+        Evidence(text="only each rank's own forward and backward were tested"),
         in_model_code("Let make_batch return a smaller batch"),
     )

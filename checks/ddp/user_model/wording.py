@@ -4,15 +4,13 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
 
 from ddp_doctor.facts.ddp.user_model import Names, UserModel
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Remedy
+from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import FactAt, Recording
-from ddp_doctor.remedies.kinds import in_code
 from ddp_doctor.wording.ranks import rank_culprits, ranks_at, short
 
 T = TypeVar("T", bound=Hashable)
 #: The most names that a title shows.
 _IN_A_TITLE = 4
-DDP_PAGE = "https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"
 
 
 def facts(recording: Recording) -> list[FactAt[UserModel]]:
@@ -30,14 +28,9 @@ def on_ranks(recording: Recording, ranks: Iterable[FactAt[UserModel]]) -> str:
     return ranks_at(recording, [rank_of(rank) for rank in ranks])
 
 
-def are_all(ranks: Sequence[FactAt[UserModel]]) -> bool:
-    """Whether these are all ranks of the world."""
-    return len(ranks) >= ranks[0].fact.world_size
-
-
 def culprits(recording: Recording, ranks: Sequence[FactAt[UserModel]]) -> tuple[Culprit, ...]:
     """The ranks as culprits; none where all are affected, because then no rank is the cause."""
-    if not ranks or (are_all(ranks) and ranks[0].fact.world_size > 1):
+    if not ranks or len(ranks) >= ranks[0].fact.world_size > 1:
         return ()
     return rank_culprits(recording, UserModel, [rank_of(rank) for rank in ranks])
 
@@ -52,17 +45,6 @@ def names(some: Names) -> str:
     shown = ", ".join(some.names[:_IN_A_TITLE])
     more = some.count - len(some.names[:_IN_A_TITLE])
     return f"{shown} and {more} more" if more > 0 else shown
-
-
-def in_model_code(summary: str, cost: str = "", reference: str = DDP_PAGE) -> Remedy:
-    """A change to the user's code, which the doctor cannot try: it has no other model."""
-    return in_code(
-        summary,
-        cost=cost,
-        undo=NOTHING_TO_UNDO if not cost else "take the change back",
-        untried="the doctor changes no code of yours; repeat the run with --model when it is changed",
-        references=(reference,),
-    )
 
 
 def at(where: str) -> str:

@@ -23,6 +23,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from ddp_doctor.model.base import Frozen
+from ddp_doctor.model.finding import Evidence
+
+#: Where it is known what a gradient must be.
+KNOWN = "closed form of the ranks' known gradients, in float64"
 
 #: Half the distance from 1 to the next float32: the relative error of one rounding (IEEE 754).
 FLOAT32_ROUNDING = 2.0**-24
@@ -59,6 +63,15 @@ class OffGradient(Frozen):
     equal: bool
     identical: bool | None
     held: Reading
+
+    def evidence(self, of: str) -> Evidence:
+        """The worst element of the gradient, ``of weight on rank 1``."""
+        return Evidence(
+            text=f"worst element of the {of}",
+            value=self.got,
+            expected=self.expected,
+            expected_from=KNOWN,
+        )
 
 
 @dataclass(frozen=True)
@@ -209,7 +222,7 @@ def words(reading: Reading, ranks: int) -> str:
         "mean": "it is the mean of all ranks",
         "own": "it is the rank's own gradient alone",
         "scaled": f"it is {reading.scale:g} times the mean",
-        "other": "no rank's share explains it",
+        "other": "no mix of the ranks' gradients gives it",
         "absent": "there is none",
         "not_finite": "it is not a finite number",
     }[reading.holds]

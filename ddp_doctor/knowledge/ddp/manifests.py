@@ -103,6 +103,23 @@ class Difference(Frozen):
     here: str
     there: str
 
+    def words(self) -> str:
+        """``parameter head.weight is missing``, ``parameter head.weight has shape (5) instead of (4)``."""
+        name = f"{self.what} {self.names[0]}{f' and {self.count - 1} more' if self.count > 1 else ''}"
+        verb = "are" if self.count > 1 else "is"
+        if self.kind in ("missing", "extra"):
+            return f"{name} {verb} {'missing' if self.kind == 'missing' else 'there in addition'}"
+        if self.kind == "order":
+            return f"{self.what} {self.here}, not {self.there.rpartition(' ')[2]}"
+        if self.kind == "name":
+            return f"{name} {verb} called {self.here}"
+        if self.kind == "tied":
+            return (
+                f"{name} {verb} {self.here if ' ' in self.here else f'tied to {self.here}'}, not {self.there}"
+            )
+        has = "have" if self.count > 1 else "has"
+        return f"{name} {has} {self.kind.replace('strides', 'memory format')} {self.here} instead of {self.there}"
+
 
 def digest(manifest: Manifest) -> str:
     """Equal for equal manifests."""

@@ -47,7 +47,7 @@ FEWEST_LOOKS = 4
 #: a large GPU multiplies matrices at its power limit without a fault, as are clocks that somebody set.
 SLOWDOWNS_UNDER_LOAD = {
     "hw_thermal_slowdown": "too hot, the hardware halves the clocks or worse",
-    "hw_power_brake_slowdown": "the power supply pulls the brake, the clocks are halved or worse",
+    "hw_power_brake_slowdown": "the power supply makes the hardware halve the clocks or worse",
     "hw_slowdown": "the hardware halves the clocks or worse",
     "sw_thermal_slowdown": "warm, the driver lowers the clocks",
 }

@@ -57,7 +57,7 @@ def arguments(given: Any, form: Form) -> Arguments:
         )
         raise Misuse(
             f"make_batch returns {names}, which forward({', '.join(form.forward.parameters)}) does not take"
-            f" ({_problem(form.forward, choices[0])}); what the loss alone needs, needs {_WITH_A_LOSS}"
+            f" ({_problem(form.forward, choices[0])}); what only the loss needs takes {_WITH_A_LOSS}"
         )
     return chosen
 

@@ -281,7 +281,7 @@ def _own_loss(loss: Callable[[Any, Any], Any], output: Any, given: Any) -> Any:
     value = loss(output, given)
     if not isinstance(value, torch.Tensor):
         raise Misuse(
-            f"loss(output, batch) returns type {type(value).__name__}; it has to be a tensor of one number"
+            f"loss(output, batch) returns type {type(value).__name__}; it must be a tensor of one number"
         )
     if value.numel() != 1:
         raise Misuse(f"loss(output, batch) returns a tensor of shape {list(value.shape)}; take its mean()")

@@ -17,6 +17,7 @@ from ddp_doctor.knowledge.ddp import gradient_tolerance, manifests
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Failed, Misused, Skip
 from ddp_doctor.probing import module_manifest
+from ddp_doctor.probing.rank_identity import finish
 from ddp_doctor.probing.user_model import batches, passes, steps
 from ddp_doctor.probing.user_model.batches import Batch, move, off_device
 from ddp_doctor.probing.user_model.passes import Pass
@@ -229,7 +230,7 @@ class ModelProbe:
         for step, batch in given.items():
             started = self.ctx.clock()
             done = passes.run(model, batch)
-            _wait_for(self.ctx.device)
+            finish(self.ctx.device)  # a collective of the user's that hangs, hangs here
             self._took_s.append(self.ctx.clock() - started)
             self._settle(done.trouble.phase if done.trouble else "forward", done.trouble, f"pass {step}")
             self.seen["local"] += (self._local(step, done),)
@@ -342,14 +343,6 @@ def _kept(manifest: manifests.Manifest) -> manifests.Manifested:
 
 def _names(names: Sequence[str]) -> Names:
     return Names(names=tuple(names[:MOST_NAMES]), count=len(names))
-
-
-def _wait_for(device: str) -> None:
-    """Wait for a GPU, which may still work when a call returns: a collective of the user's that hangs, hangs here."""
-    if device.startswith("cuda"):
-        import torch
-
-        torch.cuda.synchronize()
 
 
 def _other_device(device: str) -> str | None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ddp_doctor.facts.ddp.user_model import MOST_NAMES, Bucket, Buckets, Names, OffGradient
@@ -69,7 +70,8 @@ def synchronised(ctx: RankContext, ddp: Any, batch: Batch, step: int) -> tuple[P
                 loss.backward()
     except Exception as error:  # noqa: BLE001 - what the user's code and DDP make of one another
         what = trouble("backward", error)
-        raise StepFailed(f"{what.type}: {what.message}") from None
+        at = f" at {Path(what.where).name}" if what.where else ""
+        raise StepFailed(f"{what.type}{at}: {what.message}") from None
     ended = ctx.clock()
     take_gradients(named, done)
     return done, middle - started, ended - middle

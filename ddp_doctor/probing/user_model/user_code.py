@@ -7,7 +7,6 @@ import importlib
 import inspect
 import random
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,19 +16,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ddp_doctor.facts.ddp.user_model import Phase, Trouble
+from ddp_doctor.parse.frames import is_of_the_job, of_the_job
 from ddp_doctor.parse.redact import KEPT_BACK, is_withheld
 
 T = TypeVar("T")
 _LONGEST_MESSAGE = 300
-#: Frames of these are not the user's code: torch, the standard library, this check.
-_NOT_THE_USERS = (
-    "/torch/",
-    "<frozen",
-    "/checks/ddp/user_model/",
-    "/probing/user_model/",
-    sysconfig.get_path("stdlib") + "/",
-)
-_SITE = ("/site-packages/", "/dist-packages/")
 
 
 class Misuse(Exception):
@@ -69,23 +60,14 @@ def _where(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if is_the_users(frame.filename)]
-    near = [frame for frame in own if not any(site in frame.filename for site in _SITE)]
-    shown = (near or own)[-1:]
-    return f"{shown[0].filename}:{shown[0].lineno}" if shown else ""
-
-
-def is_the_users(filename: str) -> bool:
-    """Whether a line of this file is the user's or a library's of theirs."""
-    if any(site in filename for site in _SITE):
-        return "/torch/" not in filename
-    return not any(part in filename for part in _NOT_THE_USERS)
+    shown = of_the_job([f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames])[-1:]
+    return shown[0].partition(" in ")[0] if shown else ""
 
 
 def calling_line(frame: Any) -> str:
     """The user's line that led to this frame."""
     while frame is not None:
-        if is_the_users(frame.f_code.co_filename):
+        if is_of_the_job(frame.f_code.co_filename):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
@@ -156,7 +138,7 @@ def find(name: str) -> Callable[[], Any]:
     for part in path.split("."):
         if not hasattr(found, part):
             near = get_close_matches(part, [known for known in dir(found) if not known.startswith("_")], 1)
-            raise Misuse(f"{source} has no {path!r}{f', but {near[0]!r}' if near else ''}")
+            raise Misuse(f"{source} has no function {path!r}{f', but {near[0]!r}' if near else ''}")
         found = getattr(found, part)
     return _callable(name, found)
 
@@ -226,7 +208,7 @@ def _parts(name: str, returned: Any) -> Mapping[str, Any]:
             if isinstance(returned, tuple)
             else f"type {type(returned).__name__}"
         )
-        raise Misuse(f"{name} returns {kind}; it has to return {_TO_RETURN}")
+        raise Misuse(f"{name} returns {kind}; it must return {_TO_RETURN}")
     return parts
 
 
@@ -238,9 +220,7 @@ def _require_model(name: str, model: Any) -> None:
     if isinstance(bare, DistributedDataParallel | torch.nn.DataParallel):
         raise Misuse(f"{name} returns a model in {type(bare).__name__}; return it bare, the doctor wraps it")
     if not isinstance(model, torch.nn.Module):
-        raise Misuse(
-            f"{name} returns type {type(model).__name__} as the model; it has to return {_TO_RETURN}"
-        )
+        raise Misuse(f"{name} returns type {type(model).__name__} as the model; it must return {_TO_RETURN}")
 
 
 def uncompiled(model: Any) -> Any:
@@ -257,20 +237,21 @@ def _require_function(name: str, given: Any, form: str, arguments: int, example:
         return
     if not callable(given) or isinstance(given, torch.nn.Module):
         kind = type(given).__name__
-        raise Misuse(
-            f"{name} returns type {kind} as {what}; it has to be a function {form}, such as {example}"
-        )
+        raise Misuse(f"{name} returns type {kind} as {what}; it must be a function {form}, such as {example}")
     if problem := not_taken(given, *[None] * arguments):
-        raise Misuse(f"{what} of {name} has to be {form}, such as {example}; called so, it is {problem}")
+        takes = "the step" if what == "make_batch" else "the output and the batch"
+        raise Misuse(f"{what} of {name} must take {takes}: def {form} (Python says: {problem})")
 
 
 def _require_options(name: str, options: Any) -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     if not isinstance(options, Mapping):
-        raise Misuse(f"{name} returns a {type(options).__name__} as DDP's options; it has to be a dict")
+        raise Misuse(f"{name} returns a {type(options).__name__} as DDP's options; it must be a dict")
     taken = {"module", "device_ids", "output_device", "process_group", "self"}
     known = set(inspect.signature(DistributedDataParallel.__init__).parameters) - taken
     unknown = [str(option) for option in options if option not in known]
     if unknown:
-        raise Misuse(f"{name} returns {unknown[0]!r} as an option of DDP, which has or leaves none such")
+        raise Misuse(
+            f"{name} returns {unknown[0]!r} as an option of DDP, which DDP does not have or the doctor sets itself"
+        )

@@ -141,13 +141,21 @@ def raised(recording: Recording) -> Iterator[Draft]:
         assert first.raised is not None
         yield finding(
             culprits(recording, judgement.suspects),
-            f"{names(recording, judgement.suspects)} raised {first.raised.type} in"
-            f" {check_of(trial, judgement)} at {short(first.raised.where)}{who_waits(judgement)}",
+            f"{names(recording, judgement.suspects)} raised {_raised_where(first, check_of(trial, judgement))}"
+            f"{who_waits(judgement)}",
             evidence(recording, trial, judgement),
             remedy("Mend what the exception says; the other ranks only wait for it"),
             confidence=confidence(recording, trial, judgement),
             detail=f"It says: {_sentence(words_of(first))}{proof_words(recording, trial, judgement)}",
         )
+
+
+def _raised_where(rank: RankEvidence, check: str) -> str:
+    """The exception and its line; one of the user's model in DDP stands in the words of the check's own."""
+    assert rank.raised is not None
+    if rank.raised.type == "StepFailed" and rank.steps:
+        return f"{rank.raised.message.partition(': ')[0]} in the {rank.steps[-1].name} of your model in DDP"
+    return f"{rank.raised.type} in {check} at {short(rank.raised.where)}"
 
 
 def _sentence(message: str) -> str:

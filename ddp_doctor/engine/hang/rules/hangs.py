@@ -23,16 +23,18 @@ from ddp_doctor.engine.hang.rules.common import (
     who_waits,
 )
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Reproducer
+from ddp_doctor.model.finding import Draft, Evidence, Remedy, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.model.trial import TrialRecord
+from ddp_doctor.model.trial import RankEvidence, TrialRecord
+from ddp_doctor.parse.frames import called
 from ddp_doctor.parse.nccl_log import parse_nccl_log
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.remedies.nccl import WITHOUT_NVLS
+from ddp_doctor.remedies.torch_calls import HUNG_CODE
 from ddp_doctor.views import failed_trials
 from ddp_doctor.wording.findings import NOBODY, finding, likely, possible
-from ddp_doctor.wording.ranks import capital
+from ddp_doctor.wording.ranks import capital, line_in_the_job, rank_list, stack_in_the_job
 
 #: All ranks of a node say the same of NVLS; those of the first node tell.
 _RANKS_READ = 8
@@ -59,19 +61,36 @@ def never_entered(recording: Recording) -> Iterator[Draft]:
     """
     for trial, judgement in judged(recording, "never-entered"):
         first = of_rank(trial, judgement.suspects[0])
+        title, seen, cure = (_in_your_code if called(first.stack) else _in_a_check)(
+            recording, trial, judgement, first
+        )
         doing = "it is busy, not waiting" if (first.cpu_s_per_s or 0.0) > 0.5 else process_words(first)
         yield finding(
             culprits(recording, judgement.suspects),
-            f"{names(recording, judgement.suspects)} never entered {step_words(judgement.step)} of"
-            f" {check_of(trial, judgement)}; {stands(first)}{who_waits(judgement)}",
-            evidence(recording, trial, judgement),
-            remedy(
-                f"Find out what keeps it: {stands(first)}",
-                "py-spy dump --pid PID   # in the job, of that rank",
-            ),
+            f"{names(recording, judgement.suspects)} {title}",
+            seen,
+            cure,
             confidence=confidence(recording, trial, judgement),
             detail=f"{capital(doing)}.{proof_words(recording, trial, judgement)}",
         )
+
+
+_Words = tuple[str, tuple[Evidence, ...], Remedy]
+
+
+def _in_a_check(recording: Recording, trial: TrialRecord, judgement: Judgement, rank: RankEvidence) -> _Words:
+    step = f"{step_words(judgement.step)} of {check_of(trial, judgement)}"
+    title = f"never entered {step}; {stands(rank)}{who_waits(judgement)}"
+    return title, evidence(recording, trial, judgement), remedy(f"Find out what keeps it: {stands(rank)}")
+
+
+def _in_your_code(
+    _recording: Recording, trial: TrialRecord, judgement: Judgement, rank: RankEvidence
+) -> _Words:
+    hangs = "hangs" if len(judgement.suspects) == 1 else "hang"
+    waits = f"{rank_list(judgement.waiting)} {'has' if len(judgement.waiting) == 1 else 'have'} waited"
+    title = f"{hangs} in {called(rank.stack)}{line_in_the_job(rank)}; {waits} {trial.waited_s:.0f} s"
+    return title, (Evidence(check=check_of(trial, judgement), text=stack_in_the_job(rank)),), HUNG_CODE
 
 
 @rule("DD611", "rank-stopped-or-uninterruptible", Severity.ERROR)
@@ -141,7 +160,7 @@ def never_began(recording: Recording) -> Iterator[Draft]:
             f"{names(recording, judgement.suspects)} {were} started{by} and never reported in"
             f"{who_waits(judgement)}",
             evidence(recording, trial, judgement),
-            remedy("Look at what the process does", "py-spy dump --pid PID   # in the job, of that rank"),
+            remedy("In the job, look at what this rank's process does", "py-spy dump --pid PID"),
             detail="; ".join(trial.notes[:1]),
         )
 

@@ -1,0 +1,43 @@
+"""Frames of a rank's stack, ``/home/me/net.py:31 in forward``: which are of the job's own code, and who called it."""
+
+import re
+from collections.abc import Sequence
+
+#: Not the job's: torch, the standard library, the doctor, and what has no file.
+_LIBRARY = re.compile(
+    r"/torch/|/ddp_doctor/(checks|model|probing|ranks)/"
+    r"|/lib(64)?/python3[^/]*/(?!site-packages|dist-packages)|^<"
+)
+_INSTALLED = re.compile(r"/(site|dist)-packages/")
+#: The doctor's functions that call the user's code (probing/user_model), and what of it they call.
+_CALLER = re.compile(r"/ddp_doctor/\S*user_model/\w+\.py:\d+ in (find|made|make|forward|loss)$")
+_CALLED = {
+    "find": "the import of your module",
+    "made": "your factory",
+    "make": "your make_batch",
+    "forward": "your forward",
+    "loss": "your loss",
+}
+
+
+def is_of_the_job(frame: str) -> bool:
+    """Whether a frame, or a file, is of the job's own code or of what it has installed beside torch."""
+    return not _LIBRARY.search(frame)
+
+
+def of_the_job(stack: Sequence[str]) -> list[str]:
+    """The frames of the job's own code, outermost first; where there are none, those of what it has installed."""
+    own = [frame for frame in stack if is_of_the_job(frame)]
+    return [frame for frame in own if not _INSTALLED.search(frame)] or own
+
+
+def called(stack: Sequence[str]) -> str:
+    """What of the user's model runs, ``your forward``; empty where none of its code does."""
+    if not of_the_job(stack):
+        return ""
+    for frame in reversed(stack):
+        if caller := _CALLER.search(frame):
+            return _CALLED[caller[1]]
+        if "/torch/" in frame and frame.endswith(" in backward"):
+            return "your backward"
+    return ""

@@ -1,0 +1,56 @@
+"""Which frames of a stack are of the job's own code, and what of the user's model they run."""
+
+import pytest
+
+from ddp_doctor.parse.frames import called, of_the_job
+
+DOCTOR = ["<string>:1 in <module>", "/opt/ddp-doctor/ddp_doctor/ranks/worker.py:50 in forked"]
+PROBE = "/opt/ddp-doctor/ddp_doctor/probing/user_model"
+TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
+WAITS = "/home/user/net.py:15 in wait"
+
+IMPORT = [
+    f"{PROBE}/user_code.py:150 in find",
+    "/usr/lib64/python3.11/importlib/__init__.py:126 in import_module",
+]
+FORWARD = [f"{PROBE}/batches.py:91 in forward", f"{TORCH}/nn/modules/module.py:1884 in _call_impl"]
+BACKWARD = [f"{PROBE}/passes.py:71 in run", f"{TORCH}/_tensor.py:623 in backward"]
+
+
+@pytest.mark.parametrize(
+    ("stack", "running"),
+    [
+        ([*IMPORT, "<frozen importlib._bootstrap>:690 in _load_unlocked"], "the import of your module"),
+        ([f"{PROBE}/user_code.py:198 in made"], "your factory"),
+        ([f"{PROBE}/batches.py:157 in make"], "your make_batch"),
+        (FORWARD, "your forward"),
+        ([f"{PROBE}/batches.py:95 in loss", f"{PROBE}/batches.py:281 in _own_loss"], "your loss"),
+        (BACKWARD, "your backward"),
+        (
+            [*FORWARD, "/home/user/net.py:9 in forward", f"{TORCH}/_tensor.py:623 in backward"],
+            "your backward",
+        ),
+        ([*BACKWARD, f"{TORCH}/utils/checkpoint.py:9 in recompute"], "your backward"),
+    ],
+)
+def test_what_of_the_users_model_runs_is_told_by_who_called_it(stack, running):
+    assert called([*DOCTOR, *stack, WAITS]) == running
+    assert of_the_job([*DOCTOR, *stack, WAITS])[-1] == WAITS
+
+
+def test_a_check_of_the_doctors_own_runs_no_code_of_the_users():
+    stack = [
+        *DOCTOR,
+        "/opt/ddp-doctor/ddp_doctor/checks/collectives/p2p.py:9 in probe",
+        f"{TORCH}/x.py:1 in f",
+    ]
+
+    assert (called(stack), of_the_job(stack)) == ("", [])
+    assert called([*DOCTOR, *FORWARD]) == ""  # in DDP, where no line of the user's is
+
+
+def test_a_library_is_named_only_where_no_line_of_the_users_is():
+    library = "/opt/venv/lib/python3.11/site-packages/hub/load.py:7 in fetch"
+
+    assert of_the_job([*DOCTOR, WAITS, library]) == [WAITS]
+    assert of_the_job([*DOCTOR, library, f"{TORCH}/x.py:1 in f"]) == [library]
