@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
 from ddp_doctor.lint import names
-from ddp_doctor.lint.expressions import Assignment
+from ddp_doctor.lint.expressions import FIELDS, Assignment
 from ddp_doctor.lint.scopes import Class, Function
 from ddp_doctor.lint.trace import Trace
 from ddp_doctor.lint.values import Call, Leave, Value
@@ -124,17 +125,17 @@ class Script:
         return self.source.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
     @cached_property
-    def nodes(self) -> tuple[ast.AST, ...]:
-        """All nodes of the tree, outer ones first: the order of ast.walk, in half its time."""
+    def nodes(self) -> Sequence[ast.AST]:
+        """The statements, expressions and parameters of the tree, outer ones first, in a third of ast.walk's time."""
         found: list[ast.AST] = [self.tree]
         for node in found:  # grows meanwhile
-            for name in node._fields:
+            for name in FIELDS[type(node)]:
                 child = getattr(node, name, None)
-                if isinstance(child, ast.AST):
+                if type(child) is list:
+                    found += [part for part in child if isinstance(part, ast.AST)]
+                elif isinstance(child, ast.AST):
                     found.append(child)
-                elif isinstance(child, list):
-                    found += [node for node in child if isinstance(node, ast.AST)]
-        return tuple(found)
+        return found
 
     @cached_property
     def texts(self) -> frozenset[str]:
@@ -150,8 +151,11 @@ class Script:
 
     def uses_in_any_case(self, *parts: str) -> bool:
         """The same, whether its letters are small or capital; those of the parts are small."""
-        lowered = self.source.lower()
-        return any(part in lowered and part in self._words.lower() for part in parts)
+        return any(part in self._lowered and part in self._words.lower() for part in parts)
+
+    @cached_property
+    def _lowered(self) -> str:
+        return self.source.lower()
 
     @cached_property
     def _words(self) -> str:
@@ -174,10 +178,10 @@ class Script:
         return libraries(self.modules)
 
     @cached_property
-    def _by_name(self) -> dict[str, list[Call]]:
-        found: dict[str, list[Call]] = {}
+    def _by_name(self) -> Mapping[str, list[Call]]:
+        found = defaultdict[str, list[Call]](list)
         for call in self.calls:
-            found.setdefault(call.name or f".{call.method}", []).append(call)
+            found[call.name or f".{call.method}"].append(call)
         return found
 
     def named(self, *full_names: str) -> Iterator[Call]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from ddp_doctor.lint import training
 from ddp_doctor.lint.rule import Spot, lint_rule
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import Call, Value
+from ddp_doctor.lint.values import Call, Value, written
 from ddp_doctor.model.choices import Severity
 
 _SWITCHED = ("no_sync", "require_backward_grad_sync", "set_requires_gradient_sync", "register_comm_hook")
@@ -153,7 +153,7 @@ def _is_micro_step(call: Call, steps: list[Call], clears: list[Call]) -> bool:
     loop, outer = call.loops[-1], call.loops[:-1]
     if not isinstance(loop.node, ast.For) or not outer:
         return False
-    words = f"{ast.unparse(loop.node.target)} {ast.unparse(loop.node.iter)}"
+    words = f"{written(loop.node.target)} {written(loop.node.iter)}"
     return (
         bool(_MICRO.search(words))
         and any(loop not in step.loops and outer[-1] in step.loops for step in steps)

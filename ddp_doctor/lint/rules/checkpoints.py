@@ -17,7 +17,7 @@ from ddp_doctor.lint import names, training
 from ddp_doctor.lint.ranks import Chosen, chosen_ranks, rank_kind
 from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import Call, Value
+from ddp_doctor.lint.values import Call, Value, written
 from ddp_doctor.model.choices import Severity
 
 _STRIPPED = ("consume_prefix", "unwrap", "removeprefix", "get_model_state_dict")
@@ -301,7 +301,7 @@ def _is_of_one_rank(script: Script, call: Call) -> bool:
     function = call.place.function
     words = [condition.test.text for condition in call.conditions]
     if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-        words += [ast.unparse(decorator) for decorator in function.decorator_list]
+        words += [written(decorator) for decorator in function.decorator_list]
     if chosen_ranks(call.conditions) is not None or any(_ONE_OF_ALL.search(word) for word in words):
         return True
     by_rank = {

@@ -16,7 +16,7 @@ from ddp_doctor.lint.ranks import rank_condition
 from ddp_doctor.lint.rule import Spot, lint_rule
 from ddp_doctor.lint.rules.rank_conditions import misses
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import Call, Condition, Value
+from ddp_doctor.lint.values import Call, Condition, Value, written
 from ddp_doctor.model.choices import Severity
 
 #: Functions after which all ranks have the same number.
@@ -142,7 +142,7 @@ def _asks_a_batch(value: Value, depth: int = 6) -> bool:
 def _makes_equal(value: Value) -> bool:
     if not isinstance(value, Call):
         return False
-    name = ast.unparse(value.call.func).rpartition(".")[2]
+    name = written(value.call.func).rpartition(".")[2]
     is_local = value.method == "mean" or value.name.startswith(("torch.nn", "torch.utils.data"))
     return bool(_AGREES.search(name)) and not is_local
 
@@ -153,7 +153,7 @@ def _is_numeric(value: Value) -> bool:
     for node in ast.walk(value.node):
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], identities):
             return False
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in (
+        if isinstance(node, ast.Call) and written(node.func) in (
             "isinstance",
             "hasattr",
             "len",

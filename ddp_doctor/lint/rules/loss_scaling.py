@@ -11,7 +11,6 @@ scaler.update()
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 from itertools import islice, pairwise
 from typing import Literal
@@ -19,7 +18,7 @@ from typing import Literal
 from ddp_doctor.lint import training
 from ddp_doctor.lint.rule import Spot, lint_rule
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import Call, Value
+from ddp_doctor.lint.values import Call, Value, written
 from ddp_doctor.model.choices import Severity
 
 _AUTOCASTS = ("torch.amp.autocast", "torch.cuda.amp.autocast")
@@ -206,7 +205,7 @@ def made_anew(script: Script) -> Iterator[Spot]:
             if not scaler.loops or scaler.loops[-1] not in step.loops or not _is_of(step, scaler):
                 continue
             is_every_step = scaler.loops[-1] is step.loops[-1]
-            if not is_every_step and "epoch" not in ast.unparse(
+            if not is_every_step and "epoch" not in written(
                 getattr(scaler.loops[-1].node, "target", step.node)
             ):
                 continue  # a run of its own
