@@ -60,7 +60,7 @@ def process_group_missing(script: Script) -> Iterator[Spot]:
     if _has_start(script) or script.has_unknown_star or calls_what_may_set_up(script):
         return
     for wrap in script.wraps:
-        if wrap.root == 0 and wrap.lacks(None, "process_group", "device_mesh"):
+        if wrap.root == 0 and wrap.lacks(names.SHARED_BY_DDP, "process_group", "device_mesh"):
             yield Spot(
                 wrap,
                 "The model is wrapped in DDP, and nothing in this script starts a process group",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddp_doctor.lint import modules
+from ddp_doctor.lint import modules, names
 from ddp_doctor.lint.rule import Spot, lint_rule
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Value
@@ -34,7 +34,9 @@ def searched_in_vain(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/notes/ddp.html#internal-design
     """
     for wrap in script.wraps:
-        flag = wrap.argument(7, "find_unused_parameters")
+        behind = wrap.argument(names.SHARED_BY_DDP)
+        has_init_sync = behind is not None and isinstance(behind.constant, bool)
+        flag = wrap.argument(8 if has_init_sync else 7, "find_unused_parameters")
         if flag is None or flag.constant is not True:
             continue
         seen = modules.wrapped_modules(script, wrap)
@@ -74,7 +76,7 @@ def not_allowed_for(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/notes/ddp.html#internal-design
     """
     for wrap in script.wraps:
-        if wrap.has_stars or any(_is_set(wrap, name) for name in ("find_unused_parameters", "static_graph")):
+        if len(wrap.args) > names.SHARED_BY_DDP or _allows_for_unused(wrap):
             continue
         for module in modules.wrapped_modules(script, wrap):
             if modules.reads_indirectly(script, module):
@@ -98,9 +100,9 @@ def _unused(layer: Value, title: str, severity: Severity | None = None) -> Spot:
     return Spot(layer, title, remedy=remedy, cost=cost, severity=severity)
 
 
-def _is_set(wrap: Call, name: str) -> bool:
-    flag = wrap.argument(7 if name == "find_unused_parameters" else None, name)
-    return flag is not None and flag.constant is not False
+def _allows_for_unused(wrap: Call) -> bool:
+    flags = (wrap.argument(None, name) for name in ("find_unused_parameters", "static_graph"))
+    return wrap.has_stars or any(flag is not None and flag.constant is not False for flag in flags)
 
 
 def _may_need_it(script: Script, module: modules.Module) -> bool:
