@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ddp_doctor.lint.names import canonical
 from ddp_doctor.lint.scopes import Class, Function, Scope, Store
-from ddp_doctor.lint.values import Call, Condition, Loop, Place, Value
+from ddp_doctor.lint.values import FIELDS, Call, Condition, Loop, Place, Value
 
 #: Functions that run a function of the script, in this process or in new ones.
 _LAUNCHERS = frozenset(("spawn", "start_processes", "Process", "Fire", "launch", "notebook_launcher", "run"))
@@ -19,21 +19,6 @@ _BUILTINS = frozenset(dir(builtins))
 #: Dictionaries behind two stars that are looked into; each is compared with all calls before it.
 _MOST_LOOKED_INTO = 50
 _MAY_BE_LOCAL = ("other", "choice")
-
-
-#: Fields of nodes that hold no statement, expression or parameter: half of all fields.
-_NO_NODES = frozenset(("ctx", "op", "ops", "id", "attr", "arg", "kind", "type_comment"))
-
-
-class _Fields(dict[type[ast.AST], tuple[str, ...]]):
-    """The fields of each kind of node that may hold other nodes."""
-
-    def __missing__(self, kind: type[ast.AST]) -> tuple[str, ...]:
-        self[kind] = tuple(name for name in kind._fields if name not in _NO_NODES)
-        return self[kind]
-
-
-FIELDS = _Fields()
 
 
 @dataclass(eq=False, slots=True)

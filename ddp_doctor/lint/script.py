@@ -11,10 +11,10 @@ from itertools import islice
 from pathlib import Path
 
 from ddp_doctor.lint import names
-from ddp_doctor.lint.expressions import FIELDS, Assignment
+from ddp_doctor.lint.expressions import Assignment
 from ddp_doctor.lint.scopes import Class, Function
 from ddp_doctor.lint.trace import Trace
-from ddp_doctor.lint.values import Call, Leave, Value
+from ddp_doctor.lint.values import FIELDS, Call, Leave, Value
 
 #: The beginning of the module's name, and the library's usual name.
 _LIBRARIES = {

@@ -261,3 +261,18 @@ def written(node: ast.AST) -> str:
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name | ast.Attribute):
         return f"{written(node.value)}.{node.attr}"
     return ast.unparse(node)
+
+
+#: Fields of nodes that hold no statement, expression or parameter: half of all fields.
+_NO_NODES = frozenset(("ctx", "op", "ops", "id", "attr", "arg", "kind", "type_comment"))
+
+
+class _Fields(dict[type[ast.AST], tuple[str, ...]]):
+    """The fields of each kind of node that may hold other nodes."""
+
+    def __missing__(self, kind: type[ast.AST]) -> tuple[str, ...]:
+        self[kind] = tuple(name for name in kind._fields if name not in _NO_NODES)
+        return self[kind]
+
+
+FIELDS = _Fields()

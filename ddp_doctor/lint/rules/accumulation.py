@@ -48,7 +48,7 @@ def without_no_sync(script: Script) -> Iterator[Spot]:
         if call.loops and (_steps_now_and_then(call, steps, clears) or _is_micro_step(call, steps, clears)):
             yield Spot(
                 call,
-                "Each of the accumulated backward passes reduces the gradients over all ranks",
+                "Every accumulated backward pass reduces the gradients over all ranks, though only the last one has to",
                 remedy="Run all but the last pass, forward and backward, inside of model.no_sync()",
                 write=("with model.no_sync() if not last else contextlib.nullcontext():",),
             )
@@ -120,7 +120,7 @@ def _unsynchronised(context: Value | None) -> Spot:
     assert context is not None
     return Spot(
         context,
-        "The optimizer steps on gradients that no rank has shared: the last backward is inside of no_sync() too",
+        "The optimizer steps on gradients of this rank alone: the last backward is inside of no_sync() too",
         remedy="Run the last backward before the step outside of no_sync()",
     )
 

@@ -57,9 +57,8 @@ def by_data(script: Script) -> Iterator[Spot]:
     for call in collectives(script):
         for condition in call.conditions:
             if not condition.early and _is_local(script, condition, call.order):
-                yield _spot(
-                    call, f"Whether this {described(call)} runs depends on the data of this rank alone"
-                )
+                title = f"Whether a rank runs this {described(call)} depends on its own data: others may wait for it"
+                yield _spot(call, title)
     for leave in script.leaves[:_MOST_LEAVES]:
         for condition in leave.place.conditions:
             if condition.early or not _is_local(script, condition, leave.order):
@@ -73,7 +72,9 @@ def by_data(script: Script) -> Iterator[Spot]:
                 None,
             )
             if missed is not None:
-                title = f"One rank may leave here by its own data, and miss the {described(missed)} of line"
+                title = (
+                    f"A rank may leave here because of its own data, and miss the {described(missed)} in line"
+                )
                 yield _spot(leave.node, f"{title} {missed.call.lineno}")
 
 

@@ -56,7 +56,7 @@ def one_unit(script: Script) -> Iterator[Spot]:
 
 
 def _one_unit(call: Call, remedy: str) -> Spot:
-    title = "The whole model is one unit of FSDP, and is offloaded: each forward needs all of it on the GPU at once"
+    title = "FSDP offloads the whole model as one unit: each forward brings all of it to the GPU at once"
     return Spot(call, title, remedy=remedy)
 
 

@@ -131,7 +131,7 @@ def never_updated(script: Script) -> Iterator[Spot]:
         ):
             yield Spot(
                 steps[0],
-                "This scaler steps and is never updated: the second step fails",
+                "This scaler steps, and update() is never called: the second step fails",
                 remedy="Call scaler.update() behind scaler.step()",
                 write=("scaler.update()",),
             )
@@ -249,7 +249,7 @@ def updated_twice(script: Script) -> Iterator[Spot]:
             if len(stepped) > 1 and is_same_turn and first.node is not second.node:
                 yield Spot(
                     second,
-                    f"This scaler was updated in line {first.call.lineno} of the same step already",
+                    f"This scaler is updated twice in one step: line {first.call.lineno} has done it already",
                     remedy="Update it once, behind the last optimizer's step, or give each optimizer a scaler",
                 )
                 break

@@ -46,7 +46,7 @@ def hidden_by_a_file(script: Script) -> Iterator[Spot]:
         whose = TORCH if module == TORCH else f"Python's own {module}"
         yield Spot(
             _import_of(script, module),
-            f"{file} in this folder is imported in place of {whose}: torch does not come up",
+            f"{file} in this folder is imported in place of {whose}: torch cannot be imported",
             remedy=f"Rename {file}",
             cost="What imports that file has to name it anew",
         )

@@ -140,7 +140,7 @@ def no_set_epoch(script: Script) -> Iterator[Spot]:
         if not training.is_for_evaluation(script, call):
             yield Spot(
                 call,
-                "This DistributedSampler never hears of the epoch: every epoch has the same order",
+                "This DistributedSampler is never told the epoch: every epoch has the same order",
                 remedy="Call set_epoch at the beginning of every epoch",
                 write=("sampler.set_epoch(epoch)",),
             )

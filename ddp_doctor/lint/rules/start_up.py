@@ -64,7 +64,7 @@ def process_group_missing(script: Script) -> Iterator[Spot]:
             yield Spot(
                 wrap,
                 "The model is wrapped in DDP, and nothing in this script starts a process group",
-                remedy="Start the group first",
+                remedy="Call init_process_group before the model is wrapped",
                 write=('torch.distributed.init_process_group("nccl")',),
             )
 
@@ -160,7 +160,7 @@ def local_rank_as_argument(script: Script) -> Iterator[Spot]:
         if is_local_rank and not script.uses("LOCAL_RANK") and _uses_local_rank(script):
             yield Spot(
                 call,
-                "The local rank is expected as an argument, which torchrun does not give",
+                "The local rank is expected as an argument, but torchrun does not pass it",
                 remedy="Read it from the environment",
                 write=('local_rank = int(os.environ["LOCAL_RANK"])',),
             )
@@ -200,7 +200,7 @@ def setting_read_by_nothing(script: Script) -> Iterator[Spot]:
             what, instead, severity = known
             yield Spot(
                 setting.node,
-                f"{setting.name} {what}",
+                what,
                 remedy=f"Set {instead}" if instead else "Remove it",
                 severity=severity,
             )
@@ -214,17 +214,21 @@ def _about(name: str) -> tuple[str, str | None, Severity] | None:
 
     never = never_read().get(name)
     if never is not None:
-        return f"is read by nothing; meant is {never.meant}", never.instead, Severity.WARNING
+        return f"Nothing reads {name}; probably meant: {never.meant}", never.instead, Severity.WARNING
     known = variables().get(name)
     if known is None:
         meant = nearest(name) if is_unknown(name) else None
         if meant is None and "TIMEOUT" in name and is_unknown(name):
-            return "is read by nothing that is known: no time-out changes", _TIMEOUT, Severity.WARNING
-        return (f"is read by nothing; {meant} is", meant, Severity.WARNING) if meant else None
+            return f"Nothing that is known reads {name}: it changes no time-out", _TIMEOUT, Severity.WARNING
+        return (f"Nothing reads {name}: the name is {meant}", meant, Severity.WARNING) if meant else None
     if is_gone(known):
-        return f"was read up to NCCL {known.last} only", known.replaced_by, Severity.WARNING
+        return (
+            f"Nothing reads {name} any more: NCCL {known.last} was the last to do so",
+            known.replaced_by,
+            Severity.WARNING,
+        )
     if known.status == "deprecated" and known.replaced_by:
-        return f"is the old name of {known.replaced_by}", known.replaced_by, Severity.INFO
+        return f"{name} is the old name of {known.replaced_by}", known.replaced_by, Severity.INFO
     return None
 
 
@@ -288,11 +292,13 @@ def setting_too_late(script: Script) -> Iterator[Spot]:
             may_come_later = (
                 reader.name == names.INIT and _is_read_by_nccl(setting) and reader.lacks(8, "device_id")
             )
+            line = reader.call.lineno
             yield Spot(
                 setting.node,
-                f"{setting.name} is set after line {reader.call.lineno}, where "
-                + ("torch 2.15 has NCCL read it" if may_come_later else "it was read"),
-                remedy="Set it before",
+                f"{setting.name} is set too late in torch 2.15: NCCL has read it in line {line}"
+                if may_come_later
+                else f"{setting.name} is set too late: it was read in line {line}",
+                remedy=f"Set it before line {line}",
                 severity=Severity.INFO if may_come_later else None,
             )
 

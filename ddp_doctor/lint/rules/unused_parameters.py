@@ -45,9 +45,9 @@ def searched_in_vain(script: Script) -> Iterator[Spot]:
             continue
         yield Spot(
             wrap,
-            "find_unused_parameters=True, and the forward of this model has no branch"
+            "find_unused_parameters=True, though the forward of this model has no branch: the search finds nothing"
             if visible
-            else "find_unused_parameters=True costs a walk over the graph in every step, for parameters that go unused",
+            else "find_unused_parameters=True searches the graph in every step; only unused parameters need that",
             remedy="Leave find_unused_parameters out, and see whether a step complains",
             severity=None if visible else Severity.INFO,
             confidence=Confidence.LIKELY if visible else Confidence.POSSIBLE,

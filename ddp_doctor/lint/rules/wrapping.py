@@ -104,7 +104,7 @@ def sync_batchnorm_after_wrapping(script: Script) -> Iterator[Spot]:
         if wrap is not None and wrap.precedes(call):
             yield Spot(
                 call,
-                f"SyncBatchNorm conversion after line {wrap.call.lineno} wrapped the model in DDP",
+                f"The model is converted to SyncBatchNorm after line {wrap.call.lineno} wrapped it in DDP",
                 remedy="Convert the model before it is wrapped",
             )
 
