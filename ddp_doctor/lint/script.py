@@ -6,7 +6,7 @@ import ast
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
 
@@ -59,6 +59,11 @@ def libraries(modules: Iterable[str]) -> frozenset[str]:
             begins.add(module)
             module = module.rpartition(".")[0]  # noqa: PLW2901 - the module around it
     return frozenset(name for prefix, name in _LIBRARIES.items() if prefix in begins)
+
+
+@lru_cache(maxsize=4)  # of all scripts in it
+def _names_in(folder: Path, _changed_ns: int) -> frozenset[str]:
+    return frozenset(entry.name for entry in os.scandir(folder))
 
 
 def words(nodes: Iterable[ast.AST]) -> str:
@@ -114,8 +119,9 @@ class Script:
 
     def names_beside(self, folder: str = "") -> frozenset[str]:
         """The names in the script's folder, or in one below it; none where it is no folder, or cannot be read."""
+        beside = Path(self.path).parent / folder
         try:
-            return frozenset(entry.name for entry in os.scandir(Path(self.path).parent / folder))
+            return _names_in(beside, beside.stat().st_mtime_ns)
         except (OSError, ValueError):
             return frozenset()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from ddp_doctor.lint import training
 from ddp_doctor.lint.collectives import collectives, described
@@ -88,12 +89,17 @@ def _spot(at: Value | ast.AST, title: str) -> Spot:
     )
 
 
+@lru_cache(maxsize=1)  # for each condition
+def _of_torch(script: Script) -> tuple[Call, ...]:
+    return tuple(call for call in script.calls if call.name.startswith("torch.distributed."))
+
+
 def _agreed(script: Script, condition: Condition, order: int) -> frozenset[int]:
     """The values that an earlier collective made equal on all ranks, not only under this same condition."""
     return frozenset(
         id(value)
-        for call in script.calls
-        if call.name.startswith("torch.distributed.") and call.order < order
+        for call in _of_torch(script)
+        if call.order < order
         if all(earlier.test is not condition.test for earlier in call.conditions)
         for given in call.arguments
         for value in (*given.alternatives(), *given.objects())

@@ -192,11 +192,9 @@ def waits(script: Script) -> Iterator[Spot]:
     if not training.uses_gpu(script):
         return
     reported = set[int]()
-    passes = [backward for backward in training.backwards(script) if backward.loops]
+    passes = {id(backward.loops[-1]): backward for backward in training.backwards(script) if backward.loops}
     for call in script.calls if passes else ():
-        pass_of = next(
-            (backward for backward in passes if call.loops and backward.loops[-1] is call.loops[-1]), None
-        )
+        pass_of = passes.get(id(call.loops[-1])) if call.loops else None
         if pass_of is None or id(pass_of.loops[-1].node) in reported:
             continue
         if not any(training.forwards_in(script, value) for value in _read(call)) or training.no_gradients(
