@@ -195,6 +195,10 @@ class Script:
         for name in full_names:
             yield from self._by_name.get(name, ())
 
+    def calls_any(self, *full_names: str) -> bool:
+        """Whether it calls one of these."""
+        return any(name in self._by_name for name in full_names)
+
     def methods(self, *method_names: str) -> Iterator[Call]:
         """The calls of methods with these names, of any value."""
         for name in method_names:
@@ -208,7 +212,7 @@ class Script:
     @cached_property
     def is_distributed(self) -> bool:
         """Whether the script is one of a distributed job: it wraps a model, or starts a process group."""
-        return any(True for _ in self.named(*_DISTRIBUTED))
+        return self.calls_any(*_DISTRIBUTED)
 
     @cached_property
     def is_hand_written(self) -> bool:

@@ -120,7 +120,7 @@ def global_rank_as_device(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/docs/stable/elastic/run.html#environment-variables
     """
-    if any(True for _ in script.named(names.SPAWN)) or chooses_visible_gpus(script):
+    if script.calls_any(names.SPAWN) or chooses_visible_gpus(script):
         return
     for call, device in _device_arguments(script):
         index = index_in(device)
@@ -171,7 +171,7 @@ def gpu_not_chosen(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/generated/torch.cuda.set_device.html
         https://pytorch.org/docs/stable/elastic/run.html#environment-variables
     """
-    if not any(True for _ in script.named(names.INIT)):
+    if not script.calls_any(names.INIT):
         return  # the GPU is chosen where the group is started
     if _chooses_gpu(script) or chooses_visible_gpus(script) or calls_what_may_set_up(script):
         return
@@ -197,7 +197,7 @@ def _chooses_gpu(script: Script) -> bool:
         "torch.accelerator.set_device_index",
         "torch.set_default_device",
     )
-    if any(True for _ in script.named(*wanted)) or script.has_unknown_star:
+    if script.calls_any(*wanted) or script.has_unknown_star:
         return True
     return any(True for _ in script.methods("set_device"))
 

@@ -73,9 +73,7 @@ def process_group_missing(script: Script) -> Iterator[Spot]:
 
 
 def _has_start(script: Script) -> bool:
-    return any(True for _ in script.named(*_STARTS)) or any(
-        True for _ in script.methods("init_process_group")
-    )
+    return script.calls_any(*_STARTS) or any(True for _ in script.methods("init_process_group"))
 
 
 @lint_rule("DDL109", "process-group-after-wrapping", Severity.ERROR)
@@ -123,7 +121,7 @@ def process_group_left_open(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/distributed.html#shutdown
     """
     starts = list(script.named(names.INIT))
-    ends = any(True for _ in script.named(names.DESTROY)) or script.uses("destroy_process_group")
+    ends = script.calls_any(names.DESTROY) or script.uses("destroy_process_group")
     from_elsewhere = any(
         _MAY_END.search(call.name.rpartition(".")[2])
         for call in script.calls

@@ -24,7 +24,7 @@ _DEEPEST = 12
 
 
 def _shards_data(script: Script) -> bool:
-    return hand_written(script) or (not script.libraries and any(True for _ in script.named(names.LOADER)))
+    return hand_written(script) or (not script.libraries and script.calls_any(names.LOADER))
 
 
 @lint_rule("DDL145", "batch-size-divided-twice", Severity.WARNING, concerns=_shards_data)

@@ -257,13 +257,13 @@ def one_unit(script: Script) -> Iterator[Spot]:
     if (
         len({id(unit.node) for unit in units}) == 1
         and not units[0].loops
-        and not any(True for _ in script.named(names.FSDP[0]))
+        and not script.calls_any(names.FSDP[0])
     ):
         policy = units[0].argument(None, "offload_policy")
         if is_result(policy, lambda made: made.name == _OFFLOAD_POLICY):
             yield _one_unit(units[0], "Call fully_shard on each layer first, then on the model")
     calls = list(script.named(names.FSDP[0]))
-    if len({id(call.node) for call in calls}) != 1 or any(True for _ in script.named(*_UNITS)):
+    if len({id(call.node) for call in calls}) != 1 or script.calls_any(*_UNITS):
         return
     call = calls[0]
     if not call.has_stars and call.given(4, "auto_wrap_policy") is None and _offloads(call):
