@@ -38,7 +38,8 @@ def hidden_modules(names: Collection[str], inside: Callable[[str], Collection[st
     if _LIBRARY.issubset(names):
         return {}
     found = {}
-    for module in sorted(NEEDED.difference(sys.builtin_module_names) | {TORCH}):
+    needed = NEEDED.difference(sys.builtin_module_names) | {TORCH}
+    for module in sorted(needed.intersection(name.removesuffix(".py") for name in names)):
         below = inside(module) if module in names else ()
         if "__init__.py" in below:
             if module != TORCH or not _is_torch(below):

@@ -96,4 +96,4 @@ def _is_synchronised(script: Script, call: Call) -> bool:
 
 
 def _has_group(script: Script) -> bool:
-    return any(not wrap.lacks(5, "process_group") for wrap in script.wraps)
+    return any(not wrap.lacks(names.SHARED_BY_DDP, "process_group") for wrap in script.wraps)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.lint.names import canonical
 from ddp_doctor.lint.scopes import Class, Function, Scope, Store
-from ddp_doctor.lint.values import Call, Condition, Loop, Place, Value
+from ddp_doctor.lint.values import FIELDS, Call, Condition, Loop, Place, Value
 
 #: Functions that run a function of the script, in this process or in new ones.
 _LAUNCHERS = frozenset(("spawn", "start_processes", "Process", "Fire", "launch", "notebook_launcher", "run"))
@@ -63,6 +63,8 @@ class Expressions:
             found = self._store.find(self._scope, node.id)
             if found is not None:
                 return found
+        elif type(node) is ast.Constant:
+            return Value(node, "constant")
         read = _READERS.get(type(node))
         if read is not None:
             return read(self, node)
@@ -70,16 +72,13 @@ class Expressions:
 
     def _children(self, node: ast.AST) -> tuple[Value, ...]:
         found = []
-        for name in node._fields:
+        for name in FIELDS[type(node)]:
             child = getattr(node, name, None)
             if isinstance(child, ast.expr):
                 found.append(self.value(child))
-            elif isinstance(child, list):
+            elif type(child) is list:
                 found += [self.value(expression) for expression in child if isinstance(expression, ast.expr)]
         return tuple(found)
-
-    def _constant(self, node: ast.Constant) -> Value:
-        return Value(node, "constant")
 
     def _unbound(self, node: ast.Name) -> Value:
         if node.id in _BUILTINS:
@@ -95,7 +94,7 @@ class Expressions:
         module = owner.reference
         if module:
             found = self._store.get(module, name)
-            return found or Value(node, "name", name=canonical(f"{module}.{name}"))
+            return found or Value(node, "name", canonical(f"{module}.{name}"))
         owner = _object(owner)
         found = self._store.get(owner, name)
         if found is None:
@@ -119,7 +118,7 @@ class Expressions:
         return Value(node, "element", parts=(owner, index))
 
     def _tuple(self, node: ast.Tuple | ast.List) -> Value:
-        return Value(node, "tuple", parts=self._children(node))
+        return Value(node, "tuple", parts=tuple([self.value(element) for element in node.elts]))
 
     def _named(self, node: ast.NamedExpr) -> Value:
         value = self.value(node.value)
@@ -179,23 +178,26 @@ class Expressions:
     # --- calls ------------------------------------------------------------------------------------
 
     def _call(self, node: ast.Call) -> Call:
-        callee = self._callee(node.func)
-        args = tuple([self.value(argument) for argument in node.args if type(argument) is not ast.Starred])
-        keywords, stars = dict[str, Value](), list[Value]()
-        if len(args) < len(node.args):
-            stars = [
-                self.value(argument.value) for argument in node.args if isinstance(argument, ast.Starred)
-            ]
+        function, given = node.func, node.args
+        if isinstance(function, ast.Attribute):
+            callee = self._attribute_of(self.value(function.value), function.attr, function, keep=False)
+        else:
+            callee = self.value(function)
+        keywords: dict[str, Value] = {}
+        stars: list[Value] = []
+        args = tuple([self.value(argument) for argument in given if type(argument) is not ast.Starred])
+        if len(args) < len(given):
+            stars = [self.value(argument.value) for argument in given if isinstance(argument, ast.Starred)]
         if node.keywords:
             keywords = {
                 keyword.arg: self.value(keyword.value) for keyword in node.keywords if keyword.arg is not None
             }
             for keyword in node.keywords:
                 if keyword.arg is None:
-                    given = self.value(keyword.value)
-                    entries = self._entries(given)
+                    options = self.value(keyword.value)
+                    entries = self._entries(options)
                     if entries is None:
-                        stars.append(given)
+                        stars.append(options)
                     else:
                         keywords |= entries
         receiver = callee.owner if callee.kind == "attribute" else None
@@ -238,11 +240,6 @@ class Expressions:
             for call in self.calls
         )
         return None if is_changed else found
-
-    def _callee(self, node: ast.expr) -> Value:
-        if isinstance(node, ast.Attribute):
-            return self._attribute_of(self.value(node.value), node.attr, node, keep=False)
-        return self.value(node)
 
     def _enter(self, call: Call, callee: Value) -> None:
         """Follow the call where it leads into the script itself."""
@@ -334,15 +331,13 @@ class Expressions:
         scope = self._scope.module if name in self._scope.outer_names else self._scope
         self._store.bind(scope, name, value)
 
-    def _bind_opaque(self, arguments: ast.arguments) -> None:
-        for parameter in parameters(arguments):
+    def _bind_opaque(self, arguments: ast.arguments) -> set[str]:
+        """Bind all parameters to values of which nothing is known; their names."""
+        stars = [star for star in (arguments.vararg, arguments.kwarg) if star is not None]
+        named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *stars]
+        for parameter in named:
             self.bind(parameter.arg, Value(parameter, "parameter", attribute=parameter.arg))
-
-
-def parameters(arguments: ast.arguments) -> Iterable[ast.arg]:
-    """All parameters, those with stars last."""
-    yield from (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
-    yield from (parameter for parameter in (arguments.vararg, arguments.kwarg) if parameter is not None)
+        return {parameter.arg for parameter in named}
 
 
 def _entries_of(value: Value) -> dict[str, Value] | None:
@@ -377,7 +372,6 @@ def _returned(value: Value) -> Value:
 
 
 _READERS: dict[type[ast.expr], Callable[..., Value]] = {
-    ast.Constant: Expressions._constant,
     ast.Name: Expressions._unbound,
     ast.Attribute: Expressions._attribute,
     ast.Subscript: Expressions._subscript,

@@ -323,8 +323,8 @@ def _used_in(module: Module, node: ast.AST) -> set[str]:
     """Attributes that an expression or statement always uses: of two branches, those that both use."""
     if isinstance(node, ast.IfExp) and _is_on_the_input(module, node.test):
         return _used_in(module, node.test) | (_used_in(module, node.body) & _used_in(module, node.orelse))
-    own = {node.attr} if isinstance(node, ast.Attribute) and _is_self(node.value) else set[str]()
-    return own.union(*(_used_in(module, child) for child in ast.iter_child_nodes(node)))
+    used = {node.attr} if isinstance(node, ast.Attribute) and _is_self(node.value) else set()
+    return used.union(*(_used_in(module, child) for child in ast.iter_child_nodes(node)))
 
 
 def _is_on_the_input(module: Module, test: ast.expr) -> bool:

@@ -31,6 +31,9 @@ _SAME = {
 }
 
 DDP = "torch.nn.parallel.DistributedDataParallel"
+#: How many of its first parameters stand in the same place in all releases: module to broadcast_buffers. Behind them
+#: torch 2.13 and 2.15 (torch/nn/parallel/distributed.py) have init_sync, older ones process_group.
+SHARED_BY_DDP = 5
 DATA_PARALLEL = "torch.nn.DataParallel"
 INIT = "torch.distributed.init_process_group"
 DESTROY = "torch.distributed.destroy_process_group"

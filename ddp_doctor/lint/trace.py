@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping, Sequence
 
-from ddp_doctor.lint.expressions import Expressions, parameters
+from ddp_doctor.lint.expressions import Expressions
 from ddp_doctor.lint.names import STARS, canonical
 from ddp_doctor.lint.scopes import Class, Function, Key, Scope
 from ddp_doctor.lint.values import Call, Condition, Leave, Loop, Place, Value
@@ -86,23 +86,14 @@ class Trace(Expressions):
 
     def _bind_parameters(self, function: Function, given: Sequence[Value], named: dict[str, Value]) -> None:
         arguments = function.definition.args
-        self._bind_opaque(arguments)
+        known = self._bind_opaque(arguments)
         places = [*arguments.posonlyargs, *arguments.args]
-        defaults = dict(
-            zip(reversed([parameter.arg for parameter in places]), reversed(arguments.defaults), strict=False)
-        )
-        defaults |= {
-            parameter.arg: default
-            for parameter, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-            if default is not None
-        }
-        known = {parameter.arg for parameter in parameters(arguments)}
-        is_called = (
-            not self.root or self.place.depth > 1
-        )  # what nothing calls here may be given anything elsewhere
-        for name, default in defaults.items():
-            if is_called and isinstance(default, ast.Constant):
-                self.bind(name, Value(default, "constant"))
+        if not self.root or self.place.depth > 1:  # what nothing calls here may be given anything elsewhere
+            last = places[len(places) - len(arguments.defaults) :]
+            defaults = (*arguments.defaults, *arguments.kw_defaults)
+            for parameter, default in zip((*last, *arguments.kwonlyargs), defaults, strict=True):
+                if isinstance(default, ast.Constant):
+                    self.bind(parameter.arg, Value(default, "constant"))
         for parameter, value in zip(places, given, strict=False):
             self.bind(parameter.arg, value)
         for name, value in named.items():

@@ -49,7 +49,8 @@ _NOT_AN_OPTIMIZER = re.compile(
 
 def made_of(value: Value | None) -> Iterator[Value]:
     """All that a value is made of, also what local functions returned for it."""
-    waiting, seen = [value] if value is not None else [], set[int]()
+    waiting = [value] if value is not None else []
+    seen: set[int] = set()
     while waiting and len(seen) < _MOST_STEPS:
         part = waiting.pop()
         if id(part) in seen:

@@ -64,7 +64,7 @@ def test_a_fault_is_shown_with_its_place_line_and_remedy_and_exits_with_one(fold
     assert done.returncode == 1
     assert "  sick.py:5:1: error DDL104 Every rank takes cuda:0" in done.stdout.splitlines()
     assert f"      {FAULT}" in done.stdout.splitlines()
-    assert "Remedy: Take the GPU of this process's number on its node" in done.stdout
+    assert "Remedy: Take the GPU whose number is LOCAL_RANK" in done.stdout
     assert "Sick: 1 error in 1 file." in done.stdout
     assert done.stderr == ""
 

@@ -35,10 +35,10 @@ def findings(group: str, gpu: str) -> list[LintFinding]:
         ("other order", Severity.WARNING, "to GPU LOCAL_RANK, but line 15 chooses self.device"),
         ("spawned with an offset", Severity.WARNING, "to GPU rank % device_count, but line 13 chooses gpu"),
         ("one rank", Severity.WARNING, "to GPU rank % device_count, but line 5 chooses 1"),
-        ("list from outside", Severity.INFO, "which need not be gpus[rank] of line 11"),
-        ("slurm", Severity.INFO, "which need not be gpu of line 11"),
-        ("some gpus of several nodes", Severity.INFO, "which need not be gpu of line 12"),
-        ("one rank on each node", Severity.INFO, "which need not be 0 of line 11"),
+        ("list from outside", Severity.INFO, "which may differ from gpus[rank] in line 11"),
+        ("slurm", Severity.INFO, "which may differ from gpu in line 11"),
+        ("some gpus of several nodes", Severity.INFO, "which may differ from gpu in line 12"),
+        ("one rank on each node", Severity.INFO, "which may differ from 0 in line 11"),
     ],
 )
 def test_another_gpu_is_a_warning_and_what_the_script_does_not_show_information(situation, severity, title):

@@ -5,26 +5,34 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor.lint.linting import lint_bytes
+from ddp_doctor.lint.report import Linted
 from ddp_doctor.lint.rules import RULES
 from tests.lint.documents import FOLDER, OF_RULES, PUBLIC, Sample
 
 
-@pytest.mark.parametrize("sample", [*OF_RULES, *PUBLIC], ids=str)
-def test_a_sample_is_reported_on_the_lines_that_say_so_and_on_no_other(
-    sample: Sample, tmp_path_factory: pytest.TempPathFactory
-):
-    folder = tmp_path_factory.mktemp("beside") if sample.beside else Path()
-    for name in sample.beside:
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).touch()
-    linted = lint_bytes(str(folder / "train.py"), sample.text.encode())
+@pytest.mark.parametrize("of", ["DDL10", "DDL11", "DDL12", "DDL13", "DDL14", "DDL15", "DDL16", "DDL17", ""])
+def test_samples_are_reported_on_the_lines_that_say_so_and_on_no_other(of: str, tmp_path: Path):
+    samples = [sample for sample in (*OF_RULES, *PUBLIC) if sample.rule[:5] == of]
+    linted = {str(sample): _linted(sample, tmp_path / str(number)) for number, sample in enumerate(samples)}
 
-    assert linted.unread is None
-    assert linted.failures == ()
-    assert {(finding.line, finding.code) for finding in linted.findings} == sample.expected
+    assert {
+        name: (file.unread, file.failures) for name, file in linted.items() if file.unread or file.failures
+    } == {}
+    found = {
+        name: {(finding.line, finding.code) for finding in file.findings} for name, file in linted.items()
+    }
+    assert found == {str(sample): sample.expected for sample in samples}
+
+
+def _linted(sample: Sample, folder: Path) -> Linted:
+    for name in sample.beside:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    return lint_bytes(str(folder / "train.py"), sample.text.encode())
 
 
 def test_every_rule_has_a_document_with_scripts_that_it_reports_and_others_of_which_nothing_is():
+    assert {sample.rule[:5] for sample in OF_RULES} == {rule.code[:5] for rule in RULES}
     for rule in RULES:
         samples = [sample for sample in OF_RULES if sample.rule == rule.code]
 

@@ -88,8 +88,8 @@ def left_apart(script: Script) -> Iterator[Spot]:
         if any(option is not None and option.constant is False for option in options):
             yield Spot(
                 wrap,
-                "Each rank keeps BatchNorm statistics of its own, and evaluates with others than rank 0 saves",
-                remedy="Leave the option out, or convert the model to SyncBatchNorm",
+                "Each rank keeps its own BatchNorm statistics, and so evaluates with other numbers than the rest",
+                remedy="Let DDP share the buffers (broadcast_buffers=True), or convert the model to SyncBatchNorm",
             )
 
 

@@ -17,7 +17,7 @@ from ddp_doctor.lint import names, training
 from ddp_doctor.lint.ranks import Chosen, chosen_ranks, rank_kind
 from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import Call, Value
+from ddp_doctor.lint.values import Call, Value, written
 from ddp_doctor.model.choices import Severity
 
 _STRIPPED = ("consume_prefix", "unwrap", "removeprefix", "get_model_state_dict")
@@ -66,14 +66,14 @@ def wrapper_saved(script: Script) -> Iterator[Spot]:
         if training.surely_ddp(save.argument(0, "obj")):
             yield Spot(
                 save,
-                "The DDP wrapper itself is saved: who loads it needs a process group and these very classes",
+                "The DDP wrapper itself is saved: loading it needs a process group and these very classes",
                 remedy="Save the model inside of the wrapper: model.module.state_dict()",
             )
         for part in training.calls_in(save.argument(0, "obj")):
             if part.method == "state_dict" and training.surely_ddp(part.receiver):
                 yield Spot(
                     part,
-                    "The state of the DDP wrapper is saved: all keys begin with module.",
+                    "The state of the DDP wrapper is saved: all its keys begin with module.",
                     remedy="Save the model inside of the wrapper: model.module.state_dict()",
                 )
 
@@ -147,8 +147,8 @@ def no_map_location(script: Script) -> Iterator[Spot]:
         if call.lacks(1, "map_location") and id(call) in loaded and not placed:
             yield Spot(
                 call,
-                "Every rank loads this checkpoint to the GPU that saved it",
-                remedy="Give map_location: the CPU, or the rank's own GPU",
+                "Every rank loads this checkpoint to the GPU that it was saved from",
+                remedy="Give torch.load a map_location: the CPU, or the rank's own GPU",
                 write=('torch.load(path, map_location="cpu")',),
             )
 
@@ -181,7 +181,7 @@ def sharded_read(script: Script) -> Iterator[Spot]:
         if id(call) in sharded:
             yield Spot(
                 call,
-                "Each rank loads a file of its own into FSDP: only as many ranks as wrote these files can",
+                "Each rank loads a file of its own into FSDP: this works only with as many ranks as wrote the files",
                 remedy="Save and load with torch.distributed.checkpoint, which reshards",
                 write=("torch.distributed.checkpoint.load(state, checkpoint_id=folder)",),
                 severity=Severity.WARNING,
@@ -245,7 +245,7 @@ def loaded_too_early(script: Script) -> Iterator[Spot]:
         for save in islice(early, 1):
             yield Spot(
                 load,
-                f"Ranks load what rank 0 saves in line {save.call.lineno}, and do not wait until it is there",
+                f"Ranks load what rank 0 saves in line {save.call.lineno} without waiting until it is written",
                 remedy="Put a barrier between the two, outside of the condition",
                 write=("dist.barrier()",),
                 cost="A barrier for each checkpoint",
@@ -301,7 +301,7 @@ def _is_of_one_rank(script: Script, call: Call) -> bool:
     function = call.place.function
     words = [condition.test.text for condition in call.conditions]
     if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-        words += [ast.unparse(decorator) for decorator in function.decorator_list]
+        words += [written(decorator) for decorator in function.decorator_list]
     if chosen_ranks(call.conditions) is not None or any(_ONE_OF_ALL.search(word) for word in words):
         return True
     by_rank = {

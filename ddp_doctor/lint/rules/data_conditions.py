@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from ddp_doctor.lint import training
 from ddp_doctor.lint.collectives import collectives, described
@@ -16,7 +17,7 @@ from ddp_doctor.lint.ranks import rank_condition
 from ddp_doctor.lint.rule import Spot, lint_rule
 from ddp_doctor.lint.rules.rank_conditions import misses
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import Call, Condition, Value
+from ddp_doctor.lint.values import Call, Condition, Value, written
 from ddp_doctor.model.choices import Severity
 
 #: Functions after which all ranks have the same number.
@@ -57,9 +58,8 @@ def by_data(script: Script) -> Iterator[Spot]:
     for call in collectives(script):
         for condition in call.conditions:
             if not condition.early and _is_local(script, condition, call.order):
-                yield _spot(
-                    call, f"Whether this {described(call)} runs depends on the data of this rank alone"
-                )
+                title = f"Whether a rank runs this {described(call)} depends on its own data: others may wait for it"
+                yield _spot(call, title)
     for leave in script.leaves[:_MOST_LEAVES]:
         for condition in leave.place.conditions:
             if condition.early or not _is_local(script, condition, leave.order):
@@ -73,7 +73,9 @@ def by_data(script: Script) -> Iterator[Spot]:
                 None,
             )
             if missed is not None:
-                title = f"One rank may leave here by its own data, and miss the {described(missed)} of line"
+                title = (
+                    f"A rank may leave here because of its own data, and miss the {described(missed)} in line"
+                )
                 yield _spot(leave.node, f"{title} {missed.call.lineno}")
 
 
@@ -87,12 +89,17 @@ def _spot(at: Value | ast.AST, title: str) -> Spot:
     )
 
 
+@lru_cache(maxsize=1)  # for each condition
+def _of_torch(script: Script) -> tuple[Call, ...]:
+    return tuple(call for call in script.calls if call.name.startswith("torch.distributed."))
+
+
 def _agreed(script: Script, condition: Condition, order: int) -> frozenset[int]:
     """The values that an earlier collective made equal on all ranks, not only under this same condition."""
     return frozenset(
         id(value)
-        for call in script.calls
-        if call.name.startswith("torch.distributed.") and call.order < order
+        for call in _of_torch(script)
+        if call.order < order
         if all(earlier.test is not condition.test for earlier in call.conditions)
         for given in call.arguments
         for value in (*given.alternatives(), *given.objects())
@@ -142,7 +149,7 @@ def _asks_a_batch(value: Value, depth: int = 6) -> bool:
 def _makes_equal(value: Value) -> bool:
     if not isinstance(value, Call):
         return False
-    name = ast.unparse(value.call.func).rpartition(".")[2]
+    name = written(value.call.func).rpartition(".")[2]
     is_local = value.method == "mean" or value.name.startswith(("torch.nn", "torch.utils.data"))
     return bool(_AGREES.search(name)) and not is_local
 
@@ -153,7 +160,7 @@ def _is_numeric(value: Value) -> bool:
     for node in ast.walk(value.node):
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], identities):
             return False
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in (
+        if isinstance(node, ast.Call) and written(node.func) in (
             "isinstance",
             "hasattr",
             "len",

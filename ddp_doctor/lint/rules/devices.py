@@ -94,7 +94,7 @@ def _hard_coded(call: Call, device: Value | None, *, sure: bool) -> Iterator[Spo
         yield Spot(
             call,
             f"Every rank takes {gpu}",
-            remedy="Take the GPU of this process's number on its node",
+            remedy="Take the GPU whose number is LOCAL_RANK",
             write=_OWN_GPU,
         )
 
@@ -120,14 +120,14 @@ def global_rank_as_device(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/docs/stable/elastic/run.html#environment-variables
     """
-    if any(True for _ in script.named(names.SPAWN)) or chooses_visible_gpus(script):
+    if script.calls_any(names.SPAWN) or chooses_visible_gpus(script):
         return
     for call, device in _device_arguments(script):
         index = index_in(device)
         if index is not None and is_surely_global(index):
             yield Spot(
                 call,
-                "The GPU is chosen by the global rank, which is too large from the second node on",
+                "The GPU is chosen by the global rank: the second node has no GPU of that number",
                 remedy="Choose the GPU by LOCAL_RANK",
                 write=(_LOCAL_RANK,),
             )
@@ -171,7 +171,7 @@ def gpu_not_chosen(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/generated/torch.cuda.set_device.html
         https://pytorch.org/docs/stable/elastic/run.html#environment-variables
     """
-    if not any(True for _ in script.named(names.INIT)):
+    if not script.calls_any(names.INIT):
         return  # the GPU is chosen where the group is started
     if _chooses_gpu(script) or chooses_visible_gpus(script) or calls_what_may_set_up(script):
         return
@@ -183,9 +183,9 @@ def gpu_not_chosen(script: Script) -> Iterator[Spot]:
             if target is None or device_text(target) == "cuda":
                 yield Spot(
                     move,
-                    "The model goes to the current GPU, which is GPU 0 in every process",
+                    "The model goes to the current GPU, which is GPU 0 in every process: nothing chose another",
                     detail="Nothing in this script calls torch.cuda.set_device.",
-                    remedy="Choose the GPU of this process first",
+                    remedy="Call torch.cuda.set_device with the GPU whose number is LOCAL_RANK",
                     write=_OWN_GPU,
                 )
 
@@ -197,7 +197,7 @@ def _chooses_gpu(script: Script) -> bool:
         "torch.accelerator.set_device_index",
         "torch.set_default_device",
     )
-    if any(True for _ in script.named(*wanted)) or script.has_unknown_star:
+    if script.calls_any(*wanted) or script.has_unknown_star:
         return True
     return any(True for _ in script.methods("set_device"))
 
@@ -243,7 +243,7 @@ def gpu_chosen_late(script: Script) -> Iterator[Spot]:
         if first.conditions == call.conditions[: len(first.conditions)]:
             yield Spot(
                 call,
-                f"torch.cuda.set_device comes after line {first.call.lineno} used the current GPU, which was GPU 0",
+                f"torch.cuda.set_device comes too late: line {first.call.lineno} has used the current GPU, GPU 0",
                 remedy="Choose the GPU before anything uses CUDA",
             )
 
@@ -279,7 +279,7 @@ def device_ids_disagree(script: Script) -> Iterator[Spot]:
         if len(ids) > 1 or _is_range(wrap.argument(1, "device_ids")):
             yield Spot(
                 wrap,
-                "device_ids names several GPUs; one process of DDP drives one",
+                "device_ids names several GPUs, but a DDP process drives one",
                 remedy="Start one process for each GPU with torchrun, and name the process's own GPU",
                 write=(_LOCAL_RANK,),
             )
@@ -307,7 +307,7 @@ def _disagreeing(script: Script, wrap: Call, device: Value) -> Iterator[Spot]:
         if other is not None and _differ(device, other):
             yield Spot(
                 wrap,
-                f"device_ids says {device.text}, {what} says {other.text}",
+                f"device_ids says {device.text}, but {what} says {other.text}",
                 remedy="Name one GPU everywhere, the one of LOCAL_RANK",
                 write=(_LOCAL_RANK,),
             )

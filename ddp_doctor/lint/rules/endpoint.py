@@ -53,8 +53,8 @@ def gpus_of_one_node(script: Script) -> Iterator[Spot]:
         if _is_global_rank(rank):
             yield Spot(
                 call,
-                "The GPUs of one node stand for the size of the whole job, beside a rank of the whole job",
-                detail="Right on one node that gives the job all its GPUs; on several nodes the ranks do not fit in.",
+                "The world size is the number of this node's GPUs, but the rank is one of the whole job",
+                detail="Right on a single node with one rank per GPU; on several nodes ranks reach beyond that size.",
                 remedy="Take the size of the job: WORLD_SIZE of torchrun, or torch.distributed.get_world_size()",
             )
 
@@ -86,8 +86,8 @@ def local_rank_as_rank(script: Script) -> Iterator[Spot]:
         what = "DistributedSampler" if call.name == names.SAMPLER else "init_process_group"
         yield Spot(
             call,
-            f"{what} takes LOCAL_RANK for the rank in the whole job",
-            detail="Right on one node; on several nodes each number occurs once per node.",
+            f"{what} is given LOCAL_RANK as rank, but needs the rank in the whole job",
+            detail="Right on one node; on several nodes each number occurs once on every node.",
             remedy="Leave rank out, or take RANK",
         )
 
@@ -133,7 +133,7 @@ def endpoint_overwritten(script: Script) -> Iterator[Spot]:
         if any(assignment.root == call.root and assignment.order < call.order for call in groups):
             yield Spot(
                 assignment.node,
-                f"{assignment.name} is overwritten, though torchrun has set it to where its store listens",
+                f"{assignment.name} is overwritten: the ranks no longer find the store that torchrun opened",
                 remedy=f'Delete the line, or write os.environ.setdefault("{assignment.name}", ...)',
             )
 

@@ -85,8 +85,8 @@ def every_rank_logs(script: Script) -> Iterator[Spot]:
             continue
         yield Spot(
             call,
-            f"{call.name.rpartition('.')[2] if call.name != 'wandb.init' else call.name} on every rank",
-            remedy="Open the log where the rank is 0",
+            f"Every rank opens a log of its own with {'wandb.init' if call.name == 'wandb.init' else 'SummaryWriter'}",
+            remedy="Open it on rank 0 alone",
         )
 
 
@@ -116,7 +116,7 @@ def memory_given_back(script: Script) -> Iterator[Spot]:
         ):
             yield Spot(
                 call,
-                "torch.cuda.empty_cache() in every step: the GPU is waited for and its memory asked for anew",
+                "torch.cuda.empty_cache() in every step: the CPU waits, and the next step asks for the memory again",
                 remedy="Call it between training and evaluation, or not at all",
             )
 
@@ -153,8 +153,8 @@ def forward_around(script: Script) -> Iterator[Spot]:
         if not any(_calls_wrapper(script, call) or training.reduces_gradients(call) for call in inside):
             yield Spot(
                 around[0],
-                f"The loss comes from {written(around[0].call.func)}, around the wrapper: "
-                "backward will not synchronise gradients between ranks",
+                f"The loss comes from {written(around[0].call.func)}(), not from the DDP wrapper: "
+                "its gradients are not synchronised between ranks",
                 remedy="Call the wrapper itself, model(...), not the module inside of it",
             )
 

@@ -46,10 +46,12 @@ _REFUSAL = "ProcessGroupNCCL is bound to device cuda:0 but an operation was issu
 #: How the GPU of a process differs from the group's: surely, or by what a script does not show.
 Way = Literal["surely", "by what is not known", "by the launcher", "by the processes of a node"]
 _WHY: Mapping[Way, str] = {
-    "surely": "torch.cuda.set_device counts for nothing there:",
-    "by what is not known": "Right where both are the same number. Else:",
-    "by the launcher": "Right where ranks are numbered node by node, as many on each as a process sees GPUs. Else:",
-    "by the processes of a node": "Right where each node has as many processes as a process sees GPUs. Else:",
+    "surely": "torch.cuda.set_device does not change that, and the first operation fails",
+    "by what is not known": "Right where both are the same number; else the first operation fails",
+    "by the launcher": "Right where ranks are numbered node by node, as many on each as a process sees GPUs;"
+    " else the first operation fails",
+    "by the processes of a node": "Right where each node has as many processes as a process sees GPUs;"
+    " else the first operation fails",
 }
 
 
@@ -128,13 +130,17 @@ def _argument(call: Call, position: int, name: str) -> ast.expr | None:
 def _spot(script: Script, group: Call, choice: _Choice, way: Way) -> Spot:
     by = "LOCAL_RANK" if "LOCAL_RANK" in script.texts else "rank % device_count"
     line, text = choice.call.call.lineno, choice.text
-    but = f"but line {line} chooses {text}" if way == "surely" else f"which need not be {text} of line {line}"
+    but = (
+        f"but line {line} chooses {text}"
+        if way == "surely"
+        else f"which may differ from {text} in line {line}"
+    )
     is_index = index_in(choice.device) is choice.device
     return Spot(
         group,
         f"torch 2.15 binds this group to GPU {by}, {but}",
-        detail=f"{_WHY[way]} {_REFUSAL}.",
-        remedy="Name the GPU to the group as well, in torch 2.3 and newer",
+        detail=f"{_WHY[way]}: {_REFUSAL}.",
+        remedy="Give init_process_group the same GPU as device_id (torch 2.3 and newer)",
         write=(
             f'device = torch.device("cuda", {text})' if is_index else f"device = torch.device({text})",
             "torch.cuda.set_device(device)",

@@ -11,7 +11,6 @@ scaler.update()
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 from itertools import islice, pairwise
 from typing import Literal
@@ -19,7 +18,7 @@ from typing import Literal
 from ddp_doctor.lint import training
 from ddp_doctor.lint.rule import Spot, lint_rule
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import Call, Value
+from ddp_doctor.lint.values import Call, Value, written
 from ddp_doctor.model.choices import Severity
 
 _AUTOCASTS = ("torch.amp.autocast", "torch.cuda.amp.autocast")
@@ -132,7 +131,7 @@ def never_updated(script: Script) -> Iterator[Spot]:
         ):
             yield Spot(
                 steps[0],
-                "This scaler steps and is never updated: the second step fails",
+                "This scaler steps, and update() is never called: the second step fails",
                 remedy="Call scaler.update() behind scaler.step()",
                 write=("scaler.update()",),
             )
@@ -206,7 +205,7 @@ def made_anew(script: Script) -> Iterator[Spot]:
             if not scaler.loops or scaler.loops[-1] not in step.loops or not _is_of(step, scaler):
                 continue
             is_every_step = scaler.loops[-1] is step.loops[-1]
-            if not is_every_step and "epoch" not in ast.unparse(
+            if not is_every_step and "epoch" not in written(
                 getattr(scaler.loops[-1].node, "target", step.node)
             ):
                 continue  # a run of its own
@@ -250,7 +249,7 @@ def updated_twice(script: Script) -> Iterator[Spot]:
             if len(stepped) > 1 and is_same_turn and first.node is not second.node:
                 yield Spot(
                     second,
-                    f"This scaler was updated in line {first.call.lineno} of the same step already",
+                    f"This scaler is updated twice in one step: line {first.call.lineno} has done it already",
                     remedy="Update it once, behind the last optimizer's step, or give each optimizer a scaler",
                 )
                 break

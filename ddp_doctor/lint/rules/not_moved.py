@@ -95,7 +95,7 @@ def _weights(script: Script) -> Iterator[Spot]:
         losses = [call] if call.name in _WEIGHT_AT else list(call.callee.objects()) if call.callee else []
         for loss in losses:
             if isinstance(loss, Call) and _has_weight_on_cpu(loss) and not _is_moved_with(script, loss):
-                yield _spot(loss, "The weights of this loss are in host memory, the output on the GPU")
+                yield _spot(loss, "The weights of this loss are in host memory, but the output is on the GPU")
 
 
 def _has_weight_on_cpu(loss: Call) -> bool:
@@ -145,7 +145,9 @@ def _moved_one_by_one(script: Script, wrap: Call) -> Iterator[Spot]:
         left = [part for part in parts if not any(True for _ in moved(script, part))]
         if len(left) < len(parts):
             for part in left:
-                yield _spot(part, "This part of the model is not moved to the GPU, others are")
+                yield _spot(
+                    part, "This part of the model stays in host memory, but others are moved to the GPU"
+                )
 
 
 def _plain_attributes(script: Script, module: modules.Module) -> Iterator[Spot]:

@@ -55,7 +55,7 @@ def target_left_behind(script: Script) -> Iterator[Spot]:
         if training.forwards_in(script, output) and _is_as_loaded(target):
             yield Spot(
                 call,
-                f"The target {target.text} of this loss is still in host memory, the output on the GPU",
+                f"The target of this loss, {target.text}, is still in host memory, but the output is on the GPU",
                 remedy="Move the target, and keep what .to() returns",
                 write=("target = target.to(device, non_blocking=True)",),
             )
@@ -115,7 +115,7 @@ def _inputs_left_behind(script: Script) -> Iterator[Spot]:
         if any(_is_as_loaded(value) for value in call.arguments):
             yield Spot(
                 call,
-                "This batch is still in host memory, the model on the GPU",
+                "This batch is still in host memory, but the model is on the GPU",
                 detail="DDP moves its inputs only where it is given device_ids.",
                 remedy="Move the batch, and keep what .to() returns",
                 write=("images = images.to(device, non_blocking=True)",),

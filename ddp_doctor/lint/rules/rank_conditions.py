@@ -22,7 +22,15 @@ from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Condition, Leave, Place
 from ddp_doctor.model.choices import Severity
 
-_WHO = {"zero": "rank 0 alone", "others": "the ranks other than 0", "some": "some ranks"}
+#: Who comes and who waits, in the titles of both rules, by who fulfils the condition.
+_CALLED = {
+    "zero": "Only rank 0 calls this {} (condition in line {}): it waits for the other ranks until the time-out",
+    "others": "Only ranks other than 0 call this {} (condition in line {}): they wait for rank 0 until the time-out",
+}
+_LEFT = {
+    "zero": "Rank 0 leaves here and misses the {} in line {}: the other ranks wait for it",
+    "others": "Ranks other than 0 leave here and miss the {} in line {}: rank 0 waits for them",
+}
 
 
 @lint_rule("DDL133", "collective-on-some-ranks", Severity.ERROR, concerns=always)
@@ -60,7 +68,7 @@ def on_some_ranks(script: Script) -> Iterator[Spot]:
             line = getattr(condition.test.node, "lineno", 0)
             yield Spot(
                 call,
-                f"{described(call)} on {_WHO[who]} (condition in line {line}): they wait for the others for ever",
+                _CALLED[who].format(described(call), line),
                 remedy="Move the collective out of the condition, so that all ranks call it",
             )
 
@@ -92,8 +100,7 @@ def skipped_on_some_ranks(script: Script) -> Iterator[Spot]:
             if missed is not None:
                 yield Spot(
                     leave.node,
-                    f"{_WHO[who].capitalize()}: left here, without the {described(missed)} "
-                    f"of line {missed.call.lineno}",
+                    _LEFT[who].format(described(missed), missed.call.lineno),
                     remedy="Let all ranks decide alike: broadcast the decision from rank 0, then leave together",
                 )
 

@@ -140,7 +140,7 @@ def no_set_epoch(script: Script) -> Iterator[Spot]:
         if not training.is_for_evaluation(script, call):
             yield Spot(
                 call,
-                "This DistributedSampler never hears of the epoch: every epoch has the same order",
+                "This DistributedSampler is never told the epoch: every epoch has the same order",
                 remedy="Call set_epoch at the beginning of every epoch",
                 write=("sampler.set_epoch(epoch)",),
             )
@@ -251,10 +251,10 @@ def _is_epoch_loop(loop: Loop) -> bool:
     """Whether a loop goes over epochs, and over more than one as far as can be seen."""
     node = loop.node
     if isinstance(node, ast.While):
-        return "epoch" in ast.unparse(node.test).lower()
+        return "epoch" in written(node.test).lower()
     if loop.over is None or not isinstance(node, ast.For):
         return False
-    if not _EPOCHS.search(ast.unparse(node.target)) and "epoch" not in ast.unparse(node.iter).lower():
+    if not _EPOCHS.search(written(node.target)) and "epoch" not in written(node.iter).lower():
         return False
     ends = [argument.constant for argument in loop.over.args[-1:]] if isinstance(loop.over, Call) else []
     return ends != [1]

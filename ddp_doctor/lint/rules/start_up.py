@@ -2,6 +2,7 @@
 
 model = DDP(net)                                  no process group was started
 os.environ["NCCL_SOCKET_NTHREADS"] = "4"          after the group has started: nobody reads it any more
+random.py beside train.py                         `import random` means that file, in the script and in torch
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
+from ddp_doctor.knowledge.import_path import TORCH, hidden_modules
 from ddp_doctor.lint import names
 from ddp_doctor.lint.devices import starts_nccl
 from ddp_doctor.lint.expressions import Assignment
@@ -34,6 +37,8 @@ _READ_AT_START = (
 )
 
 
+#: Names beyond these are nobody's misspelling, and none of them is gone.
+_FAMILIES = ("NCCL_", "TORCH", "GLOO_", "PET_")
 _TIMEOUT = "the time-out of the group: init_process_group(timeout=timedelta(minutes=30))"
 
 
@@ -58,19 +63,17 @@ def process_group_missing(script: Script) -> Iterator[Spot]:
     if _has_start(script) or script.has_unknown_star or calls_what_may_set_up(script):
         return
     for wrap in script.wraps:
-        if wrap.root == 0 and wrap.lacks(None, "process_group", "device_mesh"):
+        if wrap.root == 0 and wrap.lacks(names.SHARED_BY_DDP, "process_group", "device_mesh"):
             yield Spot(
                 wrap,
                 "The model is wrapped in DDP, and nothing in this script starts a process group",
-                remedy="Start the group first",
+                remedy="Call init_process_group before the model is wrapped",
                 write=('torch.distributed.init_process_group("nccl")',),
             )
 
 
 def _has_start(script: Script) -> bool:
-    return any(True for _ in script.named(*_STARTS)) or any(
-        True for _ in script.methods("init_process_group")
-    )
+    return script.calls_any(*_STARTS) or any(True for _ in script.methods("init_process_group"))
 
 
 @lint_rule("DDL109", "process-group-after-wrapping", Severity.ERROR)
@@ -118,7 +121,7 @@ def process_group_left_open(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/distributed.html#shutdown
     """
     starts = list(script.named(names.INIT))
-    ends = any(True for _ in script.named(names.DESTROY)) or script.uses("destroy_process_group")
+    ends = script.calls_any(names.DESTROY) or script.uses("destroy_process_group")
     from_elsewhere = any(
         _MAY_END.search(call.name.rpartition(".")[2])
         for call in script.calls
@@ -155,10 +158,10 @@ def local_rank_as_argument(script: Script) -> Iterator[Spot]:
     for call in script.methods("add_argument"):
         given = [argument.constant for argument in call.args]
         is_local_rank = "--local_rank" in given or "--local-rank" in given
-        if is_local_rank and _uses_local_rank(script) and not script.uses("LOCAL_RANK"):
+        if is_local_rank and not script.uses("LOCAL_RANK") and _uses_local_rank(script):
             yield Spot(
                 call,
-                "The local rank is expected as an argument, which torchrun does not give",
+                "The local rank is expected as an argument, but torchrun does not pass it",
                 remedy="Read it from the environment",
                 write=('local_rank = int(os.environ["LOCAL_RANK"])',),
             )
@@ -190,12 +193,15 @@ def setting_read_by_nothing(script: Script) -> Iterator[Spot]:
         docs/reference/variables.md
     """
     for setting in settings(script):
-        known = _about(setting.name)
+        is_ours = setting.name.upper().startswith(_FAMILIES)
+        known = (
+            _about(setting.name) if is_ours else None
+        )  # the table takes as long to read as several scripts
         if known is not None:
             what, instead, severity = known
             yield Spot(
                 setting.node,
-                f"{setting.name} {what}",
+                what,
                 remedy=f"Set {instead}" if instead else "Remove it",
                 severity=severity,
             )
@@ -209,17 +215,21 @@ def _about(name: str) -> tuple[str, str | None, Severity] | None:
 
     never = never_read().get(name)
     if never is not None:
-        return f"is read by nothing; meant is {never.meant}", never.instead, Severity.WARNING
+        return f"Nothing reads {name}; probably meant: {never.meant}", never.instead, Severity.WARNING
     known = variables().get(name)
     if known is None:
         meant = nearest(name) if is_unknown(name) else None
         if meant is None and "TIMEOUT" in name and is_unknown(name):
-            return "is read by nothing that is known: no time-out changes", _TIMEOUT, Severity.WARNING
-        return (f"is read by nothing; {meant} is", meant, Severity.WARNING) if meant else None
+            return f"Nothing that is known reads {name}: it changes no time-out", _TIMEOUT, Severity.WARNING
+        return (f"Nothing reads {name}: the name is {meant}", meant, Severity.WARNING) if meant else None
     if is_gone(known):
-        return f"was read up to NCCL {known.last} only", known.replaced_by, Severity.WARNING
+        return (
+            f"Nothing reads {name} any more: NCCL {known.last} was the last to do so",
+            known.replaced_by,
+            Severity.WARNING,
+        )
     if known.status == "deprecated" and known.replaced_by:
-        return f"is the old name of {known.replaced_by}", known.replaced_by, Severity.INFO
+        return f"{name} is the old name of {known.replaced_by}", known.replaced_by, Severity.INFO
     return None
 
 
@@ -283,11 +293,13 @@ def setting_too_late(script: Script) -> Iterator[Spot]:
             may_come_later = (
                 reader.name == names.INIT and _is_read_by_nccl(setting) and reader.lacks(8, "device_id")
             )
+            line = reader.call.lineno
             yield Spot(
                 setting.node,
-                f"{setting.name} is set after line {reader.call.lineno}, where "
-                + ("torch 2.15 has NCCL read it" if may_come_later else "it was read"),
-                remedy="Set it before",
+                f"{setting.name} is set too late in torch 2.15: NCCL has read it in line {line}"
+                if may_come_later
+                else f"{setting.name} is set too late: it was read in line {line}",
+                remedy=f"Set it before line {line}",
                 severity=Severity.INFO if may_come_later else None,
             )
 
@@ -327,3 +339,51 @@ def _of_torch() -> set[str]:
     from ddp_doctor.settings.table import variables
 
     return {name for name, known in variables().items() if known.owner == "torch"}
+
+
+def _trains(script: Script) -> bool:
+    return script.is_distributed or bool(script.libraries)
+
+
+@lint_rule("DDL170", "module-hidden-by-a-file", Severity.ERROR, concerns=_trains)
+def hidden_by_a_file(script: Script) -> Iterator[Spot]:
+    """A file beside the script has the name of a module that torch needs, and is imported in its place.
+
+    What it finds
+        A `torch.py`, `random.py`, `logging.py` or another file or package with the name of torch, or of a module of
+        Python without which torch does not come up, in the script's folder; the script itself may be that file. Silent
+        in folders with an `__init__.py`, whose modules are imported under the package's name.
+
+    Why it matters
+        `torchrun train.py` and `python train.py` search the script's folder first. All ranks end in their first import
+        of torch: "cannot import name 'Random' from 'random'", "'torch' is not a package".
+
+    Remedy
+        Rename the file, and remove what `__pycache__` kept of it.
+
+    References
+        https://docs.python.org/3/library/sys_path_init.html
+    """
+    beside = script.names_beside()
+    if Path(script.path).name not in beside or "__init__.py" in beside:
+        return
+    for module, file in hidden_modules(beside, script.names_beside).items():
+        whose = TORCH if module == TORCH else f"Python's own {module}"
+        yield Spot(
+            _import_of(script, module),
+            f"{file} in this folder is imported in place of {whose}: torch cannot be imported",
+            remedy=f"Rename {file}",
+            cost="What imports that file has to name it anew",
+        )
+
+
+def _import_of(script: Script, module: str) -> ast.AST:
+    """The statement that imports a module; where there is none, the first import."""
+    imports = [node for node in script.tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    for node in imports:
+        named = (
+            [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+        )
+        if any(name.partition(".")[0] == module for name in named):
+            return node
+    return imports[0] if imports else script.tree

@@ -24,7 +24,7 @@ _DEEPEST = 12
 
 
 def _shards_data(script: Script) -> bool:
-    return hand_written(script) or (not script.libraries and any(True for _ in script.named(names.LOADER)))
+    return hand_written(script) or (not script.libraries and script.calls_any(names.LOADER))
 
 
 @lint_rule("DDL145", "batch-size-divided-twice", Severity.WARNING, concerns=_shards_data)
@@ -53,7 +53,7 @@ def divided_twice(script: Script) -> Iterator[Spot]:
         if divisions > 1 and at is not None:
             yield Spot(
                 at,
-                "This batch size has been divided by the number of ranks before",
+                "The batch size is divided by the number of ranks a second time",
                 remedy="Divide the batch size by the number of ranks once",
             )
 
@@ -84,7 +84,7 @@ def loss_divided(script: Script) -> Iterator[Spot]:
         if not _is_summed(division) and _model_is_wrapped(script, division):
             yield Spot(
                 division,
-                "The loss is divided by the number of ranks, and DDP takes the mean over the ranks as well",
+                "The loss is divided by the number of ranks, though DDP takes the mean over the ranks already",
                 remedy="Leave the division out: DDP divides the gradients by the number of ranks",
             )
 
@@ -119,7 +119,7 @@ def reduced_by_hand(script: Script) -> Iterator[Spot]:
         if _is_parameter_of_ddp(gradient.owner):
             yield Spot(
                 call,
-                "DDP has reduced these gradients already",
+                "These gradients are all-reduced a second time: DDP has done it already",
                 remedy="Leave this all_reduce out",
             )
 
@@ -154,7 +154,7 @@ def local_sum(script: Script) -> Iterator[Spot]:
         if division is not None and call.args and _adds_up(script, call, _whole_set(script, call.args[0])):
             yield Spot(
                 division,
-                "A sum of this rank's part is divided by the size of the whole data set",
+                "A sum over this rank's part of the data is divided by the size of the whole data set",
                 remedy="All-reduce the sum and the count before dividing",
                 write=("dist.all_reduce(correct)",),
                 cost="One small all-reduce for each evaluation",
@@ -190,7 +190,7 @@ def rate_scaled(script: Script) -> Iterator[Spot]:
             yield Spot(
                 at,
                 "The learning rate is multiplied by the number of ranks, though the batch size is divided by it",
-                remedy="Do one of the two",
+                remedy="Scale the learning rate or divide the batch size, not both",
                 confidence=Confidence.POSSIBLE,
             )
 

@@ -1,9 +1,10 @@
-"""Rules on the accumulation of gradients over several batches.
+"""Rules on the steps of the training loop: gradients accumulated over several batches, and what makes a step wait.
 
 with model.no_sync():                      all micro-steps but the last, forward and backward
     criterion(model(x), y).backward()
 criterion(model(x), y).backward()          the last one reduces what all of them gathered
 optimizer.step()
+running += loss.item()                     the host waits for the GPU in every step
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import re
 from collections.abc import Iterator
 
 from ddp_doctor.lint import training
+from ddp_doctor.lint.ranks import rank_condition
 from ddp_doctor.lint.rule import Spot, lint_rule
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import Call, Value
+from ddp_doctor.lint.values import Call, Condition, Value, written
 from ddp_doctor.model.choices import Severity
 
 _SWITCHED = ("no_sync", "require_backward_grad_sync", "set_requires_gradient_sync", "register_comm_hook")
@@ -48,7 +50,7 @@ def without_no_sync(script: Script) -> Iterator[Spot]:
         if call.loops and (_steps_now_and_then(call, steps, clears) or _is_micro_step(call, steps, clears)):
             yield Spot(
                 call,
-                "Each of the accumulated backward passes reduces the gradients over all ranks",
+                "Every accumulated backward pass reduces the gradients over all ranks, though only the last one has to",
                 remedy="Run all but the last pass, forward and backward, inside of model.no_sync()",
                 write=("with model.no_sync() if not last else contextlib.nullcontext():",),
             )
@@ -120,7 +122,7 @@ def _unsynchronised(context: Value | None) -> Spot:
     assert context is not None
     return Spot(
         context,
-        "The optimizer steps on gradients that no rank has shared: the last backward is inside of no_sync() too",
+        "The optimizer steps on gradients of this rank alone: the last backward is inside of no_sync() too",
         remedy="Run the last backward before the step outside of no_sync()",
     )
 
@@ -153,9 +155,84 @@ def _is_micro_step(call: Call, steps: list[Call], clears: list[Call]) -> bool:
     loop, outer = call.loops[-1], call.loops[:-1]
     if not isinstance(loop.node, ast.For) or not outer:
         return False
-    words = f"{ast.unparse(loop.node.target)} {ast.unparse(loop.node.iter)}"
+    words = f"{written(loop.node.target)} {written(loop.node.iter)}"
     return (
         bool(_MICRO.search(words))
         and any(loop not in step.loops and outer[-1] in step.loops for step in steps)
         and not any(loop in call.loops for call in (*steps, *clears))
     )
+
+
+_WAITS = ("item", "cpu", "tolist", "numpy")
+#: What the host knows of a tensor without the GPU, and what has already been read.
+_HOST_SIDE = re.compile(
+    r"\.(shape|dtype|device|ndim|item|size|dim|numel|tolist|numpy|cpu)\b|\b(len|float|int|type)\("
+)
+
+
+@lint_rule("DDL138", "host-waits-in-every-step", Severity.INFO)
+def waits(script: Script) -> Iterator[Spot]:
+    """The training loop reads a number from the GPU in every step.
+
+    What it finds
+        `.item()`, `.cpu()`, `.tolist()`, `.numpy()` or `float()` of what the wrapped model computed, or a
+        `print` or `add_scalar` of it, in the loop of its backward pass, without a condition that lets it through
+        only now and then.
+
+    Why it matters
+        The host waits there until the GPU has done all that was queued, and queues nothing meanwhile: after it the GPU
+        waits for the host. On one rank alone it makes that rank late, and the others wait for it in the next reduction.
+
+    Remedy
+        Add up on the GPU (`running += loss.detach()`), and read every hundred steps.
+
+    References
+        https://pytorch.org/tutorials/recipes/recipes/tuning_guide.html#avoid-unnecessary-cpu-gpu-synchronization
+    """
+    if not training.uses_gpu(script):
+        return
+    reported = set[int]()
+    passes = {id(backward.loops[-1]): backward for backward in training.backwards(script) if backward.loops}
+    for call in script.calls if passes else ():
+        pass_of = passes.get(id(call.loops[-1])) if call.loops else None
+        if pass_of is None or id(pass_of.loops[-1].node) in reported:
+            continue
+        if not any(training.forwards_in(script, value) for value in _read(call)) or training.no_gradients(
+            call
+        ):
+            continue
+        if all(map(_is_on_the_rank_alone, training.beyond(call, pass_of))):
+            reported.add(id(pass_of.loops[-1].node))
+            yield Spot(
+                call,
+                "The host waits here for the GPU in every step",
+                remedy="Add up on the GPU with detach(), and read the number every hundred steps",
+            )
+
+
+def _is_on_the_rank_alone(condition: Condition) -> bool:
+    return rank_condition(condition) is not None and not isinstance(condition.test.node, ast.BoolOp)
+
+
+def _read(call: Call) -> Iterator[Value]:
+    """The values that a call copies to the host."""
+    if call.method in _WAITS and not call.args and call.receiver is not None:
+        yield call.receiver
+    elif call.name == "float" and call.args:
+        yield call.args[0]
+    elif call.name == "print" or call.method == "add_scalar":
+        for argument in call.args:
+            yield from _printed(argument)
+
+
+def _printed(value: Value) -> Iterator[Value]:
+    """The values that are made into text and may be tensors: both of f"{step} {loss}"."""
+    if isinstance(value.node, ast.JoinedStr | ast.FormattedValue):
+        for part in value.parts:
+            yield from _printed(part)
+    elif not any(
+        _HOST_SIDE.search(option.text)
+        for option in value.alternatives()
+        if not isinstance(option.node, ast.Constant)
+    ):
+        yield value
