@@ -21,7 +21,7 @@ from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
-from ddp_doctor.probing.all_reduces import bandwidth
+from ddp_doctor.probing.all_reduces import bandwidth, budget_for
 
 if TYPE_CHECKING:
     import torch
@@ -41,14 +41,16 @@ def probe(ctx: RankContext) -> AllReduceFact:
     """Correctness in every type, repeatability bit for bit, then the bandwidth over sizes."""
     tested, wrong = correctness(ctx)
     repeatable = is_repeatable(ctx)
-    sizes, stopped_at = bandwidth(ctx)
+    sweep = bandwidth(ctx)
     return AllReduceFact(
         ranks=ctx.world_size,
         tested=tuple(tested),
         wrong=tuple(wrong),
         repeatable=repeatable,
-        sizes=tuple(sizes),
-        stopped_at_bytes=stopped_at,
+        sizes=tuple(sweep.sizes),
+        stopped_at_bytes=sweep.stopped_at,
+        short_of=sweep.short_of,
+        needs=sweep.needs,
     )
 
 
@@ -80,10 +82,27 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
         jitter = (result.max_us - result.min_us) / 1e6
         yield Measurement(name="allreduce_jitter", value=jitter, unit="s", labels=labels)
     if fact is not None and fact.stopped_at_bytes is not None:  # the ranks stop together
-        untested = fact.stopped_at_bytes
         yield Measurement(
-            name="allreduce_untested_from", value=untested, unit="B", labels={"ranks": fact.ranks}
+            name="allreduce_untested_from",
+            value=fact.stopped_at_bytes,
+            unit="B",
+            labels={"ranks": fact.ranks, **_shortage(recording)},
         )
+
+
+def _shortage(recording: Recording) -> dict[str, str | int | float]:
+    """What was short when the sizes ended early, and how much would do, by the rank that needs most."""
+    facts = [rank.fact for rank in recording.facts(AllReduceFact)]
+    short_of, needs = facts[0].short_of, [fact.needs for fact in facts if fact.needs is not None]
+    labels: dict[str, str | int | float] = {"short_of": short_of} if short_of else {}
+    if short_of == "memory" and needs:
+        labels["needs_bytes"] = max(needs)
+        labels["needs_on"] = "a GPU" if recording.world and recording.world.backend == "nccl" else "a host"
+    if short_of == "time" and needs:
+        labels["needs_s"] = round(max(needs), 3)
+        if budget_s := budget_for(max(needs), recording.options.level):
+            labels["budget_s"] = budget_s
+    return labels
 
 
 def correctness(ctx: RankContext) -> tuple[list[str], list[Wrong]]:
