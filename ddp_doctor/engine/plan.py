@@ -47,9 +47,9 @@ def make_plan(
     for check in checks:
         reason = _reason_against(check, (level, check.from_level(model)), only, skip)
         if check.where is Where.NODES and nnodes == 1:
-            reason = reason or "this run has one node; see --nnodes"
+            reason = reason or "needs two nodes: --nnodes"
         if check.needs_model and not model:
-            reason = reason or "no model of yours was named; see --model"
+            reason = reason or "needs a model of yours: --model"
         if reason is None:
             chosen.append(check)
         else:
@@ -76,7 +76,7 @@ def _reason_against(
     if only:
         return None if check.id in only else "not selected by --only"
     if not level.includes(needed):
-        return f"belongs to level {needed.value}; this run is {level.value}"
+        return f"needs --level {needed.value}"
     return None
 
 

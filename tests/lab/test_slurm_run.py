@@ -123,7 +123,7 @@ def test_a_node_whose_task_cannot_start_is_named(slurm, measure):
 
 def test_an_agent_that_dies_on_the_way_is_named_and_the_batch_script_gets_exit_code_1(slurm, measure):
     job = slurm.batch(f"{sys.executable} -m ddp_doctor run; echo exit $?", "-N2")
-    wait_for(lambda: "... torchrun" in job.output, PATIENCE_S, slurm.logs)
+    slurm["node2"].wait_for_process("ddp-doctor:r2")
     agent = next(pid for pid, line in doctors(slurm, "node2").items() if " run" in line)
     os.kill(agent, signal.SIGKILL)
     started = time.monotonic()
