@@ -93,16 +93,23 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
 def _shortage(recording: Recording) -> dict[str, str | int | float]:
     """What was short when the sizes ended early, and how much would do, by the rank that needs most."""
     facts = [rank.fact for rank in recording.facts(AllReduceFact)]
-    short_of, needs = facts[0].short_of, [fact.needs for fact in facts if fact.needs is not None]
-    labels: dict[str, str | int | float] = {"short_of": short_of} if short_of else {}
-    if short_of == "memory" and needs:
-        labels["needs_bytes"] = max(needs)
-        labels["needs_on"] = "a GPU" if recording.world and recording.world.backend == "nccl" else "a host"
-    if short_of == "time" and needs:
-        labels["needs_s"] = round(max(needs), 3)
-        if budget_s := budget_for(max(needs), recording.options.level):
-            labels["budget_s"] = budget_s
-    return labels
+    first = facts[0]
+    if first.short_of is None or first.stopped_at_bytes is None:
+        return {}
+    labels: dict[str, str | int | float] = {"short_of": first.short_of}
+    needs = [max(of_ranks) for of_ranks in zip(*(fact.needs for fact in facts), strict=False)]
+    if not needs:
+        return labels
+    if first.short_of == "memory":
+        on = "a GPU" if recording.world and recording.world.backend == "nccl" else "a host"
+        return {**labels, "needs_bytes": needs[-1], "needs_on": on}
+    budgets = [budget_for(need, recording.options.level) for need in needs]
+    reached = sum(budget is not None for budget in budgets)
+    if reached:
+        labels["budget_s"] = budgets[reached - 1] or 0.0
+    if 0 < reached < len(needs):
+        labels["reaches_bytes"] = first.stopped_at_bytes * 4**reached // 4
+    return {**labels, "needs_s": round(needs[max(reached - 1, 0)], 3)}
 
 
 def correctness(ctx: RankContext) -> tuple[list[str], list[Wrong]]:

@@ -85,7 +85,8 @@ class AllReduceFact(Fact):
     sizes: tuple[SizeResult, ...] = ()
     stopped_at_bytes: int | None = None  # the first size that no longer fitted the time or memory
     short_of: Literal["time", "memory"] | None = None  # which of them; None in older recordings
-    needs: float | None = None  # for all sizes: seconds, or bytes free on the host or on a rank's GPU
+    #: For each size from there on: seconds for all up to it, or bytes free on the host or on a rank's GPU.
+    needs: tuple[float, ...] = ()
 
 
 class PairResult(Frozen):

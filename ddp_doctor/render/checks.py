@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.model.choices import CheckStatus, Severity, Status
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import NOT_SELECTED, Recording
 from ddp_doctor.model.report import CheckResult, Report
 from ddp_doctor.render.layout import folded, width_of
 from ddp_doctor.render.screen import STYLE
@@ -42,7 +42,6 @@ _OTHERS = "others"
 _IN_ORDER = (*dict.fromkeys(_GROUPS.values()), _OTHERS)
 #: Commands of one check, which need no list of checks where it was made.
 _ONE_CHECK = ("topology", "env")
-_NOT_SELECTED = "not selected by --only"
 _NOT_HERE, _ON_REQUEST = "not here", "on request"
 _LONGEST_NAME = max(map(len, _GROUPS))
 
@@ -81,21 +80,20 @@ def _is_open(check: CheckResult) -> bool:
 
 def _grouped(report: Report, recording: Recording) -> Iterator[_Line]:
     """First what passed, by group; then, one by one, what did not; then what there was no reason to test."""
-    whole = [check for check in report.checks if check.status is CheckStatus.PASSED]
+    selected = [check for check in report.checks if check.reason != NOT_SELECTED]
+    whole = [check for check in selected if check.status is CheckStatus.PASSED]
     for group in _IN_ORDER:
         ids = [check.id for check in whole if _GROUPS.get(check.id, _OTHERS) == group]
         if ids:
             yield _Line("ok", group, one_line(", ".join(ids)), _STYLES["ok"])
     partly = [check for check in whole if check.reason]
     yield from (_Line("--", one_line(check.id), _reason(check), _STYLES["--"]) for check in partly)
-    rest = [check for check in report.checks if check.status is not CheckStatus.PASSED]
-    idle = [check for check in rest if check.status is CheckStatus.SKIPPED and check.reason != _NOT_SELECTED]
+    idle = [check for check in selected if check.status is CheckStatus.SKIPPED]
     not_here = [check for check in idle if _is_absent(recording, check.id)]
     requested = [check for check in idle if check not in not_here and _option(check)]
-    told = [check for check in rest if check not in idle or check not in (*not_here, *requested)]
-    for alike in _alike(told):
-        if alike[0].reason != _NOT_SELECTED:
-            yield _line(report, alike, _short_words)
+    in_groups = (*whole, *not_here, *requested)
+    for alike in _alike([check for check in selected if check not in in_groups]):
+        yield _line(report, alike, _short_words)
     if not_here:
         yield _Line("--", _NOT_HERE, _names(not_here), _STYLES["--"])
     if requested:

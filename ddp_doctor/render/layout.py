@@ -35,7 +35,7 @@ def folded(text: str, width: int | None, *, indent: int = 0, hang: int = 0) -> s
     """``text`` at its indent, broken between words, never within; further lines begin ``hang`` further in."""
     first = " " * indent
     if width is None:
-        return first + text
+        return first + text.replace("\xa0", " ")
     broken = fill(
         _TOGETHER.sub("\xa0", text),
         width,

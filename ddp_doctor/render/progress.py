@@ -3,10 +3,10 @@
 12 of 19  allreduce, 3 s
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ddp_doctor.render.text import one_line
 
@@ -14,18 +14,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-class Progress(Protocol):
-    """Shows what is being tested now."""
-
-    def __call__(self, text: str) -> None:
-        """Show it."""
-        ...
-
-
 @contextmanager
-def progress(out: "Console", checks: Sequence[str], *, quiet: bool) -> Iterator[Progress]:
+def progress(out: "Console", checks: Sequence[str], *, quiet: bool) -> Iterator[Callable[[str], None]]:
     """Progress on ``out`` while the block runs: the number among ``checks`` of the one that runs, and the time."""
-    if quiet or not out.is_terminal:
+    if quiet or not (out.is_terminal and out.file.isatty()):  # FORCE_COLOR makes a file look like one
         yield lambda _text: None
         return
     from rich.live import Live
@@ -33,14 +25,16 @@ def progress(out: "Console", checks: Sequence[str], *, quiet: bool) -> Iterator[
 
     started, number, shown = monotonic(), 0, "starting"
 
-    def tell(text: str) -> None:
-        nonlocal number, shown
-        number = checks.index(text) + 1 if text in checks else number
-        shown = one_line(text)
-
     def line() -> Text:
         return Text(f"{number} of {len(checks)}  {shown}, {monotonic() - started:.0f} s", style="dim")
 
     live = Live(get_renderable=line, console=out, transient=True, refresh_per_second=4, redirect_stdout=False)
+
+    def tell(text: str) -> None:
+        nonlocal number, shown
+        number = checks.index(text) + 1 if text in checks else number
+        shown = one_line(text)
+        live.refresh()
+
     with live:  # what is said on stderr meanwhile stands above the line
         yield tell

@@ -73,10 +73,13 @@ def _shortage(untested: Measurement) -> str:
         return f"memory was short; all sizes need {most} free on {where}"
     if told.get("short_of") != "time":
         return "time or memory was short"  # a recording of before this was told
+    reached = amount(float(told["reaches_bytes"]), "B") if "reaches_bytes" in told else ""
     if "budget_s" in told:
-        return f"time was short; --budget {told['budget_s']:g} would do"
+        return (
+            f"time was short; --budget {told['budget_s']:g} would do{f' up to {reached}' if reached else ''}"
+        )
     if "needs_s" in told:
-        return f"time was short; all sizes need about {told['needs_s']:.0f} s, more than this check has"
+        return f"time was short; the next size needs {told['needs_s']:.0f} s, more than this check has"
     return "time was short"
 
 

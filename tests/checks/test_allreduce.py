@@ -121,25 +121,31 @@ def test_the_size_at_which_the_sweep_ended_early_is_measured():
 
 
 @pytest.mark.parametrize(
-    ("level", "mb_per_s", "is_enough"),
+    ("level", "mb_per_s", "reaches"),
     [
-        (Level.QUICK, 20, True),
-        (Level.STANDARD, 1000, True),
-        (Level.STANDARD, 700, True),
-        (Level.STANDARD, 30, False),  # the check itself has less time than that
-        (Level.THOROUGH, 200, False),
+        (Level.QUICK, 20, "all"),
+        (Level.STANDARD, 1500, "all"),
+        (Level.STANDARD, 400, "some"),
+        (Level.THOROUGH, 200, "no more"),  # the check itself has less time than the next size takes
     ],
 )
-def test_a_sweep_that_time_cut_short_names_the_budget_that_does(monkeypatch, level, mb_per_s, is_enough):
+def test_a_sweep_that_time_cut_short_names_the_budget_that_does(monkeypatch, level, mb_per_s, reaches):
     first = swept(monkeypatch, level, mb_per_s, 60.0)
-    seen_by_all = [seen(stopped_at_bytes=first.stopped_at, short_of=first.short_of, needs=first.needs)] * 4
-    ended = recording(*seen_by_all).model_copy(update={"options": Options(level=level)})
-    (untested,) = allreduce.measurements(ended)
+    short = seen(stopped_at_bytes=first.stopped_at, short_of=first.short_of, needs=first.needs)
+    (untested,) = allreduce.measurements(
+        recording(*[short] * 4).model_copy(update={"options": Options(level=level)})
+    )
+    told = untested.labels
 
-    assert untested.labels["short_of"] == "time"
-    assert ("budget_s" in untested.labels) is is_enough
-    if is_enough:
-        assert swept(monkeypatch, level, mb_per_s, float(untested.labels["budget_s"])).stopped_at is None
+    assert (told["short_of"], "budget_s" in told, "reaches_bytes" in told) == (
+        "time",
+        reaches != "no more",
+        reaches == "some",
+    )
+    if "budget_s" in told:
+        again = swept(monkeypatch, level, mb_per_s, float(told["budget_s"]))
+        assert ("reaches_bytes" in told) == (again.stopped_at is not None)
+        assert again.stopped_at is None or again.sizes[-1].size_bytes >= float(told["reaches_bytes"])
 
 
 def swept(monkeypatch: pytest.MonkeyPatch, level: Level, mb_per_s: float, budget_s: float) -> Sweep:
@@ -148,7 +154,7 @@ def swept(monkeypatch: pytest.MonkeyPatch, level: Level, mb_per_s: float, budget
 
     def measure(ctx: RankContext, size: int) -> SizeResult:
         each = 1e-3 + size / mb_per_s / 1e6
-        clock[0] += each * (payload.iterations(size, quick=ctx.level is Level.QUICK) + 2)
+        clock[0] += each * (payload.iterations(size, quick=ctx.level is Level.QUICK) + 6)
         return SizeResult.model_construct(size_bytes=size)
 
     def vote(_ctx: RankContext, *, in_time: bool, in_memory: bool) -> str | None:
@@ -163,7 +169,7 @@ def swept(monkeypatch: pytest.MonkeyPatch, level: Level, mb_per_s: float, budget
 
 
 def test_a_sweep_that_memory_cut_short_says_how_much_all_sizes_need():
-    short = seen(stopped_at_bytes=1 << 26, short_of="memory", needs=8.0 * 2**30)
+    short = seen(stopped_at_bytes=1 << 26, short_of="memory", needs=(8.0 * 2**28, 8.0 * 2**30))
     (untested,) = allreduce.measurements(recording(*[short] * 4))
     assert untested.labels == {
         "ranks": 4,

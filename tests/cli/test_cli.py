@@ -558,8 +558,8 @@ def test_typed_on_each_host_all_print_the_verdict_and_the_head_tells_what_to_typ
         pytest.skip("port 29400, which a bare head takes, is in use on this host")
     args = ("-m", "ddp_doctor", "run", "--nnodes", "2", "--level", "quick", "--only", "process_group")
     env = {**os.environ, **state}
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen((sys.executable, *args), **streams, text=True, env=env) as head:
+    pipe = subprocess.PIPE
+    with subprocess.Popen((sys.executable, *args), stdout=pipe, stderr=pipe, text=True, env=env) as head:
         assert head.stdout is not None
         assert head.stderr is not None
         while "--rdzv-endpoint" not in (line := head.stderr.readline()):
