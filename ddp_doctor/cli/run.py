@@ -22,7 +22,7 @@ from ddp_doctor.model.choices import ExitCode
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.parse.hostlist import expand, read_host_file
 from ddp_doctor.parse.options import require_factory
-from ddp_doctor.render import screen
+from ddp_doctor.render import layout, screen
 from ddp_doctor.render.progress import progress
 from ddp_doctor.starters import outer_launcher, starter_channel
 from ddp_doctor.starters.detect import HOSTS_VARIABLE, OuterWorld, number, outer_world
@@ -120,7 +120,8 @@ def _test_and_report(request: app.RunRequest, outputs: Outputs) -> int:
     def announce(command: str) -> None:
         others = f"{request.nnodes - 1} hosts" if request.nnodes > 2 else "host"
         options = typed(request.options, request.nproc_per_node, request.join_timeout_s)
-        out.print(f"This host is the head. Type on the other {others}:\n    {line(command, options)}")
+        out.print(f"This host is the head. Type on the other {others}:")
+        out.print(layout.command(line(command, options), layout.width_of(out), indent=4))
 
     speaks = here is None or not here.is_started_by_us or here.is_head is not False
     with progress(out, _planned(request.options, request.nnodes), quiet=outputs.quiet or not speaks) as tell:

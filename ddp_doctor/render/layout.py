@@ -34,7 +34,7 @@ def width_of(out: "Console") -> int | None:
 def folded(text: str, width: int | None, *, indent: int = 0, hang: int = 0) -> str:
     """``text`` at its indent, broken between words, never within; further lines begin ``hang`` further in."""
     first = " " * indent
-    if width is None:
+    if width is None or width < _NARROWEST:
         return first + text.replace("\xa0", " ")
     broken = fill(
         _TOGETHER.sub("\xa0", text),

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddp_doctor.cli.error_handler import print_to_stderr
 from ddp_doctor.model.choices import CheckStatus, Confidence, Detail, Severity, Verdict
 from ddp_doctor.model.finding import Evidence, Finding, Remedy
 from ddp_doctor.model.recording import Recording
@@ -98,3 +99,16 @@ def test_elsewhere_there_is_no_progress() -> None:
         tell("p2p")
 
     assert out.getvalue() == ""
+
+
+def test_a_sentence_on_a_terminal_of_thirty_columns_is_broken_between_words(monkeypatch) -> None:
+    out = Screen()
+    monkeypatch.setattr("sys.stderr", out)
+    monkeypatch.setenv("COLUMNS", "30")
+    print_to_stderr("ddp-doctor: --hosts and --hostfile are two ways to say the same: give one")
+
+    assert out.getvalue().splitlines() == [
+        "ddp-doctor: --hosts and",
+        "    --hostfile are two ways to",
+        "    say the same: give one",
+    ]
