@@ -112,7 +112,7 @@ def _plain(text: str) -> Iterator[str]:
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     for is_row, group in groupby(lines, lambda line: bool(re.fullmatch(r"(?=.*\d)[\d. ]+", line))):
         for line in ("ROW",) if is_row else group:
-            if re.match(r" *\d+ and above: not tested", line):
+            if re.match(r" *[\d.]+ \w+ and above: not tested", line):
                 continue
             for pattern, sign in _DIFFERS:
                 line = re.sub(pattern, sign, line)  # noqa: PLW2901

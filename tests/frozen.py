@@ -24,12 +24,11 @@ from ddp_doctor.cli.outputs import OUTPUTS, Outputs, Results
 from ddp_doctor.lint.linting import lint_bytes
 from ddp_doctor.lint.render.text import show as show_lint
 from ddp_doctor.lint.report import lint_report
-from ddp_doctor.model.choices import FailOn
+from ddp_doctor.model.choices import Detail, FailOn
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.render import json_text, terminal
 from ddp_doctor.render.screen import console
 from ddp_doctor.render.topology import report as topology
-from ddp_doctor.render.used_transports import used_table
 from tests.lint.documents import OF_RULES, PUBLIC
 from tests.machines.faults import FAULTS, Planted
 from tests.machines.healthy import MACHINES
@@ -50,7 +49,7 @@ def of_recording(recording: Recording) -> Answer:
     outcome = app.judge(recording)
     report = topology.with_topology(outcome.report, recording)
     screen, matrices = StringIO(), StringIO()
-    terminal.show(outcome.report, console(screen, width=100), "FILE", used_table(recording))
+    terminal.show(outcome.report, recording, console(screen, width=100), "FILE", Detail.ALL)
     topology.show(recording, console(matrices, width=100))
     answer = {
         "report": json_text.render(report),

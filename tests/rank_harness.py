@@ -50,6 +50,7 @@ class HarnessContext:
     device: str = "cpu"
     env: Mapping[str, str] = field(default_factory=dict)
     level: Level = Level.STANDARD
+    budget_s: float = 60.0
     deadline: float = field(default_factory=lambda: time.monotonic() + _TIMEOUT_S)
     init_s: float = 0.01
     backend_impl: str | None = "gloo"

@@ -21,7 +21,7 @@ from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
-from ddp_doctor.probing.all_reduces import bandwidth
+from ddp_doctor.probing.all_reduces import bandwidth, budget_for
 
 if TYPE_CHECKING:
     import torch
@@ -39,14 +39,16 @@ def probe(ctx: RankContext) -> AllReduceFact:
     """Correctness in every type, repeatability bit for bit, then the bandwidth over sizes."""
     tested, wrong = correctness(ctx)
     repeatable = is_repeatable(ctx)
-    sizes, stopped_at = bandwidth(ctx)
+    sweep = bandwidth(ctx)
     return AllReduceFact(
         ranks=ctx.world_size,
         tested=tuple(tested),
         wrong=tuple(wrong),
         repeatable=repeatable,
-        sizes=tuple(sizes),
-        stopped_at_bytes=stopped_at,
+        sizes=tuple(sweep.sizes),
+        stopped_at_bytes=sweep.stopped_at,
+        short_of=sweep.short_of,
+        needs=sweep.needs,
     )
 
 
@@ -76,10 +78,34 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
         ):
             yield Measurement(name=f"allreduce_{name}", value=value, unit=unit, labels=labels)
     if fact is not None and fact.stopped_at_bytes is not None:  # the ranks stop together
-        untested = fact.stopped_at_bytes
         yield Measurement(
-            name="allreduce_untested_from", value=untested, unit="B", labels={"ranks": fact.ranks}
+            name="allreduce_untested_from",
+            value=fact.stopped_at_bytes,
+            unit="B",
+            labels={"ranks": fact.ranks, **_shortage(recording)},
         )
+
+
+def _shortage(recording: Recording) -> dict[str, str | int | float]:
+    """What was short when the sizes ended early, and how much would do, by the rank that needs most."""
+    facts = [rank.fact for rank in recording.facts(AllReduceFact)]
+    first = facts[0]
+    if first.short_of is None or first.stopped_at_bytes is None:
+        return {}
+    labels: dict[str, str | int | float] = {"short_of": first.short_of}
+    needs = [max(of_ranks) for of_ranks in zip(*(fact.needs for fact in facts), strict=False)]
+    if not needs:
+        return labels
+    if first.short_of == "memory":
+        on = "a GPU" if recording.world and recording.world.backend == "nccl" else "a host"
+        return {**labels, "needs_bytes": needs[-1], "needs_on": on}
+    budgets = [budget_for(need, recording.options.level) for need in needs]
+    reached = sum(budget is not None for budget in budgets)
+    if reached:
+        labels["budget_s"] = budgets[reached - 1] or 0.0
+    if 0 < reached < len(needs):
+        labels["reaches_bytes"] = first.stopped_at_bytes * 4**reached // 4
+    return {**labels, "needs_s": round(needs[max(reached - 1, 0)], 3)}
 
 
 def correctness(ctx: RankContext) -> tuple[list[str], list[Wrong]]:

@@ -28,7 +28,7 @@ def prolog(env: Mapping[str, str], options: Options, progress: Progress) -> Outc
 def _in_prolog(plan: Plan) -> Plan:
     checks = tuple(check for check in plan.checks if check.id not in _NOT_IN_PROLOG)
     left_out = [check.id for check in plan.checks if check.id in _NOT_IN_PROLOG]
-    not_run = [NotRun(check=name, reason="says nothing of one node alone") for name in left_out]
+    not_run = [NotRun(check=name, reason="needs two nodes") for name in left_out]
     return Plan(checks, (*plan.not_run, *not_run))
 
 

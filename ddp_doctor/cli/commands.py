@@ -78,7 +78,7 @@ def topology(file: str | None, outputs: Outputs, ignore: tuple[str, ...] = ()) -
         require_kind(file, text, "the output of nvidia-smi topo -m", JSON)
         outcome = app.read_topology(text, ignore)
     with_matrices = topology_report.with_topology(outcome.report, outcome.recording)
-    if outputs.form is OutputFormat.FULL:
+    if outputs.form is OutputFormat.FULL and not outputs.quiet:
         topology_report.show(outcome.recording, screen.console(outputs.words_to))
     if file is not None and not any(reading.fact for reading in outcome.recording.readings):
         with_matrices = with_matrices.model_copy(update={"exit_code": ExitCode.USAGE.value})
@@ -97,7 +97,7 @@ def env(file: str | None, outputs: Outputs, ignore: tuple[str, ...] = ()) -> int
 
 
 def _show_settings(outcome: Outcome, outputs: Outputs) -> int:
-    if isinstance(outcome.report, EnvReport) and outputs.form is OutputFormat.FULL:
+    if isinstance(outcome.report, EnvReport) and outputs.form is OutputFormat.FULL and not outputs.quiet:
         settings_table.show(outcome.report, screen.console(outputs.words_to))
     return report(outcome, outputs)
 

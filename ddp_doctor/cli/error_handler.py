@@ -7,9 +7,11 @@ import tempfile
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from shutil import get_terminal_size
 
 from ddp_doctor import __version__
 from ddp_doctor.model.choices import ExitCode, UsageError
+from ddp_doctor.render.layout import folded
 from ddp_doctor.render.text import plain
 
 #: A full disk, or one whose quota is used up.
@@ -57,6 +59,8 @@ def keep_trace(trace: str) -> str:
 
 
 def print_to_stderr(sentence: str) -> None:
-    """One line on stderr; if that is closed, there is nobody to read it."""
+    """One line on stderr, on a terminal broken between words; if that is closed, there is nobody to read it."""
     with suppress(OSError, ValueError, AttributeError):  # it may be None, too
-        sys.stderr.write(plain(sentence) + "\n")
+        width = get_terminal_size().columns if sys.stderr.isatty() else None
+        lines = [folded(line, width, hang=4) for line in plain(sentence).split("\n")]
+        sys.stderr.write("\n".join(lines) + "\n")

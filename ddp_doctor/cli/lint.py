@@ -25,6 +25,7 @@ def lint(
     given: Sequence[str],
     outputs: Outputs,
     *,
+    quiet: bool = False,
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),
     fail_on: FailOn = FailOn.ERROR,
@@ -40,9 +41,9 @@ def lint(
     report = lint_report(linted, fail_on, started_at)
     problems = outputs.write(LintResults(report, rules, [shown_path(path) for path in paths], fail_on))
     if outputs.form is OutputFormat.FULL:
-        text.show(report, console(outputs.words_to), quiet=outputs.quiet)
+        text.show(report, console(outputs.words_to), quiet=quiet)
     else:
-        finding_lines.show(text.shown(report, quiet=outputs.quiet), outputs.form, console(outputs.words_to))
+        finding_lines.show(text.shown(report, quiet=quiet), outputs.form, console(outputs.words_to))
         for file in report.unread:
             print_to_stderr(f"ddp-doctor: {file.path}:{file.line} was not looked at: {file.reason}")
     for code, why in (failure for file in linted for failure in file.failures):

@@ -5,7 +5,6 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -28,7 +27,6 @@ from ddp_doctor.cli.options import (
     NodeRankOption,
     NprocOption,
     OnlyOption,
-    QuietOption,
     RequireGpusOption,
     SkipOption,
     names,
@@ -136,7 +134,6 @@ def run(
     ignore: IgnoreOption = None,
     *,
     outputs: Outputs,
-    quiet: QuietOption = False,
 ) -> int:
     """Test these nodes with real ranks and say what is wrong, who is to blame and what fixes it."""
     from ddp_doctor.cli.given import ignored
@@ -159,7 +156,7 @@ def run(
     )
     asked = Asked(nnodes, node_rank, rdzv_endpoint, master_addr, master_port)
     launch = Launch(asked, hosts, hostfile, nproc_per_node, join_timeout)
-    return run(options, launch, replace(outputs, quiet=quiet))
+    return run(options, launch, outputs)
 
 
 @app.command(
@@ -310,8 +307,7 @@ def lint(
     """Read training scripts, without running them, and say what is wrong with how they use DDP."""
     from ddp_doctor.cli.lint import lint
 
-    outputs = replace(outputs, quiet=quiet)
-    return lint(files, outputs, select=select or (), ignore=ignore or (), fail_on=fail_on)
+    return lint(files, outputs, quiet=quiet, select=select or (), ignore=ignore or (), fail_on=fail_on)
 
 
 @app.command(cls=Command, epilog=epilog("ddp-doctor checks", judges=False))

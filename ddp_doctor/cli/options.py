@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from typing import Annotated, Any
 
@@ -11,11 +12,22 @@ from ddp_doctor.cli import complete
 from ddp_doctor.cli.help import OUTPUTS as UNDER_OUTPUTS
 from ddp_doctor.cli.help import TIME, VERDICT, WHAT, WHERE
 from ddp_doctor.cli.outputs import OUTPUTS, Output, Outputs
-from ddp_doctor.model.choices import FailOn, OutputFormat
+from ddp_doctor.model.choices import Detail, FailOn, OutputFormat, UsageError
 
+VerboseOption = Annotated[
+    bool,
+    typer.Option(
+        "--verbose", "-v", rich_help_panel=UNDER_OUTPUTS, help="Print every check, and why or why not."
+    ),
+]
 QuietOption = Annotated[
     bool,
-    typer.Option("--quiet", "-q", rich_help_panel=UNDER_OUTPUTS, help="No progress, only the report."),
+    typer.Option(
+        "--quiet",
+        "-q",
+        rich_help_panel=UNDER_OUTPUTS,
+        help="Print findings and verdict only, and no progress.",
+    ),
 ]
 FailOnOption = Annotated[
     FailOn, typer.Option(rich_help_panel=VERDICT, help="The least severity that makes the verdict sick.")
@@ -161,6 +173,7 @@ def reported(command: Callable[..., int | None]) -> Callable[..., None]:
     A parameter ``outputs`` is replaced by one option for each output of the command, and by --output-format: typer
     reads the signature.
     """
+    judges = command.__name__ in ("run", "prolog", "replay", "topology", "env")
     offered = [output.name for output in OUTPUTS if command.__name__ in output.commands]
 
     @wraps(command)
@@ -170,7 +183,11 @@ def reported(command: Callable[..., int | None]) -> Callable[..., None]:
         paths = {name: path for name in offered if (path := given.pop(name)) is not None}
         with error_handler():
             if offered:
-                given["outputs"] = outputs = Outputs(paths, form=given.pop("output_format"))
+                outputs = Outputs(paths, form=given.pop("output_format"))
+                if judges:
+                    detail = _detail(verbose=given.pop("verbose"), quiet=given.pop("quiet"))
+                    outputs = replace(outputs, detail=detail)
+                given["outputs"] = outputs
                 outputs.refuse_unwritable()
             code = command(**given)
         raise typer.Exit(code or 0)
@@ -182,6 +199,11 @@ def reported(command: Callable[..., int | None]) -> Callable[..., None]:
                 parameter.replace(name="output_format", default=OutputFormat.FULL, annotation=_FormatOption)
             )
             parameters += [
+                parameter.replace(name=name, default=False, annotation=option)
+                for name, option in (("verbose", VerboseOption), ("quiet", QuietOption))
+                if judges
+            ]
+            parameters += [
                 parameter.replace(name=output.name, default=None, annotation=_option(output))
                 for output in OUTPUTS
                 if output.name in offered
@@ -190,6 +212,13 @@ def reported(command: Callable[..., int | None]) -> Callable[..., None]:
             parameters.append(parameter)
     with_outputs.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return with_outputs
+
+
+def _detail(*, verbose: bool, quiet: bool) -> Detail:
+    """How much to print. Raises UsageError."""
+    if verbose and quiet:
+        raise UsageError("--verbose and --quiet contradict each other: give one")
+    return Detail.VERDICT if quiet else Detail.ALL if verbose else Detail.SCREEN
 
 
 def _option(output: Output) -> Any:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from ddp_doctor.model.choices import OutputFormat, UsageError
+from ddp_doctor.model.choices import Detail, OutputFormat, UsageError
 
 if TYPE_CHECKING:
     from ddp_doctor.lint.report import LintReport
@@ -135,10 +135,15 @@ class Outputs:
 
     paths: Mapping[str, str] = field(default_factory=dict)  # of the outputs that are asked for, by name
     form: OutputFormat = OutputFormat.FULL
-    quiet: bool = False
+    detail: Detail = Detail.SCREEN
     is_piped: bool = False  # a launcher shows a terminal to its ranks and puts what they say in a file
     host: str = ""  # the node's, once it is known
     own: frozenset[str] = frozenset()  # outputs that each node has a file of its own for
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the user wants few words."""
+        return self.detail is Detail.VERDICT
 
     @property
     def words_to(self) -> TextIO:

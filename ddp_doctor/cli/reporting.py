@@ -9,7 +9,6 @@ from ddp_doctor.cli.outputs import Outputs, Results
 from ddp_doctor.model.choices import ExitCode, OutputFormat
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.render import finding_lines, screen, terminal
-from ddp_doctor.render.used_transports import used_table
 from ddp_doctor.starters.place import Place
 
 
@@ -43,7 +42,7 @@ def report(outcome: Outcome, outputs: Outputs, saved_as: str | None = None) -> i
         if outcome.spoken_by is None:
             finding_lines.show(outcome.report, outputs.form, out)
     elif outcome.spoken_by is None:
-        terminal.show(outcome.report, out, saved_as, used_table(outcome.recording))
+        terminal.show(outcome.report, outcome.recording, out, saved_as, outputs.detail)
     else:
         terminal.show_short(outcome.report, out, outcome.spoken_by, saved_as)
     for code, trace in outcome.rule_failures:

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -11,15 +12,17 @@ from pydantic import ValidationError
 
 from ddp_doctor import app
 from ddp_doctor.app import Outcome, UsageError, folders
+from ddp_doctor.checks import CHECKS
 from ddp_doctor.cli.error_handler import print_to_stderr
 from ddp_doctor.cli.given import given_text
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.cli.reporting import save, save_and_report
+from ddp_doctor.engine.collect import plan_of
 from ddp_doctor.model.choices import ExitCode
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.parse.hostlist import expand, read_host_file
 from ddp_doctor.parse.options import require_factory
-from ddp_doctor.render import screen
+from ddp_doctor.render import layout, screen
 from ddp_doctor.render.progress import progress
 from ddp_doctor.starters import outer_launcher, starter_channel
 from ddp_doctor.starters.detect import HOSTS_VARIABLE, OuterWorld, number, outer_world
@@ -112,17 +115,22 @@ def _test_or_wait(request: app.RunRequest, outputs: Outputs) -> int:
 def _test_and_report(request: app.RunRequest, outputs: Outputs) -> int:
     if request.outer is not None and request.outer.launcher == "mpi":
         outputs = replace(outputs, is_piped=True)  # Open MPI gives its ranks pseudo-terminals
-    out, here = screen.console(outputs.words_to, is_piped=outputs.is_piped), request.place
+    out, here = screen.console(sys.stderr, is_piped=outputs.is_piped), request.place
 
     def announce(command: str) -> None:
         others = f"{request.nnodes - 1} hosts" if request.nnodes > 2 else "host"
         options = typed(request.options, request.nproc_per_node, request.join_timeout_s)
-        out.print(f"This host is the head. Type on the other {others}:\n    {line(command, options)}")
+        out.print(f"This host is the head. Type on the other {others}:")
+        out.print(layout.command(line(command, options), layout.width_of(out), indent=4))
 
     speaks = here is None or not here.is_started_by_us or here.is_head is not False
-    with progress(out, quiet=outputs.quiet or not speaks) as tell:
+    with progress(out, _planned(request.options, request.nnodes), quiet=outputs.quiet or not speaks) as tell:
         outcome = app.run(replace(request, announce=announce, progress=tell))
     return save_and_report(outcome, outputs, request.env, here)
+
+
+def _planned(options: Options, nnodes: int) -> list[str]:
+    return [check.id for check in plan_of(options, CHECKS, nnodes).checks]
 
 
 def _test_for_starter(
@@ -155,7 +163,8 @@ def _start_agents_and_report(
 ) -> int:
     """Start all agents, wait for the head's recording, and report it here, where the user is."""
     timeout_s = _START_S + launch.join_timeout_s + options.budget_s + _WAIT_MARGIN_S
-    with progress(screen.console(outputs.words_to), quiet=outputs.quiet) as tell:
+    planned = _planned(options, len(here.hosts))
+    with progress(screen.console(sys.stderr), planned, quiet=outputs.quiet) as tell:
         tell(f"start on {', '.join(here.hosts[:8])}{', ...' if here.hosts[8:] else ''}")
         with _as_usage_error():
             fan_out = FanOut(here.starts, here.hosts, tell, timeout_s, launch.join_timeout_s)

@@ -4,10 +4,14 @@
 count on it, files are to be written, and its exit code is the verdict. Output without a reader is dropped.
 """
 
+import errno
 import io
 import os
 import sys
 from typing import Any
+
+#: A pipe or a socket without a reader; a terminal that was closed.
+_NO_READER = (errno.EPIPE, errno.ECONNRESET, errno.EIO)
 
 
 class _ReaderMayLeave(io.FileIO):
@@ -16,7 +20,9 @@ class _ReaderMayLeave(io.FileIO):
     def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
-        except BrokenPipeError:
+        except OSError as error:
+            if error.errno not in _NO_READER:
+                raise
             nothing = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nothing, self.fileno())  # also for what this process starts
             os.close(nothing)

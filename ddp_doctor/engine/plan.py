@@ -1,11 +1,12 @@
 """What runs, and why the rest does not."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
-from ddp_doctor.model.recording import NotRun
+from ddp_doctor.model.recording import NOT_SELECTED, NotRun
 
 #: How the reason begins of what a budget left out.
 TOO_DEAR = "does not fit the budget"
@@ -47,9 +48,9 @@ def make_plan(
     for check in checks:
         reason = _reason_against(check, (level, check.from_level(model)), only, skip)
         if check.where is Where.NODES and nnodes == 1:
-            reason = reason or "this run has one node; see --nnodes"
+            reason = reason or "needs two nodes: --nnodes"
         if check.needs_model and not model:
-            reason = reason or "no model of yours was named; see --model"
+            reason = reason or "needs a model of yours: --model"
         if reason is None:
             chosen.append(check)
         else:
@@ -59,11 +60,8 @@ def make_plan(
         not_run += [NotRun(check=check.id, reason="no ranks run, after which it looks") for check in idle]
         chosen = [check for check in chosen if check not in idle]
     kept = _within(chosen, budget_s)
-    not_run += [
-        NotRun(check=check.id, reason=f"{TOO_DEAR} of {budget_s:g} s (needs {check.cost_s:g} s)")
-        for check in chosen
-        if check not in kept
-    ]
+    too_dear = f"{TOO_DEAR} of {budget_s:g} s; --budget {math.ceil(_needs_s(chosen))} has room for all"
+    not_run += [NotRun(check=check.id, reason=too_dear) for check in chosen if check not in kept]
     return Plan(tuple(kept), tuple(not_run))
 
 
@@ -74,9 +72,9 @@ def _reason_against(
     if check.id in skip:
         return "left out by --skip"
     if only:
-        return None if check.id in only else "not selected by --only"
+        return None if check.id in only else NOT_SELECTED
     if not level.includes(needed):
-        return f"belongs to level {needed.value}; this run is {level.value}"
+        return f"needs --level {needed.value}"
     return None
 
 

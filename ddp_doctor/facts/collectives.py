@@ -1,6 +1,6 @@
 """What the checks of collectives record, and trials of remedies."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -84,6 +84,9 @@ class AllReduceFact(Fact):
     repeatable: bool
     sizes: tuple[SizeResult, ...] = ()
     stopped_at_bytes: int | None = None  # the first size that no longer fitted the time or memory
+    short_of: Literal["time", "memory"] | None = None  # which of them; None in older recordings
+    #: For each size from there on: seconds for all up to it, or bytes free on the host or on a rank's GPU.
+    needs: tuple[float, ...] = ()
 
 
 class PairResult(Frozen):

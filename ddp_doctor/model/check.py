@@ -40,6 +40,11 @@ class Check:
     level_with_model: Level | None = None  # from which it runs on the user's own, in place of the doctor's
     measurements: Callable[[Recording], Iterable[Measurement]] | None = None
 
+    @property
+    def group(self) -> str:
+        """What it is about: the package of its facts, which is that of its module, too."""
+        return {"ddp": "DDP"}.get(group := self.facts[0].__module__.split(".")[2], group)
+
     def from_level(self, model: str) -> Level:
         """The level from which it runs, with the user's own model or none ("")."""
         return self.level_with_model if model and self.level_with_model else self.level

@@ -99,6 +99,14 @@ class CheckStatus(str, Enum):
     FAILED = "failed"
 
 
+class Detail(Enum):
+    """How much of a report is printed."""
+
+    VERDICT = "findings and verdict"
+    SCREEN = "what fits a screen where all is well"
+    ALL = "every check"
+
+
 class ExitCode(int, Enum):
     """The process exit codes (docs/reference/exit-codes.md)."""
 

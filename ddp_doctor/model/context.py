@@ -233,6 +233,7 @@ class RankContext(Protocol):
     device: str  # "cpu" or "cuda:N", for torch.device
     env: Mapping[str, str]
     level: Level
+    budget_s: float  # of the run
     deadline: float
     init_s: float  # how long init_process_group took here
     backend_impl: str | None  # the class behind ``backend``, as ProcessGroupFact has it

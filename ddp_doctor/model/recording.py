@@ -21,6 +21,9 @@ INTERRUPTED_AFTER = "interrupted after"
 #: … and of one that was not made because of it.
 OWN_PROCESS = "the doctor's own process"
 
+#: The reason of a check that ``--only`` does not name.
+NOT_SELECTED = "not selected by --only"
+
 F = TypeVar("F", bound=Fact)
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -7,46 +7,114 @@ Source: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md ("Bu
 With in-network reduction (NVLink SHARP) the switch adds, and the busbw may exceed the link.
 """
 
+import math
 from statistics import median
+from types import MappingProxyType
+from typing import Literal, NamedTuple
 
 from ddp_doctor.facts.collectives import SizeResult
 from ddp_doctor.knowledge.ddp import payload
 from ddp_doctor.model.choices import Level
 from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.recording import Options
 from ddp_doctor.probing.rank_identity import finish
 
+#: Of a check's time that is left, how much the sizes may take.
+_SHARE_OF_CHECK = 0.6
+#: Seconds for the sizes within the usual budget.
+_TIME_FOR_SIZES = MappingProxyType({Level.QUICK: 0.25, Level.STANDARD: 1.0, Level.THOROUGH: 5.0})
 
-def bandwidth(ctx: RankContext) -> tuple[list[SizeResult], int | None]:
+
+#: The most that a budget brings: the check has 10 s, of which the types take some.
+_MOST_FOR_SIZES_S = _SHARE_OF_CHECK * 9.0
+
+
+#: What a size takes besides its repetitions, in repetitions: new memory, the first call and the check of one. Measured
+#: with gloo on two cores: 5 to 9 from 16 MiB on.
+_OTHER_CALLS = 6
+
+
+class Sweep(NamedTuple):
+    """The sizes that were measured; if not all, the first of the rest, what was short, and how much would do."""
+
+    sizes: list[SizeResult]
+    stopped_at: int | None = None
+    short_of: Literal["time", "memory"] | None = None
+    needs: tuple[float, ...] = ()  # for each size that was left out: seconds, or bytes of free memory
+
+
+def bandwidth(ctx: RankContext) -> Sweep:
     """Sizes 4 B, then 1 KiB to 256 MiB by fours, until the ranks agree that time or memory is short."""
     results: list[SizeResult] = []
     spent, previous = 0.0, 0.0
-    allowed = _time_for_sizes(ctx)
-    for size in payload.sweep_sizes(ctx.level is Level.QUICK):
-        # Large sizes take about four times longer each; the slowest rank decides for all.
-        growth = 5 if size > payload.LATENCY_BOUND_BYTES else 2
-        is_short = spent + growth * previous >= allowed or not _fits_memory(ctx, size)
-        if agreed(ctx, float(is_short)):
-            return results, size
+    allowed = min(time_for_sizes(ctx.level, ctx.budget_s), ctx.remaining() * _SHARE_OF_CHECK)
+    sizes = payload.sweep_sizes(ctx.level is Level.QUICK)
+    for size in sizes:
+        fits = _memory_needed(ctx, size) <= _memory_free(ctx)
+        short_of = _shortest(ctx, in_time=_time_needed(spent, previous, size) < allowed, in_memory=fits)
+        if short_of:
+            left = sizes[len(results) :]
+            memory = tuple(float(_memory_needed(ctx, size)) for size in left)
+            needs = memory if short_of == "memory" else _time_for_each(ctx.level, left, spent, previous)
+            return Sweep(results, size, short_of, needs)
         started = ctx.clock()
         results.append(measure(ctx, size))
         previous = ctx.clock() - started
         spent += previous
-    return results, None
+    return Sweep(results)
 
 
-def _time_for_sizes(ctx: RankContext) -> float:
-    share = {Level.QUICK: 0.25, Level.STANDARD: 1.0, Level.THOROUGH: 5.0}[ctx.level]
-    return min(share, ctx.remaining() * 0.6)
+def time_for_sizes(level: Level, budget_s: float) -> float:
+    """Seconds: who gives a run more than the usual budget gives more to the sizes."""
+    return _TIME_FOR_SIZES[level] * max(budget_s / Options().budget_s, 1.0)
 
 
-def _fits_memory(ctx: RankContext, size: int) -> bool:
-    """Twice the payload per rank: within the rank's share of its GPU, or a quarter of what the host has free."""
+def budget_for(needs_s: float, level: Level) -> float | None:
+    """The budget, in seconds, that gives the sizes so much; None where the check's own deadline is in the way.
+
+    Up to a half more than the estimate: the same sizes took from two thirds to one and a half of it on two busy cores.
+    """
+    if 1.25 * needs_s > _MOST_FOR_SIZES_S:
+        return None
+    seconds = min(1.5 * needs_s, _MOST_FOR_SIZES_S)
+    return math.ceil(seconds / _TIME_FOR_SIZES[level] * Options().budget_s / 10) * 10.0
+
+
+def _time_needed(spent: float, previous: float, size: int) -> float:
+    """What there must be more of than this before ``size``: large sizes take about four times longer each."""
+    return spent + (5 if size > payload.LATENCY_BOUND_BYTES else 2) * previous
+
+
+def _time_for_each(level: Level, left: list[int], spent: float, previous: float) -> tuple[float, ...]:
+    """For each size that is left, what there must be more of so that it is measured, by the times before."""
+    if not previous:
+        return ()
+
+    def amount(size: int) -> int:
+        """What the time of a size is in proportion to: below the bound it hardly grows."""
+        calls = payload.iterations(size, quick=level is Level.QUICK) + _OTHER_CALLS
+        return max(size, payload.LATENCY_BOUND_BYTES) * calls
+
+    per_amount, needed = previous / amount(left[0] // 4), [0.0]
+    for size in left:
+        needed.append(max(needed[-1], _time_needed(spent, previous, size)))
+        previous = per_amount * amount(size)
+        spent += previous
+    return tuple(needed[1:])
+
+
+def _memory_needed(ctx: RankContext, size: int) -> int:
+    """Bytes: twice the payload, on a host eight times, for each rank."""
+    return 2 * size if ctx.device.startswith("cuda") else 4 * 2 * size * max(ctx.world_size, 1)
+
+
+def _memory_free(ctx: RankContext) -> int:
+    """Bytes of the rank's share of its GPU, or of the host."""
     if ctx.device.startswith("cuda"):
-        return 2 * size <= ctx.gpu_memory_bytes
+        return ctx.gpu_memory_bytes
     import psutil
 
-    free = psutil.virtual_memory().available // max(ctx.world_size, 1)
-    return bool(2 * size < free // 4)
+    return int(psutil.virtual_memory().available)
 
 
 def agreed(ctx: RankContext, value: float, *, of_first: bool = False) -> float:
@@ -64,6 +132,12 @@ def agreed(ctx: RankContext, value: float, *, of_first: bool = False) -> float:
 def meet(ctx: RankContext) -> None:
     """Wait until all ranks have arrived."""
     agreed(ctx, 0.0)
+
+
+def _shortest(ctx: RankContext, *, in_time: bool, in_memory: bool) -> Literal["time", "memory"] | None:
+    """What any rank is short of; the slowest rank decides for all."""
+    code = agreed(ctx, 2.0 if not in_memory else 0.0 if in_time else 1.0)
+    return {1.0: "time", 2.0: "memory"}.get(code)  # type: ignore[return-value]
 
 
 def measure(ctx: RankContext, size: int) -> SizeResult:

@@ -29,6 +29,7 @@ class LiveRankContext:
         self.device = spec.device
         self.env: Mapping[str, str] = os.environ
         self.level = spec.options.level
+        self.budget_s = spec.options.budget_s
         self.skip_pairs = frozenset(spec.skip_pairs)
         self.started_ago_s = time.monotonic() - spec.launched_at
         self.init_s = 0.0

@@ -79,7 +79,8 @@ def _remedy(remedy: Remedy) -> Iterator[Line]:
     if remedy.cost:
         yield Line(f"Cost: {remedy.cost}", indent=4, hang=2)
     if remedy.undo and remedy.undo != NOTHING_TO_UNDO:
-        yield Line(f"Undo: {remedy.undo}", indent=4, to_paste=True)
+        is_command = remedy.undo.startswith(("export ", "unset ", "sudo "))
+        yield Line(f"Undo: {remedy.undo}", indent=4, hang=2, to_paste=is_command)
     if remedy.settings and remedy.proof != FOLLOWS:
         yield Line(_proof(remedy), indent=4, hang=2)
 

@@ -6,10 +6,12 @@ NCCL_DEBUG         INFO   unset    environment, set in bash (process 4711)
     overrules /etc/nccl.conf:3, which says WARN
 """
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddp_doctor.model.report import EnvReport, SettingInForce
+from ddp_doctor.render.layout import Table, folded, width_of
 from ddp_doctor.render.text import one_line
 from ddp_doctor.settings.releases import NEWEST_TORCH, RELEASES
 from ddp_doctor.settings.table import variables
@@ -40,14 +42,15 @@ def show(report: EnvReport, out: "Console") -> None:
     if not report.settings:
         out.print("None of the variables that matter to NCCL, torch, gloo and torchrun is set.")
         return
-    out.print(f"Defaults and meanings are those of {_version(report)}.", style="dim")
-    rows = [_cells(row) for row in report.settings]
-    widths = [max(map(len, column)) for column in zip(_TITLES, *rows, strict=True)]
-    out.print(_line(_TITLES, widths), style="dim", soft_wrap=True)
-    for row, cells in zip(report.settings, rows, strict=True):
-        out.print(_line(cells, widths), soft_wrap=True)
+    width = width_of(out)
+    out.print(folded(f"Defaults and meanings are those of {_version(report)}.", width), style="dim")
+    titles, rows = Table(_TITLES, [_cells(row) for row in report.settings]).parts(width)
+    for line in titles:
+        out.print(line, style="dim")
+    for row, text in zip(report.settings, rows, strict=True):
+        out.print(text)
         for further in _further(row, report):
-            out.print(f"     {further}", style="dim", soft_wrap=True)
+            out.print(folded(further, width, indent=5, hang=2), style="dim")
 
 
 def _version(report: EnvReport) -> str:
@@ -74,12 +77,10 @@ def _cells(row: SettingInForce) -> tuple[str, ...]:
 
 def _cut(text: str) -> str:
     text = one_line(text)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
-
-
-def _line(cells: tuple[str, ...], widths: list[int]) -> str:
-    padded = [f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)]
-    return f" {'  '.join(padded).rstrip()}"
+    if len(text) <= _LONGEST:
+        return text
+    ends = [found.end() for found in re.finditer(r"[\s,;:/]", text[: _LONGEST - 3])]  # between words
+    return f"{text[: ends[-1] if ends else _LONGEST - 3]}..."
 
 
 def _reader(row: SettingInForce, report: EnvReport) -> str:

@@ -1,23 +1,25 @@
 """The tables of the report in a few lines each: all-reduces, GPUs at work, a training step, DDP's buckets.
 
-  computing       step    waiting  communication  overlap   weak  strong
-    10.1 ms    14.3 ms     4.2 ms         7.9 ms     47 %   69 %    62 %  2 ranks, 4 MiB of gradients
-buckets of 25 MiB: predicted 643 ms, measured 607 ms
-buckets of 0.25 MiB: predicted 494 ms, measured 489 ms
+A training step of 2 ranks, 4 MiB of gradients
+ computing     step  waiting  communication  overlap  weak  strong
+   10.1 ms  14.3 ms   4.2 ms         7.9 ms      47%   69%     62%
+   buckets of 25 MiB: predicted 643 ms, measured 607 ms
+   buckets of 0.25 MiB: predicted 494 ms, measured 489 ms
 
-bucket        size  parameters
-     0    1.00 MiB          12  head.bias to layers.7.bias
-     1    24.8 MiB          91  layers.6.weight to embedding.weight
+ bucket      size  parameters  in the order in which they are ready
+      0  1.00 MiB          12  head.bias to layers.7.bias
+      1  24.8 MiB          91  layers.6.weight to embedding.weight
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ddp_doctor.model.report import Measurement
+from ddp_doctor.render.layout import Table, folded
 from ddp_doctor.render.text import amount
 
-#: The rows a person wants on the screen; the JSON has all.
-_SHOWN = 8
+#: The rows of a table where every check has a line, and on a screen; the JSON has all.
+_SHOWN, _SHOWN_ON_SCREEN = 8, 5
 
 
 Row = tuple[int, float, float, float, int]
@@ -41,9 +43,44 @@ def rows(measurements: Sequence[Measurement]) -> list[Row]:
     ]
 
 
-def chosen(all_rows: list[Row]) -> list[Row]:
-    """At most eight rows: the smallest, and the largest ones."""
-    return all_rows if len(all_rows) <= _SHOWN else all_rows[:1] + all_rows[1 - _SHOWN :]
+def size_lines(measurements: Sequence[Measurement], width: int | None, *, all_rows: bool) -> list[str]:
+    """What is measured, the titles, and the smallest and the largest sizes; nothing where none was measured."""
+    most = _SHOWN if all_rows else _SHOWN_ON_SCREEN
+    known = rows(measurements)
+    shown = known if len(known) <= most else known[:1] + known[1 - most :]
+    cells = [
+        (f"{size}", f"{time_us:.1f}", f"{algbw:.2f}", f"{busbw:.2f}", f"{wrong}")
+        for size, time_us, algbw, busbw, wrong in shown
+    ]
+    titles = ("size (B)", "time (us)", "algbw (GB/s)", "busbw (GB/s)", "#wrong")
+    table = Table(titles, cells, range(len(titles))).lines(width) if cells else []
+    caption = folded("all_reduce, float32 sum, the slowest rank:", width, indent=1)
+    return [caption, *table, *_untested(measurements, width)] if table else []
+
+
+def _untested(measurements: Sequence[Measurement], width: int | None) -> Iterator[str]:
+    """The sizes that were left out, what was short, and how much would do."""
+    for measurement in measurements:
+        if measurement.name == "allreduce_untested_from":
+            text = f"{amount(measurement.value, 'B')} and above: not tested, {_shortage(measurement)}"
+            yield from folded(text, width, indent=1, hang=3).split("\n")
+
+
+def _shortage(untested: Measurement) -> str:
+    told = untested.labels
+    if told.get("short_of") == "memory":
+        most, where = amount(float(told["needs_bytes"]), "B"), told.get("needs_on", "a host")
+        return f"memory was short; all sizes need {most} free on {where}"
+    if told.get("short_of") != "time":
+        return "time or memory was short"  # a recording of before this was told
+    reached = amount(float(told["reaches_bytes"]), "B") if "reaches_bytes" in told else ""
+    if "budget_s" in told:
+        return (
+            f"time was short; --budget {told['budget_s']:g} would do{f' up to {reached}' if reached else ''}"
+        )
+    if "needs_s" in told:
+        return f"time was short; the next size needs {told['needs_s']:.0f} s, more than this check has"
+    return "time was short"
 
 
 class GpuRow(NamedTuple):
@@ -92,30 +129,53 @@ def chosen_gpus(all_rows: list[GpuRow]) -> list[GpuRow]:
 _ONE_NODE = 16
 
 
-_TIMES = (("computing", "step_compute", 10), ("step", "step_time", 10), ("waiting", "step_exposed", 10))
-_COMMUNICATION = (("communication", "step_communicate", 14),)
-_SHARES = (
-    ("overlap", "step_overlap", 8),
-    ("weak", "step_weak_scaling", 6),
-    ("strong", "step_strong_scaling", 7),
+def gpu_lines(measurements: Sequence[Measurement], width: int | None) -> list[str]:
+    """Titles and what each rank's GPU did at work; nothing where none was measured."""
+    known = gpu_rows(measurements)
+    if not known:
+        return []
+    shown = chosen_gpus(known)
+    which = f"The {len(shown)} slowest of {len(known)} GPUs" if len(shown) < len(known) else "Each rank's GPU"
+    cells = [
+        (
+            f"{row.rank}",
+            "" if row.gpu is None else f"{row.gpu}",
+            *("-" if rate is None else f"{rate:.1f}" for rate in row[2:]),
+        )
+        for row in shown
+    ]
+    titles = ("rank", "GPU", "matmul\n(TFLOP/s)", "copy\n(GB/s)", "from host\n(GB/s)", "to host\n(GB/s)")
+    return [
+        folded(f"{which} at work:", width, indent=1),
+        *Table(titles, cells, range(len(titles))).lines(width),
+    ]
+
+
+_TIMES = (
+    ("computing", "step_compute"),
+    ("step", "step_time"),
+    ("waiting", "step_exposed"),
+    ("communication", "step_communicate"),
 )
+_SHARES = (("overlap", "step_overlap"), ("weak", "step_weak_scaling"), ("strong", "step_strong_scaling"))
 
 
-def step_lines(measurements: Sequence[Measurement]) -> tuple[str, ...]:
-    """The heading first; nothing where no steps were measured."""
+def step_lines(measurements: Sequence[Measurement], width: int | None = None) -> tuple[str, ...]:
+    """What was measured first, then the table; nothing where no steps were measured."""
     by_name = {measurement.name: measurement for measurement in measurements}
     whole = by_name.get("step_time")
     if whole is None:
         return ()
-    heading = "".join(f"{title:>{width}} " for title, _, width in (*_TIMES, *_COMMUNICATION, *_SHARES))
-    cells = [_time(by_name, name, width) for _, name, width in (*_TIMES, *_COMMUNICATION)]
-    cells += [_share(by_name, name, width) for _, name, width in _SHARES]
-    return (heading.rstrip(), f"{''.join(cells)} {_of_what(whole)}", *_notes(whole), *_buckets(measurements))
+    titles = tuple(title for title, _ in (*_TIMES, *_SHARES))
+    cells = [_time(by_name, name) for _, name in _TIMES] + [_share(by_name, name) for _, name in _SHARES]
+    table = Table(titles, [tuple(cells)], range(len(titles))).lines(width)
+    notes = (folded(note, width, indent=3) for note in (*_notes(whole), *_buckets(measurements)))
+    return (folded(f"A training step of {_of_what(whole)}:", width, indent=1), *table, *notes)
 
 
-def _time(by_name: Mapping[str, Measurement], name: str, width: int) -> str:
+def _time(by_name: Mapping[str, Measurement], name: str) -> str:
     measurement = by_name.get(name)
-    return f"{'-' if measurement is None else amount(_digits(max(measurement.value, 0.0)), 's'):>{width}} "
+    return "-" if measurement is None else amount(_digits(max(measurement.value, 0.0)), "s")
 
 
 def _digits(value: float) -> float:
@@ -123,9 +183,9 @@ def _digits(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def _share(by_name: Mapping[str, Measurement], name: str, width: int) -> str:
+def _share(by_name: Mapping[str, Measurement], name: str) -> str:
     measurement = by_name.get(name)
-    return f"{'-' if measurement is None else f'{measurement.value:.0%}':>{width}} "
+    return "-" if measurement is None else f"{measurement.value:.0%}"
 
 
 def _of_what(whole: Measurement) -> str:
@@ -135,7 +195,7 @@ def _of_what(whole: Measurement) -> str:
 
 def _notes(whole: Measurement) -> Iterator[str]:
     if whole.labels.get("shared_processors") == "yes":
-        yield "  other ranks or other work shared the processors: scaling says nothing here"
+        yield "other ranks or other work shared the processors: scaling says nothing here"
 
 
 def _buckets(measurements: Sequence[Measurement]) -> Iterator[str]:
@@ -149,44 +209,51 @@ def _buckets(measurements: Sequence[Measurement]) -> Iterator[str]:
             cap = measurement.labels["bucket_cap_mib"]
             predicted_s = amount(_digits(predicted[cap]), "s")
             measured = amount(_digits(measurement.value), "s")
-            yield f"  buckets of {cap:g} MiB: predicted {predicted_s}, measured {measured}"
+            yield f"buckets of {cap:g} MiB: predicted {predicted_s}, measured {measured}"
 
 
 #: The rows a person wants on the screen: the first, which is ready first, and the last, which ends the backward.
 _BUCKETS_SHOWN = 6
 
 
-def bucket_lines(measurements: Sequence[Measurement]) -> tuple[str, ...]:
+def bucket_lines(measurements: Sequence[Measurement], width: int | None = None) -> tuple[str, ...]:
     """The heading first; nothing where no model of the user's was wrapped."""
-    rows = [measurement for measurement in measurements if measurement.name == "user_model_bucket"]
-    if not rows:
+    buckets = [measurement for measurement in measurements if measurement.name == "user_model_bucket"]
+    if not buckets:
         return ()
-    known = any(row.labels.get("first") for row in rows)
+    known = any(bucket.labels.get("first") for bucket in buckets)
     how = (
         "in the order in which they are ready" if known else "in the order of construction, last layer first"
     )
-    heading = f"{'bucket':>8} {'size':>12} {'parameters':>11}  {how}"
-    return (heading, *_shown_buckets(rows))
+    table = Table(("bucket", "size", "parameters", how), list(_shown_buckets(buckets)), range(3))
+    return tuple(table.lines(width))
 
 
-def _shown_buckets(rows: Sequence[Measurement]) -> Iterator[str]:
-    count = int(rows[0].labels["buckets"])
+_Cells = tuple[str, str, str, str]
+
+
+def _shown_buckets(buckets: Sequence[Measurement]) -> Iterator[_Cells]:
+    count = int(buckets[0].labels["buckets"])
     if count <= _BUCKETS_SHOWN:
-        yield from map(_bucket_row, rows)
+        yield from map(_bucket_row, buckets)
         return
-    yield from map(_bucket_row, rows[: _BUCKETS_SHOWN - 2])
-    is_last = int(rows[-1].labels["bucket"]) == count - 1
+    yield from map(_bucket_row, buckets[: _BUCKETS_SHOWN - 2])
+    is_last = int(buckets[-1].labels["bucket"]) == count - 1
     left = count - (_BUCKETS_SHOWN - 2) - is_last
-    yield f"{'...':>8} {left} more"
+    yield ("...", f"{left} more", "", "")
     if is_last:
-        yield _bucket_row(rows[-1])
+        yield _bucket_row(buckets[-1])
 
 
-def _bucket_row(row: Measurement) -> str:
-    names = [str(row.labels.get(end, "")) for end in ("first", "last")]
+def _bucket_row(bucket: Measurement) -> _Cells:
+    names = [str(bucket.labels.get(end, "")) for end in ("first", "last")]
     which = " to ".join(dict.fromkeys(name for name in names if name))
-    number = row.labels.get("parameters") or "-"
-    return f"{row.labels['bucket']:>8} {_size(row.value):>12} {number:>11}  {which}".rstrip()
+    return (
+        str(bucket.labels["bucket"]),
+        _size(bucket.value),
+        str(bucket.labels.get("parameters") or "-"),
+        which,
+    )
 
 
 def _size(count: float) -> str:

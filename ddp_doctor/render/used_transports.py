@@ -1,12 +1,12 @@
 """What NCCL used between the ranks of a run, next to what it should use, for the report.
 
-NCCL between ranks         predicted       used             rate by its constants
-NV18  GPU0-GPU1 on wk3     P2P             SHM              22 GB/s                differs
-between nodes, mlx5_0      GPUDirect RDMA  IB, host memory  48 GB/s                differs
+NCCL between ranks         predicted       used             expected rate
+NV18  GPU0-GPU1 on wk3     P2P             SHM              22 GB/s        differs
+between nodes, mlx5_0      GPUDirect RDMA  IB, host memory  48 GB/s        differs
 NV18  56 pairs on 7 nodes  P2P             P2P              371 GB/s
 NVLS multicast is offered; 2 connections through the NIC of another GPU (PXN)
 
-Rows that differ come first. The rate is that of the way that was used.
+Rows that differ come first. The rate is that of the way that was used, by NCCL's constants.
 """
 
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
 from ddp_doctor.model.recording import Recording
+from ddp_doctor.render.layout import Table, folded
 from ddp_doctor.render.text import one_line
 from ddp_doctor.views.network import crossings, hca_of, to_network
 from ddp_doctor.views.transports import Expected, Place, Used, log_of, places, used_within
@@ -35,7 +36,7 @@ class _Kind(NamedTuple):
     differs: bool
 
 
-def used_table(recording: Recording) -> str:
+def used_table(recording: Recording, width: int | None = None) -> str:
     """The table in plain text; nothing where no rank logged which transports it set up."""
     world = recording.world
     if world is None or world.backend != "nccl":
@@ -48,22 +49,26 @@ def used_table(recording: Recording) -> str:
     if not rows:
         return ""
     ordered = sorted(rows.items(), key=lambda row: not row[0].differs)
-    cells = [(_whom(recording, kind, those), *kind[1:4]) for kind, those in ordered[:_MOST_ROWS]]
-    widths = [max(len(row[at]) for row in (_HEAD, *cells)) for at in range(len(_HEAD))]
-    body = (_line(row, widths, differs=kind.differs) for row, (kind, _) in zip(cells, ordered, strict=False))
-    lines = [_line(_HEAD, widths), *body]
-    left = len(ordered) - len(cells)
-    lines += [f"and {left} kinds of connections more"] if left else []
-    lines += [f"Read of the first {_MOST_NODES} of {len(known)} nodes."] if known[_MOST_NODES:] else []
-    return "\n".join((*lines, *_notes([log_of(recording, place.seen.node) for place in known[:_MOST_NODES]])))
+    shown = ordered[:_MOST_ROWS]
+    cells = [
+        (
+            _whom(recording, kind, those),
+            kind.predicted,
+            kind.used,
+            kind.rate,
+            "differs" if kind.differs else "",
+        )
+        for kind, those in shown
+    ]
+    lines = Table(_TITLES, cells).lines(width)
+    left = len(ordered) - len(shown)
+    lines += [f" and {left} kinds of connections more"] if left else []
+    lines += [f" Read of the first {_MOST_NODES} of {len(known)} nodes."] if known[_MOST_NODES:] else []
+    notes = _notes([log_of(recording, place.seen.node) for place in known[:_MOST_NODES]])
+    return "\n".join((*lines, *(folded(note, width, indent=1) for note in notes)))
 
 
-_HEAD = ("NCCL between ranks", "predicted", "used", "rate by its constants")
-
-
-def _line(cells: tuple[str, ...], widths: list[int], *, differs: bool = False) -> str:
-    padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
-    return "  ".join((*padded, *(["differs"] if differs else []))).rstrip()
+_TITLES = ("NCCL between ranks", "predicted", "used", "expected rate", "")
 
 
 def _within(recording: Recording, place: Place) -> Iterator[tuple[_Kind, str]]:

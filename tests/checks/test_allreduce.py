@@ -6,12 +6,15 @@ import pytest
 
 from ddp_doctor.checks.collectives import allreduce
 from ddp_doctor.checks.collectives.allreduce import CHECK
-from ddp_doctor.facts.collectives import ELEMENTS, AllReduceFact, Wrong
-from ddp_doctor.model.choices import Confidence, Status
+from ddp_doctor.facts.collectives import ELEMENTS, AllReduceFact, SizeResult, Wrong
+from ddp_doctor.knowledge.ddp import payload
+from ddp_doctor.model.choices import Confidence, Level, Status
+from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Node, Recording, World
+from ddp_doctor.model.recording import Node, Options, Recording, World
 from ddp_doctor.probing import all_reduces
+from ddp_doctor.probing.all_reduces import Sweep
 from tests.rank_harness import HarnessContext
 from tests.recorded import judged
 
@@ -120,3 +123,62 @@ def test_the_size_at_which_the_sweep_ended_early_is_measured():
 @pytest.mark.parametrize(("ranks", "busbw"), [(1, 0.0), (2, 100.0), (8, 175.0)])
 def test_busbw_is_that_of_nccl_tests(ranks: int, busbw: float):
     assert all_reduces.busbw(100.0, ranks) == busbw
+
+
+@pytest.mark.parametrize(
+    ("level", "mb_per_s", "reaches"),
+    [
+        (Level.QUICK, 20, "all"),
+        (Level.STANDARD, 1500, "all"),
+        (Level.STANDARD, 400, "some"),
+        (Level.THOROUGH, 200, "no more"),  # the check itself has less time than the next size takes
+    ],
+)
+def test_a_sweep_that_time_cut_short_names_the_budget_that_does(monkeypatch, level, mb_per_s, reaches):
+    first = swept(monkeypatch, level, mb_per_s, 60.0)
+    short = seen(stopped_at_bytes=first.stopped_at, short_of=first.short_of, needs=first.needs)
+    (untested,) = allreduce.measurements(
+        recording(*[short] * 4).model_copy(update={"options": Options(level=level)})
+    )
+    told = untested.labels
+
+    assert (told["short_of"], "budget_s" in told, "reaches_bytes" in told) == (
+        "time",
+        reaches != "no more",
+        reaches == "some",
+    )
+    if "budget_s" in told:
+        again = swept(monkeypatch, level, mb_per_s, float(told["budget_s"]))
+        assert ("reaches_bytes" in told) == (again.stopped_at is not None)
+        assert again.stopped_at is None or again.sizes[-1].size_bytes >= float(told["reaches_bytes"])
+
+
+def swept(monkeypatch: pytest.MonkeyPatch, level: Level, mb_per_s: float, budget_s: float) -> Sweep:
+    """The sizes of a run over a link of that rate with 1 ms of latency, on a clock of its own."""
+    clock = [0.0]
+
+    def measure(ctx: RankContext, size: int) -> SizeResult:
+        each = 1e-3 + size / mb_per_s / 1e6
+        clock[0] += each * (payload.iterations(size, quick=ctx.level is Level.QUICK) + 6)
+        return SizeResult.model_construct(size_bytes=size)
+
+    def vote(_ctx: RankContext, *, in_time: bool, in_memory: bool) -> str | None:
+        return None if in_time else "time"
+
+    monkeypatch.setattr(all_reduces, "measure", measure)
+    monkeypatch.setattr(all_reduces, "_shortest", vote)
+    ctx = HarnessContext(rank=0, group_rank=0, world_size=4, ranks=(0, 1, 2, 3), local_rank=0, group=None)
+    ctx.level, ctx.budget_s, ctx.deadline = level, budget_s, 9.8
+    monkeypatch.setattr(ctx, "clock", lambda: clock[0])
+    return all_reduces.bandwidth(ctx)
+
+
+def test_a_sweep_that_memory_cut_short_says_how_much_all_sizes_need():
+    short = seen(stopped_at_bytes=1 << 26, short_of="memory", needs=(8.0 * 2**28, 8.0 * 2**30))
+    (untested,) = allreduce.measurements(recording(*[short] * 4))
+    assert untested.labels == {
+        "ranks": 4,
+        "short_of": "memory",
+        "needs_bytes": 8.0 * 2**30,
+        "needs_on": "a host",
+    }

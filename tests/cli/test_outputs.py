@@ -8,7 +8,7 @@ import pytest
 from ddp_doctor.cli.outputs import OUTPUTS, LintResults, Outputs, Results
 from ddp_doctor.lint.report import lint_report
 from ddp_doctor.lint.rules import RULES
-from ddp_doctor.model.choices import FailOn, OutputFormat, UsageError
+from ddp_doctor.model.choices import Detail, FailOn, OutputFormat, UsageError
 from ddp_doctor.model.finding import Setting
 from ddp_doctor.model.recording import Recording
 from tests.render.reports import error, report, world
@@ -41,10 +41,10 @@ def test_a_file_for_each_node_holds_the_values_of_that_node(tmp_path, name, path
 
 
 def test_a_node_that_is_not_the_head_writes_nothing_and_shows_its_words_on_stdout(capsys):
-    outputs = Outputs({"json": "-", "record": "x"}, quiet=True).without_files()
+    outputs = Outputs({"json": "-", "record": "x"}, detail=Detail.VERDICT).without_files()
 
     print("words", file=outputs.words_to)
-    assert outputs == Outputs(quiet=True)
+    assert outputs == Outputs(detail=Detail.VERDICT)
     assert capsys.readouterr().out == "words\n"
 
 

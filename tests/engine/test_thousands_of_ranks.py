@@ -31,7 +31,7 @@ def judged(recording: Recording) -> tuple[Report, list[str]]:
     diagnosis = diagnose(recording)
     assert diagnosis.failures == ()
     made, stream = report(recording, diagnosis), io.StringIO()
-    terminal.show(made, screen.console(stream, width=120))
+    terminal.show(made, recording, screen.console(stream, width=120))
     return made, stream.getvalue().splitlines()
 
 

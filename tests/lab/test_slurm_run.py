@@ -14,6 +14,7 @@ import pytest
 
 from ddp_doctor.model.finding import Setting
 from ddp_doctor.render.pasted import sbatch_lines
+from tests.lab.processes import comm
 from tests.lab.slurm import PATIENCE_S, Slurm, wait_for, why_no_slurm
 from tests.render.reports import error, given_by, world
 
@@ -123,7 +124,11 @@ def test_a_node_whose_task_cannot_start_is_named(slurm, measure):
 
 def test_an_agent_that_dies_on_the_way_is_named_and_the_batch_script_gets_exit_code_1(slurm, measure):
     job = slurm.batch(f"{sys.executable} -m ddp_doctor run; echo exit $?", "-N2")
-    wait_for(lambda: "... torchrun" in job.output, PATIENCE_S, slurm.logs)
+    wait_for(
+        lambda: any(comm(pid).startswith("ddp-doctor:r") for pid in slurm["node2"].pids()),
+        PATIENCE_S,
+        slurm.logs,
+    )
     agent = next(pid for pid, line in doctors(slurm, "node2").items() if " run" in line)
     os.kill(agent, signal.SIGKILL)
     started = time.monotonic()

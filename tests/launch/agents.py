@@ -5,8 +5,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,14 @@ from tests.lab.processes import comm, pids_with
 ROOT = Path(__file__).parent.parent.parent
 #: How long a test waits for what comes in a moment: only one that fails waits so long, however busy the machine is.
 PATIENCE_S = 90.0
+
+
+def _copy(screen: int, path: Path) -> None:
+    """What a terminal shows, into a file, until it is closed."""
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while text := os.read(screen, 65536):
+            file.write(text)
+    os.close(screen)
 
 
 class Agent:
@@ -34,6 +44,9 @@ class Agent:
         name = name or f"node{claims}"
         self.json = folder / f"{name}.json"
         self.said = folder / f"{name}.txt"
+        self.progress = (
+            folder / f"{name}.progress"
+        )  # and whatever else is told on stderr, which is a terminal
         argv = [
             *(sys.executable, "-m", module, "run", "--nnodes", str(nnodes)),
             *("--node-rank", str(claims), "--rdzv-endpoint", f"127.0.0.1:{port}", "--json", str(self.json)),
@@ -41,8 +54,11 @@ class Agent:
         ]
         self.home = folder / name
         env = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(self.home), **(more_env or {})}
-        with self.said.open("wb") as output:
-            self.process = subprocess.Popen(argv, stdout=output, stderr=output, env=env, cwd=folder)
+        env["COLUMNS"] = "200"
+        screen, terminal = os.openpty()
+        with self.said.open("wb") as output, os.fdopen(terminal, "wb") as errors:
+            self.process = subprocess.Popen(argv, stdout=output, stderr=errors, env=env, cwd=folder)
+        threading.Thread(target=_copy, args=(screen, self.progress), daemon=True).start()
 
     def report(self, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
         """Its report, once it has ended."""
@@ -53,10 +69,14 @@ class Agent:
     def wait_for(self, words: str, timeout_s: float = PATIENCE_S) -> None:
         """Until its progress says this."""
         deadline = time.monotonic() + timeout_s
-        while words not in self.said.read_text():
-            assert self.process.poll() is None, self.said.read_text()
-            assert time.monotonic() < deadline, self.said.read_text()
+        while not self.progress.exists() or words not in self.progress.read_text():
+            assert self.process.poll() is None, self.words()
+            assert time.monotonic() < deadline, self.words()
             time.sleep(0.05)
+
+    def words(self) -> str:
+        """All that it said."""
+        return self.progress.read_text() + self.said.read_text()
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

@@ -55,7 +55,7 @@ def _put(store: Any, key: str, value: Any) -> None:
 
 def _says_nothing_of_its_own_inside(*agents: Agent) -> None:
     for agent in agents:
-        said = agent.said.read_text() + agent.json.read_text()
+        said = agent.words() + agent.json.read_text()
         words = ("Traceback", "pydantic", "validation error", "\\u001b", "\x1b[2J")
         assert not [word for word in words if word in said]
 

@@ -1,5 +1,6 @@
 """Reports of planted findings, plain ones and hostile ones, for the tests of what is handed over."""
 
+import io
 import platform
 import random
 from collections.abc import Callable, Sequence
@@ -15,6 +16,13 @@ T = TypeVar("T")
 HERE = platform.node()
 PROVED = Proof(status="proved", before="1 GB/s", after="5 GB/s")
 DISPROVED = Proof(status="disproved", before="5 GB/s", after="1 GB/s")
+
+
+class Screen(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 def remedy(*settings: Setting, proof: Proof | None = None, **more: Sequence[str]) -> Remedy:

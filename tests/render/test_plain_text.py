@@ -1,17 +1,21 @@
 """What is printed is text: nothing from a recording or a child process steers the reader's terminal."""
 
 import io
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.model.choices import CheckStatus, Confidence, Severity, Verdict
+from ddp_doctor.cli.error_handler import print_to_stderr
+from ddp_doctor.model.choices import CheckStatus, Confidence, Detail, Severity, Verdict
 from ddp_doctor.model.finding import Evidence, Finding, Remedy
+from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import CheckResult, Report, Tool
 from ddp_doctor.render import screen, terminal
 from ddp_doctor.render.progress import progress
 from ddp_doctor.render.text import one_line, plain
+from tests.render.reports import Screen
 
 CLIPBOARD = "\x1b]52;c;ZXZpbA==\x07"
 
@@ -62,9 +66,10 @@ def hostile_report() -> Report:
     )
 
 
-def test_escapes_in_a_report_do_not_reach_the_terminal() -> None:
+@pytest.mark.parametrize("detail", Detail)
+def test_escapes_in_a_report_do_not_reach_the_terminal(detail: Detail) -> None:
     out = io.StringIO()
-    terminal.show(hostile_report(), screen.console(out), f"/tmp/{CLIPBOARD}")
+    terminal.show(hostile_report(), Recording(), screen.console(out), f"/tmp/{CLIPBOARD}", detail)
 
     assert "rank 3?]52;c;ZXZpbA==?" in out.getvalue()
     assert plain(out.getvalue()) == out.getvalue()
@@ -72,14 +77,38 @@ def test_escapes_in_a_report_do_not_reach_the_terminal() -> None:
 
 def test_a_newline_in_a_title_or_summary_does_not_forge_a_line() -> None:
     out = io.StringIO()
-    terminal.show(hostile_report(), screen.console(out))
+    terminal.show(hostile_report(), Recording(), screen.console(out))
 
     assert not any(line.startswith("Healthy") for line in out.getvalue().splitlines())
 
 
-def test_progress_is_one_plain_line() -> None:
-    out = io.StringIO()
-    with progress(screen.console(out), quiet=False) as tell:
+def test_progress_is_one_plain_line_on_a_terminal_with_its_number_and_the_time() -> None:
+    out = Screen()
+    with progress(screen.console(out, width=60), ("host", "p2p"), quiet=False) as tell:
+        tell("p2p")
         tell(f"[red]{CLIPBOARD}\nrank 0")
 
-    assert out.getvalue() == "... [red]?]52;c;ZXZpbA==? rank 0\n"
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue()).split("\r")
+    assert "2 of 2  [red]?]52;c;ZXZpbA==? rank 0, 0 s\n" in lines, lines
+    assert CLIPBOARD not in out.getvalue()
+
+
+def test_elsewhere_there_is_no_progress() -> None:
+    out = io.StringIO()
+    with progress(screen.console(out), ("p2p",), quiet=False) as tell:
+        tell("p2p")
+
+    assert out.getvalue() == ""
+
+
+def test_a_sentence_on_a_terminal_of_thirty_columns_is_broken_between_words(monkeypatch) -> None:
+    out = Screen()
+    monkeypatch.setattr("sys.stderr", out)
+    monkeypatch.setenv("COLUMNS", "30")
+    print_to_stderr("ddp-doctor: --hosts and --hostfile are two ways to say the same: give one")
+
+    assert out.getvalue().splitlines() == [
+        "ddp-doctor: --hosts and",
+        "    --hostfile are two ways to",
+        "    say the same: give one",
+    ]

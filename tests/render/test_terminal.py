@@ -2,15 +2,22 @@
 
 import io
 import re
+import subprocess
 from typing import Any
 
-from ddp_doctor.model.choices import CheckStatus, Confidence, Severity, Verdict
+import pytest
+
+from ddp_doctor.model.choices import CheckStatus, Confidence, Detail, Severity, Status, Verdict
+from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Evidence, Finding, Remedy
+from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import CheckResult, Measurement, Report, Tool
-from ddp_doctor.render import screen, terminal
+from ddp_doctor.render import layout, screen, terminal
+from tests.recorded import judged
+from tests.render.reports import Screen
 
 
-def _shown(**fields: Any) -> list[str]:
+def _shown(recording: Recording | None = None, detail: Detail = Detail.SCREEN, **fields: Any) -> list[str]:
     given: dict[str, Any] = {
         "run_id": "r",
         "started_at": "",
@@ -21,7 +28,7 @@ def _shown(**fields: Any) -> list[str]:
     }
     stream = io.StringIO()
     report = Report(tool=Tool(version="0"), **given | fields)
-    terminal.show(report, screen.console(stream, width=100))
+    terminal.show(report, recording or Recording(), screen.console(stream, width=100), detail=detail)
     return stream.getvalue().splitlines()
 
 
@@ -30,7 +37,8 @@ def test_a_check_that_could_not_look_on_one_node_says_so_beside_its_mark():
         id="gpus", title="GPUs", status=CheckStatus.PASSED, reason="on node2: no GPU", duration_s=0.1
     )
 
-    assert " ok gpus            GPUs (0.10 s); not tested on node2: no GPU" in _shown(checks=(gpus,))
+    assert " ok gpus GPUs (0.10 s); not tested on node2: no GPU" in _shown(detail=Detail.ALL, checks=(gpus,))
+    assert _shown(checks=(gpus,))[:2] == [" ok node gpus", " -- gpus on node2: no GPU"]
 
 
 def _untested(name: str, reason: str, status: CheckStatus = CheckStatus.SKIPPED) -> CheckResult:
@@ -38,7 +46,7 @@ def _untested(name: str, reason: str, status: CheckStatus = CheckStatus.SKIPPED)
 
 
 def test_checks_not_tested_for_one_reason_share_a_line():
-    slow, quick = "DD536 makes every step several times longer", "belongs to level standard"
+    slow, quick = "DD536 makes every step several times longer", "left out by --skip"
     passed = CheckResult(id="allreduce", title="All-reduce", status=CheckStatus.PASSED, duration_s=0.0)
     checks = (
         _untested("gradient_sync", slow),
@@ -49,18 +57,92 @@ def test_checks_not_tested_for_one_reason_share_a_line():
         _untested("gpus", slow, CheckStatus.FAILED),
     )
 
-    assert _shown(checks=checks)[1:5] == [
+    assert _shown(detail=Detail.ALL, checks=checks)[:5] == [
         f" -- gradient_sync, buffers, p2p  not tested: {slow}",
-        f" -- torchrun        not tested: {quick}",
-        " ok allreduce       All-reduce",
-        f" ?? gpus            failed: {slow}",
+        f" -- torchrun  not tested: {quick}",
+        " ok allreduce All-reduce",
+        f" ?? gpus      failed: {slow}",
+        "    -- not tested, ?? could not be evaluated",
+    ]
+    assert _shown(checks=checks)[:5] == [
+        " ok collectives allreduce",
+        f" -- gradient_sync, buffers, p2p  {slow}",
+        f" -- torchrun    {quick}",
+        f" ?? gpus        failed: {slow}",
+        "    -- not tested, ?? could not be evaluated (why: -v)",
     ]
 
 
-def test_a_long_reason_is_cut_where_it_can_be_seen():
-    shown = _shown(checks=(_untested("gpus", "x" * 500),))[1]
+def test_what_there_was_no_reason_to_test_takes_a_line_and_what_was_not_selected_none():
+    absent = Reading(check="rdma", status=Status.ABSENT, reason="no RDMA device here")
+    checks = (
+        CheckResult(id="host", title="host", status=CheckStatus.PASSED),
+        _untested("rdma", "no RDMA device here"),
+        _untested("checkpoint", "needs --level thorough"),
+        _untested("step_time", "needs --level thorough"),
+        _untested("user_model", "needs a model of yours: --model"),
+        _untested("p2p", "not selected by --only"),
+    )
 
-    assert shown.endswith("xxx...")
+    assert _shown(Recording(readings=(absent,)), checks=checks)[:4] == [
+        " ok node       host",
+        " -- not here   rdma",
+        " -- on request checkpoint, step_time (--level thorough), user_model (--model)",
+        "    -- not tested (why: -v)",
+    ]
+
+
+def test_a_check_with_a_warning_alone_is_not_red():
+    checks = tuple(CheckResult(id=name, title=name, status=CheckStatus.FOUND) for name in ("host", "gpus"))
+    findings = (
+        _finding(Evidence(check="gpus", text="lost"), code="DD304"),
+        _finding(Evidence(check="host", text="few"), code="DD210", severity=Severity.WARNING),
+    )
+    stream = Screen()
+    report = _sick("Sick.", *findings).model_copy(update={"checks": checks})
+    terminal.show(report, Recording(), screen.console(stream, width=60))
+
+    assert stream.getvalue().splitlines()[:3] == [
+        "\x1b[33m !! \x1b[0mhost DD210",
+        "\x1b[1;31m !! \x1b[0mgpus DD304",
+        "\x1b[2m    !! see the finding below\x1b[0m",
+    ]
+
+
+def test_few_words_are_the_findings_and_the_verdict():
+    host = CheckResult(id="host", title="host", status=CheckStatus.PASSED)
+    assert _shown(detail=Detail.VERDICT, checks=(host,)) == ["Healthy. (1.0 s)"]
+    few = _shown(detail=Detail.VERDICT, checks=(host,), findings=(_finding(),))
+    assert (few[1], few[-1]) == ("ERROR DD000 Much", "Healthy. (1.0 s)")
+
+
+#: Reports with every table, of one node and of several, healthy and sick.
+_WIDE = (
+    "gpu_speed/all-h100-at-low-clocks",
+    "hang/rank-never-enters",
+    "step_time/slow-link-with-own-model",
+    "topology/transports-nic-behind-the-host-bridge",
+    "user_model/conv-net-with-batch-norm",
+)
+
+
+@pytest.mark.parametrize("width", [20, 60, 80, 120])
+@pytest.mark.parametrize("situation", _WIDE)
+def test_no_line_is_wider_than_the_terminal_but_long_words(situation: str, width: int):
+    outcome, stream = judged(situation), Screen()
+    out = screen.console(stream, width=width)
+    out.no_color = True
+    terminal.show(outcome.report, outcome.recording, out, detail=Detail.ALL)
+
+    for line in re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue()).splitlines():
+        is_one_word = len(line.removesuffix(" \\").strip(" -").split()) == 1
+        assert len(line) <= width or is_one_word, line
+
+
+def test_a_long_reason_is_cut_where_it_can_be_seen():
+    shown = _shown(checks=(_untested("gpus", "some words " * 50),))[0]
+
+    assert shown.endswith("some words ...")
     assert len(shown) < 200
 
 
@@ -131,18 +213,14 @@ def _sick(summary: str, *findings: Finding) -> Report:
 
 
 def _on_a_terminal(finding: Finding, width: int, summary: str) -> list[str]:
-    class Screen(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     stream = Screen()
     out = screen.console(stream, width=width)
     out.no_color = True
-    terminal.show(_sick(summary, finding), out)
+    terminal.show(_sick(summary, finding), Recording(), out)
     return re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue()).splitlines()
 
 
-def test_a_terminal_breaks_prose_between_words_and_never_a_command():
+def test_a_terminal_breaks_prose_between_words_and_a_command_as_a_shell_reads_it():
     command = "sudo nft insert rule inet filter input ip saddr { 10.77.0.1, 10.77.0.2 } accept   # on node2"
     opened = Remedy(
         summary="Let the nodes of the job in on all ephemeral ports, everywhere", commands=(command,)
@@ -153,20 +231,23 @@ def test_a_terminal_breaks_prose_between_words_and_never_a_command():
         remedies=(opened,),
     )
 
-    assert _on_a_terminal(finding, 40, "Sick: Inbound to node2 is blocked for ephemeral ports.")[2:] == [
-        "ERROR DD000 Inbound to node2 is blocked ",
+    assert _on_a_terminal(finding, 40, "Sick: Inbound to node2 is blocked for ephemeral ports.")[1:] == [
+        "ERROR DD000 Inbound to node2 is blocked",
         "for ephemeral ports",
         "  - node0 dials node2 at",
         "    10.77.0.3:35815: Connection timed",
         "    out",
         "  Remedy: Let the nodes of the job in on",
         "    all ephemeral ports, everywhere",
-        f"      {command}",
+        "      # on node2",
+        "      sudo nft insert rule inet filter \\",
+        "          input ip saddr { 10.77.0.1, \\",
+        "          10.77.0.2 } accept",
         "  (proved; more: ddp-doctor explain",
         "  DD000)",
         "",
-        "Sick: Inbound to node2 is blocked for ",
-        "ephemeral ports.",
+        "Sick: Inbound to node2 is blocked for",
+        "ephemeral ports. (1.0 s)",
     ]
 
 
@@ -203,7 +284,7 @@ def test_another_node_shows_the_errors_the_verdict_and_who_has_the_rest():
         "ERROR DD516 node2 never reported in",
         "The full report is the head's, node0?[2J.",
         "Recording: /runs/recording-node1.json",
-        "Sick: node2 never reported in.",
+        "Sick: node2 never reported in. (1.0 s)",
     ]
 
 
@@ -220,11 +301,12 @@ def test_the_gpus_at_work_stand_in_a_table_with_what_was_not_measured():
         _rate("pcie_h2d_bandwidth", 1, 24.6e9),
     )
 
-    assert _shown(measurements=measured)[2:6] == [
-        "   rank  GPU     matmul     copy  from host  to host",
-        "              (TFLOP/s)   (GB/s)     (GB/s)   (GB/s)          each rank's GPU at work",
-        "      0    4      702.4   2541.0       55.2     54.9",
-        "      1               -        -       24.6        -",
+    assert _shown(measurements=measured)[1:6] == [
+        " Each rank's GPU at work:",
+        " rank  GPU     matmul    copy  from host  to host",
+        "            (TFLOP/s)  (GB/s)     (GB/s)   (GB/s)",
+        "    0    4      702.4  2541.0       55.2     54.9",
+        "    1               -       -       24.6        -",
     ]
 
 
@@ -233,6 +315,17 @@ def test_of_many_gpus_the_slowest_are_shown():
 
     lines = _shown(measurements=measured)
 
-    assert "the 8 slowest of 1024" in lines[3]
+    assert lines[1] == " The 8 slowest of 1024 GPUs at work:"
     assert [line.split()[:2] for line in lines[4:6]] == [["31", "669.0"], ["63", "669.0"]]
     assert len(lines) < 16
+
+
+def test_a_command_that_is_broken_is_still_the_same_to_a_shell():
+    text = "printf %s 'two  words' \"$HOME and more\" --an-option=7 {one,two} last"
+    for width in (10, 30, 50, 200):
+        broken = layout.command(text, width, indent=6)
+        whole, read = (
+            subprocess.run(("bash", "-c", line), capture_output=True, check=True).stdout
+            for line in (text, broken)
+        )
+        assert read == whole, broken

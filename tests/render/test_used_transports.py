@@ -59,7 +59,7 @@ def test_what_else_the_log_says_is_one_line_below():
     )
     changed = recording.model_copy(update={"trials": (trial.model_copy(update={"evidence": evidence}),)})
     last = used_table(changed).splitlines()[-1]
-    assert last.startswith("NVLS multicast is offered; ")
+    assert last.startswith(" NVLS multicast is offered; ")
     assert last.endswith("connections through the NIC of another GPU (PXN); CollNet by SHARP")
 
 
@@ -95,4 +95,4 @@ def test_many_nodes_stay_a_few_lines_and_a_moment():
     lines = used_table(recording).splitlines()
     assert time.process_time() - started < 10.0  # measured: 0.2 s
     assert 2 <= len(lines) <= 12
-    assert "Read of the first 16 of 200 nodes." in lines
+    assert " Read of the first 16 of 200 nodes." in lines

@@ -43,7 +43,7 @@ def shown(report: EnvReport) -> str:
     stream = io.StringIO()
     out = screen.console(stream, width=300)
     settings_table.show(report, out)
-    terminal.show(report, out)
+    terminal.show(report, Recording(), out)
     return stream.getvalue()
 
 

@@ -135,10 +135,10 @@ def test_forbidden_shared_memory_sends_two_sockets_to_the_network():
 
 def test_table_says_what_is_used_how_fast_and_why():
     (place,) = places(load("two-sockets-as-by-default"))
-    lines = transport_table(place).splitlines()[1:]
+    lines = transport_table(place).splitlines()[2:]
     assert lines == [
-        "PIX  GPU0-GPU1, GPU2-GPU3  P2P  24 GB/s  P2P goes up to PXB (NCCL's own limit)",
-        "SYS  4 pairs of GPUs       SHM  22 GB/s  P2P goes up to PXB (NCCL's own limit)",
+        " PIX   GPU0-GPU1, GPU2-GPU3  P2P  24 GB/s  P2P goes up to PXB (NCCL's own limit)",
+        " SYS   4 pairs of GPUs       SHM  22 GB/s  P2P goes up to PXB (NCCL's own limit)",
     ]
 
 
@@ -332,7 +332,7 @@ def test_slow_all_reduce_is_no_finding_where_something_else_may_explain_it(
 
 
 def network_lines(recording: Recording) -> list[str]:
-    return network_table(to_network(recording, places(recording)[0])).splitlines()[1:]
+    return network_table(to_network(recording, places(recording)[0])).splitlines()[2:]
 
 
 def with_kernel(recording: Recording, **fact: Any) -> Recording:
@@ -345,10 +345,12 @@ def with_kernel(recording: Recording, **fact: Any) -> Recording:
 def test_nic_below_the_switch_reaches_gpu_memory_where_the_kernel_can():
     recording = load("infiniband-with-gpudirect")
     assert network_lines(with_kernel(recording, peermem="nvidia_peermem")) == [
-        "PIX  GPU0, GPU1  GPUDirect RDMA  48 GB/s  nvidia_peermem is loaded"
+        " PIX   GPU0, GPU1  GPUDirect RDMA  48 GB/s  nvidia_peermem is loaded"
     ]
     closed = with_kernel(recording, driver_version="570.86.15", driver_is_open=False)
-    assert network_lines(closed)[0].startswith("PIX  GPU0, GPU1  host memory  48 GB/s  no peer memory module")
+    assert network_lines(closed)[0].startswith(
+        " PIX   GPU0, GPU1  host memory  48 GB/s  no peer memory module"
+    )
     assert "GPUDirect RDMA?" in network_lines(recording)[0]
 
 

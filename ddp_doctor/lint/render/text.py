@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ddp_doctor.lint.report import LintFinding, LintReport
 from ddp_doctor.model.choices import Severity, Verdict
+from ddp_doctor.render.layout import folded, width_of
 from ddp_doctor.render.screen import STYLE, VERDICT_STYLE
 from ddp_doctor.render.text import one_line
 
@@ -34,7 +35,7 @@ def show(report: LintReport, out: "Console", *, quiet: bool = False) -> None:
     if report.unread:
         out.print()
     if not quiet or report.verdict is not Verdict.HEALTHY:
-        out.print(one_line(report.summary), style=VERDICT_STYLE[report.verdict])
+        out.print(folded(one_line(report.summary), width_of(out)), style=VERDICT_STYLE[report.verdict])
     if findings:
         worst = min(findings, key=lambda finding: list(Severity).index(finding.severity))
         out.print(f"(more: ddp-doctor explain {worst.code})", style="dim")
@@ -49,15 +50,21 @@ def shown(report: LintReport, *, quiet: bool) -> LintReport:
 
 
 def _show_finding(finding: LintFinding, out: "Console") -> None:
-    place = f"  {one_line(finding.path)}:{finding.line}:{finding.column}: "
-    out.print(place, end="")
-    out.print(f"{finding.severity.value} {finding.code} ", style=STYLE[finding.severity], end="")
-    out.print(one_line(finding.title))
+    from rich.text import Text
+
+    width = width_of(out)
+    place, mark = (
+        f"{one_line(finding.path)}:{finding.line}:{finding.column}:",
+        f"{finding.severity.value}\xa0{finding.code}",  # which stay together
+    )
+    text = Text(folded(f"{place} {mark} {one_line(finding.title)}", width, indent=2, hang=4))
+    text.highlight_words([mark.replace("\xa0", " ")], STYLE[finding.severity])
+    out.print(text)
     for evidence in finding.evidence:
         out.print(f"      {one_line(evidence.text)}", style="dim")
     if finding.detail:
-        out.print(f"      {one_line(finding.detail)}")
+        out.print(folded(one_line(finding.detail), width, indent=6))
     for remedy in finding.remedies:
-        out.print(f"      Remedy: {one_line(remedy.summary)}")
+        out.print(folded(f"Remedy: {one_line(remedy.summary)}", width, indent=6, hang=2))
         for line in remedy.commands:
             out.print(indent(line, " " * 10))

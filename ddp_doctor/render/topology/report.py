@@ -26,6 +26,7 @@ from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.report import Report, TopologyReport
 from ddp_doctor.render.files import CannotWrite
+from ddp_doctor.render.layout import folded, matrix_lines, width_of
 from ddp_doctor.render.topology.picture import Picture, topology_svg
 from ddp_doctor.render.topology.tables import (
     network_table,
@@ -83,12 +84,10 @@ def matrix_rows(matrix: TopologyMatrix) -> list[list[str]]:
     return rows
 
 
-def matrix_text(matrix: TopologyMatrix) -> str:
+def matrix_text(matrix: TopologyMatrix, width: int | None = None) -> str:
     """The table and what it says, in plain ASCII."""
-    rows = matrix_rows(matrix)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    return "\n".join(line.rstrip() for line in (*table, "", *_notes(matrix)))
+    notes = (folded(note, width, hang=6) for note in _notes(matrix))
+    return "\n".join((*matrix_lines(matrix_rows(matrix), width), "", *notes))
 
 
 def styled_matrix(text: str) -> "Text":
@@ -166,23 +165,29 @@ def _views(views: Sequence[FactAt[F]]) -> tuple[Json, ...] | None:
 def show(recording: Recording, out: "Console") -> None:
     """Print everything that was read, host by host."""
     hosts = sorted({reading.node for reading in recording.readings if reading.fact is not None})
-    expected = places(recording)
+    expected, width = places(recording), width_of(out)
     for host in hosts:
         if len(hosts) > 1:
             out.print(f"Host {host + 1} of the text", style="bold")
         for node, place in zip(matrices(recording), expected, strict=True):
             if node.node == host:
-                out.print(styled_matrix(matrix_text(node.fact)), soft_wrap=True)
-                for table in (transport_table(place), network_table(to_network(recording, place))):
+                out.print(styled_matrix(matrix_text(node.fact, width)))
+                for table in (
+                    transport_table(place, width),
+                    network_table(to_network(recording, place), width),
+                ):
                     if table:
-                        out.print(table, soft_wrap=True)
-        for text in _tables(recording, host):
-            out.print(text, soft_wrap=True)
+                        out.print(table)
+        for text in _tables(recording, host, width):
+            out.print(text)
         if len(hosts) > 1:
             out.print()
 
 
-def _tables(recording: Recording, host: int) -> Iterator[str]:
-    yield from (p2p_text(node.fact) for node in recording.facts(P2pStatusFact) if node.node == host)
-    yield from (nvlinks_text(node.fact) for node in recording.facts(NvlinksFact) if node.node == host)
-    yield from (rocm_text(node.fact) for node in recording.facts(RocmTopologyFact) if node.node == host)
+def _tables(recording: Recording, host: int, width: int | None) -> Iterator[str]:
+    texts = [p2p_text(node.fact) for node in recording.facts(P2pStatusFact) if node.node == host]
+    texts += [nvlinks_text(node.fact) for node in recording.facts(NvlinksFact) if node.node == host]
+    yield from (folded(line, width, hang=6) for text in texts for line in text.split("\n"))
+    yield from (
+        rocm_text(node.fact, width) for node in recording.facts(RocmTopologyFact) if node.node == host
+    )

@@ -4,13 +4,13 @@ P2P reads (r): OK between all GPUs
 P2P reads (r): CNS between GPU0-GPU2, GPU1-GPU2; OK between 1 other pair
 GPU0  NVIDIA RTX A6000: 4 of 4 NVLinks active, 14.1 GB/s each
 
-NCCL between GPUs, by its own rules and constants:
-NV18  28 pairs of GPUs       P2P  371 GB/s  NVLink
-PIX   GPU0-GPU1, GPU2-GPU3   P2P   24 GB/s  P2P goes up to PXB (NCCL's own limit)
-SYS   4 pairs of GPUs        SHM?           …
+What NCCL will use between GPUs (? = depends on something that is not known here):
+ path  GPUs                  by    rate      because
+ NV18  28 pairs of GPUs      P2P   371 GB/s  NVLink
+ PIX   GPU0-GPU1, GPU2-GPU3  P2P    24 GB/s  P2P goes up to PXB (NCCL's own limit)
+ SYS   4 pairs of GPUs       SHM?            P2P goes up to PXB (NCCL's own limit)
 
-The question mark says that something which decides is not known. A second table says whether the NIC next to
-each GPU reaches its memory by itself.
+A second table says whether the NIC next to each GPU reaches its memory by itself.
 """
 
 from collections import Counter
@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ddp_doctor.facts.node.topology import GpuNvlinks, NvlinksFact, P2pStatusFact, RocmTopologyFact
 from ddp_doctor.knowledge.topology.link_codes import CAPABILITIES, p2p_status
+from ddp_doctor.render.layout import Table, folded, matrix_lines
 from ddp_doctor.views.network import ToNetwork
 from ddp_doctor.views.transports import Expected, Place
 
@@ -82,14 +83,12 @@ def _links(gpu: GpuNvlinks) -> str:
     )
 
 
-def rocm_text(fact: RocmTopologyFact) -> str:
+def rocm_text(fact: RocmTopologyFact, width: int | None = None) -> str:
     """The types of links as a table, else what there is in a line."""
     lines = [f"{len(fact.gpus)} AMD GPUs (not supported yet)"]
     if fact.link_type:
-        lines.append("      " + " ".join(f"{gpu:5}" for gpu in fact.gpus).rstrip())
-        for gpu in fact.gpus:
-            cells = [fact.link_type[gpu].get(peer, "X") for peer in fact.gpus]
-            lines.append(f"{gpu:5} " + " ".join(f"{cell:5}" for cell in cells).rstrip())
+        rows = [[gpu, *(fact.link_type[gpu].get(peer, "X") for peer in fact.gpus)] for gpu in fact.gpus]
+        lines += matrix_lines([["", *fact.gpus], *rows], width)
     nodes = Counter(fact.numa_node.values())
     lines += [
         f"NUMA node {node}: {number} {'GPU' if number == 1 else 'GPUs'}"
@@ -98,7 +97,7 @@ def rocm_text(fact: RocmTopologyFact) -> str:
     return "\n".join([*lines, *_doubts(fact)])
 
 
-def transport_table(place: Place) -> str:
+def transport_table(place: Place, width: int | None = None) -> str:
     """The table in plain text; nothing where there is one GPU."""
     groups: dict[tuple[str, ...], list[Expected]] = {}
     for pair in place.expected():
@@ -111,18 +110,20 @@ def transport_table(place: Place) -> str:
         (code, _listed(["-".join(pair.gpus) for pair in group], _MOST_NAMES), kind, rate, why)
         for (code, kind, rate, why), group in groups.items()
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    title = "NCCL between GPUs, by its own rules and constants (? where something that decides is not known):"
-    return "\n".join((title, *(_line(row, widths) for row in rows)))
+    title = "What NCCL will use between GPUs (? = depends on something that is not known here):"
+    return _titled(title, "GPUs", rows, width)
 
 
-def _line(row: tuple[str, ...], widths: list[int]) -> str:
-    cells = [cell.ljust(width) for cell, width in zip(row[:3], widths[:3], strict=True)]
-    rate = [row[3].rjust(widths[3])] if widths[3] else []
-    return "  ".join((*cells, *rate, row[4])).rstrip()
+def _titled(title: str, whom: str, rows: Sequence[tuple[str, ...]], width: int | None) -> str:
+    """The table below its title; without rates where none is known."""
+    titles: tuple[str, ...] = ("path", whom, "by", "rate", "because")
+    if not any(row[3] for row in rows):
+        titles, rows = (*titles[:3], titles[4]), [(*row[:3], row[4]) for row in rows]
+    table = Table(titles, rows, right={3} if len(titles) == 5 else ())
+    return "\n".join((folded(title, width), *table.lines(width)))
 
 
-def network_table(ways: Iterable[ToNetwork]) -> str:
+def network_table(ways: Iterable[ToNetwork], width: int | None = None) -> str:
     """From GPUs to their nearest NICs in plain text; nothing where no NIC is known."""
     words = {True: "GPUDirect RDMA", False: "host memory", None: "GPUDirect RDMA?"}
     groups: dict[tuple[str, ...], list[str]] = {}
@@ -132,6 +133,5 @@ def network_table(ways: Iterable[ToNetwork]) -> str:
     if not groups:
         return ""
     rows = [(code, _listed(gpus, _MOST_NAMES, "GPUs"), *cells) for (code, *cells), gpus in groups.items()]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    title = "NCCL from a GPU to its nearest NIC, where it goes between nodes by RDMA:"
-    return "\n".join((title, *(_line(row, widths) for row in rows)))
+    title = "What NCCL will use from a GPU to its nearest NIC, where it goes between nodes by RDMA:"
+    return _titled(title, "GPU", rows, width)

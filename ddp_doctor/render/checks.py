@@ -1,0 +1,192 @@
+"""What became of the checks, in groups on a screen, or line by line.
+
+ok  node         env_vars, software, nccl, host, interfaces
+!!  gpus         DD304
+??  p2p          timed out: rank 1 entered send and never left
+--  buffers      DD536 makes every step several times longer
+--  not here     rdma, rdma_after
+--  on request   checkpoint, step_time (--level thorough), user_model (--model)
+    !! see the finding below   ?? could not be evaluated   -- not tested, -v says why
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from textwrap import shorten
+from typing import TYPE_CHECKING, NamedTuple
+
+from ddp_doctor.checks import CHECKS
+from ddp_doctor.model.choices import CheckStatus, Severity, Status
+from ddp_doctor.model.recording import NOT_SELECTED, Recording
+from ddp_doctor.model.report import CheckResult, Report
+from ddp_doctor.render.layout import folded, width_of
+from ddp_doctor.render.screen import STYLE
+from ddp_doctor.render.text import one_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+#: The JSON report has the whole of a longer reason.
+_LONGEST_REASON = 160
+#: Less prints as 0.00 s.
+_SHORTEST_S = 0.005
+_MARKS = {
+    CheckStatus.PASSED: "ok",
+    CheckStatus.FOUND: "!!",
+    CheckStatus.SKIPPED: "--",
+    CheckStatus.TIMED_OUT: "??",
+    CheckStatus.FAILED: "??",
+}
+_STYLES = {"ok": "green", "--": "dim", "??": "yellow"}
+_LEGEND = {"!!": "see the finding below", "??": "could not be evaluated", "--": "not tested"}
+_GROUPS = {check.id: check.group for check in CHECKS}
+_OTHERS = "others"
+_IN_ORDER = (*dict.fromkeys(_GROUPS.values()), _OTHERS)
+#: Commands of one check, which need no list of checks where it was made.
+_ONE_CHECK = ("topology", "env")
+_NOT_HERE, _ON_REQUEST = "not here", "on request"
+_LONGEST_NAME = max(map(len, _GROUPS))
+
+
+class _Line(NamedTuple):
+    mark: str
+    name: str
+    text: str
+    style: str
+
+
+def show(report: Report, recording: Recording, out: "Console", *, each: bool) -> None:
+    """Print all checks, ``each`` on a line of its own or in groups, and what the marks mean."""
+    if not each and recording.options.command in _ONE_CHECK and not any(_is_open(c) for c in report.checks):
+        return
+    each |= all(check.status is CheckStatus.SKIPPED for check in report.checks)  # the reason is all there is
+    lines = list(_each(report) if each else _grouped(report, recording))
+    width = width_of(out)
+    column = max((len(line.name) for line in lines if len(line.name) <= _LONGEST_NAME), default=0)
+    for mark, name, text, style in lines:
+        padded = f"{name:<{column}} " if len(name) <= column else f"{name}  "
+        line = folded(f"{padded}{text}", width and width - 4, hang=column + 1)
+        out.print(f" {mark} ", style=style, end="")
+        out.print(line.replace("\n", "\n    "), style="dim" if mark == "--" else None)
+    legend = [
+        f"{mark} {_LEGEND[mark]}" for mark in dict.fromkeys(line.mark for line in lines) if mark in _LEGEND
+    ]
+    if legend:
+        why = "" if each or "--" not in {line.mark for line in lines} else " (why: -v)"
+        out.print(folded(f"{', '.join(legend)}{why}", width, indent=4), style="dim")
+
+
+def _is_open(check: CheckResult) -> bool:
+    return check.status not in (CheckStatus.PASSED, CheckStatus.FOUND) or bool(check.reason)
+
+
+def _grouped(report: Report, recording: Recording) -> Iterator[_Line]:
+    """First what passed, by group; then, one by one, what did not; then what there was no reason to test."""
+    selected = [check for check in report.checks if check.reason != NOT_SELECTED]
+    whole = [check for check in selected if check.status is CheckStatus.PASSED]
+    for group in _IN_ORDER:
+        ids = [check.id for check in whole if _GROUPS.get(check.id, _OTHERS) == group]
+        if ids:
+            yield _Line("ok", group, one_line(", ".join(ids)), _STYLES["ok"])
+    partly = [check for check in whole if check.reason]
+    yield from (_Line("--", one_line(check.id), _reason(check), _STYLES["--"]) for check in partly)
+    idle = [check for check in selected if check.status is CheckStatus.SKIPPED]
+    not_here = [check for check in idle if _is_absent(recording, check.id)]
+    requested = [check for check in idle if check not in not_here and _option(check)]
+    in_groups = (*whole, *not_here, *requested)
+    for alike in _alike([check for check in selected if check not in in_groups]):
+        yield _line(report, alike, _short_words)
+    if not_here:
+        yield _Line("--", _NOT_HERE, _names(not_here), _STYLES["--"])
+    if requested:
+        by_option = _by(requested, _option)
+        text = ", ".join(f"{_names(alike)} ({option})" for option, alike in by_option.items())
+        yield _Line("--", _ON_REQUEST, text, _STYLES["--"])
+
+
+def _each(report: Report) -> Iterator[_Line]:
+    """All checks in order."""
+    return (_line(report, alike, _words) for alike in _alike(report.checks))
+
+
+def _alike(checks: Sequence[CheckResult]) -> list[list[CheckResult]]:
+    """The checks in order; those without a result for the same reason are together at the place of the first."""
+
+    def cause(check: CheckResult) -> object:
+        has_result = check.status in (CheckStatus.PASSED, CheckStatus.FOUND)
+        return check.id if has_result else (check.status, check.reason)
+
+    return list(_by(checks, cause).values())
+
+
+def _by(
+    checks: Sequence[CheckResult], key: Callable[[CheckResult], object]
+) -> dict[object, list[CheckResult]]:
+    groups: dict[object, list[CheckResult]] = {}
+    for check in checks:
+        groups.setdefault(key(check), []).append(check)
+    return groups
+
+
+def _line(report: Report, alike: Sequence[CheckResult], words: Callable[[Report, CheckResult], str]) -> _Line:
+    mark = _MARKS[alike[0].status]
+    name, text = _names(alike), words(report, alike[0])
+    return _Line(mark, name, text, _STYLES.get(mark) or _worst(report, alike[0]))
+
+
+def _names(checks: Sequence[CheckResult]) -> str:
+    return one_line(", ".join(check.id for check in checks))
+
+
+def _worst(report: Report, check: CheckResult) -> str:
+    """The colour of the worst finding on it: a warning is not red."""
+    severities = [severity for _, severity in _found(report, check)]
+    return STYLE[Severity.ERROR if Severity.ERROR in severities else Severity.WARNING]
+
+
+def _found(report: Report, check: CheckResult) -> list[tuple[str, Severity]]:
+    """The codes and severities of what was found on it."""
+    return [
+        (finding.code, finding.severity)
+        for finding in report.findings
+        if finding.severity.at_least(Severity.WARNING)
+        and any(evidence.check == check.id for evidence in finding.evidence)
+    ]
+
+
+def _short_words(report: Report, check: CheckResult) -> str:
+    if check.status is CheckStatus.FOUND:
+        codes = ", ".join(dict.fromkeys(code for code, _ in _found(report, check)))
+        return f"{codes}{_but(check)}"
+    if check.status is CheckStatus.SKIPPED:
+        return _reason(check)
+    return _words(report, check)
+
+
+def _words(report: Report, check: CheckResult) -> str:
+    if check.status is CheckStatus.PASSED:
+        took = f" ({check.duration_s:.2f} s)" if check.duration_s >= _SHORTEST_S else ""
+        return f"{check.title}{took}{_but(check)}"
+    if check.status is CheckStatus.FOUND:
+        return f"{check.title}: {_short_words(report, check)}"
+    word = {"timed_out": "timed out", "skipped": "not tested"}.get(check.status.value, check.status.value)
+    return f"{word}: {_reason(check)}"
+
+
+def _but(check: CheckResult) -> str:
+    """On some of several nodes."""
+    return f"; not tested {_reason(check)}" if check.reason else ""
+
+
+def _reason(check: CheckResult) -> str:
+    return shorten(one_line(check.reason or ""), _LONGEST_REASON, placeholder=" ...")
+
+
+def _is_absent(recording: Recording, check_id: str) -> bool:
+    """Whether all who looked say that this machine has no such thing."""
+    statuses = {reading.status for reading in recording.of_check(check_id)}
+    return statuses == {Status.ABSENT}
+
+
+def _option(check: CheckResult) -> str:
+    """The option that would have it tested, where the reason names one: "needs two nodes: --nnodes"."""
+    reason = check.reason or ""
+    return reason[reason.index("--") :] if reason.startswith("needs ") and "--" in reason else ""

@@ -1,0 +1,141 @@
+"""Text at the width of a terminal: sentences are broken between words, tables fold. Elsewhere nothing is broken.
+
+A table that is too wide has its last column broken, or else each row as a sentence of its titles and cells:
+
+rank 0, GPU 4, matmul 702.4 TFLOP/s,
+    copy 2541.0 GB/s
+"""
+
+import re
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from textwrap import fill
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+#: A terminal of fewer columns breaks lines itself.
+_NARROWEST = 12
+#: Columns that a last column needs to be broken within.
+_LEAST = 24
+
+
+#: The blank between a number and its unit, an option and its value.
+_TOGETHER = re.compile(r"(?<=\d) (?=(?:[mu]?s|[KMGT]iB|B|[kMG]B/s|Gb/s|%)(?!\w))|(?<=--level|-budget) (?=\w)")
+
+
+def width_of(out: "Console") -> int | None:
+    """Columns of a terminal; None elsewhere, also for a terminal that says it has next to none."""
+    return out.width if out.is_terminal and out.width >= _NARROWEST else None
+
+
+def folded(text: str, width: int | None, *, indent: int = 0, hang: int = 0) -> str:
+    """``text`` at its indent, broken between words, never within; further lines begin ``hang`` further in."""
+    first = " " * indent
+    if width is None or width < _NARROWEST:
+        return first + text.replace("\xa0", " ")
+    broken = fill(
+        _TOGETHER.sub("\xa0", text),
+        width,
+        initial_indent=first[: width // 3],
+        subsequent_indent=" " * min(indent + hang, width // 3),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return broken.replace("\xa0", " ")
+
+
+def command(text: str, width: int | None, *, indent: int) -> str:
+    """A command at its indent; one that is too wide goes on below, as a shell reads it, its comment stands above."""
+    line = " " * indent + text
+    if width is None or len(line) <= width:
+        return line
+    command, _, comment = text.partition("   # ")
+    words = _SHELL_WORD.findall(command)
+    if " ".join(words) != command or "#" in words:  # it is no line of words alone, so it stays whole
+        return line
+    above = [folded(f"# {comment}", width, indent=indent).replace("\n", "\n# ")] if comment else []
+    lines = fill(
+        " ".join(word.replace(" ", "\xa0") for word in words),
+        max(width - 2, 1),
+        initial_indent=" " * indent,
+        subsequent_indent=" " * (indent + 4),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join((*above, lines.replace("\n", " \\\n").replace("\xa0", " ")))
+
+
+#: What a shell takes for one word, also with quoted blanks in it.
+_SHELL_WORD = re.compile(r"""(?:[^\s"']|"[^"]*"|'[^']*')+""")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells below their titles; ``right`` are the columns of numbers."""
+
+    titles: tuple[str, ...]  # of one line or of several
+    rows: Sequence[tuple[str, ...]]
+    right: Container[int] = ()
+
+    def lines(self, width: int | None) -> list[str]:
+        """The titles and the rows; without titles where each row is a sentence."""
+        titles, rows = self.parts(width)
+        return [*titles, *(line for row in rows for line in row.split("\n"))]
+
+    def parts(self, width: int | None) -> tuple[list[str], list[str]]:
+        """The lines of the titles, and a text for each row."""
+        titles = self._titles()
+        widths = [max(map(len, column)) for column in zip(*titles, *self.rows, strict=True)]
+        last = sum(widths[:-1]) + 2 * len(widths[:-1]) + 1
+        if width is not None and last + widths[-1] > width:
+            if len(widths) - 1 in self.right or width - last < _LEAST:
+                return [], [folded(self._sentence(row), width, indent=1, hang=3) for row in self.rows]
+            broken = [_broken(self._line(row, widths), width, last) for row in (*titles, *self.rows)]
+            return broken[: len(titles)], broken[len(titles) :]
+        lines = [self._line(row, widths) for row in (*titles, *self.rows)]
+        return lines[: len(titles)], lines[len(titles) :]
+
+    def _titles(self) -> list[tuple[str, ...]]:
+        split = [title.split("\n") for title in self.titles]
+        return list(zip_longest(*split, fillvalue=""))
+
+    def _line(self, row: Sequence[str], widths: Sequence[int]) -> str:
+        cells = [
+            cell.rjust(width) if column in self.right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        return f" {'  '.join(cells)}".rstrip()
+
+    def _sentence(self, row: Sequence[str]) -> str:
+        named = zip(self.titles, row, strict=True)
+        first, *others = [
+            " ".join(f"{title} {cell}".split()) for title, cell in named if cell not in ("", "-")
+        ]
+        if 0 in self.right:
+            return ", ".join((first, *others))
+        return f"{' '.join(row[0].split())}: {', '.join(others)}"
+
+
+def matrix_lines(rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
+    """Cells below each other, titles first; columns that do not fit stand below, each part with the first column."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    parts: list[list[int]] = [[]]
+    room = (width or 0) - widths[0]
+    for column in range(1, len(widths)):
+        if width is not None and parts[-1] and sum(widths[c] + 2 for c in (*parts[-1], column)) > room:
+            parts.append([])
+        parts[-1].append(column)
+    return [
+        "  ".join(row[column].ljust(widths[column]) for column in (0, *part)).rstrip()
+        for part in parts
+        for row in rows
+    ]
+
+
+def _broken(line: str, width: int, last: int) -> str:
+    """The line with its last column, which begins at ``last``, broken within that column."""
+    text = folded(line[last:], width - last)
+    return line[:last] + text.replace("\n", "\n" + " " * last)
