@@ -7,6 +7,7 @@ from pathlib import Path
 from ddp_doctor import app, templates
 from ddp_doctor.app import Outcome, UsageError
 from ddp_doctor.checks import CHECKS
+from ddp_doctor.cli.error_handler import print_to_stderr
 from ddp_doctor.cli.given import given_text, require_kind
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.cli.reporting import report, save_and_report
@@ -112,10 +113,22 @@ def explain(code: str) -> str:
     )
 
 
-def template(name: str | None) -> str:
-    """A template's text, or the names of all."""
+def template(name: str | None, require_gpus: int | None = None) -> str:
+    """A template's text, or a line on each; warns where root would run what another user can change."""
     if name is None:
-        return "\n".join(templates.names()) + "\n"
-    if name not in templates.names():
-        raise UsageError(f"there is no template {name!r}; there is {', '.join(templates.names())}")
-    return templates.text(name)
+        width = max(map(len, templates.TEMPLATES))
+        return "".join(f"{each:<{width}}  {does}\n" for each, does in templates.TEMPLATES.items())
+    if require_gpus is not None and name not in templates.OF_ROOT:
+        raise UsageError(
+            f"--require-gpus is for {' and '.join(templates.OF_ROOT)}: a gate tests what its job has"
+        )
+    try:
+        text = templates.text(name, require_gpus=require_gpus)
+    except LookupError as error:
+        raise UsageError(str(error.args[0])) from error
+    if name in templates.OF_ROOT and (path := templates.others_may_change()):
+        print_to_stderr(
+            f"ddp-doctor: warning: root will run this script, and others than root can change {path}: install"
+            " ddp-doctor where only root can write (such as /opt/ddp-doctor) and print the script with that one"
+        )
+    return text

@@ -21,6 +21,7 @@ from ddp_doctor.cli.options import (
     MasterPortOption,
     ModelOption,
     NnodesOption,
+    NodeGpusOption,
     NodeRankOption,
     NprocOption,
     OnlyOption,
@@ -153,7 +154,7 @@ def run(
 @reported
 def prolog(
     skip: SkipOption = None,
-    require_gpus: RequireGpusOption = None,
+    require_gpus: NodeGpusOption = None,
     unsure: Annotated[
         str, typer.Option(metavar="pass|fail", help="What an unsure verdict exits with: 0, or 3.")
     ] = "pass",
@@ -281,8 +282,9 @@ def explain(code: Annotated[str, typer.Argument(help="A rule's code or name, suc
 @reported
 def template(
     name: Annotated[str | None, typer.Argument(help="The template's name; none lists them.")] = None,
+    require_gpus: NodeGpusOption = None,
 ) -> None:
     """Print a script for a cluster, such as slurm-prolog."""
     from ddp_doctor.cli import commands
 
-    typer.echo(commands.template(name), nl=False)
+    typer.echo(commands.template(name, require_gpus), nl=False)

@@ -33,6 +33,15 @@ ModelOption = Annotated[
 RequireGpusOption = Annotated[
     int | None, typer.Option(min=0, metavar="N", help="Sick unless the job may use at least N GPUs.")
 ]
+NodeGpusOption = Annotated[
+    int | None,
+    typer.Option(
+        "--require-gpus",
+        min=0,
+        metavar="N",
+        help="Sick unless the node has at least N GPUs, its job's or not.",
+    ),
+]
 
 # torchrun's own, with its names, meanings and PET_* variables
 NnodesOption = Annotated[

@@ -242,6 +242,9 @@ def _scope(recording: Recording) -> str:
 
 
 def _untested(recording: Recording) -> str:
+    if recording.options.command == "prolog" and recording.options.require_gpus is None:
+        absent = [reading for reading in recording.of_check("gpus") if reading.status is Status.ABSENT]
+        return "; it has no GPU, and none was required (--require-gpus)" if absent else ""
     tested = any(reading.rank is not None for reading in recording.collected())
     if recording.world is None or not tested:
         return ""
