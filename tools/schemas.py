@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 
 from pydantic import BaseModel
 
-
 #: Of what is written; facts have names of their own, and any JSON stands for them in a recording.
 _ROOMS = ("ddp_doctor.model.", "ddp_doctor.lint.report")
 

@@ -50,6 +50,12 @@ def _json(results: Results | LintResults) -> str:
     return json_text.render(results.report)
 
 
+def _markdown(results: Results) -> str:
+    from ddp_doctor.render import markdown
+
+    return markdown.render(results.report, results.recording)
+
+
 def _recording(results: Results) -> str:
     return results.recording.model_dump_json(indent=1) + "\n"
 
@@ -99,6 +105,12 @@ OUTPUTS = (
         "Write the report as JSON; in a path %h is the host, %n the node rank.",
         (*_WITH_SETTINGS, "prolog", "lint"),
         _json,
+    ),
+    Output(
+        "markdown",
+        "Write the report to paste into a ticket: versions, findings, folded details.",
+        ("run", "prolog", "replay"),
+        _markdown,
     ),
     Output("sarif", "Write the findings as SARIF 2.1.0.", ("lint",), _sarif),
     Output("junit", "Write the findings as JUnit XML.", ("lint",), _junit),

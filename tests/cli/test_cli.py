@@ -443,8 +443,17 @@ def test_the_options_of_run_are_these():
     command = group.commands["run"]
     assert sorted(option for parameter in command.params for option in parameter.opts) == [
         *("--backend", "--budget", "--docker-args", "--env-file", "--fail-on", "--hostfile", "--hosts"),
-        *("--join-timeout", "--json", "--k8s-env", "--level", "--master-addr", "--master-port"),
-        *("--model", "--nnodes", "--node-rank", "--nproc-per-node", "--only", "--prove", "--quiet"),
+        *("--join-timeout", "--json", "--k8s-env", "--level", "--markdown", "--master-addr"),
+        *(
+            "--master-port",
+            "--model",
+            "--nnodes",
+            "--node-rank",
+            "--nproc-per-node",
+            "--only",
+            "--prove",
+            "--quiet",
+        ),
         *("--rdzv-endpoint", "--record", "--require-gpus", "--sbatch-lines", "--skip"),
         *("--torchrun-args", "-q"),
     ]

@@ -103,9 +103,9 @@ def test_a_finding_in_a_script_keeps_its_fingerprint_where_lines_are_put_above_i
 
 
 def test_the_page_of_every_rule_exists_and_has_the_rule():
-    for rule in (*all_rules(), *LINT_RULES):
-        path, _, code = rule.page.partition("#")
-        assert f'id="{code}"' in (ROOT / path).read_text(encoding="utf-8"), rule.code
+    for page in [*(rule.page for rule in all_rules()), *(rule.page for rule in LINT_RULES)]:
+        path, _, code = page.partition("#")
+        assert f'id="{code}"' in (ROOT / path).read_text(encoding="utf-8"), page
     assert judged("gpus/one-lost").report.findings[0].page == "docs/reference/checks/gpus.md#DD304"
 
 
