@@ -48,7 +48,8 @@ def replay(path: Path, outputs: Outputs) -> int:
     """``ddp-doctor replay``: the same findings from the file alone."""
     outcome = app.replay(path)
     if outcome.recording.options.command == "env":
-        return _show_settings(app.judge_settings(outcome.recording), outputs)
+        recording = app.redacted(outcome.recording) if outputs.redact else outcome.recording
+        return _show_settings(app.judge_settings(recording), replace(outputs, redact=False))
     return report(outcome, outputs)
 
 

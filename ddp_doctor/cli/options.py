@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ddp_doctor.cli.outputs import OUTPUTS, Output, Outputs
+from ddp_doctor.cli.outputs import OUTPUTS, REDACTABLE, Output, Outputs
 from ddp_doctor.model.choices import FailOn
 
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the report.")]
@@ -28,6 +28,13 @@ ModelOption = Annotated[
         help="A model of yours to test as well: what FACTORY() of MODULE returns is the model, (model, make_batch)"
         " or a dict with model, make_batch(step), loss(output, batch) and ddp, the options of DDP."
         " Your code runs on the ranks.",
+    ),
+]
+RedactOption = Annotated[
+    bool,
+    typer.Option(
+        "--redact",
+        help="Replace names of hosts, users, addresses, paths and serial numbers, to show the result to others.",
     ),
 ]
 RequireGpusOption = Annotated[
@@ -107,7 +114,8 @@ def reported(command: Callable[..., int | None]) -> Callable[..., None]:
             if list(paths.values()).count("-") > 1:
                 raise UsageError("only one output can go to stdout (-); give the others a path")
             if offered:
-                given["outputs"] = Outputs(paths)
+                given["outputs"] = Outputs(paths, redact=given.pop("redact", False))
+                given["outputs"].require_redactable()
             code = command(**given)
         raise typer.Exit(code or 0)
 
@@ -119,6 +127,8 @@ def reported(command: Callable[..., int | None]) -> Callable[..., None]:
                 for output in OUTPUTS
                 if output.name in offered
             ]
+            if command.__name__ in REDACTABLE:
+                parameters.append(parameter.replace(name="redact", default=False, annotation=RedactOption))
         else:
             parameters.append(parameter)
     with_outputs.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
+from ddp_doctor.model.choices import UsageError
+
 if TYPE_CHECKING:
     from ddp_doctor.lint.report import LintReport
     from ddp_doctor.lint.rule import LintRule
@@ -134,8 +136,16 @@ OUTPUTS = (
         _WITH_SETTINGS,
         _pasted("torchrun_args"),
     ),
-    Output("record", "Write the recording here as well.", ("run", "prolog", "topology", "env"), _recording),
+    Output(
+        "record",
+        "Write the recording here as well.",
+        ("run", "prolog", "replay", "topology", "env"),
+        _recording,
+    ),
 )
+#: The commands that can give names other names, and the outputs in which that makes sense.
+REDACTABLE = ("run", "prolog", "replay")
+_OF_REDACTED = ("json", "markdown", "record")
 
 
 @dataclass(frozen=True)
@@ -144,6 +154,7 @@ class Outputs:
 
     paths: Mapping[str, str] = field(default_factory=dict)  # of the outputs that are asked for, by name
     quiet: bool = False
+    redact: bool = False  # names of hosts, users and the like are replaced in all that is shown and written
     is_piped: bool = False  # a launcher shows a terminal to its ranks and puts what they say in a file
     host: str = ""  # the node's, once it is known
     own: frozenset[str] = frozenset()  # outputs that each node has a file of its own for
@@ -160,6 +171,13 @@ class Outputs:
         }
         own = frozenset(name for name, path in self.paths.items() if path != paths[name])
         return replace(self, host=host, own=own, paths=paths)
+
+    def require_redactable(self) -> None:
+        """Refuse settings with names that are nobody's. Raises UsageError."""
+        settings = [name for name in self.paths if name not in _OF_REDACTED]
+        if self.redact and settings:
+            option = f"--{settings[0].replace('_', '-')}"
+            raise UsageError(f"--redact replaces names that {option} needs: give one of them")
 
     def without_files(self) -> "Outputs":
         """For a node that leaves the outputs to the head."""

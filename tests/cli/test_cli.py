@@ -454,7 +454,7 @@ def test_the_options_of_run_are_these():
             "--prove",
             "--quiet",
         ),
-        *("--rdzv-endpoint", "--record", "--require-gpus", "--sbatch-lines", "--skip"),
+        *("--rdzv-endpoint", "--record", "--redact", "--require-gpus", "--sbatch-lines", "--skip"),
         *("--torchrun-args", "-q"),
     ]
 
