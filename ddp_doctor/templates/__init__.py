@@ -14,7 +14,7 @@ from pathlib import Path
 TEMPLATES = {
     "slurm-prolog": "before each job, by slurmd: drains a sick node",
     "slurm-healthcheck": "every few minutes, by slurmd: drains a sick node",
-    "slurm-gate": "in a batch script: tests the job's nodes, ends it where they are sick",
+    "slurm-gate": "in a batch script: ends the job where its nodes are sick",
 }
 #: Those that root runs.
 OF_ROOT = ("slurm-prolog", "slurm-healthcheck")

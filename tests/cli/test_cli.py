@@ -79,6 +79,14 @@ def state(tmp_path: Path) -> dict[str, str]:
         (["env", "--from", "/dev/zero"], "/dev/zero is larger than 8 MiB"),
         (["explain", "DD000"], "there is no rule 'DD000'"),
         (["template", "pbs"], "there is no template 'pbs'"),
+        (
+            ["template", "slurm-gate", "--require-gpus", "8"],
+            "--require-gpus is for slurm-prolog and slurm-healthcheck",
+        ),
+        (
+            ["replay", "-", "--redact", "--json", "x", "--env-file", "y"],
+            "--redact replaces names that --env-file needs",
+        ),
         (["prolog", "--unsure", "maybe"], "--unsure takes pass or fail"),
         (["nonsense"], "nonsense"),
     ],

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor import templates
+from ddp_doctor.cli import commands
 
 WARM = '{"severity": "warning", "code": "DD308", "title": "warm"}'
 SICK = '{"severity": "error", "code": "DD304", "title": "GPU 3 (0000:61:00.0) on node0: lost"}'
@@ -176,6 +177,22 @@ def test_a_python_that_others_than_root_may_change_is_named(tmp_path: Path) -> N
         assert templates.others_may_change(str(ours / "linked")) == str(theirs)
     else:
         assert templates.others_may_change(str(ours / "python")) is not None
+
+
+def test_a_script_for_root_is_printed_with_a_warning_where_others_may_change_what_it_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(templates, "others_may_change", lambda: "/home/alice/venv")
+    assert commands.template("slurm-prolog", 8) == templates.text("slurm-prolog", require_gpus=8)
+    assert "others than root can change /home/alice/venv" in capsys.readouterr().err
+    commands.template("slurm-gate")
+    assert capsys.readouterr().err == ""
+
+
+def test_the_listing_says_in_a_line_what_each_script_does() -> None:
+    lines = commands.template(None).splitlines()
+    assert [line.split()[0] for line in lines] == list(templates.TEMPLATES)
+    assert all(20 < len(line) <= 80 for line in lines)
 
 
 @pytest.mark.serial
