@@ -8,6 +8,7 @@ import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -62,6 +63,20 @@ def pytest_collection() -> Generator[None, object, object]:
     gc.freeze()
     gc.enable()
     return collected
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Each worker takes a row of neighbours: modules that wait and modules that compute stand mixed in it.
+
+    What shares the ranks of ``tests/checks`` stays together, so that few workers start them.
+    """
+    if _is_worker(config):
+        items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> int:
+    shares_ranks = "ranks" in getattr(item, "fixturenames", ())
+    return crc32(("ranks" if shares_ranks else item.path.name).encode())
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

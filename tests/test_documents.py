@@ -72,7 +72,8 @@ def test_what_is_not_typed_is_parsed(asked, block: Block):
 # --- commands that stand in a sentence, a table or a block that is not run ----------------------------
 
 _COMMAND = re.compile(
-    r"(?:(?<=[`\s/])|^)ddp-doctor ((?:run|prolog|replay|topology|env|lint|checks|explain|template)\b[^`\n|;&>$]*)",
+    r"(?:(?<=[`\s/])|^)ddp-doctor"
+    r" ((?:runs?|prolog|replay|topology|env|lint|checks|explain|template|completion)\b[^`\n|;&>$]*)",
     re.MULTILINE,
 )
 

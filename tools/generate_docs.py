@@ -21,8 +21,9 @@ from ddp_doctor.model.choices import ExitCode, Where
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import EnvReport, Report
 from ddp_doctor.model.rule import Described
-from ddp_doctor.settings.releases import RELEASES, default_in_words
+from ddp_doctor.settings.releases import RELEASES, default_in_words, read_by
 from ddp_doctor.settings.table import Variable, variables
+from tools.man_page import man_page
 from tools.schemas import schema
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
@@ -67,6 +68,7 @@ def pages() -> dict[str, str]:
     """Every generated page: path below docs/reference, and its text."""
     made = {
         "cli.md": cli_page(),
+        "ddp-doctor.1": man_page(_EXIT_CODES),
         "checks.md": checks_page(),
         "rules.md": rules_page(),
         "trials.md": trials_page(),
@@ -182,15 +184,9 @@ def rules_page() -> str:
     blocks += "\n* DDL1: training scripts, read by `ddp-doctor lint`"
     rows = ["| code | name | severity | what it finds |", "|---|---|---|---|"]
     for rule in (*all_rules(), *LINT_RULES):
-        gist = _gist(rule).replace("|", "\\|")
+        gist = _escaped(rule.gist).replace("|", "\\|")
         rows.append(f"| [{rule.code}]({_PAGES[rule.code]}) | {rule.name} | {rule.severity.value} | {gist} |")
     return f"{head}\n{blocks}\n\n" + "\n".join(rows) + "\n"
-
-
-def _gist(rule: Described) -> str:
-    """The docstring's summary; where it begins with the first section, that section's first sentence."""
-    first = rule.doc.partition("\n\n")[0].removeprefix("What it finds\n")
-    return _escaped(re.split(r"(?<=\.)\s", " ".join(first.split()))[0])
 
 
 def _rule(rule: Described, docs: str) -> str:
@@ -252,7 +248,7 @@ def _owner_section(owner: str) -> str:
             cells = (
                 _meaning(variable),
                 default_in_words(variable.default) or "",
-                _releases(variable),
+                read_by(variable),
                 _effects(variable),
             )
             rows.append(
@@ -264,12 +260,6 @@ def _owner_section(owner: str) -> str:
 def _meaning(variable: Variable) -> str:
     replaced = f" Replaced by {variable.replaced_by}." if variable.replaced_by else ""
     return f"{variable.what_it_does}{replaced}"
-
-
-def _releases(variable: Variable) -> str:
-    if variable.last:
-        return f"{variable.first} to {variable.last}" if variable.first else f"up to {variable.last}"
-    return f"from {variable.first}" if variable.first else ""
 
 
 def _effects(variable: Variable) -> str:

@@ -12,11 +12,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from ddp_doctor.model.choices import UsageError
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.render.files import CannotWrite, write
 
 #: Recordings kept in the state folder.
 _KEPT = 20
+#: Of the recordings of a folder, so many are named in a sentence.
+_NAMED = 3
+NOTHING_KEPT = "no run was kept here yet; `ddp-doctor run` keeps its recording"
 _RUN_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}", re.ASCII)
 
 
@@ -49,6 +53,41 @@ def save_recording(recording: Recording, state: Path | None, copy_of: str | None
     return None
 
 
+def kept_runs(env: Mapping[str, str]) -> list[Path]:
+    """The folders of the runs that were kept, the oldest first. No folder is made."""
+    bases = (
+        base / "runs" for base in _bases(state_folder(env)) if _is_ours(base) and _is_ours(base / "runs")
+    )
+    return sorted((run for base in bases for run in _runs(base)), key=lambda run: run.name)
+
+
+def newest_run(env: Mapping[str, str]) -> Path:
+    """The recording of the newest run that was kept. Raises UsageError."""
+    kept = kept_runs(env)
+    if not kept:
+        raise UsageError(NOTHING_KEPT)
+    return recording_at(kept[-1])
+
+
+def recording_at(path: Path) -> Path:
+    """The file of a recording: ``path`` itself or, in a folder, that of the head or the only one. Raises UsageError."""
+    if not path.is_dir():
+        return path
+    if (path / "recording.json").exists():
+        return path / "recording.json"
+    found = sorted((*path.glob("*.json"), *path.glob("*.json.gz")))
+    if not found:
+        raise UsageError(
+            f"there is no recording in {path}; `ddp-doctor runs` lists those that were kept here"
+        )
+    if len(found) > 1:
+        named = ", ".join(file.name for file in found[:_NAMED])
+        raise UsageError(
+            f"there are {len(found)} files in {path} that may be recordings ({named} ...): name one"
+        )
+    return found[0]
+
+
 def meeting_folder(env: Mapping[str, str]) -> Path | None:
     """A folder that is the same on all ranks of this node; None if others can write to it and plant an exit code."""
     for base in (env.get("XDG_RUNTIME_DIR"), _temporary()):
@@ -70,21 +109,33 @@ def private_folder(path: Path) -> Path | None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
             path.mkdir(mode=0o700)
-        found = path.lstat()
     except OSError:
         return None
-    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-    return path if ours and not found.st_mode & 0o022 else None
+    return path if _is_ours(path) else None
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
 
 
 def _folders(state: Path | None) -> Iterator[Path]:
     """Folders that are ours alone, the best first; the last one has a name that nobody can predict."""
-    temporary = _temporary()
-    for base in (state, temporary and Path(temporary) / f"ddp-doctor-{os.getuid()}"):
-        if base and private_folder(base) and private_folder(base / "runs"):
+    for base in _bases(state):
+        if private_folder(base) and private_folder(base / "runs"):
             yield base / "runs"
     with suppress(OSError):
         yield Path(tempfile.mkdtemp(prefix="ddp-doctor-"))
+
+
+def _bases(state: Path | None) -> list[Path]:
+    """Where runs are kept, the best first."""
+    temporary = _temporary()
+    bases = (state, Path(temporary) / f"ddp-doctor-{os.getuid()}" if temporary else None)
+    return [base for base in bases if base is not None]
 
 
 def _temporary() -> str | None:
@@ -97,10 +148,13 @@ def _temporary() -> str | None:
 def _forget_old(folder: Path) -> None:
     """Keep the newest runs of a folder that is ours alone; a run's name begins with its time."""
     with suppress(OSError):
-        runs = sorted(
-            entry
-            for entry in folder.iterdir()
-            if _RUN_ID.fullmatch(entry.name) and entry.is_dir() and not entry.is_symlink()
-        )
-        for old in runs[:-_KEPT]:
+        for old in _runs(folder)[:-_KEPT]:
             shutil.rmtree(old, ignore_errors=True)
+
+
+def _runs(folder: Path) -> list[Path]:
+    return sorted(
+        entry
+        for entry in folder.iterdir()
+        if _RUN_ID.fullmatch(entry.name) and entry.is_dir() and not entry.is_symlink()
+    )

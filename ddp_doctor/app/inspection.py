@@ -32,16 +32,16 @@ def _in_prolog(plan: Plan) -> Plan:
     return Plan(checks, (*plan.not_run, *not_run))
 
 
-def read_topology(text: str) -> Outcome:
+def read_topology(text: str, ignore: tuple[str, ...] = ()) -> Outcome:
     """Judge a pasted topology; one that is not understood is a finding and unsure."""
-    options = Options(command="topology")
+    options = Options(command="topology", ignore=ignore)
     recording = blank(options, Plan(()))
     return judge(recording.model_copy(update={"readings": read_pasted(text)}))
 
 
-def live_topology(env: Mapping[str, str], progress: Progress) -> Outcome:
+def live_topology(env: Mapping[str, str], progress: Progress, ignore: tuple[str, ...] = ()) -> Outcome:
     """The topology of this machine, with what decides about P2P on it."""
-    options = Options(command="topology", only=("topology",))
+    options = Options(command="topology", only=("topology",), ignore=ignore)
     plan = plan_of(options, [check for check in CHECKS if check.id == "topology"])
     return judge(
         with_node_facts(blank(options, plan, env), plan, RunRequest(options, env, progress=progress))

@@ -23,9 +23,11 @@ _GZIP = b"\x1f\x8b"  # RFC 1952
 _LONGEST_VALUE = 60
 
 
-def replay(path: Path) -> Outcome:
-    """The findings of an old recording, by today's rules. Raises UsageError for a foreign file."""
-    return judge(load_recording(path))
+def replay(path: Path, ignore: tuple[str, ...] = ()) -> Outcome:
+    """The findings of an old recording, by today's rules but those to ignore. Raises UsageError for a foreign file."""
+    recording = load_recording(path)
+    options = recording.options.model_copy(update={"ignore": (*recording.options.ignore, *ignore)})
+    return judge(recording.model_copy(update={"options": options}) if ignore else recording)
 
 
 def load_recording(path: Path) -> Recording:

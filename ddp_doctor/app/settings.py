@@ -41,12 +41,12 @@ _ORIGINS = Check(
 )
 
 
-def live_settings(env: Mapping[str, str]) -> Outcome:
+def live_settings(env: Mapping[str, str], ignore: tuple[str, ...] = ()) -> Outcome:
     """What is in force in this process, without torch and without a GPU."""
     from ddp_doctor.sources.machine import LiveContext
 
     started = time.monotonic()
-    options = Options(command="env", only=_LOOKED_AT)
+    options = Options(command="env", only=_LOOKED_AT, ignore=ignore)
     checks = plan_of(options, [check for check in CHECKS if check.where is Where.NODE]).checks
     plan = Plan(checks)
     recording = with_node_facts(blank(options, plan, env), plan, RunRequest(options, env))
@@ -56,9 +56,9 @@ def live_settings(env: Mapping[str, str]) -> Outcome:
     return judge_settings(recording.model_copy(update={"readings": readings, "duration_s": duration_s}))
 
 
-def read_settings(text: str) -> Outcome:
+def read_settings(text: str, ignore: tuple[str, ...] = ()) -> Outcome:
     """What a text sets: an environment that was saved, a job script, a manifest."""
-    recording = blank(Options(command="env"), Plan(()))
+    recording = blank(Options(command="env", ignore=ignore), Plan(()))
     return judge_settings(recording.model_copy(update={"readings": tuple(_readings(text))}))
 
 

@@ -1,25 +1,25 @@
 """What each command except ``run`` and ``lint`` does around its use case."""
 
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 from ddp_doctor import app, templates
-from ddp_doctor.app import Outcome, UsageError
+from ddp_doctor.app import Outcome, UsageError, folders
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.cli.error_handler import print_to_stderr
 from ddp_doctor.cli.given import given_text, require_kind
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.cli.reporting import report, save_and_report
-from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.engine.hang.rules import TRIAL_RULES
 from ddp_doctor.lint.rules import RULES as LINT_RULES
-from ddp_doctor.model.choices import ExitCode, Verdict, Where
+from ddp_doctor.model.choices import ExitCode, OutputFormat, Verdict, Where
 from ddp_doctor.model.recording import Options
 from ddp_doctor.model.report import EnvReport
 from ddp_doctor.model.rule import Described
 from ddp_doctor.parse.file_kinds import JSON, SHELL
-from ddp_doctor.render import screen, settings_table
+from ddp_doctor.render import kept_runs, screen, settings_table
 from ddp_doctor.render.topology import report as topology_report
 
 #: An environment has two megabytes at most, a job script a few kilobytes.
@@ -44,43 +44,62 @@ def prolog(options: Options, *, unsure: str, outputs: Outputs) -> int:
     return code
 
 
-def replay(path: Path, outputs: Outputs) -> int:
-    """``ddp-doctor replay``: the same findings from the file alone."""
-    outcome = app.replay(path)
+def replay(path: Path | None, outputs: Outputs, *, last: bool = False, ignore: tuple[str, ...] = ()) -> int:
+    """``ddp-doctor replay``: the same findings from the file alone. Raises UsageError."""
+    if last is (path is not None):
+        raise UsageError("name a recording, or give --last for the newest run that was kept here")
+    outcome = app.replay(
+        folders.newest_run(os.environ) if path is None else folders.recording_at(path), ignore
+    )
     if outcome.recording.options.command == "env":
         recording = app.redacted(outcome.recording) if outputs.redact else outcome.recording
         return _show_settings(app.judge_settings(recording), replace(outputs, redact=False))
     return report(outcome, outputs)
 
 
-def topology(file: str | None, outputs: Outputs) -> int:
+def list_runs() -> None:
+    """``ddp-doctor runs``: each judged by today's rules."""
+    out = screen.console(sys.stdout)
+    kept = folders.kept_runs(os.environ)
+    if not kept:
+        out.print(folders.NOTHING_KEPT)
+    for path in kept:
+        try:
+            outcome = app.replay(folders.recording_at(path))
+            kept_runs.show(path, outcome.report, outcome.recording.options.command, out)
+        except UsageError as error:
+            out.print(str(error), style="yellow")
+
+
+def topology(file: str | None, outputs: Outputs, ignore: tuple[str, ...] = ()) -> int:
     """``ddp-doctor topology``: the matrix, what it means, and the advice; exit 2 for what is refused."""
     if file is None:
-        outcome = app.live_topology(dict(os.environ), lambda _text: None)
+        outcome = app.live_topology(dict(os.environ), lambda _text: None, ignore)
     else:
         text = given_text(file)
         require_kind(file, text, "the output of nvidia-smi topo -m", JSON)
-        outcome = app.read_topology(text)
+        outcome = app.read_topology(text, ignore)
     with_matrices = topology_report.with_topology(outcome.report, outcome.recording)
-    topology_report.show(outcome.recording, screen.console(outputs.words_to))
+    if outputs.form is OutputFormat.FULL:
+        topology_report.show(outcome.recording, screen.console(outputs.words_to))
     if file is not None and not any(reading.fact for reading in outcome.recording.readings):
         with_matrices = with_matrices.model_copy(update={"exit_code": ExitCode.USAGE.value})
     return report(replace(outcome, report=with_matrices), outputs)
 
 
-def env(file: str | None, outputs: Outputs) -> int:
+def env(file: str | None, outputs: Outputs, ignore: tuple[str, ...] = ()) -> int:
     """``ddp-doctor env``: the settings in force here or in a text, and what is wrong with them."""
     if file is None:
-        outcome = app.live_settings(dict(os.environ))
+        outcome = app.live_settings(dict(os.environ), ignore)
     else:
         text = given_text(file, most_bytes=_LONGEST_SCRIPT_BYTES)
         require_kind(file, text, "the output of env, a job script or a manifest", SHELL, JSON)
-        outcome = app.read_settings(text)
+        outcome = app.read_settings(text, ignore)
     return _show_settings(outcome, outputs)
 
 
 def _show_settings(outcome: Outcome, outputs: Outputs) -> int:
-    if isinstance(outcome.report, EnvReport):
+    if isinstance(outcome.report, EnvReport) and outputs.form is OutputFormat.FULL:
         settings_table.show(outcome.report, screen.console(outputs.words_to))
     return report(outcome, outputs)
 
@@ -101,17 +120,6 @@ def list_checks() -> str:
 
 def _rule_line(rule: Described) -> str:
     return f"    {rule.code} {rule.name} ({rule.severity.value})"
-
-
-def explain(code: str) -> str:
-    """The page of the rule with this code or name. Raises UsageError."""
-    for rule in (*all_rules(), *LINT_RULES):
-        if code.upper() == rule.code or code == rule.name:
-            page = rule.doc.replace("``", "`")  # a terminal knows no markup
-            return f"{rule.code} {rule.name} ({rule.severity.value})\n\n{page}\n"
-    raise UsageError(
-        f"there is no rule {code!r}; the codes stand in every finding and in `ddp-doctor checks`"
-    )
 
 
 def template(name: str | None, require_gpus: int | None = None) -> str:

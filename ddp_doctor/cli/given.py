@@ -1,6 +1,9 @@
-"""Texts that the user names on the command line: read, and refused where they are another command's."""
+"""Texts and codes that the user names on the command line: read, and refused where they are another command's."""
+
+from collections.abc import Sequence
 
 from ddp_doctor.model.choices import UsageError
+from ddp_doctor.model.rule import Described
 from ddp_doctor.parse.file_kinds import READ_BY, file_kind
 from ddp_doctor.sources.given import MOST_BYTES, CannotRead, read_given
 
@@ -19,3 +22,25 @@ def require_kind(path: str, text: str, wanted: str, *fine: str) -> None:
     if kind is not None and kind not in fine:
         reads = f"; `ddp-doctor {READ_BY[kind]} {path}` reads it" if kind in READ_BY else ""
         raise UsageError(f"{path} is {kind}, and {wanted} is wanted{reads}")
+
+
+def rule_codes(given: Sequence[str] | None, rules: Sequence[Described]) -> tuple[str, ...]:
+    """``--ignore DD305,DD4``: codes, or how they begin, of some of these rules. Raises UsageError."""
+    codes = tuple(code.strip().upper() for text in given or () for code in text.split(",") if code.strip())
+    for code in codes:
+        if not any(rule.code.startswith(code) for rule in rules):
+            raise UsageError(f"there is no rule {code!r} here; `ddp-doctor checks` lists them")
+    return codes
+
+
+def ignored(given: Sequence[str] | None) -> tuple[str, ...]:
+    """The codes that --ignore names. Raises UsageError also where they leave no rule: all would seem healthy."""
+    if not given:
+        return ()
+    from ddp_doctor.engine.diagnose import all_rules  # takes longer than linting
+
+    rules = all_rules()
+    codes = rule_codes(given, rules)
+    if codes and all(rule.code.startswith(codes) for rule in rules):
+        raise UsageError(f"--ignore {','.join(codes)} leaves no rule")
+    return codes

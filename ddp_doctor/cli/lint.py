@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ddp_doctor.cli.error_handler import print_to_stderr
-from ddp_doctor.cli.given import require_kind
+from ddp_doctor.cli.given import require_kind, rule_codes
 from ddp_doctor.cli.outputs import LintResults, Outputs
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.lint.files import read_script, script_paths, shown_path
@@ -15,8 +15,9 @@ from ddp_doctor.lint.render import text
 from ddp_doctor.lint.report import Linted, Unread, lint_report
 from ddp_doctor.lint.rule import LintRule
 from ddp_doctor.lint.rules import RULES
-from ddp_doctor.model.choices import ExitCode, FailOn, UsageError
+from ddp_doctor.model.choices import ExitCode, FailOn, OutputFormat, UsageError
 from ddp_doctor.parse.file_kinds import PYTHON
+from ddp_doctor.render import finding_lines
 from ddp_doctor.render.screen import console
 
 
@@ -38,7 +39,12 @@ def lint(
         linted = [_lint_file(path, rules) for path in paths]
     report = lint_report(linted, fail_on, started_at)
     problems = outputs.write(LintResults(report, rules, [shown_path(path) for path in paths], fail_on))
-    text.show(report, console(outputs.words_to), quiet=outputs.quiet)
+    if outputs.form is OutputFormat.FULL:
+        text.show(report, console(outputs.words_to), quiet=outputs.quiet)
+    else:
+        finding_lines.show(text.shown(report, quiet=outputs.quiet), outputs.form, console(outputs.words_to))
+        for file in report.unread:
+            print_to_stderr(f"ddp-doctor: {file.path}:{file.line} was not looked at: {file.reason}")
     for code, why in (failure for file in linted for failure in file.failures):
         print_to_stderr(f"ddp-doctor: rule {code} failed itself: {why}")
     for problem in problems:
@@ -48,18 +54,10 @@ def lint(
 
 def _rules(select: Sequence[str], ignore: Sequence[str]) -> list[LintRule]:
     """The rules asked for. Raises UsageError."""
-    wanted, unwanted = _codes(select), _codes(ignore)
-    for code in (*wanted, *unwanted):
-        if not any(rule.code.startswith(code) for rule in RULES):
-            raise UsageError(f"there is no lint rule {code!r}; `ddp-doctor checks` lists them")
-    rules = chosen(RULES, wanted, unwanted)
+    rules = chosen(RULES, rule_codes(select, RULES), rule_codes(ignore, RULES))
     if not rules:
         raise UsageError("--select and --ignore leave no rule")
     return rules
-
-
-def _codes(given: Sequence[str]) -> list[str]:
-    return [code.strip().upper() for text in given for code in text.split(",") if code.strip()]
 
 
 def _lint_file(path: str, rules: Sequence[LintRule]) -> Linted:

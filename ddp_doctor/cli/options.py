@@ -7,24 +7,55 @@ from typing import Annotated, Any
 
 import typer
 
+from ddp_doctor.cli import complete
+from ddp_doctor.cli.help import OUTPUTS as UNDER_OUTPUTS
+from ddp_doctor.cli.help import TIME, VERDICT, WHAT, WHERE
 from ddp_doctor.cli.outputs import OUTPUTS, REDACTABLE, Output, Outputs
-from ddp_doctor.model.choices import FailOn
+from ddp_doctor.model.choices import FailOn, OutputFormat
 
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the report.")]
-FailOnOption = Annotated[FailOn, typer.Option(help="The least severity that makes the verdict sick.")]
+QuietOption = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", rich_help_panel=UNDER_OUTPUTS, help="No progress, only the report."),
+]
+FailOnOption = Annotated[
+    FailOn, typer.Option(rich_help_panel=VERDICT, help="The least severity that makes the verdict sick.")
+]
+IgnoreOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ignore",
+        autocompletion=complete.codes,
+        metavar="CODES",
+        rich_help_panel=VERDICT,
+        help="Leave rules out whose codes begin so: DD305,DD4 (repeatable).",
+    ),
+]
 OnlyOption = Annotated[
     list[str] | None,
-    typer.Option("--only", metavar="CHECKS", help="Run only these checks: p2p,allreduce (repeatable)."),
+    typer.Option(
+        "--only",
+        autocompletion=complete.names_of_checks,
+        metavar="CHECKS",
+        rich_help_panel=WHAT,
+        help="Run only these checks: p2p,allreduce (repeatable).",
+    ),
 ]
 SkipOption = Annotated[
     list[str] | None,
-    typer.Option("--skip", metavar="CHECKS", help="Leave these checks out: p2p,allreduce (repeatable)."),
+    typer.Option(
+        "--skip",
+        autocompletion=complete.names_of_checks,
+        metavar="CHECKS",
+        rich_help_panel=WHAT,
+        help="Leave these checks out: p2p,allreduce (repeatable).",
+    ),
 ]
 ModelOption = Annotated[
     str,
     typer.Option(
         "--model",
         metavar="MODULE:FACTORY",
+        rich_help_panel=WHAT,
         help="A model of yours to test as well: what FACTORY() of MODULE returns is the model, (model, make_batch)"
         " or a dict with model, make_batch(step), loss(output, batch) and ddp, the options of DDP."
         " Your code runs on the ranks.",
@@ -34,11 +65,15 @@ RedactOption = Annotated[
     bool,
     typer.Option(
         "--redact",
+        rich_help_panel=UNDER_OUTPUTS,
         help="Replace names of hosts, users, addresses, paths and serial numbers, to show the result to others.",
     ),
 ]
 RequireGpusOption = Annotated[
-    int | None, typer.Option(min=0, metavar="N", help="Sick unless the job may use at least N GPUs.")
+    int | None,
+    typer.Option(
+        min=0, metavar="N", rich_help_panel=VERDICT, help="Sick unless the job may use at least N GPUs."
+    ),
 ]
 NodeGpusOption = Annotated[
     int | None,
@@ -46,6 +81,7 @@ NodeGpusOption = Annotated[
         "--require-gpus",
         min=0,
         metavar="N",
+        rich_help_panel=VERDICT,
         help="Sick unless the node has at least N GPUs, its job's or not.",
     ),
 ]
@@ -56,39 +92,79 @@ NnodesOption = Annotated[
     typer.Option(
         envvar="PET_NNODES",
         metavar="N|MIN:MAX",
+        rich_help_panel=WHERE,
         help="Nodes, at most MAX; by default all that SLURM, mpirun or torchrun has, else this one.",
     ),
 ]
 NprocOption = Annotated[
     str,
     typer.Option(
-        envvar="PET_NPROC_PER_NODE", metavar="auto|N", help="Ranks; auto is one a GPU, or 2 on CPUs."
+        envvar="PET_NPROC_PER_NODE",
+        metavar="auto|N",
+        rich_help_panel=WHERE,
+        help="Ranks on each node; auto is one a GPU, or 2 on CPUs.",
     ),
 ]
 NodeRankOption = Annotated[
-    int | None, typer.Option(envvar="PET_NODE_RANK", metavar="R", help="This node's number; the head's is 0.")
+    int | None,
+    typer.Option(
+        envvar="PET_NODE_RANK",
+        metavar="R",
+        rich_help_panel=WHERE,
+        help="This node's number; the head's is 0.",
+    ),
 ]
 EndpointOption = Annotated[
     str,
     typer.Option(
         envvar="PET_RDZV_ENDPOINT",
         metavar="HOST[:PORT]",
+        rich_help_panel=WHERE,
         help="Where the nodes meet: the head and a free port of it (29400).",
     ),
 ]
 MasterAddrOption = Annotated[
-    str, typer.Option(envvar="PET_MASTER_ADDR", metavar="HOST", help="The head, as torchrun names it.")
+    str,
+    typer.Option(
+        envvar="PET_MASTER_ADDR",
+        metavar="HOST",
+        rich_help_panel=WHERE,
+        help="The head, as torchrun names it.",
+    ),
 ]
 MasterPortOption = Annotated[
-    int | None, typer.Option(envvar="PET_MASTER_PORT", metavar="PORT", help="Its port (29500).")
+    int | None,
+    typer.Option(
+        envvar="PET_MASTER_PORT", metavar="PORT", rich_help_panel=WHERE, help="The head's port (29500)."
+    ),
 ]
 
 HostsOption = Annotated[
-    str | None, typer.Option(metavar="A,B", help="Start on these hosts over ssh; the first is the head.")
+    str | None,
+    typer.Option(
+        metavar="A,B", rich_help_panel=WHERE, help="Start on these hosts over ssh; the first is the head."
+    ),
 ]
-HostfileOption = Annotated[str | None, typer.Option(metavar="FILE", help="The same, one host on each line.")]
+HostfileOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        rich_help_panel=WHERE,
+        help="Start on the hosts in this file over ssh, one on each line.",
+    ),
+]
 JoinTimeoutOption = Annotated[
-    float, typer.Option(min=1.0, metavar="SECONDS", help="Time for all nodes to report in.")
+    float,
+    typer.Option(min=1.0, metavar="SECONDS", rich_help_panel=TIME, help="Time for all nodes to report in."),
+]
+_FormatOption = Annotated[
+    OutputFormat,
+    typer.Option(
+        "--output-format",
+        rich_help_panel=UNDER_OUTPUTS,
+        help="How findings are printed: full, one line each, as annotations of GitHub Actions, or one JSON"
+        " object a line for log collectors.",
+    ),
 ]
 
 
@@ -100,28 +176,32 @@ def names(given: list[str] | None) -> tuple[str, ...]:
 def reported(command: Callable[..., int | None]) -> Callable[..., None]:
     """Common to all commands: an error ends in one sentence, and the returned number is the exit code.
 
-    A parameter ``outputs`` is replaced by one option for each output of the command: typer reads the signature.
+    A parameter ``outputs`` is replaced by one option for each output of the command, and by --output-format: typer
+    reads the signature.
     """
     offered = [output.name for output in OUTPUTS if command.__name__ in output.commands]
 
     @wraps(command)
     def with_outputs(**given: Any) -> None:
         from ddp_doctor.cli.error_handler import error_handler  # --version and --help need neither
-        from ddp_doctor.model.choices import UsageError
 
         paths = {name: path for name in offered if (path := given.pop(name)) is not None}
         with error_handler():
-            if list(paths.values()).count("-") > 1:
-                raise UsageError("only one output can go to stdout (-); give the others a path")
             if offered:
-                given["outputs"] = Outputs(paths, redact=given.pop("redact", False))
-                given["outputs"].require_redactable()
+                given["outputs"] = outputs = Outputs(
+                    paths, form=given.pop("output_format"), redact=given.pop("redact", False)
+                )
+                outputs.require_redactable()
+                outputs.refuse_unwritable()
             code = command(**given)
         raise typer.Exit(code or 0)
 
     signature, parameters = inspect.signature(command), []
     for parameter in signature.parameters.values():
         if parameter.name == "outputs":
+            parameters.append(
+                parameter.replace(name="output_format", default=OutputFormat.FULL, annotation=_FormatOption)
+            )
             parameters += [
                 parameter.replace(name=output.name, default=None, annotation=_option(output))
                 for output in OUTPUTS
@@ -137,4 +217,7 @@ def reported(command: Callable[..., int | None]) -> Callable[..., None]:
 
 def _option(output: Output) -> Any:
     name = f"--{output.name.replace('_', '-')}"
-    return Annotated[str | None, typer.Option(name, metavar="PATH|-", help=output.help)]
+    return Annotated[
+        str | None,
+        typer.Option(name, metavar="PATH|-", rich_help_panel=UNDER_OUTPUTS, help=output.help),
+    ]

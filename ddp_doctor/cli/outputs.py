@@ -4,13 +4,14 @@ A new output is a renderer and its row: the option, its help and the reference p
 imported when their output is written, because ``--help`` and ``lint`` must start fast.
 """
 
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from ddp_doctor.model.choices import UsageError
+from ddp_doctor.model.choices import OutputFormat, UsageError
 
 if TYPE_CHECKING:
     from ddp_doctor.lint.report import LintReport
@@ -153,6 +154,7 @@ class Outputs:
     """Where the results of one command go. With ``-`` data go to stdout and words to stderr."""
 
     paths: Mapping[str, str] = field(default_factory=dict)  # of the outputs that are asked for, by name
+    form: OutputFormat = OutputFormat.FULL
     quiet: bool = False
     redact: bool = False  # names of hosts, users and the like are replaced in all that is shown and written
     is_piped: bool = False  # a launcher shows a terminal to its ranks and puts what they say in a file
@@ -162,7 +164,28 @@ class Outputs:
     @property
     def words_to(self) -> TextIO:
         """The stream for people."""
-        return sys.stderr if "-" in self.paths.values() else sys.stdout
+        return sys.stderr if "-" in self.paths.values() or self._prints_data else sys.stdout
+
+    @property
+    def _prints_data(self) -> bool:
+        return self.form in (OutputFormat.GITHUB, OutputFormat.JSONL)
+
+    def refuse_unwritable(self) -> None:
+        """Raise UsageError for what could not be written, before a run costs its time."""
+        from ddp_doctor.render.files import CannotWrite, require_writable
+
+        if list(self.paths.values()).count("-") > 1:
+            raise UsageError("only one output can go to stdout (-); give the others a path")
+        if "-" in self.paths.values() and self._prints_data:
+            raise UsageError(
+                f"--output-format {self.form.value} goes to stdout, so give the other output a path"
+            )
+        for path in self.paths.values():
+            if "%n" not in path.rpartition("/")[0]:  # which node rank this is only the run tells
+                try:
+                    require_writable(path.replace("%h", socket.gethostname()))
+                except CannotWrite as error:
+                    raise UsageError(str(error)) from error
 
     def at_node(self, host: str, node_rank: int) -> "Outputs":
         """With ``%h`` in paths as the host's name and ``%n`` as the node rank."""

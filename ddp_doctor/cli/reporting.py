@@ -7,9 +7,9 @@ from ddp_doctor import app
 from ddp_doctor.app import Outcome, folders
 from ddp_doctor.cli.error_handler import keep_trace, print_to_stderr
 from ddp_doctor.cli.outputs import Outputs, Results
-from ddp_doctor.model.choices import ExitCode
+from ddp_doctor.model.choices import ExitCode, OutputFormat
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.render import screen, terminal
+from ddp_doctor.render import finding_lines, screen, terminal
 from ddp_doctor.render.used_transports import used_table
 from ddp_doctor.starters.place import Place
 
@@ -44,7 +44,10 @@ def report(outcome: Outcome, outputs: Outputs, saved_as: str | None = None) -> i
         outputs = outputs.without_files()  # the head's report is here without what its names stand for
     problems = outputs.write(Results(outcome.report, outcome.recording))
     out = screen.console(outputs.words_to, is_piped=outputs.is_piped)
-    if outcome.spoken_by is None:
+    if outputs.form is not OutputFormat.FULL:
+        if outcome.spoken_by is None:
+            finding_lines.show(outcome.report, outputs.form, out)
+    elif outcome.spoken_by is None:
         terminal.show(outcome.report, out, saved_as, used_table(outcome.recording))
     else:
         terminal.show_short(outcome.report, out, outcome.spoken_by, saved_as)

@@ -21,10 +21,14 @@ JUDGED: Mapping[str, tuple[str, ...]] = {"env": ("env_vars", "nccl")}
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The findings, worst first, and the rules that failed themselves (code and traceback)."""
+    """The findings, worst first, and the rules that failed themselves (code and traceback).
+
+    ``ignored`` are the codes of rules that the user left out and that would have found something.
+    """
 
     findings: tuple[Finding, ...]
     failures: tuple[tuple[str, str], ...] = ()
+    ignored: tuple[str, ...] = ()
 
 
 def all_rules() -> list[Rule]:
@@ -59,14 +63,19 @@ def diagnose(recording: Recording, rules: Iterable[Rule] | None = None) -> Diagn
     had_ranks = recording.options.command == "run" and recording.world is not None
     findings: list[Finding] = []
     failures: list[tuple[str, str]] = []
+    ignored: list[str] = []
     with no_garbage_collection():
         for rule in _causes_first(_rules_for(recording) if rules is None else rules):
             try:
                 found = rule.apply(recording, findings)
-                findings += [completed(finding, had_ranks=had_ranks) for finding in found]
+                if not rule.code.startswith(recording.options.ignore):
+                    findings += [completed(finding, had_ranks=had_ranks) for finding in found]
+                elif found:
+                    ignored.append(rule.code)
             except Exception:  # noqa: BLE001 - one broken rule must not silence the others
                 failures.append((rule.code, traceback.format_exc(limit=-3)))
-    return Diagnosis(_worst_first(with_proofs(findings, recording.experiments)), tuple(failures))
+    worst_first = _worst_first(with_proofs(findings, recording.experiments))
+    return Diagnosis(worst_first, tuple(failures), tuple(ignored))
 
 
 def _worst_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:

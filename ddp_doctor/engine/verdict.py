@@ -199,12 +199,14 @@ def summary(
         more = f" (and {others} more)" if others else ""
         return f"Sick: {worst.title.rstrip('.')}{more}."
     if verdict is Verdict.UNSURE:
-        return f"Unsure: {_why_unsure(recording, results, diagnosis)}"
+        why = _why_unsure(recording, results, diagnosis).removesuffix(".")
+        return f"Unsure: {why}{_ignored(diagnosis)}."
     warnings = sum(finding.severity is Severity.WARNING for finding in diagnosis.findings)
     noted = f", with {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
     if recording.options.command in _JUDGED_ALONE:
-        return f"Healthy{noted}: nothing but the {_JUDGED_ALONE[recording.options.command]} was judged."
-    return f"Healthy{noted}: {scope} passed{_untested(recording)}{_left_out(recording)}."
+        judged = _JUDGED_ALONE[recording.options.command]
+        return f"Healthy{noted}: nothing but the {judged} was judged{_ignored(diagnosis)}."
+    return f"Healthy{noted}: {scope} passed{_untested(recording)}{_left_out(recording)}{_ignored(diagnosis)}."
 
 
 def _why_unsure(recording: Recording, results: Sequence[CheckResult], diagnosis: Diagnosis) -> str:
@@ -269,3 +271,8 @@ def _left_out(recording: Recording) -> str:
         return ""
     others = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return f"; not tested within the budget of {recording.options.budget_s:g} s: {', '.join(names[:_NAMED])}{others}"
+
+
+def _ignored(diagnosis: Diagnosis) -> str:
+    """What --ignore kept out: whoever reads the verdict may not be who typed that."""
+    return f"; ignored: {', '.join(diagnosis.ignored)}" if diagnosis.ignored else ""

@@ -23,6 +23,15 @@ class FailOn(str, Enum):
     WARNING = "warning"
 
 
+class OutputFormat(str, Enum):
+    """How findings are printed."""
+
+    FULL = "full"
+    CONCISE = "concise"  # one line each
+    GITHUB = "github"  # annotations of GitHub Actions
+    JSONL = "jsonl"  # one JSON object a line
+
+
 class Confidence(str, Enum):
     """How sure a finding is of its cause."""
 

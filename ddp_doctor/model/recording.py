@@ -110,6 +110,7 @@ class Options(Frozen):
     only: tuple[str, ...] = ()  # --only
     skip: tuple[str, ...] = ()  # --skip
     budget_s: float = 60.0  # --budget in seconds
+    ignore: tuple[str, ...] = ()  # how the codes of rules begin that are not applied
     fail_on: FailOn = FailOn.ERROR  # --fail-on: the least severity that makes the verdict sick
     require_gpus: int | None = None  # --require-gpus: of the job in a run, of the node in a prolog
     prove: bool = True  # --prove: whether remedies may be tried

@@ -1,6 +1,7 @@
 """Rules: pure functions from a recording to findings, identified by a stable code."""
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -24,6 +25,12 @@ class Described:
     name: str  # kebab-case, states the fault: "p2p-stalls-between-gpus"
     severity: Severity
     doc: str
+
+    @property
+    def gist(self) -> str:
+        """The summary; where the text begins with the first section, that section's first sentence."""
+        first = self.doc.partition("\n\n")[0].removeprefix("What it finds\n")
+        return re.split(r"(?<=\.)\s", " ".join(first.split()))[0]
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Writing outputs whole: a temporary file beside the target, then a rename."""
 
+import errno
 import os
 import sys
 import tempfile
@@ -9,6 +10,25 @@ from pathlib import Path
 
 class CannotWrite(Exception):
     """An output could not be written; the message is one sentence for people."""
+
+
+def require_writable(target: str) -> None:
+    """Try what ``write`` would do, and leave nothing behind. Raises CannotWrite."""
+    path = Path(target)
+    if target == "-":
+        return
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if path.exists() and not path.is_file():
+            if not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        Path(temporary).unlink()
+    except (OSError, ValueError) as error:
+        raise CannotWrite(f"cannot write {target}: {getattr(error, 'strerror', error)}") from error
 
 
 def write(target: str, text: str) -> None:

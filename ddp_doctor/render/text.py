@@ -5,6 +5,7 @@
 
 import re
 from collections.abc import Sequence
+from textwrap import wrap
 
 #: C0 but tab and newline, DEL, C1, what hides or turns text around (zero width, right to left), and the
 #: lone surrogates that no stream can encode.
@@ -21,6 +22,17 @@ def plain(text: str) -> str:
 def one_line(text: str) -> str:
     """``text`` in plain words on one line."""
     return plain(" ".join(text.split()))
+
+
+def fold(text: str, width: int, hang: int = 0) -> str:
+    """``text`` with longer lines broken between words; what follows is indented as the line, and ``hang`` more."""
+    folded = []
+    for line in text.splitlines():
+        further = " " * (len(line) - len(line.lstrip()) + hang)
+        folded += wrap(
+            line, width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False
+        ) or [""]
+    return "\n".join(folded) + "\n"
 
 
 #: From which value on, what it is divided by, and the unit then; bytes below a MiB are exact lengths.

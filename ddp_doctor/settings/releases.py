@@ -52,6 +52,13 @@ def default_in_words(default: str | None) -> str | None:
     return {"-2": "automatic", "-1": None}.get(default or "", default)
 
 
+def read_by(variable: Variable) -> str:
+    """The releases that read it: "from 2.14.3", "2.3.5 to 2.20"; empty where all do."""
+    if variable.last:
+        return f"{variable.first} to {variable.last}" if variable.first else f"up to {variable.last}"
+    return f"from {variable.first}" if variable.first else ""
+
+
 def status_at(variable: Variable, at: Version) -> StatusAt:
     """Whether a release, NCCL's for NCCL's own variables and torch's for all others, reads the variable.
 

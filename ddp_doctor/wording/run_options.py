@@ -25,6 +25,7 @@ def typed(
     words = [word for name, value, default in named if value != default for word in (name, value)]
     words += [word for check in options.only for word in ("--only", check)]
     words += [word for check in options.skip for word in ("--skip", check)]
+    words += [word for code in options.ignore for word in ("--ignore", code)]
     words += [] if options.prove else ["--no-prove"]
     return tuple(words)
 

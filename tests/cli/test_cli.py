@@ -73,11 +73,14 @@ def state(tmp_path: Path) -> dict[str, str]:
         (["run", "--budget", "-1"], "--budget"),
         (["run", "--level", "deep"], "'--level': 'deep' is not one of"),
         (["replay", "/nowhere/recording.json"], "cannot read /nowhere/recording.json"),
-        (["replay", "/"], "cannot read /"),
+        (["replay", "/dev"], "there is no recording in /dev"),
         (["env", "--from", "/nowhere/job.sh"], "cannot read /nowhere/job.sh"),
         (["env", "--from", "/"], "cannot read /: Is a directory"),
         (["env", "--from", "/dev/zero"], "/dev/zero is larger than 8 MiB"),
-        (["explain", "DD000"], "there is no rule 'DD000'"),
+        (["explain", "DD000"], "nothing is known of 'DD000'"),
+        (["run", "--ignore", "XX"], "there is no rule 'XX' here"),
+        (["run", "--json", "/nowhere/out.json"], "cannot write /nowhere/out.json"),
+        (["prolog", "--output-format", "xml"], "'xml' is not one of"),
         (["template", "pbs"], "there is no template 'pbs'"),
         (
             ["template", "slurm-gate", "--require-gpus", "8"],
@@ -265,12 +268,11 @@ def test_a_port_in_use_is_a_finding_with_its_holder_and_the_ranks_are_tested_on_
 
 
 def test_outputs_that_cannot_be_written_lose_nothing(asked, state):
-    targets = ("--json", "/nowhere/out.json", "--env-file", "/dev/full")
+    targets = ("--json", "/dev/full", "--env-file", "/dev/full")
     done = asked("run", "-q", "--only", "host", *targets, env=state)
 
     assert done.returncode == 2, done
-    assert "cannot write /nowhere/out.json" in done.stderr
-    assert "cannot write /dev/full" in done.stderr
+    assert done.stderr.count("cannot write /dev/full") == 2
     saved = done.stderr.rpartition("the recording is in ")[2].strip()
     assert Recording.model_validate_json(Path(saved).read_text()).readings
     assert "Healthy" in done.stdout
@@ -300,7 +302,7 @@ def test_a_crash_of_the_doctor_is_unsure_and_its_trace_is_in_a_file(monkeypatch,
     from ddp_doctor.cli.error_handler import error_handler
     from ddp_doctor.cli.outputs import Outputs
 
-    def broken(_path: Path) -> None:
+    def broken(_path: Path, _ignore: tuple[str, ...]) -> None:
         raise ZeroDivisionError("the doctor is ill")
 
     monkeypatch.setattr(app, "replay", broken)
@@ -434,13 +436,6 @@ def test_a_rank_does_not_meet_its_agent_in_a_folder_of_another(temporary, capsys
     assert "local rank 1 has no folder" in capsys.readouterr().err
 
 
-def test_help_names_every_command(asked):
-    done = asked("--help")
-
-    for command in ("run", "prolog", "replay", "topology", "checks", "explain", "template"):
-        assert f"  {command} " in done.stdout
-
-
 def test_the_options_of_run_are_these():
     """The surface is frozen: a new option is a decision, not an accident."""
     import typer
@@ -451,14 +446,23 @@ def test_the_options_of_run_are_these():
     command = group.commands["run"]
     assert sorted(option for parameter in command.params for option in parameter.opts) == [
         *("--backend", "--budget", "--docker-args", "--env-file", "--fail-on", "--hostfile", "--hosts"),
-        *("--join-timeout", "--json", "--k8s-env", "--level", "--markdown", "--master-addr"),
         *(
+            "--ignore",
+            "--join-timeout",
+            "--json",
+            "--k8s-env",
+            "--level",
+            "--markdown",
+            "--master-addr",
             "--master-port",
+        ),
+        *(
             "--model",
             "--nnodes",
             "--node-rank",
             "--nproc-per-node",
             "--only",
+            "--output-format",
             "--prove",
             "--quiet",
         ),

@@ -1,13 +1,21 @@
 """What a command makes of the words of agents elsewhere."""
 
+import tempfile
+from pathlib import Path
+
 import pytest
 
-from ddp_doctor.checks import CHECKS
+from ddp_doctor.app.folders import save_recording
 from ddp_doctor.cli import commands, run
+from ddp_doctor.cli.given import ignored
+from ddp_doctor.cli.outputs import Outputs
+from ddp_doctor.model.choices import UsageError
 from ddp_doctor.model.recording import Options
 from ddp_doctor.starters.fanout import Ended
 from ddp_doctor.starters.start_all_nodes import StartedNodes
 from ddp_doctor.starters.starter_channel import AgentState
+from ddp_doctor.wording.run_options import typed
+from tests.recorded import load, path_of
 
 
 @pytest.mark.parametrize("recording", ["no JSON", "[]", '{"readings": [{}]}'])
@@ -19,6 +27,108 @@ def test_a_recording_that_cannot_be_read_is_one_sentence(recording, capsys):
     assert "cannot be read here" in capsys.readouterr().err
 
 
-def test_an_explanation_has_no_markup_of_the_pages():
-    assert "`ddp-doctor run` tries it." in commands.explain("DD412")
-    assert not any("``" in commands.explain(one.code) for check in CHECKS for one in check.rules)
+PAIR = "topology/classic-two-socket-with-recorded-facts"  # DD401
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch) -> list[str]:
+    """Three runs that were kept, the oldest first: sick, of a newer doctor, healthy."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    saved = [
+        save_recording(
+            load(situation).model_copy(update={"run_id": f"2026010{day}T030405Z-0a1b2c"}),
+            tmp_path / "ddp-doctor",
+        )
+        for day, situation in enumerate((PAIR, "gpus/one-lost", "host/two-ranks-on-two-cpus"), 1)
+    ]
+    newer = Path(saved[1] or "")
+    newer.write_text('{"schema_version": "9.0", "run_id": "x"}')
+    return [str(Path(path or "").parent) for path in saved]
+
+
+def test_the_runs_that_were_kept_are_listed_with_verdict_and_folder(kept, capsys):
+    commands.list_runs()
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("2026-01-15 10:00:00")
+    assert " run      Sick: GPUs on l4node stall" in lines[0]
+    assert lines[1] == f"    {kept[0]}"
+    assert "was written by a newer ddp-doctor" in lines[2]
+    assert "Healthy" in lines[3]
+    assert lines[4] == f"    {kept[2]}"
+
+
+def test_a_run_is_replayed_by_its_folder_and_the_newest_by_last(kept, capsys):
+    assert commands.replay(Path(kept[0]), Outputs()) == 1
+    assert commands.replay(None, Outputs(), last=True) == 0
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("files", "last", "sentence"),
+    [
+        ((), False, "there is no recording in"),
+        (
+            ("a.json", "b.json", "c.json.gz", "d.json"),
+            False,
+            "4 files in .* (a.json, b.json, c.json.gz ...): name one",
+        ),
+        (None, False, "name a recording, or give --last"),
+        (("a.json",), True, "name a recording, or give --last"),
+        (None, True, "no run was kept here yet"),
+    ],
+)
+def test_a_replay_of_nothing_or_of_several_is_one_sentence(monkeypatch, tmp_path, files, last, sentence):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    for name in files or ():
+        (tmp_path / name).touch()
+
+    with pytest.raises(UsageError, match=sentence.replace("(", "[(]").replace(")", "[)]")):
+        commands.replay(None if files is None else tmp_path, Outputs(), last=last)
+
+
+def test_a_listing_without_runs_is_one_sentence_and_makes_no_folder(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+
+    commands.list_runs()
+
+    assert capsys.readouterr().out.startswith("no run was kept here yet")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("ignore", "code", "words"),
+    [
+        (("DD401",), 0, "Healthy: 1 check of this node passed; ignored: DD401."),
+        (("DD4", "DD9"), 0, "Healthy: 1 check of this node passed; ignored: DD401."),
+        (("DD402",), 1, "Sick: GPUs on l4node stall"),
+    ],
+)
+def test_a_rule_that_is_ignored_is_not_applied_and_the_verdict_says_what_it_would_have_found(
+    capsys, ignore, code, words
+):
+    assert commands.replay(path_of(PAIR), Outputs(), ignore=ignore) == code
+    assert words in capsys.readouterr().out
+
+
+def test_an_unsure_verdict_says_what_was_ignored(capsys):
+    assert commands.replay(path_of("hang/gloo-interface-does-not-exist"), Outputs(), ignore=("DD6",)) == 3
+    assert "; ignored: DD617." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [(["DD305,XX"], "there is no rule 'XX' here"), (["DDL1"], "no rule 'DDL1'"), (["DD"], "leaves no rule")],
+)
+def test_a_code_that_cannot_be_ignored_is_one_sentence(given, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        ignored(given)
+
+
+def test_what_is_ignored_is_ignored_on_all_nodes():
+    assert typed(Options(ignore=ignored(["dd305, DD4", "DD51"])))[-6:] == (
+        *("--ignore", "DD305", "--ignore", "DD4", "--ignore", "DD51"),
+    )

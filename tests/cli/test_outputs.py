@@ -1,13 +1,14 @@
 """Where outputs go on a node of several."""
 
 from datetime import datetime, timezone
+from pathlib import Path
 
 import pytest
 
 from ddp_doctor.cli.outputs import OUTPUTS, LintResults, Outputs, Results
 from ddp_doctor.lint.report import lint_report
 from ddp_doctor.lint.rules import RULES
-from ddp_doctor.model.choices import FailOn
+from ddp_doctor.model.choices import FailOn, OutputFormat, UsageError
 from ddp_doctor.model.finding import Setting
 from ddp_doctor.model.recording import Recording
 from tests.render.reports import error, report, world
@@ -62,3 +63,56 @@ def test_every_output_of_the_table_can_be_written(tmp_path):
             ["there is no matrix of GPUs to draw, so --svg writes nothing"] * (output.name == "svg")
         )
         assert target.exists() == (not problems)
+
+
+@pytest.mark.parametrize(
+    ("target", "sentence"),
+    [
+        ("nowhere/out.json", "cannot write nowhere/out.json: No such file or directory"),
+        ("/proc/%h.json", "cannot write /proc/"),
+        (".", "cannot write .: Is a directory"),
+        ("file/out.json", "cannot write file/out.json: Not a directory"),
+        ("x" * 300, "File name too long"),
+        ("a\0b", "cannot write a"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_before_the_run(monkeypatch, tmp_path, target, sentence):
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+
+    with pytest.raises(UsageError, match=sentence):
+        Outputs({"json": target}).refuse_unwritable()
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("target", ["-", "/dev/null", "new.json", "%n/out.json", "old.json"])
+def test_what_may_be_written_is_tried_and_nothing_is_left_behind(monkeypatch, tmp_path, target):
+    monkeypatch.chdir(tmp_path)
+    Path("old.json").write_text("old")
+
+    Outputs({"json": target}).refuse_unwritable()
+
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
+
+
+@pytest.mark.parametrize(
+    ("paths", "form", "sentence"),
+    [
+        ({"json": "-", "record": "-"}, OutputFormat.FULL, "only one output can go to stdout"),
+        ({"json": "-"}, OutputFormat.JSONL, "--output-format jsonl goes to stdout"),
+    ],
+)
+def test_two_outputs_on_stdout_are_refused(paths, form, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        Outputs(paths, form=form).refuse_unwritable()
+
+
+def test_a_folder_that_vanishes_during_the_run_is_one_sentence(tmp_path):
+    outputs = Outputs({"json": str(tmp_path / "out" / "report.json")})
+    (tmp_path / "out").mkdir()
+    outputs.refuse_unwritable()
+    (tmp_path / "out").rmdir()
+
+    (problem,) = outputs.write(Results(report(), Recording(run_id="x")))
+
+    assert problem == f"cannot write {tmp_path}/out/report.json: No such file or directory"

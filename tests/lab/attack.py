@@ -27,7 +27,7 @@ from typing import Any
 
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.model.choices import ExitCode
-from tests.lab.processes import comm, state
+from tests.lab.processes import comm, pids_with, state
 
 ROOT = Path(__file__).parent.parent.parent
 BUDGET_S = 30.0
@@ -67,10 +67,9 @@ class Run:
     def alive(self) -> dict[int, str]:
         """The processes that carry the mark, each with what it is; zombies have no environment."""
         found = {}
-        for path in Path("/proc").glob("[0-9]*/environ"):
+        for pid in pids_with(self._mark):
             with suppress(OSError):
-                if self._mark.encode() in path.read_bytes():
-                    found[int(path.parent.name)] = self._what(int(path.parent.name))
+                found[pid] = self._what(pid)
         return found
 
     def _began(self) -> bool:
@@ -86,11 +85,16 @@ class Run:
             return "agent"
         name, command = comm(pid), Path(f"/proc/{pid}/cmdline").read_bytes()
         parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        if b"forkserver" in command and "fork" in (name[11:] or "fork") and parent != self.process.pid:
+        is_forkserver = (
+            b"multiprocessing.forkserver" in command
+        )  # and no folder called so among the arguments
+        if is_forkserver and "fork" in (name[11:] or "fork") and parent != self.process.pid:
             return "other"  # what an import starts is called as it until it becomes another program
         if name.startswith("ddp-doctor:"):
             return {"fork": "forkserver", "ctl": "store"}.get(name[11:], "rank" if name[11] == "r" else name)
-        known = {b"resource_tracker": "tracker", b"forkserver": "forkserver", b"torchrun.main": "torchrun"}
+        if is_forkserver:
+            return "forkserver"
+        known = {b"multiprocessing.resource_tracker": "tracker", b"torchrun.main": "torchrun"}
         return next((what for words, what in known.items() if words in command), "other")
 
     def wait_for(self, what: str, timeout_s: float = BUDGET_S) -> int | None:

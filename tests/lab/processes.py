@@ -92,6 +92,14 @@ def pids_in(first: int) -> Iterator[int]:
                 yield int(entry.name)
 
 
+def pids_with(variable: str) -> Iterator[int]:
+    """All processes with this ``NAME=value`` in their environment; zombies have none."""
+    for entry in Path("/proc").iterdir():  # glob asks each for its state, and raises where one has just ended
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and variable.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                yield int(entry.name)
+
+
 def comm(pid: int) -> str:
     """The name of a process, at most 15 characters; empty where it is gone."""
     with contextlib.suppress(OSError):

@@ -25,8 +25,9 @@ from tests.once import once
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 
-#: Bundled with torch 2.5 and 2.6, 2.7, 2.9 and 2.10, and 2.12 and 2.13; the newest that the table knows.
-RELEASES = ("2.21.5", "2.26.2", "2.27.5", "2.29.7", "2.30.7", "2.31.2", "2.32.3")
+#: Bundled with torch 2.5 and 2.6, 2.9 and 2.10, and 2.13; the newest that the table knows. Each costs
+#: continuous integration half a minute. The table was also held against 2.26.2, 2.29.7 and 2.31.2.
+RELEASES = ("2.21.5", "2.27.5", "2.30.7", "2.32.3")
 
 LIBRARY = "nvidia/nccl/lib/libnccl.so.2"
 

@@ -7,9 +7,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from tests.lab.processes import comm, pids_with
 
 ROOT = Path(__file__).parent.parent.parent
 #: How long a test waits for what comes in a moment: only one that fails waits so long, however busy the machine is.
@@ -71,13 +72,7 @@ class Agent:
 
     def _alive(self) -> list[str]:
         # its own folder stands in the environment of all that it started
-        mark = f"XDG_STATE_HOME={self.home}".encode()
-        found = []
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            with suppress(OSError):
-                if mark in path.read_bytes().split(b"\0"):
-                    found.append(f"{path.parent.name} {(path.parent / 'comm').read_text().strip()}")
-        return found
+        return [f"{pid} {comm(pid)}" for pid in pids_with(f"XDG_STATE_HOME={self.home}")]
 
 
 def end(agents: Sequence[Agent]) -> None:

@@ -150,7 +150,7 @@ def test_a_file_that_does_not_parse_makes_the_verdict_unsure_and_is_named_with_i
         ([], "Missing argument"),
         (["missing.py"], "cannot read missing.py"),
         (["empty"], "there is no Python file in empty"),
-        (["--select", "DDL999", "sick.py"], "there is no lint rule 'DDL999'"),
+        (["--select", "DDL999", "sick.py"], "there is no rule 'DDL999' here"),
         (["--select", "DDL104", "--ignore", "DDL1", "sick.py"], "leave no rule"),
         (["--json", "-", "--sarif", "-", "sick.py"], "only one output can go to stdout"),
         (["--sarif", "missing/x.sarif", "sick.py"], "cannot write missing/x.sarif"),
@@ -164,6 +164,26 @@ def test_what_cannot_be_done_is_one_sentence_and_exits_with_two(folder: Path, ar
     assert done.returncode == 2
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("form", "line"),
+    [
+        ("concise", "sick.py:5:1: error DDL104 Every rank takes cuda:0"),
+        (
+            "github",
+            "::error title=DDL104 gpu-hard-coded,file=sick.py,line=5,col=1,endLine=5,endColumn=25::sick.py:5:1",
+        ),
+        ("jsonl", '"path": "sick.py", "line": 5, "column": 1'),
+    ],
+)
+def test_findings_are_printed_in_one_line_each_with_their_place(folder: Path, form: str, line: str):
+    done = lint("sick.py", "-q", "--output-format", form, cwd=folder)
+
+    assert done.returncode == 1
+    assert line in done.stdout
+    assert len(done.stdout.splitlines()) == (2 if form == "concise" else 1)  # the verdict is for people
+    assert "Sick: 1 error" in (done.stdout if form == "concise" else done.stderr)
 
 
 def test_rules_are_selected_and_ignored_by_the_beginning_of_their_codes(folder: Path):
@@ -292,15 +312,6 @@ def test_sarif_has_what_its_schema_asks_for(folder: Path):
     assert invocation["executionSuccessful"] is False
     assert invocation["exitCode"] == 1
     assert len(invocation["toolExecutionNotifications"]) == 1
-
-
-def test_explain_prints_the_page_of_a_lint_rule():
-    done = subprocess.run(
-        (sys.executable, "-m", "ddp_doctor", "explain", "ddl104"), check=True, capture_output=True, text=True
-    )
-
-    assert done.stdout.startswith("DDL104 gpu-hard-coded (error)\n")
-    assert "What it finds" in done.stdout
 
 
 def test_a_hundred_scripts_take_seconds_at_most(tmp_path: Path):

@@ -8,6 +8,7 @@ from xml.etree import ElementTree as ET
 
 from ddp_doctor.lint.report import LintFinding, LintReport
 from ddp_doctor.model.choices import FailOn, Severity
+from ddp_doctor.render.finding_lines import concise
 from ddp_doctor.render.text import plain
 
 
@@ -45,7 +46,5 @@ def render(report: LintReport, paths: Sequence[str], fail_on: FailOn) -> str:
 
 def _lines(findings: Sequence[LintFinding]) -> Iterator[str]:
     for finding in findings:
-        yield plain(
-            f"{finding.path}:{finding.line}:{finding.column}: {finding.severity.value} {finding.code} {finding.title}"
-        )
+        yield concise(finding)
         yield from (plain(f"  {remedy.summary}") for remedy in finding.remedies)

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 def show(report: LintReport, out: "Console", *, quiet: bool = False) -> None:
     """Print the report; ``quiet`` leaves out what is only worth knowing, and the sentence where all is well."""
-    findings = [
-        finding for finding in report.findings if not quiet or finding.severity.at_least(Severity.WARNING)
-    ]
+    findings = shown(report, quiet=quiet).findings
     for path, of_file in groupby(findings, lambda finding: finding.path):
         out.print(one_line(path), style="bold")
         for finding in of_file:
@@ -40,6 +38,14 @@ def show(report: LintReport, out: "Console", *, quiet: bool = False) -> None:
     if findings:
         worst = min(findings, key=lambda finding: list(Severity).index(finding.severity))
         out.print(f"(more: ddp-doctor explain {worst.code})", style="dim")
+
+
+def shown(report: LintReport, *, quiet: bool) -> LintReport:
+    """The report; ``quiet`` without what is only worth knowing."""
+    if not quiet:
+        return report
+    findings = tuple(finding for finding in report.findings if finding.severity.at_least(Severity.WARNING))
+    return report.model_copy(update={"findings": findings})
 
 
 def _show_finding(finding: LintFinding, out: "Console") -> None:

@@ -1,0 +1,80 @@
+"""Completion in shells: the script for each, and the words that they are offered.
+
+A shell asks by starting ddp-doctor with ``_DDP_DOCTOR_COMPLETE=complete_bash``; typer answers.
+"""
+
+import os
+from collections.abc import Iterable
+
+from ddp_doctor.model.choices import UsageError
+
+_VARIABLE = "_DDP_DOCTOR_COMPLETE"
+_SHELLS = ("bash", "zsh", "fish")
+
+
+def script(shell: str | None) -> str:
+    """What a shell is to read, once or whenever it starts. Raises UsageError for a shell that is not known."""
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]
+
+    shell = shell or os.environ.get("SHELL", "").rpartition("/")[2]
+    _require_known(shell)
+    text: str = get_completion_script(prog_name="ddp-doctor", complete_var=_VARIABLE, shell=shell)
+    return text
+
+
+def prepare() -> None:
+    """Where a shell asks for words, let typer answer it; else do nothing."""
+    asked = os.environ.get(_VARIABLE)
+    if asked is None:
+        return
+    from typer.completion import completion_init  # type: ignore[attr-defined]
+
+    from ddp_doctor.cli.error_handler import error_handler
+
+    with error_handler():
+        _require_known(asked.removeprefix("complete_"))
+    completion_init()
+
+
+def _require_known(shell: str) -> None:
+    if shell not in _SHELLS:
+        name = repr(shell) if shell else "a shell without a name"
+        raise UsageError(f"there is no completion for {name}; there is for {', '.join(_SHELLS)}")
+
+
+def names_of_checks(incomplete: str) -> list[str]:
+    """The checks, behind those that are typed already: ``p2p,all``."""
+    from ddp_doctor.checks import CHECKS
+
+    return _after_comma(incomplete, (check.id for check in CHECKS))
+
+
+def codes(incomplete: str) -> list[str]:
+    """The codes of all rules, behind those that are typed already."""
+    return _after_comma(incomplete, _codes())
+
+
+def words_to_explain(incomplete: str) -> list[str]:
+    """The codes of all rules, and the environment variables."""
+    from ddp_doctor.settings.table import variables
+
+    return [word for word in (*_codes(), *variables()) if word.startswith(incomplete.upper())]
+
+
+def names_of_templates(incomplete: str) -> list[str]:
+    """The templates."""
+    from ddp_doctor import templates
+
+    return [name for name in templates.TEMPLATES if name.startswith(incomplete)]
+
+
+def _codes() -> list[str]:
+    from ddp_doctor.engine.diagnose import all_rules
+    from ddp_doctor.lint.rules import RULES
+
+    return [rule.code for rule in (*all_rules(), *RULES)]
+
+
+def _after_comma(incomplete: str, words: Iterable[str]) -> list[str]:
+    before, comma, begun = incomplete.rpartition(",")
+    return [f"{before}{comma}{word}" for word in words if word.startswith(begun)]

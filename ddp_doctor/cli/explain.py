@@ -1,0 +1,189 @@
+"""``ddp-doctor explain``: what is known of a code, of how codes begin, of a variable, or of the text of an error."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
+from itertools import chain
+
+from ddp_doctor.engine.diagnose import all_rules
+from ddp_doctor.knowledge.error_texts import ERROR_TEXTS, ErrorText
+from ddp_doctor.lint.rules import RULES as LINT_RULES
+from ddp_doctor.model.choices import UsageError
+from ddp_doctor.model.rule import Described
+from ddp_doctor.render.text import fold
+from ddp_doctor.settings import names
+from ddp_doctor.settings.releases import default_in_words, read_by
+from ddp_doctor.settings.table import Variable, foreign, never_read, variables
+
+#: Of the words of a text that is known, the share that must be in what was given; or the other way round.
+_SAME_TEXT = 0.75
+_LIKE_IT = 0.5
+#: Texts that are shown, and names that are offered.
+_MOST = 3
+_TOO_COMMON = {"the", "and", "for", "with", "was", "not", "error", "failed", "has", "that", "from", "this"}
+
+
+def explain(text: str, width: int = 100) -> str:
+    """The page of what ``text`` names, in lines of at most ``width`` characters. Raises UsageError."""
+    text = text.strip()
+    if page := _rule(text):
+        return fold(page, width)
+    for known in (_variable, _begin_so, _error, _speak_of):
+        if page := known(text):
+            return fold(page, width, hang=4)
+    raise UsageError(f"nothing is known of {text!r}{_meant(text)}")
+
+
+def _rules() -> list[Described]:
+    return [*all_rules(), *LINT_RULES]
+
+
+def _rule(text: str) -> str:
+    for rule in _rules():
+        if text.upper() == rule.code or text == rule.name:
+            page = "\n".join(_paragraphs(rule.doc.replace("``", "`")))  # a terminal knows no markup
+            return f"{rule.code} {rule.name} ({rule.severity.value})\n\n{page}\n"
+    return ""
+
+
+def _paragraphs(doc: str) -> list[str]:
+    """Its lines, with those of one paragraph joined; of the references, each has a line."""
+    joined: list[str] = []
+    before = None  # the indent of the paragraph that goes on
+    references = False
+    for line in doc.splitlines():
+        indent = len(line) - len(line.lstrip()) if line else None
+        if line and indent == before and not references:
+            joined[-1] += f" {line.strip()}"
+        else:
+            joined.append(line)
+        before = indent
+        references = line == "References" or (references and indent != 0)
+    return joined
+
+
+def _begin_so(text: str) -> str:
+    """The rules whose codes, or the variables whose names, begin so."""
+    begun = text.upper()
+    rules = [rule for rule in _rules() if rule.code.startswith(begun)]
+    settings = [name for name in variables() if name.startswith(begun) and len(begun) > 1]
+    lines = [*_gists(rules), *(f"{name}: {variables()[name].meaning}" for name in sorted(settings))]
+    return "\n".join(lines) + "\n" if begun and lines else ""
+
+
+def _gists(rules: Iterable[Described]) -> Iterator[str]:
+    lines = (f"{rule.code} {rule.name} ({rule.severity.value}): {rule.gist}" for rule in rules)
+    return (line.replace("``", "`") for line in lines)
+
+
+def _variable(text: str) -> str:
+    """What a variable does; of ``NAME=value`` the name counts."""
+    name = text.partition("=")[0].strip()
+    name = name.upper() if name.upper() in variables() else name
+    if name in variables():
+        return "\n".join(chain.from_iterable(_about(variables()[name]))) + "\n"
+    if name in never_read():
+        unread = never_read()[name]
+        instead = f" {unread.instead} does that." if unread.instead else ""
+        return f"{name}: nothing reads it. People mean {unread.meant}.{instead}\nSource: {unread.source}\n"
+    for owner in foreign() if re.fullmatch(r"\w+", name) else ():
+        if name.startswith(owner.name):
+            return f"{name}: {owner.reader} reads it, not NCCL, torch or gloo.\nSource: {owner.source}\n"
+    return ""
+
+
+def _about(variable: Variable) -> Iterator[list[str]]:
+    releases = read_by(variable)
+    yield [f"{variable.name} (read by {variable.owner}{f', {releases}' if releases else ''})", ""]
+    yield [variable.what_it_does]
+    if variable.replaced_by:
+        yield [f"{variable.replaced_by} has replaced it."]
+    default = default_in_words(variable.default)
+    yield [f"Default: {default or 'unset'}"]
+    if variable.values:
+        yield [f"Values: {', '.join(variable.values)}"]
+    for takes in variable.ranges:
+        _, least, most = takes.takes[-1]
+        yield [f"Takes {least} to {most}. {takes.beyond}"]
+    known = [
+        *(f"{effect.values}: {effect.why}" for effect in variable.effects),
+        *(f"Beside {listed(silencer.names)}: {silencer.why}" for silencer in variable.silencers),
+        *(
+            f"{' and '.join(conflict.names)} {conflict.says}: {conflict.why}"
+            for conflict in variable.conflicts
+        ),
+        *(f"Where ranks differ: {agreement.effect}." for agreement in variable.agreements),
+    ]
+    yield ["", "What to know", *(f"    {line}" for line in known)] if known else []
+    rules = [rule for rule in _rules() if re.search(rf"\b{variable.name}\b", rule.doc)]
+    yield ["", "Rules that speak of it", *(f"    {line}" for line in _gists(rules))] if rules else []
+    yield ["", f"Source: {variable.source}", "`ddp-doctor env` shows what it is set to here."]
+
+
+def listed(pattern: str) -> str:
+    """``NCCL_IB_* and NCCL_NET_GDR_*`` for the pattern of names in the table."""
+    plain = re.sub(r"\(\?![^)]*\)", "", pattern).replace(".*", "*")
+    return " and ".join(plain.split("|"))
+
+
+def _error(text: str) -> str:
+    """What is behind the text of an error."""
+    found = [row for score, row in _by_likeness(text) if score >= _SAME_TEXT][:_MOST]
+    return "\n".join("\n".join(_behind(row)) for row in found)
+
+
+def _behind(row: ErrorText) -> Iterator[str]:
+    by_code = {rule.code: rule for rule in _rules()}
+    yield f'"{row.words}"'
+    yield f"{row.means}\n"
+    yield "Rules that find the cause"
+    yield from (f"    {line}" for line in _gists(by_code[code] for code in row.codes))
+    if row.settings:
+        yield "Settings"
+        yield from (f"    {name}: {variables()[name].meaning}" for name in row.settings)
+    yield f"Source: {row.source}"
+    yield ""
+
+
+def _speak_of(text: str) -> str:
+    """The rules whose pages have all of the words, unless they are nearly those of an error."""
+    words = re.findall(r"\w+", text.lower()) if not _like(text) else []
+    rules = (
+        [rule for rule in _rules() if {*words} <= {*re.findall(r"\w+", rule.doc.lower())}] if words else []
+    )
+    return "\n".join(_gists(rules)) + "\n" if rules else ""
+
+
+def _by_likeness(text: str) -> Sequence[tuple[float, ErrorText]]:
+    """The texts that are known, the likest first: by how many of their words were given, or the other way round."""
+    given = _words(text)
+    scored = []
+    for row in ERROR_TEXTS:
+        words = _words(row.words)
+        common = len(words & given)
+        if common >= min(2, len(words)):
+            scored.append((max(common / len(words), common / len(given)), row))
+    return sorted(scored, key=lambda pair: -pair[0])
+
+
+def _like(text: str) -> list[str]:
+    """The texts of errors that may be meant."""
+    return [row.words for score, row in _by_likeness(text) if score >= _LIKE_IT]
+
+
+def _words(text: str) -> set[str]:
+    words = re.findall(r"[a-z_]{3,}|\d{2,}", text.lower())
+    return set(words) - _TOO_COMMON
+
+
+def _meant(text: str) -> str:
+    """``; did you mean A or B?``, or where one can look."""
+    likely = _like(text)
+    if " " not in text:
+        every = [name for rule in _rules() for name in (rule.code, rule.name)]
+        nearest = names.nearest(text)
+        near = get_close_matches(text.upper(), [*variables(), *every], _MOST, 0.8)
+        likely += [nearest] if nearest else [*near, *get_close_matches(text.lower(), every, _MOST, 0.7)]
+    if not likely:
+        return "; the codes stand in every finding and in `ddp-doctor checks`"
+    return f"; did you mean {' or '.join(repr(words) for words in dict.fromkeys(likely[:_MOST]))}?"

@@ -1,0 +1,101 @@
+"""How ``--help`` is laid out: options under a heading for what they are about, then examples and the exit codes.
+
+Typer's panels of rich are not used: at 60 columns they cut the names of options and variables.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+WHERE = "Where"
+WHAT = "What is looked at"
+TIME = "How long"
+VERDICT = "Verdict"
+OUTPUTS = "Outputs"
+_HEADINGS = ("Arguments", WHERE, WHAT, TIME, VERDICT, OUTPUTS, "Options")
+
+_JUDGED = "Exit codes: 0 healthy, 1 sick, 2 wrong use, 3 unsure, 130 interrupted."
+_TOLD = "Exit codes: 0 done, 2 wrong use, 3 the doctor failed itself."
+
+
+def epilog(*examples: str, judges: bool = True) -> str:
+    """What stands below the options of a command: lines to type, and what it exits with."""
+    lines = "\n".join(f"  {example}" for example in examples)
+    return f"Examples:\n{lines}\n\n{_JUDGED if judges else _TOLD}"
+
+
+def headed(command: Any, context: Any) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The arguments and options of a command with their help, below their headings; those without one come last."""
+    rows: dict[str, list[tuple[str, str]]] = {heading: [] for heading in _HEADINGS}
+    for parameter in command.get_params(context):
+        record = parameter.get_help_record(context)
+        usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
+        if record is not None:
+            rows[getattr(parameter, "rich_help_panel", None) or usual].append(record)
+    return [(heading, records) for heading, records in rows.items() if records]
+
+
+def summary(command: Any) -> str:
+    """What a command does, whole."""
+    return " ".join((command.help or "").split())
+
+
+class Command(TyperCommand):
+    """A command with its options under headings."""
+
+    def get_short_help_str(self, limit: int = 0) -> str:  # noqa: ARG002 - click's signature
+        """The summary, which shells show beside the name: never cut."""
+        return summary(self)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write them below the help text."""
+        _write(formatter, headed(self, ctx))
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - click's signature
+        """Write it as it stands, but for the width of paragraphs."""
+        _write_epilog(formatter, self.epilog or "")
+
+
+class Commands(TyperGroup):
+    """The commands, whose usage errors are sentences: some releases of typer put a word of pydantic's before them."""
+
+    def invoke(self, ctx: Any) -> Any:  # click's class, or typer's own
+        """Run the command that was typed."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
+            raise
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands, each with all of its summary, and the few options."""
+        commands = [(name, summary(command)) for name, command in self.commands.items()]
+        _write(formatter, [("Commands", commands), *headed(self, ctx)])
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - click's signature
+        """Write it as it stands, but for the width of paragraphs."""
+        _write_epilog(formatter, self.epilog or "")
+
+
+def _write(formatter: Any, sections: Sequence[tuple[str, list[tuple[str, str]]]]) -> None:
+    """The sections with one left column, and a longer name on a line of its own."""
+    widest = min(30, formatter.width * 2 // 5)
+    names = [name for _, records in sections for name, _ in records]
+    left = max((len(name) for name in names if len(name) <= widest), default=widest)
+    for heading, records in sections:
+        with formatter.section(typer.style(heading, bold=True)):
+            formatter.write_dl(
+                [(typer.style(name.ljust(left), fg="cyan"), text) for name, text in records], col_max=left
+            )
+
+
+def _write_epilog(formatter: Any, text: str) -> None:
+    for paragraph in text.split("\n\n"):
+        heading, _, lines = paragraph.partition("\n")
+        formatter.write_paragraph()
+        if lines:
+            formatter.write(f"{typer.style(heading, bold=True)}\n{lines}\n")
+        else:
+            formatter.write_text(heading)

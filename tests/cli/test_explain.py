@@ -1,0 +1,80 @@
+"""``ddp-doctor explain`` by code, by how codes begin, by variable and by the text of an error."""
+
+import pytest
+
+from ddp_doctor.cli.explain import explain
+from ddp_doctor.engine.diagnose import all_rules
+from ddp_doctor.knowledge.error_texts import ERROR_TEXTS, ErrorText
+from ddp_doctor.lint.rules import RULES as LINT_RULES
+from ddp_doctor.model.choices import UsageError
+from ddp_doctor.settings.table import variables
+
+RULES = {rule.code: rule for rule in (*all_rules(), *LINT_RULES)}
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "also"),
+    [
+        ("dd412", "DD412 p2p-over-pcie-unproved (info)\n", "`ddp-doctor run` tries it."),
+        ("ddl104", "DDL104 gpu-hard-coded (error)\n", "\nWhat it finds\n"),
+        ("variable-misspelled", "DD111 variable-misspelled (warning)\n", "References\n"),
+        ("DD23", "DD230 ", "\nDD239 "),
+        ("NCCL_IB_DISABLE", "NCCL_IB_DISABLE (read by nccl, from 2.3.5)\n", "\n    DD436 "),
+        ("NCCL_IB_DISABLE=1", "NCCL_IB_DISABLE (read by nccl", "ranks on TCP sockets cannot connect"),
+        ("nccl_debug", "NCCL_DEBUG (read by nccl", "Values: VERSION, WARN"),
+        ("NCCL_NET_PL", "NCCL_NET_PLUGIN: ", "\nNCCL_NET_PLUGIN_REF_COUNT: "),
+        ("NCCL_CONNECT_TIMEOUT", "NCCL_CONNECT_TIMEOUT: nothing reads it", "NCCL_SOCKET_RETRY_CNT does that"),
+        ("NCCL_FASTRAK_X", "NCCL_FASTRAK_X: Google's GPUDirect-TCPXO plug-in reads it", "Source: "),
+        ("collective operation timeout", '"Watchdog caught collective operation timeout"', "DD610 "),
+        (
+            "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3) ran for 600028 milliseconds",
+            '"Watchdog caught collective operation timeout"',
+            "TORCH_FR_BUFFER_SIZE",
+        ),
+        ("NVRM: Xid (PCI:0000:4a:00): 79, GPU has fallen off the bus.", '"NVRM Xid', "DD330 "),
+        ("subnet manager", "DD561 ", ""),
+    ],
+)
+def test_what_is_named_is_explained(text, first, also):
+    page = explain(text)
+
+    assert page.startswith(first)
+    assert also in page
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_a_page_has_no_longer_lines_than_the_terminal_and_no_word_is_lost(width):
+    for name in ("DD401", "NCCL_P2P_LEVEL", "DD1", "connection refused"):
+        page = explain(name, width)
+        assert max(map(len, page.splitlines())) <= width
+        assert page.split() == explain(name, 10_000).split()
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("DD000", "nothing is known of 'DD000'; the codes stand in every finding"),
+        ("nccl_ib_timeot", "did you mean 'NCCL_IB_TIMEOUT'?"),
+        ("p2p-stalls-between-gpu", "did you mean 'p2p-stalls-between-gpus'"),
+        ("duplicate device detected", "did you mean 'Duplicate GPU detected'"),
+        ("", "nothing is known of ''"),
+    ],
+)
+def test_what_is_not_known_is_one_sentence_with_what_may_be_meant(text, sentence):
+    with pytest.raises(UsageError) as refused:
+        explain(text)
+
+    assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize("row", ERROR_TEXTS, ids=lambda row: row.words)
+def test_a_text_of_the_table_is_found_and_names_what_there_is(row: ErrorText):
+    page = explain(row.words, 10_000)
+
+    assert page.startswith(f'"{row.words}"\n{row.means}')
+    assert all(f"{code} {RULES[code].name}" in page for code in row.codes)
+    assert {*row.settings} <= {*variables()}
+
+
+def test_an_explanation_has_no_markup_of_the_pages():
+    assert not any("``" in explain(code) for code in RULES)

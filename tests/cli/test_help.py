@@ -1,0 +1,100 @@
+"""``--help``, the manual page and completion: whole words at any width, examples, exit codes."""
+
+import os
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from ddp_doctor.cli import complete
+from ddp_doctor.cli.help import summary
+from ddp_doctor.cli.main import app
+from ddp_doctor.model.choices import UsageError
+
+GROUP: Any = typer.main.get_command(app)
+
+
+def said(*args: str, width: int) -> str:
+    return CliRunner().invoke(app, args, terminal_width=width - 2, prog_name="ddp-doctor").output
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_help_cuts_no_word_and_no_summary_at_any_width(width):
+    whole = " ".join(said("--help", width=width).split())
+    assert all(f"{name} {summary(command)}" in whole for name, command in GROUP.commands.items())
+
+    for name, command in GROUP.commands.items():
+        text = said(name, "-h", width=width)
+        before, _, examples = text.partition("Examples:\n  ")
+        assert max(map(len, before.splitlines())) <= width
+        words = " ".join(before.split())
+        for parameter in command.params:
+            assert " ".join((parameter.help or "").split()) in words
+            assert parameter.param_type_name == "argument" or {*parameter.opts} <= {*re.split("[ ,]+", words)}
+        assert re.search(r"Exit codes: 0 (healthy|done),", " ".join(examples.split()))
+
+
+def test_options_of_run_stand_under_what_they_are_about():
+    text = said("run", "--help", width=80)
+    order = ["\nWhere:", "--nnodes", "\nWhat is looked at:", "--only", "\nHow long:", "--budget"]
+    order += ["\nVerdict:", "--ignore", "\nOutputs:", "--output-format", "\nExamples:"]
+
+    places = [text.index(words) for words in order]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("lines", [command.epilog for command in GROUP.commands.values()])
+def test_the_examples_of_a_command_are_understood(lines: str):
+    for example in (line for line in lines.splitlines() if line.startswith("  ")):
+        name, *rest = example.rpartition("ddp-doctor ")[2].split()
+        known = {option for parameter in GROUP.commands[name].params for option in parameter.opts}
+        assert {word for word in rest if word.startswith("--")} <= known
+
+
+def test_the_version_has_a_short_option():
+    assert said("-V", width=80) == said("--version", width=80) != ""
+
+
+@pytest.mark.parametrize(
+    ("shell", "env", "sentence"),
+    [
+        ("tcsh", {}, "there is no completion for 'tcsh'; there is for bash, zsh, fish"),
+        ("", {"SHELL": "/bin/ksh"}, "there is no completion for 'ksh'"),
+        ("", {"SHELL": ""}, "a shell without a name"),
+    ],
+)
+def test_a_shell_that_is_not_known_is_one_sentence(monkeypatch, shell, env, sentence):
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=sentence):
+        complete.script(shell or None)
+
+
+def test_a_shell_that_asks_and_is_not_known_is_one_sentence_and_exit_2(asked):
+    done = asked("run", env={"_DDP_DOCTOR_COMPLETE": "complete_tcsh"})
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "ddp-doctor: there is no completion for 'tcsh'; there is for bash, zsh, fish\n"
+
+
+def test_bash_completes_options_checks_and_settings(tmp_path):
+    program = tmp_path / "ddp-doctor"
+    program.write_text(f"#!{sys.executable}\nfrom ddp_doctor.__main__ import main\nmain()\n")
+    program.chmod(0o755)
+    typed = "COMP_WORDS=(ddp-doctor run --output-format c); COMP_CWORD=3"
+    script = (
+        f'{complete.script("bash")}\n{typed}; _ddp_doctor_completion ddp-doctor; echo "${{COMPREPLY[@]}}"'
+    )
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+    done = subprocess.run(("bash", "-c", script), env=env, capture_output=True, text=True, check=True)
+
+    assert (done.stdout, done.stderr) == ("concise\n", "")
+    assert complete.names_of_checks("p2p,all") == ["p2p,allreduce"]
+    assert complete.words_to_explain("nccl_ib_dis") == ["NCCL_IB_DISABLE"]
+    assert complete.codes("DD305,DDL104") == ["DD305,DDL104"]
+    assert complete.names_of_templates("slurm-p") == ["slurm-prolog"]
