@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .PHONY: help run test test-parallel test-serial check lint types imports coverage report fuzz lab lab-parallel lab-serial
-.PHONY: lab-shell gpu torches bench docs clean
+.PHONY: lab-shell gpu torches bench single-file docs clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -86,8 +86,12 @@ torches: $(STAMP)  ## run a short set of tests with the oldest, pinned and newes
 bench: $(STAMP)  ## measure the bars of the project
 	$(BIN)/python -m pytest -m bench --capture=no $(ARGS)
 
-docs: $(STAMP)  ## write docs/reference from the code
+single-file: $(STAMP)  ## make dist/ddp-doctor-*.pyz, for nodes that have Python and nothing else
+	$(BIN)/python -m tools.single_file
+
+docs: $(STAMP)  ## write docs/reference and the pictures of the README from the code
 	$(BIN)/python -m tools.generate_docs
+	$(BIN)/python -m tools.picture
 
 clean:  ## remove the environment and all that was built
 	rm -rf $(VENV) build dist .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -6,10 +6,11 @@ module-level code again in every worker.
 
 import os
 import sys
+from collections.abc import Callable
 
 
-def main() -> None:
-    """Run the command line and leave the process with the doctor's exit code."""
+def main(at_the_end: Callable[[], object] = lambda: None) -> None:
+    """Run the command line and leave the process with the doctor's exit code, after ``at_the_end``."""
     _search_own_modules_first()
     import signal
 
@@ -17,13 +18,13 @@ def main() -> None:
         if (
             signal.getsignal(number) is not signal.SIG_IGN
         ):  # by nohup, or a shell that starts it in the background
-            signal.signal(number, _leave)
+            signal.signal(number, lambda *_: _leave(at_the_end))
     from ddp_doctor.cli import streams
 
     streams.prepare()
     from ddp_doctor.cli.main import entry
 
-    entry()
+    entry(at_the_end)
 
 
 def _search_own_modules_first() -> None:
@@ -37,8 +38,9 @@ def _search_own_modules_first() -> None:
     sys.path.sort(key=lambda entry: 0 if entry in own else 2 if entry == here else 1)
 
 
-def _leave(_number: int, _frame: object) -> None:
-    """Until a run takes the signals over there is nothing to clean up and nothing to report."""
+def _leave(at_the_end: Callable[[], object]) -> None:
+    """Until a run takes the signals over there is nothing else to clean up and nothing to report."""
+    at_the_end()
     os.write(2, b"ddp-doctor: interrupted before anything was tested\n")
     os._exit(130)
 

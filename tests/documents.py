@@ -117,3 +117,10 @@ def _plain(text: str) -> Iterator[str]:
             for pattern, sign in _DIFFERS:
                 line = re.sub(pattern, sign, line)  # noqa: PLW2901
             yield line
+
+
+def pinned(package: str) -> str:
+    """The release that the committed pages were made with."""
+    found = re.search(rf"^{package}==([^\s;]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert found
+    return found[1]

@@ -24,6 +24,7 @@ from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.engine.hang.rules import TRIAL_RULES
 from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.rule import Described
+from tests.documents import pinned
 from tests.recorded import SITUATIONS, raw
 from tools import generate_docs
 
@@ -200,16 +201,10 @@ def test_the_command_line_starts_without_torch():
 
 
 def test_the_reference_pages_are_what_the_code_says():
-    if metadata.version("typer") != _pinned("typer"):
-        pytest.skip(f"the help pages were made with typer {_pinned('typer')}, which formats them")
+    if metadata.version("typer") != pinned("typer"):
+        pytest.skip(f"the help pages were made with typer {pinned('typer')}, which formats them")
 
     assert generate_docs.stale() == [], "run `make docs`"
-
-
-def _pinned(package: str) -> str:
-    found = re.search(rf"^{package}==([^\s;]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    assert found
-    return found[1]
 
 
 def test_links_between_the_pages_lead_somewhere():

@@ -6,13 +6,15 @@ import re
 import shlex
 import subprocess
 from collections import Counter
+from importlib import metadata
 from typing import Any
 
 import pytest
 
 from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.lint.rules import RULES as LINT_RULES
-from tests.documents import ROOT, UNDERSTOOD, Block, blocks, documents, is_part
+from tests.documents import ROOT, UNDERSTOOD, Block, blocks, documents, is_part, pinned
+from tools import picture
 
 ALL = tuple(blocks())
 #: Whose answer needs nothing but files.
@@ -33,12 +35,12 @@ def test_what_the_documents_do_not_run_is_this():
     """A block that is not run is a decision, not an accident."""
     left_out = [block.document.removeprefix("docs/") for block in ALL if block.note == "not run"]
     assert dict(Counter(left_out)) == {
-        **dict.fromkeys(("README.md", "CONTRIBUTING.md", "tutorial/first-run.md"), 1),
+        **dict.fromkeys(("CONTRIBUTING.md", "tutorial/first-run.md"), 1),
         **{f"explanation/{name}.md": 1 for name in ("architecture", "hangs", "many-nodes")},  # pictures
         "how-to/add-a-check.md": 1,
         "how-to/lab.md": 5,
         "how-to/many-nodes.md": 5,
-        "how-to/slurm.md": 6,
+        "how-to/slurm.md": 7,
         "how-to/test-your-own-model.md": 1,
     }
 
@@ -67,6 +69,16 @@ def test_what_is_not_typed_is_parsed(asked, block: Block):
             assert not re.search(r"^(?! *(- )?[\w-]+:( |$))", block.text.rstrip("\n"), re.MULTILINE)
         case "ini":
             assert not re.search(r"^(?!\w+=\S+$)", block.text.rstrip("\n"), re.MULTILINE)
+
+
+def test_the_pictures_show_what_the_doctor_prints(asked):
+    if metadata.version("rich") != pinned("rich"):
+        pytest.skip(f"they were drawn by rich {pinned('rich')}")
+    done = asked(*picture.COMMAND, env=picture.TERMINAL, cwd=ROOT)
+
+    assert "Proved: " in done.stdout
+    drawn = picture.pictures(done.stdout)
+    assert {name: (picture.PICTURES / name).read_text() for name in drawn} == drawn, "run `make docs`"
 
 
 # --- commands that stand in a sentence, a table or a block that is not run ----------------------------

@@ -1,9 +1,11 @@
-"""What is shipped: tree, sdist and both wheels hold the same files, and the wheel works by itself.
+"""What is shipped: tree, sdist and both wheels hold the same files; the wheel and the single file work by themselves.
 
 Without both force-includes of pyproject.toml a wheel built from the sdist silently lacks the checks.
 """
 
+import fcntl
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -16,6 +18,8 @@ import pytest
 
 from ddp_doctor import __version__
 from tests.once import once
+from tests.recorded import path_of
+from tools import single_file, single_file_start
 
 ROOT = Path(__file__).parent.parent
 #: Folders of the tree that the sdist carries besides single files of the root.
@@ -133,6 +137,12 @@ print(ddp_doctor.checks.__file__, *(CliRunner().invoke(app, words).output for wo
 """
 
 
+def _requires(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return re.findall(r"^Requires-Dist: (.+)$", archive.read(name).decode(), re.MULTILINE)
+
+
 def _unpacked(wheel: Path, target: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(target)
@@ -146,6 +156,11 @@ def test_the_installed_wheel_works_from_an_empty_folder(
     empty.mkdir()
     install(built.wheel, target)
     assert not (target / "checks").exists()
+    needed = [line for line in _requires(built.wheel) if "extra ==" not in line]
+    assert needed, "pip takes what it needs from there"
+    assert [line for line in needed if "torch" in line] == [], (
+        "an installation would bring a torch, or change one"
+    )
 
     said = _run(sys.executable, "-c", _ASK, cwd=empty, PYTHONPATH=str(target))
     where, help_text, checks, script = said.split("\0")
@@ -153,3 +168,128 @@ def test_the_installed_wheel_works_from_an_empty_folder(
     assert "prolog" in help_text
     assert "allreduce" in checks
     assert script.startswith("#!/bin/sh")
+
+
+# --- the single file, on a Python that has nothing else ------------------------------------------------
+
+
+def test_the_single_file_of_another_python_says_which_one_it_needs(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as leaving:
+        single_file_start.main("0.1.0-1", "Python 3.9 on riscv64", ".cpython-39-riscv64-linux-gnu.so", 23)
+
+    assert leaving.value.code == 2
+    assert "ddp-doctor: this file is made for Python 3.9 on riscv64, and " in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def pyz(built: Built) -> Path:
+    folder = once("single-file", lambda folder: single_file.make(built.wheel, folder))
+    return next(folder.glob("*.pyz"))
+
+
+def _bare(
+    pyz: Path, home: Path, *words: str, before: str = "", **env: str
+) -> "subprocess.CompletedProcess[str]":
+    """The file with an interpreter that has its own library alone, in the empty environment of a prolog.
+
+    ``before``: what a shell does first, where it can mount.
+    """
+    shell = f'{before} exec "$0" -S -E "$@"'
+    command = ["unshare", "--mount"] if before else []
+    command += ["sh", "-c", shell, sys.executable, str(pyz), *words]
+    bare = {"HOME": str(home), "PATH": os.environ["PATH"], "TMPDIR": str(home / "tmp"), **env}
+    return subprocess.run(command, env=bare, cwd="/", capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    for folder in ("", "tmp", "small"):
+        (tmp_path / "home" / folder).mkdir()
+    return tmp_path / "home"
+
+
+#: What Python alone is enough for, and the exit code.
+_WITHOUT_TORCH = (
+    (("prolog",), 0),
+    (("env",), 0),
+    (("topology", str(ROOT / "tests/samples/topology/classic-two-socket.txt")), 0),
+    (("lint", str(ROOT / "tools/refuse_skips.py")), 0),
+    (("replay", str(path_of("gpus/one-lost"))), 1),
+    (("explain", "DD401"), 0),
+    (("run", "--only", "env_vars"), 0),
+)
+
+
+@pytest.mark.lab
+def test_a_bare_python_runs_all_that_needs_no_ranks_from_one_folder_of_its_own(pyz: Path, home: Path):
+    for words, code in _WITHOUT_TORCH:
+        done = _bare(pyz, home, *words)
+        assert done.returncode == code, done
+        assert "Traceback" not in done.stdout + done.stderr
+    refused = _bare(pyz, home, "run")
+    assert refused.returncode == 2
+    assert re.fullmatch(r"ddp-doctor: ranks need torch, and .* -m pip install torch\n", refused.stderr)
+
+    (kept,) = (home / ".cache/ddp-doctor").iterdir()
+    assert kept.name.startswith(f"{__version__}-")
+    assert [folder.stat().st_mode & 0o777 for folder in (kept.parent, kept)] == [0o700, 0o700]
+    assert list((home / "tmp").iterdir()) == []
+    assert f"-I {pyz} prolog " in _bare(pyz, home, "template", "slurm-prolog").stdout
+
+
+def _mount(folder: str, options: str) -> str:
+    return f'mount -t tmpfs -o {options} none "$HOME/{folder}";'
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize(
+    ("before", "env"),
+    [
+        pytest.param(_mount("small", "size=1m"), {"XDG_CACHE_HOME": "small"}, id="full"),
+        pytest.param(_mount("small", "noexec"), {"XDG_CACHE_HOME": "small"}, id="noexec"),
+        pytest.param('chmod 777 "$HOME/small";', {"XDG_CACHE_HOME": "small"}, id="open-to-others"),
+        pytest.param('mkdir "$HOME/small/ddp-doctor";', {"XDG_CACHE_HOME": "small"}, id="open-folder"),
+        pytest.param("", {"HOME": "/nonexistent"}, id="no-home"),
+    ],
+)
+def test_without_a_cache_to_trust_or_to_write_to_the_packages_are_there_for_one_run(
+    pyz: Path, home: Path, before: str, env: dict[str, str]
+):
+    cache = {"XDG_CACHE_HOME": str(home / "small")} if "XDG_CACHE_HOME" in env else env
+    done = _bare(pyz, home, "--version", before=before, **cache)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"ddp-doctor {__version__}\n", "")
+    assert [*(home / "tmp").iterdir(), *(home / "small").glob("ddp-doctor/*")] == []
+
+
+@pytest.mark.lab
+def test_without_room_anywhere_a_sentence_says_where_it_looked(pyz: Path, home: Path):
+    full = "; ".join(
+        f"mount -t tmpfs -o size=1m none {folder}" for folder in ('"$HOME"', "/var/tmp", "/dev/shm")
+    )
+
+    done = _bare(pyz, home, "prolog", before=f"{full};")
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(
+        r"ddp-doctor: no folder for its \d+ MB of packages: \S+/\.cache/ddp-doctor: No space left on device;"
+        r" \S+/tmp: No such file or directory; /var/tmp: No space left on device; /dev/shm: No space left on device\."
+        r" Name one with room: TMPDIR=/some/folder\n",
+        done.stderr,
+    )
+
+
+@pytest.mark.lab
+def test_what_a_killed_run_left_goes_with_the_next_and_what_another_holds_stays(pyz: Path, home: Path):
+    left, held = (home / "tmp" / f"ddp-doctor-files-{name}" for name in ("left", "held"))
+    for folder in (left, held):
+        folder.mkdir(mode=0o700)
+        (folder / ".lock").touch()
+    lock = os.open(held / ".lock", os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_SH)
+
+    done = _bare(pyz, home, "--version", HOME="/nonexistent")
+    os.close(lock)
+
+    assert done.returncode == 0
+    assert list((home / "tmp").iterdir()) == [held]

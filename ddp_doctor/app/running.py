@@ -1,6 +1,9 @@
 """``ddp-doctor run``: this node's part of a run, alone or with others."""
 
+import importlib.util
+import shlex
 import socket
+import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
@@ -40,6 +43,7 @@ def run(request: RunRequest, checks: Sequence[Check] = CHECKS) -> Outcome:
         )
         try:
             if node_run.needs_torch():
+                _require_torch(request)
                 session.warm_up()
             node_run.recording = with_node_facts(node_run.recording, plan, request, node_run.partial.readings)
             _require_gpu(node_run.recording, request, checks)
@@ -78,6 +82,16 @@ def _outcome(node_run: NodeRun, checks: Sequence[Check]) -> Outcome:
     outcome = judge(recording, checks)
     node_run.dismiss(recording, outcome.report)
     return outcome
+
+
+def _require_torch(request: RunRequest) -> None:
+    """Refuse ranks on one node whose Python has no torch; of several nodes DD201 names it. Raises UsageError."""
+    if request.nnodes > 1 or importlib.util.find_spec("torch") is not None:
+        return
+    raise UsageError(
+        f"ranks need torch, and {sys.executable} has none. Call the doctor with the Python of your job"
+        f" (python -m ddp_doctor run), or install torch here: {shlex.quote(sys.executable)} -m pip install torch"
+    )
 
 
 def _require_gpu(recording: Recording, request: RunRequest, checks: Sequence[Check]) -> None:

@@ -131,11 +131,13 @@ def template(name: str | None, require_gpus: int | None = None) -> str:
         raise UsageError(
             f"--require-gpus is for {' and '.join(templates.OF_ROOT)}: a gate tests what its job has"
         )
+    from ddp_doctor.starters.start_all_nodes import single_file
+
     try:
-        text = templates.text(name, require_gpus=require_gpus)
+        text = templates.text(name, single_file=single_file(), require_gpus=require_gpus)
     except LookupError as error:
         raise UsageError(str(error.args[0])) from error
-    if name in templates.OF_ROOT and (path := templates.others_may_change()):
+    if name in templates.OF_ROOT and (path := templates.others_may_change(single_file())):
         print_to_stderr(
             f"ddp-doctor: warning: root will run this script, and others than root can change {path}: install"
             " ddp-doctor where only root can write (such as /opt/ddp-doctor) and print the script with that one"

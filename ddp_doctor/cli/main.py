@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -51,8 +52,8 @@ app = typer.Typer(
 )
 
 
-def entry() -> NoReturn:
-    """Run the command and leave at once: a thread stuck in a driver must not keep the process."""
+def entry(at_the_end: Callable[[], object] = lambda: None) -> NoReturn:
+    """Run the command, then ``at_the_end``, and leave at once: a thread stuck in a driver must not keep the process."""
     code = ExitCode.UNSURE.value  # also where an import fails: an ill doctor is not a sick node
     try:
         complete.prepare()
@@ -74,6 +75,7 @@ def entry() -> NoReturn:
         from ddp_doctor.ranks.process import kill_stopped_children
 
         kill_stopped_children()
+    at_the_end()
     os._exit(code)
 
 

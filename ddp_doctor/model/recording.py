@@ -3,8 +3,9 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from itertools import accumulate
-from typing import Generic, Literal, TypeVar
+from typing import Concatenate, Generic, Literal, ParamSpec, TypeVar
 
 from pydantic import Field, PrivateAttr
 
@@ -22,6 +23,7 @@ OWN_PROCESS = "the doctor's own process"
 
 F = TypeVar("F", bound=Fact)
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class Node(Frozen):
@@ -192,6 +194,16 @@ class Recording(Frozen):
     def once(self, name: object, make: Callable[[], T]) -> T:
         """What several rules derive from this recording, computed once; ``make`` is a pure function of it."""
         return self._memo.once((self.readings, self.trials, self.world, self.options), name, make)
+
+
+def once_a_recording(view: Callable[Concatenate[Recording, P], T]) -> Callable[Concatenate[Recording, P], T]:
+    """Makes a pure function of a recording, and of what can be hashed, one that is worked out once."""
+
+    @wraps(view)
+    def kept(recording: Recording, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return recording.once((view, args, *kwargs.items()), lambda: view(recording, *args, **kwargs))
+
+    return kept
 
 
 def _fact_at(kind: type[F], reading: Reading) -> FactAt[F]:

@@ -7,15 +7,23 @@ r"""What /proc, /sys and the environment say of a host's limits.
     cpu0 3357 0 4313 1362393 0 0 0 0 0 0
     CapEff:	000001ffffffffff
              0          0 4294967295
+
+And who made the machine, by its firmware, and what drives its network interfaces. Serial numbers and UUIDs stand beside
+them, which only root may read; they are not asked for::
+
+    /sys/class/dmi/id/sys_vendor                 Amazon EC2
+    /sys/class/net/ens32/device/driver           -> ../../../../bus/pci/drivers/ena
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from ipaddress import ip_address, ip_interface
 
+from ddp_doctor.knowledge.topology.cluster_kinds import Maker
 from ddp_doctor.model.context import Context, Disk, Interface
 from ddp_doctor.parse.cgroup import Reader
-from ddp_doctor.probing.kernel_files import names_in
+from ddp_doctor.probing.kernel_files import end_of, first_line, names_in
+from ddp_doctor.probing.pci_devices import NET
 
 _CLOCK_SOURCES = "/sys/devices/system/clocksource/clocksource0"
 _INFINIBAND = "/sys/class/infiniband"
@@ -25,6 +33,8 @@ NO_SHARED_MEMORY = f"{_SHARED_MEMORY} does not exist"
 #: How the reason begins where nothing is known of it: the system call failed for another one.
 NOT_LOOKED_AT = f"{_SHARED_MEMORY}: "
 _TOO_LONG_TO_KEEP = ("/proc/stat", "/proc/self/mountinfo", "/proc/self/status")
+_DMI = "/sys/class/dmi/id"
+_LONGEST_NAME = 80
 _CAP_IPC_LOCK = 14  # linux/capability.h
 
 
@@ -171,3 +181,19 @@ def in_units(size_bytes: float) -> str:
         if size_bytes >= scale:
             return f"{size_bytes / scale:.1f}".removesuffix(".0") + f" {unit}"
     return f"{size_bytes:.0f} bytes"
+
+
+def maker(ctx: Context) -> Maker:
+    """Who made the machine, by its firmware, and what drives its network interfaces; raises nothing."""
+    drivers = {end_of(ctx, f"{NET}/{name}/device/driver") for name in names_in(ctx, NET)}
+    return Maker(
+        vendor=_dmi_text(ctx, "sys_vendor"),
+        product=_dmi_text(ctx, "product_name"),
+        asset_tag=_dmi_text(ctx, "chassis_asset_tag"),
+        network_drivers=tuple(sorted(name[:_LONGEST_NAME] for name in drivers if name)),
+    )
+
+
+def _dmi_text(ctx: Context, name: str) -> str | None:
+    text = first_line(ctx, f"{_DMI}/{name}") or ""
+    return "".join(sign for sign in text if sign.isprintable())[:_LONGEST_NAME].strip() or None

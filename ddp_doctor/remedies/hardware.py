@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from ddp_doctor.facts.node.pcie import PcieFact
+from ddp_doctor.knowledge.gpu import gpudirect
 from ddp_doctor.knowledge.gpu.nvml import CLOCK_EVENTS_API, PERSISTENCE_GUIDE, XID_CATALOG
 from ddp_doctor.knowledge.thresholds import (
     GIB,
@@ -19,7 +20,7 @@ from ddp_doctor.wording.pcie import CUDA_IOMMU, NCCL_ACS, bare_metal, iommu_evid
 COOL_DOWN = by_operator(
     "Have cooling and power inspected: air flow, fans, heat sinks, power supplies and their cables.",
     "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER",
-    cost="the node is out of work meanwhile",
+    cost="the node cannot be used meanwhile",
     references=(CLOCK_EVENTS_API,),
 )
 FIND_GPU = by_operator(
@@ -27,7 +28,7 @@ FIND_GPU = by_operator(
     "or take the node out.",
     "sudo dmesg | grep -i -e nvrm -e xid -e pcieport",
     "lspci -nn -d 10de:",
-    cost="the node is out of work meanwhile",
+    cost="the node cannot be used meanwhile",
     undo=NOTHING_TO_UNDO,
     references=(XID_CATALOG,),
 )
@@ -38,6 +39,15 @@ REBOOT = by_operator(
     cost="ends all jobs of the node",
     undo=NOTHING_TO_UNDO,
     references=(XID_CATALOG, PERSISTENCE_GUIDE),
+)
+LOAD_PEERMEM = by_administrator(
+    "Load nvidia_peermem, or install the open NVIDIA kernel modules; a container must see the module",
+    "sudo modprobe nvidia_peermem",
+    "cat /sys/module/nvidia_peermem/version",
+    "echo nvidia_peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf   # at each boot",
+    cost="an administrator's work; needs a kernel or MLNX_OFED with the peer memory interface",
+    undo="sudo modprobe -r nvidia_peermem; sudo rm /etc/modules-load.d/nvidia-peermem.conf",
+    references=(gpudirect.GUIDE,),
 )
 
 

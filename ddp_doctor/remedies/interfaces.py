@@ -14,7 +14,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.remedies.kinds import NO_TRIAL
 from ddp_doctor.settings.trials import LOCAL_ADDR
 from ddp_doctor.settings.wording import shown
-from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE
+from ddp_doctor.wording.nodes import host
 
 _GLOO_GUIDE = "https://docs.pytorch.org/docs/stable/distributed.html"
 _NCCL_GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname"
@@ -32,19 +32,6 @@ def variable(backend: str) -> str:
 def backend_name(backend: str) -> str:
     """As people write it."""
     return "gloo" if backend == "gloo" else "NCCL"
-
-
-def names(recording: Recording, nodes: Iterable[int]) -> str:
-    """ "node0", "node0 and node1", "node0, node1, node2, node3 and 12 more"."""
-    known = [hostname(recording, node) for node in nodes]
-    if len(known) > NAMES_IN_A_SENTENCE:
-        known = [*known[:NAMES_IN_A_SENTENCE], f"{len(known) - NAMES_IN_A_SENTENCE} more"]
-    return " and ".join([", ".join(known[:-1]), known[-1]] if len(known) > 1 else known)
-
-
-def hostname(recording: Recording, node: int) -> str:
-    """The node's name for a sentence."""
-    return recording.world.hostname(node) if recording.world else f"node rank {node}"
 
 
 def name_interfaces(
@@ -94,7 +81,7 @@ def with_rendezvous(
             name=LOCAL_ADDR,
             value=address_of(interface.addresses[0]),
             why="torchrun gives it to the workers as MASTER_ADDR, where the host's name leads elsewhere",
-            node=hostname(recording, node),
+            node=host(recording, node),
             node_rank=node,
         )
         for node, (held, _) in hosts.items()
@@ -138,7 +125,7 @@ def _each_its_own(
             name=variable(backend),
             value=f"{exactly}{interface}",
             why=why,
-            node=hostname(recording, node),
+            node=host(recording, node),
             node_rank=node,
         )
 

@@ -7,6 +7,7 @@ from ddp_doctor.model.finding import NOTHING_TO_UNDO, Finding, Proof, Remedy, Sc
 from ddp_doctor.settings.interactions import does_not_go_with
 from ddp_doctor.settings.table import never_read, variables
 from ddp_doctor.settings.wording import shown
+from ddp_doctor.wording.nodes import name_list
 
 
 def remedy(
@@ -57,7 +58,7 @@ NO_TRIAL = Proof(reason="no trial of it was recorded")
 def unset(pairs: Mapping[str, str], why: str, summary: str = "", proof: Proof = FOLLOWS) -> Remedy:
     """Take these variables, given with their values, out of the job's environment."""
     return Remedy(
-        summary=summary or f"Take {' and '.join(pairs)} out of the job's environment",
+        summary=summary or f"Take {name_list(list(pairs))} out of the job's environment",
         settings=tuple(Setting(name=name, action="unset", why=why) for name in pairs),
         cost="none, unless something else relies on it",
         undo="; ".join(f"export {shown(name, value)}" for name, value in pairs.items()),
@@ -74,9 +75,9 @@ def set_to(name: str, value: str, why: str, instead_of: tuple[str, str], summary
         settings.append(Setting(name=old_name, action="unset", why=why))
         undo = f"unset {name}; {undo}"
     return Remedy(
-        summary=summary or f"Set {shown(name, value)} if that is meant, else unset it",
+        summary=summary or f"Set {shown(name, value)} if that is what was meant, else unset {old_name}",
         settings=tuple(settings),
-        cost="the setting takes effect, with what it costs",
+        cost="what the setting itself costs, once it takes effect",
         undo=undo,
         proof=FOLLOWS,
     )

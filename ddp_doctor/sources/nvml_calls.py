@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 DEFAULT_LIMIT_S = 10.0
@@ -89,6 +90,9 @@ class Nvml:
 
 def begin(answer: dict[str, Any]) -> tuple[Nvml, int] | None:
     """NVML initialised, and how many GPUs it has; None where the answer says why not."""
+    sys.path.append(
+        str(Path(__file__).parents[2])
+    )  # where pynvml is a neighbour of a doctor that is not installed
     try:
         import pynvml
     except ImportError as error:

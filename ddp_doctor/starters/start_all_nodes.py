@@ -102,11 +102,20 @@ def _in_allocation(
 
 
 def _doctor() -> tuple[str, ...]:
-    """This program with this interpreter: its script where it was started by that, else ``-m``."""
+    """This program with this interpreter: its script or its single file where it was started by that, else ``-m``."""
+    if archive := single_file():
+        return sys.executable, archive
     script = os.path.abspath(sys.argv[0])
     if os.path.basename(script) == "ddp-doctor" and os.path.isfile(script):
         return sys.executable, script
     return sys.executable, "-m", "ddp_doctor"
+
+
+def single_file() -> str | None:
+    """The zip of tools/single_file.py that Python runs in this process, if it does."""
+    main = getattr(sys.modules["__main__"], "__file__", None) or ""
+    archive = os.path.abspath(os.path.dirname(main)) if os.path.basename(main) == "__main__.py" else ""
+    return archive if os.path.isfile(archive) else None
 
 
 def _alone(asked: Asked) -> Asked:

@@ -1,7 +1,8 @@
 """Files that ``ddp-doctor template NAME`` prints, ready to be put where an operator wants them.
 
-``@PYTHON@`` in a file stands for the interpreter to call, quoted for the shell; ``@GPUS@`` for the GPUs that each node
-must have; a line ``@COMMON@`` for what the SLURM prolog and the SLURM health check share.
+``@PYTHON@`` in a file stands for the interpreter to call and ``@DOCTOR@`` for what it is to run, both quoted for the
+shell; ``@GPUS@`` for the GPUs that each node must have; a line ``@COMMON@`` for what the SLURM prolog and the SLURM
+health check share.
 """
 
 import shlex
@@ -21,10 +22,17 @@ OF_ROOT = ("slurm-prolog", "slurm-healthcheck")
 _COMMON = "slurm-common.sh"
 
 
-def text(name: str, python: str = sys.executable, require_gpus: int | None = None) -> str:
+def text(
+    name: str,
+    python: str = sys.executable,
+    single_file: str | None = None,
+    require_gpus: int | None = None,
+) -> str:
     """Template ``name``, calling the interpreter ``python``, an absolute path that is kept as it is.
 
+    It is to run ``single_file``, or the package that is installed there.
     ``require_gpus``: how many GPUs each node must have, in those that root runs; None is what SLURM gave the job.
+
     Raises LookupError for an unknown name, ValueError for a path that a script without PATH cannot call;
     both messages say what to do.
     """
@@ -34,15 +42,17 @@ def text(name: str, python: str = sys.executable, require_gpus: int | None = Non
         raise ValueError(f"the Python to call must be an absolute path, not {python!r}")
     template = _packaged(f"{name}.sh").replace("@COMMON@\n", _packaged(_COMMON))
     gpus = "" if require_gpus is None else str(require_gpus)
-    return template.replace("@PYTHON@", shlex.quote(python)).replace("@GPUS@", gpus)
+    doctor = shlex.quote(single_file) if single_file else "-m ddp_doctor"
+    filled_in = template.replace("@PYTHON@", shlex.quote(python)).replace("@DOCTOR@", doctor)
+    return filled_in.replace("@GPUS@", gpus)
 
 
-def others_may_change(python: str = sys.executable) -> str | None:
-    """The first file or folder on the way to ``python`` or to this package that not root alone may change.
+def others_may_change(single_file: str | None = None, python: str = sys.executable) -> str | None:
+    """The first file or folder on the way to the Python, or to the single file or package, that not root alone may change.
 
     Followed as root would: through symbolic links, from the root folder on.
     """
-    for path in map(Path, (python, __file__)):
+    for path in map(Path, (python, single_file or __file__)):
         for part in _way_to(path):
             try:
                 found = part.stat()

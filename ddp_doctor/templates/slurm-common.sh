@@ -35,7 +35,7 @@ examine() {
     trap 'rm -rf "$work"' EXIT
 
     # Output goes to files: a pipe would be held open by a helper that the GPU driver keeps from dying.
-    "$TIMEOUT" -k 5 "$LIMIT_S" @PYTHON@ -I -m ddp_doctor prolog --json "$work/report.json" --unsure fail \
+    "$TIMEOUT" -k 5 "$LIMIT_S" @PYTHON@ -I @DOCTOR@ prolog --json "$work/report.json" --unsure fail \
         ${REQUIRE_GPUS:+--require-gpus "$REQUIRE_GPUS"} </dev/null >"$work/output" 2>&1
     code=$?
     if [ "$code" -ne 0 ] && [ -n "$LOG" ]; then

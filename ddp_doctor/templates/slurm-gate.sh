@@ -31,7 +31,7 @@ ddp_doctor_gate() {
         return 0
     fi
     ddp_doctor_code=0
-    timeout --foreground -k 30 "$ddp_doctor_limit_s" "$ddp_doctor_python" -m ddp_doctor run \
+    timeout --foreground -k 30 "$ddp_doctor_limit_s" "$ddp_doctor_python" @DOCTOR@ run \
         --level quick --quiet --json "$ddp_doctor_work/report.json" </dev/null || ddp_doctor_code=$?
     if [ "$ddp_doctor_code" -eq 1 ]; then
         grep -q '^ "verdict": "sick"' "$ddp_doctor_work/report.json" 2>/dev/null || ddp_doctor_code=3

@@ -9,7 +9,7 @@ from ddp_doctor.knowledge.gpu.nvml import MPS_SERVER
 from ddp_doctor.knowledge.thresholds import GPU_LIMIT_SHARE
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.choices import Backend, Status
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import Recording, once_a_recording
 
 Hits = Sequence[tuple[int, Gpu]]  # node ranks, and GPUs on them
 
@@ -31,20 +31,15 @@ def hits_of(recording: Recording, is_hit: Callable[[Gpu], object]) -> Hits:
     return [(node, gpu) for node, gpu in gpus_of_the_job(recording) if is_hit(gpu)]
 
 
+@once_a_recording
 def gpus_of_the_job(recording: Recording) -> Hits:
     """Computed once: some twenty rules ask, for thousands of nodes."""
-    return recording.once(
-        "GPUs of the job",
-        lambda: [(gpus.node, gpu) for gpus in recording.facts(GpusFact) for gpu in gpus.fact.of_the_job()],
-    )
+    return [(gpus.node, gpu) for gpus in recording.facts(GpusFact) for gpu in gpus.fact.of_the_job()]
 
 
+@once_a_recording
 def by_model(recording: Recording) -> dict[str, Hits]:
     """The job's GPUs by model, on all nodes: those of one model should be equal."""
-    return recording.once("GPUs by model", lambda: _by_model(recording))
-
-
-def _by_model(recording: Recording) -> dict[str, Hits]:
     models: dict[str, list[tuple[int, Gpu]]] = {}
     for node, gpu in hits_of(recording, lambda gpu: gpu.name and gpu.error is None):
         models.setdefault(gpu.name or "", []).append((node, gpu))
@@ -113,13 +108,9 @@ def gpu_of(recording: Recording, rank: int) -> int | None:
     return gpus_by_rank(recording).get(rank)
 
 
+@once_a_recording
 def gpus_by_rank(recording: Recording) -> Mapping[int, int | None]:
-    """NVML's index of each rank's GPU, as ``gpu_of`` finds it."""
-    return recording.once("GPU of each rank", lambda: _gpus_of_ranks(recording))
-
-
-def _gpus_of_ranks(recording: Recording) -> Mapping[int, int | None]:
-    """The first answer counts, of a rank as of a node."""
+    """NVML's index of each rank's GPU, as ``gpu_of`` finds it; the first answer counts, of a rank as of a node."""
     known: dict[int, Mapping[str, int]] = {}
     for node in recording.facts(GpusFact):
         gpus = reversed(node.fact.gpus)

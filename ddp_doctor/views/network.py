@@ -14,7 +14,7 @@ from ddp_doctor.knowledge.network.interface_faults import Offer, is_fine
 from ddp_doctor.knowledge.topology import link_codes, link_rates, nccl_paths
 from ddp_doctor.knowledge.topology.link_codes import DEFAULT_P2P_LIMIT, allowed, link_code, nvlinks
 from ddp_doctor.knowledge.topology.nccl_paths import GDR_LEVEL, WITHOUT_GPUDIRECT
-from ddp_doctor.model.recording import FactAt, Recording
+from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.views.transports import Place, first_trial, log_of, numbers_of_gpus, places, texts
 
 
@@ -88,11 +88,10 @@ def nodes_whose_log_has(recording: Recording, pattern: re.Pattern[str]) -> list[
     return [node for node, text in texts(recording).items() if pattern.search(text)]
 
 
+@once_a_recording
 def rdma_of(recording: Recording) -> Mapping[int, RdmaFact]:
     """What is recorded of the RDMA devices of each node."""
-    return recording.once(
-        "RDMA by node", lambda: {rdma.node: rdma.fact for rdma in recording.facts(RdmaFact)}
-    )
+    return {rdma.node: rdma.fact for rdma in recording.facts(RdmaFact)}
 
 
 def hca_of(log: NcclTransportFact, transport: Transport) -> str | None:

@@ -16,7 +16,7 @@ from ddp_doctor.knowledge import versions
 from ddp_doctor.knowledge.import_path import TORCH
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.choices import Backend, Severity
-from ddp_doctor.model.recording import FactAt, Recording
+from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 
 
 def of_the_job(recording: Recording) -> list[FactAt[Software]]:
@@ -99,22 +99,13 @@ def nccl_of_gpu_nodes(recording: Recording) -> list[FactAt[NcclFact]]:
 SWITCH = "TORCH_DIST_USE_NCCL2"
 
 
+@once_a_recording
 def nccl_backends(recording: Recording) -> Mapping[int, str]:
     """By node: "nccl2", "nccl-legacy" or "nccl", or another name that a rank recorded.
 
     What the ranks recorded counts first. Without ranks, torch's list of backends and its switch decide. A node is
     left out where neither is known.
     """
-    return recording.once("NCCL backend of each node", lambda: _nccl_backends(recording))
-
-
-def backend_of_ranks(recording: Recording) -> str | None:
-    """The class behind the backend that the ranks recorded, all where they differ; None where no rank recorded one."""
-    ranks = recording.facts(ProcessGroupFact)
-    return ", ".join(sorted({rank.fact.backend_impl for rank in ranks if rank.fact.backend_impl})) or None
-
-
-def _nccl_backends(recording: Recording) -> dict[int, str]:
     environments = {env.node: env.fact.variables for env in recording.facts(EnvVars)}
     found = {}
     for software in of_the_job(recording):
@@ -125,6 +116,12 @@ def _nccl_backends(recording: Recording) -> dict[int, str]:
         if rank.fact.backend == "nccl" and rank.fact.backend_impl is not None:
             found[rank.node] = rank.fact.backend_impl
     return found
+
+
+def backend_of_ranks(recording: Recording) -> str | None:
+    """The class behind the backend that the ranks recorded, all where they differ; None where no rank recorded one."""
+    ranks = recording.facts(ProcessGroupFact)
+    return ", ".join(sorted({rank.fact.backend_impl for rank in ranks if rank.fact.backend_impl})) or None
 
 
 def _expected(software: Software, env: Mapping[str, str]) -> str | None:

@@ -14,7 +14,7 @@ from ddp_doctor.facts.node.software import Software
 from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.topology import link_codes, link_rates, nccl_paths
 from ddp_doctor.knowledge.versions import release
-from ddp_doctor.model.recording import FactAt, Recording
+from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.parse.nccl_log import parse_nccl_log, settings_in, version_in
 from ddp_doctor.views.gpus import gpu_of
@@ -148,13 +148,12 @@ def _gpus_of_job(recording: Recording, node: FactAt[TopologyFact]) -> int:
     return len(node.fact.job_gpus or node.fact.gpus)
 
 
+@once_a_recording
 def first_trial(recording: Recording) -> TrialRecord | None:
     """The first trial with transports; further ones may try other settings."""
-    return recording.once("first trial with transports", lambda: _find_first(recording.trials))
-
-
-def _find_first(trials: Sequence[TrialRecord]) -> TrialRecord | None:
-    over_nccl = (trial for trial in trials if trial.backend == "nccl" and trial.launcher == "forkserver")
+    over_nccl = (
+        trial for trial in recording.trials if trial.backend == "nccl" and trial.launcher == "forkserver"
+    )
     return next(
         (trial for trial in over_nccl if any(" via " in rank.output_tail for rank in trial.evidence)), None
     )
@@ -166,22 +165,20 @@ def first_trial_ended(recording: Recording) -> bool:
     return trial is not None and trial.outcome == "finished"
 
 
+@once_a_recording
 def texts(recording: Recording) -> Mapping[int, str]:
     """NCCL's log on each node in the first trial with transports."""
-    return recording.once("texts of transports", lambda: _joined(first_trial(recording)))
-
-
-def _joined(trial: TrialRecord | None) -> dict[int, str]:
+    trial = first_trial(recording)
     tails: dict[int, list[str]] = {}
     for rank in trial.evidence if trial else ():
         tails.setdefault(rank.node, []).append(rank.output_tail)
     return {node: "\n".join(logs) for node, logs in tails.items()}
 
 
+@once_a_recording
 def log_of(recording: Recording, node: int) -> NcclTransportFact:
     """What NCCL logged on one node."""
-    text = texts(recording).get(node, "")
-    return recording.once(("log of transports", node), lambda: parse_nccl_log(text))
+    return parse_nccl_log(texts(recording).get(node, ""))
 
 
 def only_p2p(recording: Recording, node: int) -> bool:
@@ -274,12 +271,9 @@ class Forbidden:
         return self.worst.factor > 1 or self.worst.having.choice.kind == "NET"
 
 
+@once_a_recording
 def between_gpus(recording: Recording) -> list[Forbidden]:
     """The settings that keep pairs of GPUs from a faster way, each with the nodes on which it costs the same."""
-    return recording.once("ways forbidden between GPUs", lambda: _between_gpus(recording))
-
-
-def _between_gpus(recording: Recording) -> list[Forbidden]:
     if recording.options.command == "prolog":
         return []  # the job's settings are not there yet
     groups: dict[tuple[str, str, tuple[GpuPair, ...]], list[tuple[Place, list[Loss]]]] = {}
@@ -331,12 +325,9 @@ def forbidding_rdma(fact: RdmaFact) -> tuple[str, bool] | None:
     return fact.unused_by, all(port.is_roce for _, port in ports)
 
 
+@once_a_recording
 def settings_told(recording: Recording) -> frozenset[str]:
     """The settings of which DD434 and DD436 say, above information, what they keep NCCL from."""
-    return recording.once("settings told to forbid a way", lambda: _settings_told(recording))
-
-
-def _settings_told(recording: Recording) -> frozenset[str]:
     names = {forbidden.name for forbidden in between_gpus(recording) if forbidden.is_slower}
     if may_use_rdma(recording):
         facts = recording.facts(RdmaFact)

@@ -2,30 +2,19 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from ddp_doctor.facts.node.gpus import Gpu
 from ddp_doctor.model.choices import Backend, Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.gpus import Hits
-from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, name_list
+from ddp_doctor.wording.findings import finding
+from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, on_hosts
 
 #: What may be in a command: a recording may be anybody's.
 _BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
 #: Of more GPUs than this the evidence shows the first; the culprits name them all.
 LINES_OF_EVIDENCE = 16
-
-
-@dataclass(frozen=True)
-class Sight:
-    """What was seen on one GPU, and what is expected."""
-
-    text: str
-    value: float | None = None
-    unit: str | None = None
-    expected: float | None = None
-    expected_from: str = ""
 
 
 def asked_for(recording: Recording, severity: Severity) -> Severity:
@@ -37,7 +26,7 @@ def gpu_draft(
     recording: Recording,
     hits: Hits,
     what: str,
-    sight: Callable[[Gpu], Sight],
+    seen: Callable[[Gpu], Evidence],
     *remedies: Remedy,
     detail: str,
     severity: Severity,
@@ -45,13 +34,13 @@ def gpu_draft(
     beside: Sequence[Evidence] = (),
 ) -> Draft:
     """A finding "GPU 3 (0000:61:00.0) on node0: ``what``", with one line of evidence per GPU, and others'."""
-    return Draft(
-        title=f"{gpu_names(recording, hits)}: {what}",
-        detail=detail,
+    return finding(
+        gpu_culprits(recording, hits),
+        f"{gpu_names(recording, hits)}: {what}",
+        (*_evidence(recording, hits, seen), *beside),
+        *(_aimed(remedy, hits) for remedy in remedies),
         confidence=confidence,
-        culprits=gpu_culprits(recording, hits),
-        evidence=(*_evidence(recording, hits, sight), *beside),
-        remedies=tuple(_aimed(remedy, hits) for remedy in remedies),
+        detail=detail,
         severity=asked_for(recording, severity),
     )
 
@@ -74,35 +63,19 @@ def _argument(gpu: Gpu) -> str:
     return gpu.bus_id if gpu.bus_id and _BUS_ID.fullmatch(gpu.bus_id) else str(gpu.index)
 
 
-def _evidence(recording: Recording, hits: Hits, sight: Callable[[Gpu], Sight]) -> Iterator[Evidence]:
+def _evidence(recording: Recording, hits: Hits, seen: Callable[[Gpu], Evidence]) -> Iterator[Evidence]:
     """One line a GPU, with its host where there are several, and the rest of many as their number."""
     several = recording.world is not None and recording.world.nnodes > 1
     for node, gpu in hits[:LINES_OF_EVIDENCE]:
-        shown, at = sight(gpu), f" on {host(recording, node)}" if several else ""
-        yield Evidence(
-            check="gpus",
-            text=f"{gpu.label}{at}: {shown.text}",
-            value=shown.value,
-            unit=shown.unit,
-            expected=shown.expected,
-            expected_from=shown.expected_from,
-        )
+        here, at = seen(gpu), f" on {host(recording, node)}" if several else ""
+        yield here.model_copy(update={"text": f"{gpu.label}{at}: {here.text}"})
     if hits[LINES_OF_EVIDENCE:]:
-        text = f"and {len(hits) - LINES_OF_EVIDENCE} GPUs more, named in the JSON report"
-        yield Evidence(check="gpus", text=text)
+        yield Evidence(text=f"and {len(hits) - LINES_OF_EVIDENCE} GPUs more, named in the JSON report")
 
 
 def gpu_names(recording: Recording, hits: Hits) -> str:
     """Pairs of node and GPU for a sentence: "GPU 3 (0000:61:00.0) on node0", "6 GPUs on node0 and node1"."""
-    hosts: dict[str, list[Gpu]] = {}
-    for node, gpu in hits:
-        hosts.setdefault(host(recording, node), []).append(gpu)
-    if len(hits) > NAMES_IN_A_SENTENCE:
-        named = list(hosts) if len(hosts) <= NAMES_IN_A_SENTENCE else [f"{len(hosts)} nodes"]
-        return f"{len(hits)} GPUs on {name_list(named)}"
-    return name_list(
-        [f"{name_list([_short(gpu) for gpu in gpus])} on {name}" for name, gpus in hosts.items()]
-    )
+    return on_hosts(recording, [(node, _short(gpu)) for node, gpu in hits], "GPUs")
 
 
 def gpu_culprits(recording: Recording, hits: Hits) -> tuple[Culprit, ...]:

@@ -8,20 +8,15 @@ from ddp_doctor.knowledge.gpu.xids import CATALOG, xid
 from ddp_doctor.model.finding import Culprit, CulpritKind, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.kernel_log import Hit, NodeView, blocked_s, views
-from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, name_list
+from ddp_doctor.wording.nodes import host, on_hosts
 
 LINES_OF_EVIDENCE = 16
 
 
 def device_names(recording: Recording, hits: Sequence[Hit]) -> str:
-    """Devices for a sentence: "GPU 3 (0000:61:00.0) on node0", "9 GPUs or NICs on node0 and node1"."""
-    hosts: dict[str, list[str]] = {}
-    for fault in hits:
-        hosts.setdefault(host(recording, fault.view.node), []).append(_name(fault.view, fault.device))
-    if len(hits) > NAMES_IN_A_SENTENCE:
-        named = list(hosts) if len(hosts) <= NAMES_IN_A_SENTENCE else [f"{len(hosts)} nodes"]
-        return f"{len(hits)} devices on {name_list(named)}"
-    return name_list([f"{name_list(names)} on {name}" for name, names in hosts.items()])
+    """Devices for a sentence: "GPU 3 (0000:61:00.0) on node0", "9 devices on node0 and node1"."""
+    named = [(fault.view.node, _name(fault.view, fault.device)) for fault in hits]
+    return on_hosts(recording, named, "devices")
 
 
 def device_culprits(recording: Recording, hits: Sequence[Hit]) -> tuple[Culprit, ...]:

@@ -44,7 +44,7 @@ def node_pair(recording: Recording, node_rank: int, peer: int) -> Culprit:
 
 def node_names(recording: Recording, facts: Sequence[FactAt[F]]) -> str:
     """The nodes' names for a sentence: "node0", "node0 and node1", "node0, node1 and 12 more"."""
-    return name_list([host(recording, rank) for rank in dict.fromkeys(fact.node for fact in facts)])
+    return hosts(recording, (fact.node for fact in facts))
 
 
 def of_nodes(recording: Recording, facts: Sequence[FactAt[F]]) -> Who:
@@ -57,6 +57,22 @@ def name_list(names: Sequence[str]) -> str:
     if len(names) > NAMES_IN_A_SENTENCE:
         names = [*names[:NAMES_IN_A_SENTENCE], f"{len(names) - NAMES_IN_A_SENTENCE} more"]
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def on_hosts(recording: Recording, things: Sequence[tuple[int, str]], many: str) -> str:
+    """Node ranks and names of things for a sentence: "GPU 3 on node0", "9 GPUs on node0 and node1" (``many``)."""
+    by_host: dict[str, list[str]] = {}
+    for node_rank, name in things:
+        by_host.setdefault(host(recording, node_rank), []).append(name)
+    if len(things) > NAMES_IN_A_SENTENCE:
+        named = list(by_host) if len(by_host) <= NAMES_IN_A_SENTENCE else [f"{len(by_host)} nodes"]
+        return f"{len(things)} {many} on {name_list(named)}"
+    return name_list([f"{name_list(names)} on {name}" for name, names in by_host.items()])
+
+
+def hosts(recording: Recording, nodes: Iterable[int]) -> str:
+    """The names of these nodes for a sentence, each once."""
+    return name_list([host(recording, node) for node in dict.fromkeys(nodes)])
 
 
 def host(recording: Recording, node_rank: int) -> str:

@@ -1,16 +1,19 @@
 """What a run refuses before it starts ranks."""
 
+import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from ddp_doctor.app import UsageError
-from ddp_doctor.app.running import _require_gpu
+from ddp_doctor.app.running import _require_gpu, _require_torch
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Backend, Where
 from ddp_doctor.model.fact import Absent, Failed
 from ddp_doctor.model.recording import Options, Recording
+from ddp_doctor.starters.place import Place
 from ddp_doctor.starters.request import RunRequest
 
 
@@ -35,3 +38,16 @@ def test_nccl_without_a_gpu_is_refused_also_where_no_check_of_the_plan_looks_at_
 def test_nccl_is_not_refused_where_a_gpu_is_there_or_could_not_be_looked_at():
     _ask(GpusFact())
     _ask(Failed("NVML gave no answer"))
+
+
+def test_ranks_of_one_node_without_torch_are_refused_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    request = RunRequest(Options(), {})
+    _require_torch(request)
+
+    monkeypatch.setitem(sys.modules, "torch", None)  # find_spec finds none then
+    with pytest.raises(UsageError, match=rf"ranks need torch.*{sys.executable} -m pip install torch$"):
+        _require_torch(request)
+    place = Place(2, 0, None, None, (), "plain", is_started_by_us=False)
+    _require_torch(replace(request, place=place))  # DD201 says which node

@@ -146,7 +146,7 @@ def test_leftover_rank_without_world_size_is_a_warning():
     finding = only({"RANK": "3"})
     assert (finding.code, finding.severity) == ("DD101", Severity.WARNING)
     assert finding.title == "RANK=3 is set, though neither torchrun nor srun nor mpirun started this process"
-    assert "fails, for lack of WORLD_SIZE" in finding.detail
+    assert "fails without WORLD_SIZE" in finding.detail
     assert [(s.name, s.action) for s in finding.remedies[0].settings] == [("RANK", "unset")]
     assert finding.remedies[0].undo == "export RANK=3"
 
@@ -237,7 +237,7 @@ def test_more_local_ranks_than_visible_gpus_is_a_warning():
     env = {**TORCHRUN_WORKER, "LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "4", "CUDA_VISIBLE_DEVICES": "0,1"}
     finding = only(env)
     assert (finding.code, finding.severity) == ("DD103", Severity.WARNING)
-    assert finding.title == "LOCAL_WORLD_SIZE=4 needs 4 GPUs, CUDA_VISIBLE_DEVICES shows 2"
+    assert finding.title == "LOCAL_WORLD_SIZE=4 needs 4 GPUs, but CUDA_VISIBLE_DEVICES shows 2"
 
 
 @pytest.mark.parametrize("devices", ["", "-1", "NoDevFiles", "3", "0,1", "0,1,2,3"])
@@ -268,7 +268,7 @@ def test_torchrun_options_that_redirect_nothing_or_belong_to_a_job_pass(env):
 def test_misspelled_name_is_a_warning_with_the_right_name_and_value():
     finding = only({"NCCL_IB_DISABEL": "true"})
     assert (finding.code, finding.severity) == ("DD111", Severity.WARNING)
-    assert finding.title == "NCCL_IB_DISABEL is read by nothing; did you mean NCCL_IB_DISABLE?"
+    assert finding.title == "Nothing reads NCCL_IB_DISABEL; did you mean NCCL_IB_DISABLE?"
     settings = [(s.action, s.name, s.value) for s in finding.remedies[0].settings]
     assert settings == [("set", "NCCL_IB_DISABLE", "1"), ("unset", "NCCL_IB_DISABEL", None)]
 

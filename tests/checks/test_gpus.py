@@ -193,7 +193,9 @@ def test_this_very_machine_says_what_it_has() -> None:
     except Absent as absent:
         reason = str(absent)
     else:
-        reason = "" if fact.gpus or fact.nvml_error is not None or fact.due() else "a fact about nothing"
+        reason = (
+            "" if fact.gpus or fact.nvml_error is not None or fact.gpus_expected() else "a fact about nothing"
+        )
     assert not reason or "NVIDIA GPU" in reason
 
 
@@ -529,7 +531,7 @@ A_SMALL_CARD = {"name": "NVIDIA T400"}
 def test_of_several_models_the_gpus_of_the_rarer_one_are_named() -> None:
     usual, other = fact_of(gpu(0), gpu(1)), fact_of(gpu(0), gpu(1, name="NVIDIA A100-PCIE-40GB"))
     finding = judge(recorded(usual, other, usual, world=world(2, nodes=3)))[0]
-    assert finding.title.startswith("GPU 1 (0000:01:00.0) on node1: different models, ")
+    assert finding.title.startswith("GPU 1 (0000:01:00.0) on node1: another model than the others: ")
     assert [(one.node, one.gpu) for one in finding.culprits] == [("node1", 1)]
 
 
@@ -546,7 +548,7 @@ def test_a_node_is_held_against_its_own_number_of_ranks() -> None:
     assert verdicts(recorded(full, small, world=nodes)) == []
     found = judge(recorded(small, small, world=nodes))
     assert [(one.code, one.title) for one in found] == [
-        ("DD311", "node0: 8 ranks, but 2 GPUs are visible"),
+        ("DD311", "node0: 8 ranks, but only 2 GPUs are visible"),
     ]
 
 
@@ -573,7 +575,7 @@ def test_a_job_without_nccl_may_have_more_ranks_than_gpus() -> None:
 def test_more_ranks_than_gpus_with_nccl_is_an_error_with_the_count() -> None:
     finding, *rest = judge(recorded(fact_of(gpu(0), gpu(1)), world=world(4)))
     assert (finding.code, finding.severity, rest) == ("DD311", Severity.ERROR, [])
-    assert finding.title == "node0: 4 ranks, but 2 GPUs are visible"
+    assert finding.title == "node0: 4 ranks, but only 2 GPUs are visible"
     assert any("--nproc-per-node 2" in remedy.summary for remedy in finding.remedies)
 
 
@@ -587,7 +589,7 @@ def test_a_wrong_entry_in_cuda_visible_devices_is_the_culprit(node: Machine) -> 
     finding, *rest = judge(recorded(fact, world=world(4)))
     assert (finding.code, finding.severity, rest) == ("DD311", Severity.ERROR, [])
     assert finding.title == (
-        'node0: 4 ranks, but 2 GPUs are visible with CUDA_VISIBLE_DEVICES="0,1,9,2"; its entry "9" names no further GPU'
+        'node0: 4 ranks, but only 2 GPUs are visible with CUDA_VISIBLE_DEVICES="0,1,9,2"; CUDA stops at its entry "9"'
     )
     assert (finding.culprits[0].kind, finding.culprits[0].name) == ("setting", "CUDA_VISIBLE_DEVICES")
     assert finding.remedies[0].undo == "export CUDA_VISIBLE_DEVICES=0,1,9,2"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ddp_doctor.checks.node.env_vars.devices import absent_interface
 from ddp_doctor.checks.node.interfaces import CHECK, probe
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.knowledge.network.interface_choice import gloo_choice, nccl_choice
@@ -482,3 +483,32 @@ def test_nodes_that_had_different_values_are_not_all_given_the_last_of_them():
     assert made.undo == (
         "on each node its own line again: export GLOO_SOCKET_IFNAME=eth0 or export GLOO_SOCKET_IFNAME=eth2"
     )
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "backend", "title"),
+    [
+        (
+            "NCCL_SOCKET_IFNAME",
+            "foo",
+            "gloo",
+            "node0 has no interface 'foo' (it has lo, eth0): NCCL would not start",
+        ),
+        (
+            "GLOO_SOCKET_IFNAME",
+            "eth0,x",
+            "nccl",
+            "node0 has no interface 'x' (it has lo, eth0): gloo would not start",
+        ),
+        (
+            "NCCL_SOCKET_IFNAME",
+            "ib",
+            "gloo",
+            "node0: NCCL would not start with NCCL_SOCKET_IFNAME=ib: no running interface with an address matches 'ib'",
+        ),
+    ],
+)
+def test_a_setting_of_the_other_backend_names_what_is_not_there(setting, value, backend, title):
+    seen = fact(nic("eth0", "10.0.0.1/24"), nic("ib0", running=False), env={setting: value})
+    (finding,) = absent_interface.apply(recording(seen, backend=backend))
+    assert finding.title.removesuffix(f" with {setting}={value}") == title

@@ -34,12 +34,12 @@ def test_empty_variables_count_as_missing():
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
-        ({"RANK": "8"}, "RANK is 8, but with WORLD_SIZE=8 the last is 7"),
-        ({"RANK": "-1"}, "RANK is -1, but ranks count from 0"),
+        ({"RANK": "8"}, "RANK=8 is not possible with WORLD_SIZE=8: the last is 7"),
+        ({"RANK": "-1"}, "RANK=-1 is not possible: ranks count from 0"),
         ({"RANK": "two"}, "RANK=two is no number"),
-        ({"WORLD_SIZE": "0", "RANK": ""}, "WORLD_SIZE is 0, but a world has at least one"),
-        ({"MASTER_PORT": "70000"}, "MASTER_PORT is 70000, but ports end at 65535"),
-        ({"MASTER_PORT": "0"}, "MASTER_PORT is 0, so that each rank would pick a port of its own"),
+        ({"WORLD_SIZE": "0", "RANK": ""}, "WORLD_SIZE=0 is not possible: it is at least 1"),
+        ({"MASTER_PORT": "70000"}, "MASTER_PORT=70000 is not possible: ports end at 65535"),
+        ({"MASTER_PORT": "0"}, "MASTER_PORT=0 lets each rank pick a port of its own"),
         ({"MASTER_ADDR": "http://node0"}, "MASTER_ADDR=http://node0 is not a bare host name or address"),
         ({"MASTER_ADDR": "node0:29500"}, "MASTER_ADDR=node0:29500 is not a bare host name or address"),
     ],
@@ -55,16 +55,16 @@ def test_variables_that_no_rendezvous_can_work_with_are_fatal(changed, text):
     [
         (
             {"LOCAL_RANK": "4", "LOCAL_WORLD_SIZE": "4"}, "mpi",
-            "LOCAL_RANK is 4, but with LOCAL_WORLD_SIZE=4 the last is 3",
+            "LOCAL_RANK=4 is not possible with LOCAL_WORLD_SIZE=4: the last is 3",
         ),
         ({"LOCAL_WORLD_SIZE": "3"}, None, "WORLD_SIZE=8 is no multiple of LOCAL_WORLD_SIZE=3"),
         (
             {"MASTER_ADDR": "127.0.0.1", "LOCAL_WORLD_SIZE": "4"}, None,
-            "MASTER_ADDR=127.0.0.1 is each host itself, but the job has 2 nodes",
+            "MASTER_ADDR=127.0.0.1 means every node itself, but the job has 2 nodes",
         ),
         (
             {"MASTER_ADDR": "localhost", "SLURM_NNODES": "2", "SLURM_PROCID": "3"}, "slurm",
-            "MASTER_ADDR=localhost is each host itself, but the job has 2 nodes",
+            "MASTER_ADDR=localhost means every node itself, but the job has 2 nodes",
         ),
         ({"SLURM_PROCID": "5"}, "slurm", "RANK is 3, but the launcher set SLURM_PROCID=5"),
     ],
@@ -92,12 +92,12 @@ def test_torchrun_may_start_different_numbers_of_workers_per_node():
 @pytest.mark.parametrize(
     ("env", "words"),
     [
-        ({"RANK": "3"}, "fails, for lack of WORLD_SIZE, MASTER_ADDR, MASTER_PORT"),
+        ({"RANK": "3"}, "fails without WORLD_SIZE, MASTER_ADDR, MASTER_PORT"),
         (RANK_3_OF_8, "joins as rank 3 of 8 at node0:29500"),
-        ({**RANK_3_OF_8, "RANK": "9"}, "RANK is 9, but with WORLD_SIZE=8 the last is 7"),
-        ({**RANK_3_OF_8, "RANK": "0", "WORLD_SIZE": "1"}, "a world of one"),
-        ({"LOCAL_RANK": "2"}, "one rank of a world"),
-        ({"TORCHELASTIC_USE_AGENT_STORE": "True"}, "a store that only torchrun hosts"),
+        ({**RANK_3_OF_8, "RANK": "9"}, "RANK=9 is not possible with WORLD_SIZE=8: the last is 7"),
+        ({**RANK_3_OF_8, "RANK": "0", "WORLD_SIZE": "1"}, "a job of one rank"),
+        ({"LOCAL_RANK": "2"}, "one rank of a larger job"),
+        ({"TORCHELASTIC_USE_AGENT_STORE": "True"}, "a store that torchrun alone starts"),
     ],
 )
 def test_what_a_script_started_by_hand_would_do_is_told(env, words):

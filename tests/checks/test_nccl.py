@@ -236,7 +236,7 @@ def test_a_setting_of_a_file_is_told_with_its_line():
 
     assert (finding.code, finding.severity) == ("DD228", Severity.INFO)
     assert "NCCL_IB_HCA=mlx5 (/home/me/.nccl.conf:2)" in finding.evidence[0].text
-    assert finding.title == "/home/me/.nccl.conf sets 1 setting of NCCL on node0"
+    assert finding.title == "NCCL on node0 takes NCCL_IB_HCA from /home/me/.nccl.conf"
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_which_home_folder_counts_depends_on_ncclss_version(loaded, read):
     )
     (finding,) = findings(NcclFact(conf=files), software=GPU_NODE.model_copy(update={"nccl_loaded": loaded}))
 
-    assert finding.title.startswith(f"/{read}/.nccl.conf")
+    assert finding.title.endswith(f" from /{read}/.nccl.conf")
 
 
 def test_a_named_file_that_is_not_there_or_not_read_is_told():

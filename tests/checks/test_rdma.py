@@ -220,7 +220,7 @@ def test_storage_ports_beside_the_rails_are_worth_knowing_and_no_more():
     finding = only(two)
 
     assert (finding.code, finding.severity) == ("DD563", Severity.INFO)
-    assert finding.title == "mlx5_8 on node0 and node1: NCCL may take it beside the faster ports"
+    assert finding.title == "mlx5_8 on node0 and node1: NCCL may use it along with the faster ports"
     value = "=" + ",".join(f"mlx5_{at}:1" for at in range(8))
     assert settings(finding) == [("set", "NCCL_IB_HCA", value)]
 
@@ -368,7 +368,7 @@ def test_a_setting_that_matches_no_port():
     finding = only(recording(trees.infiniband(), trees.infiniband(), env={"NCCL_IB_HCA": "mlx5_9"}))
 
     assert (finding.code, finding.severity) == ("DD571", Severity.ERROR)
-    assert finding.title == "NCCL_IB_HCA=mlx5_9 allows none of the RDMA ports that are up on node0 and node1"
+    assert finding.title == "NCCL_IB_HCA=mlx5_9 matches none of the RDMA ports that are up on node0 and node1"
     assert settings(finding) == [("unset", "NCCL_IB_HCA", None)]
 
 
@@ -378,7 +378,7 @@ def test_one_name_of_several_that_is_missing():
     finding = only(recording(trees.infiniband(), trees.infiniband(), env=env))
 
     assert (finding.code, finding.severity) == ("DD571", Severity.WARNING)
-    assert "names mlx5_12, not to be found on node0 and node1" in finding.title
+    assert "names mlx5_12, which node0 and node1 do not have" in finding.title
 
 
 def test_a_run_of_one_node_may_set_what_it_likes():
@@ -413,7 +413,7 @@ def test_a_rail_without_an_address_among_those_that_have_one():
     finding = only(recording(trees.roce(0, without=[4]), trees.roce(1)))
 
     assert (finding.code, finding.severity) == ("DD567", Severity.ERROR)
-    assert finding.title == "mlx5_4 on node0: no IPv4 address of RoCE v2"
+    assert finding.title == "mlx5_4 on node0: no IPv4 address for RoCE v2"
     assert "entry 0 is fe80::ac0:ebff:fe00:4 (RoCE v1, link-local)" in finding.evidence[0].text
 
 
@@ -549,7 +549,7 @@ def test_a_small_mtu_on_one_rail():
     finding = only(recording(trees.roce(0, small_mtu=[6]), trees.roce(1)))
 
     assert (finding.code, finding.severity) == ("DD570", Severity.WARNING)
-    assert finding.title == "mlx5_6 on node0: smaller packets than its peers"
+    assert finding.title == "mlx5_6 on node0: smaller packets (MTU) than its peers"
     assert commands(finding) == ["sudo ip link set dev eth6 mtu 9000"]
 
 

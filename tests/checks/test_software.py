@@ -300,7 +300,7 @@ def test_a_torch_py_on_pythonpath_is_named_and_torch_is_not_called_broken(tmp_pa
     (finding,) = findings(fact)
     assert finding.code == "DD211"
     assert finding.title.startswith(
-        f"{tmp_path}/json.py, {tmp_path}/random.py and {tmp_path}/torch.py hide torch"
+        f"{tmp_path}/json.py, {tmp_path}/random.py and {tmp_path}/torch.py are imported instead of torch"
     )
     assert f"Or take {tmp_path} out of PYTHONPATH" in finding.remedies[1].summary
     assert {culprit.kind for culprit in finding.culprits} == {"file"}

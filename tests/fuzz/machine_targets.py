@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ddp_doctor.checks.node.gpus import accelerators
-from ddp_doctor.checks.node.host import host_maker
 from ddp_doctor.checks.node.kernel import kernel_log, processes_in_driver
 from ddp_doctor.checks.node.pcie import pcie_tree
 from ddp_doctor.checks.node.rdma import verbs_library
@@ -68,7 +67,7 @@ MACHINE_TARGETS: tuple[Target, ...] = (
     _of(rdma.efa_names, "../../../bus/pci/drivers/efa"),
     Target(rdma.read_after, lambda text: rdma.read_after(machine(text), ["mlx5_0"]), (_PORT,)),
     _of(cpus.cpu_vendor, "vendor_id\t: AuthenticAMD\n"),
-    _of(host_maker.read_maker, "../../../../bus/pci/drivers/ena\fAmazon EC2\fp5.48xlarge\fAmazon EC2"),
+    _of(host_limits.maker, "../../../../bus/pci/drivers/ena\fAmazon EC2\fp5.48xlarge\fAmazon EC2"),
     _of(host_gpus.pci_gpus, "0x10de\f0x030200\f../x"),
     _of(host_gpus.in_container, "0::/kubepods/besteffort/pod3c\n"),
     _of(host_gpus.gpu_is_due, "0x10de\f0x030200\f../x"),

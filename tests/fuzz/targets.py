@@ -432,7 +432,7 @@ NOT_FOREIGN: Mapping[str, str] = {
     "gpu_tables.gpu_header": "the readers of tables in the same module call it",
     "gpu_tables.read_table": "the readers of tables in the same module call it",
     "pci.acs_words": "takes a number",
-    "topo_gaps.fill_gaps": "topo_matrix.find_matrices calls it",
+    "topo_matrix.fill_gaps": "topo_matrix.find_matrices calls it",
     "topo_rows.label_of": "topo_rows.read_blocks calls it",
     "topo_rows.line_behind": "topo_rows.read_blocks calls it",
     "topo_rows.refuse_odd_columns": "topo_rows.read_blocks calls it",

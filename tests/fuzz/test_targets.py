@@ -105,7 +105,6 @@ _SETTINGS_TEXT = ("manifest_lines", "setting_text", "shell_settings", "shell_wor
 #: Readers that stand beside what they are read for, and not in ddp_doctor/parse.
 READERS = (
     "checks/node/gpus/accelerators.py",
-    "checks/node/host/host_maker.py",
     "checks/node/kernel/kernel_log.py",
     "checks/node/kernel/processes_in_driver.py",
     "checks/node/pcie/pcie_tree.py",
@@ -116,7 +115,6 @@ READERS = (
     "checks/node/topology/formats/nccl_xml.py",
     "checks/node/topology/formats/nvlink_table.py",
     "checks/node/topology/formats/topo_affinity.py",
-    "checks/node/topology/formats/topo_gaps.py",
     "checks/node/topology/formats/topo_matrix.py",
     "checks/node/topology/formats/topo_rows.py",
     "checks/node/topology/formats/xml_tree.py",

@@ -173,16 +173,16 @@ def test_a_python_that_others_than_root_may_change_is_named(tmp_path: Path) -> N
     theirs.chmod(0o777)
     (ours / "linked").symlink_to(theirs / "python")
     if os.getuid() == 0:
-        assert templates.others_may_change(str(ours / "python")) is None
-        assert templates.others_may_change(str(ours / "linked")) == str(theirs)
+        assert templates.others_may_change(python=str(ours / "python")) is None
+        assert templates.others_may_change(python=str(ours / "linked")) == str(theirs)
     else:
-        assert templates.others_may_change(str(ours / "python")) is not None
+        assert templates.others_may_change(python=str(ours / "python")) is not None
 
 
 def test_a_script_for_root_is_printed_with_a_warning_where_others_may_change_what_it_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(templates, "others_may_change", lambda: "/home/alice/venv")
+    monkeypatch.setattr(templates, "others_may_change", lambda _file: "/home/alice/venv")
     assert commands.template("slurm-prolog", 8) == templates.text("slurm-prolog", require_gpus=8)
     assert "others than root can change /home/alice/venv" in capsys.readouterr().err
     commands.template("slurm-gate")

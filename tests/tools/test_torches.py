@@ -11,7 +11,7 @@ LISTING = """torch (2.15.0)
 Available versions: 2.16.0rc1, 2.15.0, 2.14.1+cu130, 2.13.0+cpu, 2.13.0, 2.10.0, 2.9.1, 2.5.1, 2.4.1, 2.4.0, 2.3.1
   INSTALLED: 2.13.0+cpu
 """
-PYPROJECT = 'dependencies = [\n  "torch>=2.4",\n]\n'
+PYPROJECT = '[project.optional-dependencies]\ntorch = ["torch>=2.4"]\n'
 HEALTHY = Case("t.healthy", "healthy runs", "passed", 20.0)
 FAILED = Case("t.hangs", "hangs", "failed", 2.6)
 SKIPPED = Case("t.entries", "the recorder", "skipped", 0.1, "this torch has none")

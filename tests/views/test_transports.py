@@ -42,7 +42,7 @@ def test_unused_nvlink_names_pairs_rates_and_the_log():
     (finding,) = judge(load("nvlink-over-shared-memory"))
     assert finding.code == "DD431"
     assert "GPU0-GPU1" in finding.title
-    assert "22 GB/s remain of 371 GB/s" in finding.detail
+    assert "leaves 22 GB/s of 371 GB/s" in finding.detail
     assert "ranks 0 and 1 via SHM/direct/direct" in finding.evidence[0].text
     assert len(finding.culprits) == 8
     assert {(one.rank, one.peer_rank) for one in finding.culprits} >= {(0, 1), (0, 7)}
@@ -183,7 +183,7 @@ def test_sockets_are_no_difference_where_something_known_explains_them():
 def test_rdma_that_is_forbidden_names_the_setting_and_its_price():
     (finding,) = judge(load("infiniband-disabled"))
     assert (finding.code, finding.severity.value) == ("DD436", "warning")
-    assert "1.25 GB/s remain of 50 GB/s" in finding.detail
+    assert "leaves 1.25 GB/s of 50 GB/s" in finding.detail
     assert finding.remedies[0].settings[0].name == "NCCL_IB_DISABLE"
 
 
@@ -372,8 +372,8 @@ def test_nics_behind_the_cpu_give_a_level_to_measure_and_nothing_that_is_sure():
     (finding,) = judge(load("nic-behind-the-host-bridge"))
     assert (finding.code, finding.severity.value) == ("DD441", "info")
     assert finding.title == (
-        "NCCL's own limit keeps GPUDirect RDMA from GPU0 and GPU1 of node0 and node1;"
-        " NCCL_NET_GDR_LEVEL=PHB is a candidate"
+        "NCCL does not use GPUDirect RDMA for GPU0 and GPU1 of node0 and node1:"
+        " NCCL_NET_GDR_LEVEL=PHB may be faster"
     )
     assert finding.evidence[0].text == "GPU0 to mlx5_0 is NODE; nvidia_peermem is loaded"
     (remedy,) = finding.remedies

@@ -196,7 +196,7 @@ COMPARE = by_operator(
     "Compare its clocks, power limit, temperature and ECC errors with its peers' while both are at work; where "
     "they are alike, reset the GPU, and have it exchanged if it stays slow.",
     "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER,TEMPERATURE,ECC",
-    cost="the node is out of work meanwhile",
+    cost="the node cannot be used meanwhile",
     undo=NOTHING_TO_UNDO,
     references=(CLOCK_EVENTS_API,),
 )
@@ -206,7 +206,7 @@ RESEAT = by_operator(
     "nvidia-smi --query-gpu=index,pcie.link.gen.current,pcie.link.gen.max,pcie.link.width.current,"
     "pcie.link.width.max --format=csv",
     "lspci -vv -d 10de: | grep -e LnkCap: -e LnkSta:",
-    cost="the node is out of work meanwhile",
+    cost="the node cannot be used meanwhile",
     undo=NOTHING_TO_UNDO,
 )
 FOLLOW_THE_PATH = by_operator(

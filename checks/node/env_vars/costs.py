@@ -1,13 +1,12 @@
 """DD123-DD125: values that do what they say, and cost time or risk the job's data."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from ddp_doctor.checks.node.env_vars.in_force import InForce, differing, drafts_per_cause, setting_draft
+from ddp_doctor.checks.node.env_vars.in_force import InForce, differing, one_per_cause, setting_draft
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.knowledge.topology.nccl_paths import GDR_LEVEL
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Proof, Remedy, Reproducer
-from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import NO_TRIAL
 from ddp_doctor.settings.effects import (
@@ -32,7 +31,8 @@ _AT_RANDOM = Proof(reason="what it risks comes at random, which a short trial ca
 
 
 @rule("DD123", "debugging-setting-left-on", Severity.WARNING, EnvVars)
-def debugging(recording: Recording) -> Iterable[Draft]:
+@one_per_cause
+def debugging(node: InForce) -> Iterator[Draft]:
     """A setting for the search of a fault that a job pays for in every step.
 
     What it finds
@@ -49,13 +49,9 @@ def debugging(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.pytorch.org/docs/stable/distributed.html#debugging-torch-distributed-applications
     """
-    if recording.options.command == "prolog":
-        return ()  # the job's settings are not there yet
-    differ = differing(recording)
-    return drafts_per_cause(recording, lambda node: _debugging(node, differ))
-
-
-def _debugging(node: InForce, differ: frozenset[str]) -> Iterator[Draft]:
+    if node.recording.options.command == "prolog":
+        return  # the job's settings are not there yet
+    differ = differing(node.recording)
     logs_calls = logs_each_call(node.values)
     for name, effect in _of_kind(node, "debug"):
         if (
@@ -72,7 +68,7 @@ def _debugging(node: InForce, differ: frozenset[str]) -> Iterator[Draft]:
         names = (name, "NCCL_DEBUG_SUBSYS") if name == "NCCL_DEBUG" and logs_calls else (name,)
         yield setting_draft(
             names,
-            f"{node.listed(names)} {'is a setting' if len(names) == 1 else 'are settings'} for debugging, left on",
+            f"Debugging is left on: {node.listed(names)}",
             node.listed(names),
             effect.source,
             node.without(names, "for debugging", proof=_STEP),
@@ -82,7 +78,8 @@ def _debugging(node: InForce, differ: frozenset[str]) -> Iterator[Draft]:
 
 
 @rule("DD124", "old-cure-left-on", Severity.WARNING, EnvVars)
-def old_cure(recording: Recording) -> Iterable[Draft]:
+@one_per_cause
+def old_cure(node: InForce) -> Iterator[Draft]:
     """A setting that gives a fast path up, as one does to find out what is wrong.
 
     What it finds
@@ -101,14 +98,10 @@ def old_cure(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    if recording.options.command == "prolog":
-        return ()
-    forbids = any(found.forbidding_level for found in staged(recording))  # DD437 reports it
-    reported = differing(recording) | ({GDR_LEVEL} if forbids else set())
-    return drafts_per_cause(recording, lambda node: _cures(node, reported))
-
-
-def _cures(node: InForce, reported: frozenset[str]) -> Iterator[Draft]:
+    if node.recording.options.command == "prolog":
+        return
+    forbids = any(found.forbidding_level for found in staged(node.recording))  # DD437 reports it
+    reported = differing(node.recording) | ({GDR_LEVEL} if forbids else set())
     elsewhere = {name for found in conflicts(node.values, node.nccl) for name in found.names}
     elsewhere |= reported | {name for name, _ in _of_kind(node, "unsafe") if _risks(node, name)}
     for name, effect in _of_kind(node, "slows"):
@@ -122,11 +115,11 @@ def _cures(node: InForce, reported: frozenset[str]) -> Iterator[Draft]:
         mild = effect.mild or is_a_choice(name, node.values[name]) or unknown or unread or spares
         yield setting_draft(
             (name,),
-            f"{node.listed([name])} gives speed away",
+            f"{node.listed([name])} costs speed",
             node.listed([name]),
             effect.source,
             _try_without(node, name),
-            detail=f"{effect.why} Against a fault it is a diagnosis, not a cure.",
+            detail=f"{effect.why} If it was set against a fault, that fault is still there.",
             severity=Severity.INFO if mild else None,
             confidence=Confidence.POSSIBLE if node.hardware.gpus is None else Confidence.LIKELY,
         ).model_copy(update={"reproduced_by": _REPRODUCER if node.backend == "nccl" else None})
@@ -146,6 +139,7 @@ def _costs(node: InForce, name: str) -> bool:
     here, of, alone = node.hardware, scope(name), node.nnodes == 1
     if is_needed_by_a_plugin(name, node.values) or (of != "job" and here.gpus == 0):
         return False
+    leaves_none_out = name == "NCCL_PROTO" and left(node.values[name], "AllReduce", PROTOCOLS) == PROTOCOLS
     tests: dict[Scope, bool] = {
         "job": True,
         "paths": not here.matrix and here.gpus != 1,  # DD434 judges by the matrix
@@ -153,7 +147,7 @@ def _costs(node: InForce, name: str) -> bool:
         "gpudirect": not alone and here.rdma is not False and not ib_is_off(node.values),
         "network": not alone,
         "nvls": bool(here.nvls) if here.gpus is not None else here.nvls is not False,
-        "collectives": not (alone and here.gpus == 1) and not _names_all(name, node.values[name]),
+        "collectives": not (alone and here.gpus == 1) and not leaves_none_out,
     }
     return tests[of]
 
@@ -168,13 +162,9 @@ def _costs_rdma(node: InForce) -> bool:
     )
 
 
-def _names_all(name: str, value: str) -> bool:
-    """Whether a list of protocols leaves none out."""
-    return name == "NCCL_PROTO" and left(value, "AllReduce", PROTOCOLS) == PROTOCOLS
-
-
 @rule("DD125", "setting-risks-wrong-data-or-hangs", Severity.WARNING, EnvVars)
-def unsafe(recording: Recording) -> Iterable[Draft]:
+@one_per_cause
+def unsafe(node: InForce) -> Iterator[Draft]:
     """A setting with which data can be wrong, or a fault can hang the job.
 
     What it finds
@@ -190,13 +180,9 @@ def unsafe(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-proto
     """
-    if recording.options.command == "prolog":
-        return ()
-    differ = differing(recording)
-    return drafts_per_cause(recording, lambda node: _unsafe(node, differ))
-
-
-def _unsafe(node: InForce, differ: frozenset[str]) -> Iterator[Draft]:
+    if node.recording.options.command == "prolog":
+        return
+    differ = differing(node.recording)
     for name, effect in _of_kind(node, "unsafe"):
         if name in differ or not _risks(node, name):
             continue

@@ -1,9 +1,9 @@
 """DD105-DD107: settings that name an interface or an RDMA device that is not here, or two networks."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
-from ddp_doctor.checks.node.env_vars.in_force import InForce, drafts_per_cause, setting_draft
+from ddp_doctor.checks.node.env_vars.in_force import InForce, one_per_cause, setting_draft
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.facts.node.rdma import RdmaFact
@@ -14,11 +14,13 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.interfaces import backend_name
 from ddp_doctor.remedies.kinds import unset
 from ddp_doctor.settings.values import misread
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.views.network import chosen
-from ddp_doctor.wording.nodes import by_cause, name_list, node_culprits, node_names
+from ddp_doctor.wording.findings import proved
+from ddp_doctor.wording.nodes import by_cause, host, name_list, node_culprits, node_names
 
 _INTERFACES_SHOWN = 8
 _READERS = ((GLOO_IFNAME, "gloo"), (NCCL_IFNAME, "nccl"))
@@ -27,7 +29,7 @@ _DOCS = "NCCL src/misc/socket.cc, ncclFindInterfaces; torch ProcessGroupGloo.cpp
 
 @rule("DD105", "setting-names-absent-interface", Severity.ERROR, InterfacesFact)
 def absent_interface(recording: Recording) -> Iterator[Draft]:
-    """NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME leaves its backend no interface of this machine.
+    """NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names no interface that this machine can use.
 
     What it finds
         By NCCL's grammar (prefixes, =, ^) and gloo's (exact names): no running interface with an address. A
@@ -54,57 +56,72 @@ def absent_interface(recording: Recording) -> Iterator[Draft]:
             continue
         severity = None if own else Severity.WARNING if backend == "gloo" else Severity.INFO
         groups = by_cause(recording.facts(InterfacesFact), partial(_absent, name, backend))
-        for (value, error), group in groups.items():
+        for fault, group in groups.items():
             other = None if own else world.backend
-            yield _absent_draft(recording, group, (name, value, backend, other), error, severity)
+            yield _absent_draft(recording, group, fault, (name, backend, other), severity)
 
 
-def _absent(name: str, backend: str, fact: InterfacesFact) -> tuple[str, str] | None:
-    """The value, and why it leaves no interface."""
+#: The value of a setting, why it leaves no interface, and the names in it that no interface has.
+_Fault = tuple[str, str, tuple[str, ...]]
+
+
+def _absent(name: str, backend: str, fact: InterfacesFact) -> _Fault | None:
     choice: Choice = chosen(fact, backend)
     value = fact.settings.get(name, "")
     wrong = misread(name, value) if value else None
     if choice.error is None or choice.setting != name or (wrong and not wrong.harmless):
         return None
-    return value, choice.error
+    return value, choice.error, _not_there(value, backend, fact)
 
 
 def _absent_draft(
     recording: Recording,
     group: list[FactAt[InterfacesFact]],
-    setting: tuple[str, str, str, str | None],
-    error: str,
+    fault: _Fault,
+    reader: tuple[str, str, str | None],
     severity: Severity | None,
 ) -> Draft:
-    name, value, backend, other = setting
-    here = [
-        interface.name for interface in group[0].fact.interfaces if interface.running and interface.addresses
-    ]
-    more = f" and {len(here) - _INTERFACES_SHOWN} more" if len(here) > _INTERFACES_SHOWN else ""
-    return Draft(
-        title=f"{shown(name, value)} leaves no interface of {node_names(recording, group)}: {error}",
-        detail=f"This run's backend is {other}: it does not read {name}. A process group of {backend} could not start."
-        if other
-        else "The process group of that backend cannot start with it.",
-        confidence=Confidence.PROVED,
-        culprits=tuple(
+    (value, error, missing), (name, backend, other) = fault, reader
+    first = group[0]
+    usable = _listed([there.name for there in first.fact.interfaces if there.running and there.addresses])
+    nodes = node_names(recording, group)
+    fails = f"{backend_name(backend)} would not start with {shown(name, value)}"
+    title = f"{nodes}: {fails}: {error}"
+    if missing:
+        has, it = ("has", "it") if len(group) == 1 else ("have", host(recording, first.node))
+        title = f"{nodes} {has} no interface {' or '.join(map(repr, missing))} ({it} has {usable}): {fails}"
+    return proved(
+        (
             culprit.model_copy(update={"kind": "setting", "name": name})
             for culprit in node_culprits(recording, group)
         ),
-        evidence=(
-            Evidence(
-                check="interfaces",
-                text=f"running, with an address: {', '.join(here[:_INTERFACES_SHOWN]) or 'none'}{more}",
-                expected_from=_DOCS,
-            ),
-        ),
-        remedies=(unset({name: value}, "no such interface here"),),
+        title,
+        Evidence(check="interfaces", text=f"running, with an address: {usable}", expected_from=_DOCS),
+        unset({name: value}, "no such interface here"),
+        detail=f"This run uses {backend_name(other)}, which does not read {name}."
+        if other
+        else "Every rank would fail in init_process_group().",
         severity=severity,
     )
 
 
+def _not_there(value: str, backend: str, fact: InterfacesFact) -> tuple[str, ...]:
+    """The names in the setting that no interface has; NCCL starts where it finds one of them, gloo needs all."""
+    names = [interface.name for interface in fact.interfaces]
+    wanted = () if value.startswith("^") else value.removeprefix("=").split(",")
+    if backend == "gloo":
+        return tuple(name for name in wanted if name and name not in names)
+    return () if any(map(nccl_matcher(value), names)) else tuple(filter(None, wanted))
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _INTERFACES_SHOWN} more" if len(names) > _INTERFACES_SHOWN else ""
+    return f"{', '.join(names[:_INTERFACES_SHOWN]) or 'none'}{more}"
+
+
 @rule("DD106", "setting-names-absent-rdma-device", Severity.INFO, EnvVars)
-def absent_device(recording: Recording) -> Iterator[Draft]:
+@one_per_cause
+def absent_device(node: InForce) -> Iterator[Draft]:
     """NCCL_IB_HCA names devices that this machine does not have, where that does no harm yet.
 
     What it finds
@@ -120,42 +137,26 @@ def absent_device(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-hca
     """
-    facts = {node.node: node.fact for node in recording.facts(RdmaFact)}
-    world = recording.world
-    several = world is not None and world.backend == "nccl" and max(world.nnodes, world.foreign_nodes) > 1
-
-    def judge(node: InForce) -> Iterator[Draft]:
-        fact = facts.get(node.seen.node)
-        if (fact is None and node.hardware.rdma is not False) or (fact is not None and several):
-            return
-        missing = _missing(node.values.get(HCA, ""), [hca.name for hca in fact.hcas] if fact else [])
-        if missing:
-            here = name_list([hca.name for hca in fact.hcas]) if fact and fact.hcas else "none"
-            yield setting_draft(
-                (HCA,),
-                f"{shown(HCA, node.values[HCA])} names {name_list(missing)}, which this machine does not have",
-                f"RDMA devices here: {here}",
-                "NCCL src/transport/net_ib/init.cc and src/misc/utils.cc, matchIfList",
-                node.without([HCA], "NCCL finds active ports itself"),
-                detail="A job of several nodes takes what does match, or TCP, without a word.",
-            )
-
-    return drafts_per_cause(recording, judge)
-
-
-def _missing(value: str, names: list[str]) -> list[str]:
-    if not value or nccl_hca.is_exclusion(value):
-        return []
-    exact = nccl_hca.is_exact(value)
-    return [
-        word
-        for word, _ in nccl_hca.entries(value)
-        if not any(name == word if exact else name.startswith(word) for name in names)
-    ]
+    facts = node.recording.at(RdmaFact, node.seen.node)
+    several = node.backend == "nccl" and (node.nnodes or 1) > 1
+    if several if facts else node.hardware.rdma is not False:
+        return
+    names = [hca.name for fact in facts for hca in fact.hcas]
+    missing = nccl_hca.absent(node.values.get(HCA, ""), names)
+    if missing:
+        yield setting_draft(
+            (HCA,),
+            f"{shown(HCA, node.values[HCA])} names an RDMA device that is not here: {name_list(missing)}",
+            f"RDMA devices here: {name_list(names) or 'none'}",
+            "NCCL src/transport/net_ib/init.cc and src/misc/utils.cc, matchIfList",
+            node.without([HCA], "NCCL finds active ports itself"),
+            detail="NCCL does not warn: between nodes it uses the devices that do match, or TCP.",
+        )
 
 
 @rule("DD107", "gloo-and-nccl-use-different-interfaces", Severity.INFO, EnvVars)
-def different_networks(recording: Recording) -> Iterable[Draft]:
+@one_per_cause
+def different_networks(node: InForce) -> Iterator[Draft]:
     """GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name different interfaces.
 
     What it finds
@@ -172,10 +173,6 @@ def different_networks(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.pytorch.org/docs/stable/distributed.html
     """
-    return drafts_per_cause(recording, _two_interfaces)
-
-
-def _two_interfaces(node: InForce) -> Iterator[Draft]:
     gloo, nccl = node.values.get(GLOO_IFNAME, ""), node.values.get(NCCL_IFNAME, "")
     if (
         node.nnodes == 1

@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import wraps
 from itertools import combinations
-from typing import TypeVar
 
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact
@@ -15,9 +15,9 @@ from ddp_doctor.knowledge.topology.link_codes import DEFAULT_P2P_LIMIT, allowed,
 from ddp_doctor.knowledge.topology.nccl_paths import bridged
 from ddp_doctor.knowledge.versions import Version, release
 from ddp_doctor.model.choices import Confidence, Severity, Status
-from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Proof, Remedy, Setting
-from ddp_doctor.model.recording import FactAt, Recording
+from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
+from ddp_doctor.model.rule import RuleFunction
 from ddp_doctor.remedies.kinds import FOLLOWS, NO_TRIAL, unset
 from ddp_doctor.settings.nccl_conf import files_read, set_by_files
 from ddp_doctor.settings.releases import Installed
@@ -25,9 +25,8 @@ from ddp_doctor.settings.table import variables
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.views.settings_read import installed, judged, read_by_another_backend, with_rccl
 from ddp_doctor.views.software import nccl_backends
+from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.nodes import node_culprits, node_names
-
-F = TypeVar("F", bound=Fact)
 
 #: Where the nodes' values differ, the evidence shows at most this many of them.
 VALUES_SHOWN = 8
@@ -44,53 +43,28 @@ def setting_draft(
     confidence: Confidence = Confidence.PROVED,
 ) -> Draft:
     """A finding about variables, on whichever nodes they are; ``text`` is the evidence."""
-    return Draft(
-        title=title,
-        detail=detail,
+    return finding(
+        (Culprit(kind="setting", name=name) for name in names),
+        title,
+        Evidence(text=text, expected_from=expected_from),
+        *remedies,
         confidence=confidence,
-        culprits=tuple(Culprit(kind="setting", name=name) for name in names),
-        evidence=(Evidence(check="env_vars", text=text, expected_from=expected_from),),
-        remedies=remedies,
+        detail=detail,
         severity=severity,
     )
 
 
-def one_per_cause(
-    recording: Recording, kind: type[F], drafts: Callable[[F], Iterable[Draft]]
-) -> Iterator[Draft]:
-    """Drafts of several nodes about the same variables as one that names the nodes.
-
-    A job script's line is on all of them, and where the values differ (RANK=0, RANK=1) it is still one line.
-    """
-    found = ((node, draft) for node in recording.facts(kind) for draft in drafts(node.fact))
-    yield from per_cause(recording, found)
-
-
-def per_cause(recording: Recording, found: Iterable[tuple[FactAt[F], Draft]]) -> Iterator[Draft]:
-    """The same of drafts that are made already, each with the node it is about, in the order of the nodes."""
-    groups: dict[Hashable, dict[Draft, list[FactAt[F]]]] = {}
-    met: Counter[Hashable] = Counter()
-    for node, draft in found:
-        names = tuple(culprit.name for culprit in draft.culprits)
-        about = (names, draft.severity, draft.evidence[0].expected_from)
-        groups.setdefault((about, met[node.node, about]), {}).setdefault(draft, []).append(node)
-        met[node.node, about] += 1
-    several = recording.world is not None and recording.world.nnodes > 1
-    for alike in groups.values():
-        yield _on_nodes(recording, alike, several=several)
-
-
-def _on_nodes(recording: Recording, alike: Mapping[Draft, list[FactAt[F]]], *, several: bool) -> Draft:
-    first, *more_drafts = alike.items()
-    draft, group = first
-    others = [of_draft for _, more in more_drafts for of_draft in more]
+def _on_nodes(recording: Recording, alike: Mapping[Draft, list[FactAt[EnvVars]]]) -> Draft:
+    """Drafts about the same variables as one that names their nodes; the first draft has its words."""
+    (draft, group), *more_drafts = alike.items()
+    others = [node for _, nodes in more_drafts for node in nodes]
     culprits = tuple(
         node.model_copy(update={"kind": culprit.kind, "name": culprit.name})
         for node in node_culprits(recording, [*group, *others])
         for culprit in draft.culprits
     )
     title, evidence = draft.title, draft.evidence
-    if several:
+    if recording.world is not None and recording.world.nnodes > 1:
         also = f"; alike on {node_names(recording, others)}" if others else ""
         title = f"{title} (on {node_names(recording, group)}{also})"
     if others:
@@ -130,7 +104,7 @@ def hardware_of(recording: Recording, node: int) -> Hardware:
     cards = gpus.of_the_job() if gpus else ()
     job = _job(topology)
     count = len(cards) if gpus and not gpus.nvml_error else len(job) if topology else None
-    absent = _absent(recording).get(node, frozenset())
+    absent = _absent(recording).get(node, set())
     if count is None and "topology" in absent:
         count = 0
     joined = [nvlinks(topology.links[a].get(b, "")) > 0 for a, b in combinations(job, 2)] if topology else []
@@ -145,17 +119,14 @@ def hardware_of(recording: Recording, node: int) -> Hardware:
     )
 
 
-def _absent(recording: Recording) -> Mapping[int, frozenset[str]]:
+@once_a_recording
+def _absent(recording: Recording) -> Mapping[int, set[str]]:
     """The checks that found nothing to look at, by node."""
-
-    def find() -> dict[int, frozenset[str]]:
-        found: dict[int, set[str]] = {}
-        for reading in recording.readings:
-            if reading.status is Status.ABSENT:
-                found.setdefault(reading.node, set()).add(reading.check)
-        return {at: frozenset(checks) for at, checks in found.items()}
-
-    return recording.once("absent by node", find)
+    found: dict[int, set[str]] = {}
+    for reading in recording.readings:
+        if reading.status is Status.ABSENT:
+            found.setdefault(reading.node, set()).add(reading.check)
+    return found
 
 
 def _job(topology: TopologyFact | None) -> tuple[str, ...]:
@@ -210,6 +181,7 @@ class InForce:
     torch's other class behind "nccl" reads: they do nothing here, good or bad.
     """
 
+    recording: Recording
     seen: FactAt[EnvVars]
     values: Mapping[str, str]
     places: Mapping[str, str]
@@ -219,6 +191,11 @@ class InForce:
     nnodes: int | None
     ranks: int | None
     hardware: Hardware
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """The environment alone, without what files set."""
+        return self.seen.fact.variables
 
     @property
     def nccl(self) -> Version:
@@ -251,9 +228,9 @@ class InForce:
 
     def key(self) -> object:
         """Equal for nodes that get the same findings."""
-        values, places = frozenset(self.values.items()), frozenset(self.places.items())
-        unread = frozenset(self.unread.items())
-        return values, unread, places, self.installed, self.seen.fact.launcher, self.hardware
+        pairs = [frozenset(some.items()) for some in (self.values, self.places, self.unread)]
+        fact = self.seen.fact
+        return *pairs, fact.launcher, fact.in_kubernetes, fact.is_written, self.installed, self.hardware
 
 
 def _overruled(name: str, why: str, in_files: Mapping[str, str]) -> Setting:
@@ -281,6 +258,7 @@ def _in_force(recording: Recording) -> Iterator[InForce]:
         added = set_by_files(files_read(recording, files[seen.node])) if has_files else {}
         ours = {name: value for name, value in added.items() if name not in own and _is_nccls(name)}
         yield InForce(
+            recording=recording,
             seen=seen,
             values={**own, **{name: value for name, (value, _) in ours.items()}},
             places={name: place for name, (_, place) in ours.items()},
@@ -302,28 +280,37 @@ def _is_nccls(name: str) -> bool:
     return known is not None and known.owner == "nccl"
 
 
-def drafts_per_cause(recording: Recording, judge: Callable[[InForce], Iterable[Draft]]) -> Iterator[Draft]:
-    """One draft per cause; nodes with the same settings are judged once, because there may be thousands."""
-    known: dict[object, tuple[Draft, ...]] = {}
+def one_per_cause(of_node: Callable[[InForce], Iterable[Draft]]) -> RuleFunction:
+    """Makes a rule of what is said of one node: one draft about a variable on many nodes, which names them.
 
-    def drafts() -> Iterator[tuple[FactAt[EnvVars], Draft]]:
+    A job script's line is on all of them, and where the values differ (RANK=0, RANK=1) it is still one line. Nodes
+    with the same settings are looked at once, because there may be thousands.
+    """
+
+    @wraps(of_node)
+    def of_all(recording: Recording) -> Iterator[Draft]:
+        known: dict[object, tuple[Draft, ...]] = {}
+        groups: dict[Hashable, dict[Draft, list[FactAt[EnvVars]]]] = {}
         for node in settings_in_force(recording):
             key = node.key()
             if key not in known:
-                known[key] = tuple(judge(node))
-            yield from ((node.seen, draft) for draft in known[key])
+                known[key] = tuple(of_node(node))
+            met: Counter[Hashable] = Counter()
+            for draft in known[key]:
+                names = tuple(culprit.name for culprit in draft.culprits)
+                about = (names, draft.severity, draft.evidence[0].expected_from)
+                groups.setdefault((about, met[about]), {}).setdefault(draft, []).append(node.seen)
+                met[about] += 1
+        yield from (_on_nodes(recording, alike) for alike in groups.values())
 
-    yield from per_cause(recording, drafts())
+    return of_all
 
 
+@once_a_recording
 def differing(recording: Recording) -> frozenset[str]:
     """The settings that differ between nodes, which the check of agreement reports."""
-
-    def find() -> frozenset[str]:
-        sets = {frozenset(node.values.items()) for node in settings_in_force(recording)}
-        return frozenset(name for pairs in sets for name, _ in pairs - frozenset.intersection(*sets))
-
-    return recording.once("settings that differ between nodes", find)
+    sets = {frozenset(node.values.items()) for node in settings_in_force(recording)}
+    return frozenset(name for pairs in sets for name, _ in pairs - frozenset.intersection(*sets))
 
 
 def at_most(severity: Severity, node: InForce) -> Severity:

@@ -1,19 +1,18 @@
 """DD101-DD104, DD108: launch variables that are left over, incomplete, contradict each other, or mislead torch."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from ddp_doctor.checks.node.env_vars import launch_variables
-from ddp_doctor.checks.node.env_vars.in_force import InForce, drafts_per_cause, one_per_cause, setting_draft
+from ddp_doctor.checks.node.env_vars.in_force import InForce, one_per_cause, setting_draft
 from ddp_doctor.facts.node.env_vars import EnvVars
+from ddp_doctor.facts.node.software import Software
 from ddp_doctor.knowledge.launchers import Launcher
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
-from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import in_job_script, unset
 from ddp_doctor.settings.table import variables
 from ddp_doctor.settings.wording import listed, shown
-from ddp_doctor.views.software import nccl_backends, of_the_job
 
 _LAUNCHERS = "neither torchrun nor srun nor mpirun"
 _NO_LAUNCHER = "neither TORCHELASTIC_RUN_ID nor a SLURM step nor an Open MPI rank in the environment"
@@ -23,12 +22,18 @@ _STARTED_BY: dict[Launcher | None, str] = {
     "mpi": "mpirun started this process, by OMPI_COMM_WORLD_RANK",
     None: "torch/distributed/rendezvous.py reads them",
 }
+#: Where launchers other than torchrun say which rank a process is, in the whole job and on its node.
+_PLACES: dict[Launcher | None, tuple[str, str]] = {
+    "slurm": ("SLURM_PROCID", "SLURM_LOCALID"),
+    "mpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+}
 _PER_TASK = "Start the ranks with torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in each task"
 _MEETING = "set MASTER_ADDR to a name of node 0 that the others resolve, MASTER_PORT to a free port, both for all ranks"
 
 
 @rule("DD101", "leftover-launch-variables", Severity.WARNING, EnvVars)
-def leftover_launch_variables(recording: Recording) -> Iterable[Draft]:
+@one_per_cause
+def leftover_launch_variables(node: InForce) -> Iterator[Draft]:
     """Variables of a launcher in a process that no launcher started.
 
     What it finds
@@ -44,11 +49,7 @@ def leftover_launch_variables(recording: Recording) -> Iterable[Draft]:
     References
         torch/distributed/rendezvous.py, _env_rendezvous_handler
     """
-    return one_per_cause(recording, EnvVars, _leftovers)
-
-
-def _leftovers(fact: EnvVars) -> Iterator[Draft]:
-    """Variables that make a process without a launcher take itself for one rank of a world."""
+    fact = node.seen.fact
     env, complete = fact.variables, all(fact.variables.get(name) for name in launch_variables.RENDEZVOUS)
     if fact.is_written or fact.launcher is not None:
         return
@@ -63,14 +64,15 @@ def _leftovers(fact: EnvVars) -> Iterator[Draft]:
             listed(pairs),
             _NO_LAUNCHER,
             unset(pairs, "left over from another launch"),
-            detail=f"{launch_variables.consequence(env)} torchrun gives its workers values of its own.",
+            detail=f"{launch_variables.consequence(env)} torchrun is not affected: it sets its own values.",
             severity=Severity.INFO if launch_variables.is_alone(env) else None,
             confidence=Confidence.LIKELY,
         )
 
 
 @rule("DD102", "launch-variables-inconsistent", Severity.WARNING, EnvVars)
-def launch_variables_inconsistent(recording: Recording) -> Iterable[Draft]:
+@one_per_cause
+def launch_variables_inconsistent(node: InForce) -> Iterator[Draft]:
     """Launch variables that are set in part, or that cannot be true together.
 
     What it finds
@@ -87,11 +89,7 @@ def launch_variables_inconsistent(recording: Recording) -> Iterable[Draft]:
     References
         https://pytorch.org/docs/stable/distributed.html#environment-variable-initialization
     """
-    return one_per_cause(recording, EnvVars, _inconsistencies)
-
-
-def _inconsistencies(fact: EnvVars) -> Iterator[Draft]:
-    """Launch variables that are set in part, or that cannot be true together."""
+    fact = node.seen.fact
     env, launcher = fact.variables, fact.launcher
     in_world = launcher is not None or fact.in_kubernetes
     lacking = launch_variables.missing(env, launcher) if in_world else ()
@@ -126,13 +124,14 @@ def _inconsistent(
         listed(saw),
         _STARTED_BY[launcher],
         in_job_script(_MEETING if set(names) <= {"MASTER_ADDR", "MASTER_PORT"} else _PER_TASK),
-        detail='A script that reads them, as init_process_group("env://") does, does not find its peers.',
+        detail="init_process_group() reads them: it would fail, or wait in vain for the other ranks.",
         severity=severity,
     )
 
 
 @rule("DD103", "local-rank-beyond-visible-gpus", Severity.WARNING, EnvVars)
-def local_rank_beyond_visible_gpus(recording: Recording) -> Iterable[Draft]:
+@one_per_cause
+def local_rank_beyond_visible_gpus(node: InForce) -> Iterator[Draft]:
     """More ranks on the node than CUDA_VISIBLE_DEVICES shows GPUs.
 
     What it finds
@@ -147,11 +146,7 @@ def local_rank_beyond_visible_gpus(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars
     """
-    return one_per_cause(recording, EnvVars, _too_few_gpus)
-
-
-def _too_few_gpus(fact: EnvVars) -> Iterator[Draft]:
-    """A local rank past the end of CUDA_VISIBLE_DEVICES, or more local ranks than it lists."""
+    fact = node.seen.fact
     env = fact.variables
     count = launch_variables.visible(env.get("CUDA_VISIBLE_DEVICES", ""))
     needed = {"LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 0}  # what to add for a number of GPUs
@@ -160,20 +155,23 @@ def _too_few_gpus(fact: EnvVars) -> Iterator[Draft]:
     for name, more in needed.items():
         value = env.get(name, "")
         if fact.launcher and count and value.isdecimal() and int(value) + more > count:
-            title = f"{shown(name, value)} needs {int(value) + more} GPUs, CUDA_VISIBLE_DEVICES shows {count}"
+            title = (
+                f"{shown(name, value)} needs {int(value) + more} GPUs, but CUDA_VISIBLE_DEVICES shows {count}"
+            )
             pairs = {name: value, "CUDA_VISIBLE_DEVICES": env["CUDA_VISIBLE_DEVICES"]}
             remedy = in_job_script(
                 "Start one rank per visible GPU, or list more GPUs; with one GPU per task use device 0"
             )
             why = "torch.cuda.set_device(LOCAL_RANK) counts through the visible GPUs"
-            detail = 'It fails with "invalid device ordinal", unless ranks share a GPU or use the CPU.'
+            detail = 'Ranks fail with "invalid device ordinal", unless they share a GPU or use the CPU.'
             sure = Confidence.LIKELY
             yield setting_draft(pairs, title, listed(pairs), why, remedy, detail=detail, confidence=sure)
             return
 
 
 @rule("DD104", "torchrun-options-left-behind", Severity.WARNING, EnvVars)
-def torchrun_options_left_behind(recording: Recording) -> Iterable[Draft]:
+@one_per_cause
+def torchrun_options_left_behind(node: InForce) -> Iterator[Draft]:
     """PET_* variables in a plain shell, which torchrun takes for options.
 
     What it finds
@@ -188,26 +186,23 @@ def torchrun_options_left_behind(recording: Recording) -> Iterable[Draft]:
     References
         torch/distributed/argparse_util.py
     """
-    return one_per_cause(recording, EnvVars, _torchrun_options)
-
-
-def _torchrun_options(fact: EnvVars) -> Iterator[Draft]:
-    """Options of torchrun in a plain shell's environment."""
+    fact = node.seen.fact
     env = fact.variables
     defaults = {name: {variables()[name].default, ""} for name in launch_variables.REDIRECTING}
     pairs = {name: env[name] for name in defaults if env.get(name, "") not in defaults[name]}
     if fact.is_written:
         return
     if pairs and fact.launcher is None and not fact.in_kubernetes and "SLURM_JOB_ID" not in env:
-        title = f"torchrun takes {listed(pairs)} from the environment for options"
-        detail = "Left over from another job, they make torchrun wait for other nodes or meet elsewhere."
+        title = f"torchrun would take options from the environment: {listed(pairs)}"
+        detail = "If they are left over from another job, it waits for nodes that never come, or meets them elsewhere."
         remedy = unset(pairs, "an option of torchrun")
         source, sure = "torch/distributed/argparse_util.py", Confidence.LIKELY
         yield setting_draft(pairs, title, listed(pairs), source, remedy, detail=detail, confidence=sure)
 
 
 @rule("DD108", "group-takes-another-gpu-than-the-rank", Severity.WARNING, EnvVars)
-def group_takes_another_gpu(recording: Recording) -> Iterable[Draft]:
+@one_per_cause
+def group_takes_another_gpu(node: InForce) -> Iterator[Draft]:
     """The NCCL group of a rank would take another GPU than the one that its place on the node means.
 
     What it finds
@@ -226,31 +221,15 @@ def group_takes_another_gpu(recording: Recording) -> Iterable[Draft]:
     References
         torch 2.15 torch/distributed/distributed_c10d.py, _nccl2_device
     """
-    backends = nccl_backends(recording)
-    by_local_rank = {node.node for node in of_the_job(recording) if node.fact.torch_nccl2_takes_local_rank}
-
-    def judge(node: InForce) -> Iterator[Draft]:
-        at = node.seen.node
-        if node.backend == "nccl" and backends.get(at) == "nccl2" and at in by_local_rank:
-            yield from _another_gpu(node.seen.fact, node.hardware.gpus)
-
-    return drafts_per_cause(recording, judge)
-
-
-#: Where launchers other than torchrun say which rank a process is, in the whole job and on its node.
-_PLACES: dict[Launcher | None, tuple[str, str]] = {
-    "slurm": ("SLURM_PROCID", "SLURM_LOCALID"),
-    "mpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
-}
-
-
-def _another_gpu(fact: EnvVars, gpus: int | None) -> Iterator[Draft]:
-    """A rank whose NCCL group takes another GPU than its number on the node; ``gpus`` is how many the node has."""
-    env = fact.variables
-    if fact.launcher not in _PLACES:
+    software = node.recording.at(Software, node.seen.node)
+    by_local_rank = any(fact.torch_nccl2_takes_local_rank for fact in software)
+    env, launcher = node.env, node.seen.fact.launcher
+    uses_nccl2 = node.backend == "nccl" and node.installed.backend == "nccl2"
+    if launcher not in _PLACES or not (uses_nccl2 and by_local_rank):
         return
-    in_job, on_node = _PLACES[fact.launcher]
-    visible = launch_variables.visible(env["CUDA_VISIBLE_DEVICES"]) if "CUDA_VISIBLE_DEVICES" in env else gpus
+    in_job, on_node = _PLACES[launcher]
+    hides = "CUDA_VISIBLE_DEVICES" in env
+    visible = launch_variables.visible(env["CUDA_VISIBLE_DEVICES"]) if hides else node.hardware.gpus
     rank, local_rank = env.get("RANK") or env.get(in_job, ""), env.get(on_node, "")
     taken = env.get("LOCAL_RANK", rank)
     if not visible or not (taken.isdecimal() and local_rank.isdecimal()):
@@ -262,14 +241,14 @@ def _another_gpu(fact: EnvVars, gpus: int | None) -> Iterator[Draft]:
     pairs = {name: env[name] for name in (chosen_by, on_node)}
     yield setting_draft(
         pairs,
-        f"The NCCL group of local rank {local_rank} takes GPU {group_gpu}: {shown(chosen_by, taken)} modulo"
-        f" {visible} visible GPUs",
+        f"Local rank {local_rank} would get GPU {group_gpu} for NCCL, not GPU {own_gpu}: torch takes"
+        f" {shown(chosen_by, taken)} modulo {visible} visible GPUs",
         listed(pairs),
         "torch 2.15 torch/distributed/distributed_c10d.py, _nccl2_device",
         in_job_script(
             f"Pass device_id to init_process_group, or set LOCAL_RANK in each task: export LOCAL_RANK=${on_node}"
         ),
-        detail="torch.cuda.set_device() does not decide this with the backend nccl2; a script that passes device_id or"
-        " sets LOCAL_RANK itself is not concerned.",
+        detail="torch.cuda.set_device() does not change this with the backend nccl2. A script that passes device_id or"
+        " sets LOCAL_RANK itself is not affected.",
         confidence=Confidence.POSSIBLE,
     )

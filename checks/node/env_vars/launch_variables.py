@@ -81,11 +81,10 @@ def _ranks(numbers: Mapping[str, int]) -> Iterator[Fault]:
         size = "WORLD_SIZE" if rank == "RANK" else rank.replace("RANK", "WORLD_SIZE")
         fatal = rank == "RANK"
         if rank in numbers and numbers[rank] < 0:
-            yield Fault((rank,), f"{rank} is {numbers[rank]}, but ranks count from 0", fatal)
+            yield Fault((rank,), f"{rank}={numbers[rank]} is not possible: ranks count from 0", fatal)
         elif rank in numbers and size in numbers and numbers[rank] >= max(numbers[size], 1):
-            text = (
-                f"{rank} is {numbers[rank]}, but with {size}={numbers[size]} the last is {numbers[size] - 1}"
-            )
+            last = f"the last is {numbers[size] - 1}"
+            text = f"{rank}={numbers[rank]} is not possible with {size}={numbers[size]}: {last}"
             yield Fault((rank, size), text, fatal)
 
 
@@ -93,7 +92,7 @@ def _sizes(numbers: Mapping[str, int], launcher: Launcher | None) -> Iterator[Fa
     for size in SIZES:
         if size in numbers and numbers[size] < 1:
             yield Fault(
-                (size,), f"{size} is {numbers[size]}, but a world has at least one", size == "WORLD_SIZE"
+                (size,), f"{size}={numbers[size]} is not possible: it is at least 1", size == "WORLD_SIZE"
             )
     world, local = numbers.get("WORLD_SIZE", 1), numbers.get("LOCAL_WORLD_SIZE", 1)
     if launcher == "torchrun":  # counts the workers itself, and nodes may have different numbers of them
@@ -108,15 +107,15 @@ def _meeting_point(
 ) -> Iterator[Fault]:
     port, address = numbers.get("MASTER_PORT"), env.get("MASTER_ADDR", "").strip()
     if port is not None and not 0 <= port <= 65535:
-        yield Fault(("MASTER_PORT",), f"MASTER_PORT is {port}, but ports end at 65535", fatal=True)
+        yield Fault(("MASTER_PORT",), f"MASTER_PORT={port} is not possible: ports end at 65535", fatal=True)
     if port == 0 and numbers.get("WORLD_SIZE", 1) > 1:
-        text = "MASTER_PORT is 0, so that each rank would pick a port of its own"
+        text = "MASTER_PORT=0 lets each rank pick a port of its own"
         yield Fault(("MASTER_PORT",), text, fatal=True)
     if "/" in address or re.fullmatch(r"[^:]+:[0-9]+", address):
         text = f"{shown('MASTER_ADDR', address)} is not a bare host name or address"
         yield Fault(("MASTER_ADDR",), text, fatal=True)
     elif _is_loopback(address) and (nodes := _nodes(env, numbers, launcher)) > 1:
-        text = f"MASTER_ADDR={address} is each host itself, but the job has {nodes} nodes"
+        text = f"MASTER_ADDR={address} means every node itself, but the job has {nodes} nodes"
         yield Fault(("MASTER_ADDR",), text)
 
 
@@ -158,22 +157,22 @@ def consequence(env: Mapping[str, str]) -> str:
     rank, lacking = env.get("RANK"), missing(env, None)
     if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return (
-            "init_process_group() looks for a store that only torchrun hosts, and waits until its time-out."
+            "init_process_group() looks for a store that torchrun alone starts, and waits until its time-out."
         )
     if is_alone(env):
-        return "They describe a world of one, which needs no other rank."
+        return "They describe a job of one rank, which needs no other."
     if not rank:
-        return "A script that asks for these variables takes itself for one rank of a world."
+        return "A script that reads them takes itself for one rank of a larger job."
     rank = printable(rank)
     if lacking:
         unset = ", ".join(lacking)
-        return f'init_process_group("env://") takes it for rank {rank} and fails, for lack of {unset}.'
+        return f"A script started here takes itself for rank {rank}, and init_process_group() fails without {unset}."
     fault = next((fault.text for fault in faults(env, None) if fault.fatal), None)
     if fault:
-        return f'init_process_group("env://") cannot work with them: {fault}.'
+        return f"init_process_group() fails: {fault}."
     size, address, port = (printable(env[name]) for name in RENDEZVOUS[1:])
     return (
-        f"init_process_group() joins as rank {rank} of {size} at {address}:{port} and waits for the others."
+        f"A script started here joins as rank {rank} of {size} at {address}:{port} and waits for the others."
     )
 
 

@@ -1,14 +1,13 @@
 """DD111-DD114, DD126: variables that nothing reads: misspelled, of another release or of another backend class."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
-from ddp_doctor.checks.node.env_vars.in_force import InForce, drafts_per_cause, setting_draft
+from ddp_doctor.checks.node.env_vars.in_force import InForce, one_per_cause, setting_draft
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.facts.node.software import Software
 from ddp_doctor.knowledge.versions import dotted
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy, Setting
-from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import FOLLOWS, set_to, unset
 from ddp_doctor.settings.effects import effects, out_of_range
@@ -26,11 +25,12 @@ _STRANGE_SHOWN = 8
 
 
 @rule("DD111", "variable-misspelled", Severity.WARNING, EnvVars)
-def variable_misspelled(recording: Recording) -> Iterable[Draft]:
+@one_per_cause
+def variable_misspelled(node: InForce) -> Iterator[Draft]:
     """A variable that nothing reads and that is one slip away from one that is read.
 
     What it finds
-        A wrong letter or case, words in another order, a forgotten part. Names of known plug-ins are left alnode.
+        A wrong letter or case, words in another order, a forgotten part. Names of known plug-ins are left alone.
 
     Why it matters
         The setting has no effect, and nothing says so.
@@ -41,12 +41,8 @@ def variable_misspelled(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    return drafts_per_cause(recording, lambda node: _misspelled(node.seen.fact, node.installed))
-
-
-def _misspelled(fact: EnvVars, installed: Installed) -> Iterator[Draft]:
-    """Names one slip away from a variable that some release reads."""
-    for name, value in (env := fact.variables).items():
+    env = node.env
+    for name, value in env.items():
         meant = nearest(name) if is_unknown(name) else None
         if meant is None:
             continue
@@ -55,11 +51,11 @@ def _misspelled(fact: EnvVars, installed: Installed) -> Iterator[Draft]:
         why = f"{name} is read by nothing"
         yield setting_draft(
             (name,),
-            f"{name} is read by nothing; did you mean {meant}?",
+            f"Nothing reads {name}; did you mean {meant}?",
             shown(name, value),
             f"not among the variables of {RELEASES}",
             set_to(meant, better, why, (name, value))
-            if meant not in env and installed.reads(meant)
+            if meant not in env and node.installed.reads(meant)
             else unset({name: value}, why),
             detail=f"So {shown(meant, env[meant])} stands."
             if meant in env
@@ -70,7 +66,8 @@ def _misspelled(fact: EnvVars, installed: Installed) -> Iterator[Draft]:
 
 
 @rule("DD112", "variable-read-by-nothing", Severity.WARNING, EnvVars)
-def variable_read_by_nothing(recording: Recording) -> Iterable[Draft]:
+@one_per_cause
+def variable_read_by_nothing(node: InForce) -> Iterator[Draft]:
     """A variable that is passed on from script to script although no release ever read it.
 
     What it finds
@@ -85,23 +82,18 @@ def variable_read_by_nothing(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    return drafts_per_cause(recording, lambda node: _unread(node.seen.fact))
-
-
-def _unread(fact: EnvVars) -> Iterator[Draft]:
-    """Names that nothing reads, and names that are unknown."""
-    for name, value in fact.variables.items():
+    for name, value in node.env.items():
         never = never_read().get(name)
         if never:
             yield setting_draft(
                 (name,),
-                f"{name} is read by nothing",
+                f"Nothing reads {name}",
                 shown(name, value),
                 never.source,
                 unset({name: value}, "read by nothing", _see(name, never.instead)),
-                detail=f"Meant is {never.meant}.",
+                detail=f"What it seems to ask for is {never.meant}.",
             )
-    strange = {name: value for name, value in fact.variables.items() if _is_strange(name)}
+    strange = {name: value for name, value in node.env.items() if _is_strange(name)}
     if strange:
         are = "is not a known variable" if len(strange) == 1 else "are not known variables"
         yield setting_draft(
@@ -120,11 +112,12 @@ def _is_strange(name: str) -> bool:
 
 
 def _see(name: str, instead: str | None) -> str:
-    return f"unset {name}; see {instead}" if instead else f"unset {name}"
+    return f"Unset {name}; see {instead}" if instead else f"Unset {name}"
 
 
 @rule("DD113", "variable-obsolete", Severity.WARNING, EnvVars)
-def variable_obsolete(recording: Recording) -> Iterable[Draft]:
+@one_per_cause
+def variable_obsolete(node: InForce) -> Iterator[Draft]:
     """A variable from an older release.
 
     What it finds
@@ -141,7 +134,34 @@ def variable_obsolete(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    return drafts_per_cause(recording, lambda node: _obsolete(node.seen.fact, node.installed))
+    env, installed = node.env, node.installed
+    for name, value in env.items():
+        old = variables().get(name)
+        if old is None or old.status == "active" or name in disagreeing(env, installed):
+            continue
+        at, library = installed.of(old), _library(old)
+        gone = status_at(old, at) != "read" if at else is_gone(old)
+        until = (
+            f"{library} {old.last} was the last to read it"
+            if old.last
+            else "it is deprecated, though still read"
+        )
+        here = f" in {library} {dotted(at)}" if at else ""
+        title = f"{name} does nothing{here}: {until}" if gone else f"{name} is outdated: {until}"
+        if old.replaced_by:
+            title += f"; use {old.replaced_by}"
+        if not gone and (effects(name, value) or out_of_range(name, env, installed.nccl)):
+            continue  # reported as one to remove, for what it does
+        if not gone and old.replaced_by and not installed.reads(old.replaced_by):
+            continue  # the old name is the one to use here
+        yield setting_draft(
+            (name,),
+            title,
+            shown(name, value),
+            old.source,
+            _renamed(env, old, value, installed),
+            severity=None if gone and (name, value) not in _TODAYS_WAY else Severity.INFO,
+        )
 
 
 #: Obsolete settings that ask for what NCCL does today, so that nobody waits for their effect in vain.
@@ -154,44 +174,13 @@ _TODAYS_WAY = {
 _EARLIER_WAY = {("TORCH_DIST_USE_NCCL2", "0")}
 
 
-def _obsolete(fact: EnvVars, installed: Installed) -> Iterator[Draft]:
-    """Names of older releases; information where the installed one, or some release of interest, still reads them."""
-    for name, value in fact.variables.items():
-        old = variables().get(name)
-        if old is None or old.status == "active" or name in disagreeing(fact.variables, installed):
-            continue
-        at, library = installed.of(old), _library(old)
-        until = f"not read after {library} {old.last}" if old.last else "deprecated, though still read"
-        title = (
-            f"{name} is {until}; {old.replaced_by} took its place"
-            if old.replaced_by
-            else f"{name} is {until}"
-        )
-        gone = status_at(old, at) != "read" if at else is_gone(old)
-        if not gone and (effects(name, value) or out_of_range(name, fact.variables, installed.nccl)):
-            continue  # reported as one to remove, for what it does
-        if not gone and old.replaced_by and not installed.reads(old.replaced_by):
-            continue  # the old name is the one to use here
-        yield setting_draft(
-            (name,),
-            f"{title}, and {library} {dotted(at)} is {_THERE[library]}" if at and gone else title,
-            shown(name, value),
-            old.source,
-            _renamed(fact.variables, old, value, installed),
-            severity=None if gone and (name, value) not in _TODAYS_WAY else Severity.INFO,
-        )
-
-
-#: The words about a library that is there.
-_THERE = {"NCCL": "loaded", "torch": "installed"}
-
-
 def _library(variable: Variable) -> str:
     return "NCCL" if variable.owner == "nccl" else "torch"
 
 
 @rule("DD114", "variable-not-yet-read", Severity.WARNING, EnvVars, Software)
-def variable_not_yet_read(recording: Recording) -> Iterable[Draft]:
+@one_per_cause
+def variable_not_yet_read(node: InForce) -> Iterator[Draft]:
     """A variable of a newer NCCL than the one that is loaded, or of a newer torch.
 
     What it finds
@@ -208,12 +197,8 @@ def variable_not_yet_read(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    return drafts_per_cause(recording, lambda node: _not_yet_read(node.seen.fact, node.installed))
-
-
-def _not_yet_read(fact: EnvVars, installed: Installed) -> Iterator[Draft]:
-    """Names of newer releases than the installed one."""
-    for name, value in fact.variables.items():
+    installed = node.installed
+    for name, value in node.env.items():
         new = variables().get(name)
         at = installed.of(new) if new else ()
         if not at or new is None or status_at(new, at) != "not yet":
@@ -226,11 +211,10 @@ def _not_yet_read(fact: EnvVars, installed: Installed) -> Iterator[Draft]:
         a_torch = "a torch with NCCL" if library == "NCCL" else "torch"
         yield setting_draft(
             (name,),
-            f"{name} is {since}; {library} {dotted(at)} is {_THERE[library]}",
+            f"{name} does nothing in {library} {dotted(at)}: it is read from {new.first} on",
             shown(name, value),
             new.source,
             unset({name: value}, since, f"Unset {name}, or install {a_torch} {new.first} or newer"),
-            detail="The setting has no effect.",
             severity=Severity.INFO if minor else None,
         )
 
@@ -244,7 +228,8 @@ def _renamed(env: Mapping[str, str], old: Variable, value: str, installed: Insta
 
 
 @rule("DD126", "setting-of-the-other-nccl-backend", Severity.WARNING, EnvVars)
-def of_the_other_backend(recording: Recording) -> Iterable[Draft]:
+@one_per_cause
+def of_the_other_backend(node: InForce) -> Iterator[Draft]:
     """A variable that torch reads in nccl-legacy alone, where the job's "nccl" is nccl2, or the other way round.
 
     What it finds
@@ -265,15 +250,10 @@ def of_the_other_backend(recording: Recording) -> Iterable[Draft]:
     References
         torch 2.15 torch/distributed/distributed_c10d.py, _register_builtin_nccl_backend
     """
-    nccl_is_meant = recording.options.command == "env"  # whose world has no ranks, and so no NCCL
-    return drafts_per_cause(
-        recording, lambda node: _of_other_class(node, nccl_is_meant or node.backend in ("nccl", ""))
-    )
-
-
-def _of_other_class(node: InForce, uses_nccl: bool) -> Iterator[Draft]:
     if node.hardware.gpus == 0:
         return
+    # The world of ``env`` has no ranks, and so no NCCL.
+    uses_nccl = node.recording.options.command == "env" or node.backend in ("nccl", "")
     for name, value in node.unread.items():
         known = variables()[name]
         meant = known.replaced_by or name  # of an older name, which has no default of its own
@@ -283,18 +263,19 @@ def _of_other_class(node: InForce, uses_nccl: bool) -> Iterator[Draft]:
         relied_on = variables()[meant].lost_on_nccl2 if node.installed.backend == "nccl2" else None
         yield setting_draft(
             (name,),
-            f'{shown(name, value)} does nothing: {known.backend} reads it, and "nccl" is {node.installed.backend} here',
+            f"{shown(name, value)} does nothing: of torch's two NCCL backends {known.backend} alone reads it, and"
+            f" {node.installed.backend} is in use",
             shown(name, value),
             known.source,
             *_remedies(node, known, value, variables()[meant].other_backend_reads, wanted),
-            detail=relied_on or "What it asks for does not happen.",
+            detail=relied_on or "",
             severity=None if relied_on and uses_nccl else Severity.INFO,
             confidence=Confidence.LIKELY,
         )
 
 
 def _remedies(node: InForce, known: Variable, value: str, other: str | None, wanted: str) -> Iterator[Remedy]:
-    env, why = node.seen.fact.variables, f"only {known.backend} reads it"
+    env, why = node.env, f"only {known.backend} reads it"
     if other is not None and other not in env and node.installed.reads(other):
         yield set_to(
             other, wanted, f"does the same, and {why}", (known.name, value), f"Set {shown(other, wanted)}"

@@ -6,19 +6,17 @@ from ddp_doctor.checks.node.env_vars.in_force import (
     InForce,
     at_most,
     differing,
-    drafts_per_cause,
+    one_per_cause,
     setting_draft,
 )
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Remedy, Reproducer
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.finding import Draft, Reproducer
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import NO_TRIAL, set_to, unset
 from ddp_doctor.settings.effects import OutOfRange, out_of_range, scope
 from ddp_doctor.settings.interactions import conflicts, disagreeing, silenced
-from ddp_doctor.settings.releases import Installed
-from ddp_doctor.settings.table import Conflict, Silencer
+from ddp_doctor.settings.table import Silencer
 from ddp_doctor.settings.trials import read_by
 from ddp_doctor.settings.values import effective, misread
 from ddp_doctor.settings.wording import shown
@@ -29,7 +27,8 @@ from ddp_doctor.wording.nodes import name_list
 
 
 @rule("DD121", "value-read-otherwise", Severity.WARNING, EnvVars)
-def value_read_otherwise(recording: Recording) -> Iterable[Draft]:
+@one_per_cause
+def value_read_otherwise(node: InForce) -> Iterator[Draft]:
     """A value that does not do what it says.
 
     What it finds
@@ -46,19 +45,15 @@ def value_read_otherwise(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    return drafts_per_cause(recording, lambda node: _misread_values(node.seen.fact, node.installed))
-
-
-def _misread_values(fact: EnvVars, installed: Installed) -> Iterator[Draft]:
-    """Values that do not do what they say."""
-    reported = {name for found in conflicts(fact.variables, ()) if found.fails(()) for name in found.names}
-    for value in settings_read.misread_values(fact.variables, installed):
+    reported = {name for found in conflicts(node.env, ()) if found.fails(()) for name in found.names}
+    for value in settings_read.misread_values(node.env, node.installed):
         if value.found.fate == "misread" and value.variable.name not in reported:
             yield _value(value, Severity.INFO if value.found.harmless else None)
 
 
 @rule("DD122", "value-refused", Severity.ERROR, EnvVars)
-def value_refused(recording: Recording) -> Iterable[Draft]:
+@one_per_cause
+def value_refused(node: InForce) -> Iterator[Draft]:
     """A value on which torch, gloo or torchrun stops.
 
     What it finds
@@ -74,18 +69,15 @@ def value_refused(recording: Recording) -> Iterable[Draft]:
     References
         torch/csrc/distributed/c10d/Utils.hpp, getCvarBool and getCvarInt
     """
-    return drafts_per_cause(
-        recording, lambda node: _refused_values(node.backend, node.seen.fact, node.installed)
-    )
-
-
-def _refused_values(backend: str, fact: EnvVars, installed: Installed) -> Iterator[Draft]:
-    """Values on which torch stops or hangs; a warning where only another backend, or torchrun, reads them."""
-    for value in settings_read.misread_values(fact.variables, installed):
+    for value in settings_read.misread_values(node.env, node.installed):
         if value.found.fate != "misread":
-            sure = value.stops(backend)
+            sure = value.stops(node.backend)
             draft = _value(value, None if sure else Severity.WARNING)
-            yield _reproduced_by_ranks(draft) if sure and read_by(value.variable.name) == backend else draft
+            yield (
+                _reproduced_by_ranks(draft)
+                if sure and read_by(value.variable.name) == node.backend
+                else draft
+            )
 
 
 def _reproduced_by_ranks(draft: Draft) -> Draft:
@@ -98,7 +90,7 @@ def _value(wrong: MisreadValue, severity: Severity | None) -> Draft:
     variable, value, found = wrong.variable, wrong.value, wrong.found
     name = variable.name
     if found.instead is None:
-        remedy = unset({name: value}, found.becomes, f"unset {name}, or give it a value that is read")
+        remedy = unset({name: value}, found.becomes, f"Unset {name}, or give it a value that is read")
     else:
         remedy = set_to(name, found.instead, found.why, (name, value))
     when = f" It is read by: {variable.read_when}." if variable.read_when else ""
@@ -115,7 +107,8 @@ def _value(wrong: MisreadValue, severity: Severity | None) -> Draft:
 
 
 @rule("DD115", "setting-without-effect-beside-another", Severity.WARNING, EnvVars)
-def without_effect(recording: Recording) -> Iterable[Draft]:
+@one_per_cause
+def without_effect(node: InForce) -> Iterator[Draft]:
     """Settings that do nothing because of another one, or because another one is missing.
 
     What it finds
@@ -133,11 +126,7 @@ def without_effect(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    reported = settings_told(recording)
-    return drafts_per_cause(recording, lambda node: _idle(node, reported))
-
-
-def _idle(node: InForce, reported: frozenset[str]) -> Iterator[Draft]:
+    reported = settings_told(node.recording)
     for row, idle_names in silenced(node.values):
         names = tuple(name for name in idle_names if misread(name, node.values[name]) is None)
         if row.name in reported or not names:
@@ -145,9 +134,8 @@ def _idle(node: InForce, reported: frozenset[str]) -> Iterator[Draft]:
         pairs = node.listed((*([row.name] if row.name in node.values else []), *names))
         verb = "does" if len(names) == 1 else "do"
         lacking = row.needed and not node.values.get(row.name)
-        beside = (
-            f"without {row.name}" if lacking else f"beside {shown(row.name, node.values.get(row.name, ''))}"
-        )
+        value = shown(row.name, node.values.get(row.name, ""))
+        beside = f"unless {row.name} is set" if lacking else f"while {value} is set"
         yield setting_draft(
             names,
             f"{name_list(names)} {verb} nothing {beside}",
@@ -167,7 +155,8 @@ def _is_moot(row: Silencer, names: Iterable[str], node: InForce) -> bool:
 
 
 @rule("DD116", "settings-contradict-each-other", Severity.WARNING, EnvVars)
-def contradicting(recording: Recording) -> Iterable[Draft]:
+@one_per_cause
+def contradicting(node: InForce) -> Iterator[Draft]:
     """Settings that cannot both be meant, or that leave NCCL nothing to work with.
 
     What it finds
@@ -185,11 +174,7 @@ def contradicting(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    differ = differing(recording)
-    return drafts_per_cause(recording, lambda node: _contradictions(node, differ))
-
-
-def _contradictions(node: InForce, differ: frozenset[str]) -> Iterator[Draft]:
+    differ = differing(node.recording)
     for found in conflicts(node.values, node.nccl):
         if differ.intersection(found.names):
             continue
@@ -201,19 +186,16 @@ def _contradictions(node: InForce, differ: frozenset[str]) -> Iterator[Draft]:
             f"{node.listed(found.names)} {found.says}",
             node.listed(found.names),
             found.source,
-            *_ways_out(node, found),
+            *(node.without([name], found.says) for name in found.without),
             detail=found.why,
             severity=at_most(Severity.ERROR, node) if fails else None,
             confidence=Confidence.PROVED if fails is not None else Confidence.POSSIBLE,
         )
 
 
-def _ways_out(node: InForce, found: Conflict) -> list[Remedy]:
-    return [node.without([name], found.says) for name in found.without]
-
-
 @rule("DD117", "old-and-new-name-disagree", Severity.WARNING, EnvVars)
-def two_names(recording: Recording) -> Iterable[Draft]:
+@one_per_cause
+def two_names(node: InForce) -> Iterator[Draft]:
     """One setting under two names, with two values.
 
     What it finds
@@ -229,23 +211,20 @@ def two_names(recording: Recording) -> Iterable[Draft]:
     References
         torch/csrc/distributed/c10d/Utils.hpp, getCvarString
     """
-    return drafts_per_cause(recording, _names)
-
-
-def _names(node: InForce) -> Iterator[Draft]:
     for old, new in disagreeing(node.values, node.installed).items():
         yield setting_draft(
             (old,),
-            f"{node.listed((new, old))}: the new name counts, and {old} does nothing",
+            f"{node.listed((old,))} does nothing beside its newer name: {node.listed((new,))} counts",
             node.listed((new, old)),
             "torch/csrc/distributed/c10d/Utils.hpp and NCCL src/graph/connect.cc",
             node.without([old], f"{new} is set"),
-            detail="They are two names of one setting.",
+            detail="Both are names of one setting, whose newer name wins.",
         )
 
 
 @rule("DD118", "value-out-of-range", Severity.WARNING, EnvVars)
-def outside_range(recording: Recording) -> Iterable[Draft]:
+@one_per_cause
+def outside_range(node: InForce) -> Iterator[Draft]:
     """A number that a setting has no room for.
 
     What it finds
@@ -261,10 +240,6 @@ def outside_range(recording: Recording) -> Iterable[Draft]:
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    return drafts_per_cause(recording, _outside)
-
-
-def _outside(node: InForce) -> Iterator[Draft]:
     for name, value in node.values.items():
         known = out_of_range(name, node.values, node.nccl)
         wrong = misread(name, value)

@@ -57,7 +57,7 @@ def probe(ctx: Context) -> GpusFact:
     fact = gpus.model_copy(
         update=visible_devices.job_view(gpus.gpus, ctx.env, in_container=gpus.in_container)
     )
-    if not (fact.gpus or answer.error == "timed_out" or fact.due() or fact.is_owed()):
+    if not (fact.gpus or answer.error == "timed_out" or fact.gpus_expected() or fact.has_grant()):
         others = None if _is_without_grant(fact) else accelerators.unsupported(ctx)
         if others is not None:
             raise Failed(f"{others}: not supported yet, so nothing was tested on them")

@@ -32,7 +32,7 @@ from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.context import Context
 from ddp_doctor.parse.visible_devices import DELIBERATE_ENDS
 from ddp_doctor.probing.host_gpus import PCI
-from ddp_doctor.probing.kernel_files import end_of, first_line, names_in
+from ddp_doctor.probing.kernel_files import end_of, first_line, names_in, text_of
 
 
 class NvmlAnswer(Frozen):
@@ -89,13 +89,11 @@ def unsupported(ctx: Context) -> str | None:
     makers: dict[str, list[str]] = {}
     for accelerator in (*amd, *_gaudi(ctx)):
         makers.setdefault(accelerator.maker, []).append(accelerator.name)
-    words = [_counted(maker, names) for maker, names in makers.items()]
+    words = [
+        f"{len(names)} {maker}{'' if len(names) == 1 else 's'} ({', '.join(dict.fromkeys(names))})"
+        for maker, names in makers.items()
+    ]
     return " and ".join(words) or None
-
-
-def _counted(maker: str, names: list[str]) -> str:
-    """ "8 AMD GPUs (AMD Instinct MI300X OAM)", "1 AMD GPU (0000:47:00.0)"."""
-    return f"{len(names)} {maker}{'' if len(names) == 1 else 's'} ({', '.join(dict.fromkeys(names))})"
 
 
 def _are_hidden(ctx: Context) -> bool:
@@ -115,11 +113,7 @@ def _amd(ctx: Context) -> Iterator[Accelerator]:
 
 
 def _properties(ctx: Context, path: str) -> dict[str, int]:
-    try:
-        text = ctx.read(path)
-    except OSError:
-        return {}
-    lines = (line.split() for line in text.splitlines())
+    lines = (line.split() for line in (text_of(ctx, path) or "").splitlines())
     numbers = [line for line in lines if len(line) == 2 and line[1].isdecimal() and len(line[1]) <= LONGEST]
     return {name: int(number) for name, number in numbers}
 

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact
 from ddp_doctor.knowledge.gpu import nvml
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.hardware import COOL_DOWN
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import Hits, gpus_of_the_job
-from ddp_doctor.wording.gpus import Sight, asked_for, gpu_draft
+from ddp_doctor.wording.gpus import asked_for, gpu_draft
 from ddp_doctor.wording.kernel_log import xids_of
 
 
@@ -20,10 +20,10 @@ def severity_of_use(recording: Recording, group: list[FactAt[GpusFact]]) -> Seve
     return Severity.INFO if all(node.fact.hidden for node in group) else asked_for(recording, Severity.ERROR)
 
 
-def by_severity(recording: Recording, judge: Callable[[Gpu], Severity | None]) -> dict[Severity, Hits]:
-    """The job's GPUs that ``judge`` finds fault with, the worst first."""
-    judged = [(judge(gpu), (node, gpu)) for node, gpu in gpus_of_the_job(recording)]
-    found = {severity: [gpu_at for verdict, gpu_at in judged if verdict is severity] for severity in Severity}
+def by_severity(recording: Recording, severity_of: Callable[[Gpu], Severity | None]) -> dict[Severity, Hits]:
+    """The job's GPUs with a fault, the worst first; a severity of None is no fault."""
+    graded = [(severity_of(gpu), (node, gpu)) for node, gpu in gpus_of_the_job(recording)]
+    found = {severity: [gpu_at for grade, gpu_at in graded if grade is severity] for severity in Severity}
     return {severity: hits for severity, hits in found.items() if hits}
 
 
@@ -62,7 +62,9 @@ def needs_recovery(recording: Recording) -> Iterator[Draft]:
             recording,
             hits,
             " and ".join(dict.fromkeys(_recovery_words(gpu) for _, gpu in hits)),
-            lambda gpu: Sight(_recovery_words(gpu) + _ecc_words(gpu), expected_from=nvml.MEMORY_ERRORS),
+            lambda gpu: Evidence(
+                text=_recovery_words(gpu) + _ecc_words(gpu), expected_from=nvml.MEMORY_ERRORS
+            ),
             RESET_GPU,
             detail="The driver says so itself. Other GPUs of the node may stop answering with it.",
             severity=severity,
@@ -126,7 +128,7 @@ def memory_errors(recording: Recording) -> Iterator[Draft]:
             recording,
             hits,
             "uncorrected memory errors" + (", contained by the driver" if contained else ""),
-            _memory_error_sight,
+            _memory_error_evidence,
             RESET_GPU,
             detail="Counted since the driver was loaded; a reset clears them.",
             severity=severity,
@@ -140,16 +142,16 @@ def _memory_errors(gpu: Gpu) -> Severity | None:
     return Severity.WARNING if gpu.recovery_action == "none" else Severity.ERROR
 
 
-def _memory_error_sight(gpu: Gpu) -> Sight:
+def _memory_error_evidence(gpu: Gpu) -> Evidence:
     action = gpu.recovery_action or "not reported by this driver"
-    return Sight(
-        f"{gpu.ecc_volatile_uncorrected} uncorrected ECC errors since the driver was loaded, "
+    return Evidence(
+        text=f"{gpu.ecc_volatile_uncorrected} uncorrected ECC errors since the driver was loaded, "
         f"{gpu.ecc_aggregate_uncorrected} in its life{_places(gpu)}; recovery action {action}"
         f"{_pending_words(gpu)}",
-        gpu.ecc_volatile_uncorrected,
-        "errors",
-        0,
-        nvml.MEMORY_ERRORS,
+        value=gpu.ecc_volatile_uncorrected,
+        unit="errors",
+        expected=0,
+        expected_from=nvml.MEMORY_ERRORS,
     )
 
 
@@ -182,7 +184,7 @@ def slowed(recording: Recording) -> Iterator[Draft]:
             recording,
             hits,
             " and ".join(dict.fromkeys(nvml.SLOWDOWNS[name] for _, gpu in hits for name in _slowdowns(gpu))),
-            _slowdown_sight,
+            _slowdown_evidence,
             COOL_DOWN,
             detail="In force at two looks half a second apart, before the job put any load on it.",
             severity=severity,
@@ -198,12 +200,12 @@ def _slowdowns(gpu: Gpu) -> list[str]:
     return [name for name in nvml.SLOWDOWNS if name in (gpu.clock_events or ())]
 
 
-def _slowdown_sight(gpu: Gpu) -> Sight:
+def _slowdown_evidence(gpu: Gpu) -> Evidence:
     heat = f", {gpu.temperature_c} °C" if gpu.temperature_c is not None else ""
-    return Sight(
-        f"{', '.join(_slowdowns(gpu))}{heat}; SM clock",
-        gpu.sm_clock_mhz,
-        "MHz",
-        gpu.sm_clock_max_mhz,
-        "the GPU's highest SM clock",
+    return Evidence(
+        text=f"{', '.join(_slowdowns(gpu))}{heat}; SM clock",
+        value=gpu.sm_clock_mhz,
+        unit="MHz",
+        expected=gpu.sm_clock_max_mhz,
+        expected_from="the GPU's highest SM clock",
     )

@@ -16,12 +16,12 @@ from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import Hits, hits_of
 from ddp_doctor.views.kernel_log import switch_faults
 from ddp_doctor.wording.findings import likely, proved
-from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE, Sight, asked_for, gpu_draft
+from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE, asked_for, gpu_draft
 from ddp_doctor.wording.kernel_log import stuck_processes, xid_lines
 from ddp_doctor.wording.nodes import by_cause, node_culprits, node_names, of_nodes
 
 ONE_DRIVER = by_operator(
-    "Make library and kernel module one installation: reload the module or reboot after an update, and remove "
+    "Bring library and kernel module to one version: reload the module or reboot after an update, and remove "
     "copies of the libraries from other places.",
     "cat /proc/driver/nvidia/version",
     "ldconfig -p | grep -e libcuda -e libnvidia-ml",
@@ -72,14 +72,15 @@ def _log(recording: Recording, group: list[FactAt[GpusFact]]) -> tuple[Evidence,
 
 
 def _failure(fact: GpusFact) -> str | None:
-    return fact.nvml_error.code if fact.nvml_error and fact.nvml_error.code != "timed_out" else None
+    return None if fact.nvml_error is None or fact.driver_hangs else fact.nvml_error.code
 
 
 def _gpus_expected(fact: GpusFact) -> str:
     """What there is, although NVML does not say so."""
-    drivers = sorted({gpu.driver or "none" for gpu in fact.due()})
-    bus = f"{len(fact.due())} on the PCI bus (kernel driver: {', '.join(drivers)})" if fact.due() else ""
-    granted = f"{fact.granted} granted by the scheduler or container runtime" if fact.is_owed() else ""
+    expected = fact.gpus_expected()
+    drivers = ", ".join(sorted({gpu.driver or "none" for gpu in expected}))
+    bus = f"{len(expected)} on the PCI bus (kernel driver: {drivers})" if expected else ""
+    granted = f"{fact.granted} granted by the scheduler or container runtime" if fact.has_grant() else ""
     return f"NVIDIA GPUs: {', '.join(part for part in (bus, granted) if part) or 'none counted'}."
 
 
@@ -108,7 +109,7 @@ def driver_hangs(recording: Recording) -> Iterator[Draft]:
     References
         NVIDIA Xid catalog (79, 119, 120); NVIDIA Driver Persistence
     """
-    hung = by_cause(recording.facts(GpusFact), lambda fact: fact.nvml_error if not _failure(fact) else None)
+    hung = by_cause(recording.facts(GpusFact), lambda fact: fact.nvml_error if fact.driver_hangs else None)
     for error, group in hung.items():
         call = error.call if error.gpu is None else f"{error.call} of GPU {error.gpu}"
         nodes = node_culprits(recording, group)
@@ -153,13 +154,13 @@ def library_differs(recording: Recording) -> Iterator[Draft]:
     for (library, module), group in by_cause(recording.facts(GpusFact), _two_versions).items():
         yield likely(
             of_nodes(recording, group),
-            f"The NVIDIA library on {{who}} is version {library}, the module {module}",
+            f"The NVIDIA driver on {{who}} is of two versions: library {library}, kernel module {module}",
             Evidence(
                 text=f"libnvidia-ml.so.1 of {library}; loaded: {group[0].fact.kernel_module}",
                 expected_from="both come from one installation",
             ),
             ONE_DRIVER,
-            detail="NVML answers all the same; CUDA is more particular.",
+            detail="NVML, and so nvidia-smi, works all the same; CUDA may not.",
             severity=asked_for(recording, Severity.WARNING),
         )
 
@@ -221,7 +222,7 @@ def fabric_not_ready(recording: Recording) -> Iterator[Draft]:
             recording,
             hits,
             state.words,
-            lambda gpu: Sight(_fabric_in_words(gpu), expected_from="state completed, without error"),
+            lambda gpu: Evidence(text=_fabric_in_words(gpu), expected_from="state completed, without error"),
             FABRIC_MANAGER,
             detail=f"{_802} {_manager_words(state.manager, state.driver)}",
             severity=state.severity,
@@ -317,8 +318,8 @@ def fabric_unhealthy(recording: Recording) -> Iterator[Draft]:
         yield gpu_draft(
             recording,
             hits,
-            f"the NVLink fabric is not well: {' and '.join(dict.fromkeys(_fault_words(gpu) for _, gpu in hits))}",
-            lambda gpu: Sight(f"fabric health: {_fault_words(gpu)}", expected_from=nvml.FABRIC_API),
+            f"the NVLink fabric is unhealthy: {' and '.join(dict.fromkeys(_fault_words(gpu) for _, gpu in hits))}",
+            lambda gpu: Evidence(text=f"fabric health: {_fault_words(gpu)}", expected_from=nvml.FABRIC_API),
             FABRIC_MANAGER,
             detail="As the driver reports it; nothing was measured.",
             severity=Severity.WARNING,

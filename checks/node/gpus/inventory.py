@@ -18,7 +18,7 @@ from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import hits_of
 from ddp_doctor.views.kernel_log import NodeView
 from ddp_doctor.wording.findings import proved
-from ddp_doctor.wording.gpus import Sight, asked_for, gpu_draft
+from ddp_doctor.wording.gpus import asked_for, gpu_draft
 from ddp_doctor.wording.kernel_log import xid_lines
 from ddp_doctor.wording.nodes import by_cause, node_culprits, node_names, of_nodes
 
@@ -48,12 +48,12 @@ def shortfall_of(fact: GpusFact, required: int | None, *, of_node: bool = False)
     if unlisted:
         return Shortfall(have, have + len(unlisted), "the PCI bus", unlisted)
     sliced = any(gpu.mig_enabled for gpu in fact.gpus)  # a grant then counts slices
-    if fact.is_owed() and not sliced and have < (fact.granted or 0):
+    if fact.has_grant() and not sliced and have < (fact.granted or 0):
         return Shortfall(have, fact.granted or 0, "the scheduler's grant")
     counted = len(fact.gpus) if of_node else len(fact.visible)
     if required is not None and counted < required:
         return Shortfall(counted, required, REQUIRED)
-    unbound = tuple(gpu.bus_id for gpu in fact.due() if gpu.driver is None)
+    unbound = tuple(gpu.bus_id for gpu in fact.gpus_expected() if gpu.driver is None)
     if unbound:
         return Shortfall(have, have + len(unbound), "the PCI bus", unbound, Severity.WARNING)
     return None
@@ -103,7 +103,7 @@ def gpus_missing(recording: Recording) -> Iterator[Draft]:
                 *xid_lines(recording, partial(_is_missing, nodes, short.named)),
             ),
             _show_all(group[0].fact) if short.source == REQUIRED and not of_node else FIND_GPU,
-            detail=f"{'The driver shows' if of_node else 'The job can count on'} {short.have};"
+            detail=f"{'The driver shows' if of_node else 'The job can use'} {short.have};"
             f" {short.source} says {short.expected}.",
             severity=_shortfall_severity(recording, short, group),
         )
@@ -157,12 +157,14 @@ def too_few_visible(recording: Recording) -> Iterator[Draft]:
     """
     for (ranks, shown, value, rejected), group in _selections(recording).items():
         short = ranks > shown
-        count = f"{ranks} ranks, but {shown} GPUs are visible" if short else f"only {shown} GPUs are visible"
+        count = f"only {shown} GPU{' is' if shown == 1 else 's are'} visible"
+        count = f"{ranks} ranks, but {count}" if short else count
         setting = "" if value is None else f' with CUDA_VISIBLE_DEVICES="{value}"'
-        stop = f'; its entry "{rejected}" names no further GPU' if rejected else ""
+        stop = f'; CUDA stops at its entry "{rejected}"' if rejected else ""
+        setting_culprit = [] if value is None else [Culprit(kind="setting", name="CUDA_VISIBLE_DEVICES")]
         fewer = by_operator(f"Start one rank a GPU: --nproc-per-node {shown}.", scope="job")
         yield proved(
-            (*_setting_culprit(value), *node_culprits(recording, group)),
+            (*setting_culprit, *node_culprits(recording, group)),
             f"{node_names(recording, group)}: {count}{setting}{stop}",
             Evidence(
                 text=f"a CUDA process is shown {shown} GPUs{setting}{stop}",
@@ -175,10 +177,6 @@ def too_few_visible(recording: Recording) -> Iterator[Draft]:
             detail=f"The driver has {len(group[0].fact.gpus)} GPUs there. {_slices(group[0].fact)}".strip(),
             severity=asked_for(recording, Severity.ERROR if short else Severity.WARNING),
         )
-
-
-def _setting_culprit(value: str | None) -> tuple[Culprit, ...]:
-    return () if value is None else (Culprit(kind="setting", name="CUDA_VISIBLE_DEVICES"),)
 
 
 #: Ranks, GPUs shown, CUDA_VISIBLE_DEVICES and its wrong entry: nodes that share all of them are one finding.
@@ -253,8 +251,10 @@ def mig_mode(recording: Recording) -> Iterator[Draft]:
         yield gpu_draft(
             recording,
             hits,
-            "in MIG mode, so a process is shown one slice of it",
-            lambda gpu: Sight(f"MIG mode on, {len(gpu.mig_uuids)} slices", expected_from=nvml.MIG_GUIDE),
+            "in MIG mode: each process sees one slice of it",
+            lambda gpu: Evidence(
+                text=f"MIG mode on, {len(gpu.mig_uuids)} slices", expected_from=nvml.MIG_GUIDE
+            ),
             WHOLE_GPUS,
             detail="NCCL has no peer-to-peer path between slices.",
             severity=Severity.INFO,
@@ -263,7 +263,7 @@ def mig_mode(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD310", "gpu-models-differ", Severity.WARNING, GpusFact)
 def models_differ(recording: Recording) -> Iterator[Draft]:
-    """Ranks that cannot but run on GPUs of different models.
+    """Ranks that have to run on GPUs of different models.
 
     What it finds
         More ranks on a node than it has GPUs of one model, or nodes with different models. A small card for
@@ -286,8 +286,11 @@ def models_differ(recording: Recording) -> Iterator[Draft]:
         yield gpu_draft(
             recording,
             few,
-            f"different models, {' and '.join(sorted(models))}",
-            lambda gpu: Sight(f"{gpu.name}", expected_from=f"one model is best; most are {usual}"),
+            f"not all are of one model: {' and '.join(sorted(models))}"
+            if few is hits
+            else f"another model than the others: {' and '.join(sorted({gpu.name or 'unknown' for _, gpu in few}))},"
+            f" not {usual}",
+            lambda gpu: Evidence(text=f"{gpu.name}", expected_from=f"one model is best; most are {usual}"),
             SAME_MODEL,
             detail="The job will run at the speed, and with the memory, of the weakest.",
             severity=Severity.WARNING,

@@ -7,19 +7,19 @@ from ddp_doctor.facts.node.gpus import Gpu, GpusFact
 from ddp_doctor.knowledge import thresholds
 from ddp_doctor.knowledge.gpu import nvml
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import hits_of
-from ddp_doctor.wording.gpus import Sight, gpu_draft
+from ddp_doctor.wording.gpus import gpu_draft
 from ddp_doctor.wording.kernel_log import xids_of
 
 REPLACE_GPU = by_operator(
     "Drain the node and have the GPU looked at: what NVIDIA's field diagnostic confirms is replaced.",
     "nvidia-smi -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT",
     "nvidia-bug-report.sh",
-    cost="the node is out of work meanwhile",
+    cost="the node cannot be used meanwhile",
     undo=NOTHING_TO_UNDO,
     references=(nvml.MEMORY_ERRORS,),
 )
@@ -74,7 +74,9 @@ def repair_failed(recording: Recording) -> Iterator[Draft]:
             recording,
             hits,
             "a bad row of its memory could not be replaced",
-            lambda gpu: Sight(f"row remapping failed; {_rows(gpu)}", expected_from=nvml.MEMORY_ERRORS),
+            lambda gpu: Evidence(
+                text=f"row remapping failed; {_rows(gpu)}", expected_from=nvml.MEMORY_ERRORS
+            ),
             REPLACE_GPU,
             detail="A reset does not mend it: the bank of memory has no spare row left, or the ROM took no entry.",
             severity=Severity.ERROR,
@@ -115,10 +117,10 @@ def repair_waits(recording: Recording) -> Iterator[Draft]:
         yield gpu_draft(
             recording,
             hits,
-            "bad memory waits for a reset to be taken out of use",
-            lambda gpu: Sight(_pending_words(gpu), expected_from=nvml.MEMORY_ERRORS),
+            "needs a reset to take bad memory out of use",
+            lambda gpu: Evidence(text=_pending_words(gpu), expected_from=nvml.MEMORY_ERRORS),
             RESET_WHEN_IDLE,
-            detail="The driver opens no CUDA context before."
+            detail="Until then the driver lets no program use it."
             if severity is Severity.ERROR
             else "Jobs can run meanwhile: the driver keeps the bad memory away from them.",
             severity=severity,
@@ -171,7 +173,7 @@ def wears_out(recording: Recording) -> Iterator[Draft]:
             recording,
             hits,
             " and ".join(dict.fromkeys(_worn_words(gpu) for _, gpu in hits)),
-            lambda gpu: Sight(_worn_sight(gpu), expected_from=nvml.MEMORY_ERRORS),
+            lambda gpu: Evidence(text=_worn_counts(gpu), expected_from=nvml.MEMORY_ERRORS),
             WATCH_GPU if severity is Severity.INFO else REPLACE_GPU,
             detail="All errors so far are dealt with; the next one of this kind may not be.",
             severity=severity,
@@ -188,13 +190,13 @@ def _worn(gpu: Gpu) -> Severity | None:
 
 def _worn_words(gpu: Gpu) -> str:
     if gpu.sram_threshold_exceeded:
-        return "more errors of its SRAM than NVIDIA's policy allows"
+        return "more errors in its SRAM than NVIDIA's policy allows"
     if _retired(gpu) >= thresholds.GPU_RETIRED_PAGES:
         return "the table of retired memory pages is full"
     return "a bank of its memory has no spare row left"
 
 
-def _worn_sight(gpu: Gpu) -> str:
+def _worn_counts(gpu: Gpu) -> str:
     if gpu.sram_threshold_exceeded:
         return "SRAM threshold exceeded"
     return _pages(gpu) if _retired(gpu) >= thresholds.GPU_RETIRED_PAGES else _rows(gpu)
@@ -222,7 +224,7 @@ def inforom_corrupted(recording: Recording) -> Iterator[Draft]:
             recording,
             hits,
             "its InfoROM is corrupted",
-            lambda _: Sight("the InfoROM fails its checksum", expected_from="the driver verifies it"),
+            lambda _: Evidence(text="the InfoROM fails its checksum", expected_from="the driver verifies it"),
             INFOROM,
             detail="It keeps the list of bad memory rows and the error counts.",
             severity=Severity.WARNING,

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact
 from ddp_doctor.knowledge import thresholds
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Remedy
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import Hits, by_model, far_below
-from ddp_doctor.wording.gpus import Sight, gpu_draft
+from ddp_doctor.wording.gpus import gpu_draft
 
 ECC_ALIKE = by_operator(
     "Set ECC alike on all GPUs of one model, and reboot: on, where errors must not pass unseen.",
@@ -41,7 +41,7 @@ RESET_CLOCKS = by_operator(
 )
 
 SAME_FIRMWARE = by_operator(
-    "Nothing, as long as all is well; bring the GPUs to one VBIOS at the next maintenance.",
+    "Nothing while all is well; bring the GPUs to one VBIOS at the next maintenance.",
     "nvidia-smi --query-gpu=index,name,vbios_version,memory.total --format=csv",
     undo=NOTHING_TO_UNDO,
 )
@@ -74,7 +74,9 @@ def ecc_differs(recording: Recording) -> Iterator[Draft]:
                 recording,
                 few,
                 f"ECC is {state}, unlike on other GPUs of this model",
-                lambda gpu: Sight(f"ECC {'on' if gpu.ecc_enabled else 'off'}", expected_from="alike on all"),
+                lambda gpu: Evidence(
+                    text=f"ECC {'on' if gpu.ecc_enabled else 'off'}", expected_from="alike on all"
+                ),
                 ECC_ALIKE,
                 detail=f"Of model {model}, {len(off)} of {len(off) + len(on)} GPUs run without ECC.",
                 severity=Severity.WARNING,
@@ -90,6 +92,10 @@ class _Limit:
     value_of: Callable[[Gpu], float | None]
     default: Callable[[Gpu], float | None]
     remedy: Remedy
+
+    def is_below_default(self, gpu: Gpu) -> bool:
+        """Whether somebody set it far below what the GPU comes with."""
+        return (self.value_of(gpu) or 0.0) < thresholds.GPU_LIMIT_SHARE * (self.default(gpu) or 0.0)
 
     def remedy_for(self, hits: Hits, expected: float) -> Remedy:
         """The remedy with what to set, and with what there was where all had the same."""
@@ -159,19 +165,16 @@ def _lowered(recording: Recording, limit: _Limit) -> Iterator[Draft]:
     for model, peers in by_model(recording).items():
         low, hits, usual = far_below(peers, limit.value_of)
         if low:
-            words = f"{limit.words} below {usual:g} {limit.unit}, which most GPUs of this model have"
+            least = min(limit.value_of(gpu) or 0.0 for _, gpu in low)
+            words = f"{limit.words} lowered to {least:g} {limit.unit}; most of this model have {usual:g} {limit.unit}"
             yield _draft(recording, limit, low, words, usual, Severity.WARNING)
             continue
         # A laptop's limit goes up and down with its battery and its processor.
-        far = [] if "Laptop" in model else [(node, gpu) for node, gpu in hits if _below_default(limit, gpu)]
+        far = [] if "Laptop" in model else [(node, gpu) for node, gpu in hits if limit.is_below_default(gpu)]
         if far:
             default = limit.default(far[0][1]) or 0.0
             words = f"{limit.words} below its default of {default:g} {limit.unit}"
             yield _draft(recording, limit, far, words, default, Severity.INFO)
-
-
-def _below_default(limit: _Limit, gpu: Gpu) -> bool:
-    return (limit.value_of(gpu) or 0.0) < thresholds.GPU_LIMIT_SHARE * (limit.default(gpu) or 0.0)
 
 
 def _draft(
@@ -182,12 +185,12 @@ def _draft(
         recording,
         hits,
         words,
-        lambda gpu: Sight(
-            limit.words,
-            limit.value_of(gpu),
-            limit.unit,
-            expected,
-            "the GPU's default" if alike else "most GPUs of the same model",
+        lambda gpu: Evidence(
+            text=limit.words,
+            value=limit.value_of(gpu),
+            unit=limit.unit,
+            expected=expected,
+            expected_from="the GPU's default" if alike else "most GPUs of the same model",
         ),
         limit.remedy_for(hits, expected),
         detail="All GPUs of the model are alike, so none waits for another; the job is slower than it could be."
@@ -222,7 +225,7 @@ def firmware_differs(recording: Recording) -> Iterator[Draft]:
                 recording,
                 few,
                 "another VBIOS or memory size than other GPUs of this model",
-                _firmware_sight,
+                _firmware_evidence,
                 SAME_FIRMWARE,
                 detail="Worth knowing where one GPU or node behaves unlike the others.",
                 severity=Severity.INFO,
@@ -247,9 +250,9 @@ def _odd_sizes(hits: Hits) -> Hits:
     return [(node, gpu) for node, gpu in hits if 0 < (gpu.memory_total_bytes or 0) < least]
 
 
-def _firmware_sight(gpu: Gpu) -> Sight:
+def _firmware_evidence(gpu: Gpu) -> Evidence:
     size = (gpu.memory_total_bytes or 0) / thresholds.GIB
     gsp = f", GSP firmware {gpu.gsp_firmware_version}" if gpu.gsp_firmware_version else ""
-    return Sight(
-        f"VBIOS {gpu.vbios_version}, {size:.1f} GiB{gsp}", expected_from="one version on all is usual"
+    return Evidence(
+        text=f"VBIOS {gpu.vbios_version}, {size:.1f} GiB{gsp}", expected_from="one version on all is usual"
     )

@@ -8,12 +8,12 @@ from ddp_doctor.facts.node.gpus import Gpu, GpusFact
 from ddp_doctor.knowledge import thresholds
 from ddp_doctor.knowledge.gpu import nvml
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Remedy
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import Hits, hits_of
-from ddp_doctor.wording.gpus import Sight, gpu_draft
+from ddp_doctor.wording.gpus import gpu_draft
 
 FREE_MEMORY = by_operator(
     "End what still runs there, or ask for other GPUs.",
@@ -73,7 +73,7 @@ def memory_in_use(recording: Recording) -> Iterator[Draft]:
                 recording,
                 those,
                 f"{full}memory in use {holder.words}",
-                _memory_sight,
+                _memory_evidence,
                 holder.remedy,
                 detail=f"Read before the doctor started anything on the GPU. {holder.detail}",
                 severity=severity,
@@ -128,14 +128,14 @@ def _memory(gpu: Gpu) -> Severity | None:
     return Severity.INFO if gpu.processes and not gpu.computing() else Severity.WARNING
 
 
-def _memory_sight(gpu: Gpu) -> Sight:
+def _memory_evidence(gpu: Gpu) -> Evidence:
     used, total = gpu.memory_of_others_bytes / thresholds.GIB, (gpu.memory_total_bytes or 0) / thresholds.GIB
-    return Sight(
-        f"{used:.1f} of {total:.1f} GiB in use, {_process_words(gpu)}",
-        round(used, 3),
-        "GiB",
-        thresholds.GPU_MEMORY_IN_USE_BYTES / thresholds.GIB,
-        "an idle GPU holds some MiB, a bare CUDA context less than 1 GiB",
+    return Evidence(
+        text=f"{used:.1f} of {total:.1f} GiB in use, {_process_words(gpu)}",
+        value=round(used, 3),
+        unit="GiB",
+        expected=thresholds.GPU_MEMORY_IN_USE_BYTES / thresholds.GIB,
+        expected_from="an idle GPU holds some MiB, a bare CUDA context less than 1 GiB",
     )
 
 
@@ -167,8 +167,10 @@ def compute_mode_refuses(recording: Recording) -> Iterator[Draft]:
         yield gpu_draft(
             recording,
             hits,
-            "the compute mode lets no rank in",
-            lambda gpu: Sight(_mode_words(gpu), expected_from="one rank a GPU needs one CUDA context"),
+            "its compute mode lets no rank use it",
+            lambda gpu: Evidence(
+                text=_mode_words(gpu), expected_from="one rank a GPU needs one CUDA context"
+            ),
             DEFAULT_MODE,
             detail="Opening the GPU fails with cudaErrorDevicesUnavailable.",
             severity=severity,
@@ -227,9 +229,9 @@ def persistence_off(recording: Recording) -> Iterator[Draft]:
             recording,
             hits,
             "persistence mode is off",
-            lambda _: Sight("persistence mode off", expected_from=nvml.PERSISTENCE_GUIDE),
+            lambda _: Evidence(text="persistence mode off", expected_from=nvml.PERSISTENCE_GUIDE),
             KEEP_DRIVER_LOADED,
-            detail="Each job that comes first waits some seconds per GPU until the driver has started it.",
+            detail="The first job after a pause waits some seconds per GPU while the driver starts it.",
             severity=Severity.INFO,
         )
 
@@ -254,16 +256,14 @@ def no_peer_access(recording: Recording) -> Iterator[Draft]:
     """
     virtual = hits_of(recording, lambda gpu: gpu.virtualization == "vgpu")
     if virtual:
-        yield _draft(recording, virtual, "a virtual GPU, which may have no peer-to-peer path", "vGPU")
-    protected = _protected(recording)
+        yield _draft(
+            recording, virtual, "a virtual GPU (vGPU), which may not copy to others directly (P2P)", "vGPU"
+        )
+    on = [node for node in recording.facts(GpusFact) if node.fact.confidential_compute]
+    protected = [(node.node, gpu) for node in on for gpu in node.fact.of_the_job()]
     if protected:
         words = "confidential computing is on, which encrypts what crosses the bus"
         yield _draft(recording, protected, words, "confidential computing on")
-
-
-def _protected(recording: Recording) -> list[tuple[int, Gpu]]:
-    on = [node for node in recording.facts(GpusFact) if node.fact.confidential_compute]
-    return [(node.node, gpu) for node in on for gpu in node.fact.of_the_job()]
 
 
 def _draft(recording: Recording, hits: Hits, words: str, seen: str) -> Draft:
@@ -271,7 +271,9 @@ def _draft(recording: Recording, hits: Hits, words: str, seen: str) -> Draft:
         recording,
         hits,
         words,
-        lambda gpu: Sight(f"{seen} ({gpu.name})", expected_from="whole GPUs reach each other directly"),
+        lambda gpu: Evidence(
+            text=f"{seen} ({gpu.name})", expected_from="whole GPUs reach each other directly"
+        ),
         detail="NCCL then moves data through the host's memory, at a fraction of the rate.",
         severity=Severity.INFO,
     )

@@ -8,11 +8,10 @@ slows all ranks. A limit is a finding only where something uses it. Raw input (c
     getifaddrs()                             lo: up, 127.0.0.1/8
     /sys/class/infiniband/mlx5_0/ports/1/state                        4: ACTIVE
     /sys/devices/system/clocksource/clocksource0/current_clocksource  tsc
-    /sys/class/dmi/id/sys_vendor             Amazon EC2 (checks/node/host/host_maker.py)
+    /sys/class/dmi/id/sys_vendor             Amazon EC2 (probing/host_limits.py)
 """
 
-from ddp_doctor.checks.node.host import loopback, rules, shared_memory
-from ddp_doctor.checks.node.host.host_maker import read_maker
+from ddp_doctor.checks.node.host import rules, shared_memory
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
@@ -29,7 +28,7 @@ def probe(ctx: Context) -> Host:
     read = host_limits.reader(ctx)
     meminfo, group = read("/proc/meminfo") or "", cgroup.limits(read)
     shm, shm_problem = host_limits.shared_memory(ctx)
-    maker = read_maker(ctx)
+    maker = host_limits.maker(ctx)
     return Host(
         kernel=host_limits.kernel(read),
         in_container=host_gpus.in_container(ctx),
@@ -67,6 +66,6 @@ CHECK = Check(
     where=Where.NODE,
     probe=probe,
     facts=(Host,),
-    rules=rules_in(rules, shared_memory, loopback),
+    rules=rules_in(rules, shared_memory),
     cost_s=0.05,
 )

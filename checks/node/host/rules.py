@@ -1,4 +1,4 @@
-"""DD222-DD227: too little locked memory, memory, open files or CPUs, and hosts that are slow."""
+"""DD222-DD227, DD240: too little locked memory, memory, open files or CPUs, slow hosts, and a loopback that is down."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.probing.host_limits import in_units
 from ddp_doctor.remedies import hardware
 from ddp_doctor.remedies.hardware import UNCHANGED
-from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.remedies.kinds import by_administrator, remedy
 from ddp_doctor.views.failed_trials import all_complained
 from ddp_doctor.views.open_files import is_low, out_of_files
 from ddp_doctor.wording.findings import likely, proved
@@ -36,12 +36,12 @@ class Shortage:
 
 def shortages(
     recording: Recording,
-    judge: Callable[[Host, int, World], Severity | None],
+    severity_of: Callable[[Host, int, World], Severity | None],
     least: Callable[[Host], float | None],
     *,
     of_the_job: bool = True,
 ) -> Iterator[Shortage]:
-    """The nodes that ``judge``, given each with its number of ranks, finds fault with, by severity.
+    """The nodes with a fault, by its severity, which depends on the number of ranks there too; None is no fault.
 
     The worst has the ``least`` of something. Without a world nothing uses a limit. ``of_the_job``: about
     limits of the job's own process, which a prolog, being root's, does not have.
@@ -51,7 +51,7 @@ def shortages(
         return
     groups: dict[Severity, list[FactAt[Host]]] = {}
     for node in recording.facts(Host):
-        severity = judge(node.fact, len(world.ranks_of(node.node)), world)
+        severity = severity_of(node.fact, len(world.ranks_of(node.node)), world)
         if severity is not None:
             groups.setdefault(severity, []).append(node)
     for severity, nodes in groups.items():
@@ -123,9 +123,9 @@ def omp_threads_oversubscribe_cpus(recording: Recording) -> Iterator[Draft]:
     for short in shortages(recording, _omp, lambda fact: -_threads_per_cpu(fact)):
         fact, ranks = short.worst.fact, short.ranks
         threads, has = (fact.omp_num_threads or 1) * ranks, fact.usable_cpus
-        text = f"OMP_NUM_THREADS={fact.omp_num_threads} and {ranks} ranks"
-        title = f"{text} start {threads} threads on {{who}} for {has:g} CPUs"
-        detail = "Threads that wait for each other spin, so work on the CPU slows down in every rank."
+        text = f"{ranks} ranks with OMP_NUM_THREADS={fact.omp_num_threads}"
+        title = f"{text} start {threads} threads on the {has:g} CPUs of {{who}}"
+        detail = "OpenMP threads spin while they wait, so work on the CPU slows down in every rank."
         saw = Evidence(
             text=text, value=threads, unit="threads", expected=has, expected_from="one thread for each CPU"
         )
@@ -232,7 +232,7 @@ def locked_memory_too_low_for_rdma(recording: Recording) -> Iterator[Draft]:
         )
         title = f"Only {in_units(allowed)} of memory may be locked on {{who}}, too little for RDMA"
         remedy = hardware.locked_memory(short.world.launcher, in_container=fact.in_container)
-        detail = f"NCCL pins the buffers of every connection over {devices}, and fails where it may not."
+        detail = f"NCCL locks the buffers of every connection over {devices} in memory, and fails where it may not."
         yield shortage_draft(recording, short, title, saw, remedy, detail=detail)
 
 
@@ -270,7 +270,7 @@ def too_little_memory_for_ranks(recording: Recording) -> Iterator[Draft]:
             expected=wanted,
             expected_from="measured: a bare rank takes 206 MiB",
         )
-        title = f"{in_units(free)} of memory are free on {{who}}, too little for {ranks} ranks"
+        title = f"Only {in_units(free)} of memory are free on {{who}}, too little for {ranks} ranks"
         detail = "The kernel will kill a rank, and the others will wait for it until their time-out."
         yield shortage_draft(recording, short, title, saw, _more_memory(ranks), detail=detail)
 
@@ -327,7 +327,7 @@ def _few_files(recording: Recording, short: Shortage, said: str | None) -> Draft
         expected_from="measured on ranks with gloo",
     )
     title = f"Only {allowed} files may be open on {{who}}, too few for {short.world.world_size} ranks"
-    detail = "Each connection takes one; a rank that runs out fails with Too many open files."
+    detail = 'Each connection takes one; a rank that runs out fails with "Too many open files".'
     if said:
         detail = "Something in this run needed more and failed for it."
     return shortage_draft(recording, short, title, saw, _more_files(max(wanted, 4096)), detail=detail)
@@ -346,3 +346,39 @@ def _more_files(wanted: int) -> Remedy:
         undo="start a new shell",
         untried=UNCHANGED,
     )
+
+
+@rule("DD240", "loopback-interface-down", Severity.ERROR, Host)
+def loopback_down(recording: Recording) -> Iterator[Draft]:
+    """The processes of one host cannot reach each other over the loopback interface.
+
+    What it finds
+        The interface lo is down, or has no address 127.0.0.1. The latter is a warning with several nodes, whose
+        ranks meet at another address.
+
+    Why it matters
+        torchrun and its ranks meet at 127.0.0.1, and what a host sends to any of its own addresses goes over
+        lo. Nobody answers there, so the job waits until its time-out.
+
+    Remedy
+        ip link set lo up
+
+    References
+        https://docs.pytorch.org/docs/stable/elastic/run.html
+    """
+    for problem, group in by_cause(recording.facts(Host), lambda fact: fact.loopback_problem).items():
+        elsewhere = recording.world is not None and recording.world.nnodes > 1 and "no address" in problem
+        yield proved(
+            of_nodes(recording, group),
+            f"The loopback interface of {{who}} cannot be used: {problem}",
+            Evidence(text=problem, expected_from="lo is up and has the address 127.0.0.1"),
+            by_administrator(
+                "Bring the loopback interface up",
+                "sudo ip link set lo up",
+                "sudo ip address add 127.0.0.1/8 dev lo   # where it has none",
+                "ip address show lo",
+                undo="sudo ip link set lo down",
+            ),
+            detail="torchrun and the ranks of a node meet over it, and wait for each other in vain.",
+            severity=Severity.WARNING if elsewhere else None,
+        )

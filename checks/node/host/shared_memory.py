@@ -57,7 +57,10 @@ def shared_memory_too_small(recording: Recording) -> Iterator[Draft]:
         )
         title = f"Shared memory on {{who}} is too small for {users}: {text} in /dev/shm"
         remedy = hardware.shared_memory(total, ranks, in_container=fact.in_container)
-        detail = f"{in_units(wanted)} or more are wanted. NCCL fails at its start, worker processes by a bus error."
+        detail = (
+            f"It takes {in_units(wanted)} or more. With too little NCCL fails to start, and workers of data loaders"
+            " die of a bus error."
+        )
         yield shortage_draft(recording, short, title, saw, remedy, detail=detail)
 
 
@@ -71,7 +74,7 @@ def _without_shared_memory(recording: Recording) -> Iterator[Draft]:
             f"No shared memory on {{who}}: {problem}",
             Evidence(text=problem, expected_from="a tmpfs that every user may write to"),
             hardware.mount_shared_memory(in_container=group[0].fact.in_container),
-            detail="Data loaders with worker processes fail at their start, and NCCL between GPUs of one node.",
+            detail="Data loaders with worker processes fail to start, and so does NCCL between GPUs of one node.",
             severity=Severity.ERROR,
         )
 

@@ -2,8 +2,8 @@
 
 Each backend chooses by rules of its own, gives that address to the other nodes, and waits there. A host name that
 resolves to 127.0.1.1, an interface that is not there, a docker0 with the same address everywhere: the job hangs or
-blames the healthy nodes, or works by luck. The choice is foretold (knowledge/network/interface_choice.py); where
-there is a libnccl it is asked. Raw input::
+blames the healthy nodes, or runs until the next node joins. The choice is foretold
+(knowledge/network/interface_choice.py); where there is a libnccl it is asked. Raw input::
 
     lo 127.0.0.1/8, eth0 10.0.0.1/24 fe80::1%eth0/64 (up, running), docker0 172.17.0.1/16   getifaddrs(3)
     node0 -> 127.0.1.1                                                                      getaddrinfo(3)

@@ -29,6 +29,7 @@ from ddp_doctor.remedies import interfaces
 from ddp_doctor.settings import values
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.wording.findings import finding, possible
+from ddp_doctor.wording.nodes import hosts
 
 _WHY_ONE_FAMILY = {
     "gloo": "gloo refuses such a pair at once, on both nodes.",
@@ -63,10 +64,10 @@ def choices_in_different_networks(recording: Recording) -> Iterator[Draft]:
         backend = interfaces.backend_name(offers[0].backend)
         yield possible(
             culprits(recording, offers),
-            f"{backend} takes addresses of different networks, though the nodes share one",
+            f"{backend} uses addresses of different networks, though the nodes share one",
             evidence(recording, offers),
             wording.use_interface(recording, offers, better, offers),
-            detail="Routers may well connect them. Where paths fail, the shared network is the one to take.",
+            detail="Routers may well connect them. If connections fail, use the shared network.",
         )
 
 
@@ -99,12 +100,12 @@ def address_families_differ(recording: Recording) -> Iterator[Draft]:
         can_speak(offer, ipv6=False) for offer in new
     )
     fewer = min(old, new, key=len)
-    sides = [interfaces.names(recording, (offer.node for offer in side)) for side in (new, old)]
+    sides = [hosts(recording, (offer.node for offer in side)) for side in (new, old)]
     severity = Severity.WARNING if both and backend != "gloo" else Severity.ERROR
     offered = (wording.one_family(recording, [*old, *new]),)
     yield finding(
         culprits(recording, [*old, *new] if len(old) == len(new) else fewer),
-        f"{backend} gives out IPv6 addresses on {sides[0]} and IPv4 addresses on {sides[1]}",
+        f"{backend} uses IPv6 addresses on {sides[0]} and IPv4 addresses on {sides[1]}",
         evidence(recording, [new[0], old[0]]),
         *offered,
         confidence=Confidence.PROVED if backend == "gloo" else Confidence.LIKELY,
@@ -126,7 +127,7 @@ def resolves_to_loopback(recording: Recording) -> Iterator[Draft]:
     Why it matters
         gloo gives that address to the others. Of two sides the one with the larger address dials, so in
         192.168.x and 172.16.x networks the others dial themselves, and blame their own ranks. In 10.x
-        networks the node with 127.0.1.1 dials, and the job works by luck.
+        networks the node with 127.0.1.1 dials, and the job runs until a node with a larger address joins.
 
     Remedy
         GLOO_SOCKET_IFNAME with the interface that the nodes share, or the right address in /etc/hosts.
@@ -136,10 +137,10 @@ def resolves_to_loopback(recording: Recording) -> Iterator[Draft]:
         gloo/transport/tcp/device.cc, Device::isInitiator
     """
     for group in groups(offers_of(recording, "gloo"), "own-name", lambda offer: offer.choice.setting):
-        several = "own names resolve" if len(group.sick) > 1 else "own name resolves"
-        title = (
-            f"On {group.nodes(recording)} the host's {several} to {group.given_out}, and gloo gives that out"
-        )
+        several = len(group.sick) > 1
+        resolve = "resolve their own host names" if several else "resolves its own host name"
+        tells = "tells the other nodes that address"
+        title = f"{group.nodes(recording)} {resolve} to {group.given_out}, and gloo {tells}"
         yield draft(recording, group, title, severity_unless_used(recording, group))
 
 
@@ -163,8 +164,9 @@ def does_not_resolve(recording: Recording) -> Iterator[Draft]:
         torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, createDefaultDevice
     """
     for group in groups(offers_of(recording, "gloo"), "unresolved", lambda offer: bool(offer.address)):
-        fallback = f"; gloo then gives out {group.given_out}" if group.given_out else ""
-        title = f"On {group.nodes(recording)} the host does not find itself: {group.fault.why}{fallback}"
+        fallback = f"; gloo then tells the other nodes {group.given_out}" if group.given_out else ""
+        why = group.fault.why.replace("its own name", "the host's own name")
+        title = f"{group.nodes(recording)}: {why}{fallback}"
         yield draft(recording, group, title, severity=severity_unless_used(recording, group))
 
 
@@ -191,9 +193,9 @@ def no_usable_interface(recording: Recording) -> Iterator[Draft]:
         first = group.sick[0]
         if first.backend == "gloo" and first.setting and values.misread(GLOO_IFNAME, first.setting):
             continue  # DD122 names a value that gloo cannot take
-        choice = f"{shown(first.choice.setting, first.setting or '')}: " if first.choice.setting else ""
+        choice = f" with {shown(first.choice.setting, first.setting or '')}" if first.choice.setting else ""
         title = (
-            f"{group.backend} has no usable interface on {group.nodes(recording)}: {choice}{group.fault.why}"
+            f"{group.backend} has no usable interface on {group.nodes(recording)}{choice}: {group.fault.why}"
         )
         yield draft(recording, group, title)
 
@@ -224,7 +226,7 @@ def address_hidden_from_other_nodes(recording: Recording) -> Iterator[Draft]:
             f", because of {shown(first.choice.setting, first.setting or '')}" if first.choice.setting else ""
         )
         title = (
-            f"{group.backend} on {group.nodes(recording)} gives out {group.given_out}"
+            f"{group.backend} on {group.nodes(recording)} tells the other nodes the address {group.given_out}"
             f" ({first.choice.interface}){choice}: {group.fault.why}"
         )
         yield draft(recording, group, title)

@@ -18,17 +18,11 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Reproducer, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.remedies import interfaces, nccl
-from ddp_doctor.remedies.interfaces import back_to, hostname, name_interfaces, names
+from ddp_doctor.remedies.interfaces import back_to, name_interfaces
 from ddp_doctor.remedies.kinds import NO_TRIAL, by_administrator, remedy
 from ddp_doctor.views.network import offer_of
 from ddp_doctor.wording.findings import finding
-from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE
-
-
-def given_out(offers: Sequence[Offer]) -> str:
-    """ "127.0.1.1", or "127.0.0.1 and 127.0.1.1": what these nodes give to the others."""
-    known = list(dict.fromkeys(offer.address for offer in offers if offer.address))
-    return " and ".join([", ".join(known[:-1]), known[-1]] if len(known) > 1 else known)
+from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, hosts, name_list
 
 
 def use_interface(
@@ -59,13 +53,13 @@ def hosts_entry(
 ) -> Remedy:
     """Give each of these host names the address of its own interface in /etc/hosts."""
     lines = [
-        f"{address} {hostname(recording, offer.node)}"
+        f"{address} {host(recording, offer.node)}"
         for offer in offers
         if (address := _address_on(offer, interfaces.get(offer.node), ipv6))
     ]
     entries = f": {'; '.join(lines[:NAMES_IN_A_SENTENCE])}" if lines else ""
     return remedy(
-        f"In /etc/hosts of {names(recording, [offer.node for offer in offers])} give the host's own"
+        f"In /etc/hosts of {hosts(recording, [offer.node for offer in offers])} give the host's own"
         f" name the address that others reach{entries}",
         "getent ahosts $(hostname)",
         "grep -n $(hostname) /etc/hosts",
@@ -96,7 +90,7 @@ def connect(recording: Recording, offers: Sequence[Offer]) -> Remedy:
     }
     those = f" ({' and '.join(sorted(down))} is down or not connected)" if down else ""
     return by_administrator(
-        f"Connect {names(recording, (offer.node for offer in offers))} to the network of the others{those}",
+        f"Connect {hosts(recording, (offer.node for offer in offers))} to the network of the others{those}",
         "ip -br link",
         "ip -br address",
         cost="an administrator's work, and maybe hands at the cable",
@@ -150,12 +144,12 @@ class Group:
 
     @property
     def given_out(self) -> str:
-        """ "127.0.1.1": what these nodes give to the others."""
-        return given_out(self.sick)
+        """ "127.0.1.1", or "127.0.0.1 and 127.0.1.1": what these nodes give to the others."""
+        return name_list(list(dict.fromkeys(offer.address for offer in self.sick if offer.address)))
 
     def nodes(self, recording: Recording) -> str:
         """The nodes' names for a sentence."""
-        return interfaces.names(recording, (offer.node for offer in self.sick))
+        return hosts(recording, (offer.node for offer in self.sick))
 
     def victims(self) -> list[Offer]:
         """The nodes that cannot connect with one of these, themselves included."""
@@ -203,7 +197,7 @@ def culprits(recording: Recording, offers: Sequence[Offer]) -> tuple[Culprit, ..
     return tuple(
         Culprit(
             kind="setting" if offer.choice.setting else "node",
-            node=interfaces.hostname(recording, offer.node),
+            node=host(recording, offer.node),
             node_rank=offer.node,
             name=offer.choice.setting,
         )
@@ -220,7 +214,7 @@ def evidence(recording: Recording, offers: Sequence[Offer]) -> tuple[Evidence, .
 
 
 def _choice_in_words(recording: Recording, offer: Offer) -> str:
-    node, choice = interfaces.hostname(recording, offer.node), offer.choice
+    node, choice = host(recording, offer.node), offer.choice
     of = "of " if choice.setting and choice.why.startswith(f"{choice.setting}=") else ""
     because = f", because {of}{choice.why}" if choice.why else ""
     if choice.error or not choice.address:
@@ -229,19 +223,17 @@ def _choice_in_words(recording: Recording, offer: Offer) -> str:
 
 
 def _what_happens(recording: Recording, group: Group) -> str:
-    """Who fails over it, or by what luck nobody does."""
+    """Who fails over it, or why nobody does yet."""
     first = group.sick[0]
     if first.choice.error:
         return f"Every rank there fails where {group.backend} starts, and the ranks of the other nodes wait."
     if not first.address:
-        return "Every rank asks for it where gloo starts, waits, and falls back to loopback if nothing comes."
+        return "Every rank asks for it when gloo starts, waits, and uses loopback if no answer comes."
     if not group.fault.sure:
         return f"The ranks on the other nodes may find nobody at {group.given_out}, or somebody else."
     if first.backend == "gloo":
         return _who_dials_whom(recording, group)
-    return (
-        f"NCCL's ranks on the other nodes dial {group.given_out} and do not reach {group.nodes(recording)}."
-    )
+    return f"NCCL's ranks on the other nodes connect to {group.given_out} and do not reach {group.nodes(recording)}."
 
 
 def _who_dials_whom(recording: Recording, group: Group) -> str:
@@ -249,15 +241,15 @@ def _who_dials_whom(recording: Recording, group: Group) -> str:
     hurt, sick = group.victims(), {offer.node for offer in group.sick}
     if not hurt:
         return (
-            f"Of two sides the one with the larger address dials. {group.given_out} is larger than all others,"
-            " so nobody dials it: it works by luck."
+            f"Of two nodes the one with the larger address connects to the other. Nobody has a larger one than"
+            f" {group.given_out}, so the job runs; it breaks when a node with a larger address joins."
         )
     healthy = next((offer for offer in hurt if offer.node not in sick), None)
     if healthy is None:
-        return f"Whoever dials {group.given_out} reaches itself."
+        return f"Whoever connects to {group.given_out} reaches itself."
     return (
-        "Of two sides the one with the larger address dials, here between"
-        f" {interfaces.hostname(recording, healthy.node)} ({healthy.address}) and {group.given_out}: in vain."
+        "Of two nodes the one with the larger address connects to the other, here between"
+        f" {host(recording, healthy.node)} ({healthy.address}) and {group.given_out}: in vain."
     )
 
 

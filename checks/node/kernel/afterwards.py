@@ -139,7 +139,7 @@ def link_failed(recording: Recording) -> Iterator[Draft]:
 _INSPECT = by_operator(
     "Have the device, its slot and its cables inspected; update its firmware.",
     "sudo dmesg -T | tail -n 100",
-    cost="the node is out of work meanwhile",
+    cost="the node cannot be used meanwhile",
     undo=NOTHING_TO_UNDO,
 )
 

@@ -9,7 +9,7 @@ from ddp_doctor.model.choices import Backend, Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.hardware import REBOOT
+from ddp_doctor.remedies.hardware import LOAD_PEERMEM, REBOOT
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.kernel_log import NodeView, blocked_s, views
 from ddp_doctor.wording.findings import finding, likely, proved
@@ -59,10 +59,10 @@ def versions_differ(recording: Recording) -> Iterator[Draft]:
         found = " and ".join(versions)
         yield likely(
             of_nodes(recording, group),
-            f"libcuda {found} on {{who}} does not fit the loaded kernel module {module}",
+            f"libcuda {found} on {{who}} does not match the loaded NVIDIA kernel module {module}",
             Evidence(text=f"libcuda: {found}; module: {module}", expected_from=_LIBRARY_FOLDERS),
             repair,
-            detail="Mostly the driver was updated while the old module stayed loaded.",
+            detail="CUDA refuses to start. Mostly the driver was updated while the old module stayed loaded.",
             severity=asked_for(recording, Severity.WARNING),
         )
 
@@ -113,14 +113,7 @@ def gpudirect_rdma_off(recording: Recording) -> Iterator[Draft]:
             of_nodes(recording, group),
             "GPUDirect RDMA is off on {who}: the NICs cannot reach the memory of the GPUs",
             Evidence(text=f"active RDMA ports: {devices}; {why}", expected_from=gpudirect.GUIDE),
-            by_operator(
-                "Load the peer memory module, or install the open NVIDIA kernel modules.",
-                "sudo modprobe nvidia_peermem",
-                "echo nvidia_peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf   # at each boot",
-                cost="an administrator's work; needs a kernel or MLNX_OFED with the peer memory interface",
-                undo="sudo modprobe -r nvidia_peermem; sudo rm /etc/modules-load.d/nvidia-peermem.conf",
-                references=(gpudirect.GUIDE,),
-            ),
+            LOAD_PEERMEM,
             detail="NCCL then copies what goes between nodes through host memory.",
             severity=asked_for(recording, Severity.WARNING if several else Severity.INFO),
         )
@@ -155,7 +148,8 @@ def nouveau_holds_gpus(recording: Recording) -> Iterator[Draft]:
     for buses, group in by_cause(recording.facts(KernelFact), _nouveau).items():
         yield proved(
             of_nodes(recording, group),
-            f"The driver nouveau holds {len(buses)} GPU{'s' if len(buses) > 1 else ''} of {{who}}",
+            f"{len(buses)} GPU{'s' if len(buses) > 1 else ''} of {{who}} cannot run CUDA: the driver nouveau holds"
+            f" {'them' if len(buses) > 1 else 'it'}",
             Evidence(text=f"bound to nouveau: {', '.join(buses)}"),
             by_operator(
                 "Keep nouveau from loading, install NVIDIA's driver, and reboot.",
@@ -164,7 +158,7 @@ def nouveau_holds_gpus(recording: Recording) -> Iterator[Draft]:
                 cost="a reboot; a desktop on this GPU then runs on NVIDIA's driver",
                 undo="sudo rm /etc/modprobe.d/blacklist-nouveau.conf; sudo update-initramfs -u; and reboot",
             ),
-            detail="CUDA works with NVIDIA's own driver alone.",
+            detail="CUDA needs NVIDIA's own driver.",
         )
 
 
@@ -194,7 +188,7 @@ def stuck(recording: Recording) -> Iterator[Draft]:
     """
     for view in views(recording):
         groups: dict[Severity, list[StuckProcess]] = {}
-        for process in () if _hangs(view) else view.fact.stuck:
+        for process in () if view.gpus and view.gpus.driver_hangs else view.fact.stuck:
             groups.setdefault(_severity(view, process), []).append(process)
         for severity, processes in groups.items():
             where = host(recording, view.node)
@@ -209,11 +203,6 @@ def stuck(recording: Recording) -> Iterator[Draft]:
                 detail="No signal ends such a process; what needs the same lock of the driver hangs with it.",
                 severity=asked_for(recording, severity),
             )
-
-
-def _hangs(view: NodeView) -> bool:
-    error = view.gpus.nvml_error if view.gpus else None
-    return error is not None and error.code == "timed_out"
 
 
 def _severity(view: NodeView, process: StuckProcess) -> Severity:
@@ -242,7 +231,7 @@ def log_not_readable(recording: Recording) -> Iterator[Draft]:
     for reason, group in by_cause(recording.facts(KernelFact), _unread).items():
         yield proved(
             of_nodes(recording, group),
-            "The kernel log of {who} cannot be read, so nothing is known of Xids",
+            "The kernel log of {who} cannot be read: GPU errors in it (Xids) go unseen",
             Evidence(text=reason),
             by_operator(
                 "Look as root, or as a member of the groups adm or systemd-journal.",

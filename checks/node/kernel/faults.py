@@ -21,7 +21,7 @@ _AER = "Linux kernel, PCI Express Advanced Error Reporting, https://docs.kernel.
 _LINK = by_operator(
     "Have the link inspected: reseat the device, its riser and its cables; update the BIOS and firmware.",
     "sudo dmesg -T | grep -e 'PCIe Bus Error' -e AER",
-    cost="the node is out of work meanwhile",
+    cost="the node cannot be used meanwhile",
     undo=NOTHING_TO_UNDO,
     references=(_AER,),
 )
@@ -61,7 +61,7 @@ def nvswitch_fatal(recording: Recording) -> Iterator[Draft]:
                 undo=NOTHING_TO_UNDO,
                 references=(_FABRIC_GUIDE,),
             ),
-            detail="Nothing in the log says that it was reset since.",
+            detail="The log does not say that it was reset since.",
             severity=asked_for(recording, Severity.WARNING),
         )
 
@@ -109,7 +109,7 @@ def failed_to_start(recording: Recording) -> Iterator[Draft]:
             f"The NVIDIA driver could not start {device_names(recording, hits)}",
             line_evidence(recording, hits, "the driver starts every GPU on the bus"),
             FIND_GPU,
-            detail="The job will not find it.",
+            detail="The job will have one GPU fewer for each.",
             severity=asked_for(recording, severity),
         )
 
@@ -150,7 +150,7 @@ def pcie_errors(recording: Recording) -> Iterator[Draft]:
                 _LINK,
                 detail="The link was reset, with whatever ran over it."
                 if bad
-                else "What was lost was sent again; so many errors tell of a weak link.",
+                else "What was lost was sent again; so many errors are the sign of a weak link.",
                 severity=asked_for(recording, severity),
             )
 

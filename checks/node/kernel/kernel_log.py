@@ -30,6 +30,7 @@ The stamps of the log are held against the time of boot::
 
 import re
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
@@ -38,7 +39,7 @@ from ddp_doctor.facts.node.gpus import sysfs_bus_id
 from ddp_doctor.facts.node.kernel import KernelEvent, Kind
 from ddp_doctor.knowledge.gpu.xids import NO_RECOVERY, RECOVERY_ACTION
 from ddp_doctor.model.context import Context
-from ddp_doctor.probing.kernel_files import first_line
+from ddp_doctor.probing.kernel_files import first_line, text_of
 
 #: What is kept of one line, and of all: a log may be junk, or repeat itself a million times.
 LONGEST_LINE = 400
@@ -256,15 +257,15 @@ def _read(groups: _Groups, line: str, at_s: float | None) -> None:
     if _DRIVER_LOADED in line:
         groups.driver_loaded()
         return
-    entry = next(filter(None, (read(groups, line) for read in _READERS)), None)
-    if entry is not None:
-        groups.add(entry, line, at_s)
+    for pattern, reader in _READERS:
+        found = pattern.search(line)
+        entry = reader(groups, found) if found else None
+        if entry is not None:
+            groups.add(entry, line, at_s)
+            return
 
 
-def _xid(groups: _Groups, line: str) -> _Line | None:
-    found = _XID.search(line)
-    if not found:
-        return None
+def _xid(groups: _Groups, found: re.Match[str]) -> _Line:
     device, code, message = _bus(found[1]), int(found[2]), found[3]
     if code != RECOVERY_ACTION:
         severity = _SEVERITY.search(message)
@@ -278,49 +279,43 @@ def _xid(groups: _Groups, line: str) -> _Line | None:
     return _Line("xid", device, code, wanted, past=over)
 
 
-def _sxid(_: _Groups, line: str) -> _Line | None:
-    found = _SXID.search(line)
-    if not found:
-        return None
+def _sxid(_: _Groups, found: re.Match[str]) -> _Line:
     return _Line("sxid", _bus(found[1]), int(found[2]), found[3])
 
 
-def _off_bus(_: _Groups, line: str) -> _Line | None:
-    found = _OFF_BUS.search(line)
-    return _Line("off_bus", _bus(found[1])) if found else None
+def _off_bus(_: _Groups, found: re.Match[str]) -> _Line:
+    return _Line("off_bus", _bus(found[1]))
 
 
-def _init(_: _Groups, line: str) -> _Line | None:
-    found = _INIT.search(line)
-    return _Line("init_failed", _bus(found[1]) if found[1] else None) if found else None
+def _init(_: _Groups, found: re.Match[str]) -> _Line:
+    return _Line("init_failed", _bus(found[1]) if found[1] else None)
 
 
-def _pcie(_: _Groups, line: str) -> _Line | None:
-    found = _AER.search(line)
-    if not found:
-        return None
+def _pcie(_: _Groups, found: re.Match[str]) -> _Line:
     corrected = found[2].startswith("Correct")
     return _Line("pcie_corrected" if corrected else "pcie_uncorrected", _bus(found[1]))
 
 
-def _nic(groups: _Groups, line: str) -> _Line | None:
-    found = _NIC.search(line)
-    if not found:
-        return None
+def _nic(groups: _Groups, found: re.Match[str]) -> _Line | None:
     if found[2].endswith("succeeded"):
         groups.pass_over(("nic_fault",), _bus(found[1]))
         return None
     return _Line("nic_fault", _bus(found[1]))
 
 
-def _hung(_: _Groups, line: str) -> _Line | None:
-    found = _HUNG.search(line)
-    if not found:
-        return None
+def _hung(_: _Groups, found: re.Match[str]) -> _Line:
     return _Line("hung_task", None, int(found[3]), found[1], int(found[2]))
 
 
-_READERS = (_xid, _sxid, _off_bus, _init, _pcie, _nic, _hung)
+_READERS: tuple[tuple[re.Pattern[str], Callable[[_Groups, re.Match[str]], _Line | None]], ...] = (
+    (_XID, _xid),
+    (_SXID, _sxid),
+    (_OFF_BUS, _off_bus),
+    (_INIT, _init),
+    (_AER, _pcie),
+    (_NIC, _nic),
+    (_HUNG, _hung),
+)
 
 
 def _bus(text: str) -> str:
@@ -346,8 +341,5 @@ def uptime_s(ctx: Context) -> float | None:
 
 def booted_at(ctx: Context) -> float | None:
     """The time of the boot, in seconds since the epoch."""
-    try:
-        found = _BTIME.search(ctx.read("/proc/stat"))
-    except OSError:
-        return None
+    found = _BTIME.search(text_of(ctx, "/proc/stat") or "")
     return float(found[1]) if found else None

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ddp_doctor.facts.node.kernel import StuckProcess
 from ddp_doctor.model.context import Context
-from ddp_doctor.probing.kernel_files import first_line, text_of
+from ddp_doctor.probing.kernel_files import first_line, names_in, target_of, text_of
 
 #: Looks, and the seconds between them: a driver that initialises GPUs holds others up for a while.
 LOOKS = 4
@@ -107,18 +107,9 @@ def _wait_channel(ctx: Context, task: _Task) -> str:
 def _device(ctx: Context, pid: int) -> str | None:
     """A device of the driver that the process holds open, as far as one may look."""
     folder = f"/proc/{pid}/fd"
-    for number in _numbers(ctx, folder):
-        try:
-            target = ctx.readlink(f"{folder}/{number}")
-        except OSError:
-            continue
-        if target.startswith("/dev/nvidia"):
-            return target
-    return None
+    targets = (target_of(ctx, f"{folder}/{number}") or "" for number in _numbers(ctx, folder))
+    return next((target for target in targets if target.startswith("/dev/nvidia")), None)
 
 
 def _numbers(ctx: Context, folder: str) -> list[str]:
-    try:
-        return [name for name in ctx.listdir(folder) if name.isdecimal()]
-    except OSError:
-        return []
+    return [name for name in names_in(ctx, folder) if name.isdecimal()]

@@ -16,7 +16,7 @@ from ddp_doctor.knowledge.gpu.xids import (
 )
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Remedy
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.kernel_log import Hit, NodeView, views
@@ -98,7 +98,7 @@ def out_of_order(recording: Recording) -> Iterator[Draft]:
         known = _meaning(hits[0].event)
         reboot, back = known.kind == "reboot", standing == "back"
         what = f"Xid {code}, {known.meaning}" if code else f"{known.meaning}, without an Xid"
-        what = f"in order again after {what if code else 'it was off the bus'}" if back else what
+        what = f"works again after {what if code else 'it was off the bus'}" if back else what
         yield finding(
             () if back else device_culprits(recording, hits),
             f"{device_names(recording, hits)}: {what}",
@@ -112,8 +112,8 @@ def out_of_order(recording: Recording) -> Iterator[Draft]:
 
 _DETAILS: dict[Standing, str] = {
     "out": "NVML agrees: it is missing, fails, or asks for recovery. CUDA programs on it fail or hang.",
-    "unknown": "Nothing in the log says that it was reset since, and NVML does not tell.",
-    "back": "It was reset since, or recovered.",
+    "unknown": "Whether it was reset since is not known: neither the log nor NVML says so.",
+    "back": "It was reset since, or recovered by itself.",
 }
 
 
@@ -138,28 +138,25 @@ def _meaning(event: KernelEvent) -> Xid:
 _Staying = dict[tuple[int, Severity, Standing], list[Hit]]
 
 
+@once_a_recording
 def _staying(recording: Recording) -> _Staying:
     """Each GPU under the first of its Xids that stay, and how grave it is."""
-
-    def find() -> _Staying:
-        found: _Staying = {}
-        for view in views(recording):
-            for device, events in _by_device(view).items():
-                staying = [event for event in events if _meaning(event).stays]
-                if not staying:
-                    continue
-                standing = _standing(view, staying[0])
-                severity = _severity(standing, recent=_within(view, staying[0], RECENT_S))
-                if severity is not None:
-                    others = {
-                        f"{event.code}" for event in staying[1:] if event.code not in (staying[0].code, None)
-                    }
-                    note = f"followed by Xid {', '.join(sorted(others))}" if others else ""
-                    fault = Hit(view, device, staying[0], note)
-                    found.setdefault((staying[0].code or 0, severity, standing), []).append(fault)
-        return found
-
-    return recording.once("Xids that stay", find)
+    found: _Staying = {}
+    for view in views(recording):
+        for device, events in _by_device(view).items():
+            staying = [event for event in events if _meaning(event).stays]
+            if not staying:
+                continue
+            standing = _standing(view, staying[0])
+            severity = _severity(standing, recent=_within(view, staying[0], RECENT_S))
+            if severity is not None:
+                others = {
+                    f"{event.code}" for event in staying[1:] if event.code not in (staying[0].code, None)
+                }
+                note = f"followed by Xid {', '.join(sorted(others))}" if others else ""
+                fault = Hit(view, device, staying[0], note)
+                found.setdefault((staying[0].code or 0, severity, standing), []).append(fault)
+    return found
 
 
 def _by_device(view: NodeView) -> dict[str, list[KernelEvent]]:
@@ -251,7 +248,7 @@ def fault_logged(recording: Recording) -> Iterator[Draft]:
             f"{device_names(recording, hits)}: Xid {code}, {_meaning(hits[0].event).meaning}",
             line_evidence(recording, hits, CATALOG),
             reset_gpus([fault.device or "" for fault in hits]) if grave else WATCH,
-            detail=_DETAILS["unknown"] if grave else "NVML does not say that the GPU is out of order.",
+            detail=_DETAILS["unknown"] if grave else "NVML has nothing against the GPU now.",
             severity=asked_for(recording, severity),
         )
 
@@ -297,5 +294,5 @@ def programs_crashed(recording: Recording) -> Iterator[Draft]:
             NOBODY,
             f"Programs crashed on {device_names(recording, hits)}: Xid {code}, {xid(code).meaning}",
             line_evidence(recording, hits, CATALOG),
-            detail="The programs did it, not the GPU.",
+            detail="Such errors come from the programs, not from the GPU.",
         )

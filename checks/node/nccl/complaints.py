@@ -14,7 +14,7 @@ from ddp_doctor.views import failed_trials
 from ddp_doctor.views.transports import log_of
 from ddp_doctor.wording.findings import likely, proved
 from ddp_doctor.wording.nccl_complaints import complaint_lines
-from ddp_doctor.wording.nodes import host, name_list, node_culprit, of_nodes
+from ddp_doctor.wording.nodes import hosts, node_culprit, of_nodes
 
 WITHOUT_SHM = nccl.by_setting(
     "Let NCCL do without shared memory until there is room",
@@ -52,7 +52,7 @@ def no_shared_memory(recording: Recording) -> Iterator[Draft]:
         repair = _ALLOW_SHM if denied else _larger(recording, nodes[0])
         yield proved(
             (node_culprit(recording, node) for node in nodes),
-            f"NCCL could not make its shared memory on {name_list([host(recording, node) for node in nodes])}:"
+            f"NCCL could not make its shared memory on {hosts(recording, nodes)}:"
             f" {'it ' if denied else ''}{why} (/dev/shm)",
             complaint_lines(recording, some),
             repair,
@@ -103,7 +103,7 @@ def no_locked_memory(recording: Recording) -> Iterator[Draft]:
     launcher = recording.world.launcher if recording.world else "plain"
     yield likely(
         (node_culprit(recording, node) for node in nodes),
-        f"NCCL could not lock memory for RDMA on {name_list([host(recording, node) for node in nodes])}",
+        f"NCCL could not lock memory for RDMA on {hosts(recording, nodes)}",
         complaint_lines(recording, group),
         hardware.locked_memory(launcher, in_container=fact is not None and fact.in_container),
         detail="The limit of locked memory (ulimit -l) that the ranks have is the usual cause.",
@@ -134,8 +134,8 @@ def no_numa_calls(recording: Recording) -> Iterator[Draft]:
     if nodes:
         yield likely(
             of_nodes(recording, nodes),
-            "The container on {who} may not place memory near its GPUs, and NCCL shares it through /dev/shm",
+            "The container on {who} may not place memory near its GPUs: NCCL uses /dev/shm instead",
             Evidence(text="NCCL's log: cuMem host allocations do not appear to be working"),
             ALLOW_NUMA,
-            detail="It works so. Docker leaves NUMA calls out unless it is told otherwise.",
+            detail="NCCL works all the same, maybe slower. Docker forbids NUMA calls unless it is told otherwise.",
         )

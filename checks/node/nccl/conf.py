@@ -20,7 +20,7 @@ from ddp_doctor.settings.table import Agreement, never_read, variables
 from ddp_doctor.settings.values import effective, misread
 from ddp_doctor.settings.wording import printable, shown
 from ddp_doctor.wording.findings import Who, likely
-from ddp_doctor.wording.nodes import host, node_culprits, node_names, of_nodes
+from ddp_doctor.wording.nodes import host, name_list, node_culprits, node_names, of_nodes
 
 #: Reads a node's files; each item holds the lines of one finding.
 _LinesOf = Callable[[tuple[ConfFile, ...], NcclFact], Iterable[tuple[str, ...]]]
@@ -49,7 +49,8 @@ def nccl_conf_in_force(recording: Recording) -> Iterator[Draft]:
     """
     for lines, group in _alike(recording, _in_force):
         path = lines[0].rpartition(":")[0].rpartition(" (")[2]
-        yield _draft(recording, group, f"{path} sets {_count(lines)} of NCCL on {{who}}", lines)
+        title = f"NCCL on {{who}} takes {_names(lines)} from {path}"
+        yield _draft(recording, group, title, lines, detail="It is in no environment: env does not show it.")
 
 
 def _in_force(files: tuple[ConfFile, ...], fact: NcclFact) -> Iterator[tuple[str, ...]]:
@@ -82,8 +83,9 @@ def nccl_conf_overruled(recording: Recording) -> Iterator[Draft]:
     for (is_system, *lines), group in _alike(recording, _overruled):
         severity = Severity.INFO if is_system == "system" else None
         remedy = _edit("Delete the line, or unset the variable")
-        title = f"The environment overrules {_count(lines)} in nccl.conf on {{who}}"
-        yield _draft(recording, group, title, lines, remedy, severity=severity)
+        title = f"The environment overrules {_names(lines)} in nccl.conf on {{who}}"
+        detail = "NCCL takes the value of the environment, and does not warn."
+        yield _draft(recording, group, title, lines, remedy, detail=detail, severity=severity)
 
 
 def _overruled(files: tuple[ConfFile, ...], fact: NcclFact) -> Iterator[tuple[str, ...]]:
@@ -119,17 +121,14 @@ def nccl_conf_line_without_effect(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     for lines, group in _alike(recording, lambda files, _: _useless(files)):
-        title = (
-            f"{_count(lines, 'line')} of nccl.conf on {{who}} {'does' if len(lines) == 1 else 'do'} nothing"
-        )
+        count = "1 line" if len(lines) == 1 else f"{len(lines)} lines"
+        title = f"{count} of nccl.conf on {{who}} {'does' if len(lines) == 1 else 'do'} nothing"
         remedy = _edit("Write NAME=value from the first column on, without export, quotes and blanks")
-        yield _draft(recording, group, title, lines, remedy)
+        yield _draft(recording, group, title, lines, remedy, detail="NCCL does not warn of such a line.")
     for problem, group in _by_problem(recording):
-        title, remedy = (
-            f"NCCL_CONF_FILE on {{who}} is not read: {problem}",
-            _edit("Name a file that is there"),
-        )
-        yield _draft(recording, group, title, (problem,), remedy)
+        title = f"The file that NCCL_CONF_FILE on {{who}} names is not read: {problem}"
+        remedy = _edit("Name a file that is there")
+        yield _draft(recording, group, title, (problem,), remedy, detail="NCCL goes on without its settings.")
 
 
 def _useless(files: tuple[ConfFile, ...]) -> Iterator[tuple[str, ...]]:
@@ -195,6 +194,7 @@ def _draft(
     title: str,
     pieces: Iterable[str],
     *remedies: Remedy,
+    detail: str,
     severity: Severity | None = None,
 ) -> Draft:
     lines = list(pieces)
@@ -208,20 +208,21 @@ def _draft(
         title,
         Evidence(text="; ".join(lines[:_LINES_SHOWN] + more), expected_from=_SOURCE),
         *remedies,
-        detail="No environment shows what NCCL takes from its files.",
+        detail=detail,
         severity=severity,
     )
 
 
-def _count(lines: Sequence[str], what: str = "setting") -> str:
-    return f"{len(lines)} {what}{'' if len(lines) == 1 else 's'}"
+def _names(lines: Sequence[str]) -> str:
+    """The variables that lines such as "NCCL_ALGO=Tree (/etc/nccl.conf:1)" set."""
+    return name_list([line.partition("=")[0] for line in lines])
 
 
 def _edit(summary: str) -> Remedy:
     return remedy(
         summary,
         scope="job",
-        cost="the setting takes effect, with what it costs",
+        cost="what the setting itself costs, once it takes effect",
         undo="put the former line back",
         untried="nothing to measure: it follows from how NCCL reads the file",
     )
@@ -295,7 +296,7 @@ def _difference_draft(
     ]
     return likely(
         of_nodes(recording, from_file),
-        f"nccl.conf on {{who}} sets {name} otherwise than the other nodes have it",
+        f"nccl.conf on {{who}} gives {name} another value than the other nodes have",
         Evidence(text="; ".join(stakes), expected_from=stake.source),
         _SAME_FILE,
         detail=f"{name}: {stake.effect}.",

@@ -44,16 +44,14 @@ def nccl_plugin_missing(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     for plugin, group in _plugins(recording, _is_missing).items():
-        variable = plugin.setting or ""
-        title = f"{variable} on {{who}} names {printable(plugin.asked)}, which the linker does not find"
-        saw = Evidence(text=f"no {printable(plugin.asked)} where dlopen looks", expected_from=_SOURCE)
+        name, variable = printable(plugin.asked), plugin.setting or ""
         yield likely(
             of_nodes(recording, group),
-            title,
-            saw,
+            f"NCCL on {{who}} does not find the plug-in {name} that {variable} names",
+            Evidence(text=f"no {name} where dlopen looks", expected_from=_SOURCE),
             *map(in_folder, plugin.elsewhere[:1]),
             _without(variable),
-            detail=f"{_INSTEAD[plugin.kind]}, and says so at level INFO only.",
+            detail=f"{_INSTEAD[plugin.kind]}, and says so only in its log at level INFO.",
             severity=Severity.INFO if plugin.kind == "profiler" else None,
         )
 
@@ -83,13 +81,12 @@ def nccl_plugin_lacks_library(recording: Recording) -> Iterator[Draft]:
     for plugin, group in _plugins(recording, lambda plugin: bool(plugin.path and plugin.missing)).items():
         lost = ", ".join(plugin.missing)
         brought = f", brought by {plugin.brought_by}" if plugin.brought_by else ""
-        title = f"NCCL cannot load {plugin.path} on {{who}}: it needs {lost}"
         yield likely(
             of_nodes(recording, group),
-            title,
+            f"NCCL cannot load {plugin.path} on {{who}}: it needs {lost}",
             Evidence(text=f"ldd {plugin.path}{brought}: {lost} not found", expected_from=_SOURCE),
             _library(lost),
-            detail=f"{_INSTEAD[plugin.kind]}, and says so at level INFO only.",
+            detail=f"{_INSTEAD[plugin.kind]}, and says so only in its log at level INFO.",
             severity=None if plugin.setting and plugin.kind != "profiler" else Severity.INFO,
         )
 
@@ -113,14 +110,13 @@ def nccl_network_that_none_has(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     for (name, elsewhere), group in by_cause(nccl_of_gpu_nodes(recording), _nobodys_network).items():
-        title = f"NCCL_NET={printable(name)} on {{who}} names a network that no plug-in brings"
-        saw = Evidence(
-            text="no network plug-in that loads is found", expected_from="NCCL src/plugin/net.cc, ncclNetInit"
-        )
         yield likely(
             of_nodes(recording, group),
-            title,
-            saw,
+            f"No plug-in on {{who}} has the network that NCCL_NET={printable(name)} asks for",
+            Evidence(
+                text="no network plug-in that loads is found",
+                expected_from="NCCL src/plugin/net.cc, ncclNetInit",
+            ),
             *([in_folder(elsewhere)] if elsewhere else []),
             nccl.by_setting(
                 "Take NCCL_NET out of the job's environment",
@@ -128,7 +124,7 @@ def nccl_network_that_none_has(recording: Recording) -> Iterator[Draft]:
                 cost="NCCL takes what it finds",
                 undo="set NCCL_NET again",
             ),
-            detail="NCCL takes no other network than this one, and the job ends where its ranks connect.",
+            detail="NCCL takes no other network instead: the job fails where its ranks connect.",
         ).model_copy(update={"reproduced_by": meeting(recording, [node.node for node in group])})
 
 
@@ -137,7 +133,12 @@ def _nobodys_network(fact: NcclFact) -> tuple[str, str | None] | None:
         return None
     if any(network.works for network in fact.networks()):
         return None
-    return fact.network, next((folder for network in fact.networks() for folder in network.elsewhere), None)
+    return fact.network, _lies_in(fact)
+
+
+def _lies_in(fact: NcclFact) -> str | None:
+    """A folder with a network plug-in, in which the linker does not look."""
+    return next((folder for network in fact.networks() for folder in network.elsewhere), None)
 
 
 def _plugins(recording: Recording, chosen: Callable[[Plugin], bool]) -> dict[Plugin, list[FactAt[NcclFact]]]:
@@ -151,7 +152,7 @@ def _plugins(recording: Recording, chosen: Callable[[Plugin], bool]) -> dict[Plu
 def in_folder(folder: str) -> Remedy:
     """Let the linker look into a folder in which a plug-in lies; it stands in a table of this program's own."""
     return remedy(
-        f"Let the linker look into {folder}, where a plug-in lies",
+        f"Add {folder}, which has a plug-in, to LD_LIBRARY_PATH",
         f'export LD_LIBRARY_PATH="{folder}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"',
         scope="job",
         cost="other libraries in that folder are found too",
@@ -199,14 +200,13 @@ def efa_without_plugin(recording: Recording) -> Iterator[Draft]:
     """
     alone = recording.world is None or recording.world.nnodes < 2
     for (devices, folder), group in by_cause(nccl_of_gpu_nodes(recording), _idle_efa).items():
-        title = f"{{who}} {'has' if len(group) == 1 else 'have'} {devices} EFA devices that NCCL cannot use"
-        saw = Evidence(text="no network plug-in that loads is found", expected_from="aws/aws-ofi-nccl README")
+        have = "has" if len(group) == 1 else "each have"
         yield likely(
             of_nodes(recording, group),
-            title,
-            saw,
+            f"{{who}} {have} {devices} EFA devices that NCCL cannot use without a plug-in",
+            Evidence(text="no network plug-in that loads is found", expected_from="aws/aws-ofi-nccl README"),
             in_folder(folder) if folder else _INSTALL,
-            detail="Without the plug-in the nodes talk over plain sockets.",
+            detail="The nodes then talk over plain sockets, at a fraction of the rate.",
             severity=Severity.INFO if alone else None,
         )
 
@@ -216,9 +216,7 @@ def _idle_efa(fact: NcclFact) -> tuple[int, str | None] | None:
         return None
     if any(network.works for network in fact.networks()):
         return None
-    return len(fact.efa_devices), next(
-        (folder for network in fact.networks() for folder in network.elsewhere), None
-    )
+    return len(fact.efa_devices), _lies_in(fact)
 
 
 _INSTALL = remedy(

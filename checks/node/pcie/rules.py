@@ -10,7 +10,7 @@ from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.topology.link_codes import nvlinks
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
-from ddp_doctor.model.recording import FactAt, Recording
+from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.hardware import PASS_THROUGH, redirect_off
 from ddp_doctor.remedies.kinds import by_operator
@@ -105,12 +105,9 @@ def _pairs(recording: Recording, node: FactAt[PcieFact]) -> list[Pair]:
     ]
 
 
+@once_a_recording
 def _nvlinked(recording: Recording, node: int) -> set[frozenset[str]]:
     """The pairs of GPUs that have NVLink, by bus ids."""
-    return recording.once(("pairs with NVLink", node), lambda: _find_nvlinked(recording, node))
-
-
-def _find_nvlinked(recording: Recording, node: int) -> set[frozenset[str]]:
     buses = {number: bus for bus, number in gpu_numbers(recording, node).items()}
     found = set()
     for fact in recording.at(TopologyFact, node):
@@ -187,7 +184,7 @@ def acs_not_readable(recording: Recording) -> Iterator[Draft]:
     for reason, group in by_cause(nodes, lambda fact: fact.acs_problem).items():
         yield proved(
             of_nodes(recording, group),
-            "Whether PCIe switches of {who} redirect peer traffic (ACS) cannot be read",
+            "The access control (ACS) of the PCIe switches of {who} cannot be read",
             Evidence(text=reason),
             by_operator(
                 "Look as root; SrcValid+ or ReqRedir+ on a bridge above GPUs means that ACS is on.",
@@ -274,7 +271,7 @@ def _draft(recording: Recording, link: _Link, peers: list[_Link]) -> Draft:
         by_operator(
             "Reseat the device, its riser or cable, and look at the slot's bifurcation in the BIOS.",
             f"sudo lspci -vv -s {link.device.bus_id} | grep -e LnkCap -e LnkSta",
-            cost="the node is out of work meanwhile",
+            cost="the node cannot be used meanwhile",
             undo=NOTHING_TO_UNDO,
         ),
         confidence=Confidence.LIKELY if peers else Confidence.POSSIBLE,

@@ -13,7 +13,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_administrator
 from ddp_doctor.views.reproducers import everybody
 from ddp_doctor.wording.findings import likely, proved
-from ddp_doctor.wording.nodes import by_cause, host, name_list, node_culprit, of_nodes
+from ddp_doctor.wording.nodes import by_cause, host, hosts, name_list, node_culprit, of_nodes
 
 _LOOK = by_administrator(
     "Find out why these nodes have no RDMA port that is up, or take them out of the job",
@@ -67,12 +67,12 @@ def on_some_nodes_only(recording: Recording) -> Iterator[Draft]:
         nodes = sorted(lacking)
         yield likely(
             (node_culprit(recording, node) for node in nodes),
-            f"No RDMA port is up on {name_list([host(recording, node) for node in nodes])}, while"
-            f" {name_list([host(recording, node) for node in with_rdma])} will use RDMA",
+            f"No RDMA port is up on {hosts(recording, nodes)}, while"
+            f" {hosts(recording, with_rdma)} will use RDMA",
             (Evidence(text=f"{host(recording, node)}: {lacking[node]}") for node in nodes[:8]),
             _LOOK,
             SOCKETS_ON_ALL,
-            detail="NCCL takes TCP where it finds no RDMA, and ranks on TCP cannot connect to ranks on RDMA.",
+            detail="NCCL uses TCP where it finds no RDMA, and ranks on TCP cannot connect to ranks on RDMA.",
             reproduced_by=everybody(recording),
         )
 
@@ -109,13 +109,13 @@ def devices_hidden(recording: Recording) -> Iterator[Draft]:
             text="; ".join(problems[:4]) + (f"; {len(problems) - 4} more" if problems[4:] else ""),
             expected_from="libibverbs opens one such device for each RDMA device",
         )
-        title = f"RDMA ports are up on {{who}} ({name_list(names)}), and {where} cannot open their devices"
+        title = f"RDMA ports are up on {{who}} ({name_list(names)}), but {where} cannot open their devices"
         yield proved(
             of_nodes(recording, group),
             title,
             saw,
             *([GIVE_DEVICES] if in_container else [_LOAD_VERBS]),
-            detail="NCCL finds no RDMA device then, and takes TCP without a word.",
+            detail="NCCL then finds no RDMA device, and uses TCP without a warning.",
             severity=severity if between and first.unused_by is None else Severity.INFO,
         )
 
@@ -159,10 +159,10 @@ def library_missing(recording: Recording) -> Iterator[Draft]:
         saw = Evidence(text=lacking, expected_from="what NCCL opens RDMA devices with")
         yield likely(
             of_nodes(recording, group),
-            f"RDMA ports are up on {{who}}, and NCCL cannot use them: {lacking}",
+            f"RDMA ports are up on {{who}}, but NCCL cannot use them: {lacking}",
             saw,
             INSTALL_VERBS,
-            detail="NCCL takes TCP then, without a word.",
+            detail="NCCL then uses TCP, without a warning.",
             severity=_graded(recording),
         )
 

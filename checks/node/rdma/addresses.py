@@ -25,7 +25,7 @@ from ddp_doctor.knowledge.network.roce_gids import (
 from ddp_doctor.knowledge.versions import Version, dotted
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.views.reproducers import everybody
@@ -68,16 +68,13 @@ class Entry:
         return self.choice.gid is None or self.choice.gid.hidden
 
 
+@once_a_recording
 def entries(recording: Recording) -> list[Entry]:
     """The RoCE ports that NCCL takes between nodes, each with the entry of its table.
 
     A slow Ethernet port beside the fabric, as for storage, carries no ring, and DD563 reports it. Ports of
     which no entry's type can be read, as on kernels before 4.4, are not judged.
     """
-    return recording.once("rdma: entries", lambda: _entries(recording))
-
-
-def _entries(recording: Recording) -> list[Entry]:
     found = []
     for node in users(recording):
         nccl = nccl_version(recording, node.node)
@@ -147,8 +144,10 @@ def without_address(recording: Recording) -> Iterator[Draft]:
     """
     bare = [entry for entry in entries(recording) if not entry.is_fit and not entry.has_fit]
     if bare:
-        detail = "Only link-local or RoCE v1 entries are left to NCCL, which routers and many switches do not carry."
-        what = "no IPv4 address of RoCE v2" if len(bare) == 1 else "no IPv4 addresses of RoCE v2"
+        detail = (
+            "NCCL is left with link-local or RoCE v1 addresses, which routers and many switches do not carry."
+        )
+        what = f"no IPv4 address{'' if len(bare) == 1 else 'es'} for RoCE v2"
         yield _draft(recording, bare, what, [GIVE_ADDRESS, _ipv6(recording)], detail)
 
 
@@ -199,11 +198,11 @@ def index_elsewhere(recording: Recording) -> Iterator[Draft]:
     shown_settings = ", ".join(shown(name, value) for name, value in settings.items())
     old = [entry for entry in astray if entry.nccl is not None and entry.nccl < SEARCHES_SINCE]
     remedies = [_common(recording), UPGRADE_NCCL] if old else [unset_index(settings)]
-    detail = "The table has an IPv4 entry of RoCE v2 at another index."
+    detail = "The port's table of addresses (GIDs) has an IPv4 address of RoCE v2 at another index."
     yield _draft(
         recording,
         astray,
-        f"{shown_settings} leads to an entry that other nodes do not reach",
+        f"{shown_settings} selects an address (GID) that other nodes do not reach",
         remedies,
         detail,
     )
@@ -242,8 +241,8 @@ def index_needed(recording: Recording) -> Iterator[Draft]:
     if needy:
         versions = {entry.nccl for entry in needy if entry.nccl}
         which = f"NCCL {dotted(min(versions))}" if versions else "NCCL"
-        what = f"{which} does not find the IPv4 entry of RoCE v2 by itself"
-        detail = "The table has one; NCCL 2.21 and newer look for it, in containers 2.26 and newer."
+        what = f"{which} does not find the IPv4 address (GID) of RoCE v2 by itself"
+        detail = "The port has one. NCCL 2.21 and newer look for it, in containers 2.26 and newer."
         yield _draft(recording, needy, what, [_common(recording), UPGRADE_NCCL], detail)
 
 

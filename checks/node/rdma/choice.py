@@ -59,12 +59,12 @@ def different_kinds(recording: Recording) -> Iterator[Draft]:
     yield port_draft(
         recording,
         others,
-        "NCCL may take it beside the faster ports"
+        "NCCL may use it along with the faster ports"
         if len({hca.name for _, hca, _ in others}) == 1
-        else "NCCL may take these beside faster ones",
+        else "NCCL may use these along with faster ones",
         lambda port_at: f"{port_at[2].link_layer}, {port_at[2].rate}",
         *([remedy] if remedy else []),
-        detail="NCCL uses every active port that it is not told to leave. Mostly it prefers the fast ones.",
+        detail="NCCL uses every active port unless it is told otherwise. Mostly it prefers the fast ones.",
         severity=Severity.INFO,
         confidence=Confidence.POSSIBLE,
     ).model_copy(update={"reproduced_by": everybody(recording)})
@@ -105,14 +105,15 @@ def matches_nothing(recording: Recording) -> Iterator[Draft]:
     for (value, missing, fatal), group in by_cause(users(recording), _unmatched).items():
         setting = shown(HCA, value)
         title = (
-            f"{setting} allows none of the RDMA ports that are up on {node_names(recording, group)}"
+            f"{setting} matches none of the RDMA ports that are up on {node_names(recording, group)}"
             if fatal
-            else f"{setting} names {name_list(missing)}, not to be found on {node_names(recording, group)}"
+            else f"{setting} names {name_list(missing)}, which {node_names(recording, group)}"
+            f" {'does' if len(group) == 1 else 'do'} not have"
         )
         detail = (
-            "NCCL then takes TCP without a word, and cannot connect to nodes that use RDMA."
+            "NCCL then uses TCP without a warning, and cannot connect to nodes that use RDMA."
             if fatal
-            else "NCCL does with the others, without a word."
+            else "NCCL uses the others, without a warning."
         )
         best = {node.node: fast_and_others(node.fact.candidates()) for node in group}
         fast = {node: ports for node, (ports, _) in best.items()}
@@ -137,12 +138,7 @@ def _unmatched(fact: RdmaFact) -> tuple[str, tuple[str, ...], bool] | None:
     value = fact.settings.get(HCA, "")
     if not nccl_hca.entries(value) or nccl_hca.is_exclusion(value) or not fact.candidates():
         return None
-    exact, names = nccl_hca.is_exact(value), [hca.name for hca in fact.hcas]
-    missing = tuple(
-        word
-        for word, _ in nccl_hca.entries(value)
-        if not any(name == word if exact else name.startswith(word) for name in names)
-    )
+    missing = nccl_hca.absent(value, [hca.name for hca in fact.hcas])
     fatal = not fact.chosen()
     return (value, missing, fatal) if missing or fatal else None
 
@@ -184,12 +180,12 @@ def takes_more(recording: Recording) -> Iterator[Draft]:
         yield port_draft(
             recording,
             hits,
-            f"{shown(HCA, value)} takes it too, though it is not named"
+            f"{shown(HCA, value)} matches it too, though it is not named"
             if len({hca.name for _, hca, _ in hits}) == 1
-            else f"{shown(HCA, value)} takes these too, though they are not named",
+            else f"{shown(HCA, value)} matches these too, though they are not named",
             lambda port_at: f"{port_at[2].link_layer}, {port_at[2].rate}",
             *_with_equals(recording, value, hits),
-            detail="Without = before the first, the names are prefixes: mlx5_1 means mlx5_10 as well.",
+            detail="Without = before the first name, all are prefixes: mlx5_1 means mlx5_10 as well.",
             severity=severity,
             confidence=Confidence.PROVED,
         ).model_copy(update={"reproduced_by": everybody(recording)})

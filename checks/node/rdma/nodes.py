@@ -12,7 +12,7 @@ from ddp_doctor.knowledge.network.rdma import FEW_SHARE, LEAST_ALIKE, LEAST_DARK
 from ddp_doctor.knowledge.topology.link_codes import link_code
 from ddp_doctor.knowledge.versions import Version, release
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.recording import FactAt, Recording
+from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.views.software import of_the_job
 
 #: The link is there, and the port waits for a subnet manager.
@@ -43,10 +43,10 @@ def for_later_jobs(recording: Recording, severity: Severity) -> Severity:
 
 def nccl_version(recording: Recording, node: int) -> Version | None:
     """The NCCL that the job would load on a node; None where that is not known."""
-    versions = recording.once("rdma: NCCL", lambda: _versions(recording))
-    return versions.get(node)
+    return _versions(recording).get(node)
 
 
+@once_a_recording
 def _versions(recording: Recording) -> dict[int, Version]:
     found = {
         node.node: release(node.fact.nccl_loaded or node.fact.nccl_required_by_torch or "")
@@ -118,9 +118,10 @@ def _dark(recording: Recording) -> list[Odd]:
 
 def is_cut_off(recording: Recording, node: int) -> bool:
     """Whether no port is left on a node of a kind that other nodes would use."""
-    return node in recording.once("rdma: cut off", lambda: _cut_off(recording))
+    return node in _cut_off(recording)
 
 
+@once_a_recording
 def _cut_off(recording: Recording) -> set[int]:
     layers = {
         node.node: {port.link_layer for _, port in fast_and_others(node.fact.chosen())[0]}
@@ -146,25 +147,18 @@ def _is_up(port_at: Hit) -> float | None:
     return None if state is None else float(state == "ACTIVE")
 
 
-def _rate(port_at: Hit) -> float | None:
-    """The link's rate in Gb/s."""
-    return port_at[2].rate_gbit_per_s
-
-
+@once_a_recording
 def odd_by_state(recording: Recording) -> list[Odd]:
     """The few ports that are not up while those that are like them are."""
-    return recording.once("rdma: down", lambda: _odd_by_state(recording))
-
-
-def _odd_by_state(recording: Recording) -> list[Odd]:
     few = odd_ones(hits_of(recording, _may_be_down), _is_up)
     named = {identity(odd.hit) for odd in few}
     return [*few, *(odd for odd in _dark(recording) if identity(odd.hit) not in named)]
 
 
+@once_a_recording
 def odd_by_rate(recording: Recording) -> list[Odd]:
     """The few ports that are slower than those that are like them."""
-    return recording.once("rdma: slow", lambda: odd_ones(hits_of(recording, carries), _rate))
+    return odd_ones(hits_of(recording, carries), lambda port_at: port_at[2].rate_gbit_per_s)
 
 
 def _may_be_down(hca: Hca, port: Port) -> bool:
@@ -240,12 +234,9 @@ class Change:
         return f"{', '.join(grown)} in {self.seconds:.0f} s"
 
 
+@once_a_recording
 def changes(recording: Recording) -> list[Change]:
     """The ports that were up before the ranks; a counter that is smaller afterwards was cleared, and left out."""
-    return recording.once("rdma: changes", lambda: _changes(recording))
-
-
-def _changes(recording: Recording) -> list[Change]:
     used = {identity((node.node, hca, port)) for node in users(recording) for hca, port in node.fact.chosen()}
     before = {node.node: node for node in recording.facts(RdmaFact)}
     return [

@@ -24,7 +24,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.wording.differences import odd_culprits, split, values_with_nodes
 from ddp_doctor.wording.findings import likely, possible
-from ddp_doctor.wording.nodes import host, name_list
+from ddp_doctor.wording.nodes import host, hosts, name_list
 
 _COMPARE = remedy(
     "Compare the nodes' devices, and give the job nodes of one kind, or one NCCL_IB_HCA for all",
@@ -81,10 +81,10 @@ def mtu_smaller(recording: Recording) -> Iterator[Draft]:
     yield port_draft(
         recording,
         [expected.hit for expected in odd],
-        "smaller packets than its peers" if len(odd) == 1 else "smaller packets than their peers",
+        f"smaller packets (MTU) than {'its' if len(odd) == 1 else 'their'} peers",
         sight,
         same_mtu(max(good, default=9000), [mtus[identity(expected.hit)].name for expected in odd]),
-        detail="Both ends of a connection take the smaller size, so every peer of this port is slowed down.",
+        detail="Both ends of a connection use the smaller size, so every peer of this port is slowed down.",
         severity=Severity.WARNING,
     )
 
@@ -203,7 +203,7 @@ def _different(recording: Recording, board: str, versions: dict[str, list[Hit]])
 def _whose(recording: Recording, hits: list[Hit]) -> str:
     nodes = list(dict.fromkeys(node for node, _, _ in hits))
     if len(nodes) > 1:
-        return name_list([host(recording, node) for node in nodes])
+        return hosts(recording, nodes)
     return f"{name_list([hca.name for _, hca, _ in hits])} of {host(recording, nodes[0])}"
 
 

@@ -57,7 +57,7 @@ def port_down(recording: Recording) -> Iterator[Draft]:
     odd = {identity(port.hit): port for port in odd_by_state(recording)}
     named = _named_and_down(recording)
     for severity, hits in _by_severity(recording, odd, named).items():
-        detail = "NCCL leaves it out without a word, and other ports carry its traffic as well."
+        detail = "NCCL leaves it out without a warning, and other ports carry its traffic as well."
         yield port_draft(
             recording,
             hits,
@@ -138,7 +138,7 @@ def no_subnet_manager(recording: Recording) -> Iterator[Draft]:
         yield port_draft(
             recording,
             some,
-            "the link is up, and no subnet manager has brought the port up",
+            "the link is up, but no subnet manager has activated the port",
             lambda port_at: (
                 f"state {port_at[2].state}, LID {port_at[2].lid}, subnet manager's LID {port_at[2].sm_lid}"
             ),
@@ -182,7 +182,7 @@ def port_slower(recording: Recording) -> Iterator[Draft]:
             "the link came up slower than it should",
             lambda port_at: _slow_in_words(port_at, odd.get(identity(port_at))),
             look_at_link(hits, "A link that came up slower"),
-            detail="NCCL counts with the lower rate, and its rings go at the pace of their slowest link.",
+            detail="NCCL's rings go at the pace of their slowest link.",
             severity=for_later_jobs(recording, Severity.WARNING),
         )
 

@@ -135,7 +135,7 @@ def look_at_link(hits: Sequence[Hit], why: str) -> Remedy:
     return by_administrator(
         f"{why}: look at the cable, the transceiver and the switch port at its other end",
         *ethernet if port.is_roce and ethernet else infiniband,
-        cost="hands at the cable; the node drained meanwhile",
+        cost="somebody at the cable; the node must be drained meanwhile",
     )
 
 
@@ -151,7 +151,7 @@ def look_at_bond(bond: str, slaves: Sequence[str]) -> Remedy:
             )
             if nccl_hca.is_name(name)
         ),
-        cost="hands at the cable; the bond carries on meanwhile",
+        cost="somebody at the cable; the bond works meanwhile",
         references=("https://docs.kernel.org/networking/bonding.html",),
     )
 
@@ -223,7 +223,7 @@ USE_IPV6 = nccl.by_setting(
 )
 
 SOCKETS_ON_ALL = nccl.by_setting(
-    "Let all nodes talk over TCP until then, so that they meet",
+    "Let all nodes talk over TCP until then, so that they can connect",
     Setting(name="NCCL_IB_DISABLE", value="1", why="ranks on TCP and ranks on RDMA cannot connect"),
     cost="a stop-gap and a proof: between nodes a fraction of the rate of RDMA, and the CPU's time",
     conflicts=("NCCL_IB_HCA",),

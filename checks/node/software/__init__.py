@@ -28,6 +28,7 @@ from ddp_doctor.model.fact import Failed
 from ddp_doctor.model.rule import rules_in
 from ddp_doctor.parse import software
 from ddp_doctor.probing.import_path import hidden_modules
+from ddp_doctor.probing.kernel_files import names_in
 
 __all__ = ["CHECK", "probe"]
 
@@ -42,7 +43,7 @@ def probe(ctx: Context) -> Software:
             **_settings(ctx, installed),
             "hidden_modules": tuple(_hidden(ctx, installed)),
             "nccl_required_by_torch": software.pinned_nccl(installed.torch_requires),
-            "gpu_devices": len([name for name in _listing(ctx, "/dev") if re.fullmatch(r"nvidia\d+", name)]),
+            "gpu_devices": len([name for name in names_in(ctx, "/dev") if re.fullmatch(r"nvidia\d+", name)]),
             "gpus_hidden_by": software.gpus_hidden_by(ctx.env),
             "forward_compatibility": _forward_compatibility(ctx),
         }
@@ -119,18 +120,11 @@ def _driver(ctx: Context) -> dict[str, str | None]:
     return {"driver": version, "driver_problem": None if version else "its version text is not understood"}
 
 
-def _listing(ctx: Context, folder: str) -> list[str]:
-    try:
-        return ctx.listdir(folder)
-    except OSError:
-        return []
-
-
 def _forward_compatibility(ctx: Context) -> str | None:
     """A folder with CUDA's forward-compatibility libcuda, with which older data-centre drivers do."""
     folders = [folder for folder in ctx.env.get("LD_LIBRARY_PATH", "").split(":") if "compat" in folder]
     for folder in (*folders, "/usr/local/cuda/compat", "/usr/local/cuda/compat/lib"):
-        if any(name.startswith("libcuda.so") for name in _listing(ctx, folder)):
+        if any(name.startswith("libcuda.so") for name in names_in(ctx, folder)):
             return folder
     return None
 

@@ -90,13 +90,14 @@ def cpu_torch_beside_gpus(recording: Recording) -> Iterator[Draft]:
         https://pytorch.org/get-started/locally
     """
     for (version, driver, gpus), group in by_cause(with_gpus(recording), _cpu_build).items():
-        title = f"torch {version} on {{who}} is a CPU build, so the GPUs stay idle"
-        saw = Evidence(
-            text=f"torch/version.py names no CUDA, beside {gpus} GPU devices",
-            expected_from=f"driver {driver}",
+        text = f"torch/version.py names no CUDA, beside {gpus} GPU devices"
+        yield proved(
+            of_nodes(recording, group),
+            f"torch {version} on {{who}} is a CPU build, so the GPUs stay idle",
+            Evidence(text=text, expected_from=f"driver {driver}"),
+            cuda_build(driver),
+            detail='If the CPU is meant, use --backend gloo or CUDA_VISIBLE_DEVICES="".',
         )
-        detail = 'Where the CPU is meant, use --backend gloo or CUDA_VISIBLE_DEVICES="".'
-        yield proved(of_nodes(recording, group), title, saw, cuda_build(driver), detail=detail)
 
 
 def _cpu_build(fact: Software) -> tuple[str, str, int] | None:
@@ -124,14 +125,17 @@ def driver_too_old_for_cuda(recording: Recording) -> Iterator[Draft]:
     """
     for (driver, cuda, bridge), group in by_cause(with_gpus(recording), _driver_gap).items():
         least = dotted(versions.least_driver(cuda))
-        title = f"Driver {driver} on {{who}} is too old for torch's CUDA {cuda}, which needs {least}"
-        detail = f"{bridge} bridges this on data-centre GPUs." if bridge else "No rank gets its GPU."
-        remedies = driver_upgrade(f"Upgrade it to {least} or newer"), cuda_build(driver)
-        saw, severity = (
+        yield proved(
+            of_nodes(recording, group),
+            f"Driver {driver} on {{who}} is too old for torch's CUDA {cuda}, which needs {least}",
             Evidence(text=f"driver {driver}", expected_from=versions.DRIVER_SOURCE),
-            Severity.INFO if bridge else None,
+            driver_upgrade(f"Upgrade the driver to {least} or newer"),
+            cuda_build(driver),
+            detail=f"{bridge} makes up for it on data-centre GPUs."
+            if bridge
+            else "torch finds no GPU there, so no rank can use one.",
+            severity=Severity.INFO if bridge else None,
         )
-        yield proved(of_nodes(recording, group), title, saw, *remedies, detail=detail, severity=severity)
 
 
 def _driver_gap(fact: Software) -> tuple[str, str, str | None] | None:
@@ -160,13 +164,18 @@ def torch_installation_broken(recording: Recording) -> Iterator[Draft]:
         https://pytorch.org/get-started/locally
     """
     for (problem, severity), group in by_cause(of_the_job(recording), _broken_torch).items():
-        remedy = reinstall("Install torch anew here, or run the doctor with the job's Python", "torch")
-        title, saw = (
-            f"torch is broken on {{who}}: {problem}",
+        yield proved(
+            of_nodes(recording, group),
+            f"torch on {{who}} cannot be used: {problem}"
+            if severity is Severity.ERROR
+            else f"Two versions of torch are mixed on {{who}}: {problem}",
             Evidence(text=problem, expected_from="importing torch"),
+            reinstall("Reinstall torch here, or run the doctor with the job's Python", "torch"),
+            detail="Every rank fails at import torch."
+            if severity is Severity.ERROR
+            else "Ranks fail where one version meets the other.",
+            severity=severity,
         )
-        detail = "Ranks fail where they import torch, or later where two versions meet."
-        yield proved(of_nodes(recording, group), title, saw, remedy, detail=detail, severity=severity)
 
 
 def _broken_torch(fact: Software) -> tuple[str, Severity] | None:
@@ -199,12 +208,14 @@ def torch_or_python_too_old(recording: Recording) -> Iterator[Draft]:
         https://devguide.python.org/versions
     """
     for old, group in by_cause(of_the_job(recording), lambda fact: _too_old(fact, recording)).items():
-        title, newer = f"{old.what} on {{who}} is too old: {old.why}", reinstall("Move to a newer one")
-        detail, saw = (
-            "New releases pass it by, and nobody tests them with it.",
+        yield proved(
+            of_nodes(recording, group),
+            f"{old.what} on {{who}} is too old: {old.why}",
             Evidence(text=old.what, expected_from=old.source),
+            reinstall("Upgrade it"),
+            detail="Newer releases of torch and the doctor are not tested with it.",
+            severity=old.severity,
         )
-        yield proved(of_nodes(recording, group), title, saw, newer, detail=detail, severity=old.severity)
 
 
 def _too_old(fact: Software, recording: Recording) -> versions.TooOld | None:
@@ -229,11 +240,13 @@ def torch_finds_no_backend(recording: Recording) -> Iterator[Draft]:
         torch 2.15 torch/distributed/distributed_c10d.py, Backend._ensure_backend_registered
     """
     for folder, group in by_cause(of_the_job(recording), folder_without_backends).items():
-        remedy = reinstall("Install torch with pip, or copy its torch-*.dist-info folder beside it", "torch")
-        title = "torch on {who} finds no backend, neither gloo nor NCCL: its package metadata is missing"
-        saw = Evidence(
-            text=f"{folder} looks for entry points torch.distributed.backends, and no package has one called gloo",
-            expected_from="torch/distributed/distributed_c10d.py",
+        text = (
+            f"{folder} looks for entry points torch.distributed.backends, and no package has one called gloo"
         )
-        detail = 'Ranks fail in init_process_group with "Unknown c10d backend type".'
-        yield proved(of_nodes(recording, group), title, saw, remedy, detail=detail)
+        yield proved(
+            of_nodes(recording, group),
+            "torch on {who} finds no backend, neither gloo nor NCCL: its package metadata is missing",
+            Evidence(text=text, expected_from="torch/distributed/distributed_c10d.py"),
+            reinstall("Install torch with pip, or copy its torch-*.dist-info folder beside it", "torch"),
+            detail='Ranks fail in init_process_group with "Unknown c10d backend type".',
+        )

@@ -14,7 +14,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.settings.wording import printable
 from ddp_doctor.views.software import of_the_job, other_nccl, with_gpus
-from ddp_doctor.wording.findings import finding, proved
+from ddp_doctor.wording.findings import finding, possible, proved
 from ddp_doctor.wording.nodes import by_cause, of_nodes
 
 
@@ -37,16 +37,16 @@ def nccl_differs_from_torch(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deeplearning/nccl/release-notes
     """
     for (loaded, needed, library, cuda), group in by_cause(of_the_job(recording), other_nccl).items():
-        title = f"torch would load NCCL {loaded} on {{who}}, but was built with {needed}"
         by = group[0].fact.nccl_brought_by
         text = f"{library} is of version {loaded}" + (f", brought by {by}" if by else "")
-        saw = Evidence(text=text, expected_from=f"torch's package metadata pins {needed}")
-        severity, remedy = (
-            versions.nccl_mismatch(release(loaded), release(needed)),
+        yield proved(
+            of_nodes(recording, group),
+            f"torch would load NCCL {loaded} on {{who}}, but was built with {needed}",
+            Evidence(text=text, expected_from=f"torch's package metadata pins {needed}"),
             installation.nccl_package(cuda, needed),
+            detail="An older NCCL lacks what torch calls; a newer one was never tested with this torch.",
+            severity=versions.nccl_mismatch(release(loaded), release(needed)),
         )
-        detail = "An older NCCL lacks what torch calls; a newer one was never tested with this torch."
-        yield proved(of_nodes(recording, group), title, saw, remedy, detail=detail, severity=severity)
 
 
 @rule("DD206", "nccl-with-known-fault", Severity.WARNING, Software)
@@ -69,14 +69,14 @@ def nccl_with_known_fault(recording: Recording) -> Iterator[Draft]:
     nnodes = recording.world.nnodes if recording.world else 1
     for (nccl, torch, machine), group in by_cause(with_gpus(recording), _nccl_in_use).items():
         for issue in versions.nccl_issues(release(nccl), release(torch), machine, nnodes):
-            title = f"NCCL {nccl} on {{who}} {issue.effect}"
-            detail = f"Known of NCCL {dotted(issue.since)} to before {dotted(issue.before)}; not every job meets it."
-            saw, remedies = (
+            affected = f"NCCL {dotted(issue.since)} and newer, before {dotted(issue.before)}"
+            yield possible(
+                of_nodes(recording, group),
+                f"NCCL {nccl} on {{who}} {issue.effect}",
                 Evidence(text=f"NCCL {nccl} with torch {torch}", expected_from=issue.source),
-                installation.ways_around(issue),
+                *installation.ways_around(issue),
+                detail=f"A known fault of {affected}; not every job meets it.",
             )
-            maybe = Confidence.POSSIBLE
-            yield finding(of_nodes(recording, group), title, saw, *remedies, confidence=maybe, detail=detail)
 
 
 def _nccl_in_use(fact: Software) -> tuple[str, str, str] | None:
@@ -101,13 +101,13 @@ def nccl_library_unusable(recording: Recording) -> Iterator[Draft]:
         https://pypi.org/project/nvidia-nccl-cu12
     """
     for fault, group in by_cause(of_the_job(recording), lambda fact: fact.nccl_fault).items():
-        remedy = installation.nccl_package(group[0].fact.torch_cuda, group[0].fact.nccl_required_by_torch)
-        title, saw = (
+        yield proved(
+            of_nodes(recording, group),
             f"torch cannot load NCCL on {{who}}: {fault}",
             Evidence(text=fault, expected_from="ldd of libtorch_cuda.so"),
+            installation.nccl_package(group[0].fact.torch_cuda, group[0].fact.nccl_required_by_torch),
+            detail="libtorch_cuda.so is linked with libnccl.so.2, so importing torch fails on every rank.",
         )
-        detail = "libtorch_cuda.so is linked with libnccl.so.2, so importing torch fails on every rank."
-        yield proved(of_nodes(recording, group), title, saw, remedy, detail=detail)
 
 
 @rule("DD208", "nccl-packages-overwrite-each-other", Severity.WARNING, Software)
@@ -134,14 +134,11 @@ def packages_overwrite(recording: Recording) -> Iterator[Draft]:
         own = _own_package(cuda)
         wrong = [name for name in packages if name != own]
         written = f"the file is {there}'s" if there else "the file is of neither's size"
-        saw = Evidence(
-            text=f"{' and '.join(packages)} are installed; {written}",
-            expected_from="the RECORD of each package",
-        )
+        names = " and ".join(packages)
         yield finding(
             of_nodes(recording, group),
-            f"{' and '.join(packages)} on {{who}} overwrite each other's libnccl.so.2",
-            saw,
+            f"{names} on {{who}} overwrite each other's libnccl.so.2",
+            Evidence(text=f"{names} are installed; {written}", expected_from="the RECORD of each package"),
             _one_only(wrong, own, fact.nccl_required_by_torch),
             confidence=Confidence.PROVED if there else Confidence.LIKELY,
             detail=f"torch's CUDA is {cuda}. The package that pip writes last wins, and removing one breaks both.",
@@ -204,7 +201,7 @@ def copy_without_effect(recording: Recording) -> Iterator[Draft]:
         instead = f"{loaded} is loaded" if loaded else "NCCL is built into torch"
         yield proved(
             of_nodes(recording, group),
-            f"{printable(by)} on {{who}} names a libnccl that torch does not load",
+            f"torch on {{who}} does not load the libnccl that {printable(by)} names",
             Evidence(
                 text=f"{printable(file)} lies there, and {printable(instead)}",
                 expected_from="ldd of libtorch_cuda.so",

@@ -39,7 +39,7 @@ def hidden_by_pythonpath(recording: Recording) -> Iterator[Draft]:
         folders = tuple(dict.fromkeys(_folder(module) for module in hidden))
         yield proved(
             _culprits(recording, group, hidden),
-            f"{_title(hidden)} on {node_names(recording, group)}: PYTHONPATH puts {_it(hidden)} first",
+            f"{_title(hidden)} on {node_names(recording, group)}: PYTHONPATH comes first",
             _evidence(hidden),
             in_code(f"Rename {_files(hidden)}"),
             remedy(
@@ -49,7 +49,7 @@ def hidden_by_pythonpath(recording: Recording) -> Iterator[Draft]:
                 undo="put the folder back",
                 untried="the doctor does not know what else the job needs of it",
             ),
-            detail="torchrun and each rank load it and die where they import torch; torch itself is not to blame.",
+            detail="torchrun and every rank fail at import torch. The installed torch is not to blame.",
         )
 
 
@@ -75,11 +75,10 @@ def hidden_in_working_directory(recording: Recording) -> Iterator[Draft]:
     for hidden, group in by_cause(of_the_job(recording), _by("working directory")).items():
         yield likely(
             _culprits(recording, group, hidden),
-            f"{_title(hidden)} on {node_names(recording, group)} from scripts in that folder and from python -m",
+            f"{_title(hidden)} on {node_names(recording, group)} by scripts in that folder and by python -m",
             _evidence(hidden),
             in_code(f"Rename {_files(hidden)}"),
-            detail="Such a job dies where it imports torch. A script in another folder, started without -m, does not"
-            f" see {_it(hidden)}.",
+            detail="Such a job fails at import torch. A script in another folder, started without -m, is not affected.",
         )
 
 
@@ -88,10 +87,10 @@ def _by(place: str) -> Callable[[Software], tuple[HiddenModule, ...] | None]:
 
 
 def _title(hidden: tuple[HiddenModule, ...]) -> str:
-    hide = "hides" if len(hidden) == 1 else "hide"
+    are = "is" if len(hidden) == 1 else "are"
     own = [module.module for module in hidden if module.module != TORCH]
     names = [TORCH] * (len(own) < len(hidden)) + [f"Python's own {name}" for name in own[:1]] + own[1:]
-    return f"{_files(hidden)} {hide} {name_list(names)}"
+    return f"{_files(hidden)} {are} imported instead of {name_list(names)}"
 
 
 def _culprits(
@@ -112,10 +111,6 @@ def _files(hidden: tuple[HiddenModule, ...]) -> str:
 def _folder(hidden: HiddenModule) -> str:
     """The folder that Python searches."""
     return hidden.file.removesuffix("/__init__.py").rpartition("/")[0] or "/"
-
-
-def _it(hidden: tuple[HiddenModule, ...]) -> str:
-    return "it" if len(hidden) == 1 else "them"
 
 
 def _evidence(hidden: tuple[HiddenModule, ...]) -> Iterator[Evidence]:

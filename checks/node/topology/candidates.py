@@ -13,7 +13,7 @@ from ddp_doctor.knowledge.topology.cluster_kinds import Cluster, Kind, Maker, cl
 from ddp_doctor.knowledge.topology.link_codes import connected
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
-from ddp_doctor.model.recording import FactAt, Recording
+from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.remedies.nccl import DISABLE_P2P, REPAIR_PATH
@@ -23,12 +23,9 @@ from ddp_doctor.wording.findings import NOBODY, finding, possible
 from ddp_doctor.wording.nodes import by_cause
 
 
+@once_a_recording
 def cluster(recording: Recording, node: int) -> Cluster:
     """The kind of one node, unknown where nothing was recorded that tells."""
-    return recording.once(("cluster", node), lambda: _cluster(recording, node))
-
-
-def _cluster(recording: Recording, node: int) -> Cluster:
     host = next(iter(recording.at(Host, node)), None)
     rdma = rdma_of(recording).get(node)
     maker = (
@@ -163,7 +160,9 @@ def _unproved(recording: Recording, paths: _Paths, group: Sequence[FactAt[Topolo
         NOBODY,
         f"If a job hangs on {hosts_of(recording, group)}, rule out direct copies over PCIe first: {shown}",
         (_path_evidence(group[0].fact, code, pairs) for code, pairs in paths),
-        DISABLE_P2P.model_copy(update={"summary": "Only if it hangs: the proof, in one trial"}),
+        DISABLE_P2P.model_copy(
+            update={"summary": "Only if it hangs: one trial shows whether P2P is to blame"}
+        ),
         REPAIR_PATH.model_copy(update={"summary": "If that helps, repair the path: ACS, or the IOMMU"}),
         detail="Most such machines work. Some announce P2P over PCIe and do not carry it, and the first"
         " all-reduce spins for ever. Libraries with an all-reduce of their own (vLLM, SGLang) copy directly"
@@ -209,8 +208,8 @@ def pcietree_hidden(recording: Recording) -> Iterator[Draft]:
     for ranges, group in by_cause(recording.facts(TopologyFact), _hidden_behind).items():
         yield finding(
             NOBODY,
-            f"All GPUs of {hosts_of(recording, group)} stand below one host bridge, as in virtual machines"
-            " that hide the PCIe tree",
+            f"All GPUs of {hosts_of(recording, group)} appear below one PCIe host bridge: probably a virtual machine"
+            " that hides the real PCIe tree",
             (
                 Evidence(text="every two GPUs are joined by PHB, and all have the same CPUs"),
                 *([Evidence(text=f"all belong to NUMA nodes {ranges}")] if ranges else []),
@@ -218,7 +217,7 @@ def pcietree_hidden(recording: Recording) -> Iterator[Draft]:
             ),
             topology_file([cluster(recording, node.node) for node in group]),
             confidence=Confidence.LIKELY if "-" in ranges else Confidence.POSSIBLE,
-            detail="NCCL cannot know then which GPUs are near each other. Nothing is wrong as long as it is fast.",
+            detail="NCCL then cannot know which GPUs are near each other. Nothing is wrong while jobs are fast.",
         )
 
 

@@ -14,7 +14,7 @@ from ddp_doctor.remedies.nccl import ALLOW_NUMA, DISABLE_P2P, WITHOUT_NVLS
 from ddp_doctor.views import failed_trials
 from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.nccl_complaints import complaint_lines
-from ddp_doctor.wording.nodes import host, name_list, node_culprit
+from ddp_doctor.wording.nodes import hosts, node_culprit
 
 WITHOUT_CUMEM_HOST = nccl.by_setting(
     "Let NCCL share host memory through /dev/shm, as it did before 2.24",
@@ -56,7 +56,7 @@ def _draft(
     nodes = failed_trials.nodes_of(group)
     return finding(
         (node_culprit(recording, node) for node in nodes),
-        f"{what} on {name_list([host(recording, node) for node in nodes])}",
+        f"{what} on {hosts(recording, nodes)}",
         complaint_lines(recording, group),
         *remedies,
         confidence=confidence,

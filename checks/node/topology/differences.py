@@ -78,7 +78,7 @@ def p2p_not_used(recording: Recording) -> Iterator[Draft]:
         for difference in _differences(recording)
         if difference.expected.choice.kind == "P2P" and not _nvlink(difference)
     ]
-    yield from _drafts(recording, found, "are in reach of P2P")
+    yield from _drafts(recording, found, "in reach of each other")
 
 
 @rule("DD431", "nvlink-not-used", Severity.WARNING, TopologyFact)
@@ -104,7 +104,7 @@ def nvlink_not_used(recording: Recording) -> Iterator[Draft]:
         for difference in _differences(recording)
         if difference.expected.choice.kind == "P2P" and _nvlink(difference)
     ]
-    yield from _drafts(recording, found, "are joined by NVLink")
+    yield from _drafts(recording, found, "joined by NVLink")
 
 
 @rule("DD432", "network-used-within-one-host", Severity.WARNING, TopologyFact)
@@ -130,7 +130,7 @@ def network_within_host(recording: Recording) -> Iterator[Draft]:
         for difference in _differences(recording)
         if difference.expected.choice.kind == "SHM" and difference.kind == "NET"
     ]
-    yield from _drafts(recording, found, "share a host")
+    yield from _drafts(recording, found, "of one host")
 
 
 @rule("DD433", "p2p-beyond-the-default-limit", Severity.INFO, TopologyFact)
@@ -173,13 +173,14 @@ def p2p_beyond_limit(recording: Recording) -> Iterator[Draft]:
         pairs = wording.pair_names([used.gpus for _, used, _ in group])
         yield likely(
             (culprit(recording, place.seen.node, used.gpus, used.ranks) for place, used, _ in group),
-            f"NCCL_P2P_LEVEL={level} lets NCCL copy directly farther than by default on {hosts}: {pairs}",
+            f"NCCL_P2P_LEVEL={level} makes NCCL copy directly between GPUs of {hosts} that are farther apart than its"
+            f" own limit: {pairs}",
             (
                 Evidence(text=f"{'-'.join(used.gpus)} is {code}; the log says {used.transports[0].via}")
                 for _, used, code in group[: wording.MOST_PAIRS]
             ),
             UNSET_LEVEL,
-            detail="It works here. Not every machine of a kind carries such traffic well.",
+            detail="It works here. On other machines of the same kind such copies may be slow, or hang.",
             reproduced_by=between(recording, group[0][1].ranks),
         )
 
@@ -243,13 +244,12 @@ def _drafts(recording: Recording, found: Sequence[Difference], what: str) -> Ite
                 culprit(recording, difference.place.seen.node, difference.used.gpus, difference.used.ranks)
                 for difference in group
             ),
-            f"GPUs that {what} talk over {wording.NAMES[first.kind]} on {hosts}: {pairs}",
+            f"GPUs {what} use {wording.NAMES[first.kind]} instead of {wording.NAMES[should.kind]} on {hosts}: {pairs}",
             (_evidence(difference) for difference in group[: wording.MOST_PAIRS]),
             first.remedy,
             confidence=Confidence.POSSIBLE if unexplained else Confidence.LIKELY,
-            detail=f"Expected: {wording.NAMES[should.kind]}, for {should.why}."
-            f" Why NCCL goes another way: {first.reason}."
-            + wording.price(first.expected.rate_gb_per_s, first.instead()),
+            detail=f"What speaks for {wording.NAMES[should.kind]}: {should.why}. Why NCCL goes another way:"
+            f" {first.reason}." + wording.price(first.expected.rate_gb_per_s, first.instead()),
         )
 
 
@@ -364,7 +364,7 @@ def _one_machine_draft(
     why = name_list(apart) if apart else "host name and /dev/shm, as far as they were read, are the same"
     return likely(
         of_nodes(recording, group),
-        "{who} are containers of one machine, and NCCL joins their GPUs over the network",
+        "{who} are containers of one machine, but NCCL connects their GPUs over the network",
         (
             Evidence(check="interfaces", text="they have one boot id"),
             *(

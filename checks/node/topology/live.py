@@ -35,6 +35,7 @@ from ddp_doctor.model.fact import Absent, Failed, TookTooLong
 from ddp_doctor.parse.pci import link_code
 from ddp_doctor.parse.visible_devices import job_gpus
 from ddp_doctor.probing import host_gpus, pci_devices
+from ddp_doctor.probing.kernel_files import text_of
 
 #: INTERNAL is two GPUs on one board, as on a Tesla K80, which nvidia-smi prints as PIX.
 LEVELS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
@@ -288,10 +289,7 @@ def _near_cpus(ctx: Context, bus: Bus) -> dict[str, str]:
 
 def _allowed_cpus(ctx: Context) -> str | None:
     """``Cpus_allowed_list:\t0-15`` of this process."""
-    try:
-        lines = ctx.read("/proc/self/status").splitlines()
-    except OSError:
-        return None
+    lines = (text_of(ctx, "/proc/self/status") or "").splitlines()
     found = (line.partition(":")[2].strip() for line in lines if line.startswith("Cpus_allowed_list:"))
     return next(found, None)
 

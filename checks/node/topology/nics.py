@@ -15,13 +15,14 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.hardware import LOAD_PEERMEM
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views.network import Crossing, Staged, ToNetwork, rdma_of, staged, to_network
 from ddp_doctor.views.reproducers import between, everybody
 from ddp_doctor.views.transports import Place, log_of, places
 from ddp_doctor.wording.findings import NOBODY, finding, possible, proved
 from ddp_doctor.wording.gpus import asked_for
-from ddp_doctor.wording.nodes import by_cause, host, name_list
+from ddp_doctor.wording.nodes import by_cause, host, hosts, name_list
 from ddp_doctor.wording.pcie import what_bends_the_path
 
 
@@ -50,11 +51,11 @@ def not_used(recording: Recording) -> Iterator[Draft]:
         groups.setdefault(_reason(recording, found), []).append(found)
     for (reason, advice), group in groups.items():
         nodes = list(dict.fromkeys(found.crossing.node for found in group))
-        pairs = name_list(list(dict.fromkeys(f"{found.nic} for {found.gpu}" for found in group)))
+        pairs = name_list(list(dict.fromkeys(f"{found.nic} to {found.gpu}" for found in group)))
         yield finding(
             (_culprit(recording, found.crossing, found.nic) for found in group),
-            f"NICs near GPUs do not reach their memory (no GPUDirect RDMA) on"
-            f" {name_list([host(recording, node) for node in nodes])}: {pairs}",
+            f"GPUDirect RDMA is not used between NICs and the GPUs near them on"
+            f" {hosts(recording, nodes)}: {pairs}",
             map(_evidence, group[: wording.MOST_PAIRS]),
             advice,
             confidence=Confidence.POSSIBLE if advice is wording.SHOW_NETWORK else Confidence.LIKELY,
@@ -80,7 +81,7 @@ def _reason(recording: Recording, found: Staged) -> tuple[str, Remedy]:
             GDR_LEVEL, level, "NCCL then uses GPUDirect RDMA"
         )
     if found.nic in log_of(recording, found.crossing.node).no_gpu_direct:
-        return "NCCL's log says that it found no module for GPUDirect RDMA", wording.LOAD_PEERMEM
+        return "NCCL's log says that it found no module for GPUDirect RDMA", LOAD_PEERMEM
     return "Nothing that is recorded explains it", wording.SHOW_NETWORK
 
 
@@ -130,15 +131,15 @@ def ends_before_nic(recording: Recording) -> Iterator[Draft]:
         gpus = name_list([way.gpu for way in ways])
         yield possible(
             NOBODY,
-            f"NCCL's own limit keeps GPUDirect RDMA from {gpus} of"
-            f" {name_list([host(recording, node) for node in nodes])}; {GDR_LEVEL}={level} is a candidate",
+            f"NCCL does not use GPUDirect RDMA for {gpus} of"
+            f" {hosts(recording, nodes)}: {GDR_LEVEL}={level} may be faster",
             (
                 Evidence(text=f"{way.gpu} to {', '.join(way.nics)} is {way.code}; {way.why}")
                 for way in ways[:MOST_PAIRS]
             ),
             widen_gpudirect(GDR_LEVEL, level),
-            detail="It is possible there, and NCCL goes through host memory because the nearest NIC is behind the"
-            " CPU. NCCL's choice is often right; not tried.",
+            detail="By default NCCL goes through host memory where the nearest NIC is behind the CPU. That is often"
+            " right; nothing was tried.",
             reproduced_by=everybody(recording),
         )
 
@@ -195,7 +196,7 @@ def far_from_every_nic(recording: Recording) -> Iterator[Draft]:
         fact = group[0].fact
         yield proved(
             (culprit(recording, node.node, [gpu]) for node in group for gpu in gpus),
-            f"{name_list(gpus)} of {hosts_of(recording, group)} reach every RDMA NIC across the sockets",
+            f"{name_list(gpus)} of {hosts_of(recording, group)} reach every RDMA NIC only across the CPU sockets",
             (Evidence(text=text) for text in fact.nearest_in_words()),
             detail=_nic_detail(fact, gpus),
         )
@@ -240,7 +241,7 @@ def pinned_away(recording: Recording) -> Iterator[Draft]:
     for (gpus, some), group in by_cause(recording.facts(TopologyFact), _far_from_cpus).items():
         yield proved(
             (culprit(recording, node.node, [gpu]) for node in group for gpu in gpus),
-            f"The job on {hosts_of(recording, group)} may run on no CPU near {name_list(gpus)}",
+            f"The job on {hosts_of(recording, group)} is kept off the CPUs near {name_list(gpus)}",
             _cpu_evidence(group[0], gpus),
             _near_cpus(group[0].fact, gpus),
             detail="Whatever goes between host and GPU crosses the link between CPU sockets or NUMA nodes.",

@@ -219,9 +219,6 @@ def _state(down: Down) -> Evidence:
     )
 
 
-# --- errors --------------------------------------------------------------------------------------
-
-
 @rule("DD407", "nvlink-errors", Severity.WARNING, TopologyFact)
 def nvlink_errors(recording: Recording) -> Iterator[Draft]:
     """An NVLink loses data.
@@ -247,7 +244,7 @@ def nvlink_errors(recording: Recording) -> Iterator[Draft]:
         for links, group in lossy.items():
             names = ", ".join(f"link {number} of {gpu}" for gpu, number in links)
             gpus = tuple(dict.fromkeys(gpu for gpu, _ in links))
-            what = "errors grow" if growing else "errors were counted"
+            what = "errors are growing" if growing else "errors were counted in the past"
             yield finding(
                 (culprit(recording, node.node, [gpu]) for node in group for gpu in gpus),
                 f"NVLink {what} on {hosts_of(recording, group)}: {names}",
@@ -260,7 +257,7 @@ def nvlink_errors(recording: Recording) -> Iterator[Draft]:
 
 
 _WHY = {
-    True: "The link loses data at this moment, and all GPUs that wait for the data wait longer.",
+    True: "The link is losing data right now, and every GPU that waits for the data waits longer.",
     False: "Counted since the driver was loaded; none came while the doctor looked.",
 }
 _Link = tuple[str, int]

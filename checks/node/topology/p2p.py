@@ -64,7 +64,7 @@ def p2p_stalls(recording: Recording) -> Iterator[Draft]:
         *(map(name_hca, _hca(recording, hosts[0])) if _another_hca(recording, fact, found[0].log) else []),
         confidence=Confidence.LIKELY if len(found) == 1 or found[0].isolated else Confidence.POSSIBLE,
         detail="Every rank entered the step and none left it, so no rank is late; NCCL's log says that these"
-        " GPUs talk by P2P. The machine announces that path and does not carry it.",
+        " GPUs talk by P2P. The machine offers that path, but data sent over it do not arrive.",
         reproduced_by=between(recording, found[0].ranks, [stall.ranks for stall in found]),
     )
 

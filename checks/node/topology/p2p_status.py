@@ -37,6 +37,20 @@ _NAMES_ASKED_BY_NCCL = ("read", "write")
 
 
 @dataclass(frozen=True)
+class Refused:
+    """A pair without P2P, the driver's word for it, and how the matrix says that it is joined."""
+
+    pair: Pair
+    word: str
+    code: str | None
+
+    @property
+    def has_nvlink(self) -> bool:
+        """Whether NVLink joins it."""
+        return link_codes.nvlinks(self.code or "") > 0
+
+
+@dataclass(frozen=True)
 class Host:
     """What the driver says of each pair of one host's GPUs, and how they are joined, as far as known.
 
@@ -49,10 +63,10 @@ class Host:
     codes: Mapping[Pair, str]
     settings: Mapping[str, str]
 
-    def refused(self) -> dict[Pair, str]:
-        """The pairs without P2P, and the driver's word for it."""
+    def refused(self) -> tuple[Refused, ...]:
+        """The pairs without P2P."""
         bad = {pair: [word for word in words if word != "OK"] for pair, words in self.words.items()}
-        return {pair: words[0] for pair, words in bad.items() if words}
+        return tuple(Refused(pair, words[0], self.codes.get(pair)) for pair, words in bad.items() if words)
 
 
 @dataclass(frozen=True)
@@ -114,31 +128,11 @@ def _make_hosts(recording: Recording) -> Iterator[Host]:
 
 def pairs_without_p2p(recording: Recording, node: int) -> set[Pair]:
     """The pairs of this node's GPUs that the driver refuses P2P, as far as it was asked."""
-    return {pair for host in hosts(recording) if host.seen.node == node for pair in host.refused()}
+    return {pair.pair for host in hosts(recording) if host.seen.node == node for pair in host.refused()}
 
 
 #: More pairs than this are counted in the title, and left out of the evidence.
 _MOST_TOLD = 6
-
-
-@dataclass(frozen=True)
-class _Refused:
-    """A pair without P2P, the driver's word for it, and how the matrix says that it is joined."""
-
-    pair: Pair
-    word: str
-    code: str | None
-
-
-def _refused(host: Host) -> tuple[_Refused, ...]:
-    return tuple(_Refused(pair, word, host.codes.get(pair)) for pair, word in host.refused().items())
-
-
-def _by_nvlink(pair: _Refused) -> bool:
-    return link_codes.nvlinks(pair.code or "") > 0
-
-
-# --- DD410 ----------------------------------------------------------------------------------------
 
 
 @rule("DD410", "nvlink-without-p2p", Severity.ERROR)
@@ -163,17 +157,17 @@ def nvlink_without_p2p(recording: Recording) -> Iterator[Draft]:
         NVIDIA fabric manager user guide
     """
     settled = nodes_nccl_ran_on(recording.trials)
-    groups: dict[tuple[_Refused, ...], list[Host]] = {}
+    groups: dict[tuple[Refused, ...], list[Host]] = {}
     for host in hosts(recording):
-        broken = tuple(pair for pair in _refused(host) if _by_nvlink(pair))
+        broken = tuple(pair for pair in host.refused() if pair.has_nvlink)
         off = {"NCCL_IGNORE_DISABLED_P2P", "NCCL_P2P_DISABLE"} & set(host.settings)
         if broken and host.asked and not off and host.seen.node not in settled:
             groups.setdefault(broken, []).append(host)
     for broken, group in groups.items():
         yield likely(
             _culprits(recording, group, broken),
-            f"NCCL will fail on {_names(recording, group)}: the driver allows no P2P between GPUs"
-            f" that NVLink joins: {_listed(broken)}",
+            f"NCCL will fail on {_names(recording, group)}: the driver allows no direct copies (P2P) between GPUs"
+            f" joined by NVLink: {_listed(broken)}",
             _evidence(broken),
             REPAIR_FABRIC,
             GO_WITHOUT_P2P,
@@ -182,9 +176,6 @@ def nvlink_without_p2p(recording: Recording) -> Iterator[Draft]:
             severity=asked_for(recording, Severity.ERROR),
             reproduced_by=meeting(recording, [host.seen.node for host in group]),
         )
-
-
-# --- DD411 ----------------------------------------------------------------------------------------
 
 
 @rule("DD411", "p2p-not-available", Severity.WARNING)
@@ -220,7 +211,7 @@ def p2p_not_available(recording: Recording) -> Iterator[Draft]:
         meanings = name_list([f"{word}: {p2p_status(word).meaning}" for word in words])
         yield finding(
             _culprits(recording, group, lack.shown) if lack.matters else (),
-            f"The driver allows no P2P between GPUs of {_names(recording, group)} ({meanings}):"
+            f"The driver allows no direct copies (P2P) between GPUs of {_names(recording, group)} ({meanings}):"
             f" {_listed(lack.shown)}",
             _evidence(lack.shown),
             *_remedies(lack),
@@ -234,7 +225,7 @@ def p2p_not_available(recording: Recording) -> Iterator[Draft]:
 class _Lack:
     """Pairs without P2P and NVLink; ``by_setting`` and ``uneven`` say why they are worth a warning."""
 
-    shown: tuple[_Refused, ...]
+    shown: tuple[Refused, ...]
     asked: bool
     by_setting: bool = False
     uneven: bool = False
@@ -246,7 +237,7 @@ class _Lack:
 
 
 def _lack(recording: Recording, host: Host) -> _Lack | None:
-    refused = tuple(pair for pair in _refused(host) if not _by_nvlink(pair))
+    refused = tuple(pair for pair in host.refused() if not pair.has_nvlink)
     near = [pair for pair, code in host.codes.items() if _within_reach(code)]
     near_refused = tuple(pair for pair in refused if pair.code and _within_reach(pair.code))
     if not refused or (near and not near_refused):
@@ -290,25 +281,20 @@ def _remedies(lack: _Lack) -> Iterator[Remedy]:
         yield LOOK_AT_BOARD
 
 
-# --- words of both --------------------------------------------------------------------------------
-
-
 def _names(recording: Recording, group: Sequence[Host]) -> str:
     return hosts_of(recording, [host.seen for host in group])
 
 
-def _culprits(
-    recording: Recording, group: Sequence[Host], refused: Sequence[_Refused]
-) -> tuple[Culprit, ...]:
+def _culprits(recording: Recording, group: Sequence[Host], refused: Sequence[Refused]) -> tuple[Culprit, ...]:
     return tuple(culprit(recording, host.seen.node, pair.pair) for host in group for pair in refused)
 
 
-def _listed(refused: Sequence[_Refused]) -> str:
+def _listed(refused: Sequence[Refused]) -> str:
     names = ["-".join(pair.pair) for pair in refused]
     return ", ".join(names) if len(names) <= _MOST_TOLD else f"{len(names)} pairs, {names[0]} first"
 
 
-def _evidence(refused: Sequence[_Refused]) -> tuple[Evidence, ...]:
+def _evidence(refused: Sequence[Refused]) -> tuple[Evidence, ...]:
     return tuple(
         Evidence(
             text=f"P2P between {'-'.join(pair.pair)} is {pair.word} to the driver"

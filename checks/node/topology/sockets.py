@@ -28,7 +28,15 @@ from ddp_doctor.views.network import Crossing, chosen, crossings, nodes_whose_lo
 from ddp_doctor.views.reproducers import between_nodes
 from ddp_doctor.views.transports import Expected, Place, log_of, places, used_within
 from ddp_doctor.wording.findings import NOBODY, likely, possible
-from ddp_doctor.wording.nodes import by_cause, host, name_list, node_culprit, node_culprits, node_names
+from ddp_doctor.wording.nodes import (
+    by_cause,
+    host,
+    hosts,
+    name_list,
+    node_culprit,
+    node_culprits,
+    node_names,
+)
 from ddp_doctor.wording.ranks import ranks_at
 
 
@@ -165,7 +173,7 @@ def sockets_used(recording: Recording) -> Iterator[Draft]:
         ports = rdma[nodes[0]].chosen()
         yield likely(
             (node_culprit(recording, node) for node in nodes),
-            f"NCCL goes over TCP (NET/Socket) from {name_list([host(recording, node) for node in nodes])},"
+            f"NCCL uses TCP (NET/Socket) on {hosts(recording, nodes)},"
             f" though RDMA ports are active there: {_names(ports)}",
             (
                 Evidence(
@@ -234,7 +242,7 @@ def rdma_forbidden(recording: Recording) -> Iterator[Draft]:
             wording.unset_setting(name, value, "NCCL then uses RDMA between nodes"),
             detail="Ranks on TCP cannot connect to the ranks of the other nodes, which use RDMA."
             if mixed
-            else "What goes between the nodes takes TCP." + _price(recording, group[0]),
+            else "Traffic between the nodes goes over TCP." + _price(recording, group[0]),
             severity=Severity.ERROR if mixed else Severity.INFO if roce else None,
             reproduced_by=between_nodes(recording),
         )
@@ -304,7 +312,7 @@ def one_socket(recording: Recording) -> Iterator[Draft]:
     least = min(slow.values())
     yield possible(
         NOBODY,
-        f"NCCL sends over one TCP connection from {name_list([host(recording, node) for node in nodes])}:"
+        f"NCCL uses a single TCP connection on {hosts(recording, nodes)}:"
         f" all-reduce reaches {best.busbw_gb_per_s:.3g} GB/s, the interface carries {least:.3g} GB/s",
         (
             Evidence(
@@ -319,7 +327,7 @@ def one_socket(recording: Recording) -> Iterator[Draft]:
             *cluster_evidence(recording, nodes[0]),
         ),
         more_sockets(*SOCKETS),
-        detail="One connection is bound by one core. More threads and sockets are a candidate to measure.",
+        detail="One connection is as fast as one CPU core. More threads and sockets may be faster; nothing was tried.",
         reproduced_by=Reproducer(kind="all_reduce", size_bytes=LEAST_BYTES),
     )
 

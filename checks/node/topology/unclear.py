@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from ddp_doctor.checks.node.topology.wording import culprit, hosts_of
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.facts.node.topology import RocmTopologyFact, TopologyFact, TopologyHangFact
-from ddp_doctor.model.choices import Confidence, Severity, Status
+from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
@@ -45,7 +45,7 @@ def topology_partly_unclear(recording: Recording) -> Iterator[Draft]:
             node_culprits(recording, group) if recording.world else (),
             f"Part of the GPU topology of {hosts_of(recording, group)} is unclear: {warnings[0]}",
             (Evidence(text=text) for text in warnings),
-            detail="What contradicts itself, cannot be read or has no usable name counts for nothing.",
+            detail="What is unclear was left out; the rest was checked.",
         )
 
 
@@ -72,11 +72,12 @@ def topology_not_understood(recording: Recording) -> Iterator[Draft]:
         return  # a live nvidia-smi that fails is a reading without a fact, and the report says so
     for reading in recording.of_check("topology"):
         if reading.status is Status.FAILED and reading.fact is None:
-            yield Draft(
-                title=f"The topology was not understood: {reading.reason}",
+            yield proved(
+                NOBODY,
+                f"The topology was not understood: {reading.reason}",
+                (),
+                remedy("Save the whole output", "nvidia-smi topo -m > topo.txt", scope="job"),
                 detail="Nothing is concluded from a matrix that may be misread.",
-                confidence=Confidence.PROVED,
-                remedies=(remedy("Save the whole output", "nvidia-smi topo -m > topo.txt", scope="job"),),
             )
 
 
@@ -109,7 +110,7 @@ def amd_not_supported(recording: Recording) -> Iterator[Draft]:
             NOBODY,
             f"AMD GPUs are not supported yet: the topology of {len(fact.gpus)} was read, not judged",
             (Evidence(text=text) for text in contents),
-            detail="The verdict is unsure, whatever else stands in the text.",
+            detail="So the verdict is unsure, whatever else the text holds.",
         )
 
 
@@ -156,13 +157,13 @@ def driver_and_sysfs_disagree(recording: Recording) -> Iterator[Draft]:
         more = f" and {len(pairs) - _PAIRS_IN_A_TITLE} more" if len(pairs) > _PAIRS_IN_A_TITLE else ""
         yield proved(
             (culprit(recording, node.node, (gpu, peer)) for node in group for gpu, peer, _, _ in pairs),
-            f"The driver and /sys place GPUs of {hosts_of(recording, group)} differently: {shown}{more}",
+            f"The driver and /sys disagree on how GPUs of {hosts_of(recording, group)} are connected: {shown}{more}",
             (
                 Evidence(text=f"{gpu}-{peer} is {driver} to the driver, {tree} in /sys")
                 for gpu, peer, driver, tree in pairs
             ),
             _VENDORS_FILE,
-            detail="The first code is the driver's. NCCL goes by /sys.",
+            detail="The first code of each pair is the driver's, the second that of /sys, which NCCL goes by.",
         )
 
 
@@ -197,14 +198,14 @@ def topology_never_answered(recording: Recording) -> Iterator[Draft]:
         NVIDIA Xid catalog (79, 119, 120)
     """
     for call, group in by_cause(recording.facts(TopologyHangFact), _call).items():
-        hung = {node.node for node in recording.facts(GpusFact) if _hangs(node.fact)}
+        hung = {node.node for node in recording.facts(GpusFact) if node.fact.driver_hangs}
         nodes = [node for node in group if node.node not in hung]
         if not nodes:
             continue
         waited = nodes[0].fact.waited_s
         yield likely(
             of_nodes(recording, nodes),
-            f"{call} never answers on {{who}}",
+            f"The NVIDIA driver on {{who}} never answers when asked for the GPU topology ({call})",
             Evidence(
                 text=f"{call} had not come back after {waited:.1f} s",
                 value=waited,
@@ -212,14 +213,10 @@ def topology_never_answered(recording: Recording) -> Iterator[Draft]:
                 expected_from="NVML answers in a second, without persistence mode in some seconds per GPU",
             ),
             REBOOT,
-            detail="What asked was killed. NCCL asks the driver the same when a job starts.",
+            detail="NCCL asks the same when a job starts, and would hang there. The program that asked was killed.",
             severity=asked_for(recording, Severity.ERROR),
         )
 
 
 def _call(fact: TopologyHangFact) -> str:
     return fact.call if fact.gpu is None else f"{fact.call} of GPU {fact.gpu}"
-
-
-def _hangs(fact: GpusFact) -> bool:
-    return fact.nvml_error is not None and fact.nvml_error.code == "timed_out"

@@ -60,13 +60,13 @@ def price(fast: float | None, slow: float | None) -> str:
     """What a detour costs, in a sentence, as far as both rates are known and differ."""
     if fast is None or slow is None or slow >= fast:
         return ""
-    return f" By NCCL's own constants {slow:.3g} GB/s remain of {fast:.3g} GB/s, one way."
+    return f" By NCCL's own figures that leaves {slow:.3g} GB/s of {fast:.3g} GB/s in each direction."
 
 
 def unset_setting(name: str, value: str, gains: str) -> Remedy:
     """Take a variable that forbids a transport out of the job's environment."""
     return nccl.by_setting(
-        f"Unset {name} unless it keeps the job from a fault; then repair that first",
+        f"Unset {name}; if it was set against a fault, repair that first",
         Setting(name=name, action="unset", why=gains),
         cost="none, unless it was set against a hang or wrong data: then that returns",
         undo=f"export {name}={value}",
@@ -125,15 +125,6 @@ SHOW_NETWORK = _explain(
     "ibv_devinfo",
 )
 
-LOAD_PEERMEM = by_administrator(
-    "Load nvidia_peermem, or install the open NVIDIA kernel modules, and see them inside the container",
-    "sudo modprobe nvidia_peermem",
-    "cat /sys/module/nvidia_peermem/version",
-    cost="an administrator's work",
-    undo="sudo modprobe -r nvidia_peermem",
-    references=(nccl.TROUBLE,),
-)
-
 ONE_HOST_ID = remedy(
     "Let all ranks of a machine have one host name and one /dev/shm (one container, or --ipc=host and"
     " --uts=host for all); NCCL_HOSTID must be the same for them, or unset",
@@ -157,7 +148,7 @@ COMPARE_LINKS = remedy(
 
 
 UNSET_LEVEL = nccl.by_setting(
-    "Give NCCL its own limit back, if nobody needs the wider one",
+    "Unset NCCL_P2P_LEVEL, if nobody needs the wider limit",
     Setting(name="NCCL_P2P_LEVEL", action="unset", why="it lets P2P reach farther than by default"),
     cost="GPUs beyond the limit talk through host memory, as NCCL intends",
     undo="set NCCL_P2P_LEVEL to its old value",
@@ -175,7 +166,7 @@ REPAIR_FABRIC = by_administrator(
     "nvidia-smi nvlink -s",
     "nvidia-smi -q -d MIG",
     "sudo dmesg | grep -i xid   # 74 and 144-150 are NVLink errors",
-    cost="restarting the fabric manager or resetting GPUs needs the node drained",
+    cost="the node must be drained to restart the fabric manager or reset GPUs",
     references=("https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/",),
 )
 
@@ -252,6 +243,6 @@ def look_at_nvlinks(gpus: tuple[str, ...]) -> Remedy:
         *(f"nvidia-smi nvlink -s -i {number}" for number in numbers),
         *(f"nvidia-smi nvlink -e -i {number}" for number in numbers),
         "sudo dmesg | grep -i xid   # 74 and 144-150 are NVLink errors",
-        cost="a reset needs the node drained; a bridge or board needs hands",
+        cost="a reset needs the node drained; a bridge or board needs somebody at the machine",
         references=("https://docs.nvidia.com/deploy/xid-errors/",),
     )

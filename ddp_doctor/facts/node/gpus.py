@@ -170,6 +170,11 @@ class GpusFact(Fact):
         """The GPUs to judge: others' on a shared node are not this job's business."""
         return tuple(gpu for gpu in self.gpus if gpu.index in self.used)
 
+    @property
+    def driver_hangs(self) -> bool:
+        """Whether a call into NVML never came back."""
+        return self.nvml_error is not None and self.nvml_error.code == "timed_out"
+
     def bus_id_of(self, gpu: Gpu) -> str | None:
         """A GPU's bus id; if NVML lacks only one, as of a lost GPU, the one that is left."""
         if gpu.bus_id is not None or sum(gpu.bus_id is None for gpu in self.gpus) > 1:
@@ -180,7 +185,7 @@ class GpusFact(Fact):
         ]
         return left[0] if len(left) == 1 else None
 
-    def due(self) -> tuple[PciGpu, ...]:
+    def gpus_expected(self) -> tuple[PciGpu, ...]:
         """The GPUs on this machine's bus that the driver should serve to us.
 
         None in a container or a SLURM step: both show the whole bus, and only what was granted is ours.
@@ -189,7 +194,7 @@ class GpusFact(Fact):
             return ()
         return tuple(gpu for gpu in self.pci_gpus or () if not gpu.passed_through)
 
-    def is_owed(self) -> bool:
+    def has_grant(self) -> bool:
         """Whether NVIDIA GPUs were granted. SLURM counts AMD's (/dev/kfd) under the same names."""
         return bool(self.granted) and not (not self.pci_gpus and "kfd" in self.device_nodes)
 
@@ -198,4 +203,6 @@ class GpusFact(Fact):
         listed = {*(gpu.bus_id for gpu in self.gpus), *self.excluded_bus_ids}
         if "SLURM_PROCID" in self.environment or None in listed:
             return ()
-        return tuple(gpu.bus_id for gpu in self.due() if gpu.driver == "nvidia" and gpu.bus_id not in listed)
+        return tuple(
+            gpu.bus_id for gpu in self.gpus_expected() if gpu.driver == "nvidia" and gpu.bus_id not in listed
+        )

@@ -10,7 +10,7 @@ plane after the port.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 HCA = "NCCL_IB_HCA"
 #: MAX_IB_DEVS in src/transport/net_ib/common.h; NCCL leaves out more of them silently.
@@ -42,6 +42,17 @@ def is_exclusion(value: str) -> bool:
 def is_exact(value: str) -> bool:
     """Whether names mean themselves and not all that begins with them."""
     return value.removeprefix("^").startswith("=")
+
+
+def absent(value: str, names: Collection[str]) -> tuple[str, ...]:
+    """The names in a value that no device has or, where they are prefixes, begins with; none of an exclusion."""
+    if is_exclusion(value):
+        return ()
+    exact = is_exact(value)
+    words = (word for word, _ in entries(value))
+    return tuple(
+        word for word in words if not any(name == word if exact else name.startswith(word) for name in names)
+    )
 
 
 def matcher(value: str | None) -> Callable[[str, int], bool]:

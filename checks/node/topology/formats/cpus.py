@@ -11,6 +11,7 @@ import re
 from collections import deque
 
 from ddp_doctor.model.context import Context
+from ddp_doctor.probing.kernel_files import text_of
 
 _LIST = re.compile(r"\d{1,6}(?:-\d{1,6})?(?:,\d{1,6}(?:-\d{1,6})?)*")
 
@@ -56,8 +57,5 @@ def cpu_model(ctx: Context) -> int | None:
 
 def _fields(ctx: Context) -> dict[str, str]:
     """All processors in one: they are of one kind."""
-    try:
-        lines = ctx.read("/proc/cpuinfo").splitlines()
-    except OSError:
-        return {}
+    lines = (text_of(ctx, "/proc/cpuinfo") or "").splitlines()
     return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}

@@ -194,9 +194,7 @@ def _fact(table: Table, capability: str | None) -> P2pStatusFact:
     return P2pStatusFact(
         capability=capability,
         gpus=table.gpus,
-        statuses={
-            gpu: {two: word for two, word in table.cells[gpu].items() if two != gpu} for gpu in table.gpus
-        },
+        statuses=_others(table),
         warnings=tuple(table.warnings),
     )
 

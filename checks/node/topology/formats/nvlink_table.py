@@ -28,9 +28,6 @@ _LEFT_OUT = re.compile(r"[\s>]*(?:\.{2,}|…|\[(?:\.{3}|…)\])\s*")
 _NONE = re.compile(r"Unable to retrieve NVLink information|does not have or support NVLink", re.IGNORECASE)
 
 
-# --- nvidia-smi nvlink -s -------------------------------------------------------------------------
-
-
 @dataclass
 class _Section:
     """One GPU's part of the text."""

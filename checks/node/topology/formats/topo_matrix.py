@@ -27,8 +27,7 @@ so the parser takes only what looks like a device name; it reports the rest and 
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ddp_doctor.checks.node.topology.formats.topo_affinity import (
     CPU,
@@ -38,7 +37,6 @@ from ddp_doctor.checks.node.topology.formats.topo_affinity import (
     cpu_ranges,
     read_tails,
 )
-from ddp_doctor.checks.node.topology.formats.topo_gaps import fill_gaps
 from ddp_doctor.checks.node.topology.formats.topo_rows import (
     DEVICE,
     GPU,
@@ -50,45 +48,27 @@ from ddp_doctor.facts.node.topology import TopologyMatrix
 from ddp_doctor.knowledge.topology.link_codes import NUMBERED
 from ddp_doctor.parse.text import plain_lines
 
-
-@dataclass(frozen=True)
-class Words:
-    """A piece of text that is no topology matrix, and what it means."""
-
-    text: str
-    meaning: str
-
-
-#: In the order they are looked for: the first that occurs explains the input.
-INSTEAD_OF_A_MATRIX: tuple[Words, ...] = (
-    Words(
-        "couldn't communicate with the NVIDIA driver",
-        "nvidia-smi could not reach the NVIDIA driver on that host: its kernel module is not loaded",
-    ),
-    Words(
-        "Driver/library version mismatch",
-        "the driver's library and the loaded kernel module are of different versions there:"
-        " reload the module or reboot",
-    ),
-    Words(
-        "Failed to initialize NVML",
-        "NVML could not be initialised there; in a container the GPU may have been taken away: restart it",
-    ),
-    Words("GPU is lost", "a GPU of that host is lost: look for Xid 79 in its kernel log, then reboot"),
-    Words("has fallen off the bus", "a GPU of that host is lost: look for Xid 79 in its kernel log"),
-    Words("No devices were found", "nvidia-smi found no GPU on that host"),
-    Words("Insufficient Permissions", "the user was not allowed to ask nvidia-smi there"),
-    Words("nvidia-smi: command not found", "nvidia-smi is not installed on that host"),
-    Words("nvidia-smi: not found", "nvidia-smi is not installed on that host"),
-    Words("ROCm System Management Interface", "this is the output of rocm-smi; AMD GPUs are not understood"),
-    Words("<system version=", "this is a topology file of NCCL, not the output of nvidia-smi topo -m"),
-    Words("= Status Ok", "this is the output of nvidia-smi topo -p2p; run nvidia-smi topo -m for the links"),
-    Words("Link 0:", "this looks like nvidia-smi nvlink; run nvidia-smi topo -m for the links"),
-    Words("| NVIDIA-SMI ", "this is plain nvidia-smi; run nvidia-smi topo -m for the links"),
-    Words(
-        "\\tGPU0\\t", "the tabs and lines of the output are escaped here, as in JSON or a notebook: undo that"
-    ),
-)
+#: Pieces of text that are no topology matrix, and what they mean: the first that occurs explains the input.
+INSTEAD_OF_A_MATRIX: dict[str, str] = {
+    "couldn't communicate with the NVIDIA driver": "nvidia-smi could not reach the NVIDIA driver on that host:"
+    " its kernel module is not loaded",
+    "Driver/library version mismatch": "the driver's library and the loaded kernel module are of different versions:"
+    " reload the module or reboot",
+    "Failed to initialize NVML": "NVML could not be initialised there; in a container the GPU may have been taken away:"
+    " restart it",
+    "GPU is lost": "a GPU of that host is lost: look for Xid 79 in its kernel log, then reboot",
+    "has fallen off the bus": "a GPU of that host is lost: look for Xid 79 in its kernel log",
+    "No devices were found": "nvidia-smi found no GPU on that host",
+    "Insufficient Permissions": "the user was not allowed to ask nvidia-smi there",
+    "nvidia-smi: command not found": "nvidia-smi is not installed on that host",
+    "nvidia-smi: not found": "nvidia-smi is not installed on that host",
+    "ROCm System Management Interface": "this is the output of rocm-smi; AMD GPUs are not understood",
+    "<system version=": "this is a topology file of NCCL, not the output of nvidia-smi topo -m",
+    "= Status Ok": "this is the output of nvidia-smi topo -p2p; run nvidia-smi topo -m for the links",
+    "Link 0:": "this looks like nvidia-smi nvlink; run nvidia-smi topo -m for the links",
+    "| NVIDIA-SMI ": "this is plain nvidia-smi; run nvidia-smi topo -m for the links",
+    "\\tGPU0\\t": "the tabs and lines of the output are escaped here, as in JSON or a notebook: undo that",
+}
 _LEGENDS = ("NIC Legend:", "= Self")
 #: "GPU0,GPU1", "<td>GPU0</td><td>GPU1</td>".
 _NAMES_IN_A_ROW = re.compile(r"GPU0[^\n]{1,20}GPU1\b")
@@ -205,9 +185,9 @@ def why_none(text: str) -> str:
     """Why there is nothing to read in a text."""
     if not text.strip("\ufeff \t\r\n"):
         return "the input is empty"
-    for words in INSTEAD_OF_A_MATRIX:
-        if words.text in text:
-            return words.meaning
+    for words, meaning in INSTEAD_OF_A_MATRIX.items():
+        if words in text:
+            return meaning
     if _NAMES_IN_A_ROW.search(text):
         return "the names of GPUs stand in a row here, but not as nvidia-smi topo -m prints them"
     if any(legend in text for legend in _LEGENDS):
@@ -289,3 +269,60 @@ def _odd_cpus(cells: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
             return
         if high > so_far:
             so_far, owner = high, gpu
+
+
+def fill_gaps(block: Block, unclear: Collection[str]) -> None:
+    """Completes rows from the others; ``unclear`` are those whose affinity is, so that a link may run into it.
+
+    Raises TopologyError where a link may be another than the one that is read.
+    """
+    columns = block.header.columns
+    for label in unclear:
+        if label not in block.rests and label != columns[-1]:
+            block.rests[label] = block.links[label].pop(columns[-1])
+    printed = {label: dict(row) for label, row in block.links.items()}
+    for label, rest in block.rests.items():
+        _compare_with_the_others(block, label, rest, printed)
+    block.warnings += _completed(block)
+    read = {label: dict(row) for label, row in block.links.items()}
+    for label in columns:
+        both = {name: read.get(label, {}).get(name) or read.get(name, {}).get(label) for name in columns}
+        block.links[label] = {name: code for name, code in both.items() if code}
+
+
+def _compare_with_the_others(
+    block: Block, label: str, rest: str, printed: Mapping[str, Mapping[str, str]]
+) -> None:
+    """A row that is cut keeps what another row says too: a cell that is lost would have moved the others."""
+    row = block.links[label]
+    doubtful = next((name for name in block.header.columns if name != label and name not in row), "")
+    pairs = list(row.items()) if label in block.cut else []
+    for name, code in pairs:
+        other = printed.get(name, {}).get(label)
+        if other is None:
+            del row[name]
+        elif other != code:
+            raise _misread(block, label, name, code, other)
+    other = printed.get(doubtful, {}).get(label)
+    if other is not None and not (other.startswith(rest) or rest.startswith(other)):
+        raise _misread(block, label, doubtful, rest, other)
+
+
+def _misread(block: Block, label: str, name: str, code: str, other: str) -> TopologyError:
+    line = block.cut.get(label) or block.tails[label].line
+    return TopologyError(
+        f"the end of row {label} is cut or garbled, and {label}-{name} is {code[:40]} there, {other} in row {name}",
+        line,
+    )
+
+
+def _completed(block: Block) -> Iterator[str]:
+    """What is missing, and where its links come from."""
+    yield from (
+        f"line {line}: the row of {label} is cut off; its other links are those that the other rows give"
+        for label, line in block.cut.items()
+    )
+    missing = [name for name in block.header.columns if name not in block.links]
+    if missing:
+        more = f" and of {len(missing) - 1} more" if len(missing) > 1 else ""
+        yield f"the row of {missing[0]}{more} is missing; its links are those that the other rows give"

@@ -3,7 +3,7 @@
 A header names the columns; each column has one row, found by its label; each row has exactly one
 link code a column, and X under its own label alone. Anything else between the first and the last
 row is refused. What may stand before a label (a line number, a time stamp, a quote sign) must look
-alike on all lines. Rows that are cut or missing are no fault yet: topo_gaps.py fills them from the others.
+alike on all lines. Rows that are cut or missing are no fault yet: topo_matrix.py fills them from the others.
 """
 
 import re
@@ -120,9 +120,6 @@ def _looks_like_row(line: str) -> bool:
     return _ROW_LIKE.match(line) is not None and not _P2P_CELL.search(line)
 
 
-# --- the header ----------------------------------------------------------------------------------
-
-
 def _header(line: str, index: int, lines: Sequence[str]) -> Header | None:
     start = FIRST_GPU.search(line)
     if start is None:
@@ -176,9 +173,6 @@ def refuse_odd_columns(columns: tuple[str, ...], line: int, text: str) -> None:
 def shape_of(prefix: str) -> str:
     """The text before a label (a line number, a time stamp, a quote sign), with all numbers replaced by one sign."""
     return re.sub(r"\d+", "0", " ".join(prefix.split()))
-
-
-# --- the rows ------------------------------------------------------------------------------------
 
 
 def _block(header: Header, lines: Sequence[str]) -> Block:
@@ -260,9 +254,6 @@ def _add_row(block: Block, label: str, text: str, line: int) -> None:
         block.rests[label] = rest
         if not tail.cells:
             block.cut[label] = line
-
-
-# --- the cells of one row ------------------------------------------------------------------------
 
 
 def split_codes(token: str) -> tuple[list[str], str]:

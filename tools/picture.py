@@ -1,0 +1,70 @@
+"""Write the pictures of the README: ``python -m tools.picture``, part of ``make docs``.
+
+A recording of two hosts of the lab, one of whose two networks is slow, is replayed as on a terminal of 100 columns, and
+drawn once on a light ground and once on a dark one. The pictures are committed; tests/test_documents.py says when they
+are not what the doctor prints any more.
+"""
+
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+COMMAND = ("replay", "tests/recordings/connectivity/slow-network-and-remedy-proved.json")
+COLUMNS = 100
+#: Makes the doctor take a pipe for a terminal.
+TERMINAL = {"FORCE_COLOR": "1", "COLUMNS": str(COLUMNS), "TERM": "xterm-256color"}
+ROOT = Path(__file__).parent.parent
+PICTURES = ROOT / "docs" / "pictures"
+#: GitHub shows the picture alone: what it would load from elsewhere does not come.
+_FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
+#: Ground, letters, and the eight colours of a terminal, dark enough for a white ground.
+_LIGHT = (
+    (255, 255, 255),
+    (36, 41, 47),
+    [
+        (36, 41, 47),
+        (164, 14, 38),
+        (17, 99, 41),
+        (125, 78, 0),
+        (9, 105, 218),
+        (130, 80, 223),
+        (27, 124, 131),
+        (110, 119, 129),
+    ],
+)
+
+
+def pictures(printed: str) -> dict[str, str]:
+    """Both pictures of what a terminal was sent, by file name."""
+    from rich.console import Console
+    from rich.terminal_theme import SVG_EXPORT_THEME, TerminalTheme
+    from rich.text import Text
+
+    made = {}
+    for name, theme in (("light", TerminalTheme(*_LIGHT)), ("dark", SVG_EXPORT_THEME)):
+        console = Console(
+            record=True, file=io.StringIO(), width=COLUMNS, force_terminal=True, highlight=False
+        )
+        console.print(Text.from_ansi(f"$ ddp-doctor {' '.join(COMMAND)}\n{printed}".rstrip()))
+        svg = console.export_svg(title="ddp-doctor", theme=theme, unique_id=f"doctor-{name}")
+        svg = re.sub(r"\s*@font-face \{.*?\}", "", svg, flags=re.DOTALL)
+        svg = re.sub(r"font-family: [^;]+;", f"font-family: {_FONT};", svg)
+        made[f"finding-{name}.svg"] = re.sub(r"[ \t]+$", "", svg, flags=re.MULTILINE).rstrip() + "\n"
+    return made
+
+
+def main() -> None:
+    """Replay the recording and write the pictures."""
+    command = (sys.executable, "-m", "ddp_doctor", *COMMAND)
+    env = {**os.environ, **TERMINAL}
+    done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, check=False)
+    PICTURES.mkdir(exist_ok=True)
+    for name, svg in pictures(done.stdout).items():
+        (PICTURES / name).write_text(svg, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
