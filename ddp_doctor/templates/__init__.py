@@ -48,7 +48,7 @@ def text(
 
 
 def others_may_change(single_file: str | None = None, python: str = sys.executable) -> str | None:
-    """The first file or folder on the way to the Python, the single file or the package that others than root may change.
+    """The first file or folder on the way to Python and the doctor that others than root may change.
 
     Followed as root would: through symbolic links, from the root folder on.
     """
