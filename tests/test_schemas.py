@@ -14,6 +14,7 @@ from tests.lint.documents import OF_RULES
 from tests.lint.test_command import FAULT, HEALTHY, SICK, WARNED, lint
 from tests.recorded import SITUATIONS, judged, load
 from tests.schemas import refused
+from tools.generate_docs import REFERENCE
 
 OLD = "import torch\nprint 'hello'\n"
 SCRIPTS: dict[str, dict[str, str | bytes]] = {
@@ -94,6 +95,17 @@ def test_recordings_and_the_reports_on_them_are_valid():
     for situation in SITUATIONS[::4]:  # a second for each hundred
         assert refused("recording", load(situation).model_dump_json()) == [], situation
         assert refused("report", json_text.render(judged(situation).report)) == [], situation
+
+
+@pytest.mark.parametrize("name", ["report", "env-report", "lint-report", "recording"])
+def test_every_field_of_a_schema_is_described(name: str):
+    schema = json.loads((REFERENCE / f"{name}.schema.json").read_text(encoding="utf-8"))
+    fields = {
+        f"{where}.{field}": told
+        for where, model in {name: schema, **schema["$defs"]}.items()
+        for field, told in model.get("properties", {}).items()
+    }
+    assert [field for field, told in fields.items() if not told.get("description")] == []
 
 
 def test_the_report_on_settings_is_valid(tmp_path: Path):

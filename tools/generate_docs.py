@@ -5,14 +5,11 @@ that folder holds what people read. The pages are committed, so that they can be
 running anything; tests/test_architecture.py fails where one is stale.
 """
 
-import json
 import re
 import sys
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
-
-from pydantic import BaseModel
 
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.diagnose import all_rules
@@ -27,6 +24,7 @@ from ddp_doctor.model.rule import Described
 from ddp_doctor.settings.releases import RELEASES, default_in_words, read_by
 from ddp_doctor.settings.table import Variable, variables
 from tools.man_page import man_page
+from tools.schemas import schema
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 _BY_OTHERS = {"compatibility.md"}  # tools/torches.py writes it
@@ -61,10 +59,8 @@ _EXIT_CODES = {
     " and where the ranks stood.",
 }
 #: Where each rule stands, below docs/reference.
-_PAGES = {
-    **{rule.code: f"lint.md#{rule.code}" for rule in LINT_RULES},
-    **{rule.code: f"trials.md#{rule.code}" for rule in TRIAL_RULES},
-    **{rule.code: f"checks/{check.id}.md#{rule.code}" for check in CHECKS for rule in check.rules},
+_PAGES = {rule.code: rule.page.removeprefix("docs/reference/") for rule in all_rules()} | {
+    rule.code: rule.page.removeprefix("docs/reference/") for rule in LINT_RULES
 }
 
 
@@ -79,10 +75,10 @@ def pages() -> dict[str, str]:
         "lint.md": lint_page(),
         "exit-codes.md": exit_codes_page(),
         "variables.md": variables_page(),
-        "report.schema.json": _schema(Report),
-        "env-report.schema.json": _schema(EnvReport),
-        "lint-report.schema.json": _schema(LintReport),
-        "recording.schema.json": _schema(Recording),
+        "report.schema.json": schema(Report),
+        "env-report.schema.json": schema(EnvReport),
+        "lint-report.schema.json": schema(LintReport),
+        "recording.schema.json": schema(Recording),
     }
     return made | {f"checks/{check.id}.md": check_page(check) for check in CHECKS}
 
@@ -268,13 +264,6 @@ def _meaning(variable: Variable) -> str:
 
 def _effects(variable: Variable) -> str:
     return "; ".join(f"{effect.values}: {effect.why.rstrip('.')}" for effect in variable.effects)
-
-
-def _schema(model: type[BaseModel]) -> str:
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | model.model_json_schema(
-        mode="serialization"
-    )
-    return json.dumps(schema, indent=2) + "\n"
 
 
 def _escaped(text: str) -> str:

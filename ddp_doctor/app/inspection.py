@@ -21,7 +21,7 @@ def prolog(env: Mapping[str, str], options: Options, progress: Progress) -> Outc
     started = time.monotonic()
     # A prolog does not run as the job's user, and a home folder on a network may hang.
     mine = {name: value for name, value in env.items() if name != "HOME"}
-    recording = with_node_facts(blank(options, plan), plan, RunRequest(options, mine, progress=progress))
+    recording = with_node_facts(blank(options, plan, env), plan, RunRequest(options, mine, progress=progress))
     return judge(recording.model_copy(update={"duration_s": time.monotonic() - started}))
 
 
@@ -43,4 +43,6 @@ def live_topology(env: Mapping[str, str], progress: Progress, ignore: tuple[str,
     """The topology of this machine, with what decides about P2P on it."""
     options = Options(command="topology", only=("topology",), ignore=ignore)
     plan = plan_of(options, [check for check in CHECKS if check.id == "topology"])
-    return judge(with_node_facts(blank(options, plan), plan, RunRequest(options, env, progress=progress)))
+    return judge(
+        with_node_facts(blank(options, plan, env), plan, RunRequest(options, env, progress=progress))
+    )

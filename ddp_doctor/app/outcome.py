@@ -11,6 +11,7 @@ from ddp_doctor.engine.diagnose import diagnose
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.engine.verdict import report as make_report
 from ddp_doctor.facts.cluster import NotStarted, Present, RollCallFact
+from ddp_doctor.knowledge.launchers import job_of
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Status, UsageError
 from ddp_doctor.model.fact import Reading
@@ -39,14 +40,15 @@ def judge(recording: Recording, checks: Sequence[Check] = CHECKS) -> Outcome:
     return Outcome(recording, make_report(recording, diagnosis, checks), diagnosis.failures)
 
 
-def blank(options: Options, plan: Plan) -> Recording:
-    """An empty recording of a run that begins now."""
+def blank(options: Options, plan: Plan, env: Mapping[str, str] | None = None) -> Recording:
+    """An empty recording of a run that begins now, in a process with the environment ``env``."""
     now = datetime.now(timezone.utc)
     return Recording(
         schema_version=SCHEMA_VERSION,
         tool_version=__version__,
         run_id=f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}",
         started_at=now.isoformat(timespec="seconds").replace("+00:00", "Z"),
+        job=job_of(env or {}),
         options=options,
         not_run=plan.not_run,
     )

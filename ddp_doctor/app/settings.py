@@ -49,7 +49,7 @@ def live_settings(env: Mapping[str, str], ignore: tuple[str, ...] = ()) -> Outco
     options = Options(command="env", only=_LOOKED_AT, ignore=ignore)
     checks = plan_of(options, [check for check in CHECKS if check.where is Where.NODE]).checks
     plan = Plan(checks)
-    recording = with_node_facts(blank(options, plan), plan, RunRequest(options, env))
+    recording = with_node_facts(blank(options, plan, env), plan, RunRequest(options, env))
     origins = collect((_ORIGINS,), lambda deadline: LiveContext(env, deadline), lambda _: None)
     readings = (*recording.readings, *origins)
     duration_s = time.monotonic() - started

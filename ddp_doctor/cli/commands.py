@@ -8,6 +8,7 @@ from pathlib import Path
 from ddp_doctor import app, templates
 from ddp_doctor.app import Outcome, UsageError, folders
 from ddp_doctor.checks import CHECKS
+from ddp_doctor.cli.error_handler import print_to_stderr
 from ddp_doctor.cli.given import given_text, require_kind
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.cli.reporting import report, save_and_report
@@ -51,7 +52,8 @@ def replay(path: Path | None, outputs: Outputs, *, last: bool = False, ignore: t
         folders.newest_run(os.environ) if path is None else folders.recording_at(path), ignore
     )
     if outcome.recording.options.command == "env":
-        return _show_settings(app.judge_settings(outcome.recording), outputs)
+        recording = app.redacted(outcome.recording) if outputs.redact else outcome.recording
+        return _show_settings(app.judge_settings(recording), replace(outputs, redact=False))
     return report(outcome, outputs)
 
 
@@ -120,12 +122,24 @@ def _rule_line(rule: Described) -> str:
     return f"    {rule.code} {rule.name} ({rule.severity.value})"
 
 
-def template(name: str | None) -> str:
-    """A template's text, or the names of all."""
+def template(name: str | None, require_gpus: int | None = None) -> str:
+    """A template's text, or a line on each; warns where root would run what another user can change."""
     if name is None:
-        return "\n".join(templates.names()) + "\n"
-    if name not in templates.names():
-        raise UsageError(f"there is no template {name!r}; there is {', '.join(templates.names())}")
+        width = max(map(len, templates.TEMPLATES))
+        return "".join(f"{each:<{width}}  {does}\n" for each, does in templates.TEMPLATES.items())
+    if require_gpus is not None and name not in templates.OF_ROOT:
+        raise UsageError(
+            f"--require-gpus is for {' and '.join(templates.OF_ROOT)}: a gate tests what its job has"
+        )
     from ddp_doctor.starters.start_all_nodes import single_file
 
-    return templates.text(name, single_file=single_file())
+    try:
+        text = templates.text(name, single_file=single_file(), require_gpus=require_gpus)
+    except LookupError as error:
+        raise UsageError(str(error.args[0])) from error
+    if name in templates.OF_ROOT and (path := templates.others_may_change(single_file())):
+        print_to_stderr(
+            f"ddp-doctor: warning: root will run this script, and others than root can change {path}: install"
+            " ddp-doctor where only root can write (such as /opt/ddp-doctor) and print the script with that one"
+        )
+    return text

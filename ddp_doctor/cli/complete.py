@@ -65,7 +65,7 @@ def names_of_templates(incomplete: str) -> list[str]:
     """The templates."""
     from ddp_doctor import templates
 
-    return [name for name in templates.names() if name.startswith(incomplete)]
+    return [name for name in templates.TEMPLATES if name.startswith(incomplete)]
 
 
 def _codes() -> list[str]:

@@ -24,6 +24,7 @@ from ddp_doctor.cli.options import (
     MasterPortOption,
     ModelOption,
     NnodesOption,
+    NodeGpusOption,
     NodeRankOption,
     NprocOption,
     OnlyOption,
@@ -165,7 +166,7 @@ def run(
 @reported
 def prolog(
     skip: SkipOption = None,
-    require_gpus: RequireGpusOption = None,
+    require_gpus: NodeGpusOption = None,
     unsure: Annotated[
         str,
         typer.Option(
@@ -358,11 +359,12 @@ def template(
             autocompletion=complete.names_of_templates,
         ),
     ] = None,
+    require_gpus: NodeGpusOption = None,
 ) -> None:
     """Print a script for a cluster, such as a prolog of SLURM."""
     from ddp_doctor.cli import commands
 
-    typer.echo(commands.template(name), nl=False)
+    typer.echo(commands.template(name, require_gpus), nl=False)
 
 
 @app.command(

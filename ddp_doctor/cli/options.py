@@ -11,7 +11,7 @@ import typer
 from ddp_doctor.cli import complete
 from ddp_doctor.cli.help import OUTPUTS as UNDER_OUTPUTS
 from ddp_doctor.cli.help import TIME, VERDICT, WHAT, WHERE
-from ddp_doctor.cli.outputs import OUTPUTS, Output, Outputs
+from ddp_doctor.cli.outputs import OUTPUTS, REDACTABLE, Output, Outputs
 from ddp_doctor.model.choices import Detail, FailOn, OutputFormat, UsageError
 
 VerboseOption = Annotated[
@@ -73,10 +73,28 @@ ModelOption = Annotated[
         " Your code runs on the ranks.",
     ),
 ]
+RedactOption = Annotated[
+    bool,
+    typer.Option(
+        "--redact",
+        rich_help_panel=UNDER_OUTPUTS,
+        help="Replace names of hosts, users, addresses, paths and serial numbers, to show the result to others.",
+    ),
+]
 RequireGpusOption = Annotated[
     int | None,
     typer.Option(
         min=0, metavar="N", rich_help_panel=VERDICT, help="Sick unless the job may use at least N GPUs."
+    ),
+]
+NodeGpusOption = Annotated[
+    int | None,
+    typer.Option(
+        "--require-gpus",
+        min=0,
+        metavar="N",
+        rich_help_panel=VERDICT,
+        help="Sick unless the node has at least N GPUs, its job's or not.",
     ),
 ]
 
@@ -183,11 +201,12 @@ def reported(command: Callable[..., int | None]) -> Callable[..., None]:
         paths = {name: path for name in offered if (path := given.pop(name)) is not None}
         with error_handler():
             if offered:
-                outputs = Outputs(paths, form=given.pop("output_format"))
+                outputs = Outputs(paths, form=given.pop("output_format"), redact=given.pop("redact", False))
                 if judges:
                     detail = _detail(verbose=given.pop("verbose"), quiet=given.pop("quiet"))
                     outputs = replace(outputs, detail=detail)
                 given["outputs"] = outputs
+                outputs.require_redactable()
                 outputs.refuse_unwritable()
             code = command(**given)
         raise typer.Exit(code or 0)
@@ -208,6 +227,8 @@ def reported(command: Callable[..., int | None]) -> Callable[..., None]:
                 for output in OUTPUTS
                 if output.name in offered
             ]
+            if command.__name__ in REDACTABLE:
+                parameters.append(parameter.replace(name="redact", default=False, annotation=RedactOption))
         else:
             parameters.append(parameter)
     with_outputs.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]

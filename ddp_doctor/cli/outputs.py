@@ -53,6 +53,12 @@ def _json(results: Results | LintResults) -> str:
     return json_text.render(results.report)
 
 
+def _markdown(results: Results) -> str:
+    from ddp_doctor.render import markdown
+
+    return markdown.render(results.report, results.recording)
+
+
 def _recording(results: Results) -> str:
     return results.recording.model_dump_json(indent=1) + "\n"
 
@@ -103,6 +109,12 @@ OUTPUTS = (
         (*_WITH_SETTINGS, "prolog", "lint"),
         _json,
     ),
+    Output(
+        "markdown",
+        "Write the report to paste into a ticket: versions, findings, folded details.",
+        ("run", "prolog", "replay"),
+        _markdown,
+    ),
     Output("sarif", "Write the findings as SARIF 2.1.0.", ("lint",), _sarif),
     Output("junit", "Write the findings as JUnit XML.", ("lint",), _junit),
     Output(
@@ -125,8 +137,16 @@ OUTPUTS = (
         _WITH_SETTINGS,
         _pasted("torchrun_args"),
     ),
-    Output("record", "Write the recording here as well.", ("run", "prolog", "topology", "env"), _recording),
+    Output(
+        "record",
+        "Write the recording here as well.",
+        ("run", "prolog", "replay", "topology", "env"),
+        _recording,
+    ),
 )
+#: The commands that can give names other names, and the outputs in which that makes sense.
+REDACTABLE = ("run", "prolog", "replay")
+_OF_REDACTED = ("json", "markdown", "record")
 
 
 @dataclass(frozen=True)
@@ -136,6 +156,7 @@ class Outputs:
     paths: Mapping[str, str] = field(default_factory=dict)  # of the outputs that are asked for, by name
     form: OutputFormat = OutputFormat.FULL
     detail: Detail = Detail.SCREEN
+    redact: bool = False  # names of hosts, users and the like are replaced in all that is shown and written
     is_piped: bool = False  # a launcher shows a terminal to its ranks and puts what they say in a file
     host: str = ""  # the node's, once it is known
     own: frozenset[str] = frozenset()  # outputs that each node has a file of its own for
@@ -178,6 +199,13 @@ class Outputs:
         }
         own = frozenset(name for name, path in self.paths.items() if path != paths[name])
         return replace(self, host=host, own=own, paths=paths)
+
+    def require_redactable(self) -> None:
+        """Refuse settings with names that are nobody's. Raises UsageError."""
+        settings = [name for name in self.paths if name not in _OF_REDACTED]
+        if self.redact and settings:
+            option = f"--{settings[0].replace('_', '-')}"
+            raise UsageError(f"--redact replaces names that {option} needs: give one of them")
 
     def without_files(self) -> "Outputs":
         """For a node that leaves the outputs to the head."""

@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Mapping
 
+from ddp_doctor import app
 from ddp_doctor.app import Outcome, folders
 from ddp_doctor.cli.error_handler import keep_trace, print_to_stderr
 from ddp_doctor.cli.outputs import Outputs, Results
@@ -36,6 +37,10 @@ def _node_rank(outcome: Outcome, here: Place | None, host: str) -> int:
 
 def report(outcome: Outcome, outputs: Outputs, saved_as: str | None = None) -> int:
     """Write the outputs and show the report; the exit code."""
+    if outputs.redact and outcome.spoken_by is None:
+        outcome = app.judge(app.redacted(outcome.recording))
+    elif outputs.redact:
+        outputs = outputs.without_files()  # the head's report is here without what its names stand for
     problems = outputs.write(Results(outcome.report, outcome.recording))
     out = screen.console(outputs.words_to, is_piped=outputs.is_piped)
     if outputs.form is not OutputFormat.FULL:

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.diagnose import Diagnosis, is_judged
 from ddp_doctor.engine.memory import no_garbage_collection
+from ddp_doctor.engine.node_verdicts import node_verdicts
 from ddp_doctor.engine.plan import TOO_DEAR
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import CheckStatus, ExitCode, Severity, Status, Verdict
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import INTERRUPTED_AFTER, OWN_PROCESS, Recording, World
-from ddp_doctor.model.report import CheckResult, Measurement, Report, Tool
+from ddp_doctor.model.report import CheckResult, Measurement, Report, Tool, finished_at
 from ddp_doctor.views.gpus import nccl_without_gpu
 from ddp_doctor.views.open_files import out_of_files
 from ddp_doctor.views.software import backend_of_ranks
@@ -38,8 +39,11 @@ def _report(recording: Recording, diagnosis: Diagnosis, checks: Sequence[Check])
         tool=Tool(version=recording.tool_version),
         run_id=recording.run_id,
         started_at=recording.started_at,
+        finished_at=finished_at(recording.started_at, recording.duration_s),
         duration_s=round(recording.duration_s, 3),
+        job=recording.job,
         world=_world(recording),
+        nodes=node_verdicts(recording, diagnosis.findings, _bar(recording), verdict),
         verdict=verdict,
         exit_code=_exit_code(recording, verdict, diagnosis).value,
         summary=summary(recording, verdict, results, diagnosis),
@@ -244,6 +248,9 @@ def _scope(recording: Recording) -> str:
 
 
 def _untested(recording: Recording) -> str:
+    if recording.options.command == "prolog" and recording.options.require_gpus is None:
+        absent = [reading for reading in recording.of_check("gpus") if reading.status is Status.ABSENT]
+        return "; it has no GPU, and none was required (--require-gpus)" if absent else ""
     tested = any(reading.rank is not None for reading in recording.collected())
     if recording.world is None or not tested:
         return ""

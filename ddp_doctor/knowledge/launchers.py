@@ -1,7 +1,10 @@
 """The launchers that tell a process its place in the world, and the variables by which they are known."""
 
+import re
 from collections.abc import Mapping
 from typing import Literal
+
+from ddp_doctor.model.recording import Job
 
 #: Who starts ranks and tells each its place by variables of its own.
 Launcher = Literal["torchrun", "slurm", "mpi"]
@@ -21,6 +24,25 @@ OTHERS = (
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "OMPI_COMM_WORLD_LOCAL_SIZE",
 )
+
+
+#: Where each scheduler names the job: man sbatch, PBS Professional User's Guide, LSF Command Reference, flux-submit(1).
+_JOB_IDS: Mapping[str, str] = {
+    "slurm": "SLURM_JOB_ID",
+    "pbs": "PBS_JOBID",
+    "lsf": "LSB_JOBID",
+    "flux": "FLUX_JOB_ID",
+}
+#: 4711, 4711[3].server, ƒ2oM8ehUQQw
+_JOB_ID = re.compile(r"[\w.\[\]-]{1,100}")
+
+
+def job_of(env: Mapping[str, str]) -> Job | None:
+    """The scheduler's job that this process belongs to."""
+    for scheduler, variable in _JOB_IDS.items():
+        if _JOB_ID.fullmatch(env.get(variable, "")):
+            return Job.model_validate({"scheduler": scheduler, "id": env[variable]})
+    return None
 
 
 def launcher_of(env: Mapping[str, str]) -> Launcher | None:

@@ -226,6 +226,7 @@ def _finding(script: Script, rule: LintRule, spot: Spot) -> LintFinding:
         culprits=(Culprit(kind="file", name=f"{script.path}:{line}"),),
         evidence=(Evidence(check="lint", text=source),) if source else (),
         remedies=tuple(_remedies(spot)),
+        page=rule.page,
         path=script.path,
         line=line,
         column=_column(script.lines, line, getattr(node, "col_offset", 0)),

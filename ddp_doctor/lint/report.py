@@ -8,7 +8,7 @@ from ddp_doctor import __version__
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.choices import CheckStatus, ExitCode, FailOn, Severity, Verdict
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.report import CheckResult, Report, Tool
+from ddp_doctor.model.report import CheckResult, Report, Tool, finished_at
 
 _EXIT = {Verdict.HEALTHY: ExitCode.HEALTHY, Verdict.SICK: ExitCode.SICK, Verdict.UNSURE: ExitCode.UNSURE}
 
@@ -16,28 +16,32 @@ _EXIT = {Verdict.HEALTHY: ExitCode.HEALTHY, Verdict.SICK: ExitCode.SICK, Verdict
 class LintFinding(Finding):
     """A finding in a script. Lines and columns count from one; the end is the first column behind it."""
 
-    path: str
-    line: int
-    column: int
-    end_line: int
-    end_column: int
+    path: str  # of the script, as it was given
+    line: int  # where it begins
+    column: int  # where it begins
+    end_line: int  # where it ends
+    end_column: int  # where it ends
+
+    def _identity(self) -> list[list[str]]:
+        """The file and the line's text: what is written above it moves the line."""
+        return [[self.path, *(item.text for item in self.evidence)]]
 
 
 class Unread(Frozen):
     """A file that could not be looked at, and why."""
 
-    path: str
-    line: int
-    reason: str
+    path: str  # as it was given
+    line: int  # where reading it failed; 1 where that is not known
+    reason: str  # why it could not be read
 
 
 class LintReport(Report):
     """The envelope, with what was looked at."""
 
-    findings: tuple[LintFinding, ...] = ()
+    findings: tuple[LintFinding, ...] = ()  # by file and line
     files: int = 0  # that were read and parsed
     suppressed: int = 0  # findings that a comment takes back
-    unread: tuple[Unread, ...] = ()
+    unread: tuple[Unread, ...] = ()  # files that could not be judged
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,8 @@ def lint_report(linted: Sequence[Linted], fail_on: FailOn, started_at: datetime)
     return LintReport(
         tool=Tool(version=__version__),
         run_id=f"{started_at:%Y%m%dT%H%M%SZ}-lint",
-        started_at=started_at.isoformat(timespec="seconds").replace("+00:00", "Z"),
+        started_at=_text_of(started_at),
+        finished_at=finished_at(_text_of(started_at), duration_s),
         duration_s=round(duration_s, 3),
         verdict=verdict,
         exit_code=_EXIT[verdict].value,
@@ -72,6 +77,10 @@ def lint_report(linted: Sequence[Linted], fail_on: FailOn, started_at: datetime)
         suppressed=suppressed,
         unread=unread,
     )
+
+
+def _text_of(time: datetime) -> str:
+    return time.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _verdict(findings: Sequence[LintFinding], fail_on: FailOn, *, is_whole: bool) -> Verdict:

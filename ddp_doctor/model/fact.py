@@ -25,14 +25,14 @@ class Fact(Frozen):
 class Reading(Frozen):
     """The outcome of one probe on one node or rank."""
 
-    check: str
-    status: Status
-    node: int = 0
-    rank: int | None = None
-    fact: dict[str, Json] | None = None
-    reason: str | None = None
+    check: str  # the id of its check
+    status: Status  # whether there is a fact, else why there is none
+    node: int = 0  # node rank
+    rank: int | None = None  # null where the node was read and no rank
+    fact: dict[str, Json] | None = None  # what was read; its `kind` says which fields it has
+    reason: str | None = None  # why there is no fact
     started_at: float = 0.0  # seconds since the epoch
-    duration_s: float = 0.0
+    duration_s: float = 0.0  # of the probe in seconds
     misused: bool = False  # not the machine: what was asked for cannot be used, and the reason says why
     raw: str | None = None  # the text the fact was parsed from, so that a corrected parser can read it again
 

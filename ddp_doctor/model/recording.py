@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from itertools import accumulate
-from typing import Concatenate, Generic, ParamSpec, TypeVar
+from typing import Concatenate, Generic, Literal, ParamSpec, TypeVar
 
 from pydantic import Field, PrivateAttr
 
@@ -32,16 +32,16 @@ P = ParamSpec("P")
 class Node(Frozen):
     """One host of the world."""
 
-    node_rank: int = 0
-    hostname: str = "localhost"
-    addresses: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    node_rank: int = 0  # its number in the run
+    hostname: str = "localhost"  # its name, as the node itself says it
+    addresses: dict[str, tuple[str, ...]] = Field(default_factory=dict)  # IP addresses by network interface
     nproc: int | None = None  # ranks on this node; None is the world's nproc_per_node
 
 
 class World(Frozen):
     """The ranks the doctor tested with, and how they were started."""
 
-    nnodes: int = 1
+    nnodes: int = 1  # all nodes, also those that did not come
     nproc_per_node: int = 1  # of the first node, where nodes differ
     world_size: int = Field(
         default=1, description="All ranks; 0 in the report of a command that starts none."
@@ -50,7 +50,7 @@ class World(Frozen):
         default="gloo", description='Of the ranks; "none" in the report of a command that starts none.'
     )
     backend_impl: str | None = None  # in a report: the class behind it, as the ranks recorded it
-    launcher: str = "plain"
+    launcher: str = "plain"  # who started the ranks: plain is the doctor itself
     foreign_nodes: int = Field(
         default=1,
         description="How many nodes the launcher's own world has, of which each is tested by itself; 1 is no others.",
@@ -109,24 +109,31 @@ class World(Frozen):
 class Options(Frozen):
     """What the user asked for, as far as it changes the judgement."""
 
-    command: str = "run"
-    level: Level = Level.STANDARD
-    backend: Backend = Backend.AUTO
-    only: tuple[str, ...] = ()
-    skip: tuple[str, ...] = ()
-    budget_s: float = 60.0
+    command: str = "run"  # run, prolog, env or topology
+    level: Level = Level.STANDARD  # --level
+    backend: Backend = Backend.AUTO  # --backend, as asked for
+    only: tuple[str, ...] = ()  # --only
+    skip: tuple[str, ...] = ()  # --skip
+    budget_s: float = 60.0  # --budget in seconds
     ignore: tuple[str, ...] = ()  # how the codes of rules begin that are not applied
-    fail_on: FailOn = FailOn.ERROR
-    require_gpus: int | None = None
-    prove: bool = True
+    fail_on: FailOn = FailOn.ERROR  # --fail-on: the least severity that makes the verdict sick
+    require_gpus: int | None = None  # --require-gpus: of the job in a run, of the node in a prolog
+    prove: bool = True  # --prove: whether remedies may be tried
     model: str = ""  # the user's own, "package.module:factory"
+
+
+class Job(Frozen):
+    """The job of a scheduler in which a run was started."""
+
+    scheduler: Literal["slurm", "pbs", "lsf", "flux"]  # whose job it is
+    id: str  # as the scheduler writes it
 
 
 class NotRun(Frozen):
     """A check that the plan left out, and why."""
 
-    check: str
-    reason: str
+    check: str  # its id
+    reason: str  # why it was left out
 
 
 @dataclass(frozen=True)
@@ -142,18 +149,20 @@ class FactAt(Generic[F]):
 class Recording(Frozen):
     """Everything one run saw; rules are pure functions of it, so it can be replayed anywhere."""
 
+    #: Of this document; its first number is raised where an older doctor could misread it.
     schema_version: str = SCHEMA_VERSION
-    tool_version: str = ""
-    run_id: str = ""
+    tool_version: str = ""  # release of the ddp-doctor that wrote it
+    run_id: str = ""  # unique for each run
     started_at: str = ""  # RFC 3339
-    duration_s: float = 0.0
-    interrupted: bool = False
-    world: World | None = None
-    options: Options = Options()
-    readings: tuple[Reading, ...] = ()
-    trials: tuple[TrialRecord, ...] = ()
-    experiments: tuple[Experiment, ...] = ()
-    not_run: tuple[NotRun, ...] = ()
+    duration_s: float = 0.0  # of the run in seconds
+    interrupted: bool = False  # whether it was ended before its time
+    job: Job | None = None  # the scheduler's, where the run was part of one
+    world: World | None = None  # the nodes and ranks; null where no machine was looked at
+    options: Options = Options()  # what was asked for
+    readings: tuple[Reading, ...] = ()  # what each probe read, on each node or rank
+    trials: tuple[TrialRecord, ...] = ()  # the starts of the ranks, each with what is known of its ranks
+    experiments: tuple[Experiment, ...] = ()  # the trials of remedies
+    not_run: tuple[NotRun, ...] = ()  # the checks that the plan left out
 
     _memo: Memo = PrivateAttr(default_factory=Memo)
 

@@ -1,5 +1,7 @@
-"""The report: what ``--json`` writes. Schema version 1.0, published in docs/reference."""
+"""The report: what ``--json`` writes. Schema version 1.1, published in docs/reference."""
 
+from datetime import datetime, timedelta
+from math import ceil
 from typing import Literal
 
 from pydantic import Field
@@ -7,73 +9,102 @@ from pydantic import Field
 from ddp_doctor.model.base import Frozen, Json
 from ddp_doctor.model.choices import CheckStatus, Verdict
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import World
+from ddp_doctor.model.recording import Job, World
 
-REPORT_SCHEMA_VERSION = "1.0"
+REPORT_SCHEMA_VERSION = "1.1"
 
 
 class Tool(Frozen):
     """Who wrote the report."""
 
-    name: str = "ddp-doctor"
-    version: str
+    name: str = "ddp-doctor"  # always ddp-doctor
+    version: str  # its release
 
 
 class CheckResult(Frozen):
     """What became of one check over all nodes and ranks."""
 
-    id: str
-    title: str
+    id: str  # as in --only and --skip
+    title: str  # what it looks at
+    #: Passed; found: a finding rests on it; skipped, timed_out or failed: not evaluated, for the reason.
     status: CheckStatus
-    reason: str | None = None
-    duration_s: float = 0.0
+    reason: str | None = None  # why it was not evaluated, and where, if not everywhere
+    duration_s: float = 0.0  # of the slowest node or rank
 
 
 class Measurement(Frozen):
     """One number that was measured, with its unit and what it was measured of."""
 
-    name: str
-    value: float
-    unit: str
+    name: str  # such as allreduce_busbw
+    value: float  # in the unit
+    unit: str  # B, B/s, s, FLOP/s …; empty for a ratio
+    #: Of what: the rank, the number of bytes, the GPU ….
     labels: dict[str, str | int | float] = Field(default_factory=dict)
+
+
+class NodeVerdict(Frozen):
+    """What the run says of one node."""
+
+    node_rank: int  # its number in the run
+    hostname: str  # its name, as the node itself says it
+    verdict: Verdict  # sick: a finding at or above --fail-on names it, or a rank, GPU or link of it alone
+    findings: tuple[str, ...] = ()  # fingerprints of those that name it, also of lesser ones
 
 
 class Report(Frozen):
     """The envelope that every diagnosing command writes."""
 
+    #: Of this document; its first number is raised where fields change their meaning or go.
     schema_version: str = REPORT_SCHEMA_VERSION
-    tool: Tool
-    run_id: str
-    started_at: str
-    duration_s: float
-    world: World | None = None
-    verdict: Verdict
-    exit_code: int
-    summary: str
-    checks: tuple[CheckResult, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    measurements: tuple[Measurement, ...] = ()
+    tool: Tool  # who wrote it
+    run_id: str  # unique for each run; the name of the folder that keeps its recording
+    started_at: str  # RFC 3339
+    finished_at: str = ""  # RFC 3339; empty where the start is not known
+    duration_s: float  # of the run in seconds
+    job: Job | None = None  # the scheduler's, where the run was part of one
+    world: World | None = None  # the nodes and ranks that were tested; null where no machine was
+    nodes: tuple[
+        NodeVerdict, ...
+    ] = ()  # each node and what was found of it; empty where no machine was tested
+    verdict: Verdict  # sick: a finding at or above --fail-on; unsure: too little could be evaluated; healthy: neither
+    exit_code: int  # of the command: 0 healthy, 1 sick, 2 wrongly used, 3 unsure, 130 interrupted
+    summary: str  # the verdict in one sentence
+    checks: tuple[CheckResult, ...] = ()  # what became of each check, in the order of a run
+    findings: tuple[Finding, ...] = ()  # the faults, the gravest first
+    measurements: tuple[Measurement, ...] = ()  # the numbers that were measured
+
+
+def finished_at(started_at: str, duration_s: float) -> str:
+    """When a run ended that began at ``started_at``, to the second; empty where that is no time of RFC 3339."""
+    try:
+        ended = datetime.fromisoformat(started_at.replace("Z", "+00:00")) + timedelta(
+            seconds=ceil(duration_s)
+        )
+    except (ValueError, OverflowError):
+        return ""
+    return ended.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 class Overruled(Frozen):
     """A value that does not count, because another source of settings comes first."""
 
     value: str | None  # None: kept back, like a credential
-    source: str
+    source: str  # where it stands
 
 
 class SettingInForce(Frozen):
     """One variable: what it is set to, by what, and what that means."""
 
-    name: str
+    name: str  # of the variable
     value: str | None  # None: kept back, like a credential
     source: str  # "environment", "FILE:LINE", "line N" of the text, or "torchrun"
     since: str | None = None  # who set it, as far as that is known
-    overrides: tuple[Overruled, ...] = ()
+    overrides: tuple[Overruled, ...] = ()  # what other sources say, which does not count
     default: str | None = (
         None  # in the NCCL or torch that is here, else in the newest; None: unset; or "automatic"
     )
     meaning: str | None = None  # None: nobody knows the name
+    #: Whether NCCL or torch of the releases here read it.
     status: Literal["read", "not yet", "no longer", "renamed", "deprecated", "read by nothing", "unknown"]
     note: str | None = None  # why the value is not judged
 
@@ -86,7 +117,7 @@ class EnvReport(Report):
     rocm: str | None = (
         None  # the ROCm that torch is built for: its RCCL reads NCCL's names, and nothing of them is judged
     )
-    settings: tuple[SettingInForce, ...] = ()
+    settings: tuple[SettingInForce, ...] = ()  # the variables that are set, by name
 
 
 class TopologyReport(Report):

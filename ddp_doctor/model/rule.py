@@ -53,6 +53,13 @@ class Rule(Described):
         _, *inside = self.function.__module__.partition(".checks.")[2].split(".")
         return inside[0] if inside else ""
 
+    @property
+    def page(self) -> str:
+        """The page that describes it, and where on the page."""
+        after = "_after" if self.function.__module__.endswith(".afterwards") else ""  # a check of its own
+        page = f"checks/{self.check}{after}" if self.check else "trials"
+        return f"docs/reference/{page}.md#{self.code}"
+
     def apply(self, recording: Recording, found: Sequence[Finding] = ()) -> list[Finding]:
         """The findings of this rule, empty where a fact it needs was not recorded.
 
@@ -74,7 +81,7 @@ class Rule(Described):
             evidence if evidence.check else evidence.model_copy(update={"check": self.check})
             for evidence in draft.evidence
         )
-        return Finding(code=self.code, name=self.name, **fields)
+        return Finding(code=self.code, name=self.name, page=self.page, **fields)
 
 
 def _explain(causes: Sequence[Finding], finding: Finding, nodes: Sequence[int]) -> bool:

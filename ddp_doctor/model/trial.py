@@ -13,24 +13,24 @@ from ddp_doctor.model.finding import Reproducer, Setting
 class Step(Frozen):
     """One step that a rank entered: a collective, a barrier, a phase of a check."""
 
-    check: str
+    check: str  # its id
     name: str  # the field's word: all_reduce, send, init_process_group, backward …
     seq: int  # counts the steps of one check on one rank; steps with equal numbers meet
     detail: str = ""  # shape, dtype, peer: what must agree between the ranks that meet
     peers: tuple[int, ...] = ()  # original ranks this step needs; empty means all of the trial
     entered_at: float = 0.0  # seconds since the trial began
-    left_at: float | None = None
+    left_at: float | None = None  # the same; null where it is in the step still
     where: str = ""  # file:line of the call
 
 
 class FlightEntry(Frozen):
     """One entry of torch's flight recorder: the collective that the rank really enqueued."""
 
-    seq: int
+    seq: int  # counts the collectives of its group
     op: str  # "all_reduce", without the backend prefix
-    sizes: tuple[tuple[int, ...], ...] = ()
-    dtypes: tuple[str, ...] = ()
-    retired: bool = False
+    sizes: tuple[tuple[int, ...], ...] = ()  # shapes of the tensors
+    dtypes: tuple[str, ...] = ()  # torch's names of their types
+    retired: bool = False  # whether torch saw it end
     group: str = ""  # torch's name of the process group, whose collectives are numbered by themselves
     #: Un-retired in two samples, far enough apart for a recorder that retires late; None: sampled once.
     open_twice: bool | None = None
@@ -44,51 +44,51 @@ class FlightEntry(Frozen):
 class Raised(Frozen):
     """An exception that ended a probe on a rank."""
 
-    type: str
-    message: str
+    type: str  # its class
+    message: str  # what it says
     where: str = ""  # innermost file:line outside torch
     blames_peer: bool = False  # a broken connection or a time-out: a victim's message, not a cause
-    at: float = 0.0
+    at: float = 0.0  # seconds since the trial began
 
 
 class RankEvidence(Frozen):
     """What is known about one rank when its trial ended or was judged."""
 
     rank: int  # the rank in the first trial; later trials keep it
-    node: int = 0
-    pid: int = 0
+    node: int = 0  # node rank
+    pid: int = 0  # on its node
     began: bool = False  # the worker process reported in at all
-    done: bool = False
+    done: bool = False  # did all it was asked to
     check: str = ""  # the check the rank was in
     steps: tuple[Step, ...] = ()  # the last steps, oldest first
-    raised: Raised | None = None
+    raised: Raised | None = None  # what ended it, where that was an exception
     exit_code: int | None = None  # None while alive; negative is a signal
     exited_at: float | None = None  # seconds since the trial began
     state: str | None = None  # R, S, D, T, t, Z as in /proc/PID/stat
-    wait_channel: str | None = None
+    wait_channel: str | None = None  # where it waits in the kernel: /proc/PID/wchan
     cpu_s_per_s: float | None = None  # processor time used in the last second of watching
     stack: tuple[str, ...] = ()  # "file:line in function", innermost last
     source: tuple[str, ...] = ()  # the text of each of these lines; "" for what is no code of the job's
-    flight: tuple[FlightEntry, ...] = ()
+    flight: tuple[FlightEntry, ...] = ()  # the last entries of torch's flight recorder
     recorder: str | None = None  # the flight recorder that had them; None: none had any
-    output_tail: str = ""
+    output_tail: str = ""  # the end of what the process and NCCL printed
     out_of_memory: bool = False  # the memory cgroup counted an OOM kill when this rank died
 
 
 class TrialRecord(Frozen):
     """One trial: which ranks took part, what was planned, how it ended."""
 
-    trial: str
-    launcher: Literal["forkserver", "torchrun"] = "forkserver"
-    backend: str = "gloo"
+    trial: str  # its name, such as t1
+    launcher: Literal["forkserver", "torchrun"] = "forkserver"  # who started its ranks
+    backend: str = "gloo"  # of its ranks
     ranks: tuple[int, ...] = ()  # original rank numbers
-    checks: tuple[str, ...] = ()
-    outcome: Literal["finished", "stuck", "broken", "slow", "interrupted"] = "finished"
+    checks: tuple[str, ...] = ()  # their ids, in order
+    outcome: Literal["finished", "stuck", "broken", "slow", "interrupted"] = "finished"  # how it ended
     judged_check: str | None = None  # the check in which it got stuck or broke
     waited_s: float = 0.0  # how long that check's ranks had been waiting when judged
-    duration_s: float = 0.0
-    evidence: tuple[RankEvidence, ...] = ()
-    notes: tuple[str, ...] = ()
+    duration_s: float = 0.0  # in seconds
+    evidence: tuple[RankEvidence, ...] = ()  # what is known of each rank
+    notes: tuple[str, ...] = ()  # what else was seen
     lost_nodes: tuple[int, ...] = ()  # node ranks that fell silent while it ran
     reproducer: Reproducer | None = None  # of a trial that tries a remedy: all that its ranks do
     settings: tuple[Setting, ...] = ()  # … in force in it
@@ -101,12 +101,12 @@ Arm = Literal["control", "treatment"]
 class Attempt(Frozen):
     """One trial in fresh processes; ``control`` is the environment as it was."""
 
-    arm: Arm
-    outcome: Literal["passed", "hung", "failed"]
+    arm: Arm  # with the remedy (treatment) or without (control)
+    outcome: Literal["passed", "hung", "failed"]  # how it ended
     bytes_per_s: float | None = None  # of the slowest rank, the median of its repetitions
     reason: str = ""  # what a failed rank reported
     unread: tuple[str, ...] = ()  # settings of the treatment that the library did not say it had read
-    duration_s: float = 0.0
+    duration_s: float = 0.0  # in seconds
 
 
 class Experiment(Frozen):
@@ -114,6 +114,6 @@ class Experiment(Frozen):
 
     code: str  # the finding's
     settings: tuple[Setting, ...]  # the remedy's
-    reproducer: Reproducer
-    attempts: tuple[Attempt, ...] = ()
-    reason: str | None = None
+    reproducer: Reproducer  # what was repeated
+    attempts: tuple[Attempt, ...] = ()  # in the order in which they were made
+    reason: str | None = None  # why it was not tried

@@ -38,6 +38,11 @@ def is_withheld(name: str, value: str) -> bool:
     )
 
 
+def looks_like_credential(text: str) -> bool:
+    """Whether some of a text has the form of a password, a key or a token."""
+    return bool(_VALUES.search(text))
+
+
 def open_and_withheld(env: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """The variables that may be recorded, sorted by name and as text of UTF-8, and the names of the others."""
     known = {name: as_utf8(value) for name, value in sorted(env.items())}

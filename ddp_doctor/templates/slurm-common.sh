@@ -36,7 +36,7 @@ examine() {
 
     # Output goes to files: a pipe would be held open by a helper that the GPU driver keeps from dying.
     "$TIMEOUT" -k 5 "$LIMIT_S" @PYTHON@ -I @DOCTOR@ prolog --json "$work/report.json" --unsure fail \
-        </dev/null >"$work/output" 2>&1
+        ${REQUIRE_GPUS:+--require-gpus "$REQUIRE_GPUS"} </dev/null >"$work/output" 2>&1
     code=$?
     if [ "$code" -ne 0 ] && [ -n "$LOG" ]; then
         say "ddp-doctor ended with exit code $code and printed:"

@@ -18,6 +18,9 @@ LIMIT_S=30                                 # SLURM kills a health check after 60
 LOG=/var/log/ddp-doctor-healthcheck.log    # empty: syslog only
 SCONTROL=/usr/bin/scontrol                 # empty: log only, drain nothing
 #export SLURM_CONF=/opt/slurm/etc/slurm.conf    # where scontrol does not find it by itself
+# The GPUs that every node with this script has: a node that shows fewer is sick, whatever its job asked for. Empty:
+# only those that SLURM gave the job and those on the PCI bus are missed, so that a node without GPUs is healthy.
+REQUIRE_GPUS=@GPUS@
 NAME=ddp-doctor-healthcheck
 OTHERWISE="the node stays as it is"
 

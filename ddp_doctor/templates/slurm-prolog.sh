@@ -20,6 +20,9 @@ LOG=/var/log/ddp-doctor-prolog.log    # empty: syslog only
 # leave it empty; others name scontrol, and the reason then names the GPU.
 SCONTROL=
 #SCONTROL=/usr/bin/scontrol
+# The GPUs that every node with this script has: a node that shows fewer is sick, whatever its job asked for. Empty:
+# only those that SLURM gave the job and those on the PCI bus are missed, so that a node without GPUs is healthy.
+REQUIRE_GPUS=@GPUS@
 NAME=ddp-doctor-prolog
 OTHERWISE="the job may start"
 

@@ -613,6 +613,12 @@ def test_required_gpus_count_those_the_job_is_shown(node: Machine) -> None:
     assert verdicts(recorded(fact, require_gpus=8, backend=Backend.GLOO)) == [("DD303", "error")]
 
 
+def test_a_prolog_requires_gpus_of_the_node_and_not_of_the_part_that_its_job_is_given(node: Machine) -> None:
+    of_two = look(node, CUDA_VISIBLE_DEVICES="0,1", SLURM_JOB_GPUS="0,1")
+    assert verdicts(recorded(of_two, require_gpus=8, command="prolog")) == []
+    assert verdicts(recorded(of_two, require_gpus=9, command="prolog")) == [("DD303", "error")]
+
+
 def test_a_failed_reading_is_no_missing_gpu() -> None:
     reading = Reading(check="gpus", status=Status.FAILED, reason="no answer")
     assert judge(Recording(options=Options(require_gpus=2), readings=(reading,))) == []

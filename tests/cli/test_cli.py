@@ -83,6 +83,14 @@ def state(tmp_path: Path) -> dict[str, str]:
         (["run", "--json", "/nowhere/out.json"], "cannot write /nowhere/out.json"),
         (["prolog", "--output-format", "xml"], "'xml' is not one of"),
         (["template", "pbs"], "there is no template 'pbs'"),
+        (
+            ["template", "slurm-gate", "--require-gpus", "8"],
+            "--require-gpus is for slurm-prolog and slurm-healthcheck",
+        ),
+        (
+            ["replay", "-", "--redact", "--json", "x", "--env-file", "y"],
+            "--redact replaces names that --env-file needs",
+        ),
         (["prolog", "--unsure", "maybe"], "--unsure takes pass or fail"),
         (["nonsense"], "nonsense"),
     ],
@@ -440,7 +448,16 @@ def test_the_options_of_run_are_these():
     command = group.commands["run"]
     assert sorted(option for parameter in command.params for option in parameter.opts) == [
         *("--backend", "--budget", "--docker-args", "--env-file", "--fail-on", "--hostfile", "--hosts"),
-        *("--ignore", "--join-timeout", "--json", "--k8s-env", "--level", "--master-addr", "--master-port"),
+        *(
+            "--ignore",
+            "--join-timeout",
+            "--json",
+            "--k8s-env",
+            "--level",
+            "--markdown",
+            "--master-addr",
+            "--master-port",
+        ),
         *(
             "--model",
             "--nnodes",
@@ -451,7 +468,7 @@ def test_the_options_of_run_are_these():
             "--prove",
             "--quiet",
         ),
-        *("--rdzv-endpoint", "--record", "--require-gpus", "--sbatch-lines", "--skip"),
+        *("--rdzv-endpoint", "--record", "--redact", "--require-gpus", "--sbatch-lines", "--skip"),
         *("--torchrun-args", "--verbose", "-q", "-v"),
     ]
 

@@ -4,6 +4,7 @@ The prolog and the health check run as slurmd runs them, without PATH and HOME.
 """
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor import templates
+from ddp_doctor.cli import commands
 
 WARM = '{"severity": "warning", "code": "DD308", "title": "warm"}'
 SICK = '{"severity": "error", "code": "DD304", "title": "GPU 3 (0000:61:00.0) on node0: lost"}'
@@ -95,8 +97,8 @@ class Scontrol(Script):
 
 
 def test_every_name_has_a_text_without_placeholders() -> None:
-    assert templates.names() == ("slurm-prolog", "slurm-healthcheck", "slurm-gate")
-    for name in templates.names():
+    assert tuple(templates.TEMPLATES) == ("slurm-prolog", "slurm-healthcheck", "slurm-gate")
+    for name in templates.TEMPLATES:
         assert not re.search("@[A-Z]+@", templates.text(name))
 
 
@@ -105,7 +107,7 @@ def test_the_packaged_files_are_exactly_the_named_ones() -> None:
     packaged = {
         path.name for path in folder.iterdir() if path.suffix not in (".py", ".pyc") and path.is_file()
     }
-    assert packaged == {"slurm-common.sh", *(f"{name}.sh" for name in templates.names())}
+    assert packaged == {"slurm-common.sh", *(f"{name}.sh" for name in templates.TEMPLATES)}
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
@@ -124,7 +126,7 @@ def test_an_ordinary_path_stands_unquoted_in_the_call() -> None:
     assert " /opt/doctor/bin/python3 -I -m ddp_doctor prolog " in text
 
 
-@pytest.mark.parametrize("name", templates.names())
+@pytest.mark.parametrize("name", templates.TEMPLATES)
 @pytest.mark.parametrize("shell", ["bash", "dash", "sh"])
 def test_every_template_is_sound_for_the_shell(shell: str, name: str) -> None:
     if shutil.which(shell) is None:
@@ -133,7 +135,7 @@ def test_every_template_is_sound_for_the_shell(shell: str, name: str) -> None:
     subprocess.run([shell, "-n"], input=script, text=True, check=True, timeout=10)
 
 
-@pytest.mark.parametrize("name", templates.names())
+@pytest.mark.parametrize("name", templates.TEMPLATES)
 def test_shellcheck_has_nothing_to_say(name: str) -> None:
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not installed")
@@ -151,6 +153,46 @@ def test_only_a_sick_node_fails_the_prolog(prolog: Script, code: int, expected: 
     assert first.startswith("<-I><-m><ddp_doctor><prolog><--json>")
     logged = prolog.log.read_text() if prolog.log.exists() else ""
     assert ("job 4711 on node0" in logged) == (code != 0)
+
+
+def test_the_gpus_that_a_node_must_have_are_told_to_the_doctor(either: Script) -> None:
+    either.stub("exit 0")
+    either.run()
+    either.run(("REQUIRE_GPUS=\n", "REQUIRE_GPUS=8\n"))
+    told_nothing, told_eight = either.calls.read_text().splitlines()
+    assert "--require-gpus" not in told_nothing
+    assert told_eight.endswith("<--require-gpus><8>")
+    assert "\nREQUIRE_GPUS=8\n" in templates.text(either.template, require_gpus=8)
+
+
+def test_a_python_that_others_than_root_may_change_is_named(tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    for folder in (ours, theirs):
+        folder.mkdir(mode=0o755)
+        (folder / "python").touch(mode=0o755)
+    theirs.chmod(0o777)
+    (ours / "linked").symlink_to(theirs / "python")
+    if os.getuid() == 0:
+        assert templates.others_may_change(python=str(ours / "python")) is None
+        assert templates.others_may_change(python=str(ours / "linked")) == str(theirs)
+    else:
+        assert templates.others_may_change(python=str(ours / "python")) is not None
+
+
+def test_a_script_for_root_is_printed_with_a_warning_where_others_may_change_what_it_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(templates, "others_may_change", lambda _file: "/home/alice/venv")
+    assert commands.template("slurm-prolog", 8) == templates.text("slurm-prolog", require_gpus=8)
+    assert "others than root can change /home/alice/venv" in capsys.readouterr().err
+    commands.template("slurm-gate")
+    assert capsys.readouterr().err == ""
+
+
+def test_the_listing_says_in_a_line_what_each_script_does() -> None:
+    lines = commands.template(None).splitlines()
+    assert [line.split()[0] for line in lines] == list(templates.TEMPLATES)
+    assert all(20 < len(line) <= 80 for line in lines)
 
 
 @pytest.mark.serial

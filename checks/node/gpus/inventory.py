@@ -36,8 +36,11 @@ class Shortfall:
     severity: Severity = Severity.ERROR
 
 
-def shortfall_of(fact: GpusFact, required: int | None) -> Shortfall | None:
-    """What is missing, by the surest count; None where NVML fails as a whole, as DD301 and DD302 say."""
+def shortfall_of(fact: GpusFact, required: int | None, *, of_node: bool = False) -> Shortfall | None:
+    """What is missing, by the surest count; None where NVML fails as a whole, as DD301 and DD302 say.
+
+    ``of_node``: ``required`` are the node's GPUs, of which its job, and CUDA_VISIBLE_DEVICES, may name a part.
+    """
     if fact.nvml_error is not None:
         return None
     have = sum(gpu.error != "no_permission" for gpu in fact.gpus)
@@ -47,8 +50,9 @@ def shortfall_of(fact: GpusFact, required: int | None) -> Shortfall | None:
     sliced = any(gpu.mig_enabled for gpu in fact.gpus)  # a grant then counts slices
     if fact.has_grant() and not sliced and have < (fact.granted or 0):
         return Shortfall(have, fact.granted or 0, "the scheduler's grant")
-    if required is not None and len(fact.visible) < required:
-        return Shortfall(len(fact.visible), required, REQUIRED)
+    counted = len(fact.gpus) if of_node else len(fact.visible)
+    if required is not None and counted < required:
+        return Shortfall(counted, required, REQUIRED)
     unbound = tuple(gpu.bus_id for gpu in fact.gpus_expected() if gpu.driver is None)
     if unbound:
         return Shortfall(have, have + len(unbound), "the PCI bus", unbound, Severity.WARNING)
@@ -61,7 +65,8 @@ def gpus_missing(recording: Recording) -> Iterator[Draft]:
 
     What it finds
         GPUs bound to the driver on the PCI bus that NVML leaves out (not in containers and SLURM steps, which
-        are shown their own only); fewer than the scheduler granted; fewer for the job than --require-gpus.
+        are shown their own only); fewer than the scheduler granted; fewer than --require-gpus, for the job
+        or, with `ddp-doctor prolog`, on the node, whatever part of them its job has.
         A warning for a GPU without any kernel driver beside others that work.
 
     Why it matters
@@ -78,8 +83,9 @@ def gpus_missing(recording: Recording) -> Iterator[Draft]:
         *recording.facts(GpusFact),
         *(FactAt(GpusFact(), reading.node, None, reading) for reading in absent),
     ]
-    required = recording.options.require_gpus
-    for short, group in by_cause(facts, lambda fact: shortfall_of(fact, required)).items():
+    required, of_node = recording.options.require_gpus, recording.options.command == "prolog"
+    shortfall = partial(shortfall_of, required=required, of_node=of_node)
+    for short, group in by_cause(facts, shortfall).items():
         have = f"only {short.have}" if short.have else "none"
         missing = f"; missing: {', '.join(short.named)}" if short.named else ""
         nodes = {node.node for node in group}
@@ -88,7 +94,7 @@ def gpus_missing(recording: Recording) -> Iterator[Draft]:
             f"{{who}}: {have} of {short.expected} GPUs{missing}",
             (
                 Evidence(
-                    text="what the job can count on",
+                    text="what the driver shows" if of_node else "what the job can count on",
                     value=short.have,
                     unit="GPUs",
                     expected=short.expected,
@@ -96,8 +102,9 @@ def gpus_missing(recording: Recording) -> Iterator[Draft]:
                 ),
                 *xid_lines(recording, partial(_is_missing, nodes, short.named)),
             ),
-            _show_all(group[0].fact) if short.source == REQUIRED else FIND_GPU,
-            detail=f"The job can use {short.have}; {short.source} says {short.expected}.",
+            _show_all(group[0].fact) if short.source == REQUIRED and not of_node else FIND_GPU,
+            detail=f"{'The driver shows' if of_node else 'The job can use'} {short.have};"
+            f" {short.source} says {short.expected}.",
             severity=_shortfall_severity(recording, short, group),
         )
 

@@ -1,0 +1,178 @@
+r"""The report as Markdown for a ticket: versions, tables, findings, and the details folded.
+
+Names and messages come from anywhere, and a ticket must show them and do nothing else: no HTML, no link, picture, table
+cell or code that ends early, and nobody who is told of an @name. What looks like a credential is left out.
+
+    node|1 <img src=x>   becomes   node\|1 &lt;img src=x>
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import TypeVar
+
+from ddp_doctor.facts.node.gpus import GpusFact
+from ddp_doctor.facts.node.host import Host
+from ddp_doctor.facts.node.software import Software
+from ddp_doctor.model.choices import CheckStatus
+from ddp_doctor.model.fact import Fact
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import CheckResult, Report
+from ddp_doctor.parse.redact import KEPT_BACK, looks_like_credential
+from ddp_doctor.render import findings, tables
+from ddp_doctor.render.findings import Line
+from ddp_doctor.render.text import one_line, plain
+from ddp_doctor.render.used_transports import used_table
+from ddp_doctor.wording.nodes import host, name_list
+
+F = TypeVar("F", bound=Fact)
+
+#: Everywhere a mark of Markdown; < and & may begin HTML, $ mathematics.
+_MARKS = re.compile(r"[\\`*\[\]|~$]|(?<!\w)_|_(?!\w)")
+#: Would begin a list, a heading or a rule at the start of a line.
+_STARTS = re.compile(r"^(\d{1,9}(?=[.)](?:\s|$))|(?=[-+=#>]))")
+#: Where it is shown, GitHub and GitLab would tell somebody, or link to another issue.
+_CALLS = re.compile(r"@|[#!]\d")
+
+
+def render(report: Report, recording: Recording) -> str:
+    """The whole block, ending in a newline."""
+    blocks = [f"### ddp-doctor: {_text(report.summary)}", _table(("", ""), _about(report, recording))]
+    blocks += [block for finding in report.findings for block in _finding(finding)]
+    if measured := _measurements(report, recording):
+        blocks += [_folded("Measurements", [_fence(measured)])]
+    if report.checks:
+        rows = [(check.id, check.status.value, check.reason or "") for check in report.checks]
+        blocks += [_folded(_counted(report.checks), [_table(("check", "result", "why"), rows)])]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _about(report: Report, recording: Recording) -> Iterator[tuple[str, str]]:
+    """What ran where, and the versions; nodes are told apart where they differ."""
+    yield "ddp-doctor", f"{report.tool.version}, {recording.options.command}"
+    job = f", {report.job.scheduler} job {report.job.id}" if report.job else ""
+    yield "when", f"{report.started_at}, {report.duration_s:g} s{job}"
+    if report.world is not None:
+        names = name_list([node.hostname for node in report.nodes])
+        ranks = (
+            f": {report.world.world_size} ranks, {report.world.backend}" if report.world.world_size else ""
+        )
+        yield "nodes", f"{names}{ranks}"
+    for name, versions in _VERSIONS.items():
+        if told := versions(recording):
+            yield name, told
+
+
+def _each(kind: type[F], value: Callable[[F], str | None]) -> Callable[[Recording], str]:
+    """What the facts of all nodes say, with the nodes where they differ."""
+
+    def told(recording: Recording) -> str:
+        by_value: dict[str, list[str]] = {}
+        for found in recording.facts(kind):
+            if (said := value(found.fact)) is not None:
+                by_value.setdefault(said, []).append(host(recording, found.node))
+        if len(by_value) < 2:
+            return "".join(by_value)
+        return "; ".join(f"{said} on {name_list(nodes)}" for said, nodes in by_value.items())
+
+    return told
+
+
+def _gpus(fact: GpusFact) -> str | None:
+    models = [gpu.name or "unknown" for gpu in fact.gpus]
+    return ", ".join(f"{models.count(model)} {model}" for model in dict.fromkeys(models)) or None
+
+
+def _cuda(fact: Software) -> str | None:
+    return f"HIP {fact.torch_hip}" if fact.torch_hip else fact.torch_cuda
+
+
+#: In the order in which a maintainer asks for them.
+_VERSIONS: dict[str, Callable[[Recording], str]] = {
+    "torch": _each(Software, lambda fact: fact.torch_version or fact.torch_problem),
+    "CUDA of torch": _each(Software, _cuda),
+    "NCCL": _each(Software, lambda fact: fact.nccl_loaded or fact.nccl_problem),
+    "driver": _each(Software, lambda fact: fact.driver or fact.driver_problem),
+    "GPUs": _each(GpusFact, _gpus),
+    "Python": _each(Software, lambda fact: f"{fact.python}, {fact.machine}"),
+    "kernel": _each(
+        Host, lambda fact: fact.kernel and f"{fact.kernel}{', in a container' * fact.in_container}"
+    ),
+}
+
+
+def _finding(finding: Finding) -> Iterator[str]:
+    yield f"**{finding.severity.value.upper()} {_text(finding.code)}** {_text(finding.title)}"
+    lines = [*findings.lines(finding)]
+    if finding.detail:  # is the first of them
+        yield _text(lines.pop(0).text)
+    yield _folded("Evidence and remedies", [*_laid_out(lines)])
+
+
+def _laid_out(lines: Iterable[Line]) -> Iterator[str]:
+    """A list, in which lines to paste are code."""
+    for to_paste, alike in groupby(lines, lambda line: line.to_paste):
+        texts = [line.text for line in alike]
+        if to_paste:
+            yield _fence("\n".join(texts))
+        else:
+            yield "\n".join(f"- {_text(text.removeprefix('- '))}" for text in texts)
+
+
+def _measurements(report: Report, recording: Recording) -> str:
+    """The tables of the screen, as they are."""
+    reduces = [
+        f"{size:>12} B {time_us:>10.1f} us {algbw:>8.2f} GB/s algbw {busbw:>8.2f} GB/s busbw {wrong:>5} wrong"
+        for size, time_us, algbw, busbw, wrong in tables.rows(report.measurements)
+    ]
+    parts = [
+        "\n".join(["all_reduce float32 sum, slowest rank", *reduces]) if reduces else "",
+        used_table(recording),
+        "\n".join(tables.bucket_lines(report.measurements)),
+        "\n".join(tables.step_lines(report.measurements)),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _counted(checks: Sequence[CheckResult]) -> str:
+    """``Checks: 9 passed, 1 found, 3 skipped``."""
+    counts = {status: sum(check.status is status for check in checks) for status in CheckStatus}
+    return "Checks: " + ", ".join(f"{count} {status.value}" for status, count in counts.items() if count)
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(cells)} |" for cells in (map(_text, row) for row in rows)]
+    return "\n".join([f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *lines])
+
+
+def _folded(title: str, blocks: Sequence[str]) -> str:
+    return "\n\n".join([f"<details><summary>{title}</summary>", *blocks, "</details>"])
+
+
+def _fence(text: str) -> str:
+    """Text as it is; the fence is longer than any in it."""
+    lines = "\n".join(KEPT_BACK if looks_like_credential(line) else line for line in plain(text).splitlines())
+    marks = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", lines))])
+    return f"{marks}text\n{lines}\n{marks}"
+
+
+def _text(text: str) -> str:
+    """Text from anywhere on one line, every mark of Markdown and HTML as itself."""
+    line = one_line(text)
+    if looks_like_credential(line):
+        return KEPT_BACK
+    words = (_code(word) if _CALLS.search(word) else _escaped(word) for word in line.split(" "))
+    return _STARTS.sub(r"\1\\", " ".join(words))
+
+
+def _escaped(text: str) -> str:
+    marked = _MARKS.sub(lambda mark: f"\\{mark[0]}", text)
+    return marked.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _code(word: str) -> str:
+    """A word as code, in which nothing is escaped but the pipe, which ends a cell of a table."""
+    marks = "`" * (1 + max((len(run) for run in re.findall("`+", word)), default=0))
+    space = " " if "`" in word else ""
+    return f"{marks}{space}{word.replace('|', chr(92) + '|')}{space}{marks}"
