@@ -22,6 +22,8 @@ from ddp_doctor.wording.ranks import ranks_at
 _JUDGED_ALONE = {"topology": "topology", "env": "list of settings"}
 #: Checks that the verdict's line names.
 _NAMED = 16
+#: Characters of a reason in it.
+_REASON = 200
 _EXIT = {Verdict.HEALTHY: ExitCode.HEALTHY, Verdict.SICK: ExitCode.SICK, Verdict.UNSURE: ExitCode.UNSURE}
 
 
@@ -201,26 +203,31 @@ def summary(
     noted = f", with {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
     if recording.options.command in _JUDGED_ALONE:
         judged = _JUDGED_ALONE[recording.options.command]
-        return f"Healthy{noted}: nothing but the {judged} was judged{_ignored(diagnosis)}."
+        return f"Healthy{noted}: the {judged}, and nothing else, was judged{_ignored(diagnosis)}."
     return f"Healthy{noted}: {scope} passed{_untested(recording)}{_left_out(recording)}{_ignored(diagnosis)}."
 
 
 def _why_unsure(recording: Recording, results: Sequence[CheckResult], diagnosis: Diagnosis) -> str:
     stuck = [r for r in results if r.status in (CheckStatus.FAILED, CheckStatus.TIMED_OUT)]
     reasons = {result.reason or "" for result in stuck}
-    if len(reasons) == 1 and OWN_PROCESS in (reason := reasons.pop()):
-        return f"{reason}."
-    if misuse := _misuse(recording, diagnosis):
-        return f"{misuse}."
-    if not any(reading.fact is not None for reading in recording.readings):
-        alone = recording.options.command == "env" and results
-        return f"{results[0].reason}." if alone else "nothing could be measured."
-    if diagnosis.failures:
-        return f"the doctor's own rule {diagnosis.failures[0][0]} failed."
-    names = ", ".join(_stuck_where(recording, result.id) for result in stuck)
-    if out_of_files(recording):  # of a prolog, whose limits are not the job's: no fault of the node
-        return f"{names} could not be evaluated: the doctor itself may not open enough files (ulimit -n)."
-    return f"{names} could not be evaluated, and no fault was found that explains it."
+    reason = " ".join(reasons.pop().split())[:_REASON] if len(reasons) == 1 else ""
+    if certain := reason if OWN_PROCESS in reason else _misuse(recording, diagnosis):
+        return f"{certain}."
+    measured = any(reading.fact is not None for reading in recording.readings)
+    if not measured and recording.options.command == "env" and results:
+        return f"{results[0].reason}."
+    if measured and diagnosis.failures:
+        return f"ddp-doctor's own rule {diagnosis.failures[0][0]} failed."
+    names = ", ".join(result.id if reason else _stuck_where(recording, result.id) for result in stuck)
+    if measured and out_of_files(
+        recording
+    ):  # of a prolog, whose limits are not the job's: no fault of the node
+        return f"{names} gave no result: ddp-doctor itself may not open enough files (ulimit -n)."
+    what = f"{names} gave no result" if measured else "nothing could be measured"
+    if reason or not measured:
+        between = " " if measured and reason.startswith("on ") else ": "
+        return f"{what}{between if reason else ''}{reason}."
+    return f"{what}, and no fault was found that explains it."
 
 
 def _stuck_where(recording: Recording, check_id: str) -> str:

@@ -12,6 +12,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.interfaces import backend_name
 from ddp_doctor.views.network import offer_of
 from ddp_doctor.wording.findings import finding, proved
 from ddp_doctor.wording.nodes import host, node_culprit
@@ -22,7 +23,7 @@ _FATE = {
     "refused": "connections are refused",
     "timed_out": "connections get no answer",
     "unreachable": "connections end in 'unreachable'",
-    "denied": "connections are forbidden by the dialling host itself",
+    "denied": "connections are forbidden by the calling host itself",
     "mute": "connections are made and never answered, as by a proxy",
     "foreign": "another program answers",
 }
@@ -224,14 +225,14 @@ def advertised_address_leads_elsewhere(recording: Recording) -> Iterator[Draft]:
     met = {path[1]: matrix.seen[path].met_at for path in wrong}
     unmet = {path[1]: peer.address for path, peer in matrix.seen.items() if path[1] not in met}
     offered = way_out(recording) or (wording.use_met_interface(recording, met, unmet),)
+    reached = sorted({address for node, address in met.items() if node in who and address})
     yield proved(
         tuple(node_culprit(recording, node) for node in nodes) or wording.path_culprits(recording, paths),
-        f"The address that {wording.hosts(recording, who)} {'gives' if len(who) == 1 else 'give'} out"
-        f" ({given_out})"
-        " does not lead there from the other nodes; the roll call's address does",
+        f"The other nodes cannot reach {wording.hosts(recording, who)} at {given_out}, which"
+        f" {backend_name(_backend(recording))} takes; at {', '.join(reached)} they can",
         dials_seen(recording, matrix, wrong),
         *offered,
-        detail="The network works, and the backend takes the wrong part of it.",
+        detail="The network works; only that address is the wrong one.",
         reproduced_by=MEET if offered[0].settings else None,
     )
 
@@ -248,8 +249,12 @@ def _given_out(
 
 def _with_useless_address(recording: Recording) -> set[int]:
     """The nodes whose address is known to be useless before anybody dials it."""
-    backend = recording.world.backend if recording.world else "gloo"
+    backend = _backend(recording)
     return set(faults([offer_of(node, backend) for node in recording.facts(InterfacesFact)]))
+
+
+def _backend(recording: Recording) -> str:
+    return recording.world.backend if recording.world else "gloo"
 
 
 def dials_seen(recording: Recording, matrix: Matrix, paths: list[Path]) -> tuple[Evidence, ...]:

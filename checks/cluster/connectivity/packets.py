@@ -211,7 +211,7 @@ def _lossy(recording: Recording, matrix: Matrix, found: Blame, losses: dict[Path
         ),
         *around,
         look(recording, matrix, found.nodes or [node for pair in losses for node in pair]),
-        detail=f"Each of them was one small packet on a path without other traffic of ours. A loss stops a"
+        detail=f"Each was one small packet on a path that ddp-doctor left idle otherwise. A loss stops a"
         f" connection for {path_quality.RETRANSMIT_S:g} s or more, and all ranks wait for it.",
         severity=Severity.ERROR if heavy and not goes_over_rdma(recording) else Severity.WARNING,
         reproduced_by=MOVE if around else None,
@@ -249,8 +249,8 @@ def swallows_large_packets(recording: Recording) -> Iterator[Draft]:
     around = way_out(recording)
     yield proved(
         blamed(recording, found, matrix.nodes),
-        f"{on_paths(recording, found)} large packets are swallowed: messages of {passed} bytes arrive,"
-        f" of {lost} bytes never",
+        f"{on_paths(recording, found)} large packets are lost: messages of {passed} bytes arrive,"
+        f" of {lost} bytes never do",
         (_swallowed(recording, matrix, path) for path in sorted(about)[:PATHS_SHOWN]),
         *around,
         *_smaller_mtu(recording, matrix, min(about), passed, found),

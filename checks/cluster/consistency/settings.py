@@ -102,7 +102,7 @@ def ranks_differ(recording: Recording) -> Iterator[Draft]:
 def _title(group: Sequence[Difference[Who]], few: str, many: str, values: str) -> str:
     parts, names = group[0].split, name_list([difference.name for difference in group])
     if parts.usual is None:
-        return f"{names} {'is' if len(group) == 1 else 'are'} not set alike: {values}"
+        return f"{names} {'differs' if len(group) == 1 else 'differ'}: {values}"
     alone = len(parts.few) == 1
     if len(group) == 1:
         return f"{few} {'has' if alone else 'have'} {differences.odd_values(parts)} where {many} have {parts.usual}"
@@ -110,15 +110,15 @@ def _title(group: Sequence[Difference[Who]], few: str, many: str, values: str) -
 
 
 _SAME_SETTINGS = remedy(
-    "Set it alike for all nodes in the job script (mpirun: -x NAME), or unset it on all",
+    "Give it one value for all nodes in the job script (mpirun: -x NAME), or unset it on all",
     scope="job",
-    cost="none: the ranks then do the same",
+    cost="none: all ranks then do the same",
     undo="put the former lines back",
 )
 _SAME_FOR_RANKS = remedy(
     "Set it once, before the launcher starts, or take it out of the script around the ranks",
     scope="job",
-    cost="none: the ranks then do the same",
+    cost="none: all ranks then do the same",
     undo="put the former lines back",
 )
 
@@ -273,7 +273,7 @@ def different_ranks(recording: Recording) -> Iterator[Draft]:
     size = sum(ranks.values())
     yield proved(
         differences.odd_culprits(recording, parts),
-        f"{_unlike(recording, parts)}: a world of {size}, which nobody notices",
+        f"{_unlike(recording, parts)}: torchrun starts this world of {size} without a warning",
         Evidence(text=differences.values_with_nodes(recording, parts), value=size, unit="ranks"),
         remedy("Start every node with the same --nproc-per-node", scope="job", undo=NOTHING_TO_UNDO),
         detail="torchrun takes any number of ranks from each node and counts them together.",

@@ -67,7 +67,7 @@ def mismatch(recording: Recording) -> Iterator[Draft]:
             culprits(recording, judgement.suspects),
             title,
             (*_flight_evidence(trial, judgement), *waiting_evidence(trial, judgement)),
-            remedy("Make that rank take the same path as the others", scope="code"),
+            remedy("Make that rank call the same collectives as the others", scope="code"),
             confidence=confidence(recording, trial, judgement) if judgement.suspects else Confidence.POSSIBLE,
             detail="Collectives must be called by all ranks in the same order with the same shape and type."
             f"{proof_words(recording, trial, judgement)}",
@@ -218,7 +218,7 @@ def _of_the_others(recording: Recording, stuck: _Stuck) -> str:
     if pairs <= len(stuck):
         return ""
     tested = len(_passed(recording, stuck)) + len(stuck) >= pairs
-    return " All other pairs were tested without it." if tested else " Not all other pairs were tested."
+    return " All other pairs work." if tested else " Not all other pairs were tested."
 
 
 def _nodes_between(recording: Recording, pairs: set[tuple[int, int]]) -> tuple[int, ...]:
