@@ -25,8 +25,8 @@ from ddp_doctor.model.finding import Reproducer, Setting
 from ddp_doctor.model.recording import World
 from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.ranks.node_ranks import FIRST, NodeRanks
-from ddp_doctor.ranks.remedy_probe import TRYING
 from ddp_doctor.ranks.trial import TrialResult
+from ddp_doctor.ranks.worker.remedy_probe import TRYING
 
 #: The check that tests links one by one.
 _PAIRWISE = "p2p"
