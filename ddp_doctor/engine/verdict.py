@@ -15,7 +15,7 @@ from ddp_doctor.model.report import CheckResult, Measurement, Report, Tool
 from ddp_doctor.views.gpus import nccl_without_gpu
 from ddp_doctor.views.open_files import out_of_files
 from ddp_doctor.views.software import backend_of_ranks
-from ddp_doctor.wording.nodes import host, name_list
+from ddp_doctor.wording.nodes import hosts
 from ddp_doctor.wording.ranks import ranks_at
 
 #: Commands that say nothing of the rest of the machine.
@@ -35,7 +35,7 @@ def report(recording: Recording, diagnosis: Diagnosis, checks: Sequence[Check] =
 
 def _report(recording: Recording, diagnosis: Diagnosis, checks: Sequence[Check]) -> Report:
     results = check_results(recording, diagnosis.findings, checks)
-    verdict = judge(recording, diagnosis, results)
+    verdict = _verdict(recording, diagnosis, results)
     return Report(
         tool=Tool(version=recording.tool_version),
         run_id=recording.run_id,
@@ -61,7 +61,7 @@ def _world(recording: Recording) -> World | None:
     return recording.world.model_copy(update={"backend_impl": backend_of_ranks(recording)})
 
 
-def judge(recording: Recording, diagnosis: Diagnosis, results: Sequence[CheckResult]) -> Verdict:
+def _verdict(recording: Recording, diagnosis: Diagnosis, results: Sequence[CheckResult]) -> Verdict:
     """Sick iff a finding stands at or above --fail-on; unsure iff too little could be evaluated."""
     if any(finding.severity.at_least(_bar(recording)) for finding in diagnosis.findings):
         return Verdict.SICK
@@ -165,7 +165,7 @@ def _where(recording: Recording, readings: Sequence[Reading]) -> str:
         return ""
     ranks = [reading.rank for reading in readings if reading.rank is not None]
     nodes = dict.fromkeys(reading.node for reading in readings)
-    return ranks_at(recording, ranks) if ranks else name_list([host(recording, node) for node in nodes])
+    return ranks_at(recording, ranks) if ranks else hosts(recording, nodes)
 
 
 def _nodes(recording: Recording) -> int:

@@ -27,7 +27,7 @@ from ddp_doctor.model.choices import Confidence, Level, Severity, Status
 from ddp_doctor.model.fact import Reading, Skip
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Options, Recording, World
-from ddp_doctor.views.lost_nodes import silent_nodes
+from ddp_doctor.views.silence_causes import silent_nodes
 from tests.fakes import FakeContext
 from tests.recorded import load
 

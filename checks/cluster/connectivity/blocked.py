@@ -15,7 +15,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.interfaces import backend_name
 from ddp_doctor.views.network import offer_of
 from ddp_doctor.wording.findings import finding, proved
-from ddp_doctor.wording.nodes import host, node_culprit
+from ddp_doctor.wording.nodes import host, hosts, node_culprit
 from ddp_doctor.wording.ranks import capital
 
 #: What became of the request, for "on these paths …".
@@ -60,10 +60,10 @@ def inbound_blocked(recording: Recording) -> Iterator[Draft]:
         return
     for fate, nodes in _by_fate(matrix, found.inbound).items():
         paths = [path for path in matrix.failed if path[1] in nodes]
-        names = wording.hosts(recording, nodes)
+        names = hosts(recording, nodes)
         title = f"Inbound to {names} is blocked for {wording.port_words(_ports(matrix, nodes))}: {fate}"
         both = [node for node in nodes if node in found.outbound]
-        more = f" {wording.hosts(recording, both)} cannot dial the others either." if both else ""
+        more = f" {hosts(recording, both)} cannot dial the others either." if both else ""
         yield _blocked(recording, matrix, paths, title, nodes, names, more)
 
 
@@ -99,9 +99,7 @@ def path_blocked(recording: Recording) -> Iterator[Draft]:
             title,
             dials_seen(recording, matrix, paths),
             *around,
-            wording.let_in(
-                wording.hosts(recording, targets), ports, matrix.addresses(source for source, _ in paths)
-            ),
+            wording.let_in(hosts(recording, targets), ports, matrix.addresses(source for source, _ in paths)),
             wording.trace_path(recording, paths, matrix.address_of),
             wording.narrow_ports(ports),
             detail=f"The nodes met at the roll call. {wording.NEEDED_BY}.",
@@ -131,7 +129,7 @@ def outbound_blocked(recording: Recording) -> Iterator[Draft]:
     if not nodes:
         return
     paths = [path for path in matrix.failed if path[0] in nodes]
-    names = wording.hosts(recording, nodes)
+    names = hosts(recording, nodes)
     ports, around = _ports(matrix, [target for _, target in paths]), way_out(recording)
     fates = " or ".join(dict.fromkeys(_FATE[matrix.seen[path].outcome] for path in paths))
     yield proved(
@@ -228,7 +226,7 @@ def advertised_address_leads_elsewhere(recording: Recording) -> Iterator[Draft]:
     reached = sorted({address for node, address in met.items() if node in who and address})
     yield proved(
         tuple(node_culprit(recording, node) for node in nodes) or wording.path_culprits(recording, paths),
-        f"The other nodes cannot reach {wording.hosts(recording, who)} at {given_out}, which"
+        f"The other nodes cannot reach {hosts(recording, who)} at {given_out}, which"
         f" {backend_name(_backend(recording))} takes; at {', '.join(reached)} they can",
         dials_seen(recording, matrix, wrong),
         *offered,

@@ -24,7 +24,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_administrator
 from ddp_doctor.wording.findings import finding, proved
-from ddp_doctor.wording.nodes import host, node_culprit
+from ddp_doctor.wording.nodes import host, hosts, node_culprit
 
 
 def on_paths(recording: Recording, found: Blame) -> str:
@@ -34,7 +34,7 @@ def on_paths(recording: Recording, found: Blame) -> str:
     if not found.nodes:
         return f"On the path {wording.path_words(recording, found.paths)}"
     sides = [side for side, nodes in (("to", found.inbound), ("from", found.outbound)) if nodes]
-    return f"On the paths {' and '.join(sides)} {wording.hosts(recording, found.nodes)}"
+    return f"On the paths {' and '.join(sides)} {hosts(recording, found.nodes)}"
 
 
 def blamed(recording: Recording, found: Blame, nodes: Iterable[int]) -> tuple[Culprit, ...]:

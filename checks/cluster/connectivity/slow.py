@@ -19,7 +19,7 @@ from ddp_doctor.remedies.interfaces import backend_name
 from ddp_doctor.settings.trials import GAIN
 from ddp_doctor.views.network import chosen
 from ddp_doctor.wording.findings import finding, likely
-from ddp_doctor.wording.nodes import host, name_list, node_culprit, node_pair
+from ddp_doctor.wording.nodes import host, hosts, name_list, node_culprit, node_pair
 
 
 @rule("DD533", "node-is-slow-to-its-peers", Severity.ERROR, ConnectivityFact, ranks="slow")
@@ -60,7 +60,7 @@ def _slow_nodes(recording: Recording, matrix: Matrix, nodes: list[int], found: B
     around = detour(
         recording, lambda way: all(_is_faster(way, side, mine[node]) for node, side in sides.items())
     )
-    rate, names = median(mine.values()), wording.hosts(recording, nodes)
+    rate, names = median(mine.values()), hosts(recording, nodes)
     ratio, its = usual / rate, "its" if len(nodes) == 1 else "their"
     of_three = len(matrix.nodes) == 3 and ratio < path_quality.VERY_SLOW_RATIO
     part = Blame(

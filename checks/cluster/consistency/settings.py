@@ -23,7 +23,7 @@ from ddp_doctor.views.transports import settings_told
 from ddp_doctor.wording import differences
 from ddp_doctor.wording.differences import Place, Split, Who, split
 from ddp_doctor.wording.findings import proved
-from ddp_doctor.wording.nodes import name_list, node_culprit
+from ddp_doctor.wording.nodes import hosts, name_list, node_culprit
 
 
 @rule("DD551", "nodes-have-different-settings", Severity.WARNING, ConsistencyFact, EnvVars)
@@ -50,7 +50,7 @@ def different_settings(recording: Recording) -> Iterator[Draft]:
     """
     for group in together(_between_nodes(recording)):
         parts = group[0].split
-        few, many = differences.hosts(recording, parts.few), differences.others(parts)
+        few, many = hosts(recording, parts.few), differences.others(parts)
         title = _title(group, few, many, differences.values_with_nodes(recording, parts))
         yield difference_draft(
             recording, group, title, f"{group[0].name}: {group[0].effect}.", _SAME_SETTINGS
@@ -287,7 +287,7 @@ def _unlike(recording: Recording, parts: Split[int]) -> str:
         return differences.values_with_nodes(recording, parts)
     have = "has" if parts.many == 1 else "have"
     return (
-        f"{differences.hosts(recording, parts.few)} {'has' if len(parts.few) == 1 else 'have'}"
+        f"{hosts(recording, parts.few)} {'has' if len(parts.few) == 1 else 'have'}"
         f" {differences.odd_values(parts)}"
         f" where {differences.others(parts)} {have} {parts.usual}"
     )

@@ -15,11 +15,9 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views.software import with_the_right_nccl
-from ddp_doctor.wording import differences
 from ddp_doctor.wording.differences import (
     Split,
     Who,
-    hosts,
     odd_culprits,
     odd_values,
     others,
@@ -27,7 +25,7 @@ from ddp_doctor.wording.differences import (
     values_with_nodes,
 )
 from ddp_doctor.wording.findings import likely, proved
-from ddp_doctor.wording.nodes import host, name_list, node_culprit, node_pair
+from ddp_doctor.wording.nodes import host, hosts, name_list, node_culprit, node_pair
 from ddp_doctor.wording.ranks import capital
 
 
@@ -149,7 +147,7 @@ def _clock_title(
         apart = clocks[last] - clocks[first]
         return f"The clock of {host(recording, last)} is {_span(apart)} ahead of that of {host(recording, first)}"
     way = "ahead of" if off[worst] > 0 else "behind"
-    few = differences.hosts(recording, sorted(off))
+    few = hosts(recording, sorted(off))
     if len(off) == 1:
         return (
             f"The clock of {few} is {_span(abs(off[worst]))} {way} those of the other {len(clocks) - 1} nodes"

@@ -19,7 +19,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, MissingNode, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.views.lost_nodes import leads_out
+from ddp_doctor.views.silence_causes import leads_out
 from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.nodes import by_cause
 

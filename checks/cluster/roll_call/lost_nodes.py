@@ -1,4 +1,4 @@
-"""DD540: nodes that fell silent after the roll call (who is to blame: views/lost_nodes.py)."""
+"""DD540: nodes that fell silent after the roll call (who is to blame: views/silence_causes.py)."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -9,9 +9,9 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Proof, Remedy
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.views.lost_nodes import Cause, causes, farewells, links_lost
+from ddp_doctor.views.silence_causes import Cause, causes, farewells, links_lost
 from ddp_doctor.wording.findings import NOBODY, finding, proved
-from ddp_doctor.wording.nodes import host, name_list, node_culprit, node_pair
+from ddp_doctor.wording.nodes import host, hosts, name_list, node_culprit, node_pair
 
 _ANSWERED = {
     "answers": "answers on the direct line",
@@ -69,26 +69,26 @@ def _title(recording: Recording, cause: Cause) -> str:
         return _of_observer(recording, cause)
     if cause.how == "one-sided":
         return (
-            f"{_hosts(recording, cause.observers)} {_hears_no_more(recording, cause, cause.observers)}:"
+            f"{hosts(recording, cause.observers)} {_hears_no_more(recording, cause, cause.observers)}:"
             " either end may be at fault, or the path between"
         )
     if cause.how == "path":
         hearing = [silence.node for silence in cause.seen if silence.fact.answer == "answers"]
         return (
             f"The path between {_paths(recording, cause)} broke{_since(cause)}:"
-            f" {_hosts(recording, hearing)} still {_verb(hearing, 'hear')} {_hosts(recording, cause.silent)}"
+            f" {hosts(recording, hearing)} still {_verb(hearing, 'hear')} {hosts(recording, cause.silent)}"
         )
     head = "The head " if _is_head(cause) else ""
-    return f"{head}{_hosts(recording, cause.silent)} fell silent{_since(cause)}: {_state(recording, cause)}"
+    return f"{head}{hosts(recording, cause.silent)} fell silent{_since(cause)}: {_state(recording, cause)}"
 
 
 def _state(recording: Recording, cause: Cause) -> str:
     its = "its" if len(cause.silent) == 1 else "their"
-    hosts = "host answers" if len(cause.silent) == 1 else "hosts answer"
-    missing = f"{_hosts(recording, cause.observers)} {_verb(cause.observers, 'get')} no answer"
+    up = "host answers" if len(cause.silent) == 1 else "hosts answer"
+    missing = f"{hosts(recording, cause.observers)} {_verb(cause.observers, 'get')} no answer"
     return {
-        "frozen": f"{its} {hosts}, ddp-doctor there does not (stopped or frozen)",
-        "gone": f"{its} {hosts}, ddp-doctor there is gone (killed, crashed, or it had given up)",
+        "frozen": f"{its} {up}, ddp-doctor there does not (stopped or frozen)",
+        "gone": f"{its} {up}, ddp-doctor there is gone (killed, crashed, or it had given up)",
         "store": f"ddp-doctor answers there, but no longer serves the others over {_endpoint(recording)}",
         "beats": f"ddp-doctor answers there on the direct line, but not over {_endpoint(recording)}",
         "dark": f"{missing} (host down, cable out, or a dead switch port)",
@@ -96,7 +96,7 @@ def _state(recording: Recording, cause: Cause) -> str:
 
 
 def _of_observer(recording: Recording, cause: Cause) -> str:
-    names, silent, since = _hosts(recording, cause.blamed), _hosts(recording, cause.silent), _since(cause)
+    names, silent, since = hosts(recording, cause.blamed), hosts(recording, cause.silent), _since(cause)
     if cause.how == "stopped":
         stopped = max(silence.fact.stopped_s for silence in cause.seen)
         return f"{names} was itself stopped for {stopped:.1f} s, and {silent} gave it up meanwhile"
@@ -108,14 +108,10 @@ def _of_observer(recording: Recording, cause: Cause) -> str:
 
 
 def _hears_no_more(recording: Recording, cause: Cause, observers: Sequence[int]) -> str:
-    silent, since = _hosts(recording, cause.silent), _since(cause)
+    silent, since = hosts(recording, cause.silent), _since(cause)
     if not since:
         return f"no longer {_verb(observers, 'hear')} {silent}"
     return f"stopped hearing {silent}{since}"
-
-
-def _hosts(recording: Recording, nodes: Sequence[int]) -> str:
-    return name_list([host(recording, node) for node in dict.fromkeys(nodes)])
 
 
 def _is_head(cause: Cause) -> bool:
@@ -204,7 +200,7 @@ def _evidence(recording: Recording, silence: FactAt[SilenceFact]) -> Evidence:
 
 
 def _remedy(recording: Recording, cause: Cause) -> Remedy:
-    where = name_list([host(recording, node) for node in cause.blamed or cause.silent])
+    where = hosts(recording, cause.blamed or cause.silent)
     links = sorted({name for silence in cause.seen for name in links_lost(recording, silence)})
     if cause.how == "link-down":
         summary = f"On {where}, look at the cable, the switch port and the driver of {name_list(links)}"

@@ -2,13 +2,12 @@
 
 from collections.abc import Collection, Iterator
 
-from ddp_doctor.engine.hang.judgement import Judgement, open_step
+from ddp_doctor.engine.hang.judgement import Judgement
 from ddp_doctor.engine.hang.rules.common import (
     MOST_LINES,
     check_of,
     confidence,
     culprits,
-    is_across,
     judged,
     link_remedies,
     names,
@@ -27,7 +26,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views import failed_trials
-from ddp_doctor.views.reproducers import between
+from ddp_doctor.views.reproducers import between, is_across
 from ddp_doctor.wording.findings import NOBODY, finding, likely, possible
 from ddp_doctor.wording.nodes import host, node_culprit, node_pair
 from ddp_doctor.wording.ranks import pair_culprit, rank_at, rank_culprit, rank_list, ranks_at
@@ -78,7 +77,7 @@ def _calls(trial: TrialRecord, judgement: Judgement) -> dict[int, str]:
     """What each rank called by its flight recorder; without any recorder, what it had announced."""
     if judgement.flights:
         return {rank: f"{entry.op}{_sizes(entry.sizes)}" for rank, entry in judgement.flights}
-    steps = {rank.rank: open_step(rank) for rank in trial.evidence}
+    steps = {rank.rank: rank.open_step for rank in trial.evidence}
     return {rank: f"{step.name} {step.detail}".strip() for rank, step in steps.items() if step is not None}
 
 
