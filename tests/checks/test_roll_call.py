@@ -45,8 +45,8 @@ SITUATIONS = {
     "one-rank-twice": "node1 and node2 have the same node rank 1: each needs its own",
     "second-node-never-came": "1 of 2 nodes reported in within 60 s, only node0; the others were not started, or cannot"
     " reach node0:29400",
-    "endpoint-port-closed-by-the-head": "The firewall of node0 drops all connections to TCP port 29400: no other"
-    " node can reach it",
+    "endpoint-port-closed-by-the-head": "The firewall of node0 drops all connections from other hosts to"
+    " TCP port 29400: no other node can reach it",
     "endpoint-port-rejected-by-a-filter": "A packet filter on node0 refuses node1's connections to node0:29400",
     "node-not-started-by-ssh": "node2 could not be started: ssh said: Permission denied (publickey).",
     "head-lost-in-it": "The head node0 fell silent before all nodes were there: node1 had reported in and"

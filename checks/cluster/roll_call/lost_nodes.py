@@ -6,7 +6,7 @@ from functools import partial
 from ddp_doctor.checks.cluster.roll_call.wording import advice, look_at
 from ddp_doctor.facts.cluster import RollCallFact, SilenceFact
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Culprit, Draft, Evidence, Proof, Remedy
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.views.silence_causes import Cause, causes, farewells, links_lost
@@ -265,8 +265,8 @@ def _farewell(recording: Recording, silence: FactAt[SilenceFact]) -> Draft:
             again,
             scope="job",
             cost="the time of one run",
-            proof=Proof(reason="there is no fault to prove"),
+            untried="there is no fault to prove",
         ),
-        detail="What was not tested until then is not known; the node itself is not at fault.",
+        detail="What was not tested until then is not known. Nothing was found against the node.",
         severity=Severity.INFO,
     )

@@ -95,7 +95,7 @@ def _never_closed(fact: RollCallFact) -> Draft:
             f"See on {head} what became of the command; then start it again on all nodes",
             f"ss -ltnp 'sport = :{fact.endpoint_port}'   # on {head}",
             scope="node",
-            proof=ANOTHER_START,
+            untried=ANOTHER_START,
         ),
         detail="ddp-doctor has ended or stands still on the head, or the path to it broke; no other node is to blame.",
     )
@@ -107,8 +107,8 @@ def _closed(recording: Recording, fact: RollCallFact, closed: ClosedPort) -> Dra
     listing = f"nft list chain {closed.chain}" if closed.command == "nft" else "iptables-save"
     return proved(
         (head(fact),),
-        f"The firewall of {fact.hostname} {drops} all connections to TCP port {fact.endpoint_port}: no other node can"
-        " reach it",
+        f"The firewall of {fact.hostname} {drops} all connections from other hosts to TCP port"
+        f" {fact.endpoint_port}: no other node can reach it",
         (
             Evidence(
                 text=f"{closed.command} on {fact.hostname}: every way of a new connection from another host to TCP"
@@ -203,7 +203,7 @@ def _not_startable(recording: Recording, fact: RollCallFact) -> Draft:
             *looks(launcher, hosts),
             scope="cluster",
             cost="none: the commands only look",
-            proof=ANOTHER_START,
+            untried=ANOTHER_START,
         ),
         detail=f"{len(fact.present)} of {fact.nnodes} nodes could. Nothing between the nodes was tested.",
         missing=gone.nodes,

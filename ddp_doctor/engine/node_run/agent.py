@@ -244,22 +244,19 @@ class Agent:
         if record.outcome == "finished":
             return
         read = {(reading.check, reading.rank) for reading in self.partial.readings}
-        status = "failed" if record.outcome == "broken" else "timed_out"
-        for check in checks:
-            for rank in ranks:
-                if (check.id, rank) not in read:
-                    reason, node = _why_unread(record, rank), self.world.node_of(rank)
-                    self.partial.readings.append(
-                        Reading.model_validate(
-                            {
-                                "check": check.id,
-                                "status": status,
-                                "node": node,
-                                "rank": rank,
-                                "reason": reason,
-                            }
-                        )
-                    )
+        status = Status.FAILED if record.outcome == "broken" else Status.TIMED_OUT
+        self.partial.readings.extend(
+            Reading(
+                check=check.id,
+                status=status,
+                node=self.world.node_of(rank),
+                rank=rank,
+                reason=_why_unread(record, rank),
+            )
+            for check in checks
+            for rank in ranks
+            if (check.id, rank) not in read
+        )
 
     def _note_late(self, record: TrialRecord, checks: Sequence[Check]) -> None:
         """The ranks of nodes whose beats came and that handed nothing in have no reading."""
