@@ -47,8 +47,8 @@ COLLECTIVES = frozenset(
 _TORCH_WAITS = re.compile(r"/torch/(distributed|nn/parallel|autograd)/")
 #: … or in what no recorder knows: the making of a group, a barrier over the store.
 _TORCH_MEETS = re.compile(r"/torch/distributed/distributed_c10d\.py")
-#: Where it asks the control store (ranks/exchange.py).
-_STORE_WAITS = re.compile(r"/ddp_doctor/ranks/exchange\.py")
+#: Where it asks the control store (ranks/store.py; ranks/exchange.py in recordings of earlier releases).
+_STORE_WAITS = re.compile(r"/ddp_doctor/ranks/(?:store|exchange)\.py")
 
 
 @dataclass(frozen=True)
