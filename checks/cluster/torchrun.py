@@ -108,7 +108,7 @@ def ranks_missing(recording: Recording) -> Iterator[Draft]:
 def _by_hand(recording: Recording) -> Remedy:
     ranks = recording.world.nproc_per_node if recording.world else 1
     return remedy(
-        "Run torchrun by hand and mend what it says",
+        "Run torchrun by hand, and correct what it reports",
         f"torchrun --nproc-per-node {ranks} --no-python hostname",
     )
 
@@ -135,7 +135,7 @@ def slow_start(recording: Recording) -> Iterator[Draft]:
     if seconds > SLOW_START_S:
         yield likely(
             NOBODY,
-            f"torchrun needed {seconds:.0f} s until {rank_at(recording, slowest.rank or 0)} ran",
+            f"torchrun took {seconds:.0f} s to get {rank_at(recording, slowest.rank or 0)} running",
             Evidence(
                 text=f"rank {slowest.rank} arrived last",
                 value=round(seconds, 1),
@@ -176,13 +176,13 @@ def does_not_end(recording: Recording) -> Iterator[Draft]:
         if _OUR_SIGNALS.search(said):
             continue
         last = [line.strip() for line in said.splitlines() if line.strip()][-3:]
-        what = note if failed else f"torchrun had not ended {CHECK_S:.0f} s"
+        what = note if failed else f"torchrun was still running {CHECK_S:.0f} s"
         yield likely(
             NOBODY,
-            f"{what} after all its {len(trial.ranks)} ranks were done",
+            f"{what} after all its {len(trial.ranks)} ranks had finished",
             (Evidence(text=line[:200]) for line in last or [note]),
             _by_hand(recording),
-            detail=" ".join(("The ranks themselves found nothing wrong.", *last[-1:])),
+            detail=" ".join(("The ranks themselves report no error.", *last[-1:])),
             severity=Severity.ERROR if failed else None,
         )
 

@@ -16,13 +16,15 @@ from ddp_doctor.model.report import CheckResult, Measurement, Report, Tool, fini
 from ddp_doctor.views.gpus import nccl_without_gpu
 from ddp_doctor.views.open_files import out_of_files
 from ddp_doctor.views.software import backend_of_ranks
-from ddp_doctor.wording.nodes import host, name_list
+from ddp_doctor.wording.nodes import hosts
 from ddp_doctor.wording.ranks import ranks_at
 
 #: Commands that say nothing of the rest of the machine.
 _JUDGED_ALONE = {"topology": "topology", "env": "list of settings"}
 #: Checks that the verdict's line names.
 _NAMED = 16
+#: Characters of a reason in it.
+_REASON = 200
 _EXIT = {Verdict.HEALTHY: ExitCode.HEALTHY, Verdict.SICK: ExitCode.SICK, Verdict.UNSURE: ExitCode.UNSURE}
 
 
@@ -34,7 +36,7 @@ def report(recording: Recording, diagnosis: Diagnosis, checks: Sequence[Check] =
 
 def _report(recording: Recording, diagnosis: Diagnosis, checks: Sequence[Check]) -> Report:
     results = check_results(recording, diagnosis.findings, checks)
-    verdict = judge(recording, diagnosis, results)
+    verdict = _verdict(recording, diagnosis, results)
     return Report(
         tool=Tool(version=recording.tool_version),
         run_id=recording.run_id,
@@ -63,7 +65,7 @@ def _world(recording: Recording) -> World | None:
     return recording.world.model_copy(update={"backend_impl": backend_of_ranks(recording)})
 
 
-def judge(recording: Recording, diagnosis: Diagnosis, results: Sequence[CheckResult]) -> Verdict:
+def _verdict(recording: Recording, diagnosis: Diagnosis, results: Sequence[CheckResult]) -> Verdict:
     """Sick iff a finding stands at or above --fail-on; unsure iff too little could be evaluated."""
     if any(finding.severity.at_least(_bar(recording)) for finding in diagnosis.findings):
         return Verdict.SICK
@@ -167,7 +169,7 @@ def _where(recording: Recording, readings: Sequence[Reading]) -> str:
         return ""
     ranks = [reading.rank for reading in readings if reading.rank is not None]
     nodes = dict.fromkeys(reading.node for reading in readings)
-    return ranks_at(recording, ranks) if ranks else name_list([host(recording, node) for node in nodes])
+    return ranks_at(recording, ranks) if ranks else hosts(recording, nodes)
 
 
 def _nodes(recording: Recording) -> int:
@@ -205,26 +207,31 @@ def summary(
     noted = f", with {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
     if recording.options.command in _JUDGED_ALONE:
         judged = _JUDGED_ALONE[recording.options.command]
-        return f"Healthy{noted}: nothing but the {judged} was judged{_ignored(diagnosis)}."
+        return f"Healthy{noted}: the {judged}, and nothing else, was judged{_ignored(diagnosis)}."
     return f"Healthy{noted}: {scope} passed{_untested(recording)}{_left_out(recording)}{_ignored(diagnosis)}."
 
 
 def _why_unsure(recording: Recording, results: Sequence[CheckResult], diagnosis: Diagnosis) -> str:
     stuck = [r for r in results if r.status in (CheckStatus.FAILED, CheckStatus.TIMED_OUT)]
     reasons = {result.reason or "" for result in stuck}
-    if len(reasons) == 1 and OWN_PROCESS in (reason := reasons.pop()):
-        return f"{reason}."
-    if misuse := _misuse(recording, diagnosis):
-        return f"{misuse}."
-    if not any(reading.fact is not None for reading in recording.readings):
-        alone = recording.options.command == "env" and results
-        return f"{results[0].reason}." if alone else "nothing could be measured."
-    if diagnosis.failures:
-        return f"the doctor's own rule {diagnosis.failures[0][0]} failed."
-    names = ", ".join(_stuck_where(recording, result.id) for result in stuck)
-    if out_of_files(recording):  # of a prolog, whose limits are not the job's: no fault of the node
-        return f"{names} could not be evaluated: the doctor itself may not open enough files (ulimit -n)."
-    return f"{names} could not be evaluated, and no fault was found that explains it."
+    reason = " ".join(reasons.pop().split())[:_REASON] if len(reasons) == 1 else ""
+    if certain := reason if OWN_PROCESS in reason else _misuse(recording, diagnosis):
+        return f"{certain}."
+    measured = any(reading.fact is not None for reading in recording.readings)
+    if not measured and recording.options.command == "env" and results:
+        return f"{results[0].reason}."
+    if measured and diagnosis.failures:
+        return f"ddp-doctor's own rule {diagnosis.failures[0][0]} failed."
+    names = ", ".join(result.id if reason else _stuck_where(recording, result.id) for result in stuck)
+    if measured and out_of_files(
+        recording
+    ):  # of a prolog, whose limits are not the job's: no fault of the node
+        return f"{names} gave no result: ddp-doctor itself may not open enough files (ulimit -n)."
+    what = f"{names} gave no result" if measured else "nothing could be measured"
+    if reason or not measured:
+        between = " " if measured and reason.startswith("on ") else ": "
+        return f"{what}{between if reason else ''}{reason}."
+    return f"{what}, and no fault was found that explains it."
 
 
 def _stuck_where(recording: Recording, check_id: str) -> str:

@@ -74,6 +74,12 @@ class RankEvidence(Frozen):
     output_tail: str = ""  # the end of what the process and NCCL printed
     out_of_memory: bool = False  # the memory cgroup counted an OOM kill when this rank died
 
+    @property
+    def open_step(self) -> Step | None:
+        """The step that the rank entered and has not left."""
+        last = self.steps[-1] if self.steps else None
+        return last if last is not None and last.left_at is None else None
+
 
 class TrialRecord(Frozen):
     """One trial: which ranks took part, what was planned, how it ended."""

@@ -1,7 +1,10 @@
 """The environment of a trial's ranks: the caller's, with what torchrun would export for the job."""
 
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+import ddp_doctor
 from ddp_doctor.model.finding import Setting
 from ddp_doctor.model.recording import World
 from ddp_doctor.settings import trials
@@ -31,6 +34,13 @@ def without_launcher(env: Mapping[str, str]) -> dict[str, str]:
         for name, value in env.items()
         if name not in LAUNCHER_VARIABLES and not name.startswith(_LAUNCHER_PREFIXES)
     }
+
+
+def python_path(env: Mapping[str, str]) -> str:
+    """PYTHONPATH for a process that is to import this package first."""
+    package_parent = str(Path(ddp_doctor.__file__).parent.parent)
+    given = env.get("PYTHONPATH")
+    return f"{package_parent}{os.pathsep}{given}" if given else package_parent
 
 
 #: The kernel allows 128 KiB; a value longer than a path is a mistake or an attack.

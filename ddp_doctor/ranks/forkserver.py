@@ -16,8 +16,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import ddp_doctor
 from ddp_doctor.knowledge.deadlines import EXTENSION, LOOK_S, STILL_CPU_S_PER_S
+from ddp_doctor.ranks.environment import python_path
 from ddp_doctor.ranks.helper import Helper, HelperLost, was_killed
 from ddp_doctor.ranks.preload import AGENT_VARIABLE, AGENTS_SIGNALS, RUN_FOLDER_VARIABLE
 from ddp_doctor.ranks.process import cpu_seconds, state
@@ -59,7 +59,7 @@ class ForkServer:
             RUN_FOLDER_VARIABLE: str(self._run_folder),
             AGENT_VARIABLE: str(os.getpid()),
             # The forkserver is `python -c`: it would find this package in the working directory only.
-            "PYTHONPATH": self._python_path(),
+            "PYTHONPATH": python_path(self._env),
             "PYTHONSAFEPATH": "1",  # and, from Python 3.11 on, not there: files may be called anything
             # A library that asks for GPUs while it is imported must not initialise CUDA before the fork.
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
@@ -202,11 +202,6 @@ class ForkServer:
         tracker: Any = multiprocessing.resource_tracker._resource_tracker  # noqa: SLF001 - nothing public tells its pid
         if tracker._pid is not None and state(tracker._pid) in ("T", "t"):  # noqa: SLF001 - see above
             os.kill(tracker._pid, signal.SIGCONT)  # noqa: SLF001 - see above
-
-    def _python_path(self) -> str:
-        package_parent = str(Path(ddp_doctor.__file__).parent.parent)
-        given = self._env.get("PYTHONPATH")
-        return f"{package_parent}{os.pathsep}{given}" if given else package_parent
 
     def _stack_of(self, pid: str) -> str:
         if not pid:

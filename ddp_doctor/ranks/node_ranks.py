@@ -18,12 +18,12 @@ from ddp_doctor.ranks.events import EventReader
 from ddp_doctor.ranks.forkserver import ForkServer
 from ddp_doctor.ranks.helper import HelperLost
 from ddp_doctor.ranks.rank_state import RankState, Worker
-from ddp_doctor.ranks.remedy_probe import PROBE, TRYING
 from ddp_doctor.ranks.run import RemoteRanks, Run
 from ddp_doctor.ranks.spec import Task, WorkerSpec
 from ddp_doctor.ranks.torchrun.launch import Launch, Meeting
 from ddp_doctor.ranks.trial import Trial, TrialResult
-from ddp_doctor.ranks.worker import forked
+from ddp_doctor.ranks.worker.main import forked
+from ddp_doctor.ranks.worker.remedy_probe import PROBE, TRYING
 from ddp_doctor.settings import trials
 
 #: Every trial begins with it, and no check can do without it.

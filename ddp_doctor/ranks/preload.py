@@ -49,7 +49,7 @@ def _import_all() -> str | None:
             import torch._dynamo.utils  # noqa: F401 - for the ranks  # isort: skip
 
             import ddp_doctor.checks
-            import ddp_doctor.ranks.worker  # noqa: F401 - for the ranks
+            import ddp_doctor.ranks.worker.main  # noqa: F401 - for the ranks
     except BaseException:  # noqa: BLE001 - whatever the user's torch raises is what the agent reports
         return traceback.format_exc()
     finally:

@@ -1,7 +1,16 @@
-"""The connection to the store that ranks and agents meet on."""
+"""The store that ranks and agents meet on: the connection to it, and the texts that ranks exchange over it.
 
+The store works where a collective would hang, so it is where ranks compare what they are about to do.
+Equal texts, the common case, are sent once: each rank sets a digest and its text, and gets one text of each
+digest.
+"""
+
+import hashlib
+import zlib
 from datetime import timedelta
 from typing import Any
+
+from ddp_doctor.model.fact import Failed
 
 #: torch's own default.
 _CLIENT_TIMEOUT = timedelta(minutes=5)
@@ -18,3 +27,35 @@ def imported_c10d() -> Any:
     import torch.distributed
 
     return torch.distributed  # untyped: torch's stubs hide the stores it documents
+
+
+#: Bytes of a compressed text: a value over 8 MiB ends the store's connection (torch 2.13, TCPStore).
+MOST_BYTES = 4 * 2**20
+#: Characters of a text when it is unpacked.
+MOST_CHARACTERS = 256 * 2**20
+#: The agent judges first.
+_WAIT = timedelta(minutes=10)
+
+
+def exchange(store: Any, name: str, text: str, rank: int, ranks: int) -> tuple[str, ...]:
+    """The text of each of the ``ranks`` under ``name``; waits for the slowest rank.
+
+    Raises Failed where the text is too long for the store.
+    """
+    packed = zlib.compress(text.encode(), 1)
+    if len(packed) > MOST_BYTES:
+        raise Failed(f"{name} of this rank takes {len(packed)} bytes, more than the control store carries")
+    store.set(f"{name}/text/{rank}", packed)
+    store.set(f"{name}/digest/{rank}", hashlib.sha256(packed).hexdigest())
+    keys = [f"{name}/digest/{peer}" for peer in range(ranks)]
+    store.wait(keys, _WAIT)
+    digests = store.multi_get(keys)
+    texts = {digests[rank]: text}
+    for peer, digest in enumerate(digests):
+        if digest not in texts:
+            texts[digest] = _unpacked(store.get(f"{name}/text/{peer}"))
+    return tuple(texts[digest] for digest in digests)
+
+
+def _unpacked(packed: bytes) -> str:
+    return zlib.decompressobj().decompress(packed, MOST_CHARACTERS).decode()

@@ -1,5 +1,6 @@
 """The lines below a finding's title: detail, evidence, remedies with what can be pasted."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -30,6 +31,10 @@ class Line:
 
 def lines(finding: Finding) -> Iterator[Line]:
     """All of a finding but its title."""
+    if absent := _absent(finding):
+        left = len(absent) - _MOST_EVIDENCE
+        more = f" and {left} more" if left > 0 else ""
+        yield Line(f"No answer from: {one_line(', '.join(absent[:_MOST_EVIDENCE]))}{more}", hang=2)
     if finding.detail:
         yield Line(one_line(finding.detail))
     for text in _evidence(finding.evidence):
@@ -39,6 +44,12 @@ def lines(finding: Finding) -> Iterator[Line]:
     # Without evidence there is nothing to be sure of.
     sure = f"{finding.confidence.value}; " if finding.evidence else ""
     yield Line(f"({sure}more: ddp-doctor explain {finding.code})")
+
+
+def _absent(finding: Finding) -> list[str]:
+    """The missing nodes that the title does not name."""
+    names = [node.node or f"node rank {node.node_rank}" for node in finding.missing]
+    return [name for name in names if not re.search(rf"\b{re.escape(name)}\b", finding.title)]
 
 
 def _evidence(evidence: Sequence[Evidence]) -> Iterator[str]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ddp_doctor.ranks.process import started
+
 Launcher = Literal["plain", "slurm", "torchrun", "kubernetes", "mpi", "ssh"]
 
 #: Set by the doctor for the agents that it starts over ssh: the hosts by node rank, with commas.
@@ -115,10 +117,6 @@ def _open_mpi(env: Mapping[str, str], parent_pid: int) -> OuterWorld:
 
 
 def _process(pid: int) -> str:
-    """The process and when it started (proc(5), stat, field 22): a pid alone is used again."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return str(pid)
-    fields = stat.rpartition(")")[2].split()  # the name, field 2, may contain spaces and parentheses
-    return f"{pid}.{fields[19]}" if len(fields) > 19 else str(pid)
+    """The process and when it started: a pid alone is used again."""
+    began = started(pid)
+    return str(pid) if began is None else f"{pid}.{began}"

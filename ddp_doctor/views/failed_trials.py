@@ -192,9 +192,9 @@ def _same_calls(trial: TrialRecord) -> bool:
 
 def _open_step(rank: RankEvidence, check: str) -> Step | None:
     """The step of this check that a running process entered and has not left."""
-    last = rank.steps[-1] if rank.steps else None
+    last = rank.open_step
     runs = rank.began and rank.exit_code is None and rank.raised is None and (rank.state or "R") in "RS"
-    stands = last is not None and last.left_at is None and (last.check, last.name) == (check, _STEPS[check])
+    stands = last is not None and (last.check, last.name) == (check, _STEPS[check])
     return last if runs and stands else None
 
 

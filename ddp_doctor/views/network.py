@@ -8,7 +8,6 @@ from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.facts.node.kernel import KernelFact
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact, Transport
 from ddp_doctor.facts.node.rdma import RdmaFact
-from ddp_doctor.knowledge.network.addresses import shared_interface
 from ddp_doctor.knowledge.network.interface_choice import Choice, gloo_choice, nccl_choice
 from ddp_doctor.knowledge.network.interface_faults import Offer, is_fine
 from ddp_doctor.knowledge.topology import link_codes, link_rates, nccl_paths
@@ -27,11 +26,6 @@ def advertised(fact: InterfacesFact, backend: str) -> str | None:
     """The address that the backend gives to the other nodes; None where it finds none or it is not known."""
     choice = chosen(fact, backend)
     return None if choice.error else choice.address
-
-
-def common_interface(facts: Mapping[int, InterfacesFact]) -> dict[int, str]:
-    """For each node (by its rank) its interface in a network that all share; empty where there is none."""
-    return shared_interface({node: fact.interfaces for node, fact in facts.items()})
 
 
 def offer_of(node: FactAt[InterfacesFact], backend: str) -> Offer:

@@ -19,11 +19,11 @@ def between(
     """An exchange between two ranks; ``sick`` are the pairs with a fault, lower rank first."""
     low, high = min(ends), max(ends)
     bad = {(low, high), *sick}
-    across = _is_across(recording, (low, high))
+    across = is_across(recording, (low, high))
     alike = [
         rate
         for pair, rate in _rates(recording).items()
-        if pair not in bad and _is_across(recording, pair) == across
+        if pair not in bad and is_across(recording, pair) == across
     ]
     return Reproducer(
         kind="exchange",
@@ -45,7 +45,8 @@ def _rates(recording: Recording) -> dict[tuple[int, int], float]:
     }
 
 
-def _is_across(recording: Recording, pair: tuple[int, int]) -> bool:
+def is_across(recording: Recording, pair: tuple[int, int]) -> bool:
+    """Whether two ranks are on different nodes."""
     world = recording.world
     return world is not None and world.node_of(pair[0]) != world.node_of(pair[1])
 

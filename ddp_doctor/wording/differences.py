@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, name_list, node_culprit
+from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, hosts, name_list, node_culprit
 from ddp_doctor.wording.ranks import rank_culprit
 
 #: A rank by its node rank and its local rank.
@@ -59,11 +59,6 @@ def split(values: Mapping[Who, tuple[Hashable, str]], there_are: int = 0) -> Spl
     largest = sorted((sorted(some) for some in groups.values()), key=lambda some: (-len(some), some))
     shown = tuple((values[some[0]][1], tuple(some)) for some in largest)
     return Split(shown, shown[0][0] if 2 * len(largest[0]) > max(len(values), there_are) else None)
-
-
-def hosts(recording: Recording, nodes: Sequence[int]) -> str:
-    """ "node0", "node0 and node1", "node0, node1, node2, node3 and 12 more"."""
-    return name_list([host(recording, node) for node in nodes])
 
 
 def local_ranks(recording: Recording, places: Sequence[Place]) -> str:

@@ -9,7 +9,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import RankEvidence
 from ddp_doctor.parse.frames import of_the_job
 from ddp_doctor.views.gpus import gpu_of
-from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, name_list
+from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, hosts, name_list
 
 #: A sentence names no more runs of consecutive ranks than these.
 RUNS_IN_A_SENTENCE = 8
@@ -86,13 +86,13 @@ def ranks_at(recording: Recording, ranks: Iterable[int]) -> str:
         each = [rank_at(recording, rank) for rank in numbers]
         return name_list(each) if len(numbers) <= NAMES_IN_A_SENTENCE else rank_list(numbers)
     nodes = list(dict.fromkeys(world.node_of(rank) for rank in numbers))
-    hosts = name_list([host(recording, node) for node in nodes])
+    where = hosts(recording, nodes)
     whole = numbers == [rank for node in nodes for rank in world.ranks_of(node)]
     if whole and len(numbers) > len(nodes):
-        return f"all {len(numbers)} ranks of {hosts}"
+        return f"all {len(numbers)} ranks of {where}"
     if len(numbers) <= NAMES_IN_A_SENTENCE:
         return name_list([rank_at(recording, rank) for rank in numbers])
-    return f"{rank_list(numbers)} ({hosts})"
+    return f"{rank_list(numbers)} ({where})"
 
 
 def capital(sentence: str) -> str:

@@ -696,7 +696,10 @@ def test_a_slow_node_is_told_by_how_much():
     finding = only(matrix(4, lambda a, b: THIN if 2 in (a, b) else None))
 
     assert finding.severity is Severity.ERROR
-    assert finding.title == "node2 is 92 times slower than its peers: 12 MB/s against 1100 MB/s"
+    assert (
+        finding.title
+        == "The network of node2 is 92 times slower than that of its peers: 12 MB/s against 1100 MB/s"
+    )
 
 
 def test_a_node_that_only_sends_slowly_is_named_by_that_side():

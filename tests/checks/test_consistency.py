@@ -250,7 +250,7 @@ def test_of_two_shells_neither_is_blamed():
     (found,) = _settings({"NCCL_PROTO": "LL"}, {})
 
     assert found.culprits == ()
-    assert found.title == "NCCL_PROTO is not set alike: NCCL_PROTO=LL on node0; NCCL_PROTO unset on node1"
+    assert found.title == "NCCL_PROTO differs: NCCL_PROTO=LL on node0; NCCL_PROTO unset on node1"
 
 
 @pytest.mark.parametrize(
@@ -362,14 +362,16 @@ def test_a_node_with_fewer_ranks_makes_a_smaller_world():
 
     assert (found.code, found.severity, _nodes(found)) == ("DD552", Severity.WARNING, ["node1"])
     assert found.title == (
-        "node1 has 1 rank where the other 3 nodes have 2 ranks: a world of 7, which nobody notices"
+        "node1 has 1 rank where the other 3 nodes have 2 ranks: torchrun starts this world of 7 without a warning"
     )
 
 
 def test_of_two_nodes_with_different_ranks_neither_is_blamed():
     found = _only(_recording(2, backend="gloo", nproc=(1, 2)))
 
-    assert found.title == "1 rank on node0; 2 ranks on node1: a world of 3, which nobody notices"
+    assert (
+        found.title == "1 rank on node0; 2 ranks on node1: torchrun starts this world of 3 without a warning"
+    )
     assert found.culprits == ()
 
 
@@ -464,7 +466,7 @@ def test_a_clock_between_one_and_five_seconds_off_is_information():
 def test_of_two_clocks_the_pair_is_named():
     (found,) = _clocks(0.0, -3600.0)
 
-    assert found.title == "The clock of node0 is 3600.0 s ahead of that of node1"
+    assert found.title == "The clock of node0 is 60 min ahead of that of node1"
     assert [(one.kind, one.node, one.peer_node) for one in found.culprits] == [("pair", "node0", "node1")]
 
 

@@ -88,7 +88,7 @@ def test_of_two_ranks_neither_is_blamed():
 
     assert found.culprits == ()
     assert found.title == (
-        "NCCL_ALGO is not set alike: NCCL_ALGO unset on local rank 0; NCCL_ALGO=Tree on local rank 1"
+        "NCCL_ALGO differs: NCCL_ALGO unset on local rank 0; NCCL_ALGO=Tree on local rank 1"
     )
 
 

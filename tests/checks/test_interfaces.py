@@ -22,7 +22,7 @@ from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Recording, World
 from ddp_doctor.remedies.interfaces import name_interfaces
 from ddp_doctor.sources.machine import LiveContext
-from ddp_doctor.views.network import advertised, common_interface
+from ddp_doctor.views.network import advertised
 from tests.fakes import FakeContext
 
 LO = Interface(name="lo", loopback=True, mtu=65536, addresses=("127.0.0.1/8", "::1/128"))
@@ -211,12 +211,6 @@ def test_a_choice_that_failed_gives_out_nothing():
     seen = node("10.0.0.1", env={"GLOO_SOCKET_IFNAME": "eth0,ib0"})
     assert seen.gloo.address == "10.0.0.1"
     assert advertised(seen, "gloo") is None
-
-
-def test_nodes_share_an_interface_under_their_own_names():
-    left, right = fact(nic("eth0", "10.0.0.1/24")), fact(nic("enp1s0", "10.0.0.2/24"))
-    assert common_interface({0: left, 3: right}) == {0: "eth0", 3: "enp1s0"}
-    assert common_interface({0: left, 1: fact(nic("eth0", "10.1.0.2/24"))}) == {}
 
 
 # --- the rules ------------------------------------------------------------------------------------

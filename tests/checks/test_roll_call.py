@@ -27,48 +27,46 @@ from ddp_doctor.model.choices import Confidence, Level, Severity, Status
 from ddp_doctor.model.fact import Reading, Skip
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Options, Recording, World
-from ddp_doctor.views.lost_nodes import silent_nodes
+from ddp_doctor.views.silence_causes import silent_nodes
 from tests.fakes import FakeContext
 from tests.recorded import load
 
 SITUATIONS = {
     "endpoint-name-unknown": "node1 cannot resolve nodeX, the name of the endpoint: Temporary failure in name"
     " resolution",
-    "endpoint-refused": "Nobody listens on node0:29400: node1 was refused for 60 s",
+    "endpoint-refused": "Nothing listens on node0:29400: node1 was refused for 60 s",
     "endpoint-port-dropped": "node0:29400 does not answer node1 (10.77.0.1: no answer within 4 s):"
     " a firewall drops the packets, or the host is down",
     "endpoint-without-route": "node1 has no route to node0:29400 (10.77.0.1: Network is unreachable)",
-    "endpoint-port-held": "node0: port 29400 is held by nc (pid 712), so nobody can meet there",
-    "endpoint-port-mute": "Something listens on node0:29400 that is no ddp-doctor: it took node1's call and said"
-    " nothing",
+    "endpoint-port-held": "Port 29400 of node0 is taken by nc (pid 712): the nodes cannot meet there",
+    "endpoint-port-mute": "Another program listens on node0:29400: it took node1's connection and said nothing",
     "endpoint-known-by-ipv6-only": "node1 has only IPv4, and knows the endpoint node0 only by IPv6 (fd77::1)",
-    "endpoint-name-means-the-caller": "On node1, node0 is 127.0.1.1, node1 itself: it never calls the head",
-    "one-rank-twice": "node1 and node2 claim node rank 1: each needs its own",
-    "second-node-never-came": "1 of 2 nodes reported in within 60 s, only node0; the others: not started, or cannot"
+    "endpoint-name-means-the-caller": "On node1 the name node0 means 127.0.1.1, node1 itself: it cannot reach the head",
+    "one-rank-twice": "node1 and node2 have the same node rank 1: each needs its own",
+    "second-node-never-came": "1 of 2 nodes reported in within 60 s, only node0; the others were not started, or cannot"
     " reach node0:29400",
-    "endpoint-port-closed-by-the-head": "node0 drops all connections of other hosts to TCP port 29400, by its own"
-    " packet filter: nobody can report in",
+    "endpoint-port-closed-by-the-head": "The firewall of node0 drops all connections from other hosts to"
+    " TCP port 29400: no other node can reach it",
     "endpoint-port-rejected-by-a-filter": "A packet filter on node0 refuses node1's connections to node0:29400",
     "node-not-started-by-ssh": "node2 could not be started: ssh said: Permission denied (publickey).",
-    "head-lost-in-it": "The head node0 never closed the roll call: node1 reported in and then heard no"
-    " more of it",
-    "numbers-of-nodes-differ": "The nodes were told different numbers of nodes (--nnodes): node2: 3;"
-    " node0 and node1: 4",
-    "node-frozen": "node2 fell silent 14.2 s after the roll call: its host answers, its doctor does not (stopped"
-    " or frozen)",
-    "node-powered-off": "node2 fell silent 14.2 s after the roll call: node0, node1 and node3 get no answer (host"
-    " down, cable out, or a dead switch port)",
-    "node-killed-whole": "node2 fell silent 14.2 s after the roll call: its host answers, its doctor is gone"
-    " (killed, crashed, or it had given up)",
-    "head-powered-off": "The head node0 fell silent 14.2 s after the roll call: node1, node2 and node3 get no"
+    "head-lost-in-it": "The head node0 fell silent before all nodes were there: node1 had reported in and"
+    " heard no more",
+    "numbers-of-nodes-differ": "--nnodes is not the same on all nodes: node2: 3; node0 and node1: 4",
+    "node-frozen": "node2 fell silent 14.2 s after all nodes had joined: its host answers, ddp-doctor there does not"
+    " (stopped or frozen)",
+    "node-powered-off": "node2 fell silent 14.2 s after all nodes had joined: node0, node1 and node3 get no answer"
+    " (host down, cable out, or a dead switch port)",
+    "node-killed-whole": "node2 fell silent 14.2 s after all nodes had joined: its host answers, ddp-doctor there"
+    " is gone (killed, crashed, or it had given up)",
+    "head-powered-off": "The head node0 fell silent 14.2 s after all nodes had joined: node1, node2 and node3 get no"
     " answer (host down, cable out, or a dead switch port)",
-    "node-cut-off-from-all": "node1 has been cut off since 14.2 s after the roll call: it hears none of the others"
+    "node-cut-off-from-all": "node1 was cut off 14.2 s after all nodes had joined: it hears none of the others"
     " (node0, node2 and node3)",
-    "node-lost-its-own-link": "node1 lost the link of eth0 and has not heard node0 since 14.2 s after the roll call",
-    "node-one-sided-silence": "node0 has not heard node1 since 14.2 s after the roll call: no answer; which end is"
-    " to blame is open",
-    "path-between-two-nodes-broken": "The path between node0 and node2 broke 14.2 s after the roll call: node1 and"
-    " node3 still hear node2",
+    "node-lost-its-own-link": "node1 lost the link of eth0 and stopped hearing node0 14.2 s after all nodes had joined",
+    "node-one-sided-silence": "node0 stopped hearing node1 14.2 s after all nodes had joined: either end may be at"
+    " fault, or the path between",
+    "path-between-two-nodes-broken": "The path between node0 and node2 broke 14.2 s after all nodes had joined: node1"
+    " and node3 still hear node2",
     "node-interrupted": "node2 left before the end: it was interrupted",
 }
 NODES = ("node0", "node1", "node2", "node3")
@@ -280,12 +278,18 @@ def test_a_node_that_takes_itself_for_the_head_is_told_why_it_waits_alone():
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"outcome": "held", "role": "head", "error": "Address already in use"}, "held by another program"),
+        (
+            {"outcome": "held", "role": "head", "error": "Address already in use"},
+            "is taken by another program",
+        ),
         (
             {"outcome": "held", "role": "head", "error": "Permission denied"},
             "cannot listen on port 29400: Perm",
         ),
-        ({"outcome": "foreign", "error": "a store without a head"}, "no ddp-doctor: another program, or the"),
+        (
+            {"outcome": "foreign", "error": "a store without a head"},
+            "Another program, or the store of another job, listens",
+        ),
     ],
     ids=["unknown holder", "not allowed", "another store"],
 )
@@ -363,8 +367,8 @@ def test_nobody_is_named_where_any_host_may_be_the_missing_one():
     found = only(met_by(head("missing", came(0, None, None), missing=(3,))))
 
     assert found.title == (
-        "3 of 4 nodes reported in within 60 s, only node0, node1 and node2; the others: not started, or cannot reach"
-        " node0:29400"
+        "3 of 4 nodes reported in within 60 s, only node0, node1 and node2; the others were not started, or cannot"
+        " reach node0:29400"
     )
     assert (found.culprits, found.missing) == ((), ())
     assert found.remedies[0].commands == ("ddp-doctor run --nnodes 4 --rdzv-endpoint node0:29400",)
@@ -447,7 +451,7 @@ def test_one_host_started_twice_is_told_so():
 
     found = only(met_by(head("duplicate", here, claimed_rank=0)))
 
-    assert found.title == "2 starts on node1 claim node rank 1: each needs its own"
+    assert found.title == "2 starts on node1 have the same node rank 1: each needs its own"
     assert found.remedies[0].summary == "Start the command once on node1"
 
 
@@ -466,7 +470,7 @@ def test_between_two_different_numbers_of_nodes_the_setting_is_blamed_and_neithe
     found = only(met_by(head("disagree", here, nnodes=2)))
 
     assert found.code == "DD518"
-    assert found.title.endswith("(--nnodes): node0: 2; node1: 3")
+    assert found.title.endswith("--nnodes is not the same on all nodes: node0: 2; node1: 3")
     assert [(one.kind, one.node, one.name) for one in found.culprits] == [("setting", None, "--nnodes")]
 
 
@@ -601,7 +605,7 @@ def test_two_nodes_that_go_dark_together_are_one_finding():
     recording = company(5, *(sees(one, other, "timed_out", heartbeat=one == 0) for one, other in dark))
 
     assert only(recording).title.startswith(
-        "node3 and node4 fell silent 9.0 s after the roll call: node0, node1"
+        "node3 and node4 fell silent 9.0 s after all nodes had joined: node0, node1"
     )
     assert named(recording) == ["node3", "node4"]
 
@@ -685,7 +689,7 @@ def test_a_node_with_a_reason_to_leave_is_information_and_explains_its_silence()
     found = only(recording)
 
     assert (found.severity, found.culprits) == (Severity.INFO, ())
-    assert found.title == "node2 left before the end: its doctor failed: the probe itself failed"
+    assert found.title == "node2 left before the end: ddp-doctor failed there: the probe itself failed"
     assert silent_nodes(recording) == {2}
 
 

@@ -150,7 +150,7 @@ def test_one_bus_number_on_two_nodes_is_two_gpus():
     found = _only(deaths.everywhere.apply(_run([2, 2], {}, "nccl", outcome="broken", of=of)))
 
     assert found.title == (
-        "NCCL cannot start, for ranks share a GPU: ranks 0, 1 on CUDA device 3000 of node0;"
+        "NCCL cannot start because ranks share a GPU: ranks 0, 1 on CUDA device 3000 of node0;"
         " ranks 2, 3 on CUDA device 3000 of node1"
     )
 

@@ -180,7 +180,7 @@ def test_a_gpu_that_two_ranks_share_is_named_by_the_exception_or_by_nccls_log(sh
 
     found = _only(deaths.everywhere.apply(recording))
 
-    assert found.title == "NCCL cannot start, for ranks share a GPU: ranks 0, 1 on CUDA device 3000"
+    assert found.title == "NCCL cannot start because ranks share a GPU: ranks 0, 1 on CUDA device 3000"
     assert _codes(recording) == {"DD617"}
 
 

@@ -52,9 +52,7 @@ def test_a_probe_that_fails_on_one_of_three_nodes_makes_unsure_and_names_it():
     (lamp,) = report.checks
     assert (lamp.status, lamp.reason) == (CheckStatus.FAILED, "on node1: it is failed")
     assert report.verdict is Verdict.UNSURE
-    assert report.summary == (
-        "Unsure: lamp on node1 could not be evaluated, and no fault was found that explains it."
-    )
+    assert report.summary == "Unsure: lamp gave no result on node1: it is failed."
 
 
 @pytest.mark.parametrize(
@@ -62,7 +60,7 @@ def test_a_probe_that_fails_on_one_of_three_nodes_makes_unsure_and_names_it():
     [
         (Status.COLLECTED, 2, "Unsure: --model  cannot be used: it is failed."),
         (Status.SKIPPED, 2, "Unsure: --model  cannot be used: it is failed."),
-        (Status.FAILED, 3, "Unsure: nothing could be measured."),
+        (Status.FAILED, 3, "Unsure: nothing could be measured: it is failed."),
     ],
 )
 def test_what_no_rank_can_use_is_a_usage_error_where_nothing_else_failed(
@@ -81,7 +79,7 @@ def test_what_fails_on_every_node_needs_no_names():
     )
 
     assert report.checks[0].reason == "it is timed_out"
-    assert report.summary.startswith("Unsure: lamp could not be evaluated")
+    assert report.summary.startswith("Unsure: lamp gave no result")
 
 
 def test_ranks_that_could_not_be_looked_at_are_named_with_their_host():
@@ -117,7 +115,7 @@ def test_one_node_is_not_named():
     )
 
     assert report.checks[1].reason == "it is failed"
-    assert report.summary.startswith("Unsure: ring could not be evaluated")
+    assert report.summary.startswith("Unsure: ring gave no result")
 
 
 def test_thousands_of_ranks_are_counted():

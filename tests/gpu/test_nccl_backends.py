@@ -21,7 +21,7 @@ import json, sys, tempfile, time
 from datetime import timedelta
 import torch
 import torch.distributed as dist
-from ddp_doctor.ranks.torch_private import backend_impl, bound_device, flight_entries
+from ddp_doctor.ranks.worker.torch_private import backend_impl, bound_device, flight_entries
 
 def init(world_size, seconds=60):
     torch.cuda.set_device(0)

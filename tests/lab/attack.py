@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ddp_doctor import app
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.model.choices import ExitCode
 from tests.lab.processes import comm, pids_with, state
@@ -145,6 +146,11 @@ class Run:
             return report
         return None
 
+    def ranks_of(self, pid: int | None) -> set[int]:
+        """Which rank this process was. Its name does not tell: a fresh rank is still called as the forkserver."""
+        trials = app.load_recording(self.recording_path).trials
+        return {rank.rank for trial in trials for rank in trial.evidence if rank.pid == pid}
+
 
 def _send(number: signal.Signals) -> Callable[[int], None]:
     return lambda pid: os.kill(pid, number)
@@ -207,12 +213,12 @@ class Round:
         """What came of it in words, and what is wrong."""
         under_torchrun = ("--level", "standard") if self.victim == "torchrun" else ("--level", "quick")
         run = Run(folder, self.ranks, *under_torchrun)
-        hit = "nobody"
+        hit, name = None, "nobody"
         if run.wait_for(self.victim) is not None:
             time.sleep(self.delay_s)
         if (pid := run.wait_for(self.victim)) is not None:
             with suppress(ProcessLookupError):
-                hit = comm(pid) or "nobody"
+                hit, name = pid, comm(pid) or "nobody"
                 (TO_AGENT if self.victim == "agent" else TO_OTHERS)[self.action](pid)
         took_s = run.end(BUDGET_S + GRACE_S)
         wrong = [] if took_s is not None else [f"not over after {BUDGET_S + GRACE_S:.0f} s"]
@@ -221,11 +227,11 @@ class Round:
         wrong += self._wrong(run, hit)
         report = run.report() or {}
         return (
-            f"{hit}: exit {run.process.returncode} after {took_s or 0:.1f} s; {report.get('summary', '-')}",
+            f"{name}: exit {run.process.returncode} after {took_s or 0:.1f} s; {report.get('summary', '-')}",
             wrong,
         )
 
-    def _wrong(self, run: Run, hit: str) -> list[str]:
+    def _wrong(self, run: Run, hit: int | None) -> list[str]:
         left, said, code = run.left(), run.said(), run.process.returncode
         agent_killed = self.victim == "agent" and self.action == "kill"
         if agent_killed:  # who would have removed it is gone; the next run does
@@ -238,20 +244,20 @@ class Round:
         ]
         report = run.report()
         if report is not None:
-            return wrong + self._false(report, hit)
+            return wrong + self._false(report, run.ranks_of(hit))
         early = code == ExitCode.INTERRUPTED.value and "interrupted before anything was tested" in said
         return wrong if early or agent_killed else [*wrong, f"no report, exit {code}: {said[-500:]}"]
 
-    def _false(self, report: dict[str, Any], hit: str) -> list[str]:
-        """What is wrong with the verdict."""
+    def _false(self, report: dict[str, Any], hit: set[int]) -> list[str]:
+        """What is wrong with the verdict; ``hit`` are the ranks that may be named."""
         status = {check["id"]: check["status"] for check in report["checks"]}
         wrong = [f"no word of {check.id}" for check in CHECKS if check.id not in status]
         unread = [name for name in ESSENTIAL if status.get(name) not in ("passed", "found")]
         if report["verdict"] == "healthy" and unread:
             wrong.append(f"healthy without {', '.join(unread)}")
         for finding in report["findings"]:
-            named = {f"ddp-doctor:r{culprit.get('rank')}" for culprit in finding["culprits"]}
-            if finding["severity"] == "error" and not (named and named <= {hit}):
+            named = {culprit.get("rank") for culprit in finding["culprits"]}
+            if finding["severity"] == "error" and not (named and named <= hit):
                 wrong.append(f"{finding['code']}: {finding['title']}")
         interrupted = report["exit_code"] == ExitCode.INTERRUPTED.value
         if interrupted and not (

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ddp_doctor.model.fact import Failed
-from ddp_doctor.ranks import exchange as module
-from ddp_doctor.ranks.exchange import exchange
+from ddp_doctor.ranks import store as module
+from ddp_doctor.ranks.store import exchange
 
 
 @pytest.fixture(scope="module")

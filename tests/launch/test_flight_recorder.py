@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from ddp_doctor.model.trial import FlightEntry
-from ddp_doctor.ranks.torch_private import flight_entries
+from ddp_doctor.ranks.worker.torch_private import flight_entries
 from tests.rank_harness import HarnessContext, Ranks
 
 pytestmark = [pytest.mark.ranks, pytest.mark.torches("the flight recorder")]

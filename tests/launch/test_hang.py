@@ -61,7 +61,7 @@ ASKS_THE_STORE = {
     "flight": (FlightEntry(seq=0, op="all_reduce", sizes=((),), dtypes=("Float",), retired=True),),
     "stack": (
         "ddp_doctor/probing/user_model/probe.py:120 in compare",
-        "/x/ddp_doctor/ranks/exchange.py:37 in exchange",
+        "/x/ddp_doctor/ranks/store.py:37 in exchange",
     ),
 }
 BUSY = {"stack": ("train.py:91 in read_next",)}

@@ -5,13 +5,13 @@ import sys
 
 import pytest
 
-from ddp_doctor.ranks.torch_private import backend_impl, bound_device, retires_late
+from ddp_doctor.ranks.worker.torch_private import backend_impl, bound_device, retires_late
 
 #: In a process of its own: the setting is read where torch is imported.
 _DETAIL = """
 import os, sys, tempfile, torch
 import torch.distributed as dist
-from ddp_doctor.ranks.torch_private import backend_impl, bound_device, flight_entries
+from ddp_doctor.ranks.worker.torch_private import backend_impl, bound_device, flight_entries
 
 dist.init_process_group("gloo", init_method=f"file://{tempfile.mkdtemp()}/store", rank=0, world_size=1)
 for size in (1, 2, 3):

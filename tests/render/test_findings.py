@@ -1,6 +1,6 @@
 """The lines below a finding's title that people paste."""
 
-from ddp_doctor.model.finding import Proof, Remedy, Setting
+from ddp_doctor.model.finding import MissingNode, Proof, Remedy, Setting
 from ddp_doctor.remedies.kinds import FOLLOWS, NO_TRIAL
 from ddp_doctor.render import findings
 from ddp_doctor.wording.proofs import NOT_SHOWN
@@ -9,6 +9,13 @@ from tests.render.reports import error, warning
 
 def pasted(*settings: Setting) -> list[str]:
     return [line.text for line in findings.lines(error(*settings)) if line.to_paste]
+
+
+def test_missing_nodes_that_the_title_does_not_name_have_a_line():
+    absent = (MissingNode(node="node1"), MissingNode(node="node10"), MissingNode(node_rank=3))
+    found = error().model_copy(update={"title": "node10 did not report in", "missing": absent})
+
+    assert next(findings.lines(found)).text == "No answer from: node1, node rank 3"
 
 
 def own(host: str, value: str) -> Setting:

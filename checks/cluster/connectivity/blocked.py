@@ -12,9 +12,10 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.interfaces import backend_name
 from ddp_doctor.views.network import offer_of
 from ddp_doctor.wording.findings import finding, proved
-from ddp_doctor.wording.nodes import host, node_culprit
+from ddp_doctor.wording.nodes import host, hosts, node_culprit
 from ddp_doctor.wording.ranks import capital
 
 #: What became of the request, for "on these paths …".
@@ -22,7 +23,7 @@ _FATE = {
     "refused": "connections are refused",
     "timed_out": "connections get no answer",
     "unreachable": "connections end in 'unreachable'",
-    "denied": "connections are forbidden by the dialling host itself",
+    "denied": "connections are forbidden by the calling host itself",
     "mute": "connections are made and never answered, as by a proxy",
     "foreign": "another program answers",
 }
@@ -59,10 +60,10 @@ def inbound_blocked(recording: Recording) -> Iterator[Draft]:
         return
     for fate, nodes in _by_fate(matrix, found.inbound).items():
         paths = [path for path in matrix.failed if path[1] in nodes]
-        names = wording.hosts(recording, nodes)
+        names = hosts(recording, nodes)
         title = f"Inbound to {names} is blocked for {wording.port_words(_ports(matrix, nodes))}: {fate}"
         both = [node for node in nodes if node in found.outbound]
-        more = f" {wording.hosts(recording, both)} cannot dial the others either." if both else ""
+        more = f" {hosts(recording, both)} cannot dial the others either." if both else ""
         yield _blocked(recording, matrix, paths, title, nodes, names, more)
 
 
@@ -98,9 +99,7 @@ def path_blocked(recording: Recording) -> Iterator[Draft]:
             title,
             dials_seen(recording, matrix, paths),
             *around,
-            wording.let_in(
-                wording.hosts(recording, targets), ports, matrix.addresses(source for source, _ in paths)
-            ),
+            wording.let_in(hosts(recording, targets), ports, matrix.addresses(source for source, _ in paths)),
             wording.trace_path(recording, paths, matrix.address_of),
             wording.narrow_ports(ports),
             detail=f"The nodes met at the roll call. {wording.NEEDED_BY}.",
@@ -130,7 +129,7 @@ def outbound_blocked(recording: Recording) -> Iterator[Draft]:
     if not nodes:
         return
     paths = [path for path in matrix.failed if path[0] in nodes]
-    names = wording.hosts(recording, nodes)
+    names = hosts(recording, nodes)
     ports, around = _ports(matrix, [target for _, target in paths]), way_out(recording)
     fates = " or ".join(dict.fromkeys(_FATE[matrix.seen[path].outcome] for path in paths))
     yield proved(
@@ -224,14 +223,14 @@ def advertised_address_leads_elsewhere(recording: Recording) -> Iterator[Draft]:
     met = {path[1]: matrix.seen[path].met_at for path in wrong}
     unmet = {path[1]: peer.address for path, peer in matrix.seen.items() if path[1] not in met}
     offered = way_out(recording) or (wording.use_met_interface(recording, met, unmet),)
+    reached = sorted({address for node, address in met.items() if node in who and address})
     yield proved(
         tuple(node_culprit(recording, node) for node in nodes) or wording.path_culprits(recording, paths),
-        f"The address that {wording.hosts(recording, who)} {'gives' if len(who) == 1 else 'give'} out"
-        f" ({given_out})"
-        " does not lead there from the other nodes; the roll call's address does",
+        f"The other nodes cannot reach {hosts(recording, who)} at {given_out}, which"
+        f" {backend_name(_backend(recording))} takes; at {', '.join(reached)} they can",
         dials_seen(recording, matrix, wrong),
         *offered,
-        detail="The network works, and the backend takes the wrong part of it.",
+        detail="The network works; only that address is the wrong one.",
         reproduced_by=MEET if offered[0].settings else None,
     )
 
@@ -248,8 +247,12 @@ def _given_out(
 
 def _with_useless_address(recording: Recording) -> set[int]:
     """The nodes whose address is known to be useless before anybody dials it."""
-    backend = recording.world.backend if recording.world else "gloo"
+    backend = _backend(recording)
     return set(faults([offer_of(node, backend) for node in recording.facts(InterfacesFact)]))
+
+
+def _backend(recording: Recording) -> str:
+    return recording.world.backend if recording.world else "gloo"
 
 
 def dials_seen(recording: Recording, matrix: Matrix, paths: list[Path]) -> tuple[Evidence, ...]:

@@ -24,7 +24,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_administrator
 from ddp_doctor.wording.findings import finding, proved
-from ddp_doctor.wording.nodes import host, node_culprit
+from ddp_doctor.wording.nodes import host, hosts, node_culprit
 
 
 def on_paths(recording: Recording, found: Blame) -> str:
@@ -34,7 +34,7 @@ def on_paths(recording: Recording, found: Blame) -> str:
     if not found.nodes:
         return f"On the path {wording.path_words(recording, found.paths)}"
     sides = [side for side, nodes in (("to", found.inbound), ("from", found.outbound)) if nodes]
-    return f"On the paths {' and '.join(sides)} {wording.hosts(recording, found.nodes)}"
+    return f"On the paths {' and '.join(sides)} {hosts(recording, found.nodes)}"
 
 
 def blamed(recording: Recording, found: Blame, nodes: Iterable[int]) -> tuple[Culprit, ...]:
@@ -211,7 +211,7 @@ def _lossy(recording: Recording, matrix: Matrix, found: Blame, losses: dict[Path
         ),
         *around,
         look(recording, matrix, found.nodes or [node for pair in losses for node in pair]),
-        detail=f"Each of them was one small packet on a path without other traffic of ours. A loss stops a"
+        detail=f"Each was one small packet on a path that ddp-doctor left idle otherwise. A loss stops a"
         f" connection for {path_quality.RETRANSMIT_S:g} s or more, and all ranks wait for it.",
         severity=Severity.ERROR if heavy and not goes_over_rdma(recording) else Severity.WARNING,
         reproduced_by=MOVE if around else None,
@@ -249,8 +249,8 @@ def swallows_large_packets(recording: Recording) -> Iterator[Draft]:
     around = way_out(recording)
     yield proved(
         blamed(recording, found, matrix.nodes),
-        f"{on_paths(recording, found)} large packets are swallowed: messages of {passed} bytes arrive,"
-        f" of {lost} bytes never",
+        f"{on_paths(recording, found)} large packets are lost: messages of {passed} bytes arrive,"
+        f" of {lost} bytes never do",
         (_swallowed(recording, matrix, path) for path in sorted(about)[:PATHS_SHOWN]),
         *around,
         *_smaller_mtu(recording, matrix, min(about), passed, found),

@@ -19,7 +19,7 @@ from ddp_doctor.remedies.interfaces import backend_name
 from ddp_doctor.settings.trials import GAIN
 from ddp_doctor.views.network import chosen
 from ddp_doctor.wording.findings import finding, likely
-from ddp_doctor.wording.nodes import host, name_list, node_culprit, node_pair
+from ddp_doctor.wording.nodes import host, hosts, name_list, node_culprit, node_pair
 
 
 @rule("DD533", "node-is-slow-to-its-peers", Severity.ERROR, ConnectivityFact, ranks="slow")
@@ -60,8 +60,8 @@ def _slow_nodes(recording: Recording, matrix: Matrix, nodes: list[int], found: B
     around = detour(
         recording, lambda way: all(_is_faster(way, side, mine[node]) for node, side in sides.items())
     )
-    rate, names = median(mine.values()), wording.hosts(recording, nodes)
-    ratio, verb, its = usual / rate, *(("is", "its") if len(nodes) == 1 else ("are", "their"))
+    rate, names = median(mine.values()), hosts(recording, nodes)
+    ratio, its = usual / rate, "its" if len(nodes) == 1 else "their"
     of_three = len(matrix.nodes) == 3 and ratio < path_quality.VERY_SLOW_RATIO
     part = Blame(
         inbound=tuple(node for node in found.inbound if node in nodes),
@@ -69,7 +69,7 @@ def _slow_nodes(recording: Recording, matrix: Matrix, nodes: list[int], found: B
     )
     return likely(
         (node_culprit(recording, node) for node in nodes),
-        f"{names} {verb} {ratio:.0f} times slower than {its} peers: {wording.rate(rate)} against"
+        f"The network of {names} is {ratio:.0f} times slower than that of {its} peers: {wording.rate(rate)} against"
         f" {wording.rate(usual)}",
         (
             measured(
@@ -185,8 +185,8 @@ def slower_network_is_used(recording: Recording) -> Iterator[Draft]:
     refuted = _is_refuted(recording)
     yield finding(
         tuple(_culprits(recording, matrix, mine)),
-        f"{backend} takes {mine}, where {wording.rate(rate)} get through between the nodes; over {theirs} it"
-        f" is {wording.rate(other_rate)}",
+        f"{backend} uses the slower network: {wording.rate(rate)} over {mine},"
+        f" {wording.rate(other_rate)} over {theirs}",
         Evidence(
             text=f"throughput over {mine}, {'the slower direction' if _are_two(matrix) else 'the median'}"
             " of the best samples",
@@ -199,8 +199,8 @@ def slower_network_is_used(recording: Recording) -> Iterator[Draft]:
         confidence=Confidence.POSSIBLE if refuted else Confidence.LIKELY,
         detail=f"That was one short sample; a trial over {theirs} was no faster."
         if refuted
-        else f"All nodes reach each other over {theirs} in {way.network}, {other_rate / rate:.0f} times faster. Which"
-        " interface is fast, no backend asks.",
+        else f"All nodes reach each other over {theirs} in {way.network}, {other_rate / rate:.0f} times faster. No"
+        " backend checks which interface is fast.",
         severity=Severity.INFO if refuted else unless_over_rdma(recording, severity),
         reproduced_by=MOVE,
     )

@@ -30,8 +30,6 @@ NEEDED_BY = (
 )
 #: Python puts the number of an error before the system's words for it.
 _NUMBER = re.compile(r"^\[Errno -?\d+\] ")
-#: Why none of these was tried.
-
 #: More addresses than this make no line that a person types.
 _ADDRESSES = 16
 #: The headers of a segment: IPv4 or IPv6, TCP, and its time stamps.
@@ -53,11 +51,6 @@ def system_words(error: str | None) -> str:
 def rate(bytes_per_s: float) -> str:
     """Throughput for a sentence."""
     return f"{bytes_per_s / 1e6:.0f} MB/s" if bytes_per_s >= 10e6 else f"{bytes_per_s / 1e6:.2f} MB/s"
-
-
-def hosts(recording: Recording, nodes: Iterable[int]) -> str:
-    """The nodes' names for a sentence."""
-    return name_list([host(recording, node) for node in nodes])
 
 
 def path_words(recording: Recording, paths: Iterable[Path]) -> str:

@@ -23,7 +23,7 @@ from ddp_doctor.views.transports import settings_told
 from ddp_doctor.wording import differences
 from ddp_doctor.wording.differences import Place, Split, Who, split
 from ddp_doctor.wording.findings import proved
-from ddp_doctor.wording.nodes import name_list, node_culprit
+from ddp_doctor.wording.nodes import hosts, name_list, node_culprit
 
 
 @rule("DD551", "nodes-have-different-settings", Severity.WARNING, ConsistencyFact, EnvVars)
@@ -50,7 +50,7 @@ def different_settings(recording: Recording) -> Iterator[Draft]:
     """
     for group in together(_between_nodes(recording)):
         parts = group[0].split
-        few, many = differences.hosts(recording, parts.few), differences.others(parts)
+        few, many = hosts(recording, parts.few), differences.others(parts)
         title = _title(group, few, many, differences.values_with_nodes(recording, parts))
         yield difference_draft(
             recording, group, title, f"{group[0].name}: {group[0].effect}.", _SAME_SETTINGS
@@ -102,7 +102,7 @@ def ranks_differ(recording: Recording) -> Iterator[Draft]:
 def _title(group: Sequence[Difference[Who]], few: str, many: str, values: str) -> str:
     parts, names = group[0].split, name_list([difference.name for difference in group])
     if parts.usual is None:
-        return f"{names} {'is' if len(group) == 1 else 'are'} not set alike: {values}"
+        return f"{names} {'differs' if len(group) == 1 else 'differ'}: {values}"
     alone = len(parts.few) == 1
     if len(group) == 1:
         return f"{few} {'has' if alone else 'have'} {differences.odd_values(parts)} where {many} have {parts.usual}"
@@ -110,15 +110,15 @@ def _title(group: Sequence[Difference[Who]], few: str, many: str, values: str) -
 
 
 _SAME_SETTINGS = remedy(
-    "Set it alike for all nodes in the job script (mpirun: -x NAME), or unset it on all",
+    "Give it one value for all nodes in the job script (mpirun: -x NAME), or unset it on all",
     scope="job",
-    cost="none: the ranks then do the same",
+    cost="none: all ranks then do the same",
     undo="put the former lines back",
 )
 _SAME_FOR_RANKS = remedy(
     "Set it once, before the launcher starts, or take it out of the script around the ranks",
     scope="job",
-    cost="none: the ranks then do the same",
+    cost="none: all ranks then do the same",
     undo="put the former lines back",
 )
 
@@ -273,7 +273,7 @@ def different_ranks(recording: Recording) -> Iterator[Draft]:
     size = sum(ranks.values())
     yield proved(
         differences.odd_culprits(recording, parts),
-        f"{_unlike(recording, parts)}: a world of {size}, which nobody notices",
+        f"{_unlike(recording, parts)}: torchrun starts this world of {size} without a warning",
         Evidence(text=differences.values_with_nodes(recording, parts), value=size, unit="ranks"),
         remedy("Start every node with the same --nproc-per-node", scope="job", undo=NOTHING_TO_UNDO),
         detail="torchrun takes any number of ranks from each node and counts them together.",
@@ -287,7 +287,7 @@ def _unlike(recording: Recording, parts: Split[int]) -> str:
         return differences.values_with_nodes(recording, parts)
     have = "has" if parts.many == 1 else "have"
     return (
-        f"{differences.hosts(recording, parts.few)} {'has' if len(parts.few) == 1 else 'have'}"
+        f"{hosts(recording, parts.few)} {'has' if len(parts.few) == 1 else 'have'}"
         f" {differences.odd_values(parts)}"
         f" where {differences.others(parts)} {have} {parts.usual}"
     )

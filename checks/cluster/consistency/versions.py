@@ -15,11 +15,9 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views.software import with_the_right_nccl
-from ddp_doctor.wording import differences
 from ddp_doctor.wording.differences import (
     Split,
     Who,
-    hosts,
     odd_culprits,
     odd_values,
     others,
@@ -27,7 +25,7 @@ from ddp_doctor.wording.differences import (
     values_with_nodes,
 )
 from ddp_doctor.wording.findings import likely, proved
-from ddp_doctor.wording.nodes import host, name_list, node_culprit, node_pair
+from ddp_doctor.wording.nodes import host, hosts, name_list, node_culprit, node_pair
 from ddp_doctor.wording.ranks import capital
 
 
@@ -147,16 +145,21 @@ def _clock_title(
     if 2 * len(off) >= len(clocks):
         first, last = min(clocks, key=lambda node: clocks[node]), max(clocks, key=lambda node: clocks[node])
         apart = clocks[last] - clocks[first]
-        return (
-            f"The clock of {host(recording, last)} is {apart:.1f} s ahead of that of {host(recording, first)}"
-        )
+        return f"The clock of {host(recording, last)} is {_span(apart)} ahead of that of {host(recording, first)}"
     way = "ahead of" if off[worst] > 0 else "behind"
-    few = differences.hosts(recording, sorted(off))
+    few = hosts(recording, sorted(off))
     if len(off) == 1:
         return (
-            f"The clock of {few} is {abs(off[worst]):.1f} s {way} those of the other {len(clocks) - 1} nodes"
+            f"The clock of {few} is {_span(abs(off[worst]))} {way} those of the other {len(clocks) - 1} nodes"
         )
-    return f"The clocks of {few} are up to {abs(off[worst]):.1f} s from those of the other nodes"
+    return f"The clocks of {few} are up to {_span(abs(off[worst]))} from those of the other nodes"
+
+
+def _span(seconds: float) -> str:
+    """``40.2 s``, ``60 min``, ``26 h``."""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
 
 
 def _clock_culprits(
@@ -249,7 +252,7 @@ def _components(*, on_nccl: bool) -> tuple[_Component, ...]:
     refuses = (
         "NCCL refuses peers of another version" if on_nccl else "gloo, which this run uses, does without NCCL"
     )
-    untested = "nobody tests torch with another torch"
+    untested = "different versions of torch are not tested together"
     kernels, features = "the ranks compute with different kernels", "drivers differ in features and in faults"
     pickles, driver = "packages and pickled objects may differ", "/proc/driver/nvidia/version"
     return (
@@ -272,5 +275,5 @@ def _versions(recording: Recording) -> Iterator[Difference[int]]:
     doctors = {node.node: node.fact.tool_version for node in recording.facts(ConsistencyFact)}
     found = split({node: (version, version) for node, version in doctors.items()})
     if found is not None:
-        effect = "doctors of different versions may measure differently"
-        yield Difference("ddp-doctor", found, Severity.WARNING, effect, "each doctor's own word")
+        effect = "different versions of ddp-doctor may measure differently"
+        yield Difference("ddp-doctor", found, Severity.WARNING, effect, "what each ddp-doctor says of itself")

@@ -72,7 +72,7 @@ def _duplicates(recording: Recording, fact: RollCallFact) -> Iterator[Draft]:
         who = name_list(distinct) if len(distinct) > 1 else f"{len(hosts)} starts on {distinct[0]}"
         yield proved(
             (_claim(host, rank) for host in distinct),
-            f"{who} claim node rank {rank}: each needs its own",
+            f"{who} have the same node rank {rank}: each needs its own",
             who_came(fact.present),
             start_again(
                 f"Give each of the {fact.nnodes} hosts its own --node-rank, 0 to {fact.nnodes - 1}, or leave"
@@ -84,7 +84,7 @@ def _duplicates(recording: Recording, fact: RollCallFact) -> Iterator[Draft]:
                     for node_rank, host in _free_ranks(fact, distinct)
                 ),
             ),
-            detail=f"They reported in to {endpoint(fact)} with the same --node-rank. torchrun would hang.",
+            detail=f"They came to {endpoint(fact)} with the same --node-rank. torchrun would hang.",
         )
 
 
@@ -148,7 +148,7 @@ def _different_numbers(recording: Recording, fact: RollCallFact) -> Draft:
             for host in odd
         )
         or (Culprit(kind="setting", name="--nnodes"),),
-        f"The nodes were told different numbers of nodes (--nnodes): {each}",
+        f"--nnodes is not the same on all nodes: {each}",
         Evidence(text=f"--nnodes by host: {each}", expected_from="one number on all nodes"),
         start_again("Give all nodes the same --nnodes", command_for(recording, fact)),
         detail="Each waits for its own number of nodes, so the job would not start on all of them.",

@@ -19,7 +19,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, MissingNode, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.views.lost_nodes import leads_out
+from ddp_doctor.views.silence_causes import leads_out
 from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.nodes import by_cause
 
@@ -182,7 +182,7 @@ def unresolved(recording: Recording) -> Iterator[Draft]:
             group,
             f"{names(group)} cannot resolve {fact.endpoint_host}, the name of the endpoint:"
             f" {fact.error or 'no address'}",
-            "Without an address the node never finds the others; they wait for it in vain.",
+            "Without an address the node cannot find the others, and they wait for it.",
             tuple(
                 culprit.model_copy(update={"kind": "setting", "name": "--rdzv-endpoint"})
                 for culprit in readers(group)
@@ -263,7 +263,8 @@ def loopback(recording: Recording) -> Iterator[Draft]:
         blamed = {"kind": "setting", "name": "--rdzv-endpoint"} if typed else {"kind": "file", "name": _HOSTS}
         yield draft(
             group,
-            f"On {where}, {name} is {', '.join(fact.endpoint_addresses)}, {where} itself: it never calls the head",
+            f"On {where} the name {name} means {', '.join(fact.endpoint_addresses)}, {where} itself:"
+            " it cannot reach the head",
             f"If {where} is itself meant to be the head, then nobody else reported in.",
             tuple(culprit.model_copy(update=blamed) for culprit in readers(group)),
             fix(

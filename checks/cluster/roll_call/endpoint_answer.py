@@ -53,7 +53,7 @@ def refused(recording: Recording) -> Iterator[Draft]:
         fact = group[0].fact
         yield draft(
             group,
-            f"Nobody listens on {endpoint(fact)}: {names(group)} was refused for {_waited(group)}",
+            f"Nothing listens on {endpoint(fact)}: {names(group)} was refused for {_waited(group)}",
             f"{fact.endpoint_host} answers, so it is up: the command was not started there, has ended, or uses"
             " another port. A firewall that resets connections looks the same.",
             (),
@@ -72,7 +72,7 @@ def _rejected(group: Group) -> Draft:
     return draft(
         group,
         f"A packet filter on {where} refuses {names(group)}'s connections to {endpoint(fact)}",
-        f"It answered with ICMP, as a closed port never does.{'' if is_heads else between}",
+        f"It came by ICMP: from a firewall's reject rule, not from a closed port.{'' if is_heads else between}",
         (head(fact),) if is_heads else paths(group),
         open_port(fact, f"from {names(group)} ", f"sudo nft list ruleset   # on {where}: a reject rule"),
         confidence=Confidence.LIKELY,
@@ -222,7 +222,7 @@ def _two_jobs(group: Group) -> Draft:
     setting = Culprit(kind="setting", node=fact.endpoint_host or fact.hostname, name="--rdzv-endpoint")
     found = draft(
         group,
-        f"Two jobs meet on {endpoint(fact)}: {name_list([*_jobs(fact)])}",
+        f"Two jobs use one endpoint, {endpoint(fact)}: {name_list([*_jobs(fact)])}",
         "The nodes are those of two jobs, so neither a node nor its rank is to blame. This run was not begun.",
         (setting,),
         fix(
@@ -252,11 +252,12 @@ def _jobs(fact: RollCallFact) -> Iterator[str]:
 def _held_by(fact: RollCallFact, observers: str) -> str:
     where, port = endpoint(fact), fact.endpoint_port
     if fact.outcome == "mute":
-        return (
-            f"Something listens on {where} that is no ddp-doctor: it took {observers}'s call and said nothing"
-        )
+        return f"Another program listens on {where}: it took {observers}'s connection and said nothing"
     if fact.outcome == "foreign":
-        return f"Something listens on {where} that is no ddp-doctor: another program, or the store of another job"
+        return f"Another program, or the store of another job, listens on {where}"
     if fact.held_by or not fact.error or "in use" in fact.error:
-        return f"{fact.hostname}: port {port} is held by {fact.held_by or 'another program'}, so nobody can meet there"
+        return (
+            f"Port {port} of {fact.hostname} is taken by {fact.held_by or 'another program'}:"
+            " the nodes cannot meet there"
+        )
     return f"{fact.hostname} cannot listen on port {port}: {fact.error}"

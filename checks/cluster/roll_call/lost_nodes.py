@@ -1,4 +1,4 @@
-"""DD540: nodes that fell silent after the roll call (who is to blame: views/lost_nodes.py)."""
+"""DD540: nodes that fell silent after the roll call (who is to blame: views/silence_causes.py)."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -6,12 +6,12 @@ from functools import partial
 from ddp_doctor.checks.cluster.roll_call.wording import advice, look_at
 from ddp_doctor.facts.cluster import RollCallFact, SilenceFact
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Culprit, Draft, Evidence, Proof, Remedy
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.views.lost_nodes import Cause, causes, farewells, links_lost
+from ddp_doctor.views.silence_causes import Cause, causes, farewells, links_lost
 from ddp_doctor.wording.findings import NOBODY, finding, proved
-from ddp_doctor.wording.nodes import host, name_list, node_culprit, node_pair
+from ddp_doctor.wording.nodes import host, hosts, name_list, node_culprit, node_pair
 
 _ANSWERED = {
     "answers": "answers on the direct line",
@@ -69,56 +69,49 @@ def _title(recording: Recording, cause: Cause) -> str:
         return _of_observer(recording, cause)
     if cause.how == "one-sided":
         return (
-            f"{_hosts(recording, cause.observers)} {_hears_no_more(recording, cause, cause.observers)}:"
-            " no answer; which end is to blame is open"
+            f"{hosts(recording, cause.observers)} {_hears_no_more(recording, cause, cause.observers)}:"
+            " either end may be at fault, or the path between"
         )
     if cause.how == "path":
         hearing = [silence.node for silence in cause.seen if silence.fact.answer == "answers"]
         return (
             f"The path between {_paths(recording, cause)} broke{_since(cause)}:"
-            f" {_hosts(recording, hearing)} still {_verb(hearing, 'hear')} {_hosts(recording, cause.silent)}"
+            f" {hosts(recording, hearing)} still {_verb(hearing, 'hear')} {hosts(recording, cause.silent)}"
         )
     head = "The head " if _is_head(cause) else ""
-    return f"{head}{_hosts(recording, cause.silent)} fell silent{_since(cause)}: {_state(recording, cause)}"
+    return f"{head}{hosts(recording, cause.silent)} fell silent{_since(cause)}: {_state(recording, cause)}"
 
 
 def _state(recording: Recording, cause: Cause) -> str:
     its = "its" if len(cause.silent) == 1 else "their"
-    does, is_ = ("does", "is") if len(cause.silent) == 1 else ("do", "are")
-    doctors = "doctor" if len(cause.silent) == 1 else "doctors"
-    answers = _verb(cause.silent, "answer")
-    hosts = "host answers" if len(cause.silent) == 1 else "hosts answer"
-    missing = f"{_hosts(recording, cause.observers)} {_verb(cause.observers, 'get')} no answer"
+    up = "host answers" if len(cause.silent) == 1 else "hosts answer"
+    missing = f"{hosts(recording, cause.observers)} {_verb(cause.observers, 'get')} no answer"
     return {
-        "frozen": f"{its} {hosts}, {its} {doctors} {does} not (stopped or frozen)",
-        "gone": f"{its} {hosts}, {its} {doctors} {is_} gone (killed, crashed, or it had given up)",
-        "store": f"{its} doctor {answers}, but no longer serves the others over {_endpoint(recording)}",
-        "beats": f"{its} doctor {answers} on the direct line, but not over {_endpoint(recording)}",
+        "frozen": f"{its} {up}, ddp-doctor there does not (stopped or frozen)",
+        "gone": f"{its} {up}, ddp-doctor there is gone (killed, crashed, or it had given up)",
+        "store": f"ddp-doctor answers there, but no longer serves the others over {_endpoint(recording)}",
+        "beats": f"ddp-doctor answers there on the direct line, but not over {_endpoint(recording)}",
         "dark": f"{missing} (host down, cable out, or a dead switch port)",
     }[cause.how]
 
 
 def _of_observer(recording: Recording, cause: Cause) -> str:
-    names, silent, since = _hosts(recording, cause.blamed), _hosts(recording, cause.silent), _since(cause)
+    names, silent, since = hosts(recording, cause.blamed), hosts(recording, cause.silent), _since(cause)
     if cause.how == "stopped":
         stopped = max(silence.fact.stopped_s for silence in cause.seen)
         return f"{names} was itself stopped for {stopped:.1f} s, and {silent} gave it up meanwhile"
     if cause.how == "link-down":
         lost = name_list(sorted({name for silence in cause.seen for name in links_lost(recording, silence)}))
         return f"{names} lost the link of {lost} and {_hears_no_more(recording, cause, cause.blamed)}"
-    is_off = f"has been cut off since{since}" if since else "is cut off"
+    is_off = f"was cut off{since}" if since else "is cut off"
     return f"{names} {is_off}: it hears none of the others ({silent})"
 
 
 def _hears_no_more(recording: Recording, cause: Cause, observers: Sequence[int]) -> str:
-    silent, since = _hosts(recording, cause.silent), _since(cause)
+    silent, since = hosts(recording, cause.silent), _since(cause)
     if not since:
         return f"no longer {_verb(observers, 'hear')} {silent}"
-    return f"{'has' if len(set(observers)) == 1 else 'have'} not heard {silent} since{since}"
-
-
-def _hosts(recording: Recording, nodes: Sequence[int]) -> str:
-    return name_list([host(recording, node) for node in dict.fromkeys(nodes)])
+    return f"stopped hearing {silent}{since}"
 
 
 def _is_head(cause: Cause) -> bool:
@@ -137,7 +130,7 @@ def _paths(recording: Recording, cause: Cause) -> str:
 
 def _since(cause: Cause) -> str:
     since = [silence.fact.since_s for silence in cause.seen if silence.fact.since_s is not None]
-    return f" {max(since):.1f} s after the roll call" if since else ""
+    return f" {max(since):.1f} s after all nodes had joined" if since else ""
 
 
 def _endpoint(recording: Recording) -> str:
@@ -149,14 +142,14 @@ def _endpoint(recording: Recording) -> str:
 
 _DETAILS = {
     "stopped": "Its own clock shows the gap: its processes were stopped, or starved of processor time.",
-    "link-down": "The kernel of that node says so itself; the others are only out of its reach.",
+    "link-down": "The kernel of that node says so itself: the others only lie beyond that link.",
     "cut-off": "One host, cable or switch port is a simpler cause than the loss of all others at once.",
     "frozen": "The kernel took the connection that another node tried, and no program read from it.",
     "gone": "The kernel refused the connection that another node tried: no program listens there any more. Over a"
     " path that loses or delays packets either end may give up first: its own report, where it wrote one, tells.",
-    "store": "The doctor's own store ended or stands still there; the host and its network work.",
+    "store": "ddp-doctor's own store ended or stands still there; the host and its network work.",
     "dark": "More nodes miss it than are missed, so the fault lies there and not between two nodes.",
-    "one-sided": "Nothing is known but that the two ends do not hear each other; a third node could tell.",
+    "one-sided": "All that is known is that the two do not hear each other; with a third node one could tell which.",
     "path": "The node is alive; something between these two, a firewall or a switch, came into being or broke.",
     "beats": "Either that port is blocked between the two, or the node stood still for several seconds.",
 }
@@ -207,7 +200,7 @@ def _evidence(recording: Recording, silence: FactAt[SilenceFact]) -> Evidence:
 
 
 def _remedy(recording: Recording, cause: Cause) -> Remedy:
-    where = name_list([host(recording, node) for node in cause.blamed or cause.silent])
+    where = hosts(recording, cause.blamed or cause.silent)
     links = sorted({name for silence in cause.seen for name in links_lost(recording, silence)})
     if cause.how == "link-down":
         summary = f"On {where}, look at the cable, the switch port and the driver of {name_list(links)}"
@@ -262,8 +255,8 @@ def _farewell(recording: Recording, silence: FactAt[SilenceFact]) -> Draft:
     why, name = silence.fact.said_goodbye, host(recording, silence.fact.node)
     again, how = "Run again, on all nodes", "it was interrupted"
     if why != "interrupted":
-        again = "Run again; if that happens again, report it with the recording: the doctor is at fault"
-        how = f"its doctor failed: {why}"
+        again = "Run again; if it happens again, report it with the recording: it is a bug of ddp-doctor"
+        how = f"ddp-doctor failed there: {why}"
     return proved(
         NOBODY,
         f"{name} left before the end: {how}",
@@ -272,8 +265,8 @@ def _farewell(recording: Recording, silence: FactAt[SilenceFact]) -> Draft:
             again,
             scope="job",
             cost="the time of one run",
-            proof=Proof(reason="there is no fault to prove"),
+            untried="there is no fault to prove",
         ),
-        detail="What was not tested until then is open; nothing is known against the node.",
+        detail="What was not tested until then is not known. Nothing was found against the node.",
         severity=Severity.INFO,
     )

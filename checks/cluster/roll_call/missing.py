@@ -84,7 +84,7 @@ def _never_closed(fact: RollCallFact) -> Draft:
     me = reader(fact)
     return likely(
         (me.model_copy(update={"kind": "pair", "peer_node": head}),),
-        f"The head {head} never closed the roll call: {me.node} reported in and then heard no more of it",
+        f"The head {head} fell silent before all nodes were there: {me.node} had reported in and heard no more",
         Evidence(
             text=f"on {me.node}, {fact.error or 'the head fell silent'}; waited for it",
             value=round(fact.waited_s, 1),
@@ -95,9 +95,9 @@ def _never_closed(fact: RollCallFact) -> Draft:
             f"See on {head} what became of the command; then start it again on all nodes",
             f"ss -ltnp 'sport = :{fact.endpoint_port}'   # on {head}",
             scope="node",
-            proof=ANOTHER_START,
+            untried=ANOTHER_START,
         ),
-        detail="The head's doctor has ended or stands still, or the path to it broke; no other node is blamed.",
+        detail="ddp-doctor has ended or stands still on the head, or the path to it broke; no other node is to blame.",
     )
 
 
@@ -107,8 +107,8 @@ def _closed(recording: Recording, fact: RollCallFact, closed: ClosedPort) -> Dra
     listing = f"nft list chain {closed.chain}" if closed.command == "nft" else "iptables-save"
     return proved(
         (head(fact),),
-        f"{fact.hostname} {drops} all connections of other hosts to TCP port {fact.endpoint_port}, by its own packet"
-        " filter: nobody can report in",
+        f"The firewall of {fact.hostname} {drops} all connections from other hosts to TCP port"
+        f" {fact.endpoint_port}: no other node can reach it",
         (
             Evidence(
                 text=f"{closed.command} on {fact.hostname}: every way of a new connection from another host to TCP"
@@ -118,7 +118,7 @@ def _closed(recording: Recording, fact: RollCallFact, closed: ClosedPort) -> Dra
             who_came(fact.present),
         ),
         open_port(fact, "", f"sudo {listing}   # on {fact.hostname}"),
-        detail="Nobody who is missing is to blame, whether the command was started there or not.",
+        detail="The missing nodes are not to blame, whether the command was started there or not.",
         missing=_who_is_missing(recording, fact).nodes,
     )
 
@@ -129,14 +129,16 @@ def _never_came(recording: Recording, fact: RollCallFact) -> Draft:
     came = f"{len(fact.present)} of {fact.nnodes} nodes reported in within {time_given(fact)}"
     who = name_list(gone.names) if gone.named else "the others"
     why = f"not started, or cannot reach {endpoint(fact)}"
-    title = f"{who} did not report in ({why}): {came}" if gone.named else f"{came}, only {here}; {who}: {why}"
+    title = (
+        f"{who} did not report in ({why}): {came}" if gone.named else f"{came}, only {here}; {who} were {why}"
+    )
     return finding(
         _unstarted(fact, gone),
         f"{title}{_reason(fact)}",
         (who_came(fact.present), *_not_started_evidence(fact), *_unreadable_evidence(fact)),
         _start_there(recording, fact, gone),
         confidence=Confidence.PROVED if gone.named else Confidence.LIKELY,
-        detail="Nobody is blamed: it is not known whether the command was started there, or did not get this far."
+        detail="Which of the two is not known, so no node is blamed."
         if not fact.not_started
         else f"On {name_list([node.hostname for node in fact.not_started])} the command that was to start the doctor"
         " failed.",
@@ -162,8 +164,8 @@ def _not_understood(fact: RollCallFact) -> Draft:
     hosts = [host for host in dict.fromkeys(fact.unreadable) if host]
     return likely(
         (Culprit(kind="node", node=host) for host in hosts),
-        f"{name_list(hosts)} sent what cannot be read (another release of ddp-doctor?): {len(fact.present)} of"
-        f" {fact.nnodes} nodes could be taken in",
+        f"What {name_list(hosts)} sent cannot be read (another release of ddp-doctor?): only {len(fact.present)} of"
+        f" {fact.nnodes} nodes could join",
         (who_came(fact.present), *_unreadable_evidence(fact)),
         start_again(
             "Install one release of ddp-doctor on all nodes",
@@ -171,7 +173,7 @@ def _not_understood(fact: RollCallFact) -> Draft:
             cost="an installation",
             undo="install the former release there again",
         ),
-        detail="A node whose words this release does not understand counts as absent. Nothing else is known of it.",
+        detail="A node that this release does not understand counts as missing. Nothing else is known of it.",
         missing=(MissingNode(node=host) for host in hosts),
     )
 
@@ -197,13 +199,13 @@ def _not_startable(recording: Recording, fact: RollCallFact) -> Draft:
         f"{name_list(hosts)} could not be started: {'; '.join(list(reasons)[:2])}",
         _not_started_evidence(fact),
         advice(
-            "Mend what the reason names: until then no command reaches all of these hosts",
+            "Correct what the reason names: until then the nodes cannot be started",
             *looks(launcher, hosts),
             scope="cluster",
             cost="none: the commands only look",
-            proof=ANOTHER_START,
+            untried=ANOTHER_START,
         ),
-        detail=f"{len(fact.present)} of {fact.nnodes} nodes could. Nothing is known of how nodes work together.",
+        detail=f"{len(fact.present)} of {fact.nnodes} nodes could. Nothing between the nodes was tested.",
         missing=gone.nodes,
     )
 

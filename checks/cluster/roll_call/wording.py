@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from ddp_doctor.facts.cluster import Present, RollCallFact
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Evidence, Proof, Remedy, Scope
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording
+from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.wording import run_options
 from ddp_doctor.wording.nodes import name_list
 
@@ -84,25 +85,12 @@ def who_came(present: Sequence[Present]) -> Evidence:
     )
 
 
-ANOTHER_START = Proof(reason="it takes another start on those hosts")
-_OWNER_OF_HOST = Proof(reason="it takes somebody who may change that host or the network")
-_LOOK_FIRST = Proof(reason="somebody has to look at the host or the network first")
+ANOTHER_START = "it takes another start on those hosts"
 
-
-def advice(
-    summary: str,
-    *commands: str,
-    scope: Scope,
-    proof: Proof,
-    cost: str = "none: it only looks",
-    undo: str = NOTHING_TO_UNDO,
-) -> Remedy:
-    """A remedy that a person carries out; without a cost it changes nothing."""
-    return Remedy(summary=summary, commands=commands, scope=scope, cost=cost, undo=undo, proof=proof)
-
-
+#: For what a person carries out; without a cost it changes nothing.
+advice = partial(remedy, cost="none: it only looks", undo=NOTHING_TO_UNDO)
 #: For a host or network that is in the way of the roll call.
-fix = partial(advice, proof=_OWNER_OF_HOST)
+fix = partial(advice, untried="it takes somebody who may change that host or the network")
 
 
 def open_port(fact: RollCallFact, whom: str, *commands: str) -> Remedy:
@@ -118,10 +106,10 @@ def open_port(fact: RollCallFact, whom: str, *commands: str) -> Remedy:
 
 
 #: For a host or network that failed after the roll call.
-look_at = partial(advice, proof=_LOOK_FIRST)
+look_at = partial(advice, untried="somebody has to look at the host or the network first")
 #: For a command that was started with the wrong options, or not at all.
 start_again = partial(
-    advice, scope="job", proof=ANOTHER_START, cost="none", undo="start with the former options"
+    advice, scope="job", untried=ANOTHER_START, cost="none", undo="start with the former options"
 )
 
 #: Where one command starts all nodes, nobody types anything on the others: what to do instead.
@@ -147,4 +135,4 @@ def looks(launcher: str, hosts: Sequence[str]) -> list[str]:
 def launch_again(launcher: str, hosts: Sequence[str], *commands: str) -> Remedy:
     """For hosts on which one of LAUNCHERS was to start the command."""
     commands_to_look = looks(launcher, hosts)
-    return advice(LAUNCHERS[launcher], *commands_to_look, *commands, scope="cluster", proof=ANOTHER_START)
+    return advice(LAUNCHERS[launcher], *commands_to_look, *commands, scope="cluster", untried=ANOTHER_START)

@@ -24,7 +24,6 @@ from ddp_doctor.engine.hang.judgement import (
     clocks,
     key_of,
     numbers,
-    open_step,
     place_of,
     reached,
     shared_step,
@@ -189,7 +188,7 @@ def _announced_mismatch(ranks: Sequence[RankEvidence]) -> Judgement | None:
     """Without a recorder: the calls that the ranks announced for one step."""
     by_key: dict[tuple[str, int], dict[int, Step]] = defaultdict(dict)
     for evidence in ranks:
-        step = open_step(evidence)
+        step = evidence.open_step
         if step is not None and not step.peers:
             by_key[key_of(step)][evidence.rank] = step
     for steps in by_key.values():
@@ -221,7 +220,7 @@ def _off_the_plan(
     """
     off = []
     for rank in ranks:
-        step, entry = open_step(rank) or (rank.steps[-1] if rank.steps else None), calls.get(rank.rank)
+        step, entry = rank.open_step or (rank.steps[-1] if rank.steps else None), calls.get(rank.rank)
         if step is not None and entry is not None and not _is_announced(step, entry):
             off.append(rank.rank)
     return tuple(off) if 2 * len(off) <= compared else ()
@@ -239,7 +238,7 @@ def _is_announced(step: Step, entry: FlightEntry) -> bool:
 
 def _behind(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
     """Ranks that never entered a step in which others wait for them."""
-    waiting = {rank.rank: step for rank in ranks if (step := open_step(rank)) is not None}
+    waiting = {rank.rank: step for rank in ranks if (step := rank.open_step) is not None}
     if not waiting:
         return None
     # At one place a transfer comes before a collective: the ranks in it have passed nothing.
@@ -255,7 +254,7 @@ def _behind(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | No
 
 def _left_behind(ranks: Sequence[RankEvidence], trial: TrialRecord, here: Place) -> Judgement | None:
     """The one rank, or the few, still in a step that all others left, while some wait further on."""
-    waiting = {rank.rank: step for rank in ranks if (step := open_step(rank)) is not None}
+    waiting = {rank.rank: step for rank in ranks if (step := rank.open_step) is not None}
     further = [step for step in waiting.values() if place_of(step, trial) > here]
     last = [rank for rank in ranks if rank.rank in waiting and place_of(waiting[rank.rank], trial) == here]
     if any(_ended(rank) for rank in last):
@@ -266,7 +265,7 @@ def _left_behind(ranks: Sequence[RankEvidence], trial: TrialRecord, here: Place)
         return None
     doing = {rank.rank: where_it_waits(rank) for rank in last}
     if "unknown" in doing.values():  # it did not answer in time: it may wait for something that was lost
-        return Judgement("unsure", waiting=numbers(last), step=open_step(last[0]))
+        return Judgement("unsure", waiting=numbers(last), step=last[0].open_step)
     if "outside" not in doing.values():
         return _unreached(last, trial, "store" in doing.values())
     step = min(further, key=lambda open_: place_of(open_, trial))
@@ -281,7 +280,7 @@ def _left_behind(ranks: Sequence[RankEvidence], trial: TrialRecord, here: Place)
 
 def _left_in_init(last: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
     """Many ranks in init_process_group that others left: the ranks that left it are not the missing ones."""
-    step = open_step(last[0])
+    step = last[0].open_step
     if step is None or step.name != INIT or len(last) == len(trial.evidence):
         return None
     if any(rank.state == "D" for rank in last):
@@ -297,8 +296,8 @@ def _unreached(last: Sequence[RankEvidence], trial: TrialRecord, by_the_store: b
     """
     everyone = tuple(sorted(numbers(trial.evidence)))
     if len(everyone) == 2 and not by_the_store:
-        return Judgement("pair", (), numbers(last), open_step(last[0]), (everyone[:2],))
-    return Judgement("left-behind", (), numbers(last), open_step(last[0]))
+        return Judgement("pair", (), numbers(last), last[0].open_step, (everyone[:2],))
+    return Judgement("left-behind", (), numbers(last), last[0].open_step)
 
 
 def _few(count: int, of: int) -> bool:
@@ -312,7 +311,7 @@ def _ended(rank: RankEvidence) -> bool:
 
 def _absent_peer(waiting: Sequence[RankEvidence], ranks: Sequence[RankEvidence]) -> Judgement | None:
     """Point-to-point: a rank whose partner waits, and that itself waits for nobody."""
-    waits_for = {rank.rank: set(step.peers) for rank in waiting if (step := open_step(rank)) is not None}
+    waits_for = {rank.rank: set(step.peers) for rank in waiting if (step := rank.open_step) is not None}
     idle = {rank.rank for rank in ranks} - waits_for.keys()
     by_rank = {rank.rank: rank for rank in ranks}
     missing = {
@@ -325,7 +324,7 @@ def _absent_peer(waiting: Sequence[RankEvidence], ranks: Sequence[RankEvidence])
         return None
     suspects = sorted({peer for _, peer in missing})
     callers = tuple(sorted({rank for rank, _ in missing}))
-    entered = open_step(next(rank for rank in waiting if rank.rank in callers))
+    entered = next(rank for rank in waiting if rank.rank in callers).open_step
     return Judgement("never-entered", tuple(suspects), callers, entered)
 
 
@@ -336,7 +335,7 @@ def _transfers(rank: RankEvidence, peer: int) -> int:
 
 def _deadlock(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
     """Everyone entered and nobody left: a link. A point-to-point step says which."""
-    steps = {rank.rank: step for rank in ranks if (step := open_step(rank)) is not None}
+    steps = {rank.rank: step for rank in ranks if (step := rank.open_step) is not None}
     if len(steps) < len(ranks) or not steps:
         return None
     pairs = {

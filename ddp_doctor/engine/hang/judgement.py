@@ -47,8 +47,8 @@ COLLECTIVES = frozenset(
 _TORCH_WAITS = re.compile(r"/torch/(distributed|nn/parallel|autograd)/")
 #: … or in what no recorder knows: the making of a group, a barrier over the store.
 _TORCH_MEETS = re.compile(r"/torch/distributed/distributed_c10d\.py")
-#: Where it asks the control store (ranks/exchange.py).
-_STORE_WAITS = re.compile(r"/ddp_doctor/ranks/exchange\.py")
+#: Where it asks the control store (ranks/store.py; ranks/exchange.py in recordings of earlier releases).
+_STORE_WAITS = re.compile(r"/ddp_doctor/ranks/(?:store|exchange)\.py")
 
 
 @dataclass(frozen=True)
@@ -78,19 +78,13 @@ def waiting_besides(ranks: Sequence[RankEvidence], besides: Sequence[RankEvidenc
     return tuple(rank.rank for rank in ranks if rank not in besides)
 
 
-def open_step(rank: RankEvidence) -> Step | None:
-    """The step a rank entered and has not left."""
-    last = rank.steps[-1] if rank.steps else None
-    return last if last is not None and last.left_at is None else None
-
-
 def where_it_waits(rank: RankEvidence) -> Literal["collective", "store", "outside", "unknown"]:
     """What a rank waits for in its step. In a collective, or at the store, it may wait for something that was lost."""
     stands_in = rank.stack[-1] if rank.stack else ""
     if _STORE_WAITS.search(stands_in):
         return "store"
     if not rank.flight and stands_in:
-        step = open_step(rank)
+        step = rank.open_step
         waits = (
             step is not None and step.name in COLLECTIVES
         )  # for work that it queued: torch is not in its stack
@@ -103,7 +97,7 @@ def where_it_waits(rank: RankEvidence) -> Literal["collective", "store", "outsid
 
 def shared_step(ranks: Sequence[RankEvidence]) -> Step | None:
     """The step in which most of these ranks are."""
-    steps = [step for rank in ranks if (step := open_step(rank)) is not None]
+    steps = [step for rank in ranks if (step := rank.open_step) is not None]
     counted = Counter(key_of(step) for step in steps)
     if not counted:
         return None

@@ -25,8 +25,8 @@ from ddp_doctor.model.finding import Reproducer, Setting
 from ddp_doctor.model.recording import World
 from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.ranks.node_ranks import FIRST, NodeRanks
-from ddp_doctor.ranks.remedy_probe import TRYING
 from ddp_doctor.ranks.trial import TrialResult
+from ddp_doctor.ranks.worker.remedy_probe import TRYING
 
 #: The check that tests links one by one.
 _PAIRWISE = "p2p"
@@ -244,22 +244,19 @@ class Agent:
         if record.outcome == "finished":
             return
         read = {(reading.check, reading.rank) for reading in self.partial.readings}
-        status = "failed" if record.outcome == "broken" else "timed_out"
-        for check in checks:
-            for rank in ranks:
-                if (check.id, rank) not in read:
-                    reason, node = _why_unread(record, rank), self.world.node_of(rank)
-                    self.partial.readings.append(
-                        Reading.model_validate(
-                            {
-                                "check": check.id,
-                                "status": status,
-                                "node": node,
-                                "rank": rank,
-                                "reason": reason,
-                            }
-                        )
-                    )
+        status = Status.FAILED if record.outcome == "broken" else Status.TIMED_OUT
+        self.partial.readings.extend(
+            Reading(
+                check=check.id,
+                status=status,
+                node=self.world.node_of(rank),
+                rank=rank,
+                reason=_why_unread(record, rank),
+            )
+            for check in checks
+            for rank in ranks
+            if (check.id, rank) not in read
+        )
 
     def _note_late(self, record: TrialRecord, checks: Sequence[Check]) -> None:
         """The ranks of nodes whose beats came and that handed nothing in have no reading."""

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ddp_doctor.agents import lost_nodes
+from ddp_doctor.agents import silence_watch
 from ddp_doctor.agents.agent_group import AgentGroup
 from ddp_doctor.agents.messages import Begin, Contact
 from ddp_doctor.agents.roll_call import RollCall
@@ -36,7 +36,7 @@ class GroupMember(NodeRun):
     roll_call: RollCall = field(init=False)
     listener: Listener | None = None
     group: AgentGroup | None = None
-    watch: lost_nodes.Watch | None = None
+    watch: silence_watch.Watch | None = None
     _contacts: dict[int, Contact] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class GroupMember(NodeRun):
         if self.roll_call.way is not None:  # the address at which this node found the head is one that works
             met = {"met_at": self.roll_call.way[0]}
             self._contacts[0] = self._contacts[0].model_copy(update=met)
-        self.watch = lost_nodes.Watch(group, self._contacts, begin.secret)
+        self.watch = silence_watch.Watch(group, self._contacts, begin.secret)
 
     def probe_between(self, checks: Sequence[Check]) -> list[Reading]:
         """Run checks between nodes from here; what was read on this node."""

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from ipaddress import ip_address
 
-from ddp_doctor.agents import lost_nodes, roll_call
+from ddp_doctor.agents import roll_call, silence_watch
 from ddp_doctor.agents.agent_group import AgentGroup, Left, Lost
 from ddp_doctor.agents.framing import Unreadable
 from ddp_doctor.agents.messages import NodeReport, at_node, ranked, world_of
@@ -176,7 +176,7 @@ class ManyNodes(GroupMember):
 
     def _note_gone(self, gone: Lost | Left) -> None:
         if isinstance(gone, Left):
-            self.partial.readings.append(lost_nodes.goodbye(gone.node, gone.why))
+            self.partial.readings.append(silence_watch.goodbye(gone.node, gone.why))
             if gone.why == "interrupted":
                 super().interrupted()
             else:

@@ -19,7 +19,7 @@ from types import TracebackType
 import psutil
 
 from ddp_doctor.model.recording import OWN_PROCESS
-from ddp_doctor.ranks.environment import without_launcher
+from ddp_doctor.ranks.environment import python_path, without_launcher
 from ddp_doctor.ranks.events import EventReader
 from ddp_doctor.ranks.helper import FROM_OUTSIDE, Helper
 from ddp_doctor.ranks.spec import WorkerSpec
@@ -103,7 +103,7 @@ class Launch:
             *(("--local-addr", env[LOCAL_ADDR]) if meeting and env.get(LOCAL_ADDR) else ()),
             *("-m", "ddp_doctor.ranks.torchrun.worker", str(folder)),
         ]
-        self._env = {**without_launcher(env), "PYTHONPATH": _python_path(env)}
+        self._env = {**without_launcher(env), "PYTHONPATH": python_path(env)}
         self._env.pop("NCCL_DEBUG_FILE", None)  # NCCL would empty the user's file
         self._specs = specs
 
@@ -190,11 +190,3 @@ def _command(process: psutil.Process) -> list[str]:
 def _is_below(folder: Path, command: Sequence[str]) -> bool:
     logs = [Path(value) for name, value in pairwise(command) if name == "--log-dir"]
     return _MODULE in command and any(folder in (path, *path.parents) for path in logs)
-
-
-def _python_path(env: Mapping[str, str]) -> str:
-    import ddp_doctor
-
-    package_parent = str(Path(ddp_doctor.__file__).parent.parent)
-    given = env.get("PYTHONPATH")
-    return f"{package_parent}{os.pathsep}{given}" if given else package_parent

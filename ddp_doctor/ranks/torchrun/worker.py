@@ -28,7 +28,7 @@ def main() -> None:
     """Find this rank's spec and run it; on several nodes torchrun numbers the ranks in an order of its own."""
     die_with_parent(int(os.environ.pop(TORCHRUN_VARIABLE)))
     from ddp_doctor.ranks.spec import WorkerSpec
-    from ddp_doctor.ranks.worker import launched
+    from ddp_doctor.ranks.worker.main import launched
 
     _bare("ddp_doctor.checks")
     path = Path(sys.argv[1]) / f"local{os.environ['LOCAL_RANK']}.spec.json"

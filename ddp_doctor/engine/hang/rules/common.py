@@ -14,9 +14,10 @@ from ddp_doctor.parse.complaints import used_elsewhere, with_last_warning
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.remedies.nccl import DISABLE_P2P
 from ddp_doctor.views.failed_trials import stalls
-from ddp_doctor.views.lost_nodes import silent_nodes
 from ddp_doctor.views.open_files import out_of_files, says_too_many
+from ddp_doctor.views.reproducers import is_across
 from ddp_doctor.views.settings_read import has_a_refused_value
+from ddp_doctor.views.silence_causes import silent_nodes
 from ddp_doctor.views.software import nodes_without_backends
 from ddp_doctor.wording.nodes import host
 from ddp_doctor.wording.ranks import capital, rank_culprit, rank_list, ranks_at, short
@@ -266,12 +267,6 @@ def link_remedies(
 def connects(step: Step | None) -> bool:
     """Whether it is the step in which the ranks connect to each other."""
     return step is not None and step.name == INIT
-
-
-def is_across(recording: Recording, pair: tuple[int, int]) -> bool:
-    """Whether two ranks are on different nodes."""
-    world = recording.world
-    return world is not None and world.node_of(pair[0]) != world.node_of(pair[1])
 
 
 def _network_remedy(recording: Recording, pairs: Collection[tuple[int, int]]) -> Remedy:

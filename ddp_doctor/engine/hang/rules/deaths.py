@@ -61,7 +61,7 @@ def died(recording: Recording) -> Iterator[Draft]:
             f" {stands(first)}{who_waits(judgement)}",
             evidence(recording, trial, judgement),
             _after_death(recording, first),
-            detail="The errors of the other ranks are its echo."
+            detail="The errors of the other ranks only follow from it."
             f"{proof_words(recording, trial, judgement)}{_last_words(first)}",
         )
 
@@ -114,7 +114,7 @@ def _after_death(recording: Recording, rank: RankEvidence) -> Remedy:
         )
     if code is not None and code < 0:
         return remedy("Find out who sent the signal: a time limit, an epilog, an administrator")
-    return remedy("Read the rank's last output: it left by itself", scope="code")
+    return remedy("Read the rank's last output: no signal ended it", scope="code")
 
 
 @rule("DD613", "rank-raised-an-exception", Severity.ERROR)
@@ -144,7 +144,7 @@ def raised(recording: Recording) -> Iterator[Draft]:
             f"{names(recording, judgement.suspects)} raised {_raised_where(first, check_of(trial, judgement))}"
             f"{who_waits(judgement)}",
             evidence(recording, trial, judgement),
-            remedy("Mend what the exception says; the other ranks only wait for it"),
+            remedy("Correct what the exception reports; the other ranks only wait for this one"),
             confidence=confidence(recording, trial, judgement),
             detail=f"It says: {_sentence(words_of(first))}{proof_words(recording, trial, judgement)}",
         )
@@ -254,7 +254,7 @@ def _one_gpu(recording: Recording, sharing: dict[tuple[int, str], set[int]]) -> 
     more = f"; and {len(places) - MOST_LINES} more GPUs" if places[MOST_LINES:] else ""
     return proved(
         culprits(recording, ranks),
-        f"NCCL cannot start, for ranks share a GPU: {'; '.join(places[:MOST_LINES])}{more}",
+        f"NCCL cannot start because ranks share a GPU: {'; '.join(places[:MOST_LINES])}{more}",
         (Evidence(check="process_group", text=f"NCCL: {place}") for place in places[:MOST_LINES]),
         ONE_GPU_EACH,
         detail='NCCL refuses a GPU that two ranks use ("Duplicate GPU detected"); each needs its own.',
@@ -293,11 +293,11 @@ def _after_refusal(recording: Recording, message: str, setting: str | None) -> t
         names_it = remedy(f"Set {setting} to an interface of this host", "ip -br address", scope="job")
         return (*_without(recording, setting), names_it)
     if "interface" in message:
-        return (remedy("Mend what it names", "ip -br address", scope="job"),)
+        return (remedy("Correct what it names", "ip -br address", scope="job"),)
     if _OTHER_VERSION in message:
         summary = "Start all nodes from the same image, module or virtual environment"
         return (remedy(summary),)
-    return (remedy("Mend what the exception names", scope="job"),)
+    return (remedy("Correct what the exception names", scope="job"),)
 
 
 def _without(recording: Recording, name: str) -> Iterator[Remedy]:

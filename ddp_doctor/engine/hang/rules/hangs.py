@@ -212,7 +212,7 @@ def nobody_left(recording: Recording) -> Iterator[Draft]:
 
 
 def _link_words(trial: TrialRecord, judgement: Judgement) -> str:
-    found = "All processes run, so a link between them is to blame; no single pair could be named."
+    found = "All processes run, so a link between them is to blame; which one is not known."
     if not connects(judgement.step):
         return found
     how = "NCCL connects them: over sockets, then from GPU to GPU"

@@ -2,13 +2,12 @@
 
 from collections.abc import Collection, Iterator
 
-from ddp_doctor.engine.hang.judgement import Judgement, open_step
+from ddp_doctor.engine.hang.judgement import Judgement
 from ddp_doctor.engine.hang.rules.common import (
     MOST_LINES,
     check_of,
     confidence,
     culprits,
-    is_across,
     judged,
     link_remedies,
     names,
@@ -27,7 +26,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views import failed_trials
-from ddp_doctor.views.reproducers import between
+from ddp_doctor.views.reproducers import between, is_across
 from ddp_doctor.wording.findings import NOBODY, finding, likely, possible
 from ddp_doctor.wording.nodes import host, node_culprit, node_pair
 from ddp_doctor.wording.ranks import pair_culprit, rank_at, rank_culprit, rank_list, ranks_at
@@ -67,7 +66,7 @@ def mismatch(recording: Recording) -> Iterator[Draft]:
             culprits(recording, judgement.suspects),
             title,
             (*_flight_evidence(trial, judgement), *waiting_evidence(trial, judgement)),
-            remedy("Make that rank take the same path as the others", scope="code"),
+            remedy("Make that rank call the same collectives as the others", scope="code"),
             confidence=confidence(recording, trial, judgement) if judgement.suspects else Confidence.POSSIBLE,
             detail="Collectives must be called by all ranks in the same order with the same shape and type."
             f"{proof_words(recording, trial, judgement)}",
@@ -78,7 +77,7 @@ def _calls(trial: TrialRecord, judgement: Judgement) -> dict[int, str]:
     """What each rank called by its flight recorder; without any recorder, what it had announced."""
     if judgement.flights:
         return {rank: f"{entry.op}{_sizes(entry.sizes)}" for rank, entry in judgement.flights}
-    steps = {rank.rank: open_step(rank) for rank in trial.evidence}
+    steps = {rank.rank: rank.open_step for rank in trial.evidence}
     return {rank: f"{step.name} {step.detail}".strip() for rank, step in steps.items() if step is not None}
 
 
@@ -218,7 +217,7 @@ def _of_the_others(recording: Recording, stuck: _Stuck) -> str:
     if pairs <= len(stuck):
         return ""
     tested = len(_passed(recording, stuck)) + len(stuck) >= pairs
-    return " All other pairs were tested without it." if tested else " Not all other pairs were tested."
+    return " All other pairs work." if tested else " Not all other pairs were tested."
 
 
 def _nodes_between(recording: Recording, pairs: set[tuple[int, int]]) -> tuple[int, ...]:

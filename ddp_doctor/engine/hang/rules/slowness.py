@@ -161,7 +161,7 @@ def slow(recording: Recording) -> Iterator[Draft]:
     for trial, judgement in judged(recording, "slow"):
         yield likely(
             NOBODY,
-            f"{trial.judged_check} still moved after {trial.waited_s:.0f} s: slow, not hung",
+            f"{trial.judged_check} is slow, not hung: it was still going on after {trial.waited_s:.0f} s",
             waiting_evidence(trial, judgement)
             or (Evidence(check=trial.judged_check or "", text="steps were still being entered"),),
             remedy("Run again on an idle machine, or with --budget and fewer checks", scope="job"),

@@ -153,8 +153,8 @@ def _lone_observer(recording: Recording, silences: Sequence[FactAt[SilenceFact]]
 
 
 @dataclass(frozen=True)
-class _Views:
-    """The observers of one silent node, by what its host answered them."""
+class _SeenBy:
+    """Who observes one silent node, by what its host answered them."""
 
     hearing: tuple[int, ...]
     frozen: tuple[int, ...]
@@ -164,13 +164,13 @@ class _Views:
     beatless: tuple[int, ...]  # observers that did not dial it, or could not even before
 
 
-def _views(recording: Recording, silences: Sequence[FactAt[SilenceFact]]) -> _Views:
+def _seen_by(recording: Recording, silences: Sequence[FactAt[SilenceFact]]) -> _SeenBy:
     dark = [silence for silence in silences if silence.fact.answer in _NO_ANSWER]
 
     def by(answer: str) -> tuple[int, ...]:
         return _observers(silence for silence in silences if silence.fact.answer == answer)
 
-    return _Views(
+    return _SeenBy(
         hearing=by("answers"),
         frozen=by("silent"),
         gone=by("refused"),
@@ -182,29 +182,29 @@ def _views(recording: Recording, silences: Sequence[FactAt[SilenceFact]]) -> _Vi
 
 def _cause_of(recording: Recording, node: int, silences: Sequence[FactAt[SilenceFact]]) -> Cause | None:
     """Why one node is silent to these observers; None where the node is not the cause."""
-    views = _views(recording, silences)
+    seen_by = _seen_by(recording, silences)
     missed = _observers(silence for silence in silences if silence.fact.heartbeat)
-    if not missed and not views.deaf:
+    if not missed and not seen_by.deaf:
         return None  # it was only asked along the way: it ended because the head was lost
     whole = Cause("dark", (node,), (node,), seen=tuple(silences))
-    if not views.hearing:
-        return _of_unheard(whole, views)
-    broken = (*views.deaf, *views.frozen, *views.gone)
+    if not seen_by.hearing:
+        return _of_unheard(whole, seen_by)
+    broken = (*seen_by.deaf, *seen_by.frozen, *seen_by.gone)
     if broken:
         return _pairs(whole, "path", broken)
-    if views.excused:
-        return replace(whole, how="link-down", blamed=views.excused)
+    if seen_by.excused:
+        return replace(whole, how="link-down", blamed=seen_by.excused)
     if len(missed) > 1:
         return replace(whole, how="store")
     return _pairs(whole, "beats", missed)
 
 
-def _of_unheard(whole: Cause, views: _Views) -> Cause:
-    if views.gone or views.frozen:
-        return replace(whole, how="gone" if views.gone else "frozen")
-    sound = (*views.deaf, *views.beatless)
+def _of_unheard(whole: Cause, seen_by: _SeenBy) -> Cause:
+    if seen_by.gone or seen_by.frozen:
+        return replace(whole, how="gone" if seen_by.gone else "frozen")
+    sound = (*seen_by.deaf, *seen_by.beatless)
     if not sound:
-        return replace(whole, how="link-down", blamed=views.excused)
+        return replace(whole, how="link-down", blamed=seen_by.excused)
     return whole if len(sound) > 1 else _pairs(whole, "one-sided", sound)
 
 

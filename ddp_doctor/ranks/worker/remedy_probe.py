@@ -6,7 +6,7 @@ from contextlib import suppress
 from ddp_doctor.facts.collectives import TrialMeasurement
 from ddp_doctor.probing.all_reduces import timed_all_reduces
 from ddp_doctor.probing.exchanges import exchange
-from ddp_doctor.ranks.rank_context import LiveRankContext
+from ddp_doctor.ranks.worker.rank_context import LiveRankContext
 
 #: Its name in a trial, among the checks.
 TRYING = "trying"

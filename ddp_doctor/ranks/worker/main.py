@@ -26,12 +26,12 @@ from ddp_doctor.knowledge.victims import blames_peer
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Fact, read
 from ddp_doctor.model.trial import Raised
-from ddp_doctor.ranks import torch_private
 from ddp_doctor.ranks.events import EventWriter
 from ddp_doctor.ranks.process import FORKSERVER_PID, die_with_parent, set_name
-from ddp_doctor.ranks.rank_context import LiveRankContext
 from ddp_doctor.ranks.spec import WorkerSpec
 from ddp_doctor.ranks.store import connect
+from ddp_doctor.ranks.worker import torch_private
+from ddp_doctor.ranks.worker.rank_context import LiveRankContext
 
 #: Longer than the agent waits: no library's own time-out ends a rank before it.
 _LIBRARY_TIMEOUT = timedelta(minutes=10)
@@ -168,7 +168,7 @@ def answer_requests(spec: WorkerSpec) -> None:
 
 
 def _answer_each(path: str, backend: str) -> None:
-    from ddp_doctor.ranks.torch_private import flight_entries, retires_late
+    from ddp_doctor.ranks.worker.torch_private import flight_entries, retires_late
 
     main = threading.main_thread().ident
     while True:

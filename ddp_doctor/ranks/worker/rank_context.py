@@ -11,8 +11,8 @@ from ddp_doctor.model.context import GpuWatch
 from ddp_doctor.model.fact import Failed
 from ddp_doctor.ranks import folders
 from ddp_doctor.ranks.events import EventWriter
-from ddp_doctor.ranks.exchange import exchange
 from ddp_doctor.ranks.spec import WorkerSpec
+from ddp_doctor.ranks.store import exchange
 from ddp_doctor.sources.gpu_watch import NvmlWatch
 
 
