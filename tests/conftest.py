@@ -8,7 +8,6 @@ import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -66,17 +65,30 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Each worker takes a row of neighbours: modules that wait and modules that compute stand mixed in it.
+    """Each worker's row begins with modules that start ranks, which wait for long, and ends with what only computes.
 
-    What shares the ranks of ``tests/checks`` stays together, so that few workers start them.
+    Workers that are done take over the ends of rows: what shares ranks or a forkserver is not torn apart.
     """
-    if _is_worker(config):
-        items.sort(key=_place)
-
-
-def _place(item: pytest.Item) -> int:
-    shares_ranks = "ranks" in getattr(item, "fixturenames", ())
-    return crc32(("ranks" if shares_ranks else item.path.name).encode())
+    if not _is_worker(config):
+        return
+    workers = config.workerinput["workercount"]  # type: ignore[attr-defined]
+    heads: list[list[pytest.Item]] = [[] for _ in range(workers)]
+    starting_ranks: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("ranks"):
+            shares = "ranks" in getattr(item, "fixturenames", ())
+            starting_ranks.setdefault("ranks" if shares else item.path.name, []).append(item)
+    for number, module in enumerate(starting_ranks.values()):
+        heads[number % workers] += module
+    rest = [item for item in items if not item.get_closest_marker("ranks")]
+    left = len(items)
+    items.clear()
+    for number, head in enumerate(heads):  # the scheduler parts them like this
+        size = left // (workers - number)
+        items += [*head, *rest[: size - len(head)]]
+        del rest[: max(size - len(head), 0)]
+        left -= size
+    items += rest
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
