@@ -8,6 +8,7 @@ import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -64,31 +65,40 @@ def pytest_collection() -> Generator[None, object, object]:
     return collected
 
 
+#: Fixtures that start a process that imports torch, and how many workers should start theirs.
+SHARED = {"ranks": 1, "play": 2}
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Each worker's row begins with modules that start ranks, which wait for long, and ends with what only computes.
+    """Each worker's row begins with tests that start ranks, which wait for long, and ends with what only computes.
 
     Workers that are done take over the ends of rows: what shares ranks or a forkserver is not torn apart.
     """
     if not _is_worker(config):
         return
     workers = config.workerinput["workercount"]  # type: ignore[attr-defined]
-    heads: list[list[pytest.Item]] = [[] for _ in range(workers)]
-    starting_ranks: dict[str, list[pytest.Item]] = {}
+    groups: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("ranks"):
-            shares = "ranks" in getattr(item, "fixturenames", ())
-            starting_ranks.setdefault("ranks" if shares else item.path.name, []).append(item)
-    for number, module in enumerate(starting_ranks.values()):
-        heads[number % workers] += module
+            groups.setdefault(_group(item), []).append(item)
     rest = [item for item in items if not item.get_closest_marker("ranks")]
+    heads = [[item for group in [*groups.values()][row::workers] for item in group] for row in range(workers)]
     left = len(items)
     items.clear()
-    for number, head in enumerate(heads):  # the scheduler parts them like this
-        size = left // (workers - number)
-        items += [*head, *rest[: size - len(head)]]
+    for row, head in enumerate(heads):  # the scheduler parts them like this
+        size = left // (workers - row)
+        items += [*head, *rest[: max(size - len(head), 0)]]
         del rest[: max(size - len(head), 0)]
         left -= size
     items += rest
+
+
+def _group(item: pytest.Item) -> str:
+    """Tests of one group run on one worker; those of one module that share nothing else are a group."""
+    for fixture, workers in SHARED.items():
+        if fixture in getattr(item, "fixturenames", ()):
+            return f"{fixture} {crc32(item.path.name.encode()) % workers}"
+    return item.path.name
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

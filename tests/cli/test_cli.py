@@ -608,14 +608,8 @@ def test_a_node_that_is_not_needed_leaves_with_exit_0(asked, state):
     assert done.stderr == "ddp-doctor: node rank 1 is not needed: --nnodes takes the first 1\n"
 
 
-@pytest.mark.parametrize(
-    "closed",
-    [
-        pytest.param(">&-", marks=pytest.mark.lab),
-        pytest.param(">&- 2>&-", marks=pytest.mark.lab),
-        "<&- >&- 2>&-",
-    ],
-)
+@pytest.mark.lab  # long
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_a_closed_stream_makes_no_node_sick(closed, tmp_path):
     command = f"exec {sys.executable} -m ddp_doctor run --only process_group {closed}"
     env = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}

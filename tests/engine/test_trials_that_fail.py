@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.lab]  # long
 #: ``python -c`` of a doctor in which one function raises.
 BROKEN = """
 from unittest.mock import patch
@@ -58,7 +58,6 @@ def test_a_trial_that_raises_leaves_the_finding_and_says_why_its_remedy_was_not_
     assert "failed" not in {check["status"] for check in report["checks"] if check["id"] != "process_group"}
 
 
-@pytest.mark.lab  # long
 @pytest.mark.parametrize(("nic", "verdict"), [("lo", "unsure"), ("no-such-nic", "sick")])
 def test_the_search_for_remedies_that_raises_is_said_and_never_healthy(tmp_path, nic, verdict):
     _code, report = run_broken(tmp_path, "ddp_doctor.engine.node_run.node.prove", GLOO_SOCKET_IFNAME=nic)

@@ -12,7 +12,7 @@ from ddp_doctor.model.choices import Backend, Level, Status, Where
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.recording import Options
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.lab]  # long
 
 
 class Noted(Fact):

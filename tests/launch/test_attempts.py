@@ -20,6 +20,8 @@ from ddp_doctor.ranks.run import Run
 from ddp_doctor.starters.request import RunRequest
 from tests.launch.conftest import _descendants
 
+pytestmark = pytest.mark.lab  # long
+
 NO_SUCH = "GLOO_SOCKET_IFNAME"
 WITHOUT = (Setting(name=NO_SUCH, action="unset"),)
 LOOPBACK = (Setting(name=NO_SUCH, value="lo"),)
@@ -114,7 +116,6 @@ def test_what_could_load_code_or_write_files_is_set_by_no_trial_whoever_orders_i
             attempt(agent, MEET, (Setting(name=name, value="/tmp/x"),))
 
 
-@pytest.mark.lab  # takes what the start of the ranks takes
 @pytest.mark.serial
 def test_one_more_trial_of_two_ranks_takes_a_fraction_of_a_second(agent):
     took = [attempt(agent, Reproducer(kind="meet", ranks=(0, 1)), WITHOUT).duration_s for _ in range(5)]
