@@ -255,7 +255,12 @@ def test_what_a_lowered_power_limit_costs_is_information_beside_the_finding_abou
         ("one-a100-three-times-slower", "DD801 error", ["gpu 0"], "matrix products 3.1 times slower"),
         ("one-of-sixteen-on-two-nodes", "DD801 warning", ["gpu 12"], "Rank 12 (node1, GPU4)"),
         ("two-4090-differ", "DD802 warning", ["pair 1-0"], "unsure which is at fault"),
-        ("one-a100-on-four-lanes", "DD803 error", ["gpu 2"], "PCIe link 4 x4 where the GPU can do 4 x16"),
+        (
+            "one-a100-on-four-lanes",
+            "DD803 error",
+            ["gpu 2"],
+            "PCIe link runs at Gen4 x4, the GPU supports Gen4 x16",
+        ),
         (
             "four-a100-in-slots-of-eight-lanes",
             "DD803 info",
@@ -263,7 +268,12 @@ def test_what_a_lowered_power_limit_costs_is_information_beside_the_finding_abou
             "some slots",
         ),
         ("copies-below-their-link", "DD804 error", ["gpu 1"], "copies from the host at"),
-        ("one-h100-brakes-under-load", "DD805 warning", ["gpu 6"], "makes the hardware halve the clocks"),
+        (
+            "one-h100-brakes-under-load",
+            "DD805 warning",
+            ["gpu 6"],
+            "makes the hardware reduce the clocks to half or less",
+        ),
     ],
 )
 def test_a_slow_gpu_link_or_copy_is_named(situation, kind, culprits, words):

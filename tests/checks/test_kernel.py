@@ -185,7 +185,7 @@ def test_how_grave_an_xid_that_stays_is_depends_on_what_nvml_says_now(
     ("gpus", "title"),
     [
         (None, "the GPU at 0000:61:00.0 on node0: fallen off the bus, without an Xid"),
-        (nvml(), "GPU 0 (0000:61:00.0) on node0: works again after it was off the bus"),
+        (nvml(), "GPU 0 (0000:61:00.0) on node0: was off the bus, works again now"),
     ],
 )
 def test_a_gpu_off_the_bus_without_an_xid_is_told_without_one(gpus: GpusFact | None, title: str):

@@ -31,10 +31,14 @@ def findings(group: str, gpu: str) -> list[LintFinding]:
 @pytest.mark.parametrize(
     ("situation", "severity", "title"),
     [
-        ("offset", Severity.WARNING, "to GPU LOCAL_RANK, but line 9 chooses gpu"),
-        ("other order", Severity.WARNING, "to GPU LOCAL_RANK, but line 15 chooses self.device"),
-        ("spawned with an offset", Severity.WARNING, "to GPU rank % device_count, but line 13 chooses gpu"),
-        ("one rank", Severity.WARNING, "to GPU rank % device_count, but line 5 chooses 1"),
+        ("offset", Severity.WARNING, "to GPU number LOCAL_RANK, but line 9 uses gpu"),
+        ("other order", Severity.WARNING, "to GPU number LOCAL_RANK, but line 15 uses self.device"),
+        (
+            "spawned with an offset",
+            Severity.WARNING,
+            "to GPU number rank % device_count, but line 13 uses gpu",
+        ),
+        ("one rank", Severity.WARNING, "to GPU number rank % device_count, but line 5 uses 1"),
         ("list from outside", Severity.INFO, "which may differ from gpus[rank] in line 11"),
         ("slurm", Severity.INFO, "which may differ from gpu in line 11"),
         ("some gpus of several nodes", Severity.INFO, "which may differ from gpu in line 12"),
@@ -139,4 +143,4 @@ model = DDP(torch.nn.Linear(4, 4), **options)
 
     assert linted.failures == ()
     [found] = [one for one in linted.findings if one.code == "DDL117"]
-    assert found.title.endswith("but line 9 chooses int(os.environ['LOCAL_RANK']) + 4")
+    assert found.title.endswith("but line 9 uses int(os.environ['LOCAL_RANK']) + 4")

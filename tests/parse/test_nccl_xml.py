@@ -55,7 +55,7 @@ def test_gpus_without_a_number_are_counted_by_bus_id_and_their_links_are_not_kno
     assert found.matrix.links["GPU0"] == {"GPU1": "PHB", "NIC0": "PHB", "NIC1": "PIX"}
     assert found.matrix.nics == {"NIC0": "NIC0", "NIC1": "NIC1"}
     assert (found.pci[0].link_speed, found.pci[0].link_width) == (None, None)
-    assert "says nothing of NVLink" in found.matrix.warnings[0]
+    assert "lists PCI links only" in found.matrix.warnings[0]
 
 
 def test_rccls_file_is_known_by_its_gpus_and_xgmi() -> None:

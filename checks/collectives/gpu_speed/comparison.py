@@ -183,10 +183,10 @@ def raise_power_limit(uuid: str | None, own_w: float, peers_w: float) -> Remedy:
 
 
 def free_clocks(uuid: str | None) -> Remedy:
-    """Take back clocks that somebody set."""
+    """Reset clocks that somebody set."""
     gpu = gpu_speed.as_argument(uuid)
     return by_operator(
-        "Take back the clocks that somebody set for it.",
+        "Reset the clocks that somebody set for this GPU.",
         f"nvidia-smi -i {gpu} -q -d CLOCK",
         f"nvidia-smi -i {gpu} -rgc",
         f"nvidia-smi -i {gpu} -rac",
@@ -213,8 +213,8 @@ RESEAT = by_operator(
     undo=NOTHING_TO_UNDO,
 )
 FOLLOW_THE_PATH = by_operator(
-    "Compare every link on the way from the processor to the GPU with its capability; a switch above it may be "
-    "reduced, or shared with other devices at work.",
+    "Compare every link on the way from the processor to the GPU with its capability; a PCIe switch above the "
+    "GPU may run with fewer lanes or at a lower speed, or be shared with other devices at work.",
     "nvidia-smi topo -m",
     "lspci -tv",
     "lspci -vv | grep -e ^[0-9a-f] -e LnkCap: -e LnkSta:",

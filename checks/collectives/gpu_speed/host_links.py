@@ -118,8 +118,8 @@ def _finding_of_link(recording: Recording, gpus: Sequence[Measured], severity: S
     whose = "its peers have more" if is_fault else "some slots are wired with fewer lanes"
     return finding(
         (comparison.gpu_culprit(recording, rank_of(gpu), gpu.fact.gpu_uuid) for gpu in gpus),
-        f"{capital(ranks_at(recording, map(rank_of, gpus)))}: PCIe link {links} where the GPU can do "
-        f"{most}; {whose}",
+        f"{capital(ranks_at(recording, map(rank_of, gpus)))}: the PCIe link runs at {links}, the GPU "
+        f"supports {most}; {whose}",
         (_link_evidence(recording, gpu) for gpu in gpus[:LINES_OF_EVIDENCE]),
         comparison.RESEAT,
         confidence=Confidence.LIKELY if is_fault else Confidence.POSSIBLE,
@@ -129,11 +129,11 @@ def _finding_of_link(recording: Recording, gpus: Sequence[Measured], severity: S
 
 
 def _now(load: GpuLoad) -> str:
-    return f"{load.pcie_generation} x{load.pcie_width}"
+    return f"Gen{load.pcie_generation} x{load.pcie_width}"
 
 
 def _most(load: GpuLoad) -> str:
-    return f"{load.pcie_generation_max or load.pcie_generation} x{load.pcie_width_max or load.pcie_width}"
+    return f"Gen{load.pcie_generation_max or load.pcie_generation} x{load.pcie_width_max or load.pcie_width}"
 
 
 def _link_evidence(recording: Recording, gpu: Measured) -> Evidence:

@@ -195,11 +195,11 @@ def slowed_under_load(recording: Recording) -> Iterator[Draft]:
     What it finds
         Hardware slowdown, by heat, by the power brake or unnamed, in force in at least half of the looks
         during the matrix products; an error where the GPU is three times slower than its peers; information
-        where the driver lowers the clocks for heat. A power cap is silent: a large GPU multiplies matrices
+        where the driver reduces the clocks for heat. A power cap is silent: a large GPU multiplies matrices
         at its power limit, as it should. What was in force before the load is DD308's.
 
     Why it matters
-        The hardware halves the clock or worse, and in DDP every rank waits for the slowest.
+        The hardware reduces the clocks to half or less, and in DDP every rank waits for the slowest.
 
     Remedy
         Have cooling and power supply of the node inspected.
@@ -334,8 +334,8 @@ def _finding_of_a_model(recording: Recording, gpus: list[Measured], typical: flo
     ranks = ranks_at(recording, map(rank_of, gpus))
     return possible(
         NOBODY,
-        f"{capital(ranks)}: matrix products at {typical:.0f} TFLOP/s; others measured {expected:.0f} on "
-        f"{gpus[0].fact.gpu_name}",
+        f"{capital(ranks)}: matrix products at {typical:.0f} TFLOP/s; a published measurement of "
+        f"{gpus[0].fact.gpu_name} has {expected:.0f} TFLOP/s",
         (
             Evidence(
                 text=f"median of {len(gpus)} GPUs, matrices of {gpus[0].fact.matmul_size} rows",

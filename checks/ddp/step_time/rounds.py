@@ -90,8 +90,8 @@ def compute_more(per_mib_s: float, share: float) -> Remedy:
     """For runs that do not show how much the user's own model computes."""
     return in_code(
         f"Let each rank compute for {ms(per_mib_s)} or more for each MiB of gradients between two"
-        f" synchronisations, so that at most {share:.0%} of the time is waiting: a larger batch, or gradients"
-        " accumulated over several steps inside model.no_sync(). A job that does so already has nothing to change",
+        f" synchronisations, so that at most {share:.0%} of the time is waiting. Take a larger batch, or accumulate"
+        " gradients over several steps inside model.no_sync(). If the job does so already, change nothing",
         cost="a larger batch and fewer updates: learning rate and schedule may need another look",
         undo="the former batch, and a synchronisation in every step",
         untried=_COMPUTED,
@@ -111,7 +111,7 @@ def larger_batch(times: int) -> Remedy:
 
 
 FEWER_RANKS = remedy(
-    "Start fewer ranks, those of one node first, or change what each of them computes between two"
+    "Start fewer ranks (try those of one node first), or change what each of them computes between two"
     " synchronisations",
     scope="job",
     cost="fewer samples at a time where the batch per rank stays as it is",

@@ -51,7 +51,8 @@ def needs_recovery(recording: Recording) -> Iterator[Draft]:
         CUDA fails on it, often for all GPUs of the node: ranks die at start or at the first kernel.
 
     Remedy
-        Drain the node and do what the driver asks: reset the GPU, or reboot. What returns is hardware.
+        Drain the node and do what the driver asks: reset the GPU, or reboot. If the fault returns,
+        the hardware is faulty.
 
     References
         NVML API reference, nvmlReturn_t; NVIDIA GPU Memory Error Management, Error Recovery and Response
@@ -168,10 +169,10 @@ def slowed(recording: Recording) -> Iterator[Draft]:
 
     What it finds
         Hardware thermal slowdown or the power brake, in force at two looks half a second apart; information
-        where the driver lowers the clocks for heat. Power caps, idle and set clocks are normal life.
+        where the driver reduces the clocks for heat. Power caps, idle and set clocks are normal life.
 
     Why it matters
-        The hardware halves the clock or worse, and in DDP every rank waits for the slowest.
+        The hardware reduces the clocks to half or less, and in DDP every rank waits for the slowest.
 
     Remedy
         Have cooling and power supply of the node inspected.

@@ -172,8 +172,8 @@ def _two_versions(fact: GpusFact) -> tuple[str, str] | None:
 
 
 FABRIC_MANAGER = by_operator(
-    "Start the fabric manager of exactly the driver's version, and read in its log why it has not taken the "
-    "GPU in; where the node has just booted, wait a minute.",
+    "Start the fabric manager of exactly the driver's version, and read in its log why it did not register "
+    "the GPU; if the node has just booted, wait a minute.",
     "systemctl status nvidia-fabricmanager",
     "nv-fabricmanager --version; cat /proc/driver/nvidia/version",
     "tail -n 50 /var/log/fabricmanager.log",
@@ -320,7 +320,12 @@ def fabric_unhealthy(recording: Recording) -> Iterator[Draft]:
             hits,
             f"the NVLink fabric is unhealthy: {' and '.join(dict.fromkeys(_fault_words(gpu) for _, gpu in hits))}",
             lambda gpu: Evidence(text=f"fabric health: {_fault_words(gpu)}", expected_from=nvml.FABRIC_API),
-            FABRIC_MANAGER,
+            FABRIC_MANAGER.model_copy(
+                update={
+                    "summary": "Look for NVLinks that are down, and in the fabric manager's log for the reason; "
+                    "its version must be exactly the driver's."
+                }
+            ),
             detail="As the driver reports it; nothing was measured.",
             severity=Severity.WARNING,
             confidence=Confidence.LIKELY,

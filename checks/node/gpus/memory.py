@@ -16,7 +16,7 @@ from ddp_doctor.wording.gpus import gpu_draft
 from ddp_doctor.wording.kernel_log import xids_of
 
 REPLACE_GPU = by_operator(
-    "Drain the node and have the GPU looked at: what NVIDIA's field diagnostic confirms is replaced.",
+    "Drain the node and run NVIDIA's field diagnostic on the GPU: if it confirms the fault, replace the GPU.",
     "nvidia-smi -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT",
     "nvidia-bug-report.sh",
     cost="the node cannot be used meanwhile",

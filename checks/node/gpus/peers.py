@@ -15,7 +15,7 @@ from ddp_doctor.views.gpus import Hits, by_model, far_below
 from ddp_doctor.wording.gpus import gpu_draft
 
 ECC_ALIKE = by_operator(
-    "Set ECC alike on all GPUs of one model, and reboot: on, where errors must not pass unseen.",
+    "Set ECC the same on all GPUs of one model, and reboot: on, if memory errors must be detected.",
     "sudo nvidia-smi -i INDEX -e 1",
     cost="needs root and a reset or reboot; on cards without HBM ECC takes memory and bandwidth",
     undo="sudo nvidia-smi -i INDEX -e 0, and reset",
@@ -41,7 +41,7 @@ RESET_CLOCKS = by_operator(
 )
 
 SAME_FIRMWARE = by_operator(
-    "Nothing while all is well; bring the GPUs to one VBIOS at the next maintenance.",
+    "No action is needed now; bring the GPUs to one VBIOS at the next maintenance.",
     "nvidia-smi --query-gpu=index,name,vbios_version,memory.total --format=csv",
     undo=NOTHING_TO_UNDO,
 )
@@ -219,12 +219,13 @@ def firmware_differs(recording: Recording) -> Iterator[Draft]:
         NVML API reference, nvmlDeviceGetVbiosVersion
     """
     for hits in by_model(recording).values():
-        few = _odd(hits, lambda gpu: gpu.vbios_version) or _odd_sizes(hits)
+        by_vbios = _odd(hits, lambda gpu: gpu.vbios_version)
+        few = by_vbios or _odd_sizes(hits)
         if few:
             yield gpu_draft(
                 recording,
                 few,
-                "another VBIOS or memory size than other GPUs of this model",
+                f"{'another VBIOS' if by_vbios else 'less memory'} than other GPUs of this model",
                 _firmware_evidence,
                 SAME_FIRMWARE,
                 detail="Worth knowing where one GPU or node behaves unlike the others.",

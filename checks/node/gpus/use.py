@@ -167,7 +167,7 @@ def compute_mode_refuses(recording: Recording) -> Iterator[Draft]:
         yield gpu_draft(
             recording,
             hits,
-            "its compute mode lets no rank use it",
+            "its compute mode does not allow the ranks to use it",
             lambda gpu: Evidence(
                 text=_mode_words(gpu), expected_from="one rank a GPU needs one CUDA context"
             ),

@@ -63,7 +63,7 @@ def gpu_failed(recording: Recording) -> Iterator[Draft]:
         It is the cause of what the ranks met, or will be the cause of what the job meets.
 
     Remedy
-        Drain the node and reset the GPU, or reboot; what returns is hardware.
+        Drain the node and reset the GPU, or reboot; if the fault returns, the hardware is faulty.
 
     References
         https://docs.nvidia.com/deploy/xid-errors

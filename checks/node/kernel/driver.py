@@ -234,7 +234,7 @@ def log_not_readable(recording: Recording) -> Iterator[Draft]:
             "The kernel log of {who} cannot be read: GPU errors in it (Xids) go unseen",
             Evidence(text=reason),
             by_operator(
-                "Look as root, or as a member of the groups adm or systemd-journal.",
+                "Read the log as root, or as a member of the groups adm or systemd-journal.",
                 "sudo dmesg -T | grep -i -e xid -e nvrm",
                 undo=NOTHING_TO_UNDO,
             ),

@@ -55,7 +55,7 @@ def nvswitch_fatal(recording: Recording) -> Iterator[Draft]:
                 *_degraded(recording, {fault.view.node for fault in some}),
             ),
             by_operator(
-                "Drain the node, and reset all GPUs with their NVSwitches at once, or reboot.",
+                "Drain the node, and reset all GPUs and NVSwitches together, or reboot.",
                 "sudo nvidia-smi --gpu-reset",
                 cost="ends all GPU jobs of the node",
                 undo=NOTHING_TO_UNDO,
@@ -183,7 +183,7 @@ def nic_fault(recording: Recording) -> Iterator[Draft]:
             f"The firmware of {device_names(recording, hits)} failed",
             line_evidence(recording, hits, "the NIC's health counter moves"),
             by_operator(
-                "Ask the driver for the NIC's health; reload it or reboot; update the firmware.",
+                "Query the NIC's health with devlink; reload its driver, or reboot; update its firmware.",
                 *(f"sudo devlink health show pci/{fault.device}" for fault in hits[:8]),
                 cost="connections over the NIC break",
                 undo=NOTHING_TO_UNDO,

@@ -28,7 +28,7 @@ from ddp_doctor.wording.kernel_log import device_culprits, device_names, line_ev
 def reset_gpus(bus_ids: Sequence[str]) -> Remedy:
     """Reset exactly these GPUs."""
     return by_operator(
-        "Drain the node and reset the GPU; where it does not come back, reboot; what returns is hardware.",
+        "Drain the node and reset the GPU, or reboot if it stays away; if the fault returns, the hardware is faulty.",
         *(f"sudo nvidia-smi --gpu-reset -i {bus_id}" for bus_id in bus_ids[:8]),
         cost="ends every process on the GPU; GPUs joined by NVSwitch may have to be reset together",
         undo=NOTHING_TO_UNDO,
@@ -84,7 +84,7 @@ def out_of_order(recording: Recording) -> Iterator[Draft]:
         Every CUDA program on that GPU fails or hangs, and with it the whole DDP job.
 
     Remedy
-        Drain the node, reset the GPU or reboot. What returns is hardware.
+        Drain the node, reset the GPU or reboot. If the fault returns, the hardware is faulty.
 
     References
         https://docs.nvidia.com/deploy/xid-errors
@@ -98,7 +98,8 @@ def out_of_order(recording: Recording) -> Iterator[Draft]:
         known = _meaning(hits[0].event)
         reboot, back = known.kind == "reboot", standing == "back"
         what = f"Xid {code}, {known.meaning}" if code else f"{known.meaning}, without an Xid"
-        what = f"works again after {what if code else 'it was off the bus'}" if back else what
+        if back:
+            what = f"{f'had Xid {code} ({known.meaning})' if code else 'was off the bus'}, works again now"
         yield finding(
             () if back else device_culprits(recording, hits),
             f"{device_names(recording, hits)}: {what}",

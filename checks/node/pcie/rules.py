@@ -77,8 +77,8 @@ def acs_redirects(recording: Recording) -> Iterator[Draft]:
         iommu = iommu_evidence(fact)
         yield likely(
             of_nodes(recording, group),
-            f"PCIe switches of {{who}} send traffic between their own devices"
-            f" through the CPU (ACS): {name_list(ends_of)}",
+            "The access control (ACS) of the PCIe switches of {who} sends traffic between these devices"
+            f" through the CPU: {name_list(ends_of)}",
             (acs_evidence(fact, bridges_of), *([iommu] if iommu else [])),
             redirect_off(fact, bridges_of),
             detail="Direct copies between these devices are slower than they could be, and on some machines hang.",
@@ -187,7 +187,7 @@ def acs_not_readable(recording: Recording) -> Iterator[Draft]:
             "The access control (ACS) of the PCIe switches of {who} cannot be read",
             Evidence(text=reason),
             by_operator(
-                "Look as root; SrcValid+ or ReqRedir+ on a bridge above GPUs means that ACS is on.",
+                "Run lspci as root; SrcValid+ or ReqRedir+ on a bridge above GPUs means that ACS is on.",
                 "sudo lspci -vvv | grep -e '^[0-9a-f]' -e ACSCtl",
                 undo=NOTHING_TO_UNDO,
             ),

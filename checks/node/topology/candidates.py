@@ -158,7 +158,8 @@ def _unproved(recording: Recording, paths: _Paths, group: Sequence[FactAt[Topolo
     shown = "; ".join(f"{_pairs(pairs)} over {code}" for code, pairs in paths)
     return possible(
         NOBODY,
-        f"If a job hangs on {hosts_of(recording, group)}, rule out direct copies over PCIe first: {shown}",
+        f"No fault seen, but if a job hangs on {hosts_of(recording, group)}, suspect direct copies (P2P) over PCIe"
+        f" first: {shown}",
         (_path_evidence(group[0].fact, code, pairs) for code, pairs in paths),
         DISABLE_P2P.model_copy(
             update={"summary": "Only if it hangs: one trial shows whether P2P is to blame"}

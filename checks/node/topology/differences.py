@@ -78,7 +78,7 @@ def p2p_not_used(recording: Recording) -> Iterator[Draft]:
         for difference in _differences(recording)
         if difference.expected.choice.kind == "P2P" and not _nvlink(difference)
     ]
-    yield from _drafts(recording, found, "in reach of each other")
+    yield from _drafts(recording, found, "near enough to copy directly")
 
 
 @rule("DD431", "nvlink-not-used", Severity.WARNING, TopologyFact)
@@ -173,8 +173,8 @@ def p2p_beyond_limit(recording: Recording) -> Iterator[Draft]:
         pairs = wording.pair_names([used.gpus for _, used, _ in group])
         yield likely(
             (culprit(recording, place.seen.node, used.gpus, used.ranks) for place, used, _ in group),
-            f"NCCL_P2P_LEVEL={level} makes NCCL copy directly between GPUs of {hosts} that are farther apart than its"
-            f" own limit: {pairs}",
+            f"NCCL_P2P_LEVEL={level} makes NCCL copy directly between GPUs of {hosts} that are farther apart"
+            f" than NCCL's default limit: {pairs}",
             (
                 Evidence(text=f"{'-'.join(used.gpus)} is {code}; the log says {used.transports[0].via}")
                 for _, used, code in group[: wording.MOST_PAIRS]

@@ -265,7 +265,7 @@ def _cpu_evidence(node: FactAt[TopologyFact], gpus: Sequence[str]) -> Iterator[E
 
 def _near_cpus(fact: TopologyFact, gpus: Sequence[str]) -> Remedy:
     return remedy(
-        "Give the job CPUs of the NUMA node that its GPUs stand at",
+        "Give the job CPUs of the NUMA node of its GPUs",
         "sbatch --gres-flags=enforce-binding SCRIPT   # SLURM chooses CPUs that fit the GPUs",
         f"taskset -c {fact.near_cpus[gpus[0]]} COMMAND   # where the job pins itself: those near {gpus[0]}",
         scope="job",

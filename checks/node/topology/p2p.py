@@ -146,7 +146,7 @@ def p2p_may_cross_sockets(recording: Recording) -> Iterator[Draft]:
         paths = [_path_evidence(pair, fact.links[pair[0]][pair[1]]) for pair in pairs]
         yield possible(
             (culprit(recording, node.node, pair) for node in group for pair in pairs),
-            f"NCCL may copy directly between the sockets of {where} (P2P over SYS): {names}",
+            f"NCCL may copy directly between GPUs of different CPU sockets on {where} (P2P over SYS): {names}",
             (*paths, *(Evidence(text=text) for text in fact.nearest_in_words())),
             DISABLE_P2P.model_copy(update={"summary": "If it hangs, send the traffic through host memory"}),
             *([UNSET_LEVEL] if _own_limit(fact) != "SYS" else []),

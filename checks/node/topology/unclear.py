@@ -108,7 +108,7 @@ def amd_not_supported(recording: Recording) -> Iterator[Draft]:
         contents = [links] * bool(links) + [f"{nodes} NUMA nodes"] * bool(nodes)
         yield proved(
             NOBODY,
-            f"AMD GPUs are not supported yet: the topology of {len(fact.gpus)} was read, not judged",
+            f"AMD GPUs are not supported yet: the topology of these {len(fact.gpus)} was read, but not checked",
             (Evidence(text=text) for text in contents),
             detail="So the verdict is unsure, whatever else the text holds.",
         )

@@ -66,7 +66,7 @@ def price(fast: float | None, slow: float | None) -> str:
 def unset_setting(name: str, value: str, gains: str) -> Remedy:
     """Take a variable that forbids a transport out of the job's environment."""
     return nccl.by_setting(
-        f"Unset {name}; if it was set against a fault, repair that first",
+        f"Unset {name}; if it was set as a workaround for a fault, repair the fault first",
         Setting(name=name, action="unset", why=gains),
         cost="none, unless it was set against a hang or wrong data: then that returns",
         undo=f"export {name}={value}",
@@ -89,7 +89,7 @@ def more_sockets(threads: int, each: int) -> Remedy:
     """Several TCP connections between two nodes, as a trial."""
     why = "one connection is bound by one core"
     return nccl.by_setting(
-        "Measure the job with more connections and without, on the same nodes, and keep what is faster",
+        "Measure the job with more connections and with as many as now, on the same nodes, and keep what is faster",
         Setting(name="NCCL_SOCKET_NTHREADS", value=str(threads), why=why),
         Setting(name="NCCL_NSOCKS_PERTHREAD", value=str(each), why=why),
         cost=f"{threads} threads for each connection, which take CPU time from the ranks and their data loaders",
@@ -148,7 +148,7 @@ COMPARE_LINKS = remedy(
 
 
 UNSET_LEVEL = nccl.by_setting(
-    "Unset NCCL_P2P_LEVEL, if nobody needs the wider limit",
+    "Unset NCCL_P2P_LEVEL, unless somebody needs direct copies over that distance",
     Setting(name="NCCL_P2P_LEVEL", action="unset", why="it lets P2P reach farther than by default"),
     cost="GPUs beyond the limit talk through host memory, as NCCL intends",
     undo="set NCCL_P2P_LEVEL to its old value",
@@ -190,7 +190,7 @@ LOOK_AT_MODULE_SETTINGS = by_administrator(
 )
 
 LOOK_AT_BOARD = by_administrator(
-    "Compare the slots, the BIOS and the IOMMU of these GPUs with those between which P2P works",
+    "Compare the slots, the BIOS and the IOMMU of these GPUs with those of GPUs between which P2P works",
     "lspci -tv",
     "cat /proc/cmdline",
     "nvidia-smi topo -p2p r",

@@ -46,10 +46,10 @@ FEWEST_LOOKS = 4
 #: Reasons that hold the clocks of a GPU at work down beyond what was set (nvml.h). sw_power_cap is left out:
 #: a large GPU multiplies matrices at its power limit without a fault, as are clocks that somebody set.
 SLOWDOWNS_UNDER_LOAD = {
-    "hw_thermal_slowdown": "too hot, the hardware halves the clocks or worse",
-    "hw_power_brake_slowdown": "the power supply makes the hardware halve the clocks or worse",
-    "hw_slowdown": "the hardware halves the clocks or worse",
-    "sw_thermal_slowdown": "warm, the driver lowers the clocks",
+    "hw_thermal_slowdown": "too hot, so the hardware reduces the clocks to half or less",
+    "hw_power_brake_slowdown": "the power supply makes the hardware reduce the clocks to half or less",
+    "hw_slowdown": "the hardware reduces the clocks to half or less",
+    "sw_thermal_slowdown": "hot, so the driver reduces the clocks",
 }
 #: These halve the clocks; the other one is what a laptop does on every warm day.
 HARDWARE_SLOWDOWNS = ("hw_thermal_slowdown", "hw_power_brake_slowdown", "hw_slowdown")

@@ -36,9 +36,9 @@ MPS_SERVER = "nvidia-cuda-mps"
 #: cut the core clock to half or less (nvml.h). hw_slowdown alone is left out: NVML also raises it while
 #: clocks change. sw_thermal_slowdown is the driver staying below the maximum operating temperature.
 SLOWDOWNS = {
-    "hw_thermal_slowdown": "too hot, the hardware halves the clocks or worse",
-    "hw_power_brake_slowdown": "the power supply pulls the brake, the clocks are halved or worse",
-    "sw_thermal_slowdown": "warm, the driver lowers the clocks",
+    "hw_thermal_slowdown": "too hot, so the hardware reduces the clocks to half or less",
+    "hw_power_brake_slowdown": "the power supply makes the hardware reduce the clocks to half or less",
+    "sw_thermal_slowdown": "hot, so the driver reduces the clocks",
 }
 
 #: NVML's return values where one GPU as a whole does not answer.
@@ -92,8 +92,6 @@ class Fault:
     scope: Scope = "node"
 
 
-_RELOAD = "A reboot, or unloading and loading the kernel modules, which ends all GPU jobs of the node."
-
 #: By NVML's return value (nvml.h, nvmlReturn_t), plus what the helper process itself can meet.
 NVML_FAULTS = {
     "library_not_found": Fault(
@@ -115,7 +113,8 @@ NVML_FAULTS = {
     ),
     "lib_rm_version_mismatch": Fault(
         "the driver's library and the loaded kernel module are of different versions",
-        f"The driver was updated while the old module stays loaded. {_RELOAD}",
+        "Reboot the node, or unload and load the kernel modules, which ends all GPU jobs of the node: the driver "
+        "was updated while the old module was loaded.",
         ("cat /proc/driver/nvidia/version", "sudo reboot"),
     ),
     "no_permission": Fault(

@@ -66,7 +66,7 @@ def wrapper_saved(script: Script) -> Iterator[Spot]:
         if training.surely_ddp(save.argument(0, "obj")):
             yield Spot(
                 save,
-                "The DDP wrapper itself is saved: loading it needs a process group and these very classes",
+                "The DDP wrapper itself is saved: loading it needs a process group and the same classes",
                 remedy="Save the model inside of the wrapper: model.module.state_dict()",
             )
         for part in training.calls_in(save.argument(0, "obj")):

@@ -53,7 +53,7 @@ def gpus_of_one_node(script: Script) -> Iterator[Spot]:
         if _is_global_rank(rank):
             yield Spot(
                 call,
-                "The world size is the number of this node's GPUs, but the rank is one of the whole job",
+                "The world size is the number of this node's GPUs, but the rank counts over the whole job",
                 detail="Right on a single node with one rank per GPU; on several nodes ranks reach beyond that size.",
                 remedy="Take the size of the job: WORLD_SIZE of torchrun, or torch.distributed.get_world_size()",
             )

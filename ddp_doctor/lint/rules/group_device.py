@@ -131,14 +131,12 @@ def _spot(script: Script, group: Call, choice: _Choice, way: Way) -> Spot:
     by = "LOCAL_RANK" if "LOCAL_RANK" in script.texts else "rank % device_count"
     line, text = choice.call.call.lineno, choice.text
     but = (
-        f"but line {line} chooses {text}"
-        if way == "surely"
-        else f"which may differ from {text} in line {line}"
+        f"but line {line} uses {text}" if way == "surely" else f"which may differ from {text} in line {line}"
     )
     is_index = index_in(choice.device) is choice.device
     return Spot(
         group,
-        f"torch 2.15 binds this group to GPU {by}, {but}",
+        f"torch 2.15 binds this group to GPU number {by}, {but}",
         detail=f"{_WHY[way]}: {_REFUSAL}.",
         remedy="Give init_process_group the same GPU as device_id (torch 2.3 and newer)",
         write=(

@@ -95,7 +95,9 @@ def loader_in_the_way(script: Script) -> Iterator[Spot]:
             )
         elif pinned is None or (pinned.kind == "constant" and pinned.constant is False):
             yield _loader(
-                call, "The batches of this loader are not pinned: copies to the GPU block", "pin_memory=True"
+                call,
+                "The batches of this loader are not pinned: the CPU waits while they are copied to the GPU",
+                "pin_memory=True",
             )
 
 

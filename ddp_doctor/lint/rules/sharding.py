@@ -105,7 +105,7 @@ def shuffle_and_sampler(script: Script) -> Iterator[Spot]:
         if is_result(sampler, lambda made: made.name.endswith("Sampler")):
             yield Spot(
                 call,
-                "shuffle=True stands beside a sampler: this DataLoader raises ValueError",
+                "shuffle=True is given together with a sampler: this DataLoader raises ValueError",
                 remedy="Leave shuffle out; DistributedSampler shuffles by itself",
             )
 

@@ -217,7 +217,7 @@ class _Host:
 
     def _doubts(self, gpus: Sequence[_Gpu]) -> Iterator[str]:
         if all(gpu.dev is None for gpu in gpus):
-            yield "the file says nothing of NVLink, which NCCL adds itself: the codes are those over PCI"
+            yield "the file lists PCI links only, and NCCL finds NVLinks by itself: whether there are any is not known"
         if self.unknown:
             yield f"PCI devices without a class are left out: {_some(tag.get('busid') for tag in self.unknown)}"
         if own := _to_themselves(gpus):
