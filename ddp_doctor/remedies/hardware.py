@@ -120,8 +120,8 @@ def locked_memory(launcher: str, *, in_container: bool) -> Remedy:
         )
     elif launcher == "slurm":
         summary = (
-            "Let slurmd give jobs its own limit: PropagateResourceLimitsExcept=MEMLOCK in slurm.conf and "
-            "LimitMEMLOCK=infinity in slurmd.service"
+            "Let jobs take slurmd's limit, and make that unlimited: PropagateResourceLimitsExcept=MEMLOCK in "
+            "slurm.conf and LimitMEMLOCK=infinity in slurmd.service"
         )
         command = "systemctl edit slurmd"
     else:

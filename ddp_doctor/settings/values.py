@@ -297,7 +297,9 @@ def _text(variable: Variable, value: str) -> Misread | None:
 
 def _refused(variable: Variable, why: str, instead: str | None) -> Misread:
     if variable.otherwise == "hangs":
-        return Misread("makes init_process_group hang or abort in torch 2.13", why, instead, fate="hangs")
+        return Misread(
+            "is not accepted: init_process_group hangs or aborts in torch 2.13", why, instead, fate="hangs"
+        )
     becomes = "stops torchrun" if variable.owner == "torchrun" else "is refused with an error"
     return Misread(becomes, why, instead, fate="refused")
 

@@ -362,7 +362,8 @@ def test_a_node_with_fewer_ranks_makes_a_smaller_world():
 
     assert (found.code, found.severity, _nodes(found)) == ("DD552", Severity.WARNING, ["node1"])
     assert found.title == (
-        "node1 has 1 rank where the other 3 nodes have 2 ranks: torchrun starts this world of 7 without a warning"
+        "Nodes start different numbers of ranks, 7 in all, and torchrun does not warn: node1 has 1 rank where the"
+        " other 3 nodes have 2 ranks"
     )
 
 
@@ -370,7 +371,8 @@ def test_of_two_nodes_with_different_ranks_neither_is_blamed():
     found = _only(_recording(2, backend="gloo", nproc=(1, 2)))
 
     assert (
-        found.title == "1 rank on node0; 2 ranks on node1: torchrun starts this world of 3 without a warning"
+        found.title == "Nodes start different numbers of ranks, 3 in all, and torchrun does not warn:"
+        " 1 rank on node0; 2 ranks on node1"
     )
     assert found.culprits == ()
 

@@ -89,7 +89,7 @@ def test_a_heartbeat_set_for_nccl_legacy_is_a_warning_on_nccl2_that_says_what_is
     finding = only(HEARTBEAT, TORCH_215)
     assert (finding.code, finding.severity) == ("DD126", Severity.WARNING)
     assert finding.title == (
-        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=1200 does nothing: of torch's two NCCL backends nccl-legacy alone reads it,"
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=1200 does nothing: only torch's NCCL backend nccl-legacy reads it,"
         " and nccl2 is in use"
     )
     assert finding.detail == "nccl2 has no monitor that ends a process whose watchdog is stuck."

@@ -220,7 +220,7 @@ def test_storage_ports_beside_the_rails_are_worth_knowing_and_no_more():
     finding = only(two)
 
     assert (finding.code, finding.severity) == ("DD563", Severity.INFO)
-    assert finding.title == "mlx5_8 on node0 and node1: NCCL may use it along with the faster ports"
+    assert finding.title == "mlx5_8 on node0 and node1: NCCL may use it together with the faster ports"
     value = "=" + ",".join(f"mlx5_{at}:1" for at in range(8))
     assert settings(finding) == [("set", "NCCL_IB_HCA", value)]
 
@@ -309,7 +309,7 @@ def test_one_rail_at_a_quarter_of_its_rate():
     finding = only(recording(trees.infiniband(slow=[5]), trees.infiniband()))
 
     assert (finding.code, finding.severity) == ("DD562", Severity.WARNING)
-    assert finding.title == "mlx5_5 on node0: the link came up slower than it should"
+    assert finding.title == "mlx5_5 on node0: the link runs at a lower speed than it should"
     assert finding.evidence[0].text == "mlx5_5 on node0: 100 Gb/sec (1X NDR); 7 like it have 400 Gb/s"
 
 

@@ -15,7 +15,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.interfaces import backend_name
 from ddp_doctor.views.network import offer_of
 from ddp_doctor.wording.findings import finding, proved
-from ddp_doctor.wording.nodes import host, hosts, node_culprit
+from ddp_doctor.wording.nodes import host, hosts, name_list, node_culprit
 from ddp_doctor.wording.ranks import capital
 
 #: What became of the request, for "on these paths …".
@@ -219,15 +219,15 @@ def advertised_address_leads_elsewhere(recording: Recording) -> Iterator[Draft]:
     wrong = paths or [path for path in matrix.misled_paths if set(path) & set(nodes)]
     targets = sorted({target for _, target in wrong})
     who = nodes or targets
-    given_out = ", ".join(_given_out(recording, matrix, wrong, who))
+    given_out = name_list([*_given_out(recording, matrix, wrong, who)])
     met = {path[1]: matrix.seen[path].met_at for path in wrong}
     unmet = {path[1]: peer.address for path, peer in matrix.seen.items() if path[1] not in met}
     offered = way_out(recording) or (wording.use_met_interface(recording, met, unmet),)
     reached = sorted({address for node, address in met.items() if node in who and address})
     yield proved(
         tuple(node_culprit(recording, node) for node in nodes) or wording.path_culprits(recording, paths),
-        f"The other nodes cannot reach {hosts(recording, who)} at {given_out}, which"
-        f" {backend_name(_backend(recording))} takes; at {', '.join(reached)} they can",
+        f"{backend_name(_backend(recording))} uses {given_out}, which other nodes cannot reach;"
+        f" {name_list(reached)} can be reached",
         dials_seen(recording, matrix, wrong),
         *offered,
         detail="The network works; only that address is the wrong one.",
@@ -238,11 +238,11 @@ def advertised_address_leads_elsewhere(recording: Recording) -> Iterator[Draft]:
 def _given_out(
     recording: Recording, matrix: Matrix, paths: Iterable[Path], nodes: Collection[int]
 ) -> Iterator[str]:
-    """ "10.77.0.2 on eth0": the addresses of these nodes."""
-    for node, address in dict.fromkeys((path[1], matrix.seen[path].address) for path in paths):
+    """ "10.77.0.2 (node1, eth0)": the addresses of these nodes."""
+    for node, address in sorted({(path[1], matrix.seen[path].address) for path in paths}):
         if node in nodes:
             interface = wording.interface_name(recording, node, address)
-            yield f"{address} on {interface}" if interface else address
+            yield f"{address} ({host(recording, node)}{f', {interface}' if interface else ''})"
 
 
 def _with_useless_address(recording: Recording) -> set[int]:

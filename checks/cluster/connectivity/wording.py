@@ -167,7 +167,8 @@ def one_mtu(
     ping = (mss_bytes or 8948) + _PING
     return by_administrator(
         "Give interfaces and switch ports on the path one MTU, and let ICMP 'fragmentation needed'"
-        f" pass; packets of {passed_bytes + headers} bytes are known to arrive",
+        f" pass; packets of {passed_bytes + headers} bytes ({passed_bytes} of data, {headers} of"
+        " headers) are known to arrive",
         f"ping -c 3 -M do -s {ping} {address}   # on {host(recording, node)}",
         f"tracepath -n {address}   # where the size drops",
         "ip link show   # the MTU of each interface",

@@ -73,7 +73,7 @@ def ranks_differ(recording: Recording) -> Iterator[Draft]:
         agent's environment, so no trial shows it.
 
     Remedy
-        Set it before the launcher starts, for all ranks, or take it out of the script around the ranks.
+        Set it before the launcher starts, for all ranks, or take it out of the wrapper script that starts them.
 
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
@@ -116,7 +116,7 @@ _SAME_SETTINGS = remedy(
     undo="put the former lines back",
 )
 _SAME_FOR_RANKS = remedy(
-    "Set it once, before the launcher starts, or take it out of the script around the ranks",
+    "Set it once, before the launcher starts, or take it out of the wrapper script that starts the ranks",
     scope="job",
     cost="none: all ranks then do the same",
     undo="put the former lines back",
@@ -273,7 +273,8 @@ def different_ranks(recording: Recording) -> Iterator[Draft]:
     size = sum(ranks.values())
     yield proved(
         differences.odd_culprits(recording, parts),
-        f"{_unlike(recording, parts)}: torchrun starts this world of {size} without a warning",
+        f"Nodes start different numbers of ranks, {size} in all, and torchrun does not warn:"
+        f" {_unlike(recording, parts)}",
         Evidence(text=differences.values_with_nodes(recording, parts), value=size, unit="ranks"),
         remedy("Start every node with the same --nproc-per-node", scope="job", undo=NOTHING_TO_UNDO),
         detail="torchrun takes any number of ranks from each node and counts them together.",
@@ -320,7 +321,7 @@ def different_gpus(recording: Recording) -> Iterator[Draft]:
         not start at all, and the doctor itself can only test gloo.
 
     Remedy
-        Ask the scheduler for as many GPUs on each node, look for the missing one, or leave the node out.
+        Ask the scheduler for the same number of GPUs on every node, look for the missing one, or leave the node out.
 
     References
         https://docs.pytorch.org/docs/stable/elastic/run.html
@@ -339,7 +340,7 @@ def different_gpus(recording: Recording) -> Iterator[Draft]:
         _unlike(recording, parts),
         Evidence(text=differences.values_with_nodes(recording, parts)),
         remedy(
-            "Ask the scheduler for as many GPUs on every node, or leave the odd one out",
+            "Ask the scheduler for the same number of GPUs on every node, or leave out the node that differs",
             "nvidia-smi -L",
             "echo $CUDA_VISIBLE_DEVICES",
         ),

@@ -129,7 +129,7 @@ def clocks_apart(recording: Recording) -> Iterator[Draft]:
             expected_from="clocks kept by NTP agree within milliseconds",
         ),
         remedy(
-            "Let an NTP client keep the clocks, from the same source on all nodes",
+            "Synchronise the clocks of all nodes by NTP, from the same source",
             "chronyc tracking",
             "timedatectl status",
             cost="a clock that is set back makes files seem to come from the future",

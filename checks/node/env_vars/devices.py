@@ -146,8 +146,8 @@ def absent_device(node: InForce) -> Iterator[Draft]:
     if missing:
         yield setting_draft(
             (HCA,),
-            f"{shown(HCA, node.values[HCA])} names an RDMA device that is not here: {name_list(missing)}",
-            f"RDMA devices here: {name_list(names) or 'none'}",
+            f"{HCA} names {name_list(missing)}, which no RDMA device of this host matches",
+            f"{shown(HCA, node.values[HCA])}; RDMA devices of this host: {name_list(names) or 'none'}",
             "NCCL src/transport/net_ib/init.cc and src/misc/utils.cc, matchIfList",
             node.without([HCA], "NCCL finds active ports itself"),
             detail="NCCL does not warn: between nodes it uses the devices that do match, or TCP.",

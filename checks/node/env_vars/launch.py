@@ -193,7 +193,10 @@ def torchrun_options_left_behind(node: InForce) -> Iterator[Draft]:
     if fact.is_written:
         return
     if pairs and fact.launcher is None and not fact.in_kubernetes and "SLURM_JOB_ID" not in env:
-        title = f"torchrun would take options from the environment: {listed(pairs)}"
+        title = (
+            "torchrun would use options from environment variables, unless its command line gives others:"
+            f" {listed(pairs)}"
+        )
         detail = "If they are left over from another job, it waits for nodes that never come, or meets them elsewhere."
         remedy = unset(pairs, "an option of torchrun")
         source, sure = "torch/distributed/argparse_util.py", Confidence.LIKELY
@@ -241,8 +244,8 @@ def group_takes_another_gpu(node: InForce) -> Iterator[Draft]:
     pairs = {name: env[name] for name in (chosen_by, on_node)}
     yield setting_draft(
         pairs,
-        f"Local rank {local_rank} would get GPU {group_gpu} for NCCL, not GPU {own_gpu}: torch takes"
-        f" {shown(chosen_by, taken)} modulo {visible} visible GPUs",
+        f"For local rank {local_rank} NCCL would use GPU {group_gpu}, not GPU {own_gpu}: torch takes {chosen_by}"
+        f" modulo the number of visible GPUs ({taken} modulo {visible})",
         listed(pairs),
         "torch 2.15 torch/distributed/distributed_c10d.py, _nccl2_device",
         in_job_script(

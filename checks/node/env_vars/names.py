@@ -263,7 +263,7 @@ def of_the_other_backend(node: InForce) -> Iterator[Draft]:
         relied_on = variables()[meant].lost_on_nccl2 if node.installed.backend == "nccl2" else None
         yield setting_draft(
             (name,),
-            f"{shown(name, value)} does nothing: of torch's two NCCL backends {known.backend} alone reads it, and"
+            f"{shown(name, value)} does nothing: only torch's NCCL backend {known.backend} reads it, and"
             f" {node.installed.backend} is in use",
             shown(name, value),
             known.source,

@@ -90,7 +90,7 @@ def _value(wrong: MisreadValue, severity: Severity | None) -> Draft:
     variable, value, found = wrong.variable, wrong.value, wrong.found
     name = variable.name
     if found.instead is None:
-        remedy = unset({name: value}, found.becomes, f"Unset {name}, or give it a value that is read")
+        remedy = unset({name: value}, found.becomes, f"Unset {name}, or give it a valid value")
     else:
         remedy = set_to(name, found.instead, found.why, (name, value))
     when = f" It is read by: {variable.read_when}." if variable.read_when else ""
@@ -214,7 +214,7 @@ def two_names(node: InForce) -> Iterator[Draft]:
     for old, new in disagreeing(node.values, node.installed).items():
         yield setting_draft(
             (old,),
-            f"{node.listed((old,))} does nothing beside its newer name: {node.listed((new,))} counts",
+            f"{node.listed((old,))} is ignored: its newer name is set too, and {node.listed((new,))} counts",
             node.listed((new, old)),
             "torch/csrc/distributed/c10d/Utils.hpp and NCCL src/graph/connect.cc",
             node.without([old], f"{new} is set"),

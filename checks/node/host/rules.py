@@ -163,14 +163,19 @@ def slow_clock_or_busy_host(recording: Recording) -> Iterator[Draft]:
     for fault, group in by_cause(recording.facts(Host), _slowed).items():
         saw = Evidence(text=fault, expected_from="an idle host with tsc or a virtual clock")
         detail = "What is measured here may be slower than the job will be."
-        yield proved(of_nodes(recording, group), f"Slow host {{who}}: {fault}", saw, detail=detail)
+        yield proved(
+            of_nodes(recording, group),
+            f"Measurements on {{who}} may come out too slow: {fault}",
+            saw,
+            detail=detail,
+        )
 
 
 def _slowed(fact: Host) -> str | None:
     if fact.clock_source in thresholds.SLOW_CLOCK_SOURCES:
-        return f"the clock source is {fact.clock_source}"
+        return f"reading the clock takes long (clock source {fact.clock_source})"
     per_cpu = (fact.load_1min or 0) / (fact.host_cpus or fact.cpus)
-    return "other work keeps its CPUs busy" if per_cpu > thresholds.LOAD_PER_CPU else None
+    return "other work keeps the CPUs busy" if per_cpu > thresholds.LOAD_PER_CPU else None
 
 
 def _more_cpus(ranks: int) -> Remedy:
@@ -283,7 +288,7 @@ def _memory(fact: Host, ranks: int, _world: World) -> Severity | None:
 def _more_memory(ranks: int) -> Remedy:
     """More memory, or fewer ranks."""
     return remedy(
-        f"Give the job more memory, start fewer than {ranks} ranks, or end what else fills it",
+        f"Give the job more memory, start fewer than {ranks} ranks, or stop other programs that use the memory",
         "ps -eo pid,user,rss,comm --sort=-rss | head",
         untried="the doctor cannot give itself more memory",
     )

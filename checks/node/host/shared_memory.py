@@ -45,7 +45,7 @@ def shared_memory_too_small(recording: Recording) -> Iterator[Draft]:
         free, total = fact.shm_free_bytes or 0, fact.shm_total_bytes or 0
         wanted = max(ranks * thresholds.NCCL_SHM_PER_RANK_BYTES, thresholds.DOCKER_SHM_BYTES)
         text, users = (
-            f"{in_units(free)} of {in_units(total)} free",
+            f"{in_units(total)} in all, of which {in_units(free)} are free",
             "NCCL" if _nccl(short.world, ranks) else "data loaders",
         )
         saw = Evidence(
@@ -55,7 +55,7 @@ def shared_memory_too_small(recording: Recording) -> Iterator[Draft]:
             expected=wanted,
             expected_from=f"segments of {ranks} NCCL ranks; Docker's default",
         )
-        title = f"Shared memory on {{who}} is too small for {users}: {text} in /dev/shm"
+        title = f"Shared memory on {{who}} is too small for {users}: /dev/shm has {text}"
         remedy = hardware.shared_memory(total, ranks, in_container=fact.in_container)
         detail = (
             f"It takes {in_units(wanted)} or more. With too little NCCL fails to start, and workers of data loaders"

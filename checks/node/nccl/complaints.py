@@ -48,12 +48,11 @@ def no_shared_memory(recording: Recording) -> Iterator[Draft]:
         nodes = failed_trials.nodes_of(some)
         if not some:
             continue
-        why = "may not write there" if denied else "there was no room left"
+        why = "no permission to write to" if denied else "no space left in"
         repair = _ALLOW_SHM if denied else _larger(recording, nodes[0])
         yield proved(
             (node_culprit(recording, node) for node in nodes),
-            f"NCCL could not make its shared memory on {hosts(recording, nodes)}:"
-            f" {'it ' if denied else ''}{why} (/dev/shm)",
+            f"NCCL could not create its shared memory on {hosts(recording, nodes)}: {why} /dev/shm",
             complaint_lines(recording, some),
             repair,
             WITHOUT_SHM,
@@ -112,7 +111,7 @@ def no_locked_memory(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD239", "host-memory-not-placed-near-gpus", Severity.INFO, Host)
 def no_numa_calls(recording: Recording) -> Iterator[Draft]:
-    """A container that may not place memory on NUMA nodes, so that NCCL takes /dev/shm.
+    """A container that is not allowed to place memory on NUMA nodes, so that NCCL uses /dev/shm.
 
     What it finds
         In a container, NCCL's log says that CUDA's host memory (cuMem) does not work and that it takes /dev/shm.
@@ -134,7 +133,7 @@ def no_numa_calls(recording: Recording) -> Iterator[Draft]:
     if nodes:
         yield likely(
             of_nodes(recording, nodes),
-            "The container on {who} may not place memory near its GPUs: NCCL uses /dev/shm instead",
+            "NCCL uses /dev/shm on {who}: the container is not allowed to place host memory near its GPUs",
             Evidence(text="NCCL's log: cuMem host allocations do not appear to be working"),
             ALLOW_NUMA,
             detail="NCCL works all the same, maybe slower. Docker forbids NUMA calls unless it is told otherwise.",

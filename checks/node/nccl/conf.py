@@ -115,7 +115,7 @@ def nccl_conf_line_without_effect(recording: Recording) -> Iterator[Draft]:
         NCCL passes such lines over without a word: the setting is believed to be there and is not.
 
     Remedy
-        Write NAME=value, without quotes and blanks, from the first column on.
+        Write NAME=value at the start of the line, without export, quotes and spaces.
 
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
@@ -123,7 +123,7 @@ def nccl_conf_line_without_effect(recording: Recording) -> Iterator[Draft]:
     for lines, group in _alike(recording, lambda files, _: _useless(files)):
         count = "1 line" if len(lines) == 1 else f"{len(lines)} lines"
         title = f"{count} of nccl.conf on {{who}} {'does' if len(lines) == 1 else 'do'} nothing"
-        remedy = _edit("Write NAME=value from the first column on, without export, quotes and blanks")
+        remedy = _edit("Write NAME=value at the start of the line: no export, no quotes, no spaces")
         yield _draft(recording, group, title, lines, remedy, detail="NCCL does not warn of such a line.")
     for problem, group in _by_problem(recording):
         title = f"The file that NCCL_CONF_FILE on {{who}} names is not read: {problem}"

@@ -112,7 +112,7 @@ def nccl_network_that_none_has(recording: Recording) -> Iterator[Draft]:
     for (name, elsewhere), group in by_cause(nccl_of_gpu_nodes(recording), _nobodys_network).items():
         yield likely(
             of_nodes(recording, group),
-            f"No plug-in on {{who}} has the network that NCCL_NET={printable(name)} asks for",
+            f'No NCCL plug-in on {{who}} provides the network named in NCCL_NET="{printable(name)}"',
             Evidence(
                 text="no network plug-in that loads is found",
                 expected_from="NCCL src/plugin/net.cc, ncclNetInit",

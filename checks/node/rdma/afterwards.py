@@ -123,7 +123,7 @@ def packets_lost(recording: Recording) -> Iterator[Draft]:
         that loses nothing: priority flow control or ECN, set alike on hosts and switches.
 
     Remedy
-        Flow control and traffic class as the fabric's plan says; on InfiniBand the links on the way.
+        Flow control and traffic class as intended for this fabric; on InfiniBand the links on the way.
 
     References
         https://docs.nvidia.com/networking/display/mlnxofedv461000/rdma+over+converged+ethernet+(roce)

@@ -14,7 +14,7 @@ from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import NO_TRIAL, unset
-from ddp_doctor.settings.wording import shown
+from ddp_doctor.settings.wording import printable, shown
 from ddp_doctor.views.reproducers import everybody
 from ddp_doctor.wording.findings import likely, proved
 from ddp_doctor.wording.nodes import by_cause, host, name_list, node_culprits, node_names
@@ -59,9 +59,9 @@ def different_kinds(recording: Recording) -> Iterator[Draft]:
     yield port_draft(
         recording,
         others,
-        "NCCL may use it along with the faster ports"
+        "NCCL may use it together with the faster ports"
         if len({hca.name for _, hca, _ in others}) == 1
-        else "NCCL may use these along with faster ones",
+        else "NCCL may use these together with the faster ports",
         lambda port_at: f"{port_at[2].link_layer}, {port_at[2].rate}",
         *([remedy] if remedy else []),
         detail="NCCL uses every active port unless it is told otherwise. Mostly it prefers the fast ones.",
@@ -251,7 +251,7 @@ def leaves_out_nearest(recording: Recording) -> Iterator[Draft]:
                 culprit.model_copy(update={"kind": "setting", "name": HCA})
                 for culprit in node_culprits(recording, group)
             ),
-            f"{shown(HCA, value)} on {node_names(recording, group)} leaves out {name_list(names)},"
+            f'{HCA}="{printable(value)}" on {node_names(recording, group)} leaves out {name_list(names)},'
             f" the nearest to {name_list(gpus)}",
             (Evidence(check="topology", text=text) for text in topologies[group[0].node].nearest_in_words()),
             unset({HCA: value}, "NCCL takes the ports nearest to each GPU", proof=NO_TRIAL),

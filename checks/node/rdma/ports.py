@@ -179,9 +179,9 @@ def port_slower(recording: Recording) -> Iterator[Draft]:
         yield port_draft(
             recording,
             hits,
-            "the link came up slower than it should",
+            "the link runs at a lower speed than it should",
             lambda port_at: _slow_in_words(port_at, odd.get(identity(port_at))),
-            look_at_link(hits, "A link that came up slower"),
+            look_at_link(hits, "A link that runs at a lower speed"),
             detail="NCCL's rings go at the pace of their slowest link.",
             severity=for_later_jobs(recording, Severity.WARNING),
         )

@@ -18,7 +18,7 @@ from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.remedies import nccl
 from ddp_doctor.remedies.kinds import by_administrator, remedy
-from ddp_doctor.settings.wording import shown
+from ddp_doctor.settings.wording import printable, shown
 from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, name_list
 
@@ -194,8 +194,11 @@ def _per_node(
         Setting(name=name, value=value, why=why, node=host(recording, node), node_rank=node)
         for node, value in values.items()
     )
+    same = f"Set {shown(name, known[0])}"
+    if known[0].startswith("="):
+        same = f'Set {name} to "{printable(known[0])}": the = in front means exact names'
     return nccl.by_setting(
-        f"Set {shown(name, known[0])}" if alike else f"Set {name} on each node to its own value",
+        same if alike else f"Set {name} on each node to its own value",
         *((Setting(name=name, value=known[0], why=why),) if alike else each),
         cost=cost,
     )
@@ -205,7 +208,7 @@ def unset_index(settings: Mapping[str, str]) -> Remedy:
     """Let NCCL search the tables itself."""
     names = [name for name in (INDEX, *SEARCH_SETTINGS) if name in settings]
     return nccl.by_setting(
-        f"Unset {name_list(names)}: NCCL 2.21 and newer find the right entry of each table themselves",
+        f"Unset {name_list(names)}: NCCL 2.21 and newer find the right GID of each port themselves",
         *(
             Setting(name=name, action="unset", why="it points at another entry than NCCL would take")
             for name in names
@@ -269,11 +272,11 @@ INSTALL_VERBS = remedy(
 
 
 LOSSLESS = by_administrator(
-    "Compare flow control (PFC), ECN and the traffic class on hosts and switches with the fabric's plan",
+    "Compare flow control (PFC), ECN and the traffic class on hosts and switches with what is intended for this fabric",
     "mlnx_qos -i INTERFACE",
     "ethtool -S INTERFACE | grep -e pause -e discard",
     scope="cluster",
-    cost="an administrator's work on hosts and switches; NCCL_IB_TC is the class that the plan names",
+    cost="an administrator's work on hosts and switches; NCCL_IB_TC is the class that is intended",
     references=(
         nccl.entry("NCCL_IB_TC"),
         f"{nccl.TROUBLE}#rdma-over-converged-ethernet-roce",

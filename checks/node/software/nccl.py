@@ -124,7 +124,7 @@ def packages_overwrite(recording: Recording) -> Iterator[Draft]:
         uninstalling either deletes it for both. NCCL for CUDA 13 fails on a driver before 580.
 
     Remedy
-        Uninstall the one that torch does not ask for, then write the other anew.
+        Uninstall the one that torch does not ask for, then reinstall the other.
 
     References
         https://pypi.org/project/nvidia-nccl-cu12
@@ -169,7 +169,7 @@ def _severity(there: str | None, own: str, fact: Software) -> Severity | None:
 def _one_only(wrong: list[str], own: str, version: str | None) -> Remedy:
     pinned = own + (f"=={version}" if version else "")
     return remedy(
-        f"Uninstall {' and '.join(wrong)}, then write {pinned} anew",
+        f"Uninstall {' and '.join(wrong)}, then reinstall {pinned}",
         f"python -m pip uninstall -y {' '.join(wrong)}",
         f"python -m pip install --force-reinstall --no-deps {pinned}",
         scope="job",
