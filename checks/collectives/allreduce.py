@@ -176,8 +176,8 @@ def wrong_result(recording: Recording) -> Iterator[Draft]:
     """An all-reduce whose result is not the true sum, maximum, minimum or product.
 
     What it finds
-        Elements that differ from the closed form. The shares are coded by rank: a rank is named where
-        every wrong sum, on every rank, is off throughout by one and the same rank's share.
+        Elements that differ from the closed form. The contributions are coded by rank: a rank is named
+        where every wrong sum, on every rank, is off throughout by one and the same rank's contribution.
 
     Why it matters
         Gradients are summed this way: the training goes on and is wrong.
@@ -198,7 +198,11 @@ def wrong_result(recording: Recording) -> Iterator[Draft]:
     blamed = payload.agreed(wrong.blamed for of_rank in sums for wrong in of_rank) if all(sums) else None
     several = len({wrong.dtype for of_rank in sums for wrong in of_rank}) > 1
     on = ranks_at(recording, [rank.rank or 0 for rank in faulty])
-    whose = "unsure whose share" if blamed is None else f"the share of {rank_at(recording, blamed)}"
+    whose = (
+        "it is unclear whose contribution"
+        if blamed is None
+        else f"the contribution of {rank_at(recording, blamed)}"
+    )
     yield finding(
         () if blamed is None else (rank_culprit(recording, blamed),),
         f"All-reduce gives wrong results on {on}: {whose} is wrong",
@@ -246,7 +250,7 @@ def _errors(fact: AllReduceFact) -> list[Evidence]:
             + (", all alike" if wrong.alike and wrong.elements > 1 else ""),
             value=wrong.got,
             expected=wrong.expected,
-            expected_from="closed form of rank-coded shares",
+            expected_from="closed form of rank-coded contributions",
         )
         for wrong in fact.wrong
     ]
@@ -269,7 +273,7 @@ def not_repeatable(recording: Recording) -> Iterator[Draft]:
         Runs cannot be reproduced bit for bit, and silent data corruption cannot be told from noise.
 
     Remedy
-        Fix the algorithm (NCCL_ALGO=Ring) where repeatability matters; it costs speed.
+        Set one fixed algorithm (NCCL_ALGO=Ring) where repeatability matters; it costs speed.
 
     References
         NCCL user guide, NCCL_ALGO
@@ -287,7 +291,7 @@ def not_repeatable(recording: Recording) -> Iterator[Draft]:
 
 #: Ring adds in an order that the ranks' places fix.
 _ONE_ALGORITHM = nccl.by_setting(
-    "Fix the algorithm where bit-for-bit repeatability matters",
+    "Set NCCL_ALGO to one fixed algorithm where bit-for-bit repeatability matters",
     Setting(name="NCCL_ALGO", value="Ring", why="a ring adds in one fixed order"),
     cost="speed: NCCL no longer takes trees or NVLink SHARP where these are faster",
 ).model_copy(

@@ -143,7 +143,9 @@ def _without_p2p(recording: Recording, pairs: Iterable[tuple[int, int]]) -> tupl
         return (_LOOK_AT_MEMORY,)
     return (
         DISABLE_P2P.model_copy(
-            update={"summary": "Send the traffic through host memory: the proof, in one trial"}
+            update={
+                "summary": "Try host memory in place of direct copies: if data is then right, P2P is to blame"
+            }
         ),
         REPAIR_PATH,
         _LOOK_AT_MEMORY,

@@ -91,7 +91,7 @@ def cannot_import(recording: Recording) -> Iterator[Draft]:
             of_nodes(recording, group),
             f"torch {what}{where}: {last[:160]}",
             (Evidence(check=check, text=last[:300]) for check in checks),
-            remedy("Make this command work first", "python -X importtime -c 'import torch'"),
+            remedy("Make a plain import of torch work first", "python -X importtime -c 'import torch'"),
             detail="No rank was started." if not several else "No rank was started there.",
             nodes=tuple(node.node for node in group),
         )

@@ -10,7 +10,7 @@ from ddp_doctor.remedies.kinds import in_code
 DOCS = "https://docs.pytorch.org/docs/stable/"
 
 ONE_GPU_EACH = in_code(
-    "Start as many ranks as there are GPUs, and choose the device by LOCAL_RANK before the group is made",
+    "Choose the device by LOCAL_RANK before the group is made, and start no more ranks than there are GPUs",
     "device = torch.device('cuda', int(os.environ['LOCAL_RANK']))",
     "torch.cuda.set_device(device)",
     "torch.distributed.init_process_group('nccl', device_id=device)   # torch 2.3 and newer",

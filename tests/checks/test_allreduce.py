@@ -50,7 +50,7 @@ def judge(*facts: AllReduceFact) -> Finding:
 
 def test_a_share_that_several_types_find_wrong_on_every_rank_is_proved():
     finding = judge(*[seen(off("int64"), off("float32"), off("int64", (), op="max"))] * 4)
-    assert "the share of rank 2 is wrong" in finding.title
+    assert "the contribution of rank 2 is wrong" in finding.title
     assert [one.rank for one in finding.culprits] == [2]
     assert finding.confidence is Confidence.PROVED
 
@@ -75,14 +75,14 @@ def test_a_share_that_one_type_finds_wrong_is_likely():
 )
 def test_wrong_sums_that_do_not_agree_name_nobody(facts: list[AllReduceFact]):
     finding = judge(*facts)
-    assert finding.title.endswith("unsure whose share is wrong")
+    assert finding.title.endswith("it is unclear whose contribution is wrong")
     assert finding.culprits == ()
 
 
 def test_one_flipped_bit_names_nobody():
     (finding,) = judged("allreduce/one-flipped-bit").report.findings
     assert (finding.title, finding.culprits) == (
-        "All-reduce gives wrong results on rank 1 (CUDA device 1): unsure whose share is wrong",
+        "All-reduce gives wrong results on rank 1 (CUDA device 1): it is unclear whose contribution is wrong",
         (),
     )
 

@@ -116,7 +116,7 @@ def test_a_rank_that_never_entered_is_named_with_its_host_and_gpu():
 
     assert len(found) == 1
     assert found[0].title == (
-        "Rank 5 (node2, GPU1) never entered all_reduce 17 of allreduce; it stands in train.py:88 in main;"
+        "Rank 5 (node2, GPU1) never entered all_reduce 17 of the check allreduce; it stands in train.py:88 in main;"
         " ranks 0-4, 6, 7 wait"
     )
 

@@ -50,7 +50,7 @@ def test_a_mismatch_without_any_recorder_says_what_the_ranks_announced():
     found = _only(links.mismatch.apply(_with(load("torchrun/healthy"), trial)))
 
     assert found.title == (
-        "The ranks call different collectives in allreduce: rank 0 called all_reduce float32 [8];"
+        "The ranks call different collectives in the check allreduce: rank 0 called all_reduce float32 [8];"
         " rank 1 called all_reduce float32 [16]"
     )
 
@@ -194,7 +194,7 @@ def test_what_most_ranks_left_and_one_still_receives_is_told_without_a_name():
     found = _only(hangs.nobody_left.apply(_with(load("torchrun/healthy"), trial)))
 
     assert found.title == (
-        "Rank 3 did not leave ddp_construct 1 of gradient_sync within 10 s; the other ranks did"
+        "Rank 3 did not leave ddp_construct 1 of the check gradient_sync within 10 s; the other ranks did"
     )
     assert found.confidence is Confidence.POSSIBLE
     assert not found.culprits

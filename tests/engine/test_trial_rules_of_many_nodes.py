@@ -67,7 +67,7 @@ def test_the_ranks_of_a_whole_node_that_never_enter_are_one_finding_with_its_hos
 
     found = _only(hangs.never_entered.apply(_run([4, 4, 4, 4], steps | late)))
 
-    assert found.title.startswith("All 4 ranks of node1 never entered all_reduce 3 of allreduce")
+    assert found.title.startswith("All 4 ranks of node1 never entered all_reduce 3 of the check allreduce")
     assert found.title.endswith("ranks 0-3, 8-15 wait")
     assert _hosts(found.culprits) == {"node1"}
     assert found.evidence[0].text.startswith("rank 4 (node1, pid 104): ")
@@ -161,7 +161,7 @@ def test_different_collectives_are_grouped_by_call_and_not_told_rank_by_rank():
     found = _only(links.mismatch.apply(_run([8] * 8, steps)))
 
     assert found.title == (
-        "The ranks call different collectives in allreduce: ranks 0-31 called all_reduce float32 [8];"
+        "The ranks call different collectives in the check allreduce: ranks 0-31 called all_reduce float32 [8];"
         " ranks 32-63 called all_reduce float32 [16]"
     )
 
@@ -185,7 +185,7 @@ def test_a_late_rank_is_named_whatever_its_nodes_clock_says():
 
     found = _only(slowness.late.apply(_run([2, 2, 2], steps, outcome="finished", judged_check=None)))
 
-    assert found.title.startswith("Rank 3 (node1) entered all_reduce 2 of allreduce 4.0 s after")
+    assert found.title.startswith("Rank 3 (node1) entered all_reduce 2 of the check allreduce 4.0 s after")
 
 
 def test_a_node_whose_count_cannot_be_compared_is_not_late():
@@ -253,7 +253,7 @@ def test_ranks_that_ended_in_different_ways_are_each_said_to_have_ended_so():
     found = _only(deaths.died.apply(_run([2, 2, 2], {0: [_step()]}, outcome="broken", of=of)))
 
     assert found.title.startswith(
-        "Rank 1 (node0) was killed by SIGKILL, rank 2 (node1) and rank 4 (node2) exited with code 3 before its"
+        "Rank 1 (node0) was killed by SIGKILL, rank 2 (node1) and rank 4 (node2) exited early with code 3 in the"
     )
 
 

@@ -82,7 +82,7 @@ def _only(findings: list[Finding]) -> Finding:
 def test_an_init_that_nobody_leaves_is_laid_to_a_link_with_the_network_before_p2p(nodes):
     found = _only(hangs.nobody_left.apply(_run({}, {}, {}, {}, nodes=nodes)))
 
-    assert "entered init_process_group of process_group and none left it within 60 s" in found.title
+    assert "entered init_process_group of the check process_group and none left it within 60 s" in found.title
     assert found.detail.endswith("and NCCL connects them: over sockets, then from GPU to GPU.")
     network, p2p = found.remedies
     assert network.summary.startswith("Look at what connects them: firewall rules")
@@ -103,7 +103,7 @@ def test_of_two_ranks_the_one_still_in_init_makes_the_link_a_suspect_with_the_ne
     found = _only(links.pair.apply(_run({"steps": (left, FIRST), "stack": ("p.py:38 in probe",)}, {})))
 
     assert (
-        "both entered init_process_group of process_group and rank 1 did not leave it within 60 s"
+        "both entered init_process_group of the check process_group and rank 1 did not leave it within 60 s"
         in found.title
     )
     assert found.remedies[0].summary.startswith("Look at what connects them")

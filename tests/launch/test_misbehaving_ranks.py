@@ -22,12 +22,12 @@ CASES = [
     (misbehaving.holds_the_interpreter, "DD610", "Rank 1 never entered all_reduce 1"),
     (misbehaving.never_joins_a_group, "DD610", "Rank 1 never entered new_group 1"),
     (misbehaving.is_stopped, "DD611", "Rank 1 is stopped (state T)"),
-    (misbehaving.exits, "DD612", "Rank 1 exited with code 3"),
+    (misbehaving.exits, "DD612", "Rank 1 exited early with code 3"),
     (misbehaving.is_killed, "DD612", "Rank 1 was killed by SIGKILL"),
     (misbehaving.segfaults, "DD612", "Rank 1 was killed by SIGSEGV"),
     (misbehaving.raises, "DD613", "Rank 1 raised ValueError"),
     (misbehaving.calls_another_operation, "DD614", "Rank 1 called broadcast"),
-    (misbehaving.calls_another_shape, "DD614", "Rank 1 called all_reduce[16]"),
+    (misbehaving.calls_another_shape, "DD614", "Rank 1 called all_reduce of shape [16]"),
 ]
 
 #: Those after which no deadline is waited for, however long it is.
@@ -71,7 +71,7 @@ def test_after_a_bad_rank_the_others_pass_in_a_second_trial_and_keep_their_numbe
 
     assert (scenario.codes, scenario.culprits) == (["DD610"], [misbehaving.BAD])
     assert scenario.title.startswith(
-        "Rank 1 never entered all_reduce 1 of scenario; it stands in misbehaving.py:"
+        "Rank 1 never entered all_reduce 1 of the check scenario; it stands in misbehaving.py:"
     )
     assert scenario.outcome.report.verdict is Verdict.SICK
     assert not scenario.left
@@ -127,7 +127,7 @@ def test_a_doubled_share_names_its_rank(play: Play, one_trial, ranks):
     scenario = play(misbehaving.adds_to_the_sum, ranks=ranks, deadline_s=10.0)
 
     assert scenario.codes[0] == "DD601"
-    assert "share of rank 1 is wrong" in scenario.title
+    assert "contribution of rank 1 is wrong" in scenario.title
     assert scenario.outcome.report.findings[0].culprits[0].rank == misbehaving.BAD
 
 

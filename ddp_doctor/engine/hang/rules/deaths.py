@@ -57,7 +57,7 @@ def died(recording: Recording) -> Iterator[Draft]:
         first = of_rank(trial, judgement.suspects[0])
         yield proved(
             culprits(recording, judgement.suspects),
-            f"{_deaths(recording, trial, judgement)} in {check_of(trial, judgement)};"
+            f"{_deaths(recording, trial, judgement)} in the check {check_of(trial, judgement)};"
             f" {stands(first)}{who_waits(judgement)}",
             evidence(recording, trial, judgement),
             _after_death(recording, first),
@@ -82,8 +82,8 @@ def _death(trial: TrialRecord, rank: RankEvidence) -> str:
     if code is not None and code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     if trial.launcher == "torchrun":
-        return "ended before its work was done"
-    return f"exited with code {code} before its work was done"
+        return "ended early"
+    return f"exited early with code {code}"
 
 
 def _last_words(rank: RankEvidence) -> str:
@@ -155,7 +155,7 @@ def _raised_where(rank: RankEvidence, check: str) -> str:
     assert rank.raised is not None
     if rank.raised.type == "StepFailed" and rank.steps:
         return f"{rank.raised.message.partition(': ')[0]} in the {rank.steps[-1].name} of your model in DDP"
-    return f"{rank.raised.type} in {check} at {short(rank.raised.where)}"
+    return f"{rank.raised.type} at {short(rank.raised.where)} in the check {check}"
 
 
 def _sentence(message: str) -> str:
@@ -293,7 +293,7 @@ def _after_refusal(recording: Recording, message: str, setting: str | None) -> t
         names_it = remedy(f"Set {setting} to an interface of this host", "ip -br address", scope="job")
         return (*_without(recording, setting), names_it)
     if "interface" in message:
-        return (remedy("Correct what it names", "ip -br address", scope="job"),)
+        return (remedy("Correct the interface that the error names", "ip -br address", scope="job"),)
     if _OTHER_VERSION in message:
         summary = "Start all nodes from the same image, module or virtual environment"
         return (remedy(summary),)

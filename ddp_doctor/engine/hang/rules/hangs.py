@@ -79,7 +79,7 @@ _Words = tuple[str, tuple[Evidence, ...], Remedy]
 
 
 def _in_a_check(recording: Recording, trial: TrialRecord, judgement: Judgement, rank: RankEvidence) -> _Words:
-    step = f"{step_words(judgement.step)} of {check_of(trial, judgement)}"
+    step = f"{step_words(judgement.step)} of the check {check_of(trial, judgement)}"
     title = f"never entered {step}; {stands(rank)}{who_waits(judgement)}"
     return title, evidence(recording, trial, judgement), remedy(f"Find out what keeps it: {stands(rank)}")
 
@@ -127,7 +127,7 @@ def not_running(recording: Recording) -> Iterator[Draft]:
         )
         yield finding(
             culprits(recording, judgement.suspects),
-            f"{names(recording, judgement.suspects)} {what} in {check_of(trial, judgement)};"
+            f"{names(recording, judgement.suspects)} {what} in the check {check_of(trial, judgement)};"
             f" {stands(first)}{who_waits(judgement)}",
             evidence(recording, trial, judgement),
             cure,
@@ -193,7 +193,7 @@ def nobody_left(recording: Recording) -> Iterator[Draft]:
             continue
         nodes = recording.world.nnodes if recording.world else 1
         where = f" on {nodes} nodes" if nodes > 1 else ""
-        step = f"{step_words(judgement.step)} of {check_of(trial, judgement)}"
+        step = f"{step_words(judgement.step)} of the check {check_of(trial, judgement)}"
         within = f"within {trial.waited_s:.0f} s"
         title = f"All {len(trial.ranks)} ranks{where} entered {step} and none left it {within}"
         if judgement.kind == "left-behind":

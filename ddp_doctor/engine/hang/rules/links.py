@@ -23,7 +23,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.model.trial import TrialRecord
+from ddp_doctor.model.trial import FlightEntry, TrialRecord
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views import failed_trials
 from ddp_doctor.views.reproducers import between, is_across
@@ -56,11 +56,11 @@ def mismatch(recording: Recording) -> Iterator[Draft]:
         if judgement.suspects and mine:
             title = (
                 f"{names(recording, judgement.suspects)} called {', '.join(mine)} where"
-                f" {rank_list(judgement.waiting)} called {', '.join(theirs)} in {check_of(trial, judgement)}"
+                f" {rank_list(judgement.waiting)} called {', '.join(theirs)} in the check {check_of(trial, judgement)}"
             )
         else:
             every = "; ".join(f"{ranks} called {call}" for call, ranks in _by_call(calls).items())
-            title = f"The ranks call different collectives in {check_of(trial, judgement)}"
+            title = f"The ranks call different collectives in the check {check_of(trial, judgement)}"
             title += f": {every}" if every else ""
         yield finding(
             culprits(recording, judgement.suspects),
@@ -76,9 +76,14 @@ def mismatch(recording: Recording) -> Iterator[Draft]:
 def _calls(trial: TrialRecord, judgement: Judgement) -> dict[int, str]:
     """What each rank called by its flight recorder; without any recorder, what it had announced."""
     if judgement.flights:
-        return {rank: f"{entry.op}{_sizes(entry.sizes)}" for rank, entry in judgement.flights}
+        return {rank: _call(entry) for rank, entry in judgement.flights}
     steps = {rank.rank: rank.open_step for rank in trial.evidence}
     return {rank: f"{step.name} {step.detail}".strip() for rank, step in steps.items() if step is not None}
+
+
+def _call(entry: FlightEntry) -> str:
+    of = f" of shape{'s' if len(entry.sizes) > 1 else ''} {_sizes(entry.sizes)}" if entry.sizes else ""
+    return f"{entry.op}{of}"
 
 
 def _by_call(calls: dict[int, str]) -> dict[str, str]:
@@ -149,7 +154,7 @@ def _one_pair(
     recording: Recording, ends: tuple[int, int], trial: TrialRecord, judgement: Judgement, others: str
 ) -> Draft:
     lower, higher = ends
-    step = f"{step_words(judgement.step)} of {check_of(trial, judgement)}"
+    step = f"{step_words(judgement.step)} of the check {check_of(trial, judgement)}"
     receivers = [rank for rank in ends if rank in judgement.waiting]
     within = f" within {trial.waited_s:.0f} s" if trial.waited_s else ""
     stuck = f"both entered {step} and neither left it{within}"

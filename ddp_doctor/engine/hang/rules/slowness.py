@@ -43,7 +43,7 @@ def late(recording: Recording) -> Iterator[Draft]:
         DDP runs at the speed of its slowest rank.
 
     Remedy
-        Compare that rank's core, GPU clock and neighbours with its peers'.
+        Compare that rank's CPU core, GPU clock and the other programs on its node with its peers'.
 
     References
         docs/explanation/hangs.md
@@ -73,7 +73,7 @@ def _late_draft(recording: Recording, late: Sequence[_Late], allowed_s: float) -
     alone = "this rank alone" if len(ranks) == 1 else "these ranks alone"
     return likely(
         (rank_culprit(recording, number) for number in ranks),
-        f"{names(recording, ranks)} entered {step_words(worst.step)} of {worst.step.check}"
+        f"{names(recording, ranks)} entered {step_words(worst.step)} of the check {worst.step.check}"
         f" {worst.delay_s:.1f} s after the others",
         Evidence(
             check=worst.step.check,
@@ -83,7 +83,7 @@ def _late_draft(recording: Recording, late: Sequence[_Late], allowed_s: float) -
             expected=allowed_s,
             expected_from="ranks that run the same code enter within this time of each other",
         ),
-        remedy("Compare this rank's core, clocks and neighbours with its peers'"),
+        remedy("Compare this rank's CPU core, clocks and the other programs on its node with its peers'"),
         detail=f"All ranks run the same code, so {alone} lost the time.",
     )
 
@@ -161,7 +161,7 @@ def slow(recording: Recording) -> Iterator[Draft]:
     for trial, judgement in judged(recording, "slow"):
         yield likely(
             NOBODY,
-            f"{trial.judged_check} is slow, not hung: it was still going on after {trial.waited_s:.0f} s",
+            f"The check {trial.judged_check} is slow, not hung: it was still going on after {trial.waited_s:.0f} s",
             waiting_evidence(trial, judgement)
             or (Evidence(check=trial.judged_check or "", text="steps were still being entered"),),
             remedy("Run again on an idle machine, or with --budget and fewer checks", scope="job"),
