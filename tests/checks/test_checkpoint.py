@@ -329,13 +329,13 @@ def test_a_working_directory_that_takes_no_file_is_no_fault(ranks, name):
     ("a rank that overwrites the file, and not its readers", (rank_1_saves_too,), "DD763", [1]),
     (
         *("a lost shard", (in_shards, loses_its_shard), "DD765", [1], "__1_0.distcp"),
-        "The sharded checkpoint of 4 ranks does not load at world size 1 and 3 on every rank",
+        "The sharded checkpoint of 4 ranks fails to load at world size 1 and 3 on every rank",
     ),
     ("a torn shard", (in_shards, tears_its_shard), "DD765", [], "torch says: "),
     ("a garbled shard", (in_shards, garbles_its_shard), "DD765", [2]),
     (
         *("a rank that reads from wrong offsets, and no shard", (reads_from_wrong_offsets, 1), "DD765", [1]),
-        "at world size 3 on rank 1 (node1), though it does at world size 1",
+        "at world size 3 on rank 1 (node1), though it loads at world size 1",
         "loads elements 342 to 683: 342 are off. Element 342 holds that of element 86.",
     ),
     (  # rank 0 begins at 0 in any case
@@ -353,7 +353,7 @@ def test_a_planted_defect_is_found_and_named(ranks, scenario, code, ranks_blamed
 
 def test_a_smaller_world_names_the_rank_that_saves_in_it(ranks):
     finding = only(judge(recording(ranks.facts(reads_half_on_rank_1, on=(1, 2)), (1, 2))), "DD761")
-    assert finding.title.startswith("The checkpoint that rank 1 saved is torn or changed as rank 1")
+    assert finding.title.startswith("The checkpoint that rank 1 saved is incomplete or changed when rank 1")
 
 
 def test_a_node_that_does_not_see_the_file_is_information(ranks):

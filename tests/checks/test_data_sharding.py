@@ -272,7 +272,7 @@ def test_a_world_that_lost_a_rank_s_fact_is_not_judged(ranks):
     ),
     (
         *("indices beyond the data set", (with_sampler, beyond_the_end_on_rank_0), "DD753", [0]),
-        "rank 0 (node0) takes 10",
+        "rank 0 (node0) takes samples 10",
     ),
     ("one seed that gives other numbers on a rank", (seeds, other_numbers_on_rank_1), "DD757", [1]),
     ("one stream on all ranks", (seeds, always_42), "DD758", [], "warning", "every rank"),
@@ -282,7 +282,7 @@ def test_a_world_that_lost_a_rank_s_fact_is_not_judged(ranks):
     ),
     (
         *("join that divides by those left", (joins, divides_by_those_left), "DD756", []),
-        "the last step was divided by those that still took part",
+        "the last step's gradient was divided by the number of ranks that still took part",
     ),
     ("a rank that leaves join with its own weights", (joins, keeps_own_weights_on_rank_2), "DD756", [2]),
 )
@@ -295,7 +295,7 @@ def test_local_rank_used_as_rank_is_named_as_such_on_two_nodes(ranks):
     nodes = tuple(Node(node_rank=rank, hostname=f"node{rank}") for rank in range(2))
     world = World(nnodes=2, nproc_per_node=2, world_size=4, nodes=nodes)
     findings = judge(recording(facts).model_copy(update={"world": world}))
-    title = "The sampler on all 2 ranks of node1 was made for another rank: rank 0 of 4, not"
+    title = "The sampler on all 2 ranks of node1 was made for another rank: on the first of them for rank 0 of 4, not"
     assert_found(findings, "DD750", [2, 3], [title, "LOCAL_RANK"])
 
 

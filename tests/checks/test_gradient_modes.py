@@ -329,7 +329,7 @@ def test_wrappers_that_live_on_do_not_reduce_again(ranks):
         (loses_the_second_use, "static-graph"),
         "DD707",
         [],
-        "lacks use 2 of 2",
+        "lacks what comes from the parameter's use 2 of 2",
     ),
     ("a mean over the users alone", (hooked, divides_by_the_users, "unused"), "DD708", [], "mean over the"),
     (
@@ -344,8 +344,20 @@ def test_wrappers_that_live_on_do_not_reduce_again(ranks):
         *("a last micro-step inside no_sync", (no_sync_of, never_ends), "DD709", []),
         *("on every rank", "the rank's own gradient alone"),
     ),
-    ("a lost micro-step", (no_sync_of, forgets_the_first), "DD709", [1], "lacks micro-step 1 of 3 of rank 1"),
-    ("a second use that does not count", (loses_the_second_use, "twice"), "DD710", [], "lacks use 2 of 2"),
+    (
+        "a lost micro-step",
+        (no_sync_of, forgets_the_first),
+        "DD709",
+        [1],
+        "lacks what comes from micro-step 1 of 3 on rank 1",
+    ),
+    (
+        "a second use that does not count",
+        (loses_the_second_use, "twice"),
+        "DD710",
+        [],
+        "lacks what comes from the parameter's use 2 of 2",
+    ),
     ("a segment that counts twice", (checkpoints_twice,), "DD720", [], "it is 2 times what it should be"),
     (
         *("a hook that forgets to divide", (replaced, "fp16_compress_hook", sums, "fp16-compress")),

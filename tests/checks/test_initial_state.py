@@ -184,7 +184,7 @@ def test_equal_models_of_other_making_give_no_finding(ranks):
 @pytest.mark.parametrize(
     ("how", "code", "words"),
     [
-        ("extra head", "DD740", "parameter head.weight and 1 more are there in addition"),
+        ("extra head", "DD740", "parameter head.weight and 1 more are not on rank"),
         ("no head", "DD740", "parameter second.weight and 1 more are missing"),
         ("shape", "DD740", "parameter second.weight and 1 more have shape (5, 4) instead of (4, 4)"),
         ("dtype", "DD740", "parameter second.weight and 1 more have dtype bfloat16 instead of float32"),
@@ -192,8 +192,8 @@ def test_equal_models_of_other_making_give_no_finding(ranks):
         ("tied", "DD740", "parameter second.weight is tied to first.weight, not a tensor of its own"),
         ("strides", "DD740", "first.weight has memory format strides (1, 4) instead of contiguous"),
         ("order", "DD741", "parameter number 0 is second.weight, not first.weight"),
-        ("name", "DD741", "parameter second.weight and 1 more are called last.weight"),
-        ("buffer", "DD742", "buffer first.seen is there in addition"),
+        ("name", "DD741", "parameter second.weight is called last.weight, and 1 more differ in name"),
+        ("buffer", "DD742", "buffer first.seen is not on rank"),
     ],
 )
 def test_the_odd_rank_of_four_is_named_before_its_model_is_wrapped(ranks, rank, how, code, words):

@@ -38,29 +38,29 @@ SITUATIONS = {
     "endpoint-port-dropped": "node0:29400 does not answer node1 (10.77.0.1: no answer within 4 s):"
     " a firewall drops the packets, or the host is down",
     "endpoint-without-route": "node1 has no route to node0:29400 (10.77.0.1: Network is unreachable)",
-    "endpoint-port-held": "Port 29400 of node0 is taken by nc (pid 712): the nodes cannot meet there",
-    "endpoint-port-mute": "Another program listens on node0:29400: it took node1's connection and said nothing",
+    "endpoint-port-held": "Port 29400 of node0 is in use by nc (pid 712), so it cannot be used for the rendezvous",
+    "endpoint-port-mute": "Another program listens on node0:29400: it accepted node1's connection, but sent no answer",
     "endpoint-known-by-ipv6-only": "node1 has only IPv4, and knows the endpoint node0 only by IPv6 (fd77::1)",
-    "endpoint-name-means-the-caller": "On node1 the name node0 means 127.0.1.1, node1 itself: it cannot reach the head",
+    "endpoint-name-means-the-caller": "On node1 the name node0 resolves to 127.0.1.1, which is node1 itself: it cannot reach the head node",
     "one-rank-twice": "node1 and node2 have the same node rank 1: each needs its own",
     "second-node-never-came": "1 of 2 nodes reported in within 60 s, only node0; the others were not started, or cannot"
     " reach node0:29400",
     "endpoint-port-closed-by-the-head": "The firewall of node0 drops all connections from other hosts to"
     " TCP port 29400: no other node can reach it",
-    "endpoint-port-rejected-by-a-filter": "A packet filter on node0 refuses node1's connections to node0:29400",
+    "endpoint-port-rejected-by-a-filter": "A firewall on node0 rejects node1's connections to node0:29400",
     "node-not-started-by-ssh": "node2 could not be started: ssh said: Permission denied (publickey).",
-    "head-lost-in-it": "The head node0 fell silent before all nodes were there: node1 had reported in and"
-    " heard no more",
+    "head-lost-in-it": "Contact with head node node0 was lost before all nodes had joined: node1 had connected, then"
+    " heard nothing more",
     "numbers-of-nodes-differ": "--nnodes is not the same on all nodes: node2: 3; node0 and node1: 4",
-    "node-frozen": "node2 fell silent 14.2 s after all nodes had joined: its host answers, ddp-doctor there does not"
-    " (stopped or frozen)",
-    "node-powered-off": "node2 fell silent 14.2 s after all nodes had joined: node0, node1 and node3 get no answer"
-    " (host down, cable out, or a dead switch port)",
-    "node-killed-whole": "node2 fell silent 14.2 s after all nodes had joined: its host answers, ddp-doctor there"
-    " is gone (killed, crashed, or it had given up)",
-    "head-powered-off": "The head node0 fell silent 14.2 s after all nodes had joined: node1, node2 and node3 get no"
-    " answer (host down, cable out, or a dead switch port)",
-    "node-cut-off-from-all": "node1 was cut off 14.2 s after all nodes had joined: it hears none of the others"
+    "node-frozen": "Contact with node2 was lost 14.2 s after all nodes had joined: its host answers, ddp-doctor there"
+    " does not (stopped or frozen)",
+    "node-powered-off": "Contact with node2 was lost 14.2 s after all nodes had joined: node0, node1 and node3 get"
+    " no answer (host down, cable out, or a dead switch port)",
+    "node-killed-whole": "Contact with node2 was lost 14.2 s after all nodes had joined: its host answers, ddp-doctor"
+    " there is gone (killed, crashed, or it had given up)",
+    "head-powered-off": "Contact with head node node0 was lost 14.2 s after all nodes had joined: node1, node2 and"
+    " node3 get no answer (host down, cable out, or a dead switch port)",
+    "node-cut-off-from-all": "node1 was cut off 14.2 s after all nodes had joined: it gets nothing from the others"
     " (node0, node2 and node3)",
     "node-lost-its-own-link": "node1 lost the link of eth0 and stopped hearing node0 14.2 s after all nodes had joined",
     "node-one-sided-silence": "node0 stopped hearing node1 14.2 s after all nodes had joined: either end may be at"
@@ -179,7 +179,7 @@ def test_a_filter_that_rejects_is_the_heads_where_the_heads_address_answered_els
 
     assert blamed(rejected("10.77.0.1")) == [("node", "node0", None)]
     assert blamed(rejected("10.77.0.254")) == [("pair", "node1", "node0")]
-    assert "10.77.0.254 refuses node1's" in rejected("10.77.0.254").title
+    assert "10.77.0.254 rejects node1's" in rejected("10.77.0.254").title
 
 
 def test_a_head_that_closes_its_own_port_is_to_blame_and_what_the_others_met_with_follows():
@@ -280,7 +280,7 @@ def test_a_node_that_takes_itself_for_the_head_is_told_why_it_waits_alone():
     [
         (
             {"outcome": "held", "role": "head", "error": "Address already in use"},
-            "is taken by another program",
+            "is in use by another program",
         ),
         (
             {"outcome": "held", "role": "head", "error": "Permission denied"},
@@ -605,7 +605,7 @@ def test_two_nodes_that_go_dark_together_are_one_finding():
     recording = company(5, *(sees(one, other, "timed_out", heartbeat=one == 0) for one, other in dark))
 
     assert only(recording).title.startswith(
-        "node3 and node4 fell silent 9.0 s after all nodes had joined: node0, node1"
+        "Contact with node3 and node4 was lost 9.0 s after all nodes had joined: node0, node1"
     )
     assert named(recording) == ["node3", "node4"]
 
@@ -703,7 +703,7 @@ def test_silent_nodes_are_those_named_alone_or_in_a_pair():
 def test_without_a_world_nodes_are_named_by_rank():
     recording = Recording(readings=(misses(0, 1, "silent"),))
 
-    assert only(recording).title.startswith("node rank 1 fell silent")
+    assert only(recording).title.startswith("Contact with node rank 1 was lost")
 
 
 # --- one culprit, seen from everywhere ------------------------------------------------------------

@@ -265,7 +265,7 @@ def test_a_port_in_use_is_a_finding_with_its_holder_and_the_ranks_are_tested_on_
 
     assert done.returncode == 1, done
     assert f"Port {port} of" in done.stdout
-    assert f"is taken by python (pid {holder.pid})" in done.stdout
+    assert f"is in use by python (pid {holder.pid})" in done.stdout
     assert " ok collectives process_group\n" in done.stdout
 
 

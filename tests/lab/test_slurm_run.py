@@ -134,7 +134,7 @@ def test_an_agent_that_dies_on_the_way_is_named_and_the_batch_script_gets_exit_c
     started = time.monotonic()
     assert job.wait(200) == "COMPLETED", job.output
     measure("from the death of an agent to the exit", time.monotonic() - started)
-    assert job.output.count("Sick: node2 fell silent") == 1, job.output
+    assert job.output.count("Sick: Contact with node2 was lost") == 1, job.output
     assert job.output.endswith("exit 1\n")
     wait_for(lambda: nothing_runs(slurm), PATIENCE_S, slurm.logs)
 

@@ -188,7 +188,7 @@ def unresolved(recording: Recording) -> Iterator[Draft]:
                 for culprit in readers(group)
             ),
             fix(
-                "Correct the name, make it known there (DNS, /etc/hosts), or use the address of the head",
+                "Correct the name, make it known there (DNS, /etc/hosts), or use the IP address of the head node",
                 f"getent ahosts {fact.endpoint_host}   # on {names(group)}",
                 "hostname -I   # on the head: its addresses",
                 scope="node",
@@ -263,8 +263,8 @@ def loopback(recording: Recording) -> Iterator[Draft]:
         blamed = {"kind": "setting", "name": "--rdzv-endpoint"} if typed else {"kind": "file", "name": _HOSTS}
         yield draft(
             group,
-            f"On {where} the name {name} means {', '.join(fact.endpoint_addresses)}, {where} itself:"
-            " it cannot reach the head",
+            f"On {where} the name {name} resolves to {', '.join(fact.endpoint_addresses)}, which is {where} itself:"
+            " it cannot reach the head node",
             f"If {where} is itself meant to be the head, then nobody else reported in.",
             tuple(culprit.model_copy(update=blamed) for culprit in readers(group)),
             fix(

@@ -71,7 +71,7 @@ def _rejected(group: Group) -> Draft:
     between = " A Kubernetes service without a ready pod answers so, too."
     return draft(
         group,
-        f"A packet filter on {where} refuses {names(group)}'s connections to {endpoint(fact)}",
+        f"A firewall on {where} rejects {names(group)}'s connections to {endpoint(fact)}",
         f"It came by ICMP: from a firewall's reject rule, not from a closed port.{'' if is_heads else between}",
         (head(fact),) if is_heads else paths(group),
         open_port(fact, f"from {names(group)} ", f"sudo nft list ruleset   # on {where}: a reject rule"),
@@ -163,7 +163,8 @@ def unreachable(recording: Recording) -> Iterator[Draft]:
             " refuses them.",
             readers(group) if own else paths(group),
             fix(
-                "Bring up the interface that leads there, or use an address of the head that this node can reach",
+                "Bring up the interface that leads there, or use an address of the head node that"
+                f" {names(group)} can reach",
                 f"ip route get {there}; ip -br address   # on {names(group)}",
                 f"ip -br address   # on {fact.endpoint_host}",
                 scope="node",
@@ -185,7 +186,8 @@ def held(recording: Recording) -> Iterator[Draft]:
         torchrun connects to such a port and hangs without a word, on all nodes.
 
     Remedy
-        Give another port with --rdzv-endpoint, --master-port or MASTER_PORT, to the job as well; or end that program.
+        Choose another port with --rdzv-endpoint, --master-port or MASTER_PORT, for the job as well; or end that
+        program.
 
     References
         bind(2), EADDRINUSE; ss(8)
@@ -203,8 +205,8 @@ def held(recording: Recording) -> Iterator[Draft]:
             else "A job with this endpoint could not start. The ranks of this run met on another port.",
             (head(fact),),
             fix(
-                "Give another port with --rdzv-endpoint, --master-port or MASTER_PORT, on all nodes and to the job, or"
-                " end that program",
+                "Choose another port with --rdzv-endpoint, --master-port or MASTER_PORT, the same on all nodes and in"
+                " the job, or end that program",
                 f"ss -ltnp 'sport = :{port}'   # on {name}: who it is",
                 scope="job",
                 cost="another port may have to be opened in a firewall",
@@ -252,12 +254,12 @@ def _jobs(fact: RollCallFact) -> Iterator[str]:
 def _held_by(fact: RollCallFact, observers: str) -> str:
     where, port = endpoint(fact), fact.endpoint_port
     if fact.outcome == "mute":
-        return f"Another program listens on {where}: it took {observers}'s connection and said nothing"
+        return f"Another program listens on {where}: it accepted {observers}'s connection, but sent no answer"
     if fact.outcome == "foreign":
         return f"Another program, or the store of another job, listens on {where}"
     if fact.held_by or not fact.error or "in use" in fact.error:
         return (
-            f"Port {port} of {fact.hostname} is taken by {fact.held_by or 'another program'}:"
-            " the nodes cannot meet there"
+            f"Port {port} of {fact.hostname} is in use by {fact.held_by or 'another program'},"
+            " so it cannot be used for the rendezvous"
         )
     return f"{fact.hostname} cannot listen on port {port}: {fact.error}"

@@ -78,8 +78,8 @@ def _title(recording: Recording, cause: Cause) -> str:
             f"The path between {_paths(recording, cause)} broke{_since(cause)}:"
             f" {hosts(recording, hearing)} still {_verb(hearing, 'hear')} {hosts(recording, cause.silent)}"
         )
-    head = "The head " if _is_head(cause) else ""
-    return f"{head}{hosts(recording, cause.silent)} fell silent{_since(cause)}: {_state(recording, cause)}"
+    head = "head node " if _is_head(cause) else ""
+    return f"Contact with {head}{hosts(recording, cause.silent)} was lost{_since(cause)}: {_state(recording, cause)}"
 
 
 def _state(recording: Recording, cause: Cause) -> str:
@@ -104,7 +104,7 @@ def _of_observer(recording: Recording, cause: Cause) -> str:
         lost = name_list(sorted({name for silence in cause.seen for name in links_lost(recording, silence)}))
         return f"{names} lost the link of {lost} and {_hears_no_more(recording, cause, cause.blamed)}"
     is_off = f"was cut off{since}" if since else "is cut off"
-    return f"{names} {is_off}: it hears none of the others ({silent})"
+    return f"{names} {is_off}: it gets nothing from the others ({silent})"
 
 
 def _hears_no_more(recording: Recording, cause: Cause, observers: Sequence[int]) -> str:

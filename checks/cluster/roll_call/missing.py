@@ -84,7 +84,8 @@ def _never_closed(fact: RollCallFact) -> Draft:
     me = reader(fact)
     return likely(
         (me.model_copy(update={"kind": "pair", "peer_node": head}),),
-        f"The head {head} fell silent before all nodes were there: {me.node} had reported in and heard no more",
+        f"Contact with head node {head} was lost before all nodes had joined: {me.node} had connected, then heard"
+        " nothing more",
         Evidence(
             text=f"on {me.node}, {fact.error or 'the head fell silent'}; waited for it",
             value=round(fact.waited_s, 1),
@@ -92,7 +93,7 @@ def _never_closed(fact: RollCallFact) -> Draft:
             expected_from="the head tells several times a second who is here",
         ),
         advice(
-            f"See on {head} what became of the command; then start it again on all nodes",
+            f"On {head}, check whether the command still runs; then start it again on all nodes",
             f"ss -ltnp 'sport = :{fact.endpoint_port}'   # on {head}",
             scope="node",
             untried=ANOTHER_START,

@@ -36,7 +36,7 @@ def _holds(state: _RankState) -> str:
         return "they are the rank's own"
     if len(origins) == 1:
         return f"they are rank {origins.pop()}'s"
-    return "they are no rank's" if not origins else "they come from several ranks"
+    return "they match those of no rank" if not origins else "they come from several ranks"
 
 
 def _some_right(wrong: Sequence[_RankState], broadcast: bool) -> bool:

@@ -16,7 +16,7 @@ from ddp_doctor.wording.ranks import capital, rank_culprits, ranks_at
 _DOCS = "https://docs.pytorch.org/docs/stable/"
 
 ONE_WRITER = in_code(
-    "Save on rank 0 alone, under a name of the step, rename the file when it is whole, and wait before loading",
+    "Save on rank 0 alone, with the step in the file's name, rename the file when complete, and wait before loading",
     "if dist.get_rank() == 0:",
     "    torch.save(state, f'{path}.part'); os.replace(f'{path}.part', path)",
     "dist.barrier()",
@@ -27,7 +27,7 @@ ONE_WRITER = in_code(
 )
 
 NEW_NAMES = in_code(
-    "Give each checkpoint a name of its own: a name that was never looked up is asked of the server",
+    "Give each checkpoint a name of its own: for a new name the client asks the server, not its cache",
     "torch.save(state, f'checkpoint-{step}.pt')",
     cost="space, until old checkpoints are removed",
     references=("https://man7.org/linux/man-pages/man5/nfs.5.html",),
@@ -82,7 +82,7 @@ def checkpoint_torn_or_changed(recording: Recording) -> Iterator[Draft]:
     everyone = len({rank.rank for rank, _ in bad}) == rank.fact.world_size
     yield likely(
         () if everyone else _culprits(recording, bad),
-        f"The checkpoint that rank {_saver(recording)} saved is torn or changed as {_who(recording, bad)} reads"
+        f"The checkpoint that rank {_saver(recording)} saved is incomplete or changed when {_who(recording, bad)} reads"
         f" it{short}",
         Evidence(
             text=f"bytes that rank {rank.rank} reads", value=worst.size_bytes, expected=worst.told_bytes
@@ -269,9 +269,9 @@ def _does_not_load(recording: Recording, bad: _BadShards, bad_parts: _BadParts) 
     sizes = "1" if not bad_parts else f"1 and {bad_parts[0][1].world_size}"
     return likely(
         rank_culprits(recording, Checkpoint, owners if len(readers) == saved else readers),
-        f"The sharded checkpoint of {saved} ranks does not load at world size {sizes} on"
+        f"The sharded checkpoint of {saved} ranks fails to load at world size {sizes} on"
         f" {ranks_at(recording, readers)}"
-        + (f": the shard of {ranks_at(recording, owners)}" if owners else ""),
+        + (f": the fault is in the shard of {ranks_at(recording, owners)}" if owners else ""),
         _evidence(*bad[0]),
         LOOK_AT_STORAGE,
         detail=_detail(*bad[0]),
@@ -287,8 +287,8 @@ def _does_not_load_in_parts(recording: Recording, bad: _BadParts) -> Draft:
     rank, found = next((each for each in bad if each[0].rank in readers), bad[0])
     return likely(
         rank_culprits(recording, Checkpoint, readers) if len(readers) < members else (),
-        f"The sharded checkpoint of {saved} ranks does not load at world size {members} on"
-        f" {ranks_at(recording, readers)}, though it does at world size 1",
+        f"The sharded checkpoint of {saved} ranks fails to load at world size {members} on"
+        f" {ranks_at(recording, readers)}, though it loads at world size 1",
         Evidence(
             text=f"elements of rank {rank.rank}'s part that are as saved",
             value=None if found.error else found.elements - found.off_elements,

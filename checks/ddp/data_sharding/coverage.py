@@ -12,6 +12,7 @@ from ddp_doctor.checks.ddp.data_sharding.wording import (
     by_rank,
     cases,
     draft,
+    samples,
     some,
 )
 from ddp_doctor.facts.ddp.data_sharding import DataSharding, Joined, Share
@@ -62,7 +63,7 @@ def shards_overlap_or_leave_out(recording: Recording) -> Iterator[Draft]:
             held = {rank: getattr(share, name) for rank, share in shares.items()}
             coverage = judge_indices(held, length, drop_last)
             if not coverage.right:
-                yield _wrong(recording, coverage, f"a data set of {length}, {when}", drop_last)
+                yield _wrong(recording, coverage, f"a data set of {length} samples {when}", drop_last)
                 return
 
 
@@ -164,14 +165,12 @@ def _of(shares: Mapping[int, Share]) -> tuple[int, bool]:
 def _wrong(recording: Recording, coverage: Coverage, where: str, drop_last: bool) -> Draft:
     faults, blamed = [], list(coverage.outside or ())
     for rank, indices in (coverage.outside or {}).items():
-        faults.append(
-            f"{ranks_at(recording, [rank])} takes {some(indices)}, which the data set does not have"
-        )
+        faults.append(f"{ranks_at(recording, [rank])} takes {samples(indices)} beyond its end")
     if coverage.repeated:
         holders = sorted({rank for ranks in coverage.repeated.values() for rank in ranks})
-        faults.append(f"{some(tuple(coverage.repeated))} more than once ({rank_list(holders)})")
+        faults.append(f"{samples(tuple(coverage.repeated))} more than once ({rank_list(holders)})")
     if coverage.missing:
-        faults.append(f"{some(coverage.missing)} on no rank")
+        faults.append(f"{samples(coverage.missing)} on no rank")
     return draft(
         recording,
         f"The ranks' shards do not cover {where}: {name_list(faults)}",
@@ -213,7 +212,7 @@ def join_gives_a_wrong_mean(recording: Recording) -> Iterator[Draft]:
         joined, fact = held[wrong[0]], facts[wrong[0]]
         yield draft(
             recording,
-            f"After join() the weight on {ranks_at(recording, wrong)} is not what the batches make of it"
+            f"After join() the weight on {ranks_at(recording, wrong)} is wrong"
             + _meaning(joined, [way for way in fact.joined if way is not joined]),
             f"divide_by_initial_world_size was {joined.by_initial_world_size}; the ranks took"
             f" {', '.join(str(steps) for steps in fact.steps[:16])} steps.",
@@ -237,6 +236,6 @@ def _meaning(joined: Joined, others: list[Joined]) -> str:
     if joined.weight is None:
         return ": it is not a finite number"
     if any(abs(joined.weight - way.expected) <= _RELATIVE * abs(way.expected) for way in others):
-        by = "those that still took part" if joined.by_initial_world_size else "all ranks"
-        return f": the last step was divided by {by}"
+        ranks = "ranks that still took part" if joined.by_initial_world_size else "all ranks"
+        return f": the last step's gradient was divided by the number of {ranks}"
     return ""

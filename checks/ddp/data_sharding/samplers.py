@@ -50,8 +50,8 @@ def sampler_of_another_rank(recording: Recording) -> Iterator[Draft]:
     yield draft(
         recording,
         f"The sampler on {ranks_at(recording, wrong)} was made for another rank:"
-        f" rank {share.rank} of {share.replicas}, not rank {fact.group_rank} of {fact.world_size}"
-        + (" (on the first of them)" if len(wrong) > 1 else ""),
+        f"{' on the first of them' if len(wrong) > 1 else ''} for rank {share.rank} of {share.replicas}, not"
+        f" rank {fact.group_rank} of {fact.world_size}",
         "DistributedSampler gives a rank the indices that belong to the rank and number of ranks it was made"
         " with." + _local(recording, wrong),
         sorted(wrong),
@@ -87,7 +87,7 @@ def data_set_lengths_differ(recording: Recording) -> Iterator[Draft]:
         return
     yield draft(
         recording,
-        f"The ranks' data sets differ in length: {parted(recording, parts)}",
+        f"The lengths of the doctor's data sets differ between ranks: {parted(recording, parts)}",
         "DistributedSampler shuffles as many indices as the data set of its own rank has.",
         parts.few,
         Evidence(text="lengths of the data sets that ranks share out: " + parted(recording, parts)),
@@ -169,8 +169,8 @@ def one_seed_gives_different_numbers(recording: Recording) -> Iterator[Draft]:
             continue
         found = draft(
             recording,
-            f"The same seed gives other random numbers of {source} on"
-            f" {ranks_at(recording, parts.few or parts.groups[-1][1])}",
+            f"For the same seed {source} gives other random numbers on"
+            f" {ranks_at(recording, parts.few or parts.groups[-1][1])} than on other ranks",
             "All ranks set the same seed and drew at once.",
             parts.few,
             Evidence(text=f"first numbers of {source}: " + "; ".join(value for value, _ in parts.groups[:4])),
@@ -204,7 +204,7 @@ def own_seeds_give_one_stream(recording: Recording) -> Iterator[Draft]:
         if shared:
             yield draft(
                 recording,
-                f"Different seeds give {ranks_at(recording, shared)} the same random numbers of {source}",
+                f"For different seeds {source} gives {ranks_at(recording, shared)} the same random numbers",
                 "Each rank set another seed before it drew.",
                 [],
                 Evidence(text=f"first numbers of {source} on rank {shared[0]}: {drawn[shared[0]].own}"),

@@ -50,7 +50,7 @@ RANK_OF_THE_GROUP = in_code(
 )
 
 ONE_SEED = in_code(
-    "Give DistributedSampler the same seed on all ranks, and only augmentations a seed of the rank's own",
+    "Give DistributedSampler the same seed on all ranks; only augmentations take a seed by rank",
     "sampler = torch.utils.data.DistributedSampler(dataset, seed=0)",
     cost="none",
     references=(_DOCS + "data.html#torch.utils.data.distributed.DistributedSampler",),
@@ -116,10 +116,15 @@ def differing(facts: Facts, what: Callable[[Share], int | None]) -> Split[int] |
 
 
 def parted(recording: Recording, parts: Split[int]) -> str:
-    """``0 on rank 0 and rank 1, 7 on rank 2``; of many values the most frequent."""
+    """``0 on rank 0 and rank 1; 7 on rank 2``; of many values the most frequent."""
     places = [f"{shown} on {ranks_at(recording, ranks)}" for shown, ranks in parts.groups]
     more = len(places) - NAMES_IN_A_SENTENCE
-    return ", ".join(places[:NAMES_IN_A_SENTENCE]) + (f" and {more} more" if more > 0 else "")
+    return "; ".join(places[:NAMES_IN_A_SENTENCE]) + (f" and {more} more" if more > 0 else "")
+
+
+def samples(indices: Sequence[int]) -> str:
+    """``samples 3, 7 and 12 more`` of many."""
+    return f"sample{'s' if len(indices) > 1 else ''} {some(indices)}"
 
 
 def some(indices: Sequence[int]) -> str:

@@ -39,7 +39,7 @@ def ddp_fails_in_a_mode(recording: Recording) -> Iterator[Draft]:
         first, who = failed[min(failed)], ranks_at(recording, failed)
         yield likely(
             () if everyone else rank_culprits(recording, GradientModes, sorted(failed)),
-            capital(f"with {words.switch} DDP raises on {who}: {cause(first)}"),
+            capital(f"with {words.switch} DDP raises an error on {who}: {cause(first).partition('. ')[0]}"),
             Evidence(text=f"rank {min(failed)}: {first}"),
             without(name),
             *remedies(recording, "gradient_modes"),

@@ -29,7 +29,7 @@ class Words:
 _STATIC = Words("static_graph=True", "Leave static_graph=True out", "Reentrant checkpoints no longer work")
 _CHECKPOINT = Words(
     "checkpoint(use_reentrant=False)",
-    "Train without activation checkpoints until torch is mended",
+    "Train without activation checkpoints until torch is fixed",
     "Activations take memory again",
 )
 _COMPRESSED = "Gradients take twice the traffic again"
@@ -48,7 +48,7 @@ MODES = {
     ),
     "unused": Words(
         "find_unused_parameters=True",
-        "Let every rank use every parameter, with a factor of 0 where it means none",
+        "Let every rank use every parameter, multiplied by 0 where it must not count",
         "The unused branch is computed",
     ),
     "twice": Words("a parameter used twice", "Train with static_graph=True and look again", ""),
@@ -68,9 +68,9 @@ MODES = {
 #: The names of a gradient's parts, and how often each enters: powers of 2 show which one is missing.
 _PARTS: dict[str, tuple[tuple[int, ...], str]] = {
     "accumulation": (ACCUMULATED, "micro-step"),
-    "twice": (USED, "use"),
-    "static-graph": (USED, "use"),
-    "checkpoint-static": (USED, "use"),
+    "twice": (USED, "the parameter's use"),
+    "static-graph": (USED, "the parameter's use"),
+    "checkpoint-static": (USED, "the parameter's use"),
 }
 
 
@@ -85,8 +85,8 @@ def lacks(mode: str, held: gradient_code.Reading, ranks: int) -> str:
     ratios = {held.scale} if held.holds == "scaled" else set(held.shares.values())
     part = _part(mode, min(ratios)) if len(ratios) == 1 else ""
     if part:
-        whose = "" if held.holds == "scaled" else f" of {name_list([f'rank {rank}' for rank in held.shares])}"
-        return f"it lacks {part}{whose}"
+        whose = "" if held.holds == "scaled" else f" on {name_list([f'rank {rank}' for rank in held.shares])}"
+        return f"it lacks what comes from {part}{whose}"
     if mode == "unused" and over_users(held, ranks):
         return "it is the mean over the ranks that use the parameter, not over all"
     if held.holds == "absent":
@@ -149,7 +149,7 @@ def draft(recording: Recording, off: Sequence[Off], names: Collection[str] = ())
     """A finding about gradients that are off in one mode, or in those of ``names`` for one cause."""
     worst = max(off, key=lambda found: found.off.gradient.max_abs_error or 0.0)
     gradient, ranks = worst.off.gradient, sorted({found.rank for found in off})
-    switches = ", ".join(MODES[name].switch for name in names or (worst.mode,))
+    switches = name_list([MODES[name].switch for name in names or (worst.mode,)])
     held = lacks(worst.mode, gradient.held, worst.ranks)
     who = ranks_at(recording, ranks)
     return finding(

@@ -197,7 +197,7 @@ def _holds(rank: int, name: str, got: str, facts: Mapping[int, InitialState]) ->
     origin = next((source for source, fact in facts.items() if fact.before.get(name) == got), None)
     alone = not any(fact.after.get(name) == got for peer, fact in facts.items() if peer != rank)
     if origin is None:
-        return "they are no rank's"
+        return "they match those of no rank"
     return "they are the rank's own" if origin == rank and alone else f"they are rank {origin}'s"
 
 

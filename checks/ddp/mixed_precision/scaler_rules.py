@@ -199,7 +199,7 @@ def weights_differ_after_scaled_steps(recording: Recording) -> Iterator[Draft]:
     ranks, _ = odd_ranks(steps, lambda step: step.bits)
     yield likely(
         NOBODY,
-        f"After scaled steps the weights on {ranks_at(recording, ranks)} are not those of the others",
+        f"After steps with a GradScaler the weights on {ranks_at(recording, ranks)} are not those of the others",
         Evidence(
             text="ranks whose weights differ in some bit",
             value=len(ranks),

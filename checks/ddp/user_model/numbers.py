@@ -52,8 +52,8 @@ def not_the_mean(recording: Recording) -> Iterator[Draft]:
     more = f" and {fact.off_count - 1} more" if fact.off_count > 1 else ""
     yield likely(
         (*culprits(recording, ranks), *(code(name) for name in parameters[:8])),
-        f"DDP does not average the gradient of {first.parameter}{more} of {fact.model} on"
-        f" {on_ranks(recording, ranks)}: {'each rank keeps its own' if is_own else 'it is another value'}",
+        f"DDP gives a wrong gradient of {first.parameter}{more} of {fact.model} on"
+        f" {on_ranks(recording, ranks)}: {'each rank keeps its own' if is_own else 'it is not their mean'}",
         Evidence(
             text=f"worst element of the gradient of {first.parameter} on rank {rank_of(ranks[0])}, step {first.step}",
             value=first.got,
@@ -207,8 +207,8 @@ def not_repeatable(recording: Recording) -> Iterator[Draft]:
     worst = max(ranks, key=lambda rank: rank.fact.repeat_error or 0.0)
     yield proved(
         NOBODY,
-        f"{worst.fact.model} is not repeatable on {on_ranks(recording, ranks)}: the same batch and seed give"
-        " another gradient the second time",
+        f"{worst.fact.model} gives another gradient the second time on {on_ranks(recording, ranks)}, from the same"
+        " batch and seed",
         Evidence(
             text=f"greatest difference on rank {rank_of(worst)}, relative to the parameter's largest gradient",
             value=worst.fact.repeat_error,
@@ -308,7 +308,7 @@ def _loss_draft(recording: Recording, off: list[FactAt[UserModel]], peer: FactAt
         in_model_code(
             f"Look for code that depends on the rank, and for {where}"
             if far
-            else f"Look for {where}, where runs are to be repeated exactly"
+            else f"If runs must repeat to the bit, look for {where}"
         ),
         severity=None if far else Severity.INFO,
     )

@@ -108,11 +108,12 @@ class Difference(Frozen):
         name = f"{self.what} {self.names[0]}{f' and {self.count - 1} more' if self.count > 1 else ''}"
         verb = "are" if self.count > 1 else "is"
         if self.kind in ("missing", "extra"):
-            return f"{name} {verb} {'missing' if self.kind == 'missing' else 'there in addition'}"
+            return f"{name} {verb} {'missing' if self.kind == 'missing' else f'not on rank {self.peer}'}"
         if self.kind == "order":
             return f"{self.what} {self.here}, not {self.there.rpartition(' ')[2]}"
         if self.kind == "name":
-            return f"{name} {verb} called {self.here}"
+            more = f", and {self.count - 1} more differ in name" if self.count > 1 else ""
+            return f"{self.what} {self.names[0]} is called {self.here}{more}"
         if self.kind == "tied":
             return (
                 f"{name} {verb} {self.here if ' ' in self.here else f'tied to {self.here}'}, not {self.there}"
