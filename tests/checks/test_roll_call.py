@@ -41,7 +41,8 @@ SITUATIONS = {
     "endpoint-port-held": "Port 29400 of node0 is in use by nc (pid 712), so it cannot be used for the rendezvous",
     "endpoint-port-mute": "Another program listens on node0:29400: it accepted node1's connection, but sent no answer",
     "endpoint-known-by-ipv6-only": "node1 has only IPv4, and knows the endpoint node0 only by IPv6 (fd77::1)",
-    "endpoint-name-means-the-caller": "On node1 the name node0 resolves to 127.0.1.1, which is node1 itself: it cannot reach the head node",
+    "endpoint-name-means-the-caller": "On node1 the name node0 resolves to 127.0.1.1, which is node1 itself: it"
+    " cannot reach the head node",
     "one-rank-twice": "node1 and node2 have the same node rank 1: each needs its own",
     "second-node-never-came": "1 of 2 nodes reported in within 60 s, only node0; the others were not started, or cannot"
     " reach node0:29400",
