@@ -18,9 +18,11 @@ help:  ## list the targets
 run: $(STAMP)  ## test this machine: ddp-doctor run
 	@$(BIN)/ddp-doctor run $(ARGS)
 
-# Tests mostly wait for other processes, so there are three workers for each processor. Each takes a row of neighbours,
-# which share fixtures, and who has done his takes over from others.
+# Tests mostly wait for other processes, so there are three workers for each processor; those of the lab start several
+# nodes each, so there are two. Each takes a row of neighbours, which share fixtures, and who has done his takes over
+# from others.
 PER_CPU  = 3
+lab-parallel: PER_CPU = 2
 WORKERS ?= $(shell expr $(PER_CPU) '*' `nproc`)
 AT_ONCE  = --numprocesses=$(WORKERS) --dist=worksteal
 USUAL   := not lab and not gpu and not bench and not fuzz
