@@ -7,6 +7,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Generator, Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from zlib import crc32
 
@@ -53,6 +54,17 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
     """``asked("checks")`` is what ``ddp-doctor checks`` does, without its half second of imports."""
     with forked(tmp_path_factory.mktemp("streams")) as ask:
         yield ask
+
+
+@pytest.fixture(scope="module")
+def own_forkserver() -> Iterator[None]:
+    """Python has one forkserver for each process, and other tests of this worker may have theirs open."""
+    fresh = forkserver.ForkServer()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forkserver, "_forkserver", fresh)
+        for name in forkserver.__all__:
+            patch.setattr(forkserver, name, getattr(fresh, name))
+        yield
 
 
 @pytest.hookimpl(wrapper=True)

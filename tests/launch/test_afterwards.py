@@ -12,7 +12,7 @@ from ddp_doctor.model.choices import Backend, Level, Status, Where
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.recording import Options
 
-pytestmark = [pytest.mark.ranks, pytest.mark.lab]  # long
+pytestmark = [pytest.mark.ranks, pytest.mark.lab, pytest.mark.usefixtures("own_forkserver")]  # long
 
 
 class Noted(Fact):

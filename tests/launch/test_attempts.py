@@ -20,7 +20,7 @@ from ddp_doctor.ranks.run import Run
 from ddp_doctor.starters.request import RunRequest
 from tests.launch.conftest import _descendants
 
-pytestmark = pytest.mark.lab  # long
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("own_forkserver")]  # long
 
 NO_SUCH = "GLOO_SOCKET_IFNAME"
 WITHOUT = (Setting(name=NO_SUCH, action="unset"),)
