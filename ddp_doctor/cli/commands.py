@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,6 +86,11 @@ def topology(file: str | None, outputs: Outputs, ignore: tuple[str, ...] = ()) -
     if file is not None and not any(reading.fact for reading in outcome.recording.readings):
         with_matrices = with_matrices.model_copy(update={"exit_code": ExitCode.USAGE.value})
     return report(replace(outcome, report=with_matrices), outputs)
+
+
+def logs(paths: Sequence[str], outputs: Outputs, ignore: tuple[str, ...] = ()) -> int:
+    """``ddp-doctor logs``: why a job failed."""
+    return report(app.logs(paths, ignore), outputs)
 
 
 def env(file: str | None, outputs: Outputs, ignore: tuple[str, ...] = ()) -> int:

@@ -16,6 +16,13 @@ VERDICT = "Verdict"
 OUTPUTS = "Outputs"
 _HEADINGS = ("Arguments", WHERE, WHAT, TIME, VERDICT, OUTPUTS, "Options")
 
+#: The commands by the moment at which they are called for.
+_MOMENTS = {
+    "Before a job": ("run", "prolog", "topology", "env", "lint"),
+    "After it": ("logs", "replay", "runs"),
+    "Reference": ("checks", "explain", "template", "completion"),
+}
+
 _JUDGED = "Exit codes: 0 healthy, 1 sick, 2 wrong use, 3 unsure, 130 interrupted."
 _TOLD = "Exit codes: 0 done, 2 wrong use, 3 the doctor failed itself."
 
@@ -71,8 +78,15 @@ class Commands(TyperGroup):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the commands, each with all of its summary, and the few options."""
-        commands = [(name, summary(command)) for name, command in self.commands.items()]
-        _write(formatter, [("Commands", commands), *headed(self, ctx)])
+        moments = [
+            (moment, [(name, summary(self.commands[name])) for name in names])
+            for moment, names in _MOMENTS.items()
+        ]
+        _write(formatter, [*moments, *headed(self, ctx)])
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - click's signature
+        """Their names in the order of the help."""
+        return [name for names in _MOMENTS.values() for name in names]
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - click's signature
         """Write it as it stands, but for the width of paragraphs."""

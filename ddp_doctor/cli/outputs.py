@@ -106,7 +106,7 @@ OUTPUTS = (
     Output(
         "json",
         "Write the report as JSON; in a path %h is the host, %n the node rank.",
-        (*_WITH_SETTINGS, "prolog", "lint"),
+        (*_WITH_SETTINGS, "prolog", "logs", "lint"),
         _json,
     ),
     Output(
@@ -140,7 +140,7 @@ OUTPUTS = (
     Output(
         "record",
         "Write the recording here as well.",
-        ("run", "prolog", "replay", "topology", "env"),
+        ("run", "prolog", "replay", "topology", "env", "logs"),
         _recording,
     ),
 )

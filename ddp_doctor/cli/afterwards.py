@@ -1,0 +1,74 @@
+"""Commands for what a job or a run has left. What they do is imported when they are called."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ddp_doctor.cli.app import app
+from ddp_doctor.cli.help import WHAT, Command, epilog
+from ddp_doctor.cli.options import (
+    IgnoreOption,
+    reported,
+)
+from ddp_doctor.cli.outputs import Outputs
+
+
+@app.command(
+    cls=Command,
+    epilog=epilog("ddp-doctor logs slurm-4711.out", "ddp-doctor logs logs/ /tmp/nccl_trace_rank_*"),
+)
+@reported
+def logs(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PATH|-...",
+            help="Output of the job, dumps of the flight recorder, folders of them, or stdin.",
+        ),
+    ],
+    ignore: IgnoreOption = None,
+    *,
+    outputs: Outputs,
+) -> int:
+    """Say why a job failed, from its output: the cause, whose fault it is, and what would prove it."""
+    from ddp_doctor.cli import commands
+    from ddp_doctor.cli.given import ignored
+
+    return commands.logs(paths, outputs, ignored(ignore))
+
+
+@app.command(
+    cls=Command,
+    epilog=epilog("ddp-doctor replay recording.json", "ddp-doctor replay --last --env-file nccl.env"),
+)
+@reported
+def replay(
+    recording: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[RECORDING|DIR|-]",
+            help="A file written by --record, also packed by gzip; a folder with one; or stdin.",
+        ),
+    ] = None,
+    last: Annotated[
+        bool, typer.Option("--last", rich_help_panel=WHAT, help="The newest run that was kept here.")
+    ] = False,
+    ignore: IgnoreOption = None,
+    *,
+    outputs: Outputs,
+) -> int:
+    """Judge a recording again, on any machine."""
+    from ddp_doctor.cli import commands
+    from ddp_doctor.cli.given import ignored
+
+    return commands.replay(recording, outputs, last=last, ignore=ignored(ignore))
+
+
+@app.command(cls=Command, epilog=epilog("ddp-doctor runs", judges=False))
+@reported
+def runs() -> None:
+    """List the runs that were kept here, the newest last: when, the verdict, and where the recording is."""
+    from ddp_doctor.cli import commands
+
+    commands.list_runs()

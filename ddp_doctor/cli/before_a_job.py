@@ -1,0 +1,213 @@
+"""Commands for the time before a job, with their options and help. What they do is imported when they are called."""
+
+from typing import Annotated
+
+import typer
+
+from ddp_doctor.cli.app import app
+from ddp_doctor.cli.help import OUTPUTS, TIME, VERDICT, WHAT, WHERE, Command, epilog
+from ddp_doctor.cli.options import (
+    EndpointOption,
+    FailOnOption,
+    HostfileOption,
+    HostsOption,
+    IgnoreOption,
+    JoinTimeoutOption,
+    MasterAddrOption,
+    MasterPortOption,
+    ModelOption,
+    NnodesOption,
+    NodeGpusOption,
+    NodeRankOption,
+    NprocOption,
+    OnlyOption,
+    RequireGpusOption,
+    SkipOption,
+    names,
+    reported,
+)
+from ddp_doctor.cli.outputs import Outputs
+from ddp_doctor.model.choices import Backend, FailOn, Level
+
+
+@app.command(
+    cls=Command,
+    epilog=epilog(
+        "ddp-doctor run",
+        "ddp-doctor run --only p2p,allreduce --backend nccl",
+        "ddp-doctor run --hosts node1,node2 --json report.json",
+        "srun --ntasks-per-node=1 ddp-doctor run",
+    ),
+)
+@reported
+def run(
+    nnodes: NnodesOption = "",
+    nproc_per_node: NprocOption = "auto",
+    node_rank: NodeRankOption = None,
+    rdzv_endpoint: EndpointOption = "",
+    master_addr: MasterAddrOption = "",
+    master_port: MasterPortOption = None,
+    hosts: HostsOption = None,
+    hostfile: HostfileOption = None,
+    join_timeout: JoinTimeoutOption = 60.0,
+    backend: Annotated[
+        Backend, typer.Option(rich_help_panel=WHERE, help="auto is NCCL where there are GPUs, else gloo.")
+    ] = Backend.AUTO,
+    level: Annotated[Level, typer.Option(rich_help_panel=WHAT, help="How much to test.")] = Level.STANDARD,
+    only: OnlyOption = None,
+    skip: SkipOption = None,
+    budget: Annotated[
+        float, typer.Option(min=1.0, metavar="SECONDS", rich_help_panel=TIME, help="Time for the checks.")
+    ] = 60.0,
+    prove: Annotated[
+        bool,
+        typer.Option(
+            "--prove/--no-prove",
+            rich_help_panel=WHAT,
+            help="Try the recommended settings, with and without them.",
+        ),
+    ] = True,
+    model: ModelOption = "",
+    require_gpus: RequireGpusOption = None,
+    fail_on: FailOnOption = FailOn.ERROR,
+    ignore: IgnoreOption = None,
+    *,
+    outputs: Outputs,
+) -> int:
+    """Test these nodes with real ranks and say what is wrong, who is to blame and what fixes it."""
+    from ddp_doctor.cli.given import ignored
+    from ddp_doctor.cli.run import Launch, run
+    from ddp_doctor.model.recording import Options
+    from ddp_doctor.starters.place import Asked
+
+    options = Options(
+        command="run",
+        level=level,
+        only=names(only),
+        skip=names(skip),
+        budget_s=budget,
+        ignore=ignored(ignore),
+        fail_on=fail_on,
+        require_gpus=require_gpus,
+        backend=backend,
+        prove=prove,
+        model=model,
+    )
+    asked = Asked(nnodes, node_rank, rdzv_endpoint, master_addr, master_port)
+    launch = Launch(asked, hosts, hostfile, nproc_per_node, join_timeout)
+    return run(options, launch, outputs)
+
+
+@app.command(
+    cls=Command, epilog=epilog("ddp-doctor prolog", "ddp-doctor prolog --require-gpus 8 --unsure fail")
+)
+@reported
+def prolog(
+    skip: SkipOption = None,
+    require_gpus: NodeGpusOption = None,
+    unsure: Annotated[
+        str,
+        typer.Option(
+            metavar="pass|fail",
+            rich_help_panel=VERDICT,
+            help="What an unsure verdict exits with: 0, or 3.",
+        ),
+    ] = "pass",
+    fail_on: FailOnOption = FailOn.ERROR,
+    ignore: IgnoreOption = None,
+    *,
+    outputs: Outputs,
+) -> int:
+    """Test what needs no ranks and no torch, in about a second; for the SLURM prolog."""
+    from ddp_doctor.cli import commands
+    from ddp_doctor.cli.given import ignored
+    from ddp_doctor.model.recording import Options
+
+    options = Options(
+        command="prolog",
+        level=Level.QUICK,
+        skip=names(skip),
+        ignore=ignored(ignore),
+        fail_on=fail_on,
+        require_gpus=require_gpus,
+    )
+    return commands.prolog(options, unsure=unsure, outputs=outputs)
+
+
+@app.command(
+    cls=Command,
+    epilog=epilog("ddp-doctor topology", "nvidia-smi topo -m | ddp-doctor topology - --svg node.svg"),
+)
+@reported
+def topology(
+    file: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[FILE|-]",
+            help="Output of `nvidia-smi topo -m`, `topo -p2p`, `nvlink -s`, or NCCL's XML; none asks this machine.",
+        ),
+    ] = None,
+    ignore: IgnoreOption = None,
+    *,
+    outputs: Outputs,
+) -> int:
+    """Read a GPU topology and say what NCCL will make of it."""
+    from ddp_doctor.cli import commands
+    from ddp_doctor.cli.given import ignored
+
+    return commands.topology(file, outputs, ignored(ignore))
+
+
+@app.command(cls=Command, epilog=epilog("ddp-doctor env", "ddp-doctor env --from job.sbatch"))
+@reported
+def env(
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="FILE|-",
+            rich_help_panel=WHAT,
+            help="Read saved output of `env`, a job script, a Dockerfile or a pod's manifest, and run nothing.",
+        ),
+    ] = None,
+    ignore: IgnoreOption = None,
+    *,
+    outputs: Outputs,
+) -> int:
+    """Say which settings of NCCL, torch and gloo are in force, where each comes from and what is wrong."""
+    from ddp_doctor.cli import commands
+    from ddp_doctor.cli.given import ignored
+
+    return commands.env(source, outputs, ignored(ignore))
+
+
+@app.command(
+    cls=Command,
+    epilog=epilog("ddp-doctor lint train.py", "ddp-doctor lint src --select DDL1 --output-format github"),
+)
+@reported
+def lint(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE|DIR|-...", help="Scripts, folders of them, or stdin.")
+    ],
+    select: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CODES",
+            rich_help_panel=VERDICT,
+            help="Apply only rules whose codes begin so: DDL101,DDL12 (repeatable).",
+        ),
+    ] = None,
+    ignore: IgnoreOption = None,
+    fail_on: FailOnOption = FailOn.ERROR,
+    *,
+    outputs: Outputs,
+    quiet: Annotated[
+        bool,
+        typer.Option("--quiet", "-q", rich_help_panel=OUTPUTS, help="Nothing but errors and warnings."),
+    ] = False,
+) -> int:
+    """Read training scripts, without running them, and say what is wrong with how they use DDP."""
+    from ddp_doctor.cli.lint import lint
+
+    return lint(files, outputs, quiet=quiet, select=select or (), ignore=ignore or (), fail_on=fail_on)

@@ -1,0 +1,89 @@
+"""Commands that print what the doctor knows. What they do is imported when they are called."""
+
+import shutil
+from typing import Annotated
+
+import typer
+
+from ddp_doctor.cli import complete
+from ddp_doctor.cli.app import app
+from ddp_doctor.cli.help import Command, epilog
+from ddp_doctor.cli.options import (
+    NodeGpusOption,
+    reported,
+)
+
+
+@app.command(cls=Command, epilog=epilog("ddp-doctor checks", judges=False))
+@reported
+def checks() -> None:
+    """List the checks in the order they run, with the rules of each."""
+    from ddp_doctor.cli import commands
+
+    typer.echo(commands.list_checks(), nl=False)
+
+
+@app.command(
+    cls=Command,
+    epilog=epilog(
+        "ddp-doctor explain DD401",
+        "ddp-doctor explain DD4",
+        "ddp-doctor explain NCCL_IB_DISABLE",
+        'ddp-doctor explain "Watchdog caught collective operation timeout"',
+        judges=False,
+    ),
+)
+@reported
+def explain(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="CODE|VARIABLE|TEXT...",
+            help="A rule's code, how codes begin, a rule's name, an environment variable, or the text of an error.",
+            autocompletion=complete.words_to_explain,
+        ),
+    ],
+) -> None:
+    """Print what a rule finds, what a variable does, or what is behind an error, and what fixes it."""
+    from ddp_doctor.cli.explain import explain
+
+    width = min(shutil.get_terminal_size((100, 24)).columns, 100)
+    typer.echo(explain(" ".join(words), width), nl=False)
+
+
+@app.command(cls=Command, epilog=epilog("ddp-doctor template slurm-prolog", judges=False))
+@reported
+def template(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]",
+            help="The template's name; none lists them.",
+            autocompletion=complete.names_of_templates,
+        ),
+    ] = None,
+    require_gpus: NodeGpusOption = None,
+) -> None:
+    """Print a script for a cluster, such as a prolog of SLURM."""
+    from ddp_doctor.cli import commands
+
+    typer.echo(commands.template(name, require_gpus), nl=False)
+
+
+@app.command(
+    cls=Command,
+    epilog=epilog(
+        'eval "$(ddp-doctor completion bash)"',
+        'eval "$(ddp-doctor completion zsh)"',
+        "ddp-doctor completion fish | source",
+        judges=False,
+    ),
+)
+@reported
+def completion(
+    shell: Annotated[
+        str | None, typer.Argument(metavar="[SHELL]", help="bash, zsh or fish; none is the one in $SHELL.")
+    ] = None,
+) -> None:
+    """Print the script by which a shell completes commands, options, checks and codes."""
+    typer.echo(complete.script(shell))
