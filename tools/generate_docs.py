@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ddp_doctor.checks import CHECKS
+from ddp_doctor.engine.causes.rules import JOB_RULES
 from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.engine.hang.rules import TRIAL_RULES
 from ddp_doctor.lint.report import LintReport
@@ -19,7 +20,7 @@ from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import ExitCode, Where
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.report import EnvReport, Report
+from ddp_doctor.model.report import EnvReport, LogsReport, Report
 from ddp_doctor.model.rule import Described
 from ddp_doctor.settings.releases import RELEASES, default_in_words, read_by
 from ddp_doctor.settings.table import Variable, variables
@@ -72,11 +73,13 @@ def pages() -> dict[str, str]:
         "checks.md": checks_page(),
         "rules.md": rules_page(),
         "trials.md": trials_page(),
+        "job-causes.md": job_causes_page(),
         "lint.md": lint_page(),
         "exit-codes.md": exit_codes_page(),
         "variables.md": variables_page(),
         "report.schema.json": schema(Report),
         "env-report.schema.json": schema(EnvReport),
+        "logs-report.schema.json": schema(LogsReport),
         "lint-report.schema.json": schema(LintReport),
         "recording.schema.json": schema(Recording),
     }
@@ -160,6 +163,15 @@ def trials_page() -> str:
     return "\n".join([head, *(_rule(rule, "..") for rule in TRIAL_RULES)])
 
 
+def job_causes_page() -> str:
+    """What makes jobs fail."""
+    head = (
+        f"{_NOTE}\n# Causes of failed jobs\n\nWhat `ddp-doctor logs` names, from a job's output and the dumps of its"
+        " flight recorder.\n"
+    )
+    return "\n".join([head, *(_rule(rule, "..") for rule in JOB_RULES)])
+
+
 def lint_page() -> str:
     """The rules on training scripts."""
     head = (
@@ -181,6 +193,7 @@ def rules_page() -> str:
         " digit tells the subject:\n"
     )
     blocks = "\n".join(f"* DD{digit}: {subject}" for digit, subject in _BLOCKS.items())
+    blocks += "\n* DDJ1: jobs that failed, read by `ddp-doctor logs`"
     blocks += "\n* DDL1: training scripts, read by `ddp-doctor lint`"
     rows = ["| code | name | severity | what it finds |", "|---|---|---|---|"]
     for rule in (*all_rules(), *LINT_RULES):

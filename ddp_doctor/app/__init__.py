@@ -1,6 +1,7 @@
 """The use cases behind the commands. They return values, print nothing, and parse no options."""
 
 from ddp_doctor.app.inspection import live_topology, prolog, read_topology
+from ddp_doctor.app.logs import logs
 from ddp_doctor.app.outcome import Outcome, Progress, UsageError, judge, judge_with_absent, not_started
 from ddp_doctor.app.recordings import load_recording, replay
 from ddp_doctor.app.redaction import redacted
@@ -19,6 +20,7 @@ __all__ = [
     "live_settings",
     "live_topology",
     "load_recording",
+    "logs",
     "not_started",
     "prolog",
     "read_settings",

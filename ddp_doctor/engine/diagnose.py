@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from graphlib import TopologicalSorter
 
 from ddp_doctor.checks import CHECKS
+from ddp_doctor.engine.causes.rules import JOB_RULES
 from ddp_doctor.engine.hang.rules import TRIAL_RULES
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.prove.proofs import with_proofs
@@ -34,7 +35,7 @@ class Diagnosis:
 def all_rules() -> list[Rule]:
     """Every rule of the doctor, by code."""
     rules = [rule for check in CHECKS for rule in check.rules]
-    return sorted([*rules, *TRIAL_RULES], key=lambda rule: rule.code)
+    return sorted([*rules, *TRIAL_RULES, *JOB_RULES], key=lambda rule: rule.code)
 
 
 def is_judged(recording: Recording, check_id: str) -> bool:

@@ -20,7 +20,7 @@ from ddp_doctor.wording.nodes import hosts
 from ddp_doctor.wording.ranks import ranks_at
 
 #: Commands that say nothing of the rest of the machine.
-_JUDGED_ALONE = {"topology": "topology", "env": "list of settings"}
+_JUDGED_ALONE = {"topology": "topology", "env": "list of settings", "logs": "output of the job"}
 #: Checks that the verdict's line names.
 _NAMED = 16
 #: Characters of a reason in it.

@@ -1,6 +1,12 @@
 """The fixed vocabularies of the command line, the recording and the report."""
 
 from enum import Enum
+from typing import Literal
+
+#: Where a fault is that made a job fail: what decides who has to act.
+Domain = Literal["code", "data", "host", "gpu", "network", "scheduler", "unknown"]
+#: Whether starting the same job again may help.
+Restart = Literal["no", "on the same nodes", "on other nodes", "unknown"]
 
 
 class Severity(str, Enum):

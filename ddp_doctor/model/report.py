@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from ddp_doctor.model.base import Frozen, Json
-from ddp_doctor.model.choices import CheckStatus, Verdict
+from ddp_doctor.model.choices import CheckStatus, Confidence, Domain, Restart, Verdict
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Job, World
 
@@ -118,6 +118,32 @@ class EnvReport(Report):
         None  # the ROCm that torch is built for: its RCCL reads NCCL's names, and nothing of them is judged
     )
     settings: tuple[SettingInForce, ...] = ()  # the variables that are set, by name
+
+
+class CauseLine(Frozen):
+    """A line of output that a cause rests on."""
+
+    file: str  # as it was given, or ARCHIVE:MEMBER
+    line: int  # from 1
+    text: str  # without its prefix and without credentials
+
+
+class JobCauseReport(Frozen):
+    """One thing that made the job fail."""
+
+    name: str = Field(serialization_alias="class")  # such as shm-too-small
+    confidence: Confidence  # proved by the output; likely; possible: the fact is proved and its cause is not
+    domain: Domain  # where the fault is
+    restart: Restart  # whether starting the same job again may help
+    lines: tuple[CauseLine, ...] = ()  # what it rests on, the earliest first
+    next_check: str = ""  # a command or a setting that would prove it
+
+
+class LogsReport(Report):
+    """What ``logs --json`` writes: the envelope, the causes, and what the output says of the job."""
+
+    causes: tuple[JobCauseReport, ...] = ()  # in the order of time
+    facts: dict[str, Json] = Field(default_factory=dict)  # NCCL version, ranks, nodes, interfaces, transports
 
 
 class TopologyReport(Report):

@@ -49,7 +49,7 @@ class Rule(Described):
 
     @property
     def check(self) -> str:
-        """The id of its check, in whose folder or module it stands: checks/GROUP/CHECK; empty for a rule on trials."""
+        """The id of its check, in whose folder or module it stands: checks/GROUP/CHECK; else empty (trials, jobs)."""
         _, *inside = self.function.__module__.partition(".checks.")[2].split(".")
         return inside[0] if inside else ""
 
@@ -57,7 +57,8 @@ class Rule(Described):
     def page(self) -> str:
         """The page that describes it, and where on the page."""
         after = "_after" if self.function.__module__.endswith(".afterwards") else ""  # a check of its own
-        page = f"checks/{self.check}{after}" if self.check else "trials"
+        elsewhere = "job-causes" if ".engine.causes." in self.function.__module__ else "trials"
+        page = f"checks/{self.check}{after}" if self.check else elsewhere
         return f"docs/reference/{page}.md#{self.code}"
 
     def apply(self, recording: Recording, found: Sequence[Finding] = ()) -> list[Finding]:

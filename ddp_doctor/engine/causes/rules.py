@@ -1,0 +1,49 @@
+"""One rule for each cause of knowledge/job_causes: it finds what the judge (judge.py) named."""
+
+from collections.abc import Iterator
+
+from ddp_doctor.engine.causes.judge import Judged, causes
+from ddp_doctor.facts.job_log import JobLogFact
+from ddp_doctor.knowledge.job_causes import JOB_CAUSES
+from ddp_doctor.knowledge.job_causes.kinds import JobCause
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import Rule
+
+#: Evidence lines of a finding; the report's causes have all.
+_MOST_LINES = 5
+
+
+def _draft(judged: Judged) -> Draft:
+    return Draft(
+        title=judged.cause.title.replace("{who}", judged.who),
+        detail=judged.detail,
+        confidence=judged.confidence,
+        culprits=judged.culprits,
+        evidence=tuple(
+            Evidence(check="logs", text=f"{line.file}:{line.line}: {line.text}")
+            for line in judged.lines[:_MOST_LINES]
+        ),
+        remedies=judged.cause.remedies,
+        severity=Severity.WARNING if judged.confidence is Confidence.POSSIBLE else None,
+    )
+
+
+def _rule(cause: JobCause) -> Rule:
+    def found(recording: Recording) -> Iterator[Draft]:
+        return (_draft(judged) for judged in causes(recording) if judged.cause.code == cause.code)
+
+    sections = {
+        "What it finds": [cause.finds],
+        "Why it matters": [cause.why],
+        "Remedy": [f"{remedy.summary}." for remedy in cause.remedies],
+        "References": cause.references,
+    }
+    doc = "\n\n".join(
+        "\n".join([title, *(f"    {line}" for line in lines)]) for title, lines in sections.items()
+    )
+    return Rule(cause.code, cause.name, Severity.ERROR, doc, (JobLogFact,), found)
+
+
+JOB_RULES = tuple(_rule(cause) for cause in JOB_CAUSES)

@@ -1,0 +1,98 @@
+"""What is read of a job that has ended: its output, and the dumps of torch's flight recorder."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from ddp_doctor.model.base import Frozen
+from ddp_doctor.model.fact import Fact
+from ddp_doctor.model.trial import FlightEntry
+
+
+class LogLine(Frozen):
+    """One line of output. ``text`` is without its prefix, cut, and without credentials."""
+
+    file: str
+    line: int  # from 1
+    text: str
+
+
+class SignSeen(Frozen):
+    """A sign, where it stands, and the process that printed it, as far as prefixes tell."""
+
+    sign: str  # its id in knowledge/job_causes
+    where: LogLine
+    rank: int | None = None
+    host: str | None = None
+    pid: int | None = None
+    at_s: float | None = (
+        None  # since the epoch, of a clock whose zone is not known; None where no time is printed
+    )
+    values: dict[str, str] = Field(default_factory=dict)  # what the sign's pattern names
+    times: int = 1  # lines that say the same, of this process
+    ranks: tuple[int, ...] = ()  # all that print the same
+
+
+class RankSeen(Frozen):
+    """One rank, as the output shows it."""
+
+    rank: int
+    host: str | None = None
+    pid: int | None = None
+    local_rank: int | None = None
+    gpu: int | None = None  # CUDA's number of it in the process
+    lines: int = 0
+    last: LogLine | None = None  # the last line it printed
+    exit_code: int | None = None
+    signal: str | None = None  # SIGKILL
+
+
+class FileSeen(Frozen):
+    """One input: a file, or a member of an archive, named as ARCHIVE:MEMBER."""
+
+    name: str
+    kind: str  # "output", "flight recorder", "kernel log" …
+    size_bytes: int = 0
+    lines: int = 0
+    unread: str | None = None  # why it was not read
+
+
+class JobLogFact(Fact):
+    """What a job's output says. Signs are in the order of the files and lines."""
+
+    KIND: ClassVar[str] = "job-log/1"
+
+    files: tuple[FileSeen, ...]
+    signs: tuple[SignSeen, ...] = ()
+    ranks: tuple[RankSeen, ...] = ()
+    world_size: int | None = None
+    launcher: str | None = None  # torchrun, srun, mpirun, ray, kubernetes
+    torch_version: str | None = None
+    backend: str | None = None  # nccl, nccl2, nccl-legacy, gloo
+
+
+class GroupSeen(Frozen):
+    """A process group in one rank's dump: the last collectives it enqueued there, oldest first."""
+
+    name: str
+    description: str = ""
+    ranks: tuple[int, ...] = ()  # its members, global ranks; () where the dump does not tell
+    entries: tuple[FlightEntry, ...] = ()
+    highest_seq: int = 0  # of the collectives enqueued, kept or not
+    wrapped: bool = False  # older entries were overwritten
+
+
+class FlightDumpFact(Fact):
+    """One rank's dump of the flight recorder. ``problem``: why there are no groups (empty, cut off, not to be read)."""
+
+    KIND: ClassVar[str] = "flight-dump/1"
+
+    file: str
+    rank: int | None = None
+    world_size: int | None = None
+    version: str = ""
+    groups: tuple[GroupSeen, ...] = ()
+    newest_at_s: float | None = None  # when the newest entry was made, since the epoch
+    written_at_s: float | None = None  # the file's time
+    frames: tuple[str, ...] = ()  # of the newest open entry, outermost first: /home/me/train.py:31 in main
+    problem: str | None = None

@@ -1,0 +1,17 @@
+"""The causes of failed jobs, by code: JOB_CAUSES; and all signs in a job's output: SIGNS.
+
+To add a cause: a row in the module of its subject, with the next free code, and tests/job_logs/samples/NAME.md with
+output in which it is named and output in which it is not.
+"""
+
+from ddp_doctor.knowledge.job_causes import host, pointers
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
+
+JOB_CAUSES: tuple[JobCause, ...] = tuple(
+    sorted((cause for module in (host,) for cause in module.CAUSES), key=lambda cause: cause.code)
+)
+#: Of which cause a sign is; None for one that only points.
+SIGNS: dict[str, tuple[Sign, JobCause | None]] = {
+    **{sign.id: (sign, cause) for cause in JOB_CAUSES for sign in cause.signs},
+    **{sign.id: (sign, None) for sign in pointers.SIGNS},
+}

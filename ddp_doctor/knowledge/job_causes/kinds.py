@@ -1,0 +1,54 @@
+"""What makes jobs fail, as data: a cause, the texts in a job's output that are signs of it, and what to do.
+
+A line of output is looked at more closely only where it holds one of the words of a sign, so words are chosen that
+healthy lines do not have. A sign that belongs to no cause (pointers.py) tells where to look, who died or who is a
+victim.
+"""
+
+from typing import Literal, NamedTuple
+
+from ddp_doctor.model.choices import Confidence, Domain, Restart
+from ddp_doctor.model.finding import Remedy
+
+#: Whose evidence counts first, where several speak of one failure; in this order.
+Tier = Literal["kernel", "exception", "recorder", "ras", "nccl", "watchdog", "launcher"]
+#: A cause speaks of itself; a victim tells that another process failed; a pointer tells where to look (an exit code,
+#: the rank of a time-out); advice is printed beside many causes and is evidence of none; context is a fact of the job.
+Role = Literal["cause", "victim", "pointer", "advice", "context"]
+
+
+class Sign(NamedTuple):
+    """A text in a job's output that says something.
+
+    ``words``: a line with any of them, exactly so written and of ASCII, is looked at. ``pattern``: a regular expression
+    that the line must match as well; its named groups are kept as values. ``lines``: how many lines of the same process
+    the pattern may reach over, the first of them being the one with the words.
+    """
+
+    id: str
+    words: tuple[str, ...]
+    pattern: str = ""
+    tier: Tier = "exception"
+    role: Role = "cause"
+    confidence: Confidence = Confidence.LIKELY
+    lines: int = 1
+
+
+class JobCause(NamedTuple):
+    """One thing that makes jobs fail; ``name`` is its class in the report.
+
+    ``title`` is a sentence; in braces stand values of the sign's pattern, and ``{who}``, the ranks or hosts that
+    printed it. ``next_check`` is a command or a setting that would prove it.
+    """
+
+    code: str
+    name: str
+    title: str
+    domain: Domain
+    restart: Restart
+    finds: str
+    why: str
+    remedies: tuple[Remedy, ...]
+    next_check: str
+    references: tuple[str, ...]
+    signs: tuple[Sign, ...]

@@ -1,0 +1,48 @@
+"""Outputs of failed jobs, and what must be named for each: tests/job_logs/samples.
+
+CLASS.md has those of one cause, each below a heading and a sentence on the situation. Below "Named" the cause is
+named in each, below "Silent" it is not; a line behind the sentence says what is expected else::
+
+    Expected: likely, rank 3          (confidence, then culprits)
+    Expected: port-in-use             (of a silent one: the cause that is named instead)
+
+A sample of several files has one block each, its info string being the name: ```text rank1.log
+"""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+FOLDER = Path(__file__).parent / "samples"
+_SAMPLE = re.compile(r"^### (.+)\n\n((?:(?!```).*\n)+)((?:```text.*\n(?:(?!```).*\n)*```\n+)+)", re.MULTILINE)
+_BLOCK = re.compile(r"^```text ?(.*)\n((?:(?!```).*\n)*)```$", re.MULTILINE)
+
+
+class Sample(NamedTuple):
+    """The output of one job."""
+
+    cause: str  # the class whose document it stands in
+    name: str
+    files: dict[str, str]  # text by file name
+    expected: tuple[str, ...] = ()  # the words of "Expected:"
+    silent: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.cause}: {self.name}"
+
+
+def _of_cause(document: Path) -> list[Sample]:
+    text = document.read_text(encoding="utf-8")
+    named, _, silent = text.partition("\n## Silent\n")
+    samples = []
+    for part in (named, silent):
+        for name, words, blocks in _SAMPLE.findall(part + "\n"):
+            said = re.search(r"^Expected: (.+)$", words, re.MULTILINE)
+            files = {file or "job.out": body for file, body in _BLOCK.findall(blocks)}
+            expected = tuple(said[1].split(", ")) if said else ()
+            samples.append(Sample(document.stem, name, files, expected, part is silent))
+    assert len(samples) == text.count("\n### "), f"{document.name} has a heading without a sentence or a text"
+    return samples
+
+
+SAMPLES = [sample for document in sorted(FOLDER.glob("*.md")) for sample in _of_cause(document)]
