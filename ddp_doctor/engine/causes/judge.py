@@ -6,26 +6,13 @@ and advice name nobody.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from ddp_doctor.facts.job_log import JobLogFact, LogLine, SignSeen
+from ddp_doctor.engine.causes.judged import Judged
+from ddp_doctor.facts.job_log import JobLogFact, SignSeen
 from ddp_doctor.knowledge.job_causes import SIGNS
 from ddp_doctor.knowledge.job_causes.kinds import JobCause
 from ddp_doctor.model.choices import Confidence
-from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import Recording, once_a_recording
-
-
-@dataclass(frozen=True)
-class Judged:
-    """One cause of a job's failure: how sure, by which lines, whose. ``values`` fill the title's braces."""
-
-    cause: JobCause
-    confidence: Confidence
-    lines: tuple[LogLine, ...]
-    culprits: tuple[Culprit, ...] = ()
-    who: str = ""
-    detail: str = ""
 
 
 @once_a_recording

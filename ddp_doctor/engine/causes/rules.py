@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.engine.causes.judge import Judged, causes
+from ddp_doctor.engine.causes.judge import causes
+from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.facts.job_log import JobLogFact
 from ddp_doctor.knowledge.job_causes import JOB_CAUSES
 from ddp_doctor.knowledge.job_causes.kinds import JobCause

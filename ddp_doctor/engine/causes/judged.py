@@ -1,0 +1,20 @@
+"""What the judge of failed jobs returns."""
+
+from dataclasses import dataclass
+
+from ddp_doctor.facts.job_log import LogLine
+from ddp_doctor.knowledge.job_causes.kinds import JobCause
+from ddp_doctor.model.choices import Confidence
+from ddp_doctor.model.finding import Culprit
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One cause of a job's failure: how sure, by which lines, whose. ``values`` fill the title's braces."""
+
+    cause: JobCause
+    confidence: Confidence
+    lines: tuple[LogLine, ...]
+    culprits: tuple[Culprit, ...] = ()
+    who: str = ""
+    detail: str = ""
