@@ -1,40 +1,156 @@
-"""The order of reasoning over what is left of a failed job; pure.
+"""The order of reasoning over what is left of a job; pure.
 
-The kernel's word counts before a rank's own exception, that before the wait graph of flight-recorder dumps, then
-RAS, NCCL's warnings and the watchdog. Of one tier, the earliest error over all ranks comes first. Lines of victims
-and advice name nobody.
+1. Each cause that signs speak for is a suspect, and each different exception of ranks' own (evidence.py). Lines of
+   victims, advice and the launcher's summary are none.
+2. A job that goes on, or ends well, has not failed: a complaint of NCCL alone is no failure.
+3. The word of the kernel counts before a rank's own exception, that before the wait graph of the flight recorder, RAS,
+   NCCL's warnings and the watchdog (evidence.TIERS). A suspect that another one explains is left out (_EXPLAIN): the
+   later by the earlier, a rank's complaints by what happened to its host, a broken connection by the death of a peer.
+   Where no clock tells an order, none is made up.
+4. What is left are the causes, in the order of time: several where faults are independent.
+5. Where nothing is left, time-outs and dumps say who waited where (time_outs.py, wait_graph.py), deaths who died; and
+   a failure of which nothing shows the cause is called that (unproven.py).
+
+What signs and rows must look like for it:
+
+* Signs read by their id are ``exception``, ``watchdog-timeout`` and ``watchdog-last-work``. By a sign of tier
+  ``launcher`` and role ``pointer`` the job failed, whatever is printed behind it; any other counts where its process
+  does not go on.
+* Values of signs that name a culprit: gpu, bus, device, peer, host, rank, peer_rank, variable, file (whose.py).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 
+from ddp_doctor.engine.causes import time_outs, unproven
+from ddp_doctor.engine.causes.evidence import TIERS, Output, Suspect, lines, speaks_of_a_machine, suspects
 from ddp_doctor.engine.causes.judged import Judged
-from ddp_doctor.facts.job_log import JobLogFact, SignSeen
-from ddp_doctor.knowledge.job_causes import SIGNS
-from ddp_doctor.knowledge.job_causes.kinds import JobCause
+from ddp_doctor.engine.causes.whose import culprits, who
+from ddp_doctor.facts.job_log import JobLogFact
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.recording import Recording, once_a_recording
 
 
 @once_a_recording
 def causes(recording: Recording) -> tuple[Judged, ...]:
-    """What made the job fail, in the order of time; () where nothing shows a cause."""
-    return tuple(judged for at in recording.facts(JobLogFact) for judged in _by_signs(at.fact))
+    """What made the job fail, in the order of time; () where it did not fail."""
+    fact = recording.first(JobLogFact)
+    output = Output(fact or JobLogFact(files=()))
+    if not output.failed:
+        return ()
+    left = unexplained(output, [*suspects(output), *time_outs.suspects(output)])
+    return tuple(_judged(output, s) for s in output.in_order(left)) or unproven.judged(output)
 
 
-def _by_signs(fact: JobLogFact) -> Iterator[Judged]:
-    seen: dict[str, list[SignSeen]] = {}
-    causes_by_name: dict[str, JobCause] = {}
-    for sign in fact.signs:
-        known, cause = SIGNS[sign.sign]
-        if cause is not None and known.role == "cause":
-            causes_by_name[cause.name] = cause
-            seen.setdefault(cause.name, []).append(sign)
-    for name, signs in seen.items():
-        confidence = min((SIGNS[sign.sign][0].confidence for sign in signs), key=list(Confidence).index)
-        hosts = sorted({sign.host for sign in signs if sign.host})
-        yield Judged(
-            causes_by_name[name],
-            confidence,
-            tuple(sign.where for sign in signs),
-            who=", ".join(hosts) or "the host",
-        )
+def _judged(output: Output, suspect: Suspect) -> Judged:
+    if suspect.judged is not None:
+        return suspect.judged
+    return Judged(
+        suspect.cause,
+        suspect.confidence,
+        lines(suspect.signs),
+        culprits(output, suspect),
+        who(output, suspect),
+        values=suspect.values,
+    )
+
+
+def unexplained(output: Output, found: Sequence[Suspect]) -> list[Suspect]:
+    """The suspects that no other explains."""
+    kept: list[Suspect] = []
+    for suspect in sorted(found, key=lambda s: (TIERS.index(s.tier), list(Confidence).index(s.confidence))):
+        if not any(_is_explained(output, suspect, by) for by in kept):
+            kept = [before for before in kept if not _is_explained(output, before, suspect)] + [suspect]
+    return kept
+
+
+def _is_explained(output: Output, one: Suspect, by: Suspect) -> bool:
+    return any(step(output, one, by) for step in _EXPLAIN)
+
+
+# --- what explains what: each step looks at two suspects, of which `by` may be why `one` is there -----------
+
+
+def _a_hint_beside_better(output: Output, one: Suspect, by: Suspect) -> bool:  # noqa: ARG001 - as all steps
+    """A possible cause counts only where nothing better is known, whatever the order."""
+    return one.confidence is Confidence.POSSIBLE and by.confidence is not Confidence.POSSIBLE
+
+
+def _kernel_spoke(output: Output, one: Suspect, by: Suspect) -> bool:
+    """What the kernel did to a host explains what its ranks, and ranks that waited for them, say after it.
+
+    An exception that speaks of no machine (a ValueError) stays.
+    """
+    if by.tier != "kernel" or one.tier == "kernel" or output.is_later(by, one):
+        return False
+    if one.tier == "exception":
+        return output.same_host(one, by) and any(map(speaks_of_a_machine, one.signs))
+    return one.tier != "launcher" or not output.is_later(by, one)
+
+
+def _earlier_word_of_the_kernel(output: Output, one: Suspect, by: Suspect) -> bool:
+    """Of one host's faults of a kind, such as Xid 79 and a time-out of the GSP, the earliest brought the others."""
+    same = one.tier == by.tier == "kernel" and one.cause.domain == by.cause.domain
+    return same and output.same_host(one, by) and output.is_later(one, by)
+
+
+def _a_rank_failed(output: Output, one: Suspect, by: Suspect) -> bool:
+    """A rank's own exception explains what others saw of it: dumps, warnings of NCCL, time-outs, the launcher's end."""
+    if by.tier != "exception" or TIERS.index(one.tier) <= TIERS.index("exception"):
+        return False
+    if one.tier == "recorder":
+        return one.ranks <= by.ranks
+    return not output.is_later(by, one)
+
+
+def _broken_connection(output: Output, one: Suspect, by: Suspect) -> bool:
+    """A peer that cannot be reached may have died: an unproved fault of the network beside any other."""
+    unproved = one.cause.domain == "network" and one.confidence is not Confidence.PROVED
+    return unproved and by.cause.domain != "network" and not output.is_later(by, one)
+
+
+def _surer_of_its_kind(output: Output, one: Suspect, by: Suspect) -> bool:
+    """Of two causes in one domain and tier, the proved one, where it is not known to be later."""
+    same = one.cause.domain == by.cause.domain and one.tier == by.tier
+    surer = by.confidence is Confidence.PROVED and one.confidence is not Confidence.PROVED
+    return same and surer and not output.is_later(by, one)
+
+
+def _said_before_by_the_same(output: Output, one: Suspect, by: Suspect) -> bool:
+    """A process's later complaints follow from its first; from a warning of NCCL only those of machines do."""
+    if not one.speakers or not one.speakers <= by.speakers:
+        return False
+    if by.tier == "nccl" and one.tier == "exception" and not any(map(speaks_of_a_machine, one.signs)):
+        return False
+    return one.tier != "kernel" and output.is_later(one, by)
+
+
+def _earlier_warning(output: Output, one: Suspect, by: Suspect) -> bool:
+    """A warning of NCCL brings others on other ranks; two proved ones on different hosts are two faults."""
+    if not (one.tier == by.tier == "nccl") or not output.is_later(one, by):
+        return False
+    both_proved = one.confidence is by.confidence is Confidence.PROVED
+    return not both_proved or output.same_host(one, by)
+
+
+def _ended_from_outside(output: Output, one: Suspect, by: Suspect) -> bool:
+    """Whatever comes after the scheduler or the launcher ended the job is its answer."""
+    return by.tier == "launcher" and output.is_later(one, by)
+
+
+def _only_waited(output: Output, one: Suspect, by: Suspect) -> bool:  # noqa: ARG001 - as all steps
+    """A time-out, or an end by the launcher, beside a cause by better evidence."""
+    return one.tier in ("watchdog", "launcher") and by.tier in ("recorder", "ras", "nccl")
+
+
+_EXPLAIN: Sequence[Callable[[Output, Suspect, Suspect], bool]] = (
+    _a_hint_beside_better,
+    _kernel_spoke,
+    _earlier_word_of_the_kernel,
+    _a_rank_failed,
+    _broken_connection,
+    _surer_of_its_kind,
+    _said_before_by_the_same,
+    _earlier_warning,
+    _ended_from_outside,
+    _only_waited,
+)

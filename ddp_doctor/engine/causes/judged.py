@@ -1,6 +1,7 @@
 """What the judge of failed jobs returns."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ddp_doctor.facts.job_log import LogLine
 from ddp_doctor.knowledge.job_causes.kinds import JobCause
@@ -10,7 +11,10 @@ from ddp_doctor.model.finding import Culprit
 
 @dataclass(frozen=True)
 class Judged:
-    """One cause of a job's failure: how sure, by which lines, whose. ``values`` fill the title's braces."""
+    """One cause of a job's failure: how sure, by which lines, whose. ``values`` fill the title's braces.
+
+    ``next_check`` stands in for the cause's own where the evidence tells a better one.
+    """
 
     cause: JobCause
     confidence: Confidence
@@ -18,3 +22,5 @@ class Judged:
     culprits: tuple[Culprit, ...] = ()
     who: str = ""
     detail: str = ""
+    values: Mapping[str, str] = field(default_factory=dict)
+    next_check: str = ""

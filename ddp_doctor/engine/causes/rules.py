@@ -1,6 +1,7 @@
 """One rule for each cause of knowledge/job_causes: it finds what the judge (judge.py) named."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 
 from ddp_doctor.engine.causes.judge import causes
 from ddp_doctor.engine.causes.judged import Judged
@@ -11,14 +12,29 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import Rule
+from ddp_doctor.wording.ranks import capital
 
 #: Evidence lines of a finding; the report's causes have all.
 _MOST_LINES = 5
+_OPTIONAL = re.compile(r"\[([^\]]*\{[^\]]*)\]")
+_BRACES = re.compile(r"\{(\w+)\}")
+
+
+def filled(template: str, values: Mapping[str, str]) -> str:
+    """A title with its values; what stands in square brackets goes with a value that is not known.
+
+    ``{who} never entered[ {op} {seq}][ of {group}]`` is "rank 5 never entered" where no number is known.
+    """
+    kept = _OPTIONAL.sub(
+        lambda part: part[1] if all(values.get(name) for name in _BRACES.findall(part[1])) else "", template
+    )
+    text = _BRACES.sub(lambda brace: values.get(brace[1]) or "", kept)
+    return " ".join(re.sub(r" (?=[,.;:](?:\s|$))", "", text).split())
 
 
 def _draft(judged: Judged) -> Draft:
     return Draft(
-        title=judged.cause.title.replace("{who}", judged.who),
+        title=capital(filled(judged.cause.title, {**judged.values, "who": judged.who})),
         detail=judged.detail,
         confidence=judged.confidence,
         culprits=judged.culprits,

@@ -4,14 +4,20 @@ To add a cause: a row in the module of its subject, with the next free code, and
 output in which it is named and output in which it is not.
 """
 
-from ddp_doctor.knowledge.job_causes import host, pointers
+from ddp_doctor.knowledge.job_causes import host, pointers, unproven
 from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
 
 JOB_CAUSES: tuple[JobCause, ...] = tuple(
-    sorted((cause for module in (host,) for cause in module.CAUSES), key=lambda cause: cause.code)
+    sorted((cause for module in (host, unproven) for cause in module.CAUSES), key=lambda cause: cause.code)
 )
 #: Of which cause a sign is; None for one that only points.
 SIGNS: dict[str, tuple[Sign, JobCause | None]] = {
     **{sign.id: (sign, cause) for cause in JOB_CAUSES for sign in cause.signs},
     **{sign.id: (sign, None) for sign in pointers.SIGNS},
 }
+_BY_NAME = {cause.name: cause for cause in JOB_CAUSES}
+
+
+def cause_named(name: str) -> JobCause | None:
+    """The cause of this class."""
+    return _BY_NAME.get(name)

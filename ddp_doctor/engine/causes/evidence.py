@@ -1,0 +1,281 @@
+"""What a job's output amounts to before anybody is blamed: suspects, the order of what they say, how the job ended."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ddp_doctor.engine.causes.judged import Judged
+from ddp_doctor.facts.job_log import JobLogFact, LogLine, RankSeen, SignSeen
+from ddp_doctor.knowledge.job_causes import SIGNS, cause_named
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign, Tier
+from ddp_doctor.knowledge.victims import blames_peer
+from ddp_doctor.model.choices import Confidence
+
+#: Whose word counts first.
+TIERS: Sequence[Tier] = ("kernel", "exception", "recorder", "ras", "nccl", "watchdog", "launcher")
+#: A process that prints so many lines after a complaint has got over it. What ends a process is followed by the stacks
+#: of its threads and by what its launcher says.
+_STILL_RUNS_LINES = 60
+#: Moments of different files that are closer than this have no order: clocks of hosts differ, logs have whole seconds.
+_SAME_MOMENT_S = 2.0
+#: Lines of an exception's message, below its first one.
+_MESSAGE_LINES = 40
+#: A zone of clocks is a whole number of quarters of an hour from UTC.
+_ZONE_S = 900.0
+
+#: Exceptions in which a rank says that somebody else failed, or that it was told to end (torch 2.15
+#: c10d/exception.h, distributed/elastic; Python's own for signals and for ends of pipes).
+_OTHERS_FAULT = {
+    "DistBackendError",
+    "DistNetworkError",
+    "DistStoreError",
+    "ChildFailedError",
+    "SignalException",
+    "RendezvousConnectionError",
+    "RendezvousTimeoutError",
+    "RendezvousClosedError",
+    "RendezvousGracefulExitError",
+    "ProcessRaisedException",
+    "ProcessExitedException",
+    "CalledProcessError",
+    "KeyboardInterrupt",
+    "SystemExit",
+    "GeneratorExit",
+    "BrokenPipeError",
+    "ConnectionResetError",
+    "ConnectionAbortedError",
+    "ConnectionRefusedError",
+    "EOFError",
+}
+#: Words of exceptions that a fault of a machine brings.
+_MACHINE = re.compile(
+    r"CUDA|NCCL|cuDNN|cuBLAS|GPU|device|memory|killed|signal|Accelerator|bus error|gloo|OSError",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A cause that evidence speaks for; ``judged`` where that evidence says all by itself (dumps, time-outs)."""
+
+    cause: JobCause
+    tier: Tier
+    confidence: Confidence
+    signs: tuple[SignSeen, ...] = ()
+    judged: Judged | None = None
+
+    @property
+    def ranks(self) -> frozenset[int]:
+        """The ranks that said it."""
+        if self.judged is not None:
+            return frozenset(c.rank for c in self.judged.culprits if c.rank is not None)
+        return ranks_of(self.signs)
+
+    @property
+    def speakers(self) -> frozenset[object]:
+        """The processes that said it, as exactly as prefixes tell; else the files."""
+        said: set[object] = set()
+        for sign in self.signs:
+            unknown = (sign.host, sign.pid) if sign.pid else sign.where.file
+            said |= ranks_of([sign]) or {unknown}
+        return frozenset(said)
+
+    @property
+    def values(self) -> dict[str, str]:
+        """What its signs tell, the first of several values."""
+        return {key: value for sign in reversed(self.signs) for key, value in sign.values.items()}
+
+
+def ranks_of(signs: Iterable[SignSeen]) -> frozenset[int]:
+    """All ranks that printed any of these."""
+    return frozenset(rank for sign in signs for rank in (*sign.ranks, sign.rank) if rank is not None)
+
+
+@dataclass(frozen=True)
+class Output:
+    """The output of a job, with what is asked of it again and again."""
+
+    fact: JobLogFact
+    ranks: Mapping[int, RankSeen] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ranks", {rank.rank: rank for rank in self.fact.ranks})
+
+    # --- whose -------------------------------------------------------------------------------------
+
+    def hosts_of(self, signs: Iterable[SignSeen]) -> list[str]:
+        """The hosts on which they were printed, as far as prefixes tell."""
+        hosts = (
+            sign.host or getattr(self.ranks.get(-1 if sign.rank is None else sign.rank), "host", None)
+            for sign in signs
+        )
+        return list(dict.fromkeys(host for host in hosts if host))
+
+    @cached_property
+    def world(self) -> frozenset[int]:
+        """All ranks that the job is known to have had."""
+        return frozenset(range(self.fact.world_size or 0)) | frozenset(self.ranks)
+
+    # --- when --------------------------------------------------------------------------------------
+
+    @cached_property
+    def _shift_s(self) -> dict[str, float]:
+        """By file, what brings its clock to that of the first: whole zones, by time-outs of one collective.
+
+        All ranks of a collective began to wait for it within moments, and their time-outs are equal.
+        """
+        met: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
+        for sign in self.fact.signs:
+            if sign.sign == "watchdog-timeout" and sign.at_s is not None and "seq" in sign.values:
+                key = (sign.values.get("group", ""), sign.values["seq"])
+                met[key].setdefault(sign.where.file, sign.at_s)
+        shifts: dict[str, float] = {}
+        for by_file in met.values():
+            first = next(iter(by_file.values()))
+            for file, at_s in by_file.items():
+                shifts.setdefault(file, round((first - at_s) / _ZONE_S) * _ZONE_S)
+        return shifts
+
+    def at_s(self, sign: SignSeen) -> float | None:
+        """When it was printed, by the clock of the first file; None where no time is."""
+        return None if sign.at_s is None else sign.at_s + self._shift_s.get(sign.where.file, 0.0)
+
+    def is_before(self, one: SignSeen, other: SignSeen) -> bool | None:
+        """Whether the one was printed before the other; None where that is not known."""
+        if one.where.file == other.where.file:
+            return one.where.line < other.where.line
+        at_s, other_at_s = self.at_s(one), self.at_s(other)
+        if at_s is None or other_at_s is None or abs(at_s - other_at_s) < _SAME_MOMENT_S:
+            return None
+        return at_s < other_at_s
+
+    def same_host(self, one: "Suspect", other: "Suspect") -> bool:
+        """Whether both may be of one host: where that of either is not known, too."""
+        hosts, others = self.hosts_of(one.signs), self.hosts_of(other.signs)
+        return not hosts or not others or not {*hosts}.isdisjoint(others)
+
+    def is_later(self, one: Suspect, other: Suspect) -> bool:
+        """Whether the one is known to have begun later than the other."""
+        return bool(one.signs and other.signs) and all(
+            any(self.is_before(theirs, sign) for theirs in other.signs) for sign in one.signs
+        )
+
+    def in_order(self, suspects: Iterable[Suspect]) -> list[Suspect]:
+        """By time where every one has one, else by tier and as the output has them."""
+        listed = sorted(suspects, key=lambda suspect: TIERS.index(suspect.tier))
+        times = [min((self.at_s(s) or 0.0 for s in suspect.signs), default=0.0) for suspect in listed]
+        if all(times):
+            return [suspect for _, suspect in sorted(zip(times, listed, strict=True), key=lambda p: p[0])]
+        if len({sign.where.file for suspect in listed for sign in suspect.signs}) == 1:
+            return sorted(listed, key=lambda s: min((sign.where.line for sign in s.signs), default=0))
+        return listed
+
+    # --- how it ended ------------------------------------------------------------------------------
+
+    @cached_property
+    def died(self) -> tuple[RankSeen, ...]:
+        """The ranks that a launcher saw end badly."""
+        return tuple(rank for rank in self.fact.ranks if rank.signal or rank.exit_code)
+
+    @cached_property
+    def _last_line(self) -> dict[str, int]:
+        return {file.name: file.lines for file in self.fact.files}
+
+    def got_over(self, sign: SignSeen) -> bool:
+        """Whether the process that printed it went on for long after it."""
+        rank = None if sign.rank is None else self.ranks.get(sign.rank)
+        last = rank.last if rank is not None else None
+        if last is not None and last.file == sign.where.file:
+            after = last.line - sign.where.line
+        elif last is not None:
+            return False  # it went on in another file: no lines to count
+        else:
+            after = self._last_line.get(sign.where.file, 0) - sign.where.line
+        in_file = sum(r.last is not None and r.last.file == sign.where.file for r in self.fact.ranks)
+        return after > _STILL_RUNS_LINES * max(in_file, 1)
+
+    @cached_property
+    def failed(self) -> bool:
+        """Whether anything says that the job failed: an exit, a time-out, or a complaint with nothing behind it."""
+        return bool(self.died) or any(self._is_end(sign) for sign in self.fact.signs)
+
+    def _is_end(self, sign: SignSeen) -> bool:
+        known = SIGNS[sign.sign][0]
+        if known.role in ("advice", "context"):
+            return False
+        return ends_a_job(known) or not self.got_over(sign)
+
+    # --- exceptions --------------------------------------------------------------------------------
+
+    @cached_property
+    def exceptions(self) -> tuple[SignSeen, ...]:
+        """The ranks' own exceptions: those that end a process, blame nobody else, and hold no better known cause."""
+        return tuple(
+            sign
+            for sign in self.fact.signs
+            if sign.sign == "exception" and is_own(sign) and not self._holds_a_cause(sign)
+            if self.died or not self.got_over(sign)
+        )
+
+    def _holds_a_cause(self, exception: SignSeen) -> bool:
+        first = int(exception.values.get("first_line", exception.where.line))
+        return any(
+            SIGNS[sign.sign][1] is not None
+            and sign.where.file == exception.where.file
+            and sign.rank == exception.rank
+            and first <= sign.where.line <= exception.where.line + _MESSAGE_LINES
+            for sign in self.fact.signs
+        )
+
+
+def ends_a_job(sign: Sign) -> bool:
+    """Whether a sign by itself says that the job failed, whatever is printed behind it."""
+    return sign.tier == "watchdog" or (sign.role == "pointer" and sign.tier == "launcher")
+
+
+def is_own(exception: SignSeen) -> bool:
+    """Whether an exception is of the rank itself, and no answer to what another process did."""
+    kind = exception.values.get("type", "").rpartition(".")[2]
+    return kind not in _OTHERS_FAULT and not blames_peer(exception.values.get("message", ""))
+
+
+def speaks_of_a_machine(exception: SignSeen) -> bool:
+    """Whether an exception may follow from a fault of a GPU, a host or NCCL, as no ValueError of a job does."""
+    return bool(_MACHINE.search(f"{exception.values.get('type', '')} {exception.values.get('message', '')}"))
+
+
+def alike(exception: SignSeen) -> tuple[str, ...]:
+    """Equal for the same exception on several ranks: its type, its words without numbers, its line of code."""
+    values = exception.values
+    words = re.sub(r"0x[0-9a-f]+|\d+", "0", values.get("message", ""))
+    return (values.get("type", ""), words, values.get("where", ""))
+
+
+def suspects(output: Output) -> Iterator[Suspect]:
+    """One for each cause that signs speak for, and for each different exception of ranks."""
+    by_cause: dict[tuple[str, ...], list[SignSeen]] = defaultdict(list)
+    causes: dict[tuple[str, ...], JobCause] = {}
+    for sign in output.fact.signs:
+        known, cause = SIGNS[sign.sign]
+        if cause is not None and known.role == "cause":
+            causes[(cause.name,)] = cause
+            by_cause[(cause.name,)].append(sign)
+    if (own_exception := cause_named("rank-exception")) is not None:
+        for exception in output.exceptions:
+            causes[alike(exception)] = own_exception
+            by_cause[alike(exception)].append(exception)
+    for key, signs in by_cause.items():
+        known_signs = [SIGNS[sign.sign][0] for sign in signs]
+        yield Suspect(
+            causes[key],
+            min((sign.tier for sign in known_signs), key=TIERS.index),
+            min((sign.confidence for sign in known_signs), key=list(Confidence).index),
+            tuple(signs),
+        )
+
+
+def lines(signs: Iterable[SignSeen]) -> tuple[LogLine, ...]:
+    """Where they stand."""
+    return tuple(dict.fromkeys(sign.where for sign in signs))

@@ -1,0 +1,109 @@
+"""What is said of a failure of which no evidence shows the cause: who died, who waited where, what would show it."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from ddp_doctor.engine.causes import time_outs
+from ddp_doctor.engine.causes.evidence import Output, lines
+from ddp_doctor.engine.causes.judged import Judged
+from ddp_doctor.engine.causes.whose import places, rank_culprit
+from ddp_doctor.knowledge.job_causes import SIGNS, cause_named
+from ddp_doctor.model.choices import Confidence
+
+#: How a rank ends because another one did, or because the job was ended: nobody asks why.
+_ANSWERS = ("SIGTERM", "SIGABRT", "SIGINT")
+#: Exit statuses of a shell for signals.
+_SIGNALS = {137: "SIGKILL", 139: "SIGSEGV", 135: "SIGBUS", 134: "SIGABRT", 143: "SIGTERM"}
+#: Lines of evidence from all kinds of signs together.
+_MOST_LINES = 8
+
+
+def judged(output: Output) -> tuple[Judged, ...]:
+    """The best that can be said: a guess with its next check, or what is known without any."""
+    for step in (_killed, _peer_died, _unknown):
+        found = tuple(step(output))
+        if found:
+            return found
+    return ()
+
+
+def _killed(output: Output) -> Iterator[Judged]:
+    """SIGKILL without a word of who sent it: most often the kernel, out of memory."""
+    cause = cause_named("host-oom-kill")
+    killed = [rank for rank in output.died if _signal(rank.signal, rank.exit_code) == "SIGKILL"]
+    if cause is None or not killed or (len(killed) > 1 and len(killed) == len(output.world)):
+        return
+    yield Judged(
+        cause,
+        Confidence.POSSIBLE,
+        tuple(rank.last for rank in killed if rank.last is not None),
+        tuple(rank_culprit(output, rank.rank) for rank in killed),
+        places(output, [rank.rank for rank in killed]),
+        "It was killed by SIGKILL, and nothing here says by whom: the kernel for want of memory, the scheduler or a"
+        " person.",
+        values={"signal": "SIGKILL"},
+    )
+
+
+def _peer_died(output: Output) -> Iterator[Judged]:
+    """Nothing but the words of those who are left: who died first, they do not say."""
+    cause = cause_named("peer-died-secondary")
+    victims = [sign for sign in output.fact.signs if SIGNS[sign.sign][0].role == "victim"]
+    own = [rank for rank in output.died if _signal(rank.signal, rank.exit_code) not in _ANSWERS]
+    if cause is None or not victims or any(time_outs.table(output).values()):
+        return
+    yield Judged(
+        cause,
+        Confidence.POSSIBLE,
+        lines(victims)[:_MOST_LINES],
+        who=places(output, [rank.rank for rank in own])
+        if own and set(own) != set(output.fact.ranks)
+        else "a rank",
+        detail=_ends(output),
+        values={key: value for sign in reversed(victims) for key, value in sign.values.items()},
+    )
+
+
+def _unknown(output: Output) -> Iterator[Judged]:
+    """What is known: who ended how, who waited where."""
+    cause = cause_named("job-failed-cause-not-proven")
+    if cause is None:
+        return
+    waited, ended = _waits(output), _ends(output)
+    shown = [sign for sign in output.fact.signs if SIGNS[sign.sign][0].role in ("pointer", "victim")]
+    yield Judged(
+        cause,
+        Confidence.POSSIBLE,
+        lines(shown)[:_MOST_LINES],
+        detail=" ".join(part for part in (waited, ended) if part),
+        values={"what": (waited or ended).rstrip(".")[:160]} if waited or ended else {},
+    )
+
+
+def _waits(output: Output) -> str:
+    """``ranks 0-3 waited in all-reduce 17 of 1024 elements.``"""
+    said = []
+    for group, waits in time_outs.table(output).items():
+        by_collective: dict[str, list[int]] = defaultdict(list)
+        for wait in waits.values():
+            if wait.seq is not None:
+                by_collective[wait.collective].append(wait.rank)
+        in_group = f" of {group}" if group else ""
+        said += [
+            f"{places(output, ranks)} waited in {what}{in_group}" for what, ranks in by_collective.items()
+        ]
+    return f"{'; '.join(said)}." if said else ""
+
+
+def _ends(output: Output) -> str:
+    """``rank 3 ended by SIGSEGV; ranks 0-2 exited with 1.``"""
+    by_end: dict[str, list[int]] = defaultdict(list)
+    for rank in output.died:
+        signal = _signal(rank.signal, rank.exit_code)
+        by_end[f"ended by {signal}" if signal else f"exited with {rank.exit_code}"].append(rank.rank)
+    said = [f"{places(output, ranks)} {how}" for how, ranks in by_end.items()]
+    return f"{'; '.join(said)}." if said else ""
+
+
+def _signal(signal: str | None, exit_code: int | None) -> str | None:
+    return signal or _SIGNALS.get(exit_code or 0)

@@ -1,0 +1,115 @@
+"""Who is to blame for a cause that signs speak for: in words, and as culprits."""
+
+from collections.abc import Iterable, Mapping
+
+from ddp_doctor.engine.causes.evidence import Output, Suspect
+from ddp_doctor.facts.job_log import SignSeen
+from ddp_doctor.model.finding import Culprit, CulpritKind
+from ddp_doctor.wording.nodes import name_list
+from ddp_doctor.wording.ranks import rank_list
+
+#: More ranks than this are named as a list of numbers, with their hosts behind it.
+_EACH = 2
+#: What values of signs are, beside GPUs and ranks.
+_KINDS: dict[str, CulpritKind] = {"device": "nic", "variable": "setting", "file": "file"}
+
+
+def place(output: Output, rank: int) -> str:
+    """``rank 5 (node2, GPU1)``."""
+    seen = output.ranks.get(rank)
+    gpu = None if seen is None or seen.gpu is None else f"GPU{seen.gpu}"
+    where = ", ".join(part for part in (seen.host if seen else None, gpu) if part)
+    return f"rank {rank} ({where})" if where else f"rank {rank}"
+
+
+def places(output: Output, ranks: Iterable[int]) -> str:
+    """Ranks for a sentence: each with its place where they are few, else ``ranks 0-4, 6, 7 (node0 and node1)``."""
+    numbers = sorted(set(ranks))
+    if len(numbers) > 1 and set(numbers) == output.world:
+        return f"all {len(numbers)} ranks"
+    if len(numbers) <= _EACH:
+        return name_list([place(output, rank) for rank in numbers])
+    hosts = {output.ranks[rank].host for rank in numbers if rank in output.ranks} - {None}
+    on = f" ({name_list(sorted(filter(None, hosts)))})" if hosts else ""
+    return f"{rank_list(numbers)}{on}"
+
+
+def who(output: Output, suspect: Suspect) -> str:
+    """The ranks or hosts that said it; of code the ranks come first, else the hosts."""
+    ranks = places(output, suspect.ranks) if suspect.ranks else ""
+    hosts = [suspect.values["host"]] if "host" in suspect.values else output.hosts_of(suspect.signs)
+    named = name_list(sorted(hosts)) if hosts else ""
+    if suspect.cause.domain in ("code", "data", "unknown", "gpu"):
+        return ranks or named or "a rank"
+    return named or ranks or "the host"
+
+
+def rank_culprit(output: Output, rank: int) -> Culprit:
+    """One rank, with its host and GPU where they are known."""
+    seen = output.ranks.get(rank)
+    return Culprit(kind="rank", rank=rank, node=seen.host if seen else None, gpu=seen.gpu if seen else None)
+
+
+def culprits(output: Output, suspect: Suspect) -> tuple[Culprit, ...]:
+    """Whom the signs themselves name, else who printed them; nobody where every rank says the same of its code."""
+    named = _ends(output, suspect) or tuple(
+        dict.fromkeys(
+            culprit
+            for sign in suspect.signs
+            if (culprit := _named(output, sign.values, sign.host)) is not None
+        )
+    )
+    if named:
+        return named
+    hosts = output.hosts_of(suspect.signs)
+    if suspect.cause.domain in ("code", "data", "unknown"):
+        if len(suspect.ranks) > 1 and suspect.ranks == output.world:
+            return ()
+        return tuple(rank_culprit(output, rank) for rank in sorted(suspect.ranks))
+    if hosts:
+        return tuple(Culprit(kind="node", node=host) for host in sorted(hosts))
+    return tuple(rank_culprit(output, rank) for rank in sorted(suspect.ranks))
+
+
+def _ends(output: Output, suspect: Suspect) -> tuple[Culprit, ...]:
+    """Of broken connections: the end that is in all of them, where there are several; else each as a pair.
+
+    Error 12 on many nodes towards one address is that address's; one node's towards many is its own.
+    """
+    pairs = {
+        (_printed_by(output, sign), sign.values["peer"]) for sign in suspect.signs if "peer" in sign.values
+    }
+    near, far = {near for near, _ in pairs} - {None}, {peer for _, peer in pairs}
+    if len(near) > 1 and len(far) == 1:
+        return (Culprit(kind="node", node=far.pop()),)
+    if len(near) == 1 and len(far) > 1:
+        return (near.pop() or Culprit(kind="node"),)
+    ends = [(one or Culprit(kind="node"), peer) for one, peer in pairs]
+    return tuple(
+        one.model_copy(update={"kind": "pair", "peer_node": peer})
+        for one, peer in sorted(ends, key=lambda end: (end[0].node or "", end[0].rank or 0, end[1]))
+    )
+
+
+def _printed_by(output: Output, sign: SignSeen) -> Culprit | None:
+    hosts = output.hosts_of([sign])
+    if hosts:
+        return Culprit(kind="node", node=hosts[0])
+    return None if sign.rank is None else rank_culprit(output, sign.rank)
+
+
+def _named(output: Output, values: Mapping[str, str], host: str | None) -> Culprit | None:
+    """The culprit that a sign's words name: a GPU, a device, a variable, a file or a rank."""
+    node = values.get("host") or host
+    if "gpu" in values or "bus" in values:
+        gpu = int(values["gpu"]) if values.get("gpu", "").isdigit() else None
+        return Culprit(kind="gpu", node=node, gpu=gpu, name=values.get("bus"))
+    for name, kind in _KINDS.items():
+        if name in values:
+            return Culprit(kind=kind, node=None if kind == "file" else node, name=values[name])
+    if not values.get("rank", "").isdigit():
+        return None
+    culprit = rank_culprit(output, int(values["rank"]))
+    if values.get("peer_rank", "").isdigit():
+        return culprit.model_copy(update={"kind": "pair", "peer_rank": int(values["peer_rank"])})
+    return culprit
