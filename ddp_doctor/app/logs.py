@@ -2,17 +2,14 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
-from ddp_doctor.engine.causes.judge import causes
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.facts.job_log import FileSeen, JobLogFact
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
-from ddp_doctor.model.recording import Options, Recording
-from ddp_doctor.model.report import CauseLine, JobCauseReport, LogsReport
+from ddp_doctor.model.recording import Options
 from ddp_doctor.parse.job_log.scan import signs_in
 
 
@@ -30,21 +27,4 @@ def logs(paths: Sequence[str], ignore: tuple[str, ...] = ()) -> Outcome:
     recording = blank(Options(command="logs", ignore=ignore), Plan(()))
     reading = Reading(check="logs", status=Status.COLLECTED, fact=fact.recorded())
     duration_s = time.monotonic() - started
-    return judge_logs(recording.model_copy(update={"readings": (reading,), "duration_s": duration_s}))
-
-
-def judge_logs(recording: Recording) -> Outcome:
-    """The verdict on what was read of a job, and its causes."""
-    outcome = judge(recording)
-    named = tuple(
-        JobCauseReport(
-            name=judged.cause.name,
-            confidence=judged.confidence,
-            domain=judged.cause.domain,
-            restart=judged.cause.restart,
-            lines=tuple(CauseLine(**line.model_dump()) for line in judged.lines),
-            next_check=judged.cause.next_check,
-        )
-        for judged in causes(recording)
-    )
-    return replace(outcome, report=LogsReport(**dict(outcome.report), causes=named))
+    return judge(recording.model_copy(update={"readings": (reading,), "duration_s": duration_s}))

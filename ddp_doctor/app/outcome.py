@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 
 from ddp_doctor import __version__
 from ddp_doctor.checks import CHECKS
+from ddp_doctor.engine.causes.report import with_causes
 from ddp_doctor.engine.diagnose import diagnose
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.engine.verdict import report as make_report
@@ -37,7 +38,10 @@ class Outcome:
 def judge(recording: Recording, checks: Sequence[Check] = CHECKS) -> Outcome:
     """Diagnose a recording, fresh or old."""
     diagnosis = diagnose(recording)
-    return Outcome(recording, make_report(recording, diagnosis, checks), diagnosis.failures)
+    report = make_report(recording, diagnosis, checks)
+    if recording.options.command == "logs":
+        report = with_causes(report, recording)
+    return Outcome(recording, report, diagnosis.failures)
 
 
 def blank(options: Options, plan: Plan, env: Mapping[str, str] | None = None) -> Recording:

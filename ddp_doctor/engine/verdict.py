@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from ddp_doctor.checks import CHECKS
+from ddp_doctor.engine.causes import report as causes_report
 from ddp_doctor.engine.diagnose import Diagnosis, is_judged
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.node_verdicts import node_verdicts
@@ -20,7 +21,7 @@ from ddp_doctor.wording.nodes import hosts
 from ddp_doctor.wording.ranks import ranks_at
 
 #: Commands that say nothing of the rest of the machine.
-_JUDGED_ALONE = {"topology": "topology", "env": "list of settings", "logs": "output of the job"}
+_JUDGED_ALONE = {"topology": "topology", "env": "list of settings"}
 #: Checks that the verdict's line names.
 _NAMED = 16
 #: Characters of a reason in it.
@@ -76,6 +77,8 @@ def _verdict(recording: Recording, diagnosis: Diagnosis, results: Sequence[Check
         or nccl_without_gpu(recording)
     ):
         return Verdict.UNSURE
+    if any(finding.code.startswith(causes_report.CODES) for finding in diagnosis.findings):
+        return Verdict.UNSURE  # a job failed, and no cause is sure enough to be an error
     if any(result.status in (CheckStatus.FAILED, CheckStatus.TIMED_OUT) for result in results):
         return Verdict.UNSURE  # a lesser finding beside it does not make up for what was not seen
     return Verdict.HEALTHY
@@ -190,6 +193,9 @@ def summary(
     recording: Recording, verdict: Verdict, results: Sequence[CheckResult], diagnosis: Diagnosis
 ) -> str:
     """One sentence: the verdict, on what it rests, or the worst fault."""
+    if recording.options.command == "logs":
+        said = causes_report.summary(recording, verdict, diagnosis.findings)
+        return f"{said}{_ignored(diagnosis)}."
     scope = _scope(recording)
     if recording.interrupted:
         cut = [result for result in results if (result.reason or "").startswith(INTERRUPTED_AFTER)]

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from ddp_doctor.model.base import Frozen, Json
 from ddp_doctor.model.choices import CheckStatus, Confidence, Domain, Restart, Verdict
-from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.finding import Culprit, Finding
 from ddp_doctor.model.recording import Job, World
 
 REPORT_SCHEMA_VERSION = "1.1"
@@ -137,13 +137,31 @@ class JobCauseReport(Frozen):
     restart: Restart  # whether starting the same job again may help
     lines: tuple[CauseLine, ...] = ()  # what it rests on, the earliest first
     next_check: str = ""  # a command or a setting that would prove it
+    culprits: tuple[Culprit, ...] = ()  # who or what is to blame; empty where that is not known
+
+
+class JobFacts(Frozen):
+    """What the output says of the job, failed or not; null or empty where it says nothing."""
+
+    launcher: str | None = None  # torchrun, srun, mpirun, ray, kubernetes
+    torch: str | None = None  # its release
+    backend: str | None = None  # the class behind the process groups: nccl, nccl2, nccl-legacy, gloo
+    nccl: str | None = None  # its release; of several the first
+    ranks: int | None = None  # of the job
+    nodes: tuple[str, ...] = ()  # host names
+    communicators: tuple[int, ...] = ()  # NCCL's, by the number of their ranks
+    interfaces: tuple[str, ...] = ()  # those that NCCL bootstraps over
+    network: tuple[str, ...] = ()  # what NCCL chose between nodes: IB, Socket, AWS Libfabric …
+    transports: dict[str, int] = Field(
+        default_factory=dict
+    )  # directed pairs of ranks by transport: P2P/CUMEM
 
 
 class LogsReport(Report):
     """What ``logs --json`` writes: the envelope, the causes, and what the output says of the job."""
 
     causes: tuple[JobCauseReport, ...] = ()  # in the order of time
-    facts: dict[str, Json] = Field(default_factory=dict)  # NCCL version, ranks, nodes, interfaces, transports
+    facts: JobFacts = JobFacts()
 
 
 class TopologyReport(Report):

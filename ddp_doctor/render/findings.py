@@ -5,7 +5,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from ddp_doctor.model.choices import Confidence, Domain, Restart
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Evidence, Finding, Remedy, Setting
+from ddp_doctor.model.report import JobCauseReport, LogsReport, Report
 from ddp_doctor.remedies.kinds import FOLLOWS
 from ddp_doctor.remedies.values_by_host import why_not
 from ddp_doctor.render import shell
@@ -29,8 +31,8 @@ class Line:
     to_paste: bool = False
 
 
-def lines(finding: Finding) -> Iterator[Line]:
-    """All of a finding but its title."""
+def lines(finding: Finding, cause: JobCauseReport | None = None) -> Iterator[Line]:
+    """All of a finding but its title; ``cause`` is what else is known where it is why a job failed."""
     if absent := _absent(finding):
         left = len(absent) - _MOST_EVIDENCE
         more = f" and {left} more" if left > 0 else ""
@@ -41,9 +43,42 @@ def lines(finding: Finding) -> Iterator[Line]:
         yield Line(f"- {one_line(text)}", hang=2)
     for remedy in finding.remedies:
         yield from _remedy(remedy)
+    if cause is not None:
+        yield from _job_cause(cause)
     # Without evidence there is nothing to be sure of.
     sure = f"{finding.confidence.value}; " if finding.evidence else ""
     yield Line(f"({sure}more: ddp-doctor explain {finding.code})")
+
+
+def _job_cause(cause: JobCauseReport) -> Iterator[Line]:
+    """What to do next to prove it, where it is, and what becomes of the same job started again."""
+    if cause.next_check and cause.confidence is not Confidence.PROVED:
+        yield Line(f"Next: {one_line(cause.next_check)}", hang=2)
+    if said := f"{_DOMAINS[cause.domain]} {_RESTARTS[cause.restart]}".strip():
+        yield Line(said, hang=2)
+
+
+_DOMAINS: dict[Domain, str] = {
+    "code": "The fault is in the job's code.",
+    "data": "The fault is in the job's data.",
+    "host": "The fault is on a host, or in its container.",
+    "gpu": "The fault is in a GPU or what drives it.",
+    "network": "The fault is in the network.",
+    "scheduler": "The scheduler, or who has it in hand, ended the job.",
+    "unknown": "",
+}
+_RESTARTS: dict[Restart, str] = {
+    "no": "Started again as it is, the job fails again.",
+    "on the same nodes": "Started again, on the same nodes too, the job may run.",
+    "on other nodes": "Started again on other nodes the job may run; on the same ones it fails again.",
+    "unknown": "",
+}
+
+
+def cause_of(report: Report, finding: Finding) -> JobCauseReport | None:
+    """What a report on a failed job says of a finding beside it."""
+    causes = report.causes if isinstance(report, LogsReport) else ()
+    return next((cause for cause in causes if cause.name == finding.name), None)
 
 
 def _absent(finding: Finding) -> list[str]:

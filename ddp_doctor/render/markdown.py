@@ -20,7 +20,7 @@ from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import CheckResult, Report
 from ddp_doctor.parse.redact import KEPT_BACK, looks_like_credential
-from ddp_doctor.render import findings, tables
+from ddp_doctor.render import findings, job_story, tables
 from ddp_doctor.render.findings import Line
 from ddp_doctor.render.text import one_line, plain
 from ddp_doctor.render.used_transports import used_table
@@ -39,7 +39,9 @@ _CALLS = re.compile(r"@|[#!]\d")
 def render(report: Report, recording: Recording) -> str:
     """The whole block, ending in a newline."""
     blocks = [f"### ddp-doctor: {_text(report.summary)}", _table(("", ""), _about(report, recording))]
-    blocks += [block for finding in report.findings for block in _finding(finding)]
+    blocks += [block for finding in report.findings for block in _finding(report, finding)]
+    if story := "\n".join(job_story.lines(report, recording)):
+        blocks += [_folded("Ranks", [_fence(story)])]
     if measured := _measurements(report, recording):
         blocks += [_folded("Measurements", [_fence(measured)])]
     if report.checks:
@@ -102,9 +104,9 @@ _VERSIONS: dict[str, Callable[[Recording], str]] = {
 }
 
 
-def _finding(finding: Finding) -> Iterator[str]:
+def _finding(report: Report, finding: Finding) -> Iterator[str]:
     yield f"**{finding.severity.value.upper()} {_text(finding.code)}** {_text(finding.title)}"
-    lines = [*findings.lines(finding)]
+    lines = [*findings.lines(finding, findings.cause_of(report, finding))]
     if finding.detail:  # is the first of them
         yield _text(lines.pop(0).text)
     yield _folded("Evidence and remedies", [*_laid_out(lines)])

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from ddp_doctor.model.choices import Detail, Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.report import Report
-from ddp_doctor.render import checks, findings, tables
+from ddp_doctor.model.report import JobCauseReport, LogsReport, Report
+from ddp_doctor.render import checks, findings, job_story, tables
 from ddp_doctor.render.layout import command, folded, width_of
 from ddp_doctor.render.screen import STYLE, VERDICT_STYLE
 from ddp_doctor.render.text import one_line
@@ -30,14 +30,17 @@ def show(
     """Print the whole report."""
     width, each = width_of(out), detail is Detail.ALL
     if detail is not Detail.VERDICT:
-        checks.show(report, recording, out, each=each)
+        if isinstance(report, LogsReport):
+            job_story.show(report, recording, out, each=each)
+        else:
+            checks.show(report, recording, out, each=each)
         _show_lines(tables.size_lines(report.measurements, width, all_rows=each), out)
         _show_lines(used_table(recording, width).splitlines(), out)
         _show_lines(tables.gpu_lines(report.measurements, width), out)
         _show_lines(tables.bucket_lines(report.measurements, width), out)
         _show_lines(tables.step_lines(report.measurements, width), out)
     for finding in report.findings:
-        _show_finding(finding, out)
+        _show_finding(finding, findings.cause_of(report, finding), out)
     if report.findings or detail is not Detail.VERDICT:
         out.print()
     if saved_as and detail is not Detail.VERDICT:
@@ -65,10 +68,10 @@ def _show_lines(lines: Iterable[str], out: "Console") -> None:
         out.print(line, style=None if number else "dim")
 
 
-def _show_finding(finding: Finding, out: "Console") -> None:
+def _show_finding(finding: Finding, cause: JobCauseReport | None, out: "Console") -> None:
     out.print()
     _show_title(finding, out)
-    for line in findings.lines(finding):
+    for line in findings.lines(finding, cause):
         if line.to_paste:
             for text in line.text.split("\n"):
                 out.print(command(text, width_of(out), indent=line.indent))

@@ -11,82 +11,29 @@ neither, and then nothing is said here.
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
 
 from ddp_doctor.engine.causes.evidence import Output, Suspect, lines
 from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.engine.causes.whose import places, rank_culprit
-from ddp_doctor.facts.job_log import SignSeen
 from ddp_doctor.knowledge.job_causes import cause_named
 from ddp_doctor.model.choices import Confidence
-from ddp_doctor.wording.ranks import rank_list
+from ddp_doctor.views.job_waits import Wait, waits
+from ddp_doctor.wording.ranks import capital, rank_list
 
 #: Operations whose sizes, or whether they are called at all, may differ between ranks.
 _UNEVEN = re.compile(r"SEND|RECV|ALLTOALL|GATHER$|SCATTER$|COALESCED|UNKNOWN", re.IGNORECASE)
 _EVEN = re.compile(r"^_?(ALL_?GATHER|REDUCE_?SCATTER)", re.IGNORECASE)
 #: What a bar or a count of progress looks like.
 _PROGRESS = re.compile(r"\d{1,3}%\||\bit/s\b|s/it\b|\d/\d+ \[|examples/s", re.IGNORECASE)
-_NAMES = {
-    "ALLREDUCE": "all-reduce",
-    "ALLGATHER": "all-gather",
-    "_ALLGATHER_BASE": "all-gather",
-    "_REDUCE_SCATTER_BASE": "reduce-scatter",
-    "REDUCE_SCATTER": "reduce-scatter",
-    "ALLTOALL_BASE": "all-to-all",
-}
-
-
-@dataclass(frozen=True)
-class Wait:
-    """One rank in one process group: the collective that timed out, and how far the rank had got."""
-
-    rank: int
-    signs: tuple[SignSeen, ...] = ()
-    seq: int | None = None
-    op: str = ""
-    numel: str = ""
-    enqueued: int | None = None  # the last collective that the rank had called
-
-    @property
-    def collective(self) -> str:
-        """``all-reduce 17 of 1024 elements``."""
-        size = f" of {self.numel} element{'s' if self.numel != '1' else ''}" if self.numel else ""
-        name = _NAMES.get(self.op, self.op.strip("_").lower().replace("_", "-"))
-        return f"{name or 'collective'} {self.seq}{size}"
-
-
-def table(output: Output) -> Mapping[str, Mapping[int, Wait]]:
-    """By process group: every rank of which the output says where it stood."""
-    groups: dict[str, dict[int, Wait]] = defaultdict(dict)
-    for sign in output.fact.signs:
-        if sign.sign not in ("watchdog-timeout", "watchdog-last-work"):
-            continue
-        of_group = groups[sign.values.get("group", "")]
-        for rank in sorted({*sign.ranks, *([] if sign.rank is None else [sign.rank])}):
-            wait = of_group.get(rank, Wait(rank))
-            of_group[rank] = _with(wait, sign)
-    return groups
-
-
-def _with(wait: Wait, sign: SignSeen) -> Wait:
-    values, signs = sign.values, (*wait.signs, sign)
-    if sign.sign == "watchdog-last-work":
-        enqueued = int(values["enqueued"]) if values.get("enqueued", "").isdigit() else wait.enqueued
-        return replace(wait, signs=signs, enqueued=enqueued)
-    if wait.seq is not None or "seq" not in values:  # the first time-out counts
-        return replace(wait, signs=signs)
-    return replace(
-        wait, signs=signs, seq=int(values["seq"]), op=values.get("op", ""), numel=values.get("numel", "")
-    )
 
 
 def suspects(output: Output) -> Iterator[Suspect]:
     """What the table shows, group by group."""
-    for waits in table(output).values():
+    for of_group in waits(output.fact).values():
         for step in (_other_collective, _only_some_called, _behind, _long_work):
-            judged = step(output, waits)
+            judged = step(output, of_group)
             if judged is not None:
-                signs = tuple(sign for wait in waits.values() for sign in wait.signs)
+                signs = tuple(sign for wait in of_group.values() for sign in wait.signs)
                 yield Suspect(judged.cause, "watchdog", judged.confidence, signs, judged)
                 break
 
@@ -114,10 +61,10 @@ def _judged(
     )
 
 
-def _other_collective(output: Output, waits: Mapping[int, Wait]) -> Judged | None:
+def _other_collective(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:
     """At one number, ranks are in different operations or sizes: the minority, or nobody where two halves differ."""
     by_seq: dict[int, list[Wait]] = defaultdict(list)
-    for wait in waits.values():
+    for wait in ranks.values():
         if wait.seq is not None and (_EVEN.match(wait.op) or not _UNEVEN.search(wait.op)):
             by_seq[wait.seq].append(wait)
     for seq, at_it in sorted(by_seq.items()):
@@ -145,16 +92,16 @@ def _of(waits: Collection[Wait], key: tuple[str, str]) -> str:
     return next(wait.collective for wait in waits if (wait.op, wait.numel) == key)
 
 
-def _only_some_called(output: Output, waits: Mapping[int, Wait]) -> Judged | None:
+def _only_some_called(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:
     """A few wait, mostly rank 0 in a barrier, and most had called less by then: the few called one collective more."""
-    waiting = [wait for wait in waits.values() if wait.seq is not None]
+    waiting = [wait for wait in ranks.values() if wait.seq is not None]
     if not waiting:
         return None
     seq = max(wait.seq or 0 for wait in waiting)
     at_it = [wait for wait in waiting if wait.seq == seq]
     others = output.world - {wait.rank for wait in at_it}
-    behind = {r for r in others if r in waits and (waits[r].enqueued or waits[r].seq or seq) < seq}
-    silent = {r for r in others if r not in waits}
+    behind = {r for r in others if r in ranks and (ranks[r].enqueued or ranks[r].seq or seq) < seq}
+    silent = {r for r in others if r not in ranks}
     if len(at_it) * 2 >= len(at_it) + len(others) or not (behind or silent):
         return None
     is_barrier = all(wait.numel == "1" or "BARRIER" in wait.op for wait in at_it)
@@ -166,35 +113,35 @@ def _only_some_called(output: Output, waits: Mapping[int, Wait]) -> Judged | Non
     return _judged(output, "rank0-only-collective", sure, at_it, guilty, detail)
 
 
-def _behind(output: Output, waits: Mapping[int, Wait]) -> Judged | None:
+def _behind(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:
     """Most wait, and a few say that they had called less: those never came to it."""
-    waiting = [wait for wait in waits.values() if wait.seq is not None]
+    waiting = [wait for wait in ranks.values() if wait.seq is not None]
     seq = max((wait.seq or 0 for wait in waiting), default=0)
     at_it = [wait for wait in waiting if wait.seq == seq]
     behind = sorted(
-        r for r, w in waits.items() if w.enqueued is not None and w.enqueued < seq and w not in at_it
+        r for r, w in ranks.items() if w.enqueued is not None and w.enqueued < seq and w not in at_it
     )
     if not behind or len(behind) >= len(at_it):
         return None
     name = "timeout-long-rank0-work" if behind == [0] and _worked(output, 0) else "stuck-outside-collective"
-    far = ", ".join(sorted({str(waits[rank].enqueued) for rank in behind}))
+    far = ", ".join(sorted({str(ranks[rank].enqueued) for rank in behind}))
     detail = (
-        f"{rank_list([w.rank for w in at_it]).capitalize()} waited in {at_it[0].collective};"
+        f"{capital(rank_list([w.rank for w in at_it]))} waited in {at_it[0].collective};"
         f" {rank_list(behind)} had called {far} and not {seq}."
     )
     return _judged(output, name, Confidence.LIKELY, at_it, behind, detail)
 
 
-def _long_work(output: Output, waits: Mapping[int, Wait]) -> Judged | None:
+def _long_work(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:
     """All but rank 0 wait for it, and the last that rank 0 printed is the progress of its own work."""
-    waiting = {rank: wait for rank, wait in waits.items() if wait.seq is not None}
+    waiting = {rank: wait for rank, wait in ranks.items() if wait.seq is not None}
     missing = output.world - set(waiting)
     if missing != {0} or not _worked(output, 0):
         return None
     one = next(iter(waiting.values()))
     last = output.ranks[0].last
     at = f", while rank 0 was at: {last.text}" if last is not None else ""
-    detail = f"{places(output, waiting).capitalize()} waited in {one.collective}{at}"
+    detail = f"{capital(places(output, waiting))} waited in {one.collective}{at}"
     return _judged(output, "timeout-long-rank0-work", Confidence.LIKELY, list(waiting.values()), [0], detail)
 
 

@@ -3,12 +3,13 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
-from ddp_doctor.engine.causes import time_outs
 from ddp_doctor.engine.causes.evidence import Output, lines
 from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.engine.causes.whose import places, rank_culprit
 from ddp_doctor.knowledge.job_causes import SIGNS, cause_named
 from ddp_doctor.model.choices import Confidence
+from ddp_doctor.views.job_waits import waits
+from ddp_doctor.wording.ranks import capital
 
 #: How a rank ends because another one did, or because the job was ended: nobody asks why.
 _ANSWERS = ("SIGTERM", "SIGABRT", "SIGINT")
@@ -50,7 +51,7 @@ def _peer_died(output: Output) -> Iterator[Judged]:
     cause = cause_named("peer-died-secondary")
     victims = [sign for sign in output.fact.signs if SIGNS[sign.sign][0].role == "victim"]
     own = [rank for rank in output.died if _signal(rank.signal, rank.exit_code) not in _ANSWERS]
-    if cause is None or not victims or any(time_outs.table(output).values()):
+    if cause is None or not victims or any(waits(output.fact).values()):
         return
     yield Judged(
         cause,
@@ -59,7 +60,7 @@ def _peer_died(output: Output) -> Iterator[Judged]:
         who=places(output, [rank.rank for rank in own])
         if own and set(own) != set(output.fact.ranks)
         else "a rank",
-        detail=_ends(output),
+        detail=capital(_ends(output)),
         values={key: value for sign in reversed(victims) for key, value in sign.values.items()},
     )
 
@@ -75,17 +76,17 @@ def _unknown(output: Output) -> Iterator[Judged]:
         cause,
         Confidence.POSSIBLE,
         lines(shown)[:_MOST_LINES],
-        detail=" ".join(part for part in (waited, ended) if part),
-        values={"what": (waited or ended).rstrip(".")[:160]} if waited or ended else {},
+        detail=capital(ended) if waited else "",
+        values={"what": (waited or ended or "the job failed").rstrip(".")},
     )
 
 
 def _waits(output: Output) -> str:
     """``ranks 0-3 waited in all-reduce 17 of 1024 elements.``"""
     said = []
-    for group, waits in time_outs.table(output).items():
+    for group, ranks_of_group in waits(output.fact).items():
         by_collective: dict[str, list[int]] = defaultdict(list)
-        for wait in waits.values():
+        for wait in ranks_of_group.values():
             if wait.seq is not None:
                 by_collective[wait.collective].append(wait.rank)
         in_group = f" of {group}" if group else ""

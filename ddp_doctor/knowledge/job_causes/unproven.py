@@ -7,7 +7,7 @@ CAUSES = (
     JobCause(
         code="DDJ198",
         name="job-failed-cause-not-proven",
-        title="The job failed, and its output does not prove why[: {what}]",
+        title="{what}, and nothing shows why",
         domain="unknown",
         restart="unknown",
         finds="Ranks died, were ended or timed out, and nothing in the output or in dumps says what came before.",

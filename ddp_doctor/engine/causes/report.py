@@ -1,0 +1,108 @@
+"""What a report says of a job that has ended, beside its findings: the sentence, the causes, the facts."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ddp_doctor.engine.causes.judge import causes
+from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact
+from ddp_doctor.facts.node.nccl_log import NcclTransportFact
+from ddp_doctor.model.choices import Severity, Verdict
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import CauseLine, JobCauseReport, JobFacts, LogsReport, Report
+
+#: The cause that is none.
+UNPROVEN = "job-failed-cause-not-proven"
+#: How the codes of causes begin.
+CODES = "DDJ"
+
+
+def with_causes(report: Report, recording: Recording) -> LogsReport:
+    """The report of a job: its causes first and in the order of time, and what the output says of the job."""
+    order = [judged.cause.code for judged in causes(recording)]
+    findings = sorted(
+        report.findings,
+        key=lambda finding: (
+            finding.code not in order,
+            order.index(finding.code) if finding.code in order else 0,
+        ),
+    )
+    return LogsReport(
+        **{**dict(report), "findings": tuple(findings)}, causes=_causes(recording), facts=job_facts(recording)
+    )
+
+
+def _causes(recording: Recording) -> tuple[JobCauseReport, ...]:
+    return tuple(
+        JobCauseReport(
+            name=judged.cause.name,
+            confidence=judged.confidence,
+            domain=judged.cause.domain,
+            restart=judged.cause.restart,
+            lines=tuple(CauseLine(**line.model_dump()) for line in judged.lines),
+            next_check=judged.next_check or judged.cause.next_check,
+            culprits=judged.culprits,
+        )
+        for judged in causes(recording)
+        if not judged.cause.code.startswith(recording.options.ignore)
+    )
+
+
+def summary(recording: Recording, verdict: Verdict, findings: Sequence[Finding]) -> str:
+    """The verdict on a job that has ended, in one sentence without its full stop."""
+    codes = [judged.cause.code for judged in causes(recording)]
+    named = sorted(
+        (finding for finding in findings if finding.code in codes),
+        key=lambda finding: codes.index(finding.code),
+    )
+    others = f" (and {len(named) - 1} more)" if len(named) > 1 else ""
+    if named and any(finding.severity is Severity.ERROR for finding in named):
+        worst = next(finding for finding in named if finding.severity is Severity.ERROR)
+        return f"Failed: {worst.title.rstrip('.')}{others}"
+    if named:
+        perhaps = "" if named[0].name == UNPROVEN else "perhaps "
+        title = named[0].title[:1].lower() + named[0].title[1:]
+        return f"Failed, cause not proven: {perhaps}{title.rstrip('.')}{others}"
+    if verdict is Verdict.SICK:  # what NCCL chose is wrong, and the job went on
+        return f"No failure, but: {findings[0].title.rstrip('.')}"
+    warnings = sum(finding.severity is Severity.WARNING for finding in findings)
+    noted = f", with {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
+    return f"No failure in {_what_was_read(recording)}{noted}"
+
+
+def _what_was_read(recording: Recording) -> str:
+    files = [file for at in recording.facts(JobLogFact) for file in at.fact.files if file.unread is None]
+    return "1 file" if len(files) == 1 else f"{len(files)} files"
+
+
+def job_facts(recording: Recording) -> JobFacts:
+    """What the output says of the job."""
+    job = recording.first(JobLogFact) or JobLogFact(files=())
+    logs = [at.fact for at in recording.facts(NcclTransportFact)]
+    dumps = [at.fact for at in recording.facts(FlightDumpFact)]
+    sizes = {size for log in logs for size in log.comm_sizes} | {
+        init.ranks for log in logs for init in log.inits
+    }
+    pairs = {(t.from_rank, t.to_rank, _kind(t.via)) for log in logs for t in log.transports}
+    worlds = [
+        job.world_size,
+        *(dump.world_size for dump in dumps),
+        max(sizes, default=None),
+        len(job.ranks) or None,
+    ]
+    return JobFacts(
+        launcher=job.launcher,
+        torch=job.torch_version,
+        backend=job.backend,
+        nccl=next((log.version for log in logs if log.version), None),
+        ranks=next((size for size in worlds if size), None),
+        nodes=tuple(dict.fromkeys(rank.host for rank in job.ranks if rank.host)),
+        communicators=tuple(sorted(sizes)),
+        network=tuple(sorted({log.network for log in logs if log.network})),
+        transports=dict(sorted(Counter(kind for *_, kind in pairs).items())),
+    )
+
+
+def _kind(via: str) -> str:
+    """``P2P/CUMEM``, ``NET/IB/GDRDMA``: without the numbers of devices and proxies."""
+    return "/".join(part.partition("(")[0] for part in via.split("/") if not part[:1].isdigit())

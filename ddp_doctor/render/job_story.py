@@ -1,0 +1,150 @@
+"""A job that has ended, as its output shows it: what it was, and how its ranks ended, equal ones in one row.
+
+8 ranks on 2 nodes, torchrun, torch 2.15.0, NCCL 2.30.7; 3 files, 12,345 lines
+
+                     host     pid   GPU  ended    was in            last line
+!! rank 5            node2    4711  1    exit 1   at rest after 16  epoch 3
+   ranks 0-4, 6, 7   2 hosts  -     -    SIGTERM  all-reduce 17     step 120 loss 2.31
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from textwrap import shorten
+from typing import TYPE_CHECKING
+
+from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact, RankSeen
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import JobFacts, LogsReport, Report
+from ddp_doctor.render.layout import Table, folded, width_of
+from ddp_doctor.render.text import one_line
+from ddp_doctor.views.job_waits import collective_name, waits
+from ddp_doctor.wording.ranks import rank_list
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+#: Rows of the table, and files that could not be read, on a screen.
+_MOST_ROWS = 12
+_MOST_FILES = 3
+_LONGEST_LINE = 100
+_TITLES = ("", "host", "pid", "GPU", "ended", "was in", "last line")
+
+
+def show(report: LogsReport, recording: Recording, out: "Console", *, each: bool) -> None:
+    """Print it; ``each``: a row for each rank, however many they are."""
+    for number, line in enumerate(lines(report, recording, width_of(out), each=each)):
+        out.print(line, style="dim" if number == 0 else None)
+
+
+def lines(
+    report: Report, recording: Recording, width: int | None = None, *, each: bool = False
+) -> Iterator[str]:
+    """The lines of the story; none where the report is of no job."""
+    job = recording.first(JobLogFact)
+    if job is None or not isinstance(report, LogsReport):
+        return
+    yield folded(_about(job, report.facts), width)
+    unread = [file for file in job.files if file.unread is not None]
+    for file in unread if each else unread[:_MOST_FILES]:
+        yield folded(f"Not read: {one_line(file.name)}: {one_line(file.unread or '')}", width, hang=2)
+    if not each and (left := len(unread) - _MOST_FILES) > 0:
+        yield f"Not read: {left} files more (-v names them)"
+    rows = _rows(report, recording, job, each=each)
+    if rows:
+        yield ""
+        yield from _table(rows[: None if each else _MOST_ROWS]).lines(width)
+        if not each and (left := len(rows) - _MOST_ROWS) > 0:
+            yield f" and {left} rows more: -v shows each rank"
+
+
+def _about(job: JobLogFact, facts: JobFacts) -> str:
+    """``8 ranks on 2 nodes, torchrun, torch 2.15.0, NCCL 2.30.7; 3 files, 12,345 lines``."""
+    ranks = f"{facts.ranks} rank{'s' if facts.ranks != 1 else ''}" if facts.ranks else ""
+    on = f" on {len(facts.nodes)} nodes" if len(facts.nodes) > 1 else "".join(f" on {n}" for n in facts.nodes)
+    versions = [f"{name} {said}" for name, said in (("torch", facts.torch), ("NCCL", facts.nccl)) if said]
+    parts = [f"{ranks}{on}".strip(), facts.launcher, facts.backend, *versions]
+    read = [file for file in job.files if file.unread is None]
+    number = sum(file.lines for file in read)
+    files = f"{len(read)} file{'s' if len(read) != 1 else ''}{f', {number:,} lines' if number else ''}"
+    return one_line("; ".join(part for part in (", ".join(filter(None, parts)), files) if part))
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> Table:
+    """Without the columns that are empty in all rows."""
+    kept = [column for column in range(len(_TITLES)) if column == 0 or any(row[column] for row in rows)]
+    return Table(
+        tuple(_TITLES[column] for column in kept),
+        [tuple(row[column] or "-" for column in kept) for row in rows],
+    )
+
+
+def _rows(report: LogsReport, recording: Recording, job: JobLogFact, *, each: bool) -> list[tuple[str, ...]]:
+    """Those to blame first; equal ranks in one row, whose last lines count as equal where only numbers differ."""
+    blamed = {c.rank for cause in report.causes for c in cause.culprits if c.rank is not None}
+    was_in = _was_in(recording, job)
+    seen = {rank.rank: rank for rank in job.ranks}
+    known = [seen.get(rank, RankSeen(rank=rank)) for rank in sorted({*seen, *was_in})]
+    if each:
+        groups = [[rank] for rank in known]
+    else:
+        groups = _alike(known, was_in, blamed, with_lines=True)
+        if len(groups) > _MOST_ROWS:
+            groups = _alike(known, was_in, blamed, with_lines=False)
+    groups.sort(key=lambda group: (group[0].rank not in blamed, group[0].rank))
+    return [_row(group, was_in, is_blamed=group[0].rank in blamed) for group in groups]
+
+
+def _alike(
+    ranks: Sequence[RankSeen], was_in: dict[int, str], blamed: set[int], *, with_lines: bool
+) -> list[list[RankSeen]]:
+    groups: dict[tuple[object, ...], list[RankSeen]] = defaultdict(list)
+    for rank in ranks:
+        last = re.sub(r"\d+", "0", rank.last.text) if with_lines and rank.last is not None else ""
+        groups[rank.rank in blamed, _ended(rank), was_in.get(rank.rank, ""), last].append(rank)
+    return list(groups.values())
+
+
+def _row(ranks: Sequence[RankSeen], was_in: dict[int, str], *, is_blamed: bool) -> tuple[str, ...]:
+    one = ranks[0] if len(ranks) == 1 else None
+    hosts = list(dict.fromkeys(rank.host for rank in ranks if rank.host))
+    return (
+        f"{'!! ' * is_blamed}{rank_list([rank.rank for rank in ranks])}",
+        one_line(hosts[0]) if len(hosts) == 1 else f"{len(hosts)} hosts" if hosts else "",
+        str(one.pid or "") if one else "",
+        "" if one is None or one.gpu is None else str(one.gpu),
+        _ended(ranks[0]),
+        was_in.get(ranks[0].rank, ""),
+        shorten(one_line(ranks[0].last.text), _LONGEST_LINE, placeholder=" …") if ranks[0].last else "",
+    )
+
+
+def _ended(rank: RankSeen) -> str:
+    return rank.signal or ("" if rank.exit_code is None else f"exit {rank.exit_code}")
+
+
+def _was_in(recording: Recording, job: JobLogFact) -> dict[int, str]:
+    """The collective that each rank was in, by its dump or else by its time-out."""
+    found = {
+        rank: f"{collective_name(wait.op)} {wait.seq}"
+        for of_group in waits(job).values()
+        for rank, wait in of_group.items()
+        if wait.seq is not None
+    }
+    for at in recording.facts(FlightDumpFact):
+        rank = at.fact.rank if at.fact.rank is not None else at.rank
+        if rank is not None:
+            found[rank] = _in_dump(at.fact)
+    return found
+
+
+def _in_dump(dump: FlightDumpFact) -> str:
+    """``all-reduce 17``, or after which one the rank had nothing open."""
+    if dump.problem is not None:
+        return f"dump: {one_line(dump.problem)}"
+    for group in dump.groups:
+        for entry in group.entries:
+            if entry.is_open:
+                return f"{collective_name(entry.op)} {entry.seq}"
+    highest = max((group.highest_seq for group in dump.groups), default=0)
+    return f"at rest after {highest}" if highest else "no collective yet"

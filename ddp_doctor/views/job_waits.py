@@ -1,0 +1,61 @@
+"""Which collective each rank of a job was in when it timed out, and how far it had got, by process group."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ddp_doctor.facts.job_log import JobLogFact, SignSeen
+
+#: torch's names of operations (torch 2.15 c10d/ProcessGroup.hpp, opTypeToString) where another spelling is usual.
+_NAMES = {
+    "ALLREDUCE": "all-reduce",
+    "ALLGATHER": "all-gather",
+    "_ALLGATHER_BASE": "all-gather",
+    "ALLTOALL": "all-to-all",
+    "ALLTOALL_BASE": "all-to-all",
+    "_REDUCE_SCATTER_BASE": "reduce-scatter",
+}
+
+
+@dataclass(frozen=True)
+class Wait:
+    """One rank in one process group: the collective that timed out, and the last one that it had called."""
+
+    rank: int
+    signs: tuple[SignSeen, ...] = ()
+    seq: int | None = None
+    op: str = ""  # ALLREDUCE, as torch prints it
+    numel: str = ""  # elements of its input
+    enqueued: int | None = None
+
+    @property
+    def collective(self) -> str:
+        """``all-reduce 17 of 1024 elements``."""
+        size = f" of {self.numel} element{'s' if self.numel != '1' else ''}" if self.numel else ""
+        return f"{collective_name(self.op)} {self.seq}{size}"
+
+
+def collective_name(op: str) -> str:
+    """``all-reduce`` for ALLREDUCE, all_reduce and nccl:all_reduce."""
+    return _NAMES.get(op) or op.rpartition(":")[2].strip("_").lower().replace("_", "-") or "collective"
+
+
+def waits(fact: JobLogFact) -> Mapping[str, Mapping[int, Wait]]:
+    """Of every rank that says so where it stood; of several time-outs of a rank the first counts."""
+    groups: dict[str, dict[int, Wait]] = defaultdict(dict)
+    for sign in fact.signs:
+        if sign.sign in ("watchdog-timeout", "watchdog-last-work"):
+            of_group = groups[sign.values.get("group", "")]
+            for rank in sorted({*sign.ranks, *([] if sign.rank is None else [sign.rank])}):
+                of_group[rank] = _with(of_group.get(rank, Wait(rank)), sign)
+    return groups
+
+
+def _with(wait: Wait, sign: SignSeen) -> Wait:
+    values, signs = sign.values, (*wait.signs, sign)
+    if values.get("enqueued", "").isdigit():
+        wait = replace(wait, enqueued=int(values["enqueued"]))
+    if wait.seq is not None or not values.get("seq", "").isdigit():
+        return replace(wait, signs=signs)
+    op, numel = values.get("op", ""), values.get("numel", "")
+    return replace(wait, signs=signs, seq=int(values["seq"]), op=op, numel=numel)
