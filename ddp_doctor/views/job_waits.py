@@ -44,7 +44,7 @@ def waits(fact: JobLogFact) -> Mapping[str, Mapping[int, Wait]]:
     """Of every rank that says so where it stood; of several time-outs of a rank the first counts."""
     groups: dict[str, dict[int, Wait]] = defaultdict(dict)
     for sign in fact.signs:
-        if sign.sign in ("watchdog-timeout", "watchdog-last-work"):
+        if sign.sign == "watchdog-timeout" or "enqueued" in sign.values:
             of_group = groups[sign.values.get("group", "")]
             for rank in sorted({*sign.ranks, *([] if sign.rank is None else [sign.rank])}):
                 of_group[rank] = _with(of_group.get(rank, Wait(rank)), sign)

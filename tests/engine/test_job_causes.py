@@ -13,7 +13,7 @@ from ddp_doctor.engine.causes.rules import filled
 from ddp_doctor.facts.job_log import FileSeen, JobLogFact, LogLine, RankSeen, SignSeen
 from ddp_doctor.knowledge import job_causes
 from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
-from ddp_doctor.model.choices import Confidence, Domain, Status
+from ddp_doctor.model.choices import Confidence, Domain, Restart, Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Recording
 
@@ -22,7 +22,8 @@ PROVED, LIKELY, POSSIBLE = Confidence.PROVED, Confidence.LIKELY, Confidence.POSS
 
 
 def row(name: str, domain: Domain, *signs: Sign) -> JobCause:
-    return JobCause("DDJ000", name, "{who}", domain, "unknown", "", "", (), "", (), signs)
+    restart: Restart = "on the same nodes" if domain == "scheduler" else "unknown"
+    return JobCause("DDJ000", name, "{who}", domain, restart, "", "", (), "", (), signs)
 
 
 ROWS = (
@@ -35,7 +36,7 @@ ROWS = (
     row("shm", "host", Sign("shm", ("xxxxx",), tier="nccl", confidence=PROVED)),
     row("fabric", "network", Sign("error-12", ("xxxxx",), tier="nccl")),
     row("peermem", "host", Sign("no-peermem", ("xxxxx",), tier="nccl", confidence=POSSIBLE)),
-    row("time-limit", "scheduler", Sign("limit", ("xxxxx",), tier="launcher", confidence=PROVED)),
+    row("time-limit", "scheduler", Sign("limit", ("xxxxx",), tier="kernel", confidence=PROVED)),
 )
 BY_NAME = (
     row("rank-exception", "code"),
@@ -45,12 +46,18 @@ BY_NAME = (
     row("stuck-outside-collective", "code"),
     row("host-oom-kill", "host"),
     row("peer-died-secondary", "unknown"),
+    row("process-crashed", "unknown"),
+    row("rendezvous-host-mismatch", "network"),
+    row("firewall-or-unreachable", "network"),
 )
 POINTERS = (
     Sign("exception", ("xxxxx",), role="pointer"),
     Sign("watchdog-last-work", ("xxxxx",), tier="watchdog", role="pointer"),
     Sign("closed", ("xxxxx",), role="victim"),
     Sign("hint", ("xxxxx",), role="advice"),
+    Sign("monitored", ("xxxxx",), tier="watchdog", role="pointer"),
+    Sign("store-refused", ("xxxxx",), role="pointer"),
+    Sign("store-unreached", ("xxxxx",), role="pointer"),
     Sign("job-failed", ("xxxxx",), tier="launcher", role="pointer"),
 )
 
@@ -67,6 +74,8 @@ def _rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def said(sign: str, rank: int | None = None, line: int = 0, file: str = "job.out", **given: Any) -> SignSeen:
     fields = {key: given.pop(key) for key in ("host", "at_s", "ranks", "pid") if key in given}
+    if sign in ("store-refused", "store-unreached"):
+        given["host"] = fields.pop("host")
     values = {key: str(value) for key, value in given.items()}
     where = LogLine(file=file, line=line, text=sign)
     return SignSeen(sign=sign, where=where, rank=rank, values=values, **fields)
@@ -239,6 +248,14 @@ TIME_OUTS = {
         job(*timed_out(17, 0, 1, 3), *timed_out(17, 2, op="ALLGATHER"), ranks=4),
         ["collective-mismatch likely 2"],
     ),
+    "one rank is in a barrier and all others are in what comes after it": (
+        job(*timed_out(17, 0, numel=1), *timed_out(17, 1, 2, 3), ranks=4),
+        ["rank0-only-collective likely 0"],
+    ),
+    "torch itself lists who did not come": (
+        job(said("monitored", 0, missing="2, 5"), ranks=8),
+        ["stuck-outside-collective likely 2 5"],
+    ),
     "two ranks are in different collectives: nobody is named": (
         job(*timed_out(17, 0), *timed_out(17, 1, numel=7), ranks=2),
         ["collective-mismatch likely"],
@@ -280,7 +297,7 @@ ENDS = {
     ),
     "an exception long before the end counts where a rank died": (
         job(raised(1, "ValueError", "not caught", 5), ranks=ended(0, 1, lines=500)),
-        ["rank-exception likely 1"],
+        ["rank-exception 1"],
     ),
     "advice alone is no failure": (job(said("hint", 0), ranks=2), []),
     "nothing is said": (job(ranks=2), []),
@@ -299,7 +316,15 @@ ENDS = {
     ),
     "a rank died of SIGSEGV without a word": (
         job(ranks=ended(0, "SIGSEGV")),
-        ["job-failed-cause-not-proven possible"],
+        ["process-crashed possible 1"],
+    ),
+    "a server refuses its clients: nobody listens there": (
+        job(said("store-refused", 1, host="node0", port=29500), ranks=2),
+        ["rendezvous-host-mismatch likely node0"],
+    ),
+    "a server does not answer its clients": (
+        job(said("store-unreached", 1, host="node0", port=29500), ranks=2),
+        ["firewall-or-unreachable possible node0"],
     ),
     "the launcher says that the job failed, and no more is known": (
         job(said("job-failed", line=1), ranks=ended(0, 0, lines=500)),
@@ -336,10 +361,10 @@ def test_clocks_of_two_zones_are_aligned_by_the_time_out_of_one_collective():
 
 
 def test_what_is_known_of_an_unproved_failure_is_said():
-    (judged,) = causes(job(*timed_out(17, 0, 1, 3), ranks=ended(0, 0, "SIGSEGV", 0)))
+    (judged,) = causes(job(*timed_out(17, 0, 1, 3), ranks=ended(0, 0, "SIGABRT", 0)))
 
     assert judged.values["what"] == "ranks 0, 1, 3 waited in all-reduce 17 of 1024 elements"
-    assert judged.detail == "Rank 2 ended by SIGSEGV."
+    assert judged.detail == "Rank 2 ended by SIGABRT."
 
 
 @pytest.mark.parametrize(

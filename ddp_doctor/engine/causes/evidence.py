@@ -257,9 +257,14 @@ def suspects(output: Output) -> Iterator[Suspect]:
     """One for each cause that signs speak for, and for each different exception of ranks."""
     by_cause: dict[tuple[str, ...], list[SignSeen]] = defaultdict(list)
     causes: dict[tuple[str, ...], JobCause] = {}
+    seen = {sign.sign for sign in output.fact.signs}
     for sign in output.fact.signs:
         known, cause = SIGNS[sign.sign]
-        if cause is not None and known.role == "cause":
+        if (
+            cause is not None
+            and known.role == "cause"
+            and (not known.beside or not seen.isdisjoint(known.beside))
+        ):
             causes[(cause.name,)] = cause
             by_cause[(cause.name,)].append(sign)
     if (own_exception := cause_named("rank-exception")) is not None:
@@ -267,13 +272,20 @@ def suspects(output: Output) -> Iterator[Suspect]:
             causes[alike(exception)] = own_exception
             by_cause[alike(exception)].append(exception)
     for key, signs in by_cause.items():
-        known_signs = [SIGNS[sign.sign][0] for sign in signs]
+        known_signs = [_known(output, sign) for sign in signs]
         yield Suspect(
             causes[key],
             min((sign.tier for sign in known_signs), key=TIERS.index),
             min((sign.confidence for sign in known_signs), key=list(Confidence).index),
             tuple(signs),
         )
+
+
+def _known(output: Output, sign: SignSeen) -> Sign:
+    """The row of a sign; that an exception ended its rank is proved where the launcher saw that rank end."""
+    known = SIGNS[sign.sign][0]
+    ended = ranks_of([sign]) & {rank.rank for rank in output.died}
+    return known._replace(confidence=Confidence.PROVED) if sign.sign == "exception" and ended else known
 
 
 def lines(signs: Iterable[SignSeen]) -> tuple[LogLine, ...]:

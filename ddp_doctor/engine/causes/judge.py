@@ -70,6 +70,11 @@ def _is_explained(output: Output, one: Suspect, by: Suspect) -> bool:
 # --- what explains what: each step looks at two suspects, of which `by` may be why `one` is there -----------
 
 
+def _is_its_symptom(output: Output, one: Suspect, by: Suspect) -> bool:  # noqa: ARG001 - as all steps
+    """What the rows themselves say: a link that went down brings transfers without an answer."""
+    return one.cause.name in by.cause.instead_of
+
+
 def _a_hint_beside_better(output: Output, one: Suspect, by: Suspect) -> bool:  # noqa: ARG001 - as all steps
     """A possible cause counts only where nothing better is known, whatever the order."""
     return one.confidence is Confidence.POSSIBLE and by.confidence is not Confidence.POSSIBLE
@@ -80,7 +85,7 @@ def _kernel_spoke(output: Output, one: Suspect, by: Suspect) -> bool:
 
     An exception that speaks of no machine (a ValueError) stays.
     """
-    if by.tier != "kernel" or one.tier == "kernel" or output.is_later(by, one):
+    if by.tier != "kernel" or one.tier == "kernel" or _is_an_end(by) or output.is_later(by, one):
         return False
     if one.tier == "exception":
         return output.same_host(one, by) and any(map(speaks_of_a_machine, one.signs))
@@ -95,10 +100,16 @@ def _earlier_word_of_the_kernel(output: Output, one: Suspect, by: Suspect) -> bo
 
 def _a_rank_failed(output: Output, one: Suspect, by: Suspect) -> bool:
     """A rank's own exception explains what others saw of it: dumps, warnings of NCCL, time-outs, the launcher's end."""
-    if by.tier != "exception" or TIERS.index(one.tier) <= TIERS.index("exception"):
+    if by.tier != "exception":
+        return False
+    if _is_an_end(one):
+        return not output.is_later(by, one)
+    if TIERS.index(one.tier) <= TIERS.index("exception"):
         return False
     if one.tier == "recorder":
         return one.ranks <= by.ranks
+    if one.tier == "launcher" and one.confidence is Confidence.PROVED:
+        return False
     return not output.is_later(by, one)
 
 
@@ -133,16 +144,24 @@ def _earlier_warning(output: Output, one: Suspect, by: Suspect) -> bool:
 
 
 def _ended_from_outside(output: Output, one: Suspect, by: Suspect) -> bool:
-    """Whatever comes after the scheduler or the launcher ended the job is its answer."""
-    return by.tier == "launcher" and output.is_later(one, by)
+    """Whatever comes after the scheduler, a person or a signal ended the job is its answer."""
+    if not _is_an_end(by):
+        return False
+    return output.is_later(one, by) or (one.tier in ("watchdog", "launcher") and not output.is_later(by, one))
+
+
+def _is_an_end(suspect: Suspect) -> bool:
+    """Whether somebody ended a job that did not fail."""
+    return suspect.cause.domain == "scheduler" and suspect.cause.restart == "on the same nodes"
 
 
 def _only_waited(output: Output, one: Suspect, by: Suspect) -> bool:  # noqa: ARG001 - as all steps
-    """A time-out, or an end by the launcher, beside a cause by better evidence."""
-    return one.tier in ("watchdog", "launcher") and by.tier in ("recorder", "ras", "nccl")
+    """A time-out beside a cause by better evidence."""
+    return one.tier == "watchdog" and by.tier not in ("watchdog", "launcher")
 
 
 _EXPLAIN: Sequence[Callable[[Output, Suspect, Suspect], bool]] = (
+    _is_its_symptom,
     _a_hint_beside_better,
     _kernel_spoke,
     _earlier_word_of_the_kernel,

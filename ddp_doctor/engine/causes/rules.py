@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from textwrap import shorten
 
 from ddp_doctor.engine.causes.judge import causes
 from ddp_doctor.engine.causes.judged import Judged
@@ -16,6 +17,8 @@ from ddp_doctor.wording.ranks import capital
 
 #: Evidence lines of a finding; the report's causes have all.
 _MOST_LINES = 5
+#: Characters of one value in a title, such as the message of an exception.
+_LONGEST_VALUE = 160
 _OPTIONAL = re.compile(r"\[([^\]]*\{[^\]]*)\]")
 _BRACES = re.compile(r"\{(\w+)\}")
 
@@ -28,7 +31,9 @@ def filled(template: str, values: Mapping[str, str]) -> str:
     kept = _OPTIONAL.sub(
         lambda part: part[1] if all(values.get(name) for name in _BRACES.findall(part[1])) else "", template
     )
-    text = _BRACES.sub(lambda brace: values.get(brace[1]) or "", kept)
+    text = _BRACES.sub(
+        lambda brace: shorten(values.get(brace[1]) or "", _LONGEST_VALUE, placeholder=" …"), kept
+    )
     return " ".join(re.sub(r" (?=[,.;:](?:\s|$))", "", text).split())
 
 

@@ -10,55 +10,71 @@ neither, and then nothing is said here.
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from ddp_doctor.engine.causes.evidence import Output, Suspect, lines
+from ddp_doctor.engine.causes.evidence import Output, Suspect, lines, ranks_of
 from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.engine.causes.whose import places, rank_culprit
-from ddp_doctor.knowledge.job_causes import cause_named
+from ddp_doctor.facts.job_log import SignSeen
+from ddp_doctor.knowledge.job_causes import SIGNS, cause_named
 from ddp_doctor.model.choices import Confidence
-from ddp_doctor.views.job_waits import Wait, waits
+from ddp_doctor.views.job_waits import Wait, collective_name, waits
 from ddp_doctor.wording.ranks import capital, rank_list
 
 #: Operations whose sizes, or whether they are called at all, may differ between ranks.
 _UNEVEN = re.compile(r"SEND|RECV|ALLTOALL|GATHER$|SCATTER$|COALESCED|UNKNOWN", re.IGNORECASE)
 _EVEN = re.compile(r"^_?(ALL_?GATHER|REDUCE_?SCATTER)", re.IGNORECASE)
+#: Ranks that one line of torch lists.
+_MOST_RANKS = 100_000
 #: What a bar or a count of progress looks like.
 _PROGRESS = re.compile(r"\d{1,3}%\||\bit/s\b|s/it\b|\d/\d+ \[|examples/s", re.IGNORECASE)
 
 
 def suspects(output: Output) -> Iterator[Suspect]:
-    """What the table shows, group by group."""
+    """What the table shows, group by group; else what torch itself says of who did not come."""
+    found = False
     for of_group in waits(output.fact).values():
-        for step in (_other_collective, _only_some_called, _behind, _long_work):
+        for step in (_other_collective, _only_some_called, _behind):
             judged = step(output, of_group)
             if judged is not None:
+                found = True
                 signs = tuple(sign for wait in of_group.values() for sign in wait.signs)
                 yield Suspect(judged.cause, "watchdog", judged.confidence, signs, judged)
                 break
+    signs = tuple(sign for sign in output.fact.signs if SIGNS[sign.sign][0].tier == "watchdog")
+    for whole in (_long_work, _named_by_torch) if signs and not found else ():
+        judged = whole(output, signs)
+        if judged is not None:
+            yield Suspect(judged.cause, "watchdog", judged.confidence, signs, judged)
+            return
 
 
 def _judged(
     output: Output,
     name: str,
     confidence: Confidence,
-    waits: Collection[Wait],
+    signs: Sequence[SignSeen],
     guilty: Collection[int],
     detail: str,
 ) -> Judged | None:
     cause = cause_named(name)
     if cause is None:
         return None
-    one = next(iter(waits))
     return Judged(
         cause,
         confidence,
-        lines(sign for wait in waits for sign in wait.signs[:1]),
+        lines(signs),
         tuple(rank_culprit(output, rank) for rank in sorted(guilty)),
         places(output, guilty) if guilty else "ranks",
         detail,
-        values={"seq": str(one.seq), "op": one.op, "collective": one.collective},
+        values={"call": _call(signs)},
     )
+
+
+def _call(signs: Sequence[SignSeen]) -> str:
+    """``all-reduce 17``, of the first that tells."""
+    told = (sign.values for sign in signs if sign.values.get("seq"))
+    return next((f"{collective_name(values.get('op', ''))} {values['seq']}" for values in told), "")
 
 
 def _other_collective(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:
@@ -73,15 +89,16 @@ def _other_collective(output: Output, ranks: Mapping[int, Wait]) -> Judged | Non
             (most, number), (_, next_number) = counts.most_common(2)
             guilty = [w.rank for w in at_it if (w.op, w.numel) != most] if number > next_number else []
             what = "; ".join(f"{_who(at_it, key)} called {_of(at_it, key)}" for key in counts)
-            return _judged(
-                output,
-                "collective-mismatch",
-                Confidence.LIKELY,
-                at_it,
-                guilty,
-                f"As collective {seq}, {what}.",
-            )
+            alone = len(guilty) == 1 and next(_is_barrier(wait) for wait in at_it if wait.rank == guilty[0])
+            name = "rank0-only-collective" if alone else "collective-mismatch"
+            signs = [sign for wait in at_it for sign in wait.signs[:1]]
+            return _judged(output, name, Confidence.LIKELY, signs, guilty, f"As collective {seq}, {what}.")
     return None
+
+
+def _is_barrier(wait: Wait) -> bool:
+    """Whether it may be a barrier, which NCCL makes of an all-reduce of one element."""
+    return wait.numel == "1" or "BARRIER" in wait.op
 
 
 def _who(waits: Collection[Wait], key: tuple[str, str]) -> str:
@@ -104,13 +121,13 @@ def _only_some_called(output: Output, ranks: Mapping[int, Wait]) -> Judged | Non
     silent = {r for r in others if r not in ranks}
     if len(at_it) * 2 >= len(at_it) + len(others) or not (behind or silent):
         return None
-    is_barrier = all(wait.numel == "1" or "BARRIER" in wait.op for wait in at_it)
-    if not behind and not (is_barrier and {wait.rank for wait in at_it} == {0}):
+    if not behind and not (all(map(_is_barrier, at_it)) and {wait.rank for wait in at_it} == {0}):
         return None
     sure = Confidence.LIKELY if behind else Confidence.POSSIBLE
     guilty = [wait.rank for wait in at_it]
     detail = f"Only {rank_list(guilty)} called {at_it[0].collective}; {rank_list(sorted(others))} did not."
-    return _judged(output, "rank0-only-collective", sure, at_it, guilty, detail)
+    signs = [sign for wait in at_it for sign in wait.signs[:1]]
+    return _judged(output, "rank0-only-collective", sure, signs, guilty, detail)
 
 
 def _behind(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:
@@ -123,26 +140,38 @@ def _behind(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:
     )
     if not behind or len(behind) >= len(at_it):
         return None
-    name = "timeout-long-rank0-work" if behind == [0] and _worked(output, 0) else "stuck-outside-collective"
+    worked = len(behind) == 1 and _worked(output, behind[0])
+    name = "timeout-long-rank0-work" if worked else "stuck-outside-collective"
     far = ", ".join(sorted({str(ranks[rank].enqueued) for rank in behind}))
     detail = (
         f"{capital(rank_list([w.rank for w in at_it]))} waited in {at_it[0].collective};"
         f" {rank_list(behind)} had called {far} and not {seq}."
     )
-    return _judged(output, name, Confidence.LIKELY, at_it, behind, detail)
+    signs = [sign for wait in (*(ranks[rank] for rank in behind), *at_it) for sign in wait.signs[:1]]
+    return _judged(output, name, Confidence.LIKELY, signs, behind, detail)
 
 
-def _long_work(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:
-    """All but rank 0 wait for it, and the last that rank 0 printed is the progress of its own work."""
-    waiting = {rank: wait for rank, wait in ranks.items() if wait.seq is not None}
-    missing = output.world - set(waiting)
-    if missing != {0} or not _worked(output, 0):
+def _long_work(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
+    """All but one rank wait for it, and the last that this one printed is the progress of its own work."""
+    waiting = ranks_of(signs)
+    missing = sorted(output.world - waiting)
+    if len(missing) != 1 or not waiting or not _worked(output, missing[0]):
         return None
-    one = next(iter(waiting.values()))
-    last = output.ranks[0].last
-    at = f", while rank 0 was at: {last.text}" if last is not None else ""
-    detail = f"{capital(places(output, waiting))} waited in {one.collective}{at}"
-    return _judged(output, "timeout-long-rank0-work", Confidence.LIKELY, list(waiting.values()), [0], detail)
+    last = output.ranks[missing[0]].last
+    at = f" The last that rank {missing[0]} printed: {last.text}" if last is not None else ""
+    said = f"{capital(places(output, waiting))} waited{f' in {_call(signs)}' if _call(signs) else ''}.{at}"
+    return _judged(output, "timeout-long-rank0-work", Confidence.LIKELY, signs, missing, said)
+
+
+def _named_by_torch(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
+    """monitored_barrier and the store list the ranks that did not come, the desync report those that lag."""
+    for sign in signs:
+        said = sign.values.get("missing") or sign.values.get("lagging") or ""
+        absent = sorted({int(number) for number in re.findall(r"\d+", said)[:_MOST_RANKS]})
+        if absent:
+            detail = f"torch lists {rank_list(absent)} as not having come."
+            return _judged(output, "stuck-outside-collective", Confidence.LIKELY, [sign], absent, detail)
+    return None
 
 
 def _worked(output: Output, rank: int) -> bool:

@@ -3,16 +3,18 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
-from ddp_doctor.engine.causes.evidence import Output, lines
+from ddp_doctor.engine.causes.evidence import Output, lines, ranks_of
 from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.engine.causes.whose import places, rank_culprit
 from ddp_doctor.knowledge.job_causes import SIGNS, cause_named
 from ddp_doctor.model.choices import Confidence
+from ddp_doctor.model.finding import Culprit
 from ddp_doctor.views.job_waits import waits
 from ddp_doctor.wording.ranks import capital
 
 #: How a rank ends because another one did, or because the job was ended: nobody asks why.
 _ANSWERS = ("SIGTERM", "SIGABRT", "SIGINT")
+_CRASHES = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 #: Exit statuses of a shell for signals.
 _SIGNALS = {137: "SIGKILL", 139: "SIGSEGV", 135: "SIGBUS", 134: "SIGABRT", 143: "SIGTERM"}
 #: Lines of evidence from all kinds of signs together.
@@ -21,7 +23,7 @@ _MOST_LINES = 8
 
 def judged(output: Output) -> tuple[Judged, ...]:
     """The best that can be said: a guess with its next check, or what is known without any."""
-    for step in (_killed, _peer_died, _unknown):
+    for step in (_killed, _crashed, _no_server, _peer_died, _unknown):
         found = tuple(step(output))
         if found:
             return found
@@ -44,6 +46,48 @@ def _killed(output: Output) -> Iterator[Judged]:
         " person.",
         values={"signal": "SIGKILL"},
     )
+
+
+def _crashed(output: Output) -> Iterator[Judged]:
+    """A rank that ended by a signal of its own, without a word."""
+    cause = cause_named("process-crashed")
+    ranks = [rank for rank in output.died if _signal(rank.signal, rank.exit_code) in _CRASHES]
+    if cause is None or not ranks:
+        return
+    yield Judged(
+        cause,
+        Confidence.POSSIBLE,
+        tuple(rank.last for rank in ranks if rank.last is not None),
+        tuple(rank_culprit(output, rank.rank) for rank in ranks),
+        places(output, [rank.rank for rank in ranks]),
+        values={"signal": _signal(ranks[0].signal, ranks[0].exit_code) or ""},
+    )
+
+
+def _no_server(output: Output) -> Iterator[Judged]:
+    """Clients of torch's store, and no word of its host: refused, nobody listened; silent, packets were dropped."""
+    for name, cause_name in (
+        ("store-refused", "rendezvous-host-mismatch"),
+        ("store-unreached", "firewall-or-unreachable"),
+    ):
+        signs = [
+            sign
+            for sign in output.fact.signs
+            if sign.sign == name and sign.values.get("errno", "111") == "111"
+        ]
+        cause = cause_named(cause_name)
+        if not signs or cause is None:
+            continue
+        at, port = signs[0].values.get("host", ""), signs[0].values.get("port", "")
+        yield Judged(
+            cause,
+            Confidence.LIKELY if name == "store-refused" else Confidence.POSSIBLE,
+            lines(signs)[:_MOST_LINES],
+            (Culprit(kind="node", node=at),) if at else (),
+            places(output, ranks_of(signs)) if ranks_of(signs) else "a node",
+            values={"server": at, "peer": at, "port": port, "reason": "it did not answer in time"},
+        )
+        return
 
 
 def _peer_died(output: Output) -> Iterator[Judged]:

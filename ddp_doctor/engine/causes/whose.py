@@ -101,6 +101,10 @@ def _printed_by(output: Output, sign: SignSeen) -> Culprit | None:
 def _named(output: Output, values: Mapping[str, str], host: str | None) -> Culprit | None:
     """The culprit that a sign's words name: a GPU, a device, a variable, a file or a rank."""
     node = values.get("host") or host
+    if values.get("rank", "").isdigit() and values.get("peer_rank", "").isdigit():
+        both = rank_culprit(output, int(values["rank"]))
+        pair = {"kind": "pair", "peer_rank": int(values["peer_rank"]), "name": values.get("bus")}
+        return both.model_copy(update=pair)
     if "gpu" in values or "bus" in values:
         gpu = int(values["gpu"]) if values.get("gpu", "").isdigit() else None
         return Culprit(kind="gpu", node=node, gpu=gpu, name=values.get("bus"))
@@ -109,7 +113,4 @@ def _named(output: Output, values: Mapping[str, str], host: str | None) -> Culpr
             return Culprit(kind=kind, node=None if kind == "file" else node, name=values[name])
     if not values.get("rank", "").isdigit():
         return None
-    culprit = rank_culprit(output, int(values["rank"]))
-    if values.get("peer_rank", "").isdigit():
-        return culprit.model_copy(update={"kind": "pair", "peer_rank": int(values["peer_rank"])})
-    return culprit
+    return rank_culprit(output, int(values["rank"]))

@@ -22,7 +22,8 @@ class Sign(NamedTuple):
 
     ``words``: a line with any of them, exactly so written and of ASCII, is looked at. ``pattern``: a regular expression
     that the line must match as well; its named groups are kept as values. ``lines``: how many lines of the same process
-    the pattern may reach over, the first of them being the one with the words.
+    the pattern may reach over, the first of them being the one with the words. ``beside``: it counts only where a sign
+    of one of these ids is in the job's output, too.
     """
 
     id: str
@@ -32,13 +33,15 @@ class Sign(NamedTuple):
     role: Role = "cause"
     confidence: Confidence = Confidence.LIKELY
     lines: int = 1
+    beside: tuple[str, ...] = ()
 
 
 class JobCause(NamedTuple):
     """One thing that makes jobs fail; ``name`` is its class in the report.
 
     ``title`` is a sentence; in braces stand values of the sign's pattern, and ``{who}``, the ranks or hosts that
-    printed it. ``next_check`` is a command or a setting that would prove it.
+    printed it. ``next_check`` is a command or a setting that would prove it. ``instead_of``: classes whose signs are
+    symptoms of this one, and are not named beside it.
     """
 
     code: str
@@ -52,3 +55,4 @@ class JobCause(NamedTuple):
     next_check: str
     references: tuple[str, ...]
     signs: tuple[Sign, ...]
+    instead_of: tuple[str, ...] = ()
