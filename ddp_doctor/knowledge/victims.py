@@ -15,17 +15,49 @@ gloo transport/tcp/device.cc, NCCL bootstrap.cc and init.cc, the CUDA runtime's 
 
 import re
 
+#: Words of such messages, as their sources write them; a job's output is searched for them as well.
+PEER_GONE = (
+    "Connection closed",
+    "Connection reset",
+    "Connection refused",
+    "Connection timed out",
+    "Broken pipe",
+    "Read error",
+    "Write error",
+    "Socket closed",
+    "Socket Timeout",
+    "recvVector failed",
+    "recvValue failed",
+    "sendBytes failed",
+    "remote process",
+    "remote peer",
+    "connectFullMesh failed",
+    "ncclRemoteError",
+    "remote error",
+    "unexpected EOF",
+    "wait timeout",
+    "No route to host",
+    "communicator was aborted",
+    "Application timeout caused pair closure",
+    "client socket has failed to connect",
+    "Software caused connection abort",
+    "NCCL operation failed",
+    "ncclSystemError",
+    "unhandled system error",
+    "waiting for clients",
+)
+#: Of these, time-outs: a peer was silent.
+PEER_SILENT = (
+    "timed out waiting",
+    "watchdog caught collective operation timeout",
+    "client socket has timed out",
+    "NCCL operation timed out",
+    "work timed out during finalize",
+    "NCCL communicator timed out after",
+)
 _VICTIM = re.compile(
-    r"connection (closed|reset|refused|timed out)|broken pipe|timed out waiting|read error|write error"
-    r"|socket (closed|timeout)|recvVector failed|sendBytes failed|remote (process|peer)"
-    r"|connectFullMesh failed|ncclRemoteError|remote error|unexpected eof|wait timeout"
-    r"|no route to host|communicator was aborted|watchdog caught collective operation timeout"
-    r"|application timeout caused pair closure|client socket has (timed out|failed to connect)"
-    r"|failed to (recv, got|send, sent) 0 bytes|socket .{0,200} timed out|waiting for clients"
-    r"|software caused connection abort"
-    r"|NCCL operation (timed out|failed)|operation timed out after \d+ ms|work timed out during finalize"
-    r"|NCCL communicator timed out after"
-    r"|ncclSystemError|unhandled system error",
+    "|".join(map(re.escape, (*PEER_GONE, *PEER_SILENT)))
+    + r"|failed to (recv, got|send, sent) 0 bytes|socket .{0,200} timed out|operation timed out after \d+ ms",
     re.IGNORECASE,
 )
 _OWN_HOST = re.compile(

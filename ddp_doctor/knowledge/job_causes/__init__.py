@@ -4,11 +4,13 @@ To add a cause: a row in the module of its subject, with the next free code, and
 output in which it is named and output in which it is not.
 """
 
-from ddp_doctor.knowledge.job_causes import host, pointers, unproven
+from ddp_doctor.knowledge.job_causes import code, ddp, host, launchers, pointers, scheduler, unproven
 from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
 
+_MODULES = (host, code, ddp, launchers, scheduler, unproven)
+
 JOB_CAUSES: tuple[JobCause, ...] = tuple(
-    sorted((cause for module in (host, unproven) for cause in module.CAUSES), key=lambda cause: cause.code)
+    sorted((cause for module in _MODULES for cause in module.CAUSES), key=lambda cause: cause.code)
 )
 #: Of which cause a sign is; None for one that only points.
 SIGNS: dict[str, tuple[Sign, JobCause | None]] = {

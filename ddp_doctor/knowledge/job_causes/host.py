@@ -1,35 +1,390 @@
-"""Causes in the host or its container: shared memory, memory, limits."""
+"""Causes in the host or its container: shared memory, memory, disk, limits."""
 
 from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
 from ddp_doctor.model.choices import Confidence
-from ddp_doctor.model.finding import Remedy
+from ddp_doctor.model.finding import Remedy, Setting
+
+_MORE_SHARED_MEMORY = Remedy(
+    summary="Give the container more shared memory; in Kubernetes mount an emptyDir with medium: Memory on /dev/shm",
+    commands=("docker run --shm-size=8g …",),
+    container=("--shm-size=8g",),
+)
 
 CAUSES = (
     JobCause(
         code="DDJ101",
         name="shm-too-small",
-        title="/dev/shm of {who} is too small for NCCL",
+        title="/dev/shm of {who} is too small for NCCL[: no room for {size} more bytes]",
         domain="host",
         restart="no",
         finds="NCCL cannot make or extend a segment in /dev/shm, because there is no space left on it.",
         why="Ranks of one node that have no P2P between their GPUs exchange data through /dev/shm. A container gets"
         " 64 MB of it unless it is asked for more.",
         remedies=(
+            _MORE_SHARED_MEMORY,
             Remedy(
-                summary="Give the container more shared memory",
-                commands=("docker run --shm-size=8g …",),
-                container=("--shm-size=8g",),
+                summary="Let NCCL do without it",
+                settings=(Setting(name="NCCL_SHM_DISABLE", value="1"),),
+                cost="ranks of one node that have no P2P then talk over the network, which is slow",
+                undo="unset NCCL_SHM_DISABLE",
             ),
         ),
-        next_check="df -h /dev/shm in the container of the job",
-        references=("NCCL 2.4 to 2.30, src/misc/shmutils.cc and src/include/shm.h",),
+        next_check="df -h /dev/shm; ls -lh /dev/shm, in the container of the job",
+        references=(
+            "NCCL 2.3 to 2.30, src/include/shm.h, src/misc/shmutils.cc, src/os/linux.cc (wording by version)",
+        ),
         signs=(
             Sign(
                 "shm-no-space",
-                ("/dev/shm/nccl-", "Call to posix_fallocate failed"),
-                r"NCCL WARN .*No space left on device",
+                (
+                    "shared memory segment",
+                    "Error: failed to extend",
+                    "Error: failed to create shared memory file",
+                ),
+                r"(?:shared memory (?:segment|file)|failed to extend)(?:.*?(?:\(size | to )(?P<size>\d+))?"
+                r".*No space left on device",
                 tier="nccl",
                 confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "shm-posix-fallocate",
+                (
+                    "Call to posix_fallocate failed",
+                    "Call to fallocate failed",
+                    "Unable to allocate shared memory (",
+                ),
+                r"No space left on device",
+                tier="nccl",
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "shm-not-made",  # NCCL 2.4 to 2.21: without the error number
+                ("while creating shared memory segment", "Error: failed to extend"),
+                r"(?:creating shared memory segment \S+ \(size (?P<size>\d+)\)|failed to extend \S+ to "
+                r"(?P<bytes>\d+) bytes)"
+                r"(?!.*error:)",
+                tier="nccl",
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ102",
+        name="shm-too-small-dataloader",
+        title="/dev/shm of {who} is too small for the batches of the DataLoader's workers",
+        domain="host",
+        restart="no",
+        finds="A worker process of a DataLoader cannot write its batch to /dev/shm, or dies of a bus error while it"
+        " does.",
+        why="Workers hand their batches over in shared memory. A container gets 64 MB of it unless it is asked for"
+        " more;"
+        " a write to a page that does not fit ends the worker with SIGBUS.",
+        remedies=(
+            _MORE_SHARED_MEMORY,
+            Remedy(summary="Use fewer workers, or a smaller prefetch_factor", scope="code"),
+            Remedy(
+                summary="Hand tensors over in files: torch.multiprocessing.set_sharing_strategy('file_system')",
+                scope="code",
+            ),
+        ),
+        next_check="df -h /dev/shm, in the container of the job, while its loaders run",
+        references=("torch 2.4 to 2.15, torch/csrc/DataLoader.cpp, aten/src/ATen/MapAllocator.cpp",),
+        signs=(
+            Sign(
+                "dataloader-bus-error",
+                ("is killed by signal: Bus error", "might be caused by insufficient shared memory (shm)"),
+                r"DataLoader worker \(pid (?P<pid>\d+)\) is killed by signal: Bus error|insufficient shared memory",
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "torch-shm-no-space",
+                ("</torch_", "shared memory(shm)", "'/dev/shm/", "'/psm_", "'/torch_"),
+                r"^(?=.*(?:</torch_|shared memory\(shm\)|'/dev/shm/|'/psm_|'/torch_))"
+                r".*(?:No space left on device|Cannot allocate memory)",
+                confidence=Confidence.PROVED,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ103",
+        name="shm-permission",
+        title="/dev/shm of {who} may not be written by the job's user",
+        domain="host",
+        restart="no",
+        finds="NCCL or torch may not make a file in /dev/shm, or may not open the one that another rank made.",
+        why="Ranks of one node hand data over in files in /dev/shm, which every rank must be allowed to make and"
+        " open.",
+        remedies=(
+            Remedy(
+                summary="Make it writable for all, as it is by default",
+                commands=("chmod 1777 /dev/shm",),
+                scope="node",
+            ),
+            Remedy(summary="Start all ranks of a node as one user"),
+        ),
+        next_check="ls -ld /dev/shm; id, as the job's user in its container",
+        references=(
+            "NCCL 2.3 to 2.30, src/misc/shmutils.cc, src/os/linux.cc; torch, aten/src/ATen/MapAllocator.cpp",
+        ),
+        signs=(
+            Sign(
+                "shm-denied",
+                ("shared memory segment", "shared memory file", "shared memory object", "/dev/shm/nccl-"),
+                r"(?:shared memory|/dev/shm/nccl-).*Permission denied",
+                tier="nccl",
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "shm-open-denied",
+                ("Call to shm_open failed", "shm_open failed to open", "_multiprocessing.SemLock("),
+                r"Permission denied",
+                tier="nccl",
+                confidence=Confidence.PROVED,
+                lines=3,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ104",
+        name="shm-cumem-numa",
+        title="A rank of {who} cannot open the shared memory that another rank of the node made[: {segment}]",
+        domain="host",
+        restart="unknown",
+        finds="NCCL opens a segment that another rank of the node made, and it is not there.",
+        why="The two ranks disagree on how they share memory: a NUMA node without memory, containers with a"
+        " /dev/shm of"
+        " their own, systemd's RemoveIPC, or an error of NCCL 2.22 and 2.23. The output does not tell which.",
+        remedies=(
+            Remedy(
+                summary="Share host memory by files alone",
+                settings=(Setting(name="NCCL_CUMEM_HOST_ENABLE", value="0"),),
+                undo="unset NCCL_CUMEM_HOST_ENABLE",
+            ),
+            Remedy(
+                summary="Give the containers of one node one /dev/shm",
+                commands=("docker run --ipc=host …",),
+                container=("--ipc=host",),
+            ),
+            Remedy(
+                summary="Keep systemd from removing it: RemoveIPC=no in /etc/systemd/logind.conf",
+                scope="node",
+            ),
+        ),
+        next_check="numactl --hardware: a node of 0 MB; and NCCL_CUMEM_HOST_ENABLE=0 in a short run",
+        references=("NCCL 2.23 to 2.30, src/transport/shm.cc, src/misc/shmutils.cc",),
+        signs=(
+            Sign(
+                "shm-not-there",
+                ("while attaching to shared memory segment",),
+                r"attaching to shared memory segment (?P<segment>\S+) (?:.*No such file|\(size \d+\)$)",
+                tier="nccl",
+                confidence=Confidence.POSSIBLE,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ105",
+        name="cumem-host-unsupported",
+        title="NCCL cannot share host memory between the GPUs of {who} by cuMem",
+        domain="host",
+        restart="no",
+        finds="NCCL's shared-memory transport fails in CUDA's virtual memory calls with error 217, peer access not"
+        " supported.",
+        why="Since NCCL 2.24 ranks of one node share host memory through cuMem where the driver offers it; on GPUs"
+        " without P2P access to each other it may fail.",
+        remedies=(
+            Remedy(
+                summary="Share host memory by files in /dev/shm",
+                settings=(Setting(name="NCCL_CUMEM_HOST_ENABLE", value="0"),),
+                undo="unset NCCL_CUMEM_HOST_ENABLE",
+            ),
+            Remedy(summary="Use a newer NCCL"),
+        ),
+        next_check="NCCL_CUMEM_HOST_ENABLE=0 in a short run",
+        references=("NCCL 2.24 to 2.30, src/transport/shm.cc",),
+        signs=(
+            Sign(
+                "shm-cuda-217",
+                ("Cuda failure 217", "peer access is not supported between these two devices"),
+                r"transport/shm\.cc:\d+ .*Cuda failure (?:217|'peer access)",
+                tier="nccl",
+                confidence=Confidence.PROVED,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ106",
+        name="host-oom-kill",
+        title="The kernel killed {who}, because its host or its job ran out of memory",
+        domain="host",
+        restart="no",
+        finds="The kernel, the cgroup's limit, Slurm, Kubernetes or Ray says that it ended a process over memory.",
+        why="A process that is killed leaves no word; its peers only see that the connection is closed.",
+        remedies=(
+            Remedy(
+                summary="Ask the scheduler for more memory", commands=("sbatch --mem=… or --mem-per-gpu=…",)
+            ),
+            Remedy(
+                summary="Use less: fewer DataLoader workers, a smaller prefetch_factor, no dataset copied into every"
+                " rank, weights loaded with mmap=True",
+                scope="code",
+            ),
+        ),
+        next_check="dmesg -T | grep -i -E 'oom|killed process' on the host; sacct -j JOB -o"
+        " JobID,State,MaxRSS,ReqMem",
+        references=(
+            "Linux mm/oom_kill.c",
+            "Slurm src/plugins/task/cgroup, src/slurmd/slurmstepd (oom-kill events)",
+            "Kubernetes: container status OOMKilled",
+            "Ray: ray.exceptions.OutOfMemoryError",
+        ),
+        # The judge: a rank that ended with signal 9 (pointers.py: exit-code, received-signal, srun-exit), or a worker
+        # of a DataLoader that was "Killed", where nothing else explains it, is likely this, unproven.
+        signs=(
+            Sign(
+                "kernel-oom",
+                (
+                    "Out of memory: Kill",
+                    "Memory cgroup out of memory",
+                    "invoked oom-killer",
+                    "oom-kill:constraint=",
+                    "oom_reaper: reaped process",
+                ),
+                r"(?:Kill(?:ed)?|reaped) process (?P<pid>\d+) \((?P<process>[^)]*)\)(?:.* anon-rss:"
+                r"(?P<anon_kb>\d+)kB)?"
+                r"|invoked oom-killer|oom-kill:constraint",
+                tier="kernel",
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "slurm-oom",
+                (
+                    "oom-kill event",
+                    "oom_kill event",
+                    "Exceeded job memory limit",
+                    "Exceeded step memory limit",
+                    "exceeded memory limit (",
+                    ": Out Of Memory",
+                ),
+                r"[Dd]etected [1-9]\d* oom[-_]kill event|[Ee]xceeded (?:job |step )?memory limit"
+                r"|srun: error: (?P<host>\S+): tasks? (?P<tasks>[\d,\[\]-]+): Out Of Memory",
+                tier="kernel",
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "container-oom",
+                ("OOMKilled",),
+                r"\bOOMKilled\b(?!: false)",
+                tier="kernel",
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "ray-oom",
+                ("due to the node running low on memory", "killed due to memory pressure (OOM)"),
+                tier="kernel",
+                confidence=Confidence.PROVED,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ107",
+        name="disk-full",
+        title="The disk that {who} writes to is full[: {path}]",
+        domain="host",
+        restart="no",
+        finds="A write ends with “No space left on device”, or the user's quota is used up.",
+        why="Checkpoints, logs, caches of compiled kernels and temporary files all need room; the rank that writes"
+        " stops"
+        " and takes the job with it.",
+        remedies=(
+            Remedy(
+                summary="Make room, or write elsewhere", commands=("df -h", "df -i", "quota -s"), scope="node"
+            ),
+            Remedy(
+                summary="Move what torch and Triton keep off a small home or /tmp",
+                settings=(
+                    Setting(name="TMPDIR", value="/scratch/…"),
+                    Setting(name="XDG_CACHE_HOME", value="/scratch/…"),
+                ),
+            ),
+        ),
+        next_check="df -h and df -i of the folder that the checkpoint is written to, on the rank's host",
+        references=("errno(3): ENOSPC, EDQUOT", "torch, caffe2/serialize/inline_container.cc"),
+        signs=(
+            Sign(
+                "no-space",
+                ("No space left on device", "Disk quota exceeded"),
+                r"^(?!.*(?:shm|NCCL|/torch_|/psm_|fallocate)).*(?:No space left on device|Disk quota exceeded)"
+                r"(?:: ['\"](?P<path>[^'\"]+))?",
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "checkpoint-cut-short",  # torch.save onto a full disk: libstdc++ does not tell the error number
+                ("PytorchStreamWriter failed writing", ". unexpected pos "),
+                r"PytorchStreamWriter failed writing|inline_container\.cc:\d+\] \. unexpected pos \d+ vs \d+",
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ108",
+        name="too-many-open-files",
+        title="{who} may not open more files: the limit (ulimit -n) is too low",
+        domain="host",
+        restart="no",
+        finds="A call ends with “Too many open files”.",
+        why="Sockets to peers, shared tensors of DataLoader workers and files of a dataset all count; many hosts"
+        " allow"
+        " 1024 a process.",
+        remedies=(
+            Remedy(
+                summary="Raise the limit where the ranks are started",
+                commands=("ulimit -n 1048576", "docker run --ulimit nofile=1048576 …"),
+                container=("--ulimit=nofile=1048576",),
+            ),
+            Remedy(
+                summary="Hand tensors over by name: torch.multiprocessing.set_sharing_strategy('file_system')",
+                scope="code",
+            ),
+        ),
+        next_check="cat /proc/PID/limits and ls /proc/PID/fd | wc -l, of a running rank",
+        references=("errno(3): EMFILE", "torch, torch/utils/data/dataloader.py"),
+        signs=(
+            Sign(
+                "too-many-files",
+                ("Too many open files", "received 0 items of ancdata"),
+                confidence=Confidence.PROVED,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ109",
+        name="host-out-of-memory",
+        title="{who} got no more memory from its host[: {bytes} bytes were asked for]",
+        domain="host",
+        restart="no",
+        finds="An allocation of host memory failed in the rank itself.",
+        why="A limit on the address space, or a request larger than all memory, fails at once; where the kernel"
+        " promises"
+        " more than it has, it kills the process later instead.",
+        remedies=(
+            Remedy(summary="Ask the scheduler for more memory", commands=("sbatch --mem=…",)),
+            Remedy(
+                summary="Load less at once: mmap=True, fewer workers, no copy in every rank", scope="code"
+            ),
+        ),
+        next_check="free -h; ulimit -v; the cgroup's memory.max, on the rank's host",
+        references=("torch, c10/core/impl/alloc_cpu.cpp", "Python: MemoryError"),
+        signs=(
+            Sign(
+                "cpu-allocator",
+                ("DefaultCPUAllocator: ", "you tried to allocate"),
+                r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)(?:.*you tried to allocate "
+                r"(?P<bytes>\d+) bytes)?",
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "memory-error",
+                ("MemoryError",),
+                r"(?:^|\s|\._?(?:Array)?)MemoryError(?:: |$)",
             ),
         ),
     ),

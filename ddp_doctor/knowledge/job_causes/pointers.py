@@ -1,18 +1,256 @@
-"""Signs that are no cause themselves: who ended and how, victims, time-outs, advice."""
+"""Signs that are no cause themselves: who ended and how, victims, time-outs, advice.
 
+Sources: torch 2.4 to 2.15, c10d/ProcessGroupNCCL.cpp, nccl2/ProcessGroupNCCL.cpp, ProcessGroupGloo.cpp, TCPStore.cpp,
+socket.cpp, TraceUtils.h, distributed_c10d.py, distributed/elastic/agent/server/api.py and multiprocessing; gloo
+transport/tcp; Slurm src/srun/libsrun/launch.c; Open MPI help-orterun.txt; MPICH's hydra pmiserv_cb.c.
+"""
+
+from ddp_doctor.knowledge import victims
 from ddp_doctor.knowledge.job_causes.kinds import Sign
 
-SIGNS = (
+#: Exceptions by which a launcher or an interpreter tells that processes ended, not why.
+LAUNCHER_EXCEPTIONS = (
+    "ChildFailedError",
+    "SignalException",
+    "ProcessRaisedException",
+    "ProcessExitedException",
+    "CalledProcessError",
+    "KeyboardInterrupt",
+    "SystemExit",
+)
+
+#: How ProcessGroupNCCL begins its lines, with the number and the description of the group since torch 2.3.
+_GROUP = r"(?:\[PG (?:ID \d+ PG )?(?:GUID )?(?P<group>[^\]]*?) Rank (?P<group_rank>\d+)\] +)?"
+
+_TIME_OUTS = (
+    # ProcessGroupNCCL of torch 1.8 to 2.15 (there: nccl-legacy). SeqNum since 1.13, NumelIn since 2.2. "[Rank N]" may
+    # be a number within the group; the process that printed the line is what counts.
     Sign(
         "watchdog-timeout",
         ("Watchdog caught collective operation timeout",),
-        r"WorkNCCL\(SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)(?:, NumelIn=(?P<numel>\d+))?",
+        _GROUP + r"Watchdog caught collective operation timeout:"
+        r"(?: WorkNCCL\((?:SeqNum=(?P<seq>\d+), )?OpType=(?P<op>\w+)(?:, TensorShape=\[(?P<shape>[\d, ]*)\])?"
+        r"(?:, NumelIn=(?P<numel>\d+), NumelOut=(?P<numel_out>\d+))?, Timeout\(ms\)=(?P<timeout_ms>\d+)\)"
+        r"(?: ran for (?P<ran_ms>\d+) milliseconds)?)?",
         tier="watchdog",
         role="pointer",
     ),
     Sign(
-        "connection-closed",
-        ("Connection closed by peer", "Connection reset by peer"),
+        "watchdog-last-work",  # where the group stands; wording of 2.3 and of 2.6
+        ("detected by watchdog at work", "Timeout at NCCL work"),
+        _GROUP
+        + r"(?:(?:failure|Exception \(either an error or timeout\)) detected by watchdog at work(?: sequence id)?"
+        r"|Timeout at NCCL work): (?P<work>\d+).*?last enqueued (?:NCCL )?work: (?P<enqueued>-?\d+)"
+        r".*?last completed (?:NCCL )?work: (?P<completed>-?\d+)",
+        tier="watchdog",
+        role="pointer",
+    ),
+    # nccl2 of torch 2.15: neither number nor operation.
+    Sign(
+        "nccl2-timeout",
+        ("NCCL operation timed out", "Operation timed out after ", "due to timeout - "),
+        r"(?:\[TC\]\[rank=(?P<group_rank>\d+)\]\[name=(?P<group>[^\]]*)\] .*)?(?:NCCL operation timed out"
+        r"|Operation timed out after (?P<timeout_ms>\d+) ms|Aborting process on rank \d+ due to timeout)",
+        tier="watchdog",
+        role="pointer",
+    ),
+    Sign(
+        "desync-report",
+        (
+            "lagging/dead/mismatched ranks that caused the desync",
+            "are the lagging ranks that caused this timeout",
+        ),
+        r"(?s)caused the desync are:\s*(?P<report>.{1,600})|\[(?P<lagging>[\d, ]+)\] are the lagging ranks",
+        tier="watchdog",
+        role="pointer",
+        lines=6,
+    ),
+    Sign(
+        "gloo-timeout",
+        ("Timed out waiting ",),
+        r"Timed out waiting (?P<timeout_ms>\d+)ms for (?P<direction>send|recv) operation",
+        tier="watchdog",
+        role="pointer",
+    ),
+    Sign(
+        "monitored-barrier",  # the one time-out that names the ranks that did not come
+        ("failed to pass monitoredBarrier in",),
+        r"Ranks? (?P<missing>\d[\d, ]*) failed to pass monitoredBarrier in (?P<timeout_ms>\d+) ms",
+        tier="watchdog",
+        role="pointer",
+    ),
+    Sign(
+        "store-barrier",
+        ("in store based barrier on rank",),
+        r"world_size=(?P<world>\d+), (?:worker_count|num_workers_joined)=(?P<came>\d+), timeout=(?P<timeout>[^),]+)",
+        tier="watchdog",
+        role="pointer",
+    ),
+    Sign(
+        "store-clients",
+        ("seconds waiting for clients.",),
+        r"after (?P<timeout_s>\d+) seconds waiting for clients\. (?P<came>\d+)/(?P<world>\d+) clients joined",
+        tier="watchdog",
+        role="pointer",
+    ),
+    Sign(
+        "store-timeout",
+        ("wait timeout after ", "Timeout waiting for key: "),
+        r"(?:missing ranks: (?P<missing>[\d, ]+\d), )?wait timeout after (?P<timeout_ms>\d+)ms(?:, keys: "
+        r"(?P<keys>\S+))?"
+        r"|Timeout waiting for key: (?P<key>.{1,100})",
+        tier="watchdog",
+        role="pointer",
+    ),
+    Sign(
+        "rendezvous-timeout",
+        ("RendezvousTimeoutError",),
+        tier="watchdog",
+        role="pointer",
+    ),
+    Sign(
+        "store-unreached",
+        ("The client socket has timed out after",),
+        r"timed out after (?P<timeout>\d+\w+) while trying to connect to \(\[?(?P<host>[^,\]]+)\]?, (?P<port>\d+)\)",
+        role="pointer",
+    ),
+    Sign(
+        "store-refused",
+        ("The client socket has failed to connect to",),
+        r"failed to connect to \[?(?P<host>[^\]\s]+?)\]?:(?P<port>\d+) \(errno: (?P<errno>\d+)",
+        role="pointer",
+    ),
+    Sign(
+        "watchdog-stuck",
+        ("watchdog got stuck for", "Could not acquire GIL within"),
+        r"got stuck for (?P<seconds>\d+) ?seconds|(?P<gil>acquire GIL)",
+        tier="watchdog",
+        role="pointer",
+    ),
+)
+
+_ENDS = (
+    Sign(
+        "exit-code",  # torchrun's agent, of the rank that it saw first on its node
+        ("failed (exitcode: ",),
+        r"failed \(exitcode: (?P<exit>-?\d+)\) local_rank: (?P<local_rank>\d+) \(pid: (?P<pid>\d+)\)",
+        tier="launcher",
+        role="pointer",
+    ),
+    Sign(
+        "received-signal",
+        (") received by PID ",),
+        r"Signal (?P<number>\d+) \((?P<signal>\w+)\) received by PID (?P<pid>\d+)",
+        tier="launcher",
+        role="pointer",
+    ),
+    Sign(
+        "spawned-process-ended",
+        ("ProcessExitedException: ", "ProcessRaisedException: "),
+        r"process (?P<rank>\d+) terminated with (?:exit code (?P<exit>\d+)|signal (?P<signal>\w+))"
+        r"|ProcessRaisedException",
+        tier="launcher",
+        role="pointer",
+    ),
+    Sign(
+        "srun-exit",
+        ("srun: error: ",),
+        r"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\[\]-]+): (?:Exited with exit code (?P<exit>\d+)"
+        r"|(?P<signal>Killed|Terminated|Segmentation fault|Aborted|Bus error|Illegal instruction))",
+        tier="launcher",
+        role="pointer",
+    ),
+    Sign(
+        "mpirun-exit",
+        ("noticed that process rank", "KILLED BY SIGNAL: ", "=   EXIT CODE: ", "  Exit code:    "),
+        r"process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<host>\S+) exited on signal (?P<number>\d+)"
+        r"|KILLED BY SIGNAL: (?P<signal>\d+)|(?i:EXIT CODE): +(?P<exit>\d+)",
+        tier="launcher",
+        role="pointer",
+    ),
+    Sign("interrupted", ("KeyboardInterrupt",), tier="launcher", role="pointer"),
+    Sign(
+        "called-abort",
+        ("terminate called after throwing an instance of",),
+        r"an instance of '(?P<type>[^']+)'",
+        role="pointer",
+    ),
+)
+
+_VICTIMS = (
+    # The words of victims.py, but for those that other signs here read more closely or whose case differs by source.
+    Sign(
+        "peer-gone",
+        tuple(words for words in victims.PEER_GONE if words != "waiting for clients"),
         role="victim",
     ),
+    Sign(
+        "closing-signal",
+        ("closing signal SIGTERM", "closing signal SIGINT", "closing signal SIGKILL"),
+        role="victim",
+    ),
+    Sign(
+        "told-to-dump",
+        (
+            "Observed flight recorder dump signal from another rank",
+            "Received a dump signal due to a collective timeout from",
+            "Received a global timeout from another rank",
+        ),
+        r"(?:timeout from|from)(?: this local)? (?:rank (?P<rank>\d+)|another rank)|timeout from",
+        role="victim",
+    ),
+    Sign(
+        "terminated-by-watchdog",
+        (
+            "Process group watchdog thread terminated with exception",
+            "after attempting to dump debug info, due to",
+            "we are taking the entire process down",
+            "Some NCCL operations have failed or timed out",
+        ),
+        role="victim",
+    ),
+    Sign(
+        "barrier-broken",
+        ("successfully reached monitoredBarrier, but received errors",),
+        role="victim",
+    ),
+    Sign("teardown-abort", ("terminate called without an active exception",), role="victim"),
+    Sign("worker-terminated", ("is killed by signal: Terminated",), role="victim"),
+    # A step is also cancelled where one of its tasks fails (srun --kill-on-bad-exit); the job is not.
+    Sign(
+        "step-cancelled",
+        ("CANCELLED AT ", "srun: Job step aborted", "srun: Terminating"),
+        r"\*\*\* STEP \S+ ON (?P<host>\S+) CANCELLED AT \S+ (?!DUE TO)|srun: (?:Job step aborted|Terminating)",
+        role="victim",
+    ),
+)
+
+_NO_EVIDENCE = (
+    Sign(
+        "advice",
+        (
+            "For debugging consider passing CUDA_LAUNCH_BLOCKING",
+            "kernel errors might be asynchronously reported",
+            "Compile with `TORCH_USE_CUDA_DSA`",
+            "This is typically caused by",
+            "NOTE: Redirects are currently not supported",
+            "To enable traceback see: ",
+        ),
+        role="advice",
+    ),
+    Sign(
+        "launcher-summary",
+        ("ChildFailedError", "Root Cause (first observed failure)", "[0]: <NO_OTHER_FAILURES>"),
+        tier="launcher",
+        role="advice",
+    ),
+)
+
+SIGNS = (
+    # A block of lines of one process, read by parse/job_log: values type, message, where, frames, first_line.
+    Sign("exception", ("Traceback (most recent call last)",), role="pointer"),
+    *_TIME_OUTS,
+    *_ENDS,
+    *_VICTIMS,
+    *_NO_EVIDENCE,
 )

@@ -1,0 +1,388 @@
+"""Causes in the job's own code or data: exceptions, devices, files that cannot be read."""
+
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
+from ddp_doctor.model.choices import Confidence
+from ddp_doctor.model.finding import Remedy, Setting
+
+_SET_DEVICE = Remedy(
+    summary="Put model and batch on the rank's own GPU, and set it first:"
+    " torch.cuda.set_device(int(os.environ['LOCAL_RANK']))",
+    scope="code",
+)
+
+CAUSES = (
+    JobCause(
+        code="DDJ160",
+        name="rank-exception",
+        title="{who} stopped[ in {where}]: {type}[: {message}]",
+        domain="code",
+        restart="no",
+        finds="A rank ended with a Python exception that is not about another rank, and that no other cause"
+        " explains.",
+        why="The other ranks wait for the one that stopped, and fail later with time-outs and closed connections.",
+        remedies=(
+            Remedy(
+                summary="Read the traceback of the rank that is named first; those of the others follow from it",
+                scope="code",
+            ),
+        ),
+        next_check="run the named line on one process with the same batch: torchrun --nproc-per-node=1 …",
+        references=("torch 2.15 distributed/elastic/multiprocessing/errors",),
+        # The judge: sign "exception" (pointers.py), its message about no peer (victims.blames_peer), its type none of
+        # the launcher's (pointers.LAUNCHER_EXCEPTIONS), and no sign of another cause within the block or before it.
+        signs=(),
+    ),
+    JobCause(
+        code="DDJ161",
+        name="gpu-out-of-memory",
+        title="GPU[ {gpu}] of {who} has no memory left[: {size} more were asked for]",
+        domain="code",
+        restart="no",
+        finds="An allocation on a GPU failed because its memory is used up.",
+        why="Activations, gradients, optimizer states and what other processes hold on the GPU all count. One rank"
+        " with a"
+        " longer batch stops, and the others wait for it.",
+        remedies=(
+            Remedy(
+                summary="Use a smaller batch per GPU, activation checkpointing, bfloat16, or shard the model"
+                " (fully_shard)",
+                scope="code",
+            ),
+            Remedy(
+                summary="Where much is reserved but not allocated, let segments grow",
+                settings=(Setting(name="PYTORCH_CUDA_ALLOC_CONF", value="expandable_segments:True"),),
+                undo="unset PYTORCH_CUDA_ALLOC_CONF",
+            ),
+            Remedy(summary="End what else holds memory on the GPU", commands=("nvidia-smi",), scope="node"),
+        ),
+        next_check="nvidia-smi --query-compute-apps=pid,used_memory --format=csv on the host, before the job starts",
+        references=(
+            "torch 2.4 to 2.15, c10/cuda/CUDACachingAllocator.cpp",
+            "CUDA runtime, cudaErrorMemoryAllocation",
+        ),
+        signs=(
+            Sign(
+                "cuda-out-of-memory",
+                ("OutOfMemoryError: ", "CUDA out of memory. ", "HIP out of memory. "),
+                r"(?:OutOfMemoryError|RuntimeError): (?:CUDA|HIP|XPU) out of memory\.(?: Tried to allocate"
+                r" (?P<size>[\d.]+ ?\w+)\.?(?: ?\(?GPU (?P<gpu>\d+))?)?",
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "cuda-error-2",
+                ("CUDA error: out of memory", "CUDA driver error: out of memory", "'out of memory'"),
+                r"(?:CUDA(?: driver)? error: out of memory|Cuda failure (?:2 )?'out of memory')",
+                confidence=Confidence.PROVED,
+            ),
+            Sign("cublas-no-memory", ("CUBLAS_STATUS_ALLOC_FAILED",)),
+        ),
+    ),
+    JobCause(
+        code="DDJ162",
+        name="invalid-device-ordinal",
+        title="{who} uses a GPU by a number that it is not shown",
+        domain="code",
+        restart="no",
+        finds="A rank selects a GPU that does not exist for it: more ranks are started than GPUs are visible, or the"
+        " number is not the local rank.",
+        why="CUDA numbers the GPUs of CUDA_VISIBLE_DEVICES from 0; global ranks, and ranks beyond the last GPU,"
+        " have none.",
+        remedies=(
+            Remedy(
+                summary="Start as many ranks on a node as it shows GPUs",
+                commands=("torchrun --nproc-per-node=gpu …",),
+            ),
+            Remedy(summary="Select the GPU by LOCAL_RANK, never by RANK", scope="code"),
+        ),
+        next_check="nvidia-smi -L; echo $CUDA_VISIBLE_DEVICES, within the job",
+        references=("CUDA runtime, cudaErrorInvalidDevice",),
+        signs=(
+            Sign(
+                "device-ordinal",
+                ("invalid device ordinal", "AssertionError: Invalid device id", "device < num_gpus"),
+                confidence=Confidence.PROVED,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ163",
+        name="device-mismatch",
+        title="Tensors of {who} that belong together are on different devices[: {found}]",
+        domain="code",
+        restart="no",
+        finds="An operation got tensors of two devices, or one of another GPU than the rank's process group.",
+        why="A batch or a part of the model stayed on the CPU, or on GPU 0 where the rank has another.",
+        remedies=(_SET_DEVICE,),
+        next_check="print(x.device, next(model.parameters()).device) in front of the line that is named",
+        references=("torch, aten/src/ATen", "torch 2.15 c10d/nccl2", "torch, nn/parallel/distributed.py"),
+        signs=(
+            Sign(
+                "two-devices",
+                (
+                    "all tensors to be on the same device",
+                    "DistributedDataParallel device_ids and output_device",
+                ),
+                r"(?:on the same device, but (?:found at least two devices, |got )(?P<found>[^!(]{1,80})|"
+                r"on the same device\b|device_ids and output_device arguments only work)",
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "bound-elsewhere",
+                ("ProcessGroupNCCL is bound to device",),
+                r"is bound to device (?P<found>\S+ but an operation was issued on \S+)",
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "input-and-weight",
+                (") and weight type (", "its parameters and buffers on device"),
+                r"Input type \((?P<found>.{1,80}?)\) should be the same|found one of them on device: "
+                r"(?P<where_else>\S+)",
+                confidence=Confidence.PROVED,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ164",
+        name="backend-device-mismatch",
+        title="{who} gave the process group a tensor of a device that it cannot carry[: {on}]",
+        domain="code",
+        restart="no",
+        finds="A collective got a tensor on a device for which the process group has no backend: a CPU tensor with"
+        " NCCL.",
+        why="NCCL moves tensors of GPUs alone; gathered objects and metrics are often on the CPU.",
+        remedies=(
+            Remedy(
+                summary='Have both: init_process_group("cpu:gloo,cuda:nccl"), or move the tensor to the GPU',
+                scope="code",
+            ),
+        ),
+        next_check="print(tensor.device, dist.get_backend_config()) in front of the collective that is named",
+        references=(
+            "torch 2.4 to 2.15, c10d/ProcessGroup.hpp, c10d/ProcessGroupNCCL.cpp, distributed_c10d.py",
+        ),
+        signs=(
+            Sign(
+                "no-backend-for-device",
+                ("No backend type associated with device type", "Tensors must be CUDA and dense"),
+                r"No backend type associated with device type (?P<on>\w+)|Tensors must be CUDA and dense",
+                confidence=Confidence.PROVED,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ174",
+        name="dataloader-worker-died",
+        title="A DataLoader worker of {who} died[: {signal}][, process {pid}]",
+        domain="unknown",
+        restart="unknown",
+        finds="A worker process of a DataLoader was ended by a signal or left.",
+        why="“Killed” mostly means that the host ran out of memory; a segmentation fault comes from a library that"
+        " decodes the samples.",
+        remedies=(
+            Remedy(summary="Where it was killed: fewer workers, or more memory", scope="job"),
+            Remedy(
+                summary="Where it crashed: run with num_workers=0 to see the stack, and look at the sample",
+                scope="code",
+            ),
+        ),
+        next_check="dmesg -T | grep -i -E 'oom|segfault' on the host",
+        references=("torch, torch/csrc/DataLoader.cpp, torch/utils/data/dataloader.py",),
+        signs=(
+            Sign(
+                "worker-signal",
+                ("is killed by signal: ",),
+                r"DataLoader worker \(pid (?P<pid>\d+)\) is killed by signal:"
+                r" (?P<signal>(?!Bus error|Terminated|Interrupt)[^.\n]+)",
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "worker-left",
+                ("exited unexpectedly",),
+                r"DataLoader worker \(pid\(s\) (?P<pid>[\d, ]+)\) exited unexpectedly|Pin memory thread exited",
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ175",
+        name="checkpoint-mismatch",
+        title="The checkpoint that {who} loads does not fit[ {module}]",
+        domain="code",
+        restart="no",
+        finds="load_state_dict, or torch.load, refuses what the checkpoint has.",
+        why="It is of another model or version, or was saved with or without DDP's “module.” in front of the names,"
+        " or on"
+        " GPUs that this job does not have.",
+        remedies=(
+            Remedy(
+                summary="Save model.module.state_dict(), and load it before wrapping the model in DDP",
+                scope="code",
+            ),
+            Remedy(summary="Load with torch.load(…, map_location='cpu', weights_only=True)", scope="code"),
+        ),
+        next_check="list(torch.load(PATH, map_location='cpu'))[:5] beside list(model.state_dict())[:5]",
+        references=("torch, nn/modules/module.py, optim/optimizer.py, serialization.py",),
+        signs=(
+            Sign(
+                "state-dict",
+                (
+                    "Error(s) in loading state_dict for",
+                    "loaded state dict contains a parameter group that",
+                    "loaded state dict has a different number of",
+                    "Attempting to deserialize object on",
+                    "Weights only load failed",
+                ),
+                r"Error\(s\) in loading state_dict for (?P<module>\w+)|loaded state dict"
+                r"|Attempting to deserialize object on"
+                r" (?:a )?CUDA|Weights only load failed",
+                confidence=Confidence.PROVED,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ176",
+        name="import-failed",
+        title="{who} cannot import {missing}",
+        domain="code",
+        restart="no",
+        finds="An import ends with ModuleNotFoundError or ImportError.",
+        why="The environment of the ranks is not that of the shell: another interpreter, a node without the"
+        " package, or a"
+        " library that is not on the loader's path.",
+        remedies=(
+            Remedy(
+                summary="Install it in the environment in which the ranks run, on every node",
+                commands=("srun --ntasks-per-node=1 python -m pip install …",),
+            ),
+        ),
+        next_check='srun --ntasks-per-node=1 python -c "import sys, NAME; print(sys.executable)"',
+        references=("Python: ModuleNotFoundError, ImportError",),
+        signs=(
+            Sign(
+                "module-not-found",
+                (
+                    "ModuleNotFoundError: No module named",
+                    "ImportError: cannot import name",
+                    "ImportError: lib",
+                ),
+                r"ModuleNotFoundError: No module named '(?P<missing>[^']+)'|ImportError: cannot import name '"
+                r"(?P<name>[^']+)'"
+                r"|ImportError: (?P<library>lib\S+): cannot open shared object file",
+                confidence=Confidence.PROVED,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ177",
+        name="loss-not-finite",
+        title="The job ended itself because the loss or a gradient of {who} was not a number, or infinite",
+        domain="unknown",
+        restart="unknown",
+        finds="A guard of the training code or of torch stops at NaN, or at a loss scale that cannot fall further.",
+        why="A learning rate that is too high, a bad sample, half precision and, seldom, a sick GPU lead there.",
+        remedies=(
+            Remedy(
+                summary="Restart from the last checkpoint with a lower learning rate, or skip the batch",
+                scope="code",
+            ),
+            Remedy(summary="Train in bfloat16, which needs no loss scale", scope="code"),
+        ),
+        next_check="the same batch on another GPU: the same NaN tells of code or data, another result of the GPU",
+        references=(
+            "torch, c10d/NanCheck.hpp",
+            "fairseq, optim/dynamic_loss_scaler.py; DeepSpeed, runtime/fp16/loss_scaler.py",
+            "Megatron-LM, core/distributed/param_and_grad_buffer.py; torchvision, references/detection/engine.py",
+        ),
+        signs=(
+            Sign(
+                "nan-guard",
+                (
+                    "stopping training",
+                    "Minimum loss scale reached",
+                    "Current loss scale already at minimum",
+                    "NaN found in input tensor",
+                    "found NaN in local grad norm",
+                    "Loss became infinite or NaN",
+                    "not finite, stopping",
+                ),
+                r"(?i)loss is (?:nan|-?inf)\w*, stopping|minimum loss scale reached"
+                r"|already at minimum - cannot decrease"
+                r"|NaN found in input tensor|found NaN in local grad|became infinite or NaN|not finite, stopping",
+                confidence=Confidence.PROVED,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ178",
+        name="device-assert",
+        title="A kernel on the GPU of {who} stopped at an assertion[: {assertion}]",
+        domain="code",
+        restart="no",
+        finds="A CUDA kernel's assert failed: mostly an index outside of an embedding, or a label outside of the"
+        " classes.",
+        why="The GPU's context is lost with it, and every later call of the rank fails with the same message.",
+        remedies=(
+            Remedy(
+                summary="Check indices and labels of the batch: ids.min() >= 0, ids.max() < embedding.num_embeddings",
+                scope="code",
+            ),
+        ),
+        next_check="CUDA_LAUNCH_BLOCKING=1 in a short run: the traceback then shows the line, or the batch on the"
+        " CPU",
+        references=("torch, aten/src/ATen/native/cuda; CUDA runtime, cudaErrorAssert",),
+        signs=(
+            Sign(
+                "kernel-assertion",
+                ("device-side assert triggered", ": block: ["),
+                r"block: \[[\d,]+\], thread: \[[\d,]+\] Assertion `(?P<assertion>[^`]{1,120})` failed"
+                r"|device-side assert triggered",
+                confidence=Confidence.PROVED,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ179",
+        name="corrupt-data",
+        title="{who} cannot read a file: it is cut short or damaged[: {reason}]",
+        domain="data",
+        restart="no",
+        finds="A sample, an archive or a checkpoint cannot be decoded.",
+        why="An upload or a save that was interrupted, or a full disk, leaves such files; the rank that meets it"
+        " stops.",
+        remedies=(
+            Remedy(summary="Find the file, and fetch or write it again", scope="job"),
+            Remedy(summary="Skip samples that cannot be decoded, and count them", scope="code"),
+        ),
+        next_check="catch the exception in the dataset's __getitem__ and print the sample's path",
+        references=(
+            "Pillow; torch, caffe2/serialize/inline_container.cc; Python: zipfile, tarfile, zlib, json; Arrow",
+        ),
+        signs=(
+            Sign(
+                "not-decoded",
+                (
+                    "cannot identify image file",
+                    "image file is truncated",
+                    "Truncated File Read",
+                    "EOFError: Ran out of input",
+                    "PytorchStreamReader failed",
+                    "The file might be corrupted",
+                    "BadZipFile",
+                    "tarfile.ReadError",
+                    "zlib.error: Error",
+                    "JSONDecodeError: ",
+                    "UnpicklingError: ",
+                    "SafetensorError: ",
+                    "lib.ArrowInvalid",
+                    "Unable to open file (truncated file",
+                    "invalid load key",
+                ),
+                r"(?P<reason>cannot identify image file[^\n]{0,120}|image file is truncated|Truncated File Read"
+                r"|EOFError: Ran out of input|PytorchStreamReader failed[^\n]{0,80}|The file might be corrupted"
+                r"|BadZipFile: [^\n]{0,80}|tarfile\.ReadError: [^\n]{0,80}|zlib\.error: Error[^\n]{0,80}"
+                r"|JSONDecodeError: [^\n]{0,80}|UnpicklingError: (?!Weights only)[^\n]{0,80}"
+                r"|SafetensorError: [^\n]{0,80}"
+                r"|lib\.ArrowInvalid[^\n]{0,80}|Unable to open file \(truncated|invalid load key)",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,280 @@
+"""Causes in how the job's code uses torch.distributed: DDP's rules, and who calls which collective."""
+
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
+from ddp_doctor.model.choices import Confidence
+from ddp_doctor.model.finding import Remedy
+
+CAUSES = (
+    JobCause(
+        code="DDJ165",
+        name="pg-not-initialized",
+        title="{who} called torch.distributed without a process group",
+        domain="code",
+        restart="no",
+        finds="A collective, DDP or SyncBatchNorm ran before init_process_group, or after destroy_process_group.",
+        why="They need the group; a model with SyncBatchNorm needs it in a run on one GPU too.",
+        remedies=(
+            Remedy(
+                summary="Call init_process_group first, in every process, and start the job by torchrun",
+                scope="code",
+            ),
+            Remedy(summary="On one GPU use BatchNorm in place of SyncBatchNorm", scope="code"),
+        ),
+        next_check="the frame above the error: is it SyncBatchNorm, or a call after destroy_process_group?",
+        references=("torch 1.13 to 2.15, distributed/distributed_c10d.py",),
+        signs=(
+            Sign(
+                "no-default-group",
+                (
+                    "Default process group has not been initialized",
+                    "Default process group is not initialized",
+                ),
+                confidence=Confidence.PROVED,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ166",
+        name="ddp-unused-parameters",
+        title="Parameters of the model took no part in the loss on {who}[: number {indices}][, {parameters}]",
+        domain="code",
+        restart="no",
+        finds="DDP waits for gradients of parameters that the last step did not use.",
+        why="DDP reduces each bucket when all of its gradients are there; a branch that is not taken leaves it"
+        " incomplete.",
+        remedies=(
+            Remedy(
+                summary="Make every parameter take part in the loss, or freeze those that do not",
+                scope="code",
+            ),
+            Remedy(
+                summary="Let DDP look for them: DistributedDataParallel(…, find_unused_parameters=True)",
+                scope="code",
+                cost="a walk over the graph in each step",
+            ),
+        ),
+        next_check="TORCH_DISTRIBUTED_DEBUG=INFO in a short run: the message then has the parameters' names",
+        references=("torch 2.4 to 2.15, c10d/reducer.cpp",),
+        signs=(
+            Sign(
+                "unfinished-reduction",
+                ("Expected to have finished reduction in the prior iteration",),
+                r"(?s)finished reduction in the prior iteration(?:.*?Parameters which did not receive grad for rank"
+                r" \d+: (?P<parameters>[^\n]{1,200}))?(?:.*?Parameter indices which did not receive grad for rank"
+                r" \d+: (?P<indices>\d[\d ]{0,80}))?",
+                confidence=Confidence.PROVED,
+                lines=6,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ167",
+        name="ddp-ready-twice",
+        title="DDP got the gradient of a parameter twice in one step on {who}[: {parameter}]",
+        domain="code",
+        restart="no",
+        finds="A parameter under DDP is used in two backward passes of one step: re-entrant checkpointing, shared"
+        " weights, or a call past forward().",
+        why="DDP reduces a gradient once; what comes after that would be lost.",
+        remedies=(
+            Remedy(
+                summary="Use checkpoint(…, use_reentrant=False), and drop find_unused_parameters",
+                scope="code",
+            ),
+            Remedy(
+                summary="Where the graph is the same in each step: DistributedDataParallel(…, static_graph=True)",
+                scope="code",
+            ),
+        ),
+        next_check="TORCH_DISTRIBUTED_DEBUG=INFO in a short run: the message then has the parameter's name",
+        references=("torch 2.4 to 2.15, c10d/reducer.cpp",),
+        signs=(
+            Sign(
+                "marked-twice",
+                ("Expected to mark a variable ready only once", "has been marked as ready twice"),
+                r"(?s)mark a variable ready only once(?:.*?with name (?P<parameter>\S+) has been marked)?"
+                r"|with name (?P<name>\S+) has been marked|marked as ready twice",
+                confidence=Confidence.PROVED,
+                lines=3,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ168",
+        name="ddp-no-grad-params",
+        title="{who} wraps a model in DDP that has nothing to train",
+        domain="code",
+        restart="no",
+        finds="No parameter of the wrapped module requires a gradient.",
+        why="A frozen module, or a filter on names that matched nothing, leaves DDP without work.",
+        remedies=(
+            Remedy(summary="Do not wrap frozen modules", scope="code"),
+            Remedy(summary="Look whether the filter that freezes parameters matches too many", scope="code"),
+        ),
+        next_check="sum(p.requires_grad for p in model.parameters()) in front of DistributedDataParallel(…)",
+        references=("torch 1.13 to 2.15, nn/parallel/distributed.py",),
+        signs=(
+            Sign(
+                "nothing-to-train",
+                ("DistributedDataParallel is not needed when a module",),
+                confidence=Confidence.PROVED,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ169",
+        name="ddp-buffer-inplace",
+        title="DDP's broadcast of buffers changed a tensor of {who} between forward and backward[: {tensor}]",
+        domain="code",
+        restart="no",
+        finds="Autograd finds a tensor of one dimension changed in place since the forward pass.",
+        why="With broadcast_buffers=True each forward writes the buffers of rank 0, such as those of BatchNorm,"
+        " over the"
+        " own ones; a second forward before backward() thus changes what the first one saved. Another edit in place"
+        " gives the same message.",
+        remedies=(
+            Remedy(summary="DistributedDataParallel(…, broadcast_buffers=False)", scope="code"),
+            Remedy(summary="Run both inputs in one forward pass", scope="code"),
+        ),
+        next_check="torch.autograd.set_detect_anomaly(True) in a short run: it names the forward line",
+        references=("torch, torch/csrc/autograd/saved_variable.cpp; nn/parallel/distributed.py",),
+        signs=(
+            Sign(
+                "buffer-changed",
+                ("has been modified by an inplace operation",),
+                r"modified by an inplace operation: \[(?P<tensor>torch\.[\w.]+ \[\d+\])\]",
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ170",
+        name="collective-mismatch",
+        title="Ranks called different collectives, or with different tensors[: rank {rank} {op} {shape},"
+        " rank {peer_rank} {other_op} {other_shape}]",
+        domain="code",
+        restart="no",
+        finds="torch, gloo, NCCL or DDP says that ranks do not do the same: another operation, size or model.",
+        why="A collective needs the same call with fitting tensors on every rank. A branch on data or on the rank,"
+        " and"
+        " batches or models of different size, break that.",
+        remedies=(
+            Remedy(
+                summary="Make every rank call the same collectives, in the same order, with the same shapes",
+                scope="code",
+            ),
+            Remedy(
+                summary="Build the model alike on every rank; use join() or drop_last=True where ranks have different"
+                " numbers of batches",
+                scope="code",
+            ),
+        ),
+        next_check="TORCH_DISTRIBUTED_DEBUG=DETAIL in a short run: torch then compares every collective over the"
+        " ranks",
+        references=(
+            "torch 2.4 to 2.15, c10d/ProcessGroupWrapper.cpp, c10d/reducer.cpp, c10d/TraceUtils.h",
+            "gloo transport/tcp/pair.cc",
+        ),
+        signs=(
+            Sign(
+                "fingerprints-differ",
+                ("Detected mismatch between collectives on ranks",),
+                r"Rank (?P<rank>\d+) is running collective: CollectiveFingerPrint\((?:SequenceNumber="
+                r"(?P<seq>\d+),? ?)?"
+                r"OpType=(?P<op>\w+)(?:, TensorShape=(?P<shape>\[[\d, ]*\]))?.*?but Rank "
+                r"(?P<peer_rank>\d+) is running"
+                r" collective: CollectiveFingerPrint\((?:SequenceNumber=\d+,? ?)?OpType=(?P<other_op>\w+)"
+                r"(?:, TensorShape=(?P<other_shape>\[[\d, ]*\]))?",
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "models-differ",
+                (
+                    "appears not to match sizes of the same param in process",
+                    "DDP expects same model across all ranks",
+                ),
+                r"\[(?P<rank>\d+)\]: params\[\d+\] in this process with sizes (?P<shape>\[[\d, ]*\])"
+                r"|DDP expects same model across all ranks, but Rank (?P<this>\d+) has "
+                r"(?P<count>\d+) params, while rank"
+                r" (?P<other>\d+) has inconsistent (?P<other_count>\d+)",
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "gloo-sizes-differ",
+                ("op.preamble.length <= op.nbytes", "distributed collective mismatch in your code"),
+                r"op\.nbytes\. (?P<bytes>\d+) vs (?P<other_bytes>\d+)|collective mismatch",
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "nccl-sizes-differ",
+                ("Message truncated : received", "message truncated : receiv"),
+                r"[Mm]essage truncated : receiv(?:ed|ing) (?P<bytes>\d+) bytes instead of (?P<other_bytes>\d+)",
+                tier="nccl",
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ171",
+        name="rank0-only-collective",
+        title="{who} called a collective that the other ranks do not call[: {where}]",
+        domain="code",
+        restart="no",
+        finds="One rank waits in a barrier or another collective, while the others wait in the one after it.",
+        why="Saving, evaluation and logging below “if rank == 0” often end in a barrier; every rank has to come to"
+        " it.",
+        remedies=(
+            Remedy(
+                summary="Call what holds a collective on every rank, and let it decide inside who writes",
+                scope="code",
+            ),
+        ),
+        next_check="TORCH_FR_BUFFER_SIZE=2000 and TORCH_FR_DUMP_TEMP_FILE=/shared/fr_ : ddp-doctor logs reads the"
+        " dumps",
+        references=("torch 2.15, c10d/ProcessGroupNCCL.cpp, gloo transport/tcp/unbound_buffer.cc",),
+        # The judge: time-outs (watchdog-timeout, gloo-timeout in an exception) of all ranks, of which one alone is in
+        # another operation (BARRIER, or ALLREDUCE of one element) or frame than all others.
+        signs=(),
+    ),
+    JobCause(
+        code="DDJ172",
+        name="timeout-long-rank0-work",
+        title="{who} was still at work of its own when the other ranks gave up waiting[ after {timeout}]",
+        domain="code",
+        restart="no",
+        finds="Some ranks time out in a collective, while one goes on with work of its own until then.",
+        why="The others wait no longer than the time-out of the process group: 10 minutes with NCCL, 30 with gloo.",
+        remedies=(
+            Remedy(
+                summary="Give it more time: init_process_group(timeout=timedelta(hours=2))",
+                scope="code",
+            ),
+            Remedy(summary="Prepare the data before the job, or on every rank its part", scope="code"),
+        ),
+        next_check="py-spy dump --pid PID of that rank, while the others wait",
+        references=("torch 2.15, distributed/constants.py",),
+        # The judge: time-outs of all ranks but one, which prints progress (RankSeen.last) within the time-out and is
+        # in no traceback of a time-out itself.
+        signs=(),
+    ),
+    JobCause(
+        code="DDJ173",
+        name="peer-died-secondary",
+        title="A rank went away without a word; {who} saw the connection closed",
+        domain="unknown",
+        restart="unknown",
+        finds="Ranks report closed connections, and nothing says why the other end closed.",
+        why="The first rank that ended is the one to look for; its own output, its host's kernel log or the"
+        " scheduler's"
+        " record have the reason.",
+        remedies=(
+            Remedy(
+                summary="Read the output of the rank at the address that the messages name, and its host's kernel"
+                " log",
+                commands=("dmesg -T | tail", "sacct -j JOB"),
+            ),
+        ),
+        next_check="torchrun --log-dir=/shared/logs --tee 3 …: keeps the output of every rank",
+        references=("gloo transport/tcp/pair.cc; errno(3)",),
+        # The judge: signs of role victim (pointers.py) alone.
+        signs=(),
+    ),
+)

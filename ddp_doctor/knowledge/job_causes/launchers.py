@@ -1,0 +1,331 @@
+"""Causes in how the ranks are started and find each other, and processes that crash."""
+
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
+from ddp_doctor.model.choices import Confidence
+from ddp_doctor.model.finding import Remedy, Setting
+
+CAUSES = (
+    JobCause(
+        code="DDJ180",
+        name="sighup-terminal",
+        title="The terminal that torchrun was started from was closed, and the job ended with it",
+        domain="scheduler",
+        restart="on the same nodes",
+        finds="torchrun got SIGHUP and handed it on to the ranks.",
+        why="A terminal or ssh session that closes sends SIGHUP. torchrun handles the signal itself, so nohup does"
+        " not"
+        " help.",
+        remedies=(
+            Remedy(
+                summary="Start it where no terminal can close: in a batch job, in tmux, or detached",
+                commands=("tmux new -d 'torchrun …'", "setsid torchrun … </dev/null >job.log 2>&1 &"),
+            ),
+            Remedy(
+                summary="Let torchrun leave the signal alone",
+                commands=("torchrun --signals-to-handle=SIGTERM,SIGINT …",),
+            ),
+        ),
+        next_check="last, and the log of sshd, at that time",
+        references=("torch 2.4 to 2.15, distributed/elastic/agent/server/api.py, multiprocessing/api.py",),
+        signs=(
+            Sign(
+                "launcher-sighup",
+                ("death signal, shutting down workers", "got signal: ", "closing signal SIGHUP"),
+                r"Received (?:1|(?:Signals\.)?SIGHUP) death signal|SignalException: Process "
+                r"(?P<pid>\d+) got signal: 1$"
+                r"|closing signal (?:Signals\.)?SIGHUP",
+                tier="launcher",
+                confidence=Confidence.PROVED,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ181",
+        name="launch-env-missing",
+        title="{who} was not started by a distributed launcher: {variable} is not set",
+        domain="code",
+        restart="no",
+        finds="The script reads RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT or LOCAL_RANK, and it is not there.",
+        why="torchrun sets them; python alone does not, and srun and mpirun have names of their own.",
+        remedies=(
+            Remedy(summary="Start it by torchrun", commands=("torchrun --nproc-per-node=gpu train.py …",)),
+            Remedy(
+                summary="With srun, set them from Slurm's own",
+                commands=("export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID",),
+            ),
+        ),
+        next_check="env | grep -E 'RANK|WORLD_SIZE|MASTER' in a rank",
+        references=("torch 1.8 to 2.15, distributed/rendezvous.py",),
+        signs=(
+            Sign(
+                "variable-not-set",
+                (
+                    "expected, but not set",
+                    "KeyError: 'LOCAL_RANK'",
+                    "KeyError: 'RANK'",
+                    "KeyError: 'WORLD_SIZE'",
+                    "KeyError: 'MASTER_",
+                ),
+                r"(?:nvironment variable |KeyError: ')(?P<variable>[A-Z_]+)(?: expected, but not set|')",
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "local-rank-argument",  # torch.distributed.launch hands it over as an argument, torchrun does not
+                ("unrecognized arguments: ",),
+                r"unrecognized arguments: .*--local[-_]rank",
+                confidence=Confidence.PROVED,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ182",
+        name="port-in-use",
+        title="Port[ {port}] of {who} is taken by another program, or by what is left of an older job",
+        domain="host",
+        restart="unknown",
+        finds="The rank or the launcher that serves the rendezvous cannot listen on its port.",
+        why="Two jobs on one host with the same port, a script with a port of its own under torchrun, or a process"
+        " that"
+        " outlived its job. The other ranks fail to connect, later.",
+        remedies=(
+            Remedy(
+                summary="Let torchrun find a free port, or choose another",
+                commands=("torchrun --standalone …", "torchrun --master-port=29511 …"),
+            ),
+            Remedy(summary="End what holds it", commands=("ss -ltnp 'sport = :29500'",), scope="node"),
+            Remedy(
+                summary="Take MASTER_PORT in the script: init_process_group(init_method='env://')",
+                scope="code",
+            ),
+        ),
+        next_check="ss -ltnp 'sport = :PORT' on that host",
+        references=("torch 1.10 to 2.15, c10d/socket.cpp, TCPStoreLibUvBackend.cpp", "errno(3): EADDRINUSE"),
+        signs=(
+            Sign(
+                "store-cannot-listen",
+                ("The server socket has failed to",),
+                r"port: (?P<port>\d+).*EADDRINUSE|failed to (?:bind|listen).*?:(?P<number>\d+)\b.*(?:errno: 98"
+                r"|Address already in use)"
+                r"|failed to listen on any local network address\.(?:\s|$)",
+                tier="launcher",
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "address-in-use",
+                ("Address already in use",),
+                r"(?:RuntimeError|DistNetworkError|OSError): (?:\[Errno 98\] )?Address already in use",
+                tier="launcher",
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ183",
+        name="rendezvous-port-conflict",
+        title="Something else than this job's store answers {who}[ at {server}:{port}]",
+        domain="scheduler",
+        restart="unknown",
+        finds="A rank reached a server at the rendezvous' port that does not speak the store's protocol, or that"
+        " belongs"
+        " to a rendezvous which is over.",
+        why="Two jobs with the same default endpoint share a store and mix their keys; a proxy or another service may"
+        " have the port.",
+        remedies=(
+            Remedy(
+                summary="Give every job an endpoint and an id of its own",
+                commands=(
+                    "torchrun --rdzv-endpoint=HOST:$((20000 + SLURM_JOB_ID % 20000)) --rdzv-id=$SLURM_JOB_ID …",
+                ),
+            ),
+        ),
+        next_check="ss -tnp 'sport = :PORT' on the endpoint's host: are there peers of another job?",
+        references=(
+            "torch 2.4 to 2.15, c10d/TCPStore.cpp; distributed/elastic/rendezvous/dynamic_rendezvous.py",
+        ),
+        signs=(
+            Sign(
+                "foreign-store",
+                ("Ping failed, invalid value returned from server",),
+                r"(?:to host (?P<server>\S+):(?P<port>\d+) - .*)?Ping failed, invalid value",
+                tier="launcher",
+                confidence=Confidence.LIKELY,
+            ),
+            Sign(
+                "rendezvous-closed",
+                ("RendezvousClosedError",),
+                tier="launcher",
+                confidence=Confidence.POSSIBLE,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ184",
+        name="rendezvous-host-mismatch",
+        title="No node serves the rendezvous[ at {server}:{port}]: {who} found nobody there",
+        domain="scheduler",
+        restart="unknown",
+        finds="Nodes cannot reach torchrun's rendezvous, and none of them took it on itself to serve it.",
+        why="torchrun serves the endpoint only on the host that it recognises as its own. A name or address that the"
+        " first node does not have (another interface, NAT, an alias) leaves all nodes as clients.",
+        remedies=(
+            Remedy(
+                summary="Give a name or address that the first node has itself, or tell it that it is the host",
+                commands=(
+                    "torchrun --rdzv-conf=is_host=1 …  # on the first node",
+                    "torchrun --rdzv-conf=is_host=0 …",
+                ),
+            ),
+        ),
+        next_check="ss -ltn on the first node while the job starts: is the port of the endpoint listed?",
+        references=("torch 2.4 to 2.15, distributed/elastic/rendezvous/c10d_rendezvous_backend.py",),
+        # The judge: where the address answers with “refused” (store-refused, pointers.py) and no other cause stands on
+        # the endpoint's host (port-in-use, an exception), it is likely; with time-outs alone the network may be to
+        # blame as well (firewall-or-unreachable); with hostname-unresolvable for the same host it is that.
+        signs=(
+            Sign(
+                "rendezvous-connection",
+                ("RendezvousConnectionError: ",),
+                tier="launcher",
+                confidence=Confidence.POSSIBLE,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ185",
+        name="hostname-unresolvable",
+        title="{who} cannot resolve the name[ {name}]",
+        domain="network",
+        restart="no",
+        finds="The name of the rendezvous' host, or the own one, has no address.",
+        why="Neither /etc/hosts nor DNS knows it on that node. Right after pods start, names may be missing for a"
+        " while.",
+        remedies=(
+            Remedy(
+                summary="Use the address in place of the name",
+                commands=("torchrun --rdzv-endpoint=10.0.0.1:29400 …",),
+            ),
+            Remedy(summary="Add the name to /etc/hosts or DNS on every node", scope="cluster"),
+        ),
+        next_check="getent ahosts NAME, on the node that printed it",
+        references=("torch 1.12 to 2.15, c10d/socket.cpp; getaddrinfo(3)",),
+        # The judge: torch repeats the warning until the name resolves, so it is no failure where the job goes on. The
+        # hostname of a *client* socket that cannot be retrieved (err=-3) is printed by healthy jobs and is no sign.
+        signs=(
+            Sign(
+                "name-not-resolved",
+                (" cannot be retrieved (gai error: ",),
+                r"addresses of \(\[?(?P<name>[^,\]]+)\]?, \d+\) cannot be retrieved \(gai error: -[235]\b",
+                tier="launcher",
+            ),
+            Sign(
+                "gaierror",
+                ("gaierror: [Errno -2]", "gaierror: [Errno -3]", "gaierror: [Errno -5]"),
+                tier="launcher",
+                confidence=Confidence.PROVED,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ186",
+        name="gloo-ifname-invalid",
+        title="GLOO_SOCKET_IFNAME names no interface of {who}[: {interface}]",
+        domain="network",
+        restart="no",
+        finds="gloo finds no interface of the name that GLOO_SOCKET_IFNAME gives.",
+        why="gloo takes whole names, separated by commas. NCCL's “^lo” and prefixes are taken as names.",
+        remedies=(
+            Remedy(
+                summary="Name an interface of that host, or let gloo choose",
+                settings=(Setting(name="GLOO_SOCKET_IFNAME", action="unset"),),
+                commands=("ip -br addr",),
+            ),
+        ),
+        next_check="ip -br addr; echo $GLOO_SOCKET_IFNAME, on that host",
+        references=("gloo transport/tcp/device.cc; torch, c10d/ProcessGroupGloo.cpp",),
+        signs=(
+            Sign(
+                "gloo-no-interface",
+                ("Unable to find address for: ", "Unable to find interface for: "),
+                r"Unable to find (?:address|interface) for: (?P<interface>\S+)",
+                confidence=Confidence.PROVED,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ187",
+        name="gloo-loopback-hostname",
+        title="gloo on another node than {who} gave its peers a loopback address[: {address}]",
+        domain="network",
+        restart="no",
+        finds="gloo's connection goes to 127.x and is refused, or gloo says that the hostname does not resolve.",
+        why="gloo tells its peers the address that the host's own name resolves to; many systems write 127.0.1.1"
+        " for it"
+        " into /etc/hosts. The rank that prints the error is not the one with the wrong address.",
+        remedies=(
+            Remedy(
+                summary="Name the interface between the nodes",
+                settings=(Setting(name="GLOO_SOCKET_IFNAME", value="eth0"),),
+                undo="unset GLOO_SOCKET_IFNAME",
+            ),
+            Remedy(
+                summary="Let each host's name resolve to its address in the network, in /etc/hosts",
+                scope="node",
+            ),
+        ),
+        next_check="getent hosts $(hostname), on every node",
+        references=("gloo transport/tcp/pair.cc; torch, c10d/ProcessGroupGloo.cpp",),
+        signs=(
+            Sign(
+                "gloo-dials-loopback",
+                ("ERROR failed to connect", "connectFullMesh failed", "SO_ERROR: Connection refused"),
+                r"remote=\[(?P<address>127\.[\d.]+)\].*(?:Connection refused|timed out connecting)"
+                r"|Connection refused, remote=\[(?P<dialled>127\.[\d.]+)\]",
+                tier="launcher",
+            ),
+            Sign(
+                "gloo-no-own-address",
+                ("Unable to resolve hostname to a (local) address",),
+                tier="launcher",
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ193",
+        name="process-crashed",
+        title="{who} crashed[ with {signal}]: a library of the process, not its Python code, went wrong",
+        domain="unknown",
+        restart="unknown",
+        finds="A rank ended with a segmentation fault, a bus error, an illegal instruction or an abort of its own.",
+        why="The kernel ends a process that touches memory which is not its own. The native stack tells the library.",
+        remedies=(
+            Remedy(
+                summary="Have Python print the stack of a crash",
+                settings=(Setting(name="PYTHONFAULTHANDLER", value="1"),),
+            ),
+            Remedy(
+                summary="Look for packages built against another torch or CUDA",
+                commands=("python -m pip check",),
+            ),
+        ),
+        next_check="PYTHONFAULTHANDLER=1, and ulimit -c unlimited; then coredumpctl gdb PID",
+        references=("signal(7)", "Python: faulthandler", "Linux arch/x86/mm/fault.c (segfault at)"),
+        # The judge: also a rank that ended with signal 11, 7, 4 or 8 (pointers.py) where nothing else explains it, then
+        # as possible alone. Signal 6 is mostly a watchdog's (terminated-by-watchdog) or gloo's (gloo-sizes-differ).
+        signs=(
+            Sign(
+                "fatal-python-error",
+                ("Fatal Python error: ",),
+                r"Fatal Python error: (?P<signal>(?!Aborted)[^\n]{1,60})",
+                confidence=Confidence.LIKELY,
+            ),
+            Sign(
+                "kernel-segfault",
+                (" segfault at ", "traps: ", "general protection fault"),
+                r"(?P<process>[\w.-]+)\[(?P<pid>\d+)\]:? (?:segfault at|general protection)|traps: "
+                r"(?P<name>\S+)\[(?P<number>\d+)\]"
+                r" (?:trap|general protection)",
+                tier="kernel",
+                confidence=Confidence.LIKELY,
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,129 @@
+"""Jobs that the scheduler, a person or the loss of a node ended."""
+
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
+from ddp_doctor.model.choices import Confidence
+from ddp_doctor.model.finding import Remedy
+
+CAUSES = (
+    JobCause(
+        code="DDJ188",
+        name="scheduler-time-limit",
+        title="The scheduler ended the job at its time limit",
+        domain="scheduler",
+        restart="on the same nodes",
+        finds="Slurm, PBS, LSF or Kubernetes says that the time of the job was up.",
+        why="The job did not fail; closed connections and signals after that follow from it.",
+        remedies=(
+            Remedy(summary="Ask for more time", commands=("sbatch --time=2-00:00:00 …",)),
+            Remedy(
+                summary="Have a signal sent before the limit, and save a checkpoint on it",
+                commands=("sbatch --signal=B:USR1@300 --requeue …",),
+            ),
+        ),
+        next_check="sacct -j JOB -o JobID,State,Elapsed,Timelimit",
+        references=(
+            "Slurm src/slurmd/slurmstepd/req.c, src/slurmd/slurmd/req.c; Kubernetes activeDeadlineSeconds",
+        ),
+        signs=(
+            Sign(
+                "time-limit",
+                ("DUE TO TIME LIMIT", "TERM_RUNLIMIT", "job killed: walltime", "DeadlineExceeded"),
+                r"DUE TO TIME LIMIT|TERM_RUNLIMIT|job killed: walltime|reason: ?DeadlineExceeded"
+                r"|DeadlineExceeded.*active longer",
+                tier="kernel",
+                confidence=Confidence.PROVED,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ189",
+        name="scheduler-preempted",
+        title="The scheduler took the nodes away for another job",
+        domain="scheduler",
+        restart="on the same nodes",
+        finds="Slurm, Kubernetes or the cloud says that the job was preempted or evicted.",
+        why="The job did not fail; closed connections and signals after that follow from it.",
+        remedies=(
+            Remedy(
+                summary="Save checkpoints often, and start again by itself",
+                commands=("sbatch --requeue --open-mode=append …",),
+            ),
+            Remedy(summary="Use a partition or a priority that is not preempted"),
+        ),
+        next_check="sacct -j JOB --duplicates -o JobID,State,End",
+        references=("Slurm src/slurmd/slurmstepd/req.c; Kubernetes: eviction",),
+        signs=(
+            Sign(
+                "preempted",
+                (
+                    "DUE TO PREEMPTION",
+                    "DUE TO JOB REQUEUE",
+                    "TERM_PREEMPT",
+                    "The node was low on resource",
+                    "Preempted by ",
+                ),
+                tier="kernel",
+                confidence=Confidence.PROVED,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ190",
+        name="scheduler-cancelled",
+        title="The job was stopped from outside[ on {node}]: cancelled, or ended by a signal to its launcher",
+        domain="scheduler",
+        restart="on the same nodes",
+        finds="Slurm says CANCELLED without a reason, or the launcher got SIGTERM.",
+        why="A person (scancel), the scheduler or the system ended it. What the ranks print after that follows from"
+        " it.",
+        remedies=(
+            Remedy(summary="Ask the scheduler who did it", commands=("sacct -j JOB -o JobID,State,End",)),
+        ),
+        next_check="sacct -j JOB -o JobID,State,End,Comment; kubectl describe pod POD",
+        references=(
+            "Slurm src/slurmd/slurmstepd/req.c",
+            "torch 2.4 to 2.15, distributed/elastic/agent/server/api.py",
+        ),
+        # The judge: not named where scheduler-time-limit, scheduler-preempted or scheduler-node-failure is.
+        signs=(
+            Sign(
+                "cancelled",
+                ("CANCELLED AT ",),
+                r"\*\*\* JOB \S+ ON (?P<node>\S+) CANCELLED AT \S+ (?!DUE TO (?!JOB NOT ENDING))",
+                tier="launcher",
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "launcher-sigterm",
+                ("death signal, shutting down workers", "got signal: "),
+                r"Received (?:15|(?:Signals\.)?SIGTERM) death signal|SignalException: Process "
+                r"(?P<pid>\d+) got signal: 15$",
+                tier="launcher",
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ191",
+        name="scheduler-node-failure",
+        title="Slurm lost a node of the job[: {node}]",
+        domain="host",
+        restart="on other nodes",
+        finds="Slurm ended the job because a node no longer answered.",
+        why="The node went down or lost its network; the ranks elsewhere only see that the connection is closed.",
+        remedies=(
+            Remedy(summary="Start again without it", commands=("sbatch --exclude=NODE --requeue …",)),
+            Remedy(summary="Have the node looked at", commands=("scontrol show node NODE",), scope="cluster"),
+        ),
+        next_check="scontrol show node NODE | grep -E 'State|Reason'; journalctl -k -b -1 on it",
+        references=("Slurm src/slurmd/slurmstepd/req.c, src/srun/libsrun/launch.c",),
+        signs=(
+            Sign(
+                "node-failure",
+                ("DUE TO NODE FAILURE", "srun: error: Node failure on"),
+                r"DUE TO NODE FAILURE|Node failure on (?P<node>\S+)",
+                tier="kernel",
+                confidence=Confidence.PROVED,
+            ),
+        ),
+    ),
+)
