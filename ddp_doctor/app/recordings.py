@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from ddp_doctor.app.outcome import Outcome, UsageError, judge
 from ddp_doctor.checks import CHECKS
+from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.recording import SCHEMA_VERSION, Recording
 from ddp_doctor.parse.file_kinds import RECORDING, json_kind
@@ -51,7 +52,7 @@ def load_recording(path: Path) -> Recording:
         )
     try:
         recording = Recording.model_validate_json(text)
-        for kind in (kind for check in CHECKS for kind in check.facts):
+        for kind in (*(kind for check in CHECKS for kind in check.facts), JobLogFact, FlightDumpFact):
             recording.facts(kind)
     except ValidationError as error:
         raise _foreign(path, _what_is_wrong(error)) from error

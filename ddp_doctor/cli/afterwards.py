@@ -16,7 +16,9 @@ from ddp_doctor.cli.outputs import Outputs
 
 @app.command(
     cls=Command,
-    epilog=epilog("ddp-doctor logs slurm-4711.out", "ddp-doctor logs logs/ /tmp/nccl_trace_rank_*"),
+    epilog=epilog(
+        "ddp-doctor logs slurm-4711.out", "ddp-doctor logs logs/ /tmp/nccl_trace_rank_*", after=True
+    ),
 )
 @reported
 def logs(

@@ -23,14 +23,18 @@ _MOMENTS = {
     "Reference": ("checks", "explain", "template", "completion"),
 }
 
+_ENDED = (
+    "Exit codes: 0 there is no failure in it, 1 a cause was named, 2 wrong use or nothing could be read, 3 it failed"
+    " and the cause is not proven, 130 interrupted."
+)
 _JUDGED = "Exit codes: 0 healthy, 1 sick, 2 wrong use, 3 unsure, 130 interrupted."
 _TOLD = "Exit codes: 0 done, 2 wrong use, 3 the doctor failed itself."
 
 
-def epilog(*examples: str, judges: bool = True) -> str:
-    """What stands below the options of a command: lines to type, and what it exits with."""
+def epilog(*examples: str, judges: bool = True, after: bool = False) -> str:
+    """What stands below the options of a command: lines to type, and what it exits with (``after``: of a job)."""
     lines = "\n".join(f"  {example}" for example in examples)
-    return f"Examples:\n{lines}\n\n{_JUDGED if judges else _TOLD}"
+    return f"Examples:\n{lines}\n\n{_ENDED if after else _JUDGED if judges else _TOLD}"
 
 
 def headed(command: Any, context: Any) -> list[tuple[str, list[tuple[str, str]]]]:

@@ -112,7 +112,7 @@ OUTPUTS = (
     Output(
         "markdown",
         "Write the report to paste into a ticket: versions, findings, folded details.",
-        ("run", "prolog", "replay"),
+        ("run", "prolog", "replay", "logs"),
         _markdown,
     ),
     Output("sarif", "Write the findings as SARIF 2.1.0.", ("lint",), _sarif),
@@ -145,7 +145,7 @@ OUTPUTS = (
     ),
 )
 #: The commands that can give names other names, and the outputs in which that makes sense.
-REDACTABLE = ("run", "prolog", "replay")
+REDACTABLE = ("run", "prolog", "replay", "logs")
 _OF_REDACTED = ("json", "markdown", "record")
 
 

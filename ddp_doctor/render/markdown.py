@@ -18,7 +18,7 @@ from ddp_doctor.model.choices import CheckStatus
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.report import CheckResult, Report
+from ddp_doctor.model.report import CheckResult, LogsReport, Report
 from ddp_doctor.parse.redact import KEPT_BACK, looks_like_credential
 from ddp_doctor.render import findings, job_story, tables
 from ddp_doctor.render.findings import Line
@@ -44,7 +44,7 @@ def render(report: Report, recording: Recording) -> str:
         blocks += [_folded("Ranks", [_fence(story)])]
     if measured := _measurements(report, recording):
         blocks += [_folded("Measurements", [_fence(measured)])]
-    if report.checks:
+    if report.checks and not isinstance(report, LogsReport):
         rows = [(check.id, check.status.value, check.reason or "") for check in report.checks]
         blocks += [_folded(_counted(report.checks), [_table(("check", "result", "why"), rows)])]
     return "\n\n".join(blocks) + "\n"

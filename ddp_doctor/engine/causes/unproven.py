@@ -15,6 +15,8 @@ from ddp_doctor.wording.ranks import capital
 #: How a rank ends because another one did, or because the job was ended: nobody asks why.
 _ANSWERS = ("SIGTERM", "SIGABRT", "SIGINT")
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
+#: What is said where nothing is known of any rank: whether a collective timed out.
+_NO_MORE = {False: "the job failed", True: "a collective timed out"}
 #: Exit statuses of a shell for signals.
 _SIGNALS = {137: "SIGKILL", 139: "SIGSEGV", 135: "SIGBUS", 134: "SIGABRT", 143: "SIGTERM"}
 #: Lines of evidence from all kinds of signs together.
@@ -115,13 +117,14 @@ def _unknown(output: Output) -> Iterator[Judged]:
     if cause is None:
         return
     waited, ended = _waits(output), _ends(output)
+    timed_out = any(SIGNS[sign.sign][0].tier == "watchdog" for sign in output.fact.signs)
     shown = [sign for sign in output.fact.signs if SIGNS[sign.sign][0].role in ("pointer", "victim")]
     yield Judged(
         cause,
         Confidence.POSSIBLE,
         lines(shown)[:_MOST_LINES],
         detail=capital(ended) if waited else "",
-        values={"what": (waited or ended or "the job failed").rstrip(".")},
+        values={"what": (waited or ended or _NO_MORE[timed_out]).rstrip(".")},
     )
 
 
