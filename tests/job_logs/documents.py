@@ -5,6 +5,7 @@ named in each, below "Silent" it is not; a line behind the sentence says what is
 
     Expected: likely, rank 3          (confidence, then culprits)
     Expected: port-in-use             (of a silent one: the cause that is named instead)
+    Expected: nothing                 (of a silent one: there is no failure in it)
 
 A sample of several files has one block each, its info string being the name: ```text rank1.log
 """

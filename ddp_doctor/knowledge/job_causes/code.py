@@ -28,8 +28,7 @@ CAUSES = (
         ),
         next_check="run the named line on one process with the same batch: torchrun --nproc-per-node=1 …",
         references=("torch 2.15 distributed/elastic/multiprocessing/errors",),
-        # The judge: sign "exception" (pointers.py), its message about no peer (victims.blames_peer), its type none of
-        # the launcher's (pointers.LAUNCHER_EXCEPTIONS), and no sign of another cause within the block or before it.
+        # Judged from the sign "exception" (pointers.py): engine/causes/evidence.py.
         signs=(),
     ),
     JobCause(

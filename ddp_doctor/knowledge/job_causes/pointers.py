@@ -8,17 +8,6 @@ transport/tcp; Slurm src/srun/libsrun/launch.c; Open MPI help-orterun.txt; MPICH
 from ddp_doctor.knowledge import victims
 from ddp_doctor.knowledge.job_causes.kinds import Sign
 
-#: Exceptions by which a launcher or an interpreter tells that processes ended, not why.
-LAUNCHER_EXCEPTIONS = (
-    "ChildFailedError",
-    "SignalException",
-    "ProcessRaisedException",
-    "ProcessExitedException",
-    "CalledProcessError",
-    "KeyboardInterrupt",
-    "SystemExit",
-)
-
 #: How ProcessGroupNCCL begins its lines, with the number and the description of the group since torch 2.3.
 _GROUP = r"(?:\[PG (?:ID \d+ PG )?(?:GUID )?(?P<group>[^\]]*?) Rank (?P<group_rank>\d+)\] +)?"
 
