@@ -37,7 +37,7 @@ from typing import NamedTuple
 
 from ddp_doctor.facts.node.gpus import sysfs_bus_id
 from ddp_doctor.facts.node.kernel import KernelEvent, Kind
-from ddp_doctor.knowledge.gpu.xids import NO_RECOVERY, RECOVERY_ACTION
+from ddp_doctor.knowledge.gpu.xids import BUS, NO_RECOVERY, OFF_BUS_LINE, RECOVERY_ACTION, SXID_LINE, XID_LINE
 from ddp_doctor.model.context import Context
 from ddp_doctor.probing.kernel_files import first_line, text_of
 
@@ -48,15 +48,12 @@ MOST_GROUPS = 256
 MOST_PIDS = 8
 MOST_LINES = 200
 
-_BUS = r"([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)"
-_XID = re.compile(rf"NVRM: Xid \((?:PCI:)?{_BUS}[^)]{{0,24}}\): (\d{{1,4}})\b(.*)")
-_SXID = re.compile(rf"SXid \(PCI:{_BUS}\): (\d{{1,6}}), (Fatal|Non-fatal)\b")
+_BUS = f"({BUS})"
+_XID = re.compile(rf"{XID_LINE}(\d{{1,4}})\b(.*)")
+_SXID = re.compile(rf"{SXID_LINE}(\d{{1,6}}), (Fatal|Non-fatal)\b")
 _INIT = re.compile(rf"NVRM: (?:GPU {_BUS}: )?RmInitAdapter failed!")
 #: A GPU that does not answer while the driver begins with it, which logs no Xid; or later, beside one.
-_OFF_BUS = re.compile(
-    rf"NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?{_BUS}:? (?:\([^()]{{1,40}}\) )?"
-    r"(?:installed in this system )?(?:GPU )?has fallen off the bus"
-)
+_OFF_BUS = re.compile(OFF_BUS_LINE)
 _OFF_BUS_BEGINS = re.compile(rf"NVRM: The NVIDIA GPU {_BUS}\b")
 #: Newlines within a message: rsyslog and the kernel write them as numbers.
 _NEWLINE = re.compile(r"#012|\\x0a")

@@ -10,6 +10,17 @@ from typing import Literal
 
 CATALOG = "NVIDIA Xid catalog, https://docs.nvidia.com/deploy/xid-errors/"
 
+#: A GPU or NVSwitch in the kernel log, and what stands before the number in every form of its lines: "NVRM: Xid
+#: (PCI:0000:2b:00): 79, pid=…" and "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, Non-fatal, …".
+BUS = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?"
+XID_LINE = rf"NVRM: Xid \((?:PCI:)?(?P<bus>{BUS})[^)]{{0,24}}\): "
+SXID_LINE = rf"SXid \(PCI:(?P<bus>{BUS})\): "
+#: A GPU that does not answer, in one line.
+OFF_BUS_LINE = (
+    rf"NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?(?P<bus>{BUS}):? (?:\([^()]{{1,40}}\) )?"
+    r"(?:installed in this system )?(?:GPU )?has fallen off the bus"
+)
+
 #: application: a program did it, or was ended. watch: nothing to do now, worth knowing. reset and reboot:
 #: what brings the GPU back.
 Class = Literal["application", "watch", "reset", "reboot"]

@@ -4,18 +4,34 @@ To add a cause: a row in the module of its subject, with the next free code, and
 output in which it is named and output in which it is not.
 """
 
-from ddp_doctor.knowledge.job_causes import code, ddp, host, launchers, pointers, scheduler, unproven
+from ddp_doctor.knowledge.job_causes import (
+    code,
+    ddp,
+    gpu,
+    gpu_access,
+    host,
+    launchers,
+    network,
+    pointers,
+    rdma,
+    scheduler,
+    software,
+    unproven,
+)
 from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
 
-_MODULES = (host, code, ddp, launchers, scheduler, unproven)
-
+_MODULES = (host, gpu, gpu_access, software, network, rdma, code, ddp, launchers, scheduler, unproven)
 JOB_CAUSES: tuple[JobCause, ...] = tuple(
     sorted((cause for module in _MODULES for cause in module.CAUSES), key=lambda cause: cause.code)
 )
 #: Of which cause a sign is; None for one that only points.
 SIGNS: dict[str, tuple[Sign, JobCause | None]] = {
     **{sign.id: (sign, cause) for cause in JOB_CAUSES for sign in cause.signs},
-    **{sign.id: (sign, None) for sign in pointers.SIGNS},
+    **{
+        sign.id: (sign, None)
+        for module in (pointers, gpu, gpu_access, network, rdma)
+        for sign in module.SIGNS
+    },
 }
 _BY_NAME = {cause.name: cause for cause in JOB_CAUSES}
 

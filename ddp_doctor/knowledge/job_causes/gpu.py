@@ -1,0 +1,321 @@
+"""Causes in GPUs, NVLinks and NVSwitches: faults of the hardware, and of what sets it up.
+
+Lines of the kernel name the GPU by its bus id. CUDA's errors are printed by torch ("CUDA error: …") and by NCCL ("Cuda
+failure 700 '…'", without the number before NCCL 2.20).
+"""
+
+from ddp_doctor.knowledge.gpu.xids import BUS, CATALOG, OFF_BUS_LINE, SXID_LINE, XID_LINE
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
+from ddp_doctor.model.choices import Confidence
+from ddp_doctor.model.finding import Remedy, Setting
+
+_XID = ("NVRM: Xid",)
+_CUDA_ERRORS = "CUDA runtime, texts of cudaGetErrorString"
+_NCCL_NVLS = "NCCL 2.17 to 2.30, src/transport/nvls.cc"
+#: What may stand in front of a warning of NCCL, behind the name of its source file.
+_WARN = r":\d{1,5} (?:\(\w{1,80}\) )?NCCL WARN "
+_DRAIN = Remedy(
+    summary="Run the job on other nodes, and reset or replace the GPU before the node gets work again",
+    commands=("scontrol update nodename=NODE state=drain reason=GPU", "nvidia-smi --gpu-reset -i GPU"),
+    scope="node",
+    cost="a reset ends everything that runs on the GPU; GPUs joined by NVLink are reset together",
+)
+
+#: Signs of no cause of their own.
+SIGNS = (
+    # What the driver cleans up after a program that ended, or that another Xid stopped.
+    Sign("xid-of-victim", _XID, rf"{XID_LINE}(?P<xid>43|45)\b", tier="kernel", role="victim"),
+    # What the driver asks for after another Xid: a reset, a reboot.
+    Sign(
+        "xid-recovery",
+        _XID,
+        rf"{XID_LINE}154, [^\n]{{0,80}} to \S{{1,20}} \((?!None)(?P<action>[^)]{{1,60}})\)",
+        tier="kernel",
+        role="pointer",
+    ),
+    # Another GPU of the node failed while this one used its memory (CUDA 721).
+    Sign("peer-gpu-failed", ("Invalid access of peer GPU memory over nvlink",), role="victim"),
+)
+
+CAUSES = (
+    JobCause(
+        code="DDJ110",
+        name="nvlink-error",
+        title="An NVLink failed on {who}[, GPU {bus}]",
+        domain="gpu",
+        restart="on other nodes",
+        finds="A fatal NVLink error of a GPU or NVSwitch in the kernel log (Xid 74, 136, 144 to 150, 155, SXid),"
+        " CUDA's error for it, or NVLinks between two GPUs over which the driver allows no P2P.",
+        why="Transfers between the GPUs of the node stop or are lost. Other GPUs of the node report Xid 45 or CUDA"
+        " error 721 as a consequence.",
+        remedies=(_DRAIN,),
+        next_check="nvidia-smi nvlink -s; nvidia-smi nvlink -e; dmesg | grep -E 'Xid|SXid'",
+        references=(CATALOG, _CUDA_ERRORS, "NCCL 2.12 to 2.30, src/graph/paths.cc"),
+        signs=(
+            Sign("xid-nvlink", _XID, rf"{XID_LINE}(?P<xid>74|136|155)\b", tier="kernel"),
+            Sign(
+                "xid-nvlink-fatal",
+                _XID,
+                rf"{XID_LINE}(?P<xid>14[4-9]|150),[^\n]{{0,80}}?\bFatal\b",
+                tier="kernel",
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "nvswitch-fatal",
+                (": SXid (PCI:",),
+                rf"{SXID_LINE}(?P<xid>\d{{1,6}}), Fatal\b",
+                tier="kernel",
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "cuda-nvlink-error",
+                ("uncorrectable NVLink error detected",),
+                confidence=Confidence.PROVED,
+            ),
+            Sign("nvlink-without-p2p", ("P2P is disabled between NVLINK connected GPUs",), tier="nccl"),
+        ),
+    ),
+    JobCause(
+        code="DDJ111",
+        name="gpu-ecc-error",
+        title="A GPU of {who} has a memory error that it could not correct[: GPU {bus}]",
+        domain="gpu",
+        restart="on other nodes",
+        finds="An uncorrected error of GPU memory: Xid 48, 64, 94, 95, 140, 171 or 172, or CUDA's error for it.",
+        why="The program that used the memory is lost. The next one may meet the same cells until the GPU is reset"
+        " and the row is remapped.",
+        remedies=(_DRAIN,),
+        next_check="nvidia-smi -q -d ROW_REMAPPER,ECC; dmesg | grep Xid",
+        references=(CATALOG, _CUDA_ERRORS),
+        signs=(
+            Sign(
+                "xid-memory",
+                _XID,
+                rf"{XID_LINE}(?P<xid>48|64|94|95|140|171|172)\b",
+                tier="kernel",
+                confidence=Confidence.PROVED,
+            ),
+            Sign("cuda-ecc-error", ("uncorrectable ECC error encountered",), confidence=Confidence.PROVED),
+        ),
+    ),
+    JobCause(
+        code="DDJ112",
+        name="gpu-off-bus",
+        title="A GPU of {who} has fallen off the PCIe bus[: GPU {bus}]",
+        domain="gpu",
+        restart="on other nodes",
+        finds="The driver no longer reaches a GPU: Xid 79, its own message, or NVML's error that the GPU is lost.",
+        why="The GPU stays away until the node is restarted. Power, temperature, the seat of the card, a riser or"
+        " old firmware are the usual reasons; a program is not.",
+        remedies=(
+            Remedy(
+                summary="Run the job on other nodes; restart the node, and look at power, temperature, seat and"
+                " firmware of the GPU. Have it replaced where it happens again",
+                commands=("scontrol update nodename=NODE state=drain reason=Xid79",),
+                scope="node",
+            ),
+        ),
+        next_check="nvidia-smi on that node, and dmesg | grep -iE 'Xid|fallen off|pcieport'",
+        references=(CATALOG, "NVIDIA/open-gpu-kernel-modules, arch/nvalloc/unix/src/osinit.c"),
+        signs=(
+            Sign(
+                "xid-off-bus", _XID, rf"{XID_LINE}(?P<xid>79)\b", tier="kernel", confidence=Confidence.PROVED
+            ),
+            Sign(
+                "off-bus",
+                ("has fallen off the bus",),
+                OFF_BUS_LINE,
+                tier="kernel",
+                confidence=Confidence.PROVED,
+            ),
+            # One message of three lines; lines of other CPUs may stand between them.
+            Sign(
+                "off-bus-in-lines",
+                ("NVRM: The NVIDIA GPU",),
+                rf"NVRM: The NVIDIA GPU (?P<bus>{BUS})(?!.*has fallen off)(?s:.{{0,1500}}?)fallen off the bus",
+                tier="kernel",
+                confidence=Confidence.PROVED,
+                lines=8,
+            ),
+            Sign(
+                "gpu-is-lost",
+                ("GPU is lost",),
+                rf"(?:for GPU ?(?P<bus>{BUS}): +)?GPU is lost",
+                confidence=Confidence.PROVED,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ113",
+        name="gsp-timeout",
+        title="The system processor (GSP) of a GPU of {who} does not answer[: GPU {bus}]",
+        domain="gpu",
+        restart="on other nodes",
+        finds="Xid 119 or 120: the driver waited in vain for the GPU's system processor, or that failed.",
+        why="Each call to the GPU hangs or fails until it is reset. Firmware of some drivers does this; where"
+        " another Xid of the same GPU comes first, such as 79, that one is the cause.",
+        remedies=(
+            _DRAIN,
+            Remedy(
+                summary="Update the driver and the GSP firmware that comes with it",
+                scope="node",
+                cost="all jobs of the node have to end",
+            ),
+            Remedy(
+                summary="Run the driver without the GSP firmware until then, where the GPU and the proprietary"
+                " driver allow",
+                commands=(
+                    "echo 'options nvidia NVreg_EnableGpuFirmware=0' > /etc/modprobe.d/nvidia-gsp.conf",
+                ),
+                scope="node",
+                cost="a restart; not possible with the open kernel modules",
+                undo="remove the file and restart",
+            ),
+        ),
+        next_check="dmesg | grep Xid: whether another Xid of that GPU came first; nvidia-smi -q | grep -i GSP",
+        references=(CATALOG, "NVIDIA driver README, chapter on GSP firmware"),
+        signs=(
+            Sign(
+                "xid-gsp", _XID, rf"{XID_LINE}(?P<xid>119|120)\b", tier="kernel", confidence=Confidence.PROVED
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ114",
+        name="fabric-manager-down",
+        title="The fabric manager does not run on {who}, so CUDA cannot use its GPUs",
+        domain="host",
+        restart="on other nodes",
+        finds='CUDA error 802, "system not yet initialized": GPUs behind NVSwitches that no fabric manager has set up.',
+        why="On nodes with NVSwitches no program can use a GPU before nvidia-fabricmanager, of exactly the"
+        " driver's version, has set up the switches. Right after a boot that may still be going on.",
+        remedies=(
+            Remedy(
+                summary="Start the fabric manager of the driver's version",
+                commands=(
+                    "systemctl enable --now nvidia-fabricmanager",
+                    "nvidia-smi -q | grep -A2 Fabric  # State: Completed",
+                ),
+                scope="node",
+            ),
+        ),
+        next_check="systemctl status nvidia-fabricmanager; nvidia-smi -q | grep -A2 Fabric on that node",
+        references=(_CUDA_ERRORS, "NVIDIA Fabric Manager user guide"),
+        signs=(
+            Sign(
+                "system-not-initialized",
+                ("system not yet initialized",),
+                r"(?:[Ee]rror|failure)[^\n]{0,40}system not yet initialized",
+                confidence=Confidence.PROVED,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ115",
+        name="fabric-manager-restarted",
+        title="NVLink SHARP (NVLS) cannot be set up on {who}: its fabric manager or NVSwitches are not in order",
+        domain="gpu",
+        restart="on other nodes",
+        finds="NCCL fails to bind multicast memory of the NVSwitches.",
+        why="After a restart of the fabric manager while GPUs were in use, the multicast state of the switches is"
+        " stale until the GPUs are reset. In virtual machines and partitions, the switches may offer no multicast"
+        " at all.",
+        remedies=(
+            Remedy(
+                summary="Stop all jobs of the node, restart the fabric manager, and reset all of its GPUs, or"
+                " restart it",
+                commands=("systemctl restart nvidia-fabricmanager", "nvidia-smi --gpu-reset"),
+                scope="node",
+                cost="everything on the node's GPUs ends",
+            ),
+            Remedy(
+                summary="Go on without NVLS until then",
+                settings=(
+                    Setting(name="NCCL_NVLS_ENABLE", value="0", why="the switches do not reduce any more"),
+                ),
+                cost="all-reduces within the node are slower on GPUs with NVSwitches",
+            ),
+        ),
+        next_check="NCCL_NVLS_ENABLE=0: where the job runs then, it is NVLS; journalctl -u nvidia-fabricmanager",
+        references=(_NCCL_NVLS,),
+        signs=(
+            Sign(
+                "nvls-bind-invalid",
+                ("Failed to bind NVLink SHARP", "nvls.cc:"),
+                rf"(?:Failed to bind NVLink SHARP|nvls\.cc{_WARN}Cuda failure)[^\n]*'invalid argument'",
+                tier="nccl",
+            ),
+            # 401 and 801 among them: no multicast in a virtual machine or a partition of the switches.
+            Sign(
+                "nvls-bind-failed",
+                ("Failed to bind NVLink SHARP", "nvls.cc:"),
+                rf"(?:Failed to bind NVLink SHARP|nvls\.cc{_WARN}Cuda failure)(?![^\n]*(?:'invalid argument'"
+                rf"|memory'))",
+                tier="nccl",
+                confidence=Confidence.POSSIBLE,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ123",
+        name="illegal-memory-access",
+        title="A kernel of {who} failed on its GPU[ {bus}]: {what}",
+        domain="unknown",
+        restart="unknown",
+        finds="A CUDA kernel that used an illegal address or instruction: CUDA errors 700 and 714 to 719, Xid 13,"
+        " 31 or 137. That this happened is proved, the reason is not.",
+        why="An index out of range in a kernel of the job or of a library, memory used after it was freed, a fault"
+        " of the driver or of the GPU look alike. The line of Python in the trace is often a later one, because"
+        " kernels run asynchronously.",
+        remedies=(
+            Remedy(
+                summary="Have CUDA report the error where it arises, and look at that kernel's inputs",
+                settings=(Setting(name="CUDA_LAUNCH_BLOCKING", value="1", why="each kernel is waited for"),),
+                cost="much slower; some errors no longer show",
+            ),
+            Remedy(
+                summary="Run the same on another GPU and with the newest patch release of torch and of the driver:"
+                " an error that stays with one GPU is the GPU's"
+            ),
+        ),
+        next_check="CUDA_LAUNCH_BLOCKING=1, or compute-sanitizer python …; dmesg | grep Xid on that node",
+        references=(CATALOG, _CUDA_ERRORS),
+        signs=(
+            Sign(
+                "kernel-failed",
+                (
+                    "an illegal memory access was encountered",
+                    "an illegal instruction was encountered",
+                    "unspecified launch failure",
+                    "misaligned address",
+                    "invalid program counter",
+                    "operation not supported on global/shared address space",
+                ),
+                r"(?:CUDA|Cuda)[^\n]{0,60}?(?P<what>an illegal (?:memory access|instruction) was encountered"
+                r"|unspecified launch failure|misaligned address|invalid program counter"
+                r"|operation not supported on global/shared address space)",
+                confidence=Confidence.POSSIBLE,
+            ),
+            # Of the tier of exceptions: a program did it, and may say better itself what it did.
+            Sign(
+                "xid-of-program",
+                _XID,
+                rf"{XID_LINE}(?P<what>(?:13|31|137)\b)",
+                confidence=Confidence.POSSIBLE,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ124",
+        name="gpu-fault",
+        title="A GPU of {who} reported a fault[: Xid {xid}][ of GPU {bus}]",
+        domain="gpu",
+        restart="on other nodes",
+        finds="Other Xids after which a GPU is of no use until it is reset: 46, 62, 109, 110, 143, 156 and 158.",
+        why="The programs that use the GPU hang or end.",
+        remedies=(_DRAIN,),
+        next_check="dmesg | grep Xid on that node; ddp-doctor node there",
+        references=(CATALOG,),
+        signs=(Sign("xid-other", _XID, rf"{XID_LINE}(?P<xid>46|62|109|110|143|156|158)\b", tier="kernel"),),
+    ),
+)

@@ -1,0 +1,370 @@
+"""Causes in the network as NCCL chooses it: addresses, interfaces, firewalls, plug-ins.
+
+What NCCL says when it cannot connect, by version::
+
+    Connect to 10.0.0.2<41234> failed : No route to host                                                  2.4 to 2.9
+    Net : Connect to 10.0.0.2<41234> failed : No route to host                                            2.10 to 2.15
+    socketStartConnect: Connect to 10.0.0.2<41234> failed : Software caused connection abort              2.16 to 2.23
+    socketPollConnect: Connect to 10.0.0.2<41234> returned 110(Connection timed out) errno 115(…)         2.20 to 2.23
+    socketStartConnect: Connect to 10.0.0.2<41234> failed : No route to host                              2.24 to 2.26
+    socketPollConnect: connect to 10.0.0.2<41234> returned Connection timed out, exceeded error retry count after 35
+        attempts                                                                                          2.27 on
+    ncclOsSocketPollConnect to 10.0.0.2<41234> failed with error …                                        2.29 on
+
+and torch's store: "The client socket has failed to connect to [node0]:29500 (errno: 110 - Connection timed out)."
+A refused connection is no firewall's: nobody listens there, because the peer has died or not begun.
+"""
+
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
+from ddp_doctor.model.choices import Confidence
+from ddp_doctor.model.finding import Remedy, Setting
+
+_SOCKETS = "NCCL 2.4 to 2.30, src/misc/socket.cc and src/os/linux.cc"
+_BOOTSTRAP = (
+    "NCCL 2.3 to 2.30, src/bootstrap.cc, src/transport/net_socket.cc and src/transport/net_ib/init.cc"
+)
+_PLUGINS = "NCCL 2.4 to 2.30, src/plugin/net.cc and src/plugin/plugin_open.cc"
+_CONNECT = ("onnect to ", "PollConnect to ")
+#: Loopback, link-local, and the bridges of Docker and libvirt as they are set up unless told otherwise.
+_OWN = r"127\.|169\.254\.|fe80:|::1<|172\.17\.|192\.168\.122\."
+_PEER = r"[cC]onnect to (?P<peer>{address}[^\s<]{{1,60}})<(?P<port>\d+)>"
+_NO_WAY = (
+    r"(?:failed(?: with error)?|returned)[ :]{1,3}(?:\d+\()?(?P<reason>Connection timed out|No route to host"
+    r"|Network is unreachable|Host is down|Operation timed out|Software caused connection abort)"
+)
+_NO_INTERFACE = (
+    "Bootstrap : no socket interface found",
+    "NET/Socket : no interface found",
+    "NET/Socket : No usable listening interface found",
+    "NET/IB : No IP interface found",
+)
+_NAME = Setting(
+    name="NCCL_SOCKET_IFNAME",
+    value="eth0",
+    why="the interface that joins the nodes; ip route get PEER names it",
+)
+
+#: Signs of no cause of their own: nobody listens there any more, or not yet.
+SIGNS = (
+    Sign(
+        "connect-refused",
+        _CONNECT,
+        rf"{_PEER.format(address='')}(?:[^\n]*?)Connection refused(?!, retrying)",
+        tier="nccl",
+        role="victim",
+    ),
+    # Each rank is alone on its node, as the launcher was told.
+    Sign(
+        "one-rank-a-node",
+        ("nproc_per_node", "nproc-per-node", "ntasks-per-node", "LOCAL_WORLD_SIZE"),
+        r"(?:nproc[_-]per[_-]node|ntasks-per-node|LOCAL_WORLD_SIZE)[= ]1\b",
+        role="context",
+    ),
+)
+
+CAUSES = (
+    JobCause(
+        code="DDJ140",
+        name="firewall-or-unreachable",
+        title="{who} cannot reach {peer}[ port {port}]: {reason}",
+        domain="network",
+        restart="on other nodes",
+        finds="A connection between two nodes that times out or finds no route.",
+        why="Ranks connect over ports that the kernel chooses. A firewall that opens the master's port alone, or a"
+        " node in another network, lets the rendezvous succeed and NCCL fail.",
+        remedies=(
+            Remedy(
+                summary="Open all TCP ports between the nodes, or those from which the kernel chooses",
+                commands=(
+                    "cat /proc/sys/net/ipv4/ip_local_port_range",
+                    "firewall-cmd --permanent --zone=trusted --add-source=NETWORK && firewall-cmd --reload",
+                ),
+                scope="cluster",
+            ),
+            Remedy(summary="Name the interface that joins the nodes, on all of them", settings=(_NAME,)),
+        ),
+        next_check="on the peer: python3 -m http.server PORT; here: curl -m 5 PEER:PORT. Or ddp-doctor run on both"
+        " nodes",
+        references=(_SOCKETS, "torch 2.15 c10d/socket.cpp"),
+        signs=(
+            Sign(
+                "nccl-cannot-connect",
+                _CONNECT,
+                rf"{_PEER.format(address=f'(?!{_OWN})')}[^\n]{{0,60}}? {_NO_WAY}(?!, retrying)",
+                tier="nccl",
+            ),
+            Sign(
+                "nccl-connect-timed-out",
+                ("exceeded timeouts (",),
+                r"socket(?:Start|Poll)Connect: exceeded timeouts",
+                tier="nccl",
+            ),
+            Sign(
+                "store-cannot-connect",
+                ("client socket has failed to connect to",),
+                r"connect to \[?(?P<peer>(?!localhost)[^\s\],]{1,80})\]?:(?P<port>\d+) \(errno: (?:110|113"
+                r"|101) - (?P<reason>[^)]+)\)",
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ141",
+        name="no-socket-interface",
+        title="NCCL finds no network interface with an address on {who}",
+        domain="host",
+        restart="no",
+        finds="NCCL finds no interface of its own choice: only loopback and bridges, or none that is up.",
+        why="NCCL needs an address over which ranks meet, on a single node, too. A container without network has"
+        " none.",
+        remedies=(
+            Remedy(
+                summary="Give the container the network of its host",
+                container=("--network=host",),
+            ),
+            Remedy(
+                summary="On a single node, let NCCL use loopback",
+                settings=(Setting(name="NCCL_SOCKET_IFNAME", value="lo", why="all ranks are on one node"),),
+                cost="a job over several nodes cannot start with it",
+            ),
+        ),
+        next_check="ip -br addr in the job's container; env | grep NCCL_SOCKET",
+        references=(_BOOTSTRAP,),
+        signs=(Sign("no-interface", _NO_INTERFACE, tier="nccl", confidence=Confidence.PROVED),),
+    ),
+    JobCause(
+        code="DDJ142",
+        name="socket-ifname-wrong",
+        title="[NCCL_SOCKET_IFNAME={interface} names no interface of {who}: ]ranks use an address that others"
+        " cannot reach[: {peer}]",
+        domain="network",
+        restart="no",
+        finds="NCCL_SOCKET_IFNAME names an interface that is not there, or ranks connect to an address of"
+        " loopback, of a container's bridge or of one link.",
+        why="NCCL takes the first interface that it finds, unless told otherwise. An address such as 127.0.0.1 or"
+        " 172.17.0.1 is another machine's own on each node.",
+        remedies=(
+            Remedy(
+                summary="Name the interface that joins the nodes, as each node calls it", settings=(_NAME,)
+            ),
+        ),
+        next_check='ip -br addr on each node; NCCL_DEBUG=INFO shows the choice behind "Bootstrap: Using"',
+        references=(_SOCKETS, _BOOTSTRAP),
+        instead_of=("no-socket-interface",),
+        signs=(
+            Sign(
+                "named-interface-missing",
+                ("NCCL_SOCKET_IFNAME set",),
+                r"NCCL_SOCKET_IFNAME set (?:by environment )?to (?P<interface>[^\s]+?)\.?(?:\n(?s:.{0,2000}?)"
+                r"(?:no socket interface found|no interface found|No IP interface found|No usable listening))",
+                tier="nccl",
+                confidence=Confidence.PROVED,
+                lines=12,
+            ),
+            Sign(
+                "peer-address-not-routed",
+                _CONNECT,
+                rf"{_PEER.format(address=f'(?:{_OWN})')}[^\n]{{0,60}}?(?:failed|returned"
+                rf"|exceeded)(?![^\n]*(?:, retrying| refused))",
+                tier="nccl",
+            ),
+            Sign(
+                "address-not-assignable",
+                _CONNECT,
+                rf"{_PEER.format(address='')}[^\n]*Cannot assign requested address",
+                tier="nccl",
+                confidence=Confidence.POSSIBLE,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ143",
+        name="duplicate-hostname",
+        title="NCCL takes ranks of different nodes for ranks of one: their hosts may share a name",
+        domain="host",
+        restart="no",
+        finds="NCCL sees two ranks on one GPU, in a job with one rank on each node.",
+        why="NCCL knows a host by its name up to the first dot, and by the kernel's boot id. Containers of one"
+        " image, or cloned machines, may share both; then NCCL tries P2P and shared memory across hosts.",
+        remedies=(
+            Remedy(
+                summary="Tell NCCL the hosts apart",
+                settings=(
+                    Setting(name="NCCL_HOSTID", value="$SLURM_NODEID", why="another value on each node"),
+                ),
+            ),
+            Remedy(
+                summary="Give each host a name of its own",
+                commands=("hostnamectl set-hostname NAME",),
+                scope="node",
+            ),
+        ),
+        next_check="hostname; cat /proc/sys/kernel/random/boot_id on each node",
+        references=("NCCL 2.5 to 2.30, src/misc/utils.cc (getHostHash)",),
+        instead_of=("duplicate-gpu",),
+        signs=(Sign("one-host-for-nccl", ("Duplicate GPU detected : rank",), beside=("one-rank-a-node",)),),
+    ),
+    JobCause(
+        code="DDJ134",
+        name="net-plugin-load-failed",
+        title="NCCL's network plug-in[ {plugin}] cannot be used on {who}[: {reason}]",
+        domain="host",
+        restart="on other nodes",
+        finds="A network plug-in of NCCL that is installed cannot be loaded or finds no device.",
+        why="NCCL goes on with its own InfiniBand or TCP, several times slower, or ends where NCCL_NET names the"
+        " plug-in.",
+        remedies=(
+            Remedy(
+                summary="Install the plug-in's libraries on all nodes, in versions that go together",
+                commands=("fi_info -p efa", "ldd $(ldconfig -p | grep -o '/.*libnccl-net.*')"),
+                scope="node",
+            ),
+            Remedy(
+                summary="Go on without the plug-in",
+                settings=(Setting(name="NCCL_NET_PLUGIN", value="none", why="NCCL's own transports serve"),),
+                cost="TCP in place of the plug-in's network, several times slower",
+            ),
+        ),
+        next_check="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET; ddp-doctor check nccl on that node",
+        references=(_PLUGINS, "aws/aws-ofi-nccl, src/nccl_ofi_net.cpp"),
+        signs=(
+            Sign(
+                "no-net-plugin",
+                ("Failed to initialize any NET plugin",),
+                tier="nccl",
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "net-plugin-not-initialised",
+                ("Failed to initialize NET plugin",),
+                r"Failed to initialize NET plugin (?!IB\b|Socket\b)(?P<plugin>[^\n]{1,60})",
+                tier="nccl",
+            ),
+            # The plug-in is there, what it needs is not. Without a plug-in, libnccl-net.so itself is not found: that is
+            # everyday life.
+            Sign(
+                "net-plugin-lacks-library",
+                ("cannot open shared object file", "undefined symbol"),
+                r"NET/Plugin[^\n]*?(?P<reason>(?:lib(?!nccl-net)[\w.+-]+: cannot open shared object file"
+                r"|undefined symbol: \w+))",
+                tier="nccl",
+            ),
+            Sign(
+                "ofi-finds-nothing",
+                ("NET/OFI",),
+                r"NCCL WARN NET/OFI (?P<reason>[^\n]*(?:[Cc]ouldn't find|[Nn]o eligible|[Uu]nable to find"
+                r"|initialization failed)[^\n]{0,80})",
+                tier="nccl",
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ135",
+        name="net-plugin-version-mismatch",
+        title="NCCL's network plug-in on {who} and this NCCL, or the driver, do not go together",
+        domain="host",
+        restart="no",
+        finds="NCCL finds a network plug-in whose interface it does not speak.",
+        why="A plug-in offers a few versions of its interface, and an NCCL speaks a few. Plug-ins of clouds name"
+        " the drivers that they support as well.",
+        remedies=(
+            Remedy(
+                summary="Install plug-in, NCCL and driver of one set that the provider names",
+                scope="node",
+            ),
+        ),
+        next_check="NCCL_DEBUG=INFO: the lines of NET/Plugin and of the plug-in's version",
+        references=(_PLUGINS,),
+        signs=(
+            Sign(
+                "net-plugin-interface",
+                ("symbols v4 and lower are not supported", "External network plugin"),
+                r"Failed to find ncclNetPlugin symbol \(>= v\d+\)"
+                r"|External network plugin (?P<plugin>\S+) is unsupported",
+                tier="nccl",
+            ),
+            Sign(
+                "net-plugin-device-version",
+                ("plugin has incompatible version",),
+                tier="nccl",
+                confidence=Confidence.PROVED,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ136",
+        name="net-transport-mismatch",
+        title="Nodes of this job use different networks for NCCL[: {who} meets another kind at {peer}]",
+        domain="host",
+        restart="on other nodes",
+        finds="One end of a connection speaks another transport, or another kind of RDMA link, than the other.",
+        why="Each node chooses for itself: a plug-in that fails to load on one node, or a port that is down there,"
+        " makes it fall back to TCP, while the others wait for RDMA.",
+        remedies=(
+            Remedy(
+                summary="Repair the node whose choice differs",
+                commands=("grep -h 'Using network' *.log | sort | uniq -c",),
+                scope="node",
+            ),
+            Remedy(
+                summary="Name the network, so that a node without it fails at once",
+                settings=(Setting(name="NCCL_NET", value="IB", why="no node falls back silently"),),
+            ),
+        ),
+        next_check='NCCL_DEBUG=INFO: "Using network" of every node',
+        references=("NCCL 2.16 to 2.30, src/misc/socket.cc and src/transport/net_ib/connect.cc",),
+        signs=(
+            Sign(
+                "connection-of-other-kind",
+                ("socketFinalizeAccept",),
+                r"socketFinalizeAccept(?: from (?P<peer>[^\s<:]+)[^\n]{0,20})?: wrong (?:socket )?type",
+                tier="nccl",
+            ),
+            Sign(
+                "link-layers-differ",
+                (
+                    "is incompatible with the local",
+                    "connect incompatible devices",
+                    "with different link_layer",
+                ),
+                r"NET/IB : (?:Remote (?P<link>\S+) device is incompatible|Attempted to connect incompatible"
+                r"|Can't (?:merge|connect) net devices)",
+                tier="nccl",
+                confidence=Confidence.PROVED,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ137",
+        name="imex-not-working",
+        title="NVLink between nodes (MNNVL) does not work on {who}: IMEX is not set up",
+        domain="host",
+        restart="on other nodes",
+        finds="NCCL finds GPUs joined by NVLink across nodes, and cannot share memory over it.",
+        why="The IMEX service has to run on all nodes of the NVLink domain, and the container needs its channel"
+        " device.",
+        remedies=(
+            Remedy(
+                summary="Start IMEX on all nodes, and give the container its channel",
+                commands=("nvidia-imex-ctl -N",),
+                scope="cluster",
+                container=("--device=/dev/nvidia-caps-imex-channels",),
+            ),
+            Remedy(
+                summary="Go on without NVLink between nodes",
+                settings=(Setting(name="NCCL_MNNVL_ENABLE", value="0", why="nodes use the network"),),
+                cost="transfers between nodes are several times slower",
+            ),
+        ),
+        next_check="nvidia-imex-ctl -N; ls /dev/nvidia-caps-imex-channels in the job's container",
+        references=("NCCL 2.25 to 2.30, src/mnnvl.cc",),
+        signs=(
+            Sign(
+                "mnnvl-not-working",
+                ("MNNVL (cliqueSize",),
+                r"MNNVL \(cliqueSize \d+\) is available but not",
+                tier="nccl",
+                confidence=Confidence.PROVED,
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,395 @@
+"""Causes in the RDMA network: InfiniBand, RoCE and EFA.
+
+What NCCL says when a transfer fails, by version::
+
+    NET/IB : Got completion with error 12, opcode 0, len 0, vendor err 129                               2.3 to 2.9
+    NET/IB : Got completion from peer 10.0.0.2<4312> with error 12, opcode 1, len 9, vendor err 129      2.10 to 2.19
+    NET/IB : Got completion from peer 10.0.0.2<4312> with status=12 opcode=0 len=0 vendor err 129 (Send) localGid
+        ::ffff:10.0.0.1 remoteGids::ffff:10.0.0.2 hca mlx5_0                                             2.20 to 2.28
+    NET/IB: Got completion from peer 10.0.0.2<4312> with status=transport retry counter exceeded(12)
+        opcode=Send(0) vendor_err=129  localGid ::ffff:10.0.0.1 remoteGids::ffff:10.0.0.2 hca mlx5_0     2.28.7 on
+
+GIDs stand there for RoCE alone. The status is libibverbs' (enum ibv_wc_status): 12 that the peer did not answer for all
+tries, 5 that the connection had failed before. From which side, and whether on the first transfer or after hours, only
+the whole output tells.
+"""
+
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
+from ddp_doctor.model.choices import Confidence
+from ddp_doctor.model.finding import Remedy, Setting
+
+_NET_IB = "NCCL 2.3 to 2.30, src/transport/net_ib and src/misc/ibvwrap.cc"
+_NCCL_VARIABLES = "NCCL user guide, environment variables"
+_GOT = ("Got completion",)
+_MODIFY = ("Call to ibv_modify_qp failed",)
+#: "with 110 Connection timed out, on dev mlx5_0:1, … local GID ::ffff:10.0.0.1, remote GID
+#: ::ffff:10.0.1.1" (from 2.24), "with error Connection timed out errno 110", "with error Connection timed out".
+_TIMED_OUT = r"ibv_modify_qp failed with (?:error )?(?:110 )?Connection timed out"
+_ON_DEVICE = r"(?:[^\n]*?\bon dev (?P<device>[^\s,]+))?"
+
+
+def completion(statuses: str) -> str:
+    """The pattern of a failed transfer with one of these statuses, an alternation of numbers; with its peer and HCA."""
+    return (
+        r"Got completion (?:from peer (?P<peer>[^\s<]{1,64})(?:<\d+>)? )?with (?:error |status=)(?:[^()\n]{1,60}\()?"
+        rf"(?P<status>{statuses})\b(?:[^\n]*? hca (?P<device>[\w.-]+))?"
+    )
+
+
+_IB_OFF = Remedy(
+    summary="Test with NCCL_IB_DISABLE=1: where the job runs then, it is the RDMA network. This is a diagnosis, no"
+    " cure",
+    settings=(Setting(name="NCCL_IB_DISABLE", value="1", why="transfers between nodes go over TCP"),),
+    cost="transfers between nodes are several times slower",
+)
+_WITHOUT_NODE = Remedy(
+    summary="Run the job without the node that the lines name, and test its port, cable and switch port",
+    commands=("ibstat; ibqueryerrors; mlxlink -d DEVICE -c -e", "ib_write_bw between both nodes"),
+    scope="cluster",
+)
+
+#: Signs of no cause of their own: what follows after a connection has failed.
+SIGNS = (Sign("rdma-flushed", _GOT, completion("5"), tier="nccl", role="victim"),)
+
+CAUSES = (
+    JobCause(
+        code="DDJ144",
+        name="ib-unusable",
+        title="NCCL chose an RDMA device of {who} that it cannot use[: {call} fails][, {reason}]",
+        domain="network",
+        restart="on other nodes",
+        finds="A call to set up RDMA fails on a device that NCCL found, for another reason than missing memory.",
+        why="NCCL takes every RDMA port that is active. One that is of another fabric, has no permission in the"
+        " container or a broken driver, ends the job when NCCL sets it up.",
+        remedies=(
+            Remedy(
+                summary="Name the devices that join the nodes",
+                settings=(Setting(name="NCCL_IB_HCA", value="mlx5_0,mlx5_1", why="no other is used"),),
+            ),
+            _IB_OFF,
+            Remedy(
+                summary="Give the container the devices of RDMA",
+                container=("--device=/dev/infiniband", "--cap-add=IPC_LOCK"),
+            ),
+        ),
+        next_check="ibv_devinfo in the job's container; ib_write_bw between two of its nodes",
+        references=(_NET_IB, _NCCL_VARIABLES),
+        signs=(
+            Sign(
+                "verbs-call-failed",
+                ("Call to ibv_",),
+                r"Call to (?P<call>ibv_(?:open_device|query_device|query_port|alloc_pd|create_cq"
+                r"|create_qp))"
+                r" failed(?![^\n]*Cannot allocate memory)(?: with error (?P<reason>[^\n]{1,60}?)(?: errno \d+)?$)?",
+                tier="nccl",
+            ),
+            Sign(
+                "hca-cannot-be-opened",
+                ("NET/IB : Unable to",),
+                r"NET/IB : Unable to (?:open|query) device (?P<device>\S+)",
+                tier="nccl",
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ145",
+        name="ib-fabric-fault",
+        title="RDMA transfers of {who}[ to {peer}] found no way: the peer did not answer for all tries",
+        domain="network",
+        restart="on other nodes",
+        finds="Transfers over InfiniBand, RoCE or EFA that were tried again and again without an answer (status"
+        " 12, 13).",
+        why="A port, cable, switch or node on the way is broken; or the peer's process had died before. Where many"
+        " nodes complain of one address, it is that node's. Failing on the first transfer speaks of the set-up"
+        " (GID, routes, MTU), failing after hours of hardware.",
+        remedies=(
+            _WITHOUT_NODE,
+            _IB_OFF,
+            Remedy(
+                summary="Wait longer for answers, where the fabric is congested",
+                settings=(Setting(name="NCCL_IB_TIMEOUT", value="22", why="four times as long as with 20"),),
+                cost="a broken link is noticed later",
+            ),
+        ),
+        next_check="whether that node's own output, or its kernel log, has an earlier error; ibqueryerrors;"
+        " ib_write_bw",
+        references=(_NET_IB, "libibverbs, enum ibv_wc_status"),
+        signs=(
+            Sign(
+                "rdma-retries-exceeded",
+                _GOT,
+                rf"(?![^\n]*localGid fe80:){completion('12|13')}",
+                tier="nccl",
+                confidence=Confidence.POSSIBLE,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ146",
+        name="ib-link-flap",
+        title="The link of an RDMA port of {who} went down[: {device}]",
+        domain="network",
+        restart="on other nodes",
+        finds="NCCL or the kernel tells that a port went down, or that a device failed.",
+        why="Transfers over the port run out of tries a few seconds later. Cable, optics or the switch port are"
+        " the usual reasons.",
+        remedies=(_WITHOUT_NODE,),
+        next_check="dmesg | grep -iE 'mlx5|Link (up|down)'; mlxlink -d DEVICE -c -e; ibqueryerrors",
+        instead_of=("ib-fabric-fault",),
+        references=(_NET_IB, "libibverbs, ibv_event_type_str", "Linux drivers/net/ethernet/mellanox/mlx5"),
+        signs=(
+            Sign(
+                "async-port-error",
+                ("async event", "async error event", "async fatal event"),
+                r"NET/IB : (?:(?P<device>[^\s:]+:\d+) )?(?:[Gg]ot )?(?:non-fatal )?async (?:error |fatal )?event ?: "
+                r"(?:port error|local catastrophic error)",
+                tier="nccl",
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "nic-link-down",
+                ("Link down", "link is not ready", "Link is Down"),
+                r"\b(?P<device>(?:mlx5|mlx4|bnxt|ib|irdma)[\w.-]*)[^\n]{0,80}: [Ll]ink (?:is )?[Dd]own\b",
+                tier="kernel",
+            ),
+            Sign(
+                "nic-health",
+                ("device's health compromised", "health recovery flow aborted"),
+                r"mlx5_core (?P<device>[0-9a-f:.]+)",
+                tier="kernel",
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ147",
+        name="ib-mtu-mismatch",
+        title="RDMA ports of {who}[ and {peer}] refuse each other's packets: their MTU may differ",
+        domain="network",
+        restart="no",
+        finds="A transfer that the receiver refused as too long or invalid (status 1 or 9), or access errors of a"
+        " queue.",
+        why="From NCCL 2.20 on, both ends use their own port's MTU. Where it differs, packets are longer than the"
+        " other port takes. Faults of ACS or the IOMMU look alike.",
+        remedies=(
+            Remedy(
+                summary="Set the same MTU on the ports of all nodes and of the switches between them",
+                commands=("ip link set dev IFACE mtu 9000", "ibv_devinfo | grep -E 'hca_id|active_mtu'"),
+                scope="cluster",
+            ),
+        ),
+        next_check="ibv_devinfo | grep active_mtu on both nodes; NCCL_NET_GDR_LEVEL=LOC tells ACS from MTU",
+        references=(_NET_IB,),
+        signs=(
+            Sign("rdma-length-error", _GOT, completion("1|9"), tier="nccl", confidence=Confidence.POSSIBLE),
+            Sign(
+                "queue-access-error",
+                ("local access violation work queue error",),
+                r"NET/IB : (?:(?P<device>[^\s:]+:\d+) )?(?:[Gg]ot )?async [^\n]*local access violation",
+                tier="nccl",
+                confidence=Confidence.POSSIBLE,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ148",
+        name="ib-rail-unroutable",
+        title="RDMA port[ {device}] of {who} has no route to its peer's[ {remote_gid}]: they may be on different"
+        " rails",
+        domain="network",
+        restart="no",
+        finds="Connecting two RDMA ports timed out.",
+        why="In fabrics with rails only ports of the same number reach each other. NCCL also joins others, where"
+        " it finds that faster. A GID that is not routed looks alike.",
+        remedies=(
+            Remedy(
+                summary="Keep transfers on one rail",
+                settings=(Setting(name="NCCL_CROSS_NIC", value="0", why="the same NIC number at both ends"),),
+                cost="rings that need other NICs get slower",
+            ),
+            Remedy(
+                summary="Set up routes between the rails, or cable them alike on all nodes", scope="cluster"
+            ),
+        ),
+        next_check="NCCL_CROSS_NIC=0 with the same job; ib_write_bw -d DEVICE between the two ports that the line"
+        " names",
+        references=(_NET_IB, _NCCL_VARIABLES),
+        signs=(
+            # GIDs of two IPv4 networks.
+            Sign(
+                "rtr-timed-out-across",
+                _MODIFY,
+                rf"{_TIMED_OUT}{_ON_DEVICE}[^\n]*local GID (?:::ffff:)?(?P<network>\d+\.\d+\.\d+)\.\d+, remote GID "
+                r"(?P<remote_gid>(?:::ffff:)?(?!(?P=network)\.)\d+\.\S+)",
+                tier="nccl",
+            ),
+            Sign(
+                "rtr-timed-out",
+                _MODIFY,
+                rf"{_TIMED_OUT}(?![^\n]*(?:retrying|local GID fe80:)){_ON_DEVICE}",
+                tier="nccl",
+                confidence=Confidence.POSSIBLE,
+            ),
+            Sign("rail-hint", ("NICs are not cross-rail connected",), tier="nccl"),
+        ),
+    ),
+    JobCause(
+        code="DDJ149",
+        name="roce-gid-index",
+        title="RoCE port[ {device}] of {who} uses a GID that is not routed[: {gid}]",
+        domain="network",
+        restart="no",
+        finds="RoCE connections with a link-local GID that fail, or a GID index that the port does not have.",
+        why="A RoCE port has several addresses, the GIDs. Only that of RoCE v2 with the port's IPv4 address passes"
+        " routers. A fixed NCCL_IB_GID_INDEX is another one on another node; before NCCL 2.21 the default was 0.",
+        remedies=(
+            Remedy(
+                summary="Have NCCL choose the GID by itself (from NCCL 2.21 on)",
+                settings=(
+                    Setting(
+                        name="NCCL_IB_GID_INDEX",
+                        value=None,
+                        action="unset",
+                        why="NCCL looks for RoCE v2 and IPv4",
+                    ),
+                ),
+            ),
+            Remedy(
+                summary="Name the index of the RoCE v2 entry with the IPv4 address, before NCCL 2.21",
+                settings=(Setting(name="NCCL_IB_GID_INDEX", value="3", why="often 3; show_gids lists them"),),
+                commands=("show_gids",),
+            ),
+        ),
+        next_check="show_gids on both nodes; ib_write_bw -d DEVICE -x INDEX between them",
+        references=(_NET_IB, _NCCL_VARIABLES),
+        signs=(
+            Sign(
+                "rdma-over-link-local",
+                _GOT,
+                rf"(?=[^\n]*localGid (?P<gid>fe80:\S+)){completion('12')}",
+                tier="nccl",
+            ),
+            Sign(
+                "gid-refused",
+                _MODIFY,
+                rf"ibv_modify_qp failed with (?:error )?(?:22 )?Invalid argument(?![^\n]*retrying){_ON_DEVICE}",
+                tier="nccl",
+            ),
+            Sign(
+                "rtr-timed-out-link-local",
+                _MODIFY,
+                rf"{_TIMED_OUT}{_ON_DEVICE}[^\n]*local GID (?P<gid>fe80:[^\s,]+)",
+                tier="nccl",
+            ),
+            Sign("gid-hint", ("incorrect GID index is forced",), tier="nccl"),
+            Sign("gid-not-found", ("Call to ibv_query_gid failed",), tier="nccl"),
+        ),
+    ),
+    JobCause(
+        code="DDJ150",
+        name="memlock-limit",
+        title="{who} may lock too little memory for RDMA (ulimit -l)",
+        domain="host",
+        restart="no",
+        finds="Registering memory with an RDMA device fails for want of memory that may be locked.",
+        why="RDMA needs its buffers locked in memory. Shells of ssh, Slurm, systemd and containers often allow 64"
+        " kB to 8 MB.",
+        remedies=(
+            Remedy(
+                summary="Lift the limit where the job's processes get it from",
+                commands=(
+                    "ulimit -l unlimited  # in the job's script",
+                    "LimitMEMLOCK=infinity  # in slurmd's systemd unit",
+                    "PropagateResourceLimitsExcept=MEMLOCK  # in slurm.conf",
+                ),
+                scope="node",
+                container=("--ulimit=memlock=-1",),
+            ),
+        ),
+        next_check="srun bash -c 'ulimit -l' (or the same through mpirun, or in the container): it must say"
+        " unlimited",
+        references=(_NET_IB, "libibverbs: Cannot allocate memory (ENOMEM)"),
+        signs=(
+            Sign(
+                "memory-not-registered",
+                ("Call to ibv_",),
+                r"Call to ibv_\w{1,40} failed(?: with error)?[ :]{1,3}Cannot allocate memory",
+                tier="nccl",
+                confidence=Confidence.PROVED,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ151",
+        name="gdr-peermem-missing",
+        title="RDMA devices of {who} cannot reach GPU memory: nvidia_peermem is not loaded",
+        domain="host",
+        restart="no",
+        finds="Registering GPU memory with an RDMA device fails because of its address.",
+        why="GPUDirect RDMA needs the kernel module nvidia_peermem, or dma-buf. NCCL may find a module that does"
+        " not work with the installed driver.",
+        remedies=(
+            Remedy(
+                summary="Load nvidia_peermem of the driver's version",
+                commands=("modprobe nvidia_peermem",),
+                scope="node",
+            ),
+            Remedy(
+                summary="Go on without GPUDirect RDMA",
+                settings=(
+                    Setting(name="NCCL_NET_GDR_LEVEL", value="LOC", why="NICs do not read GPU memory"),
+                ),
+                cost="transfers between nodes go through host memory",
+            ),
+        ),
+        next_check="lsmod | grep peermem; dmesg | grep -i peermem; ddp-doctor check rdma on that node",
+        references=(_NET_IB, "NVIDIA GPUDirect RDMA guide"),
+        signs=(
+            Sign(
+                "gpu-memory-not-registered",
+                ("Call to ibv_reg_",),
+                r"Call to ibv_reg_\w{1,20} failed(?: with error)?[ :]{1,3}Bad address",
+                tier="nccl",
+            ),
+            Sign(
+                "peermem-symbols",
+                (
+                    "nvidia_peermem: disagrees",
+                    "nv_peer_mem: disagrees",
+                    "nvidia_peermem: Unknown symbol",
+                    "nvidia_peermem': Invalid argument",
+                ),
+                tier="kernel",
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ152",
+        name="efa-security-group",
+        title="EFA transfers of {who} do not reach their peers: their security group probably forbids it",
+        domain="network",
+        restart="no",
+        finds="EFA reports a receiver that does not answer or cannot be reached.",
+        why="EFA needs a security group that allows all traffic from and to itself, in both directions. TCP and"
+        " ping work without that. A peer whose process died looks alike.",
+        remedies=(
+            Remedy(
+                summary="Allow all traffic of the security group to itself, inbound and outbound",
+                commands=(
+                    "aws ec2 authorize-security-group-ingress --group-id SG --protocol all --source-group SG",
+                    "aws ec2 authorize-security-group-egress --group-id SG --protocol all --source-group SG",
+                ),
+                scope="cluster",
+            ),
+        ),
+        next_check="fi_pingpong -p efa between two of the nodes; aws ec2 describe-security-groups --group-ids SG",
+        references=("AWS, Get started with EFA and NCCL", "libfabric prov/efa, efa_errno.h"),
+        signs=(
+            Sign(
+                "efa-no-answer",
+                ("Unresponsive receiver", "nreachable remote"),
+                r"NET/OFI|\befa\b|EFA|RC:",
+                tier="nccl",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,343 @@
+"""Causes in the software of a node: the driver, CUDA, NCCL and its plug-ins, and how they go together."""
+
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
+from ddp_doctor.model.choices import Confidence
+from ddp_doctor.model.finding import Remedy, Setting
+
+_CUDA_ERRORS = "CUDA runtime, texts of cudaGetErrorString"
+_NVML = "NVML, texts of nvmlErrorString; NCCL 2.3 to 2.30, src/misc/nvmlwrap.cc"
+_COMPATIBILITY = "https://docs.nvidia.com/deploy/cuda-compatibility/"
+#: What may stand in front of a warning of NCCL, behind the name of its source file.
+_WARN = r":\d{1,5} (?:\(\w{1,80}\) )?NCCL WARN "
+_SAME_NCCL = Remedy(
+    summary="Keep the one NCCL that torch was built for: remove others from pip and from LD_LIBRARY_PATH and"
+    " LD_PRELOAD",
+    commands=(
+        "pip list | grep -i nccl",
+        "LD_DEBUG=libs python -c 'import torch' 2>&1 | grep -i libnccl",
+    ),
+)
+
+CAUSES = (
+    JobCause(
+        code="DDJ125",
+        name="driver-library-mismatch",
+        title="The NVIDIA libraries and the kernel module on {who} are of different versions",
+        domain="host",
+        restart="on other nodes",
+        finds="The driver refuses its own libraries: NVML's version mismatch, CUDA errors 803 and 804, the kernel's"
+        ' "API'
+        ' mismatch".',
+        why="An update replaced the libraries while the old kernel module stayed loaded, or a container brings"
+        " libraries of another version. No program can use the GPU until both are the same.",
+        remedies=(
+            Remedy(
+                summary="Restart the node, or load the kernel module anew",
+                commands=("rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && modprobe nvidia",),
+                scope="node",
+                cost="all programs on its GPUs have to end",
+            ),
+            Remedy(
+                summary="Keep the driver from being updated under way",
+                commands=("apt-mark hold 'nvidia-*' 'libnvidia-*'",),
+                scope="node",
+                cost="updates of the driver have to be made by hand",
+            ),
+        ),
+        next_check="cat /proc/driver/nvidia/version; nvidia-smi; ls /usr/lib/x86_64-linux-gnu/libcuda.so.*",
+        references=(_NVML, _CUDA_ERRORS, "NVIDIA/open-gpu-kernel-modules (API mismatch)"),
+        signs=(
+            Sign("nvml-version-mismatch", ("river/library version mismatch",), confidence=Confidence.PROVED),
+            Sign("kernel-api-mismatch", ("NVRM: API mismatch",), tier="kernel", confidence=Confidence.PROVED),
+            Sign(
+                "cuda-driver-mismatch",
+                ("unsupported display driver / cuda driver combination",),
+                confidence=Confidence.PROVED,
+            ),
+            Sign("cuda-compat-refused", ("forward compatibility was attempted on non supported HW",)),
+        ),
+    ),
+    JobCause(
+        code="DDJ126",
+        name="driver-too-old",
+        title="The NVIDIA driver of {who} is too old for the CUDA version of this software[: it is {version}]",
+        domain="host",
+        restart="on other nodes",
+        finds="CUDA says that the driver is older than the runtime, or cannot compile its code.",
+        why="A CUDA runtime needs a driver of its time or newer: CUDA 12 one from 525 on, CUDA 13 one from 580 on.",
+        remedies=(
+            Remedy(
+                summary="Update the driver of the node",
+                scope="node",
+                cost="all programs on its GPUs have to end",
+            ),
+            Remedy(
+                summary="Install torch, and NCCL, for an older CUDA",
+                commands=("pip install torch --index-url https://download.pytorch.org/whl/cu126",),
+            ),
+        ),
+        next_check="nvidia-smi (driver, and the newest CUDA it takes); python -c 'import torch;"
+        " print(torch.version.cuda)'",
+        references=(_CUDA_ERRORS, _COMPATIBILITY),
+        signs=(
+            Sign(
+                "driver-insufficient",
+                ("CUDA driver version is insufficient for CUDA runtime version",),
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "driver-too-old-for-torch",
+                ("NVIDIA driver on your system is too old",),
+                r"is too old \(found version (?P<version>\d+)\)",
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "driver-lacks-call",
+                ("was compiled with an unsupported toolchain", "not supported in the installed CUDA driver"),
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ127",
+        name="nccl-cuda-mismatch",
+        title="The NCCL library that {who} loads was built for another CUDA version",
+        domain="host",
+        restart="no",
+        finds="NCCL's own kernels are refused by CUDA, or its library does not find the CUDA runtime that it was"
+        " built for.",
+        why="libnccl of the system, or of another package, stands for one CUDA version. Another major version's"
+        " driver or runtime does not run it.",
+        remedies=(_SAME_NCCL,),
+        next_check="NCCL_DEBUG=VERSION prints the CUDA of NCCL (2.x+cudaY); python -c 'import torch;"
+        " print(torch.version.cuda)'",
+        references=(_CUDA_ERRORS, _COMPATIBILITY),
+        signs=(
+            Sign(
+                "nccl-kernel-refused",
+                ("invalid device function", "named symbol not found"),
+                r"NCCL WARN Cuda failure (?:\d+ )?'(?:invalid device function|named symbol not found)'",
+                tier="nccl",
+            ),
+            Sign(
+                "nccl-without-its-cuda",
+                ("libnccl.so",),
+                r"libnccl\.so[^\n]{0,200}undefined symbol: (?P<symbol>cu\w+)"
+                r"|libcudart\.so\.[\d.]+[^\n]{0,80}libnccl\.so",
+                confidence=Confidence.PROVED,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ128",
+        name="no-kernel-image",
+        title="This software has no code for the GPU of {who}[ ({capability})]",
+        domain="host",
+        restart="no",
+        finds="A CUDA kernel was not built for this kind of GPU.",
+        why="Binaries hold code for a list of architectures. A GPU newer or older than these is refused: torch's"
+        " own packages, or an extension that was compiled on another machine.",
+        remedies=(
+            Remedy(
+                summary="Install a torch that names the GPU's architecture",
+                commands=("python -c 'import torch; print(torch.cuda.get_arch_list())'",),
+            ),
+            Remedy(
+                summary="Compile extensions anew for the GPU",
+                settings=(
+                    Setting(
+                        name="TORCH_CUDA_ARCH_LIST", value="9.0", why="the compute capability of the GPU"
+                    ),
+                ),
+            ),
+        ),
+        next_check="python -c 'import torch; print(torch.cuda.get_device_capability(), torch.cuda.get_arch_list())'",
+        references=(_CUDA_ERRORS, "torch 2.15 torch/cuda/__init__.py (_check_capability)"),
+        signs=(
+            Sign("kernel-image-missing", ("no kernel image is available for execution",)),
+            Sign(
+                "capability-unsupported",
+                ("is not compatible with the current PyTorch installation",),
+                r"CUDA capability (?P<capability>sm_\w+)",
+                confidence=Confidence.PROVED,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ129",
+        name="nccl-too-old-for-gpu",
+        title="NCCL does not understand how the GPUs of {who} are joined: it may be too old for them",
+        domain="host",
+        restart="no",
+        finds="NCCL's search over the topology of the node ends in an error of its own.",
+        why="Each generation of GPUs and NVSwitches needs a newer NCCL: Hopper one from 2.15 on. Virtual machines"
+        " that show half of their PCIe tree bring the same errors.",
+        remedies=(
+            Remedy(
+                summary="Install a torch with a newer NCCL",
+                commands=("python -c 'import torch; print(torch.cuda.nccl.version())'",),
+            ),
+            Remedy(
+                summary="In a virtual machine, name the topology file of its provider",
+                settings=(
+                    Setting(name="NCCL_TOPO_FILE", value="/path/to/topo.xml", why="what the machine hides"),
+                ),
+            ),
+        ),
+        next_check="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH NCCL_TOPO_DUMP_FILE=topo.xml",
+        references=("NCCL 2.5 to 2.30, src/graph",),
+        signs=(
+            Sign(
+                "topology-not-understood",
+                (
+                    "Could not find ",
+                    "No path computed to go from",
+                    "Failed to find reverse path",
+                    "too many Topo links",
+                ),
+                rf"(?:paths|search|topo|connect|xml|rings)\.(?:cc|h"
+                rf"|cu){_WARN}(?:Error : )?(?P<error>Could not find (?!real path|CPU close)"
+                r"|No path computed|Failed to find reverse path|too many Topo links)",
+                tier="nccl",
+                confidence=Confidence.POSSIBLE,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ130",
+        name="nccl-library-conflict",
+        title="{who} loads another NCCL library than the one that this software was built for",
+        domain="host",
+        restart="no",
+        finds="A symbol of NCCL is missing where torch looks for it, or ranks run different versions of NCCL.",
+        why="A libnccl of another package, or one in LD_LIBRARY_PATH, is loaded in place of torch's own. The"
+        " packages nvidia-nccl-cu12 and nvidia-nccl-cu13 write the same file.",
+        remedies=(_SAME_NCCL,),
+        next_check="LD_DEBUG=libs python -c 'import torch' 2>&1 | grep libnccl; ddp-doctor check software on each"
+        " node",
+        references=("ld.so(8)", "NCCL 2.23 to 2.30, src/init.cc and src/dev_runtime.cc"),
+        signs=(
+            Sign(
+                "nccl-symbol-missing",
+                ("undefined symbol: nccl", "undefined symbol: pnccl"),
+                r"undefined symbol: (?P<symbol>p?nccl\w+)",
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "nccl-versions-differ",
+                ("Mismatched NCCL version detected",),
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "nccl-other-than-compiled",
+                ("This application was compiled with NCCL version", "compiled with too old version of NCCL"),
+                confidence=Confidence.PROVED,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ131",
+        name="nccl-not-built",
+        title="The torch of {who} has no NCCL: it is a build for CPUs, Windows or macOS",
+        domain="host",
+        restart="no",
+        finds="init_process_group was asked for the backend nccl, and this torch has none.",
+        why="NCCL is part of torch's CUDA packages for Linux alone.",
+        remedies=(
+            Remedy(
+                summary="Install torch's package for CUDA",
+                commands=(
+                    "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126",
+                ),
+            ),
+            Remedy(summary="Use the backend gloo where there are no GPUs", scope="code"),
+        ),
+        next_check="python -c 'import torch; print(torch.__version__, torch.distributed.is_nccl_available())'",
+        references=("torch 2.15 torch/distributed/distributed_c10d.py",),
+        signs=(
+            Sign(
+                "torch-without-nccl",
+                ("have NCCL built in", "torch.distributed was not compiled with NCCL"),
+                confidence=Confidence.PROVED,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ132",
+        name="nccl-bug",
+        title="NCCL met a state on {who} that its own authors rule out",
+        domain="unknown",
+        restart="unknown",
+        finds="NCCL's checks of its own state failed, or a crash inside its library.",
+        why="That is a fault of this version of NCCL, or of memory that something else overwrote.",
+        remedies=(
+            Remedy(
+                summary="Run with the next or the previous release of NCCL, and report it to NVIDIA with this output",
+                cost="torch is tested with its own version of NCCL alone",
+            ),
+        ),
+        next_check="the same job with NCCL_DEBUG=INFO; https://github.com/NVIDIA/nccl/issues for the words of the"
+        " line",
+        references=("NCCL 2.7 to 2.30, src/init.cc, src/proxy.cc and src/graph/connect.cc",),
+        signs=(
+            Sign(
+                "nccl-state-impossible",
+                (
+                    "schedule creation has bugs",
+                    "Proxy append",
+                    "list loop at element",
+                    "List loop at element",
+                    "Inactive op has next set",
+                    "Internal error : tree already has",
+                ),
+                r"NCCL WARN ",
+                tier="nccl",
+                confidence=Confidence.POSSIBLE,
+            ),
+            Sign(
+                "crash-in-nccl",
+                (" in libnccl.so",),
+                r"(?:segfault at|general protection fault|traps:)[^\n]* in libnccl\.so",
+                tier="kernel",
+                confidence=Confidence.POSSIBLE,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ133",
+        name="nvml-missing",
+        title="NCCL cannot use NVML, the driver's management library, on {who}",
+        domain="host",
+        restart="on other nodes",
+        finds="libnvidia-ml.so.1 is not there, or cannot be initialised.",
+        why="NCCL asks NVML for the GPUs and their links. In a container the library comes from the host's driver,"
+        " where the container runtime is told to bring it.",
+        remedies=(
+            Remedy(
+                summary="Have the container runtime bring the driver's utilities",
+                settings=(
+                    Setting(
+                        name="NVIDIA_DRIVER_CAPABILITIES", value="compute,utility", why="utility brings NVML"
+                    ),
+                ),
+                container=("--gpus=all",),
+            ),
+            Remedy(summary="Install the driver's libraries on the node", scope="node"),
+        ),
+        next_check="nvidia-smi in the job's container; ldconfig -p | grep libnvidia-ml",
+        references=(_NVML, "NVIDIA container toolkit, driver capabilities"),
+        signs=(
+            Sign(
+                "nvml-not-found",
+                ("Failed to open libnvidia-ml", "libnvidia-ml.so.1: cannot open"),
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "nvml-not-initialised",
+                ("nvmlInit",),
+                r"nvmlInit(?:_v2)?\(\) failed: (?P<reason>(?!Driver/library)[^\n]{1,60})",
+                tier="nccl",
+            ),
+            Sign("nvml-unknown-error", ("Failed to initialize NVML: Unknown Error",)),
+        ),
+    ),
+)
