@@ -34,9 +34,16 @@ def replay(path: Path, ignore: tuple[str, ...] = ()) -> Outcome:
 def load_recording(path: Path) -> Recording:
     """Read a recording. Raises UsageError with one sentence for every kind of wrong file."""
     try:
-        text = _unpacked(path, read_given(str(path), most_bytes=_MOST_BYTES)).decode("utf-8")
+        data = _unpacked(path, read_given(str(path), most_bytes=_MOST_BYTES))
     except CannotRead as error:
         raise UsageError(str(error)) from error
+    return recording_in(path, data)
+
+
+def recording_in(path: Path, content: bytes) -> Recording:
+    """The recording that the content of a file is. Raises UsageError with one sentence for every kind of wrong file."""
+    try:
+        text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise _foreign(path, "it is not a text file") from error
     data = _json(path, text)

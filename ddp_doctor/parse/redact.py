@@ -43,6 +43,23 @@ def looks_like_credential(text: str) -> bool:
     return bool(_VALUES.search(text))
 
 
+#: A credential with the words that give it away, to be cut out of a line: also behind an option, in JSON or a variable.
+_NAME = (
+    r"(?:token(?!s|iz)|secret|passw(?:or)?d|passphrase|credential|api[_-]?key|access[_-]?key|private[_-]?key)"
+)
+_IN_TEXT = re.compile(
+    rf"(?:{_VALUES.pattern})(?:\s*[^\s'\",;)&]+)?"
+    rf"|{_NAME}[\w-]{{0,30}}['\"]?\s*[:=]\s*['\"]?[^\s'\",;)&]{{4,}}"
+    rf"|--[a-z-]{{0,30}}{_NAME}[a-z-]{{0,30}}\s+[^\s'\",;)&]{{4,}}",
+    re.IGNORECASE,
+)
+
+
+def masked(text: str) -> str:
+    """A text with KEPT_BACK in the place of what has the form of a password, a key or a token."""
+    return _IN_TEXT.sub(KEPT_BACK, text)
+
+
 def open_and_withheld(env: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """The variables that may be recorded, sorted by name and as text of UTF-8, and the names of the others."""
     known = {name: as_utf8(value) for name, value in sorted(env.items())}

@@ -1,47 +1,342 @@
-"""Signs in lines of output."""
+"""One pass over a file's bytes: lines without any word of a sign are not looked at."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from ddp_doctor.facts.job_log import LogLine, SignSeen
+from ddp_doctor.facts.job_log import LogLine
 from ddp_doctor.knowledge.job_causes import SIGNS
+from ddp_doctor.knowledge.job_causes.kinds import Sign
+from ddp_doctor.parse.job_log.blocks import TRACEBACK, Block, Failure, SignBlock, Traceback
+from ddp_doctor.parse.job_log.endings import (
+    ENDING_WORDS,
+    EXIT_WORD,
+    FACT_WORDS,
+    SUMMARY_WORD,
+    Ending,
+    JobFacts,
+    ending_of_mpirun,
+    ending_of_summary,
+    endings_in,
+)
+from ddp_doctor.parse.job_log.nccl_lines import NCCL_WORDS, NcclLines
+from ddp_doctor.parse.job_log.prefix import LONGEST_PREFIX, Origin, Prefixes, clean
+from ddp_doctor.parse.job_log.words import search_for
+from ddp_doctor.parse.redact import masked
 
-_PREFIX = re.compile(r"^(?:\[default\d+\]:)?(?:\[rank(?P<rank>\d+)\]:|\d+:)? ?")
-_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+#: Characters of a line that are kept.
+LONGEST_TEXT = 400
+#: Characters of a line, or of a piece of it between carriage returns, around a word.
+_BEFORE, _AFTER = 4_000, 8_000
+#: A text of several lines has ended where its process printed nothing in so many lines of the file.
+_LONGEST_GAP = 4_096
+#: Kept of one file and sign: texts that differ. Further ones are counted with the last.
+_MOST_OF_A_SIGN = 5_000
+#: Of one process, open at the same time.
+_MOST_BLOCKS = 8
+_LONGEST_VALUE = 20 * LONGEST_TEXT
+#: At the beginning each line is looked at, to learn who prints into the file, until so many show nobody new.
+_SAME_AGAIN = 300
+_MOST_STREAMS = 20_000
+_LONGEST_HEAD = 20_000
+
+_OTHERS: dict[bytes, str] = {
+    **dict.fromkeys(FACT_WORDS, "fact"),
+    **dict.fromkeys(NCCL_WORDS, "nccl"),
+    **dict.fromkeys(ENDING_WORDS, "ending"),
+    TRACEBACK.encode(): "traceback",
+    SUMMARY_WORD: "summary",
+    EXIT_WORD: "exit",
+}
+_SIGNS: dict[bytes, list[str]] = {}
+for _sign, _ in SIGNS.values():
+    for _word in _sign.words:
+        _SIGNS.setdefault(_word.encode(), []).append(_sign.id)
+_SIGNS.pop(TRACEBACK.encode(), None)  # it is read as a block, for the sign "exception"
+#: All words, and by their numbers what each is for.
+ALL_WORDS = list(dict.fromkeys((*_SIGNS, *_OTHERS)))
+_USES = [(_SIGNS.get(word, ()), _OTHERS.get(word)) for word in ALL_WORDS]
+_NCCL_ONLY = {number for number, use in enumerate(_USES) if use == ((), "nccl")}
+_PATTERNS = {sign.id: re.compile(sign.pattern) for sign, _ in SIGNS.values()}
 
 
-def signs_in(name: str, lines: Iterable[bytes]) -> Iterator[SignSeen]:
-    """The signs in the lines of one file."""
-    texts = [line.decode(errors="replace") for line in lines]
-    for number, text in enumerate(texts, 1):
-        for sign, _ in SIGNS.values():
-            if not any(words in text for words in sign.words):
-                continue
-            prefix = _PREFIX.match(text)
-            rank = int(prefix["rank"]) if prefix and prefix["rank"] else None
-            if sign.id == "exception":
-                yield _exception(name, number, texts, rank)
-            elif found := re.search(sign.pattern, "\n".join(texts[number - 1 : number - 1 + sign.lines])):
-                values = {key: value for key, value in found.groupdict().items() if value is not None}
-                where = LogLine(file=name, line=number, text=text[:400])
-                yield SignSeen(sign=sign.id, where=where, rank=rank, values=values)
+@dataclass
+class Seen:
+    """A sign of one process; ``origin`` as the prefixes of its first line tell."""
+
+    sign: str
+    where: LogLine
+    origin: Origin
+    values: dict[str, str] = field(default_factory=dict)
+    times: int = 1
 
 
-def _exception(name: str, first: int, texts: Sequence[str], rank: int | None) -> SignSeen:
-    """The traceback that begins on this line."""
-    at = first
-    while at < len(texts) - 1 and _PREFIX.sub("", texts[at])[:1] in ("", " "):
-        at += 1
-    text = _PREFIX.sub("", texts[at]) if at < len(texts) else ""
-    kind, _, message = text.partition(": ")
-    frames = [":".join(frame[:2]) for frame in _FRAME.findall("\n".join(texts[first:at]))]
-    own = [frame for frame in frames if "/usr/lib/" not in frame]
-    values = {
-        "type": kind.rstrip(":"),
-        "message": message,
-        "where": (own or frames or [""])[-1],
-        "first_line": str(first),
-    }
-    return SignSeen(
-        sign="exception", where=LogLine(file=name, line=at + 1, text=text[:400]), rank=rank, values=values
-    )
+@dataclass
+class Stream:
+    """Those lines of a file that have the same prefix: of one process, or of several where there is none."""
+
+    origin: Origin
+    last: LogLine | None = None
+    last_at_s: float | None = None
+
+
+#: Streams of lines without a prefix that tells processes apart.
+_OF_ANYBODY = frozenset(("", "time "))
+
+
+def _stream(origin: Origin) -> Stream:
+    return Stream(Origin() if origin.stream in _OF_ANYBODY else origin)
+
+
+class _OfSign(SignBlock):
+    """The lines of a sign whose pattern reaches over several."""
+
+    def __init__(self, sign: Sign, first_line: int, text: str) -> None:
+        super().__init__(first_line, sign.lines, text)
+        self.sign = sign
+
+
+class FileScan:
+    """What one file's lines say. Feed it chunks of whole lines and the words that were found in them, in order."""
+
+    def __init__(self, name: str, year: int) -> None:
+        self.name = name
+        self.lines = 0
+        self.seen: dict[tuple[object, ...], Seen] = {}
+        self.streams: dict[str, Stream] = {}
+        self.last_of_rank: dict[int, tuple[LogLine, float | None]] = {}
+        self.endings: list[tuple[Ending, LogLine]] = []
+        self.facts = JobFacts()
+        self.nccl = NcclLines()
+        self.numbered = 0  # lines of the head that begin with a number such as srun's
+        self.kernel = 0  # … that the kernel wrote
+        self.head = 0  # lines that were all looked at
+        self._prefixes = Prefixes(year)
+        self._nothing_new = 0
+        self._open: dict[str, list[Block]] = {}
+        self._kept: dict[str, int] = {}
+        self._within_line = False  # the last chunk ended within a line
+
+    def feed(self, chunk: bytes, found: Sequence[tuple[int, int, int]]) -> None:
+        """Take the next chunk; it ends with a line end but for a line that is longer than a chunk, and the last."""
+        self.nccl.channels(chunk)
+        number, at, next_found = self.lines + (not self._within_line), 0, 0
+        while at < len(chunk):
+            if not self._open and not self._is_head():
+                while next_found < len(found) and found[next_found][1] < at:
+                    next_found += 1
+                if next_found == len(found):
+                    break
+                start = max(chunk.rfind(b"\n", at, found[next_found][1]) + 1, at)
+                number += chunk.count(b"\n", at, start)
+                at = start
+            end = chunk.find(b"\n", at)
+            end = len(chunk) if end < 0 else end
+            first = next_found
+            while next_found < len(found) and found[next_found][1] < end:
+                next_found += 1
+            self._line(chunk, at, end, number, found[first:next_found])
+            at, number = end + 1, number + 1
+        self._within_line = not chunk.endswith(b"\n")
+        self.lines = number - 1
+        if at < len(chunk):
+            self.lines += chunk.count(b"\n", at) + self._within_line
+
+    def end(self) -> None:
+        """Close what is open at the end of the file."""
+        for stream in list(self._open):
+            for block in self._open.pop(stream):
+                self._close(block, self.streams[stream].origin)
+
+    def _is_head(self) -> bool:
+        return self._nothing_new < _SAME_AGAIN and self.head < _LONGEST_HEAD
+
+    def _line(
+        self, chunk: bytes, at: int, end: int, number: int, found: Sequence[tuple[int, int, int]]
+    ) -> None:
+        words = {word for word, _, _ in found}
+        if words and words <= _NCCL_ONLY and not self._is_head():
+            self.nccl.line(chunk[at : min(end, at + _AFTER)])
+            return
+        if end - at <= _AFTER and b"\r" not in chunk[at : end - 1]:
+            self._text(clean(chunk[at:end]), number, words)
+            return
+        head = clean(chunk[at : at + LONGEST_PREFIX].partition(b"\r")[0])
+        prefix = head[: len(head) - len(self._prefixes.split(head)[1])]
+        for start, stop, inside in _pieces(chunk, at, end, found):
+            piece = clean(chunk[start:stop])
+            self._text(piece if start == at or piece.startswith(prefix) else prefix + piece, number, inside)
+
+    def _text(self, line: str, number: int, words: Collection[int]) -> None:
+        origin, text = self._prefixes.split(line, ALL_WORDS[min(words)].decode() if words else "")
+        self._note_stream(origin)
+        if self._open:
+            self._offer(origin, text, number)
+        uses = {_USES[word][1] for word in words}
+        if "nccl" in uses:
+            self.nccl.line(line.encode())
+        if "fact" in uses:
+            self.facts.add(text)
+        if "ending" in uses:
+            self.endings += [(ending, self.where(text, number)) for ending in endings_in(text)]
+        if "traceback" in uses:
+            self._begin(origin, Traceback(number))
+        if "summary" in uses:
+            self._begin(origin, Failure(number, text))
+        if "exit" in uses:
+            self._begin(origin, SignBlock(number, 2, text))
+        for sign in dict.fromkeys(sign for word in words for sign in _USES[word][0]):
+            self._sign(SIGNS[sign][0], origin, text, line, number)
+
+    def _note_stream(self, origin: Origin) -> None:
+        if self._is_head():
+            self.head += 1
+            self.numbered += origin.launcher in ("srun", "mpirun")
+            self.kernel += origin.kernel
+            self._nothing_new += 1
+        known = self.streams.get(origin.stream)
+        if known is None and len(self.streams) < _MOST_STREAMS:
+            self.streams[origin.stream] = _stream(origin)
+            self._nothing_new = 0
+        elif (
+            known
+            and known.origin.rank is None
+            and origin.rank is not None
+            and origin.stream not in _OF_ANYBODY
+        ):
+            known.origin = origin
+
+    def _sign(self, sign: Sign, origin: Origin, text: str, line: str, number: int) -> None:
+        if sign.lines > 1:
+            self._begin(origin, _OfSign(sign, number, text))
+            return
+        pattern = _PATTERNS[sign.id]
+        if match := pattern.search(text) or pattern.search(line):
+            start = match.start() if match.string == text else 0
+            self._keep(sign.id, origin, self.where(text, number, start), match.groupdict())
+
+    def _begin(self, origin: Origin, block: Block) -> None:
+        blocks = self._open.setdefault(origin.stream, [])
+        if len(blocks) < _MOST_BLOCKS and origin.stream in self.streams:
+            blocks.append(block)
+
+    def _offer(self, origin: Origin, text: str, number: int) -> None:
+        """Hand a line to the blocks of its process, and close those whose process says nothing more."""
+        for block in self._open.pop(origin.stream, ()):
+            if block.add(text, number):
+                self._open.setdefault(origin.stream, []).append(block)
+            else:
+                self._close(block, origin)
+        if number % 256 == 0:
+            for stream, blocks in list(self._open.items()):
+                if max(block.last_line for block in blocks) < number - _LONGEST_GAP:
+                    del self._open[stream]
+                    for block in blocks:
+                        self._close(block, self.streams[stream].origin)
+
+    def _close(self, block: Block, origin: Origin) -> None:
+        if isinstance(block, Traceback):
+            if block.type is not None and "exception" in SIGNS:
+                self._keep("exception", origin, self.where(block.text, block.last_line), block.values())
+        elif isinstance(block, _OfSign):
+            if match := _PATTERNS[block.sign.id].search("\n".join(block.texts)):
+                self._keep(
+                    block.sign.id, origin, self.where(block.texts[0], block.first_line), match.groupdict()
+                )
+        else:
+            of_mpirun = isinstance(block, SignBlock) and ending_of_mpirun("\n".join(block.texts))
+            ending = of_mpirun or (isinstance(block, Failure) and ending_of_summary(block.fields))
+            if ending:
+                self.endings.append((ending, self.where(ending.said, block.first_line)))
+
+    def _keep(self, sign: str, origin: Origin, where: LogLine, values: Mapping[str, str | None]) -> None:
+        key = (sign, where.text, origin.rank, origin.host, origin.pid, origin.stream)
+        if key in self.seen:
+            self.seen[key].times += origin.times
+            return
+        kept = self._kept[sign] = self._kept.get(sign, 0) + 1
+        if kept <= _MOST_OF_A_SIGN:
+            safe = {
+                name: masked(value[:_LONGEST_VALUE]) for name, value in values.items() if value is not None
+            }
+            self.seen[key] = Seen(sign, where, origin, safe, origin.times)
+
+    def where(self, text: str, number: int, word_at: int = 0) -> LogLine:
+        """A line as it is kept: cut around what was found, and without credentials."""
+        start = max(word_at - LONGEST_TEXT // 4, 0) if word_at > LONGEST_TEXT * 3 // 4 else 0
+        # What is masked may have begun before the cut.
+        shown = masked(text[max(start - LONGEST_TEXT, 0) : start + 2 * LONGEST_TEXT])
+        shown = shown[min(start, LONGEST_TEXT) :]
+        return LogLine(file=self.name, line=number, text=shown[:LONGEST_TEXT].rstrip())
+
+    def last_lines(self, chunks_from_the_end: Iterable[bytes]) -> None:
+        """Find the last line of each stream. Chunks of whole lines, the last first; no more are taken than are needed.
+
+        In the first two each line is looked at, in those before only where the prefix of a missing stream stands.
+        """
+        number = self.lines
+        for index, chunk in enumerate(chunks_from_the_end):
+            raw_lines = chunk.removesuffix(b"\n").split(b"\n")
+            if index < 2:
+                rows: Iterable[int] = range(len(raw_lines) - 1, -1, -1)
+            else:
+                missing = [
+                    name for name, stream in self.streams.items() if stream.last is None and len(name) > 2
+                ]
+                prefixes = [name.removeprefix("time ").encode() for name in missing]
+                rows = _rows_with(prefixes, chunk) if prefixes else range(0)
+            for row in rows:
+                self._note_last(raw_lines[row], number - len(raw_lines) + 1 + row)
+            number -= len(raw_lines)
+            if all(stream.last for stream in self.streams.values()):
+                break
+
+    def _note_last(self, raw: bytes, number: int) -> None:
+        raw = raw.rstrip(b"\r")
+        last = clean(raw[max(raw.rfind(b"\r") + 1, len(raw) - _AFTER) :])
+        head = clean(raw[:LONGEST_PREFIX])
+        origin, text = self._prefixes.split(head)
+        prefix = head[: len(head) - len(text)]
+        _, text = self._prefixes.split(last if last.startswith(prefix) else prefix + last)
+        stream = self.streams.get(origin.stream)
+        if stream is None and len(self.streams) < _MOST_STREAMS:
+            stream = self.streams[origin.stream] = _stream(origin)
+        if not text.strip():
+            return
+        if stream is not None and stream.last is None:
+            stream.last, stream.last_at_s = self.where(text, number), origin.at_s
+        if origin.rank is not None and origin.rank not in self.last_of_rank:
+            self.last_of_rank[origin.rank] = (self.where(text, number), origin.at_s)
+
+    def kind(self) -> str:
+        """What the lines at the beginning look like."""
+        return "kernel log" if self.kernel * 2 > self.head else "output"
+
+
+def _rows_with(prefixes: Sequence[bytes], chunk: bytes) -> Iterable[int]:
+    """The last line with each prefix, as numbers of lines in the chunk."""
+    last = {word: start for word, start, _ in search_for(prefixes)(chunk)}
+    return sorted({chunk.count(b"\n", 0, start) for start in last.values()}, reverse=True)
+
+
+def _pieces(
+    chunk: bytes, at: int, end: int, found: Sequence[tuple[int, int, int]]
+) -> Iterator[tuple[int, int, set[int]]]:
+    """The pieces of a long line, or of one with carriage returns, that hold words; the last piece where none does."""
+    if not found:
+        start = max(chunk.rfind(b"\r", at, end - 1) + 1, at)
+        yield start, min(end, start + _AFTER), set()
+        return
+    stop = at
+    words: set[int] = set()
+    start = at
+    for word, word_at, _ in found:
+        if word_at >= stop:
+            if words:
+                yield start, stop, words
+            start = max(chunk.rfind(b"\r", at, word_at) + 1, at, word_at - _BEFORE)
+            stop = chunk.find(b"\r", word_at, end)
+            stop = min(end if stop < 0 else stop, word_at + _AFTER)
+            words = set()
+        words.add(word)
+    yield start, stop, words

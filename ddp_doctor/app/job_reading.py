@@ -1,0 +1,170 @@
+"""Reads what a job has left: each input by the reader of its kind, output by a search for the words of all signs."""
+
+import os
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import NamedTuple
+
+from ddp_doctor.app.outcome import UsageError
+from ddp_doctor.app.recordings import recording_in
+from ddp_doctor.facts.job_log import FileSeen
+from ddp_doctor.model.choices import Status
+from ddp_doctor.model.fact import Fact, Reading
+from ddp_doctor.parse.file_kinds import RECORDING
+from ddp_doctor.parse.job_log.assemble import Job
+from ddp_doctor.parse.job_log.kinds_of_files import is_error_file, is_recording, text_of_error_file
+from ddp_doctor.parse.job_log.scan import ALL_WORDS, FileScan
+from ddp_doctor.parse.job_log.words import search_for
+from ddp_doctor.sources.job_files import CHUNK_BYTES, JobFile, job_files, total_bytes
+
+#: Bytes read and bytes there are, where that is known.
+Progress = Callable[[int, int], None]
+#: Searched at the same time; each takes a piece of a megabyte or two.
+_MOST_THREADS = 16
+_LARGEST_WHOLE_BYTES = 256 << 20
+#: Processes of which NCCL's lines are kept, over all files.
+_MOST_NCCL_PROCESSES = 1_024
+_CONTROLS = re.compile(rb"[\x01-\x06\x0e-\x1a\x1c-\x1f\x7f]")
+
+
+class Reader(NamedTuple):
+    """Reads files of one kind as a whole: into readings, or into text that is then read as output is."""
+
+    kind: str
+    knows: Callable[[bytes, str], bool]  # by the first 64 KiB and the name
+    reads: Callable[[JobFile, bytes], Iterable[Reading] | str]  # of the content
+
+
+#: To read files of a further kind, add a row: the first that knows a file reads it. What none knows is output.
+#: A reader may raise UsageError or ValueError with a sentence.
+READERS: tuple[Reader, ...] = (
+    Reader(
+        RECORDING,
+        lambda head, _: is_recording(head),
+        lambda file, data: recording_in(Path(file.name), data).readings,
+    ),
+    Reader("torchelastic's error file", is_error_file, lambda _, data: text_of_error_file(data)),
+)
+
+
+def read_job(paths: Sequence[str], progress: Progress | None = None) -> tuple[Reading, ...]:
+    """What these paths hold, as readings: one of JobLogFact first. Raises UsageError where nothing could be read."""
+    return _Reading(paths, progress).read()
+
+
+class _Reading:
+    """One reading of paths; the search for words runs in threads, and what is found is looked at in order."""
+
+    def __init__(self, paths: Sequence[str], progress: Progress | None) -> None:
+        self._paths = paths
+        self._progress = progress
+        self._total = total_bytes(paths) if progress else 0
+        self._search = search_for(ALL_WORDS)
+        self._threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+        self._files: list[FileSeen] = []
+        self._scans: list[FileScan] = []
+        self._readings: list[Reading] = []
+        self._nccl_processes = 0
+        self._done = 0
+
+    def read(self) -> tuple[Reading, ...]:
+        with ThreadPoolExecutor(self._threads) as pool:
+            for file in job_files(self._paths):
+                self._take(file, pool)
+                self._done += file.packed_bytes
+        if all(file.unread and not file.size_bytes for file in self._files):
+            raise UsageError(_nothing_read(self._files))
+        job = Job(self._scans)
+        first = _collected(job.fact(self._files))
+        return first, *(_collected(fact, rank) for rank, fact in job.transports()), *self._readings
+
+    def _take(self, file: JobFile, pool: ThreadPoolExecutor) -> None:
+        kind, lines = "output", 0
+        reader = next((row for row in READERS if file.head and row.knows(file.head, file.name)), None)
+        if reader is not None:
+            kind = reader.kind
+            lines = self._whole(file, reader, pool)
+        elif _is_binary(file.head):
+            kind, file.unread = "binary", file.unread or "it is binary, and of no kind that is known here"
+            file.size_bytes = 0
+        elif file.head:
+            scan = self._scanned(file, file.chunks(), pool)
+            scan.last_lines(file.backwards())
+            kind, lines = scan.kind(), scan.lines
+        elif not file.unread:
+            file.unread = "it is empty"
+        self._files.append(
+            FileSeen(name=file.name, kind=kind, size_bytes=file.size_bytes, lines=lines, unread=file.unread)
+        )
+
+    def _whole(self, file: JobFile, reader: Reader, pool: ThreadPoolExecutor) -> int:
+        """Read a file by the reader of its kind; returns its lines, where it is text."""
+        data = file.all(_LARGEST_WHOLE_BYTES)
+        if data is None:
+            file.unread = f"it is larger than {_LARGEST_WHOLE_BYTES >> 20} MiB"
+            return 0
+        try:
+            found = reader.reads(file, data)
+            if not isinstance(found, str):
+                self._readings += found
+                return 0
+        except (UsageError, ValueError) as error:
+            file.unread = str(error)
+            return 0
+        scan = self._scanned(file, (found.encode(),), pool)
+        scan.last_lines((found.encode(),))
+        return scan.lines
+
+    def _scanned(self, file: JobFile, chunks: Iterable[bytes], pool: ThreadPoolExecutor) -> FileScan:
+        clock = datetime.fromtimestamp(file.modified_s or time.time(), timezone.utc)
+        scan = FileScan(file.name, clock.year)
+        for chunk, found in self._searched(chunks, pool):
+            scan.feed(chunk, found)
+            if self._progress:
+                self._progress(self._done + file.packed_bytes, self._total)
+        scan.end()
+        self._nccl_processes += len(scan.nccl.texts)
+        if self._nccl_processes > _MOST_NCCL_PROCESSES:
+            scan.nccl.texts.clear()
+        self._scans.append(scan)
+        return scan
+
+    def _searched(
+        self, chunks: Iterable[bytes], pool: ThreadPoolExecutor
+    ) -> Iterator[tuple[bytes, list[tuple[int, int, int]]]]:
+        """The chunks with the words found in each, in order; a few are searched ahead."""
+        ahead: deque[tuple[bytes, Future[list[tuple[int, int, int]]]]] = deque()
+        for chunk in chunks:
+            if len(chunk) < CHUNK_BYTES // 4 and not ahead:
+                yield chunk, self._search(chunk)
+                continue
+            ahead.append((chunk, pool.submit(self._search, chunk)))
+            if len(ahead) > self._threads:
+                first, found = ahead.popleft()
+                yield first, found.result()
+        for chunk, found in ahead:
+            yield chunk, found.result()
+
+
+def _collected(fact: Fact, rank: int | None = None) -> Reading:
+    return Reading(check="logs", status=Status.COLLECTED, rank=rank, fact=fact.recorded())
+
+
+def _is_binary(head: bytes) -> bool:
+    """Whether these bytes are no text: a tenth of them are controls. Zeros that a crashed node left are not counted."""
+    sample = head[:8192].replace(b"\0", b"")
+    return bool(head) and (
+        len(sample) * 4 < len(head[:8192]) or len(_CONTROLS.findall(sample)) * 10 > len(sample)
+    )
+
+
+def _nothing_read(files: Sequence[FileSeen]) -> str:
+    if not files:
+        return "there is no file to read"
+    first = f"{files[0].name} was not read: {files[0].unread}"
+    return f"{first}; nor were {len(files) - 1} others" if len(files) > 1 else first

@@ -1,0 +1,219 @@
+"""From what the files of one job say, each by itself, to one fact: which rank each line is of, and how it ended."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ddp_doctor.facts.job_log import FileSeen, JobLogFact, LogLine, RankSeen, SignSeen
+from ddp_doctor.facts.node.nccl_log import NcclTransportFact
+from ddp_doctor.parse.job_log.endings import Ending
+from ddp_doctor.parse.job_log.nccl_lines import transport_facts
+from ddp_doctor.parse.job_log.prefix import Origin, of_path
+from ddp_doctor.parse.job_log.scan import FileScan, Seen
+
+#: Kept of a job; a log of nothing but errors has more.
+_MOST_SIGNS = 20_000
+
+
+class Job:
+    """The files of one job, in the order in which they were given."""
+
+    def __init__(self, scans: Sequence[FileScan]) -> None:
+        self._scans = scans
+        self._paths = {scan.name: of_path(scan.name) for scan in scans}
+        self.world_size = self._first("world_size") or self._largest_communicator() or None
+        launchers = [scan.facts.launcher for scan in scans] + [
+            origin.launcher for _, origin in self._origins()
+        ]
+        known = [launcher for launcher in launchers if launcher]
+        # which srun and mpirun may have started
+        self.launcher = "torchrun" if "torchrun" in known else next(iter(known), None)
+        pairs = [(scan, origin) for scan, origin in self._origins() if origin.rank is not None]
+        self._offset = self._offsets(pairs)
+        numbers = [
+            local for scan, origin in self._origins() if (local := self._local(scan, origin)) is not None
+        ]
+        self._local_is_rank = all(offset == 0 for offset in self._offset.values()) and (
+            self.world_size is None or self.world_size <= max(numbers, default=0) + 1
+        )
+        self._task_is_rank = self.launcher != "torchrun" and not any(
+            origin.task is not None and origin.task != origin.rank for _, origin in pairs
+        )
+        self._of_process = self._ranks_of_processes()
+
+    def fact(self, files: Sequence[FileSeen]) -> JobLogFact:
+        """What the output of the job says."""
+        signs = tuple(self._signs())
+        return JobLogFact(
+            files=tuple(files),
+            signs=signs,
+            ranks=tuple(self._ranks(signs)),
+            world_size=self.world_size,
+            launcher=self.launcher,
+            torch_version=self._first("torch_version"),
+            backend=self._first("backend"),
+        )
+
+    def transports(self) -> Iterator[tuple[int | None, NcclTransportFact]]:
+        """What NCCL says of its paths, for each process: its rank, where that is known."""
+        for scan in self._scans:
+            for process, fact in transport_facts(scan.nccl.texts, scan.nccl.version).items():
+                yield self._of_process.get(_process(process)), fact
+
+    def _first(self, name: str) -> Any:
+        return next((value for scan in self._scans if (value := getattr(scan.facts, name)) is not None), None)
+
+    def _largest_communicator(self) -> int:
+        return max((ranks for scan in self._scans for _, ranks, _ in scan.nccl.ranks.values()), default=0)
+
+    def _origins(self) -> Iterator[tuple[FileScan, Origin]]:
+        for scan in self._scans:
+            for stream in scan.streams.values():
+                yield scan, stream.origin
+            for seen in scan.seen.values():
+                yield scan, seen.origin
+
+    def _offsets(self, pairs: Sequence[tuple[FileScan, Origin]]) -> dict[str, int | None]:
+        """By file, what its local ranks lack to be ranks; None where that differs within the file."""
+        offsets: dict[str, set[int]] = {}
+        for scan, origin in pairs:
+            path = self._paths[scan.name]
+            local = origin.local_rank if origin.local_rank is not None else path.local_rank
+            if local is not None and origin.rank is not None:
+                offsets.setdefault(scan.name, set()).add(origin.rank - local)
+        return {name: found.pop() if len(found) == 1 else None for name, found in offsets.items()}
+
+    def _ranks_of_processes(self) -> dict[tuple[str, int], int]:
+        """Ranks by host and pid: as prefixes say, and as NCCL says where its communicator is that of the job."""
+        found = {
+            (origin.host, origin.pid): origin.rank
+            for _, origin in self._origins()
+            if origin.host is not None and origin.pid is not None and origin.rank is not None
+        }
+        for scan in self._scans:
+            for process, (rank, ranks, _) in scan.nccl.ranks.items():
+                if ranks == self.world_size:
+                    found.setdefault(_process(process), rank)
+        return found
+
+    def _rank_of(self, scan: FileScan, origin: Origin) -> int | None:
+        """The rank of a line: by its prefix, else NCCL's process, a local rank, srun's number, the file's name."""
+        if origin.rank is not None:
+            return origin.rank
+        known = self._of_process.get((origin.host, origin.pid)) if origin.host and origin.pid else None
+        if known is not None:
+            return known
+        local = self._local(scan, origin)
+        if local is not None:
+            offset = self._offset.get(scan.name, 0 if self._local_is_rank else None)
+            return local + offset if offset is not None else None
+        if origin.task is not None and self._task_is_rank and scan.numbered * 2 > scan.head:
+            return origin.task
+        path = self._paths[scan.name].rank
+        return path if path is not None else self._sole_rank(scan)
+
+    def _local(self, scan: FileScan, origin: Origin) -> int | None:
+        return origin.local_rank if origin.local_rank is not None else self._paths[scan.name].local_rank
+
+    def _sole_rank(self, scan: FileScan) -> int | None:
+        """The rank of a file in which one process of NCCL speaks, and no prefix tells others apart."""
+        processes = {_process(process) for process in scan.nccl.ranks}
+        return (
+            self._of_process.get(processes.pop()) if len(processes) == 1 and len(scan.streams) == 1 else None
+        )
+
+    def _signs(self) -> Iterator[SignSeen]:
+        merged: dict[tuple[object, ...], tuple[Seen, int | None, set[int]]] = {}
+        for scan in self._scans:
+            for seen in sorted(scan.seen.values(), key=lambda seen: seen.where.line):
+                rank = self._rank_of(scan, seen.origin)
+                whose = "rank" if rank is not None else (seen.origin.host, seen.origin.pid)
+                said = tuple(
+                    sorted((k, v) for k, v in seen.values.items() if k not in ("first_line", "frames"))
+                )
+                key = (seen.sign, seen.where.text, said, whose)
+                if key not in merged:
+                    if len(merged) < _MOST_SIGNS:
+                        merged[key] = (seen, rank, set() if rank is None else {rank})
+                elif rank is None or rank in merged[key][2]:
+                    merged[key][0].times += seen.times
+                else:
+                    merged[key][2].add(rank)
+        for seen, rank, ranks in merged.values():
+            yield SignSeen(
+                sign=seen.sign,
+                where=seen.where,
+                rank=rank,
+                host=seen.origin.host,
+                pid=seen.origin.pid,
+                at_s=seen.origin.at_s,
+                values=seen.values,
+                times=seen.times,
+                ranks=tuple(sorted(ranks)),
+            )
+
+    def _ranks(self, signs: Sequence[SignSeen]) -> list[RankSeen]:
+        ranks: dict[int, dict[str, Any]] = {rank: {} for sign in signs for rank in sign.ranks}
+        for rank, values in (*self._known_of_ranks(), *self._last_lines()):
+            _fill(ranks.setdefault(rank, {}), values)
+        for ending in self._endings():
+            if ending.rank is not None:
+                known = ranks.setdefault(ending.rank, {})
+                values = ending._asdict()
+                if known.get("exit_code") is not None or known.get("signal") is not None:
+                    values |= {"exit_code": None, "signal": None}
+                _fill(known, values)
+        return [RankSeen(rank=rank, **values) for rank, values in sorted(ranks.items())]
+
+    def _known_of_ranks(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        for scan in self._scans:
+            for process, (_, _, gpu) in scan.nccl.ranks.items():
+                host, pid = _process(process)
+                if (rank := self._of_process.get((host, pid))) is not None:
+                    yield rank, {"host": host, "pid": pid, "gpu": gpu}
+        for scan, origin in self._origins():
+            if (rank := self._rank_of(scan, origin)) is not None:
+                yield rank, {**origin._asdict(), "local_rank": self._local(scan, origin)}
+
+    def _last_lines(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        last: dict[int, tuple[float, int, LogLine]] = {}
+        for scan in self._scans:
+            of_streams = (
+                (self._rank_of(scan, stream.origin), stream.last, stream.last_at_s)
+                for stream in scan.streams.values()
+            )
+            of_ranks = ((rank, line, at_s) for rank, (line, at_s) in scan.last_of_rank.items())
+            for rank, line, at_s in (*of_streams, *of_ranks):
+                if rank is not None and line is not None:
+                    last[rank] = max(
+                        last.get(rank, (-1.0, 0, line)), (at_s or 0.0, line.line, line), key=_when
+                    )
+        for rank, (_, _, line) in last.items():
+            yield rank, {"last": line}
+
+    def _endings(self) -> Iterator[Ending]:
+        """How ranks ended; entries of summaries, which know the rank, come first."""
+        found = [(scan, ending) for scan in self._scans for ending, _ in scan.endings]
+        for scan, ending in sorted(found, key=lambda at: (at[1].rank is None, at[1].pid is None)):
+            if ending.rank is None:
+                rank = self._rank_of(scan, Origin(local_rank=ending.local_rank, pid=ending.pid))
+                yield ending._replace(rank=rank)
+            elif ending.pid is not None or self._task_is_rank or not ending.said.startswith("srun"):
+                yield ending
+
+
+def _when(last: tuple[float, int, LogLine]) -> tuple[float, int]:
+    return last[:2]
+
+
+_FIELDS = frozenset(RankSeen.model_fields) - {"rank"}
+
+
+def _fill(known: dict[str, Any], values: Mapping[str, Any]) -> None:
+    known.update(
+        {name: value for name, value in values.items() if name in _FIELDS and known.get(name) is None}
+    )
+
+
+def _process(process: bytes) -> tuple[str, int]:
+    host, _, pid = process.decode("utf-8", "replace").rpartition(":")
+    return host, int(pid)

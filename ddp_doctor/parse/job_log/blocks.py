@@ -1,0 +1,94 @@
+"""Texts of several lines that one process prints: a Python traceback, torchelastic's summary, a sign over lines."""
+
+import re
+
+from ddp_doctor.parse.frames import is_of_the_job, of_the_job
+
+#: As many lines of its own has a block at most; a recursion's traceback is cut by Python itself.
+_MOST_LINES = 400
+_MOST_FRAMES = 20
+_FRAME = re.compile(r'\s*File "(?P<file>[^"]{1,400})", line (?P<line>\d{1,9})(?:, in (?P<name>.{1,200}))?')
+_EXCEPTION = re.compile(r"(?P<type>[A-Za-z_][\w.]{0,200})(?:: ?(?P<message>.*))?$")
+#: Lines of an exception group stand behind a bar.
+_GROUP = re.compile(r"(?:  )*[|+][ -]?")
+_FIELD = re.compile(r" *(time|host|rank|exitcode|error_file|traceback) *: (.*)")
+TRACEBACK = "Traceback (most recent call last)"
+
+
+class Block:
+    """Lines of one process; ``add`` says whether more are wanted. ``first_line`` is a number in the file."""
+
+    def __init__(self, first_line: int) -> None:
+        self.first_line = self.last_line = first_line
+        self.lines = 0
+
+    def add(self, text: str, line: int) -> bool:
+        """Take the next line of the process."""
+        self.last_line = line
+        self.lines += 1
+        return self.lines < _MOST_LINES and self._wants_more(text)
+
+    def _wants_more(self, text: str) -> bool:
+        raise NotImplementedError
+
+
+class Traceback(Block):
+    """From below "Traceback (most recent call last):" to the line of the exception."""
+
+    def __init__(self, first_line: int) -> None:
+        super().__init__(first_line)
+        self.frames: list[str] = []
+        self.type: str | None = None
+        self.message = ""
+        self.text = ""
+
+    def _wants_more(self, text: str) -> bool:
+        text = _GROUP.sub("", text, count=1)
+        if frame := _FRAME.match(text):
+            self.frames.append(f"{frame['file']}:{frame['line']} in {frame['name'] or '<module>'}")
+            return True
+        if not text.strip() or text[0] in " \t":
+            return True
+        if exception := _EXCEPTION.match(text.rstrip()):
+            self.type, self.message, self.text = exception["type"], exception["message"] or "", text
+        return False
+
+    def values(self) -> dict[str, str]:
+        """What is recorded of it."""
+        own = [frame for frame in of_the_job(self.frames) if is_of_the_job(frame)]
+        where = (own or self.frames or [""])[-1]
+        return {
+            "type": self.type or "",
+            "message": self.message,
+            "where": where,
+            "frames": "\n".join(self.frames[-_MOST_FRAMES:]),
+            "first_line": str(self.first_line),
+        }
+
+
+class Failure(Block):
+    """One rank in torchelastic's summary: time, host, rank, exitcode, error_file, traceback."""
+
+    def __init__(self, first_line: int, text: str) -> None:
+        super().__init__(first_line)
+        self.fields: dict[str, str] = {}
+        self._wants_more(text)
+
+    def _wants_more(self, text: str) -> bool:
+        field = _FIELD.match(text)
+        if field:
+            self.fields[field[1]] = field[2].strip()
+        return field is not None and field[1] != "traceback"
+
+
+class SignBlock(Block):
+    """The lines that a sign's pattern may reach over."""
+
+    def __init__(self, first_line: int, lines: int, text: str) -> None:
+        super().__init__(first_line)
+        self.wanted = lines - 1
+        self.texts = [text]
+
+    def _wants_more(self, text: str) -> bool:
+        self.texts.append(text)
+        return self.lines < self.wanted

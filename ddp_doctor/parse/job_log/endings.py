@@ -1,0 +1,186 @@
+"""How ranks ended, in the words of torchelastic, srun and mpirun; and what lines tell of the whole job."""
+
+import re
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+#: More ranks than any job has: what a line lists beyond is not read.
+_MOST_RANKS = 100_000
+
+
+class Ending(NamedTuple):
+    """How a rank ended. ``rank`` None: known by its host and process or local rank alone."""
+
+    rank: int | None
+    said: str
+    host: str | None = None
+    pid: int | None = None
+    local_rank: int | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+
+
+_EXIT = re.compile(r"(-?\d{1,10})(?: \(pid: (\d{1,10})\))?")
+_RANK = re.compile(r"(\d{1,7})(?: \(local_rank: (\d{1,7})\))?")
+_FAILED = re.compile(r"failed \(exitcode: (-?\d{1,10})\) local_rank: (\d{1,7}) \(pid: (\d{1,10})\)")
+_SRUN = re.compile(
+    r"srun: error: (?P<host>\S{1,300}): tasks? (?P<tasks>[\d,-]{1,4000}): "
+    r"(?P<how>[A-Z][A-Za-z -]{2,60}?(?P<code>\d{1,5})?)"
+    r"(?: \(core dumped\))?$"
+)
+_MPIRUN = re.compile(
+    r"noticed that process rank (?P<rank>\d{1,7}) with PID (?P<pid>\d{1,10}) on node (?P<host>\S{1,255}) exited on"
+    r" signal (?P<signal>\d{1,3})"
+)
+_MPIRUN_EXIT = re.compile(
+    r"Process name: \[(?:\[\d+,\d+\],|\S{1,200}@\d+,|\S{1,200},)(?P<rank>\d{1,7})\]"
+    r"\s+Exit code: +(?P<code>\d{1,5})"
+)
+#: As glibc's strsignal names them, for srun.
+_SIGNALS = {
+    "Killed": "SIGKILL",
+    "Terminated": "SIGTERM",
+    "Aborted": "SIGABRT",
+    "Segmentation fault": "SIGSEGV",
+    "Bus error": "SIGBUS",
+    "Floating point exception": "SIGFPE",
+    "Illegal instruction": "SIGILL",
+    "Hangup": "SIGHUP",
+    "Interrupt": "SIGINT",
+    "Quit": "SIGQUIT",
+    "User defined signal 1": "SIGUSR1",
+    "User defined signal 2": "SIGUSR2",
+}
+ENDING_WORDS = (b"failed (exitcode: ", b"srun: error: ", b"noticed that process rank")
+#: These begin texts of several lines.
+EXIT_WORD = b"Process name: ["
+SUMMARY_WORD = b"  time      : "
+
+
+def signal_name(number: int) -> str | None:
+    """SIGKILL for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return None
+
+
+def _ended(code: int) -> tuple[int | None, str | None]:
+    """Exit code and signal, where a negative code stands for a signal."""
+    return (code, None) if code >= 0 else (None, signal_name(-code))
+
+
+def endings_in(text: str) -> Iterator[Ending]:
+    """The ranks of which one line tells how they ended."""
+    if found := _FAILED.search(text):
+        code, name = _ended(int(found[1]))
+        yield Ending(None, found[0], pid=int(found[3]), local_rank=int(found[2]), exit_code=code, signal=name)
+    elif found := _SRUN.search(text.rstrip()):
+        name = _SIGNALS.get(found["how"])
+        code = int(found["code"]) if found["code"] and found["how"].startswith("Exited") else None
+        if name or code is not None:
+            for rank in _numbers(found["tasks"]):
+                yield Ending(rank, found[0], host=found["host"], exit_code=code, signal=name)
+    elif found := _MPIRUN.search(text):
+        name = signal_name(int(found["signal"]))
+        yield Ending(int(found["rank"]), found[0], host=found["host"], pid=int(found["pid"]), signal=name)
+
+
+def ending_of_summary(fields: Mapping[str, str]) -> Ending | None:
+    """The rank of one entry of torchelastic's summary."""
+    rank, code = (_RANK.match(fields.get("rank", "")), _EXIT.match(fields.get("exitcode", "")))
+    if not rank or not code:
+        return None
+    exit_code, name = _ended(int(code[1]))
+    return Ending(
+        int(rank[1]),
+        f"rank {fields['rank']} exitcode: {fields['exitcode']}",
+        host=fields.get("host") or None,
+        pid=int(code[2]) if code[2] else None,
+        local_rank=int(rank[2]) if rank[2] else None,
+        exit_code=exit_code,
+        signal=name,
+    )
+
+
+def ending_of_mpirun(text: str) -> Ending | None:
+    """The rank of mpirun's "Process name … Exit code"."""
+    found = _MPIRUN_EXIT.search(text)
+    return (
+        Ending(int(found["rank"]), found[0].replace("\n", " "), exit_code=int(found["code"]))
+        if found
+        else None
+    )
+
+
+def _numbers(tasks: str) -> Iterator[int]:
+    """0-3,5 as 0, 1, 2, 3, 5."""
+    left = _MOST_RANKS
+    for part in tasks.split(","):
+        low, _, high = part.partition("-")
+        if low.isdecimal() and (not high or high.isdecimal()) and len(high) < 9 and len(low) < 9:
+            numbers = range(int(low), min(int(high or low), int(low) + left) + 1)
+            left -= len(numbers)
+            yield from numbers
+
+
+_TORCH = re.compile(
+    r"(?:[Pp]y[Tt]orch(?: version)?(?: is|:|=)*|\btorch(?: version|\.__version__|==|:|=)+)[ :=]*v?"
+    r"(\d\.\d{1,2}\.\d{1,2}[\w.+]*)"
+)
+_WORLD = re.compile(r"\bworld[_ ]size[\"']?\s*(?:[=:]|is)?\s*(\d{1,7})\b", re.IGNORECASE)
+_NODES = re.compile(r"^\s*(min_nodes|max_nodes|nproc_per_node)\s*: (\d{1,6})$")
+_BACKEND = re.compile(r"\bbackend[\"']?\s*[=:]\s*[\"']?(nccl2|nccl-legacy|nccl-lazy|nccl|gloo|mpi|ucc)\b")
+FACT_WORDS = (
+    b"torch version", b"PyTorch version", b"torch==", b"torch.__version__",
+    b"world_size", b"WORLD_SIZE", b"World size", b"world size", b"min_nodes", b"max_nodes", b"nproc_per_node",
+    b"ProcessGroupNCCL.cpp", b"NCCLUtils.", b"[TC][rank=", b"ProcessGroupGloo", b"gloo/transport", b"backend=",
+    b"backend: ", b"torch/distributed/elastic", b"torch.distributed.elastic", b"torchrun", b"srun: ", b"mpirun ",
+)  # fmt: skip
+
+
+@dataclass
+class JobFacts:
+    """What lines tell of the job as a whole; the first that speaks counts."""
+
+    torch_version: str | None = None
+    world_size: int | None = None
+    backend: str | None = None
+    launcher: str | None = None
+
+    def __post_init__(self) -> None:
+        self._nodes: dict[str, int] = {}
+
+    def add(self, text: str) -> None:
+        """Take one line that holds one of FACT_WORDS."""
+        if self.torch_version is None and (found := _TORCH.search(text)):
+            self.torch_version = found[1]
+        if self.world_size is None and (found := _WORLD.search(text)):
+            self.world_size = int(found[1]) or None
+        if found := _NODES.match(text):
+            self._nodes.setdefault(found[1], int(found[2]))
+            if len(self._nodes) == 3 and self._nodes["min_nodes"] == self._nodes["max_nodes"]:
+                self.world_size = self._nodes["max_nodes"] * self._nodes["nproc_per_node"]
+        if self.launcher != "torchrun":  # which srun and mpirun may have started
+            self.launcher = _launcher(text) or self.launcher
+        self._learn_backend(text)
+
+    def _learn_backend(self, text: str) -> None:
+        if "[TC][rank=" in text or "nccl2:" in text:
+            self.backend = "nccl2"
+        elif self.backend is None and ("ProcessGroupNCCL.cpp" in text or "NCCLUtils." in text):
+            self.backend = "nccl"
+        elif self.backend is None and ("ProcessGroupGloo" in text or "gloo/transport" in text):
+            self.backend = "gloo"
+        elif self.backend is None and (found := _BACKEND.search(text)):
+            self.backend = found[1]
+
+
+def _launcher(text: str) -> str | None:
+    if "torch/distributed/elastic" in text or "torch.distributed.elastic" in text or "torchrun" in text:
+        return "torchrun"
+    if text.startswith("srun: "):
+        return "srun"
+    return "mpirun" if text.startswith("mpirun ") else None

@@ -1,0 +1,279 @@
+"""What stands before the text of a line of output: who printed it, and when.
+
+    [default3]:[rank11]: Traceback (most recent call last):          torchrun --tee, and torch's own rank
+    [rank3]:[E1122 03:04:05.678901234 ProcessGroupNCCL.cpp:616] …    c10d since 2.4
+    [TC][rank=3][name=default_pg] Operation timed out …              nccl2 (the rank is that of the group)
+    11: step 400                                                     srun -l
+    [1,11]<stderr>:step 400                                          mpirun --tag-output
+    [pod/train-worker-1/pytorch] step 400                            kubectl logs --prefix
+    (TrainWorker pid=812, ip=10.0.0.2) step 400                      Ray
+    node1:8811:8840 [3] NCCL INFO …                                  NCCL; the bracket is CUDA's number of the GPU
+    {"log":"step 400\\n","stream":"stdout","time":"2026-…"}           Docker's files
+
+Several stand behind each other. Templates of torchrun's prefix: torch/distributed/run.py --log-line-prefix-template.
+"""
+
+import json
+import re
+from calendar import timegm
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Any, NamedTuple
+
+#: A line's beginning holds all prefixes; what is behind is looked at without them.
+LONGEST_PREFIX = 600
+_MOST_PREFIXES = 8
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_CLOCK = r"(?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<fraction>\d{1,9}))?"
+_ISO = rf"(?P<date>\d{{4}}-\d\d-\d\d)[T _]{_CLOCK}(?P<zone>Z|[+-]\d\d:?\d\d)?"
+_CTIME = rf"[A-Z][a-z]{{2}} (?P<month_name>[A-Z][a-z]{{2}}) +(?P<day>\d{{1,2}}) {_CLOCK} (?P<year>\d{{4}})"
+_NCCL_NEXT = (
+    r"(?=(?:\S{1,300}:\d+ (?:\([^)]{0,200}\) )?|\d[\d.]* \S{1,200} )?NCCL (?:WARN|INFO|TRACE|CALL|DIAG) )"
+)
+_HOST = r"(?P<host>[A-Za-z0-9][\w.-]{0,254})"
+
+
+def _compiled(*rows: tuple[str, str]) -> tuple[tuple[str, re.Pattern[str]], ...]:
+    return tuple((kind, re.compile(pattern)) for kind, pattern in rows)
+
+
+#: Kind and pattern by the first character. Kinds of launchers stand in _LAUNCHERS; those in _ONCE do not
+#: stand before each line of a text of several lines.
+_BRACKETS = _compiled(
+    ("rank", r"\[rank(?P<rank>\d{1,7})\]:[ ]?"),
+    ("nccl2", r"\[TC\]\[rank=(?P<group_rank>\d{1,7})\]\[name=(?P<group>[^\]]{0,200})\][ ]?"),
+    ("glog", rf"\[(?P<level>[IWEF])(?P<month>\d\d)(?P<day>\d\d) {_CLOCK} \S{{1,200}}:\d+\] ?"),
+    ("glog", r"\[(?P<level>[IWEF]) \S{1,200}:\d+\] ?"),
+    ("time", rf"\[{_ISO}\] ?"),
+    ("time", rf"\[{_CTIME}\] ?"),
+    ("uptime", r"\[ {0,6}\d{1,9}\.\d{6}\](?: ?\[ *[TC]\d+\])? ?"),
+    ("mpirun", r"\[(?:[\w.@-]{1,200}@)?\d+,(?P<rank>\d{1,7})\]<(?:stdout|stderr|stddiag)>: ?"),
+    ("kubernetes", r"\[pod/(?P<host>[\w.-]{1,255})/[\w.-]{1,255}\] ?"),
+    ("torchrun", r"\[[A-Za-z_][\w.]{0,60}?-?(?P<local>\d{1,7}):(?P<rank>\d{1,7})(?:\|[^\]]{0,80})?\]:[ ]?"),
+    ("torchrun", r"\[[A-Za-z_][\w.]{0,60}?(?P<local>\d{1,7})(?:\|[^\]]{0,80})?\]:[ ]?"),
+    (
+        "torchrun",
+        r"\[(?P<rank>\d{1,7})(?:\|[^\]]{0,80})?\]:(?=.) ?",
+    ),  # not the numbers in torchelastic's summary
+    ("mpirun", r"\[(?P<rank>\d{1,7})\] (?!NCCL)"),
+)
+_LETTERS = _compiled(
+    (
+        "nccl",
+        rf"(?P<host>[^\s:\[\]]{{1,255}}):(?P<pid>\d{{1,10}}):\d{{1,10}} (?:\[(?P<gpu>-?\d{{1,3}})\] )?{_NCCL_NEXT}",
+    ),
+    (
+        "glog",
+        rf"(?P<level>[IWEF])(?P<month>\d\d)(?P<day>\d\d) {_CLOCK} +(?P<pid>\d{{1,16}}) (?:\S{{1,200}}:\d+\])? ?",
+    ),
+    (
+        "syslog",
+        rf"(?P<month_name>[A-Z][a-z]{{2}}) +(?P<day>\d{{1,2}}) {_CLOCK} {_HOST} [\w./()-]{{1,60}}(?:\[\d+\])?: ?",
+    ),
+    ("time", rf"{_CTIME}(?=\[\d+,)"),  # mpirun --timestamp-output
+)
+_DIGITS = _compiled(
+    ("time", rf"{_ISO}(?: (?:stdout|stderr) [FP] )?(?: ?[|-] | ?: | )?"),
+    ("srun", r" {0,6}(?P<task>\d{1,7}): "),
+    *((kind, pattern.pattern) for kind, pattern in _LETTERS[:1]),  # a host may be an address
+)
+_RAY = _compiled(
+    ("ray", r"\([\w.:<>\[\]-]{1,100} pid=(?P<pid>\d{1,10})(?:, ip=(?P<host>[\w.:-]{1,255}))?\) ?")
+)
+#: By a prefix's first character; "a" and "0" stand for letters and digits.
+_ROWS = {"[": _BRACKETS, "(": _RAY, "a": _LETTERS, "0": _DIGITS, " ": _DIGITS}
+#: Behind a time, as journald and rsyslog write it.
+_PROGRAM = re.compile(
+    rf"{_HOST} (?P<program>kernel|systemd[\w-]*|slurm[\w-]*|nvidia[\w-]*|dmesg)(?:\[\d+\])?: ?"
+)
+_STERN_POD = re.compile("\\+ ([\\w.-]{1,255}) \u203a ([\\w.-]{1,255})")
+_STERN = re.compile(r"(?P<host>[\w.-]{1,255}) ([\w.-]{1,255}) ")
+#: pdsh, DeepSpeed's launcher: a host is believed where what follows is surely a line of a rank.
+_PDSH = re.compile(rf"{_HOST}: (?P<surely>(?=\[rank\d|Traceback \(|[^\s:]{{1,255}}:\d+:\d+ \[\d))?")
+_REPEATED = re.compile(r" ?\[repeated (\d{1,7})x across cluster\](?: \(.{0,400}\))?$")
+_ONCE = frozenset(("time", "uptime", "glog", "nccl", "nccl2"))
+_NUMBERS = (
+    ("rank", "rank"),
+    ("local", "local_rank"),
+    ("task", "task"),
+    ("pid", "pid"),
+    ("gpu", "gpu"),
+)
+_LAUNCHERS = frozenset(("torchrun", "srun", "mpirun", "kubernetes", "ray"))
+
+_ANSI = re.compile(r"\x1b\][^\x07\x1b\n]{0,400}(?:\x07|\x1b\\)?|[\x1b\x9b]\[?[0-?]*[ -/]*[@-~]")
+#: Controls but the tab, and the marks that turn the direction of text.
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0a-\x1f\x7f-\x9f\u200b\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069\ufeff]"
+)
+#: The start of another process's text in the middle of a line, where writes of several were mixed.
+_INNER = re.compile(rf"\[rank\d{{1,7}}\]:|[A-Za-z0-9][\w.-]{{0,100}}:\d+:\d+ \[-?\d{{1,3}}\] {_NCCL_NEXT}")
+
+
+def _last(pattern: "re.Pattern[str]", text: str, before: int) -> "re.Match[str] | None":
+    found = None
+    for found in pattern.finditer(text, 0, before):  # noqa: B007  the last is wanted
+        pass
+    return found
+
+
+class Origin(NamedTuple):
+    """Who printed a line, as far as its prefixes tell. ``stream`` is the same for all lines of a text of several."""
+
+    rank: int | None = None
+    local_rank: int | None = None
+    task: int | None = None  # srun's number: a rank, or a node where a launcher runs in the task
+    host: str | None = None
+    pid: int | None = None
+    gpu: int | None = None
+    at_s: float | None = None
+    launcher: str | None = None
+    kernel: bool = False  # whether the kernel wrote the line
+    stream: str = ""
+    times: int = 1
+
+
+def clean(raw: bytes) -> str:
+    """Bytes of a line as text without colours, controls and marks that turn its direction."""
+    return plain(raw.decode("utf-8", "replace"))
+
+
+def plain(text: str) -> str:
+    """Text without colours, controls and marks that turn its direction."""
+    if text.isascii() and text.isprintable():
+        return text
+    return _CONTROLS.sub("", _ANSI.sub("", text))
+
+
+class Prefixes:
+    """Reads the prefixes of one file's lines; learns what only some of its lines show.
+
+    ``year`` is that of clocks which print none.
+    """
+
+    def __init__(self, year: int) -> None:
+        self._year = year
+        self._pdsh: set[str] = set()  # hosts
+        self._stern: set[tuple[str, str]] = set()  # pod and container
+
+    def split(self, line: str, word: str = "") -> tuple[Origin, str]:
+        """Who printed a clean line, and its text.
+
+        Where the writes of several processes were mixed in it, of the one that wrote ``word``.
+        """
+        fields: dict[str, Any] = {}
+        stream: list[str] = []
+        if line.startswith('{"log":'):
+            line = self._unwrapped(line, fields)
+        text = self._stripped(line, fields, stream)
+        if word and (before := text.find(word)) > 0 and (inner := _last(_INNER, text, before)):
+            text = self._stripped(text[inner.start() :], fields, stream)
+        if fields.get("launcher") == "ray" and (repeated := _REPEATED.search(text[-500:])):
+            fields["times"] = int(repeated[1])
+            text = text.removesuffix(repeated[0])
+        return Origin(**fields, stream="".join(stream)), text
+
+    def _stripped(self, line: str, fields: dict[str, Any], stream: list[str]) -> str:
+        at = 0
+        for _ in range(_MOST_PREFIXES):
+            found = self._next(line, at)
+            if found is None:
+                break
+            kind, match = found
+            self._take(kind, match, fields, stream)
+            at = match.end()
+        return line[at:]
+
+    def _next(self, line: str, at: int) -> "tuple[str, re.Match[str]] | None":
+        first = line[at : at + 1]
+        for kind, pattern in _ROWS.get("a" if first.isalpha() else "0" if first.isdecimal() else first, ()):
+            if match := pattern.match(line, at, at + LONGEST_PREFIX):
+                return kind, match
+        return self._learned(line, at) if first.isalnum() or first == "+" else None
+
+    def _learned(self, line: str, at: int) -> "tuple[str, re.Match[str]] | None":
+        if match := _STERN_POD.match(line, at):
+            self._stern.add((match[1], match[2]))
+        elif match := _PROGRAM.match(line, at, at + LONGEST_PREFIX):
+            return "syslog", match
+        elif at == 0 and (match := _PDSH.match(line, 0, LONGEST_PREFIX)):
+            if match["surely"]:
+                self._pdsh.add(match["host"])
+            return ("pdsh", match) if match["host"] in self._pdsh else None
+        elif self._stern and (match := _STERN.match(line, at)) and (match[1], match[2]) in self._stern:
+            return "kubernetes", match
+        return None
+
+    def _take(self, kind: str, match: "re.Match[str]", fields: dict[str, Any], stream: list[str]) -> None:
+        groups = {name: text for name, text in match.groupdict().items() if text is not None}
+        if kind == "nccl2" and groups["group"] in ("0", "default_pg"):
+            fields.setdefault("rank", int(groups["group_rank"]))
+        for name, field in _NUMBERS:
+            # torch's own word of its rank counts more than a launcher's number
+            if name in groups and (kind == "rank" or field not in fields):
+                fields[field] = int(groups[name])
+        if "host" in groups and (kind != "kubernetes" or "host" not in fields):
+            fields["host"] = groups["host"]
+        if "clock" in groups and (at_s := _seconds(groups, self._year)) is not None:
+            fields["at_s"] = at_s
+        fields["kernel"] = fields.get("kernel", False) or kind == "uptime" or " kernel" in match[0]
+        if kind in _LAUNCHERS:
+            fields.setdefault("launcher", kind)
+        _extend(stream, kind, match[0])
+
+    def _unwrapped(self, line: str, fields: dict[str, Any]) -> str:
+        """The text of a line of Docker's JSON; a line that is cut off stays as it is."""
+        try:
+            entry = json.loads(line)
+            text = entry["log"]
+        except (ValueError, KeyError, RecursionError):
+            return line
+        when = re.match(_ISO, str(entry.get("time", "")))
+        if when and (at_s := _seconds(when.groupdict(), self._year)) is not None:
+            fields["at_s"] = at_s
+        return plain(text) if isinstance(text, str) else line
+
+
+def _extend(stream: list[str], kind: str, prefix: str) -> None:
+    """Add a prefix to those that stand before each line of a text of several lines."""
+    if kind == "glog" and stream and stream[-1].startswith("[rank"):
+        stream.pop()  # the further lines of such a message have no prefix of torch's
+    elif kind not in _ONCE:
+        stream.append(prefix)
+    elif kind == "time" and not stream:
+        stream.append("time ")  # where one line has the time, so has the next of the same text
+
+
+def _seconds(groups: Mapping[str, str | None], year: int) -> float | None:
+    """Seconds since the epoch; of a clock without a zone, as if it were UTC. None where there is no such time."""
+    hours, minutes, seconds = map(int, (groups["clock"] or "").split(":"))
+    try:
+        if date := groups.get("date"):
+            day = datetime.strptime(date, "%Y-%m-%d").replace(tzinfo=timezone.utc)
+        else:
+            name = groups.get("month_name")
+            month = _MONTHS.index(name) + 1 if name else int(groups.get("month") or 1)
+            day = datetime(
+                int(groups.get("year") or year), month, int(groups["day"] or 1), tzinfo=timezone.utc
+            )
+    except ValueError:
+        return None
+    fraction = float(f"0.{groups.get('fraction') or 0}")
+    zone = groups.get("zone") or "Z"
+    offset_s = 0
+    if zone != "Z":
+        digits = zone[1:].replace(":", "")
+        offset_s = (int(digits[:2]) * 60 + int(digits[2:])) * 60 * (-1 if zone[0] == "-" else 1)
+    return timegm(day.timetuple()) + (hours * 60 + minutes) * 60 + seconds + fraction - offset_s
+
+
+def of_path(name: str) -> Origin:
+    """What a file's path tells of the process that wrote it.
+
+    torchrun's folders hold …/attempt_0/LOCAL_RANK/stderr.log; others write rank_3.log, rank-3.err, log.rank3.txt.
+    """
+    if found := re.search(r"(?:^|/)attempt_\d+/(?P<local>\d{1,7})/[^/]*$", name):
+        return Origin(local_rank=int(found["local"]), launcher="torchrun")
+    if found := re.search(r"(?:^|[/_.:-])rank[_.=-]?(?P<rank>\d{1,7})(?=[_./-]|$)[^/]*$", name):
+        return Origin(rank=int(found["rank"]))
+    return Origin()

@@ -1,0 +1,163 @@
+"""Reading packed files and archives without unpacking them to disk, bounded in size and memory."""
+
+import bz2
+import importlib
+import io
+import lzma
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+#: A log of the same few lines is packed to a hundredth; what is made to swell, to a thousandth and less.
+_FREE_BYTES = 256 << 20
+_LARGEST_RATIO = 250
+_MOST_BYTES = 1 << 40
+_LZMA_MEMORY_BYTES = 128 << 20
+_PIECE = 1 << 18
+
+GZIP, BZIP2, XZ, ZSTD, ZIP = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd", b"PK\x03\x04"
+#: What readers of damaged data raise.
+DAMAGED = (
+    OSError,
+    EOFError,
+    ValueError,
+    RuntimeError,
+    zlib.error,
+    lzma.LZMAError,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+)
+
+
+class CannotUnpack(Exception):
+    """The message says why, for people, behind the name of the file."""
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes | None: ...
+
+
+class _Decompressor(Protocol):
+    """Of bz2, lzma and zstd."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def needs_input(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
+
+
+class Counted(io.RawIOBase):
+    """A stream of bytes that counts what was read of it."""
+
+    def __init__(self, file: "_Readable") -> None:
+        self.file = file
+        self.count = 0
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """See io.RawIOBase."""
+        data = self.file.read(len(buffer)) or b""
+        buffer[: len(data)] = data
+        self.count += len(data)
+        return len(data)
+
+
+class Bounded(Counted):
+    """What a packed stream holds; one that swells ends in CannotUnpack."""
+
+    def __init__(self, file: _Readable, packed: Counted) -> None:
+        super().__init__(file)
+        self._packed = packed
+
+    def readinto(self, buffer: Any) -> int:
+        """Raises CannotUnpack where there is too much."""
+        read = super().readinto(buffer)
+        if self.count > max(_FREE_BYTES, min(self._packed.count * _LARGEST_RATIO, _MOST_BYTES)):
+            raise CannotUnpack(
+                f"it swells to more than {_LARGEST_RATIO} times its size, so the rest was not read"
+            )
+        return read
+
+
+class _Unpacked:
+    """Streams behind each other, each packed by itself, as one."""
+
+    def __init__(self, packed: Counted, new: Callable[[], _Decompressor]) -> None:
+        self._packed, self._new = packed, new
+        self._now = new()
+
+    def read(self, size: int) -> bytes:
+        """At most ``size`` bytes, none at the end. Raises EOFError where it is cut off."""
+        while True:
+            if self._now.eof:
+                rest = self._now.unused_data or self._packed.read(_PIECE) or b""
+                if not rest.strip(b"\0"):
+                    return b""
+                self._now = self._new()
+            else:
+                rest = (self._packed.read(_PIECE) or b"") if self._now.needs_input else b""
+                if self._now.needs_input and not rest:
+                    raise EOFError("it is cut off")
+            if data := self._now.decompress(rest, size):
+                return data
+
+
+class _Gzip:
+    """zlib's decompressor with the methods of the others."""
+
+    def __init__(self) -> None:
+        self._zlib = zlib.decompressobj(31)
+
+    @property
+    def eof(self) -> bool:
+        return self._zlib.eof
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._zlib.unconsumed_tail
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._zlib.unused_data
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        return self._zlib.decompress(self._zlib.unconsumed_tail + data, max_length)
+
+
+def _xz() -> _Decompressor:
+    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_LZMA_MEMORY_BYTES)
+
+
+def _zstd() -> Callable[[], _Decompressor]:
+    """Python's own since 3.14, or one of the modules that others install."""
+    for module in ("compression.zstd", "backports.zstd", "pyzstd"):
+        try:
+            found: Callable[[], _Decompressor] = importlib.import_module(module).ZstdDecompressor
+        except ImportError:
+            continue
+        return found
+    raise CannotUnpack("it is packed with zstd, which this Python cannot read; unpack it with: zstd -d")
+
+
+def unpacked(head: bytes, file: Counted) -> "io.BufferedReader[Any] | None":
+    """The content of a packed stream by its first bytes; None for one that is not packed. Raises CannotUnpack."""
+    new: Callable[[], _Decompressor]
+    if head.startswith(ZSTD):
+        new = _zstd()
+    elif head.startswith(GZIP):
+        new = _Gzip
+    elif head.startswith(BZIP2):
+        new = bz2.BZ2Decompressor
+    elif head.startswith(XZ):
+        new = _xz
+    else:
+        return None
+    return io.BufferedReader(Bounded(_Unpacked(file, new), file), _PIECE)
