@@ -13,7 +13,7 @@ _INSTALLED = re.compile(r"/(site|dist)-packages/")
 _CALLER = re.compile(r"/ddp_doctor/\S*user_model/\w+\.py:\d+ in (find|made|make|forward|loss)$")
 _CALLED = {
     "find": "the import of your module",
-    "made": "your factory",
+    "made": "the function that builds your model",
     "make": "your make_batch",
     "forward": "your forward",
     "loss": "your loss",
