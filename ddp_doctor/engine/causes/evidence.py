@@ -238,7 +238,7 @@ def ends_a_job(sign: Sign) -> bool:
 def is_own(exception: SignSeen) -> bool:
     """Whether an exception is of the rank itself, and no answer to what another process did."""
     kind = exception.values.get("type", "").rpartition(".")[2]
-    return kind not in _OTHERS_FAULT and not blames_peer(exception.values.get("message", ""))
+    return bool(kind) and kind not in _OTHERS_FAULT and not blames_peer(exception.values.get("message", ""))
 
 
 def speaks_of_a_machine(exception: SignSeen) -> bool:
