@@ -296,7 +296,7 @@ ENDS = {
         [],
     ),
     "an exception long before the end counts where a rank died": (
-        job(raised(1, "ValueError", "not caught", 5), ranks=ended(0, 1, lines=500)),
+        job(raised(1, "ValueError", "not caught", 205), ranks=ended(0, 1, lines=500)),
         ["rank-exception 1"],
     ),
     "advice alone is no failure": (job(said("hint", 0), ranks=2), []),
