@@ -13,6 +13,7 @@ from ddp_doctor.app.outcome import Outcome, UsageError, judge
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact
 from ddp_doctor.model.base import Json
+from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.recording import SCHEMA_VERSION, Recording
 from ddp_doctor.parse.file_kinds import RECORDING, json_kind
 from ddp_doctor.sources.given import CannotRead, read_given
@@ -59,7 +60,8 @@ def recording_in(path: Path, content: bytes) -> Recording:
         )
     try:
         recording = Recording.model_validate_json(text)
-        for kind in (*(kind for check in CHECKS for kind in check.facts), JobLogFact, FlightDumpFact):
+        kinds: list[type[Fact]] = [JobLogFact, FlightDumpFact]
+        for kind in kinds + [kind for check in CHECKS for kind in check.facts]:
             recording.facts(kind)
     except ValidationError as error:
         raise _foreign(path, _what_is_wrong(error)) from error

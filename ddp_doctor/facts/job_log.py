@@ -13,7 +13,7 @@ class LogLine(Frozen):
     """One line of output. ``text`` is without its prefix, cut, and without credentials."""
 
     file: str
-    line: int  # from 1
+    line: int  # from 1; 0 of a file without lines
     text: str
 
 
@@ -92,7 +92,13 @@ class FlightDumpFact(Fact):
     world_size: int | None = None
     version: str = ""
     groups: tuple[GroupSeen, ...] = ()
-    newest_at_s: float | None = None  # when the newest entry was made, since the epoch
+    oldest_at_s: float | None = None  # when the oldest entry that is kept was made, since the epoch
+    newest_at_s: float | None = None  # and the newest
     written_at_s: float | None = None  # the file's time
-    frames: tuple[str, ...] = ()  # of the newest open entry, outermost first: /home/me/train.py:31 in main
+    #: Of the newest open entry, or of the newest where none is; outermost first: /home/me/train.py:31 in main
+    frames: tuple[str, ...] = ()
+    open_order: tuple[
+        str, ...
+    ] = ()  # its open collectives, GROUP:SEQ, in the order in which it enqueued them
+    peers: tuple[str, ...] = ()  # the other ends of its open sends and receives, GROUP:NUMBER IN THE GROUP
     problem: str | None = None

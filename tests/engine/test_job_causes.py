@@ -53,7 +53,7 @@ BY_NAME = (
 POINTERS = (
     Sign("exception", ("xxxxx",), role="pointer"),
     Sign("watchdog-last-work", ("xxxxx",), tier="watchdog", role="pointer"),
-    Sign("closed", ("xxxxx",), role="victim"),
+    Sign("peer-gone", ("xxxxx",), role="victim"),
     Sign("hint", ("xxxxx",), role="advice"),
     Sign("monitored", ("xxxxx",), tier="watchdog", role="pointer"),
     Sign("store-refused", ("xxxxx",), role="pointer"),
@@ -163,7 +163,7 @@ ORDER = {
         ["rank-exception likely 1", "gpu-off-bus node0"],
     ),
     "an exception of one rank explains the time-outs and closed connections of the others": (
-        job(raised(2, "ValueError", "bad"), said("closed", 0), *timed_out(9, 0, 1, 3), ranks=4),
+        job(raised(2, "ValueError", "bad"), said("peer-gone", 0), *timed_out(9, 0, 1, 3), ranks=4),
         ["rank-exception likely 2"],
     ),
     "the same exception on all ranks is one, and blames no rank": (
@@ -296,13 +296,13 @@ ENDS = {
         [],
     ),
     "an exception long before the end counts where a rank died": (
-        job(raised(1, "ValueError", "not caught", 5), ranks=ended(0, 1, lines=500)),
+        job(raised(1, "ValueError", "not caught", 205), ranks=ended(0, 1, lines=500)),
         ["rank-exception 1"],
     ),
     "advice alone is no failure": (job(said("hint", 0), ranks=2), []),
     "nothing is said": (job(ranks=2), []),
     "killed by nobody who says so": (
-        job(said("closed", 0), said("closed", 2), ranks=ended(0, "SIGKILL", 0)),
+        job(said("peer-gone", 0), said("peer-gone", 2), ranks=ended(0, "SIGKILL", 0)),
         ["host-oom-kill possible 1"],
     ),
     "a shell's 137 is SIGKILL": (job(ranks=ended(0, 137)), ["host-oom-kill possible 1"]),
@@ -311,7 +311,7 @@ ENDS = {
         ["job-failed-cause-not-proven possible"],
     ),
     "those who are left do not know who died first": (
-        job(said("closed", 0), said("closed", 2), ranks=3),
+        job(said("peer-gone", 0), said("peer-gone", 2), ranks=3),
         ["peer-died-secondary possible"],
     ),
     "a rank died of SIGSEGV without a word": (

@@ -6,6 +6,7 @@ this folder (properties, junk of ten megabytes, the coverage-guided fuzzer) work
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -35,12 +36,14 @@ from ddp_doctor.parse import (
     cgroup,
     complaints,
     file_kinds,
+    flight_recorder,
     frames,
     hostlist,
     nccl_log,
     options,
     packet_filter,
     pci,
+    plain_pickle,
     redact,
     software,
     visible_devices,
@@ -52,6 +55,7 @@ from ddp_doctor.settings.nccl_conf import conf_lines
 from ddp_doctor.settings.text import setting_text, shell_settings, shell_words
 from tests.fuzz.machine_targets import MACHINE_TARGETS
 from tests.fuzz.target import Target, direct, reader
+from tests.job_logs.dumps import DUMPS, as_json, as_pickle, verdicts
 from tests.lint.documents import OF_RULES
 from tests.recorded import path_of
 
@@ -194,7 +198,39 @@ _NFT = """{"nftables": [
 {"match": {"op": "==", "left": {"payload": {"protocol": "tcp", "field": "dport"}}, "right": 22}},
 {"accept": null}]}}]}"""
 
+
+def _of_bytes(text: str) -> bytes:
+    """A pickle, which is bytes, out of the text that stands for it."""
+    return text.encode("latin-1", "replace")
+
+
+#: Dumps of one rank: as JSON, and as torch's and as Python's own pickles.
+_FLIGHT_DUMPS = (
+    as_json(DUMPS["crossed-groups"][0]).decode(),
+    *(as_pickle(DUMPS["sub-group"][0], protocol).decode("latin-1") for protocol in (0, 2, 4)),
+)
+
 TARGETS: tuple[Target, ...] = (
+    Target(
+        plain_pickle.plain_data,
+        lambda text: plain_pickle.plain_data(_of_bytes(text)),
+        _FLIGHT_DUMPS[1:],
+        (plain_pickle.NotPlainData,),
+    ),
+    Target(
+        flight_recorder.is_dump, lambda text: flight_recorder.is_dump(_of_bytes(text), text), _FLIGHT_DUMPS
+    ),
+    Target(
+        flight_recorder.read_dump,
+        lambda text: verdicts([flight_recorder.read_dump(_of_bytes(text), "rank1.json", 1.0)]),
+        _FLIGHT_DUMPS,
+    ),
+    Target(
+        flight_recorder.entry_of,
+        lambda text: list(map(flight_recorder.entry_of, json.loads(text)["entries"])),
+        _FLIGHT_DUMPS[:1],
+        (ValueError, LookupError, TypeError, AttributeError),
+    ),
     *MACHINE_TARGETS,
     Target(lint_bytes, lambda text: lint_bytes("a.py", text.encode("utf-8", "surrogatepass")), (_SCRIPT,)),
     direct(read_pasted, *_TOPOLOGIES),

@@ -15,9 +15,10 @@ from ddp_doctor.model.choices import Confidence
 
 #: Whose word counts first.
 TIERS: Sequence[Tier] = ("kernel", "exception", "recorder", "ras", "nccl", "watchdog", "launcher")
-#: A process that prints so many lines after a complaint has got over it. What ends a process is followed by the stacks
-#: of its threads and by what its launcher says.
-_STILL_RUNS_LINES = 60
+#: A process that prints so many lines after a complaint has got over it; more where something says that the job failed,
+#: for what ends a process is followed by the stacks of its threads and by what its launcher says.
+_STILL_RUNS_LINES = 50
+_STILL_RUNS_LINES_OF_A_FAILED = 300
 #: Moments of different files that are closer than this have no order: clocks of hosts differ, logs have whole seconds.
 _SAME_MOMENT_S = 2.0
 #: Lines of an exception's message, below its first one.
@@ -194,18 +195,20 @@ class Output:
         else:
             after = self._last_line.get(sign.where.file, 0) - sign.where.line
         in_file = sum(r.last is not None and r.last.file == sign.where.file for r in self.fact.ranks)
-        return after > _STILL_RUNS_LINES * max(in_file, 1)
+        most = _STILL_RUNS_LINES_OF_A_FAILED if self._is_known_to_have_failed else _STILL_RUNS_LINES
+        return after > most * max(in_file, 1)
 
     @cached_property
     def failed(self) -> bool:
         """Whether anything says that the job failed: an exit, a time-out, or a complaint with nothing behind it."""
-        return bool(self.died) or any(self._is_end(sign) for sign in self.fact.signs)
+        return self._is_known_to_have_failed or any(
+            SIGNS[sign.sign][0].role not in ("advice", "context") and not self.got_over(sign)
+            for sign in self.fact.signs
+        )
 
-    def _is_end(self, sign: SignSeen) -> bool:
-        known = SIGNS[sign.sign][0]
-        if known.role in ("advice", "context"):
-            return False
-        return ends_a_job(known) or not self.got_over(sign)
+    @cached_property
+    def _is_known_to_have_failed(self) -> bool:
+        return bool(self.died) or any(ends_a_job(SIGNS[sign.sign][0]) for sign in self.fact.signs)
 
     # --- exceptions --------------------------------------------------------------------------------
 
@@ -216,7 +219,7 @@ class Output:
             sign
             for sign in self.fact.signs
             if sign.sign == "exception" and is_own(sign) and not self._holds_a_cause(sign)
-            if self.died or not self.got_over(sign)
+            if not self.got_over(sign)
         )
 
     def _holds_a_cause(self, exception: SignSeen) -> bool:
@@ -238,7 +241,7 @@ def ends_a_job(sign: Sign) -> bool:
 def is_own(exception: SignSeen) -> bool:
     """Whether an exception is of the rank itself, and no answer to what another process did."""
     kind = exception.values.get("type", "").rpartition(".")[2]
-    return kind not in _OTHERS_FAULT and not blames_peer(exception.values.get("message", ""))
+    return bool(kind) and kind not in _OTHERS_FAULT and not blames_peer(exception.values.get("message", ""))
 
 
 def speaks_of_a_machine(exception: SignSeen) -> bool:
@@ -260,11 +263,9 @@ def suspects(output: Output) -> Iterator[Suspect]:
     seen = {sign.sign for sign in output.fact.signs}
     for sign in output.fact.signs:
         known, cause = SIGNS[sign.sign]
-        if (
-            cause is not None
-            and known.role == "cause"
-            and (not known.beside or not seen.isdisjoint(known.beside))
-        ):
+        beside = not known.beside or not seen.isdisjoint(known.beside)
+        ended = known.tier == "kernel" or not output.got_over(sign)
+        if cause is not None and known.role == "cause" and beside and ended:
             causes[(cause.name,)] = cause
             by_cause[(cause.name,)].append(sign)
     if (own_exception := cause_named("rank-exception")) is not None:

@@ -64,6 +64,8 @@ def unexplained(output: Output, found: Sequence[Suspect]) -> list[Suspect]:
 
 
 def _is_explained(output: Output, one: Suspect, by: Suspect) -> bool:
+    if by.cause.name in one.cause.instead_of:  # the rows know better
+        return False
     return any(step(output, one, by) for step in _EXPLAIN)
 
 
@@ -77,7 +79,8 @@ def _is_its_symptom(output: Output, one: Suspect, by: Suspect) -> bool:  # noqa:
 
 def _a_hint_beside_better(output: Output, one: Suspect, by: Suspect) -> bool:  # noqa: ARG001 - as all steps
     """A possible cause counts only where nothing better is known, whatever the order."""
-    return one.confidence is Confidence.POSSIBLE and by.confidence is not Confidence.POSSIBLE
+    is_hint = one.confidence is Confidence.POSSIBLE and by.confidence is not Confidence.POSSIBLE
+    return is_hint and not _is_an_end(by)
 
 
 def _kernel_spoke(output: Output, one: Suspect, by: Suspect) -> bool:
@@ -150,6 +153,11 @@ def _ended_from_outside(output: Output, one: Suspect, by: Suspect) -> bool:
     return output.is_later(one, by) or (one.tier in ("watchdog", "launcher") and not output.is_later(by, one))
 
 
+def _hung_until_the_end(output: Output, one: Suspect, by: Suspect) -> bool:
+    """The scheduler ended a job that did nothing more after a complaint."""
+    return _is_an_end(one) and not _is_an_end(by) and output.is_later(one, by)
+
+
 def _is_an_end(suspect: Suspect) -> bool:
     """Whether somebody ended a job that did not fail."""
     return suspect.cause.domain == "scheduler" and suspect.cause.restart == "on the same nodes"
@@ -171,5 +179,6 @@ _EXPLAIN: Sequence[Callable[[Output, Suspect, Suspect], bool]] = (
     _said_before_by_the_same,
     _earlier_warning,
     _ended_from_outside,
+    _hung_until_the_end,
     _only_waited,
 )

@@ -17,6 +17,8 @@ _ANSWERS = ("SIGTERM", "SIGABRT", "SIGINT")
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 #: What is said where nothing is known of any rank: whether a collective timed out.
 _NO_MORE = {False: "the job failed", True: "a collective timed out"}
+#: Signs of victims whose connection to another rank broke.
+_PEER_GONE = ("peer-gone", "connect-refused", "rdma-flushed")
 #: Exit statuses of a shell for signals.
 _SIGNALS = {137: "SIGKILL", 139: "SIGSEGV", 135: "SIGBUS", 134: "SIGABRT", 143: "SIGTERM"}
 #: Lines of evidence from all kinds of signs together.
@@ -95,7 +97,7 @@ def _no_server(output: Output) -> Iterator[Judged]:
 def _peer_died(output: Output) -> Iterator[Judged]:
     """Nothing but the words of those who are left: who died first, they do not say."""
     cause = cause_named("peer-died-secondary")
-    victims = [sign for sign in output.fact.signs if SIGNS[sign.sign][0].role == "victim"]
+    victims = [sign for sign in output.fact.signs if sign.sign in _PEER_GONE]
     own = [rank for rank in output.died if _signal(rank.signal, rank.exit_code) not in _ANSWERS]
     if cause is None or not victims or any(waits(output.fact).values()):
         return

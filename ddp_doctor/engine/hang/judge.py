@@ -23,6 +23,7 @@ from ddp_doctor.engine.hang.judgement import (
     by_step,
     clocks,
     key_of,
+    minority,
     numbers,
     place_of,
     reached,
@@ -177,7 +178,7 @@ def _mismatch(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement |
         for rank, entry in calls.items():
             groups[entry.op, entry.sizes, entry.dtypes].append(rank)
         if len(groups) > 1:
-            suspects = _minority(groups) or _off_the_plan(ranks, calls, len(calls))
+            suspects = minority(groups) or _off_the_plan(ranks, calls, len(calls))
             waiting = tuple(rank.rank for rank in ranks if rank.rank not in suspects)
             stands_in = shared_step([rank for rank in ranks if rank.rank in waiting])
             return Judgement("mismatch", suspects, waiting, stands_in, flights=tuple(sorted(calls.items())))
@@ -196,19 +197,10 @@ def _announced_mismatch(ranks: Sequence[RankEvidence]) -> Judgement | None:
         for rank, step in steps.items():
             groups[step.name, step.detail].append(rank)
         if len(groups) > 1:
-            suspects = _minority(groups)
+            suspects = minority(groups)
             waiting = tuple(rank for rank in steps if rank not in suspects)
             return Judgement("mismatch", suspects, waiting, steps[(waiting or tuple(steps))[0]])
     return None
-
-
-def _minority(groups: dict[object, list[int]]) -> tuple[int, ...]:
-    """The ranks outside the largest group; nobody where two groups are equally large."""
-    sizes = sorted((len(ranks) for ranks in groups.values()), reverse=True)
-    if sizes[0] == sizes[1]:
-        return ()
-    largest = max(groups.values(), key=len)
-    return tuple(sorted(rank for ranks in groups.values() for rank in ranks if rank not in largest))
 
 
 def _off_the_plan(

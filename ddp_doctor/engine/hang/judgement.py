@@ -73,6 +73,15 @@ def numbers(ranks: Sequence[RankEvidence]) -> tuple[int, ...]:
     return tuple(rank.rank for rank in ranks)
 
 
+def minority(groups: Mapping[object, Sequence[int]]) -> tuple[int, ...]:
+    """The ranks outside the largest group; nobody where two groups are equally large."""
+    sizes = sorted((len(ranks) for ranks in groups.values()), reverse=True)
+    if len(sizes) > 1 and sizes[0] == sizes[1]:
+        return ()
+    largest = max(groups.values(), key=len)
+    return tuple(sorted(rank for ranks in groups.values() for rank in ranks if rank not in largest))
+
+
 def waiting_besides(ranks: Sequence[RankEvidence], besides: Sequence[RankEvidence]) -> tuple[int, ...]:
     """The numbers of these ranks without some of them."""
     return tuple(rank.rank for rank in ranks if rank not in besides)

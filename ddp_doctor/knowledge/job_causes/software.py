@@ -278,6 +278,7 @@ CAUSES = (
         next_check="the same job with NCCL_DEBUG=INFO; https://github.com/NVIDIA/nccl/issues for the words of the"
         " line",
         references=("NCCL 2.7 to 2.30, src/init.cc, src/proxy.cc and src/graph/connect.cc",),
+        instead_of=("process-crashed",),
         signs=(
             Sign(
                 "nccl-state-impossible",

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddp_doctor.model.trial import FlightEntry
+from ddp_doctor.parse.flight_recorder import entry_of
 
 #: The classes behind "nccl" whose work only ``_dump_nccl_trace_json`` shows; those of torch 2.15 and newer record
 #: through a hook, each under its own name (torch 2.15 c10d/FlightRecorder.hpp, distributed_c10d.py).
@@ -47,7 +48,7 @@ def flight_entries(backend: str) -> tuple[str | None, list[FlightEntry]]:
     """
     for name, text in _dumps(backend):
         try:
-            entries = [_entry(entry) for entry in json.loads(text)["entries"] if not entry.get("is_p2p")]
+            entries = [entry_of(entry) for entry in json.loads(text)["entries"] if not entry.get("is_p2p")]
         except (
             KeyError,
             TypeError,
@@ -81,15 +82,3 @@ def _dumps(backend: str) -> Iterator[tuple[str, str | bytes]]:
 def retires_late(recorder: str | None) -> bool:
     """Whether finished work may read as un-retired for a while: only the watchdog's round retires hooked entries."""
     return recorder is not None and recorder not in (*_SELF_RECORDING, "gloo")
-
-
-def _entry(entry: dict[str, Any]) -> FlightEntry:
-    return FlightEntry(
-        seq=int(entry.get("collective_seq_id", 0)),
-        op=str(entry.get("profiling_name", "")).rpartition(":")[2],
-        sizes=tuple(tuple(size) for size in entry.get("input_sizes", ())),
-        dtypes=tuple(str(dtype) for dtype in entry.get("input_dtypes", ())),
-        retired=bool(entry.get("retired", False)),
-        # TORCH_DISTRIBUTED_DEBUG=DETAIL leaves the name empty, of the groups that it wraps and of its own.
-        group=str((entry.get("process_group") or [""])[0]) or f"pg_id {entry.get('pg_id', 0)}",
-    )

@@ -1,0 +1,274 @@
+"""Dumps of torch's flight recorder: pickles (``_dump_fr_trace``) and JSON (``_dump_fr_trace_json``), of any backend.
+
+What is there is read by its keys; the version number says nothing that they do not (2.2 to 2.10 in torch 2.4 to 2.15,
+and copies of it in other vendors' backends and in torchcomms).
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ddp_doctor.facts.job_log import FlightDumpFact, GroupSeen
+from ddp_doctor.model.trial import FlightEntry
+from ddp_doctor.parse.plain_pickle import NotPlainData, plain_data
+from ddp_doctor.parse.text import as_utf8
+
+#: The largest dump that is read: 2,000 entries with their frames take 1 to 3 MB.
+_LARGEST_BYTES = 64 * 1024 * 1024
+#: Kept of a group: collectives before the first open one, from it on, and the newest.
+_BEFORE, _AFTER, _NEWEST = 16, 8, 8
+_MOST_OPEN, _MOST_FRAMES, _MOST_SIZES = 32, 20, 64
+_LONGEST_NAME = 200
+_MOST_RANKS = 200_000
+_LONGEST_RANK = 6  # digits
+#: Backends that a hook records for: it retires an entry up to a second after its end (torch 2.15
+#: c10d/hooks/FlightRecorderHook.hpp). These three record by themselves.
+_SELF_RECORDING = ("gloo", "nccl", "xccl")
+_RETIRED_WITHIN_S = 2.0
+
+#: Files that torch, or who copies its recorder, names so. An empty one is known by nothing else.
+_NAMED = re.compile(
+    r"(?:trace|flight|fr|dump)[a-z_-]*?(?:_?rank)?_?\d+[^/]*$|(?:^|/)(?:rank_?)?\d+(?:[_.-][^/]*)?\.json$"
+)
+_KEYS = ("pg_config", "pg_status", "nccl_comm_state", "comm_lib_version", "collective_seq_id", "p2p_seq_id")
+_RANK = (re.compile(r"rank[_-]?(\d+)"), re.compile(r"(\d+)(?:\.[a-z]+)*$"))
+_TRANSFER = re.compile(r"(?:send|recv) (\d+) ?(?:->|<-) ?(\d+)")
+_DEFAULT = "0"
+
+
+def is_dump(head: bytes, name: str) -> bool:
+    """Whether a file is one rank's dump, by the first kilobytes of it or, where it is empty, by its name."""
+    start = head.lstrip()[:4096]
+    if start.startswith((b"\x80", b"(d", b"}", b"{")):
+        return any(key.encode() in head for key in _KEYS)
+    return not start and _NAMED.search(name.lower()) is not None
+
+
+def read_dump(data: bytes, name: str, written_at_s: float | None) -> FlightDumpFact:
+    """One rank's dump. ``written_at_s``: the file's time, since the epoch. Never raises: see ``problem``."""
+    fact = FlightDumpFact(file=name, rank=_rank_of(name), written_at_s=written_at_s)
+    try:
+        dump = _content(data)
+        return _read(dump, fact)
+    except (NotPlainData, ValueError, RecursionError) as error:
+        return fact.model_copy(update={"problem": str(error)})
+
+
+def _content(data: bytes) -> Mapping[str, Any]:
+    if not data.strip(b"\0 \r\n\t"):
+        raise ValueError("the file is empty" if not data else "the file has nothing but blanks")
+    if len(data) > _LARGEST_BYTES:
+        raise ValueError(f"the file is larger than {_LARGEST_BYTES // 1024**2} MiB and was not read")
+    if data.lstrip().startswith(b"{"):
+        try:
+            dump = json.loads(data)
+        except RecursionError:
+            raise ValueError("it is no JSON of a flight recorder: too deep") from None
+        except ValueError as error:
+            end = data.rstrip()
+            cut_off = getattr(error, "pos", 0) >= len(end) or not end.endswith(b"}")
+            raise ValueError("the file is cut off" if cut_off else "it is no JSON: damaged") from None
+    else:
+        try:
+            dump = plain_data(data)
+        except NotPlainData as error:
+            said = "the file is cut off" if "cut off" in str(error) else f"the pickle was not read: {error}"
+            raise ValueError(said) from None
+    if not isinstance(dump, Mapping) or not any(key in dump for key in ("entries", "pg_config", "pg_status")):
+        raise ValueError("it holds no entries of a flight recorder")
+    return dump
+
+
+def _rank_of(name: str) -> int | None:
+    for part in reversed(name.lower().split("/")):
+        for pattern in _RANK:
+            if (found := pattern.search(part)) and len(found[1]) <= _LONGEST_RANK:
+                return int(found[1])
+    return None
+
+
+# --- one entry ----------------------------------------------------------------------------------
+
+
+def entry_of(entry: Mapping[str, Any]) -> FlightEntry:
+    """One collective as the recorder has it, of a dump or of a rank that lives."""
+    return FlightEntry(
+        seq=_whole(entry.get("collective_seq_id")),
+        op=_text(entry.get("profiling_name")).rpartition(":")[2],
+        sizes=tuple(_size(size) for size in _list(entry.get("input_sizes"))),
+        dtypes=tuple(_text(dtype) for dtype in _list(entry.get("input_dtypes"))),
+        # The watchdog of NCCL retires an entry some time after it has seen its end.
+        retired=bool(entry.get("retired", False)) or entry.get("state") == "completed",
+        group=_group_of(entry),
+    )
+
+
+def _group_of(entry: Mapping[str, Any]) -> str:
+    # TORCH_DISTRIBUTED_DEBUG=DETAIL leaves the name empty, of the groups that it wraps and of its own.
+    named = _list(entry.get("process_group"))
+    return (_text(named[0]) if named else "") or f"pg_id {_whole(entry.get('pg_id'))}"
+
+
+def _text(value: object) -> str:
+    return as_utf8(value[:_LONGEST_NAME]) if isinstance(value, str) else ""
+
+
+def _list(value: object) -> Sequence[Any]:
+    return value[:_MOST_SIZES] if isinstance(value, (list, tuple)) else ()
+
+
+def _size(value: object) -> tuple[int, ...]:
+    return tuple(_whole(length) for length in _list(value))
+
+
+def _whole(value: object) -> int:
+    """A number of 63 bits, also where it is written as text; 0 for anything else."""
+    if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value, re.ASCII):
+        return int(value)
+    return value if isinstance(value, int) and abs(value) < 2**63 else 0
+
+
+# --- a dump -------------------------------------------------------------------------------------
+
+
+def _read(dump: Mapping[str, Any], fact: FlightDumpFact) -> FlightDumpFact:
+    held = dump.get("entries")
+    raw = [entry for entry in held if isinstance(entry, Mapping)] if isinstance(held, (list, tuple)) else []
+    raw.sort(key=lambda entry: _whole(entry.get("record_id")))
+    raw = _of_last_generation(raw)
+    configured = _members(dump.get("pg_config"))
+    collectives = [(entry, entry_of(entry)) for entry in raw if not _is_transfer(entry)]
+    collectives = [(entry, _without_late(entry, read, fact.written_at_s)) for entry, read in collectives]
+    still_open = [(entry, read) for entry, read in collectives if read.is_open]
+    wrapped = bool(raw) and _whole(raw[0].get("record_id")) > 0
+    default = configured.get("", ()) or configured.get(_DEFAULT, ())
+    return fact.model_copy(
+        update={
+            "world_size": len(default) or None,
+            "version": _text(dump.get("version")),
+            "groups": _groups(collectives, configured, dump.get("pg_status"), wrapped),
+            "newest_at_s": _newest_s(raw),
+            "oldest_at_s": _oldest_s(raw),
+            "frames": _frames((still_open or collectives)[-1:]),
+            "open_order": tuple(dict.fromkeys(f"{read.group}:{read.seq}" for _, read in still_open))[
+                :_MOST_OPEN
+            ],
+            "peers": _peers(raw),
+        }
+    )
+
+
+def _is_transfer(entry: Mapping[str, Any]) -> bool:
+    return bool(entry.get("is_p2p")) or _TRANSFER.search(_text(entry.get("profiling_name"))) is not None
+
+
+def _of_last_generation(raw: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The entries since the default group was last made: a restart within the process counts from 1 again."""
+    start, seen = 0, 0
+    for place, entry in enumerate(raw):
+        if _group_of(entry) == _DEFAULT and not _is_transfer(entry):
+            seq = _whole(entry.get("collective_seq_id"))
+            if seq < seen:
+                start = place
+            seen = seq
+    return raw[start:]
+
+
+def _without_late(entry: Mapping[str, Any], read: FlightEntry, written_at_s: float | None) -> FlightEntry:
+    """An entry that its hook may not have retired yet when the dump was written counts as ended."""
+    backend = _text(entry.get("profiling_name")).partition(":")[0]
+    made_at_s = _whole(entry.get("time_created_ns")) / 1e9
+    if read.retired or written_at_s is None or backend in _SELF_RECORDING:
+        return read
+    late = 0 <= written_at_s - made_at_s < _RETIRED_WITHIN_S
+    return read.model_copy(update={"open_twice": False}) if late else read
+
+
+def _members(config: object) -> dict[str, tuple[int, ...]]:
+    """The global ranks of each configured group; gloo has one for all, named "", and of its default group at best."""
+    members = {}
+    for name, group in config.items() if isinstance(config, Mapping) else ():
+        ranks = group.get("ranks") if isinstance(group, Mapping) else None
+        if isinstance(ranks, str):
+            ranks = [int(rank) for rank in re.findall(r"\d{1,6}", ranks[: 8 * _MOST_RANKS])]
+        if isinstance(ranks, (list, tuple)):
+            members[_text(name)] = tuple(sorted({_whole(rank) for rank in ranks[:_MOST_RANKS]}))
+    return members
+
+
+def _groups(
+    collectives: Sequence[tuple[Mapping[str, Any], FlightEntry]],
+    configured: Mapping[str, tuple[int, ...]],
+    status: object,
+    wrapped: bool,
+) -> tuple[GroupSeen, ...]:
+    by_name: dict[str, list[FlightEntry]] = {name: [] for name in configured if name}
+    descriptions: dict[str, str] = {}
+    numbers = {"0": _DEFAULT}  # a process counts its groups from 0
+    for entry, read in collectives:
+        by_name.setdefault(read.group, []).append(read)
+        named = _list(entry.get("process_group"))
+        descriptions[read.group] = _text(named[1]) if len(named) > 1 else ""
+        numbers[str(_whole(entry.get("pg_id")))] = read.group
+    enqueued: dict[str, int] = {}
+    for number, counts in status.items() if isinstance(status, Mapping) else ():
+        name = numbers.get(str(number))
+        if name is not None and isinstance(counts, Mapping):
+            enqueued[name] = max(0, _whole(counts.get("last_enqueued_collective")))
+            by_name.setdefault(name, [])
+    return tuple(
+        GroupSeen(
+            name=name,
+            description=descriptions.get(name, "default_pg" if name == _DEFAULT else ""),
+            ranks=configured.get(name, ()) or (configured.get("", ()) if name == _DEFAULT else ()),
+            entries=_kept(entries),
+            highest_seq=max((entry.seq for entry in entries), default=enqueued.get(name, 0)),
+            wrapped=wrapped,
+        )
+        for name, entries in by_name.items()
+    )
+
+
+def _kept(entries: Sequence[FlightEntry]) -> tuple[FlightEntry, ...]:
+    """What decides who waits: the collectives around the first open one, and the newest."""
+    first = next((place for place, entry in enumerate(entries) if entry.is_open), len(entries))
+    places = {
+        *range(max(0, first - _BEFORE), min(first + _AFTER, len(entries))),
+        *range(max(0, len(entries) - _NEWEST), len(entries)),
+    }
+    return tuple(entries[place] for place in sorted(places))
+
+
+def _newest_s(raw: Iterable[Mapping[str, Any]]) -> float | None:
+    return max((_whole(entry.get("time_created_ns")) for entry in raw), default=0) / 1e9 or None
+
+
+def _oldest_s(raw: Iterable[Mapping[str, Any]]) -> float | None:
+    return min((_whole(entry.get("time_created_ns")) for entry in raw), default=0) / 1e9 or None
+
+
+def _frames(newest: Sequence[tuple[Mapping[str, Any], FlightEntry]]) -> tuple[str, ...]:
+    """Outermost first; the dump has the innermost first."""
+    frames = newest[0][0].get("frames") if newest else None
+    kept = (
+        [frame for frame in frames[:_MOST_FRAMES] if isinstance(frame, Mapping)]
+        if isinstance(frames, list)
+        else []
+    )
+    return tuple(
+        f"{_text(frame.get('filename'))}:{_whole(frame.get('line'))} in {_text(frame.get('name'))}"
+        for frame in reversed(kept)
+    )
+
+
+def _peers(raw: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The other ends of open sends and receives, as "group:number within the group"."""
+    peers: dict[str, None] = {}
+    for entry in raw:
+        transfer = _TRANSFER.search(_text(entry.get("profiling_name")))
+        if transfer and not entry_of(entry).is_open:
+            continue
+        if transfer:
+            peers[f"{_group_of(entry)}:{int(transfer[2][:_LONGEST_RANK])}"] = None
+    return tuple(peers)[:_MOST_OPEN]

@@ -1,0 +1,283 @@
+"""Who is to blame by the dumps of the flight recorder: the culprit, or nobody, and never a rank that only waits."""
+
+import copy
+import pickle
+from collections.abc import Callable
+
+import pytest
+
+from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact, RankSeen
+from ddp_doctor.parse.flight_recorder import read_dump
+from tests.job_logs.dumps import DUMPS, Dump, as_json, as_pickle, facts, named, verdicts
+from tests.job_logs.make_dumps import SITUATIONS
+
+_WORLD = 4
+_HOUR_NS = 3600 * 10**9
+
+
+def _innocent(situation: str) -> set[int]:
+    culprits = SITUATIONS[situation].culprits(_WORLD)
+    return set(range(_WORLD)) - culprits if SITUATIONS[situation].cause else set(range(_WORLD))
+
+
+def moved(dump: Dump, by_ns: int) -> Dump:
+    """The same dump of a job at another time."""
+    entries = [{**entry, "time_created_ns": entry["time_created_ns"] + by_ns} for entry in dump["entries"]]
+    return {**dump, "entries": entries}
+
+
+@pytest.mark.parametrize("situation", list(SITUATIONS))
+def test_the_cause_and_the_culprit_of_each_hang_are_named_from_json_and_from_pickles(situation: str):
+    dumps = DUMPS[situation]
+    pickled = [read_dump(as_pickle(dump), f"dumps/trace_rank_{rank}", None) for rank, dump in dumps.items()]
+    expected = (SITUATIONS[situation].cause, SITUATIONS[situation].culprits(_WORLD))
+
+    assert named(facts(dumps)) == expected
+    assert named(pickled) == expected
+    assert named([*facts(dumps), *pickled]) == expected, "both forms of each rank"
+
+
+@pytest.mark.parametrize("situation", list(SITUATIONS))
+def test_no_innocent_rank_is_named_where_dumps_are_gone_empty_cut_off_or_of_an_earlier_job(situation: str):
+    dumps = DUMPS[situation]
+    for rank, dump in dumps.items():
+        file = f"dumps/rank{rank}.json"
+        others = facts({other: dumps[other] for other in dumps if other != rank})
+        for put in (
+            [],
+            [read_dump(b"", file, None)],
+            [read_dump(as_json(dump)[:87], file, None)],
+            [read_dump(as_pickle(dump)[:-87], file, None)],
+            facts({rank: moved(dump, -_HOUR_NS)}),
+        ):
+            assert not named([*put, *others])[1] & _innocent(situation), (rank, put)
+
+
+@pytest.mark.parametrize("situation", list(SITUATIONS))
+def test_the_dumps_of_an_earlier_job_in_the_same_folder_change_nothing(situation: str):
+    expected = (SITUATIONS[situation].cause, SITUATIONS[situation].culprits(_WORLD))
+    earlier = [
+        read_dump(as_json(moved(dump, -600 * 10**9)), f"dumps/old_trace_rank_{rank}", None)
+        for rank, dump in DUMPS["crossed-groups"].items()
+    ]
+
+    assert named([*earlier, *facts(DUMPS[situation])]) == expected
+
+
+def test_the_rank_without_a_dump_is_the_suspect_with_less_confidence():
+    dumps = DUMPS["missing"]
+    others = facts({rank: dumps[rank] for rank in (0, 1, 2)})
+    for put in ([], [read_dump(b"\0", "dumps/rank3.json", 1.0)], facts({3: moved(dumps[3], -_HOUR_NS)})):
+        (found,) = verdicts([*others, *put])
+        assert found.cause.name == "rank-unreachable"
+        assert (found.who, found.confidence.value) == ("rank 3", "likely")
+
+
+def test_of_several_ranks_without_a_dump_only_those_of_one_host_are_suspects():
+    dumps = {rank: dump(entry(1, done=True), entry(2), world=8) for rank in range(5)}
+    ranks = tuple(RankSeen(rank=rank, host="node0" if rank < 5 else "node1") for rank in range(8))
+    scattered = tuple(RankSeen(rank=rank, host=f"node{rank % 2}") for rank in range(8))
+
+    assert named(facts(dumps)) == ("rank-unreachable", set())
+    assert named([*facts(dumps), JobLogFact(files=(), ranks=ranks)]) == ("rank-unreachable", {5, 6, 7})
+    assert named([*facts(dumps), JobLogFact(files=(), ranks=scattered)]) == ("rank-unreachable", set())
+
+
+def test_dumps_that_are_missing_for_most_ranks_blame_nobody():
+    (found,) = verdicts(facts({0: DUMPS["missing"][0]}))
+
+    assert (found.cause.name, found.culprits) == ("collective-stalled", ())
+
+
+def test_two_jobs_in_two_folders_are_judged_each_for_itself():
+    found = verdicts([*facts(DUMPS["missing"], "one"), *facts(DUMPS["crossed-groups"], "other")])
+
+    assert {judged.cause.name for judged in found} == {"stuck-outside-collective", "cross-group-deadlock"}
+
+
+def test_two_jobs_in_one_folder_are_told_apart_by_when_they_began():
+    later = {rank: moved(dump, 30 * 10**9) for rank, dump in DUMPS["crossed-groups"].items()}
+    for rank, dump in DUMPS["missing"].items():  # it runs on while the later one begins
+        dump["entries"][-1]["time_created_ns"] += 60 * 10**9 if rank != 3 else 0
+    found = verdicts([*facts(DUMPS["missing"]), *facts(later, "dumps/.")])
+
+    assert {judged.cause.name for judged in found} == {"stuck-outside-collective", "cross-group-deadlock"}
+
+
+# --- what gloo does not show: dumps written by hand after torch 2.15, FlightRecorder.hpp and ProcessGroupNCCL.cpp
+
+
+def entry(
+    seq: int, op: str = "all_reduce", group: str = "0", *, done: bool = False, at: int = 0, **more: object
+) -> Dump:
+    """One entry, as NCCL's recorder has it; ``at`` counts all entries of the rank."""
+    return {
+        "record_id": at or seq,
+        "pg_id": int(group),
+        "process_group": [group, "default_pg" if group == "0" else "tp"],
+        "collective_seq_id": seq,
+        "profiling_name": f"nccl:{op}",
+        "input_sizes": [[8]],
+        "input_dtypes": ["Float"],
+        "state": "completed" if done else "scheduled",
+        "retired": done,
+        "is_p2p": False,
+        "time_created_ns": 1_800_000_000 * 10**9 + (at or seq) * 10**6,
+        **more,
+    }
+
+
+def dump(*entries: Dump, world: int = 4, **groups: str) -> Dump:
+    members = {"0": str(list(range(world))), **{name.strip("g"): ranks for name, ranks in groups.items()}}
+    return {
+        "version": "2.10",
+        "pg_config": {name: {"name": name, "desc": "", "ranks": ranks} for name, ranks in members.items()},
+        "entries": list(entries),
+    }
+
+
+def _all(of: Callable[[int], Dump], ranks: int = 4) -> list[FlightDumpFact]:
+    return facts({rank: of(rank) for rank in range(ranks)})
+
+
+def test_where_all_members_are_in_one_collective_no_rank_is_blamed():
+    (found,) = verdicts(_all(lambda _rank: dump(entry(1, done=True), entry(2))))
+
+    assert (found.cause.name, found.culprits, found.confidence.value) == (
+        "collective-stalled",
+        (),
+        "possible",
+    )
+    assert "all members have entered it" in found.detail
+
+
+def test_a_rank_that_left_a_collective_before_the_others_is_not_blamed():
+    found = named(_all(lambda rank: dump(entry(1, done=True), entry(2, done=rank == 1))))
+
+    assert found == ("collective-stalled", set())
+
+
+def test_queued_collectives_of_two_groups_in_another_order_are_a_deadlock_of_that_rank():
+    def crossed(rank: int) -> Dump:
+        first, second = ("0", "1") if rank != 2 else ("1", "0")
+        return dump(entry(1, group=first, at=1), entry(1, group=second, at=2), g1="[0, 1, 2, 3]")
+
+    assert named(_all(crossed)) == ("cross-group-deadlock", {2})
+
+
+def test_a_member_that_never_used_the_group_is_missing_where_its_members_are_known():
+    def sub(rank: int) -> Dump:
+        then = {0: [entry(1, group="1", at=2)], 1: []}.get(rank, [entry(2)])
+        return dump(entry(1, done=True), *then, g1="[0, 1]")
+
+    assert named(_all(sub)) == ("stuck-outside-collective", {1})
+
+
+def test_groups_of_one_name_with_other_members_are_not_mixed_up():
+    def halves(rank: int) -> Dump:
+        mine = "[0, 1]" if rank < 2 else "[2, 3]"
+        return dump(entry(1, group="1", op="all_reduce" if rank < 2 else "broadcast", done=rank > 1), g1=mine)
+
+    assert named(_all(halves)) == ("collective-stalled", set())
+
+
+@pytest.mark.parametrize(
+    ("op", "sizes", "cause"),
+    [
+        ("all_reduce", [[9]], "collective-mismatch"),
+        ("all_reduce", [[2, 4]], "collective-stalled"),
+        ("all_to_all", [[9]], "collective-stalled"),
+        ("scatter", [], "collective-stalled"),
+    ],
+)
+def test_sizes_count_where_all_ranks_must_give_as_many_numbers(op: str, sizes: list[list[int]], cause: str):
+    found = named(_all(lambda rank: dump(entry(1, op, input_sizes=sizes if rank == 1 else [[8]]))))
+
+    assert found == (cause, {1} if cause == "collective-mismatch" else set())
+
+
+def test_another_type_of_numbers_is_a_mismatch_and_of_two_ranks_nobody_is_named():
+    def typed(rank: int) -> Dump:
+        return dump(entry(1, input_dtypes=["Half" if rank == 1 else "Float"]), world=2)
+
+    assert named(_all(typed, 2)) == ("collective-mismatch", set())
+
+
+def test_half_of_the_ranks_against_the_other_half_blames_nobody():
+    (found,) = verdicts(_all(lambda rank: dump(entry(1, done=True), *([entry(2)] if rank < 2 else []))))
+
+    assert (found.culprits, found.confidence.value) == ((), "possible")
+
+
+def test_a_rank_that_waits_for_a_transfer_is_not_at_rest():
+    def pipeline(rank: int) -> Dump:
+        receives = entry(1, op="recv 1<-3", at=5, is_p2p=True)
+        return dump(entry(1, done=True), *([receives] if rank == 1 else [entry(2)] if rank != 3 else []))
+
+    assert named(_all(pipeline)) == ("stuck-outside-collective", {3})
+
+
+def test_a_ring_that_was_overwritten_does_not_make_a_rank_absent():
+    def ring(rank: int) -> Dump:
+        if rank == 1:  # its entries of group 1 are gone
+            return dump(entry(900, done=True, at=4000), entry(901, at=4001), g1="[0, 1]")
+        return dump(
+            entry(900, done=True, at=4000),
+            entry(901, at=4001),
+            *([entry(3, group="1", at=9)] if rank == 0 else []),
+        )
+
+    assert named(_all(ring)) == ("collective-stalled", set())
+
+
+def test_a_smaller_job_after_an_elastic_restart_leaves_out_the_ranks_that_are_gone():
+    before = dump(entry(1, done=True), entry(2, done=True), entry(3))
+    now = {rank: moved(dump(entry(1), world=3), _HOUR_NS) for rank in range(2)}
+    now[2] = moved(dump(world=3), _HOUR_NS)
+
+    assert named(facts({**now, 3: before})) == ("stuck-outside-collective", {2})
+
+
+def test_a_restart_within_the_process_counts_from_one_again():
+    def restarted(rank: int) -> Dump:
+        new = [entry(1, done=True, at=9)] + ([entry(2, at=10)] if rank != 1 else [])
+        return dump(entry(7, done=True), entry(8), *new)
+
+    assert named(_all(restarted)) == ("stuck-outside-collective", {1})
+
+
+def test_a_hook_that_retires_late_makes_no_rank_wait():
+    dumps = {rank: dump(entry(1, profiling_name="nccl2:all_reduce")) for rank in range(4)}
+    at_s = 1_800_000_000.5
+    early = [read_dump(as_json(dump), f"rank{rank}.json", at_s) for rank, dump in dumps.items()]
+    late = [read_dump(as_json(dump), f"rank{rank}.json", at_s + 60) for rank, dump in dumps.items()]
+
+    assert (named(early), named(late)) == ((None, set()), ("collective-stalled", set()))
+
+
+def test_hundreds_of_ranks_are_judged_at_once():
+    dumps = [
+        read_dump(
+            pickle.dumps(dump(entry(1, done=True), *([entry(2)] if rank != 7 else []), world=300)),
+            f"r/trace_rank_{rank}",
+            None,
+        )
+        for rank in range(300)
+    ]
+
+    assert named(dumps) == ("stuck-outside-collective", {7})
+
+
+def test_the_detail_says_who_waits_where_and_where_the_culprit_stands():
+    dumps = DUMPS["sub-group"]
+    (found,) = verdicts(
+        [
+            read_dump(as_pickle(copy.deepcopy(dump)), f"trace_rank_{rank}", None)
+            for rank, dump in dumps.items()
+        ]
+    )
+
+    assert found.detail == (
+        "Rank 0 waits in all_reduce 2 of group 1; ranks 2, 3 wait in all_reduce 3 of the default group. Rank 1 never"
+        " came and has no collective open. Rank 1 made its last collective at /home/me/train.py:31 in main."
+    )
