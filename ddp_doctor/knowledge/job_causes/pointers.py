@@ -171,6 +171,7 @@ _VICTIMS = (
     Sign(
         "peer-gone",
         tuple(words for words in victims.PEER_GONE if words != "waiting for clients"),
+        r"^(?!.*, retrying)",  # NCCL's INFO while it connects: everyday life
         role="victim",
     ),
     Sign(
