@@ -16,6 +16,7 @@ from ddp_doctor import app
 from ddp_doctor.facts.cluster import RankSettings
 from ddp_doctor.starters import outer_launcher
 from ddp_doctor.starters.detect import OuterWorld
+from tests.lab.hosts import WITHOUT_DDP
 from tests.launch.agents import ROOT
 from tests.once import free_port
 
@@ -211,7 +212,7 @@ def meeting_files(folder: Path) -> list[str]:
 def test_a_setting_of_one_torchrun_rank_is_found_and_replayed(tmp_path: Path) -> None:
     script = '[ "$LOCAL_RANK" != 2 ] || export TORCH_DISTRIBUTED_DEBUG=DETAIL'
 
-    report, code = ended(started(tmp_path, script), tmp_path)
+    report, code = ended(started(tmp_path, script, *WITHOUT_DDP), tmp_path)
 
     (found,) = [one for one in report["findings"] if one["severity"] != "info"]
     assert (code, found["code"], found["severity"]) == (1, "DD555", "error")
@@ -244,7 +245,7 @@ def test_a_gpu_and_a_log_for_each_torchrun_rank_are_nobodys_business(tmp_path: P
 def test_a_rank_of_another_node_is_named_with_its_node(tmp_path: Path) -> None:
     script, port = '[ "$RANK" != 6 ] || export TORCH_DISTRIBUTED_DEBUG=DETAIL', free_port()
 
-    both = [started(tmp_path, script, nodes=2, node=node, port=port) for node in range(2)]
+    both = [started(tmp_path, script, *WITHOUT_DDP, nodes=2, node=node, port=port) for node in range(2)]
     reports = [ended(process, tmp_path, node) for node, process in enumerate(both)]
 
     for report, code in reports:
