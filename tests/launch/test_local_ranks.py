@@ -179,9 +179,11 @@ def started(folder: Path, script: str, *options: str, nodes: int = 1, node: int 
     """torchrun with four ranks on this node, of which each runs ``script`` and then the doctor."""
     wrapper = folder / f"wrapper{node}.sh"
     command = f"{sys.executable} -m ddp_doctor run -q --json {folder}/node{node}.json --record {folder}/node{node}.rec"
-    wrapper.write_text(
-        f'#!/bin/sh\n{script}\n{command} "$@"\n'
-    )  # no exec: every rank has a parent of its own
+    # The agent listens for half a second: it is started when the others have said theirs, however slowly they start.
+    told = f"[ $(ls {folder}/ddp-doctor-{os.getuid()}/*.rank 2>/dev/null | wc -l) -ge {3 * nodes} ]"
+    last = f'[ "$LOCAL_RANK" != 0 ] || until {told}; do sleep 0.1; done'
+    # no exec: every rank has a parent of its own
+    wrapper.write_text(f'#!/bin/sh\n{script}\n{last}\n{command} "$@"\n')
     wrapper.chmod(0o700)
     where = ("--master-addr", "127.0.0.1", "--master-port", str(port or free_port()))
     argv = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", *where, "--no-python")
