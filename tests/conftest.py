@@ -79,22 +79,29 @@ def pytest_collection() -> Generator[None, object, object]:
 #: Fixtures that start a process that imports torch, and how many workers should start theirs. "ranks" is also what
 #: some tests on a session call a parameter.
 SHARED = {"ranks": 1, "session": 2}
+#: Modules of the lab that only look at hosts.
+BRIEF = {"test_hosts.py", "test_host_faults.py", "test_network_faults.py"}
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Each worker's row begins with tests that start ranks, which wait for long, and ends with what only computes.
 
-    Workers that are done take over the ends of rows: what shares ranks or a forkserver is not torn apart. It comes
+    Workers that are done take over the ends of rows: what shares ranks or a forkserver is not torn apart. In the lab,
+    where nearly all start ranks, rows end with tests of a moment, so that nobody waits long for the last. It comes
     last, after what the marks leave out: the scheduler parts what is left.
     """
-    if not _is_worker(config) or re.search(r"(?<!not )\blab\b", config.option.markexpr):
-        return  # in the lab nearly all start ranks
+    if not _is_worker(config):
+        return
+    in_lab = re.search(r"(?<!not )\blab\b", config.option.markexpr)
     workers = config.workerinput["workercount"]  # type: ignore[attr-defined]
-    ranks = [item for item in items if item.get_closest_marker("ranks")]
-    rest = [item for item in items if not item.get_closest_marker("ranks")]
+    first = [
+        item for item in items if item.get_closest_marker("ranks") or (in_lab and item.path.name not in BRIEF)
+    ]
+    begins = set(first)
+    rest = [item for item in items if item not in begins]
     heads: list[list[pytest.Item]] = [[] for _ in range(workers)]
-    for group in sorted(_groups(ranks), key=len, reverse=True):
+    for group in sorted(_groups(first), key=len, reverse=True):
         min(heads, key=len).extend(group)
     left = len(items)
     items.clear()
