@@ -116,12 +116,10 @@ class Place:
         return first is None or first != second
 
 
+@once_a_recording
 def places(recording: Recording) -> list[Place]:
     """The nodes with a matrix, each with what decides its transports."""
-    return recording.once("places of transports", lambda: list(_places(recording)))
-
-
-def _places(recording: Recording) -> Iterator[Place]:
+    found = []
     gpus = {node.node: node.fact for node in recording.facts(GpusFact)}
     software = {node.node: node.fact for node in recording.facts(Software)}
     variables = {node.node: node.fact.variables for node in recording.facts(EnvVars)}
@@ -138,7 +136,8 @@ def _places(recording: Recording) -> Iterator[Place]:
             version=release(version) if version else (),
             settings=settings,
         )
-        yield Place(matrix, by_name, node)
+        found.append(Place(matrix, by_name, node))
+    return found
 
 
 def _gpus_of_job(recording: Recording, node: FactAt[TopologyFact]) -> int:

@@ -21,7 +21,7 @@ from ddp_doctor.facts.collectives import GpuLoad, GpuSpeedFact
 from ddp_doctor.knowledge.gpu import gpu_speed
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE
@@ -63,12 +63,10 @@ def link_reduced(recording: Recording) -> Iterator[Draft]:
             yield _finding_of_link(recording, those, severity)
 
 
+@once_a_recording
 def reduced_beside_peers(recording: Recording) -> frozenset[int]:
     """The few ranks whose GPU has a reduced link where its peers have a better one."""
-    return recording.once("reduced PCIe links", lambda: frozenset(_few_reduced(recording)))
-
-
-def _few_reduced(recording: Recording) -> Iterator[int]:
+    ranks: set[int] = set()
     models: dict[Hashable, list[Measured]] = {}
     for gpu in _with_links(recording):
         models.setdefault(model(gpu), []).append(gpu)
@@ -77,7 +75,8 @@ def _few_reduced(recording: Recording) -> Iterator[int]:
         worse = [gpu for gpu in gpus if _is_reduced(gpu.fact.load) and _rate(gpu.fact.load) < typical]
         better = sum(_rate(gpu.fact.load) >= typical for gpu in gpus)
         if better >= gpu_speed.FEWEST_TO_JUDGE and len(worse) <= _FEW * len(gpus):
-            yield from map(rank_of, worse)
+            ranks.update(map(rank_of, worse))
+    return frozenset(ranks)
 
 
 def _with_links(recording: Recording) -> list[Measured]:

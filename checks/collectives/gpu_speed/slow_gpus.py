@@ -19,7 +19,7 @@ from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.knowledge.gpu import gpu_speed
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.hardware import COOL_DOWN
 from ddp_doctor.views.gpus import power_limited
@@ -228,11 +228,9 @@ def slowed_by_hardware(recording: Recording) -> frozenset[int]:
     )
 
 
+@once_a_recording
 def _slowed(recording: Recording) -> Mapping[int, Measured]:
-    return recording.once("GPUs slowed under load", lambda: dict(_find(recording)))
-
-
-def _find(recording: Recording) -> Iterator[tuple[int, Measured]]:
+    slowed = {}
     before = {
         (node.node, gpu.uuid): gpu.clock_events or ()
         for node in recording.facts(GpusFact)
@@ -241,7 +239,8 @@ def _find(recording: Recording) -> Iterator[tuple[int, Measured]]:
     for gpu in recording.facts(GpuSpeedFact):
         known_before = before.get((gpu.node, gpu.fact.gpu_uuid), ())
         if set(_in_force(gpu.fact)) - set(known_before):
-            yield rank_of(gpu), gpu
+            slowed[rank_of(gpu)] = gpu
+    return slowed
 
 
 def _in_force(fact: GpuSpeedFact) -> list[str]:

@@ -12,7 +12,7 @@ from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
-from ddp_doctor.model.recording import FactAt, Recording
+from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.views import transports
@@ -189,11 +189,9 @@ def _nvlink(difference: Difference) -> bool:
     return link_codes.nvlinks(difference.expected.code) > 0
 
 
+@once_a_recording
 def _differences(recording: Recording) -> list[Difference]:
-    return recording.once("transports that differ", lambda: list(_found(recording)))
-
-
-def _found(recording: Recording) -> Iterator[Difference]:
+    found = []
     for place in places(recording):
         if only_p2p(recording, place.seen.node):
             continue
@@ -205,7 +203,8 @@ def _found(recording: Recording) -> Iterator[Difference]:
             if should and should.choice.sure and should.choice.kind not in {"NET", *kinds}:
                 kind = next((kind for kind in ("NET", "SHM") if kind in kinds), None)
                 if kind:
-                    yield Difference(place, should, used, kind, *_explained(recording, place, used))
+                    found.append(Difference(place, should, used, kind, *_explained(recording, place, used)))
+    return found
 
 
 def _explained(recording: Recording, place: Place, used: Used) -> tuple[str, Remedy]:
