@@ -17,13 +17,13 @@ ranks, shows whether a seed would be enough.
 
 import hashlib
 import inspect
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ddp_doctor.facts.ddp.model_state import Buffers, InitialState
 from ddp_doctor.knowledge.ddp.manifests import Difference, Kind, compare, kept, restored
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Confidence, Level, Severity, Where
 from ddp_doctor.model.context import RankContext
@@ -194,9 +194,7 @@ def initial_state_not_from_rank_0(recording: Recording) -> Iterator[Draft]:
         if fact.source_rank in facts and rank not in reported
         for state in _off(rank, fact, facts)
     ]
-    groups: dict[str, list[_Off]] = defaultdict(list)
-    for state in off:
-        groups[state.holds].append(state)
+    groups = grouped((state.holds, state) for state in off)
     # Rank 0 receives nothing: only another rank that got it right shows that the broadcast worked.
     receivers = {rank for rank, fact in facts.items() if rank != fact.source_rank}
     blameless = receivers <= {state.rank for state in off} | reported

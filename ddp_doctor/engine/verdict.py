@@ -7,6 +7,7 @@ from ddp_doctor.engine.causes import report as causes_report
 from ddp_doctor.engine.diagnose import Diagnosis, is_judged
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.plan import TOO_DEAR
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import CheckStatus, ExitCode, Severity, Status, Verdict
 from ddp_doctor.model.fact import Reading
@@ -138,9 +139,7 @@ def _status(
     recording: Recording, readings: Sequence[Reading], left_out: str | None, found: bool
 ) -> tuple[CheckStatus, str | None]:
     """The worst reading decides: one rank that timed out is not made good by its peers."""
-    by_status: dict[Status, list[Reading]] = {}
-    for reading in readings:
-        by_status.setdefault(reading.status, []).append(reading)
+    by_status = grouped((reading.status, reading) for reading in readings)
     for bad, becomes in _BAD.items():
         if bad in by_status:
             return becomes, _reason(recording, by_status[bad], readings)

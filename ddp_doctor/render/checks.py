@@ -14,6 +14,7 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddp_doctor.checks import CHECKS
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import CheckStatus, Severity, Status
 from ddp_doctor.model.recording import NOT_SELECTED, Recording
 from ddp_doctor.model.report import CheckResult, Report
@@ -120,10 +121,7 @@ def _alike(checks: Sequence[CheckResult]) -> list[list[CheckResult]]:
 def _by(
     checks: Sequence[CheckResult], key: Callable[[CheckResult], object]
 ) -> dict[object, list[CheckResult]]:
-    groups: dict[object, list[CheckResult]] = {}
-    for check in checks:
-        groups.setdefault(key(check), []).append(check)
-    return groups
+    return grouped((key(check), check) for check in checks)
 
 
 def _line(report: Report, alike: Sequence[CheckResult], words: Callable[[Report, CheckResult], str]) -> _Line:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact, Transport
 from ddp_doctor.facts.node.topology import TopologyFact, TopologyMatrix
 from ddp_doctor.knowledge.topology.link_codes import nvlinks
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.finding import Reproducer
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
@@ -132,10 +133,7 @@ def nodes_nccl_ran_on(trials: Sequence[TrialRecord]) -> set[int]:
 
 def logs_by_node(trials: Sequence[TrialRecord]) -> dict[int, NcclTransportFact]:
     """What NCCL logged on each node, in all trials."""
-    texts: dict[int, list[str]] = {}
-    for trial in trials:
-        for rank in trial.evidence:
-            texts.setdefault(rank.node, []).append(rank.output_tail)
+    texts = grouped((rank.node, rank.output_tail) for trial in trials for rank in trial.evidence)
     return {node: parse_nccl_log("\n".join(tails)) for node, tails in texts.items()}
 
 
@@ -144,10 +142,7 @@ def _ended(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
 
 
 def _by_node(trial: TrialRecord) -> dict[int, list[RankEvidence]]:
-    nodes: dict[int, list[RankEvidence]] = {}
-    for rank in trial.evidence:
-        nodes.setdefault(rank.node, []).append(rank)
-    return nodes
+    return grouped((rank.node, rank) for rank in trial.evidence)
 
 
 def _stalls_on(

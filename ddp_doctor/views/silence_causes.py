@@ -14,6 +14,7 @@ from typing import Literal
 from ddp_doctor.facts.cluster import ConnectivityFact, SilenceFact
 from ddp_doctor.knowledge.deadlines import SILENT_S
 from ddp_doctor.knowledge.network.addresses import is_own_bridge
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 
 How = Literal[
@@ -105,9 +106,7 @@ def causes(recording: Recording) -> list[Cause]:
     alone = _lone_observer(recording, counted)
     if alone is not None:
         return [alone]
-    of_node: dict[int, list[FactAt[SilenceFact]]] = {}
-    for silence in counted:
-        of_node.setdefault(silence.fact.node, []).append(silence)
+    of_node = grouped((silence.fact.node, silence) for silence in counted)
     each = [_cause_of(recording, node, silences) for node, silences in of_node.items()]
     return _merged(_outvoted([cause for cause in each if cause is not None]))
 

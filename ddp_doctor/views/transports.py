@@ -14,6 +14,7 @@ from ddp_doctor.facts.node.software import Software
 from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.topology import link_codes, link_rates, nccl_paths
 from ddp_doctor.knowledge.versions import release
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.parse.nccl_log import parse_nccl_log, settings_in, version_in
@@ -168,9 +169,7 @@ def first_trial_ended(recording: Recording) -> bool:
 def texts(recording: Recording) -> Mapping[int, str]:
     """NCCL's log on each node in the first trial with transports."""
     trial = first_trial(recording)
-    tails: dict[int, list[str]] = {}
-    for rank in trial.evidence if trial else ():
-        tails.setdefault(rank.node, []).append(rank.output_tail)
+    tails = grouped((rank.node, rank.output_tail) for rank in (trial.evidence if trial else ()))
     return {node: "\n".join(logs) for node, logs in tails.items()}
 
 

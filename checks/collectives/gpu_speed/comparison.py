@@ -9,6 +9,7 @@ from ddp_doctor.facts.collectives import GpuLoad, GpuSpeedFact, Rate
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.knowledge.gpu import gpu_speed
 from ddp_doctor.knowledge.gpu.nvml import CLOCK_EVENTS_API
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
@@ -340,10 +341,11 @@ def not_measured(recording: Recording) -> Iterator[Draft]:
     References
         docs/explanation/measurements.md
     """
-    reasons: dict[tuple[str, str], list[int]] = {}
-    for gpu in recording.facts(GpuSpeedFact):
-        for what, why in gpu.fact.not_measured.items():
-            reasons.setdefault((what, why), []).append(rank_of(gpu))
+    reasons = grouped(
+        ((what, why), rank_of(gpu))
+        for gpu in recording.facts(GpuSpeedFact)
+        for what, why in gpu.fact.not_measured.items()
+    )
     if reasons:
         ranks = {rank for those in reasons.values() for rank in those}
         parts = dict.fromkeys(what for what, _ in reasons)

@@ -10,6 +10,7 @@ from ddp_doctor.facts.node.host import Host
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.topology import link_codes
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
@@ -229,10 +230,7 @@ def _explained(recording: Recording, place: Place, used: Used) -> tuple[str, Rem
 
 
 def _drafts(recording: Recording, found: Sequence[Difference], what: str) -> Iterator[Draft]:
-    groups: dict[tuple[str, ...], list[Difference]] = {}
-    for difference in found:
-        groups.setdefault(difference.cause, []).append(difference)
-    for group in groups.values():
+    for group in grouped((difference.cause, difference) for difference in found).values():
         first = group[0]
         hosts = hosts_of(recording, [difference.place.seen for difference in group])
         pairs = wording.pair_names([difference.used.gpus for difference in group])
@@ -338,10 +336,11 @@ def one_machine(recording: Recording) -> Iterator[Draft]:
         NCCL src/init.cc, fillInfo: the device of /dev/shm; src/transport/shm.cc, shmCanConnect
         NCCL user guide, Troubleshooting, Sharing Data: /dev/shm and containers
     """
-    machines: dict[str, list[FactAt[InterfacesFact]]] = {}
-    for node in recording.facts(InterfacesFact):
-        if node.fact.host_id:
-            machines.setdefault(node.fact.host_id.partition(" ")[0], []).append(node)
+    machines = grouped(
+        (node.fact.host_id.partition(" ")[0], node)
+        for node in recording.facts(InterfacesFact)
+        if node.fact.host_id
+    )
     shared = [group for group in machines.values() if len(group) > 1]
     speaking = set(nodes_whose_log_has(recording, _NETWORK)) if shared else set()
     for group in shared:

@@ -20,6 +20,7 @@ from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.facts.node.topology import P2pStatusFact, TopologyFact
 from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.knowledge.topology.link_codes import ASKED_BY_NCCL, p2p_status
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
@@ -109,10 +110,7 @@ def hosts(recording: Recording) -> list[Host]:
     """The hosts with any recorded answer that NCCL would ask for."""
     found = []
     matrices = {node.node: node.fact for node in recording.facts(TopologyFact)}
-    by_node: dict[int, list[_Table]] = {}
-    for table in _tables(recording):
-        by_node.setdefault(table.seen.node, []).append(table)
-    for node, tables in by_node.items():
+    for node, tables in grouped((table.seen.node, table) for table in _tables(recording)).items():
         asked = [table for table in tables if table.asked]
         words: dict[Pair, tuple[str, ...]] = {}
         for table in asked or tables:

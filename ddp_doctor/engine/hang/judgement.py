@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import Literal
 
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.trial import FlightEntry, RankEvidence, Step, TrialRecord
 
 Kind = Literal[
@@ -139,11 +140,11 @@ class Clock:
 
 def by_step(trial: TrialRecord) -> Met:
     """The ranks that took each step."""
-    met: dict[tuple[str, int], list[tuple[int, int, Step]]] = {}
-    for rank in trial.evidence:
-        for step in rank.steps:
-            met.setdefault((step.check, step.seq), []).append((rank.rank, rank.node, step))
-    return met
+    return grouped(
+        ((step.check, step.seq), (rank.rank, rank.node, step))
+        for rank in trial.evidence
+        for step in rank.steps
+    )
 
 
 def clocks(met: Met, nodes: Collection[int]) -> dict[int, Clock]:
@@ -161,10 +162,11 @@ def clocks(met: Met, nodes: Collection[int]) -> dict[int, Clock]:
 
 def _left(entered: Collection[tuple[int, int, Step]]) -> dict[int, float]:
     """When each node left a step."""
-    left: dict[int, list[float]] = {}
-    for _, node, step in entered:
-        if step.name in _LEFT_TOGETHER and step.left_at is not None:
-            left.setdefault(node, []).append(step.left_at)
+    left = grouped(
+        (node, step.left_at)
+        for _, node, step in entered
+        if step.name in _LEFT_TOGETHER and step.left_at is not None
+    )
     return {node: median_low(times) for node, times in left.items()}
 
 
