@@ -17,7 +17,7 @@ from ddp_doctor.model.base import Json
 from ddp_doctor.ranks import control_store
 from ddp_doctor.ranks.control_store import Control
 from ddp_doctor.ranks.forkserver import ForkServer
-from ddp_doctor.sources import packet_filter
+from ddp_doctor.sources.network import closed_by
 from ddp_doctor.starters.detect import HOSTS_VARIABLE, Launcher
 from ddp_doctor.starters.endpoint import Approach, approach, holder_of, is_mine, resolve
 from ddp_doctor.starters.place import Place
@@ -243,7 +243,7 @@ class RollCall:
             return self._fact("head", outcome)
         # Where others came, the port is open.
         alone = len(self.node_reports) == 1 and not (self.arrivals and self.arrivals.unreadable)
-        closed = packet_filter.closed_by(self._port, self._addresses, self.request.env) if alone else None
+        closed = closed_by(self._port, self._addresses, self.request.env) if alone else None
         return self._fact("head", outcome, missing=self._missing(), closed_by=closed)
 
     # --- the others -----------------------------------------------------------------------------
