@@ -1,6 +1,5 @@
 """The roll call: all agents of a run meet on one store, on the endpoint's port, or learn why they cannot."""
 
-import secrets
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -358,8 +357,3 @@ class RollCall:
     def met_fact(self, group: AgentGroup) -> RollCallFact:
         """The fact of a roll call that all came to."""
         return self._fact("head" if group.is_head else "follower", "met")
-
-
-def secret() -> str:
-    """The secret by which the listeners of one run recognise each other."""
-    return secrets.token_hex(16)

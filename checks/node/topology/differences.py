@@ -1,7 +1,7 @@
 """DD430-DD434, DD438: NCCL goes another way between GPUs than the hardware offers, or takes one machine for several."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ddp_doctor.checks.node.topology import wording
@@ -10,6 +10,7 @@ from ddp_doctor.facts.node.host import Host
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.topology import link_codes
+from ddp_doctor.knowledge.topology.nccl_paths import Kind
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
@@ -74,12 +75,7 @@ def p2p_not_used(recording: Recording) -> Iterator[Draft]:
     References
         NCCL src/graph/paths.cc, ncclTopoCheckP2p; src/transport/p2p.cc, p2pCanConnect
     """
-    found = [
-        difference
-        for difference in _differences(recording)
-        if difference.expected.choice.kind == "P2P" and not _nvlink(difference)
-    ]
-    yield from _drafts(recording, found, "near enough to copy directly")
+    yield from _drafts(recording, "near enough to copy directly", "P2P", lambda found: not _nvlink(found))
 
 
 @rule("DD431", "nvlink-not-used", Severity.WARNING, TopologyFact)
@@ -100,12 +96,7 @@ def nvlink_not_used(recording: Recording) -> Iterator[Draft]:
     References
         NCCL src/graph/paths.cc, ncclTopoCheckP2p; src/graph/topo.h, SM90_NVLINK_BW and its like
     """
-    found = [
-        difference
-        for difference in _differences(recording)
-        if difference.expected.choice.kind == "P2P" and _nvlink(difference)
-    ]
-    yield from _drafts(recording, found, "joined by NVLink")
+    yield from _drafts(recording, "joined by NVLink", "P2P", _nvlink)
 
 
 @rule("DD432", "network-used-within-one-host", Severity.WARNING, TopologyFact)
@@ -126,12 +117,7 @@ def network_within_host(recording: Recording) -> Iterator[Draft]:
     References
         NCCL src/misc/utils.cc, getHostHash; src/transport/shm.cc, shmCanConnect
     """
-    found = [
-        difference
-        for difference in _differences(recording)
-        if difference.expected.choice.kind == "SHM" and difference.kind == "NET"
-    ]
-    yield from _drafts(recording, found, "of one host")
+    yield from _drafts(recording, "of one host", "SHM", lambda found: found.kind == "NET")
 
 
 @rule("DD433", "p2p-beyond-the-default-limit", Severity.INFO, TopologyFact)
@@ -229,8 +215,16 @@ def _explained(recording: Recording, place: Place, used: Used) -> tuple[str, Rem
     return "nothing that was recorded explains it", wording.SHOW_CHOICE
 
 
-def _drafts(recording: Recording, found: Sequence[Difference], what: str) -> Iterator[Draft]:
-    for group in grouped((difference.cause, difference) for difference in found).values():
+def _drafts(
+    recording: Recording, what: str, expected: Kind, is_meant: Callable[[Difference], bool]
+) -> Iterator[Draft]:
+    """The differences from this ``expected`` way that are meant, by their cause; ``what`` the GPUs are."""
+    meant = [
+        difference
+        for difference in _differences(recording)
+        if difference.expected.choice.kind == expected and is_meant(difference)
+    ]
+    for group in grouped((difference.cause, difference) for difference in meant).values():
         first = group[0]
         hosts = hosts_of(recording, [difference.place.seen for difference in group])
         pairs = wording.pair_names([difference.used.gpus for difference in group])
