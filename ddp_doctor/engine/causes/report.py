@@ -62,7 +62,9 @@ def summary(recording: Recording, verdict: Verdict, findings: Sequence[Finding])
         return f"Failed: {worst.title.rstrip('.')}{others}"
     if named:
         perhaps = "" if named[0].name == UNPROVEN else "perhaps "
-        title = re.sub("^[A-Z](?=[a-z ])", lambda letter: letter[0].lower(), named[0].title)  # not of NCCL, P2P
+        title = re.sub(
+            "^[A-Z](?=[a-z ])", lambda letter: letter[0].lower(), named[0].title
+        )  # not of NCCL, P2P
         return f"Failed, cause not proven: {perhaps}{title.rstrip('.')}{others}"
     if verdict is Verdict.SICK:  # what NCCL chose is wrong, and the job went on
         return f"No failure, but: {findings[0].title.rstrip('.')}"
