@@ -244,7 +244,7 @@ CAUSES = (
             Sign(
                 "net-plugin-lacks-library",
                 ("cannot open shared object file", "undefined symbol"),
-                r"NET/Plugin[^\n]*?(?P<reason>(?:lib(?!nccl-net)[\w.+-]+: cannot open shared object file"
+                r"NET/Plugin[^\n]*?(?P<reason>(?:lib(?!nccl-net)[\w.+-]{1,100}: cannot open shared object file"
                 r"|undefined symbol: \w+))",
                 tier="nccl",
             ),
