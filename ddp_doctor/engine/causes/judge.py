@@ -21,7 +21,7 @@ What signs and rows must look like for it:
 
 from collections.abc import Callable, Sequence
 
-from ddp_doctor.engine.causes import time_outs, unproven
+from ddp_doctor.engine.causes import networks, time_outs, unproven
 from ddp_doctor.engine.causes.evidence import TIERS, Output, Suspect, lines, speaks_of_a_machine, suspects
 from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.engine.causes.whose import culprits, who
@@ -37,7 +37,9 @@ def causes(recording: Recording) -> tuple[Judged, ...]:
     output = Output(fact or JobLogFact(files=()))
     if not output.failed:
         return ()
-    left = unexplained(output, [*suspects(output), *time_outs.suspects(output)])
+    left = unexplained(
+        output, [*suspects(output), *networks.suspects(recording, output), *time_outs.suspects(output)]
+    )
     return tuple(_judged(output, s) for s in output.in_order(left)) or unproven.judged(output)
 
 
