@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 from ddp_doctor.app.outcome import UsageError
 from ddp_doctor.app.recordings import recording_in
-from ddp_doctor.facts.job_log import FileSeen
+from ddp_doctor.facts.job_log import FileSeen, FlightDumpFact
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.parse.file_kinds import RECORDING
+from ddp_doctor.parse.flight_recorder import is_dump, read_dump
 from ddp_doctor.parse.job_log.assemble import Job
 from ddp_doctor.parse.job_log.kinds_of_files import is_error_file, is_recording, text_of_error_file
 from ddp_doctor.parse.job_log.scan import ALL_WORDS, FileScan
@@ -49,7 +50,14 @@ READERS: tuple[Reader, ...] = (
         lambda file, data: recording_in(Path(file.name), data).readings,
     ),
     Reader("torchelastic's error file", is_error_file, lambda _, data: text_of_error_file(data)),
+    Reader(
+        "flight recorder", is_dump, lambda file, data: [_of_dump(read_dump(data, file.name, file.modified_s))]
+    ),
 )
+
+
+def _of_dump(fact: FlightDumpFact) -> Reading:
+    return _collected(fact, fact.rank)
 
 
 def read_job(paths: Sequence[str], progress: Progress | None = None) -> tuple[Reading, ...]:
@@ -85,7 +93,7 @@ class _Reading:
 
     def _take(self, file: JobFile, pool: ThreadPoolExecutor) -> None:
         kind, lines = "output", 0
-        reader = next((row for row in READERS if file.head and row.knows(file.head, file.name)), None)
+        reader = next((row for row in READERS if row.knows(file.head, file.name)), None)
         if reader is not None:
             kind = reader.kind
             lines = self._whole(file, reader, pool)

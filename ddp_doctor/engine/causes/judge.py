@@ -20,11 +20,12 @@ What signs and rows must look like for it:
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from ddp_doctor.engine.causes import time_outs, unproven
+from ddp_doctor.engine.causes import time_outs, unproven, wait_graph
 from ddp_doctor.engine.causes.evidence import TIERS, Output, Suspect, lines, speaks_of_a_machine, suspects
 from ddp_doctor.engine.causes.judged import Judged
-from ddp_doctor.engine.causes.whose import culprits, who
+from ddp_doctor.engine.causes.whose import culprits, places, rank_culprit, who
 from ddp_doctor.facts.job_log import JobLogFact
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.recording import Recording, once_a_recording
@@ -35,15 +36,20 @@ def causes(recording: Recording) -> tuple[Judged, ...]:
     """What made the job fail, in the order of time; () where it did not fail."""
     fact = recording.first(JobLogFact)
     output = Output(fact or JobLogFact(files=()))
-    if not output.failed:
+    waits = [Suspect(j.cause, "recorder", j.confidence, judged=j) for j in wait_graph.judged(recording)]
+    if not output.failed and not waits:
         return ()
-    left = unexplained(output, [*suspects(output), *time_outs.suspects(output)])
+    left = unexplained(output, [*suspects(output), *waits, *time_outs.suspects(output)])
     return tuple(_judged(output, s) for s in output.in_order(left)) or unproven.judged(output)
 
 
 def _judged(output: Output, suspect: Suspect) -> Judged:
-    if suspect.judged is not None:
-        return suspect.judged
+    if (judged := suspect.judged) is not None:
+        ranks = [culprit.rank for culprit in judged.culprits if culprit.rank is not None]
+        if not ranks:
+            return judged
+        known = tuple(rank_culprit(output, rank) for rank in ranks)
+        return replace(judged, culprits=known, who=places(output, ranks))
     return Judged(
         suspect.cause,
         suspect.confidence,

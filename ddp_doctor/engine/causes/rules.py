@@ -44,7 +44,7 @@ def _draft(judged: Judged) -> Draft:
         confidence=judged.confidence,
         culprits=judged.culprits,
         evidence=tuple(
-            Evidence(check="logs", text=f"{line.file}:{line.line}: {line.text}")
+            Evidence(check="logs", text=f"{line.file}{f':{line.line}' if line.line else ''}: {line.text}")
             for line in judged.lines[:_MOST_LINES]
         ),
         remedies=judged.cause.remedies,
