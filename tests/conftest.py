@@ -6,10 +6,9 @@ import re
 import shutil
 import signal
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from multiprocessing import forkserver
 from pathlib import Path
-from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -77,24 +76,33 @@ def pytest_collection() -> Generator[None, object, object]:
     return collected
 
 
-#: Fixtures that start a process that imports torch, and how many workers should start theirs.
-SHARED = {"ranks": 1, "play": 2}
+#: Fixtures that start a process that imports torch, and how many workers should start theirs. "ranks" is also what
+#: some tests on a session call a parameter.
+SHARED = {"ranks": 1, "session": 2}
+#: Modules of the lab that only look at hosts.
+BRIEF = {"test_hosts.py", "test_host_faults.py", "test_network_faults.py"}
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Each worker's row begins with tests that start ranks, which wait for long, and ends with what only computes.
 
-    Workers that are done take over the ends of rows: what shares ranks or a forkserver is not torn apart.
+    Workers that are done take over the ends of rows: what shares ranks or a forkserver is not torn apart. In the lab,
+    where nearly all start ranks, rows end with tests of a moment, so that nobody waits long for the last. It comes
+    last, after what the marks leave out: the scheduler parts what is left.
     """
-    if not _is_worker(config) or re.search(r"(?<!not )\blab\b", config.option.markexpr):
-        return  # in the lab nearly all start ranks
+    if not _is_worker(config):
+        return
+    in_lab = re.search(r"(?<!not )\blab\b", config.option.markexpr)
     workers = config.workerinput["workercount"]  # type: ignore[attr-defined]
-    groups: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        if item.get_closest_marker("ranks"):
-            groups.setdefault(_group(item), []).append(item)
-    rest = [item for item in items if not item.get_closest_marker("ranks")]
-    heads = [[item for group in [*groups.values()][row::workers] for item in group] for row in range(workers)]
+    first = [
+        item for item in items if item.get_closest_marker("ranks") or (in_lab and item.path.name not in BRIEF)
+    ]
+    begins = set(first)
+    rest = [item for item in items if item not in begins]
+    heads: list[list[pytest.Item]] = [[] for _ in range(workers)]
+    for group in sorted(_groups(first), key=len, reverse=True):
+        min(heads, key=len).extend(group)
     left = len(items)
     items.clear()
     for row, head in enumerate(heads):  # the scheduler parts them like this
@@ -105,12 +113,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items += rest
 
 
-def _group(item: pytest.Item) -> str:
-    """Tests of one group run on one worker; those of one module that share nothing else are a group."""
-    for fixture, workers in SHARED.items():
-        if fixture in getattr(item, "fixturenames", ()):
-            return f"{fixture} {crc32(item.path.name.encode()) % workers}"
-    return item.path.name
+def _groups(items: list[pytest.Item]) -> Iterable[list[pytest.Item]]:
+    """Tests that run on one worker: those of modules that share a fixture, dealt to so many, or of another module."""
+    modules: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        modules.setdefault(item.path, []).append(item)
+    groups: dict[object, list[pytest.Item]] = {}
+    dealt = dict.fromkeys(SHARED, 0)
+    for path, tests in modules.items():
+        uses = {name for item in tests for name in getattr(item, "fixturenames", ())}
+        shared = next((fixture for fixture in reversed(SHARED) if fixture in uses), None)
+        key: object = path
+        if shared is not None:
+            key = (shared, dealt[shared] % SHARED[shared])
+            dealt[shared] += 1
+        groups.setdefault(key, []).extend(tests)
+    return groups.values()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from socket import EAI_NONAME, gaierror
 
 from ddp_doctor.model.choices import Level
@@ -55,11 +56,23 @@ class FakeContext:
         return self.data[path] if path in self.data else self.read(path).encode()
 
     def listdir(self, path: str) -> list[str]:
-        prefix = path.rstrip("/") + "/"
-        names = {p[len(prefix) :].split("/")[0] for p in (*self.files, *self.links) if p.startswith(prefix)}
-        if not names:
+        if path.rstrip("/") not in self._folders:
             raise FileNotFoundError(2, "No such file or directory", path)
-        return sorted(names)
+        return sorted(self._folders[path.rstrip("/")])
+
+    @cached_property
+    def _folders(self) -> dict[str, set[str]]:
+        """The names in each folder: some probes list a hundred, of trees of thousands of files."""
+        folders: dict[str, set[str]] = {}
+        for path in (*self.files, *self.links):
+            name = path
+            while name:
+                name, _, last = name.rpartition("/")
+                names = folders.setdefault(name, set())
+                if last in names:
+                    break  # and so are the folders above it
+                names.add(last)
+        return folders
 
     def readlink(self, path: str) -> str:
         target = self.links.get(posixpath.normpath(path))

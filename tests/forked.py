@@ -1,4 +1,4 @@
-"""The command line in a process of its own that need not import it again: forked from one that has.
+"""A program in a process of its own that need not import again what it needs: forked from one that has.
 
 Exit code, streams, environment and the processes that it starts are real; only the half second of imports is
 spared. What is about the start itself belongs to a bare process.
@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +17,8 @@ from pathlib import Path
 UNREAD = ""
 _SERVER = """
 import json, os, sys
-from ddp_doctor.__main__ import main
-import ddp_doctor.cli.commands, ddp_doctor.cli.lint, ddp_doctor.cli.main, ddp_doctor.cli.run
+before, after = sys.argv[1:]
+exec(before)
 
 def opened(number, path):
     if number == 0:
@@ -38,17 +39,22 @@ for line in sys.stdin:
         os.chdir(folder)
         os.environ.clear()
         os.environ.update(env)
-        sys.argv = ["ddp-doctor", *args]
-        main()
+        sys.argv = args
+        exec(after)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+_DOCTOR = (
+    "from ddp_doctor.cli import commands, lint, main as _, run; from ddp_doctor.__main__ import main",
+    "main()",
+)
 
 
 class Forked:
-    """Runs ``ddp-doctor`` with arguments, as subprocess.run would."""
+    """Runs the program with arguments, as subprocess.run would."""
 
-    def __init__(self, server: "subprocess.Popen[str]", folder: Path) -> None:
-        self._server = server
+    def __init__(self, server: "subprocess.Popen[str]", folder: Path, name: str) -> None:
+        self._server, self._name = server, name
+        self._turn = threading.Lock()  # checks look at the same time
         self._stdin, self._stdout, self._stderr = (folder / name for name in ("stdin", "stdout", "stderr"))
 
     def __call__(
@@ -63,25 +69,37 @@ class Forked:
         """``text`` is its standard input, ``env`` added to the environment; a stream goes to a file of that name."""
         assert self._server.stdin is not None
         assert self._server.stdout is not None
-        self._stdin.write_text(text)
-        streams = [
-            str(self._stdin),
-            str(self._stdout) if stdout is None else stdout,
-            str(self._stderr) if stderr is None else stderr,
-        ]
-        for own in (self._stdout, self._stderr):
-            own.write_text("")
-        self._server.stdin.write(
-            json.dumps([args, streams, {**os.environ, **(env or {})}, str(cwd or Path.cwd())]) + "\n"
-        )
-        self._server.stdin.flush()
-        code = int(self._server.stdout.readline())
-        return subprocess.CompletedProcess(args, code, self._stdout.read_text(), self._stderr.read_text())
+        with self._turn:
+            self._stdin.write_text(text)
+            streams = [
+                str(self._stdin),
+                str(self._stdout) if stdout is None else stdout,
+                str(self._stderr) if stderr is None else stderr,
+            ]
+            for own in (self._stdout, self._stderr):
+                own.write_text("")
+            self._server.stdin.write(
+                json.dumps(
+                    [[self._name, *args], streams, {**os.environ, **(env or {})}, str(cwd or Path.cwd())]
+                )
+                + "\n"
+            )
+            self._server.stdin.flush()
+            code = int(self._server.stdout.readline())
+            return subprocess.CompletedProcess(args, code, self._stdout.read_text(), self._stderr.read_text())
 
 
 @contextmanager
-def forked(folder: Path) -> Iterator[Forked]:
-    """A process that has imported the command line, for as long as it is needed."""
-    argv = (sys.executable, "-c", _SERVER)
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
-        yield Forked(server, folder)
+def forked(
+    folder: Path,
+    name: str = "ddp-doctor",
+    code: tuple[str, str] = _DOCTOR,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[Forked]:
+    """A process that has run the first half of ``code``, as long as it is needed; its forks run the other half.
+
+    ``folder`` is for the streams, ``name`` is what the program is called by. Without ``code`` it is the command line.
+    """
+    argv = (sys.executable, "-c", _SERVER, *code)
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as server:
+        yield Forked(server, folder, name)

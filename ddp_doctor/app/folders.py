@@ -15,6 +15,7 @@ from pathlib import Path
 from ddp_doctor.model.choices import UsageError
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.render.files import CannotWrite, write
+from ddp_doctor.sources.given import is_folder
 
 #: Recordings kept in the state folder.
 _KEPT = 20
@@ -30,7 +31,7 @@ def state_folder(env: Mapping[str, str]) -> Path | None:
     A home that does not exist (/nonexistent, as services have it) is not made.
     """
     home = Path(env.get("HOME") or "")
-    base = env.get("XDG_STATE_HOME") or (home / ".local/state" if home.is_dir() else "")
+    base = env.get("XDG_STATE_HOME") or (home / ".local/state" if is_folder(home) else "")
     return Path(base) / "ddp-doctor" if Path(base).is_absolute() else None
 
 
@@ -71,7 +72,7 @@ def newest_run(env: Mapping[str, str]) -> Path:
 
 def recording_at(path: Path) -> Path:
     """The file of a recording: ``path`` itself or, in a folder, that of the head or the only one. Raises UsageError."""
-    if not path.is_dir():
+    if not is_folder(path):
         return path
     if (path / "recording.json").exists():
         return path / "recording.json"
@@ -92,7 +93,7 @@ def meeting_folder(env: Mapping[str, str]) -> Path | None:
     """A folder that is the same on all ranks of this node; None if others can write to it and plant an exit code."""
     for base in (env.get("XDG_RUNTIME_DIR"), _temporary()):
         folder = (
-            private_folder(Path(base) / f"ddp-doctor-{os.getuid()}") if base and Path(base).is_dir() else None
+            private_folder(Path(base) / f"ddp-doctor-{os.getuid()}") if base and is_folder(base) else None
         )
         if folder is not None:
             return folder

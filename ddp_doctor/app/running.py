@@ -44,7 +44,7 @@ def run(request: RunRequest, checks: Sequence[Check] = CHECKS) -> Outcome:
         try:
             if node_run.needs_torch():
                 _require_torch(request)
-                session.warm_up()
+                session.warm_up(node_run.rank_checks())
             node_run.recording = with_node_facts(node_run.recording, plan, request, node_run.partial.readings)
             _require_gpu(node_run.recording, request, checks)
             if held is not None and node_run.rank_checks():

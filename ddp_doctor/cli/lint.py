@@ -1,9 +1,9 @@
 """``ddp-doctor lint``: files in, report out. It does not import launchers and checks, which takes longer than linting a
 hundred files."""
 
+import os
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from pathlib import Path
 
 from ddp_doctor.cli.error_handler import print_to_stderr
 from ddp_doctor.cli.given import require_kind, rule_codes
@@ -64,7 +64,7 @@ def _rules(select: Sequence[str], ignore: Sequence[str]) -> list[LintRule]:
 def _lint_file(path: str, rules: Sequence[LintRule]) -> Linted:
     file = read_script(path, MOST_BYTES)
     if file.reason:
-        if not Path(path).exists():
+        if not os.access(path, os.F_OK):
             raise UsageError(file.reason)
         return Linted(unread=Unread(path=file.path, line=1, reason=file.reason))
     if not path.endswith(".py"):

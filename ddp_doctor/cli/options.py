@@ -14,6 +14,18 @@ from ddp_doctor.cli.help import TIME, VERDICT, WHAT, WHERE
 from ddp_doctor.cli.outputs import OUTPUTS, REDACTABLE, Output, Outputs
 from ddp_doctor.model.choices import Detail, FailOn, OutputFormat, UsageError
 
+
+def _list(flag: str, metavar: str, words: str, panel: str, completed: Callable[[str], list[str]]) -> Any:
+    """An option that takes several names, after commas or when it is repeated."""
+    return typer.Option(
+        flag,
+        autocompletion=completed,
+        metavar=metavar,
+        rich_help_panel=panel,
+        help=f"{words} (repeatable).",
+    )
+
+
 VerboseOption = Annotated[
     bool,
     typer.Option(
@@ -34,33 +46,15 @@ FailOnOption = Annotated[
 ]
 IgnoreOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--ignore",
-        autocompletion=complete.codes,
-        metavar="CODES",
-        rich_help_panel=VERDICT,
-        help="Leave rules out whose codes begin so: DD305,DD4 (repeatable).",
-    ),
+    _list("--ignore", "CODES", "Leave rules out whose codes begin so: DD305,DD4", VERDICT, complete.codes),
 ]
 OnlyOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--only",
-        autocompletion=complete.names_of_checks,
-        metavar="CHECKS",
-        rich_help_panel=WHAT,
-        help="Run only these checks: p2p,allreduce (repeatable).",
-    ),
+    _list("--only", "CHECKS", "Run only these checks: p2p,allreduce", WHAT, complete.names_of_checks),
 ]
 SkipOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--skip",
-        autocompletion=complete.names_of_checks,
-        metavar="CHECKS",
-        rich_help_panel=WHAT,
-        help="Leave these checks out: p2p,allreduce (repeatable).",
-    ),
+    _list("--skip", "CHECKS", "Leave these checks out: p2p,allreduce", WHAT, complete.names_of_checks),
 ]
 ModelOption = Annotated[
     str,

@@ -3,6 +3,7 @@
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from graphlib import TopologicalSorter
 
 from ddp_doctor.checks import CHECKS
@@ -44,10 +45,11 @@ def is_judged(recording: Recording, check_id: str) -> bool:
     return judged is None or check_id in judged
 
 
-def _rules_for(recording: Recording) -> list[Rule]:
-    if recording.options.command not in JUDGED:
-        return all_rules()
-    return [rule for check in CHECKS if is_judged(recording, check.id) for rule in check.rules]
+@cache
+def _rules_for(command: str) -> list[Rule]:
+    if command not in JUDGED:
+        return _causes_first(all_rules())
+    return _causes_first(rule for check in CHECKS if check.id in JUDGED[command] for rule in check.rules)
 
 
 def _causes_first(rules: Iterable[Rule]) -> list[Rule]:
@@ -66,7 +68,7 @@ def diagnose(recording: Recording, rules: Iterable[Rule] | None = None) -> Diagn
     failures: list[tuple[str, str]] = []
     ignored: list[str] = []
     with no_garbage_collection():
-        for rule in _causes_first(_rules_for(recording) if rules is None else rules):
+        for rule in _rules_for(recording.options.command) if rules is None else _causes_first(rules):
             try:
                 found = rule.apply(recording, findings)
                 if not rule.code.startswith(recording.options.ignore):

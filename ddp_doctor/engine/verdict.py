@@ -153,6 +153,8 @@ def _status(
     if Status.COLLECTED in by_status:
         status = CheckStatus.FOUND if found else CheckStatus.PASSED
         return status, _reason(recording, idle, readings) if idle and _nodes(recording) > 1 else None
+    if found and not skipped:  # something is missing that should be there
+        return CheckStatus.FOUND, None
     return CheckStatus.SKIPPED, _reason(recording, idle, readings) if idle else left_out
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_doctor.parse.text import as_utf8
-from ddp_doctor.sources.given import CannotRead, read_given
+from ddp_doctor.sources.given import CannotRead, is_folder, read_given
 
 #: Folders that hold no code of the user's.
 _NOT_WALKED = ("__pycache__", "node_modules", "build", "dist", "site-packages", "venv", "env")
@@ -28,7 +28,7 @@ def script_paths(given: Sequence[str]) -> Iterator[str]:
     seen = set[str]()
     for name in given:
         path = name if name == "-" else str(Path(name))  # ./train.py is train.py
-        below = _walk(path, set()) if path != "-" and Path(path).is_dir() else [path]
+        below = _walk(path, set()) if path != "-" and is_folder(path) else [path]
         for script in map(_short, below):
             if script not in seen:
                 seen.add(script)
@@ -71,5 +71,7 @@ def read_script(path: str, most_bytes: int) -> ScriptFile:
             with Path(path).open("rb") as file:
                 return ScriptFile(shown, file.read(most_bytes + 1))
         return ScriptFile(shown, read_given(path))
-    except (CannotRead, OSError, ValueError) as error:
+    except OSError as error:
+        return ScriptFile(shown, reason=f"cannot read {shown}: {error.strerror}")
+    except (CannotRead, ValueError) as error:
         return ScriptFile(shown, reason=as_utf8(str(error)))

@@ -9,12 +9,19 @@ _LIBRARY = re.compile(
     r"|/lib(64)?/python3[^/]*/(?!site-packages|dist-packages)|^<"
 )
 _INSTALLED = re.compile(r"/(site|dist)-packages/")
+#: The user's code by the phase of the check user_model that runs it.
+YOURS = {
+    "import": "the import of your module",
+    "factory": "the function that builds your model",
+    "make_batch": "your make_batch",
+    "pass": "your forward, loss or backward",
+}
 #: The doctor's functions that call the user's code (probing/user_model), and what of it they call.
 _CALLER = re.compile(r"/ddp_doctor/\S*user_model/\w+\.py:\d+ in (find|made|make|forward|loss)$")
 _CALLED = {
-    "find": "the import of your module",
-    "made": "your factory",
-    "make": "your make_batch",
+    "find": YOURS["import"],
+    "made": YOURS["factory"],
+    "make": YOURS["make_batch"],
     "forward": "your forward",
     "loss": "your loss",
 }

@@ -19,7 +19,7 @@ from typing import Any
 from ddp_doctor.knowledge.deadlines import EXTENSION, LOOK_S, STILL_CPU_S_PER_S
 from ddp_doctor.ranks.environment import python_path
 from ddp_doctor.ranks.helper import Helper, HelperLost, was_killed
-from ddp_doctor.ranks.preload import AGENT_VARIABLE, AGENTS_SIGNALS, RUN_FOLDER_VARIABLE
+from ddp_doctor.ranks.preload import AGENT_VARIABLE, AGENTS_SIGNALS, DDP_VARIABLE, RUN_FOLDER_VARIABLE
 from ddp_doctor.ranks.process import cpu_seconds, state
 
 #: Time for a killed process to end.
@@ -53,11 +53,15 @@ class ForkServer:
         self._env = env
         self._helper: Helper | None = None
 
-    def start(self) -> None:
-        """Start it. Call from the main thread: it asks to die with the thread that started it."""
+    def start(self, *, ddp: bool = True) -> None:
+        """Start it. Call from the main thread: it asks to die with the thread that started it.
+
+        ``ddp`` says whether ranks will make a DistributedDataParallel: half of the import is for that.
+        """
         extra = {
             RUN_FOLDER_VARIABLE: str(self._run_folder),
             AGENT_VARIABLE: str(os.getpid()),
+            DDP_VARIABLE: "1" if ddp else "",
             # The forkserver is `python -c`: it would find this package in the working directory only.
             "PYTHONPATH": python_path(self._env),
             "PYTHONSAFEPATH": "1",  # and, from Python 3.11 on, not there: files may be called anything

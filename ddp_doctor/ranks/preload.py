@@ -19,6 +19,8 @@ from ddp_doctor.ranks.process import die_with_parent, set_name
 #: Shows the forkserver where the run folder is and who its agent is.
 RUN_FOLDER_VARIABLE = "DDP_DOCTOR_RUN_FOLDER"
 AGENT_VARIABLE = "DDP_DOCTOR_AGENT_PID"
+#: Set where ranks will make a DistributedDataParallel.
+DDP_VARIABLE = "DDP_DOCTOR_PRELOADS_DDP"
 #: A terminal and a scheduler send them to all; the agent handles them, and asks the ranks where they stand.
 AGENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -36,7 +38,7 @@ def _prepare(run_folder: str) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
-def _import_all() -> str | None:
+def _import_all(*, ddp: bool) -> str | None:
     # Garbage collection is off: objects made by imports stay, and searching them while importing costs
     # a fifth of the time; freezing keeps the pages shared between the forked ranks.
     gc.disable()
@@ -45,8 +47,8 @@ def _import_all() -> str | None:
             warnings.simplefilter("ignore")
             import torch.nn.parallel
 
-            # DistributedDataParallel imports this at its first construction, 0.6-0.8 s a rank.
-            import torch._dynamo.utils  # noqa: F401 - for the ranks  # isort: skip
+            if ddp:  # which imports this at its first construction, 0.6-1.3 s a rank
+                import torch._dynamo.utils  # noqa: F401 - for the ranks
 
             import ddp_doctor.checks
             import ddp_doctor.ranks.worker.main  # noqa: F401 - for the ranks
@@ -70,5 +72,5 @@ if RUN_FOLDER_VARIABLE in os.environ:  # a plain import, by a test or a type che
     _prepare(_run_folder)
     _write_state(_run_folder, done=False)
     _started = time.monotonic()
-    _error = _import_all()
+    _error = _import_all(ddp=os.environ.pop(DDP_VARIABLE, "") == "1")
     _write_state(_run_folder, done=True, error=_error, import_s=time.monotonic() - _started)

@@ -17,7 +17,7 @@ from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.choices import CheckStatus
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import NOT_SELECTED, Recording
 from ddp_doctor.model.report import CheckResult, LogsReport, Report
 from ddp_doctor.parse.redact import KEPT_BACK, looks_like_credential
 from ddp_doctor.render import findings, job_story, tables
@@ -44,9 +44,10 @@ def render(report: Report, recording: Recording) -> str:
         blocks += [_folded("Ranks", [_fence(story)])]
     if measured := _measurements(report, recording):
         blocks += [_folded("Measurements", [_fence(measured)])]
-    if report.checks and not isinstance(report, LogsReport):
-        rows = [(check.id, check.status.value, check.reason or "") for check in report.checks]
-        blocks += [_folded(_counted(report.checks), [_table(("check", "result", "why"), rows)])]
+    selected = [check for check in report.checks if check.reason != NOT_SELECTED]
+    if selected and not isinstance(report, LogsReport):
+        rows = [(check.id, check.status.value, check.reason or "") for check in selected]
+        blocks += [_folded(_counted(selected), [_table(("check", "result", "why"), rows)])]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -54,7 +55,7 @@ def _about(report: Report, recording: Recording) -> Iterator[tuple[str, str]]:
     """What ran where, and the versions; nodes are told apart where they differ."""
     yield "ddp-doctor", f"{report.tool.version}, {recording.options.command}"
     job = f", {report.job.scheduler} job {report.job.id}" if report.job else ""
-    yield "when", f"{report.started_at}, {report.duration_s:g} s{job}"
+    yield "when", f"{report.started_at}, {report.duration_s:.1f} s{job}"
     if report.world is not None:
         names = name_list([node.hostname for node in report.nodes])
         ranks = (

@@ -39,7 +39,9 @@ def show(
         _show_lines(tables.gpu_lines(report.measurements, width), out)
         _show_lines(tables.bucket_lines(report.measurements, width), out)
         _show_lines(tables.step_lines(report.measurements, width), out)
-    for finding in report.findings:
+    for number, finding in enumerate(report.findings):
+        if number or detail is not Detail.VERDICT:
+            out.print()
         _show_finding(finding, findings.cause_of(report, finding), out)
     if report.findings or detail is not Detail.VERDICT:
         out.print()
@@ -69,7 +71,6 @@ def _show_lines(lines: Iterable[str], out: "Console") -> None:
 
 
 def _show_finding(finding: Finding, cause: JobCauseReport | None, out: "Console") -> None:
-    out.print()
     _show_title(finding, out)
     for line in findings.lines(finding, cause):
         if line.to_paste:

@@ -3,6 +3,7 @@
 import os
 import select
 import sys
+from pathlib import Path
 
 #: The topologies of thousands of hosts are some megabytes.
 MOST_BYTES = 64 * 1024 * 1024
@@ -12,6 +13,14 @@ SILENCE_S = 60.0
 
 class CannotRead(Exception):
     """A text that was named could not be read; the message is one sentence for people."""
+
+
+def is_folder(path: Path | str) -> bool:
+    """Whether this is a folder that can be seen: not in a folder that is closed to us, nor of too long a name."""
+    try:
+        return Path(path).is_dir()
+    except OSError:
+        return False
 
 
 def read_given(path: str, *, most_bytes: int = MOST_BYTES, silence_s: float = SILENCE_S) -> bytes:

@@ -89,7 +89,7 @@ def ranks_at(recording: Recording, ranks: Iterable[int]) -> str:
     where = hosts(recording, nodes)
     whole = numbers == [rank for node in nodes for rank in world.ranks_of(node)]
     if whole and len(numbers) > len(nodes):
-        return f"all {len(numbers)} ranks of {where}"
+        return f"{'both' if len(numbers) == 2 else f'all {len(numbers)}'} ranks of {where}"
     if len(numbers) <= NAMES_IN_A_SENTENCE:
         return name_list([rank_at(recording, rank) for rank in numbers])
     return f"{rank_list(numbers)} ({where})"

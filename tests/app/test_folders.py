@@ -20,6 +20,7 @@ def test_a_home_that_does_not_exist_is_not_made(tmp_path: Path) -> None:
     missing = tmp_path / "nonexistent"
 
     assert state_folder({"HOME": str(missing)}) is None
+    assert state_folder({"HOME": str(tmp_path / ("x" * 300))}) is None
     assert state_folder({"HOME": str(tmp_path)}) == tmp_path / ".local/state/ddp-doctor"
     assert state_folder({"HOME": str(missing), "XDG_STATE_HOME": str(tmp_path)}) == tmp_path / "ddp-doctor"
     assert meeting_folder({"XDG_RUNTIME_DIR": str(missing)}) != missing / f"ddp-doctor-{os.getuid()}"

@@ -329,13 +329,13 @@ def test_a_working_directory_that_takes_no_file_is_no_fault(ranks, name):
     ("a rank that overwrites the file, and not its readers", (rank_1_saves_too,), "DD763", [1]),
     (
         *("a lost shard", (in_shards, loses_its_shard), "DD765", [1], "__1_0.distcp"),
-        "The sharded checkpoint of 4 ranks fails to load at world size 1 and 3 on every rank",
+        "saved in shards cannot be loaded by 1 rank, nor by 3: it fails on every rank, where the shard of rank 1",
     ),
     ("a torn shard", (in_shards, tears_its_shard), "DD765", [], "torch says: "),
     ("a garbled shard", (in_shards, garbles_its_shard), "DD765", [2]),
     (
         *("a rank that reads from wrong offsets, and no shard", (reads_from_wrong_offsets, 1), "DD765", [1]),
-        "at world size 3 on rank 1 (node1), though it loads at world size 1",
+        "be loaded by 3 ranks: it fails on rank 1 (node1), though 1 rank alone can load all of it",
         "loads elements 342 to 683: 342 are off. Element 342 holds that of element 86.",
     ),
     (  # rank 0 begins at 0 in any case

@@ -259,7 +259,7 @@ def test_a_world_that_lost_a_rank_s_fact_is_not_judged(ranks):
         (with_sampler, ranks_of_one_node),
         "DD750",
         [3],
-        "rank 1 of 2, not rank 3 of 4",
+        "rank 3 of 4 has that of rank 1 of 2",
     ),
     ("seeds that all differ", (with_sampler, seeded_by_rank), "DD752", []),
     ("one rank with another seed", (with_sampler, seeded_alone), "DD752", [1]),
@@ -295,7 +295,7 @@ def test_local_rank_used_as_rank_is_named_as_such_on_two_nodes(ranks):
     nodes = tuple(Node(node_rank=rank, hostname=f"node{rank}") for rank in range(2))
     world = World(nnodes=2, nproc_per_node=2, world_size=4, nodes=nodes)
     findings = judge(recording(facts).model_copy(update={"world": world}))
-    title = "The sampler on all 2 ranks of node1 was made for another rank: on the first of them for rank 0 of 4, not"
+    title = "The sampler on both ranks of node1 was made for another rank: for example rank 2 of 4 has that of rank 0"
     assert_found(findings, "DD750", [2, 3], [title, "LOCAL_RANK"])
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.node.gpus import CHECK, probe
+from ddp_doctor.engine.verdict import check_results
 from ddp_doctor.facts.node.gpus import Gpu, GpuProcess, GpusFact, NvmlError, PciGpu
-from ddp_doctor.model.choices import Backend, Confidence, Severity, Status
+from ddp_doctor.model.choices import Backend, CheckStatus, Confidence, Severity, Status
 from ddp_doctor.model.context import CommandResult
 from ddp_doctor.model.fact import Absent, Failed, Reading, TookTooLong
 from ddp_doctor.model.finding import Finding
@@ -134,7 +135,7 @@ def test_a_gpu_lost_at_once_is_named_by_its_index(node: Machine) -> None:
 
 def test_a_missing_gpu_is_named_by_its_bus_id(node: Machine) -> None:
     finding = judge(recorded(look(node, "seven"), world=world(7)))[0]
-    assert finding.title == "node0: only 7 of 8 GPUs; missing: 0000:df:00.0"
+    assert finding.title == "node0: the job can use only 7 of 8 GPUs; missing: 0000:df:00.0"
 
 
 def test_memory_in_use_names_the_process(node: Machine) -> None:
@@ -312,7 +313,11 @@ def test_a_slurm_step_bound_to_two_of_eight_gpus_is_well(node: Machine) -> None:
 def test_slurm_granted_eight_and_the_driver_shows_two_is_an_error(bare: Machine) -> None:
     fact = look(bare, "two", SLURM_JOB_GPUS="0-7")
     finding, *rest = judge(recorded(fact))
-    assert (finding.code, finding.title, rest) == ("DD303", "node rank 0: only 2 of 8 GPUs", [])
+    assert (finding.code, finding.title, rest) == (
+        "DD303",
+        "node rank 0: the job can use only 2 of 8 GPUs",
+        [],
+    )
 
 
 def test_a_gpu_without_kernel_driver_beside_working_ones_is_a_warning(node: Machine) -> None:
@@ -603,7 +608,11 @@ def test_gpus_hidden_on_purpose_are_no_finding_for_gloo(node: Machine) -> None:
 def test_required_gpus_are_missed_on_a_machine_without_any() -> None:
     reading = Reading(check="gpus", status=Status.ABSENT, reason="no NVIDIA GPU")
     recording = Recording(options=Options(require_gpus=2), readings=(reading,))
-    assert [(one.code, one.title) for one in judge(recording)] == [("DD303", "node rank 0: none of 2 GPUs")]
+    findings = judge(recording)
+    assert [(one.code, one.title) for one in findings] == [
+        ("DD303", "node rank 0: the job can use none of 2 GPUs")
+    ]
+    assert [result.status for result in check_results(recording, findings)] == [CheckStatus.FOUND]
     assert judge(Recording(readings=(reading,))) == []
 
 

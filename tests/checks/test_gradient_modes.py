@@ -308,7 +308,7 @@ def test_wrappers_that_live_on_do_not_reduce_again(ranks):
 @planted(
     (
         *("a bucket that is not reduced", (hooked, skips_bucket_1, "buckets", "bucket-view"), "DD705", []),
-        *("the rank's own gradient alone", "Wrong after step 1: bucket 1: weight0, weight1"),
+        *("it is the rank's own alone", "Wrong after step 1: bucket 1: weight0, weight1"),
     ),
     (
         *("a rank that is missing from all modes", (hooked, drops_rank_1, "bucket-view", "accumulation")),
@@ -329,7 +329,7 @@ def test_wrappers_that_live_on_do_not_reduce_again(ranks):
         (loses_the_second_use, "static-graph"),
         "DD707",
         [],
-        "lacks what comes from the parameter's use 2 of 2",
+        "wrong: only the first of the parameter's 2 uses counts",
     ),
     ("a mean over the users alone", (hooked, divides_by_the_users, "unused"), "DD708", [], "mean over the"),
     (
@@ -342,21 +342,21 @@ def test_wrappers_that_live_on_do_not_reduce_again(ranks):
     ),
     (
         *("a last micro-step inside no_sync", (no_sync_of, never_ends), "DD709", []),
-        *("on every rank", "the rank's own gradient alone"),
+        *("on every rank", "it is the rank's own alone"),
     ),
     (
         "a lost micro-step",
         (no_sync_of, forgets_the_first),
         "DD709",
         [1],
-        "lacks what comes from micro-step 1 of 3 on rank 1",
+        "wrong: of rank 1 only micro-steps 2 and 3 of 3 count",
     ),
     (
         "a second use that does not count",
         (loses_the_second_use, "twice"),
         "DD710",
         [],
-        "lacks what comes from the parameter's use 2 of 2",
+        "wrong: only the first of the parameter's 2 uses counts",
     ),
     ("a segment that counts twice", (checkpoints_twice,), "DD720", [], "it is 2 times what it should be"),
     (

@@ -234,7 +234,7 @@ def test_measurements_tell_the_slowest_rank(ranks):
     ("no_sync that synchronises", (no_sync_syncs,), "DD703", [], "every rank", "it is the mean of all ranks"),
     (
         *("no_sync that never ends", (no_sync_never_ends,), "DD704", []),
-        *("not synchronised on every rank", "the rank's own gradient alone"),
+        *("step after no_sync() the gradient on every rank is wrong", "the rank's own alone"),
     ),
     (
         *("what one rank accumulated and lost", (no_sync_forgets,), "DD704", []),

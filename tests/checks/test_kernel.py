@@ -328,7 +328,7 @@ def test_an_old_driver_names_no_gpu_that_failed_to_start_so_the_missing_one_is_n
     pci = tuple(PciGpu(bus_id=bus, driver="nvidia") for bus in ("0000:61:00.0", "0000:9d:00.0"))
     one = nvml(gpus=(Gpu(index=0, bus_id="0000:9d:00.0"),), used=(0,), pci_gpus=pci)
     (finding,) = judge(kernel((60, line)), one)
-    assert finding.title == "node0: only 1 of 2 GPUs; missing: 0000:61:00.0"
+    assert finding.title == "node0: the job can use only 1 of 2 GPUs; missing: 0000:61:00.0"
     assert finding.evidence[-1].text == f"node0, 1 min ago: {line}"
 
 

@@ -220,7 +220,10 @@ def test_storage_ports_beside_the_rails_are_worth_knowing_and_no_more():
     finding = only(two)
 
     assert (finding.code, finding.severity) == ("DD563", Severity.INFO)
-    assert finding.title == "mlx5_8 on node0 and node1: NCCL may use it together with the faster ports"
+    assert (
+        finding.title
+        == "mlx5_8 on node0 and node1: NCCL may use this slower port together with the fast ones"
+    )
     value = "=" + ",".join(f"mlx5_{at}:1" for at in range(8))
     assert settings(finding) == [("set", "NCCL_IB_HCA", value)]
 

@@ -1,6 +1,5 @@
 """topology on a live machine: real child, real pynvml, a compiled NVML, a tree for /sys; then the rules."""
 
-import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.sources.machine import LiveContext
 from tests.checks.sysfs_tree import SysfsTree, nvswitch_board
 from tests.fakes import FakeContext
-from tests.nvml_stand_in import environment
+from tests.nvml_stand_in import answer
 
 OUR_CPUS = "Cpus_allowed:\tff\nCpus_allowed_list:\t0-15\nMems_allowed_list:\t0-1\n"
 MATRIX = (
@@ -26,21 +25,14 @@ MATRIX = (
 )
 
 
-@functools.cache
-def _answer(fault: str, topology: str, defines: tuple[str, ...], limit: str) -> CommandResult:
-    """The real child's answer; nothing else in the environment changes it."""
-    env = environment(fault, *defines, NVML_STAND_IN_TOPOLOGY=topology)
-    return LiveContext(env, time.monotonic() + 60).child("nvml_topology", limit)
-
-
 class StandInContext(LiveContext):
     """The live machine below another root, whose NVML is the stand-in."""
 
     def child(self, name: str, *args: str) -> CommandResult:
         assert name == "nvml_topology"
         env = self.env
-        limit = env.get("LIMIT", args[0])
-        return _answer(env["FAULT"], env["TOPOLOGY"], tuple(env["DEFINES"].split()), limit)
+        more = {"NVML_STAND_IN_TOPOLOGY": env["TOPOLOGY"]}
+        return answer(name, env.get("LIMIT", args[0]), env["FAULT"], *env["DEFINES"].split(), **more)
 
 
 Look = Callable[..., Fact]

@@ -74,6 +74,8 @@ def state(tmp_path: Path) -> dict[str, str]:
         (["run", "--budget", "-1"], "--budget"),
         (["run", "--level", "deep"], "'--level': 'deep' is not one of"),
         (["replay", "/nowhere/recording.json"], "cannot read /nowhere/recording.json"),
+        (["replay", "x" * 300], ": File name too long"),
+        (["lint", "x" * 300], ": File name too long"),
         (["replay", "/dev"], "there is no recording in /dev"),
         (["env", "--from", "/nowhere/job.sh"], "cannot read /nowhere/job.sh"),
         (["env", "--from", "/"], "cannot read /: Is a directory"),

@@ -1,6 +1,6 @@
 """Recordings of many nodes are judged and shown in seconds, and one bad node among them is found and named.
 
-128 nodes here, 1,024 ranks; tests/bench measures 4,096 nodes against the bar.
+128 nodes here, 1,024 ranks, and half of them where a fault is found; tests/bench measures 4,096 nodes against the bar.
 """
 
 import io
@@ -21,7 +21,8 @@ from tests import simulated
 from tests.simulated import GPUS
 
 NODES = 128
-BAD = 77
+HALF = NODES // 2
+BAD = 37
 #: The bar is 10 s for 32 times as many nodes; work that grows with the square of the ranks misses this.
 LIMIT_S = 4.0
 
@@ -122,9 +123,9 @@ def test_a_healthy_run_of_many_nodes_is_healthy_in_seconds():
 def test_one_bad_node_of_many_is_the_only_one_named(change: simulated.Change, code: str, kind: str):
     started = time.process_time()
 
-    made, lines = judged(simulated.recording(NODES, change))
+    made, lines = judged(simulated.recording(HALF, change))
 
-    assert time.process_time() - started < LIMIT_S
+    assert time.process_time() - started < LIMIT_S / 2
     (found,) = made.findings
     assert (found.code, {one.kind for one in found.culprits}) == (code, {kind})
     assert {one.node for one in found.culprits} == {f"node{BAD}"}
@@ -163,9 +164,9 @@ def test_nodes_whose_ranks_never_enter_are_one_finding(bad: tuple[int, ...]):
 def test_a_fault_on_all_of_many_nodes_is_one_finding_that_fits_on_a_screen(change: simulated.Change):
     started = time.process_time()
 
-    made, lines = judged(simulated.recording(NODES, change))
+    made, lines = judged(simulated.recording(HALF, change))
 
-    assert time.process_time() - started < LIMIT_S
+    assert time.process_time() - started < LIMIT_S / 2
     assert (made.verdict, len(made.findings)) == (Verdict.SICK, 1)
     assert len(lines) < 70
     assert max(map(len, lines)) < 500

@@ -68,6 +68,21 @@ def test_an_exception_of_your_model_in_ddp_is_named_with_its_own_line():
     )
 
 
+def test_a_rank_that_dies_in_your_model_is_said_to_have_died_there():
+    waits = Step(check="user_model", name="compare_outcomes", seq=10, detail="pass 0", where="probe.py:113")
+    before = waits.model_copy(update={"seq": 9, "detail": "inputs", "left_at": 1.0})
+    dead = _rank(1, steps=(before,), exit_code=-9, exited_at=2.0)
+    trial = _stuck(_rank(0, steps=(before, waits)), dead, check="user_model")
+
+    found = _only(deaths.died.apply(_with(load("torchrun/healthy"), trial)))
+
+    assert found.title == "Rank 1 was killed by SIGKILL in your forward, loss or backward; rank 0 waits"
+    assert [evidence.text.partition("; ")[2] or evidence.text for evidence in found.evidence] == [
+        "its last step was the comparison after inputs at probe.py:113",
+        "rank 0 entered the comparison after pass 0 at probe.py:113 and did not leave it",
+    ]
+
+
 def test_uninterruptible_sleep_seen_once_is_likely_and_not_proved():
     trial = _stuck(_rank(0, state="D"), _rank(1))
 

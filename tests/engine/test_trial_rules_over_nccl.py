@@ -118,7 +118,9 @@ def test_the_setting_is_named_though_only_the_rank_that_makes_nccls_id_raised():
 
     found = _only(deaths.everywhere.apply(recording))
 
-    assert found.title == "The nccl process group cannot start: Bootstrap : no socket interface found"
+    assert found.title == (
+        "The nccl process group cannot start with NCCL_SOCKET_IFNAME=ib9: Bootstrap : no socket interface found"
+    )
     assert found.detail == "Rank 0 raised RuntimeError in init_process_group; the other ranks wait for it."
     assert [culprit.name for culprit in found.culprits] == ["NCCL_SOCKET_IFNAME"]
     assert _codes(recording) == {"DD617"}
@@ -164,7 +166,7 @@ def test_all_ranks_without_an_interface_are_one_finding_in_the_words_of_nccl(mes
     found = _only(deaths.everywhere.apply(_run(*ranks)))
 
     assert found.title == "The nccl process group cannot start: Bootstrap : no socket interface found"
-    assert found.detail == "All 2 ranks raised RuntimeError in init_process_group."
+    assert found.detail == "Both ranks raised RuntimeError in init_process_group."
 
 
 @pytest.mark.parametrize("shown", ["exception", "log"])

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 
 from tests.lab import faults
 from tests.lab.fault_rows import Row
-from tests.lab.hosts import Host, Lab
+from tests.lab.hosts import WITHOUT_DDP, Host, Lab
 from tests.lab.planted import Planted
 from tests.lab.processes import HostProcess
 
@@ -84,11 +84,12 @@ def _speaking(scene: Scene) -> Iterator[Host]:
 
 
 def command(row: Row, host: Host) -> tuple[str, ...]:
-    """What is typed on a host."""
+    """What is typed on a host: all checks of a quick run where it must be healthy."""
     return (
         *("python", "-m", "ddp_doctor", "run", "--nnodes", str(row.nodes), *row.endpoint),
         *("--node-rank", str(host.index), "--nproc-per-node", "1", "--level", "quick", "--quiet"),
         *("--join-timeout", str(row.join_timeout_s), "--json", str(host.folder / "out.json")),
+        *(WITHOUT_DDP if row.says else ()),
         *row.arguments.get(host.name, ()),
     )
 

@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from ddp_doctor.checks import CHECKS
 from tests.lab.processes import PATIENCE_S, HostProcess, comm, pids_in
 
 ROOT = Path(__file__).parent.parent.parent
@@ -39,6 +40,9 @@ IPV6_SETTINGS = tuple(
 )
 
 Ipv6 = Literal["none", "dual", "only"]
+
+#: For runs whose fault strikes before DDP's checks: without them each host imports half as much of torch.
+WITHOUT_DDP = ("--skip", ",".join(check.id for check in CHECKS if check.group == "DDP"))
 
 
 def why_no_lab(*more_tools: str) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.lab.hosts import Host, Lab
+from tests.lab.hosts import WITHOUT_DDP, Host, Lab
 
 #: The head by its address in the second network: how nodes whose first is dead meet at all.
 SECOND = "10.78.0.1:29400"
@@ -41,7 +41,7 @@ class Run:
 def run(
     lab: Lab, endpoint: str = FIRST, *arguments: str, env_files: bool = False, level: str = "quick"
 ) -> Run:
-    """Run it on all hosts; with ``env_files``, each sources first the file that it wrote before."""
+    """Run it on all hosts, without arguments all but the checks of DDP; ``env_files``: each sources its last first."""
     started = lab.start_everywhere(lambda host: _command(lab, host, endpoint, level, arguments, env_files))
     exits = {process.wait(_MOST_S) for process in started.values()}
     head = lab.hosts[0]
@@ -68,7 +68,7 @@ def _command(
         *("python", "-m", "ddp_doctor", "run", "--nnodes", str(len(lab.hosts)), "--rdzv-endpoint", endpoint),
         *("--node-rank", str(host.index), "--nproc-per-node", "1", "--level", level),
         *("--json", str(host.folder / "out.json"), "--record", str(host.folder / "record.json")),
-        *("--env-file", str(host.folder / "settings.sh"), *arguments),
+        *("--env-file", str(host.folder / "settings.sh"), *(arguments or WITHOUT_DDP)),
     )
     source = f". {host.folder}/settings.sh && " if env_files else ""
     return ("sh", "-c", f'{source}exec "$@"', "doctor", *doctor)

@@ -8,12 +8,22 @@ from typing import Any
 
 import pytest
 
-from tests.lab.hosts import Host, Lab
+from tests.lab.hosts import WITHOUT_DDP, Host, Lab
 from tests.lab.sshd import environment, know_hosts, serve_ssh, why_no_ssh
 
 pytestmark = pytest.mark.lab
 
-RUN = (sys.executable, "-m", "ddp_doctor", "run", "--level", "quick", "--json", "report-%h.json")
+RUN = (
+    sys.executable,
+    "-m",
+    "ddp_doctor",
+    "run",
+    "--level",
+    "quick",
+    *WITHOUT_DDP,
+    "--json",
+    "report-%h.json",
+)
 
 
 @pytest.fixture(scope="module")

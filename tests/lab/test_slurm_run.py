@@ -14,6 +14,7 @@ import pytest
 
 from ddp_doctor.model.finding import Setting
 from ddp_doctor.render.pasted import sbatch_lines
+from tests.lab.hosts import WITHOUT_DDP
 from tests.lab.processes import comm
 from tests.lab.slurm import PATIENCE_S, Slurm, wait_for, why_no_slurm
 from tests.render.reports import error, given_by, world
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.lab
 
 DOCTOR = (sys.executable, "-m", "ddp_doctor", "run", "--quiet", "--level", "quick")
 TYPED = " ".join(DOCTOR)
+SHORT = (*DOCTOR, *WITHOUT_DDP)
 Measure = Callable[[str, float], None]
 
 
@@ -101,7 +103,9 @@ def test_typed_once_in_a_batch_script_it_starts_itself_on_all_nodes_and_reports_
 
 
 def test_typed_once_in_an_salloc_shell_it_tests_the_first_nodes_that_nnodes_takes(slurm):
-    line = f"GLOO_SOCKET_IFNAME=ib7 {TYPED} --nnodes 2 --json {slurm.folder}/salloc.json; echo exit $?"
+    line = (
+        f"GLOO_SOCKET_IFNAME=ib7 {' '.join(SHORT)} --nnodes 2 --json {slurm.folder}/salloc.json; echo exit $?"
+    )
     done = slurm.run("salloc", "-N3", "sh", "-c", line, timeout_s=200)
     assert done.stdout.endswith("exit 1\n"), done.stdout
     assert done.stdout.count("Sick: ") == 1
@@ -114,7 +118,7 @@ def test_a_node_whose_task_cannot_start_is_named(slurm, measure):
     slurm["node2"].run(("mount", "--bind", "/dev/null", python))
     try:
         started = time.monotonic()
-        done = slurm.run("srun", "-N2", *DOCTOR, "--join-timeout", "5", timeout_s=200)
+        done = slurm.run("srun", "-N2", *SHORT, "--join-timeout", "5", timeout_s=200)
         measure("a node without a Python, join time-out 5 s", time.monotonic() - started)
     finally:
         slurm["node2"].run(("umount", python))
@@ -140,7 +144,7 @@ def test_an_agent_that_dies_on_the_way_is_named_and_the_batch_script_gets_exit_c
 
 
 def test_an_agent_that_is_killed_before_the_roll_call_is_named_at_once(slurm, measure):
-    job = slurm.batch(f"{TYPED} --join-timeout 600; echo exit $?", "-N2")
+    job = slurm.batch(f"{' '.join(SHORT)} --join-timeout 600; echo exit $?", "-N2")
     wait_for(lambda: bool(doctors(slurm, "node2")), PATIENCE_S, slurm.logs)
     os.kill(min(doctors(slurm, "node2")), signal.SIGKILL)
     started = time.monotonic()

@@ -16,6 +16,7 @@ from ddp_doctor import app
 from ddp_doctor.facts.cluster import RankSettings
 from ddp_doctor.starters import outer_launcher
 from ddp_doctor.starters.detect import OuterWorld
+from tests.lab.hosts import WITHOUT_DDP
 from tests.launch.agents import ROOT
 from tests.once import free_port
 
@@ -178,9 +179,11 @@ def started(folder: Path, script: str, *options: str, nodes: int = 1, node: int 
     """torchrun with four ranks on this node, of which each runs ``script`` and then the doctor."""
     wrapper = folder / f"wrapper{node}.sh"
     command = f"{sys.executable} -m ddp_doctor run -q --json {folder}/node{node}.json --record {folder}/node{node}.rec"
-    wrapper.write_text(
-        f'#!/bin/sh\n{script}\n{command} "$@"\n'
-    )  # no exec: every rank has a parent of its own
+    # The agent listens for half a second: it is started when the others have said theirs, however slowly they start.
+    told = f"[ $(ls {folder}/ddp-doctor-{os.getuid()}/*.rank 2>/dev/null | wc -l) -ge {3 * nodes} ]"
+    last = f'[ "$LOCAL_RANK" != 0 ] || until {told}; do sleep 0.1; done'
+    # no exec: every rank has a parent of its own
+    wrapper.write_text(f'#!/bin/sh\n{script}\n{last}\n{command} "$@"\n')
     wrapper.chmod(0o700)
     where = ("--master-addr", "127.0.0.1", "--master-port", str(port or free_port()))
     argv = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", *where, "--no-python")
@@ -211,7 +214,7 @@ def meeting_files(folder: Path) -> list[str]:
 def test_a_setting_of_one_torchrun_rank_is_found_and_replayed(tmp_path: Path) -> None:
     script = '[ "$LOCAL_RANK" != 2 ] || export TORCH_DISTRIBUTED_DEBUG=DETAIL'
 
-    report, code = ended(started(tmp_path, script), tmp_path)
+    report, code = ended(started(tmp_path, script, *WITHOUT_DDP), tmp_path)
 
     (found,) = [one for one in report["findings"] if one["severity"] != "info"]
     assert (code, found["code"], found["severity"]) == (1, "DD555", "error")
@@ -244,7 +247,7 @@ def test_a_gpu_and_a_log_for_each_torchrun_rank_are_nobodys_business(tmp_path: P
 def test_a_rank_of_another_node_is_named_with_its_node(tmp_path: Path) -> None:
     script, port = '[ "$RANK" != 6 ] || export TORCH_DISTRIBUTED_DEBUG=DETAIL', free_port()
 
-    both = [started(tmp_path, script, nodes=2, node=node, port=port) for node in range(2)]
+    both = [started(tmp_path, script, *WITHOUT_DDP, nodes=2, node=node, port=port) for node in range(2)]
     reports = [ended(process, tmp_path, node) for node, process in enumerate(both)]
 
     for report, code in reports:

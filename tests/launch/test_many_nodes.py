@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.lab.hosts import WITHOUT_DDP
 from tests.launch.agents import PATIENCE_S, Agent, end
 from tests.once import free_port
 
@@ -55,7 +56,8 @@ def test_two_nodes_meet_and_both_end_with_the_heads_healthy_report(start: Start)
 
 @pytest.mark.lab  # long
 def test_a_node_that_never_comes_is_missing_by_its_node_rank(start: Start):
-    head, other = start(3, 0, "--join-timeout", "3"), start(3, 1, "--join-timeout", "3")
+    options = ("--join-timeout", "3", *WITHOUT_DDP)
+    head, other = start(3, 0, *options), start(3, 1, *options)
 
     reports = head.report(), other.report()
 
@@ -71,8 +73,8 @@ def test_a_node_that_never_comes_is_missing_by_its_node_rank(start: Start):
 
 @pytest.mark.lab  # long
 def test_two_agents_with_one_node_rank_are_both_told_so(start: Start):
-    head = start(3, 0, "--join-timeout", "20")
-    twins = start(3, 1, name="one"), start(3, 1, name="other")
+    head = start(3, 0, "--join-timeout", "20", *WITHOUT_DDP)
+    twins = start(3, 1, *WITHOUT_DDP, name="one"), start(3, 1, *WITHOUT_DDP, name="other")
 
     assert [_codes(agent.report()) for agent in (head, *twins)] == [["DD515"]] * 3
     assert head.process.returncode == 1
@@ -80,13 +82,13 @@ def test_two_agents_with_one_node_rank_are_both_told_so(start: Start):
 
 @pytest.mark.lab  # long
 def test_an_agent_that_was_ended_and_started_anew_takes_its_own_place(start: Start):
-    head = start(2, 0)
+    head = start(2, 0, *WITHOUT_DDP)
     head.wait_for("import torch")
-    first = start(2, 1, name="first")
+    first = start(2, 1, *WITHOUT_DDP, name="first")
     first.wait_for("import torch")
     first.signal(signal.SIGINT)
 
-    second = start(2, 1, name="second")
+    second = start(2, 1, *WITHOUT_DDP, name="second")
 
     assert _codes(head.report()) == []
     assert (head.process.returncode, second.report()["verdict"]) == (0, "healthy")
@@ -95,7 +97,7 @@ def test_an_agent_that_was_ended_and_started_anew_takes_its_own_place(start: Sta
 
 @pytest.mark.lab  # long
 def test_nodes_that_were_told_different_numbers_end_at_once(start: Start):
-    head, other = start(2, 0), start(3, 1)
+    head, other = start(2, 0, *WITHOUT_DDP), start(3, 1, *WITHOUT_DDP)
 
     assert [_codes(agent.report()) for agent in (head, other)] == [["DD518"], ["DD518"]]
 
@@ -127,7 +129,7 @@ def test_an_interrupt_on_one_node_ends_the_run_on_all(start: Start):
 
 @pytest.mark.lab  # long
 def test_a_head_that_is_interrupted_at_the_roll_call_lets_those_who_came_go(start: Start):
-    agents = [start(3, rank) for rank in range(2)]
+    agents = [start(3, rank, *WITHOUT_DDP) for rank in range(2)]
     agents[1].wait_for("2 of 3 nodes here")
 
     agents[0].signal(signal.SIGINT)

@@ -14,6 +14,7 @@ from ddp_doctor import app
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.model.choices import ExitCode
 from tests.lab.attack import Round, Run
+from tests.lab.hosts import WITHOUT_DDP
 
 pytestmark = [pytest.mark.ranks, pytest.mark.serial]
 
@@ -21,7 +22,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.serial]
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
     """On two ranks; whatever a test that fails leaves must not trouble those that follow."""
-    run = Run(tmp_path, 2, "--level", "quick")
+    run = Run(tmp_path, 2, "--level", "quick", *WITHOUT_DDP)
     yield run
     run.kill()
 

@@ -1,11 +1,18 @@
-"""An import of torch that does not end in its time: slow, or stuck?"""
+"""The import of torch before ranks are forked: with what DDP needs or without; slow or stuck where it does not end."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
+
+from ddp_doctor.checks import CHECKS
+from ddp_doctor.engine.node_run.session import Session
+from ddp_doctor.model.recording import Options
+from ddp_doctor.ranks import preload
+from ddp_doctor.starters.request import RunRequest
 
 SCRIPT = """
 import sys
@@ -44,3 +51,28 @@ def test_an_import_that_does_not_end(torch: str, waits_s: float, moving: str, tm
     said, took_s, is_in_torch = done.stdout.split()
     assert (said, is_in_torch) == (moving, "True")
     assert float(took_s) >= (1.5 * waits_s if moving == "True" else waits_s)
+
+
+@pytest.mark.parametrize("ddp", [True, False])
+def test_what_ddp_needs_is_imported_where_ranks_will_use_it_and_nowhere_else(ddp: bool, monkeypatch):
+    for name in ("torch", "torch.nn", "torch.nn.parallel"):  # and no torch._dynamo
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+    monkeypatch.delitem(sys.modules, "torch._dynamo.utils", raising=False)
+    monkeypatch.setattr("ddp_doctor.ranks.preload.gc", SimpleNamespace(disable=int, enable=int, freeze=int))
+
+    error = preload._import_all(ddp=ddp)
+
+    assert ("torch._dynamo" in (error or "")) is ddp
+
+
+@pytest.mark.parametrize(
+    ("checks", "ddp"), [(("allreduce", "p2p"), False), (("allreduce", "buffers"), True), ((), False)]
+)
+def test_ranks_will_use_ddp_where_a_check_of_it_is_planned(checks: tuple[str, ...], ddp: bool):
+    told: list[bool] = []
+    with Session(RunRequest(Options(), {})) as session:
+        session.server = SimpleNamespace(start=lambda *, ddp: told.append(ddp), stop=int)  # type: ignore[assignment]
+        session.warm_up([check for check in CHECKS if check.id in checks])
+
+    assert told == [ddp]

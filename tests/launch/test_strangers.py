@@ -14,6 +14,7 @@ import pytest
 from ddp_doctor.agents.framing import JUNK
 from ddp_doctor.ranks import control_store
 from ddp_doctor.ranks.store import connect
+from tests.lab.hosts import WITHOUT_DDP
 from tests.launch.agents import PATIENCE_S, Agent, end
 from tests.once import free_port
 
@@ -33,9 +34,7 @@ def start(tmp_path: Path, port: int) -> Iterator[Start]:
     agents: list[Agent] = []
 
     def one(claims: int, *options: str, **more: Any) -> Agent:
-        agents.append(
-            Agent(tmp_path, port, 2, claims, "--level", "quick", "--skip", "torchrun", *options, **more)
-        )
+        agents.append(Agent(tmp_path, port, 2, claims, "--level", "quick", *WITHOUT_DDP, *options, **more))
         return agents[-1]
 
     yield one

@@ -65,7 +65,9 @@ def test_a_factory_that_never_ends_on_one_rank_is_named_by_its_line(with_model):
 
     assert (scenario.codes, scenario.culprits) == (["DD610"], [1])
     line = line_of("this one as well")
-    assert scenario.title.startswith(f"Rank 1 hangs in your factory, {line} `threading.Event().wait()")
+    assert scenario.title.startswith(
+        f"Rank 1 hangs in the function that builds your model, {line} `threading.Event().wait()"
+    )
 
 
 def test_a_factory_that_never_ends_anywhere_blames_no_rank_and_the_model_is_not_measured(with_model):
@@ -74,7 +76,9 @@ def test_a_factory_that_never_ends_anywhere_blames_no_rank_and_the_model_is_not_
     assert scenario.codes == ["DD785"]
     assert [rank for rank in scenario.culprits if rank is not None] == []
     assert scenario.title.startswith("Both ranks have hung for ")
-    assert f" in your factory, {line_of('this one as well')} `threading" in scenario.title
+    assert (
+        f" in the function that builds your model, {line_of('this one as well')} `threading" in scenario.title
+    )
     (left,) = scenario.outcome.recording.not_run
     assert (left.check, left.reason) == (
         "step_time",

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ddp_doctor.cli.main import app
+from ddp_doctor.lint.linting import lint_text
 from ddp_doctor.lint.report import LintReport
 from ddp_doctor.lint.rules import RULES
 from tests.lint.hundred import write_hundred
@@ -67,6 +68,28 @@ def test_a_fault_is_shown_with_its_place_line_and_remedy_and_exits_with_one(fold
     assert "Remedy: Take the GPU whose number is LOCAL_RANK" in done.stdout
     assert "Sick: 1 error in 1 file." in done.stdout
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "line", "words"),
+    [
+        ("ddp", "for x in data: net(x).sum().backward()", "Call the wrapper itself, ddp(...), not"),
+        ("ddp", "for x in data: ddp.module(x).sum().backward()", "Call the wrapper itself, ddp(...), not"),
+        ("ddp", "torch.save(ddp.state_dict(), path)", "inside of the wrapper: ddp.module.state_dict()"),
+        ("self.ddp", "torch.save(self.ddp, path)", "inside of the wrapper: self.ddp.module.state_dict()"),
+    ],
+)
+def test_a_remedy_calls_the_wrapper_by_the_name_it_has_in_the_script(wrapper: str, line: str, words: str):
+    script = f"""import torch
+from torch.nn.parallel import DistributedDataParallel
+def train(self, net, data, path):
+    {wrapper} = DistributedDataParallel(net)
+    {line}
+"""
+
+    linted = lint_text("train.py", script)
+
+    assert any(words in remedy.summary for finding in linted.findings for remedy in finding.remedies)
 
 
 def test_a_healthy_script_is_one_line_and_with_quiet_none(folder: Path):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -24,7 +22,7 @@ from ddp_doctor.model.trial import RankEvidence, TrialRecord
 from ddp_doctor.parse.visible_devices import visible_gpus
 from ddp_doctor.sources.machine import LiveContext
 from tests.machines.board import Board
-from tests.nvml_stand_in import environment
+from tests.nvml_stand_in import answer
 from tests.simulated import trial
 
 GIB = 2**30
@@ -113,13 +111,12 @@ class WholeContext(LiveContext):
         if name.startswith("nvml"):
             settings = self.machine.nvml
             if settings is None:
-                answer = {"error": "library_not_found", "call": "nvmlInit", "gpus": [], "elapsed_s": 0.1}
-                return ended(json.dumps(answer))
-            answer_of = nvml_answer(
-                name, tuple(sorted(settings.items())), "2" if "hang" in str(settings) else "20"
-            )
-            other = answer_of.stdout.replace("GPU-8932f93", f"GPU-{self.machine.uuids}932f93")
-            return replace(answer_of, stdout=other)
+                none = {"error": "library_not_found", "call": "nvmlInit", "gpus": [], "elapsed_s": 0.1}
+                return ended(json.dumps(none))
+            limit_s = "2" if "hang" in str(settings) else "20"
+            said = answer(name, limit_s, **_lower(settings))
+            other = said.stdout.replace("GPU-8932f93", f"GPU-{self.machine.uuids}932f93")
+            return replace(said, stdout=other)
         if name == "software" and self.machine.installed is not None:
             return ended(json.dumps(self.machine.installed))
         if name == "nccl":
@@ -144,13 +141,6 @@ class WholeContext(LiveContext):
     def resolve(self, name: str, timeout_s: float) -> tuple[str, ...]:
         first = self.machine.network[0].addresses[0].partition("/")[0]
         return self.machine.names.get(name, (first,))
-
-
-@functools.cache
-def nvml_answer(name: str, settings: tuple[tuple[str, str], ...], limit: str) -> CommandResult:
-    """The real child's answer on the stand-in; asked once for all machines that are alike."""
-    env = environment(**{"fault": "healthy", **_lower(dict(settings))})
-    return LiveContext(env, time.monotonic() + 60).child(name, limit)
 
 
 def _lower(settings: Mapping[str, str]) -> dict[str, str]:

@@ -1,13 +1,19 @@
 """The stand-in for libnvidia-ml, compiled once in a test run and loaded by the real pynvml."""
 
+import atexit
 import functools
 import hashlib
 import shutil
 import subprocess
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from ddp_doctor import sources
+from ddp_doctor.model.context import CommandResult
+from tests.forked import Forked, forked
 from tests.measured import MEASURED
 from tests.once import once
 
@@ -38,3 +44,26 @@ def library_folder(*defines: str) -> str:
 def environment(fault: str = "healthy", *defines: str, **more: str) -> dict[str, str]:
     """What a process needs in its environment to meet the stand-in with ``fault`` planted."""
     return {"LD_LIBRARY_PATH": library_folder(*defines), "NVML_STAND_IN": fault, **MEASURED, **more}
+
+
+@functools.cache
+def answer(child: str, limit_s: str, fault: str = "healthy", *defines: str, **more: str) -> CommandResult:
+    """What ``sources/child_NAME.py`` prints with ``fault`` planted, in a process of its own; each is asked once."""
+    env = environment(fault, *defines, **more)
+    script = Path(sources.__file__).with_name(f"child_{child}.py")
+    done = _bound_to(env["LD_LIBRARY_PATH"])(str(script), limit_s, env=env)
+    return CommandResult((str(script), limit_s), "ended", done.returncode, done.stdout, done.stderr)
+
+
+@functools.cache
+def _bound_to(folder: str) -> Forked:
+    """Most of what a child takes is the import of pynvml. The linker reads the folder of libraries at the start."""
+    stack = ExitStack()
+    atexit.register(stack.close)
+    streams = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ddp-doctor-tests-")))
+    code = (
+        "import pynvml, runpy",
+        "sys.argv = args[1:]; runpy.run_path(sys.argv[0], run_name='__main__')",
+    )
+    env = {"LD_LIBRARY_PATH": folder, **MEASURED}
+    return stack.enter_context(forked(streams, "child", code, env))

@@ -1,12 +1,11 @@
 """A tree in place of /: what the kernel shows of a node, beside the stand-in for the driver's library."""
 
-import functools
 import time
 from pathlib import Path
 
 from ddp_doctor.model.context import CommandResult
 from ddp_doctor.sources.machine import LiveContext
-from tests.nvml_stand_in import environment
+from tests.nvml_stand_in import answer
 
 BUSES = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
 
@@ -59,15 +58,8 @@ def plug_eight(machine: Machine) -> Machine:
     return machine
 
 
-@functools.cache
-def _answer(fault: str, defines: tuple[str, ...], limit: str) -> CommandResult:
-    """The real child's answer; the variables that choose GPUs do not change it."""
-    return LiveContext(environment(fault, *defines), time.monotonic() + 60).child("nvml", limit)
-
-
 class StandInContext(LiveContext):
     """The live machine below another root, whose NVML is the stand-in."""
 
     def child(self, name: str, *args: str) -> CommandResult:
-        defines = tuple(self.env["DEFINES"].split())
-        return _answer(self.env["NVML_STAND_IN"], defines, *args)
+        return answer(name, *args, self.env["NVML_STAND_IN"], *self.env["DEFINES"].split())

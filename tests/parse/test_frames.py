@@ -21,7 +21,7 @@ BACKWARD = [f"{PROBE}/passes.py:71 in run", f"{TORCH}/_tensor.py:623 in backward
     ("stack", "running"),
     [
         ([*IMPORT, "<frozen importlib._bootstrap>:690 in _load_unlocked"], "the import of your module"),
-        ([f"{PROBE}/user_code.py:198 in made"], "your factory"),
+        ([f"{PROBE}/user_code.py:198 in made"], "the function that builds your model"),
         ([f"{PROBE}/batches.py:157 in make"], "your make_batch"),
         (FORWARD, "your forward"),
         ([f"{PROBE}/batches.py:95 in loss", f"{PROBE}/batches.py:281 in _own_loss"], "your loss"),

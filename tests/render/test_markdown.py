@@ -6,12 +6,13 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from ddp_doctor.model.choices import Confidence, Severity, Verdict
-from ddp_doctor.model.finding import Evidence, Finding, Remedy
+from ddp_doctor.model.choices import CheckStatus
+from ddp_doctor.model.finding import Evidence, Remedy
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.report import CheckResult, Report, Tool
+from ddp_doctor.model.report import CheckResult
 from ddp_doctor.render import markdown
 from tests.recorded import SITUATIONS, judged
+from tests.render.reports import error, report
 
 FOLDS = {"<details>", "</details>", "<summary>", "</summary>"}
 EVIL = "no|de`1`` <img src=x onerror=alert(1)> </details> [x](https://evil.example) ![p](http://p) *b* _i_ ~~s~~ &lt;"
@@ -30,32 +31,13 @@ def html_of(text: str) -> set[str]:
 
 
 def block(title: str, *, command: str = "nvidia-smi", reason: str = "") -> str:
-    finding = Finding(
-        code="DD304",
-        name="gpu-lost",
-        severity=Severity.ERROR,
-        confidence=Confidence.PROVED,
-        title=title,
-        detail=title,
-        evidence=(Evidence(check="gpus", text=title),),
-        remedies=(Remedy(summary=title, commands=(command,)),),
+    evidence = (Evidence(check="gpus", text=title),)
+    found = error(Remedy(summary=title, commands=(command,))).model_copy(
+        update={"title": title, "detail": title, "evidence": evidence}
     )
-    report = Report(
-        tool=Tool(version="1"),
-        run_id="r",
-        started_at="2026-01-01T00:00:00Z",
-        duration_s=1.0,
-        verdict=Verdict.SICK,
-        exit_code=1,
-        summary=f"Sick: {title}",
-        checks=(
-            CheckResult.model_validate(
-                {"id": "gpus", "title": "GPUs", "status": "skipped", "reason": reason}
-            ),
-        ),
-        findings=(finding,),
-    )
-    return markdown.render(report, Recording())
+    check = CheckResult(id="gpus", title="GPUs", status=CheckStatus.SKIPPED, reason=reason)
+    shown = report(found).model_copy(update={"summary": f"Sick: {title}", "checks": (check,)})
+    return markdown.render(shown, Recording())
 
 
 def test_names_with_marks_of_markdown_and_html_are_shown_and_do_nothing():

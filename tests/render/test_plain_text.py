@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_doctor.cli.error_handler import print_to_stderr
-from ddp_doctor.model.choices import CheckStatus, Confidence, Detail, Severity, Verdict
-from ddp_doctor.model.finding import Evidence, Finding, Remedy
+from ddp_doctor.model.choices import CheckStatus, Detail, Verdict
+from ddp_doctor.model.finding import Evidence, Remedy
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.report import CheckResult, Report, Tool
+from ddp_doctor.model.report import CheckResult, Report
 from ddp_doctor.render import screen, terminal
 from ddp_doctor.render.progress import progress
 from ddp_doctor.render.text import one_line, plain
-from tests.render.reports import Screen
+from tests.render.reports import Screen, error, report
 
 CLIPBOARD = "\x1b]52;c;ZXZpbA==\x07"
 
@@ -39,30 +39,20 @@ def test_ordinary_text_stays_as_it_is(text: str) -> None:
 
 def hostile_report() -> Report:
     evil = f"rank 3{CLIPBOARD}\x9b2J\x7f"
-    return Report(
-        tool=Tool(version="1"),
-        run_id="x",
-        started_at="",
-        duration_s=0.0,
-        verdict=Verdict.SICK,
-        exit_code=1,
-        summary=f"Sick: {evil}\nHealthy: all ranks passed.",
-        checks=(
-            CheckResult(id=f"p2p{evil}", title=evil, status=CheckStatus.PASSED),
-            CheckResult(id="host", title="host", status=CheckStatus.FAILED, reason=evil),
-        ),
-        findings=(
-            Finding(
-                code="DD601",
-                name="x-y",
-                severity=Severity.ERROR,
-                title=f"{evil}\nHealthy: all ranks passed.",
-                detail=evil,
-                confidence=Confidence.LIKELY,
-                evidence=(Evidence(check="p2p", text=evil),),
-                remedies=(Remedy(summary=evil, commands=(evil,), cost=evil, undo=evil),),
-            ),
-        ),
+    checks = (
+        CheckResult(id=f"p2p{evil}", title=evil, status=CheckStatus.PASSED),
+        CheckResult(id="host", title="host", status=CheckStatus.FAILED, reason=evil),
+    )
+    found = error(Remedy(summary=evil, commands=(evil,), cost=evil, undo=evil)).model_copy(
+        update={
+            "title": f"{evil}\nHealthy: all ranks passed.",
+            "detail": evil,
+            "evidence": (Evidence(check="p2p", text=evil),),
+        }
+    )
+    summary = f"Sick: {evil}\nHealthy: all ranks passed."
+    return report(found).model_copy(
+        update={"verdict": Verdict.SICK, "exit_code": 1, "summary": summary, "checks": checks}
     )
 
 

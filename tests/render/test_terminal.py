@@ -113,7 +113,7 @@ def test_few_words_are_the_findings_and_the_verdict():
     host = CheckResult(id="host", title="host", status=CheckStatus.PASSED)
     assert _shown(detail=Detail.VERDICT, checks=(host,)) == ["Healthy. (1.0 s)"]
     few = _shown(detail=Detail.VERDICT, checks=(host,), findings=(_finding(),))
-    assert (few[1], few[-1]) == ("ERROR DD000 Much", "Healthy. (1.0 s)")
+    assert (few[0], few[-1]) == ("ERROR DD000 Much", "Healthy. (1.0 s)")
 
 
 #: Reports with every table, of one node and of several, healthy and sick.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -80,15 +81,26 @@ def test_removed_variables_tell_when_and_the_others_do_not():
         assert (variable.last is not None) == (variable.status == "removed"), variable.name
 
 
-def test_the_table_is_read_within_20_ms():
-    times = []
-    for _ in range(10):
+def test_the_table_is_read_in_little_more_time_than_its_words_are_found():
+    """20 ms where finding the words takes 2.5, as it did when this was written; 10 ms is what it took."""
+    texts = [path.read_text(encoding="utf-8") for path in DATA.rglob("*.ini")]
+
+    def read() -> None:
         for cached in (variables, never_read, foreign):
             cached.cache_clear()
-        started = time.process_time()
         variables(), never_read(), is_unknown("NCCL_NOBODY")
-        times.append(time.process_time() - started)
-    assert min(times) < 0.020
+
+    def find_words() -> None:
+        for text in texts:
+            re.findall(r"[A-Za-z0-9_.-]+", text)
+
+    times: dict[Callable[[], None], list[float]] = {read: [], find_words: []}
+    for _ in range(10):  # in turns: both meet the same moments of a busy machine
+        for work, took_s in times.items():
+            started = time.process_time()
+            work()
+            took_s.append(time.process_time() - started)
+    assert min(times[read]) < 8 * min(times[find_words])
 
 
 @pytest.mark.parametrize("header", ["ProcessGroupNCCL.hpp", "ProcessGroupGloo.hpp", "FlightRecorder.hpp"])

@@ -266,12 +266,13 @@ def _does_not_load(recording: Recording, bad: _BadShards, bad_parts: _BadParts) 
     owners = sorted({ranks[own] for _, found in bad for own in (*found.missing, *found.off) if own in ranks})
     readers = [rank.rank or 0 for rank, _ in bad]
     saved = bad[0][0].fact.world_size
-    sizes = "1" if not bad_parts else f"1 and {bad_parts[0][1].world_size}"
+    sizes = "1 rank" + (f", nor by {bad_parts[0][1].world_size}" if bad_parts else "")
+    fault = "missing" if bad[0][1].missing else "wrong"
     return likely(
         rank_culprits(recording, Checkpoint, owners if len(readers) == saved else readers),
-        f"The sharded checkpoint of {saved} ranks fails to load at world size {sizes} on"
+        f"A checkpoint that {saved} ranks saved in shards cannot be loaded by {sizes}: it fails on"
         f" {ranks_at(recording, readers)}"
-        + (f": the fault is in the shard of {ranks_at(recording, owners)}" if owners else ""),
+        + (f", where the shard of {ranks_at(recording, owners)} is {fault}" if owners else ""),
         _evidence(*bad[0]),
         LOOK_AT_STORAGE,
         detail=_detail(*bad[0]),
@@ -287,8 +288,8 @@ def _does_not_load_in_parts(recording: Recording, bad: _BadParts) -> Draft:
     rank, found = next((each for each in bad if each[0].rank in readers), bad[0])
     return likely(
         rank_culprits(recording, Checkpoint, readers) if len(readers) < members else (),
-        f"The sharded checkpoint of {saved} ranks fails to load at world size {members} on"
-        f" {ranks_at(recording, readers)}, though it loads at world size 1",
+        f"A checkpoint that {saved} ranks saved in shards cannot be loaded by {members} ranks: it fails on"
+        f" {ranks_at(recording, readers)}, though 1 rank alone can load all of it",
         Evidence(
             text=f"elements of rank {rank.rank}'s part that are as saved",
             value=None if found.error else found.elements - found.off_elements,

@@ -10,6 +10,7 @@ from ddp_doctor.checks.ddp.data_sharding.wording import (
     WHICH_SAMPLER,
     Facts,
     by_rank,
+    cases,
     differing,
     draft,
     parted,
@@ -49,9 +50,9 @@ def sampler_of_another_rank(recording: Recording) -> Iterator[Draft]:
     fact = facts[first]
     yield draft(
         recording,
-        f"The sampler on {ranks_at(recording, wrong)} was made for another rank:"
-        f"{' on the first of them' if len(wrong) > 1 else ''} for rank {share.rank} of {share.replicas}, not"
-        f" rank {fact.group_rank} of {fact.world_size}",
+        f"The sampler on {ranks_at(recording, wrong)} was made for another"
+        f" {'number of ranks' if share.rank == fact.group_rank else 'rank'}: {'for example ' if len(wrong) > 1 else ''}"
+        f"rank {fact.group_rank} of {fact.world_size} has that of rank {share.rank} of {share.replicas}",
         "DistributedSampler gives a rank the indices that belong to the rank and number of ranks it was made"
         " with." + _local(recording, wrong),
         sorted(wrong),
@@ -82,12 +83,14 @@ def data_set_lengths_differ(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
     """
-    parts = differing(by_rank(recording), lambda share: share.data_length)
+    facts = by_rank(recording)
+    parts = differing(facts, lambda share: share.data_length)
     if parts is None:
         return
+    sets = len(cases(facts))
     yield draft(
         recording,
-        f"The lengths of the doctor's data sets differ between ranks: {parted(recording, parts)}",
+        f"Ranks disagree on the lengths of the doctor's {sets} data sets: {parted(recording, parts, ' samples')}",
         "DistributedSampler shuffles as many indices as the data set of its own rank has.",
         parts.few,
         Evidence(text="lengths of the data sets that ranks share out: " + parted(recording, parts)),

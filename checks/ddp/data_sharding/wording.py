@@ -115,9 +115,9 @@ def differing(facts: Facts, what: Callable[[Share], int | None]) -> Split[int] |
     )
 
 
-def parted(recording: Recording, parts: Split[int]) -> str:
+def parted(recording: Recording, parts: Split[int], unit: str = "") -> str:
     """``0 on rank 0 and rank 1; 7 on rank 2``; of many values the most frequent."""
-    places = [f"{shown} on {ranks_at(recording, ranks)}" for shown, ranks in parts.groups]
+    places = [f"{shown}{unit} on {ranks_at(recording, ranks)}" for shown, ranks in parts.groups]
     more = len(places) - NAMES_IN_A_SENTENCE
     return "; ".join(places[:NAMES_IN_A_SENTENCE]) + (f" and {more} more" if more > 0 else "")
 

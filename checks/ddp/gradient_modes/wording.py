@@ -42,7 +42,7 @@ MODES = {
         "Memory for a second copy of all gradients",
     ),
     "accumulation": Words(
-        "gradient accumulation with no_sync()",
+        "gradient accumulation under no_sync()",
         "Accumulate without no_sync()",
         "Every micro-step pays for an all-reduce",
     ),
@@ -65,12 +65,12 @@ MODES = {
 }
 
 
-#: The names of a gradient's parts, and how often each enters: powers of 2 show which one is missing.
+#: What a gradient is the sum of, and how often each part enters: powers of 2 show which one is missing.
 _PARTS: dict[str, tuple[tuple[int, ...], str]] = {
     "accumulation": (ACCUMULATED, "micro-step"),
-    "twice": (USED, "the parameter's use"),
-    "static-graph": (USED, "the parameter's use"),
-    "checkpoint-static": (USED, "the parameter's use"),
+    "twice": (USED, "use"),
+    "static-graph": (USED, "use"),
+    "checkpoint-static": (USED, "use"),
 }
 
 
@@ -85,8 +85,8 @@ def lacks(mode: str, held: gradient_code.Reading, ranks: int) -> str:
     ratios = {held.scale} if held.holds == "scaled" else set(held.shares.values())
     part = _part(mode, min(ratios)) if len(ratios) == 1 else ""
     if part:
-        whose = "" if held.holds == "scaled" else f" on {name_list([f'rank {rank}' for rank in held.shares])}"
-        return f"it lacks what comes from {part}{whose}"
+        whose = "" if held.holds == "scaled" else f"of {name_list([f'rank {rank}' for rank in held.shares])} "
+        return f"{whose}only {part}"
     if mode == "unused" and over_users(held, ranks):
         return "it is the mean over the ranks that use the parameter, not over all"
     if held.holds == "absent":
@@ -101,13 +101,20 @@ def over_users(held: gradient_code.Reading, ranks: int) -> bool:
 
 
 def _part(mode: str, ratio: float) -> str:
-    """The micro-steps or uses that a ratio of the right value leaves out; "" where none explains it."""
+    """``the first of the parameter's 2 uses counts``, by a ratio of the right value; "" where none explains it."""
     multiples, what = _PARTS.get(mode, ((), ""))
     entered = ratio * sum(multiples)
     if abs(entered - round(entered)) > 0.01 or not 0 < round(entered) < sum(multiples):
         return ""
-    lost = [number for number, multiple in enumerate(multiples, 1) if not round(entered) & multiple]
-    return f"{what}{'s' if len(lost) > 1 else ''} {name_list([str(number) for number in lost])} of {len(multiples)}"
+    counted = [number for number, multiple in enumerate(multiples, 1) if round(entered) & multiple]
+    if what == "use":
+        return f"the {'first' if counted == [1] else 'second'} of the parameter's 2 uses counts"
+    numbers = name_list([str(number) for number in counted])
+    return (
+        f"{what} {numbers} of {len(multiples)} counts"
+        if len(counted) == 1
+        else f"{what}s {numbers} of {len(multiples)} count"
+    )
 
 
 @dataclass(frozen=True)

@@ -190,5 +190,5 @@ def step_after_no_sync_not_synchronised(recording: Recording) -> Iterator[Draft]
     after = [found for found in off_in(ranks, "resync") if found.gradient.parameter not in before]
     wrong = [found for found in after if lost_a_step(found.gradient.held)]
     for off in by_cause(wrong):
-        what = f"The step after no_sync() is not synchronised on {who(recording, off)}"
+        what = f"In the step after no_sync() the gradient on {who(recording, off)} is wrong"
         yield draft(recording, what, off, minority(off, wrong))

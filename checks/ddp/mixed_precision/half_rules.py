@@ -48,8 +48,8 @@ def half_precision_mean_overflows(recording: Recording) -> Iterator[Draft]:
         large = next(iter(infinite.values())).large
         yield likely(
             rank_culprits(recording, MixedPrecision, sorted(infinite) if some else ()),
-            f"The mean of {dtype} gradients of {large:g} is infinite on {ranks_at(recording, infinite)}: they are"
-            " summed before they are divided",
+            f"The mean of {dtype} gradients overflows on {ranks_at(recording, infinite)}: gradients of {large:g} are"
+            " summed before they are divided by the number of ranks",
             Evidence(
                 text=f"largest element of the {dtype} gradient is not finite",
                 expected=large,

@@ -98,7 +98,8 @@ def _absent_draft(
         title,
         Evidence(check="interfaces", text=f"running, with an address: {usable}", expected_from=_DOCS),
         unset({name: value}, "no such interface here"),
-        detail=f"This run uses {backend_name(other)}, which does not read {name}."
+        detail=f"{'This run uses' if recording.trials else 'Ranks here would use'} {backend_name(other)}, which does"
+        f" not read {name}."
         if other
         else "Every rank would fail in init_process_group().",
         severity=severity,

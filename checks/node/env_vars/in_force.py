@@ -221,7 +221,7 @@ class InForce:
         return Remedy(
             summary=f"Take {' and '.join(in_files)} out of {' and '.join(dict.fromkeys(in_files.values()))}",
             settings=tuple(_overruled(name, why, in_files) for name in pairs),
-            cost="none, unless something else relies on it; until the file is mended the environment overrules it",
+            cost="none, unless something else relies on it; until the file is corrected the environment overrules it",
             undo="put the line back",
             proof=proof or NO_TRIAL,
         )

@@ -21,6 +21,7 @@ from ddp_doctor.wording.findings import proved
 from ddp_doctor.wording.gpus import asked_for, gpu_draft
 from ddp_doctor.wording.kernel_log import xid_lines
 from ddp_doctor.wording.nodes import by_cause, node_culprits, node_names, of_nodes
+from ddp_doctor.wording.ranks import capital
 
 REQUIRED = "--require-gpus"
 
@@ -89,9 +90,10 @@ def gpus_missing(recording: Recording) -> Iterator[Draft]:
         have = f"only {short.have}" if short.have else "none"
         missing = f"; missing: {', '.join(short.named)}" if short.named else ""
         nodes = {node.node for node in group}
+        shows = "the driver shows" if of_node else "the job can use"
         yield proved(
             of_nodes(recording, group),
-            f"{{who}}: {have} of {short.expected} GPUs{missing}",
+            f"{{who}}: {shows} {have} of {short.expected} GPUs{missing}",
             (
                 Evidence(
                     text="what the driver shows" if of_node else "what the job can count on",
@@ -103,8 +105,7 @@ def gpus_missing(recording: Recording) -> Iterator[Draft]:
                 *xid_lines(recording, partial(_is_missing, nodes, short.named)),
             ),
             _show_all(group[0].fact) if short.source == REQUIRED and not of_node else FIND_GPU,
-            detail=f"{'The driver shows' if of_node else 'The job can use'} {short.have};"
-            f" {short.source} says {short.expected}.",
+            detail=f"{capital(shows)} {short.have}; {short.source} says {short.expected}.",
             severity=_shortfall_severity(recording, short, group),
         )
 

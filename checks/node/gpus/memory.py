@@ -78,7 +78,7 @@ def repair_failed(recording: Recording) -> Iterator[Draft]:
                 text=f"row remapping failed; {_rows(gpu)}", expected_from=nvml.MEMORY_ERRORS
             ),
             REPLACE_GPU,
-            detail="A reset does not mend it: the bank of memory has no spare row left, or the ROM took no entry.",
+            detail="A reset does not fix it: the bank of memory has no spare row left, or the ROM took no entry.",
             severity=Severity.ERROR,
             beside=xids_of(recording, hits),
         )

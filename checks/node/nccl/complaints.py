@@ -133,8 +133,8 @@ def no_numa_calls(recording: Recording) -> Iterator[Draft]:
     if nodes:
         yield likely(
             of_nodes(recording, nodes),
-            "NCCL uses /dev/shm on {who}: the container is not allowed to place host memory near its GPUs",
+            "The container on {who} blocks NUMA calls, so NCCL uses /dev/shm in place of CUDA's host memory",
             Evidence(text="NCCL's log: cuMem host allocations do not appear to be working"),
             ALLOW_NUMA,
-            detail="NCCL works all the same, maybe slower. Docker forbids NUMA calls unless it is told otherwise.",
+            detail="NCCL works all the same, maybe slower. Docker blocks these calls unless it is told otherwise.",
         )

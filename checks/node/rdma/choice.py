@@ -1,6 +1,6 @@
 """DD563, DD571, DD577, DD578: the ports that NCCL takes, by itself or by NCCL_IB_HCA, and those that it should take."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ddp_doctor.checks.node.rdma.nodes import distance, fast_and_others, is_between_nodes, users
 from ddp_doctor.checks.node.rdma.wording import Hit, port_draft, port_name, use_ports
@@ -59,15 +59,22 @@ def different_kinds(recording: Recording) -> Iterator[Draft]:
     yield port_draft(
         recording,
         others,
-        "NCCL may use it together with the faster ports"
-        if len({hca.name for _, hca, _ in others}) == 1
-        else "NCCL may use these together with the faster ports",
+        _beside(others, fast.values()),
         lambda port_at: f"{port_at[2].link_layer}, {port_at[2].rate}",
         *([remedy] if remedy else []),
         detail="NCCL uses every active port unless it is told otherwise. Mostly it prefers the fast ones.",
         severity=Severity.INFO,
         confidence=Confidence.POSSIBLE,
     ).model_copy(update={"reproduced_by": everybody(recording)})
+
+
+def _beside(others: Sequence[Hit], fast: Iterable[Sequence[tuple[Hca, Port]]]) -> str:
+    """How the others differ from the ports that NCCL is to take: they are slower, or of another kind."""
+    least = min(port.rate_gbit_per_s or 0.0 for ports in fast for _, port in ports)
+    slower = all((port.rate_gbit_per_s or 0.0) < least for _, _, port in others)
+    kind = "slower" if slower else " and ".join(sorted({port.link_layer or "other" for _, _, port in others}))
+    these = f"this {kind} port" if len({hca.name for _, hca, _ in others}) == 1 else f"these {kind} ports"
+    return f"NCCL may use {these} together with the fast ones"
 
 
 def _is_well_chosen(

@@ -28,7 +28,7 @@ def nccl_differs_from_torch(recording: Recording) -> Iterator[Draft]:
 
     Why it matters
         torch calls functions that an older NCCL lacks, and fails with "undefined symbol". An older patch
-        brings mended hangs back. A newer one keeps the interface, but this pair was never tested.
+        has hangs that are fixed in the other. A newer one keeps the interface, but this pair was never tested.
 
     Remedy
         Reinstall the NCCL that torch pins, or take the other copy out of LD_LIBRARY_PATH and LD_PRELOAD.
@@ -61,7 +61,7 @@ def nccl_with_known_fault(recording: Recording) -> Iterator[Draft]:
         Such hangs come at random after hours, and such corruption is silent.
 
     Remedy
-        Upgrade to a torch that bundles a mended NCCL; some faults are avoided by a setting.
+        Upgrade to a torch that bundles a fixed NCCL; some faults are avoided by a setting.
 
     References
         https://docs.nvidia.com/deeplearning/nccl/release-notes

@@ -27,6 +27,7 @@ from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.ranks.node_ranks import FIRST, NodeRanks
 from ddp_doctor.ranks.trial import TrialResult
 from ddp_doctor.ranks.worker.remedy_probe import TRYING
+from ddp_doctor.wording.ranks import cause, short
 
 #: The check that tests links one by one.
 _PAIRWISE = "p2p"
@@ -295,5 +296,5 @@ def _have_met(record: TrialRecord) -> bool:
 def _why_unread(record: TrialRecord, rank: int) -> str:
     raised = next((evidence.raised for evidence in record.evidence if evidence.rank == rank), None)
     if raised is not None:
-        return f"{raised.type} at {raised.where}: {raised.message[:300]}"
+        return f"{raised.type} at {short(raised.where)}: {cause(raised.message)[:300]}"
     return f"the ranks were ended before rank {rank} was through"

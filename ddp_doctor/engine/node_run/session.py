@@ -50,9 +50,9 @@ class Session:
         self.server.stop()
         shutil.rmtree(self.run_folder, ignore_errors=True)
 
-    def warm_up(self) -> None:
-        """Start importing torch in the forkserver. Call from the main thread, first of all."""
-        self.server.start()
+    def warm_up(self, checks: Sequence[Check] | None = None) -> None:
+        """Start importing torch in the forkserver, for all checks or these. Call from the main thread, first of all."""
+        self.server.start(ddp=checks is None or any(check.group == "DDP" for check in checks))
 
     def torch_is_imported(self, checks: Sequence[Check]) -> bool:
         """Wait until ranks can be forked; where torch cannot be imported the checks have failed."""

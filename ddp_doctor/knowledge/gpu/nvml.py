@@ -96,7 +96,7 @@ class Fault:
 NVML_FAULTS = {
     "library_not_found": Fault(
         "the NVIDIA driver's library libnvidia-ml.so.1 is not found",
-        "Install the NVIDIA driver, or mend its installation.",
+        "Install the NVIDIA driver, or install it again.",
         ("ldconfig -p | grep libnvidia-ml", "cat /proc/driver/nvidia/version"),
     ),
     "library_not_found_in_container": Fault(
@@ -140,7 +140,7 @@ NVML_FAULTS = {
 }
 UNKNOWN_FAULT = Fault(
     "the NVIDIA driver does not work",
-    "Look at what the kernel driver says; a reboot often mends it, a fault that returns is hardware.",
+    "Look at what the kernel driver says; a reboot often fixes it, a fault that returns is hardware.",
     ("nvidia-smi", "sudo dmesg | grep -i nvrm"),
 )
 

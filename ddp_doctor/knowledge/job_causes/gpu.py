@@ -23,8 +23,9 @@ _DRAIN = Remedy(
 
 #: Signs of no cause of their own.
 SIGNS = (
-    # What the driver cleans up after a program that ended, or that another Xid stopped.
-    Sign("xid-of-victim", _XID, rf"{XID_LINE}(?P<xid>43|45)\b", tier="kernel", role="victim"),
+    # What the driver cleans up after a program that ended, or that another Xid stopped. No victim's words: after each
+    # job that is killed the kernel's log has them.
+    Sign("xid-of-victim", _XID, rf"{XID_LINE}(?P<xid>43|45)\b", tier="kernel", role="context"),
     # What the driver asks for after another Xid: a reset, a reboot.
     Sign(
         "xid-recovery",

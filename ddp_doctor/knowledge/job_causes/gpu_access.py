@@ -12,7 +12,7 @@ from ddp_doctor.model.finding import Remedy, Setting
 _CUDA_ERRORS = "CUDA runtime, texts of cudaGetErrorString"
 _NCCL_GUIDE = "NCCL user guide, troubleshooting, GPU-to-GPU communication"
 #: A time-out of one of the first collectives, by torch's number of it.
-_FIRST = ("watchdog-first",)
+_FIRST = (("Watchdog caught collective operation timeout",), r"WorkNCCL\(SeqNum=[1-3],", "watchdog")
 _WITHOUT_P2P = Remedy(
     summary="Test with NCCL_P2P_DISABLE=1: where the job runs then, P2P is the fault. This is a diagnosis, no cure",
     settings=(Setting(name="NCCL_P2P_DISABLE", value="1", why="GPUs exchange data through host memory"),),
@@ -35,11 +35,22 @@ SIGNS = (
         role="context",
     ),
     Sign(
-        "watchdog-first",
-        ("Watchdog caught collective operation timeout",),
-        r"WorkNCCL\(SeqNum=[1-3],",
-        tier="watchdog",
+        "iommu-translates",
+        ("DMAR: IOMMU enabled", "Default domain type: Translated", 'Missing "iommu=pt"'),
         role="context",
+    ),
+    Sign(
+        "geforce",
+        ("NVIDIA GeForce", "GeForce RTX", "NVIDIA RTX PRO"),
+        role="context",
+    ),
+    # Nothing of the communicator comes behind it, in the lines in which a healthy one is complete.
+    Sign(
+        "nvls-last",
+        ("NCCL INFO NVLS comm 0x",),
+        r"NVLS comm 0x(?!(?s:.*)(?:Init COMPLETE|Connected NVLS tree|NVLS comm 0x))",
+        role="context",
+        lines=40,
     ),
 )
 
@@ -211,19 +222,13 @@ CAUSES = (
         next_check="NCCL_P2P_DISABLE=1 with the same job; cat /proc/cmdline; dmesg | grep -iE 'DMAR|AMD-Vi|iommu'",
         references=(_NCCL_GUIDE, "RCCL, src/init.cc (the warning on iommu=pt)"),
         signs=(
-            Sign(
-                "iommu-translates",
-                ("DMAR: IOMMU enabled", "Default domain type: Translated", 'Missing "iommu=pt"'),
-                tier="watchdog",
-                confidence=Confidence.POSSIBLE,
-                beside=_FIRST,
-            ),
+            Sign("hang-with-iommu", *_FIRST, confidence=Confidence.POSSIBLE, beside=("iommu-translates",)),
         ),
     ),
     JobCause(
         code="DDJ121",
         name="p2p-broken-hang",
-        title="P2P between the GPUs of {who}[ ({name})] may move no data: the first collective hung",
+        title="P2P between the GPUs of {who} may move no data: the first collective hung",
         domain="host",
         restart="unknown",
         finds="A hang at the first collective of ranks on GPUs of the GeForce or RTX PRO kind.",
@@ -234,16 +239,7 @@ CAUSES = (
         ),
         next_check="NCCL_P2P_DISABLE=1 with the same job; nvidia-smi topo -p2p r",
         references=(_NCCL_GUIDE,),
-        signs=(
-            Sign(
-                "p2p-of-geforce",
-                ("NVIDIA GeForce", "GeForce RTX", "NVIDIA RTX PRO"),
-                r"(?P<name>(?:NVIDIA )?(?:GeForce RTX|RTX PRO) \d{3,4}\w?(?: Ti| SUPER| D)?)",
-                tier="watchdog",
-                confidence=Confidence.POSSIBLE,
-                beside=_FIRST,
-            ),
-        ),
+        signs=(Sign("hang-of-geforce", *_FIRST, confidence=Confidence.POSSIBLE, beside=("geforce",)),),
     ),
     JobCause(
         code="DDJ122",
@@ -268,14 +264,12 @@ CAUSES = (
         next_check="NCCL_NVLS_ENABLE=0 with the same job; NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NVLS",
         references=("NCCL 2.17 to 2.30, src/transport/nvls.cc",),
         signs=(
-            # Nothing of the communicator comes behind it, in the lines in which a healthy one is complete.
             Sign(
-                "nvls-last",
-                ("NCCL INFO NVLS comm 0x",),
-                r"NVLS comm 0x(?!(?s:.*)(?:Init COMPLETE|Connected NVLS tree|NVLS comm 0x))",
-                tier="nccl",
+                "hang-at-nvls",
+                ("Watchdog caught collective operation timeout", "watchdog got stuck for"),
+                tier="watchdog",
                 confidence=Confidence.POSSIBLE,
-                lines=40,
+                beside=("nvls-last",),
             ),
         ),
     ),

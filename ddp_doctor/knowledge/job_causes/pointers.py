@@ -171,7 +171,7 @@ _VICTIMS = (
     Sign(
         "peer-gone",
         tuple(words for words in victims.PEER_GONE if words != "waiting for clients"),
-        r"^(?!.*\bretrying\b)",
+        r"^(?!.*\bretrying\b)",  # NCCL's INFO while it connects: everyday life
         role="victim",
     ),
     Sign(
@@ -180,15 +180,20 @@ _VICTIMS = (
         role="victim",
     ),
     Sign(
-        "told-to-dump",  # where this rank stands, which did not time out itself; no number before torch 2.4
+        "told-to-dump",
         (
             "Observed flight recorder dump signal from another rank",
-            "Received a dump signal due to a collective timeout from",
             "Received a global timeout from another rank",
+            "Received a dump signal from another rank",
         ),
-        r"(?:timeout from|from)(?: this local)? +(?:rank (?P<told_by>\d+)|another rank)?"
-        r"(?:.*?[Ll]ast enqueued (?:NCCL )?work: (?P<enqueued>-?\d+), last completed (?:NCCL )?work: "
-        r"(?P<completed>-?\d+))?",
+        role="victim",
+    ),
+    Sign(  # of the group that a rank was made with first; the number is of the rank that prints it
+        "dump-signal",
+        ("Received a dump signal due to a collective timeout from",),
+        _GROUP
+        + r"Received a dump signal due to a collective timeout from +(?:this local rank|rank (?P<by>\d+))"
+        r"(?:.*?Last enqueued (?:\w+ )?work: (?P<enqueued>-?\d+), last completed (?:\w+ )?work: (?P<completed>-?\d+))?",
         role="victim",
     ),
     Sign(

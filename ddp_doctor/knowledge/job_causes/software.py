@@ -267,7 +267,7 @@ CAUSES = (
         title="NCCL met a state on {who} that its own authors rule out",
         domain="unknown",
         restart="unknown",
-        finds="NCCL's checks of its own state failed, or a crash inside its library.",
+        finds="NCCL's checks of its own state failed.",
         why="That is a fault of this version of NCCL, or of memory that something else overwrote.",
         remedies=(
             Remedy(
@@ -292,13 +292,6 @@ CAUSES = (
                 ),
                 r"NCCL WARN ",
                 tier="nccl",
-                confidence=Confidence.POSSIBLE,
-            ),
-            Sign(
-                "crash-in-nccl",
-                (" in libnccl.so",),
-                r"(?:segfault at|general protection fault|traps:)[^\n]* in libnccl\.so",
-                tier="kernel",
                 confidence=Confidence.POSSIBLE,
             ),
         ),

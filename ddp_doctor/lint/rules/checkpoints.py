@@ -67,15 +67,22 @@ def wrapper_saved(script: Script) -> Iterator[Spot]:
             yield Spot(
                 save,
                 "The DDP wrapper itself is saved: loading it needs a process group and the same classes",
-                remedy="Save the model inside of the wrapper: model.module.state_dict()",
+                remedy=_inside(*save.call.args[:1]),
             )
         for part in training.calls_in(save.argument(0, "obj")):
             if part.method == "state_dict" and training.surely_ddp(part.receiver):
                 yield Spot(
                     part,
                     "The state of the DDP wrapper is saved: all its keys begin with module.",
-                    remedy="Save the model inside of the wrapper: model.module.state_dict()",
+                    remedy=_inside(part.call.func),
                 )
+
+
+def _inside(wrapper: ast.expr | None = None) -> str:
+    """What to save, with the wrapper's name as the script writes it: of ``ddp`` or of ``ddp.state_dict``."""
+    dotted = isinstance(wrapper, ast.Name | ast.Attribute)
+    name = written(wrapper).removesuffix(".state_dict") if wrapper is not None and dotted else "model"
+    return f"Save the model inside of the wrapper: {name}.module.state_dict()"
 
 
 def _holds_prefix(script: Script) -> bool:

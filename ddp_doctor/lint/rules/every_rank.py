@@ -155,8 +155,17 @@ def forward_around(script: Script) -> Iterator[Spot]:
                 around[0],
                 f"The loss comes from {written(around[0].call.func)}(), not from the DDP wrapper: "
                 "its gradients are not synchronised between ranks",
-                remedy="Call the wrapper itself, model(...), not the module inside of it",
+                remedy=f"Call the wrapper itself, {_wrapper(script, around[0])}(...), not the module inside of it",
             )
+
+
+def _wrapper(script: Script, around: Call) -> str:
+    """The wrapper that a call goes around, as the script writes it; ``model`` where that is not certain."""
+    name, inside, _ = written(around.call.func).partition(".module")
+    if inside:
+        return name
+    names_of_wrappers = {training.written_to(script, wrap) for wrap in script.wraps}
+    return names_of_wrappers.pop() or "model" if len(names_of_wrappers) == 1 else "model"
 
 
 def _one_goes_first(script: Script, call: Call) -> bool:

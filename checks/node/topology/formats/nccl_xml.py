@@ -217,7 +217,7 @@ class _Host:
 
     def _doubts(self, gpus: Sequence[_Gpu]) -> Iterator[str]:
         if all(gpu.dev is None for gpu in gpus):
-            yield "the file lists PCI links only, and NCCL finds NVLinks by itself: whether there are any is not known"
+            yield "the file lists PCI links only; NVLinks, if there are any, are not in it"
         if self.unknown:
             yield f"PCI devices without a class are left out: {_some(tag.get('busid') for tag in self.unknown)}"
         if own := _to_themselves(gpus):

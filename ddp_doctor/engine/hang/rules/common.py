@@ -11,6 +11,7 @@ from ddp_doctor.model.finding import Culprit, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
 from ddp_doctor.parse.complaints import used_elsewhere, with_last_warning
+from ddp_doctor.parse.frames import YOURS
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.remedies.nccl import DISABLE_P2P
 from ddp_doctor.views.failed_trials import stalls
@@ -29,6 +30,8 @@ _RAISED_LOOKS: tuple[Kind, ...] = ("raised", "raised-everywhere", "unsure", "nev
 #: torch 2.15 distributed_c10d.py, _new_process_group_helper.
 _UNKNOWN_BACKEND = "Unknown c10d backend type"
 
+#: The step of probing/user_model in which ranks compare how a phase of the user's code went.
+OUTCOMES = "compare_outcomes"
 #: More lines of evidence of one kind than these help no reader; the culprits name every rank.
 MOST_LINES = 8
 
@@ -119,7 +122,16 @@ def step_words(step: Step | None) -> str:
     """``all_reduce 17``, as the evidence counts the steps of a check; a group is made once."""
     if step is None:
         return "its next step"
+    if step.name == OUTCOMES:
+        return f"the comparison after {step.detail}"
     return step.name if step.name == INIT else f"{step.name} {step.seq}"
+
+
+def in_your_code(step: Step | None) -> str:
+    """``your make_batch``: the user's code that ends in this step, where the ranks tell each other how it went."""
+    if step is None or step.name != OUTCOMES:
+        return ""
+    return YOURS.get(re.split(r"[( ]", step.detail)[0], "")
 
 
 def words_of(rank: RankEvidence) -> str:

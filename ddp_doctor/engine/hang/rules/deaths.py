@@ -11,6 +11,7 @@ from ddp_doctor.engine.hang.rules.common import (
     confidence,
     culprits,
     evidence,
+    in_your_code,
     judged,
     names,
     of_rank,
@@ -20,6 +21,7 @@ from ddp_doctor.engine.hang.rules.common import (
     words_of,
 )
 from ddp_doctor.facts.node.env_vars import EnvVars
+from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Reproducer
 from ddp_doctor.model.recording import Recording
@@ -27,10 +29,11 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
 from ddp_doctor.remedies.kinds import NO_TRIAL, remedy, unset
 from ddp_doctor.remedies.torch_calls import ONE_GPU_EACH
+from ddp_doctor.settings.wording import shown
 from ddp_doctor.views.failed_trials import explains
 from ddp_doctor.views.software import nodes_load_different_nccls
 from ddp_doctor.wording.findings import finding, proved
-from ddp_doctor.wording.nodes import host
+from ddp_doctor.wording.nodes import host, name_list
 from ddp_doctor.wording.ranks import capital, cause, rank_list, ranks_at, short
 
 
@@ -55,10 +58,10 @@ def died(recording: Recording) -> Iterator[Draft]:
     """
     for trial, judgement in judged(recording, "died"):
         first = of_rank(trial, judgement.suspects[0])
+        where = in_your_code(judgement.step) or f"the check {check_of(trial, judgement)}; {stands(first)}"
         yield proved(
             culprits(recording, judgement.suspects),
-            f"{_deaths(recording, trial, judgement)} in the check {check_of(trial, judgement)};"
-            f" {stands(first)}{who_waits(judgement)}",
+            f"{_deaths(recording, trial, judgement)} in {where}{who_waits(judgement)}",
             evidence(recording, trial, judgement),
             _after_death(recording, first),
             detail="The errors of the other ranks only follow from it."
@@ -276,16 +279,30 @@ def _cannot_start(recording: Recording, trial: TrialRecord, ranks: Sequence[Rank
     setting = _interface_setting(recording, message)
     raising = capital(rank_list([rank.rank for rank in ranks]))
     everyone = len(ranks) == len(trial.ranks)
-    who = f"All {len(ranks)} ranks" if everyone else raising
+    who = f"{'Both' if len(ranks) == 2 else f'All {len(ranks)}'} ranks" if everyone else raising
     others = "" if everyone else "; the other ranks wait for it"
     return proved(
         (Culprit(kind="setting", name=setting),) if setting else (),
-        f"The {trial.backend} process group cannot start: {cause(message)[:160]}",
+        f"The {trial.backend} process group cannot start{_with(recording, first.node, setting) if setting else ''}:"
+        f" {cause(message)[:160]}{_it_has(recording, first.node) if setting else ''}",
         Evidence(check="process_group", text=message[:400]),
         *_after_refusal(recording, message, setting),
         detail=f"{who} raised {first.raised.type} in {first.steps[-1].name}{others}.",
         reproduced_by=Reproducer(kind="meet") if setting else None,
     )
+
+
+def _with(recording: Recording, node: int, setting: str) -> str:
+    """`` with GLOO_SOCKET_IFNAME=ib0``, as the node has it, where it is set there."""
+    environments = [env.fact.variables for env in recording.facts(EnvVars) if env.node == node]
+    return "".join(f" with {shown(setting, set_[setting])}" for set_ in environments if setting in set_)
+
+
+def _it_has(recording: Recording, node: int) -> str:
+    """`` (vm has lo and eth0)``: the node's interfaces that ranks could use."""
+    facts = [there.fact for there in recording.facts(InterfacesFact) if there.node == node]
+    usable = [name.name for fact in facts for name in fact.interfaces if name.running and name.addresses]
+    return f" ({host(recording, node)} has {name_list(usable)})" if usable else ""
 
 
 def _after_refusal(recording: Recording, message: str, setting: str | None) -> tuple[Remedy, ...]:
