@@ -43,17 +43,31 @@ def collective_name(op: str) -> str:
 def waits(fact: JobLogFact) -> Mapping[str, Mapping[int, Wait]]:
     """Of every rank that says so where it stood; of several time-outs of a rank the first counts."""
     groups: dict[str, dict[int, Wait]] = defaultdict(dict)
-    for sign in fact.signs:
-        if sign.sign == "watchdog-timeout" or "enqueued" in sign.values:
-            of_group = groups[sign.values.get("group", "")]
-            for rank in sorted({*sign.ranks, *([] if sign.rank is None else [sign.rank])}):
-                of_group[rank] = _with(of_group.get(rank, Wait(rank)), sign)
+    said = [sign for sign in fact.signs if sign.sign == "watchdog-timeout" or "enqueued" in sign.values]
+    # Some releases print the group not beside the time-out but in the line after it, with the same number.
+    by_number = {
+        (rank, sign.values["work"]): sign.values["group"]
+        for sign in said
+        if {"work", "group"} <= sign.values.keys()
+        for rank in _ranks(sign)
+    }
+    known = {sign.values["group"] for sign in said if "group" in sign.values}
+    only = next(iter(known)) if len(known) == 1 else ""
+    for sign in said:
+        for rank in _ranks(sign):
+            group = sign.values.get("group") or by_number.get((rank, sign.values.get("seq", ""))) or only
+            of_group = groups[group]
+            of_group[rank] = _with(of_group.get(rank, Wait(rank)), sign)
     return groups
+
+
+def _ranks(sign: SignSeen) -> list[int]:
+    return sorted({*sign.ranks, *([] if sign.rank is None else [sign.rank])})
 
 
 def _with(wait: Wait, sign: SignSeen) -> Wait:
     values, signs = sign.values, (*wait.signs, sign)
-    if values.get("enqueued", "").isdigit():
+    if values.get("enqueued", "").lstrip("-").isdigit():  # -1: none yet
         wait = replace(wait, enqueued=int(values["enqueued"]))
     if wait.seq is not None or not values.get("seq", "").isdigit():
         return replace(wait, signs=signs)

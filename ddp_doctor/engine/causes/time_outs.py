@@ -26,6 +26,8 @@ _UNEVEN = re.compile(r"SEND|RECV|ALLTOALL|GATHER$|SCATTER$|COALESCED|UNKNOWN", r
 _EVEN = re.compile(r"^_?(ALL_?GATHER|REDUCE_?SCATTER)", re.IGNORECASE)
 #: Ranks that one line of torch lists.
 _MOST_RANKS = 100_000
+#: A call of torch.distributed among a traceback's frames.
+_CALL = re.compile(r"distributed_c10d\.py:\d+ in (\w+)")
 #: What a bar or a count of progress looks like.
 _PROGRESS = re.compile(r"\d{1,3}%\||\bit/s\b|s/it\b|\d/\d+ \[|examples/s", re.IGNORECASE)
 
@@ -42,7 +44,7 @@ def suspects(output: Output) -> Iterator[Suspect]:
                 yield Suspect(judged.cause, "watchdog", judged.confidence, signs, judged)
                 break
     signs = tuple(sign for sign in output.fact.signs if SIGNS[sign.sign][0].tier == "watchdog")
-    for whole in (_long_work, _named_by_torch) if signs and not found else ():
+    for whole in (_in_another_call, _long_work, _named_by_torch) if signs and not found else ():
         judged = whole(output, signs)
         if judged is not None:
             yield Suspect(judged.cause, "watchdog", judged.confidence, signs, judged)
@@ -161,6 +163,32 @@ def _long_work(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
     at = f" The last that rank {missing[0]} printed: {last.text}" if last is not None else ""
     said = f"{capital(places(output, waiting))} waited{f' in {_call(signs)}' if _call(signs) else ''}.{at}"
     return _judged(output, "timeout-long-rank0-work", Confidence.LIKELY, signs, missing, said)
+
+
+def _in_another_call(output: Output, _: Sequence[SignSeen]) -> Judged | None:
+    """gloo prints no numbers, but by their tracebacks ranks waited in different calls: who was alone in a barrier."""
+    told: dict[int, SignSeen] = {}
+    calls: dict[int, str] = {}
+    for sign in output.fact.signs:
+        found = _CALL.findall(sign.values.get("frames", "")) if sign.sign == "exception" else []
+        if found and "Timed out waiting" in sign.values.get("message", ""):
+            for rank in ranks_of([sign]):
+                told.setdefault(rank, sign)
+                calls.setdefault(rank, found[-1])
+    counts = Counter(calls.values()).most_common()
+    if len(counts) < 2:
+        return None
+    barriers = [rank for rank, call in calls.items() if "barrier" in call]
+    most = counts[0][0] if counts[0][1] > counts[1][1] else None
+    guilty = [rank for rank, call in calls.items() if call != most] if most else []
+    alone = len(barriers) == 1 and guilty in ([], barriers)
+    name = "rank0-only-collective" if alone else "collective-mismatch"
+    said = "; ".join(
+        f"{rank_list(sorted(rank for rank in calls if calls[rank] == call))} waited in {collective_name(call)}"
+        for call, _ in counts
+    )
+    guilty = barriers if alone else guilty
+    return _judged(output, name, Confidence.LIKELY, list(told.values()), guilty, f"{capital(said)}.")
 
 
 def _named_by_torch(output: Output, signs: Sequence[SignSeen]) -> Judged | None:

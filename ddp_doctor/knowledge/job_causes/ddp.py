@@ -213,6 +213,47 @@ CAUSES = (
         ),
     ),
     JobCause(
+        code="DDJ171",
+        name="rank0-only-collective",
+        title="{who} called a collective that the other ranks did not call[: {call}]",
+        domain="code",
+        restart="no",
+        finds="One rank waits in a barrier or another collective, while the others wait in the one after it.",
+        why="Saving, evaluation and logging below “if rank == 0” often end in a barrier; every rank has to come to"
+        " it.",
+        remedies=(
+            Remedy(
+                summary="Call what holds a collective on every rank, and let it decide inside who writes",
+                scope="code",
+            ),
+        ),
+        next_check="TORCH_FR_BUFFER_SIZE=2000 and TORCH_FR_DUMP_TEMP_FILE=/shared/fr_ : ddp-doctor logs reads the"
+        " dumps",
+        references=("torch 2.15, c10d/ProcessGroupNCCL.cpp, gloo transport/tcp/unbound_buffer.cc",),
+        # Judged from the table of time-outs: engine/causes/time_outs.py.
+        signs=(),
+    ),
+    JobCause(
+        code="DDJ172",
+        name="timeout-long-rank0-work",
+        title="{who} was still at work of its own when the other ranks gave up waiting[ in {call}]",
+        domain="code",
+        restart="no",
+        finds="Some ranks time out in a collective, while one goes on with work of its own until then.",
+        why="The others wait no longer than the time-out of the process group: 10 minutes with NCCL, 30 with gloo.",
+        remedies=(
+            Remedy(
+                summary="Give it more time: init_process_group(timeout=timedelta(hours=2))",
+                scope="code",
+            ),
+            Remedy(summary="Prepare the data before the job, or on every rank its part", scope="code"),
+        ),
+        next_check="py-spy dump --pid PID of that rank, while the others wait",
+        references=("torch 2.15, distributed/constants.py",),
+        # Judged from the table of time-outs: engine/causes/time_outs.py.
+        signs=(),
+    ),
+    JobCause(
         code="DDJ173",
         name="peer-died-secondary",
         title="A rank went away without a word; {who} saw the connection closed",

@@ -183,10 +183,17 @@ _VICTIMS = (
         "told-to-dump",
         (
             "Observed flight recorder dump signal from another rank",
-            "Received a dump signal due to a collective timeout from",
             "Received a global timeout from another rank",
+            "Received a dump signal from another rank",
         ),
-        r"(?:timeout from|from)(?: this local)? (?:rank (?P<rank>\d+)|another rank)|timeout from",
+        role="victim",
+    ),
+    Sign(  # of the group that a rank was made with first; the number is of the rank that prints it
+        "dump-signal",
+        ("Received a dump signal due to a collective timeout from",),
+        _GROUP
+        + r"Received a dump signal due to a collective timeout from +(?:this local rank|rank (?P<by>\d+))"
+        r"(?:.*?Last enqueued (?:\w+ )?work: (?P<enqueued>-?\d+), last completed (?:\w+ )?work: (?P<completed>-?\d+))?",
         role="victim",
     ),
     Sign(

@@ -73,7 +73,7 @@ CAUSES = (
         title="The job was stopped from outside[ on {node}]: cancelled, or ended by a signal to its launcher",
         domain="scheduler",
         restart="on the same nodes",
-        finds="Slurm says CANCELLED without a reason, or the launcher got SIGTERM.",
+        finds="Slurm says CANCELLED without a reason, or the launcher got SIGTERM, SIGINT or SIGQUIT.",
         why="A person (scancel), the scheduler or the system ended it. What the ranks print after that follows from"
         " it.",
         remedies=(
@@ -94,10 +94,10 @@ CAUSES = (
                 confidence=Confidence.PROVED,
             ),
             Sign(
-                "launcher-sigterm",
+                "launcher-told-to-end",
                 ("death signal, shutting down workers", "got signal: "),
-                r"Received (?:15|(?:Signals\.)?SIGTERM) death signal|SignalException: Process "
-                r"(?P<pid>\d+) got signal: 15$",
+                r"Received (?:15|2|3|(?:Signals\.)?SIG(?:TERM|INT|QUIT)) death signal|SignalException: Process "
+                r"(?P<pid>\d+) got signal: (?:15|2|3)$",
                 tier="launcher",
             ),
         ),
