@@ -79,7 +79,7 @@ CAUSES = (
     JobCause(
         code="DDJ162",
         name="invalid-device-ordinal",
-        title="{who} uses a GPU by a number that it is not shown",
+        title="{who} used a GPU by a number that it is not shown",
         domain="code",
         restart="no",
         finds="A rank selects a GPU that does not exist for it: more ranks are started than GPUs are visible, or the"
@@ -106,7 +106,8 @@ CAUSES = (
     JobCause(
         code="DDJ163",
         name="device-mismatch",
-        title="Tensors of {who} that belong together are on different devices[: {found}]",
+        title="Tensors of {who} that belong together are on different devices[: {found}][: the group is on {bound},"
+        " the tensor on {issued}]",
         domain="code",
         restart="no",
         finds="An operation got tensors of two devices, or one of another GPU than the rank's process group.",
@@ -128,7 +129,7 @@ CAUSES = (
             Sign(
                 "bound-elsewhere",
                 ("ProcessGroupNCCL is bound to device",),
-                r"is bound to device (?P<found>\S+ but an operation was issued on \S+)",
+                r"is bound to device (?P<bound>\S+) but an operation was issued on (?P<issued>\S+)",
                 confidence=Confidence.PROVED,
             ),
             Sign(
@@ -204,7 +205,7 @@ CAUSES = (
     JobCause(
         code="DDJ175",
         name="checkpoint-mismatch",
-        title="The checkpoint that {who} loads does not fit[ {module}]",
+        title="The checkpoint that {who} loaded does not fit[ {module}]",
         domain="code",
         restart="no",
         finds="load_state_dict, or torch.load, refuses what the checkpoint has.",
@@ -240,7 +241,7 @@ CAUSES = (
     JobCause(
         code="DDJ176",
         name="import-failed",
-        title="{who} cannot import {missing}",
+        title="{who} could not import {missing}",
         domain="code",
         restart="no",
         finds="An import ends with ModuleNotFoundError or ImportError.",
@@ -263,9 +264,8 @@ CAUSES = (
                     "ImportError: cannot import name",
                     "ImportError: lib",
                 ),
-                r"ModuleNotFoundError: No module named '(?P<missing>[^']+)'|ImportError: cannot import name '"
-                r"(?P<name>[^']+)'"
-                r"|ImportError: (?P<library>lib\S+): cannot open shared object file",
+                r"(?:ModuleNotFoundError: No module named '|ImportError: cannot import name '"
+                r"|ImportError: (?=lib\S+: cannot open shared object file))(?P<missing>[^':]+)",
                 confidence=Confidence.PROVED,
             ),
         ),
@@ -341,7 +341,7 @@ CAUSES = (
     JobCause(
         code="DDJ179",
         name="corrupt-data",
-        title="{who} cannot read a file: it is cut short or damaged[: {reason}]",
+        title="{who} could not read a file: it is cut short or damaged[: {reason}]",
         domain="data",
         restart="no",
         finds="A sample, an archive or a checkpoint cannot be decoded.",

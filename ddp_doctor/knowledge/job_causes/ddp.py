@@ -36,7 +36,7 @@ CAUSES = (
     JobCause(
         code="DDJ166",
         name="ddp-unused-parameters",
-        title="Parameters of the model took no part in the loss on {who}[: number {indices}][, {parameters}]",
+        title="Parameters of the model took no part in the loss on {who}[: numbers {indices}][, {parameters}]",
         domain="code",
         restart="no",
         finds="DDP waits for gradients of parameters that the last step did not use.",
@@ -102,7 +102,7 @@ CAUSES = (
     JobCause(
         code="DDJ168",
         name="ddp-no-grad-params",
-        title="{who} wraps a model in DDP that has nothing to train",
+        title="{who} wrapped a model in DDP that has nothing to train",
         domain="code",
         restart="no",
         finds="No parameter of the wrapped module requires a gradient.",
@@ -149,8 +149,10 @@ CAUSES = (
     JobCause(
         code="DDJ170",
         name="collective-mismatch",
-        title="Ranks called different collectives, or with different tensors[: rank {rank} {op} {shape},"
-        " rank {peer_rank} {other_op} {other_shape}]",
+        title="Ranks called different collectives, or with different tensors or models[: rank {rank} {op}][ {shape}]"
+        "[, rank {peer_rank} {peer_op}][ {peer_shape}]"
+        "[: rank {this} has {count} parameters, rank {other} {other_count}]"
+        "[: a parameter of {sizes} on rank {rank}][: {bytes} bytes met {other_bytes}]",
         domain="code",
         restart="no",
         finds="torch, gloo, NCCL or DDP says that ranks do not do the same: another operation, size or model.",
@@ -182,8 +184,8 @@ CAUSES = (
                 r"(?P<seq>\d+),? ?)?"
                 r"OpType=(?P<op>\w+)(?:, TensorShape=(?P<shape>\[[\d, ]*\]))?.*?but Rank "
                 r"(?P<peer_rank>\d+) is running"
-                r" collective: CollectiveFingerPrint\((?:SequenceNumber=\d+,? ?)?OpType=(?P<other_op>\w+)"
-                r"(?:, TensorShape=(?P<other_shape>\[[\d, ]*\]))?",
+                r" collective: CollectiveFingerPrint\((?:SequenceNumber=\d+,? ?)?OpType=(?P<peer_op>\w+)"
+                r"(?:, TensorShape=(?P<peer_shape>\[[\d, ]*\]))?",
                 confidence=Confidence.PROVED,
             ),
             Sign(
@@ -192,7 +194,8 @@ CAUSES = (
                     "appears not to match sizes of the same param in process",
                     "DDP expects same model across all ranks",
                 ),
-                r"\[(?P<rank>\d+)\]: params\[\d+\] in this process with sizes (?P<shape>\[[\d, ]*\])"
+                r"\[(?P<rank>\d+)\]: params\[\d+\] in this process with sizes (?P<sizes>\[[\d, ]*\])"
+                r" appears not to match sizes of the same param in process (?P<peer_rank>\d+)"
                 r"|DDP expects same model across all ranks, but Rank (?P<this>\d+) has "
                 r"(?P<count>\d+) params, while rank"
                 r" (?P<other>\d+) has inconsistent (?P<other_count>\d+)",

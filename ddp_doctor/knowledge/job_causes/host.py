@@ -214,7 +214,7 @@ CAUSES = (
     JobCause(
         code="DDJ106",
         name="host-oom-kill",
-        title="The kernel killed {who}, because its host or its job ran out of memory",
+        title="Memory ran out on {who}, and a process of the job was killed[: {process}][, pid {pid}]",
         domain="host",
         restart="no",
         finds="The kernel, the cgroup's limit, Slurm, Kubernetes or Ray says that it ended a process over memory.",
@@ -288,7 +288,7 @@ CAUSES = (
     JobCause(
         code="DDJ107",
         name="disk-full",
-        title="The disk that {who} writes to is full[: {path}]",
+        title="The disk that {who} wrote to is full[: {path}]",
         domain="host",
         restart="no",
         finds="A write ends with “No space left on device”, or the user's quota is used up.",
@@ -327,7 +327,7 @@ CAUSES = (
     JobCause(
         code="DDJ108",
         name="too-many-open-files",
-        title="{who} may not open more files: the limit (ulimit -n) is too low",
+        title="Too many open files on {who}: the limit (ulimit -n) is too low",
         domain="host",
         restart="no",
         finds="A call ends with “Too many open files”.",
@@ -358,7 +358,7 @@ CAUSES = (
     JobCause(
         code="DDJ109",
         name="host-out-of-memory",
-        title="{who} got no more memory from its host[: {bytes} bytes were asked for]",
+        title="Not enough host memory on {who}[: {bytes} bytes were asked for]",
         domain="host",
         restart="no",
         finds="An allocation of host memory failed in the rank itself.",

@@ -42,7 +42,7 @@ CAUSES = (
     JobCause(
         code="DDJ181",
         name="launch-env-missing",
-        title="{who} was not started by a distributed launcher: {variable} is not set",
+        title="{who} did not get what a distributed launcher hands over[: {variable} is not set]",
         domain="code",
         restart="no",
         finds="The script reads RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT or LOCAL_RANK, and it is not there.",
@@ -80,7 +80,7 @@ CAUSES = (
     JobCause(
         code="DDJ182",
         name="port-in-use",
-        title="Port[ {port}] of {who} is taken by another program, or by what is left of an older job",
+        title="Port[ {port}] on {who} is taken by another program, or by what is left of an older job",
         domain="host",
         restart="unknown",
         finds="The rank or the launcher that serves the rendezvous cannot listen on its port.",
@@ -104,9 +104,8 @@ CAUSES = (
             Sign(
                 "store-cannot-listen",
                 ("The server socket has failed to",),
-                r"port: (?P<port>\d+).*EADDRINUSE|failed to (?:bind|listen).*?:(?P<number>\d+)\b.*(?:errno: 98"
-                r"|Address already in use)"
-                r"|failed to listen on any local network address\.(?:\s|$)",
+                r"has failed to(?:.*?(?:port: |:)(?P<port>\d{2,5})\b(?=.*(?:EADDRINUSE|errno: 98))|.*errno: 98"
+                r"|[^:]*address\.\s*$)",
                 tier="launcher",
                 confidence=Confidence.PROVED,
             ),
@@ -121,7 +120,7 @@ CAUSES = (
     JobCause(
         code="DDJ183",
         name="rendezvous-port-conflict",
-        title="Something else than this job's store answers {who}[ at {server}:{port}]",
+        title="A foreign server answered {who}[ at {peer}:{port}] in place of this job's store",
         domain="scheduler",
         restart="unknown",
         finds="A rank reached a server at the rendezvous' port that does not speak the store's protocol, or that"
@@ -145,7 +144,7 @@ CAUSES = (
             Sign(
                 "foreign-store",
                 ("Ping failed, invalid value returned from server",),
-                r"(?:to host (?P<server>\S+):(?P<port>\d+) - .*)?Ping failed, invalid value",
+                r"(?:to host (?P<peer>\S+):(?P<port>\d+) - .*)?Ping failed, invalid value",
                 tier="launcher",
                 confidence=Confidence.LIKELY,
             ),
@@ -192,7 +191,7 @@ CAUSES = (
     JobCause(
         code="DDJ185",
         name="hostname-unresolvable",
-        title="{who} cannot resolve the name[ {name}]",
+        title="{who} could not resolve the name[ {name}]",
         domain="network",
         restart="no",
         finds="The name of the rendezvous' host, or the own one, has no address.",
@@ -253,7 +252,7 @@ CAUSES = (
     JobCause(
         code="DDJ187",
         name="gloo-loopback-hostname",
-        title="gloo on another node than {who} gave its peers a loopback address[: {address}]",
+        title="gloo sent {who} to a loopback address in place of another node's[: {peer}]",
         domain="network",
         restart="no",
         finds="gloo's connection goes to 127.x and is refused, or gloo says that the hostname does not resolve.",
@@ -277,8 +276,7 @@ CAUSES = (
             Sign(
                 "gloo-dials-loopback",
                 ("ERROR failed to connect", "connectFullMesh failed", "SO_ERROR: Connection refused"),
-                r"remote=\[(?P<address>127\.[\d.]+)\].*(?:Connection refused|timed out connecting)"
-                r"|Connection refused, remote=\[(?P<dialled>127\.[\d.]+)\]",
+                r"(?:ERROR failed to connect.*|Connection refused, )remote=\[(?P<peer>127\.[\d.]+)\]",
                 tier="launcher",
             ),
             Sign(
@@ -291,7 +289,8 @@ CAUSES = (
     JobCause(
         code="DDJ193",
         name="process-crashed",
-        title="{who} crashed[ with {signal}]: a library of the process, not its Python code, went wrong",
+        title="{who} crashed[ with {signal}][ ({process}, pid {pid})]: a library of the process, not its Python"
+        " code, went wrong",
         domain="unknown",
         restart="unknown",
         finds="A rank ended with a segmentation fault, a bus error, an illegal instruction or an abort of its own.",
@@ -320,9 +319,8 @@ CAUSES = (
             Sign(
                 "kernel-segfault",
                 (" segfault at ", "traps: ", "general protection fault"),
-                r"(?P<process>[\w.-]+)\[(?P<pid>\d+)\]:? (?:segfault at|general protection)|traps: "
-                r"(?P<name>\S+)\[(?P<number>\d+)\]"
-                r" (?:trap|general protection)",
+                r"(?:traps: )?(?P<process>[\w.-]+)\[(?P<pid>\d+)\]:? (?:segfault at|trap |general protection)"
+                r"(?!.* in libnccl)",
                 tier="kernel",
                 confidence=Confidence.LIKELY,
             ),
