@@ -29,6 +29,7 @@ from ddp_doctor.engine.causes.whose import culprits, places, rank_culprit, who
 from ddp_doctor.facts.job_log import JobLogFact
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.recording import Recording, once_a_recording
+from ddp_doctor.wording.ranks import capital
 
 
 @once_a_recording
@@ -56,6 +57,7 @@ def _judged(output: Output, suspect: Suspect) -> Judged:
         lines(suspect.signs),
         culprits(output, suspect),
         who(output, suspect),
+        capital(time_outs.waited(output)),
         values=suspect.values,
     )
 

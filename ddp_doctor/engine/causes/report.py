@@ -85,7 +85,12 @@ def job_facts(recording: Recording) -> JobFacts:
     }
     pairs = {(t.from_rank, t.to_rank, _kind(t.via)) for log in logs for t in log.transports}
     seen = {rank.rank for rank in job.ranks} | {dump.rank for dump in dumps}
-    worlds = [job.world_size, *(dump.world_size for dump in dumps), max(sizes, default=None), len(seen) or None]
+    worlds = [
+        job.world_size,
+        *(dump.world_size for dump in dumps),
+        max(sizes, default=None),
+        len(seen) or None,
+    ]
     return JobFacts(
         launcher=job.launcher,
         torch=job.torch_version,

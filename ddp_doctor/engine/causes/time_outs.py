@@ -51,6 +51,21 @@ def suspects(output: Output) -> Iterator[Suspect]:
             return
 
 
+def waited(output: Output) -> str:
+    """``ranks 0-3 waited in all-reduce 17 of 1024 elements.``"""
+    said = []
+    for group, ranks_of_group in waits(output.fact).items():
+        by_collective: dict[str, list[int]] = defaultdict(list)
+        for wait in ranks_of_group.values():
+            if wait.seq is not None:
+                by_collective[wait.collective].append(wait.rank)
+        in_group = f" of {group}" if group else ""
+        said += [
+            f"{places(output, ranks)} waited in {what}{in_group}" for what, ranks in by_collective.items()
+        ]
+    return f"{'; '.join(said)}." if said else ""
+
+
 def _judged(
     output: Output,
     name: str,

@@ -4,7 +4,7 @@ Some of these show as nothing but a hang at the first collective. Their signs ar
 and where nothing better is known.
 """
 
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign, Tier
 from ddp_doctor.knowledge.job_causes.rdma import completion
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Remedy, Setting
@@ -12,7 +12,11 @@ from ddp_doctor.model.finding import Remedy, Setting
 _CUDA_ERRORS = "CUDA runtime, texts of cudaGetErrorString"
 _NCCL_GUIDE = "NCCL user guide, troubleshooting, GPU-to-GPU communication"
 #: A time-out of one of the first collectives, by torch's number of it.
-_FIRST = (("Watchdog caught collective operation timeout",), r"WorkNCCL\(SeqNum=[1-3],", "watchdog")
+_FIRST: tuple[tuple[str, ...], str, Tier] = (
+    ("Watchdog caught collective operation timeout",),
+    r"WorkNCCL\(SeqNum=[1-3],",
+    "watchdog",
+)
 _WITHOUT_P2P = Remedy(
     summary="Test with NCCL_P2P_DISABLE=1: where the job runs then, P2P is the fault. This is a diagnosis, no cure",
     settings=(Setting(name="NCCL_P2P_DISABLE", value="1", why="GPUs exchange data through host memory"),),
