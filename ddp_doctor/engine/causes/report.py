@@ -13,6 +13,8 @@ from ddp_doctor.model.report import CauseLine, JobCauseReport, JobFacts, LogsRep
 
 #: The cause that is none.
 UNPROVEN = "job-failed-cause-not-proven"
+#: First words of titles that are no names.
+_BEGIN = ("Rank", "Ranks", "All", "A", "An", "The", "Two", "No", "Something", "Collectives")
 #: How the codes of causes begin.
 CODES = "DDJ"
 
@@ -61,7 +63,8 @@ def summary(recording: Recording, verdict: Verdict, findings: Sequence[Finding])
         return f"Failed: {worst.title.rstrip('.')}{others}"
     if named:
         perhaps = "" if named[0].name == UNPROVEN else "perhaps "
-        title = named[0].title[:1].lower() + named[0].title[1:]
+        first, blank, rest = named[0].title.partition(" ")
+        title = f"{first.lower() if first in _BEGIN else first}{blank}{rest}"
         return f"Failed, cause not proven: {perhaps}{title.rstrip('.')}{others}"
     if verdict is Verdict.SICK:  # what NCCL chose is wrong, and the job went on
         return f"No failure, but: {findings[0].title.rstrip('.')}"
