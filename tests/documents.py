@@ -114,9 +114,10 @@ def _plain(text: str) -> Iterator[str]:
         for line in ("ROW",) if is_row else group:
             if re.match(r" *[\d.]+ \w+ and above: not tested", line):
                 continue
+            shown = line
             for pattern, sign in _DIFFERS:
-                line = re.sub(pattern, sign, line)  # noqa: PLW2901
-            yield line
+                shown = re.sub(pattern, sign, shown)
+            yield shown
 
 
 def pinned(package: str) -> str:

@@ -26,7 +26,7 @@ from ddp_doctor.lint.render.text import show as show_lint
 from ddp_doctor.lint.report import lint_report
 from ddp_doctor.model.choices import Detail, FailOn
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.render import json_text, terminal
+from ddp_doctor.render import terminal
 from ddp_doctor.render.screen import console
 from ddp_doctor.render.topology import report as topology
 from tests.lint.documents import OF_RULES, PUBLIC
@@ -52,7 +52,7 @@ def of_recording(recording: Recording) -> Answer:
     terminal.show(outcome.report, recording, console(screen, width=100), "FILE", Detail.ALL)
     topology.show(recording, console(matrices, width=100))
     answer = {
-        "report": json_text.render(report),
+        "report": report.as_json(),
         "failed rules": repr(outcome.rule_failures),
         "screen": screen.getvalue(),
         "topology": matrices.getvalue(),
@@ -70,7 +70,7 @@ def of_script(name: str, text: str) -> Answer:
     screen = StringIO()
     show_lint(fixed, console(screen, width=100))
     return {
-        "report": json_text.render(fixed),
+        "report": fixed.as_json(),
         "failed rules": repr(linted.failures),
         "screen": screen.getvalue(),
     }

@@ -134,7 +134,7 @@ def _of_containers() -> list[tuple[Report, Finding, Remedy]]:
 def test_an_option_for_containers_reaches_whoever_starts_them_and_an_error_applies_it():
     for report, finding, remedy in _of_containers():
         given = settings_to_apply(report)
-        for_docker, for_a_pod = docker_args.render(given), k8s_env.render(given)
+        for_docker, for_a_pod = docker_args(given), k8s_env(given)
         first = next(remedy for remedy in finding.remedies if remedy.settings or remedy.container)
 
         for option in remedy.container:

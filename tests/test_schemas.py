@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from ddp_doctor.lint.rules import RULES
-from ddp_doctor.render import json_text
 from tests.cli.test_cli import doctor
 from tests.lint.documents import OF_RULES
 from tests.lint.test_command import FAULT, HEALTHY, SICK, WARNED, lint
@@ -94,7 +93,7 @@ def test_the_schema_of_sarif_would_refuse_what_is_wrong(
 def test_recordings_and_the_reports_on_them_are_valid():
     for situation in SITUATIONS[::4]:  # a second for each hundred
         assert refused("recording", load(situation).model_dump_json()) == [], situation
-        assert refused("report", json_text.render(judged(situation).report)) == [], situation
+        assert refused("report", judged(situation).report.as_json()) == [], situation
 
 
 @pytest.mark.parametrize("name", ["report", "env-report", "lint-report", "recording"])

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ddp_doctor.facts.collectives import ELEMENTS, AllReduceFact, SizeResult, Wrong
 from ddp_doctor.knowledge.ddp import payload
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext
@@ -54,10 +55,9 @@ def probe(ctx: RankContext) -> AllReduceFact:
 
 def slowest(recording: Recording) -> list[SizeResult]:
     """Per size the result of the slowest rank: a collective is as fast as its last rank."""
-    by_size: dict[int, list[SizeResult]] = {}
-    for rank in recording.facts(AllReduceFact):
-        for result in rank.fact.sizes:
-            by_size.setdefault(result.size_bytes, []).append(result)
+    by_size = grouped(
+        (result.size_bytes, result) for rank in recording.facts(AllReduceFact) for result in rank.fact.sizes
+    )
     return [max(results, key=lambda result: result.time_us) for _, results in sorted(by_size.items())]
 
 

@@ -10,11 +10,11 @@ refused by NCCL ("Duplicate GPU detected"), or share it at half speed; it is mos
 uses the global rank, or no rank at all, for its device.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from ddp_doctor.facts.collectives import ProcessGroupFact, TorchImport
 from ddp_doctor.knowledge.deadlines import CHECK_S
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Severity, Where
 from ddp_doctor.model.context import RankContext
@@ -126,10 +126,11 @@ def shared_gpu(recording: Recording) -> Iterator[Draft]:
     References
         NCCL init.cc ("Duplicate GPU detected"); torch.distributed.run, "Definitions"
     """
-    by_uuid: dict[tuple[int, str], list[FactAt[ProcessGroupFact]]] = defaultdict(list)
-    for rank in recording.facts(ProcessGroupFact):
-        if rank.fact.gpu_uuid is not None:
-            by_uuid[rank.node, rank.fact.gpu_uuid].append(rank)
+    by_uuid = grouped(
+        ((rank.node, rank.fact.gpu_uuid), rank)
+        for rank in recording.facts(ProcessGroupFact)
+        if rank.fact.gpu_uuid is not None
+    )
     shared = {gpu: sharing for gpu, sharing in by_uuid.items() if len(sharing) > 1}
     if not shared:
         return

@@ -11,6 +11,7 @@ from ddp_doctor.agents.messages import NodeReport
 from ddp_doctor.agents.store_client import HEAD, StoreClient, StoreLost
 from ddp_doctor.facts.cluster import AttemptOutcome, NotStarted
 from ddp_doctor.knowledge.deadlines import SILENT_S
+from ddp_doctor.model.base import grouped
 from ddp_doctor.starters.place import Place
 
 #: The beats of two agents with one node rank must come for this long before that counts as a duplicate.
@@ -118,10 +119,11 @@ class Arrivals:
 
     def _claimed_twice(self) -> bool:
         """Whether two living agents claim one rank: one of them might have replaced an agent that died."""
-        by_rank: dict[int, list[int]] = {}
-        for agent, node_report in self.node_reports.items():
-            if node_report.claimed_rank is not None:
-                by_rank.setdefault(node_report.claimed_rank, []).append(agent)
+        by_rank = grouped(
+            (node_report.claimed_rank, agent)
+            for agent, node_report in self.node_reports.items()
+            if node_report.claimed_rank is not None
+        )
         rivals = [agent for ids in by_rank.values() if len(ids) > 1 for agent in ids]
         if not rivals:
             self._rivals_since = time.monotonic()

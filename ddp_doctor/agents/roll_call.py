@@ -1,6 +1,5 @@
 """The roll call: all agents of a run meet on one store, on the endpoint's port, or learn why they cannot."""
 
-import secrets
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,7 +16,7 @@ from ddp_doctor.model.base import Json
 from ddp_doctor.ranks import control_store
 from ddp_doctor.ranks.control_store import Control
 from ddp_doctor.ranks.forkserver import ForkServer
-from ddp_doctor.sources import packet_filter
+from ddp_doctor.sources.network import closed_by
 from ddp_doctor.starters.detect import HOSTS_VARIABLE, Launcher
 from ddp_doctor.starters.endpoint import Approach, approach, holder_of, is_mine, resolve
 from ddp_doctor.starters.place import Place
@@ -243,7 +242,7 @@ class RollCall:
             return self._fact("head", outcome)
         # Where others came, the port is open.
         alone = len(self.node_reports) == 1 and not (self.arrivals and self.arrivals.unreadable)
-        closed = packet_filter.closed_by(self._port, self._addresses, self.request.env) if alone else None
+        closed = closed_by(self._port, self._addresses, self.request.env) if alone else None
         return self._fact("head", outcome, missing=self._missing(), closed_by=closed)
 
     # --- the others -----------------------------------------------------------------------------
@@ -358,8 +357,3 @@ class RollCall:
     def met_fact(self, group: AgentGroup) -> RollCallFact:
         """The fact of a roll call that all came to."""
         return self._fact("head" if group.is_head else "follower", "met")
-
-
-def secret() -> str:
-    """The secret by which the listeners of one run recognise each other."""
-    return secrets.token_hex(16)

@@ -1,14 +1,31 @@
-"""The use cases that start no ranks: the prolog, and topologies pasted or live."""
+"""The use cases that start no ranks: the prolog, a topology or settings, from this machine or from a text."""
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ddp_doctor.app.outcome import Outcome, Progress, blank, judge
 from ddp_doctor.checks import CHECKS, read_pasted
-from ddp_doctor.engine.collect import plan_of, with_node_facts
+from ddp_doctor.engine.collect import collect, plan_of, with_node_facts
 from ddp_doctor.engine.plan import Plan
-from ddp_doctor.model.choices import Where
-from ddp_doctor.model.recording import NotRun, Options
+from ddp_doctor.facts.node.env_vars import EnvVars, SettingOrigins, SettingText
+from ddp_doctor.knowledge import launchers
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Status, Where
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.recording import NotRun, Options, Recording
+from ddp_doctor.model.report import EnvReport
+from ddp_doctor.parse.redact import open_and_withheld
+from ddp_doctor.probing.setting_origins import setting_origins
+from ddp_doctor.settings.in_force import (
+    by_branch,
+    installed_torch,
+    loaded_nccl,
+    settings_in_force,
+    torch_rocm,
+)
+from ddp_doctor.settings.table import never_read
+from ddp_doctor.settings.text.setting_text import NoSettings, read_setting_text
 from ddp_doctor.starters.request import RunRequest
 
 #: A dead name server would cost each job its two seconds.
@@ -46,3 +63,81 @@ def live_topology(env: Mapping[str, str], progress: Progress, ignore: tuple[str,
     return judge(
         with_node_facts(blank(options, plan, env), plan, RunRequest(options, env, progress=progress))
     )
+
+
+#: What is looked at: the settings, which NCCL reads them, and which interfaces and devices they may name.
+_LOOKED_AT = ("env_vars", "software", "nccl", "interfaces", "rdma")
+_IN_KUBERNETES = "KUBERNETES_SERVICE_HOST"
+
+_ORIGINS = Check(
+    id="env_vars",
+    title="Environment variables",
+    where=Where.NODE,
+    probe=setting_origins,
+    facts=(SettingOrigins,),
+)
+
+
+def live_settings(env: Mapping[str, str], ignore: tuple[str, ...] = ()) -> Outcome:
+    """What is in force in this process, without torch and without a GPU."""
+    from ddp_doctor.sources.machine import LiveContext
+
+    started = time.monotonic()
+    options = Options(command="env", only=_LOOKED_AT, ignore=ignore)
+    checks = plan_of(options, [check for check in CHECKS if check.where is Where.NODE]).checks
+    plan = Plan(checks)
+    recording = with_node_facts(blank(options, plan, env), plan, RunRequest(options, env))
+    origins = collect((_ORIGINS,), lambda deadline: LiveContext(env, deadline), lambda _: None)
+    readings = (*recording.readings, *origins)
+    duration_s = time.monotonic() - started
+    return judge_settings(recording.model_copy(update={"readings": readings, "duration_s": duration_s}))
+
+
+def read_settings(text: str, ignore: tuple[str, ...] = ()) -> Outcome:
+    """What a text sets: an environment that was saved, a job script, a manifest."""
+    recording = blank(Options(command="env", ignore=ignore), Plan(()))
+    return judge_settings(recording.model_copy(update={"readings": tuple(_readings(text))}))
+
+
+def _readings(text: str) -> list[Reading]:
+    try:
+        found = read_setting_text(text, also=(*launchers.OTHERS, _IN_KUBERNETES))
+    except NoSettings as why:
+        return [Reading(check="env_vars", status=Status.ABSENT, reason=f"what was given {why}")]
+    return [
+        Reading(check="env_vars", status=Status.COLLECTED, fact=fact.recorded())
+        for fact in (_as_environment(found), found)
+    ]
+
+
+def _as_environment(found: SettingText) -> EnvVars:
+    """What a job would have of it; a value that only a shell knows is left out, and so not judged, but a name that
+    nothing reads is known whatever its value."""
+    several = {name for name, all_written in found.possible().items() if by_branch(all_written)}
+    settled = {name: setting for name, setting in found.in_force().items() if name not in several}
+    known = {
+        name: setting.value
+        for name, setting in settled.items()
+        if setting.value is not None and (not setting.depends_on or name in never_read())
+    }
+    had = known if found.form == "environment" else {}
+    return EnvVars(
+        variables=open_and_withheld(known)[0],
+        withheld=tuple(sorted(name for name, setting in settled.items() if setting.value is None)),
+        launcher=launchers.launcher_of(had),
+        in_kubernetes=_IN_KUBERNETES in had,
+        is_written=found.form != "environment",
+    )
+
+
+def judge_settings(recording: Recording) -> Outcome:
+    """The findings, and in the report the settings in force."""
+    outcome = judge(recording)
+    report = EnvReport(
+        **dict(outcome.report),
+        nccl=loaded_nccl(recording),
+        torch=installed_torch(recording),
+        rocm=torch_rocm(recording),
+        settings=tuple(settings_in_force(recording)),
+    )
+    return replace(outcome, report=report)

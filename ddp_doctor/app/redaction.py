@@ -21,107 +21,33 @@ from ddp_doctor.parse.hostlist import expand
 
 #: Fields and variables whose value is a host's name, with a port behind it or not.
 _HOST_FIELDS = {"hostname", "host", "endpoint_host", "expected_hosts", "peer_node", "head"}
-_HOST_VARIABLES = {
-    *(
-        "HOSTNAME",
-        "MASTER_ADDR",
-        "PET_MASTER_ADDR",
-        "PET_RDZV_ENDPOINT",
-        "SLURMD_NODENAME",
-        "SLURM_SUBMIT_HOST",
-    ),
-    *("SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_STEP_NODELIST", "SLURM_LAUNCH_NODE_IPADDR"),
-}
+_HOST_VARIABLES = frozenset(
+    """
+    HOSTNAME MASTER_ADDR PET_MASTER_ADDR PET_RDZV_ENDPOINT SLURMD_NODENAME SLURM_SUBMIT_HOST
+    SLURM_JOB_NODELIST SLURM_NODELIST SLURM_STEP_NODELIST SLURM_LAUNCH_NODE_IPADDR
+    """.split()  # noqa: SIM905  a list of words
+)
 _USER_VARIABLES = {"USER", "LOGNAME", "SLURM_JOB_USER", "SLURM_JOB_ACCOUNT", "SLURM_CLUSTER_NAME"}
 #: Told by what the doctor, a launcher or the vendor says: no name of a site's.
-_OWN_FIELDS = {
-    "kind",
-    "status",
-    "check",
-    "checks",
-    "schema_version",
-    "run_id",
-    "launcher",
-    "backend",
-}
+_OWN_FIELDS = {"kind", "status", "check", "checks", "schema_version", "run_id", "launcher", "backend"}
 #: Names that everybody has, or that the doctor says of something else.
-_EVERYBODYS = {
-    *(
-        "localhost",
-        "localhost.localdomain",
-        "root",
-        "user",
-        "nobody",
-        "none",
-        "node",
-        "rank",
-        "gpu",
-        "cpu",
-        "host",
-    ),
-    *(
-        "head",
-        "master",
-        "worker",
-        "server",
-        "gloo",
-        "nccl",
-        "mpi",
-        "slurm",
-        "torchrun",
-        "plain",
-        "lo",
-        "eth0",
-    ),
-}
+_EVERYBODYS = frozenset(
+    """
+    localhost localhost.localdomain root user nobody none node rank gpu cpu host head master worker server
+    gloo nccl mpi slurm torchrun plain lo eth0
+    """.split()  # noqa: SIM905  a list of words
+)
 #: The first folder of a path in which all is the system's own.
 _SYSTEM = {"usr", "lib", "lib32", "lib64", "bin", "sbin", "etc", "proc", "sys", "dev", "run", "boot"}
 _HOMES = {"home", "Users"}
 #: Folders and files that are no site's own names.
-_PUBLIC = {
-    *(
-        "home",
-        "Users",
-        "root",
-        "opt",
-        "tmp",
-        "var",
-        "mnt",
-        "srv",
-        "log",
-        "spool",
-        "cache",
-        "src",
-        "bin",
-        "lib",
-        "lib64",
-    ),
-    *(
-        "venv",
-        ".venv",
-        "env",
-        "envs",
-        "conda",
-        "miniconda3",
-        "site-packages",
-        "dist-packages",
-        "torch",
-        "nvidia",
-    ),
-    *(
-        "nccl",
-        "ddp-doctor",
-        "ddp_doctor",
-        "amazon",
-        "hpcx",
-        "ofi-nccl",
-        "aws-ofi-nccl",
-        ".nccl.conf",
-        "nccl.conf",
-    ),
-    *("pytorch", "csrc", "third_party", "gloo", "__w", "sitecustomize.py", "usercustomize.py", "torch.py"),
-    *(f"{module}.py" for module in sys.stdlib_module_names),
-}
+_PUBLIC = frozenset(
+    """
+    home Users root opt tmp var mnt srv log spool cache src bin lib lib64 venv .venv env envs conda miniconda3
+    site-packages dist-packages torch nvidia nccl ddp-doctor ddp_doctor amazon hpcx ofi-nccl aws-ofi-nccl
+    .nccl.conf nccl.conf pytorch csrc third_party gloo __w sitecustomize.py usercustomize.py torch.py
+    """.split()  # noqa: SIM905  a list of words
+).union(f"{module}.py" for module in sys.stdlib_module_names)
 _PACKAGES = {
     "torch",
     "nvidia",
@@ -157,13 +83,11 @@ _HOST = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 _SERIAL_FIELDS = {"serial", "board_serial", "asset_tag"}
 _AZURE = "7783-7084-3265-9085-8269-3286-77"  # what every machine of Azure has for an asset tag
 #: Addresses of these stay in them.
-_RANGES = [
-    *map(IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "100.64.0.0/10"))
-]
+_RANGES = tuple(
+    map(IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "100.64.0.0/10"))
+)
 #: First bytes for those of others: of no network with a meaning of its own.
 _FIRST_BYTES = [number for number in range(20, 190) if number not in (100, 127, 169, 172)]
-
-
 _UNIQUE_LOCAL = 0xFC >> 1  # fc00::/7
 
 
@@ -307,9 +231,8 @@ class _Redaction:
         if part in _PUBLIC or _LIBRARY.fullmatch(part) or _PYTHON.fullmatch(part) or not part.strip("."):
             return part
         _, dot, ending = part.rpartition(".")
-        filled_in = "".join(
-            f".{mark}" for mark in re.findall("%[a-z]", part)
-        )  # NCCL_DEBUG_FILE=/logs/%h.%p.log
+        # NCCL_DEBUG_FILE=/logs/%h.%p.log
+        filled_in = "".join(f".{mark}" for mark in re.findall("%[a-z]", part))
         if dot and re.fullmatch("[a-z]{1,5}", ending):
             return f"{self._numbers.of('file', part)}{filled_in}.{ending}"
         return f"{self._numbers.of('dir', part)}{filled_in}"

@@ -20,8 +20,9 @@ from ddp_doctor.model.recording import Options
 from ddp_doctor.model.report import EnvReport
 from ddp_doctor.model.rule import Described
 from ddp_doctor.parse.file_kinds import JSON, SHELL
-from ddp_doctor.render import kept_runs, screen, settings_table
+from ddp_doctor.render import screen, settings_table
 from ddp_doctor.render.progress import bytes_read
+from ddp_doctor.render.terminal import show_kept_run
 from ddp_doctor.render.topology import report as topology_report
 from ddp_doctor.sources.slurm_files import files_of_job
 
@@ -69,7 +70,7 @@ def list_runs() -> None:
     for path in kept:
         try:
             outcome = app.replay(folders.recording_at(path))
-            kept_runs.show(path, outcome.report, outcome.recording.options.command, out)
+            show_kept_run(path, outcome.report, outcome.recording.options.command, out)
         except UsageError as error:
             out.print(str(error), style="yellow")
 

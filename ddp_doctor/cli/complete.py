@@ -14,7 +14,7 @@ _SHELLS = ("bash", "zsh", "fish")
 
 def script(shell: str | None) -> str:
     """What a shell is to read, once or whenever it starts. Raises UsageError for a shell that is not known."""
-    from typer.completion import get_completion_script  # type: ignore[attr-defined]
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]  # it is not in __all__
 
     shell = shell or os.environ.get("SHELL", "").rpartition("/")[2]
     _require_known(shell)
@@ -27,7 +27,7 @@ def prepare() -> None:
     asked = os.environ.get(_VARIABLE)
     if asked is None:
         return
-    from typer.completion import completion_init  # type: ignore[attr-defined]
+    from typer.completion import completion_init  # type: ignore[attr-defined]  # nor this
 
     from ddp_doctor.cli.error_handler import error_handler
 

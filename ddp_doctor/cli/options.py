@@ -225,7 +225,7 @@ def reported(command: Callable[..., int | None]) -> Callable[..., None]:
                 parameters.append(parameter.replace(name="redact", default=False, annotation=RedactOption))
         else:
             parameters.append(parameter)
-    with_outputs.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    with_outputs.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # inspect reads it
     return with_outputs
 
 

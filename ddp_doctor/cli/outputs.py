@@ -48,9 +48,7 @@ class Output(NamedTuple):
 
 
 def _json(results: Results | LintResults) -> str:
-    from ddp_doctor.render import json_text
-
-    return json_text.render(results.report)
+    return results.report.as_json()
 
 
 def _markdown(results: Results) -> str:
@@ -82,10 +80,12 @@ def _junit(results: LintResults) -> str:
 
 
 def _pasted(form: str, *, tells_hosts_apart: bool = False) -> Callable[[Results], str]:
-    """Writes the settings that a report hands over, by the module ``form`` of render/pasted.
+    """Writes the settings that a report hands over, by the function ``form`` of render/pasted_scripts.py.
 
-    If a form cannot tell hosts apart, a file of one node contains only that host's values.
+    If a form cannot tell hosts apart, it stands in render/pasted.py, and a file of one node contains only that host's
+    values.
     """
+    module = "ddp_doctor.render.pasted_scripts" if tells_hosts_apart else "ddp_doctor.render.pasted"
 
     def render(results: Results) -> str:
         from ddp_doctor.remedies.settings_to_apply import settings_to_apply
@@ -93,7 +93,7 @@ def _pasted(form: str, *, tells_hosts_apart: bool = False) -> Callable[[Results]
         settings = settings_to_apply(results.report)
         if results.host and not tells_hosts_apart:
             settings = settings.on(results.host)
-        text: str = import_module(f"ddp_doctor.render.pasted.{form}").render(settings)
+        text: str = getattr(import_module(module), form)(settings)
         return text
 
     return render

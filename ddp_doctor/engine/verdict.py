@@ -1,19 +1,19 @@
 """From findings to a verdict, an exit code and one sentence."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.causes import report as causes_report
 from ddp_doctor.engine.diagnose import Diagnosis, is_judged
 from ddp_doctor.engine.memory import no_garbage_collection
-from ddp_doctor.engine.node_verdicts import node_verdicts
 from ddp_doctor.engine.plan import TOO_DEAR
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import CheckStatus, ExitCode, Severity, Status, Verdict
 from ddp_doctor.model.fact import Reading
-from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.finding import Culprit, Finding
 from ddp_doctor.model.recording import INTERRUPTED_AFTER, OWN_PROCESS, Recording, World
-from ddp_doctor.model.report import CheckResult, Measurement, Report, Tool, finished_at
+from ddp_doctor.model.report import CheckResult, Measurement, NodeVerdict, Report, Tool, finished_at
 from ddp_doctor.views.gpus import nccl_without_gpu
 from ddp_doctor.views.open_files import out_of_files
 from ddp_doctor.views.software import backend_of_ranks
@@ -139,9 +139,7 @@ def _status(
     recording: Recording, readings: Sequence[Reading], left_out: str | None, found: bool
 ) -> tuple[CheckStatus, str | None]:
     """The worst reading decides: one rank that timed out is not made good by its peers."""
-    by_status: dict[Status, list[Reading]] = {}
-    for reading in readings:
-        by_status.setdefault(reading.status, []).append(reading)
+    by_status = grouped((reading.status, reading) for reading in readings)
     for bad, becomes in _BAD.items():
         if bad in by_status:
             return becomes, _reason(recording, by_status[bad], readings)
@@ -291,3 +289,82 @@ def _left_out(recording: Recording) -> str:
 def _ignored(diagnosis: Diagnosis) -> str:
     """What --ignore kept out: whoever reads the verdict may not be who typed that."""
     return f"; ignored: {', '.join(diagnosis.ignored)}" if diagnosis.ignored else ""
+
+
+def node_verdicts(
+    recording: Recording, findings: Sequence[Finding], bar: Severity, verdict: Verdict
+) -> tuple[NodeVerdict, ...]:
+    """One for each node that is known by name or number; ``verdict`` is that of the run.
+
+    Sick is a node that a finding at ``bar`` or above names, or one of its ranks, GPUs or links. Unsure is one that
+    may be to blame, or of which too little was seen. The run's own verdict is that of its only node.
+    """
+    world = recording.world
+    if world is None:
+        return ()
+    absent = [node for finding in findings for node in finding.missing]
+    ranks = sorted(
+        {node.node_rank for node in world.nodes}
+        | {*range(len(world.expected_hosts))}
+        | {node.node_rank for node in absent if node.node_rank is not None}
+    )
+    named = _Named(world)
+    by_node: dict[int, list[str]] = {rank: [] for rank in ranks}
+    sick, suspected, anybody = set[int](), set[int](), False
+    for finding in findings:
+        nodes = [set(named.nodes_of(culprit)) for culprit in finding.culprits]
+        for rank in set().union(*nodes):
+            by_node.setdefault(rank, []).append(finding.fingerprint)
+        if finding.severity.at_least(bar):
+            sick |= set().union(*(each for each in nodes if len(each) == 1))
+            suspected |= set().union(*nodes)
+            anybody |= not finding.culprits
+    seen, stuck = _read(recording)
+
+    def verdict_of(rank: int) -> Verdict:
+        if len(ranks) == 1:
+            return verdict
+        if rank in sick:
+            return Verdict.SICK
+        unsure = verdict is Verdict.UNSURE and not stuck  # of the run as a whole
+        if unsure or anybody or rank in suspected or rank in stuck or rank not in seen:
+            return Verdict.UNSURE
+        return Verdict.HEALTHY
+
+    return tuple(
+        NodeVerdict(
+            node_rank=rank,
+            hostname=world.hostname(rank),
+            verdict=verdict_of(rank),
+            findings=tuple(dict.fromkeys(by_node[rank])),
+        )
+        for rank in ranks
+    )
+
+
+def _read(recording: Recording) -> tuple[set[int], set[int]]:
+    """The nodes of which something was seen, and those of which something could not be evaluated."""
+    seen = {reading.node for reading in recording.readings if reading.status is Status.COLLECTED}
+    bad = (Status.FAILED, Status.TIMED_OUT)
+    return seen, {reading.node for reading in recording.readings if reading.status in bad}
+
+
+class _Named:
+    """The nodes behind culprits, which are named by rank, by host or by a rank on them."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        hosts = [*enumerate(world.expected_hosts), *((node.node_rank, node.hostname) for node in world.nodes)]
+        self._by_host: Mapping[str, int] = {host: rank for rank, host in hosts}
+
+    def nodes_of(self, culprit: Culprit) -> Iterator[int]:
+        """One node; two for a pair of nodes; none for a setting or file of the whole job."""
+        yield from self._first(culprit.node_rank, culprit.node, culprit.rank)
+        yield from self._first(None, culprit.peer_node, culprit.peer_rank)
+
+    def _first(self, node_rank: int | None, host: str | None, rank: int | None) -> Iterable[int]:
+        if node_rank is not None:
+            return (node_rank,)
+        if host is not None:
+            return (self._by_host[host],) if host in self._by_host else ()
+        return () if rank is None else (self._world.node_of(rank),)

@@ -1,6 +1,6 @@
-"""The pydantic base of everything that is recorded or reported."""
+"""The pydantic base of everything that is recorded or reported, what is kept of it, and how it is grouped."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from operator import is_
 from typing import Any, TypeVar
 
@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 Json = Any
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 
 class Frozen(BaseModel):
@@ -43,3 +44,11 @@ class Memo:
         return isinstance(other, Memo)
 
     __hash__ = None  # type: ignore[assignment]  # mutable, so in no set; mypy knows no such class
+
+
+def grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
+    """The values of each key; keys and values in the order in which they come."""
+    groups: dict[K, list[T]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups

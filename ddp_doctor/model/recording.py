@@ -9,7 +9,7 @@ from typing import Concatenate, Generic, Literal, ParamSpec, TypeVar
 
 from pydantic import Field, PrivateAttr
 
-from ddp_doctor.model.base import Frozen, Memo
+from ddp_doctor.model.base import Frozen, Memo, grouped
 from ddp_doctor.model.choices import Backend, FailOn, Level, Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.trial import Experiment, TrialRecord
@@ -177,17 +177,23 @@ class Recording(Frozen):
 
     def at(self, kind: type[F], node: int) -> list[F]:
         """The facts of one class from one node; indexed, because a search is too slow for thousands of nodes."""
-        by_node = self.once(("by node", kind), lambda: _by_node(self.facts(kind)))
+        by_node = self.once(
+            ("by node", kind), lambda: grouped((fact.node, fact.fact) for fact in self.facts(kind))
+        )
         return list(by_node.get(node, ()))
 
     def of_check(self, check_id: str) -> list[Reading]:
         """All readings of one check."""
-        by_check = self.once("by check", lambda: _grouped(self.readings, lambda reading: reading.check))
+        by_check = self.once(
+            "by check", lambda: grouped((reading.check, reading) for reading in self.readings)
+        )
         return list(by_check.get(check_id, ()))
 
     def of_kind(self, kind: str) -> Sequence[Reading]:
         """The readings whose fact is of this kind, without validation."""
-        by_kind = self.once("by kind", lambda: _grouped(self.readings, _kind))
+        by_kind = self.once(
+            "by kind", lambda: grouped((_kind(reading), reading) for reading in self.readings)
+        )
         return by_kind.get(kind, ())
 
     def collected(self) -> list[Reading]:
@@ -213,20 +219,6 @@ def _fact_at(kind: type[F], reading: Reading) -> FactAt[F]:
     return FactAt(kind.model_validate(reading.fact), reading.node, reading.rank, reading)
 
 
-def _by_node(facts: Sequence[FactAt[F]]) -> dict[int, list[F]]:
-    found: dict[int, list[F]] = {}
-    for reading in facts:
-        found.setdefault(reading.node, []).append(reading.fact)
-    return found
-
-
 def _kind(reading: Reading) -> str | None:
     kind = reading.fact.get("kind") if reading.fact is not None else None
     return kind if isinstance(kind, str) else None
-
-
-def _grouped(readings: Sequence[Reading], key: Callable[[Reading], T]) -> dict[T, list[Reading]]:
-    groups: dict[T, list[Reading]] = {}
-    for reading in readings:
-        groups.setdefault(key(reading), []).append(reading)
-    return groups

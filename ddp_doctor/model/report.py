@@ -73,6 +73,14 @@ class Report(Frozen):
     findings: tuple[Finding, ...] = ()  # the faults, the gravest first
     measurements: tuple[Measurement, ...] = ()  # the numbers that were measured
 
+    def as_json(self) -> str:
+        """One document as docs/reference/report.schema.json describes it, indented, ending in a newline."""
+        return self.model_dump_json(indent=1, exclude=self._absent(), by_alias=True) + "\n"
+
+    def _absent(self) -> set[str]:
+        """The keys that are left out because there is nothing under them."""
+        return set()
+
 
 def finished_at(started_at: str, duration_s: float) -> str:
     """When a run ended that began at ``started_at``, to the second; empty where that is no time of RFC 3339."""
@@ -173,7 +181,6 @@ class TopologyReport(Report):
     nvlinks: tuple[Json, ...] | None = None  # outputs of nvidia-smi nvlink -s
     rocm: tuple[Json, ...] | None = None  # outputs of rocm-smi --showtopo
 
-    def absent(self) -> set[str]:
-        """The keys that are left out because there is nothing under them."""
+    def _absent(self) -> set[str]:
         optional = ("topologies", "p2p", "nvlinks", "rocm")
         return {name for name in optional if getattr(self, name) is None}

@@ -137,7 +137,7 @@ def meet(ctx: RankContext) -> None:
 def _shortest(ctx: RankContext, *, in_time: bool, in_memory: bool) -> Literal["time", "memory"] | None:
     """What any rank is short of; the slowest rank decides for all."""
     code = agreed(ctx, 2.0 if not in_memory else 0.0 if in_time else 1.0)
-    return {1.0: "time", 2.0: "memory"}.get(code)  # type: ignore[return-value]
+    return "time" if code == 1.0 else "memory" if code == 2.0 else None
 
 
 def measure(ctx: RankContext, size: int) -> SizeResult:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ddp_doctor.facts.node.env_vars import Origin, SettingOrigins
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.context import Context
+from ddp_doctor.probing.kernel_files import names_in, text_of
 from ddp_doctor.settings.names import is_recorded
 from ddp_doctor.settings.text.setting_text import NoSettings, read_setting_text
 
@@ -54,15 +55,15 @@ def setting_origins(ctx: Context) -> SettingOrigins:
 
 def _ancestors(ctx: Context) -> Iterator[_Process]:
     """The parent, its parent and so on, up to the first process without a parent here."""
-    own = stat_of(_text(ctx, "/proc/self/stat"))
+    own = stat_of(text_of(ctx, "/proc/self/stat") or "")
     for _ in range(_MOST_ANCESTORS):
         if own is None or own[2] == 0:
             return
         pid = own[2]
-        own = stat_of(_text(ctx, f"/proc/{pid}/stat"))
+        own = stat_of(text_of(ctx, f"/proc/{pid}/stat") or "")
         if own is None:
             return
-        environ = _text(ctx, f"/proc/{pid}/environ")
+        environ = text_of(ctx, f"/proc/{pid}/environ")
         yield _Process(pid=pid, name=own[1], parent=own[2], env=environ_of(environ) if environ else None)
 
 
@@ -93,7 +94,7 @@ def _files(ctx: Context, env: Mapping[str, str]) -> dict[str, str]:
     """The first file of a login that gives a variable the value that it has."""
     found: dict[str, str] = {}
     for path in _paths(ctx):
-        text = _text(ctx, path)
+        text = text_of(ctx, path)
         if text and len(text) <= _LONGEST_FILE:
             for name, value, line in file_settings(text):
                 if env.get(name) == value:
@@ -117,15 +118,5 @@ def _paths(ctx: Context) -> Iterator[str]:
     if home.startswith("/"):
         yield from (f"{home.rstrip('/')}/{name}" for name in _IN_HOME)
     yield from _OF_SYSTEM
-    try:
-        names = [name for name in ctx.listdir(_PROFILES) if name.endswith(".sh")]
-    except OSError:
-        return
+    names = [name for name in names_in(ctx, _PROFILES) if name.endswith(".sh")]
     yield from (f"{_PROFILES}/{name}" for name in names[:_MOST_PROFILES])
-
-
-def _text(ctx: Context, path: str) -> str:
-    try:
-        return ctx.read(path)
-    except (OSError, ValueError):  # ValueError: a NUL in a path that an environment names
-        return ""

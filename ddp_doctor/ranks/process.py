@@ -2,9 +2,9 @@
 
 import ctypes
 import os
+import re
 import signal
 from contextlib import suppress
-from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -144,21 +144,11 @@ class OomCounter:
 
 
 def _count() -> int:
-    return max(_field(_cgroup_events(), "oom_kill"), _field("/proc/vmstat", "oom_kill"))
+    groups = (_read("/proc/self/cgroup") or "").splitlines()
+    own = next((group.partition("::")[2] for group in groups if group.startswith("0::")), "")
+    return max(_oom_kills(f"/sys/fs/cgroup{own}/memory.events"), _oom_kills("/proc/vmstat"))
 
 
-def _cgroup_events() -> str:
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return ""
-    own = next((line.partition("::")[2] for line in lines if line.startswith("0::")), "")
-    return f"/sys/fs/cgroup{own}/memory.events"
-
-
-def _field(path: str, name: str) -> int:
-    try:
-        lines = Path(path).read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.split()[:1] == [name]), 0)
+def _oom_kills(path: str) -> int:
+    found = re.search(r"^oom_kill (\d+)$", _read(path) or "", re.MULTILINE)
+    return int(found[1]) if found else 0

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from statistics import median
 from typing import Protocol
 
 from ddp_doctor.knowledge.deadlines import LATE_ENTRY_S
-from ddp_doctor.model.base import Json
+from ddp_doctor.model.base import Json, grouped
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.trial import FlightEntry, Raised, RankEvidence, Step
 from ddp_doctor.parse.frames import of_the_job
@@ -284,10 +283,7 @@ def late_steps(evidence: Sequence[RankEvidence]) -> list[RankEvidence]:
 
     A slow link in the step before makes a rank late through no fault of its own.
     """
-    entered: dict[Key, list[float]] = defaultdict(list)
-    for rank in evidence:
-        for step in rank.steps:
-            entered[_key(step)].append(step.entered_at)
+    entered = grouped((_key(step), step.entered_at) for rank in evidence for step in rank.steps)
     late = {key for key, times in entered.items() if max(times) - median(times) > LATE_ENTRY_S}
     return [_only(rank, late) for rank in evidence]
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Finding, Proof, Remedy, Setting
 from ddp_doctor.model.recording import World
@@ -227,9 +228,7 @@ def _variables(
     finding: Finding, remedy: Remedy, world: World | None, note: str, *, is_chosen: bool
 ) -> tuple[Variable, ...]:
     """The remedy's settings, those of one variable together."""
-    by_name: dict[str, list[Setting]] = {}
-    for setting in remedy.settings:
-        by_name.setdefault(setting.name, []).append(setting)
+    by_name = grouped((setting.name, setting) for setting in remedy.settings)
     found = []
     for name, settings in by_name.items():
         sure = finding.severity is Severity.ERROR or remedy.proof.status == "proved"

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.finding import Setting
 from ddp_doctor.model.recording import World
 
@@ -38,10 +39,7 @@ def branches(settings: Sequence[Setting], world: World | None) -> tuple[Branch, 
     everywhere = tuple(Branch(value) for value in general)
     if own and not general and _is_all(own, world) and len(set(own.values())) == 1:
         return (Branch(next(iter(own.values()))),)
-    by_value: dict[str | None, list[str]] = {}
-    for host, value in own.items():
-        if value not in general:
-            by_value.setdefault(value, []).append(host)
+    by_value = grouped((value, host) for host, value in own.items() if value not in general)
     return (*(Branch(value, tuple(hosts)) for value, hosts in by_value.items()), *everywhere)
 
 

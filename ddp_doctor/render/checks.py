@@ -9,11 +9,12 @@ ok  node         env_vars, software, nccl, host, interfaces
     !! see the finding below   ?? could not be evaluated   -- not tested, -v says why
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from textwrap import shorten
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddp_doctor.checks import CHECKS
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import CheckStatus, Severity, Status
 from ddp_doctor.model.recording import NOT_SELECTED, Recording
 from ddp_doctor.model.report import CheckResult, Report
@@ -97,7 +98,7 @@ def _grouped(report: Report, recording: Recording) -> Iterator[_Line]:
     if not_here:
         yield _Line("--", _NOT_HERE, _names(not_here), _STYLES["--"])
     if requested:
-        by_option = _by(requested, _option)
+        by_option = grouped((_option(check), check) for check in requested)
         text = ", ".join(f"{_names(alike)} ({option})" for option, alike in by_option.items())
         yield _Line("--", _ON_REQUEST, text, _STYLES["--"])
 
@@ -110,20 +111,11 @@ def _each(report: Report) -> Iterator[_Line]:
 def _alike(checks: Sequence[CheckResult]) -> list[list[CheckResult]]:
     """The checks in order; those without a result for the same reason are together at the place of the first."""
 
-    def cause(check: CheckResult) -> object:
+    def cause(check: CheckResult) -> Hashable:
         has_result = check.status in (CheckStatus.PASSED, CheckStatus.FOUND)
         return check.id if has_result else (check.status, check.reason)
 
-    return list(_by(checks, cause).values())
-
-
-def _by(
-    checks: Sequence[CheckResult], key: Callable[[CheckResult], object]
-) -> dict[object, list[CheckResult]]:
-    groups: dict[object, list[CheckResult]] = {}
-    for check in checks:
-        groups.setdefault(key(check), []).append(check)
-    return groups
+    return list(grouped((cause(check), check) for check in checks).values())
 
 
 def _line(report: Report, alike: Sequence[CheckResult], words: Callable[[Report, CheckResult], str]) -> _Line:

@@ -14,6 +14,7 @@ from typing import TypeVar
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.facts.node.software import Software
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import CheckStatus
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Finding
@@ -71,10 +72,11 @@ def _each(kind: type[F], value: Callable[[F], str | None]) -> Callable[[Recordin
     """What the facts of all nodes say, with the nodes where they differ."""
 
     def told(recording: Recording) -> str:
-        by_value: dict[str, list[str]] = {}
-        for found in recording.facts(kind):
-            if (said := value(found.fact)) is not None:
-                by_value.setdefault(said, []).append(host(recording, found.node))
+        by_value = grouped(
+            (said, host(recording, found.node))
+            for found in recording.facts(kind)
+            if (said := value(found.fact)) is not None
+        )
         if len(by_value) < 2:
             return "".join(by_value)
         return "; ".join(f"{said} on {name_list(nodes)}" for said, nodes in by_value.items())

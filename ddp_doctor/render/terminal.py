@@ -1,6 +1,11 @@
-"""The report for people. The verdict comes last, because that stays on the screen; findings begin with the worst."""
+"""The report for people, and a line on each run that was kept.
+
+The verdict comes last, because that stays on the screen; findings begin with the worst.
+"""
 
 from collections.abc import Iterable
+from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from ddp_doctor.model.choices import Detail, Severity
@@ -15,6 +20,7 @@ from ddp_doctor.render.used_transports import used_table
 
 if TYPE_CHECKING:
     from rich.console import Console
+
 
 #: Less is the time of reading a text.
 _SHORTEST_S = 0.05
@@ -92,3 +98,14 @@ def _show_title(finding: Finding, out: "Console") -> None:
 def _show_verdict(report: Report, out: "Console") -> None:
     took = f" ({report.duration_s:.1f} s)" if report.duration_s >= _SHORTEST_S else ""
     out.print(folded(f"{one_line(report.summary)}{took}", width_of(out)), style=VERDICT_STYLE[report.verdict])
+
+
+def show_kept_run(path: Path, report: Report, command: str, out: "Console") -> None:
+    """When it ran, which command, its verdict, and below it the folder to replay, whose path is never broken."""
+    when = one_line(report.started_at.replace("T", " ").removesuffix("Z"))
+    verdict = f"{when} {command:<8} {one_line(report.summary)}"
+    out.print(
+        fill(verdict, out.width, subsequent_indent="    ") if out.is_terminal else verdict,
+        style=VERDICT_STYLE[report.verdict],
+    )
+    out.print(f"    {path}", style="dim")

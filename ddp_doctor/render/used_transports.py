@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.render.layout import Table, folded
 from ddp_doctor.render.text import one_line
@@ -42,10 +43,11 @@ def used_table(recording: Recording, width: int | None = None) -> str:
     if world is None or world.backend != "nccl":
         return ""
     known = places(recording)
-    rows: dict[_Kind, list[tuple[int, str]]] = {}
-    for place in known[:_MOST_NODES]:
-        for kind, pair in (*_within(recording, place), *_between(recording, place)):
-            rows.setdefault(kind, []).append((place.seen.node, pair))
+    rows = grouped(
+        (kind, (place.seen.node, pair))
+        for place in known[:_MOST_NODES]
+        for kind, pair in (*_within(recording, place), *_between(recording, place))
+    )
     if not rows:
         return ""
     ordered = sorted(rows.items(), key=lambda row: not row[0].differs)

@@ -10,6 +10,7 @@ from ddp_doctor.facts.node.env_vars import EnvVars, Origin, SettingOrigins, Sett
 from ddp_doctor.facts.node.nccl import NcclFact
 from ddp_doctor.facts.node.software import Software
 from ddp_doctor.knowledge.versions import release
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Overruled, SettingInForce
 from ddp_doctor.settings.names import is_of_rccl, is_recorded
@@ -139,10 +140,7 @@ def _who(origin: Origin) -> str:
 
 def _of_text(text: SettingText) -> Iterator[SettingInForce]:
     """The line that counts for each name, and the earlier lines."""
-    by_name: dict[str, list[Written]] = {}
-    for setting in text.written:
-        if is_recorded(setting.name):
-            by_name.setdefault(setting.name, []).append(setting)
+    by_name = grouped((setting.name, setting) for setting in text.written if is_recorded(setting.name))
     counting, possible = text.in_force(), text.possible()
     for name, all_written in by_name.items():
         last = counting.get(name) or all_written[-1]

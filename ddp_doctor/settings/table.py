@@ -276,7 +276,7 @@ def _related(name: str, title: str, keys: dict[str, str]) -> tuple[str, object]:
         return "conflicts", Conflict(names, **row)
     if kind == "agreement":
         return "agreements", Agreement(name, within_a_node=title.endswith("within a node"), **row)
-    return "effects", Effect(name, kind, mild=mild, **row)  # type: ignore[arg-type]
+    return "effects", Effect(name, kind, mild=mild, **row)  # type: ignore[arg-type]  # tests/settings reads the kinds
 
 
 def _texts(keys: dict[str, str]) -> dict[str, str]:

@@ -107,7 +107,7 @@ def _excluded(nvml: Nvml) -> list[str]:
     """Bus ids of the GPUs that the operator took out with NVreg_ExcludedGpus."""
     count, _ = nvml.call("nvmlGetExcludedDeviceCount")
     infos = [nvml.call("nvmlGetExcludedDeviceInfoByIndex", index)[0] for index in range(count or 0)]
-    return [_bus_id(info.pci) for info in infos if info is not None]
+    return [CALLS["bus_id"](info.pci) for info in infos if info is not None]
 
 
 def _gpu(nvml: Nvml, index: int) -> tuple[dict[str, Any], Any]:
@@ -129,18 +129,13 @@ def _gpu(nvml: Nvml, index: int) -> tuple[dict[str, Any], Any]:
 def _identity(nvml: Nvml, gpu: dict[str, Any], handle: Any) -> None:
     nvml.fill(gpu, "uuid", "nvmlDeviceGetUUID", handle)
     nvml.fill(gpu, "name", "nvmlDeviceGetName", handle)
-    nvml.fill(gpu, "bus_id", "nvmlDeviceGetPciInfo", handle, use=_bus_id)
+    nvml.fill(gpu, "bus_id", "nvmlDeviceGetPciInfo", handle, use=CALLS["bus_id"])
     nvml.fill(gpu, "minor_number", "nvmlDeviceGetMinorNumber", handle)
     nvml.fill(gpu, "compute_capability", "nvmlDeviceGetCudaComputeCapability", handle, use=_dotted)
     nvml.fill(gpu, "compute_mode", "nvmlDeviceGetComputeMode", handle, use=COMPUTE_MODES.get)
     nvml.fill(gpu, "persistence_mode", "nvmlDeviceGetPersistenceMode", handle, use=bool)
     nvml.fill(gpu, "mig_enabled", "nvmlDeviceGetMigMode", handle, use=lambda modes: bool(modes[0]))
     gpu["mig_uuids"] = _mig_uuids(nvml, handle) if gpu["mig_enabled"] else []
-
-
-def _bus_id(pci: Any) -> str:
-    text = pci.busId
-    return text.decode("ascii", "replace") if isinstance(text, bytes) else str(text)
 
 
 def _dotted(version: tuple[int, int]) -> str:

@@ -95,7 +95,7 @@ def _gpu(nvml: Nvml, index: int) -> tuple[dict[str, Any], Any]:
     nvml.fill(gpu, "name", "nvmlDeviceGetName", handle)
     nvml.fill(gpu, "uuid", "nvmlDeviceGetUUID", handle)
     nvml.fill(gpu, "minor_number", "nvmlDeviceGetMinorNumber", handle)
-    nvml.fill(gpu, "bus_id", "nvmlDeviceGetPciInfo", handle, use=_bus_id)
+    nvml.fill(gpu, "bus_id", "nvmlDeviceGetPciInfo", handle, use=CALLS["bus_id"])
     nvml.fill(gpu, "mig_enabled", "nvmlDeviceGetMigMode", handle, use=lambda modes: bool(modes[0]))
     nvml.fill(gpu, "cpu_affinity", "nvmlDeviceGetCpuAffinity", handle, CPU_WORDS, use=_list)
     nvml.fill(gpu, "numa_affinity", "nvmlDeviceGetMemoryAffinity", handle, NODE_WORDS, 0, use=_list)
@@ -103,11 +103,6 @@ def _gpu(nvml: Nvml, index: int) -> tuple[dict[str, Any], Any]:
     if not gpu["mig_enabled"]:  # MIG takes the links out of use
         gpu["nvlinks"] = _nvlinks(nvml, handle)
     return gpu, handle
-
-
-def _bus_id(pci: Any) -> str:
-    text = pci.busId
-    return text.decode("ascii", "replace") if isinstance(text, bytes) else str(text)
 
 
 def _list(words: Any) -> str:
@@ -144,7 +139,7 @@ def _state(nvml: Nvml, handle: Any, link: int) -> int | None:
 def _remote(nvml: Nvml, handle: Any, link: int) -> dict[str, Any]:
     kind, _ = nvml.call("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
     pci, _ = nvml.call("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
-    return {"remote": REMOTES.get(kind), "remote_bus_id": None if pci is None else _bus_id(pci)}
+    return {"remote": REMOTES.get(kind), "remote_bus_id": None if pci is None else CALLS["bus_id"](pci)}
 
 
 def _speed(nvml: Nvml, handle: Any, link: int) -> float | None:

@@ -73,7 +73,7 @@ class Files:
 MARGIN_S = 0.5
 
 
-class LiveContext:
+class LiveContext(Files):
     """One probe's view of this machine; ``raw`` holds what the probe kept.
 
     ``env`` is the environment of the job, for the probe and for every command; this class never reads
@@ -90,13 +90,13 @@ class LiveContext:
         level: Level = Level.STANDARD,
         root: str = "/",
     ) -> None:
+        super().__init__(root)
         self.env = env
         self.deadline = deadline
         self.node = node
         self.world = world or World()
         self.level = level
         self.raw: str | None = None
-        self._files = Files(root)
 
     def clock(self) -> float:
         """Monotonic seconds."""
@@ -112,26 +112,6 @@ class LiveContext:
         script = Path(__file__).with_name(f"child_{name}.py")
         isolated = ("-I",) if sys.flags.isolated else ()
         return self.run((sys.executable, *isolated, str(script), *args))
-
-    def read(self, path: str) -> str:
-        """The text of a file."""
-        return self._files.read(path)
-
-    def read_bytes(self, path: str) -> bytes:
-        """The bytes of a file."""
-        return self._files.read_bytes(path)
-
-    def listdir(self, path: str) -> list[str]:
-        """Sorted names in a folder."""
-        return self._files.listdir(path)
-
-    def readlink(self, path: str) -> str:
-        """Where a symbolic link points to."""
-        return self._files.readlink(path)
-
-    def disk(self, path: str) -> Disk:
-        """Size of the file system that holds ``path``."""
-        return self._files.disk(path)
 
     def limit(self, name: str) -> int | None:
         """The soft limit ``RLIMIT_<name>``; None is unlimited."""
@@ -153,7 +133,7 @@ class LiveContext:
 
     def resolve(self, name: str, timeout_s: float) -> tuple[str, ...]:
         """The addresses of a host name, in the resolver's order."""
-        return network.resolve(name, timeout_s)
+        return network.resolve(os.fsencode(name), timeout_s)
 
     def keep(self, raw: str) -> None:
         """Keep raw text; what is kept later is appended."""

@@ -1,12 +1,16 @@
-"""This host's network interfaces, and the names it can resolve."""
+"""This host's network interfaces, the names it can resolve, and its packet filter, which only root may read."""
 
 import ipaddress
 import os
 import socket
 import threading
+from collections.abc import Mapping, Sequence
 from queue import Empty, SimpleQueue
 
+from ddp_doctor.facts.cluster import ClosedPort
 from ddp_doctor.model.context import Interface
+from ddp_doctor.parse.packet_filter import closed_in_iptables, closed_in_nft
+from ddp_doctor.sources.commands import DEFAULT_PATH, run_command
 
 
 def interfaces() -> tuple[Interface, ...]:
@@ -48,27 +52,60 @@ def _prefix_length(netmask: str | None, family: int) -> int:
     return int(ipaddress.ip_address(netmask)).bit_count()
 
 
-def resolve(name: str, timeout_s: float) -> tuple[str, ...]:
+def resolve(name: str | bytes, timeout_s: float) -> tuple[str, ...]:
     """The addresses of ``name`` as getaddrinfo(3) gives them to a TCP server, without repetitions.
 
     A dead DNS server blocks the call for many seconds, so it is made in a thread that is left alone
-    past the time. Raises OSError: socket.gaierror where there are none, TimeoutError past the time.
+    past the time. Raises OSError: socket.gaierror where there are none, TimeoutError past the time; and UnicodeError
+    where ``name`` is text that can be no host's name. Bytes are handed on as they are.
     """
-    answers: SimpleQueue[tuple[str, ...] | OSError] = SimpleQueue()
+    answers: SimpleQueue[tuple[str, ...] | OSError | UnicodeError] = SimpleQueue()
     threading.Thread(target=_resolve, args=(name, answers), daemon=True).start()
     try:
         answer = answers.get(timeout=timeout_s)
     except Empty:
         raise TimeoutError(f"no answer within {timeout_s:g} s") from None
-    if isinstance(answer, OSError):
+    if isinstance(answer, OSError | UnicodeError):
         raise answer
     return answer
 
 
-def _resolve(name: str, answers: "SimpleQueue[tuple[str, ...] | OSError]") -> None:
+def _resolve(name: str | bytes, answers: "SimpleQueue[tuple[str, ...] | OSError | UnicodeError]") -> None:
     try:
-        found = socket.getaddrinfo(os.fsencode(name), None, type=socket.SOCK_STREAM)
-    except OSError as error:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
         answers.put(error)
     else:
         answers.put(tuple(dict.fromkeys(str(info[4][0]) for info in found)))
+
+
+#: For one command. Nodes of Kubernetes have thousands of rules; what takes longer is left unread.
+_PATIENCE_S = 2.0
+_LONGEST = 200  # of a chain's name
+
+
+def closed_by(port: int, addresses: Sequence[str], env: Mapping[str, str]) -> ClosedPort | None:
+    """What certainly closes a TCP port to all other hosts, that meet this one at these addresses; None where unknown.
+
+    firewalld and ufw make their rules with one of the two.
+    """
+    if os.geteuid() != 0:
+        return None
+    env = {**env, "PATH": f"{env.get('PATH', '')}:{DEFAULT_PATH}"}
+    families = {"ip6" if ":" in address else "ip" for address in addresses}
+    if len(families) != 1:  # a node may come by either of two
+        families = set()
+    command, found = (
+        "nft",
+        closed_in_nft(_said(env, "nft", "-j", "list", "ruleset"), port, {"inet", *families}),
+    )
+    if found is None and families == {"ip"}:
+        command, found = "iptables-save", closed_in_iptables(_said(env, "iptables-save"), port)
+    if found is None:
+        return None
+    verdict, chain = found
+    return ClosedPort.model_validate({"command": command, "chain": chain[:_LONGEST], "verdict": verdict})
+
+
+def _said(env: Mapping[str, str], *command: str) -> str:
+    return run_command(command, env, _PATIENCE_S).stdout

@@ -105,3 +105,9 @@ def begin(answer: dict[str, Any]) -> tuple[Nvml, int] | None:
         answer.update(error=reason, text=nvml.last_text)
         return None
     return nvml, count or 0
+
+
+def bus_id(pci: Any) -> str:
+    """The PCI address in what nvmlDeviceGetPciInfo gives; older bindings give bytes."""
+    text = pci.busId
+    return text.decode("ascii", "replace") if isinstance(text, bytes) else str(text)

@@ -7,13 +7,13 @@ import errno
 import os
 import socket
 import struct
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ddp_doctor.knowledge.deadlines import CONNECT_S, UNREACHABLE_S, UNRESOLVED_S
+from ddp_doctor.sources import network
 
 _NO_ROUTE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETDOWN}
 _PAUSE_S = 0.25
@@ -58,21 +58,12 @@ class Approach:
 
 def resolve(host: str, timeout_s: float = 5.0) -> tuple[tuple[str, ...], str]:
     """The addresses of a name, in the resolver's order, or the resolver's error; bounded."""
-    found: list[str] = []
-    errors = [f"no answer from the resolver within {timeout_s:g} s"]
-
-    def ask() -> None:
-        try:
-            infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-            found.extend(dict.fromkeys(str(info[4][0]) for info in infos))
-            errors[0] = ""
-        except (OSError, UnicodeError) as error:
-            errors[0] = getattr(error, "strerror", None) or str(error)
-
-    thread = threading.Thread(target=ask, daemon=True)  # a dead name server blocks for tens of seconds
-    thread.start()
-    thread.join(timeout_s)
-    return tuple(found), errors[0]
+    try:
+        return network.resolve(host, timeout_s), ""
+    except TimeoutError:
+        return (), f"no answer from the resolver within {timeout_s:g} s"
+    except (OSError, UnicodeError) as error:
+        return (), getattr(error, "strerror", None) or str(error)
 
 
 def is_mine(addresses: tuple[str, ...]) -> bool:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact, Transport
 from ddp_doctor.facts.node.topology import TopologyFact, TopologyMatrix
 from ddp_doctor.knowledge.topology.link_codes import nvlinks
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.finding import Reproducer
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
 from ddp_doctor.parse.complaints import Complaint, Kind, complaints
 from ddp_doctor.parse.nccl_log import parse_nccl_log
@@ -32,21 +33,22 @@ class RankComplaint:
 
 def rank_complaints(recording: Recording, *kinds: Kind) -> list[RankComplaint]:
     """The complaints about these causes from the ranks of failed trials."""
-    return [
-        complaint
-        for complaint in recording.once("NCCL's complaints", lambda: list(_all_complaints(recording)))
-        if complaint.complaint.kind in kinds
-    ]
+    return [complaint for complaint in _all_complaints(recording) if complaint.complaint.kind in kinds]
 
 
-def _all_complaints(recording: Recording) -> Iterator[RankComplaint]:
+@once_a_recording
+def _all_complaints(recording: Recording) -> list[RankComplaint]:
+    found: list[RankComplaint] = []
     for trial in recording.trials:
         if trial.backend == "nccl" and trial.outcome in ("broken", "stuck"):
             alone = not trial.lost_nodes and all(map(_runs, trial.evidence))
             for rank in trial.evidence:
-                for complaint in complaints(_words(rank)):
-                    if alone or complaint.kind != "rdma-timeout":  # a peer that is gone answers nobody
-                        yield RankComplaint(trial, rank.rank, rank.node, complaint)
+                found += [
+                    RankComplaint(trial, rank.rank, rank.node, complaint)
+                    for complaint in complaints(_words(rank))
+                    if alone or complaint.kind != "rdma-timeout"  # a peer that is gone answers nobody
+                ]
+    return found
 
 
 def _words(rank: RankEvidence) -> str:
@@ -59,10 +61,7 @@ def _runs(rank: RankEvidence) -> bool:
 
 def explains(recording: Recording, trial: TrialRecord) -> bool:
     """Whether a rule of its own tells why this trial failed."""
-    return any(
-        complaint.trial is trial
-        for complaint in recording.once("NCCL's complaints", lambda: list(_all_complaints(recording)))
-    )
+    return any(complaint.trial is trial for complaint in _all_complaints(recording))
 
 
 def all_complained(recording: Recording, nodes: Iterable[int], kind: Kind) -> bool:
@@ -105,10 +104,10 @@ class Stall:
         return self.trial.judged_check == "p2p"
 
 
+@once_a_recording
 def stalls(recording: Recording) -> list[Stall]:
     """The pairs that are stuck over P2P, as DD401 names them."""
-    matrices = {node.node: node.fact for node in recording.facts(TopologyFact)}
-    return recording.once("stalls over P2P", lambda: find_stalls(matrices, recording.trials))
+    return find_stalls({node.node: node.fact for node in recording.facts(TopologyFact)}, recording.trials)
 
 
 def find_stalls(matrices: Mapping[int, TopologyMatrix], trials: Sequence[TrialRecord]) -> list[Stall]:
@@ -134,10 +133,7 @@ def nodes_nccl_ran_on(trials: Sequence[TrialRecord]) -> set[int]:
 
 def logs_by_node(trials: Sequence[TrialRecord]) -> dict[int, NcclTransportFact]:
     """What NCCL logged on each node, in all trials."""
-    texts: dict[int, list[str]] = {}
-    for trial in trials:
-        for rank in trial.evidence:
-            texts.setdefault(rank.node, []).append(rank.output_tail)
+    texts = grouped((rank.node, rank.output_tail) for trial in trials for rank in trial.evidence)
     return {node: parse_nccl_log("\n".join(tails)) for node, tails in texts.items()}
 
 
@@ -146,10 +142,7 @@ def _ended(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
 
 
 def _by_node(trial: TrialRecord) -> dict[int, list[RankEvidence]]:
-    nodes: dict[int, list[RankEvidence]] = {}
-    for rank in trial.evidence:
-        nodes.setdefault(rank.node, []).append(rank)
-    return nodes
+    return grouped((rank.node, rank) for rank in trial.evidence)
 
 
 def _stalls_on(

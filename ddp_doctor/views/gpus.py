@@ -7,7 +7,7 @@ from ddp_doctor.facts.collectives import ProcessGroupFact
 from ddp_doctor.facts.node.gpus import Gpu, GpuProcess, GpusFact
 from ddp_doctor.knowledge.gpu.nvml import MPS_SERVER
 from ddp_doctor.knowledge.thresholds import GPU_LIMIT_SHARE
-from ddp_doctor.model.base import Frozen
+from ddp_doctor.model.base import Frozen, grouped
 from ddp_doctor.model.choices import Backend, Status
 from ddp_doctor.model.recording import Recording, once_a_recording
 
@@ -38,12 +38,10 @@ def gpus_of_the_job(recording: Recording) -> Hits:
 
 
 @once_a_recording
-def by_model(recording: Recording) -> dict[str, Hits]:
+def by_model(recording: Recording) -> Mapping[str, Hits]:
     """The job's GPUs by model, on all nodes: those of one model should be equal."""
-    models: dict[str, list[tuple[int, Gpu]]] = {}
-    for node, gpu in hits_of(recording, lambda gpu: gpu.name and gpu.error is None):
-        models.setdefault(gpu.name or "", []).append((node, gpu))
-    return dict(models)
+    hits = hits_of(recording, lambda gpu: gpu.name and gpu.error is None)
+    return grouped((gpu.name or "", (node, gpu)) for node, gpu in hits)
 
 
 def far_below(peers: Hits, tell: Callable[[Gpu], float | None]) -> tuple[Hits, Hits, float]:

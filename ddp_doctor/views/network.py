@@ -171,12 +171,10 @@ class Staged:
         return level if limit and not link_codes.allowed(self.code, limit) else None
 
 
+@once_a_recording
 def staged(recording: Recording) -> list[Staged]:
     """The connections of all nodes whose kernel can do GPUDirect RDMA."""
-    return recording.once("connections without GPUDirect RDMA", lambda: list(_staged(recording)))
-
-
-def _staged(recording: Recording) -> Iterator[Staged]:
+    connections = []
     known = {place.seen.node: place for place in places(recording)}
     kernels = {node.node: node.fact for node in recording.facts(KernelFact)}
     for node in nodes_whose_log_has(recording, _STAGED):
@@ -184,9 +182,10 @@ def _staged(recording: Recording) -> Iterator[Staged]:
         if place is None or (kernel is not None and kernel.gpudirect_rdma()[0] is False):
             continue
         for crossing in crossings(recording, node):
-            found = _near(recording, place, crossing)
-            if found is not None:
-                yield found
+            connection = _near(recording, place, crossing)
+            if connection is not None:
+                connections.append(connection)
+    return connections
 
 
 def _near(recording: Recording, place: Place, crossing: Crossing) -> Staged | None:

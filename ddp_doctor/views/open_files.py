@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.knowledge import thresholds
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.trial import RankEvidence
 
 #: strerror(EMFILE), as Python's exceptions have it; libuv, in torch's, writes it in small letters.
@@ -23,17 +23,14 @@ def is_low(fact: Host, world_size: int) -> bool:
     return fact.open_files is not None and fact.open_files < thresholds.open_files(world_size)
 
 
-def out_of_files(recording: Recording) -> Mapping[int, str]:
-    """The nodes with a low limit on which something ran out of files, each with the first words that say so."""
-    return recording.once("out of files", lambda: _out_of_files(recording))
-
-
 def says_too_many(rank: RankEvidence) -> bool:
     """Whether this rank's exception or output names the limit."""
     return any(_WORDS.search(text) for text in (rank.output_tail, rank.raised.message if rank.raised else ""))
 
 
-def _out_of_files(recording: Recording) -> dict[int, str]:
+@once_a_recording
+def out_of_files(recording: Recording) -> Mapping[int, str]:
+    """The nodes with a low limit on which something ran out of files, each with the first words that say so."""
     size = recording.world.world_size if recording.world is not None else 1
     low = {node.node for node in recording.facts(Host) if is_low(node.fact, size)}
     found: dict[int, str] = {}

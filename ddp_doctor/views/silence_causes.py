@@ -14,7 +14,8 @@ from typing import Literal
 from ddp_doctor.facts.cluster import ConnectivityFact, SilenceFact
 from ddp_doctor.knowledge.deadlines import SILENT_S
 from ddp_doctor.knowledge.network.addresses import is_own_bridge
-from ddp_doctor.model.recording import FactAt, Recording
+from ddp_doctor.model.base import grouped
+from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 
 How = Literal[
     "stopped",  # the blamed node was itself stopped for so long that the others gave it up
@@ -65,11 +66,6 @@ def farewells(recording: Recording) -> list[FactAt[SilenceFact]]:
     return [silence for silence in recording.facts(SilenceFact) if silence.fact.said_goodbye]
 
 
-def causes(recording: Recording) -> list[Cause]:
-    """Why nodes fell silent, one entry for each cause."""
-    return recording.once("causes of silence", lambda: _causes(recording))
-
-
 def links_lost(recording: Recording, silence: FactAt[SilenceFact]) -> tuple[str, ...]:
     """The observer's interfaces that led to other hosts and lost their link: a container's veth has no address."""
     nodes = recording.world.nodes if recording.world else ()
@@ -92,7 +88,9 @@ def leads_out(address: str) -> bool:
 # --- from observations to causes ------------------------------------------------------------------
 
 
-def _causes(recording: Recording) -> list[Cause]:
+@once_a_recording
+def causes(recording: Recording) -> list[Cause]:
+    """Why nodes fell silent, one entry for each cause."""
     left = {farewell.fact.node for farewell in farewells(recording)}
     blocked = _blocked_before(recording)
     all_seen = [
@@ -108,9 +106,7 @@ def _causes(recording: Recording) -> list[Cause]:
     alone = _lone_observer(recording, counted)
     if alone is not None:
         return [alone]
-    of_node: dict[int, list[FactAt[SilenceFact]]] = {}
-    for silence in counted:
-        of_node.setdefault(silence.fact.node, []).append(silence)
+    of_node = grouped((silence.fact.node, silence) for silence in counted)
     each = [_cause_of(recording, node, silences) for node, silences in of_node.items()]
     return _merged(_outvoted([cause for cause in each if cause is not None]))
 

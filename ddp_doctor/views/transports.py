@@ -14,6 +14,7 @@ from ddp_doctor.facts.node.software import Software
 from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.topology import link_codes, link_rates, nccl_paths
 from ddp_doctor.knowledge.versions import release
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.parse.nccl_log import parse_nccl_log, settings_in, version_in
@@ -116,12 +117,10 @@ class Place:
         return first is None or first != second
 
 
+@once_a_recording
 def places(recording: Recording) -> list[Place]:
     """The nodes with a matrix, each with what decides its transports."""
-    return recording.once("places of transports", lambda: list(_places(recording)))
-
-
-def _places(recording: Recording) -> Iterator[Place]:
+    found = []
     gpus = {node.node: node.fact for node in recording.facts(GpusFact)}
     software = {node.node: node.fact for node in recording.facts(Software)}
     variables = {node.node: node.fact.variables for node in recording.facts(EnvVars)}
@@ -138,7 +137,8 @@ def _places(recording: Recording) -> Iterator[Place]:
             version=release(version) if version else (),
             settings=settings,
         )
-        yield Place(matrix, by_name, node)
+        found.append(Place(matrix, by_name, node))
+    return found
 
 
 def _gpus_of_job(recording: Recording, node: FactAt[TopologyFact]) -> int:
@@ -169,9 +169,7 @@ def first_trial_ended(recording: Recording) -> bool:
 def texts(recording: Recording) -> Mapping[int, str]:
     """NCCL's log on each node in the first trial with transports."""
     trial = first_trial(recording)
-    tails: dict[int, list[str]] = {}
-    for rank in trial.evidence if trial else ():
-        tails.setdefault(rank.node, []).append(rank.output_tail)
+    tails = grouped((rank.node, rank.output_tail) for rank in (trial.evidence if trial else ()))
     return {node: "\n".join(logs) for node, logs in tails.items()}
 
 

@@ -4,6 +4,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, hosts, name_list, node_culprit
@@ -51,9 +52,7 @@ def split(values: Mapping[Who, tuple[Hashable, str]], there_are: int = 0) -> Spl
 
     ``there_are`` is their number, where some are unknown: the usual value must be usual among all of them.
     """
-    groups: dict[Hashable, list[Who]] = {}
-    for member, (value, _) in values.items():
-        groups.setdefault(value, []).append(member)
+    groups = grouped((value, member) for member, (value, _) in values.items())
     if len(groups) < 2:
         return None
     largest = sorted((sorted(some) for some in groups.values()), key=lambda some: (-len(some), some))
@@ -63,12 +62,8 @@ def split(values: Mapping[Who, tuple[Hashable, str]], there_are: int = 0) -> Spl
 
 def local_ranks(recording: Recording, places: Sequence[Place]) -> str:
     """ "local rank 1", "local ranks 1 and 3", and on several nodes "local rank 1 of node0 and node1"."""
-    of_node: dict[int, list[str]] = {}
-    for node, local in sorted(places):
-        of_node.setdefault(node, []).append(str(local))
-    with_ranks: dict[tuple[str, ...], list[int]] = {}
-    for node, locals_ in of_node.items():
-        with_ranks.setdefault(tuple(locals_), []).append(node)
+    of_node = grouped((node, str(local)) for node, local in sorted(places))
+    with_ranks = grouped((tuple(locals_), node) for node, locals_ in of_node.items())
     several = recording.world is not None and recording.world.nnodes > 1
     each = [
         f"local rank{'s' if len(numbers) > 1 else ''} {name_list(numbers)}"

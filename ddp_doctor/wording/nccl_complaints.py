@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.finding import Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.failed_trials import RankComplaint
@@ -14,9 +15,7 @@ _MOST_LINES = 4
 
 def complaint_lines(recording: Recording, group: Sequence[RankComplaint]) -> tuple[Evidence, ...]:
     """NCCL's words, and which ranks of which nodes printed them."""
-    alike: dict[tuple[int, str], list[int]] = {}
-    for complaint in group:
-        alike.setdefault((complaint.node, complaint.complaint.text), []).append(complaint.rank)
+    alike = grouped(((complaint.node, complaint.complaint.text), complaint.rank) for complaint in group)
     several = recording.world is not None and recording.world.nnodes > 1
     check = group[0].trial.judged_check or "process_group"
     return tuple(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import FactAt, Recording
@@ -61,9 +62,7 @@ def name_list(names: Sequence[str]) -> str:
 
 def on_hosts(recording: Recording, things: Sequence[tuple[int, str]], many: str) -> str:
     """Node ranks and names of things for a sentence: "GPU 3 on node0", "9 GPUs on node0 and node1" (``many``)."""
-    by_host: dict[str, list[str]] = {}
-    for node_rank, name in things:
-        by_host.setdefault(host(recording, node_rank), []).append(name)
+    by_host = grouped((host(recording, node_rank), name) for node_rank, name in things)
     if len(things) > NAMES_IN_A_SENTENCE:
         named = list(by_host) if len(by_host) <= NAMES_IN_A_SENTENCE else [f"{len(by_host)} nodes"]
         return f"{len(things)} {many} on {name_list(named)}"

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from ddp_doctor.checks.ddp import buffers
-from ddp_doctor.checks.ddp.buffers import CHECK, stamps
+from ddp_doctor.checks.ddp.buffers import CHECK
 from ddp_doctor.facts.ddp.model_state import Buffers
 from ddp_doctor.model.choices import Level
 from tests.checks.judged_ranks import assert_found, blamed, judge_by, only, planted, record
@@ -37,68 +37,68 @@ def wrapped(ctx: Any, module: Any = None, **options: Any) -> Any:
     """The probe's model in DDP with other options than the probe's."""
     from torch.nn.parallel import DistributedDataParallel
 
-    module = stamps.stamped_model(ctx) if module is None else module
+    module = buffers.stamped_model(ctx) if module is None else module
     return DistributedDataParallel(module, process_group=ctx.group, **options)
 
 
 def never_broadcasts(ctx):
-    return stamps.measure(ctx, wrapped(ctx, broadcast_buffers=False))
+    return buffers.measure(ctx, wrapped(ctx, broadcast_buffers=False))
 
 
 def stamps_again_in_forward(ctx, rank):
     """One rank's forward writes its own stamp after DDP has broadcast."""
-    model = stamps.wrap(ctx, stamps.stamped_model(ctx))
+    model = buffers.wrap(ctx, buffers.stamped_model(ctx))
     if ctx.rank == rank:
         after_forward(model.module, lambda module: module.float_stamp.fill_(ctx.group_rank + 1.0))
-    return stamps.measure(ctx, model)
+    return buffers.measure(ctx, model)
 
 
 def reassigns_a_buffer(ctx):
     """Rank 1 gives its module a new tensor under the old name, as users do; DDP must follow it."""
     import torch
 
-    model = stamps.wrap(ctx, stamps.stamped_model(ctx))
+    model = buffers.wrap(ctx, buffers.stamped_model(ctx))
     if ctx.rank == 1:
         model.module.float_stamp = torch.full((500,), 7.0)
-    return stamps.measure(ctx, model)
+    return buffers.measure(ctx, model)
 
 
 def broadcasts_from_rank_2(ctx):
-    model = stamps.wrap(ctx, stamps.stamped_model(ctx))
+    model = buffers.wrap(ctx, buffers.stamped_model(ctx))
     broadcast = model._sync_module_buffers
     model._sync_module_buffers = lambda authoritative_rank: broadcast(2)
-    return stamps.measure(ctx, model)
+    return buffers.measure(ctx, model)
 
 
 def statistics_alone_stray(ctx):
     """Rank 1's running variance is not what rank 0's makes of its batch in the second forward."""
-    model = stamps.wrap(ctx, stamps.stamped_model(ctx))
+    model = buffers.wrap(ctx, buffers.stamped_model(ctx))
     forwards = iter([0.0, 1.0])
     if ctx.rank == 1:
         after_forward(model.module.norm, lambda norm: norm.running_var.add_(next(forwards)))
-    return stamps.measure(ctx, model)
+    return buffers.measure(ctx, model)
 
 
 def never_starts_equal(ctx):
-    return stamps.measure(ctx, wrapped(ctx, init_sync=False))
+    return buffers.measure(ctx, wrapped(ctx, init_sync=False))
 
 
 def loses_its_weights(ctx):
     """Rank 3's weights are overwritten after wrapping."""
     import torch
 
-    model = stamps.wrap(ctx, stamps.stamped_model(ctx))
+    model = buffers.wrap(ctx, buffers.stamped_model(ctx))
     if ctx.rank == 3:
         with torch.no_grad():
             model.module.weight[17] = float("nan")
-    return stamps.measure(ctx, model)
+    return buffers.measure(ctx, model)
 
 
 def computes_wrong_statistics(ctx, on):
-    model = stamps.wrap(ctx, stamps.stamped_model(ctx))
+    model = buffers.wrap(ctx, buffers.stamped_model(ctx))
     if ctx.rank in on:
         after_forward(model.module.norm, lambda norm: norm.running_mean.mul_(1.001))
-    return stamps.measure(ctx, model)
+    return buffers.measure(ctx, model)
 
 
 def quick_probe(ctx):
@@ -133,7 +133,7 @@ def loses_sight_of_new_buffers(ctx, on):
 def overwrites_its_own_buffer(ctx, rank):
     """With broadcasting off, one rank's module writes rank 0's stamp into a buffer of its own."""
 
-    stamped_model = stamps.stamped_model
+    stamped_model = buffers.stamped_model
 
     def model(given: Any) -> Any:
         module = stamped_model(given)
@@ -141,15 +141,15 @@ def overwrites_its_own_buffer(ctx, rank):
             after_forward(module, lambda one: one.float_stamp.fill_(1.0))
         return module
 
-    with mock.patch("ddp_doctor.checks.ddp.buffers.stamps.stamped_model", model):
+    with mock.patch("ddp_doctor.checks.ddp.buffers.stamped_model", model):
         return buffers.probe(ctx)
 
 
 def normalises_wrongly(ctx, on):
-    model = stamps.wrap(ctx, stamps.stamped_model(ctx))
+    model = buffers.wrap(ctx, buffers.stamped_model(ctx))
     if ctx.rank in on:
         model.module.norm.register_forward_hook(lambda _norm, _given, made: made * 1.001)
-    return stamps.measure(ctx, model)
+    return buffers.measure(ctx, model)
 
 
 def late_buffers(ctx, registered):
@@ -201,18 +201,18 @@ def synchronised_model(ctx: Any) -> Any:
             running.running_var.lerp_(unbiased, 0.5)
             return (given - mean) / (sums[2] / count - mean.square() + 1e-5).sqrt()
 
-    module = stamps.stamped_model(ctx)
+    module = buffers.stamped_model(ctx)
     module.norm = SyncNorm(3)
     return module
 
 
 def sync_batch_norm(ctx, module_of, on=()):
     """As the probe does it on GPUs; ranks ``on`` use their own batch alone afterwards."""
-    fact = stamps.measure(ctx, stamps.wrap(ctx, stamps.stamped_model(ctx)))
-    model = stamps.wrap(ctx, module_of(ctx))
+    fact = buffers.measure(ctx, buffers.wrap(ctx, buffers.stamped_model(ctx)))
+    model = buffers.wrap(ctx, module_of(ctx))
     if ctx.rank in on:
         model.module.norm.register_forward_hook(use_own_batch)
-    return fact.model_copy(update=stamps.measure_sync_batch_norm(ctx, model))
+    return fact.model_copy(update=buffers.measure_sync_batch_norm(ctx, model))
 
 
 def use_own_batch(norm, args, _result):
@@ -245,7 +245,7 @@ def torch_sync_batch_norm(ctx):
     import torch
 
     kind: Any = torch.nn.SyncBatchNorm
-    return kind.convert_sync_batchnorm(stamps.stamped_model(ctx), ctx.group)
+    return kind.convert_sync_batchnorm(buffers.stamped_model(ctx), ctx.group)
 
 
 def test_every_step_has_the_same_name_and_detail_on_all_ranks(ranks):
@@ -266,7 +266,7 @@ def test_a_quick_run_looks_at_ddp_s_defaults_alone(ranks):
 )
 def test_the_cost_is_not_measured_where_many_cpu_ranks_share_a_node(ranks_of, device, crowded):
     ctx: Any = SimpleNamespace(world_size=ranks_of, device=device)
-    assert stamps.is_crowded(ctx) is crowded
+    assert buffers.is_crowded(ctx) is crowded
 
 
 def test_what_the_broadcast_adds_to_a_forward_is_measured(ranks):
@@ -297,8 +297,8 @@ def test_sync_batch_norm_that_synchronises_is_healthy(ranks):
 def test_the_overall_statistics_are_those_of_the_batches_joined(world_size):
     import torch
 
-    joined = torch.cat([stamps.batch(place, "cpu") for place in range(world_size)]).double()
-    means, variances = stamps.overall(world_size)
+    joined = torch.cat([buffers.batch(place, "cpu") for place in range(world_size)]).double()
+    means, variances = buffers.overall(world_size)
     assert joined.mean(0).tolist() == pytest.approx(means)
     assert joined.var(0).tolist() == pytest.approx(variances)
 
@@ -328,7 +328,7 @@ def on_the_others(what: str, how: str) -> str:
     ("wrong statistics of a rank", (computes_wrong_statistics, (2,)), "DD713", [2]),
     ("wrong statistics on all ranks", (computes_wrong_statistics, (0, 1, 2, 3)), "DD713", []),
     (
-        *("plain BatchNorm in place of SyncBatchNorm", (sync_batch_norm, stamps.stamped_model), "DD714", []),
+        *("plain BatchNorm in place of SyncBatchNorm", (sync_batch_norm, buffers.stamped_model), "DD714", []),
         "every rank are wrong: they are the rank's own",
     ),
     ("one rank outside SyncBatchNorm", (sync_batch_norm, synchronised_model, (2,)), "DD714", [2]),

@@ -253,7 +253,7 @@ def test_only_a_plain_0_brings_the_older_class_back():
 
 
 def test_env_says_which_class_reads_a_variable():
-    from ddp_doctor.app.settings import judge_settings
+    from ddp_doctor.app.inspection import judge_settings
 
     report = judge_settings(recording(HEARTBEAT, TORCH_215, backend="")).report
     (row,) = [one for one in report.model_dump()["settings"] if one["name"] in HEARTBEAT]

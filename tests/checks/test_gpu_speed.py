@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.collectives import gpu_speed
-from ddp_doctor.checks.collectives.gpu_speed.comparison import median_without
-from ddp_doctor.checks.collectives.gpu_speed.measure import (
+from ddp_doctor.checks.collectives.gpu_speed import (
     HOST_COPY,
     MATMUL,
     Plan,
@@ -18,6 +17,7 @@ from ddp_doctor.checks.collectives.gpu_speed.measure import (
     rate,
     summed_up,
 )
+from ddp_doctor.checks.collectives.gpu_speed.comparison import median_without
 from ddp_doctor.facts.collectives import GpuSpeedFact
 from ddp_doctor.knowledge.gpu import gpu_speed as known
 from ddp_doctor.model.choices import Severity

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from ddp_doctor.checks.ddp import gradient_modes
-from ddp_doctor.checks.ddp.gradient_modes import CHECK, modes, steps
+from ddp_doctor.checks.ddp.gradient_modes import CHECK, modes
 from ddp_doctor.model.choices import Level, Severity
 from tests.checks.judged_ranks import assert_found, judge_by, only, planted, record
 
@@ -25,34 +25,34 @@ judge = partial(judge_by, CHECK)
 
 def thorough(ctx):
     ctx.level = Level.THOROUGH
-    return steps.measure(ctx)
+    return gradient_modes.measure(ctx)
 
 
 def without_numpy(ctx):
     with patch.dict(sys.modules, {"numpy": None}):
-        return steps.measure(ctx, names=("powersgd",))
+        return gradient_modes.measure(ctx, names=("powersgd",))
 
 
 def numpy_missing_on_rank_1(ctx):
     with patch.dict(sys.modules, {"numpy": None} if ctx.rank == 1 else {}):
-        return steps.measure(ctx, names=("powersgd",))
+        return gradient_modes.measure(ctx, names=("powersgd",))
 
 
 def beside_a_gpu(ctx):
     import torch
 
     with patch.object(torch.cuda, "is_available", lambda: True):
-        return steps.measure(ctx, names=("powersgd",))
+        return gradient_modes.measure(ctx, names=("powersgd",))
 
 
 def earlier_wrappers_live_on(ctx):
     held = []
 
     def wrapped(context, way, module):
-        held.append(steps.wrap(context, way, module))
+        held.append(gradient_modes.wrap(context, way, module))
         return held[-1]
 
-    return steps.measure(ctx, wrapped, ("buckets", "bucket-view", "accumulation"))
+    return gradient_modes.measure(ctx, wrapped, ("buckets", "bucket-view", "accumulation"))
 
 
 def hooked(ctx, hook, *names):
@@ -62,11 +62,11 @@ def hooked(ctx, hook, *names):
         def pretends(state, bucket):  # torch looks at the annotations of a hook
             return hook(state, bucket)
 
-        model = steps.wrap(context, way, module)
+        model = gradient_modes.wrap(context, way, module)
         model.register_comm_hook(context, pretends)
         return model
 
-    return steps.measure(ctx, wrapped, names)
+    return gradient_modes.measure(ctx, wrapped, names)
 
 
 def replaced(ctx, name, hook, mode):
@@ -79,7 +79,7 @@ def replaced(ctx, name, hook, mode):
         return hook(ctx, state, bucket)
 
     with patch.object(home, name, pretends):
-        return steps.measure(ctx, names=(mode,))
+        return gradient_modes.measure(ctx, names=(mode,))
 
 
 def reduced(ctx: Any, buffer: Any, scale: float = 1.0) -> Any:
@@ -151,11 +151,11 @@ def no_sync_of(ctx, context, *names):
     """DDP whose no_sync() is ``context(ctx, model)``."""
 
     def wrapped(this, way, module):
-        model = steps.wrap(this, way, module)
+        model = gradient_modes.wrap(this, way, module)
         model.no_sync = lambda: context(ctx, model)
         return model
 
-    return steps.measure(ctx, wrapped, names or ("accumulation",))
+    return gradient_modes.measure(ctx, wrapped, names or ("accumulation",))
 
 
 @contextmanager
@@ -179,14 +179,18 @@ def forgets_the_first(ctx, model):
 
 def without_its_switch(ctx, name):
     """DDP that is not told of the mode."""
-    return steps.measure(ctx, lambda this, way, module: steps.wrap(this, modes.Way("", ()), module), (name,))
+
+    def wrap(this, way, module):
+        return gradient_modes.wrap(this, modes.Way("", ()), module)
+
+    return gradient_modes.measure(ctx, wrap, (name,))
 
 
 def loses_the_second_use(ctx, name):
     """DDP that detaches a parameter after its first use."""
 
     def wrapped(this, way, module):
-        model = steps.wrap(this, way, module)
+        model = gradient_modes.wrap(this, way, module)
         forward = model.forward
 
         def first_uses(uses, segment):
@@ -202,7 +206,7 @@ def loses_the_second_use(ctx, name):
         model.forward = first_uses
         return model
 
-    return steps.measure(ctx, wrapped, (name,))
+    return gradient_modes.measure(ctx, wrapped, (name,))
 
 
 def checkpoints_twice(ctx):
@@ -214,7 +218,7 @@ def checkpoints_twice(ctx):
         return whole(*given, **options) + whole(*given, **options)
 
     with patch.object(checkpoint, "checkpoint", doubled):
-        return steps.measure(ctx, names=("checkpoint",))
+        return gradient_modes.measure(ctx, names=("checkpoint",))
 
 
 def after_backward(ctx, change, *names):
@@ -226,14 +230,14 @@ def after_backward(ctx, change, *names):
 
     def wrapped(this, way, module):
         seen.append(module)
-        return steps.wrap(this, way, module)
+        return gradient_modes.wrap(this, way, module)
 
     def changed(loss):
         backward(loss)
         change(ctx, seen[-1])
 
     with patch.object(torch.Tensor, "backward", changed):
-        return steps.measure(ctx, wrapped, names)
+        return gradient_modes.measure(ctx, wrapped, names)
 
 
 def clones(_ctx, module):

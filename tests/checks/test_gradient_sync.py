@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.ddp import gradient_sync
-from ddp_doctor.checks.ddp.gradient_sync import CHECK, steps
+from ddp_doctor.checks.ddp.gradient_sync import CHECK
 from ddp_doctor.model.recording import Recording
 from tests.checks.judged_ranks import assert_found, blamed, judge_by, only, planted, record
 
@@ -22,9 +22,9 @@ judge = partial(judge_by, CHECK)
 
 def sabotaged(ctx, hook):
     """The probe with a communication hook in place of DDP's own average."""
-    model = steps.wrap(ctx, steps.coded_model(ctx))
+    model = gradient_sync.wrap(ctx, gradient_sync.coded_model(ctx))
     model.register_comm_hook(ctx, hook)
-    return steps.measure(ctx, model)
+    return gradient_sync.measure(ctx, model)
 
 
 def reduced(ctx: Any, bucket: Any, weight: float = 1.0, scale: float = 1.0) -> Any:
@@ -99,25 +99,25 @@ def rank_0_is_one_bit_off(ctx, bucket):
 
 def ignored(ctx):
     """One parameter that DDP is told to leave alone."""
-    module = steps.coded_model(ctx)
+    module = gradient_sync.coded_model(ctx)
     module._ddp_params_and_buffers_to_ignore = ["weight3", ".weight3"]  # DDP looks it up both ways
-    return steps.measure(ctx, steps.wrap(ctx, module))
+    return gradient_sync.measure(ctx, gradient_sync.wrap(ctx, module))
 
 
 def frozen(ctx):
-    module = steps.coded_model(ctx)
+    module = gradient_sync.coded_model(ctx)
     module.weight1.requires_grad_(False)
-    return steps.measure(ctx, steps.wrap(ctx, module))
+    return gradient_sync.measure(ctx, gradient_sync.wrap(ctx, module))
 
 
 def no_sync_syncs(ctx):
-    model = steps.wrap(ctx, steps.coded_model(ctx))
+    model = gradient_sync.wrap(ctx, gradient_sync.coded_model(ctx))
     model.no_sync = nullcontext
-    return steps.measure(ctx, model)
+    return gradient_sync.measure(ctx, model)
 
 
 def no_sync_never_ends(ctx):
-    model = steps.wrap(ctx, steps.coded_model(ctx))
+    model = gradient_sync.wrap(ctx, gradient_sync.coded_model(ctx))
 
     @contextmanager
     def for_ever():
@@ -125,29 +125,29 @@ def no_sync_never_ends(ctx):
         yield
 
     model.no_sync = for_ever
-    return steps.measure(ctx, model)
+    return gradient_sync.measure(ctx, model)
 
 
 def no_sync_forgets(ctx):
     """Leaving no_sync() throws away what it accumulated, on rank 2 alone."""
-    model = steps.wrap(ctx, steps.coded_model(ctx))
-    whole = steps._one_step
+    model = gradient_sync.wrap(ctx, gradient_sync.coded_model(ctx))
+    whole = gradient_sync._one_step
 
     def forgetful(context, ddp, scale, *, sync):
         if scale == 2 and context.rank == 2:
             ddp.zero_grad()
         return whole(context, ddp, scale, sync=sync)
 
-    steps._one_step = forgetful
+    gradient_sync._one_step = forgetful
     try:
-        return steps.measure(ctx, model)
+        return gradient_sync.measure(ctx, model)
     finally:
-        steps._one_step = whole
+        gradient_sync._one_step = whole
 
 
 def buckets(ctx):
-    model = steps.wrap(ctx, steps.coded_model(ctx))
-    steps.measure(ctx, model)
+    model = gradient_sync.wrap(ctx, gradient_sync.coded_model(ctx))
+    gradient_sync.measure(ctx, model)
     return len(model._get_ddp_logging_data()["rebuilt_bucket_sizes"].split(","))
 
 

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 
 from ddp_doctor.checks.ddp import mixed_precision
-from ddp_doctor.checks.ddp.mixed_precision import CHECK, steps
+from ddp_doctor.checks.ddp.mixed_precision import CHECK
 from ddp_doctor.facts.ddp.gradients import MixedPrecision
 from ddp_doctor.model.choices import Level
 from tests.checks.judged_ranks import assert_found, blamed, judge_by, only, planted, record
@@ -33,23 +33,23 @@ def hooked_by(ctx: Any, hook: Any) -> Any:
         return hook(ctx, bucket)
 
     def wrapped(this: Any, module: Any) -> Any:
-        model = steps.wrap(this, module)
+        model = mixed_precision.wrap(this, module)
         model.register_comm_hook(None, pretends)
         return model
 
     return wrapped
 
 
-def scaled_steps(ctx: Any, hook: Any = None, scaler: Any = steps.scaler_of) -> MixedPrecision:
-    wrapped = steps.wrap if hook is None else hooked_by(ctx, hook)
+def scaled_steps(ctx: Any, hook: Any = None, scaler: Any = mixed_precision.scaler_of) -> MixedPrecision:
+    wrapped = mixed_precision.wrap if hook is None else hooked_by(ctx, hook)
     return MixedPrecision(
-        world_size=ctx.world_size, scaled=(steps.measure_scaled(ctx, "bfloat16", wrapped, scaler),)
+        world_size=ctx.world_size, scaled=(mixed_precision.measure_scaled(ctx, "bfloat16", wrapped, scaler),)
     )
 
 
 def half_steps(ctx: Any, hook: Any, dtype: str) -> MixedPrecision:
     return MixedPrecision(
-        world_size=ctx.world_size, halves=(steps.measure_half(ctx, dtype, hooked_by(ctx, hook)),)
+        world_size=ctx.world_size, halves=(mixed_precision.measure_half(ctx, dtype, hooked_by(ctx, hook)),)
     )
 
 
@@ -106,7 +106,7 @@ def quarters_on_rank_1(ctx):
 
     def scaler(device):
         return torch.amp.GradScaler(
-            device, init_scale=steps.SCALE, backoff_factor=0.25 if ctx.rank == 1 else 0.5
+            device, init_scale=mixed_precision.SCALE, backoff_factor=0.25 if ctx.rank == 1 else 0.5
         )
 
     return scaled_steps(ctx, scaler=scaler)
@@ -116,7 +116,7 @@ def never_backs_off(ctx):
     import torch
 
     def scaler(device):
-        return torch.amp.GradScaler(device, init_scale=steps.SCALE, backoff_factor=1.0 - 1e-9)
+        return torch.amp.GradScaler(device, init_scale=mixed_precision.SCALE, backoff_factor=1.0 - 1e-9)
 
     return scaled_steps(ctx, scaler=scaler)
 

@@ -206,8 +206,8 @@ def test_a_recording_with_a_strange_number_is_replayed_or_refused(tmp_path):
     """Every number in the recordings of two fabrics, one at a time: a report or one sentence, no crash."""
     from ddp_doctor import app
     from ddp_doctor.remedies.settings_to_apply import settings_to_apply
-    from ddp_doctor.render import json_text, screen, terminal
-    from ddp_doctor.render.pasted import env_file
+    from ddp_doctor.render import screen, terminal
+    from ddp_doctor.render.pasted_scripts import env_file
 
     path, replayed = tmp_path / "recording.json", 0
     for situation in ("allreduce/not-repeatable", "process_group/two-gpu-ranks-healthy"):
@@ -219,8 +219,8 @@ def test_a_recording_with_a_strange_number_is_replayed_or_refused(tmp_path):
                 outcome = app.replay(path)
                 report = outcome.report
                 terminal.show(report, outcome.recording, screen.console(io.StringIO()), detail=Detail.ALL)
-                assert json_text.render(report)
-                assert env_file.render(settings_to_apply(report))
+                assert report.as_json()
+                assert env_file(settings_to_apply(report))
                 replayed += 1
     assert replayed
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.checks.ddp.gradient_modes import steps
+from ddp_doctor.checks.ddp import gradient_modes
 from ddp_doctor.knowledge.ddp import gradient_code as code
 from ddp_doctor.knowledge.ddp import gradient_shares as closed
 
@@ -80,18 +80,21 @@ def test_a_loss_tells_which_parameters_it_depends_on():
         {"first": torch.nn.Linear(2, 2), "second": torch.nn.Linear(2, 2, bias=False)}
     )
     batch = torch.ones(1, 2)
-    assert steps.parameters_used(module, module["first"](batch).sum()) == {"first.weight", "first.bias"}
+    assert gradient_modes.parameters_used(module, module["first"](batch).sum()) == {
+        "first.weight",
+        "first.bias",
+    }
     both = module["second"](module["first"](batch)).sum()
-    assert steps.parameters_used(module, both) == {"first.weight", "first.bias", "second.weight"}
-    assert steps.parameters_used(module, batch.sum()) == frozenset()
+    assert gradient_modes.parameters_used(module, both) == {"first.weight", "first.bias", "second.weight"}
+    assert gradient_modes.parameters_used(module, batch.sum()) == frozenset()
 
 
 def test_a_release_that_does_not_tell_its_buckets_gives_none():
     import torch
 
     model: object = type("Wrapped", (), {"module": torch.nn.Linear(2, 2), "reducer": None})()
-    assert steps.buckets(model) == {}
-    assert steps.unshared(model) == ()
+    assert gradient_modes.buckets(model) == {}
+    assert gradient_modes.unshared(model) == ()
 
 
 @pytest.mark.parametrize("shares", [(1, 1, 1, 1), (7, 7)])

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor.model.finding import Setting
-from ddp_doctor.render.pasted import sbatch_lines
+from ddp_doctor.render.pasted_scripts import sbatch_lines
 from tests.lab.hosts import WITHOUT_DDP
 from tests.lab.processes import comm
 from tests.lab.slurm import PATIENCE_S, Slurm, wait_for, why_no_slurm
@@ -158,7 +158,7 @@ def test_an_agent_that_is_killed_before_the_roll_call_is_named_at_once(slurm, me
 
 # --- the settings in a batch script -------------------------------------------------------------------
 
-SETTINGS = sbatch_lines.render(
+SETTINGS = sbatch_lines(
     given_by(
         error(Setting(name="NCCL_IB_HCA", value="=mlx5 0'1"), Setting(name="NCCL_DEBUG", action="unset")),
         error(

@@ -140,7 +140,7 @@ def test_probes_that_have_answered_keep_their_readings_and_the_others_say_for_ho
     kept: list[Reading] = []
     checks = [Check(probe.__name__, "A probe", Where.NODE, probe, ()) for probe in (answers, hangs)]
     with pytest.raises(Interrupted):
-        collect(checks, lambda _: Context(), progress, kept)  # type: ignore[arg-type, return-value]
+        collect(checks, lambda _: Context(), progress, kept)  # type: ignore[arg-type, return-value]  # stand-ins
 
     assert [reading.status for reading in kept] == [Status.COLLECTED, Status.SKIPPED]
     assert kept[1].reason is not None

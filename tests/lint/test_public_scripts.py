@@ -21,7 +21,7 @@ OTHER = ("asyncio", "concurrent", "multiprocessing", "unittest", "email", "json"
 def judgements() -> configparser.ConfigParser:
     """Of each script, by code."""
     read = configparser.ConfigParser()
-    read.optionxform = str  # type: ignore[assignment, method-assign]
+    read.optionxform = str  # type: ignore[assignment, method-assign]  # keys are written as they are read
     read.read_string((FOLDER / "public" / "judged.ini").read_text())
     return read
 

@@ -224,7 +224,7 @@ def inputs_by_name_and_target():
 
 
 class OfTwo(ConvNet):
-    def forward(  # type: ignore[override]
+    def forward(  # type: ignore[override]  # a model has arguments of its own
         self, images: Any, scale: Any, mask: Any = None, labels: Any = None
     ) -> Any:
         output = super().forward(images * scale)

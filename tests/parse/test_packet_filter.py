@@ -33,7 +33,7 @@ def _nft(*expressions: object, family: str = "inet", **chain: str) -> str:
     """A filter of one rule, with a chain of NAT beside it where ``nat`` is a rule's expression."""
     of = {"family": family, "table": "t"}
     base = {**of, "name": "c", "type": "filter", "hook": "input", "prio": 0, "policy": "accept", **chain}
-    rules = [{"rule": {**of, "chain": "c", "expr": [*each]}} for each in expressions]  # type: ignore[misc]
+    rules = [{"rule": {**of, "chain": "c", "expr": [*each]}} for each in expressions]  # type: ignore[misc]  # lists of any kind
     return json.dumps({"nftables": [{"metainfo": {}}, {"chain": base}, *rules]})
 
 

@@ -6,18 +6,15 @@ import re
 import shlex
 import subprocess
 from fnmatch import fnmatchcase
-from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 
 import pytest
 
 from ddp_doctor.model.finding import Setting
 from ddp_doctor.model.report import Report
 from ddp_doctor.remedies.settings_to_apply import SettingsToApply, settings_to_apply
-from ddp_doctor.render import pasted
-from ddp_doctor.render.pasted import docker_args, env_file, k8s_env, sbatch_lines, torchrun_args
-from ddp_doctor.render.pasted.env_file import patterns
+from ddp_doctor.render.pasted import docker_args, k8s_env, torchrun_args
+from ddp_doctor.render.pasted_scripts import env_file, patterns, sbatch_lines
 from tests.render.reports import HERE, error, given_by, hostile_reports, remedy, warning, world
 from tests.render.shells import SHELLS, environment, environments, tool
 
@@ -29,11 +26,7 @@ BY_HOST = (
 )
 TWO = world("node0", "node1")
 _AS_A_TASK = 'eval "${DDP_DOCTOR_PER_HOST-}"; unset DDP_DOCTOR_PER_HOST; env -0'
-ALL = tuple(
-    import_module(f"{pasted.__name__}.{module.name}")
-    for module in iter_modules(pasted.__path__)
-    if module.name != "walk"
-)
+ALL = (env_file, sbatch_lines, docker_args, k8s_env, torchrun_args)
 
 
 # --- read back ---------------------------------------------------------------------------------------
@@ -111,7 +104,7 @@ def test_what_is_handed_over_stands_in_the_report_as_it_is(hostile, given_out):
 @pytest.mark.parametrize("shell", SHELLS)
 def test_sourcing_sets_just_the_values_and_runs_nothing_else(tmp_path, shell, given_out):
     before = {"NCCL_SOCKET_IFNAME": "before", "NCCL_IB_HCA": "before"}
-    after = environments(shell, [env_file.render(one) for one in given_out], tmp_path, before=before)
+    after = environments(shell, [env_file(one) for one in given_out], tmp_path, before=before)
 
     for given, found in zip(given_out, after, strict=True):
         changed = {**before, **wanted(given, HERE)}
@@ -120,7 +113,7 @@ def test_sourcing_sets_just_the_values_and_runs_nothing_else(tmp_path, shell, gi
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_tasks_of_a_batch_script_have_just_the_values_of_their_host(tmp_path, shell, given_out):
-    texts = [sbatch_lines.render(one) for one in given_out]
+    texts = [sbatch_lines(one) for one in given_out]
     after = environments(shell, texts, tmp_path, then=_AS_A_TASK)
 
     for given, found in zip(given_out, after, strict=True):
@@ -129,7 +122,7 @@ def test_tasks_of_a_batch_script_have_just_the_values_of_their_host(tmp_path, sh
 
 def test_docker_gets_just_the_values_and_known_options(given_out):
     for given in given_out:
-        words = docker_words(docker_args.render(given))
+        words = docker_words(docker_args(given))
         options = [one.option for one in given.options if not one.not_applied]
         pairs = [f"{name}={value}" for name, value in values(given).items()]
         assert words == [*options, *(word for pair in pairs for word in ("-e", pair))]
@@ -137,7 +130,7 @@ def test_docker_gets_just_the_values_and_known_options(given_out):
 
 def test_a_pod_gets_just_the_values(given_out):
     for given in given_out:
-        text = k8s_env.render(given)
+        text = k8s_env(given)
         assert pod_env(text) == values(given)
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]", text)
 
@@ -146,7 +139,7 @@ def test_a_pod_gets_just_the_values(given_out):
 def test_torchrun_starts_with_just_the_values(tmp_path, shell, given_out):
     tool(tmp_path, "torchrun", 'for word; do export "${word%%=*}=${word#*=}"; done; exec env -0')
     before = {"NCCL_SOCKET_IFNAME": "before"}
-    texts = [torchrun_args.render(one).replace("--master-", "MASTER_") for one in given_out]
+    texts = [torchrun_args(one).replace("--master-", "MASTER_") for one in given_out]
     after = environments(shell, texts, tmp_path, then=":", before=before)
 
     for given, found in zip(given_out, after, strict=True):
@@ -161,9 +154,7 @@ def test_torchrun_starts_with_just_the_values(tmp_path, shell, given_out):
 @pytest.mark.parametrize("form", [env_file, sbatch_lines, docker_args, torchrun_args])
 def test_comments_that_are_pasted_into_an_interactive_zsh_run_nothing(tmp_path, form, given_out):
     """Such a shell takes ``#`` for a command, and what follows for its words."""
-    lines = dict.fromkeys(
-        line for one in given_out for line in form.render(one).splitlines() if line[:1] == "#"
-    )
+    lines = dict.fromkeys(line for one in given_out for line in form(one).splitlines() if line[:1] == "#")
     done = subprocess.run(
         ("zsh", "-f", "-i"),
         input="\n".join([*lines, "echo pasted"]).encode(),
@@ -181,7 +172,7 @@ def test_comments_that_are_pasted_into_an_interactive_zsh_run_nothing(tmp_path, 
 @pytest.mark.parametrize("form", ALL)
 def test_every_form_of_a_hostile_report_is_text_that_can_be_written(given_out, form):
     for given in given_out:
-        text = form.render(given)
+        text = form(given)
         assert text.encode()
         assert text.endswith("\n")
         assert not re.search("[\x00\x1b\x9b\u202a-\u202e]", text)
@@ -201,14 +192,14 @@ def test_every_form_of_a_hostile_report_is_text_that_can_be_written(given_out, f
     ],
 )
 def test_nothing_recommended_is_said_and_stays_harmless(form, last):
-    lines = form.render(given_by()).split("\n")
+    lines = form(given_by()).split("\n")
     assert lines[-2:] == [last, ""]
     assert "# nothing to set" in lines
 
 
 @pytest.mark.parametrize("form", ALL)
 def test_a_candidate_is_shown_in_every_form_as_a_comment(form):
-    text = form.render(given_by(warning(IFNAME)))
+    text = form(given_by(warning(IFNAME)))
     shown = [line for line in text.splitlines() if "NCCL_SOCKET_IFNAME" in line]
     assert [line[:2] for line in shown] == ["# "]
     assert shown[0].endswith("   # a candidate, not tried")
@@ -216,8 +207,8 @@ def test_a_candidate_is_shown_in_every_form_as_a_comment(form):
 
 def test_an_image_s_variable_that_has_to_go_is_never_set_to_nothing():
     docker, pod = (
-        docker_args.render(given_by(error(GONE, IFNAME))),
-        k8s_env.render(given_by(error(GONE, IFNAME))),
+        docker_args(given_by(error(GONE, IFNAME))),
+        k8s_env(given_by(error(GONE, IFNAME))),
     )
 
     assert docker_words(docker) == ["-e", "NCCL_SOCKET_IFNAME==eth1"]
@@ -227,12 +218,12 @@ def test_an_image_s_variable_that_has_to_go_is_never_set_to_nothing():
 
 
 def test_torchrun_starts_without_a_variable_that_has_to_go_and_with_the_others():
-    text = torchrun_args.render(given_by(error(IFNAME, GONE)))
+    text = torchrun_args(given_by(error(IFNAME, GONE)))
     assert text.splitlines()[-1] == "env -u NCCL_P2P_LEVEL NCCL_SOCKET_IFNAME='=eth1' torchrun"
 
 
 def test_what_torchrun_overwrites_for_its_ranks_becomes_its_option():
-    text = torchrun_args.render(given_by(error(Setting(name="MASTER_ADDR", value="10.0.0.1"))))
+    text = torchrun_args(given_by(error(Setting(name="MASTER_ADDR", value="10.0.0.1"))))
     assert text.splitlines()[-1] == "torchrun --master-addr=10.0.0.1"
     assert "--rdzv-endpoint" in text
 
@@ -247,11 +238,11 @@ def test_what_torchrun_overwrites_for_its_ranks_becomes_its_option():
 )
 def test_values_by_host_are_comments_for_all_and_applied_for_one(form, shown, own):
     given = given_by(error(*BY_HOST), on=TWO)
-    for_all = form.render(given)
+    for_all = form(given)
 
     assert f"# on node1 only: {shown}\n" in for_all
-    assert for_all.splitlines()[-1] == form.render(given_by()).splitlines()[-1]
-    assert form.render(given.on("node1")).splitlines()[-1] == own
+    assert for_all.splitlines()[-1] == form(given_by()).splitlines()[-1]
+    assert form(given.on("node1")).splitlines()[-1] == own
 
 
 def test_thousands_of_hosts_with_values_of_their_own_stay_a_few_comments():
@@ -259,7 +250,7 @@ def test_thousands_of_hosts_with_values_of_their_own_stay_a_few_comments():
     each = [Setting(name="GLOO_SOCKET_IFNAME", value=f"if-{host}", node=host) for host in hosts]
     given = given_by(error(*each), on=world(*hosts))
     for form in (docker_args, k8s_env, torchrun_args):
-        text = form.render(given)
+        text = form(given)
         assert "# and 4088 more values on other hosts; --env-file has them all\n" in text
         assert len(text) < 4000
 
@@ -267,7 +258,7 @@ def test_thousands_of_hosts_with_values_of_their_own_stay_a_few_comments():
 def test_too_many_hosts_for_one_variable_of_a_batch_script_are_sent_to_the_env_file(tmp_path):
     hosts = [f"a-long-name-of-a-node-{number:05}" for number in range(4096)]
     each = [Setting(name="GLOO_SOCKET_IFNAME", value=f"if-{host}", node=host) for host in hosts]
-    text = sbatch_lines.render(given_by(error(*each), on=world(*hosts)))
+    text = sbatch_lines(given_by(error(*each), on=world(*hosts)))
     assert "--env-file" in text
     assert len(text) < 2000
 
@@ -277,7 +268,7 @@ def test_a_batch_script_exports_what_is_for_all_and_carries_what_is_not(tmp_path
     given = given_by(
         error(Setting(name="NCCL_IB_HCA", value="=mlx5_0")), error(*BY_HOST, code="DD602"), on=TWO
     )
-    text = sbatch_lines.render(given)
+    text = sbatch_lines(given)
     batch = environment(shell, text, tmp_path, host="node0")
 
     assert set(batch) == {"NCCL_IB_HCA", "DDP_DOCTOR_PER_HOST"}
@@ -292,9 +283,9 @@ def test_options_of_a_container_are_arguments_of_docker_and_comments_on_a_pod():
     given = given_by(
         error(remedy(IFNAME, container=["--shm-size=2g", "--ulimit=memlock=-1", "--cap-add=SYS_NICE"]))
     )
-    pod = k8s_env.render(given)
+    pod = k8s_env(given)
 
-    assert docker_words(docker_args.render(given)) == [
+    assert docker_words(docker_args(given)) == [
         *("--shm-size=2g", "--ulimit=memlock=-1", "--cap-add=SYS_NICE"),
         *("-e", "NCCL_SOCKET_IFNAME==eth1"),
     ]
@@ -305,5 +296,5 @@ def test_options_of_a_container_are_arguments_of_docker_and_comments_on_a_pod():
 
 def test_a_dollar_reaches_a_pod_as_it_is():
     given = given_by(error(Setting(name="NCCL_IB_HCA", value="$(HOME)$$x$")))
-    assert '"$$(HOME)$$$$x$$"' in k8s_env.render(given)
-    assert pod_env(k8s_env.render(given)) == {"NCCL_IB_HCA": "$(HOME)$$x$"}
+    assert '"$$(HOME)$$$$x$$"' in k8s_env(given)
+    assert pod_env(k8s_env(given)) == {"NCCL_IB_HCA": "$(HOME)$$x$"}

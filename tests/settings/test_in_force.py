@@ -13,7 +13,7 @@ from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.model.report import EnvReport, SettingInForce
-from ddp_doctor.render import json_text, screen, settings_table, terminal
+from ddp_doctor.render import screen, settings_table, terminal
 from ddp_doctor.settings.in_force import settings_in_force
 from ddp_doctor.settings.nccl_conf import conf_lines
 
@@ -218,7 +218,7 @@ def test_the_verdict_on_a_text(text, verdict, exit_code, words):
 def test_a_secret_of_a_text_stands_in_no_output(name, head):
     outcome = app.read_settings(f"{head}{name}={SECRET}\nexport NCCL_DEBUG=INFO\n")
     report = report_of(outcome)
-    texts = (shown(report), json_text.render(report), outcome.recording.model_dump_json())
+    texts = (shown(report), report.as_json(), outcome.recording.model_dump_json())
     assert not any(SECRET in text for text in texts)
     assert name in texts[0] or not name.startswith("NCCL_")
 
@@ -249,7 +249,7 @@ def test_this_process_is_judged_without_torch_and_replayed_alike(tmp_path):
     assert found["NCCL_SECRET"].value is None
     assert "DD121" in [finding.code for finding in report.findings]
     assert {check.id for check in report.checks} == {"env_vars", "nccl"}
-    assert SECRET not in outcome.recording.model_dump_json() + json_text.render(report) + shown(report)
+    assert SECRET not in outcome.recording.model_dump_json() + report.as_json() + shown(report)
     again = app.judge_settings(Recording.model_validate_json(outcome.recording.model_dump_json()))
     assert again.report == report
 
@@ -261,7 +261,7 @@ def test_an_empty_environment_is_healthy_and_shows_what_torchrun_would_set(tmp_p
         "TORCH_NCCL_ASYNC_ERROR_HANDLING",
     }
     assert report.verdict.value == "healthy"
-    keys = json.loads(json_text.render(report))["settings"][0].keys()
+    keys = json.loads(report.as_json())["settings"][0].keys()
     assert {"name", "value", "source", "overrides", "default", "meaning", "status"} <= keys
 
 

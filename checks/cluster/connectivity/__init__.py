@@ -25,6 +25,7 @@ from ddp_doctor.model.fact import Failed, Skip
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rules_in
+from ddp_doctor.probing.kernel_files import port_range
 
 __all__ = ["CHECK", "probe"]
 
@@ -54,7 +55,7 @@ def probe(ctx: NodesContext) -> ConnectivityFact:
     )
     if all(peer.outcome == "failed" for peer in peers):
         raise Failed(f"no other node could be dialled: {wording.system_words(peers[0].error)}")
-    return ConnectivityFact(peers=peers, port_range=_port_range(ctx))
+    return ConnectivityFact(peers=peers, port_range=port_range(ctx))
 
 
 def _sample(ctx: NodesContext, measurements: Sequence[ShortMeasurement]) -> None:
@@ -97,14 +98,6 @@ def _doubtful(dialled: list[Dialled], measurements: list[list[ShortMeasurement]]
     best = max([*(dial.rate or 0.0 for dial in dialled), *elsewhere], default=0.0)
     slow = [dial for dial in dialled if (dial.rate or best) * path_quality.DOUBTFUL_RATIO < best]
     return [dial for dial in slow if not dial.lost_packets]  # that explains it
-
-
-def _port_range(ctx: NodesContext) -> tuple[int, int] | None:
-    try:
-        first, last = map(int, ctx.read("/proc/sys/net/ipv4/ip_local_port_range").split())
-    except (OSError, ValueError):
-        return None
-    return first, last
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:

@@ -8,6 +8,7 @@ from ddp_doctor.checks.cluster.connectivity.wording import MEET, way_out
 from ddp_doctor.facts.cluster import ConnectivityFact, PeerConnectivity
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.knowledge.network.interface_faults import faults
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -176,10 +177,7 @@ def _by_fate(matrix: Matrix, nodes: Iterable[int]) -> dict[str, list[int]]:
 
 
 def _paths_by_fate(matrix: Matrix, paths: Iterable[Path]) -> dict[str, list[Path]]:
-    groups: dict[str, list[Path]] = {}
-    for path in paths:
-        groups.setdefault(_FATE[matrix.seen[path].outcome], []).append(path)
-    return groups
+    return grouped((_FATE[matrix.seen[path].outcome], path) for path in paths)
 
 
 def _ports(matrix: Matrix, nodes: Iterable[int]) -> wording.PortRange | None:

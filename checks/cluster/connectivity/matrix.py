@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from ipaddress import ip_address
 from statistics import median
-from typing import ClassVar
 
 from ddp_doctor.facts.cluster import ConnectivityFact, Outcome, PeerConnectivity
 from ddp_doctor.knowledge.network.path_quality import (
@@ -125,16 +124,12 @@ class Loss:
 
 
 class Matrix:
-    """All that the nodes saw of each other. Every rule asks for it, so the latest is kept."""
-
-    _latest: "ClassVar[tuple[Recording, Matrix] | None]" = None
+    """All that the nodes saw of each other."""
 
     @classmethod
     def of(cls, recording: Recording) -> "Matrix":
         """The matrix of a recording."""
-        if cls._latest is None or cls._latest[0] is not recording:
-            cls._latest = recording, cls(recording)
-        return cls._latest[1]
+        return recording.once(cls, lambda: cls(recording))
 
     def __init__(self, recording: Recording) -> None:
         rows = recording.facts(ConnectivityFact)

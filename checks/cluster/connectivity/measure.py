@@ -24,18 +24,31 @@ _OUTCOMES: dict[int | None, Outcome] = {
 }
 
 
-class Dialled:
-    """One peer; its methods are called one after the other, but for ``try_met_at``. They never raise."""
+class _Measurement:
+    """The line to a peer while there is one, and what was found on it."""
 
     def __init__(self, ctx: NodesContext, peer: Peer) -> None:
         self._ctx = ctx
         self._peer = peer
         self._line: Line | None = None
+        self._found: dict[str, Any] = {"outcome": "failed", "error": "not dialled"}
+
+    def _hang_up(self) -> None:
+        if self._line is not None:
+            with contextlib.suppress(OSError):
+                self._line.close()
+            self._line = None
+
+
+class Dialled(_Measurement):
+    """One peer; its methods are called one after the other, but for ``try_met_at``. They never raise."""
+
+    def __init__(self, ctx: NodesContext, peer: Peer) -> None:
+        super().__init__(ctx, peer)
         self._until = ctx.deadline - 1.0
         self._times: list[float] = []
         self._rates: list[float] = []
         self._met_at: Outcome | None = None
-        self._found: dict[str, Any] = {"outcome": "failed", "error": "not dialled"}
 
     def meet(self) -> None:
         """Connect, make round trips, send a burst larger than any packet."""
@@ -69,7 +82,8 @@ class Dialled:
         patience = self._ctx.clock() + path_quality.PATIENCE * samples * sample_s
         patience = min(patience, self._ctx.deadline - 2 * path_quality.TRANSFER_S)
         for _ in range(samples):
-            size = _size(self._rates[-1] if self._rates else self.rate or 0.0, sample_s)
+            wanted = int((self._rates[-1] if self._rates else self.rate or 0.0) * sample_s)
+            size = min(max(wanted, path_quality.SAMPLE_BYTES), path_quality.LARGEST_SAMPLE_BYTES)
             if self._line is None or self._ctx.clock() > patience:
                 return
             try:
@@ -186,12 +200,6 @@ class Dialled:
     def _left(self, limit_s: float) -> float:
         return max(min(limit_s, self._until - self._ctx.clock()), 0.05)
 
-    def _hang_up(self) -> None:
-        if self._line is not None:
-            with contextlib.suppress(OSError):
-                self._line.close()
-            self._line = None
-
 
 def outcome(error: OSError) -> Outcome:
     """What the failure to connect shows."""
@@ -200,20 +208,12 @@ def outcome(error: OSError) -> Outcome:
     return _OUTCOMES.get(error.errno, "failed")
 
 
-def _size(rate_bytes_per_s: float, sample_s: float) -> int:
-    wanted = int(rate_bytes_per_s * sample_s)
-    return min(max(wanted, path_quality.SAMPLE_BYTES), path_quality.LARGEST_SAMPLE_BYTES)
-
-
-class ShortMeasurement:
+class ShortMeasurement(_Measurement):
     """One peer in one other network; ``meet``, then ``sample``, then ``result``. They never raise."""
 
     def __init__(self, ctx: NodesContext, peer: Peer, way: OtherWay) -> None:
-        self._ctx = ctx
-        self._peer = peer
+        super().__init__(ctx, peer)
         self._way = way
-        self._line: Line | None = None
-        self._found: dict[str, Any] = {"outcome": "failed", "error": "not dialled"}
 
     def meet(self) -> None:
         """Connect, make a few round trips, send a burst larger than any packet."""
@@ -273,9 +273,3 @@ class ShortMeasurement:
         self._found |= {"round_trips": len(times), "round_trip_min_s": min(times)}
         if before is not None and after is not None:
             self._found["retransmits"] = after.retransmits - before.retransmits
-
-    def _hang_up(self) -> None:
-        if self._line is not None:
-            with contextlib.suppress(OSError):
-                self._line.close()
-            self._line = None

@@ -16,7 +16,7 @@ from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.knowledge.network.addresses import address_of, is_ipv6
 from ddp_doctor.model.context import Interface
 from ddp_doctor.model.finding import Culprit, Remedy, Reproducer
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.remedies.interfaces import name_interfaces, variable, with_rendezvous
 from ddp_doctor.remedies.kinds import by_administrator
 from ddp_doctor.wording.nodes import host, name_list, node_pair
@@ -273,9 +273,17 @@ class Way:
         return any(peer.retransmits is None or peer.retransmits > 0 for peer in self.seen.values())
 
 
+@once_a_recording
 def ways(recording: Recording) -> list[Way]:
     """Those in which all paths that were tested are well, the fastest first."""
-    return recording.once("ways of reach", lambda: _ways(Matrix.of(recording)))
+    matrix, found = Matrix.of(recording), dict[str, Way]()
+    for path, peer in matrix.seen.items():
+        for other_network in peer.others:
+            way = found.setdefault(other_network.network, Way(other_network.network))
+            way.interfaces |= {path[0]: other_network.interface, path[1]: other_network.peer_interface}
+            way.seen[path] = other_network
+    whole = [way for way in found.values() if _reaches_all(way, matrix)]
+    return sorted(whole, key=lambda way: -way.rate())
 
 
 def detour(recording: Recording, fits: Callable[[Way], bool] = lambda _: True) -> tuple[Remedy, ...]:
@@ -293,17 +301,6 @@ def take(recording: Recording, way: Way, *, rendezvous: bool = False) -> Remedy:
     """Let the backend use this way on all nodes."""
     why = f"there, in {way.network}, all nodes reach each other"
     return use_interfaces(recording, dict(sorted(way.interfaces.items())), why, rendezvous=rendezvous)
-
-
-def _ways(matrix: Matrix) -> list[Way]:
-    found: dict[str, Way] = {}
-    for path, peer in matrix.seen.items():
-        for other_network in peer.others:
-            way = found.setdefault(other_network.network, Way(other_network.network))
-            way.interfaces |= {path[0]: other_network.interface, path[1]: other_network.peer_interface}
-            way.seen[path] = other_network
-    whole = [way for way in found.values() if _reaches_all(way, matrix)]
-    return sorted(whole, key=lambda way: -way.rate())
 
 
 def _reaches_all(way: Way, matrix: Matrix) -> bool:

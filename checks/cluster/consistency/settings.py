@@ -12,7 +12,7 @@ from ddp_doctor.facts.node.host import Host
 from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.choices import Backend, Severity, Status
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.settings import agreement
@@ -150,12 +150,9 @@ def _between_ranks(recording: Recording, silent: int) -> Iterator[Difference[Pla
         yield difference
 
 
+@once_a_recording
 def _within_nodes(recording: Recording) -> Mapping[str, Mapping[Place, str | None]]:
     """Every rank's values of the variables that differ between the ranks of some node."""
-    return recording.once("settings within nodes", lambda: _values_by_rank(recording))
-
-
-def _values_by_rank(recording: Recording) -> Mapping[str, Mapping[Place, str | None]]:
     facts = recording.facts(RankSettings)
     names = {
         name for node in facts for environment in node.fact.ranks.values() for name in environment.variables

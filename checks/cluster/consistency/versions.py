@@ -9,6 +9,7 @@ from ddp_doctor.facts.cluster import ConsistencyFact
 from ddp_doctor.facts.node.software import Software
 from ddp_doctor.knowledge.thresholds import CLOCK_ERROR_S, CLOCKS_APART_S, CLOCKS_FAR_APART_S
 from ddp_doctor.knowledge.versions import release
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
@@ -42,9 +43,7 @@ class Difference(Generic[Who]):
 
 def together(differences: Iterable[Difference[Who]]) -> list[list[Difference[Who]]]:
     """Groups that part them in the same way, each with the worst first: one image, or one shell, is one cause."""
-    groups: dict[object, list[Difference[Who]]] = {}
-    for difference in differences:
-        groups.setdefault(difference.split.parts, []).append(difference)
+    groups = grouped((difference.split.parts, difference) for difference in differences)
     order = list(Severity)
     return [
         sorted(group, key=lambda difference: order.index(difference.severity)) for group in groups.values()

@@ -1,6 +1,5 @@
 """DD515, DD518: who came to the roll call and does not go together."""
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from ddp_doctor.checks.cluster.roll_call.endpoint import facts_with
@@ -11,6 +10,7 @@ from ddp_doctor.checks.cluster.roll_call.wording import (
     who_came,
 )
 from ddp_doctor.facts.cluster import RollCallFact
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -61,10 +61,9 @@ def _claim(hostname: str, rank: int) -> Culprit:
 
 
 def _duplicates(recording: Recording, fact: RollCallFact) -> Iterator[Draft]:
-    claims: dict[int, list[str]] = defaultdict(list)
-    for node in fact.present:
-        if node.claimed_rank is not None:
-            claims[node.claimed_rank].append(node.hostname)
+    claims = grouped(
+        (node.claimed_rank, node.hostname) for node in fact.present if node.claimed_rank is not None
+    )
     for rank, hosts in claims.items():
         if len(hosts) < 2:
             continue
@@ -130,9 +129,7 @@ def disagree(recording: Recording) -> Iterator[Draft]:
 
 
 def _different_numbers(recording: Recording, fact: RollCallFact) -> Draft:
-    hosts_by_number: dict[int, list[str]] = defaultdict(list)
-    for node in fact.present:
-        hosts_by_number[node.nnodes].append(node.hostname)
+    hosts_by_number = grouped((node.nnodes, node.hostname) for node in fact.present)
     most = max(map(len, hosts_by_number.values()), default=0)
     usual = [number for number, hosts in hosts_by_number.items() if len(hosts) == most]
     odd = [

@@ -11,19 +11,286 @@ and copy at the same time, as in a job; copies to and from the host take turns o
 below one switch share its link. The memory taken is bounded (knowledge/gpu/gpu_speed.py).
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import median, median_low
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddp_doctor.checks.collectives.gpu_speed import comparison, host_links, slow_gpus
-from ddp_doctor.checks.collectives.gpu_speed.measure import measure
-from ddp_doctor.facts.collectives import GpuSpeedFact
+from ddp_doctor.facts.collectives import GpuLoad, GpuSpeedFact, Rate
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
-from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.context import GpuWatch, GpuWatched, RankContext
 from ddp_doctor.model.fact import Absent
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rules_in
+from ddp_doctor.probing.all_reduces import agreed, meet
+from ddp_doctor.probing.rank_identity import gpu_identity
 from ddp_doctor.views.gpus import gpus_by_rank
+
+if TYPE_CHECKING:
+    import torch
+
+
+Work = Callable[[], object]
+
+#: The time of a clock that is read twice within its own resolution.
+_LEAST_S = 1e-9
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to measure: repetitions of ``aim_s`` each, after a warm-up."""
+
+    warm_up_s: float
+    aim_s: float
+    repetitions: int = 7
+    fewest: int = 3  # however long they take
+
+
+def rate(ctx: RankContext, once: Work, amount: float, plan: Plan) -> Rate:
+    """``amount`` per second of the work ``once``, repeated. Call inside a step."""
+    seconds(ctx, once, 1)  # loads libraries and kernels
+    started, calls = ctx.clock(), 1
+    spent = seconds(ctx, once, calls)
+    while ctx.clock() - started < plan.warm_up_s:
+        calls = _calls(plan.aim_s, spent / calls)
+        spent = seconds(ctx, once, calls)
+    calls = _calls(plan.aim_s, spent / calls)
+    until = ctx.clock() + 2 * plan.aim_s * plan.repetitions
+    rates: list[float] = []
+    while len(rates) < plan.repetitions and (len(rates) < plan.fewest or ctx.clock() < until):
+        rates.append(amount * calls / seconds(ctx, once, calls))
+    return Rate(median=median(rates), least=min(rates), most=max(rates), repetitions=len(rates))
+
+
+def _calls(aim_s: float, one_s: float) -> int:
+    return max(round(aim_s / one_s), 1)
+
+
+def seconds(ctx: RankContext, once: Work, calls: int) -> float:
+    """How long the device takes for ``calls`` calls that are handed to it at once."""
+    if not ctx.device.startswith("cuda"):
+        started = ctx.clock()
+        for _ in range(calls):
+            once()
+        return max(ctx.clock() - started, _LEAST_S)
+    import torch
+
+    event: Any = torch.cuda.Event
+    begin, end = event(enable_timing=True), event(enable_timing=True)
+    begin.record()
+    for _ in range(calls):
+        once()
+    end.record()
+    end.synchronize()
+    return max(float(begin.elapsed_time(end)) / 1e3, _LEAST_S)
+
+
+N = TypeVar("N", int, float)
+
+#: The phases of work in which a GPU's state is read.
+MATMUL, COPY, HOST_COPY = "matmul", "copy", "host_copy"
+
+
+def summed_up(watched: GpuWatched) -> GpuLoad:
+    """Clocks and their limits during the matrix products; the PCIe link at its best in any phase.
+
+    A copy within the GPU leaves the link idle, which then saves power, so the highest value counts.
+    """
+    busy = [sample for sample in watched.samples if sample.phase == MATMUL]
+    recorded = [reading.clock_events for reading in busy if reading.clock_events is not None]
+    in_force = Counter(name for names in recorded for name in names)
+    clocks = _known([reading.sm_clock_mhz for reading in busy])
+    return GpuLoad(
+        looks=len(busy),
+        reason=watched.reason,
+        mig_enabled=watched.mig_enabled,
+        confidential=watched.confidential,
+        sm_clock_mhz=median_low(clocks) if clocks else None,
+        sm_clock_max_mhz=watched.sm_clock_max_mhz,
+        clock_events={name: round(count / len(recorded), 2) for name, count in in_force.items()},
+        temperature_c=_highest([sample.temperature_c for sample in watched.samples]),
+        power_w=_highest([reading.power_w for reading in busy]),
+        power_limit_w=watched.power_limit_w,
+        pcie_generation=_highest([sample.pcie_generation for sample in watched.samples]),
+        pcie_generation_max=watched.pcie_generation_max,
+        pcie_width=_highest([sample.pcie_width for sample in watched.samples]),
+        pcie_width_max=watched.pcie_width_max,
+    )
+
+
+def _known(values: Sequence[N | None]) -> list[N]:
+    return [value for value in values if value is not None]
+
+
+def _highest(values: Sequence[N | None]) -> N | None:
+    return max(_known(values), default=None)
+
+
+_MIB = 1 << 20
+#: One step's own deadline: several times what its repetitions take on a GPU that is shared.
+_STEP_S = 10.0
+#: cuBLAS's own workspace, beside three matrices (32 MiB on Hopper, torch.backends.cuda).
+_WORKSPACE_BYTES = 48 * _MIB
+#: 8192 rows in 16 bits; without such a type a GPU is old, and would take long for as many in fp32.
+_LARGEST_MATRIX_BYTES = 128 * _MIB
+#: For a torch that does not report the L2 cache: 40 MiB on an A100, 50 on an H100, 72 on an RTX 4090.
+_CACHE_BYTES = 72 * _MIB
+
+#: A GPU needs some 0.2 s from its idle clocks to those under load.
+_MATMUL = Plan(warm_up_s=0.25, aim_s=0.05)
+_COPY = Plan(warm_up_s=0.03, aim_s=0.02)
+#: The PCIe link wakes up within milliseconds. Each rank of a node has its turn, so this is short.
+_HOST_COPY = Plan(warm_up_s=0.02, aim_s=0.01, repetitions=5)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is measured: small enough for a second, large enough to be the hardware's rate."""
+
+    matrices: tuple[int, ...] = (8192, 4096, 2048)  # rows and columns; the first for which there is memory
+    copy_bytes: int = 256 * _MIB  # at most; out of one buffer into another
+    host_copy_bytes: int = 64 * _MIB
+    matmul: Plan = _MATMUL
+    copy: Plan = _COPY
+    host_copy: Plan = _HOST_COPY
+
+
+_WHOLE = Workload()
+
+
+@dataclass
+class _Results:
+    """The measured fields of the fact, and the reasons for missing ones."""
+
+    fields: dict[str, Any] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+def measure(ctx: RankContext, workload: Workload = _WHOLE) -> GpuSpeedFact:
+    """All rates of this rank's device, and what the driver said of it meanwhile."""
+    results = _Results(_before(ctx))
+    watch = ctx.watch_gpu(results.fields["gpu_uuid"])
+    try:
+        turns = int(agreed(ctx, ctx.local_rank + 1))  # of the fullest node; all ranks begin at one moment
+        _step(ctx, "matmul", "matrix products", results, partial(_matmul, ctx, watch, workload))
+        _step(ctx, "copy", "copies within the GPU", results, partial(_copy, ctx, watch, workload))
+        for turn in range(turns):
+            meet(ctx)
+            # The others enter the step too: numbers identify the steps of ranks.
+            mine = turn == ctx.local_rank
+            work = partial(_host, ctx, watch, workload) if mine else dict[str, Any]
+            _step(ctx, "host_copy", "copies from and to the host", results, work)
+        meet(ctx)
+    finally:
+        watched = watch.stop()
+    return GpuSpeedFact(**results.fields, not_measured=results.missing, load=summed_up(watched))
+
+
+class _NotMeasured(Exception):
+    """The message is the reason."""
+
+
+def _step(
+    ctx: RankContext, name: str, what: str, results: _Results, work: Callable[[], dict[str, Any]]
+) -> None:
+    """Work that may fail for lack of memory, which must not keep this rank from meeting the others."""
+    import torch
+
+    with ctx.step(name, deadline_s=_STEP_S):
+        try:
+            results.fields.update(work())
+        except _NotMeasured as reason:
+            results.missing[what] = str(reason)
+        except torch.cuda.OutOfMemoryError:
+            results.missing[what] = "the GPU's memory is in use"
+    if ctx.device.startswith("cuda"):
+        torch.cuda.empty_cache()  # somebody else may want it
+
+
+def _before(ctx: RankContext) -> dict[str, Any]:
+    """Which device it is and what it has free, before anything is measured."""
+    uuid, name = gpu_identity(ctx.device)
+    fields: dict[str, Any] = {"device": ctx.device, "gpu_uuid": uuid, "gpu_name": name}
+    if ctx.device.startswith("cuda"):
+        import torch
+
+        free, total = torch.cuda.mem_get_info()
+        fields |= {"memory_free_bytes": free, "memory_total_bytes": total}
+    return fields | {"memory_allowed_bytes": ctx.gpu_memory_bytes}
+
+
+def _matmul(ctx: RankContext, watch: GpuWatch, workload: Workload) -> dict[str, Any]:
+    """Products of random matrices: zeros would take less power, and so leave a higher clock."""
+    import torch
+
+    dtype = _dtype(ctx.device)
+    room = min((ctx.gpu_memory_bytes - _WORKSPACE_BYTES) // 3, _LARGEST_MATRIX_BYTES)
+    fitting = [size for size in workload.matrices if size * size * dtype.itemsize <= room]
+    if not fitting:
+        raise _NotMeasured("too little memory is free on the GPU")
+    size = fitting[0]
+    # The same numbers on every rank: the power that a product takes depends on them.
+    generator = torch.Generator(ctx.device).manual_seed(1)
+    left, right = (
+        torch.randn(size, size, device=ctx.device, dtype=dtype, generator=generator) for _ in range(2)
+    )
+    out = torch.empty_like(left)
+    with watch.during(MATMUL):
+        measured = rate(ctx, lambda: torch.mm(left, right, out=out), 2 * size**3 / 1e12, workload.matmul)
+    name = str(dtype).removeprefix("torch.")
+    return {"matmul_tflop_per_s": measured, "matmul_dtype": name, "matmul_size": size}
+
+
+def _dtype(device: str) -> "torch.dtype":
+    """The type that a training would use there: bf16 from Ampere on, fp16 on Volta and Turing."""
+    import torch
+
+    if not device.startswith("cuda"):
+        return torch.float32
+    major, _ = torch.cuda.get_device_capability(device)
+    return torch.bfloat16 if major >= 8 else torch.float16 if major >= 7 else torch.float32
+
+
+def _copy(ctx: RankContext, watch: GpuWatch, workload: Workload) -> dict[str, Any]:
+    """From one buffer into another; both are larger than the cache, which would be measured else."""
+    import torch
+
+    size = min(workload.copy_bytes, ctx.gpu_memory_bytes // 2)
+    if ctx.device.startswith("cuda"):
+        properties = torch.cuda.get_device_properties(ctx.device)
+        cache = getattr(properties, "L2_cache_size", 0) or _CACHE_BYTES
+        if size < cache:
+            raise _NotMeasured("too little memory is free on the GPU to get past its cache")
+    source = torch.ones(size, dtype=torch.uint8, device=ctx.device)
+    target = torch.empty_like(source)
+    with watch.during(COPY):
+        measured = rate(ctx, lambda: target.copy_(source), 2 * size / 1e9, workload.copy)
+    return {"copy_gb_per_s": measured, "copy_bytes": size}
+
+
+def _host(ctx: RankContext, watch: GpuWatch, workload: Workload) -> dict[str, Any]:
+    """From pinned memory to the GPU and back, one way at a time."""
+    import torch
+
+    size = min(workload.host_copy_bytes, ctx.gpu_memory_bytes // 2)
+    try:
+        host = torch.ones(size, dtype=torch.uint8, pin_memory=ctx.device.startswith("cuda"))
+    except RuntimeError as error:
+        raise _NotMeasured(f"no pinned memory: {str(error).partition(chr(10))[0]}") from None
+    there = torch.empty(size, dtype=torch.uint8, device=ctx.device)
+    with watch.during(HOST_COPY):
+        into = rate(ctx, lambda: there.copy_(host, non_blocking=True), size / 1e9, workload.host_copy)
+        back = rate(ctx, lambda: host.copy_(there, non_blocking=True), size / 1e9, workload.host_copy)
+    return {
+        "host_to_device_gb_per_s": into,
+        "device_to_host_gb_per_s": back,
+        "host_copy_bytes": size,
+    }
 
 
 def probe(ctx: RankContext) -> GpuSpeedFact:
@@ -50,8 +317,8 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
         index = indices.get(rank.rank or 0)
         if index is not None:
             labels["gpu"] = index
-        for name, field, factor, unit in _RATES:
-            measured = getattr(rank.fact, field)
+        for name, rate_field, factor, unit in _RATES:
+            measured = getattr(rank.fact, rate_field)
             if measured is not None:
                 yield Measurement(name=name, value=measured.median * factor, unit=unit, labels=labels)
 

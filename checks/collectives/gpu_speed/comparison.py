@@ -9,9 +9,10 @@ from ddp_doctor.facts.collectives import GpuLoad, GpuSpeedFact, Rate
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.knowledge.gpu import gpu_speed
 from ddp_doctor.knowledge.gpu.nvml import CLOCK_EVENTS_API
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence, Remedy
-from ddp_doctor.model.recording import FactAt, Recording
+from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import BusyGpu, busy_gpus
@@ -74,20 +75,19 @@ def rank_of(gpu: Measured) -> int:
     return gpu.rank or 0
 
 
+@once_a_recording
 def busy(recording: Recording) -> Mapping[int, BusyGpu | None]:
     """The ranks whose GPU another program used before the run; None where NVML did not name it."""
-    return recording.once("ranks on busy GPUs", lambda: dict(_busy(recording)))
-
-
-def _busy(recording: Recording) -> Iterator[tuple[int, BusyGpu | None]]:
+    found: dict[int, BusyGpu | None] = {}
     gpus_by_node = {node.node: node.fact for node in recording.facts(GpusFact) if node.fact.gpus}
     by_uuid = {(node, gpu.uuid): gpu for node, fact in gpus_by_node.items() for gpu in busy_gpus(fact)}
     for gpu in recording.facts(GpuSpeedFact):
         if gpu.node in gpus_by_node:
             if (gpu.node, gpu.fact.gpu_uuid) in by_uuid:
-                yield rank_of(gpu), by_uuid[gpu.node, gpu.fact.gpu_uuid]
+                found[rank_of(gpu)] = by_uuid[gpu.node, gpu.fact.gpu_uuid]
         elif _is_crowded(gpu.fact):
-            yield rank_of(gpu), None
+            found[rank_of(gpu)] = None
+    return found
 
 
 def _is_crowded(fact: GpuSpeedFact) -> bool:
@@ -95,12 +95,9 @@ def _is_crowded(fact: GpuSpeedFact) -> bool:
     return used > max(gpu_speed.OWN_USE_BYTES, gpu_speed.OWN_USE_SHARE * fact.memory_total_bytes)
 
 
+@once_a_recording
 def judged(recording: Recording) -> Sequence[Measured]:
     """The ranks with a whole GPU to themselves: no other program, no other rank, no other slice."""
-    return recording.once("GPUs to compare", lambda: _judged(recording))
-
-
-def _judged(recording: Recording) -> Sequence[Measured]:
     everyone = recording.facts(GpuSpeedFact)
     ranks = Counter(gpu.fact.gpu_uuid or gpu.rank for gpu in everyone)  # no two GPUs in the world share one
     crowded = busy(recording)
@@ -130,9 +127,10 @@ def groups(
     return [_compared(group, metric) for group in by_key.values() if len(group) > 1]
 
 
+@once_a_recording
 def beside_others(recording: Recording, metric: Metric) -> list[list[Compared]]:
     """The GPUs of one model that can be compared, as ``groups`` gives them; several rules ask."""
-    return recording.once(("compared", metric), lambda: groups(judged(recording), metric))
+    return groups(judged(recording), metric)
 
 
 def _compared(group: list[tuple[float, Measured, Rate]], metric: Metric) -> list[Compared]:
@@ -343,10 +341,11 @@ def not_measured(recording: Recording) -> Iterator[Draft]:
     References
         docs/explanation/measurements.md
     """
-    reasons: dict[tuple[str, str], list[int]] = {}
-    for gpu in recording.facts(GpuSpeedFact):
-        for what, why in gpu.fact.not_measured.items():
-            reasons.setdefault((what, why), []).append(rank_of(gpu))
+    reasons = grouped(
+        ((what, why), rank_of(gpu))
+        for gpu in recording.facts(GpuSpeedFact)
+        for what, why in gpu.fact.not_measured.items()
+    )
     if reasons:
         ranks = {rank for those in reasons.values() for rank in those}
         parts = dict.fromkeys(what for what, _ in reasons)

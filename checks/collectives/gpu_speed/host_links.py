@@ -19,9 +19,10 @@ from ddp_doctor.checks.collectives.gpu_speed.comparison import (
 )
 from ddp_doctor.facts.collectives import GpuLoad, GpuSpeedFact
 from ddp_doctor.knowledge.gpu import gpu_speed
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE
@@ -63,21 +64,17 @@ def link_reduced(recording: Recording) -> Iterator[Draft]:
             yield _finding_of_link(recording, those, severity)
 
 
+@once_a_recording
 def reduced_beside_peers(recording: Recording) -> frozenset[int]:
     """The few ranks whose GPU has a reduced link where its peers have a better one."""
-    return recording.once("reduced PCIe links", lambda: frozenset(_few_reduced(recording)))
-
-
-def _few_reduced(recording: Recording) -> Iterator[int]:
-    models: dict[Hashable, list[Measured]] = {}
-    for gpu in _with_links(recording):
-        models.setdefault(model(gpu), []).append(gpu)
-    for gpus in models.values():
+    ranks: set[int] = set()
+    for gpus in grouped((model(gpu), gpu) for gpu in _with_links(recording)).values():
         typical = median_high([_rate(gpu.fact.load) for gpu in gpus])
         worse = [gpu for gpu in gpus if _is_reduced(gpu.fact.load) and _rate(gpu.fact.load) < typical]
         better = sum(_rate(gpu.fact.load) >= typical for gpu in gpus)
         if better >= gpu_speed.FEWEST_TO_JUDGE and len(worse) <= _FEW * len(gpus):
-            yield from map(rank_of, worse)
+            ranks.update(map(rank_of, worse))
+    return frozenset(ranks)
 
 
 def _with_links(recording: Recording) -> list[Measured]:
@@ -214,9 +211,7 @@ def _of_compared(compared: Compared) -> Slow:
 
 def _beside_link(recording: Recording, named: Collection[int]) -> tuple[list[Slow], list[Slow]]:
     """The GPUs below a third of their link: those with no peers or better ones, and groups that are all slow."""
-    models: dict[Hashable, list[Measured]] = {}
-    for gpu in _judged(recording):
-        models.setdefault(_model_and_link(gpu), []).append(gpu)
+    models = grouped((_model_and_link(gpu), gpu) for gpu in _judged(recording))
     alone: list[Slow] = []
     uniform: list[Slow] = []
     for gpus in models.values():

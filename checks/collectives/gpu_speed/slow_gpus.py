@@ -1,6 +1,6 @@
 """DD801, DD802, DD805, DD808: a GPU that is slower than its peers, or whose clocks are held down, or all slow."""
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from ddp_doctor.checks.collectives.gpu_speed import comparison
@@ -17,9 +17,10 @@ from ddp_doctor.checks.collectives.gpu_speed.comparison import (
 from ddp_doctor.facts.collectives import GpuSpeedFact
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.knowledge.gpu import gpu_speed
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.hardware import COOL_DOWN
 from ddp_doctor.views.gpus import power_limited
@@ -147,10 +148,7 @@ def _slow(recording: Recording, *, sure: bool) -> Slow:
 
 
 def _by_model(slow: Slow) -> list[Slow]:
-    models: dict[Hashable, Slow] = {}
-    for compared in slow:
-        models.setdefault(model(compared.gpu), []).append(compared)
-    return list(models.values())
+    return list(grouped((model(compared.gpu), compared) for compared in slow).values())
 
 
 def _gpus(slow: Slow) -> list[Measured]:
@@ -228,11 +226,9 @@ def slowed_by_hardware(recording: Recording) -> frozenset[int]:
     )
 
 
+@once_a_recording
 def _slowed(recording: Recording) -> Mapping[int, Measured]:
-    return recording.once("GPUs slowed under load", lambda: dict(_find(recording)))
-
-
-def _find(recording: Recording) -> Iterator[tuple[int, Measured]]:
+    slowed = {}
     before = {
         (node.node, gpu.uuid): gpu.clock_events or ()
         for node in recording.facts(GpusFact)
@@ -241,7 +237,8 @@ def _find(recording: Recording) -> Iterator[tuple[int, Measured]]:
     for gpu in recording.facts(GpuSpeedFact):
         known_before = before.get((gpu.node, gpu.fact.gpu_uuid), ())
         if set(_in_force(gpu.fact)) - set(known_before):
-            yield rank_of(gpu), gpu
+            slowed[rank_of(gpu)] = gpu
+    return slowed
 
 
 def _in_force(fact: GpuSpeedFact) -> list[str]:
@@ -314,10 +311,11 @@ def below_published(recording: Recording) -> Iterator[Draft]:
         huggingface/gpu-fryer, README; docs/explanation/measurements.md
     """
     explained = slowed_by_hardware(recording)
-    names: dict[str, list[Measured]] = {}
-    for gpu in judged(recording):
-        if _is_like_the_published(gpu.fact) and rank_of(gpu) not in explained:
-            names.setdefault(gpu.fact.gpu_name or "", []).append(gpu)
+    names = grouped(
+        (gpu.fact.gpu_name or "", gpu)
+        for gpu in judged(recording)
+        if _is_like_the_published(gpu.fact) and rank_of(gpu) not in explained
+    )
     for name, gpus in names.items():
         expected = gpu_speed.published_bf16(name)
         typical = median(rate.median for gpu in gpus if (rate := MATMUL.of(gpu)) is not None)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from ddp_doctor.facts.ddp.model_state import Buffers, OffState
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -21,10 +22,7 @@ def drafts(recording: Recording, field: str, what: str, wanted: str) -> Iterator
     facts = [(rank.rank or 0, rank.fact) for rank in recording.facts(Buffers)]
     states = [(rank, fact, getattr(fact, field) or ()) for rank, fact in facts]
     wrong = [state for state in states if state[2]]
-    groups: dict[str, list[_RankState]] = {}
-    for state in wrong:
-        groups.setdefault(_holds(state), []).append(state)
-    for holds, group in groups.items():
+    for holds, group in grouped((_holds(state), state) for state in wrong).items():
         blamed = [rank for rank, _, _ in group] if _some_right(wrong, field in _BROADCAST) else []
         yield _draft(recording, group, f"{what}: {holds}", blamed, wanted)
 

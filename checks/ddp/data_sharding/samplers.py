@@ -16,6 +16,7 @@ from ddp_doctor.checks.ddp.data_sharding.wording import (
     parted,
 )
 from ddp_doctor.facts.ddp.data_sharding import DataSharding, Share, Stream
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -200,9 +201,7 @@ def own_seeds_give_one_stream(recording: Recording) -> Iterator[Draft]:
         https://docs.pytorch.org/docs/stable/notes/randomness.html
     """
     for source, drawn in _sources(by_rank(recording)).items():
-        ranks_by_numbers: dict[tuple[int, ...], list[int]] = {}
-        for rank, stream in drawn.items():
-            ranks_by_numbers.setdefault(stream.own, []).append(rank)
+        ranks_by_numbers = grouped((stream.own, rank) for rank, stream in drawn.items())
         shared = sorted(rank for ranks in ranks_by_numbers.values() if len(ranks) > 1 for rank in ranks)
         if shared:
             yield draft(

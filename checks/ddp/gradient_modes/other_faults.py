@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from ddp_doctor.checks.ddp.gradient_modes.wording import MODES, modes, off_in, tested_modes, without
 from ddp_doctor.facts.ddp.gradients import GradientModes
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -104,10 +105,11 @@ def branches_differ_without_find_unused_parameters(recording: Recording) -> Iter
     if not unused_by_rank:
         return
     everywhere = set.intersection(*unused_by_rank.values())
-    left_out: dict[str, list[int]] = {}
-    for rank, unused in sorted(unused_by_rank.items()):
-        for name in sorted(unused - everywhere):
-            left_out.setdefault(name, []).append(rank)
+    left_out = grouped(
+        (name, rank)
+        for rank, unused in sorted(unused_by_rank.items())
+        for name in sorted(unused - everywhere)
+    )
     words = [f"{name} is unused on {ranks_at(recording, ranks)}" for name, ranks in sorted(left_out.items())]
     yield likely(
         NOBODY,

@@ -1,11 +1,11 @@
 """DD701 - DD704: gradients that are not the mean, differ between ranks, or ignore no_sync()."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.facts.ddp.gradients import GradientSync
 from ddp_doctor.knowledge.ddp import gradient_code
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import FactAt, Recording
@@ -40,10 +40,7 @@ def lost_a_step(held: gradient_code.Reading) -> bool:
 
 def by_cause(off: Iterable[Off]) -> list[list[Off]]:
     """Group by what the gradients hold: one cause, one finding."""
-    groups: dict[str, list[Off]] = defaultdict(list)
-    for found in off:
-        groups[found.gradient.held.model_dump_json()].append(found)
-    return list(groups.values())
+    return list(grouped((found.gradient.held.model_dump_json(), found) for found in off).values())
 
 
 def _ranks(off: Iterable[Off]) -> list[int]:

@@ -1,11 +1,11 @@
 """The rounds of all ranks together (a step is as slow as its slowest rank), and step times in findings."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from ddp_doctor.facts.ddp.step_time import Round, StepTimeFact
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.finding import Remedy
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.remedies.kinds import in_code, remedy
@@ -218,10 +218,9 @@ def crowded(recording: Recording) -> bool:
 
 def too_few_processors(recording: Recording) -> bool:
     """Whether the ranks of some node have more threads than processors."""
-    nodes: dict[int, list[StepTimeFact]] = defaultdict(list)
-    for rank in recording.facts(StepTimeFact):
-        if rank.fact.device == "cpu":
-            nodes[rank.node].append(rank.fact)
+    nodes = grouped(
+        (rank.node, rank.fact) for rank in recording.facts(StepTimeFact) if rank.fact.device == "cpu"
+    )
     return any(_are_too_few(facts) for facts in nodes.values())
 
 

@@ -7,13 +7,13 @@ from ddp_doctor.checks.ddp.user_model.wording import (
     code,
     culprits,
     facts,
-    grouped,
     on_ranks,
     rank_of,
 )
 from ddp_doctor.facts.ddp.user_model import Trouble, UserModel
 from ddp_doctor.knowledge.ddp import manifests
 from ddp_doctor.knowledge.thresholds import FEW_SAMPLES, SMALL_BATCH
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording

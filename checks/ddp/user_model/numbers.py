@@ -7,13 +7,13 @@ from ddp_doctor.checks.ddp.user_model.wording import (
     code,
     culprits,
     facts,
-    grouped,
     names,
     on_ranks,
     rank_of,
 )
 from ddp_doctor.facts.ddp.user_model import UserModel
 from ddp_doctor.knowledge.ddp import gradient_tolerance
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
@@ -321,7 +321,6 @@ def _gradient_draft(recording: Recording, apart: list[FactAt[UserModel]]) -> Dra
     hooks = _hooks_of_one(first, peer)
     hook = f": {hooks[0][0]} alone has a hook on {hooks[0][1]}{at(hooks[0][2])}" if hooks else ""
     is_sure = 2 * len(apart) < first.fact.world_size
-    parameters = grouped((rank.fact.apart, rank) for rank in apart)
     return likely(
         (
             *(culprits(recording, apart) if is_sure else ()),
@@ -335,7 +334,7 @@ def _gradient_draft(recording: Recording, apart: list[FactAt[UserModel]]) -> Dra
                     text=f"another gradient on {on_ranks(recording, group)}: {names(some)}",
                     value=float(some.count),
                 )
-                for some, group in list(parameters.items())[:8]
+                for some, group in list(grouped((rank.fact.apart, rank) for rank in apart).items())[:8]
             ),
             *(
                 Evidence(text=f"{who} alone has a hook on {name}{at(where)}")

@@ -50,11 +50,3 @@ def names(some: Names) -> str:
 def at(where: str) -> str:
     """`` at net.py:31``, or nothing."""
     return f" at {short(where)}" if where else ""
-
-
-def grouped(pairs: Iterable[tuple[T, FactAt[UserModel]]]) -> dict[T, list[FactAt[UserModel]]]:
-    """The ranks grouped by cause, for one finding per cause."""
-    groups: dict[T, list[FactAt[UserModel]]] = {}
-    for key, rank in pairs:
-        groups.setdefault(key, []).append(rank)
-    return groups

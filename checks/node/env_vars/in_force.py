@@ -241,12 +241,10 @@ def _overruled(name: str, why: str, in_files: Mapping[str, str]) -> Setting:
     return Setting(name=name, value=default, why=why)
 
 
+@once_a_recording
 def settings_in_force(recording: Recording) -> list[InForce]:
     """What is set on each node, in the order of the nodes."""
-    return recording.once("settings in force", lambda: list(_in_force(recording)))
-
-
-def _in_force(recording: Recording) -> Iterator[InForce]:
+    found = []
     releases, rccl = installed(recording), with_rccl(recording)
     backends = nccl_backends(recording)
     environments = {node.node: node.fact.variables for node in recording.facts(EnvVars)}
@@ -257,22 +255,25 @@ def _in_force(recording: Recording) -> Iterator[InForce]:
         has_files = seen.node in files and seen.node not in rccl  # that has ~/.rccl.conf
         added = set_by_files(files_read(recording, files[seen.node])) if has_files else {}
         ours = {name: value for name, value in added.items() if name not in own and _is_nccls(name)}
-        yield InForce(
+        unread = {
+            name: value
+            for name, value in environments[seen.node].items()
+            if read_by_another_backend(name, backends.get(seen.node))
+        }
+        in_force = InForce(
             recording=recording,
             seen=seen,
             values={**own, **{name: value for name, (value, _) in ours.items()}},
             places={name: place for name, (_, place) in ours.items()},
             installed=releases[seen.node],
-            unread={
-                name: value
-                for name, value in environments[seen.node].items()
-                if read_by_another_backend(name, backends.get(seen.node))
-            },
+            unread=unread,
             backend=world.backend if world else "",
             nnodes=max(world.nnodes, world.foreign_nodes) if world else None,
             ranks=world.world_size if world else None,
             hardware=hardware_of(recording, seen.node),
         )
+        found.append(in_force)
+    return found
 
 
 def _is_nccls(name: str) -> bool:

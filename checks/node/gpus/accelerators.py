@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddp_doctor.facts.node.gpus import BusId, Gpu, NvmlError
-from ddp_doctor.model.base import Frozen
+from ddp_doctor.model.base import Frozen, grouped
 from ddp_doctor.model.context import Context
 from ddp_doctor.parse.visible_devices import DELIBERATE_ENDS
 from ddp_doctor.probing.host_gpus import PCI
@@ -86,9 +86,7 @@ def unsupported(ctx: Context) -> str | None:
     amd = [] if _are_hidden(ctx) else list(_amd(ctx))
     if not any(accelerator.for_data_centres for accelerator in amd) and amd and not _torch_is_for_rocm(ctx):
         amd = []
-    makers: dict[str, list[str]] = {}
-    for accelerator in (*amd, *_gaudi(ctx)):
-        makers.setdefault(accelerator.maker, []).append(accelerator.name)
+    makers = grouped((accelerator.maker, accelerator.name) for accelerator in (*amd, *_gaudi(ctx)))
     words = [
         f"{len(names)} {maker}{'' if len(names) == 1 else 's'} ({', '.join(dict.fromkeys(names))})"
         for maker, names in makers.items()

@@ -7,6 +7,7 @@ from ddp_doctor.checks.node.gpus.condition import by_severity
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact
 from ddp_doctor.knowledge import thresholds
 from ddp_doctor.knowledge.gpu import nvml
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
@@ -105,11 +106,8 @@ _LEAKED = _Holder(
 )
 
 
-def _by_holder(hits: Hits, facts: Mapping[int, GpusFact]) -> dict[_Holder, Hits]:
-    found: dict[_Holder, list[tuple[int, Gpu]]] = {}
-    for node, gpu in hits:
-        found.setdefault(_holder(gpu, in_container=facts[node].in_container), []).append((node, gpu))
-    return dict(found)
+def _by_holder(hits: Hits, facts: Mapping[int, GpusFact]) -> Mapping[_Holder, Hits]:
+    return grouped((_holder(gpu, in_container=facts[node].in_container), (node, gpu)) for node, gpu in hits)
 
 
 def _holder(gpu: Gpu, *, in_container: bool) -> _Holder:

@@ -29,6 +29,7 @@ from ddp_doctor.model.fact import Failed
 from ddp_doctor.model.rule import rules_in
 from ddp_doctor.parse.redact import open_and_withheld, shielded
 from ddp_doctor.probing import nccl_interface
+from ddp_doctor.probing.kernel_files import port_range
 
 __all__ = ["CHECK", "probe"]
 
@@ -55,7 +56,7 @@ def probe(ctx: Context) -> InterfacesFact:
         nccl=foretold,
         libnccl=_libnccl(ctx, foretold, nccl_env, found),
         settings=open_and_withheld({name: nccl_env[name] for name in SETTINGS if nccl_env.get(name)})[0],
-        port_range=_port_range(ctx),
+        port_range=port_range(ctx),
         host_id=_host_id(ctx),
     )
 
@@ -79,14 +80,6 @@ def _libnccl(
     ctx.keep(answer.stdout)
     chosen = nccl_interface.library_choice(answer, found)
     return chosen and chosen.model_copy(update={"setting": foretold.setting})
-
-
-def _port_range(ctx: Context) -> tuple[int, int] | None:
-    try:
-        low, high = map(int, ctx.read("/proc/sys/net/ipv4/ip_local_port_range").split())
-    except (OSError, ValueError):
-        return None
-    return low, high
 
 
 def _host_id(ctx: Context) -> str | None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.facts.node.kernel import KernelFact, StuckProcess
 from ddp_doctor.knowledge.gpu import gpudirect
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Backend, Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
@@ -187,9 +188,10 @@ def stuck(recording: Recording) -> Iterator[Draft]:
         https://docs.kernel.org/filesystems/proc.html
     """
     for view in views(recording):
-        groups: dict[Severity, list[StuckProcess]] = {}
-        for process in () if view.gpus and view.gpus.driver_hangs else view.fact.stuck:
-            groups.setdefault(_severity(view, process), []).append(process)
+        groups = grouped(
+            (_severity(view, process), process)
+            for process in (() if view.gpus and view.gpus.driver_hangs else view.fact.stuck)
+        )
         for severity, processes in groups.items():
             where = host(recording, view.node)
             names = name_list([f"{process.name} (pid {process.pid})" for process in processes])

@@ -23,6 +23,7 @@ from ddp_doctor.model.rule import rules_in
 from ddp_doctor.parse import software
 from ddp_doctor.parse.redact import open_and_withheld
 from ddp_doctor.probing import nccl_interface, rdma
+from ddp_doctor.probing.kernel_files import names_in
 from ddp_doctor.settings.nccl_conf import set_by_files
 
 __all__ = ["CHECK", "probe"]
@@ -82,14 +83,14 @@ def _found(
     folders = (*first, *software.entries(ctx.env, "LD_LIBRARY_PATH"))
     for name in wanted.names:
         if "/" in name:
-            return name if posixpath.basename(name) in _listing(ctx, posixpath.dirname(name)) else None
+            return name if posixpath.basename(name) in names_in(ctx, posixpath.dirname(name)) else None
         for folder in folders:
-            if name in _listing(ctx, folder):
+            if name in names_in(ctx, folder):
                 return f"{folder.rstrip('/')}/{name}"
         if name in cache:
             return cache[name]
         for folder in (*nccl_plugins.DEFAULT_FOLDERS, *(_beside_torch(ctx) if look_further else ())):
-            if name in _listing(ctx, folder):
+            if name in names_in(ctx, folder):
                 return f"{folder}/{name}"
     return None
 
@@ -104,7 +105,7 @@ def _beside_torch(ctx: Context) -> Iterator[str]:
 
 def _elsewhere(ctx: Context, wanted: nccl_plugins.Wanted) -> tuple[str, ...]:
     return tuple(
-        folder for folder in nccl_plugins.USUAL_FOLDERS if set(wanted.names) & set(_listing(ctx, folder))
+        folder for folder in nccl_plugins.USUAL_FOLDERS if set(wanted.names) & set(names_in(ctx, folder))
     )
 
 
@@ -114,13 +115,6 @@ def _missing(ctx: Context, path: str) -> tuple[str, ...]:
     ctx.keep(answer.stdout)
     lost = software.missing_libraries(answer.stdout) if answer.ok else ()
     return tuple(name for name in lost if not nccl_plugins.is_loaded_by_torch(name))
-
-
-def _listing(ctx: Context, folder: str) -> list[str]:
-    try:
-        return ctx.listdir(folder)
-    except (OSError, ValueError):  # ValueError: a NUL in a path that an environment names
-        return []
 
 
 CHECK = Check(

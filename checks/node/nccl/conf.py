@@ -8,6 +8,7 @@ from ddp_doctor.facts.node.nccl import ConfFile, ConfLine, NcclFact
 from ddp_doctor.facts.node.rdma import RdmaFact
 from ddp_doctor.knowledge.network.nccl_plugins import CONF_FILE_SINCE
 from ddp_doctor.knowledge.versions import dotted
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording
@@ -181,10 +182,11 @@ def _alike(
     recording: Recording, lines_of: _LinesOf
 ) -> Iterator[tuple[tuple[str, ...], list[FactAt[NcclFact]]]]:
     """What ``lines_of`` says of each node's files, with the nodes of which it says the same."""
-    groups: dict[tuple[str, ...], list[FactAt[NcclFact]]] = {}
-    for node in recording.facts(NcclFact):
-        for lines in lines_of(files_read(recording, node), node.fact):
-            groups.setdefault(lines, []).append(node)
+    groups = grouped(
+        (lines, node)
+        for node in recording.facts(NcclFact)
+        for lines in lines_of(files_read(recording, node), node.fact)
+    )
     yield from groups.items()
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 from ddp_doctor.facts.node.nccl import NcclFact, Plugin
 from ddp_doctor.knowledge.network.nccl_plugins import OWN_NETWORKS
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy, Setting
 from ddp_doctor.model.recording import FactAt, Recording
@@ -142,11 +143,11 @@ def _lies_in(fact: NcclFact) -> str | None:
 
 
 def _plugins(recording: Recording, chosen: Callable[[Plugin], bool]) -> dict[Plugin, list[FactAt[NcclFact]]]:
-    groups: dict[Plugin, list[FactAt[NcclFact]]] = {}
-    for node in nccl_of_gpu_nodes(recording):
-        for plugin in filter(chosen, node.fact.plugins):
-            groups.setdefault(plugin, []).append(node)
-    return groups
+    return grouped(
+        (plugin, node)
+        for node in nccl_of_gpu_nodes(recording)
+        for plugin in filter(chosen, node.fact.plugins)
+    )
 
 
 def in_folder(folder: str) -> Remedy:

@@ -23,6 +23,7 @@ from ddp_doctor.knowledge.network.roce_gids import (
     Choice,
 )
 from ddp_doctor.knowledge.versions import Version, dotted
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy
 from ddp_doctor.model.recording import Recording, once_a_recording
@@ -248,9 +249,7 @@ def index_needed(recording: Recording) -> Iterator[Draft]:
 
 def _common(recording: Recording) -> Remedy | None:
     """The index to set: of all ports of all nodes where there is one, else of each node."""
-    tables: dict[int, list[Port]] = {}
-    for entry in entries(recording):
-        tables.setdefault(entry.node, []).append(entry.port)
+    tables = grouped((entry.node, entry.port) for entry in entries(recording))
     everywhere = roce_gids.common_index([port.gids for ports in tables.values() for port in ports])
     indices = {
         node: everywhere if everywhere is not None else roce_gids.common_index([port.gids for port in ports])

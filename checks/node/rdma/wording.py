@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from ddp_doctor.facts.node.rdma import Hca, Port
 from ddp_doctor.knowledge.network import nccl_hca
 from ddp_doctor.knowledge.network.roce_gids import FAMILY, INDEX, SEARCH_SETTINGS
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Setting
 from ddp_doctor.model.recording import Recording
@@ -110,12 +111,8 @@ def port_name(hca: Hca, port: Port) -> str:
 
 def port_names(recording: Recording, hits: Sequence[Hit]) -> str:
     """Ports for a sentence: "mlx5_3 on node0", "mlx5_0 on node0 and node1", "12 RDMA ports on 6 nodes"."""
-    nodes: dict[str, list[int]] = {}
-    for node, hca, port in hits:
-        nodes.setdefault(port_name(hca, port), []).append(node)
-    of_nodes: dict[tuple[int, ...], list[str]] = {}
-    for name, some in nodes.items():
-        of_nodes.setdefault(tuple(some), []).append(name)
+    nodes = grouped((port_name(hca, port), node) for node, hca, port in hits)
+    of_nodes = grouped((tuple(some), name) for name, some in nodes.items())
     if len(of_nodes) == 1 and len(nodes) <= NAMES_IN_A_SENTENCE:
         hosts = [host(recording, node) for node in next(iter(of_nodes))]
         return f"{name_list(list(nodes))} on {name_list(hosts)}"

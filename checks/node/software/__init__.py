@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pydantic import ValidationError
 
 from ddp_doctor.checks.node.software import installation, nccl, shadowing
+from ddp_doctor.checks.node.software.shadowing import hidden_modules
 from ddp_doctor.facts.node.software import HiddenModule, Software
 from ddp_doctor.knowledge.import_path import TORCH
 from ddp_doctor.model.check import Check
@@ -27,7 +28,6 @@ from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Failed
 from ddp_doctor.model.rule import rules_in
 from ddp_doctor.parse import software
-from ddp_doctor.probing.import_path import hidden_modules
 from ddp_doctor.probing.kernel_files import names_in
 
 __all__ = ["CHECK", "probe"]

@@ -11,6 +11,7 @@ from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.knowledge.topology.cluster_kinds import Cluster, Kind, Maker, cluster_of
 from ddp_doctor.knowledge.topology.link_codes import connected
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
@@ -124,10 +125,7 @@ def p2p_over_pcie_unproved(recording: Recording) -> Iterator[Draft]:
         if node.node not in tested and not tree_hidden(node.fact)
     ]
     open_paths = {node.node: _open_paths(recording, node) for node in nodes}
-    groups: dict[_Paths, list[FactAt[TopologyFact]]] = {}
-    for node in nodes:
-        if open_paths[node.node]:
-            groups.setdefault(open_paths[node.node], []).append(node)
+    groups = grouped((open_paths[node.node], node) for node in nodes if open_paths[node.node])
     for paths, group in groups.items():
         yield _unproved(recording, paths, group)
 

@@ -1,7 +1,7 @@
 """DD430-DD434, DD438: NCCL goes another way between GPUs than the hardware offers, or takes one machine for several."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ddp_doctor.checks.node.topology import wording
@@ -10,9 +10,11 @@ from ddp_doctor.facts.node.host import Host
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.topology import link_codes
+from ddp_doctor.knowledge.topology.nccl_paths import Kind
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
-from ddp_doctor.model.recording import FactAt, Recording
+from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.views import transports
@@ -73,12 +75,7 @@ def p2p_not_used(recording: Recording) -> Iterator[Draft]:
     References
         NCCL src/graph/paths.cc, ncclTopoCheckP2p; src/transport/p2p.cc, p2pCanConnect
     """
-    found = [
-        difference
-        for difference in _differences(recording)
-        if difference.expected.choice.kind == "P2P" and not _nvlink(difference)
-    ]
-    yield from _drafts(recording, found, "near enough to copy directly")
+    yield from _drafts(recording, "near enough to copy directly", "P2P", lambda found: not _nvlink(found))
 
 
 @rule("DD431", "nvlink-not-used", Severity.WARNING, TopologyFact)
@@ -99,12 +96,7 @@ def nvlink_not_used(recording: Recording) -> Iterator[Draft]:
     References
         NCCL src/graph/paths.cc, ncclTopoCheckP2p; src/graph/topo.h, SM90_NVLINK_BW and its like
     """
-    found = [
-        difference
-        for difference in _differences(recording)
-        if difference.expected.choice.kind == "P2P" and _nvlink(difference)
-    ]
-    yield from _drafts(recording, found, "joined by NVLink")
+    yield from _drafts(recording, "joined by NVLink", "P2P", _nvlink)
 
 
 @rule("DD432", "network-used-within-one-host", Severity.WARNING, TopologyFact)
@@ -125,12 +117,7 @@ def network_within_host(recording: Recording) -> Iterator[Draft]:
     References
         NCCL src/misc/utils.cc, getHostHash; src/transport/shm.cc, shmCanConnect
     """
-    found = [
-        difference
-        for difference in _differences(recording)
-        if difference.expected.choice.kind == "SHM" and difference.kind == "NET"
-    ]
-    yield from _drafts(recording, found, "of one host")
+    yield from _drafts(recording, "of one host", "SHM", lambda found: found.kind == "NET")
 
 
 @rule("DD433", "p2p-beyond-the-default-limit", Severity.INFO, TopologyFact)
@@ -189,11 +176,9 @@ def _nvlink(difference: Difference) -> bool:
     return link_codes.nvlinks(difference.expected.code) > 0
 
 
+@once_a_recording
 def _differences(recording: Recording) -> list[Difference]:
-    return recording.once("transports that differ", lambda: list(_found(recording)))
-
-
-def _found(recording: Recording) -> Iterator[Difference]:
+    found = []
     for place in places(recording):
         if only_p2p(recording, place.seen.node):
             continue
@@ -205,7 +190,8 @@ def _found(recording: Recording) -> Iterator[Difference]:
             if should and should.choice.sure and should.choice.kind not in {"NET", *kinds}:
                 kind = next((kind for kind in ("NET", "SHM") if kind in kinds), None)
                 if kind:
-                    yield Difference(place, should, used, kind, *_explained(recording, place, used))
+                    found.append(Difference(place, should, used, kind, *_explained(recording, place, used)))
+    return found
 
 
 def _explained(recording: Recording, place: Place, used: Used) -> tuple[str, Remedy]:
@@ -229,11 +215,16 @@ def _explained(recording: Recording, place: Place, used: Used) -> tuple[str, Rem
     return "nothing that was recorded explains it", wording.SHOW_CHOICE
 
 
-def _drafts(recording: Recording, found: Sequence[Difference], what: str) -> Iterator[Draft]:
-    groups: dict[tuple[str, ...], list[Difference]] = {}
-    for difference in found:
-        groups.setdefault(difference.cause, []).append(difference)
-    for group in groups.values():
+def _drafts(
+    recording: Recording, what: str, expected: Kind, is_meant: Callable[[Difference], bool]
+) -> Iterator[Draft]:
+    """The differences from this ``expected`` way that are meant, by their cause; ``what`` the GPUs are."""
+    meant = [
+        difference
+        for difference in _differences(recording)
+        if difference.expected.choice.kind == expected and is_meant(difference)
+    ]
+    for group in grouped((difference.cause, difference) for difference in meant).values():
         first = group[0]
         hosts = hosts_of(recording, [difference.place.seen for difference in group])
         pairs = wording.pair_names([difference.used.gpus for difference in group])
@@ -339,10 +330,11 @@ def one_machine(recording: Recording) -> Iterator[Draft]:
         NCCL src/init.cc, fillInfo: the device of /dev/shm; src/transport/shm.cc, shmCanConnect
         NCCL user guide, Troubleshooting, Sharing Data: /dev/shm and containers
     """
-    machines: dict[str, list[FactAt[InterfacesFact]]] = {}
-    for node in recording.facts(InterfacesFact):
-        if node.fact.host_id:
-            machines.setdefault(node.fact.host_id.partition(" ")[0], []).append(node)
+    machines = grouped(
+        (node.fact.host_id.partition(" ")[0], node)
+        for node in recording.facts(InterfacesFact)
+        if node.fact.host_id
+    )
     shared = [group for group in machines.values() if len(group) > 1]
     speaking = set(nodes_whose_log_has(recording, _NETWORK)) if shared else set()
     for group in shared:

@@ -11,6 +11,7 @@ from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.gpu.nvml import OS_MANAGED_MEMORY
 from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.knowledge.topology.nccl_paths import GDR_C2C_SINCE, GDR_LEVEL
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording
@@ -46,9 +47,7 @@ def not_used(recording: Recording) -> Iterator[Draft]:
         NCCL src/graph/paths.cc, ncclTopoCheckGdr; src/transport/net_ib/gdr.cc
         NCCL user guide, environment variable NCCL_NET_GDR_LEVEL
     """
-    groups: dict[tuple[str, Remedy], list[Staged]] = {}
-    for found in staged(recording):
-        groups.setdefault(_reason(recording, found), []).append(found)
+    groups = grouped((_reason(recording, found), found) for found in staged(recording))
     for (reason, advice), group in groups.items():
         nodes = list(dict.fromkeys(found.crossing.node for found in group))
         pairs = name_list(list(dict.fromkeys(f"{found.nic} to {found.gpu}" for found in group)))

@@ -20,9 +20,10 @@ from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.facts.node.topology import P2pStatusFact, TopologyFact
 from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.knowledge.topology.link_codes import ASKED_BY_NCCL, p2p_status
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
-from ddp_doctor.model.recording import FactAt, Recording
+from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.views.failed_trials import nodes_nccl_ran_on
 from ddp_doctor.views.reproducers import meeting
@@ -104,17 +105,12 @@ def _pairs_with_words(
             yield gpu, peer, words
 
 
+@once_a_recording
 def hosts(recording: Recording) -> list[Host]:
     """The hosts with any recorded answer that NCCL would ask for."""
-    return recording.once("P2P by host", lambda: list(_make_hosts(recording)))
-
-
-def _make_hosts(recording: Recording) -> Iterator[Host]:
+    found = []
     matrices = {node.node: node.fact for node in recording.facts(TopologyFact)}
-    by_node: dict[int, list[_Table]] = {}
-    for table in _tables(recording):
-        by_node.setdefault(table.seen.node, []).append(table)
-    for node, tables in by_node.items():
+    for node, tables in grouped((table.seen.node, table) for table in _tables(recording)).items():
         asked = [table for table in tables if table.asked]
         words: dict[Pair, tuple[str, ...]] = {}
         for table in asked or tables:
@@ -123,7 +119,8 @@ def _make_hosts(recording: Recording) -> Iterator[Host]:
         matrix = matrices.get(node)
         joined = {(gpu, peer): code for gpu, peer, code in matrix.gpu_pairs()} if matrix else {}
         settings = matrix.nccl_settings if matrix else {}
-        yield Host(tables[0].seen, words, bool(asked), joined, settings)
+        found.append(Host(tables[0].seen, words, bool(asked), joined, settings))
+    return found
 
 
 def pairs_without_p2p(recording: Recording, node: int) -> set[Pair]:

@@ -16,6 +16,7 @@ from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.gpu.nvml import OS_MANAGED_MEMORY
 from ddp_doctor.knowledge.network.path_quality import FAST_ETHERNET_MBPS, SOCKETS, SOCKETS_SHARE
 from ddp_doctor.knowledge.topology.link_rates import BOUNDING, FAR_BELOW, LEAST_BYTES, network
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Reproducer
 from ddp_doctor.model.recording import FactAt, Recording
@@ -125,11 +126,12 @@ def _slowest_link(recording: Recording, place: Place) -> Expected | None:
 
 def best_of_large(recording: Recording) -> SizeResult | None:
     """The best of the large sizes, of each the slowest rank."""
-    by_size: dict[int, list[SizeResult]] = {}
-    for rank in recording.facts(AllReduceFact):
-        for result in rank.fact.sizes:
-            if result.size_bytes >= LEAST_BYTES:
-                by_size.setdefault(result.size_bytes, []).append(result)
+    by_size = grouped(
+        (result.size_bytes, result)
+        for rank in recording.facts(AllReduceFact)
+        for result in rank.fact.sizes
+        if result.size_bytes >= LEAST_BYTES
+    )
     slowest = [min(results, key=lambda result: result.busbw_gb_per_s) for results in by_size.values()]
     return max(slowest, key=lambda result: result.busbw_gb_per_s, default=None)
 

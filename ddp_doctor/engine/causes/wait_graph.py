@@ -102,7 +102,7 @@ def _mismatch(waits: Waits) -> Judged | None:
 def _of_mismatch(
     waits: Waits, group: Group, calls: Mapping[int, FlightEntry], alike: dict[object, list[int]]
 ) -> Judged:
-    odd = minority(alike)
+    odd = minority(alike.values())
     said = [
         f"{rank_list(ranks)} called {_shape_text(calls[ranks[0]])}"
         for ranks in sorted(alike.values(), key=len)
@@ -142,7 +142,7 @@ def _circle(waits: Waits) -> Judged | None:
     in_group: dict[object, list[int]] = defaultdict(list)
     for rank, wait in first.items():
         in_group[wait.group.name, wait.group.members].append(rank)
-    odd = minority(in_group)
+    odd = minority(in_group.values())
     if 2 * max(map(len, in_group.values())) <= len(first):
         odd = ()
     orders = [f"{rank_list(ranks)} in {first[ranks[0]].call}" for ranks in in_group.values()]

@@ -33,6 +33,7 @@ from ddp_doctor.engine.hang.judgement import (
 )
 from ddp_doctor.knowledge.deadlines import STILL_CPU_S_PER_S
 from ddp_doctor.knowledge.victims import aborted_over_a_peer, names_own_gpu, names_own_host
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.trial import FlightEntry, RankEvidence, Step, TrialRecord
 from ddp_doctor.parse.complaints import with_last_warning
 
@@ -174,11 +175,9 @@ def _mismatch(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement |
             by_number[entry.group, entry.seq][evidence.rank] = entry
     for number in sorted(by_number):
         calls = by_number[number]
-        groups: dict[object, list[int]] = defaultdict(list)
-        for rank, entry in calls.items():
-            groups[entry.op, entry.sizes, entry.dtypes].append(rank)
+        groups = grouped(((entry.op, entry.sizes, entry.dtypes), rank) for rank, entry in calls.items())
         if len(groups) > 1:
-            suspects = minority(groups) or _off_the_plan(ranks, calls, len(calls))
+            suspects = minority(groups.values()) or _off_the_plan(ranks, calls, len(calls))
             waiting = tuple(rank.rank for rank in ranks if rank.rank not in suspects)
             stands_in = shared_step([rank for rank in ranks if rank.rank in waiting])
             return Judgement("mismatch", suspects, waiting, stands_in, flights=tuple(sorted(calls.items())))
@@ -193,11 +192,9 @@ def _announced_mismatch(ranks: Sequence[RankEvidence]) -> Judgement | None:
         if step is not None and not step.peers:
             by_key[key_of(step)][evidence.rank] = step
     for steps in by_key.values():
-        groups: dict[object, list[int]] = defaultdict(list)
-        for rank, step in steps.items():
-            groups[step.name, step.detail].append(rank)
+        groups = grouped(((step.name, step.detail), rank) for rank, step in steps.items())
         if len(groups) > 1:
-            suspects = minority(groups)
+            suspects = minority(groups.values())
             waiting = tuple(rank for rank in steps if rank not in suspects)
             return Judgement("mismatch", suspects, waiting, steps[(waiting or tuple(steps))[0]])
     return None

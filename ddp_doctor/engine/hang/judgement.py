@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import Literal
 
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.trial import FlightEntry, RankEvidence, Step, TrialRecord
 
 Kind = Literal[
@@ -73,13 +74,13 @@ def numbers(ranks: Sequence[RankEvidence]) -> tuple[int, ...]:
     return tuple(rank.rank for rank in ranks)
 
 
-def minority(groups: Mapping[object, Sequence[int]]) -> tuple[int, ...]:
+def minority(groups: Collection[Sequence[int]]) -> tuple[int, ...]:
     """The ranks outside the largest group; nobody where two groups are equally large."""
-    sizes = sorted((len(ranks) for ranks in groups.values()), reverse=True)
+    sizes = sorted(map(len, groups), reverse=True)
     if len(sizes) > 1 and sizes[0] == sizes[1]:
         return ()
-    largest = max(groups.values(), key=len)
-    return tuple(sorted(rank for ranks in groups.values() for rank in ranks if rank not in largest))
+    largest = max(groups, key=len)
+    return tuple(sorted(rank for ranks in groups for rank in ranks if rank not in largest))
 
 
 def waiting_besides(ranks: Sequence[RankEvidence], besides: Sequence[RankEvidence]) -> tuple[int, ...]:
@@ -148,11 +149,11 @@ class Clock:
 
 def by_step(trial: TrialRecord) -> Met:
     """The ranks that took each step."""
-    met: dict[tuple[str, int], list[tuple[int, int, Step]]] = {}
-    for rank in trial.evidence:
-        for step in rank.steps:
-            met.setdefault((step.check, step.seq), []).append((rank.rank, rank.node, step))
-    return met
+    return grouped(
+        ((step.check, step.seq), (rank.rank, rank.node, step))
+        for rank in trial.evidence
+        for step in rank.steps
+    )
 
 
 def clocks(met: Met, nodes: Collection[int]) -> dict[int, Clock]:
@@ -170,10 +171,11 @@ def clocks(met: Met, nodes: Collection[int]) -> dict[int, Clock]:
 
 def _left(entered: Collection[tuple[int, int, Step]]) -> dict[int, float]:
     """When each node left a step."""
-    left: dict[int, list[float]] = {}
-    for _, node, step in entered:
-        if step.name in _LEFT_TOGETHER and step.left_at is not None:
-            left.setdefault(node, []).append(step.left_at)
+    left = grouped(
+        (node, step.left_at)
+        for _, node, step in entered
+        if step.name in _LEFT_TOGETHER and step.left_at is not None
+    )
     return {node: median_low(times) for node, times in left.items()}
 
 

@@ -6,6 +6,7 @@ from ddp_doctor.engine.hang.judge import judge
 from ddp_doctor.engine.hang.judgement import Kind
 from ddp_doctor.engine.hang.rules.common import place
 from ddp_doctor.engine.node_run.partial_recording import PartialRecording
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
@@ -68,9 +69,7 @@ def where_ranks_stood(trial: TrialRecord) -> str:
 
 def _stood(ranks: Sequence[RankEvidence], does: str | None = None) -> str:
     """What these ranks do, else where they are, ranks in one place together."""
-    places: dict[str, list[int]] = {}
-    for rank in ranks:
-        places.setdefault(does or _does(rank), []).append(rank.rank)
+    places = grouped((does or _does(rank), rank.rank) for rank in ranks)
     parts = [f"{rank_list(numbers)} {words}" for words, numbers in list(places.items())[:_PLACES]]
     return ", ".join(parts) or "the ranks were through"
 

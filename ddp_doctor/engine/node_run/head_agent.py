@@ -1,10 +1,11 @@
 """The head's part of a run over several nodes, once all have met: begin, probe between them, run the ranks."""
 
+import secrets
 import time
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-from ddp_doctor.agents import roll_call, validation
+from ddp_doctor.agents import validation
 from ddp_doctor.agents.agent_group import AgentGroup
 from ddp_doctor.agents.framing import JUNK
 from ddp_doctor.agents.messages import Begin, at_node, world_of
@@ -66,7 +67,7 @@ class HeadAgent:
         return Begin(
             run_id=node.recording.run_id,
             started_at=node.recording.started_at,
-            secret=roll_call.secret(),
+            secret=secrets.token_hex(16),  # by which the listeners of this run recognise each other
             world=world,
             ids=group.ids,
             contacts=other_networks.contacts(node_reports),

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from ddp_doctor.model.base import Frozen
+from ddp_doctor.model.base import Frozen, grouped
 
 What = Literal["parameter", "buffer"]
 #: missing and extra: the name itself. order: the same names in another order. name: the same list under
@@ -191,9 +191,7 @@ def compare(by_rank: Mapping[int, Manifest]) -> tuple[Difference, ...]:
 
 def _grouped(by_rank: Mapping[int, tuple[Tensor, ...]]) -> list[_Group]:
     """Ranks with equal lists together; the group of the lowest rank is the first."""
-    groups: dict[tuple[Tensor, ...], list[int]] = defaultdict(list)
-    for rank, tensors in by_rank.items():
-        groups[tensors].append(rank)
+    groups = grouped((tensors, rank) for rank, tensors in by_rank.items())
     return [_Group(tuple(ranks), tensors) for tensors, ranks in groups.items()]
 
 

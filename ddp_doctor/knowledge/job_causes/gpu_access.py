@@ -12,7 +12,7 @@ from ddp_doctor.model.finding import Remedy, Setting
 _CUDA_ERRORS = "CUDA runtime, texts of cudaGetErrorString"
 _NCCL_GUIDE = "NCCL user guide, troubleshooting, GPU-to-GPU communication"
 #: A time-out of one of the first collectives, by torch's number of it.
-_FIRST: tuple[tuple[str, ...], str, Tier] = (
+_FIRST: tuple[tuple[str], str, Tier] = (
     ("Watchdog caught collective operation timeout",),
     r"WorkNCCL\(SeqNum=[1-3],",
     "watchdog",

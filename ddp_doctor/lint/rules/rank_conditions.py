@@ -1,25 +1,29 @@
-"""Rules on what only some ranks do.
+"""Rules on what only some ranks do, by their number or by a decision that each takes by its own data.
 
 if dist.get_rank() == 0:
     dist.barrier()             the others never come
 if dist.get_rank() != 0:
     return                     nor do these, to what stands below
 dist.barrier()
+if torch.isnan(loss):
+    continue                   one rank skips the backward pass, the others wait for it in theirs
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import lru_cache
 
+from ddp_doctor.lint import training
 from ddp_doctor.lint.collectives import collectives, described
 from ddp_doctor.lint.expressions import is_launch
 from ddp_doctor.lint.ranks import Chosen, rank_condition
 from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.scopes import Function
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import Call, Condition, Leave, Place
+from ddp_doctor.lint.values import Call, Condition, Leave, Place, Value, written
 from ddp_doctor.model.choices import Severity
 
 #: Who comes and who waits, in the titles of both rules, by who fulfils the condition.
@@ -173,4 +177,156 @@ def _splits_roles(script: Script) -> bool:
     """Parameter servers and pipelines: ranks have different jobs, and communicate in other ways."""
     return any(
         module.startswith(("torch.distributed.rpc", "torch.distributed.pipelin")) for module in script.modules
+    )
+
+
+#: Functions after which all ranks have the same number.
+_AGREES = re.compile(
+    r"reduce|gather|sync|broadcast|average|avg|mean|world|dist|agree|any_rank|all_rank", re.IGNORECASE
+)
+
+
+#: Each is compared with all collectives; no script that people write has more.
+_MOST_LEAVES = 200
+#: What all ranks know of a batch, and functions whose result is the number that they are given.
+_SHAPES = frozenset(("shape", "ndim", "dtype", "device", "is_cuda", "batch_size", "num_graphs"))
+_SAME_NUMBER = frozenset(("int", "float", "bool", "abs", "min", "max"))
+#: Methods whose result depends on a tensor's values.
+_READS = frozenset(("any", "all", "sum", "max", "min", "mean", "item", "count_nonzero"))
+
+
+@lint_rule("DDL135", "collective-by-data-of-one-rank", Severity.WARNING)
+def by_data(script: Script) -> Iterator[Spot]:
+    """Whether a rank takes part in a collective depends on its own loss.
+
+    What it finds
+        A collective, or the backward pass of a wrapped model, under a condition on the output of that rank's
+        own forward, or on the values in that rank's own batch (`if not mask.any()`, `if batch["size"] < n`); or a
+        `continue`, `break` or `return` under such a condition that skips one. Values that a collective made equal
+        on all ranks before are not meant, nor are shapes.
+
+    Why it matters
+        Each rank has other data. As soon as the loss of one rank is not finite, or above the threshold, and the others'
+        is not, that rank skips a collective in which the others wait: a hang after hours, by chance.
+
+    Remedy
+        Let the ranks agree first: all-reduce the flag with MAX, and let all of them decide by the result.
+
+    References
+        https://pytorch.org/docs/stable/distributed.html#collective-functions
+    """
+    for call in collectives(script):
+        for condition in call.conditions:
+            if not condition.early and _is_local(script, condition, call.order):
+                title = f"Whether a rank runs this {described(call)} depends on its own data: others may wait for it"
+                yield _spot(call, title)
+    for leave in script.leaves[:_MOST_LEAVES]:
+        for condition in leave.place.conditions:
+            if condition.early or not _is_local(script, condition, leave.order):
+                continue
+            missed = next(
+                (
+                    call
+                    for call in collectives(script)
+                    if call.root == leave.root and misses(leave, condition, call.place)
+                ),
+                None,
+            )
+            if missed is not None:
+                title = (
+                    f"A rank may leave here because of its own data, and miss the {described(missed)} in line"
+                )
+                yield _spot(leave.node, f"{title} {missed.call.lineno}")
+
+
+def _spot(at: Value | ast.AST, title: str) -> Spot:
+    return Spot(
+        at,
+        title,
+        remedy="Let the ranks agree first: all-reduce the flag, and decide by the result",
+        write=("flag = torch.isnan(loss).float()", "dist.all_reduce(flag, op=dist.ReduceOp.MAX)"),
+        cost="One small all-reduce in every step",
+    )
+
+
+@lru_cache(maxsize=1)  # for each condition
+def _of_torch(script: Script) -> tuple[Call, ...]:
+    return tuple(call for call in script.calls if call.name.startswith("torch.distributed."))
+
+
+def _agreed(script: Script, condition: Condition, order: int) -> frozenset[int]:
+    """The values that an earlier collective made equal on all ranks, not only under this same condition."""
+    return frozenset(
+        id(value)
+        for call in _of_torch(script)
+        if call.order < order
+        if all(earlier.test is not condition.test for earlier in call.conditions)
+        for given in call.arguments
+        for value in (*given.alternatives(), *given.objects())
+    )
+
+
+def _is_local(script: Script, condition: Condition, order: int) -> bool:
+    """Whether a condition depends on the output of this rank's own forward pass."""
+    if rank_condition(condition) is not None or not _is_numeric(condition.test):
+        return False
+    agreed = _agreed(script, condition, order)
+    made = list(condition.test.sources())
+    if not any(training.is_forward(script, source) or _is_read_off_a_batch(source) for source in made) and (
+        not _asks_a_batch(condition.test)
+    ):
+        return False
+    return not any(
+        id(source) in agreed or (_makes_equal(source) and _holds_output(script, source)) for source in made
+    )
+
+
+def _holds_output(script: Script, value: Value) -> bool:
+    """Whether its input is the output of a forward pass; a DistributedSampler of the batch makes no losses equal."""
+    return any(training.is_forward(script, source) for source in value.sources())
+
+
+def _is_read_off_a_batch(value: Value) -> bool:
+    """``(target > 0).any()`` of a DataLoader's batch; not its shape, which is the same on all ranks."""
+    if not isinstance(value, Call) or value.args:
+        return False
+    of = value.receiver if value.method in _READS else None
+    return of is not None and any(map(training.is_from_a_loader, of.sources()))
+
+
+def _asks_a_batch(value: Value, depth: int = 6) -> bool:
+    """``batch["size"] < n``: a comparison with what a batch holds, however it is put together; no shape, no length."""
+    if isinstance(value, Call):
+        given = value.args if value.name in _SAME_NUMBER else ()
+        return any(_asks_a_batch(part, depth - 1) for part in given)
+    if value.kind in ("other", "choice"):
+        return bool(depth) and any(_asks_a_batch(part, depth - 1) for part in value.parts)
+    if value.kind == "attribute" and value.attribute not in _SHAPES and value.owner is not None:
+        return training.is_from_a_loader(value.owner)
+    return value.kind == "element" and training.is_from_a_loader(value)
+
+
+def _makes_equal(value: Value) -> bool:
+    if not isinstance(value, Call):
+        return False
+    name = written(value.call.func).rpartition(".")[2]
+    is_local = value.method == "mean" or value.name.startswith(("torch.nn", "torch.utils.data"))
+    return bool(_AGREES.search(name)) and not is_local
+
+
+def _is_numeric(value: Value) -> bool:
+    """``loss > 3``, ``torch.isnan(loss)``; not ``loss is None`` and not ``"aux" in outputs``."""
+    identities = (ast.Is, ast.IsNot, ast.In, ast.NotIn)
+    for node in ast.walk(value.node):
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], identities):
+            return False
+        if isinstance(node, ast.Call) and written(node.func) in (
+            "isinstance",
+            "hasattr",
+            "len",
+            "callable",
+        ):
+            return False
+    return isinstance(value, Call) or isinstance(
+        value.node, ast.Compare | ast.UnaryOp | ast.BoolOp | ast.Subscript
     )

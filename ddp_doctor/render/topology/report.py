@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ddp_doctor.facts.node.topology import TopologyMatrix
 from ddp_doctor.knowledge.topology.link_codes import link_code, meaning_of
-from ddp_doctor.model.base import Json
+from ddp_doctor.model.base import Json, grouped
 from ddp_doctor.render.text import plain
 
 if TYPE_CHECKING:
@@ -105,9 +105,7 @@ def _notes(matrix: TopologyMatrix) -> Iterator[str]:
     for nic, device in matrix.nics.items():
         if nic != device:
             yield f"{nic} is {device}"
-    by_code: dict[str, list[str]] = {}
-    for gpu, peer, code in matrix.gpu_pairs():
-        by_code.setdefault(code, []).append(f"{gpu}-{peer}")
+    by_code = grouped((code, f"{gpu}-{peer}") for gpu, peer, code in matrix.gpu_pairs())
     for code, pairs in sorted(by_code.items(), key=lambda item: (link_code(item[0]).distance, item[0])):
         listed = ", ".join(pairs) if len(pairs) <= _MOST_PAIRS else f"{len(pairs)} pairs of GPUs"
         yield f"{code:5} {meaning_of(code)}: {listed}"

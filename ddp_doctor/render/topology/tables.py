@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ddp_doctor.facts.node.topology import GpuNvlinks, NvlinksFact, P2pStatusFact, RocmTopologyFact
 from ddp_doctor.knowledge.topology.link_codes import CAPABILITIES, p2p_status
+from ddp_doctor.model.base import grouped
 from ddp_doctor.render.layout import Table, folded, matrix_lines
 from ddp_doctor.views.network import ToNetwork
 from ddp_doctor.views.transports import Expected, Place
@@ -29,9 +30,7 @@ _MOST_NAMES = 3
 
 def p2p_text(fact: P2pStatusFact) -> str:
     """Which pairs have what, the exceptions first."""
-    pairs: dict[str, list[str]] = {}
-    for gpu, peer, words in fact.pairs():
-        pairs.setdefault(" or ".join(words), []).append(f"{gpu}-{peer}")
+    pairs = grouped((" or ".join(words), f"{gpu}-{peer}") for gpu, peer, words in fact.pairs())
     if list(pairs) in ([], ["OK"]):
         return "\n".join(
             [f"{_asked(fact)}: {'OK between all GPUs' if pairs else 'one GPU only'}", *_doubts(fact)]

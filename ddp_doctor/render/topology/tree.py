@@ -12,6 +12,7 @@ from itertools import combinations, pairwise
 from ddp_doctor.facts.node.topology import TopologyMatrix
 from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.knowledge.topology.link_codes import connected
+from ddp_doctor.model.base import grouped
 
 #: No GPU has more NVLinks; what needs more than these for direct links to all others goes over a switch.
 _MOST_NVLINKS = 18
@@ -108,9 +109,7 @@ def _places(matrix: TopologyMatrix) -> list[tuple[str, str, tuple[str, ...]]]:
         homes = {**keys, **_homes_of_nics(matrix, keys)}
     else:
         homes = connected(devices, _pairs_within(matrix, devices, "NODE"))
-    groups: dict[str, list[str]] = {}
-    for name in devices:
-        groups.setdefault(homes[name], []).append(name)
+    groups = grouped((homes[name], name) for name in devices)
     places = [(*_title(matrix, members, bool(keys)), tuple(members)) for members in groups.values()]
     return sorted(places, key=lambda place: _order(matrix, place[2]))
 
@@ -192,9 +191,7 @@ def _box(matrix: TopologyMatrix, title: str, cpus: str, devices: Sequence[str]) 
         for left, peer in _pairs_within(matrix, devices, "PHB")
     ]
     root = connected(list(lead.values()), links)
-    bridges: dict[str, list[Group]] = {}
-    for index, group in enumerate(groups):
-        bridges.setdefault(root[str(index)], []).append(group)
+    bridges = grouped((root[str(index)], group) for index, group in enumerate(groups))
     return Box(title, cpus, tuple(_bridges(list(bridges.values()))))
 
 
@@ -228,10 +225,7 @@ def _groups(matrix: TopologyMatrix, devices: Sequence[str]) -> list[Group]:
 
 def _joined(matrix: TopologyMatrix, devices: Sequence[str], limit: str) -> Iterable[list[str]]:
     joined = connected(devices, _pairs_within(matrix, devices, limit))
-    groups: dict[str, list[str]] = {}
-    for name in devices:
-        groups.setdefault(joined[name], []).append(name)
-    return groups.values()
+    return grouped((joined[name], name) for name in devices).values()
 
 
 def _group(matrix: TopologyMatrix, members: Sequence[str]) -> Group:

@@ -30,6 +30,7 @@ from ddp_doctor.checks.node.topology.formats.topo_matrix import asymmetries, nic
 from ddp_doctor.checks.node.topology.formats.topo_rows import TopologyError
 from ddp_doctor.checks.node.topology.formats.xml_tree import Tag, XmlError, parse_xml
 from ddp_doctor.facts.node.topology import PciDevice, TopologyMatrix
+from ddp_doctor.model.base import grouped
 from ddp_doctor.parse.pci import is_bus_id, link_code
 
 _START = re.compile(r"<system(?=\s[^<>]{0,200}\bversion\s*=)")
@@ -103,9 +104,7 @@ def _hosts(text: str, first_line: int) -> Iterator[NcclTopology]:
     if system.get("version") not in _VERSIONS:
         reason = f"version {system.get('version')[:20]!a} of NCCL's topology file is not known"
         raise TopologyError(reason, system.line)
-    cpus: dict[str, list[Tag]] = {}
-    for cpu in system.named("cpu"):
-        cpus.setdefault(cpu.get("host_hash"), []).append(cpu)
+    cpus = grouped((cpu.get("host_hash"), cpu) for cpu in system.named("cpu"))
     if not cpus:
         raise TopologyError("the topology file holds no cpu", system.line)
     for alike in cpus.values():

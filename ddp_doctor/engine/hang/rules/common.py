@@ -8,7 +8,7 @@ from ddp_doctor.engine.hang.judge import judge
 from ddp_doctor.engine.hang.judgement import INIT, Judgement, Kind
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit, Evidence, Remedy
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
 from ddp_doctor.parse.complaints import used_elsewhere, with_last_warning
 from ddp_doctor.parse.frames import YOURS
@@ -54,11 +54,12 @@ def judged(recording: Recording, *kinds: Kind) -> Iterator[tuple[TrialRecord, Ju
     only wait for that node's, and nothing is known of these. The same goes for one whose exceptions have a finding of
     their own: an operation on another GPU than the group's, a torch that finds no backend.
     """
-    for trial, judgement in recording.once("judged trials", lambda: _judged(recording)):
+    for trial, judgement in _judged(recording):
         if judgement.kind in kinds:
             yield trial, judgement
 
 
+@once_a_recording
 def _judged(recording: Recording) -> list[tuple[TrialRecord, Judgement]]:
     refused = has_a_refused_value(recording)
     unfinished = (trial for trial in recording.trials if trial.outcome in ("stuck", "broken", "slow"))

@@ -22,6 +22,7 @@ from ddp_doctor.engine.hang.rules.common import (
 )
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.facts.node.interfaces import InterfacesFact
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Reproducer
 from ddp_doctor.model.recording import Recording
@@ -71,9 +72,7 @@ def died(recording: Recording) -> Iterator[Draft]:
 
 def _deaths(recording: Recording, trial: TrialRecord, judgement: Judgement) -> str:
     """How each of the suspects ended; those that ended the same way are named together."""
-    alike: dict[str, list[int]] = {}
-    for rank in judgement.suspects:
-        alike.setdefault(_death(trial, of_rank(trial, rank)), []).append(rank)
+    alike = grouped((_death(trial, of_rank(trial, rank)), rank) for rank in judgement.suspects)
     ends = [f"{ranks_at(recording, ranks)} {death}" for death, ranks in alike.items()]
     return capital(", ".join(ends))
 

@@ -19,6 +19,7 @@ from ddp_doctor.engine.hang.rules.common import (
     waiting_evidence,
 )
 from ddp_doctor.facts.collectives import P2pFact
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -88,9 +89,7 @@ def _call(entry: FlightEntry) -> str:
 
 def _by_call(calls: dict[int, str]) -> dict[str, str]:
     """The ranks behind each call, in words."""
-    by_call: dict[str, list[int]] = {}
-    for rank, call in sorted(calls.items()):
-        by_call.setdefault(call, []).append(rank)
+    by_call = grouped((call, rank) for rank, call in sorted(calls.items()))
     return {call: rank_list(ranks) for call, ranks in by_call.items()}
 
 

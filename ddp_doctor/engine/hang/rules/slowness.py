@@ -9,6 +9,7 @@ from ddp_doctor.engine.hang.judgement import by_step, clocks
 from ddp_doctor.engine.hang.rules.common import judged, names, step_words, waiting_evidence
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.knowledge.deadlines import LATE_RANK_S, RANKS_PER_CORE
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, World
@@ -58,10 +59,7 @@ def _late_in(recording: Recording, trial: TrialRecord) -> Iterator[Draft]:
     late = _late_ranks(trial, allowed_s)
     if not late or len(late) * 2 > len(trial.ranks):
         return  # a slow machine, not a slow rank
-    by_node: dict[int, list[_Late]] = {}
-    for rank in late:
-        by_node.setdefault(rank.node, []).append(rank)
-    groups = list(by_node.values())
+    groups = list(grouped((rank.node, rank) for rank in late).values())
     for group in groups if len(groups) <= NAMES_IN_A_SENTENCE else [late]:
         yield _late_draft(recording, group, allowed_s)
 
