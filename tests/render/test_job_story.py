@@ -21,7 +21,7 @@ from ddp_doctor.model.choices import Detail, Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.model.trial import FlightEntry
-from ddp_doctor.render import json_text, markdown, terminal
+from ddp_doctor.render import markdown, terminal
 from ddp_doctor.render.screen import console
 from tests.render.reports import Screen
 
@@ -165,7 +165,7 @@ def test_what_dumps_say_stands_beside_the_ranks():
 
 def test_json_and_markdown_have_the_causes_and_the_facts():
     outcome = app.judge(FAILED)
-    data = json.loads(json_text.render(outcome.report))
+    data = json.loads(outcome.report.as_json())
 
     assert data["causes"][0]["class"] == "rank-exception"
     assert data["causes"][0]["lines"] == [{"file": OUT, "line": 470, "text": "IndexError: list …"}]
