@@ -57,9 +57,14 @@ def _judged(output: Output, suspect: Suspect) -> Judged:
         lines(suspect.signs),
         culprits(output, suspect),
         who(output, suspect),
-        capital(time_outs.waited(output)),
+        " ".join(filter(None, (capital(time_outs.waited(output)), _when(output, suspect)))),
         values=suspect.values,
     )
+
+
+def _when(output: Output, suspect: Suspect) -> str:
+    """Of a complaint of NCCL: whether it came with the first transfers or later."""
+    return time_outs.worked_before(output) if suspect.tier == "nccl" else ""
 
 
 def unexplained(output: Output, found: Sequence[Suspect]) -> list[Suspect]:

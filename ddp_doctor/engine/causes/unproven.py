@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from ddp_doctor.engine.causes.evidence import Output, lines, ranks_of
 from ddp_doctor.engine.causes.judged import Judged
-from ddp_doctor.engine.causes.time_outs import waited
+from ddp_doctor.engine.causes.time_outs import waited, worked_before
 from ddp_doctor.engine.causes.whose import places, rank_culprit
 from ddp_doctor.knowledge.job_causes import SIGNS, cause_named
 from ddp_doctor.model.choices import Confidence
@@ -19,7 +19,7 @@ _CRASHES = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 #: What is said where nothing is known of any rank: whether a collective timed out.
 _NO_MORE = {False: "the job failed", True: "a collective timed out"}
 #: Signs of victims whose connection to another rank broke.
-_PEER_GONE = ("peer-gone", "connect-refused", "rdma-flushed", "peer-gpu-failed")
+_PEER_GONE = ("peer-gone", "connect-refused", "rdma-flushed")
 #: Exit statuses of a shell for signals.
 _SIGNALS = {137: "SIGKILL", 139: "SIGSEGV", 135: "SIGBUS", 134: "SIGABRT", 143: "SIGTERM"}
 #: Lines of evidence from all kinds of signs together.
@@ -126,7 +126,9 @@ def _unknown(output: Output) -> Iterator[Judged]:
         cause,
         Confidence.POSSIBLE,
         lines(shown)[:_MOST_LINES],
-        detail=capital(ended) if waits_for else "",
+        detail=" ".join(
+            part for part in (capital(ended) if waits_for else "", worked_before(output)) if part
+        ),
         values={"what": (waits_for or ended or _NO_MORE[timed_out]).rstrip(".")},
     )
 
