@@ -177,7 +177,7 @@ class Output:
     @cached_property
     def died(self) -> tuple[RankSeen, ...]:
         """The ranks that a launcher saw end badly."""
-        return tuple(rank for rank in self.fact.ranks if rank.signal or rank.exit_code)
+        return tuple(rank for rank in self.fact.ranks if _died(rank))
 
     @cached_property
     def _last_line(self) -> dict[str, int]:
@@ -241,6 +241,10 @@ class Output:
         return lines
 
 
+def _died(rank: RankSeen | None) -> bool:
+    return rank is not None and bool(rank.signal or rank.exit_code)
+
+
 def ends_a_job(sign: Sign) -> bool:
     """Whether a sign by itself says that the job failed, whatever is printed behind it."""
     return sign.tier == "watchdog" or (sign.role == "pointer" and sign.tier == "launcher")
@@ -293,8 +297,8 @@ def suspects(output: Output) -> Iterator[Suspect]:
 def _known(output: Output, sign: SignSeen) -> Sign:
     """The row of a sign; that an exception ended its rank is proved where the launcher saw that rank end."""
     known = SIGNS[sign.sign][0]
-    ended = ranks_of([sign]) & {rank.rank for rank in output.died}
-    return known._replace(confidence=Confidence.PROVED) if sign.sign == "exception" and ended else known
+    ended = sign.sign == "exception" and any(_died(output.ranks.get(rank)) for rank in ranks_of([sign]))
+    return known._replace(confidence=Confidence.PROVED) if ended else known
 
 
 def lines(signs: Iterable[SignSeen]) -> tuple[LogLine, ...]:
