@@ -18,7 +18,7 @@ from tools import picture
 
 ALL = tuple(blocks())
 #: Whose answer needs nothing but files.
-SHOWN_AT_ONCE = [block for block in ALL if block.said.startswith("ddp-doctor replay ")]
+SHOWN_AT_ONCE = [block for block in ALL if block.said.startswith(("ddp-doctor replay ", "ddp-doctor logs "))]
 
 
 def test_every_block_is_run_or_says_why_not():
@@ -85,7 +85,7 @@ def test_the_pictures_show_what_the_doctor_prints(asked):
 
 _COMMAND = re.compile(
     r"(?:(?<=[`\s/])|^)ddp-doctor"
-    r" ((?:runs?|prolog|replay|topology|env|lint|checks|explain|template|completion)\b[^`\n|;&>$]*)",
+    r" ((?:runs?|prolog|replay|logs|topology|env|lint|checks|explain|template|completion)\b[^`\n|;&>$]*)",
     re.MULTILINE,
 )
 

@@ -17,18 +17,30 @@ from ddp_doctor.cli.outputs import Outputs
 @app.command(
     cls=Command,
     epilog=epilog(
-        "ddp-doctor logs slurm-4711.out", "ddp-doctor logs logs/ /tmp/nccl_trace_rank_*", after=True
+        "ddp-doctor logs slurm-4711.out",
+        "ddp-doctor logs logs/ /tmp/nccl_trace_rank_*",
+        "ddp-doctor logs --job 4711",
+        after=True,
     ),
 )
 @reported
 def logs(
     paths: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="PATH|-...",
             help="Output of the job, dumps of the flight recorder, folders of them, or stdin.",
         ),
-    ],
+    ] = None,
+    job: Annotated[
+        str | None,
+        typer.Option(
+            "--job",
+            metavar="ID",
+            rich_help_panel=WHAT,
+            help="Read what SLURM's job has left: its output files, and dumps where its script has them written.",
+        ),
+    ] = None,
     ignore: IgnoreOption = None,
     *,
     outputs: Outputs,
@@ -37,7 +49,7 @@ def logs(
     from ddp_doctor.cli import commands
     from ddp_doctor.cli.given import ignored
 
-    return commands.logs(paths, outputs, ignored(ignore))
+    return commands.logs(paths or (), outputs, ignored(ignore), job=job)
 
 
 @app.command(

@@ -21,8 +21,10 @@ from ddp_doctor.model.report import EnvReport
 from ddp_doctor.model.rule import Described
 from ddp_doctor.parse.file_kinds import JSON, SHELL
 from ddp_doctor.render import screen, settings_table
+from ddp_doctor.render.progress import bytes_read
 from ddp_doctor.render.terminal import show_kept_run
 from ddp_doctor.render.topology import report as topology_report
+from ddp_doctor.sources.slurm_files import files_of_job
 
 #: An environment has two megabytes at most, a job script a few kilobytes.
 _LONGEST_SCRIPT_BYTES = 8 * 1024 * 1024
@@ -89,9 +91,21 @@ def topology(file: str | None, outputs: Outputs, ignore: tuple[str, ...] = ()) -
     return report(replace(outcome, report=with_matrices), outputs)
 
 
-def logs(paths: Sequence[str], outputs: Outputs, ignore: tuple[str, ...] = ()) -> int:
-    """``ddp-doctor logs``: why a job failed."""
-    return report(app.logs(paths, ignore), outputs)
+def logs(
+    paths: Sequence[str], outputs: Outputs, ignore: tuple[str, ...] = (), *, job: str | None = None
+) -> int:
+    """``ddp-doctor logs``: why a job failed. Raises UsageError where there is nothing to read."""
+    try:
+        found = list(map(str, files_of_job(job, os.environ, Path.cwd()))) if job is not None else []
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if job is not None and not found:
+        raise UsageError(f"no files of job {job} were found: name them")
+    if not paths and not found:
+        raise UsageError("name the job's output, or its number with --job")
+    with bytes_read(screen.console(sys.stderr), quiet=outputs.quiet) as tell:
+        outcome = app.logs((*paths, *found), ignore, tell)
+    return report(outcome, outputs)
 
 
 def env(file: str | None, outputs: Outputs, ignore: tuple[str, ...] = ()) -> int:

@@ -6,7 +6,9 @@ from difflib import get_close_matches
 from itertools import chain
 
 from ddp_doctor.engine.diagnose import all_rules
-from ddp_doctor.knowledge.error_texts import ERROR_TEXTS, ErrorText
+from ddp_doctor.knowledge.error_texts import ERROR_TEXTS, LOOKED_FOR, ErrorText
+from ddp_doctor.knowledge.job_causes import JOB_CAUSES
+from ddp_doctor.knowledge.job_causes.kinds import JobCause
 from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.choices import UsageError
 from ddp_doctor.model.rule import Described
@@ -20,6 +22,8 @@ _SAME_TEXT = 0.75
 _LIKE_IT = 0.5
 #: Texts that are shown, and names that are offered.
 _MOST = 3
+#: Characters beside the words by which a text is a whole line of output.
+_A_LINE = 20
 _TOO_COMMON = {"the", "and", "for", "with", "was", "not", "error", "failed", "has", "that", "from", "this"}
 
 
@@ -154,16 +158,39 @@ def _speak_of(text: str) -> str:
     return "\n".join(_gists(rules)) + "\n" if rules else ""
 
 
+def _signs_of(cause: JobCause, text: str) -> Iterator[ErrorText]:
+    """A cause of failed jobs, once for each of its texts; where ``text`` is a line with one, its pattern decides."""
+    settings = {setting.name for remedy in cause.remedies for setting in remedy.settings} & {*variables()}
+    for sign in [sign for sign in cause.signs if not sign.beside]:
+        for words in sign.words:
+            if not (words in text and len(text) > len(words) + _A_LINE) or re.search(sign.pattern, text):
+                codes = (cause.code, *LOOKED_FOR.get(cause.name, ()))
+                yield ErrorText(words, cause.finds, codes, cause.references[0], tuple(sorted(settings)))
+
+
 def _by_likeness(text: str) -> Sequence[tuple[float, ErrorText]]:
-    """The texts that are known, the likest first: by how many of their words were given, or the other way round."""
+    """The texts that are known, the likest first: by how many of their words were given, or the other way round.
+
+    Of the texts of one cause the likest is in it.
+    """
+    known = [*ERROR_TEXTS, *(row for cause in JOB_CAUSES for row in _signs_of(cause, text))]
+    first: dict[tuple[str, ...], tuple[float, ErrorText]] = {}
+    for score, row in _scored(text, known):
+        first.setdefault((row.means, *row.codes), (score, row))
+    return list(first.values())
+
+
+def _scored(text: str, known: Iterable[ErrorText]) -> Sequence[tuple[float, ErrorText]]:
     given = _words(text)
     scored = []
-    for row in ERROR_TEXTS:
+    for row in known:
         words = _words(row.words)
         common = len(words & given)
-        if common >= min(2, len(words)):
+        if row.words in text:
+            scored.append((1.0, row))
+        elif words and common >= min(2, len(words)):
             scored.append((max(common / len(words), common / len(given)), row))
-    return sorted(scored, key=lambda pair: -pair[0])
+    return sorted(scored, key=lambda pair: (-pair[0], pair[1].words.strip() not in text))
 
 
 def _like(text: str) -> list[str]:

@@ -70,7 +70,7 @@ _DOMAINS: dict[Domain, str] = {
 _RESTARTS: dict[Restart, str] = {
     "no": "Started again as it is, the job fails again.",
     "on the same nodes": "Started again, on the same nodes too, the job may run.",
-    "on other nodes": "Started again on other nodes the job may run; on the same ones it fails again.",
+    "on other nodes": "Started again on other nodes the job may run; on the same ones it will probably fail again.",
     "unknown": "",
 }
 

@@ -4,7 +4,7 @@ import pytest
 
 from ddp_doctor.cli.explain import explain
 from ddp_doctor.engine.diagnose import all_rules
-from ddp_doctor.knowledge.error_texts import ERROR_TEXTS, ErrorText
+from ddp_doctor.knowledge.error_texts import ERROR_TEXTS, LOOKED_FOR, ErrorText
 from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.choices import UsageError
 from ddp_doctor.settings.table import variables
@@ -31,7 +31,9 @@ RULES = {rule.code: rule for rule in (*all_rules(), *LINT_RULES)}
             '"Watchdog caught collective operation timeout"',
             "TORCH_FR_BUFFER_SIZE",
         ),
-        ("NVRM: Xid (PCI:0000:4a:00): 79, GPU has fallen off the bus.", '"NVRM Xid', "DD330 "),
+        ("NVRM: Xid (PCI:0000:4a:00): 79, GPU has fallen off the bus.", '"NVRM: Xid"', "DD330 "),
+        ("Unable to find address for: ib0", '"Unable to find address for: "', "DDJ186 "),
+        ("shm-too-small", "DDJ101 shm-too-small (error)\n", "\nRemedy\n"),
         ("subnet manager", "DD561 ", ""),
     ],
 )
@@ -56,7 +58,7 @@ def test_a_page_has_no_longer_lines_than_the_terminal_and_no_word_is_lost(width)
         ("DD000", "nothing is known of 'DD000'; the codes stand in every finding"),
         ("nccl_ib_timeot", "did you mean 'NCCL_IB_TIMEOUT'?"),
         ("p2p-stalls-between-gpu", "did you mean 'p2p-stalls-between-gpus'"),
-        ("duplicate device detected", "did you mean 'Duplicate GPU detected'"),
+        ("duplicate device detected", "did you mean 'Duplicate GPU detected"),
         ("", "nothing is known of ''"),
     ],
 )
@@ -74,6 +76,54 @@ def test_a_text_of_the_table_is_found_and_names_what_there_is(row: ErrorText):
     assert page.startswith(f'"{row.words}"\n{row.means}')
     assert all(f"{code} {RULES[code].name}" in page for code in row.codes)
     assert {*row.settings} <= {*variables()}
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("Detected mismatch between collectives on ranks", "collective-mismatch"),
+        ("DDP expects same model across all ranks", "collective-mismatch"),
+        ("Unable to find address for", "gloo-ifname-invalid"),
+        ("Bootstrap : no socket interface found", "no-socket-interface"),
+        (
+            "The server socket has failed to listen on any local network address. port: 29500, EADDRINUSE",
+            "port-in-use",
+        ),
+        ("addresses of (node0, 29400) cannot be retrieved (gai error: -2 - Name", "hostname-unresolvable"),
+        ("environment variable RANK expected, but not set", "launch-env-missing"),
+        ("Default process group has not been initialized", "pg-not-initialized"),
+        ("Error while creating shared memory segment /dev/shm/nccl-x (size 9637888)", "shm-too-small"),
+        (
+            "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible",
+            "shm-too-small-dataloader",
+        ),
+        ("MNNVL (cliqueSize 8) is available but not working on this system", "imex-not-working"),
+        ("Duplicate GPU detected", "duplicate-gpu"),
+        ("CUDA error: invalid device ordinal", "invalid-device-ordinal"),
+        (
+            "ProcessGroupNCCL is bound to device cuda:0 but an operation was issued on cuda:1",
+            "device-mismatch",
+        ),
+        ("Expected all tensors to be on the same device, but found at least two devices", "device-mismatch"),
+        ("all CUDA-capable devices are busy or unavailable", "gpu-exclusive-mode"),
+        ("CUDA out of memory", "gpu-out-of-memory"),
+        ("CUDA error: uncorrectable ECC error encountered", "gpu-ecc-error"),
+        ("system not yet initialized", "fabric-manager-down"),
+        ("CUDA driver version is insufficient for CUDA runtime version", "driver-too-old"),
+        ("Failed to initialize NVML: Driver/library version mismatch", "driver-library-mismatch"),
+        ("NVRM: Xid (PCI:0000:4a:00): 79, GPU has fallen off the bus.", "gpu-off-bus"),
+        ("Distributed package doesn't have NCCL built in", "nccl-not-built"),
+        ("libtorch_cuda.so: undefined symbol: ncclCommRegister", "nccl-library-conflict"),
+        ("Too many open files", "too-many-open-files"),
+        ("Expected to have finished reduction in the prior iteration", "ddp-unused-parameters"),
+        ("DistributedDataParallel is not needed when a module doesn't have any", "ddp-no-grad-params"),
+    ],
+)
+def test_a_text_that_names_a_cause_of_failed_jobs_names_what_looks_for_it_before_a_job(text: str, cause: str):
+    page = explain(text, 10_000)
+
+    assert f" {cause} (error)" in page
+    assert all(f"{code} {RULES[code].name}" in page for code in LOOKED_FOR[cause])
 
 
 def test_an_explanation_has_no_markup_of_the_pages():

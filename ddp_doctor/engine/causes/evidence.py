@@ -1,7 +1,7 @@
 """What a job's output amounts to before anybody is blamed: suspects, the order of what they say, how the job ended."""
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -143,24 +143,23 @@ class Output:
         """When it was printed, by the clock of the first file; None where no time is."""
         return None if sign.at_s is None else sign.at_s + self._shift_s.get(sign.where.file, 0.0)
 
-    def is_before(self, one: SignSeen, other: SignSeen) -> bool | None:
-        """Whether the one was printed before the other; None where that is not known."""
-        if one.where.file == other.where.file:
-            return one.where.line < other.where.line
-        at_s, other_at_s = self.at_s(one), self.at_s(other)
-        if at_s is None or other_at_s is None or abs(at_s - other_at_s) < _SAME_MOMENT_S:
-            return None
-        return at_s < other_at_s
-
     def same_host(self, one: "Suspect", other: "Suspect") -> bool:
         """Whether both may be of one host: where that of either is not known, too."""
         hosts, others = self.hosts_of(one.signs), self.hosts_of(other.signs)
         return not hosts or not others or not {*hosts}.isdisjoint(others)
 
     def is_later(self, one: Suspect, other: Suspect) -> bool:
-        """Whether the one is known to have begun later than the other."""
+        """Whether the one is known to have begun later than the other: by lines of one file, or else by clocks."""
+        first: dict[str, int] = {}
+        for sign in other.signs:
+            first[sign.where.file] = min(sign.where.line, first.get(sign.where.file, sign.where.line))
+        times = [at_s for sign in other.signs if (at_s := self.at_s(sign)) is not None]
+        since_s = min(times, default=float("inf")) + _SAME_MOMENT_S
         return bool(one.signs and other.signs) and all(
-            any(self.is_before(theirs, sign) for theirs in other.signs) for sign in one.signs
+            first[sign.where.file] < sign.where.line
+            if sign.where.file in first
+            else (self.at_s(sign) or 0.0) > since_s
+            for sign in one.signs
         )
 
     def in_order(self, suspects: Iterable[Suspect]) -> list[Suspect]:
@@ -178,11 +177,16 @@ class Output:
     @cached_property
     def died(self) -> tuple[RankSeen, ...]:
         """The ranks that a launcher saw end badly."""
-        return tuple(rank for rank in self.fact.ranks if rank.signal or rank.exit_code)
+        return tuple(rank for rank in self.fact.ranks if _died(rank))
 
     @cached_property
     def _last_line(self) -> dict[str, int]:
         return {file.name: file.lines for file in self.fact.files}
+
+    @cached_property
+    def _ranks_in(self) -> Counter[str]:
+        """How many ranks print into each file."""
+        return Counter(rank.last.file for rank in self.fact.ranks if rank.last is not None)
 
     def got_over(self, sign: SignSeen) -> bool:
         """Whether the process that printed it went on for long after it."""
@@ -194,7 +198,7 @@ class Output:
             return False  # it went on in another file: no lines to count
         else:
             after = self._last_line.get(sign.where.file, 0) - sign.where.line
-        in_file = sum(r.last is not None and r.last.file == sign.where.file for r in self.fact.ranks)
+        in_file = self._ranks_in[sign.where.file]
         most = _STILL_RUNS_LINES_OF_A_FAILED if self._is_known_to_have_failed else _STILL_RUNS_LINES
         return after > most * max(in_file, 1)
 
@@ -224,13 +228,21 @@ class Output:
 
     def _holds_a_cause(self, exception: SignSeen) -> bool:
         first = int(exception.values.get("first_line", exception.where.line))
-        return any(
-            SIGNS[sign.sign][1] is not None
-            and sign.where.file == exception.where.file
-            and sign.rank == exception.rank
-            and first <= sign.where.line <= exception.where.line + _MESSAGE_LINES
-            for sign in self.fact.signs
-        )
+        lines = self._lines_of_causes[exception.where.file, exception.rank]
+        return any(first <= line <= exception.where.line + _MESSAGE_LINES for line in lines)
+
+    @cached_property
+    def _lines_of_causes(self) -> Mapping[tuple[str, int | None], list[int]]:
+        """By file and rank, the lines on which signs of causes stand."""
+        lines: dict[tuple[str, int | None], list[int]] = defaultdict(list)
+        for sign in self.fact.signs:
+            if SIGNS[sign.sign][1] is not None:
+                lines[sign.where.file, sign.rank].append(sign.where.line)
+        return lines
+
+
+def _died(rank: RankSeen | None) -> bool:
+    return rank is not None and bool(rank.signal or rank.exit_code)
 
 
 def ends_a_job(sign: Sign) -> bool:
@@ -285,8 +297,8 @@ def suspects(output: Output) -> Iterator[Suspect]:
 def _known(output: Output, sign: SignSeen) -> Sign:
     """The row of a sign; that an exception ended its rank is proved where the launcher saw that rank end."""
     known = SIGNS[sign.sign][0]
-    ended = ranks_of([sign]) & {rank.rank for rank in output.died}
-    return known._replace(confidence=Confidence.PROVED) if sign.sign == "exception" and ended else known
+    ended = sign.sign == "exception" and any(_died(output.ranks.get(rank)) for rank in ranks_of([sign]))
+    return known._replace(confidence=Confidence.PROVED) if ended else known
 
 
 def lines(signs: Iterable[SignSeen]) -> tuple[LogLine, ...]:

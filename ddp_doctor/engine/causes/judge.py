@@ -20,14 +20,16 @@ What signs and rows must look like for it:
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from ddp_doctor.engine.causes import networks, time_outs, unproven
+from ddp_doctor.engine.causes import networks, time_outs, unproven, wait_graph
 from ddp_doctor.engine.causes.evidence import TIERS, Output, Suspect, lines, speaks_of_a_machine, suspects
 from ddp_doctor.engine.causes.judged import Judged
-from ddp_doctor.engine.causes.whose import culprits, who
+from ddp_doctor.engine.causes.whose import culprits, places, rank_culprit, who
 from ddp_doctor.facts.job_log import JobLogFact
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.recording import Recording, once_a_recording
+from ddp_doctor.wording.ranks import capital
 
 
 @once_a_recording
@@ -35,25 +37,37 @@ def causes(recording: Recording) -> tuple[Judged, ...]:
     """What made the job fail, in the order of time; () where it did not fail."""
     fact = recording.first(JobLogFact)
     output = Output(fact or JobLogFact(files=()))
-    if not output.failed:
+    waits = [Suspect(j.cause, "recorder", j.confidence, judged=j) for j in wait_graph.judged(recording)]
+    if not output.failed and not waits:
         return ()
     left = unexplained(
-        output, [*suspects(output), *networks.suspects(recording, output), *time_outs.suspects(output)]
+        output,
+        [*suspects(output), *networks.suspects(recording, output), *waits, *time_outs.suspects(output)],
     )
     return tuple(_judged(output, s) for s in output.in_order(left)) or unproven.judged(output)
 
 
 def _judged(output: Output, suspect: Suspect) -> Judged:
-    if suspect.judged is not None:
-        return suspect.judged
+    if (judged := suspect.judged) is not None:
+        ranks = [culprit.rank for culprit in judged.culprits if culprit.rank is not None]
+        if not ranks:
+            return judged
+        known = tuple(rank_culprit(output, rank) for rank in ranks)
+        return replace(judged, culprits=known, who=places(output, ranks))
     return Judged(
         suspect.cause,
         suspect.confidence,
         lines(suspect.signs),
         culprits(output, suspect),
         who(output, suspect),
+        " ".join(filter(None, (capital(time_outs.waited(output)), _when(output, suspect)))),
         values=suspect.values,
     )
+
+
+def _when(output: Output, suspect: Suspect) -> str:
+    """Of a complaint of NCCL: whether it came with the first transfers or later."""
+    return time_outs.worked_before(output) if suspect.tier == "nccl" else ""
 
 
 def unexplained(output: Output, found: Sequence[Suspect]) -> list[Suspect]:

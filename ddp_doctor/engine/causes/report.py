@@ -14,6 +14,8 @@ from ddp_doctor.model.report import CauseLine, JobCauseReport, JobFacts, LogsRep
 
 #: The cause that is none.
 UNPROVEN = "job-failed-cause-not-proven"
+#: First words of titles that are no names.
+_BEGIN = ("Rank", "Ranks", "All", "A", "An", "The", "Two", "No", "Something", "Collectives")
 #: How the codes of causes begin.
 CODES = "DDJ"
 
@@ -62,9 +64,8 @@ def summary(recording: Recording, verdict: Verdict, findings: Sequence[Finding])
         return f"Failed: {worst.title.rstrip('.')}{others}"
     if named:
         perhaps = "" if named[0].name == UNPROVEN else "perhaps "
-        title = re.sub(
-            "^[A-Z](?=[a-z ])", lambda letter: letter[0].lower(), named[0].title
-        )  # not of NCCL, P2P
+        first, blank, rest = named[0].title.partition(" ")
+        title = f"{first.lower() if first in _BEGIN else first}{blank}{rest}"
         return f"Failed, cause not proven: {perhaps}{title.rstrip('.')}{others}"
     if verdict is Verdict.SICK:  # what NCCL chose is wrong, and the job went on
         return f"No failure, but: {findings[0].title.rstrip('.')}"
@@ -87,11 +88,12 @@ def job_facts(recording: Recording) -> JobFacts:
         init.ranks for log in logs for init in log.inits
     }
     pairs = {(t.from_rank, t.to_rank, _kind(t.via)) for log in logs for t in log.transports}
+    seen = {rank.rank for rank in job.ranks} | {dump.rank for dump in dumps}
     worlds = [
         job.world_size,
         *(dump.world_size for dump in dumps),
         max(sizes, default=None),
-        len(job.ranks) or None,
+        len(seen) or None,
     ]
     return JobFacts(
         launcher=job.launcher,

@@ -37,14 +37,19 @@ def filled(template: str, values: Mapping[str, str]) -> str:
     return " ".join(re.sub(r" (?=[,.;:](?:\s|$))", "", text).split())
 
 
+def _sentence(title: str) -> str:
+    """With a capital letter, but where a host's name begins it."""
+    return capital(title) if re.match(r"(?:ranks?|all|an?|the|two|collectives?)\b", title) else title
+
+
 def _draft(judged: Judged) -> Draft:
     return Draft(
-        title=capital(filled(judged.cause.title, {**judged.values, "who": judged.who})),
+        title=_sentence(filled(judged.cause.title, {**judged.values, "who": judged.who})),
         detail=judged.detail,
         confidence=judged.confidence,
         culprits=judged.culprits,
         evidence=tuple(
-            Evidence(check="logs", text=f"{line.file}:{line.line}: {line.text}")
+            Evidence(check="logs", text=f"{line.file}{f':{line.line}' if line.line else ''}: {line.text}")
             for line in judged.lines[:_MOST_LINES]
         ),
         remedies=judged.cause.remedies,

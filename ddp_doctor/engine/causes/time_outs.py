@@ -24,6 +24,8 @@ from ddp_doctor.wording.ranks import capital, rank_list
 #: Operations whose sizes, or whether they are called at all, may differ between ranks.
 _UNEVEN = re.compile(r"SEND|RECV|ALLTOALL|GATHER$|SCATTER$|COALESCED|UNKNOWN", re.IGNORECASE)
 _EVEN = re.compile(r"^_?(ALL_?GATHER|REDUCE_?SCATTER)", re.IGNORECASE)
+#: Collectives in which NCCL connects ranks and moves data for the first time; DDP's constructor makes three.
+_FIRST = 3
 #: Ranks that one line of torch lists.
 _MOST_RANKS = 100_000
 #: A call of torch.distributed among a traceback's frames.
@@ -49,6 +51,31 @@ def suspects(output: Output) -> Iterator[Suspect]:
         if judged is not None:
             yield Suspect(judged.cause, "watchdog", judged.confidence, signs, judged)
             return
+
+
+def waited(output: Output) -> str:
+    """``ranks 0-3 waited in all-reduce 17 of 1024 elements.``"""
+    said = []
+    for group, ranks_of_group in waits(output.fact).items():
+        by_collective: dict[str, list[int]] = defaultdict(list)
+        for wait in ranks_of_group.values():
+            if wait.seq is not None:
+                by_collective[wait.collective].append(wait.rank)
+        in_group = f" of {group}" if group else ""
+        said += [
+            f"{places(output, ranks)} waited in {what}{in_group}" for what, ranks in by_collective.items()
+        ]
+    return f"{'; '.join(said)}." if said else ""
+
+
+def worked_before(output: Output) -> str:
+    """Whether it was among the first collectives, which tells the set-up from what fails later."""
+    reached = [wait.seq for of_group in waits(output.fact).values() for wait in of_group.values() if wait.seq]
+    if not reached:
+        return ""
+    if max(reached) <= _FIRST:
+        return "It was one of the first collectives: that speaks for the set-up of network and GPUs."
+    return f"{max(reached) - 1} collectives had worked before: that speaks for code, a link or a GPU, not the set-up."
 
 
 def _judged(

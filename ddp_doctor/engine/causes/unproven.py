@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from ddp_doctor.engine.causes.evidence import Output, lines, ranks_of
 from ddp_doctor.engine.causes.judged import Judged
+from ddp_doctor.engine.causes.time_outs import waited, worked_before
 from ddp_doctor.engine.causes.whose import places, rank_culprit
 from ddp_doctor.knowledge.job_causes import SIGNS, cause_named
 from ddp_doctor.model.choices import Confidence
@@ -129,31 +130,18 @@ def _unknown(output: Output) -> Iterator[Judged]:
     cause = cause_named("job-failed-cause-not-proven")
     if cause is None:
         return
-    waited, ended = _waits(output), _ends(output)
+    waits_for, ended = waited(output), _ends(output)
     timed_out = any(SIGNS[sign.sign][0].tier == "watchdog" for sign in output.fact.signs)
     shown = [sign for sign in output.fact.signs if SIGNS[sign.sign][0].role in ("pointer", "victim")]
     yield Judged(
         cause,
         Confidence.POSSIBLE,
         lines(shown)[:_MOST_LINES],
-        detail=capital(ended) if waited else "",
-        values={"what": (waited or ended or _NO_MORE[timed_out]).rstrip(".")},
+        detail=" ".join(
+            part for part in (capital(ended) if waits_for else "", worked_before(output)) if part
+        ),
+        values={"what": (waits_for or ended or _NO_MORE[timed_out]).rstrip(".")},
     )
-
-
-def _waits(output: Output) -> str:
-    """``ranks 0-3 waited in all-reduce 17 of 1024 elements.``"""
-    said = []
-    for group, ranks_of_group in waits(output.fact).items():
-        by_collective: dict[str, list[int]] = defaultdict(list)
-        for wait in ranks_of_group.values():
-            if wait.seq is not None:
-                by_collective[wait.collective].append(wait.rank)
-        in_group = f" of {group}" if group else ""
-        said += [
-            f"{places(output, ranks)} waited in {what}{in_group}" for what, ranks in by_collective.items()
-        ]
-    return f"{'; '.join(said)}." if said else ""
 
 
 def _ends(output: Output) -> str:

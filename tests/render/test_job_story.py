@@ -1,0 +1,177 @@
+"""What a failed job's report shows: its ranks, the cause, and where; on facts written by hand."""
+
+import io
+import json
+import re
+from typing import Any
+
+import pytest
+
+from ddp_doctor import app
+from ddp_doctor.facts.job_log import (
+    FileSeen,
+    FlightDumpFact,
+    GroupSeen,
+    JobLogFact,
+    LogLine,
+    RankSeen,
+    SignSeen,
+)
+from ddp_doctor.model.choices import Detail, Status
+from ddp_doctor.model.fact import Fact, Reading
+from ddp_doctor.model.recording import Options, Recording
+from ddp_doctor.model.trial import FlightEntry
+from ddp_doctor.render import markdown, terminal
+from ddp_doctor.render.screen import console
+from tests.render.reports import Screen
+
+OUT = "slurm-4711.out"
+
+
+def line(text: str, number: int = 1) -> LogLine:
+    return LogLine(file=OUT, line=number, text=text)
+
+
+def rank(number: int, *, gpus: int = 4, **ended: Any) -> RankSeen:
+    last = line(f"step {number}20 loss 2.{number}", 500 + number)
+    fields = {"signal": "SIGABRT", **ended}
+    return RankSeen(
+        rank=number,
+        host=f"node{number // gpus}",
+        pid=900 + number,
+        gpu=number % gpus,
+        last=last,
+        **fields,
+    )
+
+
+def time_out(ranks: range) -> SignSeen:
+    values = {"seq": "17", "op": "ALLREDUCE", "numel": "1024"}
+    return SignSeen(
+        sign="watchdog-timeout", where=line("Watchdog caught …", 480), values=values, ranks=(*ranks,)
+    )
+
+
+def recording(*facts: Fact, signs: tuple[SignSeen, ...] = (), ranks: tuple[RankSeen, ...] = ()) -> Recording:
+    files = (
+        FileSeen(name=OUT, kind="output", lines=1500),
+        FileSeen(name="core.7", kind="binary", unread="it is binary"),
+    )
+    job = JobLogFact(
+        files=files, signs=signs, ranks=ranks, world_size=len(ranks) or None, launcher="torchrun"
+    )
+    readings = tuple(
+        Reading(check="logs", status=Status.COLLECTED, fact=fact.recorded()) for fact in (job, *facts)
+    )
+    return Recording(run_id="r", options=Options(command="logs"), readings=readings)
+
+
+def raised(number: int) -> SignSeen:
+    values = {"type": "IndexError", "message": "list index out of range", "where": "data.py:17"}
+    return SignSeen(sign="exception", rank=number, where=line("IndexError: list …", 470), values=values)
+
+
+#: Rank 5 raised an exception, and seven others waited for it.
+FAILED = recording(
+    signs=(raised(5), *(time_out(range(at, at + 1)) for at in (0, 1, 2, 3, 4, 6, 7))),
+    ranks=tuple(rank(at) if at != 5 else rank(5, signal=None, exit_code=1) for at in range(8)),
+)
+
+
+def shown(
+    of: Recording, width: int | None = None, detail: Detail = Detail.SCREEN, out: io.StringIO | None = None
+) -> str:
+    outcome = app.judge(of)
+    out = out or io.StringIO()
+    terminal.show(outcome.report, of, console(out, width=width), detail=detail)
+    return out.getvalue()
+
+
+def test_equal_ranks_share_a_row_and_who_is_to_blame_comes_first():
+    rows = [row.split("  ") for row in shown(FAILED).splitlines() if row.startswith((" !! rank", " rank"))]
+
+    assert rows[0][0] == " !! rank 5"
+    assert [cell.strip() for cell in rows[1] if cell] == [
+        *("ranks 0-4, 6, 7", "2 hosts", "-", "-", "SIGABRT", "all-reduce 17", "step 020 loss 2.0")
+    ]
+
+
+def test_the_cause_its_place_and_the_verdict_are_told_in_words_of_a_job_that_has_ended():
+    text = shown(FAILED)
+
+    assert "8 ranks on 2 nodes, torchrun; 1 file, 1,500 lines\nNot read: core.7: it is binary\n" in text
+    assert (
+        "ERROR DDJ160 Rank 5 (node1, GPU1) stopped in data.py:17: IndexError: list index out of range\n"
+        in text
+    )
+    assert "Ranks 0-4, 6, 7 (node0 and node1) waited in all-reduce 17 of 1024 elements." in text
+    assert "- slurm-4711.out:470: IndexError: list …" in text
+    assert "The fault is in the job's code. Started again as it is, the job fails again." in text
+    assert text.splitlines()[-1].startswith("Failed: Rank 5 (node1, GPU1) stopped")
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_story_is_no_wider_than_the_terminal(width: int):
+    text = re.sub(r"\x1b\[[\d;]*m", "", shown(FAILED, width, out=Screen()))
+
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_thousands_of_ranks_are_a_few_rows_and_each_has_one_where_all_is_asked_for():
+    many = recording(
+        signs=(time_out(range(4096)),), ranks=tuple(rank(number, gpus=8) for number in range(4096))
+    )
+
+    assert " ranks 0-4095  512 hosts  SIGABRT  all-reduce 17" in shown(many)
+    assert len(shown(many).splitlines()) < 25
+    assert "\n rank 4095  node511  4995  7 " in shown(many, detail=Detail.ALL)
+    assert shown(many).splitlines()[-1] == (
+        "Failed, cause not proven: all 4096 ranks waited in all-reduce 17 of 1024 elements, and nothing shows why."
+    )
+
+
+def test_few_words_are_the_cause_and_the_verdict():
+    assert shown(FAILED, detail=Detail.VERDICT).lstrip().startswith("ERROR DDJ160")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "signs", "verdict", "code", "words"),
+    [
+        ((rank(0, signal=None),), (), "healthy", 0, "No failure in 1 file."),
+        ((rank(0), rank(1)), (time_out(range(2)),), "unsure", 3, "Failed, cause not proven: "),
+        ((rank(0), rank(1)), (raised(1),), "sick", 1, "Failed: Rank 1 "),
+    ],
+)
+def test_exit_codes_say_whether_a_cause_was_named(ranks, signs, verdict: str, code: int, words: str):
+    report = app.judge(recording(ranks=ranks, signs=signs)).report
+
+    assert (report.verdict.value, report.exit_code) == (verdict, code)
+    assert report.summary.startswith(words)
+
+
+def test_what_dumps_say_stands_beside_the_ranks():
+    def dump(number: int, *, retired: bool) -> FlightDumpFact:
+        entries = (FlightEntry(seq=3, op="all_reduce", retired=retired, group="0"),)
+        group = GroupSeen(name="0", ranks=(0, 1), entries=entries, highest_seq=3)
+        return FlightDumpFact(file=f"rank{number}", rank=number, world_size=2, groups=(group,))
+
+    torn = FlightDumpFact(file="rank2", rank=2, problem="it is cut off")
+    text = shown(recording(dump(0, retired=True), dump(1, retired=False), torn))
+
+    assert [
+        row.split("  ")[-1].strip() for row in text.splitlines() if row.startswith((" rank", " !! rank"))
+    ] == [*("at rest after 3", "all-reduce 3", "dump: it is cut off")]
+
+
+def test_json_and_markdown_have_the_causes_and_the_facts():
+    outcome = app.judge(FAILED)
+    data = json.loads(outcome.report.as_json())
+
+    assert data["causes"][0]["class"] == "rank-exception"
+    assert data["causes"][0]["lines"] == [{"file": OUT, "line": 470, "text": "IndexError: list …"}]
+    assert data["causes"][0]["culprits"][0]["rank"] == 5
+    assert data["facts"]["ranks"] == 8
+    assert data["facts"]["nodes"] == ["node0", "node1"]
+    page = markdown.render(outcome.report, FAILED)
+    assert "!! rank 5" in page
+    assert "Checks: " not in page
