@@ -21,12 +21,12 @@ _CHANNEL = re.compile(
     rb"\n(?:\[[^\]\n]{1,100}\]:? ?|\d{1,7}: |\d{4}-\d\d-\d\d\S{1,30} ){0,4}([^\s:\[\]]{1,255}:\d{1,10}):\d{1,10}"
     rb" (?:\[-?\d{1,3}\] )?NCCL INFO (?:Channel|Ring|CollNet) \d{1,5}(?:/\d{1,5})? : ([^\n\r]{1,300})"
 )
-_PROCESS = re.compile(
-    rb"([^\s:\[\]]{1,255}:\d{1,10}):\d{1,10} (?:\[(-?\d{1,3})\] )?NCCL INFO (.{0,1100})", re.DOTALL
-)
+_INFO = b"NCCL INFO "
+_PROCESS = re.compile(rb"([^\s:\[\]]{1,255}:\d{1,10}):\d{1,10} (?:\[-?\d{1,3}\] )?$")
 _DEVICE = re.compile(rb"comm 0x[0-9a-f]+ rank (\d{1,7}) nranks (\d{1,7}) cudaDev (\d{1,3})")
 #: Processes of which lines are kept; of further ones only their ranks.
 _MOST_PROCESSES = 1_024
+_MOST_HEADS = 20_000
 
 
 class NcclLines:
@@ -37,6 +37,8 @@ class NcclLines:
             bytes, dict[bytes, bytes]
         ] = {}  # by process, in order: without channel number, the line
         self._room: dict[bytes, int] = {}
+        self._full: set[bytes] = set()  # processes that have no room left
+        self._heads: dict[bytes, bytes] = {}
         self.version: str | None = None
         #: The largest communicator that a process was seen in: its rank there, the ranks, CUDA's number of the GPU.
         self.ranks: dict[bytes, tuple[int, int, int]] = {}
@@ -50,30 +52,41 @@ class NcclLines:
 
     def line(self, line: bytes) -> None:
         """Take a line with one of NCCL_WORDS."""
-        found = _PROCESS.search(line)
-        if found is None:
+        head, info, text = line.partition(_INFO)
+        if not info:
             if self.version is None and (bare := re.search(rb"NCCL version (\d+\.\d+\.\d+)", line)):
                 self.version = bare[1].decode()
             return
-        text = found[3].rstrip()
-        if device := _DEVICE.search(text):
+        process = self._heads.get(head) or self._process(head)
+        if process is None or process in self._full:
+            return
+        if b" busId " in text and (device := _DEVICE.search(text)):
             rank, ranks, gpu = (int(number) for number in device.groups())
-            if found[1] not in self.ranks or ranks > self.ranks[found[1]][1]:
-                self.ranks[found[1]] = (rank, ranks, gpu)
-        self._add(found[1], text, text)
+            if process not in self.ranks or ranks > self.ranks[process][1]:
+                self.ranks[process] = (rank, ranks, gpu)
+        self._add(process, text.rstrip(), text.rstrip())
+
+    def _process(self, head: bytes) -> bytes | None:
+        """``node1:8811`` of what stands before "NCCL INFO"; few differ, but for times."""
+        found = _PROCESS.search(head)
+        if found and len(self._heads) < _MOST_HEADS:
+            self._heads[head] = found[1]
+        return found[1] if found else None
 
     def _add(self, process: bytes, key: bytes, text: bytes) -> None:
-        if process not in self.texts:
+        kept = self.texts.get(process)
+        if kept is None:
             if len(self.texts) >= _MOST_PROCESSES:
                 return
-            self.texts[process] = {}
-        kept = self.texts[process]
-        if key in kept:
+            kept = self.texts[process] = {}
+        if key in kept or process in self._full:
             return
         room = self._room.get(process, MOST_CHARACTERS) - len(text) - 1
-        if room >= 0:
-            self._room[process] = room
-            kept[key] = text
+        if room < 0:
+            self._full.add(process)
+            return
+        self._room[process] = room
+        kept[key] = text
 
 
 def transport_facts(
@@ -82,9 +95,10 @@ def transport_facts(
     """What the lines of each process say."""
     facts = {}
     for process, kept in lines.items():
-        fact = parse_nccl_log(masked(digest(text.decode("utf-8", "replace") for text in kept.values())))
+        fact = parse_nccl_log(digest(text.decode("utf-8", "replace") for text in kept.values()))
         if fact != NcclTransportFact():
-            facts[process] = (
-                fact if fact.version or not version else fact.model_copy(update={"version": version})
+            settings = {name: masked(value) for name, value in fact.settings.items()}
+            facts[process] = fact.model_copy(
+                update={"settings": settings, "version": fact.version or version}
             )
     return facts

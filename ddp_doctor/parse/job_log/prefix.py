@@ -18,6 +18,7 @@ import re
 from calendar import timegm
 from collections.abc import Mapping
 from datetime import datetime, timezone
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 #: A line's beginning holds all prefixes; what is behind is looked at without them.
@@ -42,19 +43,23 @@ def _compiled(*rows: tuple[str, str]) -> tuple[tuple[str, re.Pattern[str]], ...]
 _BRACKETS = _compiled(
     ("rank", r"\[rank(?P<rank>\d{1,7})\]:[ ]?"),
     ("nccl2", r"\[TC\]\[rank=(?P<group_rank>\d{1,7})\]\[name=(?P<group>[^\]]{0,200})\][ ]?"),
-    ("glog", rf"\[(?P<level>[IWEF])(?P<month>\d\d)(?P<day>\d\d) {_CLOCK} \S{{1,200}}:\d+\] ?"),
-    ("glog", r"\[(?P<level>[IWEF]) \S{1,200}:\d+\] ?"),
-    ("time", rf"\[{_ISO}\] ?"),
+    ("glog", rf"\[[IWEF](?P<month>\d\d)(?P<day>\d\d) {_CLOCK} \S{{1,200}}:\d+\] ?"),
+    ("glog", r"\[[IWEF] \S{1,200}:\d+\] ?"),
     ("time", rf"\[{_CTIME}\] ?"),
-    ("uptime", r"\[ {0,6}\d{1,9}\.\d{6}\](?: ?\[ *[TC]\d+\])? ?"),
-    ("mpirun", r"\[(?:[\w.@-]{1,200}@)?\d+,(?P<rank>\d{1,7})\]<(?:stdout|stderr|stddiag)>: ?"),
     ("kubernetes", r"\[pod/(?P<host>[\w.-]{1,255})/[\w.-]{1,255}\] ?"),
+    ("mpirun", r"\[[\w.@-]{1,200}@\d+,(?P<rank>\d{1,7})\]<(?:stdout|stderr|stddiag)>: ?"),
     ("torchrun", r"\[[A-Za-z_][\w.]{0,60}?-?(?P<local>\d{1,7}):(?P<rank>\d{1,7})(?:\|[^\]]{0,80})?\]:[ ]?"),
-    ("torchrun", r"\[[A-Za-z_][\w.]{0,60}?(?P<local>\d{1,7})(?:\|[^\]]{0,80})?\]:[ ]?"),
     (
         "torchrun",
-        r"\[(?P<rank>\d{1,7})(?:\|[^\]]{0,80})?\]:(?=.) ?",
-    ),  # not the numbers in torchelastic's summary
+        r"\[(?!epoch|step|iter|batch)[A-Za-z_][\w.]{0,60}?-?(?P<local>\d{1,7})(?:\|[^\]]{0,80})?\]:[ ]?",
+    ),
+)
+_BRACKETS_OF_DIGITS = _compiled(
+    ("time", rf"\[{_ISO}\] ?"),
+    ("uptime", r"\[ {0,6}\d{1,9}\.\d{6}\](?: ?\[ *[TC]\d+\])? ?"),
+    ("mpirun", r"\[\d+,(?P<rank>\d{1,7})\]<(?:stdout|stderr|stddiag)>: ?"),
+    # not the numbers in torchelastic's summary
+    ("torchrun", r"\[(?P<rank>\d{1,7})(?:\|[^\]]{0,80})?\]:(?=.) ?"),
     ("mpirun", r"\[(?P<rank>\d{1,7})\] (?!NCCL)"),
 )
 _LETTERS = _compiled(
@@ -64,7 +69,7 @@ _LETTERS = _compiled(
     ),
     (
         "glog",
-        rf"(?P<level>[IWEF])(?P<month>\d\d)(?P<day>\d\d) {_CLOCK} +(?P<pid>\d{{1,16}}) (?:\S{{1,200}}:\d+\])? ?",
+        rf"[IWEF](?P<month>\d\d)(?P<day>\d\d) {_CLOCK} +(?P<pid>\d{{1,16}}) (?:\S{{1,200}}:\d+\])? ?",
     ),
     (
         "syslog",
@@ -80,8 +85,10 @@ _DIGITS = _compiled(
 _RAY = _compiled(
     ("ray", r"\([\w.:<>\[\]-]{1,100} pid=(?P<pid>\d{1,10})(?:, ip=(?P<host>[\w.:-]{1,255}))?\) ?")
 )
-#: By a prefix's first character; "a" and "0" stand for letters and digits.
-_ROWS = {"[": _BRACKETS, "(": _RAY, "a": _LETTERS, "0": _DIGITS, " ": _DIGITS}
+#: By a prefix's first character, and the second of one in brackets; "a" and "0" stand for letters and digits.
+_ROWS = {"a": _LETTERS, "0": _DIGITS, "(": _RAY, "[a": _BRACKETS, "[0": _BRACKETS_OF_DIGITS}
+#: How lines begin whose prefixes are learned.
+_OPEN = frozenset(("a", "0", "+"))
 #: Behind a time, as journald and rsyslog write it.
 _PROGRAM = re.compile(
     rf"{_HOST} (?P<program>kernel|systemd[\w-]*|slurm[\w-]*|nvidia[\w-]*|dmesg)(?:\[\d+\])?: ?"
@@ -186,10 +193,13 @@ class Prefixes:
 
     def _next(self, line: str, at: int) -> "tuple[str, re.Match[str]] | None":
         first = line[at : at + 1]
-        for kind, pattern in _ROWS.get("a" if first.isalpha() else "0" if first.isdecimal() else first, ()):
+        kind = "[" if first == "[" else ""
+        of = line[at + 1 : at + 2] if kind else first
+        kind += "a" if of.isalpha() else "0" if of.isdecimal() or of == " " else of
+        for name, pattern in _ROWS.get(kind, ()):
             if match := pattern.match(line, at, at + LONGEST_PREFIX):
-                return kind, match
-        return self._learned(line, at) if first.isalnum() or first == "+" else None
+                return name, match
+        return self._learned(line, at) if kind in _OPEN else None
 
     def _learned(self, line: str, at: int) -> "tuple[str, re.Match[str]] | None":
         if match := _STERN_POD.match(line, at):
@@ -246,25 +256,33 @@ def _extend(stream: list[str], kind: str, prefix: str) -> None:
 
 def _seconds(groups: Mapping[str, str | None], year: int) -> float | None:
     """Seconds since the epoch; of a clock without a zone, as if it were UTC. None where there is no such time."""
-    hours, minutes, seconds = map(int, (groups["clock"] or "").split(":"))
-    try:
-        if date := groups.get("date"):
-            day = datetime.strptime(date, "%Y-%m-%d").replace(tzinfo=timezone.utc)
-        else:
-            name = groups.get("month_name")
-            month = _MONTHS.index(name) + 1 if name else int(groups.get("month") or 1)
-            day = datetime(
-                int(groups.get("year") or year), month, int(groups["day"] or 1), tzinfo=timezone.utc
-            )
-    except ValueError:
+    month = groups.get("month_name")
+    date = (
+        groups.get("date")
+        or f"{groups.get('year') or year}-{month or groups.get('month')}-{groups.get('day')}"
+    )
+    midnight_s = _midnight_s(date)
+    if midnight_s is None:
         return None
+    hours, minutes, seconds = map(int, (groups["clock"] or "").split(":"))
     fraction = float(f"0.{groups.get('fraction') or 0}")
     zone = groups.get("zone") or "Z"
     offset_s = 0
     if zone != "Z":
         digits = zone[1:].replace(":", "")
         offset_s = (int(digits[:2]) * 60 + int(digits[2:])) * 60 * (-1 if zone[0] == "-" else 1)
-    return timegm(day.timetuple()) + (hours * 60 + minutes) * 60 + seconds + fraction - offset_s
+    return midnight_s + (hours * 60 + minutes) * 60 + seconds + fraction - offset_s
+
+
+@lru_cache(maxsize=1024)
+def _midnight_s(date: str) -> int | None:
+    """2026-3-1 or 2026-Mar-1 in seconds since the epoch."""
+    year, month, day = date.split("-")
+    try:
+        number = _MONTHS.index(month) + 1 if month.isalpha() else int(month)
+        return timegm(datetime(int(year), number, int(day), tzinfo=timezone.utc).timetuple())
+    except ValueError:
+        return None
 
 
 def of_path(name: str) -> Origin:

@@ -11,10 +11,11 @@ Search = Callable[[bytes], list[tuple[int, int, int]]]
 def search_for(words: Sequence[bytes]) -> Search:
     """A search that releases Python's lock; where its library is missing, one a hundred times slower."""
     try:
-        from ahocorasick_rs import BytesAhoCorasick
+        from ahocorasick_rs import BytesAhoCorasick, Implementation
     except ImportError:
         return _by_expression(words)
-    return partial(BytesAhoCorasick(words).find_matches_as_indexes, overlapping=True)
+    automaton = BytesAhoCorasick(words, implementation=Implementation.DFA)
+    return partial(automaton.find_matches_as_indexes, overlapping=True)
 
 
 def _by_expression(words: Sequence[bytes]) -> Search:
