@@ -16,6 +16,7 @@ from ddp_doctor.facts.job_log import FileSeen
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.parse.file_kinds import RECORDING
+from ddp_doctor.parse.flight_recorder import is_dump, read_dump
 from ddp_doctor.parse.job_log.assemble import Job
 from ddp_doctor.parse.job_log.kinds_of_files import is_error_file, is_recording, text_of_error_file
 from ddp_doctor.parse.job_log.scan import ALL_WORDS, FileScan
@@ -40,6 +41,11 @@ class Reader(NamedTuple):
     reads: Callable[[JobFile, bytes], Iterable[Reading] | str]  # of the content
 
 
+def _reading_of_dump(file: JobFile, data: bytes) -> Iterable[Reading]:
+    fact = read_dump(data, file.name, file.modified_s)
+    return (_collected(fact, fact.rank),)
+
+
 #: To read files of a further kind, add a row: the first that knows a file reads it. What none knows is output.
 #: A reader may raise UsageError or ValueError with a sentence.
 READERS: tuple[Reader, ...] = (
@@ -48,6 +54,7 @@ READERS: tuple[Reader, ...] = (
         lambda head, _: is_recording(head),
         lambda file, data: recording_in(Path(file.name), data).readings,
     ),
+    Reader("flight recorder", is_dump, _reading_of_dump),
     Reader("torchelastic's error file", is_error_file, lambda _, data: text_of_error_file(data)),
 )
 
@@ -85,7 +92,10 @@ class _Reading:
 
     def _take(self, file: JobFile, pool: ThreadPoolExecutor) -> None:
         kind, lines = "output", 0
-        reader = next((row for row in READERS if file.head and row.knows(file.head, file.name)), None)
+        reader = next(
+            (row for row in READERS if (file.head or not file.unread) and row.knows(file.head, file.name)),
+            None,
+        )
         if reader is not None:
             kind = reader.kind
             lines = self._whole(file, reader, pool)
@@ -156,10 +166,10 @@ def _collected(fact: Fact, rank: int | None = None) -> Reading:
 
 
 def _is_binary(head: bytes) -> bool:
-    """Whether these bytes are no text: a tenth of them are controls. Zeros that a crashed node left are not counted."""
+    """Whether these bytes are no text: a twentieth are controls. Zeros, as crashes leave them, are not counted."""
     sample = head[:8192].replace(b"\0", b"")
     return bool(head) and (
-        len(sample) * 4 < len(head[:8192]) or len(_CONTROLS.findall(sample)) * 10 > len(sample)
+        len(sample) * 4 < len(head[:8192]) or len(_CONTROLS.findall(sample)) * 20 > len(sample)
     )
 
 

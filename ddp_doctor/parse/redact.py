@@ -48,7 +48,7 @@ _NAME = (
     r"(?:token(?!s|iz)|secret|passw(?:or)?d|passphrase|credential|api[_-]?key|access[_-]?key|private[_-]?key)"
 )
 _IN_TEXT = re.compile(
-    rf"(?:{_VALUES.pattern})(?:\s*[^\s'\",;)&]+)?"
+    rf"(?:{_VALUES.pattern})(?:\s*['\"]?[^\s'\",;)&]+)?"
     rf"|{_NAME}[\w-]{{0,30}}['\"]?\s*[:=]\s*['\"]?[^\s'\",;)&]{{4,}}"
     rf"|--[a-z-]{{0,30}}{_NAME}[a-z-]{{0,30}}\s+[^\s'\",;)&]{{4,}}",
     re.IGNORECASE,

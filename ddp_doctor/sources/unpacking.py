@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 #: A log of the same few lines is packed to a hundredth; what is made to swell, to a thousandth and less.
-_FREE_BYTES = 256 << 20
+FREE_BYTES = 256 << 20
 _LARGEST_RATIO = 250
 _MOST_BYTES = 1 << 40
 _LZMA_MEMORY_BYTES = 128 << 20
@@ -80,7 +80,7 @@ class Bounded(Counted):
     def readinto(self, buffer: Any) -> int:
         """Raises CannotUnpack where there is too much."""
         read = super().readinto(buffer)
-        if self.count > max(_FREE_BYTES, min(self._packed.count * _LARGEST_RATIO, _MOST_BYTES)):
+        if self.count > max(FREE_BYTES, min(self._packed.count * _LARGEST_RATIO, _MOST_BYTES)):
             raise CannotUnpack(
                 f"it swells to more than {_LARGEST_RATIO} times its size, so the rest was not read"
             )

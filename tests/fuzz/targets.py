@@ -48,6 +48,10 @@ from ddp_doctor.parse import (
     software,
     visible_devices,
 )
+from ddp_doctor.parse.job_log import endings, kinds_of_files, prefix
+from ddp_doctor.parse.job_log.assemble import Job
+from ddp_doctor.parse.job_log.scan import ALL_WORDS, FileScan
+from ddp_doctor.parse.job_log.words import search_for
 from ddp_doctor.parse.nccl_log import digest
 from ddp_doctor.parse.text import as_utf8, plain_lines
 from ddp_doctor.probing import host_limits, kernel, nccl_interface, setting_origins
@@ -113,6 +117,21 @@ def _load(text: str) -> object:
         return load_recording(Path(file.name))
 
 
+_SEARCH = search_for(ALL_WORDS)
+
+
+def _scanned(text: str) -> object:
+    """A file in two pieces."""
+    data = text.encode("utf-8", "surrogatepass")
+    half = data.rfind(b"\n", 0, len(data) // 2) + 1
+    scan = FileScan("job.out", 2026)
+    for chunk in (data[:half], data[half:]):
+        scan.feed(chunk, _SEARCH(chunk))
+    scan.end()
+    scan.last_lines((data[half:], data[:half]))
+    return Job([scan]).fact(())
+
+
 _TOPOLOGIES = _samples("topology")
 _NCCL_FILES = tuple(text for text in _TOPOLOGIES if "<system" in text)
 _LEGEND = "NIC Legend:\n\n  NIC0: mlx5_0\n  NIC1: MA ID\n"
@@ -145,6 +164,14 @@ _NCCL_COMPLAINTS = (
     "n:5:8 [0] include/shm.h:48 NCCL WARN Error while creating shared memory segment nccl-shm-x (size 9637888)\n"
     "n:5:8 [0] misc/ibvwrap.cc:252 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory\n"
     "n:5:8 [0] transport/net_ib.cc:9 NCCL WARN NET/IB: Got completion from peer 10.0.0.2<4> with status=12 opcode=0\n"
+)
+_JOB_OUTPUT = (
+    '[default1]:[rank9]: Traceback (most recent call last):\n[default1]:[rank9]:   File "a.py", line 1, in f\n'
+    "[default1]:[rank9]: ValueError: x\n  time      : 2026-03-01\n  rank      : 9 (local_rank: 1)\n"
+    "  exitcode  : -9 (pid: 123)\n  traceback : x\n1% \r2%\rn1:8:9 [1] NCCL INFO comm 0x1 rank 9 nranks 16 cudaDev 1\n"
+    '{"log":"(A pid=3, ip=10.0.0.2) x [repeated 3x across cluster]\\n","time":"2026-03-01T01:02:03.5+01:00"}\n'
+    "noticed that process rank 3 with PID 12 on node n1 exited on signal 9 (Killed).\n"
+    "srun: error: n1: tasks 0-3,7: Exited with exit code 1\n"
 )
 _NCCL_LOG = (
     "NCCL version 2.27.5+cuda12.8\n"
@@ -314,6 +341,26 @@ TARGETS: tuple[Target, ...] = (
     Target(topo_matrix.nic_names, _legend, (_LEGEND,)),
     direct(plain_lines, "\x1b[4m\tGPU0\x1b[0m\r\n> a\b\bb", "\x1b]8;;x\x1b\\\r\n"),
     direct(nccl_log.parse_nccl_log, _NCCL_LOG),
+    direct(redact.masked, "etcd://user:secret@host HF_TOKEN=abcdefgh --password hunter22"),
+    direct(prefix.plain, "\x1b[36m(A pid=1)\x1b[0m a\u202eb\x07"),
+    direct(prefix.of_path, "/l/none_x/attempt_0/3/stderr.log", "rank_3.log"),
+    Target(prefix.clean, lambda text: prefix.clean(text.encode("utf-8", "surrogatepass")), ("\x1b[36ma",)),
+    Target(
+        endings.endings_in, lambda text: list(endings.endings_in(text)), tuple(_JOB_OUTPUT.splitlines()[-2:])
+    ),
+    direct(endings.ending_of_mpirun, "Process name: [[1,1],3]\n  Exit code:    1"),
+    Target(
+        endings.ending_of_summary,
+        lambda text: endings.ending_of_summary(_env(("rank", "exitcode", "host"), text)),
+        ("3 (local_rank: 1)\f-9 (pid: 12)\fnode1",),
+    ),
+    Target(
+        kinds_of_files.text_of_error_file,
+        lambda text: kinds_of_files.text_of_error_file(text.encode("utf-8", "surrogatepass")),
+        ('{"message": {"message": "E: x", "extraInfo": {"py_callstack": "T", "timestamp": "17"}}}',),
+        (ValueError,),
+    ),
+    Target(search_for, _scanned, (_JOB_OUTPUT,)),
     direct(accelerators.parse_nvml, _NVML, refuses=ValueError),
     direct(sysfs_bus_id, "00000000:1B:00.0", "0000:61:00.0"),
     direct(hostlist.expand, "node[1-4,7],gpu-[01-03]-ib", "a[1-2]b[3-4]", refuses=ValueError),
@@ -463,6 +510,9 @@ _OWN = "takes facts or settings that the doctor itself made, no text"
 _SHOWN = "makes text for people"
 #: Public functions of ddp_doctor.parse that no foreign text reaches, and why.
 NOT_FOREIGN: Mapping[str, str] = {
+    "endings.signal_name": "takes a number",
+    "kinds_of_files.is_recording": "looks for words in bytes",
+    "kinds_of_files.is_error_file": "looks for words in bytes",
     "live.ask_nvidia_smi": "hands text to topo_matrix.parse_matrix",
     "live.ask_nvml": "hands text to live.parse_nvml_topology",
     "live.bonded": _OWN,

@@ -104,6 +104,10 @@ def _read_or_refused(target: Target, text: str) -> None:
 _SETTINGS_TEXT = ("manifest_lines", "setting_text", "shell_settings", "shell_words")
 #: Readers that stand beside what they are read for, and not in ddp_doctor/parse.
 READERS = (
+    "ddp_doctor/parse/job_log/endings.py",
+    "ddp_doctor/parse/job_log/kinds_of_files.py",
+    "ddp_doctor/parse/job_log/prefix.py",
+    "ddp_doctor/parse/job_log/words.py",
     "checks/node/gpus/accelerators.py",
     "checks/node/kernel/kernel_log.py",
     "checks/node/kernel/processes_in_driver.py",

@@ -207,7 +207,7 @@ class Prefixes:
         elif match := _PROGRAM.match(line, at, at + LONGEST_PREFIX):
             return "syslog", match
         elif at == 0 and (match := _PDSH.match(line, 0, LONGEST_PREFIX)):
-            if match["surely"]:
+            if match["surely"] is not None:
                 self._pdsh.add(match["host"])
             return ("pdsh", match) if match["host"] in self._pdsh else None
         elif self._stern and (match := _STERN.match(line, at)) and (match[1], match[2]) in self._stern:

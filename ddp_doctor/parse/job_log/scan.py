@@ -278,7 +278,8 @@ class FileScan:
         for index, chunk in enumerate(chunks_from_the_end):
             raw_lines = chunk.removesuffix(b"\n").split(b"\n")
             if index < 2:
-                rows: Iterable[int] = range(len(raw_lines) - 1, -1, -1)
+                first = max(len(raw_lines) - _LONGEST_HEAD, 0)
+                rows: Iterable[int] = range(len(raw_lines) - 1, first - 1, -1)
             else:
                 missing = [
                     name for name, stream in self.streams.items() if stream.last is None and len(name) > 2
@@ -292,7 +293,9 @@ class FileScan:
                 break
 
     def _note_last(self, raw: bytes, number: int) -> None:
-        raw = raw.rstrip(b"\r")
+        raw = raw.rstrip()
+        if not raw:
+            return
         last = clean(raw[max(raw.rfind(b"\r") + 1, len(raw) - _AFTER) :])
         head = clean(raw[:LONGEST_PREFIX])
         origin, text = self._prefixes.split(head)

@@ -1,0 +1,481 @@
+"""What a job left is read whatever wraps it, prefixes, folders, archives, bars; and junk costs a sentence."""
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import os
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ddp_doctor.app import job_reading
+from ddp_doctor.app.outcome import UsageError
+from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact, RankSeen, SignSeen
+from ddp_doctor.facts.node.nccl_log import NcclTransportFact
+from ddp_doctor.parse.job_log import words
+from ddp_doctor.parse.job_log.prefix import Origin, Prefixes, of_path, plain
+from ddp_doctor.parse.redact import masked
+from ddp_doctor.sources import job_files, unpacking
+from ddp_doctor.sources.slurm_files import files_of_job
+
+SIGN = "misc/shmutils.cc:87 NCCL WARN Error: failed to extend /dev/shm/nccl-A to 9 bytes: No space left on device"
+NOON_S = 1772366400.0  # 2026-03-01 12:00 UTC
+
+
+def _read(*paths: Path) -> JobLogFact:
+    return JobLogFact.model_validate(job_reading.read_job([str(path) for path in paths])[0].fact)
+
+
+def _of(tmp_path: Path, text: str | bytes, name: str = "job.out") -> JobLogFact:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return _read(path)
+
+
+def _sign(fact: JobLogFact, name: str = "shm-no-space") -> SignSeen:
+    (found,) = (sign for sign in fact.signs if sign.sign == name)
+    return found
+
+
+def _rank(fact: JobLogFact, number: int) -> RankSeen:
+    return next(rank for rank in fact.ranks if rank.rank == number)
+
+
+@pytest.mark.parametrize(
+    ("line", "origin"),
+    [
+        ("[default3]:x", Origin(local_rank=3, launcher="torchrun")),
+        ("[default3]:[rank11]: x", Origin(rank=11, local_rank=3, launcher="torchrun")),
+        ("[trainer-3:11]:x", Origin(rank=11, local_rank=3, launcher="torchrun")),
+        ("[rank3]:[E301 x.cpp:1] x", Origin(rank=3)),
+        ("[rank3]:[E0301 12:00:00.5 ProcessGroupNCCL.cpp:616] x", Origin(rank=3, at_s=NOON_S + 0.5)),
+        ("[TC][rank=3][name=default_pg] x", Origin(rank=3)),
+        ("[TC][rank=3][name=mesh_tp] x", Origin()),
+        ("11: x", Origin(task=11, launcher="srun")),
+        (" 7: [rank7]: x", Origin(rank=7, task=7, launcher="srun")),
+        ("[1,11]<stderr>:x", Origin(rank=11, launcher="mpirun")),
+        ("[prterun-n1-9@1,11]<stdout>: x", Origin(rank=11, launcher="mpirun")),
+        ("Sun Mar  1 12:00:00 2026[1,2]<stdout>:x", Origin(rank=2, at_s=NOON_S, launcher="mpirun")),
+        ("[pod/train-worker-1/pytorch] x", Origin(host="train-worker-1", launcher="kubernetes")),
+        ("(TrainWorker pid=812, ip=10.0.0.2) x", Origin(host="10.0.0.2", pid=812, launcher="ray")),
+        (
+            "\x1b[36m(W pid=8)\x1b[0m x [repeated 3x across cluster]",
+            Origin(pid=8, launcher="ray", times=3),
+        ),
+        ("2026-03-01T13:00:00.25+01:00 x", Origin(at_s=NOON_S + 0.25)),
+        ("2026-03-01T12:00:00.25Z stderr F x", Origin(at_s=NOON_S + 0.25)),
+        ("[2026-03-01 12:00:00] n1:12:14 [3] NCCL WARN x", Origin(host="n1", pid=12, gpu=3, at_s=NOON_S)),
+        ("n1:12:14 [3] init.cc:9 (f) NCCL WARN x", Origin(host="n1", pid=12, gpu=3)),
+        ("Mar  1 12:00:00 n1 kernel: x", Origin(host="n1", at_s=NOON_S, kernel=True)),
+        ("[12345.678901] x", Origin(kernel=True)),
+        ("E0301 12:00:00.5 471 torch/distributed/api.py:8] x", Origin(pid=471, at_s=NOON_S + 0.5)),
+        (
+            '{"log":"[rank3]: x\\n","stream":"stderr","time":"2026-03-01T12:00:00Z"}',
+            Origin(rank=3, at_s=NOON_S),
+        ),
+        ("[epoch3]: x", Origin()),
+        ("x", Origin()),
+    ],
+)
+def test_a_prefix_tells_who_printed_the_line_and_when(line: str, origin: Origin):
+    found, text = Prefixes(2026).split(plain(line))
+
+    assert found._replace(stream="") == origin
+    assert text.endswith("x")
+    assert len(text) < 30
+
+
+def test_prefixes_of_stern_and_pdsh_are_learned_from_lines_that_are_sure():
+    stern, pdsh = Prefixes(2026), Prefixes(2026)
+    stern.split("+ worker-1 \u203a pytorch")
+    pdsh.split("node1: [rank8]: Traceback (most recent call last):")
+
+    assert stern.split("worker-1 pytorch x")[0].host == "worker-1"
+    assert pdsh.split("node1: x")[0].host == "node1"
+    assert Prefixes(2026).split("node1: x")[0].host is None
+
+
+def test_where_the_writes_of_two_ranks_are_mixed_the_one_that_wrote_the_word_is_meant():
+    origin, text = Prefixes(2026).split("[rank0]: step 4[rank1]: CUDA out of memory", "out of memory")
+
+    assert (origin.rank, text) == (1, "CUDA out of memory")
+
+
+def test_paths_tell_ranks():
+    assert of_path("/l/none_a1/attempt_0/3/stderr.log").local_rank == 3
+    assert of_path("logs/rank_12.err").rank == 12
+    assert of_path("logs/frank12x.err").rank is None
+
+
+TRACEBACKS = """\
+[default1]:[rank9]: Traceback (most recent call last):
+[default0]:[rank8]: Traceback (most recent call last):
+[default1]:[rank9]:   File "/home/me/train.py", line 31, in <module>
+[default0]:[rank8]:   File "/home/me/train.py", line 31, in <module>
+[default0]:[rank8]:     main()
+[default1]:[rank9]:   File "/v/site-packages/torch/nn/module.py", line 17, in _call_impl
+n1:4:5 [0] NCCL INFO Bootstrap: Using eth0:10.0.0.1<0>
+[default1]:[rank9]: ValueError: bad token=abcdefgh12345
+[default0]:[rank8]: KeyError: 'x'
+"""
+
+
+def test_tracebacks_of_two_ranks_line_by_line_are_two_with_the_frame_of_the_own_code(tmp_path: Path):
+    first, second = (sign for sign in _of(tmp_path, TRACEBACKS).signs if sign.sign == "exception")
+
+    assert (first.rank, first.where.line, first.values["first_line"]) == (9, 8, "1")
+    assert first.values["where"] == "/home/me/train.py:31 in <module>"
+    assert first.values["frames"].endswith("\n/v/site-packages/torch/nn/module.py:17 in _call_impl")
+    assert (second.rank, second.values["type"], second.values["message"]) == (8, "KeyError", "'x'")
+    assert "abcdefgh" not in first.model_dump_json()
+
+
+def test_one_exception_on_all_ranks_is_one_sign(tmp_path: Path):
+    lines = (
+        f"[rank{rank}]: {text}\n"
+        for text in ("Traceback (most recent call last):", "E: x")
+        for rank in (2, 0, 1)
+    )
+
+    fact = _of(tmp_path, "".join(lines))
+
+    assert _sign(fact, "exception").ranks == (0, 1, 2)
+
+
+SUMMARY = """\
+[1]:
+  time      : 2026-03-01_12:00:00
+  host      : node1
+  rank      : 9 (local_rank: 1)
+  exitcode  : -9 (pid: 123)
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 123
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "rank", "ended"),
+    [
+        (SUMMARY, 9, (None, "SIGKILL")),
+        ("srun: error: node1: tasks 3,8-9: Exited with exit code 7\n", 9, (7, None)),
+        ("srun: error: node1: task 9: Bus error (core dumped)\n", 9, (None, "SIGBUS")),
+        (
+            "mpirun noticed that process rank 9 with PID 0 on node node1 exited on signal 11 (x)\n",
+            9,
+            (None, "SIGSEGV"),
+        ),
+        ("  Process name: [[61,1],9]\n  Exit code:    3\n", 9, (3, None)),
+        (
+            "[default1]:[rank9]: x\nE0301 12:00:00.5 4 a.py:8] failed (exitcode: 1) local_rank: 1 (pid: 3) of binary\n",
+            9,
+            (1, None),
+        ),
+    ],
+)
+def test_launchers_tell_how_a_rank_ended(
+    text: str, rank: int, ended: tuple[int | None, str | None], tmp_path: Path
+):
+    fact = _of(tmp_path, text)
+
+    assert (_rank(fact, rank).exit_code, _rank(fact, rank).signal) == ended
+    assert 1 not in {rank.rank for rank in fact.ranks}
+
+
+def test_the_tasks_of_srun_are_no_ranks_where_torchrun_runs_in_them(tmp_path: Path):
+    fact = _of(tmp_path, "0: [default3]:[rank3]: x\nsrun: error: node1: task 0: Exited with exit code 1\n")
+
+    assert [rank.rank for rank in fact.ranks] == [3]
+
+
+def test_nccl_tells_the_rank_of_a_process_its_gpu_and_the_paths(tmp_path: Path):
+    text = (
+        "n1:12:14 [3] NCCL INFO comm 0x5 rank 11 nranks 16 cudaDev 3 nvmlDev 3 busId 1b000 commId 0x9 - Init START\n"
+        "n1:12:14 [3] NCCL INFO Channel 00/0 : 11[3] -> 12[4] via P2P/CUMEM\n"
+        "n1:12:15 [3] NCCL INFO Channel 01/0 : 11[3] -> 12[4] via P2P/CUMEM\n"
+        f"\nn1:12:14 [3] {SIGN}\n"
+    )
+    (tmp_path / "job.out").write_text(text)
+
+    log, paths = job_reading.read_job([str(tmp_path / "job.out")])
+
+    fact = JobLogFact.model_validate(log.fact)
+    assert (fact.world_size, _sign(fact).rank, _rank(fact, 11).gpu) == (16, 11, 3)
+    assert paths.rank == 11
+    assert [path.via for path in NcclTransportFact.model_validate(paths.fact).transports] == ["P2P/CUMEM"]
+
+
+def test_the_last_line_of_a_silent_rank_is_found_far_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(job_files, "CHUNK_BYTES", 2_000)
+    lines = [f"[rank{rank}]: step {step} of rank {rank}\n" for step in range(200) for rank in range(4)]
+    spoke = [line for line in lines if not line.startswith("[rank2]") or "step 4 " in line]
+
+    fact = _of(tmp_path, "".join(spoke))
+
+    last = {rank.rank: (rank.last.line, rank.last.text) for rank in fact.ranks if rank.last}
+    assert last[2] == (spoke.index("[rank2]: step 4 of rank 2\n") + 1, "step 4 of rank 2")
+    assert last[3] == (len(spoke), "step 199 of rank 3")
+
+
+@pytest.mark.parametrize("size", [64, 100, 1_000])
+def test_a_file_read_in_small_pieces_says_the_same(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    filler = "filler line\n" * 40
+    text = f"{filler}{TRACEBACKS}{filler}[rank5]: {SIGN}\n{SUMMARY}end"
+    whole = _of(tmp_path, text)
+    monkeypatch.setattr(job_files, "CHUNK_BYTES", size)
+
+    assert _of(tmp_path, text) == whole
+    assert whole.files[0].lines == text.count("\n") + 1
+
+
+def test_without_the_library_the_same_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    text = TRACEBACKS + SIGN
+    found = _of(tmp_path, text)
+    monkeypatch.setitem(__import__("sys").modules, "ahocorasick_rs", None)
+
+    assert _of(tmp_path, text) == found
+    assert words.search_for([b"abcd", b"abc", b"cde"])(b"xabcde") == [(0, 1, 5), (1, 1, 4), (2, 3, 6)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"10%|#  | 1/9\r20%|## | 2/9\r[rank5]: {SIGN}\rdone\n",
+        f"[rank5]: {SIGN}\r\n",
+        f"[rank5]: 10%|# |\r{SIGN}\r30%\n",
+        f"\x1b[31m[rank5]: {SIGN}\x1b[0m\n",
+        f"[rank5]: {'x' * 30_000} {SIGN} {'y' * 30_000}\n",
+    ],
+    ids=["progress bar", "CRLF", "prefix before a bar", "colours", "long line"],
+)
+def test_a_line_is_found_in_what_a_terminal_would_overwrite(text: str, tmp_path: Path):
+    sign = _sign(_of(tmp_path, text))
+
+    assert sign.rank == 5
+    assert sign.where.line == 1
+    assert "No space left on device" in sign.where.text
+    assert len(sign.where.text) <= 400
+
+
+def test_a_log_folder_of_torchrun_gives_ranks_from_its_paths_and_error_files(tmp_path: Path):
+    for rank in (0, 1):
+        folder = tmp_path / f"none_ab/attempt_0/{rank}"
+        folder.mkdir(parents=True)
+        (folder / "stderr.log").write_text(f"step of {rank}\n")
+    stack = 'Traceback (most recent call last):\n  File "t.py", line 3, in f\nValueError: x'
+    error = {
+        "message": {
+            "message": "ValueError: x",
+            "extraInfo": {"py_callstack": stack, "timestamp": "1772366400"},
+        }
+    }
+    (folder / "error.json").write_text(json.dumps(error))
+
+    fact = _read(tmp_path)
+
+    assert [(rank.rank, rank.last.text if rank.last else "") for rank in fact.ranks] == [
+        (0, "step of 0"),
+        (1, "ValueError: x"),
+    ]
+    assert (_sign(fact, "exception").rank, _sign(fact, "exception").at_s) == (1, NOON_S)
+
+
+def _tar(path: Path, mode: str, members: dict[str, bytes | tarfile.TarInfo]) -> Path:
+    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
+        for name, content in members.items():
+            info = content if isinstance(content, tarfile.TarInfo) else tarfile.TarInfo(name)
+            data = b"" if isinstance(content, tarfile.TarInfo) else content
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path
+
+
+def _zip(path: Path, members: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return path
+
+
+LOG = f"[rank5]: {SIGN}\n".encode()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: path.write_bytes(gzip.compress(LOG[:20]) + gzip.compress(LOG[20:])),
+        lambda path: path.write_bytes(bz2.compress(LOG)),
+        lambda path: path.write_bytes(lzma.compress(LOG)),
+        lambda path: _zip(path, {"a/job.out": LOG}),
+        lambda path: _tar(path, "w", {"a/job.out": LOG}),
+        lambda path: _tar(path, "w:gz", {"a/job.out": gzip.compress(LOG)}),
+        lambda path: _tar(path, "w:xz", {"a/job.out": LOG}),
+    ],
+    ids=["gzip", "bzip2", "xz", "zip", "tar", "tar.gz with gzip", "tar.xz"],
+)
+def test_packed_files_and_archives_are_read_in_place(write: Callable[[Path], object], tmp_path: Path):
+    write(tmp_path / "packed")
+
+    fact = _read(tmp_path / "packed")
+
+    assert _sign(fact).rank == 5
+    assert fact.files[0].size_bytes == len(LOG)
+    assert [path.name for path in tmp_path.iterdir()] == ["packed"]
+
+
+def _link(name: str, kind: bytes) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, "/etc/passwd"
+    return info
+
+
+@pytest.mark.parametrize(
+    ("write", "why"),
+    [
+        (lambda path: _tar(path, "w", {"../up": LOG}), "leads out of the archive"),
+        (lambda path: _tar(path, "w", {"/etc/x": LOG}), "leads out of the archive"),
+        (lambda path: _zip(path, {"a/../../x": LOG}), "leads out of the archive"),
+        (lambda path: _tar(path, "w", {"a": _link("a", tarfile.SYMTYPE)}), "a link or a device"),
+        (lambda path: _tar(path, "w", {"a": _link("a", tarfile.LNKTYPE)}), "a link or a device"),
+        (lambda path: _tar(path, "w", {"a": _link("a", tarfile.FIFOTYPE)}), "a link or a device"),
+        (
+            lambda path: _tar(path, "w", {"a": _zip(path, {"x": LOG}).read_bytes()}),
+            "archive within an archive",
+        ),
+        (lambda path: path.write_bytes(gzip.compress(b"\n" * 4_000_000)), "swells"),
+        (lambda path: _tar(path, "w:gz", {"a": b"\n" * 4_000_000}), "swells"),
+        (lambda path: _zip(path, {"a": b"\n" * 4_000_000}), "swells"),
+        (lambda path: path.write_bytes(gzip.compress(os.urandom(900))[:500]), "cut off"),
+        (lambda path: path.write_bytes(gzip.compress(LOG)[:-12]), "cut off"),
+        (lambda path: path.write_bytes(b"PK\x03\x04 no zip"), "cannot be read"),
+        (lambda path: path.write_bytes(b"\x28\xb5\x2f\xfd no zstd"), ""),
+        (lambda path: path.write_bytes(bytes(range(256)) * 40), "binary"),
+        (lambda path: path.write_bytes(b""), "empty"),
+        (os.mkfifo, "named pipe"),
+        (lambda path: path.symlink_to("/dev/zero"), "device"),
+        (lambda path: path.symlink_to("gone"), "cannot be read"),
+    ],
+)
+def test_what_cannot_be_read_is_a_sentence(
+    write: Callable[[Path], object], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(unpacking, "FREE_BYTES", 1_000_000)
+    (tmp_path / "good.log").write_bytes(LOG)
+    write(tmp_path / "packed")
+
+    fact = _read(tmp_path / "packed", tmp_path / "good.log")
+
+    assert why in (fact.files[0].unread or "it was read")
+    assert fact.files[0].unread
+    assert fact.files[-1].unread is None
+    assert _sign(fact).where.file.endswith("good.log")
+
+
+def test_nothing_read_is_a_usage_error_and_names_the_first(tmp_path: Path):
+    with pytest.raises(UsageError, match=r"nope\.log was not read: there is no such file; nor were 1 others"):
+        job_reading.read_job([str(tmp_path / "nope.log"), str(tmp_path / "*.out")])
+
+
+def test_ten_thousand_files_are_read_and_the_rest_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(job_files, "MOST_FILES", 20)
+    for number in range(25):
+        (tmp_path / f"rank_{number}.log").write_bytes(b"step\n")
+
+    fact = _read(tmp_path)
+
+    assert len(fact.files) == 21
+    assert "beyond the 20 files" in (fact.files[-1].unread or "")
+    assert [rank.rank for rank in fact.ranks] == list(range(20))
+
+
+def test_hostile_text_is_shown_without_controls_and_credentials(tmp_path: Path):
+    secrets = f"https://me:hunter2@host/x HF_TOKEN=hf_{'a' * 30}"
+    text = f"[rank5]: \x1b]0;title\x07\x1b[2J[bold]\u202e\x00\x08 {secrets} {SIGN}\xff\n"
+
+    shown = _sign(_of(tmp_path, text.encode("latin-1", "ignore"))).where.text
+
+    assert shown.isprintable()
+    assert "hunter2" not in shown
+    assert "hf_a" not in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("etcd://me:secret1@host:2379", "etcd(kept back)"),
+        ("api_key='abcdefgh'", "(kept back)'"),
+        ('{"password": "hunter22"}', '{"(kept back)"}'),
+        ("run --auth-token abcdefgh --x", "run (kept back) --x"),
+        ("Authorization: Bearer abcdefghij", "Authorization: (kept back)"),
+        ("tokens: 12345, tokenizer: /a/b", "tokens: 12345, tokenizer: /a/b"),
+        ("tcp://node1:29500", "tcp://node1:29500"),
+    ],
+)
+def test_credentials_are_cut_out_of_a_line(text: str, shown: str):
+    assert masked(text) == shown
+
+
+def test_an_endless_line_is_read_in_flat_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(job_files, "CHUNK_BYTES", 10_000)
+    file = tmp_path / "job.out"
+    file.write_bytes(b"x" * 300_000 + b"\n" + LOG)
+    pieces: list[int] = []
+    monkeypatch.setattr(
+        job_reading, "search_for", lambda all_words: lambda data: pieces.append(len(data)) or []
+    )
+
+    _read(file)
+
+    assert max(pieces) <= 65_536
+    assert sum(pieces) == file.stat().st_size
+
+
+def test_a_recording_and_a_dump_are_evidence_too(tmp_path: Path):
+    from tests.recorded import path_of
+
+    dump = {"version": "2.10", "entries": [], "pg_config": {}, "pg_status": {}, "rank": 3}
+    (tmp_path / "nccl_trace_rank_3").write_text(json.dumps(dump))
+
+    readings = job_reading.read_job([str(path_of("gpus/one-lost")), str(tmp_path / "nccl_trace_rank_3")])
+
+    kinds = [reading.fact["kind"] for reading in readings if reading.fact]
+    assert FlightDumpFact.KIND in kinds
+    assert "gpus/1" in kinds
+
+
+SCONTROL = """#!/bin/sh
+case "$1$2" in
+showjob) echo "JobId=4711 JobName=x"; echo "   StdOut=$PWD/out.txt"; echo "   WorkDir=$PWD" ;;
+writebatch_script)
+  echo 'export TORCH_FR_DUMP_TEMP_FILE=traces/$SLURM_JOB_ID/rank_'
+  echo 'NCCL_DEBUG_FILE=$(x)/y' ;;
+esac
+"""
+
+
+def test_the_files_of_a_slurm_job_are_found_with_slurm_and_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "traces/4711").mkdir(parents=True)
+    for name in ("slurm-4711.out", "slurm-47110.out", "out.txt", "traces/4711/rank_0", "bin"):
+        (tmp_path / name).touch()
+    (tmp_path / "bin").unlink()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/scontrol").write_text(SCONTROL)
+    (tmp_path / "bin/scontrol").chmod(0o755)
+
+    alone = files_of_job("4711", {"PATH": "/nowhere"}, tmp_path)
+    told = files_of_job("4711", {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}, tmp_path)
+
+    assert [path.name for path in alone] == ["slurm-4711.out"]
+    assert [path.name for path in told] == ["slurm-4711.out", "out.txt", "rank_0"]
+    with pytest.raises(ValueError, match="is not the number of a Slurm job"):
+        files_of_job("../x", {}, tmp_path)
