@@ -1,6 +1,5 @@
 """What a report says of a job that has ended, beside its findings: the sentence, the causes, the facts."""
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 
