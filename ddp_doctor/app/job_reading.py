@@ -16,6 +16,7 @@ from ddp_doctor.facts.job_log import FileSeen
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.parse.file_kinds import RECORDING
+from ddp_doctor.parse.flight_recorder import is_dump, read_dump
 from ddp_doctor.parse.job_log.assemble import Job
 from ddp_doctor.parse.job_log.kinds_of_files import is_error_file, is_recording, text_of_error_file
 from ddp_doctor.parse.job_log.scan import ALL_WORDS, FileScan
@@ -49,6 +50,7 @@ READERS: tuple[Reader, ...] = (
         lambda file, data: recording_in(Path(file.name), data).readings,
     ),
     Reader("torchelastic's error file", is_error_file, lambda _, data: text_of_error_file(data)),
+    Reader("flight recorder", is_dump, lambda file, data: _dump(file, data)),
 )
 
 
@@ -85,7 +87,7 @@ class _Reading:
 
     def _take(self, file: JobFile, pool: ThreadPoolExecutor) -> None:
         kind, lines = "output", 0
-        reader = next((row for row in READERS if file.head and row.knows(file.head, file.name)), None)
+        reader = next((row for row in READERS if not file.unread and row.knows(file.head, file.name)), None)
         if reader is not None:
             kind = reader.kind
             lines = self._whole(file, reader, pool)
@@ -153,6 +155,14 @@ class _Reading:
 
 def _collected(fact: Fact, rank: int | None = None) -> Reading:
     return Reading(check="logs", status=Status.COLLECTED, rank=rank, fact=fact.recorded())
+
+
+def _dump(file: JobFile, data: bytes) -> list[Reading]:
+    """A dump that cannot be read is a fact too: it may be the culprit's."""
+    fact = read_dump(data, file.name, file.modified_s)
+    if fact.problem is not None:
+        file.unread, file.size_bytes = fact.problem, 0
+    return [_collected(fact, fact.rank)]
 
 
 def _is_binary(head: bytes) -> bool:

@@ -109,5 +109,9 @@ def _is_stale(fact: FlightDumpFact, newest: FlightDumpFact) -> bool:
         return True
     if fact.newest_at_s is None or newest.oldest_at_s is None or fact.newest_at_s >= newest.oldest_at_s:
         return False
-    ended = sum(not entry.is_open for group in fact.groups for entry in group.entries)
-    return ended >= _SURELY_MET or newest.oldest_at_s - fact.newest_at_s > _LONGEST_START_S
+    if newest.oldest_at_s - fact.newest_at_s > _LONGEST_START_S:
+        return True
+    if any(group.wrapped for group in newest.groups):  # its first collectives are no longer known
+        highest = {group.name: group.highest_seq for group in newest.groups}
+        return any(group.highest_seq > highest.get(group.name, group.highest_seq) + 1 for group in fact.groups)
+    return sum(not entry.is_open for group in fact.groups for entry in group.entries) >= _SURELY_MET

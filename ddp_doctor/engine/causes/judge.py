@@ -21,7 +21,7 @@ What signs and rows must look like for it:
 
 from collections.abc import Callable, Sequence
 
-from ddp_doctor.engine.causes import time_outs, unproven
+from ddp_doctor.engine.causes import time_outs, unproven, wait_graph
 from ddp_doctor.engine.causes.evidence import TIERS, Output, Suspect, lines, speaks_of_a_machine, suspects
 from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.engine.causes.whose import culprits, who
@@ -35,10 +35,14 @@ def causes(recording: Recording) -> tuple[Judged, ...]:
     """What made the job fail, in the order of time; () where it did not fail."""
     fact = recording.first(JobLogFact)
     output = Output(fact or JobLogFact(files=()))
-    if not output.failed:
-        return ()
-    left = unexplained(output, [*suspects(output), *time_outs.suspects(output)])
-    return tuple(_judged(output, s) for s in output.in_order(left)) or unproven.judged(output)
+    hangs = [
+        Suspect(hang.cause, "recorder", hang.confidence, judged=hang) for hang in wait_graph.judged(recording)
+    ]
+    spoken = [*suspects(output), *time_outs.suspects(output)] if output.failed else []
+    left = unexplained(output, [*spoken, *hangs])
+    if left or not output.failed:
+        return tuple(_judged(output, s) for s in output.in_order(left))
+    return unproven.judged(output)
 
 
 def _judged(output: Output, suspect: Suspect) -> Judged:

@@ -9,6 +9,7 @@ from ddp_doctor.knowledge.job_causes import (
     ddp,
     gpu,
     gpu_access,
+    hangs,
     host,
     launchers,
     network,
@@ -20,7 +21,7 @@ from ddp_doctor.knowledge.job_causes import (
 )
 from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
 
-_MODULES = (host, gpu, gpu_access, software, network, rdma, code, ddp, launchers, scheduler, unproven)
+_MODULES = (host, gpu, gpu_access, software, network, rdma, code, ddp, launchers, scheduler, hangs, unproven)
 JOB_CAUSES: tuple[JobCause, ...] = tuple(
     sorted((cause for module in _MODULES for cause in module.CAUSES), key=lambda cause: cause.code)
 )
