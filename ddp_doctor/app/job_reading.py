@@ -41,6 +41,14 @@ class Reader(NamedTuple):
     reads: Callable[[JobFile, bytes], Iterable[Reading] | str]  # of the content
 
 
+def _dump(file: JobFile, data: bytes) -> list[Reading]:
+    """A dump that cannot be read is a fact too: it may be the culprit's."""
+    fact = read_dump(data, file.name, file.modified_s)
+    if fact.problem is not None:
+        file.unread, file.size_bytes = fact.problem, 0
+    return [_collected(fact, fact.rank)]
+
+
 #: To read files of a further kind, add a row: the first that knows a file reads it. What none knows is output.
 #: A reader may raise UsageError or ValueError with a sentence.
 READERS: tuple[Reader, ...] = (
@@ -50,7 +58,7 @@ READERS: tuple[Reader, ...] = (
         lambda file, data: recording_in(Path(file.name), data).readings,
     ),
     Reader("torchelastic's error file", is_error_file, lambda _, data: text_of_error_file(data)),
-    Reader("flight recorder", is_dump, lambda file, data: _dump(file, data)),
+    Reader("flight recorder", is_dump, _dump),
 )
 
 
@@ -155,14 +163,6 @@ class _Reading:
 
 def _collected(fact: Fact, rank: int | None = None) -> Reading:
     return Reading(check="logs", status=Status.COLLECTED, rank=rank, fact=fact.recorded())
-
-
-def _dump(file: JobFile, data: bytes) -> list[Reading]:
-    """A dump that cannot be read is a fact too: it may be the culprit's."""
-    fact = read_dump(data, file.name, file.modified_s)
-    if fact.problem is not None:
-        file.unread, file.size_bytes = fact.problem, 0
-    return [_collected(fact, fact.rank)]
 
 
 def _is_binary(head: bytes) -> bool:

@@ -142,10 +142,9 @@ def _read(dump: Mapping[str, Any], fact: FlightDumpFact) -> FlightDumpFact:
     collectives = [(entry, _without_late(entry, read, fact.written_at_s)) for entry, read in collectives]
     still_open = [(entry, read) for entry, read in collectives if read.is_open]
     wrapped = bool(raw) and _whole(raw[0].get("record_id")) > 0
-    default = configured.get("", ()) or configured.get(_DEFAULT, ())
     return fact.model_copy(
         update={
-            "world_size": len(default) or None,
+            "world_size": len(configured.get(_DEFAULT, ())) or None,
             "version": _text(dump.get("version")),
             "groups": _groups(collectives, configured, dump.get("pg_status"), wrapped),
             "newest_at_s": _newest_s(raw),
@@ -186,7 +185,7 @@ def _without_late(entry: Mapping[str, Any], read: FlightEntry, written_at_s: flo
 
 
 def _members(config: object) -> dict[str, tuple[int, ...]]:
-    """The global ranks of each configured group; gloo has one for all, named "", and of its default group at best."""
+    """The global ranks of each configured group; gloo shows one group alone, the last made, and names it ""."""
     members = {}
     for name, group in config.items() if isinstance(config, Mapping) else ():
         ranks = group.get("ranks") if isinstance(group, Mapping) else None
@@ -217,11 +216,12 @@ def _groups(
         if name is not None and isinstance(counts, Mapping):
             enqueued[name] = max(0, _whole(counts.get("last_enqueued_collective")))
             by_name.setdefault(name, [])
+    last_made = configured.get("", ()) if by_name.keys() <= {_DEFAULT} else ()
     return tuple(
         GroupSeen(
             name=name,
             description=descriptions.get(name, "default_pg" if name == _DEFAULT else ""),
-            ranks=configured.get(name, ()) or (configured.get("", ()) if name == _DEFAULT else ()),
+            ranks=configured.get(name, ()) or (last_made if name == _DEFAULT else ()),
             entries=_kept(entries),
             highest_seq=max((entry.seq for entry in entries), default=enqueued.get(name, 0)),
             wrapped=wrapped,

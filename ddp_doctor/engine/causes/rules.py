@@ -44,8 +44,7 @@ def _draft(judged: Judged) -> Draft:
         confidence=judged.confidence,
         culprits=judged.culprits,
         evidence=tuple(
-            Evidence(check="logs", text=f"{_place(line)}: {line.text}")
-            for line in judged.lines[:_MOST_LINES]
+            Evidence(check="logs", text=f"{_place(line)}: {line.text}") for line in judged.lines[:_MOST_LINES]
         ),
         remedies=judged.cause.remedies,
         severity=Severity.WARNING if judged.confidence is Confidence.POSSIBLE else None,
