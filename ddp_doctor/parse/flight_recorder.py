@@ -32,7 +32,8 @@ _NAMED = re.compile(
     r"(?:trace|flight|fr|dump)[a-z_-]*?(?:_?rank)?_?\d+[^/]*$|(?:^|/)(?:rank_?)?\d+(?:[_.-][^/]*)?\.json$"
 )
 _KEYS = ("pg_config", "pg_status", "nccl_comm_state", "comm_lib_version", "collective_seq_id", "p2p_seq_id")
-_RANK = (re.compile(r"rank[_-]?(\d+)"), re.compile(r"(\d+)(?:\.[a-z]+)*$"))
+_RANK = re.compile(r"rank[_-]?(\d+)")
+_NUMBER = re.compile(r"^(\d+)(?=[_.-])|(\d+)(?:\.[a-z]+)*$")
 _TRANSFER = re.compile(r"(?:send|recv) (\d+) ?(?:->|<-) ?(\d+)")
 _DEFAULT = "0"
 
@@ -81,11 +82,12 @@ def _content(data: bytes) -> Mapping[str, Any]:
 
 
 def _rank_of(name: str) -> int | None:
-    for part in reversed(name.lower().split("/")):
-        for pattern in _RANK:
-            if (found := pattern.search(part)) and len(found[1]) <= _LONGEST_RANK:
-                return int(found[1])
-    return None
+    *folders, file = name.lower().split("/")
+    found = _RANK.search(file) or _NUMBER.search(file)
+    for folder in reversed(folders):
+        found = found or _RANK.search(folder)
+    number = next((group for group in found.groups() if group), "") if found else ""
+    return int(number) if 0 < len(number) <= _LONGEST_RANK else None
 
 
 # --- one entry ----------------------------------------------------------------------------------

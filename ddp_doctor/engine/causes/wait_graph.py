@@ -149,8 +149,10 @@ def _circle(waits: Waits) -> Judged | None:
     lines = [
         (rank, f"rank {rank} waits in {first[rank].call}") for rank in (*odd, *sorted(set(first) - set(odd)))
     ]
+    who = odd or tuple(first)
+    values = {"odd": rank_list(odd)} if odd else {}
     return _found(
-        waits, "cross-group-deadlock", Confidence.PROVED, odd, lines, detail, who=odd or tuple(first)
+        waits, "cross-group-deadlock", Confidence.PROVED, odd, lines, detail, who=who, values=values
     )
 
 

@@ -31,7 +31,7 @@ CAUSES = (
     JobCause(
         code="DDJ196",
         name="cross-group-deadlock",
-        title="{who} and the other ranks use their process groups in different orders and wait for each other",
+        title="Ranks wait for each other in different process groups[: {odd} took them in another order]",
         domain="code",
         restart="no",
         finds="Ranks wait in collectives of several process groups, each for ranks that wait in another group, by the"
