@@ -37,13 +37,17 @@ def causes(recording: Recording) -> tuple[Judged, ...]:
     """What made the job fail, in the order of time; () where it did not fail."""
     fact = recording.first(JobLogFact)
     output = Output(fact or JobLogFact(files=()))
-    waits = [Suspect(j.cause, "recorder", j.confidence, judged=j) for j in wait_graph.judged(recording)]
-    if not output.failed and not waits:
+    hangs = [
+        Suspect(hang.cause, "recorder", hang.confidence, judged=hang) for hang in wait_graph.judged(recording)
+    ]
+    if not output.failed and not hangs:
         return ()
-    left = unexplained(
-        output,
-        [*suspects(output), *networks.suspects(recording, output), *waits, *time_outs.suspects(output)],
+    spoken = (
+        [*suspects(output), *networks.suspects(recording, output), *time_outs.suspects(output)]
+        if output.failed
+        else []
     )
+    left = unexplained(output, [*spoken, *hangs])
     return tuple(_judged(output, s) for s in output.in_order(left)) or unproven.judged(output)
 
 
