@@ -201,6 +201,11 @@ CAUSES = (
                 r" (?P<other>\d+) has inconsistent (?P<other_count>\d+)",
                 confidence=Confidence.PROVED,
             ),
+            Sign(  # Horovod, common/stall_inspector.cc
+                "submitted-by-some-ranks",
+                ("broadcasted by subset of ranks",),
+                tier="watchdog",
+            ),
             Sign(
                 "gloo-sizes-differ",
                 ("op.preamble.length <= op.nbytes", "distributed collective mismatch in your code"),

@@ -148,6 +148,12 @@ CAUSES = (
         references=("NCCL 2.5 to 2.30, src/init.cc and src/graph/topo.cc",),
         signs=(
             Sign(
+                "same-device-of-host",
+                ("Duplicated GPU device",),
+                r"Rank \[(?P<rank>\d+)\] and rank \[(?P<peer_rank>\d+)\] both attached to GPU device (?P<gpu>\d+)",
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
                 "duplicate-gpu-of-ranks",
                 ("Duplicate GPU detected : rank",),
                 r"rank (?P<rank>\d+) and rank (?P<peer_rank>\d+) both on CUDA device (?P<bus>[0-9a-f]+)",
@@ -197,6 +203,13 @@ CAUSES = (
                 r"|for device)?"
                 r"|handling fault status",
                 tier="kernel",
+            ),
+            Sign(  # of lspci -vvv: requests between devices go up to the root complex
+                "acs-redirects",
+                ("ACSCtl:",),
+                r"ACSCtl:.{0,80}ReqRedir\+",
+                tier="nccl",
+                confidence=Confidence.POSSIBLE,
             ),
             Sign(
                 "acs-hint",

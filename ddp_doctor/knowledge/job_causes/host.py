@@ -95,6 +95,13 @@ CAUSES = (
                 r"DataLoader worker \(pid (?P<pid>\d+)\) is killed by signal: Bus error|insufficient shared memory",
                 confidence=Confidence.PROVED,
             ),
+            Sign(  # a shell's word; memory that is mapped from a file that was cut ends so as well
+                "bare-bus-error",
+                ("Bus error",),
+                r"Bus error\s{1,20}\(core dumped\)",
+                tier="launcher",
+                confidence=Confidence.POSSIBLE,
+            ),
             Sign(
                 "torch-shm-no-space",
                 ("</torch_", "shared memory(shm)", "'/dev/shm/", "'/psm_", "'/torch_"),

@@ -27,6 +27,8 @@ _PLUGINS = "NCCL 2.4 to 2.30, src/plugin/net.cc and src/plugin/plugin_open.cc"
 _CONNECT = ("onnect to ", "PollConnect to ")
 #: Loopback, link-local, and the bridges of Docker and libvirt as they are set up unless told otherwise.
 _OWN = r"127\.|169\.254\.|fe80:|::1<|172\.17\.|192\.168\.122\."
+#: … but for loopback: ranks of one node meet there.
+_ONE_LINK = r"(?:169\.254\.|fe80:|172\.17\.|192\.168\.122\.)"
 _PEER = r"[cC]onnect to (?P<peer>{address}[^\s<]{{1,60}})<(?P<port>\d+)>"
 _NO_WAY = (
     r"(?:failed(?: with error)?|returned)[ :]{1,3}(?:\d+\()?(?P<reason>Connection timed out|No route to host"
@@ -165,6 +167,12 @@ CAUSES = (
                 _CONNECT,
                 rf"{_PEER.format(address=f'(?:{_OWN})')}[^\n]{{0,60}}?(?:failed|returned"
                 rf"|exceeded)(?![^\n]*(?:, retrying| refused))",
+                tier="nccl",
+            ),
+            Sign(  # who refuses there is this machine itself, on whose interface nobody listens
+                "peer-address-of-own-machine",
+                _CONNECT,
+                rf"{_PEER.format(address=_ONE_LINK)}[^\n]{{0,60}}?failed[^\n]*refused(?!, retrying)",
                 tier="nccl",
             ),
             Sign(

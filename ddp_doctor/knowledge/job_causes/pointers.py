@@ -118,7 +118,43 @@ _TIME_OUTS = (
     ),
 )
 
+#: Words that NCCL has for a peer's end, and for faults of all other kinds.
+_OF_ANYTHING = ("unhandled system error", "ncclSystemError")
 _ENDS = (
+    Sign(
+        "nccl-error",  # that a call of NCCL failed; its warnings say why
+        (*_OF_ANYTHING, "NCCL error in: ", "Test NCCL failure"),
+        tier="nccl",
+        role="pointer",
+    ),
+    Sign(  # a shell's word for how a command ended
+        "core-dumped",
+        ("(core dumped)",),
+        r"(?P<signal>Segmentation fault|Bus error|Aborted|Illegal instruction|Floating point exception|Trace/breakpoint"
+        r" trap)\s{1,20}\(core dumped\)",
+        tier="launcher",
+        role="pointer",
+    ),
+    Sign(  # of a traceback whose beginning is missing: output that was cut, or only its end
+        "last-line-of-exception",
+        tuple(
+            f"{name}: "
+            for name in (
+                "RuntimeError",
+                "ValueError",
+                "TypeError",
+                "AssertionError",
+                "KeyError",
+                "IndexError",
+                "AttributeError",
+                "ModuleNotFoundError",
+                "DistBackendError",
+                "OutOfMemoryError",
+            )
+        ),
+        r"^(?:\[rank\d{1,7}\]: ?)?(?:[a-z_][\w.]{0,80}\.)?(?P<type>[A-Z]\w{2,40}Error): ",
+        role="pointer",
+    ),
     Sign(
         "exit-code",  # torchrun's agent, of the rank that it saw first on its node
         ("failed (exitcode: ",),
@@ -170,7 +206,7 @@ _VICTIMS = (
     # The words of victims.py, but for those that other signs here read more closely or whose case differs by source.
     Sign(
         "peer-gone",
-        tuple(words for words in victims.PEER_GONE if words != "waiting for clients"),
+        tuple(words for words in victims.PEER_GONE if words not in (*_OF_ANYTHING, "waiting for clients")),
         r"^(?!.*\bretrying\b)",  # NCCL's INFO while it connects: everyday life
         role="victim",
     ),
