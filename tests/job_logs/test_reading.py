@@ -276,7 +276,7 @@ def test_a_log_folder_of_torchrun_gives_ranks_from_its_paths_and_error_files(tmp
             "extraInfo": {"py_callstack": stack, "timestamp": "1772366400"},
         }
     }
-    (folder / "error.json").write_text(json.dumps(error))
+    (tmp_path / "none_ab/attempt_0/1/error.json").write_text(json.dumps(error))
 
     fact = _read(tmp_path)
 
@@ -427,9 +427,12 @@ def test_an_endless_line_is_read_in_flat_memory(tmp_path: Path, monkeypatch: pyt
     file = tmp_path / "job.out"
     file.write_bytes(b"x" * 300_000 + b"\n" + LOG)
     pieces: list[int] = []
-    monkeypatch.setattr(
-        job_reading, "search_for", lambda all_words: lambda data: pieces.append(len(data)) or []
-    )
+
+    def search(data: bytes) -> list[tuple[int, int, int]]:
+        pieces.append(len(data))
+        return []
+
+    monkeypatch.setattr(job_reading, "search_for", lambda all_words: search)
 
     _read(file)
 
