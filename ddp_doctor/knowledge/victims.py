@@ -54,6 +54,9 @@ PEER_SILENT = (
     "NCCL operation timed out",
     "work timed out during finalize",
     "NCCL communicator timed out after",
+    "failed to pass monitoredBarrier",
+    "successfully reached monitoredBarrier",
+    "in store based barrier",
 )
 _VICTIM = re.compile(
     "|".join(map(re.escape, (*PEER_GONE, *PEER_SILENT)))

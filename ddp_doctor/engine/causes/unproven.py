@@ -84,13 +84,24 @@ def _no_server(output: Output) -> Iterator[Judged]:
         if not signs or cause is None:
             continue
         at, port = signs[0].values.get("host", ""), signs[0].values.get("port", "")
+        unresolved = any(
+            s.sign == "name-not-resolved" and s.values.get("name") == at for s in output.fact.signs
+        )
+        if unresolved:
+            cause = cause_named("hostname-unresolvable") or cause
         yield Judged(
             cause,
-            Confidence.LIKELY if name == "store-refused" else Confidence.POSSIBLE,
+            Confidence.LIKELY if unresolved or name == "store-refused" else Confidence.POSSIBLE,
             lines(signs)[:_MOST_LINES],
             (Culprit(kind="node", node=at),) if at else (),
             places(output, ranks_of(signs)) if ranks_of(signs) else "a node",
-            values={"server": at, "peer": at, "port": port, "reason": "it did not answer in time"},
+            values={
+                "server": at,
+                "peer": at,
+                "name": at,
+                "port": port,
+                "reason": "it did not answer in time",
+            },
         )
         return
 

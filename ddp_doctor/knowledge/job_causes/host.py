@@ -135,11 +135,16 @@ CAUSES = (
             ),
             Sign(
                 "shm-open-denied",
-                ("Call to shm_open failed", "shm_open failed to open", "_multiprocessing.SemLock("),
+                ("Call to shm_open failed", "shm_open failed to open"),
                 r"Permission denied",
                 tier="nccl",
                 confidence=Confidence.PROVED,
-                lines=3,
+            ),
+            Sign(  # Python's locks are files there, too
+                "semaphore-not-made",
+                ("_multiprocessing.SemLock(",),
+                r"(?s)SemLock\(.*?(?:PermissionError|FileNotFoundError|\[Errno 38\])",
+                lines=4,
             ),
         ),
     ),

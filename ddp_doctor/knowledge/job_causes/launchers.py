@@ -287,6 +287,31 @@ CAUSES = (
         ),
     ),
     JobCause(
+        code="DDJ192",
+        name="script-arguments",
+        title="A script refused its arguments[ ({script})]: {message}",
+        domain="code",
+        restart="no",
+        finds="The training script, or the launcher, ends because an argument is missing or not known.",
+        why="Launchers, configurations and scripts are changed apart from each other.",
+        remedies=(Remedy(summary="Compare what is handed over with what the script takes: SCRIPT --help"),),
+        next_check="python SCRIPT --help",
+        references=("Python: argparse",),
+        signs=(
+            Sign(
+                "usage-error",
+                (
+                    ": error: the following arguments are required",
+                    ": error: unrecognized arguments",
+                    ": error: argument ",
+                ),
+                r"(?P<script>[\w.-]+): error: (?P<message>(?:the following arguments are required|argument "
+                r"|unrecognized arguments: (?!.*--local[-_]rank)).{0,200})",
+                confidence=Confidence.PROVED,
+            ),
+        ),
+    ),
+    JobCause(
         code="DDJ193",
         name="process-crashed",
         title="{who} crashed[ with {signal}][ ({process}, pid {pid})]: a library of the process, not its Python"
