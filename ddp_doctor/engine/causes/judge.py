@@ -22,7 +22,7 @@ What signs and rows must look like for it:
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ddp_doctor.engine.causes import time_outs, unproven, wait_graph
+from ddp_doctor.engine.causes import networks, time_outs, unproven, wait_graph
 from ddp_doctor.engine.causes.evidence import TIERS, Output, Suspect, lines, speaks_of_a_machine, suspects
 from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.engine.causes.whose import culprits, places, rank_culprit, who
@@ -40,7 +40,13 @@ def causes(recording: Recording) -> tuple[Judged, ...]:
     waits = [Suspect(j.cause, "recorder", j.confidence, judged=j) for j in wait_graph.judged(recording)]
     if not output.failed and not waits:
         return ()
-    left = unexplained(output, [*suspects(output), *waits, *time_outs.suspects(output)])
+    found = (
+        *suspects(output),
+        *waits,
+        *networks.suspects(recording, output),
+        *time_outs.suspects(output),
+    )
+    left = unexplained(output, found)
     return tuple(_judged(output, s) for s in output.in_order(left)) or unproven.judged(output)
 
 

@@ -1,5 +1,6 @@
 """What a report says of a job that has ended, beside its findings: the sentence, the causes, the facts."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -13,8 +14,6 @@ from ddp_doctor.model.report import CauseLine, JobCauseReport, JobFacts, LogsRep
 
 #: The cause that is none.
 UNPROVEN = "job-failed-cause-not-proven"
-#: First words of titles that are no names.
-_BEGIN = ("Rank", "Ranks", "All", "A", "An", "The", "Two", "No", "Something", "Collectives")
 #: How the codes of causes begin.
 CODES = "DDJ"
 
@@ -63,8 +62,9 @@ def summary(recording: Recording, verdict: Verdict, findings: Sequence[Finding])
         return f"Failed: {worst.title.rstrip('.')}{others}"
     if named:
         perhaps = "" if named[0].name == UNPROVEN else "perhaps "
-        first, blank, rest = named[0].title.partition(" ")
-        title = f"{first.lower() if first in _BEGIN else first}{blank}{rest}"
+        title = re.sub(
+            "^[A-Z](?=[a-z ])", lambda letter: letter[0].lower(), named[0].title
+        )  # not of NCCL, P2P
         return f"Failed, cause not proven: {perhaps}{title.rstrip('.')}{others}"
     if verdict is Verdict.SICK:  # what NCCL chose is wrong, and the job went on
         return f"No failure, but: {findings[0].title.rstrip('.')}"

@@ -126,8 +126,7 @@ CAUSES = (
     JobCause(
         code="DDJ118",
         name="duplicate-gpu",
-        title="[Ranks {rank} and {peer_rank} use the same GPU, {bus}: ]two ranks of a node share one GPU, which"
-        " NCCL refuses",
+        title="Two ranks of one node[, {rank} and {peer_rank},] use the same GPU[, {bus}], which NCCL refuses",
         domain="code",
         restart="no",
         finds="NCCL finds two ranks of one node on the same GPU.",

@@ -134,8 +134,8 @@ CAUSES = (
     JobCause(
         code="DDJ142",
         name="socket-ifname-wrong",
-        title="[NCCL_SOCKET_IFNAME={interface} names no interface of {who}: ]ranks use an address that others"
-        " cannot reach[: {peer}]",
+        title="NCCL on {who} uses the wrong network interface[: it has no {interface}][: {peer} means another"
+        " machine on each node]",
         domain="network",
         restart="no",
         finds="NCCL_SOCKET_IFNAME names an interface that is not there, or ranks connect to an address of"
@@ -244,7 +244,7 @@ CAUSES = (
             Sign(
                 "net-plugin-lacks-library",
                 ("cannot open shared object file", "undefined symbol"),
-                r"NET/Plugin[^\n]*?(?P<reason>(?:lib(?!nccl-net)[\w.+-]+: cannot open shared object file"
+                r"NET/Plugin[^\n]*?(?P<reason>(?:lib(?!nccl-net)[\w.+-]{1,100}: cannot open shared object file"
                 r"|undefined symbol: \w+))",
                 tier="nccl",
             ),

@@ -94,7 +94,7 @@ CAUSES = (
     JobCause(
         code="DDJ145",
         name="ib-fabric-fault",
-        title="RDMA transfers of {who}[ to {peer}] found no way: the peer did not answer for all tries",
+        title="Transfers of {who}[ to {peer}] over RDMA failed: the peer did not answer, however often it was tried",
         domain="network",
         restart="on other nodes",
         finds="Transfers over InfiniBand, RoCE or EFA that were tried again and again without an answer (status"

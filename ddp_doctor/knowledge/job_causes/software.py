@@ -256,7 +256,7 @@ CAUSES = (
         signs=(
             Sign(
                 "torch-without-nccl",
-                ("have NCCL built in", "torch.distributed was not compiled with NCCL"),
+                ("have NCCL built in",),
                 confidence=Confidence.PROVED,
             ),
         ),
