@@ -41,9 +41,12 @@ class Reader(NamedTuple):
     reads: Callable[[JobFile, bytes], Iterable[Reading] | str]  # of the content
 
 
-def _reading_of_dump(file: JobFile, data: bytes) -> Iterable[Reading]:
+def _dump(file: JobFile, data: bytes) -> list[Reading]:
+    """A dump that cannot be read is a fact too: it may be the culprit's."""
     fact = read_dump(data, file.name, file.modified_s)
-    return (_collected(fact, fact.rank),)
+    if fact.problem is not None:
+        file.unread, file.size_bytes = fact.problem, 0
+    return [_collected(fact, fact.rank)]
 
 
 #: To read files of a further kind, add a row: the first that knows a file reads it. What none knows is output.
@@ -54,8 +57,8 @@ READERS: tuple[Reader, ...] = (
         lambda head, _: is_recording(head),
         lambda file, data: recording_in(Path(file.name), data).readings,
     ),
-    Reader("flight recorder", is_dump, _reading_of_dump),
     Reader("torchelastic's error file", is_error_file, lambda _, data: text_of_error_file(data)),
+    Reader("flight recorder", is_dump, _dump),
 )
 
 

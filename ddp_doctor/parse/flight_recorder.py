@@ -32,7 +32,8 @@ _NAMED = re.compile(
     r"(?:trace|flight|fr|dump)[a-z_-]*?(?:_?rank)?_?\d+[^/]*$|(?:^|/)(?:rank_?)?\d+(?:[_.-][^/]*)?\.json$"
 )
 _KEYS = ("pg_config", "pg_status", "nccl_comm_state", "comm_lib_version", "collective_seq_id", "p2p_seq_id")
-_RANK = (re.compile(r"rank[_-]?(\d+)"), re.compile(r"(\d+)(?:\.[a-z]+)*$"))
+_RANK = re.compile(r"rank[_-]?(\d+)")
+_NUMBER = re.compile(r"^(\d+)(?=[_.-])|(\d+)(?:\.[a-z]+)*$")
 _TRANSFER = re.compile(r"(?:send|recv) (\d+) ?(?:->|<-) ?(\d+)")
 _DEFAULT = "0"
 
@@ -81,11 +82,12 @@ def _content(data: bytes) -> Mapping[str, Any]:
 
 
 def _rank_of(name: str) -> int | None:
-    for part in reversed(name.lower().split("/")):
-        for pattern in _RANK:
-            if (found := pattern.search(part)) and len(found[1]) <= _LONGEST_RANK:
-                return int(found[1])
-    return None
+    *folders, file = name.lower().split("/")
+    found = _RANK.search(file) or _NUMBER.search(file)
+    for folder in reversed(folders):
+        found = found or _RANK.search(folder)
+    number = next((group for group in found.groups() if group), "") if found else ""
+    return int(number) if 0 < len(number) <= _LONGEST_RANK else None
 
 
 # --- one entry ----------------------------------------------------------------------------------
@@ -142,10 +144,9 @@ def _read(dump: Mapping[str, Any], fact: FlightDumpFact) -> FlightDumpFact:
     collectives = [(entry, _without_late(entry, read, fact.written_at_s)) for entry, read in collectives]
     still_open = [(entry, read) for entry, read in collectives if read.is_open]
     wrapped = bool(raw) and _whole(raw[0].get("record_id")) > 0
-    default = configured.get("", ()) or configured.get(_DEFAULT, ())
     return fact.model_copy(
         update={
-            "world_size": len(default) or None,
+            "world_size": len(configured.get(_DEFAULT, ())) or None,
             "version": _text(dump.get("version")),
             "groups": _groups(collectives, configured, dump.get("pg_status"), wrapped),
             "newest_at_s": _newest_s(raw),
@@ -186,7 +187,7 @@ def _without_late(entry: Mapping[str, Any], read: FlightEntry, written_at_s: flo
 
 
 def _members(config: object) -> dict[str, tuple[int, ...]]:
-    """The global ranks of each configured group; gloo has one for all, named "", and of its default group at best."""
+    """The global ranks of each configured group; gloo shows one group alone, the last made, and names it ""."""
     members = {}
     for name, group in config.items() if isinstance(config, Mapping) else ():
         ranks = group.get("ranks") if isinstance(group, Mapping) else None
@@ -217,11 +218,12 @@ def _groups(
         if name is not None and isinstance(counts, Mapping):
             enqueued[name] = max(0, _whole(counts.get("last_enqueued_collective")))
             by_name.setdefault(name, [])
+    last_made = configured.get("", ()) if by_name.keys() <= {_DEFAULT} else ()
     return tuple(
         GroupSeen(
             name=name,
             description=descriptions.get(name, "default_pg" if name == _DEFAULT else ""),
-            ranks=configured.get(name, ()) or (configured.get("", ()) if name == _DEFAULT else ()),
+            ranks=configured.get(name, ()) or (last_made if name == _DEFAULT else ()),
             entries=_kept(entries),
             highest_seq=max((entry.seq for entry in entries), default=enqueued.get(name, 0)),
             wrapped=wrapped,

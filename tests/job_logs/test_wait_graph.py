@@ -73,6 +73,20 @@ def test_the_rank_without_a_dump_is_the_suspect_with_less_confidence():
         assert (found.who, found.confidence.value) == ("rank 3", "likely")
 
 
+def test_the_members_of_the_group_that_gloo_made_last_are_not_taken_for_the_whole_job():
+    """torch 2.15: the only entry of pg_config has the ranks of a sub-group, on the ranks that are in it."""
+    for situation, dumps in DUMPS.items():
+        newer = copy.deepcopy(dumps)
+        for dump in newer.values():
+            if dump["pg_config"][""]["ranks"] == "[]":
+                dump["pg_config"][""]["ranks"] = "[0, 1]"
+        assert named(facts(newer)) == named(facts(dumps)), situation
+        newer = copy.deepcopy(dumps)
+        for dump in newer.values():
+            dump["pg_config"][""]["ranks"] = "[0, 1]"
+        assert named(facts(newer))[1] <= SITUATIONS[situation].culprits(_WORLD), situation
+
+
 def test_of_several_ranks_without_a_dump_only_those_of_one_host_are_suspects():
     dumps = {rank: dump(entry(1, done=True), entry(2), world=8) for rank in range(5)}
     ranks = tuple(RankSeen(rank=rank, host="node0" if rank < 5 else "node1") for rank in range(8))

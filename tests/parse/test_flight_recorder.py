@@ -44,6 +44,8 @@ def test_a_pickle_of_each_protocol_says_what_the_json_says(protocol: int):
         ("rank_6/trace.json", 6),
         ("dumps/rank_99999999999", None),
         ("dumps/trace", None),
+        ("run2024/trace.json", None),
+        ("3_node12.json", 3),
     ],
 )
 def test_the_rank_stands_in_the_name(name: str, rank: int | None):

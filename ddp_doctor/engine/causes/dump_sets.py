@@ -61,7 +61,14 @@ def _set(job: Sequence[FlightDumpFact], pool: Sequence[FlightDumpFact], said: in
     dumps = {fact.rank or 0: fact for fact in current if size is None or (fact.rank or 0) < size}
     unread = {fact.rank or 0: fact for fact in pool if fact.problem is not None and fact.rank not in dumps}
     unread = {rank: fact for rank, fact in unread.items() if size is None or rank < size}
-    world = range(size if size is not None else max([*dumps, *unread], default=-1) + 1)
+    least = max([*dumps, *unread], default=-1) + 1
+    # gloo tells the members of the group that was made last: mostly the default one, and no other is larger.
+    told = max(
+        (len(group.ranks) for fact in current for group in fact.groups if group.name == "0"), default=0
+    )
+    if size is None and told >= least:
+        size = told
+    world = range(least if size is None else size)
     files = {fact.file for fact in dumps.values()}
     ranks = set(dumps)
     earlier = tuple(
@@ -109,5 +116,11 @@ def _is_stale(fact: FlightDumpFact, newest: FlightDumpFact) -> bool:
         return True
     if fact.newest_at_s is None or newest.oldest_at_s is None or fact.newest_at_s >= newest.oldest_at_s:
         return False
-    ended = sum(not entry.is_open for group in fact.groups for entry in group.entries)
-    return ended >= _SURELY_MET or newest.oldest_at_s - fact.newest_at_s > _LONGEST_START_S
+    if newest.oldest_at_s - fact.newest_at_s > _LONGEST_START_S:
+        return True
+    if any(group.wrapped for group in newest.groups):  # its first collectives are no longer known
+        highest = {group.name: group.highest_seq for group in newest.groups}
+        return any(
+            group.highest_seq > highest.get(group.name, group.highest_seq) + 1 for group in fact.groups
+        )
+    return sum(not entry.is_open for group in fact.groups for entry in group.entries) >= _SURELY_MET

@@ -61,19 +61,16 @@ class Waits:
                 memberships[group.name].add(group.ranks)
         for rank, dump in self.job.dumps.items():
             for group in dump.groups:
-                several = len(memberships[group.name] - {()}) > 1
+                several = group.name != "0" and len(memberships[group.name] - {()}) > 1
                 by_key[group.name, group.ranks if several else ()][rank] = group
         return tuple(self._group(seen) for seen in by_key.values())
 
     def _group(self, seen: dict[int, GroupSeen]) -> Group:
         first = next(iter(seen.values()))
-        ranks = max((group.ranks for group in seen.values()), key=len)
-        is_default = first.name == "0" or any(group.description == "default_pg" for group in seen.values())
-        if ranks:
-            return Group(first.name, ranks, True, seen)
-        if is_default:
+        if first.name == "0" or any(group.description == "default_pg" for group in seen.values()):
             return Group(first.name, self.job.world, self.job.world_is_known, seen)
-        return Group(first.name, tuple(sorted(seen)), False, seen)
+        ranks = max((group.ranks for group in seen.values()), key=len)
+        return Group(first.name, ranks or tuple(sorted(seen)), bool(ranks), seen)
 
     @cached_property
     def waits(self) -> tuple[Wait, ...]:

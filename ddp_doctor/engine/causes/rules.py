@@ -6,7 +6,7 @@ from textwrap import shorten
 
 from ddp_doctor.engine.causes.judge import causes
 from ddp_doctor.engine.causes.judged import Judged
-from ddp_doctor.facts.job_log import JobLogFact
+from ddp_doctor.facts.job_log import JobLogFact, LogLine
 from ddp_doctor.knowledge.job_causes import JOB_CAUSES
 from ddp_doctor.knowledge.job_causes.kinds import JobCause
 from ddp_doctor.model.choices import Confidence, Severity
@@ -49,12 +49,15 @@ def _draft(judged: Judged) -> Draft:
         confidence=judged.confidence,
         culprits=judged.culprits,
         evidence=tuple(
-            Evidence(check="logs", text=f"{line.file}{f':{line.line}' if line.line else ''}: {line.text}")
-            for line in judged.lines[:_MOST_LINES]
+            Evidence(check="logs", text=f"{_place(line)}: {line.text}") for line in judged.lines[:_MOST_LINES]
         ),
         remedies=judged.cause.remedies,
         severity=Severity.WARNING if judged.confidence is Confidence.POSSIBLE else None,
     )
+
+
+def _place(line: LogLine) -> str:
+    return f"{line.file}:{line.line}" if line.line else line.file
 
 
 def _rule(cause: JobCause) -> Rule:

@@ -23,7 +23,6 @@ from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.engine.hang.judgement import minority
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact, LogLine
 from ddp_doctor.knowledge.job_causes import JOB_CAUSES
-from ddp_doctor.knowledge.job_causes.hangs import CAUSES
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import Recording
@@ -31,7 +30,7 @@ from ddp_doctor.model.trial import FlightEntry
 from ddp_doctor.parse.frames import of_the_job
 from ddp_doctor.wording.ranks import capital, rank_list
 
-_CAUSES = {cause.name: cause for cause in (*CAUSES, *JOB_CAUSES)}
+_CAUSES = {cause.name: cause for cause in JOB_CAUSES}
 #: Ranks of a group give these as many numbers; other collectives may take other shapes on each rank.
 _ALIKE = (
     "all_reduce",
@@ -150,8 +149,10 @@ def _circle(waits: Waits) -> Judged | None:
     lines = [
         (rank, f"rank {rank} waits in {first[rank].call}") for rank in (*odd, *sorted(set(first) - set(odd)))
     ]
+    who = odd or tuple(first)
+    values = {"odd": rank_list(odd)} if odd else {}
     return _found(
-        waits, "cross-group-deadlock", Confidence.PROVED, odd, lines, detail, who=odd or tuple(first)
+        waits, "cross-group-deadlock", Confidence.PROVED, odd, lines, detail, who=who, values=values
     )
 
 

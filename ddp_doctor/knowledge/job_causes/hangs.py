@@ -3,11 +3,6 @@
 from ddp_doctor.knowledge.job_causes.kinds import JobCause
 from ddp_doctor.model.finding import Remedy
 
-_STACKS = Remedy(
-    summary="Let every rank say where it stands the next time: dumps on a time-out, and stacks",
-    commands=("py-spy dump --pid PID",),
-)
-
 CAUSES = (
     JobCause(
         code="DDJ195",
@@ -24,7 +19,10 @@ CAUSES = (
                 summary="Look at what that rank does after its last collective, and let all ranks do it, or none",
                 scope="code",
             ),
-            _STACKS,
+            Remedy(
+                summary="Look where it stands while it hangs: from its host, with its process",
+                commands=("py-spy dump --pid PID",),
+            ),
         ),
         next_check="py-spy dump --pid PID of that rank while it hangs",
         references=("torch 2.13 torch/include/torch/csrc/distributed/c10d/FlightRecorder.hpp",),
@@ -33,7 +31,7 @@ CAUSES = (
     JobCause(
         code="DDJ196",
         name="cross-group-deadlock",
-        title="{who} and the other ranks use their process groups in different orders and wait for each other",
+        title="Ranks wait for each other in different process groups[: {odd} took them in another order]",
         domain="code",
         restart="no",
         finds="Ranks wait in collectives of several process groups, each for ranks that wait in another group, by the"
@@ -55,7 +53,7 @@ CAUSES = (
         name="rank-unreachable",
         title="{who} left no flight-recorder dump that can be read, and the other ranks wait for it",
         domain="unknown",
-        restart="on other nodes",
+        restart="unknown",
         finds="Ranks wait for a rank of which there is no dump of torch's flight recorder, or an empty or cut-off"
         " one, while the other ranks left theirs.",
         why="A rank that was killed, whose host is gone, or that is being torn down writes none. The absence is no"
@@ -74,7 +72,7 @@ CAUSES = (
         name="collective-stalled",
         title="{who} [entered {call} and] do not get out of it",
         domain="unknown",
-        restart="on other nodes",
+        restart="unknown",
         finds="All ranks whose dumps of torch's flight recorder are there wait in the same collective.",
         why="No rank is late, so no rank's code is to blame: data does not arrive over a link, or a GPU does not"
         " finish.",
