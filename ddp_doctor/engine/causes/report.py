@@ -102,6 +102,7 @@ def job_facts(recording: Recording) -> JobFacts:
         ranks=next((size for size in worlds if size), None),
         nodes=tuple(dict.fromkeys(rank.host for rank in job.ranks if rank.host)),
         communicators=tuple(sorted(sizes)),
+        interfaces=tuple(dict.fromkeys(name for log in logs for name in log.interfaces)),
         network=tuple(sorted({log.network for log in logs if log.network})),
         transports=dict(sorted(Counter(kind for *_, kind in pairs).items())),
     )
