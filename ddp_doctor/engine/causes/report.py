@@ -12,8 +12,6 @@ from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import CauseLine, JobCauseReport, JobFacts, LogsReport, Report
 
-#: The cause that is none.
-UNPROVEN = "job-failed-cause-not-proven"
 #: How the codes of causes begin.
 CODES = "DDJ"
 
@@ -61,11 +59,10 @@ def summary(recording: Recording, verdict: Verdict, findings: Sequence[Finding])
         worst = next(finding for finding in named if finding.severity is Severity.ERROR)
         return f"Failed: {worst.title.rstrip('.')}{others}"
     if named:
-        perhaps = "" if named[0].name == UNPROVEN else "perhaps "
         title = re.sub(
             "^[A-Z](?=[a-z ])", lambda letter: letter[0].lower(), named[0].title
         )  # not of NCCL, P2P
-        return f"Failed, cause not proven: {perhaps}{title.rstrip('.')}{others}"
+        return f"Failed, cause not proven: {title.rstrip('.')}{others}"
     if verdict is Verdict.SICK:  # what NCCL chose is wrong, and the job went on
         return f"No failure, but: {findings[0].title.rstrip('.')}"
     warnings = sum(finding.severity is Severity.WARNING for finding in findings)
