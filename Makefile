@@ -34,8 +34,12 @@ NONE_IS_FINE = $(if $(ARGS),|| [ $$? -eq 5 ])
 test-parallel test-serial fuzz lab-parallel lab-serial bench: export PYTHONDONTWRITEBYTECODE =
 test: test-parallel test-serial  ## run the tests that need no GPU, no root and no lab
 
-test-parallel: $(STAMP)
+test-parallel: $(STAMP) | tests/__pycache__
 	$(BIN)/$(RUNNER) -m pytest $(AT_ONCE) -m '$(USUAL) and not serial' $(ARGS) $(NONE_IS_FINE)
+
+# In a fresh clone each worker would rewrite the assertions of all tests, 5 s of processor time for each.
+tests/__pycache__: | $(STAMP)
+	@$(BIN)/python -m pytest --collect-only --quiet >/dev/null || true
 
 test-serial: $(STAMP)
 	$(BIN)/$(RUNNER) -m pytest -m '$(USUAL) and serial' $(ARGS) $(NONE_IS_FINE)

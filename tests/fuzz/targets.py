@@ -512,6 +512,7 @@ _SHOWN = "makes text for people"
 NOT_FOREIGN: Mapping[str, str] = {
     "endings.signal_name": "takes a number",
     "kinds_of_files.is_recording": "looks for words in bytes",
+    "kernel_files.port_range": "reads two numbers of /proc/sys",
     "kinds_of_files.is_error_file": "looks for words in bytes",
     "live.ask_nvidia_smi": "hands text to topo_matrix.parse_matrix",
     "live.ask_nvml": "hands text to live.parse_nvml_topology",

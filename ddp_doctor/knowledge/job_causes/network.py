@@ -251,7 +251,7 @@ CAUSES = (
             Sign(
                 "ofi-finds-nothing",
                 ("NET/OFI",),
-                r"NCCL WARN NET/OFI (?P<reason>[^\n]*(?:[Cc]ouldn't find|[Nn]o eligible|[Uu]nable to find"
+                r"NCCL WARN NET/OFI (?P<reason>[^\n]{0,200}?(?:[Cc]ouldn't find|[Nn]o eligible|[Uu]nable to find"
                 r"|initialization failed)[^\n]{0,80})",
                 tier="nccl",
             ),

@@ -25,14 +25,18 @@ _MODIFY = ("Call to ibv_modify_qp failed",)
 #: "with 110 Connection timed out, on dev mlx5_0:1, … local GID ::ffff:10.0.0.1, remote GID
 #: ::ffff:10.0.1.1" (from 2.24), "with error Connection timed out errno 110", "with error Connection timed out".
 _TIMED_OUT = r"ibv_modify_qp failed with (?:error )?(?:110 )?Connection timed out"
-_ON_DEVICE = r"(?:[^\n]*?\bon dev (?P<device>[^\s,]+))?"
+_ON_DEVICE = r"(?:[^\n]{0,40}?\bon dev (?P<device>[^\s,]{1,40}))?"
 
 
-def completion(statuses: str) -> str:
-    """The pattern of a failed transfer with one of these statuses, an alternation of numbers; with its peer and HCA."""
+def completion(statuses: str, ahead: str = "") -> str:
+    """A failed transfer with one of these statuses, an alternation of numbers; ``ahead`` looks at the rest of the line.
+
+    Its peer and HCA are kept.
+    """
     return (
-        r"Got completion (?:from peer (?P<peer>[^\s<]{1,64})(?:<\d+>)? )?with (?:error |status=)(?:[^()\n]{1,60}\()?"
-        rf"(?P<status>{statuses})\b(?:[^\n]*? hca (?P<device>[\w.-]+))?"
+        rf"Got completion {ahead}"
+        r"(?:from peer (?P<peer>[^\s<]{1,64})(?:<\d+>)? )?with (?:error |status=)(?:[^()\n]{1,60}\()?"
+        rf"(?P<status>{statuses})\b(?:[^\n]{{0,400}}? hca (?P<device>[\w.-]+))?"
     )
 
 
@@ -118,7 +122,7 @@ CAUSES = (
             Sign(
                 "rdma-retries-exceeded",
                 _GOT,
-                rf"(?![^\n]*localGid fe80:){completion('12|13')}",
+                completion("12|13", r"(?![^\n]{0,400}localGid fe80:)"),
                 tier="nccl",
                 confidence=Confidence.POSSIBLE,
             ),
@@ -218,14 +222,14 @@ CAUSES = (
             Sign(
                 "rtr-timed-out-across",
                 _MODIFY,
-                rf"{_TIMED_OUT}{_ON_DEVICE}[^\n]*local GID (?:::ffff:)?(?P<network>\d+\.\d+\.\d+)\.\d+, remote GID "
-                r"(?P<remote_gid>(?:::ffff:)?(?!(?P=network)\.)\d+\.\S+)",
+                rf"{_TIMED_OUT}{_ON_DEVICE}[^\n]{{0,120}}local GID (?:::ffff:)?(?P<network>\d+\.\d+\.\d+)\.\d+,"
+                r" remote GID (?P<remote_gid>(?:::ffff:)?(?!(?P=network)\.)\d+\.\S+)",
                 tier="nccl",
             ),
             Sign(
                 "rtr-timed-out",
                 _MODIFY,
-                rf"{_TIMED_OUT}(?![^\n]*(?:retrying|local GID fe80:)){_ON_DEVICE}",
+                rf"{_TIMED_OUT}(?![^\n]{{0,300}}(?:retrying|local GID fe80:)){_ON_DEVICE}",
                 tier="nccl",
                 confidence=Confidence.POSSIBLE,
             ),
@@ -265,19 +269,19 @@ CAUSES = (
             Sign(
                 "rdma-over-link-local",
                 _GOT,
-                rf"(?=[^\n]*localGid (?P<gid>fe80:\S+)){completion('12')}",
+                completion("12", r"(?=[^\n]{0,400}localGid (?P<gid>fe80:\S{1,60}))"),
                 tier="nccl",
             ),
             Sign(
                 "gid-refused",
                 _MODIFY,
-                rf"ibv_modify_qp failed with (?:error )?(?:22 )?Invalid argument(?![^\n]*retrying){_ON_DEVICE}",
+                rf"ibv_modify_qp failed with (?:error )?(?:22 )?Invalid argument(?![^\n]{{0,300}}retrying){_ON_DEVICE}",
                 tier="nccl",
             ),
             Sign(
                 "rtr-timed-out-link-local",
                 _MODIFY,
-                rf"{_TIMED_OUT}{_ON_DEVICE}[^\n]*local GID (?P<gid>fe80:[^\s,]+)",
+                rf"{_TIMED_OUT}{_ON_DEVICE}[^\n]{{0,120}}local GID (?P<gid>fe80:[^\s,]+)",
                 tier="nccl",
             ),
             Sign("gid-hint", ("incorrect GID index is forced",), tier="nccl"),
