@@ -59,6 +59,8 @@ _NETWORK = re.compile(r"Using network ([^\r\n]{1,60})")
 _NO_GDR = re.compile(r"GPU Direct RDMA Disabled for HCA \d{1,3} '([^']{1,64})'")
 _REFUSED = re.compile(r"P2P is disabled between connected GPUs (\d{1,3}) and (\d{1,3})")
 _SOCKETS = re.compile(r"NET/Socket: Using (\d{1,3}) threads and (\d{1,3}) sockets per thread")
+#: "Bootstrap : Using eth0:10.0.0.1<0>" until 2.23, "Bootstrap: Using" from 2.24; the oldest number their interfaces.
+_BOOTSTRAP = re.compile(r"Bootstrap ?: Using (?:\[\d{1,3}\])?([\w.@-]{1,32}):")
 _NO_CUMEM_HOST = "cuMem host allocations do not appear to be working"
 _NO_VERBS = "Failed to open libibverbs.so"
 _NO_IB = "NET/IB : No device found"
@@ -66,7 +68,7 @@ _NO_IB = "NET/IB : No device found"
 #: A line that holds none of these says nothing that is read here.
 _WORDS = re.compile(
     r" via |NCCL version|NCCL_[A-Z0-9_]{1,60} set |NET/|Using network| busId | nRanks |GPU Direct RDMA Disabled"
-    rf"|P2P is disabled|{re.escape(_NO_VERBS)}|{_NO_CUMEM_HOST}|NVLS multicast|Connected |Pattern \d"
+    rf"|P2P is disabled|{re.escape(_NO_VERBS)}|{_NO_CUMEM_HOST}|NVLS multicast|Connected |Bootstrap ?: |Pattern \d"
 )
 
 
@@ -112,6 +114,7 @@ def parse_nccl_log(text: str) -> NcclTransportFact:
         inits=_inits(devices),
         patterns=_once(_pattern(found) for found in _PATTERN.finditer(text)),
         sockets=_sockets(_SOCKETS.search(text)),
+        interfaces=_once(found[1] for found in _BOOTSTRAP.finditer(text)),
         no_cumem_host=_NO_CUMEM_HOST in text,
     )
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_doctor.facts.node.nccl_log import Hca, Transport
-from ddp_doctor.parse.nccl_log import parse_nccl_log
+from ddp_doctor.parse.nccl_log import digest, parse_nccl_log
 
 PREFIX = "wk:8811:8840 [0] NCCL INFO "
 
@@ -57,6 +57,18 @@ PREFIX = "wk:8811:8840 [0] NCCL INFO "
 )
 def test_channel_line_of_each_era(line: str, transport: Transport):
     assert parse_nccl_log(PREFIX + line + "\r\n").transports == (transport,)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "n:1:2 [0] NCCL INFO Bootstrap : Using [0]eth0:10.0.0.1<0>",  # as before 2.8
+        "n:1:2 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>",
+        "n:1:2 [0] NCCL INFO Bootstrap: Using eth0:10.0.0.1<0>",
+    ],
+)
+def test_the_interface_that_ranks_bootstrap_over(line: str):
+    assert parse_nccl_log(digest([line])).interfaces == ("eth0",)
 
 
 def test_version_settings_and_devices():

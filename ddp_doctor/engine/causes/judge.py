@@ -37,18 +37,12 @@ def causes(recording: Recording) -> tuple[Judged, ...]:
     """What made the job fail, in the order of time; () where it did not fail."""
     fact = recording.first(JobLogFact)
     output = Output(fact or JobLogFact(files=()))
-    hangs = [
-        Suspect(hang.cause, "recorder", hang.confidence, judged=hang) for hang in wait_graph.judged(recording)
-    ]
-    if not output.failed and not hangs:
-        return ()
-    spoken = (
-        [*suspects(output), *networks.suspects(recording, output), *time_outs.suspects(output)]
-        if output.failed
-        else []
-    )
-    left = unexplained(output, [*spoken, *hangs])
-    return tuple(_judged(output, s) for s in output.in_order(left)) or unproven.judged(output)
+    hangs = [Suspect(j.cause, "recorder", j.confidence, judged=j) for j in wait_graph.judged(recording)]
+    spoken = (*suspects(output), *networks.suspects(recording, output), *time_outs.suspects(output))
+    left = unexplained(output, [*hangs, *(spoken if output.failed else ())])
+    if left or not output.failed:
+        return tuple(_judged(output, suspect) for suspect in output.in_order(left))
+    return unproven.judged(output)
 
 
 def _judged(output: Output, suspect: Suspect) -> Judged:

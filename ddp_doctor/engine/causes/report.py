@@ -1,5 +1,6 @@
 """What a report says of a job that has ended, beside its findings: the sentence, the causes, the facts."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -11,10 +12,6 @@ from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import CauseLine, JobCauseReport, JobFacts, LogsReport, Report
 
-#: The cause that is none.
-UNPROVEN = "job-failed-cause-not-proven"
-#: First words of titles that are no names.
-_BEGIN = ("Rank", "Ranks", "All", "A", "An", "The", "Two", "No", "Something", "Collectives")
 #: How the codes of causes begin.
 CODES = "DDJ"
 
@@ -62,10 +59,10 @@ def summary(recording: Recording, verdict: Verdict, findings: Sequence[Finding])
         worst = next(finding for finding in named if finding.severity is Severity.ERROR)
         return f"Failed: {worst.title.rstrip('.')}{others}"
     if named:
-        perhaps = "" if named[0].name == UNPROVEN else "perhaps "
-        first, blank, rest = named[0].title.partition(" ")
-        title = f"{first.lower() if first in _BEGIN else first}{blank}{rest}"
-        return f"Failed, cause not proven: {perhaps}{title.rstrip('.')}{others}"
+        title = re.sub(
+            "^[A-Z](?=[a-z ])", lambda letter: letter[0].lower(), named[0].title
+        )  # not of NCCL, P2P
+        return f"Failed, cause not proven: {title.rstrip('.')}{others}"
     if verdict is Verdict.SICK:  # what NCCL chose is wrong, and the job went on
         return f"No failure, but: {findings[0].title.rstrip('.')}"
     warnings = sum(finding.severity is Severity.WARNING for finding in findings)
@@ -102,6 +99,7 @@ def job_facts(recording: Recording) -> JobFacts:
         ranks=next((size for size in worlds if size), None),
         nodes=tuple(dict.fromkeys(rank.host for rank in job.ranks if rank.host)),
         communicators=tuple(sorted(sizes)),
+        interfaces=tuple(dict.fromkeys(name for log in logs for name in log.interfaces)),
         network=tuple(sorted({log.network for log in logs if log.network})),
         transports=dict(sorted(Counter(kind for *_, kind in pairs).items())),
     )

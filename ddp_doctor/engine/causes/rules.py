@@ -37,14 +37,21 @@ def filled(template: str, values: Mapping[str, str]) -> str:
     return " ".join(re.sub(r" (?=[,.;:](?:\s|$))", "", text).split())
 
 
-def _sentence(title: str) -> str:
-    """With a capital letter, but where a host's name begins it."""
+def _title(judged: Judged) -> str:
+    """Begins with a capital letter, but for a host's name; a guess says that it is one.
+
+    Of a cause without a domain, what is said is the fact, and what is not proved stands behind it.
+    """
+    title = filled(judged.cause.title, {**judged.values, "who": judged.who})
+    is_guess = judged.confidence is Confidence.POSSIBLE and judged.cause.domain != "unknown"
+    if is_guess and not re.search(r"\b(?:may|might|perhaps|probably)\b", title):
+        return f"Perhaps {re.sub('^[A-Z](?=[a-z ])', lambda letter: letter[0].lower(), title)}"
     return capital(title) if re.match(r"(?:ranks?|all|an?|the|two|collectives?)\b", title) else title
 
 
 def _draft(judged: Judged) -> Draft:
     return Draft(
-        title=_sentence(filled(judged.cause.title, {**judged.values, "who": judged.who})),
+        title=_title(judged),
         detail=judged.detail,
         confidence=judged.confidence,
         culprits=judged.culprits,

@@ -107,6 +107,7 @@ class NcclTransportFact(Fact):
     sockets: tuple[int, int] | None = (
         None  # threads, and sockets of each; not printed where the main thread sends
     )
+    interfaces: tuple[str, ...] = ()  # those that ranks bootstrap over: "eth0"
     no_cumem_host: bool = False  # CUDA gives no host memory on a NUMA node; NCCL takes /dev/shm
 
     def used_hcas(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from ddp_doctor.parse.redact import masked
 NCCL_WORDS = (
     b"NCCL version ", b" set by environment to ", b" set to ", b"NET/IB", b"NET/Socket", b"Using network ",
     b" busId ", b" nRanks ", b"GPU Direct RDMA ", b"P2P is disabled", b"libibverbs.so", b"cuMem host allocations",
-    b"NVLS multicast", b"NCCL INFO Connected ", b"NCCL INFO Pattern ",
+    b"NVLS multicast", b"NCCL INFO Bootstrap", b"NCCL INFO Connected ", b"NCCL INFO Pattern ",
 )  # fmt: skip
 _CHANNEL = re.compile(
     rb"\n(?:\[[^\]\n]{1,100}\]:? ?|\d{1,7}: |\d{4}-\d\d-\d\d\S{1,30} ){0,4}([^\s:\[\]]{1,255}:\d{1,10}):\d{1,10}"
