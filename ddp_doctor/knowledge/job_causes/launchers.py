@@ -344,7 +344,8 @@ CAUSES = (
             Sign(
                 "kernel-segfault",
                 (" segfault at ", "traps: ", "general protection fault"),
-                r"(?:traps: )?(?<![\w.-])(?P<process>[\w.-]{1,80})\[(?P<pid>\d{1,10})\]:? (?:segfault at|trap |general protection)"
+                r"(?:traps: )?(?<![\w.-])(?P<process>[\w.-]{1,80})\[(?P<pid>\d{1,10})\]:?"
+                r" (?:segfault at|trap |general protection)"
                 r"(?!.* in libnccl)",
                 tier="kernel",
                 confidence=Confidence.LIKELY,
