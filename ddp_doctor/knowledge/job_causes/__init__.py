@@ -16,12 +16,27 @@ from ddp_doctor.knowledge.job_causes import (
     pointers,
     rdma,
     scheduler,
+    shared_memory,
     software,
     unproven,
 )
 from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
 
-_MODULES = (host, gpu, gpu_access, software, network, rdma, code, ddp, launchers, scheduler, hangs, unproven)
+_MODULES = (
+    shared_memory,
+    host,
+    gpu,
+    gpu_access,
+    software,
+    network,
+    rdma,
+    code,
+    ddp,
+    launchers,
+    scheduler,
+    hangs,
+    unproven,
+)
 JOB_CAUSES: tuple[JobCause, ...] = tuple(
     sorted((cause for module in _MODULES for cause in module.CAUSES), key=lambda cause: cause.code)
 )
