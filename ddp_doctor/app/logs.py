@@ -1,16 +1,19 @@
 """``ddp-doctor logs``: why a job failed, from its output and the dumps of its flight recorder."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from ddp_doctor.app.job_reading import Progress, read_job
 from ddp_doctor.app.outcome import Outcome, blank, judge
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.model.recording import Options
 
 
-def logs(paths: Sequence[str], ignore: tuple[str, ...] = (), progress: Progress | None = None) -> Outcome:
-    """Judge these files. Raises UsageError where nothing could be read."""
+def logs(
+    paths: Sequence[str], ignore: tuple[str, ...] = (), progress: Callable[[int, int], None] | None = None
+) -> Outcome:
+    """Judge these files; ``progress`` is told the bytes read and all bytes. Raises UsageError if none can be read."""
+    from ddp_doctor.app.job_reading import read_job  # no other command has to wait for its tables
+
     started = time.monotonic()
     recording = blank(Options(command="logs", ignore=ignore), Plan(()))
     readings = read_job(paths, progress)

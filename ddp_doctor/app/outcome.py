@@ -7,7 +7,6 @@ from datetime import datetime, timezone
 
 from ddp_doctor import __version__
 from ddp_doctor.checks import CHECKS
-from ddp_doctor.engine.causes.report import with_causes
 from ddp_doctor.engine.diagnose import diagnose
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.engine.verdict import report as make_report
@@ -40,6 +39,8 @@ def judge(recording: Recording, checks: Sequence[Check] = CHECKS) -> Outcome:
     diagnosis = diagnose(recording)
     report = make_report(recording, diagnosis, checks)
     if recording.options.command == "logs":
+        from ddp_doctor.engine.causes.report import with_causes  # no other command has to wait for it
+
         report = with_causes(report, recording)
     return Outcome(recording, report, diagnosis.failures)
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ddp_doctor.checks import CHECKS
-from ddp_doctor.engine.causes import report as causes_report
 from ddp_doctor.engine.diagnose import Diagnosis, is_judged
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.plan import TOO_DEAR
@@ -77,7 +76,7 @@ def _verdict(recording: Recording, diagnosis: Diagnosis, results: Sequence[Check
         or nccl_without_gpu(recording)
     ):
         return Verdict.UNSURE
-    if any(finding.code.startswith(causes_report.CODES) for finding in diagnosis.findings):
+    if any(finding.code.startswith("DDJ") for finding in diagnosis.findings):
         return Verdict.UNSURE  # a job failed, and no cause is sure enough to be an error
     if any(result.status in (CheckStatus.FAILED, CheckStatus.TIMED_OUT) for result in results):
         return Verdict.UNSURE  # a lesser finding beside it does not make up for what was not seen
@@ -194,6 +193,8 @@ def summary(
 ) -> str:
     """One sentence: the verdict, on what it rests, or the worst fault."""
     if recording.options.command == "logs":
+        from ddp_doctor.engine.causes import report as causes_report  # no other command has to wait for it
+
         said = causes_report.summary(recording, verdict, diagnosis.findings)
         return f"{said}{_ignored(diagnosis)}."
     scope = _scope(recording)

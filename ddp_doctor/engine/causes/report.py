@@ -12,9 +12,6 @@ from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import CauseLine, JobCauseReport, JobFacts, LogsReport, Report
 
-#: How the codes of causes begin.
-CODES = "DDJ"
-
 
 def with_causes(report: Report, recording: Recording) -> LogsReport:
     """The report of a job: its causes first and in the order of time, and what the output says of the job."""
