@@ -57,7 +57,7 @@ class Job:
         """What NCCL says of its paths, for each process: its rank, where that is known."""
         for scan in self._scans:
             for process, fact in transport_facts(scan.nccl.texts, scan.nccl.version).items():
-                yield self._of_process.get(_process(process)), fact
+                yield self._of_process.get(_process(process)) if process else None, fact
 
     def _first(self, name: str) -> Any:
         return next((value for scan in self._scans if (value := getattr(scan.facts, name)) is not None), None)
