@@ -186,3 +186,62 @@ def test_what_nccl_fell_back_to_is_told_and_is_no_failure(text: str, found: list
 
     assert [f"{f.code} {f.severity.value} {f.title.rpartition(': ')[2]}" for f in report.findings] == found
     assert report.exit_code == 0
+
+
+ROWS = """\
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+     8388608       2097152     float     sum      -1   510.30   16.44   16.44      0   508.00   16.51   16.51      0
+    16777216       4194304     float     sum      -1     1020   16.45   16.45    N/A     1018   16.48   16.48    N/A
+"""
+OF_2_9 = (
+    "  8388608   2097152   float     sum   510.30   16.44   16.44  4e-07   508.00   16.51   16.51  4e-07\n"
+)
+JSON = (
+    '{"args": ["./all_reduce_perf"], "config": {"devices": [{}, {}]}, "results": [{"size": 8388608, "count": 2097152,'
+    ' "type": "float", "redop": "sum", "root": -1, "out_of_place": {"time": 510.3, "alg_bw": 16.44, "bus_bw": 16.44,'
+    ' "nwrong": 0}}], "out_of_bounds": {"count": 0, "okay": true}}'
+)
+INSPECTOR = "".join(
+    f'{{"header": {{"id": "0x7f", "rank": {rank}, "n_ranks": {ranks}}}, "coll_perf": {{"coll": "{operation}",'
+    f' "coll_msg_size_bytes": 8388608, "coll_exec_time_us": {time_us}, "coll_algobw_gbs": {busbw},'
+    f' "coll_busbw_gbs": {busbw}}}}}\n'
+    for rank, ranks, operation, time_us, busbw in (
+        (0, 2, "AllReduce", 400, 20),
+        (1, 2, "AllReduce", 510, 16.44),
+        (1, 2, "AllGather", 9999, 1),
+        (0, 1, "AllReduce", 1, 900),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "bus_gb_per_s"),
+    [
+        (ROWS, {8388608: 16.44, 16777216: 16.45}),
+        (OF_2_9, {8388608: 16.44}),
+        (JSON, {8388608: 16.44}),
+        (INSPECTOR + '{"header": {"ra', {8388608: 16.44}),
+        ("# Collective test starting: reduce_scatter_perf\n" + ROWS, {}),
+        (ROWS.replace("16.44   16.44", "16.44    8.22").replace("16.45   16.45", "16.45    8.22"), {}),
+    ],
+    ids=[
+        "nccl-tests",
+        "of 2.9",
+        "its JSON",
+        "the slower rank of Inspector",
+        "reduce-scatter",
+        "half the bus",
+    ],
+)
+def test_all_reduces_that_others_measured_are_measurements_as_ours(
+    text: str, bus_gb_per_s: dict[int, float], tmp_path: Path
+):
+    (tmp_path / "job.out").write_text(text)
+    report = app.logs([str(tmp_path / "job.out")]).report
+
+    assert {
+        measured.labels["bytes"]: measured.value / 1e9
+        for measured in report.measurements
+        if measured.name == "allreduce_busbw"
+    } == pytest.approx(bus_gb_per_s)
+    assert report.exit_code == 0

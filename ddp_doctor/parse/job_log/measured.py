@@ -128,11 +128,16 @@ def _operation(entry: dict[str, Any]) -> tuple[int, int, tuple[int, float, float
     if "coll_perf" not in entry:
         return 0, 0, None
     done = entry["coll_perf"]
-    numbers = [float(done[f"coll_{name}"]) for name in ("exec_time_us", "algobw_gbs", "busbw_gbs")]
-    if done["coll"] != "AllReduce" or not all(map(math.isfinite, numbers)) or numbers[0] <= 0:
+    time_us, algbw, busbw = (
+        float(done[f"coll_{name}"]) for name in ("exec_time_us", "algobw_gbs", "busbw_gbs")
+    )
+    if done["coll"] != "AllReduce" or not math.isfinite(time_us + algbw + busbw) or time_us <= 0:
         return 0, 0, None
-    values = (int(done["coll_msg_size_bytes"]), *numbers)
-    return int(header["rank"]), int(header["n_ranks"]), (values[0], numbers[0], numbers[1], numbers[2])
+    return (
+        int(header["rank"]),
+        int(header["n_ranks"]),
+        (int(done["coll_msg_size_bytes"]), time_us, algbw, busbw),
+    )
 
 
 def _inspected(size: int, runs: list[tuple[float, float, float]]) -> SizeResult:
