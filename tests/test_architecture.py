@@ -77,7 +77,7 @@ def test_codes_and_names_are_unique():
 
 
 def test_codes_and_names_are_well_formed():
-    patterns = [(rule, r"DDJ1\d\d" if rule in JOB_RULES else r"DD[1-9]\d\d") for rule in RULES]
+    patterns = [(rule, r"DDJ[12]\d\d" if rule in JOB_RULES else r"DD[1-9]\d\d") for rule in RULES]
     of_lint = [(rule, r"DDL1\d\d") for rule in LINT_RULES]
 
     assert [
@@ -121,7 +121,7 @@ def test_every_rule_fires_in_one_recording_and_is_silent_in_another_that_has_its
             if (trials if rule in TRIAL_RULES else {fact.KIND for fact in rule.needs} <= kinds)
         ]
         for rule in RULES
-        if rule not in JOB_RULES  # of which tests/job_logs/samples has outputs
+        if rule not in JOB_RULES  # of which tests/job_logs has outputs
     }
 
     assert [code for code in able if not any(code in found for found in able[code])] == [], "fire nowhere"

@@ -167,7 +167,7 @@ def job_causes_page() -> str:
     """What makes jobs fail."""
     head = (
         f"{_NOTE}\n# Causes of failed jobs\n\nWhat `ddp-doctor logs` names, from a job's output and the dumps of its"
-        " flight recorder.\n"
+        " flight recorder; and what NCCL fell back to, also in jobs that went well.\n"
     )
     return "\n".join([head, *(_rule(rule, "..") for rule in JOB_RULES)])
 
@@ -194,6 +194,7 @@ def rules_page() -> str:
     )
     blocks = "\n".join(f"* DD{digit}: {subject}" for digit, subject in _BLOCKS.items())
     blocks += "\n* DDJ1: jobs that failed, read by `ddp-doctor logs`"
+    blocks += "\n* DDJ2: what NCCL fell back to in a job, read by `ddp-doctor logs`"
     blocks += "\n* DDL1: training scripts, read by `ddp-doctor lint`"
     rows = ["| code | name | severity | what it finds |", "|---|---|---|---|"]
     for rule in (*all_rules(), *LINT_RULES):

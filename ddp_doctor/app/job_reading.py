@@ -19,6 +19,8 @@ from ddp_doctor.parse.file_kinds import RECORDING
 from ddp_doctor.parse.flight_recorder import is_dump, read_dump
 from ddp_doctor.parse.job_log.assemble import Job
 from ddp_doctor.parse.job_log.kinds_of_files import is_error_file, is_recording, text_of_error_file
+from ddp_doctor.parse.job_log.measured import inspected, is_inspector, is_nccl_tests, text_of_nccl_tests
+from ddp_doctor.parse.job_log.ras import is_ras, text_of_ras
 from ddp_doctor.parse.job_log.scan import ALL_WORDS, FileScan
 from ddp_doctor.parse.job_log.words import search_for
 from ddp_doctor.sources.job_files import CHUNK_BYTES, JobFile, job_files, total_bytes
@@ -57,6 +59,13 @@ READERS: tuple[Reader, ...] = (
         lambda head, _: is_recording(head),
         lambda file, data: recording_in(Path(file.name), data).readings,
     ),
+    Reader("answers of NCCL's RAS", is_ras, lambda _, data: text_of_ras(data)),
+    Reader("nccl-tests' report", is_nccl_tests, lambda _, data: text_of_nccl_tests(data)),
+    Reader(
+        "NCCL Inspector's lines",
+        is_inspector,
+        lambda _, data: [_collected(fact, rank, "allreduce") for rank, fact in inspected(data)],
+    ),
     Reader("torchelastic's error file", is_error_file, lambda _, data: text_of_error_file(data)),
     Reader("flight recorder", is_dump, _dump),
 )
@@ -91,7 +100,9 @@ class _Reading:
             raise UsageError(_nothing_read(self._files))
         job = Job(self._scans)
         first = _collected(job.fact(self._files))
-        return first, *(_collected(fact, rank) for rank, fact in job.transports()), *self._readings
+        transports = (_collected(fact, rank) for rank, fact in job.transports())
+        measured = (_collected(fact, check="allreduce") for fact in job.all_reduces())
+        return first, *transports, *measured, *self._readings
 
     def _take(self, file: JobFile, pool: ThreadPoolExecutor) -> None:
         kind, lines = "output", 0
@@ -164,8 +175,8 @@ class _Reading:
             yield chunk, found.result()
 
 
-def _collected(fact: Fact, rank: int | None = None) -> Reading:
-    return Reading(check="logs", status=Status.COLLECTED, rank=rank, fact=fact.recorded())
+def _collected(fact: Fact, rank: int | None = None, check: str = "logs") -> Reading:
+    return Reading(check=check, status=Status.COLLECTED, rank=rank, fact=fact.recorded())
 
 
 def _is_binary(head: bytes) -> bool:

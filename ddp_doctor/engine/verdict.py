@@ -76,7 +76,7 @@ def _verdict(recording: Recording, diagnosis: Diagnosis, results: Sequence[Check
         or nccl_without_gpu(recording)
     ):
         return Verdict.UNSURE
-    if any(finding.code.startswith("DDJ") for finding in diagnosis.findings):
+    if any(finding.code.startswith("DDJ1") for finding in diagnosis.findings):
         return Verdict.UNSURE  # a job failed, and no cause is sure enough to be an error
     if any(result.status in (CheckStatus.FAILED, CheckStatus.TIMED_OUT) for result in results):
         return Verdict.UNSURE  # a lesser finding beside it does not make up for what was not seen

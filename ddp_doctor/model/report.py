@@ -154,15 +154,29 @@ class JobFacts(Frozen):
     launcher: str | None = None  # torchrun, srun, mpirun, ray, kubernetes
     torch: str | None = None  # its release
     backend: str | None = None  # the class behind the process groups: nccl, nccl2, nccl-legacy, gloo
-    nccl: str | None = None  # its release; of several the first
+    nccl: str | None = (
+        None  # its release, and CUDA's it was built with: 2.27.5+cuda12.8; of several the first
+    )
+    driver_cuda: str | None = None  # the newest CUDA that the driver knows
     ranks: int | None = None  # of the job
     nodes: tuple[str, ...] = ()  # host names
     communicators: tuple[int, ...] = ()  # NCCL's, by the number of their ranks
+    communicators_begun: int = (
+        0  # by a rank each; those of NCCL before 2.18.3 are known where they are complete
+    )
+    communicators_complete: int = 0  # … and ready on that rank
+    rings: int | None = None  # of a communicator, the most there are
     interfaces: tuple[str, ...] = ()  # those that NCCL bootstraps over
+    nics: tuple[str, ...] = ()  # RDMA ports that NCCL found
+    plugins: tuple[str, ...] = ()  # of NCCL, loaded from outside
     network: tuple[str, ...] = ()  # what NCCL chose between nodes: IB, Socket, AWS Libfabric …
     transports: dict[str, int] = Field(
         default_factory=dict
     )  # directed pairs of ranks by transport: P2P/CUMEM
+    gpudirect: bool | None = (
+        None  # whether NICs read or write GPU memory; null where no data goes by the network
+    )
+    nvls: bool | None = None  # whether some GPU offers NVSwitch's multicast; null where none says so
 
 
 class LogsReport(Report):

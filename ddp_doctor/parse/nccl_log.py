@@ -29,7 +29,21 @@ from ddp_doctor.facts.node.nccl_log import CommInit, Hca, NcclTransportFact, Pat
 
 T = TypeVar("T")
 
-_VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+)")
+_VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+)(?:\+cuda(\d{1,3}\.\d{1,3}))?")
+#: "Bootstrap : Using" until 2.23; up to 2.7 a list of interfaces, of which the first is used.
+_BOOTSTRAP = re.compile(r"Bootstrap ?: Using (?:\[\d{1,3}\])?([^:\s]{1,64}):[^<\s]{1,64}<\d{1,5}>")
+_NET_SOCKET = re.compile(r"NET/Socket ?: Using (\[\d{1,3}\][^\r\n]{1,600})")
+_INTERFACE = re.compile(r"\[\d{1,3}\]([^:\s]{1,64}):[^<\s]{1,64}<\d{1,5}>")
+_DRIVER = re.compile(r"cudaDriverVersion (\d{4,6})\b")
+_PLUGIN = re.compile(
+    r"(?:Loaded (?:net|coll|collnet) plugin |Successfully loaded external \w{1,20} plugin |Using tuner plugin "
+    r"|NET/OFI Initializing )([^\r\n(]{1,200})"
+)
+_CHANNELS = re.compile(r"\b(\d{1,3}) coll channels")
+#: Without GPU in 2.4, with the parent's address, colour and key for one that was split off.
+_INIT = re.compile(
+    r"comm (0x[0-9a-f]{1,16}) rank (\d{1,7}) nranks (\d{1,7})\b[^\r\n]{0,200}?- ?(?:Init )?(START|COMPLETE)"
+)
 _END = r"(\d{1,7})(?:\[([0-9a-f]{1,12})\])?"
 _CHANNEL = re.compile(
     rf"(?:Channel|Ring) \d+(?:/\d+)? : {_END} -> {_END} (?:\[(send|receive)\] )?via (\S[^\r\n]{{0,80}})"
@@ -59,16 +73,17 @@ _NETWORK = re.compile(r"Using network ([^\r\n]{1,60})")
 _NO_GDR = re.compile(r"GPU Direct RDMA Disabled for HCA \d{1,3} '([^']{1,64})'")
 _REFUSED = re.compile(r"P2P is disabled between connected GPUs (\d{1,3}) and (\d{1,3})")
 _SOCKETS = re.compile(r"NET/Socket: Using (\d{1,3}) threads and (\d{1,3}) sockets per thread")
-#: "Bootstrap : Using eth0:10.0.0.1<0>" until 2.23, "Bootstrap: Using" from 2.24; the oldest number their interfaces.
-_BOOTSTRAP = re.compile(r"Bootstrap ?: Using (?:\[\d{1,3}\])?([\w.@-]{1,32}):")
 _NO_CUMEM_HOST = "cuMem host allocations do not appear to be working"
 _NO_VERBS = "Failed to open libibverbs.so"
 _NO_IB = "NET/IB : No device found"
+_NO_PROVIDER = "Could not find any optimal provider"
 
 #: A line that holds none of these says nothing that is read here.
 _WORDS = re.compile(
     r" via |NCCL version|NCCL_[A-Z0-9_]{1,60} set |NET/|Using network| busId | nRanks |GPU Direct RDMA Disabled"
-    rf"|P2P is disabled|{re.escape(_NO_VERBS)}|{_NO_CUMEM_HOST}|NVLS multicast|Connected |Bootstrap ?: |Pattern \d"
+    rf"|P2P is disabled|{re.escape(_NO_VERBS)}|{_NO_CUMEM_HOST}|NVLS multicast|Connected |Pattern \d"
+    rf"|Bootstrap ?: Using|cudaDriverVersion|{_NO_PROVIDER}|[Ll]oaded .{{3,30}} plugin |Using tuner plugin "
+    r"| coll channels|COMPLETE"
 )
 
 
@@ -93,15 +108,19 @@ def parse_nccl_log(text: str) -> NcclTransportFact:
     settings = settings_in(text)
     devices = list(_DEVICE.finditer(text))
     network = _NETWORK.search(text)
+    version = _VERSION.search(text)
+    begun = {init.groups()[:3] for init in _INIT.finditer(text)}
+    complete = {init.groups()[:3]: init for init in _INIT.finditer(text) if init[4] == "COMPLETE"}.values()
     return NcclTransportFact(
-        version=version_in(text),
+        version=version[1] if version else None,
+        cuda=version[2] if version else None,
         transports=_once(_transport(found) for found in _CHANNEL.finditer(text)),
         p2p_level=settings.get("NCCL_P2P_LEVEL"),
         p2p_disable=settings.get("NCCL_P2P_DISABLE"),
         hcas=_once(_hca(hca) for line in _NET_IB.finditer(text) for hca in _HCA.finditer(line[0])),
         settings=settings,
         devices=_once(_device(found) for found in devices),
-        comm_sizes=_once(int(found[2]) for found in devices),
+        comm_sizes=_once(int(found[2]) for found in devices) or _once(int(init[3]) for init in complete),
         hosts=_once(int(found[1]) for found in _HOSTS.finditer(text)),
         network=network[1].strip() if network else None,
         no_gpu_direct=_once(found[1] for found in _NO_GDR.finditer(text)),
@@ -116,7 +135,21 @@ def parse_nccl_log(text: str) -> NcclTransportFact:
         sockets=_sockets(_SOCKETS.search(text)),
         interfaces=_once(found[1] for found in _BOOTSTRAP.finditer(text)),
         no_cumem_host=_NO_CUMEM_HOST in text,
+        driver_cuda=_driver_cuda(_DRIVER.search(text)),
+        sockets_over=_once(
+            name[1] for found in _NET_SOCKET.finditer(text) for name in _INTERFACE.finditer(found[1])
+        ),
+        plugins=_once(found[1].strip() for found in _PLUGIN.finditer(text)),
+        no_provider=_NO_PROVIDER in text,
+        channels=max((int(found[1]) for found in _CHANNELS.finditer(text)), default=None),
+        inits_begun=len(begun),
+        inits_complete=len(complete),
     )
+
+
+def _driver_cuda(found: re.Match[str] | None) -> str | None:
+    """``12040`` is 12.4."""
+    return f"{int(found[1]) // 1000}.{int(found[1]) % 1000 // 10}" if found else None
 
 
 def _sockets(found: re.Match[str] | None) -> tuple[int, int] | None:

@@ -48,7 +48,7 @@ from ddp_doctor.parse import (
     software,
     visible_devices,
 )
-from ddp_doctor.parse.job_log import endings, kinds_of_files, prefix
+from ddp_doctor.parse.job_log import endings, kinds_of_files, measured, prefix, ras
 from ddp_doctor.parse.job_log.assemble import Job
 from ddp_doctor.parse.job_log.scan import ALL_WORDS, FileScan
 from ddp_doctor.parse.job_log.words import search_for
@@ -231,6 +231,32 @@ def _of_bytes(text: str) -> bytes:
     return text.encode("latin-1", "replace")
 
 
+_RAS = (
+    (
+        "Job summary\n===========\n\n"
+        "Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors\n"
+        "    0         1         2         4         8         8   RUNNING  MISMATCH\n\n"
+        "DEAD\n  1 job process is considered dead\n  Process 34 on node 10.0.0.1 managing GPU 5\n\n"
+        "#0-0 (78db921d1c117b4a) INCOMPLETE\n  Rank 5 -- GPU 5 managed by process 34 on node 10.0.0.1\n\n"
+        "#0-0 (78db921d1c117b4a) MISMATCH\n  Communicator ranks have different AllReduce operation counts\n"
+        "  7 ranks have launched up to operation 64\n"
+        "  Rank 7 has launched up to operation 60 -- GPU 3 managed by process 16 on node n1\n"
+    ),
+    (
+        '{"communicators": [{"size": 2, "missing_ranks": [{"rank": 1, "nvml_dev": 1\n "status": {}}],'
+        ' "ranks": [{"rank": 0, "host": "n1", "pid": 1, "cuda_dev": 0, "collective_counts": {"AllReduce": 9}}]}]}'
+    ),
+)
+_NCCL_TESTS = (
+    '{"args": ["all_reduce_perf"], "config": {"devices": [{}, {}]}, "results": [{"size": 8, "count": 2,'
+    ' "type": "float", "redop": "sum", "out_of_place": {"time": 5.1, "alg_bw": 1.0, "bus_bw": 1.0, "nwrong": 0}}],'
+    ' "out_of_bounds": {"count": 0}}'
+)
+_INSPECTOR = (
+    '{"header": {"rank": 1, "n_ranks": 2}, "coll_perf": {"coll": "AllReduce", "coll_msg_size_bytes": 1024,'
+    ' "coll_exec_time_us": 61, "coll_algobw_gbs": 2.5, "coll_busbw_gbs": 2.5}}\n'
+) * 2
+
 #: Dumps of one rank: as JSON, and as torch's and as Python's own pickles.
 _FLIGHT_DUMPS = (
     as_json(DUMPS["crossed-groups"][0]).decode(),
@@ -284,6 +310,22 @@ TARGETS: tuple[Target, ...] = (
     Target(cpus.share_a_cpu, lambda text: cpus.share_a_cpu(*text.partition("\f")[::2]), ("0-3,8\f5,7-9",)),
     direct(kernel_log.parse_kernel_log, *_KERNEL_LOGS),
     direct(kernel.driver, *_DRIVER),
+    Target(ras.is_ras, lambda text: ras.is_ras(_of_bytes(text)), _RAS),
+    Target(measured.is_nccl_tests, lambda text: measured.is_nccl_tests(_of_bytes(text)), (_NCCL_TESTS,)),
+    Target(measured.is_inspector, lambda text: measured.is_inspector(_of_bytes(text)), (_INSPECTOR,)),
+    Target(ras.text_of_ras, lambda text: ras.text_of_ras(_of_bytes(text)), _RAS, (ValueError,)),
+    Target(
+        measured.text_of_nccl_tests,
+        lambda text: measured.text_of_nccl_tests(_of_bytes(text)),
+        (_NCCL_TESTS,),
+        (ValueError,),
+    ),
+    Target(
+        measured.inspected,
+        lambda text: list(measured.inspected(_of_bytes(text))),
+        (_INSPECTOR,),
+        (ValueError,),
+    ),
     Target(digest, lambda text: digest(text.splitlines()), (_NCCL_LOG,)),
     direct(complaints.complaints, _NCCL_COMPLAINTS),
     Target(

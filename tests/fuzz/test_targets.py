@@ -106,7 +106,9 @@ _SETTINGS_TEXT = ("manifest_lines", "setting_text", "shell_settings", "shell_wor
 READERS = (
     "ddp_doctor/parse/job_log/endings.py",
     "ddp_doctor/parse/job_log/kinds_of_files.py",
+    "ddp_doctor/parse/job_log/measured.py",
     "ddp_doctor/parse/job_log/prefix.py",
+    "ddp_doctor/parse/job_log/ras.py",
     "ddp_doctor/parse/job_log/words.py",
     "checks/node/gpus/accelerators.py",
     "checks/node/kernel/kernel_log.py",

@@ -206,7 +206,9 @@ class Output:
     def failed(self) -> bool:
         """Whether anything says that the job failed: an exit, a time-out, or a complaint with nothing behind it."""
         return self._is_known_to_have_failed or any(
-            SIGNS[sign.sign][0].role not in ("advice", "context") and not self.got_over(sign)
+            SIGNS[sign.sign][0].role not in ("advice", "context")
+            and not SIGNS[sign.sign][0].beside
+            and not self.got_over(sign)
             for sign in self.fact.signs
         )
 

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ddp_doctor.engine.causes.judge import causes
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact
@@ -82,24 +82,43 @@ def job_facts(recording: Recording) -> JobFacts:
     }
     pairs = {(t.from_rank, t.to_rank, _kind(t.via)) for log in logs for t in log.transports}
     seen = {rank.rank for rank in job.ranks} | {dump.rank for dump in dumps}
+    over_net = [network for log in logs for t in log.transports if (network := t.network) is not None]
     worlds = [
         job.world_size,
         *(dump.world_size for dump in dumps),
         max(sizes, default=None),
         len(seen) or None,
     ]
+    hosts = (*(rank.host for rank in job.ranks), *(log.host for log in logs))
+    nvls = {log.nvls for log in logs} - {None}
     return JobFacts(
         launcher=job.launcher,
         torch=job.torch_version,
         backend=job.backend,
-        nccl=next((log.version for log in logs if log.version), None),
+        nccl=next((_release(log) for log in logs if log.version), None),
+        driver_cuda=next((log.driver_cuda for log in logs if log.driver_cuda), None),
         ranks=next((size for size in worlds if size), None),
-        nodes=tuple(dict.fromkeys(rank.host for rank in job.ranks if rank.host)),
+        nodes=tuple(dict.fromkeys(host for host in hosts if host)),
         communicators=tuple(sorted(sizes)),
-        interfaces=tuple(dict.fromkeys(name for log in logs for name in log.interfaces)),
-        network=tuple(sorted({log.network for log in logs if log.network})),
+        communicators_begun=sum(log.inits_begun for log in logs),
+        communicators_complete=sum(log.inits_complete for log in logs),
+        rings=max((log.channels for log in logs if log.channels), default=None),
+        interfaces=_all(log.interfaces for log in logs),
+        nics=_all([hca.name for hca in log.hcas] for log in logs),
+        plugins=_all(log.plugins for log in logs),
+        network=_all([[log.network for log in logs if log.network], [name for name, _, _ in over_net]]),
         transports=dict(sorted(Counter(kind for *_, kind in pairs).items())),
+        gpudirect=any(gpudirect for _, _, gpudirect in over_net) if over_net else None,
+        nvls=any(nvls) if nvls else None,
     )
+
+
+def _all(names: Iterable[Iterable[str]]) -> tuple[str, ...]:
+    return tuple(sorted({name for several in names for name in several}))
+
+
+def _release(log: NcclTransportFact) -> str:
+    return f"{log.version}+cuda{log.cuda}" if log.cuda else str(log.version)
 
 
 def _kind(via: str) -> str:

@@ -1,9 +1,10 @@
-"""One rule for each cause of knowledge/job_causes: it finds what the judge (judge.py) named."""
+"""One rule for each cause of knowledge/job_causes: it finds what the judge (judge.py) named; and fallbacks.py's."""
 
 import re
 from collections.abc import Iterator, Mapping
 from textwrap import shorten
 
+from ddp_doctor.engine.causes.fallbacks import FALLBACK_RULES
 from ddp_doctor.engine.causes.judge import causes
 from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.facts.job_log import JobLogFact, LogLine
@@ -83,4 +84,4 @@ def _rule(cause: JobCause) -> Rule:
     return Rule(cause.code, cause.name, Severity.ERROR, doc, (JobLogFact,), found)
 
 
-JOB_RULES = tuple(_rule(cause) for cause in JOB_CAUSES)
+JOB_RULES = (*(_rule(cause) for cause in JOB_CAUSES), *FALLBACK_RULES)

@@ -109,6 +109,15 @@ class NcclTransportFact(Fact):
     )
     interfaces: tuple[str, ...] = ()  # those that ranks bootstrap over: "eth0"
     no_cumem_host: bool = False  # CUDA gives no host memory on a NUMA node; NCCL takes /dev/shm
+    host: str | None = None  # of the process, where the lines are of one
+    cuda: str | None = None  # with which this NCCL was built: "12.8"
+    driver_cuda: str | None = None  # the newest CUDA that the driver knows: "13.0"
+    sockets_over: tuple[str, ...] = ()  # those that TCP carries data over, where it does
+    plugins: tuple[str, ...] = ()  # loaded from outside: "AWS Libfabric", a path
+    no_provider: bool = False  # the plugin of AWS found no adapter it can use
+    channels: int | None = None  # rings of a communicator, the most there are
+    inits_begun: int = 0  # communicators of the process; known since 2.18.3
+    inits_complete: int = 0
 
     def used_hcas(self) -> tuple[str, ...]:
         """The names of the RDMA devices that carry a channel."""

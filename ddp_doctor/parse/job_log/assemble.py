@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ddp_doctor.facts.collectives import AllReduceFact
 from ddp_doctor.facts.job_log import FileSeen, JobLogFact, LogLine, RankSeen, SignSeen
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
 from ddp_doctor.parse.job_log.endings import Ending
@@ -57,7 +58,13 @@ class Job:
         """What NCCL says of its paths, for each process: its rank, where that is known."""
         for scan in self._scans:
             for process, fact in transport_facts(scan.nccl.texts, scan.nccl.version).items():
-                yield self._of_process.get(_process(process)), fact
+                yield self._of_process.get(_process(process)) if process else None, fact
+
+    def all_reduces(self) -> Iterator[AllReduceFact]:
+        """What nccl-tests measured, as its tables in the files say."""
+        for scan in self._scans:
+            if (fact := scan.measured.fact(self.world_size or 0)) is not None:
+                yield fact
 
     def _first(self, name: str) -> Any:
         return next((value for scan in self._scans if (value := getattr(scan.facts, name)) is not None), None)

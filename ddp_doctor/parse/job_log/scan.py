@@ -19,6 +19,7 @@ from ddp_doctor.parse.job_log.endings import (
     ending_of_summary,
     endings_in,
 )
+from ddp_doctor.parse.job_log.measured import TABLE_WORDS, Table
 from ddp_doctor.parse.job_log.nccl_lines import NCCL_WORDS, NcclLines
 from ddp_doctor.parse.job_log.prefix import LONGEST_PREFIX, Origin, Prefixes, clean
 from ddp_doctor.parse.job_log.words import search_for
@@ -44,6 +45,7 @@ _OTHERS: dict[bytes, str] = {
     **dict.fromkeys(FACT_WORDS, "fact"),
     **dict.fromkeys(NCCL_WORDS, "nccl"),
     **dict.fromkeys(ENDING_WORDS, "ending"),
+    **dict.fromkeys(TABLE_WORDS, "measured"),
     TRACEBACK.encode(): "traceback",
     SUMMARY_WORD: "summary",
     EXIT_WORD: "exit",
@@ -108,6 +110,7 @@ class FileScan:
         self.endings: list[tuple[Ending, LogLine]] = []
         self.facts = JobFacts()
         self.nccl = NcclLines()
+        self.measured = Table()
         self.numbered = 0  # lines of the head that begin with a number such as srun's
         self.kernel = 0  # … that the kernel wrote
         self.head = 0  # lines that were all looked at
@@ -177,6 +180,8 @@ class FileScan:
             self.nccl.line(line.encode())
         if "fact" in uses:
             self.facts.add(text)
+        if "measured" in uses:
+            self.measured.line(text)
         if "ending" in uses:
             self.endings += [(ending, self.where(text, number)) for ending in endings_in(text)]
         if "traceback" in uses:

@@ -1,0 +1,158 @@
+"""All-reduces that others measured: nccl-tests (its table, or the JSON of -J), and NCCL Inspector's lines.
+
+    # Collective test starting: all_reduce_perf
+    #  Rank  0 Group  0 Pid  64904 on       n1 device  0 [0000:17:00] NVIDIA A100
+    #       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+         8388608       2097152     float     sum      -1    51.03  164.38  287.67      0    50.80  165.12  288.96      0
+    # Out of bounds values : 0 OK
+
+nccl-tests (src/common.cu, src/util.cu): out of place first; before 2.13 the last column is the largest error. Up to 2.9
+there is no root. Inspector, plugins/profiler/inspector of NCCL 2.28, one object a line:
+
+    {"header": {"id": "0x7f", "rank": 2, "n_ranks": 8, "nnodes": 1}, "metadata": {"hostname": "n1"}, "coll_perf":
+     {"coll": "AllReduce", "coll_sn": 7, "coll_msg_size_bytes": 1024, "coll_exec_time_us": 61,
+      "coll_algobw_gbs": 277.2, "coll_busbw_gbs": 485.1}}
+"""
+
+import json
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from statistics import median
+from typing import Any
+
+from ddp_doctor.facts.collectives import AllReduceFact, SizeResult
+
+#: Words of nccl-tests' lines.
+TABLE_WORDS = (b"  sum  ", b"Collective test starting: ", b"  Rank ")
+_ROW = re.compile(
+    r"^\s*(\d{1,15})\s+\d{1,15}\s+\w{3,12}\s+sum\s+(?:-?\d{1,4}\s+)?"
+    r"(\d{1,12}(?:\.\d{1,4})?)\s+(\d{1,6}\.\d{1,4})\s+(\d{1,6}\.\d{1,4})\s+(\d{1,15}(?![\d.e])|\S{1,12})"
+)
+_DEVICE = re.compile(r"^#\s+Rank\s+(\d{1,6})\b.{0,20}\bPid\b")
+_MOST_SIZES = 64
+_CUT = "it is cut off, or not what NCCL writes"
+
+
+class Table:
+    """nccl-tests' table of all-reduces, among a file's lines."""
+
+    def __init__(self) -> None:
+        self.sizes: list[SizeResult] = []
+        self.ranks = 0
+        self._test = ""
+
+    def line(self, text: str) -> None:
+        """Take a line with one of TABLE_WORDS."""
+        if device := _DEVICE.match(text):
+            self.ranks = max(self.ranks, int(device[1]) + 1)
+        elif "Collective test starting: " in text:
+            self._test = text.rpartition(": ")[2].strip()
+        elif (row := _ROW.match(text)) and len(self.sizes) < _MOST_SIZES:
+            time_us, algbw, busbw = (float(row[column]) for column in (2, 3, 4))
+            # A reduce-scatter moves half of it: the bandwidth of its bus is below the other.
+            if self._test.endswith("all_reduce_perf") or (not self._test and busbw >= algbw * 0.98):
+                wrong = int(row[5]) if row[5].isdigit() else 0
+                self.sizes.append(_size(int(row[1]), [time_us], algbw, busbw, wrong))
+
+    def fact(self, ranks: int) -> AllReduceFact | None:
+        """What was measured; ``ranks`` where the table does not tell."""
+        if not self.sizes:
+            return None
+        return AllReduceFact(
+            ranks=self.ranks or ranks, tested=("float32 sum",), repeatable=True, sizes=tuple(self.sizes)
+        )
+
+
+def is_nccl_tests(head: bytes, _name: str = "") -> bool:
+    """Whether a file is what nccl-tests writes with -J."""
+    return head.lstrip()[:1] == b"{" and b'"out_of_place"' in head and b'"bus_bw"' in head
+
+
+def text_of_nccl_tests(data: bytes) -> str:
+    """The table that nccl-tests would have printed. Raises ValueError."""
+    try:
+        report = json.loads(data)
+        test = next((str(arg) for arg in report.get("args", ()) if str(arg).endswith("_perf")), "")
+        devices = report.get("devices") or report.get("config", {}).get("devices", ())
+        lines = [f"# Collective test starting: {test.rpartition('/')[2]}"] if test else []
+        lines += [f"#  Rank {number:2} Pid 0" for number in range(len(devices))]
+        for row in report["results"]:
+            half = row["out_of_place"]
+            numbers = "  ".join(f"{float(half[name]):.2f}" for name in ("time", "alg_bw", "bus_bw"))
+            wrong = int(float(half.get("nwrong", 0)))
+            lines.append(f"  {int(row['size'])}  {int(row.get('count', 0))}  {row.get('type', 'float')}"
+                         f"  {row.get('redop', 'sum')}  -1  {numbers}  {wrong}")  # fmt: skip
+        count = int(report.get("out_of_bounds", {}).get("count", 0))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        raise ValueError(_CUT) from error
+    return "\n".join([*lines, f"# Out of bounds values : {count} {'FAILED' if count else 'OK'}", ""])
+
+
+def is_inspector(head: bytes, _name: str = "") -> bool:
+    """Whether a file is what NCCL Inspector writes."""
+    return head.lstrip()[:1] == b"{" and b'"coll_perf"' in head[:4096]
+
+
+def inspected(data: bytes) -> Iterator[tuple[int, AllReduceFact]]:
+    """By rank, the all-reduces of its largest communicator: the median of each of its most frequent sizes.
+
+    Raises ValueError where no line can be read. The last line of a job that was killed is cut off.
+    """
+    found: dict[tuple[int, int], dict[int, list[tuple[float, float, float]]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    lines = 0
+    for line in data.splitlines():
+        try:
+            rank, ranks, values = _operation(json.loads(line))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+            continue
+        lines += 1
+        if values is not None:
+            found[rank, ranks][values[0]].append(values[1:])
+    if not lines:
+        raise ValueError(_CUT)
+    largest = max((ranks for _, ranks in found), default=0)
+    for (rank, ranks), sizes in sorted(found.items()):
+        if ranks == largest:
+            often = Counter({size: len(times) for size, times in sizes.items()}).most_common(_MOST_SIZES)
+            results = [_inspected(size, sizes[size]) for size, _ in sorted(often)]
+            yield rank, AllReduceFact(ranks=ranks, tested=(), repeatable=True, sizes=tuple(results))
+
+
+def _operation(entry: dict[str, Any]) -> tuple[int, int, tuple[int, float, float, float] | None]:
+    """The rank, the ranks, and of an all-reduce bytes, microseconds and both bandwidths."""
+    header = entry.get("header", entry)  # some collectors write both as one object
+    if "coll_perf" not in entry:
+        return 0, 0, None
+    done = entry["coll_perf"]
+    time_us, algbw, busbw = (
+        float(done[f"coll_{name}"]) for name in ("exec_time_us", "algobw_gbs", "busbw_gbs")
+    )
+    if done["coll"] != "AllReduce" or not math.isfinite(time_us + algbw + busbw) or time_us <= 0:
+        return 0, 0, None
+    return (
+        int(header["rank"]),
+        int(header["n_ranks"]),
+        (int(done["coll_msg_size_bytes"]), time_us, algbw, busbw),
+    )
+
+
+def _inspected(size: int, runs: list[tuple[float, float, float]]) -> SizeResult:
+    times, algbw, busbw = zip(*runs, strict=True)
+    return _size(size, list(times), median(algbw), median(busbw), 0)
+
+
+def _size(size: int, times_us: list[float], algbw: float, busbw: float, wrong: int) -> SizeResult:
+    return SizeResult(
+        size_bytes=size,
+        time_us=median(times_us),
+        min_us=min(times_us),
+        max_us=max(times_us),
+        iterations=len(times_us),
+        algbw_gb_per_s=algbw,
+        busbw_gb_per_s=busbw,
+        wrong=wrong,
+    )

@@ -1,0 +1,173 @@
+"""What NCCL's RAS says of a job, as text or JSON, with a note behind each line that names a rank in trouble.
+
+    Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
+        #  in group  per comm  per node  per comm  in group
+        0         1         4         8        32        32   RUNNING  INCOMPLETE
+    DEAD
+      1 job process is considered dead (unreachable via the RAS network)
+      Process 3487984 on node 172.16.64.213 managing GPU 5
+    #0-0 (cf264af53edbe986) INCOMPLETE
+      Missing communicator data from 1 rank
+      Rank 21 -- GPU 5 managed by process 3487984 on node 172.16.64.213
+    #0-0 (cf264af53edbe986) MISMATCH
+      Communicator ranks have different AllReduce operation counts
+      30 ranks have launched up to operation 6650
+      Rank 7 has launched up to operation 6649 -- GPU 7 managed by process 483079 on node 172.16.64.210
+
+(NCCL user guide, troubleshooting, RAS; src/ras/client_support.cc, 2.24 to 2.31.) The counts are of launches, not of
+what is complete, and are taken one after the other: a rank is behind for a moment in a job that is well. Only a second
+answer with the same counts tells that it stands still. A communicator that is smaller than the largest numbers its
+ranks anew.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+_TABLE_ROW = re.compile(r"^\s{0,12}(\d{1,6})(?:\s+[\d-]{1,15}){3}\s+(\d{1,7})\s+\d{1,8}\s+[A-Z]")
+_BLOCK = re.compile(r"^\s{0,4}#(\d{1,6})-\d{1,6} \(\w{1,40}\) ([A-Z]{4,20})")
+_SEVERAL = re.compile(
+    r"^\s+\d+ ranks have (?:launched up to operation (\d{1,18})|not launched any operations)"
+)
+_ONE = re.compile(
+    r"^\s+Rank (\d{1,7}) has (?:launched up to operation (\d{1,18})|not launched any operations)"
+)
+_OF = re.compile(r"ranks have different (\w{1,30}) operation counts")
+_RANK = re.compile(r"^\s+Rank (\d{1,7}) .{0,80}?managed by process (\d{1,10}) on node (\S{1,255})")
+_DEAD = re.compile(r"Process (\d{1,10}) on node (\S{1,255}) managing GPU")
+#: NCCL 2.28.9 leaves a comma out behind the GPU of a rank that is missing.
+_NO_COMMA = re.compile(r'("nvml_dev": -?\d{1,5})(\s+"status")')
+
+
+def is_ras(head: bytes, _name: str = "") -> bool:
+    """Whether a file is what ncclras, or RAS's socket, answers."""
+    return b"Job summary\n===" in head or (b'"communicators"' in head and b'"missing_ranks' in head)
+
+
+def text_of_ras(data: bytes) -> str:
+    """The answer with its notes, line by line, of JSON one line a rank in trouble. Raises ValueError."""
+    text = data.decode("utf-8", "replace")
+    lines = _of_text(text) if b"Job summary\n===" in data else _of_json(text)
+    times = Counter(note for _, note in lines)
+    return "".join(f"{line}{_said(note, times[note] > 1) if note else ''}\n" for line, note in lines)
+
+
+class _Note(NamedTuple):
+    """A rank in trouble; ``most``: operations that others have launched, where it is behind."""
+
+    rank: int | None
+    state: str = ""
+    launched: int = 0
+    most: int = 0
+    operation: str = ""
+
+
+_Lines = list[tuple[str, _Note | None]]
+
+
+def _said(note: _Note, in_two_answers: bool) -> str:
+    rank = f"rank {note.rank} " if note.rank is not None else ""
+    if not note.most:
+        return f" [RAS: {rank}{note.state}]"
+    state = "stands still" if in_two_answers else "behind"
+    return f" [RAS: {rank}{state} at {note.launched} of {note.most} {note.operation}]"
+
+
+def _of_text(text: str) -> _Lines:
+    read = _Text(text)
+    lines = [(line, read.note(line), len(read.most) - 1) for line in text.splitlines()]
+    return [(line, read.judged(note, block)) for line, note, block in lines]
+
+
+class _Text:
+    """Reads the lines of an answer in order, knowing in which block each stands."""
+
+    def __init__(self, text: str) -> None:
+        self.most = [0]  # launched, by block
+        self._dead = set(_DEAD.findall(text)) if "considered dead" in text else set()
+        self._sizes: dict[str, int] = {}
+        self._error = ""
+        self._is_world = True
+        self._operation = "operations"
+        self._launched = 0
+
+    def note(self, line: str) -> _Note | None:
+        """Of a rank that the line names."""
+        self._where(line)
+        if one := _ONE.match(line):
+            return self._count(int(one[1]), int(one[2] or 0))
+        if rank := _RANK.match(line):
+            if self._error == "MISMATCH":
+                return self._count(int(rank[1]), self._launched)
+            state = "dead" if (rank[2], rank[3]) in self._dead else "unresponsive"
+            return _Note(int(rank[1]), state) if self._error == "INCOMPLETE" and self._is_world else None
+        if _DEAD.match(line.strip()) and self._error in ("DEAD", "INCOMPLETE"):
+            return _Note(None, "dead" if self._error == "DEAD" else "unresponsive")
+        return None
+
+    def judged(self, note: _Note | None, block: int) -> _Note | None:
+        """With what the others of its block have launched; None where the rank is not behind."""
+        if note is None or note.state:
+            return note
+        return note._replace(most=self.most[block]) if note.launched < self.most[block] else None
+
+    def _where(self, line: str) -> None:
+        if row := _TABLE_ROW.match(line):
+            self._sizes[row[1]] = int(row[2])
+        elif block := _BLOCK.match(line):
+            self._is_world = self._sizes.get(block[1], 0) == max(self._sizes.values(), default=0)
+            self._error = block[2]
+        elif line.strip() in ("DEAD", "INCOMPLETE", "TIMEOUT"):
+            self._error, self._is_world = line.strip(), True
+        elif of := _OF.search(line):
+            self._operation = of[1]
+            self.most.append(0)
+        elif several := _SEVERAL.match(line):
+            self._launched = int(several[1] or 0)
+            self.most[-1] = max(self.most[-1], self._launched)
+
+    def _count(self, rank: int, launched: int) -> _Note | None:
+        self.most[-1] = max(self.most[-1], launched)
+        return _Note(rank, "", launched, 0, self._operation) if self._is_world else None
+
+
+def _of_json(text: str) -> _Lines:
+    decoder = json.JSONDecoder()
+    text = _NO_COMMA.sub(r"\1,\2", text)
+    lines: _Lines = []
+    at = text.find("{")
+    while at >= 0:
+        try:
+            answer, end = decoder.raw_decode(text, at)
+            lines += _of_answer(answer)
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError("it is no answer of NCCL's RAS that can be read, or is cut off") from error
+        at = text.find("{", end)
+    return lines
+
+
+def _of_answer(answer: dict[str, Any]) -> Iterator[tuple[str, _Note | None]]:
+    groups = answer["communicators"]
+    world = max(groups, key=lambda group: group["size"], default=None)
+    if world is None:
+        return
+    for missing in world.get("missing_ranks", ()):
+        state = "dead" if missing.get("status", {}).get("considered_dead") else "unresponsive"
+        yield _line(missing), _Note(int(missing["rank"]), state)
+    counts: dict[str, dict[int, int]] = {}
+    by_rank = {rank["rank"]: rank for rank in world.get("ranks", ())}
+    for number, rank in by_rank.items():
+        for operation, count in rank.get("collective_counts", {}).items():
+            counts.setdefault(str(operation), {})[int(number)] = int(count)
+    for operation, launched in counts.items():
+        most = max(launched.values())
+        behind = [number for number, count in launched.items() if count < most]
+        for number in behind if len(behind) * 2 < len(launched) or len(launched) == 2 else ():
+            yield _line(by_rank[number]), _Note(number, "", launched[number], most, operation)
+
+
+def _line(rank: dict[str, Any]) -> str:
+    process = f"process {rank.get('pid')} on node {rank.get('host')}"
+    return f"Rank {rank['rank']} -- GPU {rank.get('cuda_dev')} managed by {process}"
