@@ -69,6 +69,8 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
             "bytes": result.size_bytes,
             "ranks": fact.ranks if fact else 0,
         }
+        if fact is not None and not fact.tested:  # by others, in a job's output
+            labels["type"] = "not known"
         for name, value, unit in (
             ("time", result.time_us / 1e6, "s"),
             ("algbw", result.algbw_gb_per_s * 1e9, "B/s"),

@@ -54,7 +54,8 @@ def size_lines(measurements: Sequence[Measurement], width: int | None, *, all_ro
     ]
     titles = ("size (B)", "time (us)", "algbw (GB/s)", "busbw (GB/s)", "#wrong")
     table = Table(titles, cells, range(len(titles))).lines(width) if cells else []
-    caption = folded("all_reduce, float32 sum, the slowest rank:", width, indent=1)
+    is_ours = not any("type" in measurement.labels for measurement in measurements)
+    caption = folded(f"all_reduce{', float32 sum' * is_ours}, the slowest rank:", width, indent=1)
     return [caption, *table, *_untested(measurements, width)] if table else []
 
 

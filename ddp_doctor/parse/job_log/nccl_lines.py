@@ -20,7 +20,7 @@ NCCL_WORDS = (
     b"Using tuner plugin ", b"NET/OFI Initializing ", b" coll channels", b"Init COMPLETE", b" - COMPLETE",
 )  # fmt: skip
 _CHANNEL = re.compile(
-    rb"\n(?:\[[^\]\n]{1,100}\](?:<\w{6}>)?:? ?|\([^)\n]{1,100}\) |[\w.-]{1,64} +\| "
+    rb"\n(?:\[[^\]\n]{1,100}\](?:<\w{6}>)?:? ?|\([^)\n]{1,100}\) "
     rb"|\d{1,7}: |\d{4}-\d\d-\d\d\S{1,30} ){0,4}"
     rb"([^\s:\[\]]{1,255}:\d{1,10}):\d{1,10}"
     rb" (?:\[-?\d{1,3}\] )?NCCL INFO (?:Channel|Ring|CollNet) \d{1,5}(?:/\d{1,5})? : ([^\n\r]{1,300})"
