@@ -176,6 +176,10 @@ SHM = "n1:71:90 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct\n"
             + SHM,
             ["DDJ204 warning the driver refuses it between connected GPUs 0 and 1"],
         ),
+        (
+            "n1:71:90 [0] NCCL INFO NCCL_P2P_LEVEL set by environment to SYS\n" + SHM,
+            ["DDJ204 info GPUs on n1 exchange data through host memory, without P2P"],
+        ),
         (SHM, ["DDJ204 info GPUs on n1 exchange data through host memory, without P2P"]),
         (SHM.replace("SHM/direct/direct", "P2P/CUMEM"), []),
     ],

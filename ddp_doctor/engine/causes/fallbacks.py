@@ -24,6 +24,8 @@ Log = FactAt[NcclTransportFact]
 #: Interfaces of container engines and virtual machines, which reach no other node (docker, libvirt, podman, LXC).
 _OF_CONTAINERS = ("docker", "virbr", "podman", "cni", "lxcbr", "veth", "br-")
 _OFF = ("1", "2", "3")
+#: Values of NCCL_P2P_LEVEL that forbid no P2P (src/graph/paths.cc).
+_ALLOWS_ALL = ("SYS", "5")
 
 
 def _logs(recording: Recording, holds: Callable[[NcclTransportFact], bool]) -> list[Log]:
@@ -259,6 +261,7 @@ def without_p2p(recording: Recording) -> Iterator[Draft]:
             for log in logs
             for name in ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL")
             if name in log.fact.settings and (name == "NCCL_P2P_LEVEL" or _is_set(log.fact, name))
+            if log.fact.settings[name] not in _ALLOWS_ALL
         ),
         None,
     )
@@ -267,7 +270,10 @@ def without_p2p(recording: Recording) -> Iterator[Draft]:
         name = forbidden.partition("=")[0]
         unset = Setting(name=name, value=None, action="unset", why="NCCL uses P2P where it can")
         remedy = Remedy(summary=f"Leave {name} unset, unless P2P is known to hang here", settings=(unset,))
-        yield _draft(logs, f"{title}: {forbidden}", f"{forbidden}; {said}", Severity.WARNING, (remedy,))
+        draft = _draft(logs, f"{title}: {forbidden}", f"{forbidden}; {said}", Severity.WARNING, (remedy,))
+        # Whether these GPUs had P2P without the level is not printed.
+        sure = Confidence.PROVED if name == "NCCL_P2P_DISABLE" else Confidence.LIKELY
+        yield draft.model_copy(update={"confidence": sure})
     elif refused is not None:
         remedy = Remedy(
             summary="Look at what the driver says of P2P between them",
