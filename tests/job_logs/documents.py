@@ -3,7 +3,7 @@
 CLASS.md has those of one cause, each below a heading and a sentence on the situation. Below "Named" the cause is
 named in each, below "Silent" it is not; a line behind the sentence says what is expected else::
 
-    Expected: likely, rank 3          (confidence, then culprits)
+    Expected: likely, rank 3          (confidence, then culprits; “nobody” where there is none)
     Expected: port-in-use             (of a silent one: the cause that is named instead)
     Expected: nothing                 (of a silent one: there is no failure in it)
 

@@ -31,7 +31,9 @@ def test_the_cause_is_named_where_the_output_shows_it_and_nowhere_else(document:
         }
         assert (document in named) is not sample.silent, str(sample)
         for expected in sample.expected:
-            assert expected in ({*named, *who, named.get(document)} if named else {"nothing"}), str(sample)
+            assert expected in (
+                {*named, *(who or {"nobody"}), named.get(document)} if named else {"nothing"}
+            ), str(sample)
         if not sample.silent and not any(e in {cause.name for cause in JOB_CAUSES} for e in sample.expected):
             assert set(named) == {document}, str(sample)
 

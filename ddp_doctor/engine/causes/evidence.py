@@ -50,6 +50,8 @@ _OTHERS_FAULT = {
     "ConnectionRefusedError",
     "EOFError",
 }
+#: How an exception of a DataLoader's worker begins in the rank.
+_IN_WORKER = re.compile(r"Caught \w+ in DataLoader worker process")
 #: Words of exceptions that a fault of a machine brings.
 _MACHINE = re.compile(
     r"CUDA|NCCL|cuDNN|cuBLAS|GPU|device|memory|killed|signal|Accelerator|bus error|gloo|OSError",
@@ -180,6 +182,12 @@ class Output:
         return tuple(rank for rank in self.fact.ranks if _died(rank))
 
     @cached_property
+    def stuck(self) -> tuple[int, ...]:
+        """The ranks that a launcher's SIGTERM did not end, so that it sent SIGKILL."""
+        pids = {sign.values.get("pid") for sign in self.fact.signs if sign.sign == "killed-by-launcher"}
+        return tuple(rank.rank for rank in self.fact.ranks if rank.pid and str(rank.pid) in pids)
+
+    @cached_property
     def _last_line(self) -> dict[str, int]:
         return {file.name: file.lines for file in self.fact.files}
 
@@ -225,7 +233,17 @@ class Output:
             sign
             for sign in self.fact.signs
             if sign.sign == "exception" and is_own(sign) and not self._holds_a_cause(sign)
-            if not self.got_over(sign)
+            if not self.got_over(sign) and not self._is_raised_again(sign)
+        )
+
+    def _is_raised_again(self, exception: SignSeen) -> bool:
+        """Whether the traceback of a DataLoader's worker, which says more, follows at once (torch/_utils.py)."""
+        below = {str(exception.where.line + lines) for lines in (1, 2, 3)}
+        return _IN_WORKER.match(exception.values.get("message", "")) is not None and any(
+            sign.sign == "exception"
+            and sign.where.file == exception.where.file
+            and sign.values.get("first_line") in below
+            for sign in self.fact.signs
         )
 
     def _holds_a_cause(self, exception: SignSeen) -> bool:

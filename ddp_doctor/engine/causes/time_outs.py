@@ -26,10 +26,12 @@ _UNEVEN = re.compile(r"SEND|RECV|ALLTOALL|GATHER$|SCATTER$|COALESCED|UNKNOWN", r
 _EVEN = re.compile(r"^_?(ALL_?GATHER|REDUCE_?SCATTER)", re.IGNORECASE)
 #: Collectives in which NCCL connects ranks and moves data for the first time; DDP's constructor makes three.
 _FIRST = 3
+#: Values of signs that name ranks which did not come.
+_NOT_COME = ("missing", "lagging", "not_joined")
 #: Ranks that one line of torch lists.
 _MOST_RANKS = 100_000
 #: A call of torch.distributed among a traceback's frames.
-_CALL = re.compile(r"distributed_c10d\.py:\d+ in (\w+)")
+_CALL = re.compile(r"distributed_c10d\.py:\d+ in (\w+)|autograd/graph\.py:\d+ in _engine_run_(backward)")
 #: What a bar or a count of progress looks like.
 _PROGRESS = re.compile(r"\d{1,3}%\||\bit/s\b|s/it\b|\d/\d+ \[|examples/s", re.IGNORECASE)
 
@@ -46,7 +48,7 @@ def suspects(output: Output) -> Iterator[Suspect]:
                 yield Suspect(judged.cause, "watchdog", judged.confidence, signs, judged)
                 break
     signs = tuple(sign for sign in output.fact.signs if SIGNS[sign.sign][0].tier == "watchdog")
-    for whole in (_in_another_call, _long_work, _named_by_torch) if signs and not found else ():
+    for whole in (_in_another_call, _long_work, _named_by_torch, _stuck) if signs and not found else ():
         judged = whole(output, signs)
         if judged is not None:
             yield Suspect(judged.cause, "watchdog", judged.confidence, signs, judged)
@@ -96,12 +98,14 @@ def _judged(
         tuple(rank_culprit(output, rank) for rank in sorted(guilty)),
         places(output, guilty) if guilty else "ranks",
         detail,
-        values={"call": _call(signs)},
+        values={"call": _call(signs) or ("a collective" if name == "stuck-outside-collective" else "")},
     )
 
 
 def _call(signs: Sequence[SignSeen]) -> str:
     """``all-reduce 17``, of the first that tells."""
+    if any("not_joined" in sign.values for sign in signs):
+        return "the process group"
     told = (sign.values for sign in signs if sign.values.get("seq"))
     return next((f"{collective_name(values.get('op', ''))} {values['seq']}" for values in told), "")
 
@@ -197,15 +201,16 @@ def _in_another_call(output: Output, _: Sequence[SignSeen]) -> Judged | None:
     told: dict[int, SignSeen] = {}
     calls: dict[int, str] = {}
     for sign in output.fact.signs:
-        found = _CALL.findall(sign.values.get("frames", "")) if sign.sign == "exception" else []
+        frames = sign.values.get("frames", "") if sign.sign == "exception" else ""
+        found = [call or backward for call, backward in _CALL.findall(frames)]
         if found and "Timed out waiting" in sign.values.get("message", ""):
             for rank in ranks_of([sign]):
                 told.setdefault(rank, sign)
                 calls.setdefault(rank, found[-1])
     counts = Counter(calls.values()).most_common()
-    if len(counts) < 2:
-        return None
     barriers = [rank for rank, call in calls.items() if "barrier" in call]
+    if len(counts) < 2 or ("backward" in calls.values() and not barriers):
+        return None
     most = counts[0][0] if counts[0][1] > counts[1][1] else None
     guilty = [rank for rank, call in calls.items() if call != most] if most else []
     alone = len(barriers) == 1 and guilty in ([], barriers)
@@ -221,12 +226,24 @@ def _in_another_call(output: Output, _: Sequence[SignSeen]) -> Judged | None:
 def _named_by_torch(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
     """monitored_barrier and the store list the ranks that did not come, the desync report those that lag."""
     for sign in signs:
-        said = sign.values.get("missing") or sign.values.get("lagging") or ""
+        said = next((sign.values[name] for name in _NOT_COME if sign.values.get(name)), "")
         absent = sorted({int(number) for number in re.findall(r"\d+", said)[:_MOST_RANKS]})
-        if absent:
+        if absent and ranks_of(signs).isdisjoint(absent):
             detail = f"torch lists {rank_list(absent)} as not having come."
             return _judged(output, "stuck-outside-collective", Confidence.LIKELY, [sign], absent, detail)
     return None
+
+
+def _stuck(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
+    """One rank did not wait, and did not even end when it was told to: those that wait do both."""
+    waiting = ranks_of(signs)
+    if len(output.stuck) != 1 or not waiting or not waiting.isdisjoint(output.stuck):
+        return None
+    detail = (
+        f"{capital(places(output, waiting))} timed out; {places(output, output.stuck)} did not, and SIGTERM did not"
+        " end it: it was stopped, or is in a call that nothing interrupts."
+    )
+    return _judged(output, "stuck-outside-collective", Confidence.LIKELY, signs, output.stuck, detail)
 
 
 def _worked(output: Output, rank: int) -> bool:

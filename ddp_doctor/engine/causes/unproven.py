@@ -1,12 +1,13 @@
 """What is said of a failure of which no evidence shows the cause: who died, who waited where, what would show it."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ddp_doctor.engine.causes.evidence import Output, lines, ranks_of
 from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.engine.causes.time_outs import waited, worked_before
 from ddp_doctor.engine.causes.whose import places, rank_culprit
+from ddp_doctor.facts.job_log import SignSeen
 from ddp_doctor.knowledge.job_causes import SIGNS, cause_named
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit
@@ -38,7 +39,11 @@ def judged(output: Output) -> tuple[Judged, ...]:
 def _killed(output: Output) -> Iterator[Judged]:
     """SIGKILL without a word of who sent it: most often the kernel, out of memory."""
     cause = cause_named("host-oom-kill")
-    killed = [rank for rank in output.died if _signal(rank.signal, rank.exit_code) == "SIGKILL"]
+    killed = [
+        rank
+        for rank in output.died
+        if _signal(rank.signal, rank.exit_code) == "SIGKILL" and rank.rank not in output.stuck
+    ]
     if cause is None or not killed or (len(killed) > 1 and len(killed) == len(output.world)):
         return
     yield Judged(
@@ -63,7 +68,8 @@ def _crashed(output: Output) -> Iterator[Judged]:
         cause,
         Confidence.POSSIBLE,
         tuple(rank.last for rank in ranks if rank.last is not None),
-        tuple(rank_culprit(output, rank.rank) for rank in ranks),
+        # Where every rank crashes, what they share is to blame, not a rank.
+        () if 1 < len(ranks) == len(output.world) else tuple(rank_culprit(output, r.rank) for r in ranks),
         places(output, [rank.rank for rank in ranks]),
         values={"signal": _signal(ranks[0].signal, ranks[0].exit_code) or ""},
     )
@@ -109,20 +115,38 @@ def _no_server(output: Output) -> Iterator[Judged]:
 def _peer_died(output: Output) -> Iterator[Judged]:
     """Nothing but the words of those who are left: who died first, they do not say."""
     cause = cause_named("peer-died-secondary")
-    victims = [sign for sign in output.fact.signs if sign.sign in _PEER_GONE]
-    own = [rank for rank in output.died if _signal(rank.signal, rank.exit_code) not in _ANSWERS]
+    timed_out = {sign.where for sign in output.fact.signs if SIGNS[sign.sign][0].tier == "watchdog"}
+    victims = [sign for sign in output.fact.signs if sign.sign in _PEER_GONE and sign.where not in timed_out]
+    gone = _went_first(output, victims)
     if cause is None or not victims or any(waits(output.fact).values()):
         return
     yield Judged(
         cause,
         Confidence.POSSIBLE,
         lines(victims)[:_MOST_LINES],
-        who=places(output, [rank.rank for rank in own])
-        if own and set(own) != set(output.fact.ranks)
-        else "a rank",
+        tuple(rank_culprit(output, rank) for rank in gone),
+        who=places(output, ranks_of(victims)) if ranks_of(victims) else "a rank",
         detail=capital(_ends(output)),
-        values={key: value for sign in reversed(victims) for key, value in sign.values.items()},
+        values={"gone": capital(places(output, gone)) if gone else "A rank"},
     )
+
+
+def _went_first(output: Output, victims: Sequence[SignSeen]) -> list[int]:
+    """The one rank that ended badly, of itself, and complained of nobody; [] where that is not known.
+
+    All its output must be there: it stands in one file with what the launcher says of ends.
+    """
+    complained = ranks_of(s for s in output.fact.signs if SIGNS[s.sign][0].role != "context")
+    ended_by_launcher = {s.values.get("pid") for s in output.fact.signs if s.sign == "closing-signal"}
+    gone = [
+        rank.rank
+        for rank in output.died
+        if rank.rank not in complained
+        and not (_signal(rank.signal, rank.exit_code) in _ANSWERS and str(rank.pid) in ended_by_launcher)
+    ]
+    files = {s.where.file for s in output.fact.signs if SIGNS[s.sign][0].tier == "launcher"}
+    known = all(ranks_of([sign]) and sign.where.file in files for sign in victims)
+    return gone if known and len(gone) == 1 else []
 
 
 def _unknown(output: Output) -> Iterator[Judged]:
@@ -130,7 +154,7 @@ def _unknown(output: Output) -> Iterator[Judged]:
     cause = cause_named("job-failed-cause-not-proven")
     if cause is None:
         return
-    waits_for, ended = waited(output), _ends(output)
+    waits_for, ended = waited(output) or _joined(output), _ends(output)
     timed_out = any(SIGNS[sign.sign][0].tier == "watchdog" for sign in output.fact.signs)
     shown = [sign for sign in output.fact.signs if SIGNS[sign.sign][0].role in ("pointer", "victim")]
     yield Judged(
@@ -141,6 +165,14 @@ def _unknown(output: Output) -> Iterator[Judged]:
             part for part in (capital(ended) if waits_for else "", worked_before(output)) if part
         ),
         values={"what": (waits_for or ended or _NO_MORE[timed_out]).rstrip(".")},
+    )
+
+
+def _joined(output: Output) -> str:
+    """``Only 2 of 3 ranks joined the job.``"""
+    told = (sign.values for sign in output.fact.signs if sign.sign in ("store-clients", "store-barrier"))
+    return next(
+        (f"Only {v['came']} of {v['world']} ranks joined the job." for v in told if v.get("came")), ""
     )
 
 

@@ -11,6 +11,8 @@ from ddp_doctor.wording.ranks import rank_list
 #: More ranks than this are named as a list of numbers, with their hosts behind it.
 _EACH = 2
 #: What values of signs are, beside GPUs and ranks.
+#: A rank that prints these only noticed it: another one may differ.
+_BETWEEN_RANKS = ("collective-mismatch",)
 _KINDS: dict[str, CulpritKind] = {"device": "nic", "variable": "setting", "file": "file"}
 
 
@@ -61,6 +63,8 @@ def culprits(output: Output, suspect: Suspect) -> tuple[Culprit, ...]:
     )
     if named:
         return named
+    if suspect.cause.name in _BETWEEN_RANKS:
+        return ()
     hosts = output.hosts_of(suspect.signs)
     if suspect.cause.domain in ("code", "data", "unknown"):
         if len(suspect.ranks) > 1 and suspect.ranks == output.world:

@@ -232,8 +232,8 @@ CAUSES = (
                     "Weights only load failed",
                 ),
                 r"Error\(s\) in loading state_dict for (?P<module>\w+)|loaded state dict"
-                r"|Attempting to deserialize object on"
-                r" (?:a )?CUDA|Weights only load failed",
+                r"|Attempting to deserialize object on (?:a )?CUDA"
+                r"|Weights only load failed",
                 confidence=Confidence.PROVED,
             ),
         ),
@@ -241,10 +241,10 @@ CAUSES = (
     JobCause(
         code="DDJ176",
         name="import-failed",
-        title="{who} could not import {missing}",
+        title="{who} could not load {missing}",
         domain="code",
         restart="no",
-        finds="An import ends with ModuleNotFoundError or ImportError.",
+        finds="An import ends with ModuleNotFoundError or ImportError, or Python does not find the script.",
         why="The environment of the ranks is not that of the shell: another interpreter, a node without the"
         " package, or a"
         " library that is not on the loader's path.",
@@ -255,7 +255,7 @@ CAUSES = (
             ),
         ),
         next_check='srun --ntasks-per-node=1 python -c "import sys, NAME; print(sys.executable)"',
-        references=("Python: ModuleNotFoundError, ImportError",),
+        references=("Python: ModuleNotFoundError, ImportError; Modules/main.c",),
         signs=(
             Sign(
                 "module-not-found",
@@ -266,6 +266,12 @@ CAUSES = (
                 ),
                 r"(?:ModuleNotFoundError: No module named '|ImportError: cannot import name '"
                 r"|ImportError: (?=lib\S+: cannot open shared object file))(?P<missing>[^':]+)",
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "no-script",
+                (": can't open file '",),
+                r"python[\d.]*: can't open file '(?P<missing>[^']{1,300})': \[Errno \d+\]",
                 confidence=Confidence.PROVED,
             ),
         ),
@@ -306,6 +312,12 @@ CAUSES = (
                 r"(?i)loss is (?:nan|-?inf)\w*, stopping|minimum loss scale reached"
                 r"|already at minimum - cannot decrease"
                 r"|NaN found in input tensor|found NaN in local grad|became infinite or NaN|not finite, stopping",
+                confidence=Confidence.PROVED,
+            ),
+            Sign(  # a guard of the job's own, by its exception
+                "loss-exception",
+                ("FloatingPointError: ", "oss is nan", "oss is NaN", "oss is inf", "on-finite loss"),
+                r"(?i)[a-z]Error: (?=.{0,160}(?:loss|grad)).{0,160}\b(?:nan|inf|infinite|not finite|non-finite)\b",
                 confidence=Confidence.PROVED,
             ),
         ),

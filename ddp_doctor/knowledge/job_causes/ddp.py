@@ -264,7 +264,7 @@ CAUSES = (
     JobCause(
         code="DDJ173",
         name="peer-died-secondary",
-        title="A rank went away without a word; {who} saw the connection closed",
+        title="{gone} went away without a word; {who} saw the connection closed",
         domain="unknown",
         restart="unknown",
         finds="Ranks report closed connections, and nothing says why the other end closed.",

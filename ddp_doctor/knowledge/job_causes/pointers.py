@@ -82,11 +82,11 @@ _TIME_OUTS = (
         tier="watchdog",
         role="pointer",
     ),
-    Sign(
+    Sign(  # with gloo, the key of a rank that has not left its address yet
         "store-timeout",
         ("wait timeout after ", "Timeout waiting for key: "),
         r"(?:missing ranks: (?P<missing>[\d, ]+\d), )?wait timeout after (?P<timeout_ms>\d+)ms(?:, keys: "
-        r"(?P<keys>\S+))?"
+        r"(?P<keys>\S+?(?://cpu//\d+/(?P<not_joined>\d+))?)(?!\S))?"
         r"|Timeout waiting for key: (?P<key>.{1,100})",
         tier="watchdog",
         role="pointer",
@@ -169,6 +169,13 @@ _ENDS = (
         tier="launcher",
         role="pointer",
     ),
+    Sign(  # torchrun's agent, 30 s after a SIGTERM that did nothing
+        "killed-by-launcher",
+        (", forcefully exiting via ",),
+        r"Unable to shutdown process (?P<pid>\d+) via",
+        tier="launcher",
+        role="pointer",
+    ),
     Sign(
         "spawned-process-ended",
         ("ProcessExitedException: ", "ProcessRaisedException: "),
@@ -213,6 +220,7 @@ _VICTIMS = (
     Sign(
         "closing-signal",
         ("closing signal SIGTERM", "closing signal SIGINT", "closing signal SIGKILL"),
+        r"(?:Sending process (?P<pid>\d+) )?closing signal",
         role="victim",
     ),
     Sign(

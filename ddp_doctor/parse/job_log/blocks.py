@@ -35,8 +35,9 @@ class Block:
 class Traceback(Block):
     """From below "Traceback (most recent call last):" to the line of the exception."""
 
-    def __init__(self, first_line: int) -> None:
+    def __init__(self, first_line: int, local_rank: int | None = None) -> None:
         super().__init__(first_line)
+        self.local_rank = local_rank  # of the process that mp.spawn says it is of
         self.frames: list[str] = []
         self.type: str | None = None
         self.message = ""

@@ -1,4 +1,4 @@
-"""How ranks ended, in the words of torchelastic, srun and mpirun; and what lines tell of the whole job."""
+"""How ranks ended, as torchelastic, mp.spawn, srun and mpirun say it; and what lines tell of the whole job."""
 
 import re
 import signal
@@ -34,6 +34,11 @@ _MPIRUN = re.compile(
     r"noticed that process rank (?P<rank>\d{1,7}) with PID (?P<pid>\d{1,10}) on node (?P<host>\S{1,255}) exited on"
     r" signal (?P<signal>\d{1,3})"
 )
+_RAISED = re.compile(r"-- Process (\d{1,7}) terminated with the following error:")
+#: mp.spawn's number is the rank where one call starts them all (torch/multiprocessing/spawn.py).
+_SPAWN = re.compile(
+    r"process (?P<number>\d{1,7}) terminated with (?:exit code (?P<code>\d{1,5})|signal (?P<signal>SIG[A-Z0-9]{2,8}))"
+)
 _MPIRUN_EXIT = re.compile(
     r"Process name: \[(?:\[\d+,\d+\],|\S{1,200}@\d+,|\S{1,200},)(?P<rank>\d{1,7})\]"
     r"\s+Exit code: +(?P<code>\d{1,5})"
@@ -53,7 +58,13 @@ _SIGNALS = {
     "User defined signal 1": "SIGUSR1",
     "User defined signal 2": "SIGUSR2",
 }
-ENDING_WORDS = (b"failed (exitcode: ", b"srun: error: ", b"noticed that process rank")
+ENDING_WORDS = (
+    b"failed (exitcode: ",
+    b"srun: error: ",
+    b"noticed that process rank",
+    b"ProcessExitedException: ",
+    b" terminated with the following error:",
+)
 #: These begin texts of several lines.
 EXIT_WORD = b"Process name: ["
 SUMMARY_WORD = b"  time      : "
@@ -86,6 +97,12 @@ def endings_in(text: str) -> Iterator[Ending]:
     elif found := _MPIRUN.search(text):
         name = signal_name(int(found["signal"]))
         yield Ending(int(found["rank"]), found[0], host=found["host"], pid=int(found["pid"]), signal=name)
+    elif found := _RAISED.match(text):
+        yield Ending(None, found[0], local_rank=int(found[1]), exit_code=1)
+    elif found := _SPAWN.search(text):
+        code = int(found["code"]) if found["code"] else None
+        number = int(found["number"])
+        yield Ending(None, found[0], local_rank=number, exit_code=code, signal=found["signal"])
 
 
 def ending_of_summary(fields: Mapping[str, str]) -> Ending | None:

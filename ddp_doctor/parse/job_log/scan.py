@@ -185,13 +185,18 @@ class FileScan:
         if "ending" in uses:
             self.endings += [(ending, self.where(text, number)) for ending in endings_in(text)]
         if "traceback" in uses:
-            self._begin(origin, Traceback(number))
+            self._begin(origin, Traceback(number, self._announced_for(number)))
         if "summary" in uses:
             self._begin(origin, Failure(number, text))
         if "exit" in uses:
             self._begin(origin, SignBlock(number, 2, text))
         for sign in dict.fromkeys(sign for word in words for sign in _USES[word][0]):
             self._sign(SIGNS[sign][0], origin, text, line, number)
+
+    def _announced_for(self, number: int) -> int | None:
+        """The local rank whose end the line above told, as mp.spawn does in front of its traceback."""
+        ending, where = self.endings[-1] if self.endings else (None, None)
+        return ending.local_rank if ending and where and where.line == number - 1 else None
 
     def _note_stream(self, origin: Origin) -> None:
         if self._is_head():
@@ -241,6 +246,8 @@ class FileScan:
 
     def _close(self, block: Block, origin: Origin) -> None:
         if isinstance(block, Traceback):
+            if block.local_rank is not None:
+                origin = origin._replace(local_rank=block.local_rank)
             if block.type is not None and "exception" in SIGNS:
                 self._keep("exception", origin, self.where(block.text, block.last_line), block.values())
         elif isinstance(block, _OfSign):
