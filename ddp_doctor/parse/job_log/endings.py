@@ -78,6 +78,11 @@ def signal_name(number: int) -> str | None:
         return None
 
 
+def is_announcement(ending: Ending) -> bool:
+    """Whether the traceback of the process stands below."""
+    return _RAISED.match(ending.said) is not None
+
+
 def _ended(code: int) -> tuple[int | None, str | None]:
     """Exit code and signal, where a negative code stands for a signal."""
     return (code, None) if code >= 0 else (None, signal_name(-code))

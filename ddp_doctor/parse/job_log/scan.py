@@ -18,6 +18,7 @@ from ddp_doctor.parse.job_log.endings import (
     ending_of_mpirun,
     ending_of_summary,
     endings_in,
+    is_announcement,
 )
 from ddp_doctor.parse.job_log.measured import TABLE_WORDS, Table
 from ddp_doctor.parse.job_log.nccl_lines import NCCL_WORDS, NcclLines
@@ -194,9 +195,11 @@ class FileScan:
             self._sign(SIGNS[sign][0], origin, text, line, number)
 
     def _announced_for(self, number: int) -> int | None:
-        """The local rank whose end the line above told, as mp.spawn does in front of its traceback."""
-        ending, where = self.endings[-1] if self.endings else (None, None)
-        return ending.local_rank if ending and where and where.line == number - 1 else None
+        """The local rank whose traceback mp.spawn announced in the line above."""
+        if not self.endings:
+            return None
+        ending, where = self.endings[-1]
+        return ending.local_rank if where.line == number - 1 and is_announcement(ending) else None
 
     def _note_stream(self, origin: Origin) -> None:
         if self._is_head():
