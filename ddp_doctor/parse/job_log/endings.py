@@ -34,7 +34,8 @@ _MPIRUN = re.compile(
     r"noticed that process rank (?P<rank>\d{1,7}) with PID (?P<pid>\d{1,10}) on node (?P<host>\S{1,255}) exited on"
     r" signal (?P<signal>\d{1,3})"
 )
-_RAISED = re.compile(r"-- Process (\d{1,7}) terminated with the following error:")
+#: mp.spawn's line in front of a process's traceback.
+SPAWN_RAISED = re.compile(r"-- Process (\d{1,7}) terminated with the following error:")
 #: mp.spawn's number is the rank where one call starts them all (torch/multiprocessing/spawn.py).
 _SPAWN = re.compile(
     r"process (?P<number>\d{1,7}) terminated with (?:exit code (?P<code>\d{1,5})|signal (?P<signal>SIG[A-Z0-9]{2,8}))"
@@ -78,11 +79,6 @@ def signal_name(number: int) -> str | None:
         return None
 
 
-def is_announcement(ending: Ending) -> bool:
-    """Whether the traceback of the process stands below."""
-    return _RAISED.match(ending.said) is not None
-
-
 def _ended(code: int) -> tuple[int | None, str | None]:
     """Exit code and signal, where a negative code stands for a signal."""
     return (code, None) if code >= 0 else (None, signal_name(-code))
@@ -102,7 +98,7 @@ def endings_in(text: str) -> Iterator[Ending]:
     elif found := _MPIRUN.search(text):
         name = signal_name(int(found["signal"]))
         yield Ending(int(found["rank"]), found[0], host=found["host"], pid=int(found["pid"]), signal=name)
-    elif found := _RAISED.match(text):
+    elif found := SPAWN_RAISED.match(text):
         yield Ending(None, found[0], local_rank=int(found[1]), exit_code=1)
     elif found := _SPAWN.search(text):
         code = int(found["code"]) if found["code"] else None

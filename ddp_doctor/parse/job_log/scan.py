@@ -12,13 +12,13 @@ from ddp_doctor.parse.job_log.endings import (
     ENDING_WORDS,
     EXIT_WORD,
     FACT_WORDS,
+    SPAWN_RAISED,
     SUMMARY_WORD,
     Ending,
     JobFacts,
     ending_of_mpirun,
     ending_of_summary,
     endings_in,
-    is_announcement,
 )
 from ddp_doctor.parse.job_log.measured import TABLE_WORDS, Table
 from ddp_doctor.parse.job_log.nccl_lines import NCCL_WORDS, NcclLines
@@ -199,7 +199,7 @@ class FileScan:
         if not self.endings:
             return None
         ending, where = self.endings[-1]
-        return ending.local_rank if where.line == number - 1 and is_announcement(ending) else None
+        return ending.local_rank if where.line == number - 1 and SPAWN_RAISED.match(ending.said) else None
 
     def _note_stream(self, origin: Origin) -> None:
         if self._is_head():
