@@ -7,17 +7,14 @@ from ddp_doctor.engine.causes.evidence import Output, lines, ranks_of
 from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.engine.causes.time_outs import waited, worked_before
 from ddp_doctor.engine.causes.whose import places, rank_culprit
+from ddp_doctor.facts.job_log import SignSeen
 from ddp_doctor.knowledge.job_causes import SIGNS, cause_named
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit
 from ddp_doctor.views.job_waits import waits
 from ddp_doctor.wording.ranks import capital
 
-#: How a rank ends because another one did, or because the job was ended: nobody asks why.
-_ANSWERS = ("SIGTERM", "SIGABRT", "SIGINT")
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
-#: What is said where nothing is known of any rank: whether a collective timed out.
-_NO_MORE = {False: "the job failed", True: "a collective timed out"}
 #: Signs of victims whose connection to another rank broke.
 _PEER_GONE = ("peer-gone", "connect-refused", "rdma-flushed")
 #: Exit statuses of a shell for signals.
@@ -110,18 +107,17 @@ def _peer_died(output: Output) -> Iterator[Judged]:
     """Nothing but the words of those who are left: who died first, they do not say."""
     cause = cause_named("peer-died-secondary")
     victims = [sign for sign in output.fact.signs if sign.sign in _PEER_GONE]
-    own = [rank for rank in output.died if _signal(rank.signal, rank.exit_code) not in _ANSWERS]
+    saw = ranks_of(victims)
+    gone = output.world - saw  # of one rank alone it is known that the others saw it go
     if cause is None or not victims or any(waits(output.fact).values()):
         return
     yield Judged(
         cause,
         Confidence.POSSIBLE,
         lines(victims)[:_MOST_LINES],
-        who=places(output, [rank.rank for rank in own])
-        if own and set(own) != set(output.fact.ranks)
-        else "a rank",
+        who=places(output, saw) if saw else "a rank",
         detail=capital(_ends(output)),
-        values={key: value for sign in reversed(victims) for key, value in sign.values.items()},
+        values={"gone": places(output, gone) if saw and len(gone) == 1 else "a rank"},
     )
 
 
@@ -131,17 +127,39 @@ def _unknown(output: Output) -> Iterator[Judged]:
     if cause is None:
         return
     waits_for, ended = waited(output), _ends(output)
-    timed_out = any(SIGNS[sign.sign][0].tier == "watchdog" for sign in output.fact.signs)
+    late = [sign for sign in output.fact.signs if SIGNS[sign.sign][0].tier == "watchdog"]
+    timed_out = f"a collective timed out{_on(output, late)}" if late else ""
     shown = [sign for sign in output.fact.signs if SIGNS[sign.sign][0].role in ("pointer", "victim")]
+    spoken = [sign for sign in shown if SIGNS[sign.sign][0].tier != "launcher"]
     yield Judged(
         cause,
         Confidence.POSSIBLE,
-        lines(shown)[:_MOST_LINES],
+        lines(spoken or shown)[:_MOST_LINES],
         detail=" ".join(
-            part for part in (capital(ended) if waits_for else "", worked_before(output)) if part
+            part
+            for part in (
+                capital(_silent(output, late)),
+                capital(ended) if waits_for or timed_out else "",
+                worked_before(output),
+            )
+            if part
         ),
-        values={"what": (waits_for or ended or _NO_MORE[timed_out]).rstrip(".")},
+        values={"what": (waits_for or timed_out or ended or "the job failed").rstrip(".")},
     )
+
+
+def _silent(output: Output, late: list[SignSeen]) -> str:
+    """Of few ranks that printed no time-out while the others did: whom to look at first."""
+    waited_in_vain = ranks_of(late)
+    silent = output.world - waited_in_vain
+    if not silent or len(silent) >= len(waited_in_vain):
+        return ""
+    return f"{places(output, silent)} printed no time-out: look there first."
+
+
+def _on(output: Output, signs: list[SignSeen]) -> str:
+    ranks = ranks_of(signs)
+    return f" on {places(output, ranks)}" if ranks else ""
 
 
 def _ends(output: Output) -> str:
