@@ -96,7 +96,7 @@ class _Reading:
             for file in job_files(self._paths):
                 self._take(file, pool)
                 self._done += file.packed_bytes
-        if all(file.unread and not file.size_bytes for file in self._files):
+        if all(file.unread and not file.lines for file in self._files):
             raise UsageError(_nothing_read(self._files))
         job = Job(self._scans)
         first = _collected(job.fact(self._files))
@@ -121,7 +121,7 @@ class _Reading:
             scan.last_lines(file.backwards())
             kind, lines = scan.kind(), scan.lines
         elif not file.unread:
-            file.unread = "it is empty"
+            kind, file.unread = "empty", "it is empty"
         self._files.append(
             FileSeen(name=file.name, kind=kind, size_bytes=file.size_bytes, lines=lines, unread=file.unread)
         )

@@ -47,10 +47,12 @@ def looks_like_credential(text: str) -> bool:
 _NAME = (
     r"(?:token(?!s|iz)|secret|passw(?:or)?d|passphrase|credential|api[_-]?key|access[_-]?key|private[_-]?key)"
 )
+#: A character of it; an & ends it only where another field of an address follows.
+_VALUE = r"(?:[^\s'\",;)&]|&(?![\w.-]+=))"
 _IN_TEXT = re.compile(
-    rf"(?:{_VALUES.pattern})(?:\s*['\"]?[^\s'\",;)&]+)?"
-    rf"|{_NAME}[\w-]{{0,30}}['\"]?\s*[:=]\s*['\"]?[^\s'\",;)&]{{4,}}"
-    rf"|--[a-z-]{{0,30}}{_NAME}[a-z-]{{0,30}}\s+[^\s'\",;)&]{{4,}}",
+    rf"(?:{_VALUES.pattern})(?:\s*['\"]?{_VALUE}+)?"
+    rf"|{_NAME}[\w-]{{0,30}}['\"]?\s*[:=]\s*['\"]?{_VALUE}{{4,}}"
+    rf"|--[a-z-]{{0,30}}{_NAME}[a-z-]{{0,30}}\s+{_VALUE}{{4,}}",
     re.IGNORECASE,
 )
 
@@ -66,7 +68,11 @@ _SIGNS = (
 def masked(text: str) -> str:
     """A text with KEPT_BACK in the place of what has the form of a password, a key or a token."""
     small = text.lower()
-    return _IN_TEXT.sub(KEPT_BACK, text) if any(sign in small for sign in _SIGNS) else text
+    return _IN_TEXT.sub(_kept_back, text) if any(sign in small for sign in _SIGNS) else text
+
+
+def _kept_back(found: re.Match[str]) -> str:
+    return f"://{KEPT_BACK}" if found[0].startswith("://") else KEPT_BACK
 
 
 def open_and_withheld(env: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:

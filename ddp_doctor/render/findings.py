@@ -54,7 +54,8 @@ def _job_cause(cause: JobCauseReport) -> Iterator[Line]:
     """What to do next to prove it, where it is, and what becomes of the same job started again."""
     if cause.next_check and cause.confidence is not Confidence.PROVED:
         yield Line(f"Next: {one_line(cause.next_check)}", hang=2)
-    if said := f"{_DOMAINS[cause.domain]} {_RESTARTS[cause.restart]}".strip():
+    said = f"{_DOMAINS[cause.domain]} {_RESTARTS[cause.restart]}".strip()
+    if said and cause.confidence is not Confidence.POSSIBLE:  # of a guess, neither is known
         yield Line(said, hang=2)
 
 

@@ -45,9 +45,10 @@ def lines(
     if job is None or not isinstance(report, LogsReport):
         return
     yield folded(_about(job, report.facts), width)
-    unread = [file for file in job.files if file.unread is not None]
+    unread = [file for file in job.files if file.unread is not None and (each or file.kind != "empty")]
     for file in unread if each else unread[:_MOST_FILES]:
-        yield folded(f"Not read: {one_line(file.name)}: {one_line(file.unread or '')}", width, hang=2)
+        how = "Read in part" if file.lines else "Not read"
+        yield folded(f"{how}: {one_line(file.name)}: {one_line(file.unread or '')}", width, hang=2)
     if not each and (left := len(unread) - _MOST_FILES) > 0:
         yield f"Not read: {left} files more (-v names them)"
     rows = _rows(report, recording, job, each=each)
@@ -64,9 +65,12 @@ def _about(job: JobLogFact, facts: JobFacts) -> str:
     on = f" on {len(facts.nodes)} nodes" if len(facts.nodes) > 1 else "".join(f" on {n}" for n in facts.nodes)
     versions = [f"{name} {said}" for name, said in (("torch", facts.torch), ("NCCL", facts.nccl)) if said]
     parts = [f"{ranks}{on}".strip(), facts.launcher, facts.backend, *versions]
-    read = [file for file in job.files if file.unread is None]
+    read = [file for file in job.files if file.unread is None or file.lines]
     number = sum(file.lines for file in read)
-    files = f"{len(read)} file{'s' if len(read) != 1 else ''}{f', {number:,} lines' if number else ''}"
+    files = f"{len(read)} file{'s' if len(read) != 1 else ''}"
+    files += f", {number:,} line{'s' if number > 1 else ''}" if number else ""
+    empty = sum(file.kind == "empty" for file in job.files)
+    files += f", and {empty} empty" if empty else ""
     return one_line("; ".join(part for part in (", ".join(filter(None, parts)), files) if part))
 
 
@@ -84,7 +88,7 @@ def _rows(report: LogsReport, recording: Recording, job: JobLogFact, *, each: bo
     blamed = {c.rank for cause in report.causes for c in cause.culprits if c.rank is not None}
     was_in = _was_in(recording, job)
     seen = {rank.rank: rank for rank in job.ranks}
-    known = [seen.get(rank, RankSeen(rank=rank)) for rank in sorted({*seen, *was_in})]
+    known = [seen.get(rank, RankSeen(rank=rank)) for rank in sorted({*seen, *was_in, *blamed})]
     if each:
         groups = [[rank] for rank in known]
     else:

@@ -68,7 +68,7 @@ class JobFile:
             try:
                 part = self._stream.read(size)
             except EOFError:
-                self.unread = "it is cut off; what there is of it was read"
+                self.unread = "it is cut off"
             except (CannotUnpack, *DAMAGED) as error:
                 self.unread = (
                     str(error) if isinstance(error, CannotUnpack) else f"it is damaged: {_sentence(error)}"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from ddp_doctor import app
 from ddp_doctor.app import job_reading
 from ddp_doctor.app.outcome import UsageError
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact, RankSeen, SignSeen
@@ -20,6 +21,7 @@ from ddp_doctor.facts.node.nccl_log import NcclTransportFact
 from ddp_doctor.parse.job_log import words
 from ddp_doctor.parse.job_log.prefix import Origin, Prefixes, of_path, plain
 from ddp_doctor.parse.redact import masked
+from ddp_doctor.render import job_story
 from ddp_doctor.sources import job_files, unpacking
 from ddp_doctor.sources.slurm_files import files_of_job
 
@@ -383,6 +385,21 @@ def test_nothing_read_is_a_usage_error_and_names_the_first(tmp_path: Path):
         job_reading.read_job([str(tmp_path / "nope.log"), str(tmp_path / "*.out")])
 
 
+def test_a_file_of_which_no_line_was_read_is_not_healthy_and_a_part_of_one_is_called_a_part(
+    tmp_path: Path,
+):
+    steps = b"".join(b"step %d\n" % step for step in range(20_000))
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(steps)[:-12])
+    (tmp_path / "random.gz").write_bytes(gzip.compress(os.urandom(900))[:20])
+
+    outcome = app.logs([str(tmp_path / "cut.gz")])
+
+    assert list(job_story.lines(outcome.report, outcome.recording))[1].startswith("Read in part: ")
+    assert outcome.report.summary.startswith("No failure in what was read of 1 file")
+    with pytest.raises(UsageError, match="cut off"):
+        app.logs([str(tmp_path / "random.gz")])
+
+
 def test_ten_thousand_files_are_read_and_the_rest_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(job_files, "MOST_FILES", 20)
     for number in range(25):
@@ -409,7 +426,9 @@ def test_hostile_text_is_shown_without_controls_and_credentials(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("etcd://me:secret1@host:2379", "etcd(kept back)"),
+        ("etcd://me:secret1@host:2379 ok", "etcd://(kept back) ok"),
+        ("password=Tr0ub4dor&3 ok", "(kept back) ok"),
+        ("GET /x?token=abcdef&page=2", "GET /x?(kept back)&page=2"),
         ("api_key='abcdefgh'", "(kept back)'"),
         ('{"password": "hunter22"}', '{"(kept back)"}'),
         ("run --auth-token abcdefgh --x", "run (kept back) --x"),

@@ -56,3 +56,48 @@ def test_signs_have_ids_of_their_own_and_words_that_can_be_searched_for():
         for sign, _ in SIGNS.values()
         if not sign.words or not all(len(w) >= 5 and w.isascii() for w in sign.words)
     ] == []
+
+
+CLOSED = "[rank{}]: RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:9445"
+GLOO = "[rank0]: RuntimeError: [unbound_buffer.cc:78] Timed out waiting 6000ms for recv operation to complete"
+ENDED = (
+    "E1123 04:31:09.690000 7067 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1)"
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "title"),
+    [
+        (
+            [CLOSED.format(0), "[rank1]: step 3"],
+            "Rank 1 went away without a word; rank 0 saw the connection closed",
+        ),
+        (
+            [CLOSED.format(0), CLOSED.format(2), "[rank1]: step 3", "[rank3]: step 3"],
+            "A rank went away without a word; rank 0 and rank 2 saw the connection closed",
+        ),
+        (
+            [GLOO, f"{ENDED} local_rank: 0 (pid: 7)"],
+            "A collective timed out on rank 0, and nothing shows why",
+        ),
+    ],
+)
+def test_the_title_of_what_is_not_proven_tells_who_saw_what(lines: list[str], title: str, tmp_path: Path):
+    traceback = "[rank0]: Traceback (most recent call last):"
+    (tmp_path / "job.out").write_text("\n".join([traceback, *lines, ENDED]) + "\n")
+
+    report = app.logs([str(tmp_path / "job.out")]).report
+
+    assert [finding.title for finding in report.findings] == [title]
+
+
+def test_the_rank_without_a_time_out_is_pointed_at_and_lines_of_all_ranks_are_shown_once(tmp_path: Path):
+    late = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=17, OpType=ALLREDUCE, Timeout(ms)=600000)"
+    lines = [f"[rank{rank}]: [Rank {rank}] {late} ran for 600012 ms." for rank in (0, 1, 3)]
+    (tmp_path / "job.out").write_text("\n".join(["[rank2]: step 3", *lines, ENDED]) + "\n")
+
+    (finding,) = app.logs([str(tmp_path / "job.out")]).report.findings
+
+    assert finding.name == "job-failed-cause-not-proven"
+    assert "Rank 2 printed no time-out: look there first." in finding.detail
+    assert len([evidence for evidence in finding.evidence if "Watchdog caught" in evidence.text]) == 1

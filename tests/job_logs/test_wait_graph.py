@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from ddp_doctor.engine.causes.rules import filled
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact, RankSeen
 from ddp_doctor.parse.flight_recorder import read_dump
 from tests.job_logs.dumps import DUMPS, Dump, as_json, as_pickle, facts, named, verdicts
@@ -292,6 +293,20 @@ def test_the_detail_says_who_waits_where_and_where_the_culprit_stands():
     )
 
     assert found.detail == (
-        "Rank 0 waits in all_reduce 2 of group 1; ranks 2, 3 wait in all_reduce 3 of the default group. Rank 1 never"
+        "Rank 0 waits in all-reduce 2 of group 1; ranks 2, 3 wait in all-reduce 3 of the default group. Rank 1 never"
         " came and has no collective open. Rank 1 made its last collective at /home/me/train.py:31 in main."
     )
+
+
+def test_the_title_of_different_calls_says_both_as_people_write_them():
+    (found,) = verdicts(facts(DUMPS["other-operation"]))
+
+    assert filled(found.cause.title, found.values).endswith(
+        "models: rank 3 called broadcast of [4] Float, rank 1 all-reduce of [4] Float"
+    )
+
+
+def test_beside_dumps_nobody_is_told_to_make_dumps():
+    (found,) = verdicts(facts(DUMPS["barrier-alone"]))
+
+    assert "condition on the rank" in found.next_check

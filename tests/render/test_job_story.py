@@ -163,6 +163,38 @@ def test_what_dumps_say_stands_beside_the_ranks():
     ] == [*("at rest after 3", "all-reduce 3", "dump: it is cut off")]
 
 
+def test_a_rank_to_blame_that_left_nothing_has_a_row_too_and_counts():
+    def dump(number: int) -> FlightDumpFact:
+        entries = (FlightEntry(seq=3, op="all_reduce", group="0"),)
+        group = GroupSeen(name="0", ranks=(0, 1, 2, 3), entries=entries, highest_seq=3)
+        return FlightDumpFact(file=f"rank{number}", rank=number, groups=(group,))
+
+    text = shown(recording(*map(dump, range(3))))
+
+    assert text.startswith("4 ranks")
+    assert " !! rank 3 " in text
+
+
+def test_of_a_guess_nothing_is_said_of_a_restart_and_empty_files_are_only_counted():
+    killed = recording(ranks=(rank(0, signal="SIGTERM"), rank(1, signal="SIGKILL")))
+    job = killed.readings[0]
+    empty = FileSeen(name="stderr.log", kind="empty", unread="it is empty").model_dump()
+    said = job.fact or {}
+    fact = {**said, "files": [*said["files"], empty]}
+    text = shown(killed.model_copy(update={"readings": (job.model_copy(update={"fact": fact}),)}))
+
+    assert "Perhaps memory ran out on rank 1" in text
+    assert "fails again" not in text
+    assert "lines, and 1 empty" in text
+    assert "stderr.log" not in text
+
+
+def test_what_is_ignored_is_not_called_no_failure():
+    options = Options(command="logs", ignore=("DDJ160",))
+
+    assert "No other failure in 1 file" in shown(FAILED.model_copy(update={"options": options}))
+
+
 def test_json_and_markdown_have_the_causes_and_the_facts():
     outcome = app.judge(FAILED)
     data = json.loads(outcome.report.as_json())

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ddp_doctor.engine.causes.dump_sets import DumpSet
 from ddp_doctor.facts.job_log import GroupSeen
 from ddp_doctor.model.trial import FlightEntry
+from ddp_doctor.views.job_waits import collective_name
 
 
 class Group(NamedTuple):
@@ -38,10 +39,10 @@ class Wait(NamedTuple):
 
     @property
     def call(self) -> str:
-        """all_reduce 17 of the default group."""
+        """all-reduce 17 of the default group."""
         if self.entry is None:
             return f"a transfer with rank {min(self.missing)}"
-        return f"{self.entry.op} {self.entry.seq} of {self.group.words}"
+        return f"{collective_name(self.entry.op)} {self.entry.seq} of {self.group.words}"
 
 
 @dataclass(frozen=True)

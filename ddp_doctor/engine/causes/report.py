@@ -64,12 +64,15 @@ def summary(recording: Recording, verdict: Verdict, findings: Sequence[Finding])
         return f"No failure, but: {findings[0].title.rstrip('.')}"
     warnings = sum(finding.severity is Severity.WARNING for finding in findings)
     noted = f", with {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
-    return f"No failure in {_what_was_read(recording)}{noted}"
+    return f"No {'other ' if codes else ''}failure in {_what_was_read(recording)}{noted}"
 
 
 def _what_was_read(recording: Recording) -> str:
-    files = [file for at in recording.facts(JobLogFact) for file in at.fact.files if file.unread is None]
-    return "1 file" if len(files) == 1 else f"{len(files)} files"
+    files = [
+        file for at in recording.facts(JobLogFact) for file in at.fact.files if file.lines or not file.unread
+    ]
+    number = "1 file" if len(files) == 1 else f"{len(files)} files"
+    return f"what was read of {number}" if any(file.unread for file in files) else number
 
 
 def job_facts(recording: Recording) -> JobFacts:
@@ -83,6 +86,7 @@ def job_facts(recording: Recording) -> JobFacts:
     pairs = {(t.from_rank, t.to_rank, _kind(t.via)) for log in logs for t in log.transports}
     seen = {rank.rank for rank in job.ranks} | {dump.rank for dump in dumps}
     over_net = [network for log in logs for t in log.transports if (network := t.network) is not None]
+    seen |= {rank for dump in dumps for group in dump.groups for rank in group.ranks}
     worlds = [
         job.world_size,
         *(dump.world_size for dump in dumps),

@@ -1,7 +1,7 @@
 """One rule for each cause of knowledge/job_causes: it finds what the judge (judge.py) named; and fallbacks.py's."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from textwrap import shorten
 
 from ddp_doctor.engine.causes.fallbacks import FALLBACK_RULES
@@ -21,6 +21,7 @@ _MOST_LINES = 5
 #: Characters of one value in a title, such as the message of an exception.
 _LONGEST_VALUE = 160
 _OPTIONAL = re.compile(r"\[([^\]]*\{[^\]]*)\]")
+_RANK = re.compile(r"\brank ?\d+", re.IGNORECASE)
 _BRACES = re.compile(r"\{(\w+)\}")
 
 
@@ -47,7 +48,7 @@ def _title(judged: Judged) -> str:
     is_guess = judged.confidence is Confidence.POSSIBLE and judged.cause.domain != "unknown"
     if is_guess and not re.search(r"\b(?:may|might|perhaps|probably)\b", title):
         return f"Perhaps {re.sub('^[A-Z](?=[a-z ])', lambda letter: letter[0].lower(), title)}"
-    return capital(title) if re.match(r"(?:ranks?|all|an?|the|two|collectives?)\b", title) else title
+    return capital(title) if re.match(r"(?:ranks?|all|both|an?|the|two|collectives?)\b", title) else title
 
 
 def _draft(judged: Judged) -> Draft:
@@ -57,11 +58,21 @@ def _draft(judged: Judged) -> Draft:
         confidence=judged.confidence,
         culprits=judged.culprits,
         evidence=tuple(
-            Evidence(check="logs", text=f"{_place(line)}: {line.text}") for line in judged.lines[:_MOST_LINES]
+            Evidence(check="logs", text=f"{_place(line)}: {line.text}")
+            for line in _each_once(judged.lines)[:_MOST_LINES]
         ),
         remedies=judged.cause.remedies,
         severity=Severity.WARNING if judged.confidence is Confidence.POSSIBLE else None,
     )
+
+
+def _each_once(lines: Iterable[LogLine]) -> list[LogLine]:
+    """Of lines of output that differ in nothing but the rank's number, the first."""
+    first: dict[str, LogLine] = {}
+    for line in lines:
+        text = _RANK.sub("rank", line.text) if line.line else f"{line.file}: {line.text}"
+        first.setdefault(text, line)
+    return list(first.values())
 
 
 def _place(line: LogLine) -> str:

@@ -17,8 +17,6 @@ from ddp_doctor.wording.ranks import capital
 #: How a rank ends because another one did, or because the job was ended: nobody asks why.
 _ANSWERS = ("SIGTERM", "SIGABRT", "SIGINT")
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
-#: What is said where nothing is known of any rank: whether a collective timed out.
-_NO_MORE = {False: "the job failed", True: "a collective timed out"}
 #: Signs of victims whose connection to another rank broke.
 _PEER_GONE = ("peer-gone", "connect-refused", "rdma-flushed")
 #: Exit statuses of a shell for signals.
@@ -118,6 +116,9 @@ def _peer_died(output: Output) -> Iterator[Judged]:
     timed_out = {sign.where for sign in output.fact.signs if SIGNS[sign.sign][0].tier == "watchdog"}
     victims = [sign for sign in output.fact.signs if sign.sign in _PEER_GONE and sign.where not in timed_out]
     gone = _went_first(output, victims)
+    saw = ranks_of(victims)
+    # Of one rank alone it is known that the others saw it go.
+    named = gone or (output.world - saw if saw and len(output.world - saw) == 1 else ())
     if cause is None or not victims or any(waits(output.fact).values()):
         return
     yield Judged(
@@ -125,9 +126,9 @@ def _peer_died(output: Output) -> Iterator[Judged]:
         Confidence.POSSIBLE,
         lines(victims)[:_MOST_LINES],
         tuple(rank_culprit(output, rank) for rank in gone),
-        who=places(output, ranks_of(victims)) if ranks_of(victims) else "a rank",
+        who=places(output, saw) if saw else "a rank",
         detail=capital(_ends(output)),
-        values={"gone": capital(places(output, gone)) if gone else "A rank"},
+        values={"gone": capital(places(output, named)) if named else "A rank"},
     )
 
 
@@ -155,16 +156,24 @@ def _unknown(output: Output) -> Iterator[Judged]:
     if cause is None:
         return
     waits_for, ended = waited(output) or _joined(output), _ends(output)
-    timed_out = any(SIGNS[sign.sign][0].tier == "watchdog" for sign in output.fact.signs)
+    late = [sign for sign in output.fact.signs if SIGNS[sign.sign][0].tier == "watchdog"]
+    timed_out = f"a collective timed out{_on(output, late)}" if late else ""
     shown = [sign for sign in output.fact.signs if SIGNS[sign.sign][0].role in ("pointer", "victim")]
+    spoken = [sign for sign in shown if SIGNS[sign.sign][0].tier != "launcher"]
     yield Judged(
         cause,
         Confidence.POSSIBLE,
-        lines(shown)[:_MOST_LINES],
+        lines(spoken or shown)[:_MOST_LINES],
         detail=" ".join(
-            part for part in (capital(ended) if waits_for else "", worked_before(output)) if part
+            part
+            for part in (
+                capital(_silent(output, late)),
+                capital(ended) if waits_for or timed_out else "",
+                worked_before(output),
+            )
+            if part
         ),
-        values={"what": (waits_for or ended or _NO_MORE[timed_out]).rstrip(".")},
+        values={"what": (waits_for or timed_out or ended or "the job failed").rstrip(".")},
     )
 
 
@@ -174,6 +183,20 @@ def _joined(output: Output) -> str:
     return next(
         (f"Only {v['came']} of {v['world']} ranks joined the job." for v in told if v.get("came")), ""
     )
+
+
+def _silent(output: Output, late: list[SignSeen]) -> str:
+    """Of few ranks that printed no time-out while the others did: whom to look at first."""
+    waited_in_vain = ranks_of(late)
+    silent = output.world - waited_in_vain
+    if not silent or len(silent) >= len(waited_in_vain):
+        return ""
+    return f"{places(output, silent)} printed no time-out: look there first."
+
+
+def _on(output: Output, signs: list[SignSeen]) -> str:
+    ranks = ranks_of(signs)
+    return f" on {places(output, ranks)}" if ranks else ""
 
 
 def _ends(output: Output) -> str:

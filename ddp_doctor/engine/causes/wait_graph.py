@@ -28,6 +28,7 @@ from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import FlightEntry
 from ddp_doctor.parse.frames import of_the_job
+from ddp_doctor.views.job_waits import collective_name
 from ddp_doctor.wording.ranks import capital, rank_list
 
 _CAUSES = {cause.name: cause for cause in JOB_CAUSES}
@@ -114,11 +115,11 @@ def _of_mismatch(
     one, other = (odd or others)[0], others[-1]
     values = {
         "rank": str(one),
-        "op": calls[one].op,
+        "op": collective_name(calls[one].op),
         "shape": _shapes(calls[one]),
         "peer_rank": str(other),
-        "other_op": calls[other].op,
-        "other_shape": _shapes(calls[other]),
+        "peer_op": collective_name(calls[other].op),
+        "peer_shape": _shapes(calls[other]),
     }
     who = odd or tuple(calls)
     return _found(waits, "collective-mismatch", Confidence.PROVED, odd, lines, detail, who=who, values=values)
@@ -126,7 +127,7 @@ def _of_mismatch(
 
 def _shape_text(entry: FlightEntry) -> str:
     shapes = _shapes(entry)
-    return entry.op + (f" of {shapes}" if shapes else "")
+    return collective_name(entry.op) + (f" of {shapes}" if shapes else "")
 
 
 def _shapes(entry: FlightEntry) -> str:
@@ -217,6 +218,7 @@ def _one_more(waits: Waits, call: Wait, idle: tuple[int, ...]) -> Judged:
         detail,
         who=odd,
         values={"call": call.call},
+        next_check="look whether a condition on the rank stands around that call",
     )
 
 
@@ -225,7 +227,7 @@ def _last_text(group: Group, rank: int) -> str:
     last = seen.entries[-1] if seen is not None and seen.entries else None
     if last is None:
         return f"rank {rank} has made no collective of {group.words}"
-    return f"rank {rank} has ended {last.op} {last.seq} of {group.words} and waits in none"
+    return f"rank {rank} has ended {collective_name(last.op)} {last.seq} of {group.words} and waits in none"
 
 
 def _unreachable(waits: Waits) -> Judged | None:
@@ -345,6 +347,7 @@ def _found(
     *,
     who: Sequence[int],
     values: Mapping[str, str] | None = None,
+    next_check: str = "",
 ) -> Judged:
     files = {
         **{rank: fact.file for rank, fact in waits.job.unread.items()},
@@ -362,4 +365,5 @@ def _found(
         rank_list(who),
         detail,
         values=values or {},
+        next_check=next_check,
     )

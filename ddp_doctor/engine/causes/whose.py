@@ -28,7 +28,7 @@ def places(output: Output, ranks: Iterable[int]) -> str:
     """Ranks for a sentence: each with its place where they are few, else ``ranks 0-4, 6, 7 (node0 and node1)``."""
     numbers = sorted(set(ranks))
     if len(numbers) > 1 and set(numbers) == output.world and numbers[-1] == len(numbers) - 1:
-        return f"all {len(numbers)} ranks"
+        return "both ranks" if len(numbers) == 2 else f"all {len(numbers)} ranks"
     if len(numbers) <= _EACH:
         return name_list([place(output, rank) for rank in numbers])
     hosts = {output.ranks[rank].host for rank in numbers if rank in output.ranks} - {None}

@@ -149,8 +149,8 @@ CAUSES = (
     JobCause(
         code="DDJ170",
         name="collective-mismatch",
-        title="Ranks called different collectives, or with different tensors or models[: rank {rank} {op}][ {shape}]"
-        "[, rank {peer_rank} {peer_op}][ {peer_shape}]"
+        title="Ranks called different collectives, or with different tensors or models"
+        "[: rank {rank} called {op}][ of {shape}][, rank {peer_rank} {peer_op}][ of {peer_shape}]"
         "[: rank {this} has {count} parameters, rank {other} {other_count}]"
         "[: a parameter of {sizes} on rank {rank}][: {bytes} bytes met {other_bytes}]",
         domain="code",
