@@ -282,7 +282,7 @@ TARGETS: tuple[Target, ...] = (
         flight_recorder.entry_of,
         lambda text: list(map(flight_recorder.entry_of, json.loads(text)["entries"])),
         _FLIGHT_DUMPS[:1],
-        (ValueError, LookupError, TypeError, AttributeError),
+        (ValueError, LookupError, TypeError, AttributeError, RecursionError),  # json's own, too
     ),
     *MACHINE_TARGETS,
     Target(lint_bytes, lambda text: lint_bytes("a.py", text.encode("utf-8", "surrogatepass")), (_SCRIPT,)),

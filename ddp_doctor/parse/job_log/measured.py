@@ -103,6 +103,8 @@ def inspected(data: bytes) -> Iterator[tuple[int, AllReduceFact]]:
     )
     lines = 0
     for line in data.splitlines():
+        if b'"coll_perf"' not in line:
+            continue
         try:
             rank, ranks, values = _operation(json.loads(line))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
@@ -123,8 +125,6 @@ def inspected(data: bytes) -> Iterator[tuple[int, AllReduceFact]]:
 def _operation(entry: dict[str, Any]) -> tuple[int, int, tuple[int, float, float, float] | None]:
     """The rank, the ranks, and of an all-reduce bytes, microseconds and both bandwidths."""
     header = entry.get("header", entry)  # some collectors write both as one object
-    if "coll_perf" not in entry:
-        return 0, 0, None
     done = entry["coll_perf"]
     time_us, algbw, busbw = (
         float(done[f"coll_{name}"]) for name in ("exec_time_us", "algobw_gbs", "busbw_gbs")
