@@ -161,8 +161,8 @@ class AgentGroup:
         if not self.is_head:
             quiet = max(self.client.store_silent_s(), self.client.silent_s(HEAD))
             return [0] if quiet > SILENT_S else []
-        if self.client.store_silent_s() > SILENT_S:
-            return []  # the store is this host's own: its process died, which says nothing about the others
+        if self.client.store_silent_s() > SILENT_S / 2:
+            return []  # the store is this host's own and ill: the others' last beats are older than its last answer
         return [rank for rank in self.others if self.client.silent_s(self.ids[rank]) > SILENT_S]
 
     def silent_s(self, rank: int) -> float:

@@ -15,6 +15,7 @@ from ddp_doctor.agents import store_client
 from ddp_doctor.agents.agent_group import AgentGroup
 from ddp_doctor.agents.remote_ranks import StoreRemoteRanks
 from ddp_doctor.agents.store_client import HEAD, Beat, StoreClient, StoreLost
+from ddp_doctor.knowledge.deadlines import SILENT_S
 
 
 class _Process:
@@ -81,6 +82,19 @@ def test_a_follower_whose_own_store_client_died_does_not_say_that_the_head_is_lo
 
     _break_off(client, process)
 
+    with pytest.raises(StoreLost):
+        group.check()
+
+
+def test_a_head_whose_own_store_stopped_does_not_say_that_the_others_are_lost(call, monkeypatch: Any):
+    client, _ = call(HEAD)
+    group = AgentGroup(client, {0: HEAD, 1: 1})
+    monkeypatch.setattr(client, "silent_s", lambda _agent: SILENT_S + 0.5)  # the last beat came before
+    monkeypatch.setattr(client, "store_silent_s", lambda: SILENT_S - 0.5)  # the store's last answer
+
+    group.check()
+
+    monkeypatch.setattr(client, "store_silent_s", lambda: SILENT_S + 0.1)
     with pytest.raises(StoreLost):
         group.check()
 
