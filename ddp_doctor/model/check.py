@@ -42,8 +42,9 @@ class Check:
 
     @property
     def group(self) -> str:
-        """What it is about: the package of its facts, which is that of its module, too."""
-        return {"ddp": "DDP"}.get(group := self.facts[0].__module__.split(".")[2], group)
+        """What it is about: the package of its facts, which is that of its module, too; empty where it records none."""
+        group = self.facts[0].__module__.split(".")[2] if self.facts else ""
+        return {"ddp": "DDP"}.get(group, group)
 
     def from_level(self, model: str) -> Level:
         """The level from which it runs, with the user's own model or none ("")."""
