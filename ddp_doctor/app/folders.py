@@ -1,12 +1,8 @@
-"""The doctor's own folders, for this user alone: root never writes where another user could have prepared a trap.
-
-Recordings are kept in one, the newest twenty of them; in another the ranks of a node meet their agent.
-"""
+"""The doctor's own folders: one for recordings, the newest twenty of them, one where ranks meet their agent."""
 
 import os
 import re
 import shutil
-import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -16,6 +12,7 @@ from ddp_doctor.model.choices import UsageError
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.render.files import CannotWrite, write
 from ddp_doctor.sources.given import is_folder
+from ddp_doctor.sources.own_folders import is_ours, own_bases, private_folder, state_folder, temporary_folder
 
 #: Recordings kept in the state folder.
 _KEPT = 20
@@ -23,16 +20,6 @@ _KEPT = 20
 _NAMED = 3
 NOTHING_KEPT = "no run was kept here yet; `ddp-doctor run` keeps its recording"
 _RUN_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}", re.ASCII)
-
-
-def state_folder(env: Mapping[str, str]) -> Path | None:
-    """Where recordings are kept: ``$XDG_STATE_HOME/ddp-doctor``; None where there is no home.
-
-    A home that does not exist (/nonexistent, as services have it) is not made.
-    """
-    home = Path(env.get("HOME") or "")
-    base = env.get("XDG_STATE_HOME") or (home / ".local/state" if is_folder(home) else "")
-    return Path(base) / "ddp-doctor" if Path(base).is_absolute() else None
 
 
 def save_recording(recording: Recording, state: Path | None, copy_of: str | None = None) -> str | None:
@@ -57,7 +44,7 @@ def save_recording(recording: Recording, state: Path | None, copy_of: str | None
 def kept_runs(env: Mapping[str, str]) -> list[Path]:
     """The folders of the runs that were kept, the oldest first. No folder is made."""
     bases = (
-        base / "runs" for base in _bases(state_folder(env)) if _is_ours(base) and _is_ours(base / "runs")
+        base / "runs" for base in own_bases(state_folder(env)) if is_ours(base) and is_ours(base / "runs")
     )
     return sorted((run for base in bases for run in _runs(base)), key=lambda run: run.name)
 
@@ -91,7 +78,7 @@ def recording_at(path: Path) -> Path:
 
 def meeting_folder(env: Mapping[str, str]) -> Path | None:
     """A folder that is the same on all ranks of this node; None if others can write to it and plant an exit code."""
-    for base in (env.get("XDG_RUNTIME_DIR"), _temporary()):
+    for base in (env.get("XDG_RUNTIME_DIR"), temporary_folder()):
         folder = (
             private_folder(Path(base) / f"ddp-doctor-{os.getuid()}") if base and is_folder(base) else None
         )
@@ -100,50 +87,13 @@ def meeting_folder(env: Mapping[str, str]) -> Path | None:
     return None
 
 
-def private_folder(path: Path) -> Path | None:
-    """``path``, made with mode 0700 where it was missing; None unless nobody else can write there.
-
-    Ours is a real directory (no symbolic link), owned by this user, not writable for group and others.
-    The folders above ``path`` are made where they are missing and taken as they are.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError):
-            path.mkdir(mode=0o700)
-    except OSError:
-        return None
-    return path if _is_ours(path) else None
-
-
-def _is_ours(path: Path) -> bool:
-    try:
-        found = path.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
-
-
 def _folders(state: Path | None) -> Iterator[Path]:
     """Folders that are ours alone, the best first; the last one has a name that nobody can predict."""
-    for base in _bases(state):
+    for base in own_bases(state):
         if private_folder(base) and private_folder(base / "runs"):
             yield base / "runs"
     with suppress(OSError):
         yield Path(tempfile.mkdtemp(prefix="ddp-doctor-"))
-
-
-def _bases(state: Path | None) -> list[Path]:
-    """Where runs are kept, the best first."""
-    temporary = _temporary()
-    bases = (state, Path(temporary) / f"ddp-doctor-{os.getuid()}" if temporary else None)
-    return [base for base in bases if base is not None]
-
-
-def _temporary() -> str | None:
-    try:
-        return tempfile.gettempdir()
-    except OSError:
-        return None
 
 
 def _forget_old(folder: Path) -> None:

@@ -10,6 +10,7 @@ from ddp_doctor.cli.outputs import Outputs, Results
 from ddp_doctor.model.choices import ExitCode, OutputFormat
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.render import finding_lines, screen, terminal
+from ddp_doctor.sources.own_folders import state_folder
 from ddp_doctor.starters.place import Place
 
 
@@ -61,7 +62,7 @@ def report(outcome: Outcome, outputs: Outputs, saved_as: str | None = None) -> i
 
 def save(recording: Recording, env: Mapping[str, str], copy_of: str | None = None) -> str | None:
     """Keep the recording in the user's folder of runs; its path, or None where it could not be kept."""
-    saved_as = folders.save_recording(recording, folders.state_folder(env), copy_of)
+    saved_as = folders.save_recording(recording, state_folder(env), copy_of)
     if saved_as is None:
         print_to_stderr("ddp-doctor: the recording could not be saved; use --record PATH")
     return saved_as

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.app.folders import meeting_folder, private_folder, state_folder
+from ddp_doctor.app.folders import meeting_folder
+from ddp_doctor.sources.own_folders import private_folder, state_folder
 
 
 def test_a_missing_folder_is_made_for_this_user_alone(tmp_path: Path) -> None:
