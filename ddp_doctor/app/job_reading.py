@@ -4,10 +4,11 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ddp_doctor.app.outcome import UsageError
@@ -71,16 +72,19 @@ READERS: tuple[Reader, ...] = (
 )
 
 
-def read_job(paths: Sequence[str], progress: Progress | None = None) -> tuple[Reading, ...]:
+def read_job(
+    paths: Sequence[str], progress: Progress | None = None, starts: Mapping[str, int] = MappingProxyType({})
+) -> tuple[Reading, ...]:
     """What these paths hold, as readings: one of JobLogFact first. Raises UsageError where nothing could be read."""
-    return _Reading(paths, progress).read()
+    return _Reading(paths, progress, starts).read()
 
 
 class _Reading:
     """One reading of paths; the search for words runs in threads, and what is found is looked at in order."""
 
-    def __init__(self, paths: Sequence[str], progress: Progress | None) -> None:
+    def __init__(self, paths: Sequence[str], progress: Progress | None, starts: Mapping[str, int]) -> None:
         self._paths = paths
+        self._starts = starts
         self._progress = progress
         self._total = total_bytes(paths) if progress else 0
         self._search = search_for(ALL_WORDS)
@@ -93,7 +97,7 @@ class _Reading:
 
     def read(self) -> tuple[Reading, ...]:
         with ThreadPoolExecutor(self._threads) as pool:
-            for file in job_files(self._paths):
+            for file in job_files(self._paths, self._starts):
                 self._take(file, pool)
                 self._done += file.packed_bytes
         if all(file.unread and not file.lines for file in self._files):

@@ -19,6 +19,7 @@ _HEADINGS = ("Arguments", WHERE, WHAT, TIME, VERDICT, OUTPUTS, "Options")
 #: The commands by the moment at which they are called for.
 _MOMENTS = {
     "Before a job": ("run", "prolog", "topology", "env", "lint"),
+    "While it runs": ("watch",),
     "After it": ("logs", "replay", "runs"),
     "Reference": ("checks", "explain", "template", "completion"),
 }
@@ -31,10 +32,13 @@ _JUDGED = "Exit codes: 0 healthy, 1 sick, 2 wrong use, 3 unsure, 130 interrupted
 _TOLD = "Exit codes: 0 done, 2 wrong use, 3 the doctor failed itself."
 
 
-def epilog(*examples: str, judges: bool = True, after: bool = False) -> str:
-    """What stands below the options of a command: lines to type, and what it exits with (``after``: of a job)."""
+def epilog(*examples: str, judges: bool = True, after: bool = False, exits: str = "") -> str:
+    """What stands below the options of a command: lines to type, and what it exits with (``after``: of a job).
+
+    ``exits`` says it of a command that is unlike the others.
+    """
     lines = "\n".join(f"  {example}" for example in examples)
-    return f"Examples:\n{lines}\n\n{_ENDED if after else _JUDGED if judges else _TOLD}"
+    return f"Examples:\n{lines}\n\n{exits or (_ENDED if after else _JUDGED if judges else _TOLD)}"
 
 
 def headed(command: Any, context: Any) -> list[tuple[str, list[tuple[str, str]]]]:

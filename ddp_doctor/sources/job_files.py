@@ -12,9 +12,10 @@ import sys
 import tarfile
 import zipfile
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 from ddp_doctor.parse.job_log.prefix import plain
@@ -55,6 +56,7 @@ class JobFile:
         self.unread = unread
         self.modified_s = modified_s
         self.size_bytes = 0  # as far as it was read, unpacked
+        self.first = 0  # the byte of the file at which reading began
         self._stream = stream
         self._tail: deque[bytes] = deque(maxlen=_TAIL_CHUNKS)
         self._packed = packed
@@ -119,7 +121,7 @@ class JobFile:
         while stop > least:
             start = max(stop - CHUNK_BYTES, 0)
             try:
-                data = os.pread(self._again, stop - start, start) + carried
+                data = os.pread(self._again, stop - start, self.first + start) + carried
             except OSError:
                 return
             cut = data.find(b"\n") + 1 if start else 0
@@ -144,11 +146,14 @@ def total_bytes(paths: Sequence[str]) -> int:
     return total
 
 
-def job_files(paths: Sequence[str]) -> Iterator[JobFile]:
-    """All inputs that these paths mean, in order, each to be read before the next is asked for."""
+def job_files(paths: Sequence[str], starts: Mapping[str, int] = MappingProxyType({})) -> Iterator[JobFile]:
+    """All inputs that these paths mean, in order, each to be read before the next is asked for.
+
+    ``starts``: where to begin in a file, in bytes, by its path.
+    """
     count = 0
     for path, unread in _paths(paths):
-        for file in _opened(path) if unread is None else (JobFile(path, unread),):
+        for file in _opened(path, starts.get(path, 0)) if unread is None else (JobFile(path, unread),):
             count += 1
             if count > MOST_FILES:
                 yield JobFile(
@@ -197,7 +202,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part) if part.isdecimal() and len(part) < 10 else 0, part) for part in _DIGITS.split(name)]
 
 
-def _opened(path: str) -> Iterator[JobFile]:
+def _opened(path: str, start: int) -> Iterator[JobFile]:
     if path == "-":
         yield from _streams("stdin", Counted(io.FileIO(sys.stdin.fileno(), closefd=False)), None)
         return
@@ -213,7 +218,10 @@ def _opened(path: str) -> Iterator[JobFile]:
         if wrong:
             yield JobFile(path, f"{wrong}, and only files are read")
             return
-        yield from _streams(path, Counted(file), status.st_mtime)
+        first = file.seek(start if start <= status.st_size else 0)  # it may have been emptied since
+        for found in _streams(path, Counted(file), status.st_mtime):
+            found.first = first
+            yield found
 
 
 def _streams(name: str, file: Counted, modified_s: float | None) -> Iterator[JobFile]:

@@ -1,0 +1,69 @@
+"""Commands for a job that runs. What they do is imported when they are called."""
+
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+from ddp_doctor.cli.app import app
+from ddp_doctor.cli.help import OUTPUTS, TIME, VERDICT, Command, epilog
+from ddp_doctor.cli.options import reported
+
+
+class OnHang(str, Enum):
+    """What is done with a job that hangs."""
+
+    REPORT = "report"
+    KILL = "kill"
+
+
+@app.command(
+    cls=Command,
+    context_settings={"allow_interspersed_args": False},
+    epilog=epilog(
+        "ddp-doctor watch -- torchrun --nproc-per-node 4 train.py",
+        "srun ddp-doctor watch -- python train.py",
+        exits="Exit codes: those of CMD, and the signal that ended it; 2 wrong use, 126 CMD cannot be executed, 127 it"
+        " was not found.",
+    ),
+)
+@reported
+def watch(
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="CMD", help="What to run, as it would be run without the watcher."),
+    ],
+    stuck_after: Annotated[
+        float,
+        typer.Option(
+            min=10.0,
+            metavar="SECONDS",
+            rich_help_panel=TIME,
+            help="Judge a job of which a rank stands still so long.",
+        ),
+    ] = 120.0,
+    on_hang: Annotated[
+        OnHang,
+        typer.Option(
+            rich_help_panel=VERDICT,
+            help="kill sends CMD, and nobody else, SIGTERM once the job is known to hang.",
+        ),
+    ] = OnHang.REPORT,
+    keep_output: Annotated[
+        bool,
+        typer.Option(
+            "--keep-output",
+            rich_help_panel=OUTPUTS,
+            help="Keep what CMD says where it goes to no file by itself. CMD then sees a pipe, no terminal.",
+        ),
+    ] = False,
+) -> int:
+    """Run a job with a watcher beside it, which says why it hangs or has failed, and else nothing."""
+    import os
+
+    from ddp_doctor.cli.error_handler import print_to_stderr
+    from ddp_doctor.watch.lookout import WatchOptions
+    from ddp_doctor.watch.watching import watch
+
+    options = WatchOptions(stuck_after, on_hang is OnHang.KILL, keep_output)
+    return watch(command, os.environ, options, lambda sentence: print_to_stderr(f"ddp-doctor: {sentence}"))

@@ -1,0 +1,202 @@
+"""What a job leaves when it fails, kept in a folder of its own: dumps, NCCL's log, exceptions, and maybe its output.
+
+Variables that have it kept are set where the user has set none. Nothing is set that adds a line to the job's output.
+"""
+
+import fcntl
+import glob
+import os
+import re
+import shutil
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from ddp_doctor.sources.own_folders import own_bases, private_folder, state_folder
+
+#: Kept of jobs that ended badly.
+_KEPT = 5
+#: Of one job. NCCL's log has some kilobytes a rank, a dump some megabytes.
+MOST_BYTES = 256 << 20
+#: A disk with less room is left alone.
+_LEAST_FREE_BYTES = 64 << 20
+#: A user's nccl.conf, and the system's (NCCL src/misc/param.cc).
+_NCCL_CONF = ("~/.nccl.conf", "/etc/nccl.conf")
+#: Where torch writes dumps without being told (torch 2.13 and before, FlightRecorder).
+_DUMPS = ("~/.cache/torch/comm_lib_trace_rank_", "/tmp/nccl_trace_rank_")
+_MOST_CONF_BYTES = 1 << 20
+_TASK = "task-"
+
+
+class Output(NamedTuple):
+    """A regular file that the command's stdout or stderr is."""
+
+    path: str
+    start: int  # where the command's own words begin, bytes
+
+
+class Evidence:
+    """The folder of one job on this node, and the variables that fill it. Without a folder it has neither."""
+
+    def __init__(self, env: Mapping[str, str], name: str, task: int) -> None:
+        self._env = env
+        self._started_s = time.time()
+        self._lock: int | None = None
+        self.problem: str | None = None
+        self.folder = self._made(name)
+        self.variables = dict(self._chosen(task)) if self.folder else {}
+
+    def _made(self, name: str) -> Path | None:
+        self.problem = "there is no folder that is this user's alone"
+        for base in own_bases(state_folder(self._env)):
+            above = base / "watch"
+            if (
+                not private_folder(base)
+                or not private_folder(above)
+                or not (folder := private_folder(above / name))
+            ):
+                continue
+            self.problem = None
+            if _free_bytes(folder) < _LEAST_FREE_BYTES:
+                self.problem = f"the disk of {above} is full"
+                with suppress(OSError):
+                    folder.rmdir()
+                continue
+            with suppress(OSError):
+                self._lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+                fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            _forget_old(above)
+            return folder
+        return None
+
+    def _chosen(self, task: int) -> Iterator[tuple[str, str]]:
+        env, folder = self._env, self.folder
+        if "TORCH_FR_DUMP_TEMP_FILE" not in env and "TORCH_NCCL_DEBUG_INFO_TEMP_FILE" not in env:
+            yield "TORCH_FR_DUMP_TEMP_FILE", f"{folder}/flight_recorder_rank_"
+        if "TORCHELASTIC_ERROR_FILE" not in env:
+            yield "TORCHELASTIC_ERROR_FILE", f"{folder}/error-{task}.json"
+        if not {"NCCL_DEBUG", "NCCL_DEBUG_FILE"} & {*env, *_set_in_nccl_conf(env)}:
+            yield "NCCL_DEBUG", "INFO"
+            yield "NCCL_DEBUG_FILE", f"{str(folder).replace('%', '%%')}/nccl.%h.%p.log"
+
+    def add_task(self, number: int, outputs: list[Output]) -> None:
+        """Leave word of a task of this node that is no child of its watcher: its pid, and where it writes to."""
+        if self.folder:
+            lines = (str(os.getpid()), *(f"{output.start} {output.path}" for output in outputs))
+            with suppress(OSError):
+                (self.folder / f"{_TASK}{number}").write_text("\n".join(lines), errors="surrogateescape")
+
+    def tasks(self) -> Iterator[tuple[int, list[Output]]]:
+        """The pids of those tasks, and where they write to."""
+        for path in sorted(self.folder.glob(f"{_TASK}*")) if self.folder else ():
+            with suppress(OSError, ValueError):
+                if path.stat().st_mtime >= self._started_s - 60:
+                    pid, *outputs = path.read_text(errors="surrogateescape").split("\n")
+                    places = [line.partition(" ") for line in outputs]
+                    yield int(pid), [Output(name, int(start)) for start, _, name in places]
+
+    def bound(self) -> bool:
+        """Empty files of a folder that has grown too large, the largest first; whether any was."""
+        sizes = sorted(((found.st_blocks * 512, path) for path, found in self._files()), reverse=True)
+        total = sum(size for size, _ in sizes)
+        for size, path in sizes if total > MOST_BYTES else ():
+            if total > MOST_BYTES:
+                total -= size
+                with suppress(OSError):
+                    os.truncate(path, 0)
+        return bool(sizes) and total != sum(size for size, _ in sizes)
+
+    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
+        with suppress(OSError):
+            for path in sorted(self.folder.iterdir()) if self.folder else ():
+                found = path.lstat()
+                if stat.S_ISREG(found.st_mode):
+                    yield path, found
+
+    def files(self) -> list[str]:
+        """What the job has left: in the folder, and where the user or torch had it written meanwhile."""
+        kept = [
+            str(path)
+            for path, found in self._files()
+            if found.st_mtime >= self._started_s - 1 and not path.name.startswith(_TASK)
+        ]
+        places = [self._env.get(name, "") for name in ("NCCL_DEBUG_FILE", "TORCHELASTIC_ERROR_FILE")]
+        dumps = [self._env.get(f"TORCH_{name}_TEMP_FILE", "") for name in ("FR_DUMP", "NCCL_DEBUG_INFO")]
+        if not any("flight_recorder_rank_" in path for path in kept):
+            dumps += map(os.path.expanduser, _DUMPS)
+        patterns = [re.sub("%[hp]", "*", glob.escape(place)) for place in places if place]
+        patterns += [f"{glob.escape(place)}[0-9]*" for place in dumps if place]
+        return kept + [path for pattern in patterns for path in glob.glob(pattern) if self._is_new(path)]
+
+    def _is_new(self, path: str) -> bool:
+        with suppress(OSError):
+            return os.stat(path).st_mtime >= self._started_s - 1
+        return False
+
+    def note(self, text: str) -> None:
+        """Keep what the watcher itself has seen, to be read as the job's words are."""
+        if self.folder:
+            with suppress(OSError), (self.folder / "watcher.txt").open("a") as file:
+                file.write(f"{text}\n")
+
+    def forget(self) -> None:
+        """Remove the folder: nothing in it is needed."""
+        if self.folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def is_regular(stream: int) -> bool:
+    """Whether this is a regular file, which can be read again."""
+    try:
+        return stat.S_ISREG(os.fstat(stream).st_mode)
+    except OSError:
+        return False
+
+
+def regular_outputs() -> list[Output]:
+    """Where this process's stdout and stderr go, if that are files that can be read again."""
+    found: dict[tuple[int, int], Output] = {}
+    for stream in (1, 2):
+        with suppress(OSError):
+            status, path = os.fstat(stream), os.readlink(f"/proc/self/fd/{stream}")
+            named = os.stat(path)
+            if is_regular(stream) and (named.st_dev, named.st_ino) == (status.st_dev, status.st_ino):
+                appends = fcntl.fcntl(stream, fcntl.F_GETFL) & os.O_APPEND
+                start = status.st_size if appends else os.lseek(stream, 0, os.SEEK_CUR)
+                found.setdefault((status.st_dev, status.st_ino), Output(path, start))
+    return list(found.values())
+
+
+def _set_in_nccl_conf(env: Mapping[str, str]) -> set[str]:
+    """NCCL adds to the environment what these files say, and what is set there is the user's choice too."""
+    paths = [env["NCCL_CONF_FILE"]] if env.get("NCCL_CONF_FILE") else []
+    names = set()
+    for path in (*paths, *_NCCL_CONF):
+        with suppress(OSError), open(os.path.expanduser(path), encoding="utf-8", errors="replace") as file:
+            names |= set(re.findall(r"^(NCCL_DEBUG(?:_FILE)?)=", file.read(_MOST_CONF_BYTES), re.MULTILINE))
+    return names
+
+
+def _free_bytes(folder: Path) -> int:
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return 0
+    return found.f_bavail * found.f_frsize
+
+
+def _forget_old(above: Path) -> None:
+    """Keep the newest folders, and those that a watcher holds."""
+    with suppress(OSError):
+        folders = sorted(above.iterdir(), key=lambda path: path.lstat().st_mtime)
+        for folder in folders[: -_KEPT - 1]:
+            with suppress(OSError):
+                lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+                finally:
+                    os.close(lock)

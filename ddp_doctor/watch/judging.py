@@ -1,0 +1,127 @@
+"""A child of the watcher that judges the job and prints what it finds: its memory goes when it ends."""
+
+import io
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddp_doctor.ranks import process
+from ddp_doctor.sources.own_folders import state_folder
+from ddp_doctor.watch.evidence import Output
+
+if TYPE_CHECKING:
+    from ddp_doctor.app import Outcome
+
+#: What an exit code says where the child did not end by itself.
+CUT_SHORT = -1
+#: The recording of a hang, in the folder of the evidence.
+HANG = "hang.json"
+
+
+class Judging:
+    """One such child; ``what`` returns its exit code."""
+
+    def __init__(self, what: Callable[[], int], seconds: float) -> None:
+        self._end_s = time.monotonic() + seconds
+        self.code: int | None = None
+        watcher = os.getpid()
+        self._pid = os.fork()
+        if self._pid == 0:
+            code = 3
+            try:
+                process.die_with_parent(watcher)
+                process.set_name("ddp-watch-judge")
+                code = what()
+                sys.stderr.flush()
+            except BaseException:  # noqa: BLE001 - nothing is above this
+                traceback.print_exc()
+            os._exit(code)
+
+    def has_ended(self) -> bool:
+        """Whether it is done, or was ended because its time is up; then ``code`` is set."""
+        if self.code is None:
+            with suppress(ChildProcessError):
+                if time.monotonic() >= self._end_s:
+                    os.kill(self._pid, signal.SIGKILL)
+                    os.waitpid(self._pid, 0)
+                    self.code = CUT_SHORT
+                elif (ended := os.waitpid(self._pid, os.WNOHANG))[0]:
+                    self.code = os.waitstatus_to_exitcode(ended[1])
+        return self.code is not None
+
+    def stop(self) -> None:
+        """End it, whatever it does."""
+        self._end_s = 0.0
+        self.has_ended()
+
+    def wait(self) -> int:
+        """Its exit code, when it is done."""
+        while not self.has_ended():
+            time.sleep(0.02)
+        assert self.code is not None
+        return self.code
+
+
+def judge_the_end(
+    files: Sequence[str],
+    outputs: Sequence[Output],
+    env: Mapping[str, str],
+    say: Callable[[], None],
+) -> int:
+    """Print why the job failed, as ``logs`` does, after what ``say`` prints. Its exit code; 0 and 2 print nothing.
+
+    2 is wrong use: nothing could be read.
+    """
+    from ddp_doctor.app.logs import logs
+    from ddp_doctor.model.choices import ExitCode, UsageError
+
+    try:
+        outcome = logs((*files, *(output.path for output in outputs)), starts=dict(outputs))
+    except UsageError:
+        return ExitCode.USAGE.value
+    if outcome.report.exit_code:
+        say()
+        _show(outcome, env)
+    return outcome.report.exit_code
+
+
+def judge_what_runs(
+    pids: Sequence[int], env: Mapping[str, str], folder: Path | None, say: Callable[[str], None]
+) -> int:
+    """Print what keeps these ranks waiting, as ``attach`` does, unless they get on; its exit code.
+
+    The recording is left in ``folder`` too, for the judgement of the end.
+    """
+    from ddp_doctor.app.attach import attach
+    from ddp_doctor.model.choices import ExitCode, UsageError
+
+    try:
+        outcome = attach(pids, env=env)
+    except UsageError:  # they have just ended
+        return ExitCode.USAGE.value
+    if outcome.report.exit_code == ExitCode.HEALTHY.value:
+        return ExitCode.HEALTHY.value
+    if folder is not None:
+        with suppress(OSError):
+            (folder / HANG).write_text(outcome.recording.model_dump_json(indent=1) + "\n")
+    _show(outcome, env, say)
+    return outcome.report.exit_code
+
+
+def _show(outcome: "Outcome", env: Mapping[str, str], say: Callable[[str], None] | None = None) -> None:
+    """Print the report; by ``say`` line for line, among the job's own words, where there is no terminal."""
+    from ddp_doctor.app.folders import save_recording
+    from ddp_doctor.render import screen, terminal
+
+    saved_as = save_recording(outcome.recording, state_folder(env))
+    whole = io.StringIO()
+    to = whole if say is not None and not sys.stderr.isatty() else sys.stderr
+    terminal.show(outcome.report, outcome.recording, screen.console(to), saved_as)
+    for line in whole.getvalue().splitlines() if say is not None else ():
+        say(line)

@@ -1,0 +1,132 @@
+"""While the command runs: whether it stands still, and if so, once, what keeps it waiting."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ddp_doctor.ranks import process
+from ddp_doctor.sources import proc
+from ddp_doctor.watch.command import Command
+from ddp_doctor.watch.evidence import Evidence
+from ddp_doctor.watch.judging import CUT_SHORT, Judging, judge_what_runs
+from ddp_doctor.watch.progress import Progress
+
+#: Between two looks; after the first minutes more rarely.
+_PAUSE_S, _LATER_PAUSE_S, _LATER_S = 5.0, 15.0, 600.0
+_PAUSE_OF_JUDGING_S = 0.1
+#: Without a look for so long, this process was stopped, or the machine slept.
+_GAP_S = 60.0
+#: `attach` takes ten seconds at most, beside its imports.
+_JUDGING_S = 15.0
+#: A job that got on although it seemed to stand still is judged more rarely: never later than NCCL's watchdog, which
+#: ends it after ten minutes by default, would after the usual two.
+_MOST_TIMES_LATER = 4
+#: SLURM kills 30 s after SIGTERM by default (KillWait): a command that has not ended by then is judged as it is.
+_ENDS_ITSELF_S = 8.0
+#: torchrun gives its workers 30 s.
+_KILL_PATIENCE_S = 30.0
+_MOST_NAMED = 8
+_MOST_PROCESSES = 4_096
+_GETS_ON, _STUCK, _UNSURE = 0, 1, 3
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """What the user asked for."""
+
+    stuck_after_s: float
+    kill_on_hang: bool
+    keep_output: bool
+
+
+class Lookout:
+    """Looks now and then, for as long as the command runs."""
+
+    def __init__(
+        self, command: Command, evidence: Evidence, options: WatchOptions, say: Callable[[str], None]
+    ) -> None:
+        self._command, self._evidence, self._options, self._say = command, evidence, options, say
+        self._progress = Progress()
+        self._next_s = 0.0
+        self._judging: Judging | None = None
+        self._judged_s = 0.0
+        self._patience_s = options.stuck_after_s
+        self._has_told = False  # of the stand-still that goes on
+        self._living: dict[int, int] = {}  # the job's processes when it was killed, by pid their starts
+        self._killed_s: float | None = None
+
+    def pause_s(self) -> float:
+        """Seconds until the next look."""
+        return max(self._next_s - time.monotonic(), 0.0)
+
+    def look(self) -> None:
+        """Look, if it is time."""
+        now = time.monotonic()
+        if now < self._next_s:
+            return
+        if self._evidence.bound():
+            self._say("the job has left so much that the largest files of its evidence were emptied")
+        self._tell_who_lives()
+        if self._judging is not None and self._judging.has_ended():
+            self._heed(self._judging.code or 0)
+            self._judging = None
+        elif self._judging is None:
+            self._judge_if_still(now)
+        is_later = now - self._command.started_s > _LATER_S and not self._command.told.get(signal.SIGTERM)
+        pause_s = min(_LATER_PAUSE_S if is_later else _PAUSE_S, self._options.stuck_after_s / 4)
+        self._next_s = time.monotonic() + (_PAUSE_OF_JUDGING_S if self._judging else pause_s)
+
+    def close(self) -> None:
+        """The command has ended: what is still being judged about it is no longer so."""
+        if self._judging is not None:
+            self._judging.stop()
+        if self._killed_s is not None:
+            self._killed_s = min(self._killed_s, time.monotonic() - _KILL_PATIENCE_S)
+            self._tell_who_lives()
+
+    def _judge_if_still(self, now: float) -> None:
+        roots = [self._command.pid, *(pid for pid, _ in self._evidence.tasks())]
+        still_s = self._progress.look(roots, _GAP_S)
+        if self._has_told:
+            if still_s < self._options.stuck_after_s / 4 and self._progress.pids():
+                self._has_told = False
+                self._say("all ranks of the job move again")
+            return
+        told_to_end_s = now - self._command.told.get(signal.SIGTERM, now)
+        is_still = still_s >= self._patience_s and now - self._judged_s >= self._patience_s
+        if self._progress.pids() and (is_still or told_to_end_s > _ENDS_ITSELF_S):
+            self._judged_s = now
+            self._judging = Judging(self._judge, _JUDGING_S)
+
+    def _judge(self) -> int:
+        return judge_what_runs(self._progress.pids(), os.environ, self._evidence.folder, self._say)
+
+    def _heed(self, code: int) -> None:
+        self._has_told = code in (_STUCK, _UNSURE, CUT_SHORT) or signal.SIGTERM in self._command.told
+        if code == CUT_SHORT:
+            self._say(f"a rank stands still, and {_JUDGING_S:.0f} s were not enough to look at all ranks")
+        if code == _STUCK and self._options.kill_on_hang and self._killed_s is None:
+            pids = process.with_children(self._command.pid, _MOST_PROCESSES) or [self._command.pid]
+            self._living = {pid: started for pid in pids if (started := process.started(pid)) is not None}
+            self._killed_s = time.monotonic()
+            self._say(f"SIGTERM is sent to process {self._command.pid}, the command, because the job hangs")
+            self._command.send(signal.SIGTERM)
+        if not self._has_told:
+            longest_s = _MOST_TIMES_LATER * self._options.stuck_after_s
+            self._patience_s = min(2 * self._patience_s, longest_s)
+
+    def _tell_who_lives(self) -> None:
+        """Once, when who was killed has had time to end."""
+        if self._killed_s is None or time.monotonic() - self._killed_s < _KILL_PATIENCE_S or not self._living:
+            return
+        left = [pid for pid, started in self._living.items() if process.started(pid) == started]
+        left = [pid for pid in left if process.state(pid) not in ("Z", "X", None)]
+        self._living = {}
+        names = [f"{pid} ({(proc.read(f'/proc/{pid}/comm') or '').strip()})" for pid in left]
+        more = f" and {len(left) - _MOST_NAMED} more" if len(left) > _MOST_NAMED else ""
+        if left:
+            self._say(
+                f"processes that still run after SIGTERM: {', '.join(names[:_MOST_NAMED])}{more}; nothing more is sent"
+            )

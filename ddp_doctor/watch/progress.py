@@ -1,0 +1,144 @@
+"""Whether the ranks of a job move, told from outside by what the kernel counts for their main threads.
+
+It costs a few reads of /proc a rank, and it only raises a suspicion: whether a rank that uses no processor hangs, or
+waits for another one that writes a checkpoint, `attach` finds out.
+
+    uses next to no processor, reads and writes nothing   does not move: gloo waits so, and NCCL when told to block
+    spins in user code on a GPU's node, never sleeps      may be NCCL's way to wait, so it does not count as moving
+    anything else                                         moves
+"""
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ddp_doctor.ranks import process
+from ddp_doctor.sources import proc
+
+#: Processes of a job that are looked at.
+_MOST_PROCESSES = 4_096
+#: Threads that only wait wake up now and then: torch's own poll, a few microseconds each time (judgement).
+_IDLE_CPU_SHARE = 0.02
+_SPIN_CPU_SHARE = 0.9
+_SPIN_SLEEPS_PER_S = 2.0
+#: Walking the processes of a node costs more than looking at the ranks that are known.
+_SEARCH_S = 30.0
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """Of a main thread: since its start."""
+
+    at_s: float
+    cpu_s: float
+    io_bytes: int
+    sleeps: int
+
+
+@dataclass
+class _Rank:
+    pid: int
+    started: int
+    on_gpu: bool
+    counts: _Counts
+    moved_s: float  # monotonic, when it was last seen to move
+
+
+@dataclass
+class Progress:
+    """The ranks below some processes, looked at again and again."""
+
+    _ranks: dict[int, _Rank] = field(default_factory=dict)
+    _searched_s: float | None = None
+    _looked_s: float | None = None
+    _each: bool = False  # whether each process is a rank for sure, of which each has to move
+
+    def pids(self) -> tuple[int, ...]:
+        """The ranks that were alive at the last look."""
+        return tuple(self._ranks)
+
+    def look(self, roots: Iterable[int], longest_gap_s: float) -> float:
+        """For how many seconds some rank has not moved, and where ranks are not known, none of the job's processes.
+
+        After a gap, in which this process was stopped or the machine slept, all begins again.
+        """
+        now = time.monotonic()
+        if self._looked_s is not None and now - self._looked_s > longest_gap_s:
+            for rank in self._ranks.values():
+                rank.moved_s = now
+        self._looked_s = now
+        if self._searched_s is None or now - self._searched_s > _SEARCH_S or not self._all_live():
+            self._searched_s = now
+            self._search(roots, now)
+        for rank in self._ranks.values():
+            counts = _counts(rank.pid)
+            if counts is not None:
+                if _has_moved(rank, counts):
+                    rank.moved_s = now
+                rank.counts = counts
+        still = [now - rank.moved_s for rank in self._ranks.values()]
+        return (max(still) if self._each else min(still)) if still else 0.0
+
+    def _all_live(self) -> bool:
+        return bool(self._ranks) and all(
+            process.started(pid) == rank.started for pid, rank in self._ranks.items()
+        )
+
+    def _search(self, roots: Iterable[int], now: float) -> None:
+        """Find the job's ranks; those that are new count as moving."""
+        found, self._each = _ranks_below(roots)
+        known = {pid: rank for pid, rank in self._ranks.items() if found.get(pid) == rank.started}
+        if known.keys() != found.keys():  # a restart, or it has just begun
+            for rank in known.values():
+                rank.moved_s = now
+        new = (_new_rank(pid, started, now) for pid, started in found.items() if pid not in known)
+        self._ranks = known | {rank.pid: rank for rank in new if rank is not None}
+
+
+def _ranks_below(roots: Iterable[int]) -> tuple[dict[int, int], bool]:
+    """Processes with torch loaded, by pid their starts: those that a launcher has given a rank, else all of them."""
+    tree = {pid for root in roots for pid in process.with_children(root, _MOST_PROCESSES) or (root,)}
+    with_torch = {pid for pid in tree if "/libtorch" in (proc.read(f"/proc/{pid}/maps") or "")}
+    rank_of = {pid: (proc.environment(pid) or {}).get("RANK") for pid in with_torch}
+    ranks = {
+        pid for pid, rank in rank_of.items() if rank is not None and rank_of.get(proc.parent(pid)) != rank
+    }
+    starts = {pid: process.started(pid) for pid in ranks or with_torch}
+    return {pid: started for pid, started in starts.items() if started is not None}, bool(ranks)
+
+
+def _new_rank(pid: int, started: int, now: float) -> _Rank | None:
+    counts = _counts(pid)
+    on_gpu = "/dev/nvidia" in (proc.read(f"/proc/{pid}/maps") or "")
+    return _Rank(pid, started, on_gpu, counts, now) if counts is not None else None
+
+
+def _counts(pid: int) -> _Counts | None:
+    thread = f"/proc/{pid}/task/{pid}"
+    fields, io = proc.stat_fields(pid, pid), _numbers(proc.read(f"{thread}/io"))
+    if not fields or fields[0] in "ZX":
+        return None
+    sleeps = _numbers(proc.read(f"{thread}/status")).get("voluntary_ctxt_switches", 0)
+    cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+    return _Counts(time.monotonic(), cpu_s, io.get("rchar", 0) + io.get("wchar", 0), sleeps)
+
+
+def _numbers(text: str | None) -> Mapping[str, int]:
+    return dict(_pairs((text or "").splitlines()))
+
+
+def _pairs(lines: Iterable[str]) -> Iterator[tuple[str, int]]:
+    for line in lines:
+        name, _, value = line.partition(":")
+        if value.strip().isdigit():
+            yield name, int(value)
+
+
+def _has_moved(rank: _Rank, now: _Counts) -> bool:
+    before = rank.counts
+    seconds = max(now.at_s - before.at_s, 0.01)
+    cpu_share = (now.cpu_s - before.cpu_s) / seconds
+    spins = cpu_share > _SPIN_CPU_SHARE and (now.sleeps - before.sleeps) / seconds < _SPIN_SLEEPS_PER_S
+    return now.io_bytes != before.io_bytes or (cpu_share > _IDLE_CPU_SHARE and not (spins and rank.on_gpu))

@@ -1,0 +1,180 @@
+"""The watcher: starts the command, and says why it ended, if it ended badly."""
+
+import os
+import re
+import shlex
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from ddp_doctor.ranks import process
+from ddp_doctor.sources import proc
+from ddp_doctor.starters.detect import OuterWorld, outer_world
+from ddp_doctor.watch.command import CannotStart, Command, become
+from ddp_doctor.watch.evidence import Evidence, Output, is_regular, regular_outputs
+from ddp_doctor.watch.judging import CUT_SHORT, Judging, judge_the_end
+from ddp_doctor.watch.kept_output import KeptOutput
+from ddp_doctor.watch.lookout import Lookout, WatchOptions
+
+_NAME = "ddp-watch"
+#: From the command's end to the watcher's there are ten seconds at most.
+_COPYING_S = 1.5
+_JUDGING_S = 8.0
+#: A command that ends so soon after Ctrl-C ended because of it.
+_BY_HAND_S = 60.0
+#: Exit codes of ``logs``.
+_NOTHING_SAID, _NOTHING_READ = 0, 2
+_MOST_ANCESTORS = 64
+
+
+def watch(
+    argv: Sequence[str], env: Mapping[str, str], options: WatchOptions, say: Callable[[str], None]
+) -> int:
+    """Run the command and watch it; its exit code. A signal that ends it ends this process too.
+
+    ``say`` prints a sentence on stderr. Where another watcher does the work this process becomes the command.
+    """
+    world = outer_world(env, os.getppid())
+    evidence = None
+    try:
+        if _is_watched():
+            become(argv, env)
+        evidence = Evidence(env, _name(world), world.local_rank if world else 0)
+        if world is not None and not world.is_agent:
+            evidence.add_task(world.local_rank, regular_outputs())
+            become(argv, {**env, **evidence.variables})
+        _tell(argv, evidence, say)
+        return _Watcher(argv, evidence, options, say).run({**env, **evidence.variables})
+    except CannotStart as error:
+        say(str(error))
+        if evidence is not None:
+            evidence.forget()
+        return error.code
+
+
+def _is_watched() -> bool:
+    """Whether this process runs below another watcher."""
+    pid, left = os.getpid(), _MOST_ANCESTORS
+    while (pid := proc.parent(pid)) > 1 and left:
+        left -= 1
+        if (proc.read(f"/proc/{pid}/comm") or "").strip() == _NAME:
+            return True
+    return False
+
+
+def _name(world: OuterWorld | None) -> str:
+    """The folder's: the tasks of one node have one, which all of them know."""
+    if world is None or world.local_size == 1:
+        return f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
+    return re.sub(r"[^\w.-]", "_", f"{world.key}-{socket.gethostname()}")
+
+
+def _tell(argv: Sequence[str], evidence: Evidence, say: Callable[[str], None]) -> None:
+    command = os.path.basename(argv[0])
+    if evidence.folder is None:
+        say(f"watching {command}; nothing is kept of it: {evidence.problem}")
+        return
+    say(f"watching {command}; if it fails, what it left is in {evidence.folder}")
+    chosen = (
+        f"{name}={value.replace(f'{evidence.folder}/', '')}" for name, value in evidence.variables.items()
+    )
+    if evidence.variables:
+        say(f"set, because you set none (files are in that folder): {' '.join(chosen)}")
+
+
+class _Watcher:
+    """One command, from its start to its end."""
+
+    def __init__(
+        self, argv: Sequence[str], evidence: Evidence, options: WatchOptions, say: Callable[[str], None]
+    ) -> None:
+        self._argv, self._evidence, self._options, self._say = argv, evidence, options, say
+        self._outputs: list[Output] = []
+        self._copies: KeptOutput | None = None
+        self._oom = process.OomCounter()
+
+    def run(self, env: Mapping[str, str]) -> int:
+        """Raises CannotStart."""
+        process.set_name(_NAME)
+        sys.stderr.flush()
+        self._outputs = regular_outputs()
+        self._command = command = Command()
+        to_keep = [stream for stream in (1, 2) if not is_regular(stream)] if self._options.keep_output else []
+        if to_keep and self._evidence.folder is not None:
+            self._copies = KeptOutput(self._evidence.folder, to_keep)
+        command.start(self._argv, env, self._copies.streams if self._copies else {})
+        if self._copies:
+            self._copies.started()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1):  # who reads what the command says waits for all that hold its streams
+            os.dup2(nothing, stream)
+        lookout = Lookout(command, self._evidence, self._options, self._say)
+        while not command.wait(lookout.pause_s()):
+            lookout.look()
+        lookout.close()
+        self._end()
+        return command.leave_as_it_did()
+
+    # --- the end ---
+
+    def _end(self) -> None:
+        command, ended_s = self._command, time.monotonic()
+        while self._copies and not self._copies.has_ended() and time.monotonic() - ended_s < _COPYING_S:
+            time.sleep(0.01)
+        if command.code == 0:
+            self._evidence.forget()
+            return
+        self._oom_noted()
+        files = self._evidence.files()
+        name = os.path.basename(self._argv[0])
+        how = f"{name} {_ended(command.code or 0)} {_after(ended_s - command.started_s)}"
+        if not files:
+            self._evidence.forget()
+        elif self._evidence.folder:
+            how += f"; what it left is in {self._evidence.folder}"
+        if ended_s - command.told.get(signal.SIGINT, -_BY_HAND_S) < _BY_HAND_S:
+            self._say(f"{how}. It was interrupted by hand, so nothing is judged")
+            return
+        self._judge(how, files)
+
+    def _oom_noted(self) -> None:
+        """What the kernel has killed is seen here only where it was the command: the rest may be another job's."""
+        killed = self._oom.since_start()
+        if killed and self._command.code in (-signal.SIGKILL, 128 + signal.SIGKILL):
+            self._evidence.note(f"the watcher detected {killed} oom_kill events while the command ran")
+
+    def _judge(self, how: str, files: Sequence[str]) -> None:
+        outputs = [*self._outputs, *(output for _, of_task in self._evidence.tasks() for output in of_task)]
+        code = _NOTHING_READ
+        if files or outputs:
+            say = partial(self._say, f"{how}. Why:")
+            code = Judging(lambda: judge_the_end(files, outputs, os.environ, say), _JUDGING_S).wait()
+        again = shlex.join(("ddp-doctor", "logs", *files, *(output.path for output in outputs)))
+        if code == CUT_SHORT:
+            self._say(f"{how}. There is too much to read in {_JUDGING_S:.0f} s; this reads it all: {again}")
+        elif code == _NOTHING_SAID or (code == _NOTHING_READ and (outputs or self._copies)):
+            self._say(f"{how}. Nothing that it said tells why")
+        elif code == _NOTHING_READ:
+            self._say(
+                f"{how}. What it said went to a terminal or a pipe, and cannot be read again:"
+                " `ddp-doctor watch --keep-output -- …` keeps it"
+            )
+
+
+def _ended(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
+
+
+def _after(seconds: float) -> str:
+    whole = int(seconds)
+    if whole < 60:
+        return f"after {seconds:.0f} s"
+    return f"after {whole // 60} min" if whole < 3600 else f"after {whole // 3600} h {whole % 3600 // 60} min"

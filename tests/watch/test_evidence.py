@@ -1,0 +1,107 @@
+"""What is kept of a job, which variables have it kept, and what becomes of it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ddp_doctor.watch import evidence
+from ddp_doctor.watch.evidence import Evidence, Output
+
+ALL = ["TORCH_FR_DUMP_TEMP_FILE", "TORCHELASTIC_ERROR_FILE", "NCCL_DEBUG", "NCCL_DEBUG_FILE"]
+
+
+@pytest.fixture
+def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "closed"))
+    return {"XDG_STATE_HOME": str(tmp_path / "state")}
+
+
+@pytest.mark.parametrize(
+    ("given", "conf", "left"),
+    [
+        ({}, "", ALL),
+        ({"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/x/"}, "", ALL[1:]),
+        ({"TORCHELASTIC_ERROR_FILE": "/x"}, "", [ALL[0], *ALL[2:]]),
+        ({"NCCL_DEBUG": "WARN"}, "", ALL[:2]),
+        ({"NCCL_DEBUG_FILE": "/x"}, "", ALL[:2]),
+        ({}, "NCCL_DEBUG=INFO\n", ALL[:2]),
+    ],
+)
+def test_a_variable_is_set_only_where_the_user_has_set_neither_it_nor_one_it_would_outdo(
+    env, tmp_path, given, conf, left
+):
+    (tmp_path / ".nccl.conf").write_text(conf)
+    kept = Evidence(env | given, "job%1", 0)
+
+    assert list(kept.variables) == left
+    assert kept.folder is not None
+    assert kept.folder.stat().st_mode & 0o777 == 0o700
+    assert all(
+        str(kept.folder).replace("%", "%%" if name == "NCCL_DEBUG_FILE" else "%") in value
+        for name, value in kept.variables.items()
+        if name != "NCCL_DEBUG"
+    )
+
+
+def test_what_the_user_has_written_elsewhere_meanwhile_is_read_too(env, tmp_path):
+    old, new = tmp_path / "dump7", tmp_path / "dump8"
+    old.write_text("of an earlier job")
+    os.utime(old, (1e9, 1e9))
+    kept = Evidence(
+        env | {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/dump", "NCCL_DEBUG_FILE": f"{tmp_path}/%h"}, "job", 0
+    )
+    assert kept.folder is not None
+    (kept.folder / "error-0.json").write_text("{}")
+    new.write_text("of this job")
+
+    assert kept.files()[0] == str(kept.folder / "error-0.json")
+    assert str(new) in kept.files()
+    assert str(old) not in kept.files()
+
+
+def test_tasks_leave_word_of_themselves_for_the_watcher_of_their_node(env):
+    Evidence(env, "job", 1).add_task(1, [Output("/a b", 7)])
+
+    kept = Evidence(env, "job", 0)
+    assert list(kept.tasks()) == [(os.getpid(), [Output("/a b", 7)])]
+    assert kept.files() == []
+
+
+def test_the_folder_is_bounded_and_only_the_last_few_are_kept(env, monkeypatch):
+    folders = []
+    for number in range(evidence._KEPT + 3):
+        folder = Evidence(env, f"job{number}", 0)
+        assert folder.folder is not None
+        os.utime(folder.folder, (1e9 + number, 1e9 + number))
+        if folder._lock is not None and number:
+            os.close(folder._lock)
+        folders.append(folder)
+    assert [folder.folder.exists() for folder in folders if folder.folder] == [True, False, *[True] * 6]
+
+    kept = folders[-1]
+    assert kept.folder is not None
+    (kept.folder / "big").write_bytes(b"x" * 100_000)
+    (kept.folder / "small").write_bytes(b"x")
+    assert not kept.bound()
+    monkeypatch.setattr(evidence, "MOST_BYTES", 50_000)
+    assert kept.bound()
+    assert (kept.folder / "big").stat().st_size == 0
+    assert (kept.folder / "small").stat().st_size == 1
+
+
+@pytest.mark.parametrize("trouble", ["full", "closed"])
+def test_without_a_folder_nothing_is_set_and_the_reason_is_told(env, tmp_path, monkeypatch, trouble):
+    if trouble == "full":
+        monkeypatch.setattr(evidence, "_LEAST_FREE_BYTES", 1 << 62)
+    else:
+        (tmp_path / "state").write_text("no folder")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "state"))
+    kept = Evidence(env, "job", 0)
+
+    assert (kept.folder, kept.variables) == (None, {})
+    assert trouble == "closed" or "is full" in str(kept.problem)
+    assert kept.files() == []
+    assert not kept.bound()
+    kept.forget()

@@ -1,0 +1,233 @@
+"""`ddp-doctor watch`: the command runs as without it, and a bad end is explained."""
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch.agents import PATIENCE_S
+
+ROOT = Path(__file__).parent.parent.parent
+
+FAILING = "echo 'RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB' >&2; exit 1"
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "ddp-doctor"
+
+
+@pytest.fixture
+def watching(tmp_path: Path, state: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """Starts the watcher in a group of its own, as a shell does, with a script of sh."""
+    started = []
+
+    def watch(*command: str, **given: Any) -> "subprocess.Popen[str]":
+        env = {**os.environ, "XDG_STATE_HOME": str(state.parent), **given.pop("env", {})}
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | given
+        argv = (sys.executable, "-m", "ddp_doctor", "watch", *command)
+        process = subprocess.Popen(argv, text=True, env=env, start_new_session=True, cwd=tmp_path, **streams)
+        started.append(process)
+        return process
+
+    yield watch
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def ended(process: "subprocess.Popen[str]") -> tuple[str, str, int]:
+    """What it said, without the watcher's own words, and its return code."""
+    out, err = process.communicate(timeout=PATIENCE_S)
+    own = [line for line in err.splitlines(keepends=True) if not line.startswith("ddp-doctor: ")]
+    return out, "".join(own), process.returncode
+
+
+def wait_for(path: Path, text: str) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not path.exists() or text not in path.read_text():
+        assert time.monotonic() < end, path.read_text() if path.exists() else "nothing"
+        time.sleep(0.01)
+
+
+def kept(state: Path) -> list[Path]:
+    return sorted((state / "watch").iterdir())
+
+
+def test_a_healthy_command_says_what_it_always_says_and_leaves_nothing(watching, state):
+    process = watching(
+        "--", "sh", "-c", 'printf "a\\0\\377"; printf "\\r b" >&2; readlink /proc/self/fd/0; echo $NCCL_DEBUG'
+    )
+    out, err = process.stdout.buffer.read(), process.stderr.buffer.read()
+
+    assert process.wait(PATIENCE_S) == 0
+    assert out == b"a\0\377" + str(Path("/proc/self/fd/0").readlink()).encode() + b"\nINFO\n"
+    assert [line for line in err.split(b"\n") if not line.startswith(b"ddp-doctor: ")] == [b"\r b"]
+    assert kept(state) == []
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ("#!/bin/sh\nexit 7", 7),
+        ("exit 5", 5),
+        ("#!/bin/sh\nkill -SEGV $$", -signal.SIGSEGV),
+        ("#!/bin/sh\nkill -9 $$", -9),
+    ],
+)
+def test_the_exit_code_or_signal_is_the_commands(watching, tmp_path, script, code):
+    (tmp_path / "cmd").write_text(script)
+    (tmp_path / "cmd").chmod(0o755)
+
+    assert ended(watching("./cmd"))[2] == code
+
+
+@pytest.mark.parametrize(("name", "code"), [("nosuch", 127), ("./folder", 126)])
+def test_what_cannot_be_started_is_told_as_a_shell_does(watching, tmp_path, state, name, code):
+    (tmp_path / "folder").mkdir()
+    process = watching("--", name)
+    err = process.stderr.read()
+
+    assert process.wait(PATIENCE_S) == code
+    assert f"ddp-doctor: {name}: " in err
+    assert kept(state) == []
+
+
+TELLING = """
+import os, signal
+told = {signal.SIGUSR1, signal.SIGINT, signal.SIGCONT, signal.SIGTERM}
+signal.pthread_sigmask(signal.SIG_BLOCK, told)
+print(*map(os.isatty, range(3)), flush=True)
+while (number := signal.sigwait(told)) != signal.SIGTERM:
+    print(number.name, flush=True)
+"""
+
+
+@pytest.mark.parametrize("to_group", [True, False])
+def test_a_signal_reaches_the_command_once_whether_all_were_sent_it_or_the_watcher_alone(watching, to_group):
+    process = watching("--", sys.executable, "-S", "-c", TELLING)
+    process.stdout.readline()
+    send = os.killpg if to_group else os.kill
+
+    send(process.pid, signal.SIGUSR1)
+    heard = [process.stdout.readline()]
+    send(process.pid, signal.SIGINT)
+    heard.append(process.stdout.readline())
+    send(process.pid, signal.SIGTERM)
+
+    assert heard == ["SIGUSR1\n", "SIGINT\n"]
+    assert ended(process) == ("", "", 0)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_watcher_that_is_killed_or_stopped_changes_nothing_for_the_command(watching, tmp_path, how):
+    process = watching("--", "sh", "-c", "echo begun; read x < fifo; echo done > file")
+    os.mkfifo(tmp_path / "fifo")
+    process.stdout.readline()
+
+    process.send_signal(how)
+    (tmp_path / "fifo").write_text("go\n")
+
+    wait_for(tmp_path / "file", "done")
+    process.send_signal(signal.SIGCONT)
+    assert process.wait(PATIENCE_S) == (-9 if how == signal.SIGKILL else 0)
+
+
+@pytest.fixture
+def shell(tmp_path: Path, state: Path) -> Iterator[Callable[..., str]]:
+    """A shell on a terminal: types something and returns what is seen until a text has come."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ.update(XDG_STATE_HOME=str(state.parent), PS1="ready> ", PYTHONPATH=str(ROOT))
+        os.chdir(tmp_path)
+        os.execvp("bash", ("bash", "--norc", "--noprofile", "-i"))
+
+    def type_in(keys: str, until: str) -> str:
+        os.write(terminal, keys.encode())
+        seen, end = "", time.monotonic() + PATIENCE_S
+        while until not in seen:
+            assert select.select((terminal,), (), (), max(end - time.monotonic(), 0))[0], seen
+            seen += os.read(terminal, 4096).decode()
+        return seen
+
+    type_in("", "ready> ")
+    yield type_in
+    os.close(terminal)
+    os.waitpid(pid, 0)
+
+
+def test_on_a_terminal_ctrl_c_comes_once_and_ctrl_z_stops_both_until_fg(shell, tmp_path):
+    (tmp_path / "cmd.py").write_text(TELLING)
+
+    shell(f"{sys.executable} -m ddp_doctor watch {sys.executable} -S cmd.py\n", "True True True")
+    assert "Stopped" in shell("\x1a", "ready> ")
+    assert shell("fg\n", "SIGCONT").count("SIGCONT") == 1
+    assert shell("\x03", "SIGINT").count("SIGINT") == 1
+    assert shell("\x1c", "ready> ").count("Quit") == 1
+
+
+def test_a_bad_end_is_explained_by_what_the_command_itself_wrote_to_its_file(watching, tmp_path, state):
+    """Not by what was in the file before; and the words of the watcher come last."""
+    log = tmp_path / "log"
+    log.write_text("torch.distributed.DistNetworkError: The server socket has failed to listen\n" * 9)
+    with log.open("a") as file:
+        process = watching("--", "sh", "-c", FAILING, stdout=file, stderr=file)
+        assert process.wait(PATIENCE_S) == 1
+
+    said = log.read_text().partition("2.00 GiB\n")[2]
+    assert said.startswith("ddp-doctor: sh ended with exit code 1 after ")
+    assert "DDJ1" in said
+    assert "no memory left" in said.splitlines()[-1]
+    assert "listen" not in said
+    assert kept(state) == []
+
+
+def test_a_bad_end_without_readable_words_says_what_would_keep_them(watching):
+    process = watching("--", "sh", "-c", FAILING)
+
+    assert process.wait(PATIENCE_S) == 1
+    assert "--keep-output" in process.stderr.read().splitlines()[-1]
+
+
+def test_output_that_is_kept_is_passed_on_as_it_is_and_explains_the_end(watching, state):
+    process = watching(
+        "--keep-output", "--", "sh", "-c", f"printf 'a\\r\\t'; {FAILING}", stderr=subprocess.STDOUT
+    )
+    said = process.stdout.buffer.read().decode()
+
+    assert process.wait(PATIENCE_S) == 1
+    assert "a\r\tRuntimeError: CUDA out of memory." in said
+    assert [path.name for path in kept(state)[0].iterdir()] == ["stdout.0.txt"]
+    assert "no memory left" in said.splitlines()[-1]
+
+
+def test_output_that_is_kept_ends_the_command_where_nobody_reads_it_any_more(watching):
+    process = watching("--keep-output", "--", "sh", "-c", "while echo line; do :; done")
+    process.stdout.readline()
+    process.stdout.close()
+
+    assert process.wait(PATIENCE_S) == -signal.SIGPIPE
+
+
+def test_below_another_watcher_and_as_a_second_task_of_a_node_it_only_becomes_the_command(watching, state):
+    inner = (sys.executable, "-m", "ddp_doctor", "watch", "--", "sh", "-c", "ps -o comm= $PPID; exit 4")
+    out, _, code = ended(watching("--", *inner))
+    assert (out, code) == ("ddp-watch\n", 4)
+
+    slurm = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_LOCALID": "1"}
+    slurm["SLURM_STEP_TASKS_PER_NODE"] = "2"
+    task = watching("--", "sh", "-c", "echo $$ $NCCL_DEBUG_FILE", env=slurm)
+    out, err, code = ended(task)
+
+    folder = kept(state)[-1]
+    assert folder.name.startswith("slurm-4711-0-0-")
+    assert (out, err, code) == (f"{task.pid} {folder}/nccl.%h.%p.log\n", "", 0)
+    assert (folder / "task-1").read_text() == str(task.pid)
