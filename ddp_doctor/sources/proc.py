@@ -1,0 +1,79 @@
+"""Files below /proc about processes; None or nothing where the process has gone or may not be read."""
+
+import os
+
+
+def read(path: str) -> str | None:
+    """The text of a file, or None."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def stat_fields(pid: int, thread: int | None = None) -> list[str]:
+    """The fields of proc(5) stat from the state on; [] where there is no such process or thread."""
+    # The command name may hold spaces and brackets: fields count from the last ")".
+    where = f"/proc/{pid}/stat" if thread is None else f"/proc/{pid}/task/{thread}/stat"
+    text = read(where)
+    return text.rpartition(")")[2].split() if text else []
+
+
+def seconds(fields: list[str]) -> float:
+    """User and system time of stat's fields."""
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def status(pid: int, thread: int | None = None) -> dict[str, str]:
+    """The lines of proc(5) status by their names."""
+    where = f"/proc/{pid}/status" if thread is None else f"/proc/{pid}/task/{thread}/status"
+    lines = (read(where) or "").splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def environment(pid: int) -> dict[str, str] | None:
+    """The variables that a process was started with; None where they may not be read."""
+    text = read(f"/proc/{pid}/environ")
+    if text is None:
+        return None
+    return dict(part.split("=", 1) for part in text.split("\0") if "=" in part)
+
+
+def command(pid: int) -> list[str]:
+    """The words of its command line; [] of a thread of the kernel."""
+    return [word for word in (read(f"/proc/{pid}/cmdline") or "").split("\0") if word]
+
+
+def parent(pid: int) -> int:
+    """Its parent; 0 where there is none."""
+    fields = stat_fields(pid)
+    return int(fields[1]) if fields else 0
+
+
+def pids() -> list[int]:
+    """All processes of this pid namespace."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def io_bytes(pid: int) -> int | None:
+    """Bytes that passed read(2), write(2) and the like so far; None where the kernel does not say."""
+    lines = (read(f"/proc/{pid}/io") or "").splitlines()
+    fields = dict(line.split(": ", 1) for line in lines if ": " in line)
+    counts = [fields.get("rchar", ""), fields.get("wchar", "")]
+    return sum(map(int, counts)) if all(count.isdigit() for count in counts) else None
+
+
+def wait_channel(pid: int) -> str | None:
+    """The kernel function a sleeping process waits in, where the kernel reports it."""
+    text = read(f"/proc/{pid}/wchan")
+    return text if text and text != "0" else None
+
+
+def threads(pid: int) -> dict[int, str]:
+    """The names of its threads."""
+    try:
+        numbers = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return {}
+    return {number: (read(f"/proc/{pid}/task/{number}/comm") or "").strip() for number in numbers}
