@@ -77,7 +77,7 @@ def test_codes_and_names_are_unique():
 
 
 def test_codes_and_names_are_well_formed():
-    patterns = [(rule, r"DDJ[12]\d\d" if rule in JOB_RULES else r"DD[1-9]\d\d") for rule in RULES]
+    patterns = [(rule, r"DDJ[123]\d\d" if rule in JOB_RULES else r"DD[1-9]\d\d") for rule in RULES]
     of_lint = [(rule, r"DDL1\d\d") for rule in LINT_RULES]
 
     assert [

@@ -20,7 +20,7 @@ from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import ExitCode, Where
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.report import EnvReport, LogsReport, Report
+from ddp_doctor.model.report import AttachReport, EnvReport, LogsReport, Report
 from ddp_doctor.model.rule import Described
 from ddp_doctor.settings.releases import RELEASES, default_in_words, read_by
 from ddp_doctor.settings.table import Variable, variables
@@ -80,6 +80,7 @@ def pages() -> dict[str, str]:
         "report.schema.json": schema(Report),
         "env-report.schema.json": schema(EnvReport),
         "logs-report.schema.json": schema(LogsReport),
+        "attach-report.schema.json": schema(AttachReport),
         "lint-report.schema.json": schema(LintReport),
         "recording.schema.json": schema(Recording),
     }
@@ -167,7 +168,8 @@ def job_causes_page() -> str:
     """What makes jobs fail."""
     head = (
         f"{_NOTE}\n# Causes of failed jobs\n\nWhat `ddp-doctor logs` names, from a job's output and the dumps of its"
-        " flight recorder; and what NCCL fell back to, also in jobs that went well.\n"
+        " flight recorder; what NCCL fell back to, also in jobs that went well; and what"
+        " `ddp-doctor attach` names of jobs that run.\n"
     )
     return "\n".join([head, *(_rule(rule, "..") for rule in JOB_RULES)])
 
@@ -195,6 +197,7 @@ def rules_page() -> str:
     blocks = "\n".join(f"* DD{digit}: {subject}" for digit, subject in _BLOCKS.items())
     blocks += "\n* DDJ1: jobs that failed, read by `ddp-doctor logs`"
     blocks += "\n* DDJ2: what NCCL fell back to in a job, read by `ddp-doctor logs`"
+    blocks += "\n* DDJ3: jobs that run and do not get on, seen by `ddp-doctor attach`"
     blocks += "\n* DDL1: training scripts, read by `ddp-doctor lint`"
     rows = ["| code | name | severity | what it finds |", "|---|---|---|---|"]
     for rule in (*all_rules(), *LINT_RULES):
@@ -235,6 +238,8 @@ def exit_codes_page() -> str:
         " because a doctor that fails must not drain healthy nodes.\n\n"
         "`ddp-doctor logs` says of a job that has ended: 0 there is no failure in it, 1 a cause was named, 3 it failed"
         " and the cause is not proven, 2 nothing could be read.\n\n"
+        "`ddp-doctor attach` says of a job that runs: 0 it gets on, 1 it is stuck, 3 that cannot be told, 2 there is no"
+        " such job.\n\n"
         "A reader that leaves, as in `ddp-doctor run | head -1`, changes no code: the command goes on to its end, and"
         " what nobody reads is dropped. A shell with `pipefail` sees the verdict.\n\n"
         "The verdict behind the code is explained in [Verdicts](../explanation/verdicts.md).\n"

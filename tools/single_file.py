@@ -26,7 +26,8 @@ from ddp_doctor import __version__
 
 ROOT = Path(__file__).parent.parent
 #: rich colours code and renders Markdown with them. The doctor does neither, and they would be a third of the file.
-LEFT_OUT = frozenset({"pygments", "markdown-it-py", "mdurl"})
+#: py-spy is a program beside Python, and no package that a file can bring.
+LEFT_OUT = frozenset({"pygments", "markdown-it-py", "mdurl", "py-spy"})
 #: The same content gives the same bytes.
 _DATE = (1980, 1, 1, 0, 0, 0)
 _FLAG_UNCHECKED = (1).to_bytes(4, "little")  # PEP 552: a compiled module that is not compared with its source

@@ -1,5 +1,6 @@
 """The use cases behind the commands. They return values, print nothing, and parse no options."""
 
+from ddp_doctor.app.attach import attach
 from ddp_doctor.app.inspection import (
     judge_settings,
     live_settings,
@@ -20,6 +21,7 @@ __all__ = [
     "Progress",
     "RunRequest",
     "UsageError",
+    "attach",
     "judge",
     "judge_settings",
     "judge_with_absent",

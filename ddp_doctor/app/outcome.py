@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 
 from ddp_doctor import __version__
 from ddp_doctor.checks import CHECKS
-from ddp_doctor.engine.diagnose import diagnose
+from ddp_doctor.engine.diagnose import OF_JOBS, diagnose
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.engine.verdict import report as make_report
 from ddp_doctor.facts.cluster import NotStarted, Present, RollCallFact
@@ -38,7 +38,7 @@ def judge(recording: Recording, checks: Sequence[Check] = CHECKS) -> Outcome:
     """Diagnose a recording, fresh or old."""
     diagnosis = diagnose(recording)
     report = make_report(recording, diagnosis, checks)
-    if recording.options.command == "logs":
+    if recording.options.command in OF_JOBS:
         from ddp_doctor.engine.causes.report import with_causes  # no other command has to wait for it
 
         report = with_causes(report, recording)

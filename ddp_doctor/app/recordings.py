@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from ddp_doctor.app.outcome import Outcome, UsageError, judge
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact
+from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.recording import SCHEMA_VERSION, Recording
@@ -60,7 +61,7 @@ def recording_in(path: Path, content: bytes) -> Recording:
         )
     try:
         recording = Recording.model_validate_json(text)
-        kinds: list[type[Fact]] = [JobLogFact, FlightDumpFact]
+        kinds: list[type[Fact]] = [JobLogFact, FlightDumpFact, LiveJobFact, LiveRankFact]
         for kind in kinds + [kind for check in CHECKS for kind in check.facts]:
             recording.facts(kind)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""The command line, to which before_a_job, afterwards and reference add their commands."""
+"""The command line, to which before_a_job, while_it_runs, afterwards and reference add their commands."""
 
 from typing import Annotated
 

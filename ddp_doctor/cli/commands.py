@@ -21,7 +21,7 @@ from ddp_doctor.model.report import EnvReport
 from ddp_doctor.model.rule import Described
 from ddp_doctor.parse.file_kinds import JSON, SHELL
 from ddp_doctor.render import screen, settings_table
-from ddp_doctor.render.progress import bytes_read
+from ddp_doctor.render.progress import bytes_read, progress
 from ddp_doctor.render.terminal import show_kept_run
 from ddp_doctor.render.topology import report as topology_report
 from ddp_doctor.sources.slurm_files import files_of_job
@@ -106,6 +106,15 @@ def logs(
     with bytes_read(screen.console(sys.stderr), quiet=outputs.quiet) as tell:
         outcome = app.logs((*paths, *found), ignore, tell)
     return report(outcome, outputs)
+
+
+def attach(pid: int | None, slurm_job: str | None, outputs: Outputs, ignore: tuple[str, ...] = ()) -> int:
+    """``ddp-doctor attach``: what the jobs on this host do now; the recording is kept. Raises UsageError."""
+    if pid is not None and slurm_job is not None:
+        raise UsageError("name a process or a SLURM job, not both")
+    with progress(screen.console(sys.stderr), (), quiet=outputs.quiet) as tell:
+        outcome = app.attach([pid] if pid is not None else None, slurm_job, ignore, tell)
+    return save_and_report(outcome, outputs, os.environ)
 
 
 def env(file: str | None, outputs: Outputs, ignore: tuple[str, ...] = ()) -> int:

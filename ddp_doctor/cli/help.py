@@ -19,7 +19,7 @@ _HEADINGS = ("Arguments", WHERE, WHAT, TIME, VERDICT, OUTPUTS, "Options")
 #: The commands by the moment at which they are called for.
 _MOMENTS = {
     "Before a job": ("run", "prolog", "topology", "env", "lint"),
-    "While it runs": ("watch",),
+    "While it runs": ("attach", "watch"),
     "After it": ("logs", "replay", "runs"),
     "Reference": ("checks", "explain", "template", "completion"),
 }
@@ -28,17 +28,21 @@ _ENDED = (
     "Exit codes: 0 there is no failure in it, 1 a cause was named, 2 wrong use or nothing could be read, 3 it failed"
     " and the cause is not proven, 130 interrupted."
 )
+_LIVE = "Exit codes: 0 it gets on, 1 it is stuck, 2 wrong use or nothing to look at, 3 cannot tell, 130 interrupted."
 _JUDGED = "Exit codes: 0 healthy, 1 sick, 2 wrong use, 3 unsure, 130 interrupted."
 _TOLD = "Exit codes: 0 done, 2 wrong use, 3 the doctor failed itself."
 
 
-def epilog(*examples: str, judges: bool = True, after: bool = False, exits: str = "") -> str:
-    """What stands below the options of a command: lines to type, and what it exits with (``after``: of a job).
+def epilog(
+    *examples: str, judges: bool = True, after: bool = False, live: bool = False, exits: str = ""
+) -> str:
+    """What stands below the options of a command: lines to type, and what it exits with.
 
-    ``exits`` says it of a command that is unlike the others.
+    ``after``: of a job that has ended; ``live``: of one that runs; ``exits`` says it of a command unlike the others.
     """
     lines = "\n".join(f"  {example}" for example in examples)
-    return f"Examples:\n{lines}\n\n{exits or (_ENDED if after else _JUDGED if judges else _TOLD)}"
+    known = _LIVE if live else _ENDED if after else _JUDGED if judges else _TOLD
+    return f"Examples:\n{lines}\n\n{exits or known}"
 
 
 def headed(command: Any, context: Any) -> list[tuple[str, list[tuple[str, str]]]]:

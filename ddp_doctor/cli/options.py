@@ -185,7 +185,7 @@ def reported(command: Callable[..., int | None]) -> Callable[..., None]:
     A parameter ``outputs`` is replaced by one option for each output of the command, and by --output-format: typer
     reads the signature.
     """
-    judges = command.__name__ in ("run", "prolog", "replay", "topology", "env", "logs")
+    judges = command.__name__ in ("run", "prolog", "replay", "topology", "env", "logs", "attach")
     offered = [output.name for output in OUTPUTS if command.__name__ in output.commands]
 
     @wraps(command)

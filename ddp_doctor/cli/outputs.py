@@ -106,13 +106,13 @@ OUTPUTS = (
     Output(
         "json",
         "Write the report as JSON; in a path %h is the host, %n the node rank.",
-        (*_WITH_SETTINGS, "prolog", "logs", "lint"),
+        (*_WITH_SETTINGS, "prolog", "logs", "attach", "lint"),
         _json,
     ),
     Output(
         "markdown",
         "Write the report to paste into a ticket: versions, findings, folded details.",
-        ("run", "prolog", "replay", "logs"),
+        ("run", "prolog", "replay", "logs", "attach"),
         _markdown,
     ),
     Output("sarif", "Write the findings as SARIF 2.1.0.", ("lint",), _sarif),
@@ -140,12 +140,12 @@ OUTPUTS = (
     Output(
         "record",
         "Write the recording here as well.",
-        ("run", "prolog", "replay", "topology", "env", "logs"),
+        ("run", "prolog", "replay", "topology", "env", "logs", "attach"),
         _recording,
     ),
 )
 #: The commands that can give names other names, and the outputs in which that makes sense.
-REDACTABLE = ("run", "prolog", "replay", "logs")
+REDACTABLE = ("run", "prolog", "replay", "logs", "attach")
 _OF_REDACTED = ("json", "markdown", "record")
 
 

@@ -19,6 +19,9 @@ from ddp_doctor.remedies.kinds import completed
 #: The checks that a command judges. ``env`` looks at more, to know which names and versions are here.
 JUDGED: Mapping[str, tuple[str, ...]] = {"env": ("env_vars", "nccl")}
 
+#: The commands that say why a job failed, or does not get on.
+OF_JOBS = ("logs", "attach")
+
 
 @dataclass(frozen=True)
 class Diagnosis:
@@ -57,7 +60,7 @@ def is_judged(recording: Recording, check_id: str) -> bool:
 def _rules_for(command: str) -> list[Rule]:
     if command in JUDGED:
         return _causes_first(rule for check in CHECKS if check.id in JUDGED[command] for rule in check.rules)
-    of_jobs = _rules_of_jobs() if command == "logs" else ()
+    of_jobs = _rules_of_jobs() if command in OF_JOBS else ()
     return _causes_first(sorted([*_rules_of_machines(), *of_jobs], key=lambda rule: rule.code))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ddp_doctor.checks import CHECKS
-from ddp_doctor.engine.diagnose import Diagnosis, is_judged
+from ddp_doctor.engine.diagnose import OF_JOBS, Diagnosis, is_judged
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.plan import TOO_DEAR
 from ddp_doctor.model.base import grouped
@@ -76,8 +76,11 @@ def _verdict(recording: Recording, diagnosis: Diagnosis, results: Sequence[Check
         or nccl_without_gpu(recording)
     ):
         return Verdict.UNSURE
-    if any(finding.code.startswith("DDJ1") for finding in diagnosis.findings):
-        return Verdict.UNSURE  # a job failed, and no cause is sure enough to be an error
+    if any(
+        finding.code.startswith(("DDJ1", "DDJ3")) and finding.severity is not Severity.INFO
+        for finding in diagnosis.findings
+    ):
+        return Verdict.UNSURE  # a job failed or stands still, and no cause is sure enough to be an error
     if any(result.status in (CheckStatus.FAILED, CheckStatus.TIMED_OUT) for result in results):
         return Verdict.UNSURE  # a lesser finding beside it does not make up for what was not seen
     return Verdict.HEALTHY
@@ -192,7 +195,7 @@ def summary(
     recording: Recording, verdict: Verdict, results: Sequence[CheckResult], diagnosis: Diagnosis
 ) -> str:
     """One sentence: the verdict, on what it rests, or the worst fault."""
-    if recording.options.command == "logs":
+    if recording.options.command in OF_JOBS:
         from ddp_doctor.engine.causes import report as causes_report  # no other command has to wait for it
 
         said = causes_report.summary(recording, verdict, diagnosis.findings)

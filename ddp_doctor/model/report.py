@@ -186,6 +186,27 @@ class LogsReport(Report):
     facts: JobFacts = JobFacts()
 
 
+class LiveRank(Frozen):
+    """A rank of a job that runs, as it was seen over some seconds."""
+
+    job: str  # names its job among those of the host
+    rank: int  # its number, where no environment tells it in the order of starts
+    node: str  # its host
+    pid: int  # of its process
+    gpu: int | None = None  # CUDA's number of it
+    state: str | None = None  # R, S, D, T, t or Z as in /proc/PID/stat
+    does: str  # in some words
+    collective: str | None = None  # in which it is: all-reduce; null outside of one
+    line: str | None = None  # of the job's own code: /home/me/train.py:31 in main
+    moves: bool | None = None  # whether it gets on; null where that cannot be told
+
+
+class AttachReport(LogsReport):
+    """What ``attach --json`` writes: the envelope, what keeps the jobs waiting, and what each rank does."""
+
+    ranks: tuple[LiveRank, ...] = ()  # of all jobs that were looked at
+
+
 class TopologyReport(Report):
     """What ``topology --json`` writes: the envelope, the first matrix, and what else there is."""
 

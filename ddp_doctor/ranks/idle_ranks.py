@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from ddp_doctor.knowledge.deadlines import LOOK_S, STILL_CPU_S_PER_S
 from ddp_doctor.ranks import process
 from ddp_doctor.ranks.rank_state import RankState
+from ddp_doctor.sources import proc
 
 #: The most processes that are read of one rank.
 _MOST_PROCESSES = 64
@@ -66,7 +67,7 @@ def _used(pid: int) -> _Used | None:
     if pids is None:
         return None
     cpu_s = [process.cpu_seconds(pid) for pid in pids]
-    io_bytes = [process.io_bytes(pid) for pid in pids]
+    io_bytes = [proc.io_bytes(pid) for pid in pids]
     if cpu_s[0] is None or io_bytes[0] is None:
         return None
     return _Used(sum(used or 0.0 for used in cpu_s), sum(used or 0 for used in io_bytes))

@@ -6,6 +6,8 @@ import re
 import signal
 from contextlib import suppress
 
+from ddp_doctor.sources import proc
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -29,31 +31,20 @@ def set_name(name: str) -> None:
 
 def state(pid: int) -> str | None:
     """The process state letter of proc(5) (R, S, D, T, t, Z), None where there is no process."""
-    fields = _stat_fields(pid)
+    fields = proc.stat_fields(pid)
     return fields[0] if fields else None
 
 
 def started(pid: int) -> int | None:
     """When a process started, in clock ticks since the boot: with the pid it names one process for ever."""
-    fields = _stat_fields(pid)
+    fields = proc.stat_fields(pid)
     return int(fields[19]) if fields else None
 
 
 def cpu_seconds(pid: int) -> float | None:
     """User and system time used so far, in seconds."""
-    fields = _stat_fields(pid)
-    if not fields:
-        return None
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def io_bytes(pid: int) -> int | None:
-    """Bytes that passed read(2), write(2) and the like so far; None where the kernel does not say."""
-    fields = dict(
-        line.split(": ", 1) for line in (_read(f"/proc/{pid}/io") or "").splitlines() if ": " in line
-    )
-    counts = [fields.get("rchar", ""), fields.get("wchar", "")]
-    return sum(map(int, counts)) if all(count.isdigit() for count in counts) else None
+    fields = proc.stat_fields(pid)
+    return proc.seconds(fields) if fields else None
 
 
 def with_children(pid: int, most: int) -> list[int] | None:
@@ -76,7 +67,7 @@ def _children(pid: int) -> list[int] | None:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:  # it has just ended
         return []
-    texts = [_read(f"/proc/{pid}/task/{thread}/children") for thread in threads]
+    texts = [proc.read(f"/proc/{pid}/task/{thread}/children") for thread in threads]
     found = [text for text in texts if text is not None]
     if not found and state(pid) is not None:
         return None
@@ -91,18 +82,12 @@ def kill_stopped_children() -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-def wait_channel(pid: int) -> str | None:
-    """The kernel function a sleeping process waits in, where the kernel reports it."""
-    text = _read(f"/proc/{pid}/wchan")
-    return text if text and text != "0" else None
-
-
 def nccl_segments(pid: int, since: float) -> list[str]:
     """NCCL's /dev/shm files that a process maps and that were made after ``since`` (epoch seconds).
 
     A rank that is killed before its peers attached leaves them behind; older ones are not ours.
     """
-    lines = (_read(f"/proc/{pid}/maps") or "").splitlines()
+    lines = (proc.read(f"/proc/{pid}/maps") or "").splitlines()
     paths = {line.split(None, 5)[5] for line in lines if "/dev/shm/nccl-" in line}
     return sorted(path for path in paths if _made_since(path, since))
 
@@ -112,20 +97,6 @@ def _made_since(path: str, since: float) -> bool:
         return os.stat(path).st_ctime >= since
     except OSError:  # unlinked already, which /proc marks "(deleted)"
         return False
-
-
-def _stat_fields(pid: int) -> list[str]:
-    # The command name may hold spaces and brackets: fields count from the last ")".
-    text = _read(f"/proc/{pid}/stat")
-    return text.rpartition(")")[2].split() if text else []
-
-
-def _read(path: str) -> str | None:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return None
 
 
 #: The forkserver's own pid; the workers forked from it compare their parent with it.
@@ -144,11 +115,11 @@ class OomCounter:
 
 
 def _count() -> int:
-    groups = (_read("/proc/self/cgroup") or "").splitlines()
+    groups = (proc.read("/proc/self/cgroup") or "").splitlines()
     own = next((group.partition("::")[2] for group in groups if group.startswith("0::")), "")
     return max(_oom_kills(f"/sys/fs/cgroup{own}/memory.events"), _oom_kills("/proc/vmstat"))
 
 
 def _oom_kills(path: str) -> int:
-    found = re.search(r"^oom_kill (\d+)$", _read(path) or "", re.MULTILINE)
+    found = re.search(r"^oom_kill (\d+)$", proc.read(path) or "", re.MULTILINE)
     return int(found[1]) if found else 0

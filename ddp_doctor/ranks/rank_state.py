@@ -20,6 +20,7 @@ from ddp_doctor.parse.redact import KEPT_BACK, is_withheld
 from ddp_doctor.ranks import process
 from ddp_doctor.ranks.events import EventReader
 from ddp_doctor.ranks.spec import WorkerSpec
+from ddp_doctor.sources import proc
 
 #: Steps kept per rank: enough to see where the ranks parted, small enough for thousands of ranks.
 _STEPS_KEPT = 40
@@ -158,7 +159,7 @@ class RankState:
         """Note the process state and where in the kernel it waits; before any signal disturbs it."""
         if self.worker.pid is not None and self.exited_at is None:
             self.state = process.state(self.worker.pid)
-            self.wait_channel = process.wait_channel(self.worker.pid)
+            self.wait_channel = proc.wait_channel(self.worker.pid)
 
     def evidence(self, out_of_memory: bool) -> RankEvidence:
         """What goes into the recording."""

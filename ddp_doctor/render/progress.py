@@ -53,7 +53,8 @@ def progress(out: "Console", checks: Sequence[str], *, quiet: bool) -> Iterator[
     started, number, shown = monotonic(), 0, "starting"
 
     def line() -> Text:
-        return Text(f"{number} of {len(checks)}  {shown}, {monotonic() - started:.0f} s", style="dim")
+        of = f"{number} of {len(checks)}  " if checks else ""
+        return Text(f"{of}{shown}, {monotonic() - started:.0f} s", style="dim")
 
     live = Live(get_renderable=line, console=out, transient=True, refresh_per_second=4, redirect_stdout=False)
 

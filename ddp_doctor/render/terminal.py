@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from ddp_doctor.model.choices import Detail, Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.report import JobCauseReport, LogsReport, Report
-from ddp_doctor.render import checks, findings, job_story, tables
+from ddp_doctor.model.report import AttachReport, JobCauseReport, LogsReport, Report
+from ddp_doctor.render import checks, findings, job_story, live_story, tables
 from ddp_doctor.render.layout import command, folded, width_of
 from ddp_doctor.render.screen import STYLE, VERDICT_STYLE
 from ddp_doctor.render.text import one_line
@@ -36,7 +36,9 @@ def show(
     """Print the whole report."""
     width, each = width_of(out), detail is Detail.ALL
     if detail is not Detail.VERDICT:
-        if isinstance(report, LogsReport):
+        if isinstance(report, AttachReport):
+            live_story.show(report, recording, out, each=each)
+        elif isinstance(report, LogsReport):
             job_story.show(report, recording, out, each=each)
         else:
             checks.show(report, recording, out, each=each)

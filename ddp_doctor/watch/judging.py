@@ -8,7 +8,6 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddp_doctor.ranks import process
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 
 #: What an exit code says where the child did not end by itself.
 CUT_SHORT = -1
-#: The recording of a hang, in the folder of the evidence.
-HANG = "hang.json"
 
 
 class Judging:
@@ -91,12 +88,10 @@ def judge_the_end(
     return outcome.report.exit_code
 
 
-def judge_what_runs(
-    pids: Sequence[int], env: Mapping[str, str], folder: Path | None, say: Callable[[str], None]
-) -> int:
+def judge_what_runs(pids: Sequence[int], env: Mapping[str, str], say: Callable[[str], None], why: str) -> int:
     """Print what keeps these ranks waiting, as ``attach`` does, unless they get on; its exit code.
 
-    The recording is left in ``folder`` too, for the judgement of the end.
+    ``why`` is printed before: why they are looked at.
     """
     from ddp_doctor.app.attach import attach
     from ddp_doctor.model.choices import ExitCode, UsageError
@@ -105,12 +100,9 @@ def judge_what_runs(
         outcome = attach(pids, env=env)
     except UsageError:  # they have just ended
         return ExitCode.USAGE.value
-    if outcome.report.exit_code == ExitCode.HEALTHY.value:
-        return ExitCode.HEALTHY.value
-    if folder is not None:
-        with suppress(OSError):
-            (folder / HANG).write_text(outcome.recording.model_dump_json(indent=1) + "\n")
-    _show(outcome, env, say)
+    if outcome.report.exit_code:
+        say(why)
+        _show(outcome, env, say)
     return outcome.report.exit_code
 
 

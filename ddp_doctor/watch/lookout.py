@@ -54,6 +54,7 @@ class Lookout:
         self._judged_s = 0.0
         self._patience_s = options.stuck_after_s
         self._has_told = False  # of the stand-still that goes on
+        self.is_stuck = False  # and has told who keeps the others waiting
         self._living: dict[int, int] = {}  # the job's processes when it was killed, by pid their starts
         self._killed_s: float | None = None
 
@@ -91,20 +92,24 @@ class Lookout:
         still_s = self._progress.look(roots, _GAP_S)
         if self._has_told:
             if still_s < self._options.stuck_after_s / 4 and self._progress.pids():
-                self._has_told = False
-                self._say("all ranks of the job move again")
+                self._has_told = self.is_stuck = False
+                self._say("the job moves again")
             return
         told_to_end_s = now - self._command.told.get(signal.SIGTERM, now)
         is_still = still_s >= self._patience_s and now - self._judged_s >= self._patience_s
         if self._progress.pids() and (is_still or told_to_end_s > _ENDS_ITSELF_S):
             self._judged_s = now
-            self._judging = Judging(self._judge, _JUDGING_S)
-
-    def _judge(self) -> int:
-        return judge_what_runs(self._progress.pids(), os.environ, self._evidence.folder, self._say)
+            why = (
+                f"a rank has not moved for {still_s:.0f} s:"
+                if is_still
+                else "what the job does since SIGTERM:"
+            )
+            pids = self._progress.pids()
+            self._judging = Judging(lambda: judge_what_runs(pids, os.environ, self._say, why), _JUDGING_S)
 
     def _heed(self, code: int) -> None:
         self._has_told = code in (_STUCK, _UNSURE, CUT_SHORT) or signal.SIGTERM in self._command.told
+        self.is_stuck = code == _STUCK
         if code == CUT_SHORT:
             self._say(f"a rank stands still, and {_JUDGING_S:.0f} s were not enough to look at all ranks")
         if code == _STUCK and self._options.kill_on_hang and self._killed_s is None:

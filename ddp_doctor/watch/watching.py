@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from textwrap import shorten
 
 from ddp_doctor.ranks import process
 from ddp_doctor.sources import proc
@@ -28,6 +29,7 @@ _BY_HAND_S = 60.0
 #: Exit codes of ``logs``.
 _NOTHING_SAID, _NOTHING_READ = 0, 2
 _MOST_ANCESTORS = 64
+_LONGEST_NAME = 60
 
 
 def watch(
@@ -73,7 +75,7 @@ def _name(world: OuterWorld | None) -> str:
 
 
 def _tell(argv: Sequence[str], evidence: Evidence, say: Callable[[str], None]) -> None:
-    command = os.path.basename(argv[0])
+    command = _named(argv)
     if evidence.folder is None:
         say(f"watching {command}; nothing is kept of it: {evidence.problem}")
         return
@@ -91,6 +93,7 @@ class _Watcher:
     def __init__(
         self, argv: Sequence[str], evidence: Evidence, options: WatchOptions, say: Callable[[str], None]
     ) -> None:
+        self._name = _named(argv)
         self._argv, self._evidence, self._options, self._say = argv, evidence, options, say
         self._outputs: list[Output] = []
         self._copies: KeptOutput | None = None
@@ -115,12 +118,12 @@ class _Watcher:
         while not command.wait(lookout.pause_s()):
             lookout.look()
         lookout.close()
-        self._end()
+        self._end(was_stuck=lookout.is_stuck)
         return command.leave_as_it_did()
 
     # --- the end ---
 
-    def _end(self) -> None:
+    def _end(self, *, was_stuck: bool) -> None:
         command, ended_s = self._command, time.monotonic()
         while self._copies and not self._copies.has_ended() and time.monotonic() - ended_s < _COPYING_S:
             time.sleep(0.01)
@@ -129,16 +132,17 @@ class _Watcher:
             return
         self._oom_noted()
         files = self._evidence.files()
-        name = os.path.basename(self._argv[0])
-        how = f"{name} {_ended(command.code or 0)} {_after(ended_s - command.started_s)}"
+        how = f"{self._name} {_ended(command.code or 0)} {_after(ended_s - command.started_s)}"
         if not files:
             self._evidence.forget()
         elif self._evidence.folder:
             how += f"; what it left is in {self._evidence.folder}"
-        if ended_s - command.told.get(signal.SIGINT, -_BY_HAND_S) < _BY_HAND_S:
+        if was_stuck:
+            self._say(f"{how}. It hung; who kept the others waiting is told above")
+        elif ended_s - command.told.get(signal.SIGINT, -_BY_HAND_S) < _BY_HAND_S:
             self._say(f"{how}. It was interrupted by hand, so nothing is judged")
-            return
-        self._judge(how, files)
+        else:
+            self._judge(how, files)
 
     def _oom_noted(self) -> None:
         """What the kernel has killed is seen here only where it was the command: the rest may be another job's."""
@@ -162,6 +166,11 @@ class _Watcher:
                 f"{how}. What it said went to a terminal or a pipe, and cannot be read again:"
                 " `ddp-doctor watch --keep-output -- …` keeps it"
             )
+
+
+def _named(argv: Sequence[str]) -> str:
+    words = (os.path.basename(argv[0]), *argv[1:])
+    return f"`{shorten(shlex.join(words), _LONGEST_NAME, placeholder=' …')}`"
 
 
 def _ended(code: int) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.ranks import process
+from ddp_doctor.sources import proc
 from tests.launch import misbehaving
 from tests.launch.conftest import Play
 
@@ -75,9 +76,9 @@ def test_a_process_is_seen_with_those_that_it_started_and_what_it_read_and_wrote
     child = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
     try:
         assert child.pid in (process.with_children(os.getpid(), 64) or [])
-        before = process.io_bytes(os.getpid())
+        before = proc.io_bytes(os.getpid())
         os.write(os.open(os.devnull, os.O_WRONLY), bytes(1000))
-        assert (process.io_bytes(os.getpid()) or 0) >= (before or 0) + 1000
+        assert (proc.io_bytes(os.getpid()) or 0) >= (before or 0) + 1000
     finally:
         child.communicate(b"\n")
 
@@ -86,5 +87,5 @@ def test_of_a_process_that_is_gone_nothing_is_told():
     child = subprocess.Popen([sys.executable, "-S", "-c", ""])
     child.wait()
 
-    assert process.io_bytes(child.pid) is None
+    assert proc.io_bytes(child.pid) is None
     assert process.with_children(child.pid, 64) == [child.pid]

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from ddp_doctor.app import logs
+from ddp_doctor.facts.job_log import JobLogFact
 from tests.launch.agents import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent.parent
@@ -183,7 +185,7 @@ def test_a_bad_end_is_explained_by_what_the_command_itself_wrote_to_its_file(wat
         assert process.wait(PATIENCE_S) == 1
 
     said = log.read_text().partition("2.00 GiB\n")[2]
-    assert said.startswith("ddp-doctor: sh ended with exit code 1 after ")
+    assert said.startswith("ddp-doctor: `sh -c ")
     assert "DDJ1" in said
     assert "no memory left" in said.splitlines()[-1]
     assert "listen" not in said
@@ -231,3 +233,15 @@ def test_below_another_watcher_and_as_a_second_task_of_a_node_it_only_becomes_th
     assert folder.name.startswith("slurm-4711-0-0-")
     assert (out, err, code) == (f"{task.pid} {folder}/nccl.%h.%p.log\n", "", 0)
     assert (folder / "task-1").read_text() == str(task.pid)
+
+
+def test_what_the_watcher_said_in_the_middle_of_a_job_is_no_word_of_the_job(tmp_path):
+    file = tmp_path / "out"
+    file.write_text("step 1\n0: ddp-doctor: - RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB\n")
+
+    outcome = logs([str(file)])
+    assert outcome.report.exit_code == 0
+    assert [rank.last and rank.last.text for rank in outcome.recording.facts(JobLogFact)[0].fact.ranks] in (
+        [],
+        ["step 1"],
+    )

@@ -22,7 +22,7 @@ What signs and rows must look like for it:
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ddp_doctor.engine.causes import networks, time_outs, unproven, wait_graph
+from ddp_doctor.engine.causes import live, networks, time_outs, unproven, wait_graph
 from ddp_doctor.engine.causes.evidence import TIERS, Output, Suspect, lines, speaks_of_a_machine, suspects
 from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.engine.causes.whose import culprits, places, rank_culprit, who
@@ -35,6 +35,8 @@ from ddp_doctor.wording.ranks import capital
 @once_a_recording
 def causes(recording: Recording) -> tuple[Judged, ...]:
     """What made the job fail, in the order of time; () where it did not fail."""
+    if recording.options.command == "attach":
+        return live.judged(recording)
     fact = recording.first(JobLogFact)
     output = Output(fact or JobLogFact(files=()))
     hangs = [Suspect(j.cause, "recorder", j.confidence, judged=j) for j in wait_graph.judged(recording)]

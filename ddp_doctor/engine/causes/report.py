@@ -10,11 +10,21 @@ from ddp_doctor.facts.node.nccl_log import NcclTransportFact
 from ddp_doctor.model.choices import Severity, Verdict
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.report import CauseLine, JobCauseReport, JobFacts, LogsReport, Report
+from ddp_doctor.model.report import (
+    AttachReport,
+    CauseLine,
+    JobCauseReport,
+    JobFacts,
+    LiveRank,
+    LogsReport,
+    Report,
+)
+from ddp_doctor.views.live_ranks import live_jobs
+from ddp_doctor.wording.live_ranks import call_name, says
 
 
 def with_causes(report: Report, recording: Recording) -> LogsReport:
-    """The report of a job: its causes first and in the order of time, and what the output says of the job."""
+    """The report of a job: its causes first and in the order of time, and what is known of the job."""
     order = [judged.cause.code for judged in causes(recording)]
     findings = sorted(
         report.findings,
@@ -23,8 +33,46 @@ def with_causes(report: Report, recording: Recording) -> LogsReport:
             order.index(finding.code) if finding.code in order else 0,
         ),
     )
-    return LogsReport(
-        **{**dict(report), "findings": tuple(findings)}, causes=_causes(recording), facts=job_facts(recording)
+    fields = {**dict(report), "findings": tuple(findings), "causes": _causes(recording)}
+    if recording.options.command == "attach":
+        return AttachReport(**fields, facts=_live_facts(recording), ranks=_live_ranks(recording))
+    return LogsReport(**fields, facts=job_facts(recording))
+
+
+def _live_facts(recording: Recording) -> JobFacts:
+    """What is known of the jobs that run; of several only what they have in common."""
+    jobs = [job.about for job in live_jobs(recording)]
+    ranks = [job.world_size or 0 for job in jobs]
+    return JobFacts(
+        launcher=_common(job.launcher for job in jobs),
+        torch=_common(job.torch_version for job in jobs),
+        backend=_common(job.backend for job in jobs),
+        ranks=sum(ranks) if all(ranks) else None,
+        nodes=tuple(dict.fromkeys(job.host for job in jobs)),
+    )
+
+
+def _common(values: Iterable[str | None]) -> str | None:
+    different = set(values)
+    return different.pop() if len(different) == 1 else None
+
+
+def _live_ranks(recording: Recording) -> tuple[LiveRank, ...]:
+    return tuple(
+        LiveRank(
+            job=job.about.job,
+            rank=one.rank,
+            node=one.fact.host,
+            pid=one.fact.pid,
+            gpu=one.fact.gpu,
+            state=one.fact.looks[-1].state if one.fact.looks else None,
+            does=says(one),
+            collective=call_name(one) if one.kind == "collective" else None,
+            line=one.line or None,
+            moves=one.moves,
+        )
+        for job in live_jobs(recording)
+        for one in job.ranks
     )
 
 
@@ -45,7 +93,9 @@ def _causes(recording: Recording) -> tuple[JobCauseReport, ...]:
 
 
 def summary(recording: Recording, verdict: Verdict, findings: Sequence[Finding]) -> str:
-    """The verdict on a job that has ended, in one sentence without its full stop."""
+    """The verdict on a job, in one sentence without its full stop."""
+    if recording.options.command == "attach":
+        return _of_live(recording, findings)
     codes = [judged.cause.code for judged in causes(recording)]
     named = sorted(
         (finding for finding in findings if finding.code in codes),
@@ -65,6 +115,25 @@ def summary(recording: Recording, verdict: Verdict, findings: Sequence[Finding])
     warnings = sum(finding.severity is Severity.WARNING for finding in findings)
     noted = f", with {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
     return f"No {'other ' if codes else ''}failure in {_what_was_read(recording)}{noted}"
+
+
+def _of_live(recording: Recording, findings: Sequence[Finding]) -> str:
+    """The verdict on jobs that run."""
+    others = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
+    for severity, word in (
+        (Severity.ERROR, "Stuck"),
+        (Severity.WARNING, "Cannot tell"),
+        (Severity.INFO, "Moving"),
+    ):
+        named = next((finding for finding in findings if finding.severity is severity), None)
+        if named is not None:
+            return f"{word}: {named.title.rstrip('.')}{others}"
+    jobs = live_jobs(recording)
+    number = sum(len(job.ranks) for job in jobs)
+    of = f" of {len(jobs)} jobs" if len(jobs) > 1 else ""
+    watched_s = max((job.about.watched_s for job in jobs), default=0.0)
+    ranks = f"{number} rank{'s' if number != 1 else ''}{of}"
+    return f"Moving: {ranks} watched for {watched_s:.0f} s, and none keeps others waiting"
 
 
 def _what_was_read(recording: Recording) -> str:

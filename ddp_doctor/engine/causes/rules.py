@@ -7,7 +7,7 @@ from textwrap import shorten
 from ddp_doctor.engine.causes.fallbacks import FALLBACK_RULES
 from ddp_doctor.engine.causes.judge import causes
 from ddp_doctor.engine.causes.judged import Judged
-from ddp_doctor.facts.job_log import JobLogFact, LogLine
+from ddp_doctor.facts.job_log import LogLine
 from ddp_doctor.knowledge.job_causes import JOB_CAUSES
 from ddp_doctor.knowledge.job_causes.kinds import JobCause
 from ddp_doctor.model.choices import Confidence, Severity
@@ -18,6 +18,8 @@ from ddp_doctor.wording.ranks import capital
 
 #: Evidence lines of a finding; the report's causes have all.
 _MOST_LINES = 5
+#: What is no fault, but worth knowing.
+_NO_FAULT = {"others-wait-for-work": Severity.INFO, "progress-not-known": Severity.WARNING}
 #: Characters of one value in a title, such as the message of an exception.
 _LONGEST_VALUE = 160
 _OPTIONAL = re.compile(r"\[([^\]]*\{[^\]]*)\]")
@@ -51,14 +53,14 @@ def _title(judged: Judged) -> str:
     return capital(title) if re.match(r"(?:ranks?|all|both|an?|the|two|collectives?)\b", title) else title
 
 
-def _draft(judged: Judged) -> Draft:
+def _draft(judged: Judged, check: str) -> Draft:
     return Draft(
         title=_title(judged),
         detail=judged.detail,
         confidence=judged.confidence,
         culprits=judged.culprits,
         evidence=tuple(
-            Evidence(check="logs", text=f"{_place(line)}: {line.text}")
+            Evidence(check=check, text=f"{_place(line)}: {line.text}")
             for line in _each_once(judged.lines)[:_MOST_LINES]
         ),
         remedies=judged.cause.remedies,
@@ -81,7 +83,8 @@ def _place(line: LogLine) -> str:
 
 def _rule(cause: JobCause) -> Rule:
     def found(recording: Recording) -> Iterator[Draft]:
-        return (_draft(judged) for judged in causes(recording) if judged.cause.code == cause.code)
+        check = recording.options.command
+        return (_draft(judged, check) for judged in causes(recording) if judged.cause.code == cause.code)
 
     sections = {
         "What it finds": [cause.finds],
@@ -92,7 +95,7 @@ def _rule(cause: JobCause) -> Rule:
     doc = "\n\n".join(
         "\n".join([title, *(f"    {line}" for line in lines)]) for title, lines in sections.items()
     )
-    return Rule(cause.code, cause.name, Severity.ERROR, doc, (JobLogFact,), found)
+    return Rule(cause.code, cause.name, _NO_FAULT.get(cause.name, Severity.ERROR), doc, (), found)
 
 
 JOB_RULES = (*(_rule(cause) for cause in JOB_CAUSES), *FALLBACK_RULES)

@@ -12,6 +12,7 @@ from ddp_doctor.knowledge.job_causes import (
     hangs,
     host,
     launchers,
+    live,
     nccl_tools,
     network,
     pointers,
@@ -37,6 +38,7 @@ _MODULES = (
     launchers,
     scheduler,
     hangs,
+    live,
     unproven,
 )
 JOB_CAUSES: tuple[JobCause, ...] = tuple(

@@ -7,11 +7,11 @@ CAUSES = (
     JobCause(
         code="DDJ195",
         name="stuck-outside-collective",
-        title="{who} never entered [{call}, in which other ranks wait]",
+        title="{who} never entered [{call}, in which other ranks wait][; {stands}]",
         domain="code",
         restart="unknown",
         finds="Ranks wait in a collective that another rank of the group has not called, and that rank waits in no"
-        " collective at all, by the dumps of torch's flight recorder.",
+        " collective at all, by the dumps of torch's flight recorder, or by the stacks of ranks that run.",
         why="It stands in its own code: data loading, validation, a checkpoint, a lock, or an exception that is being"
         " handled. The ranks that wait print the time-out and are victims.",
         remedies=(

@@ -41,6 +41,8 @@ _LONGEST_VALUE = 20 * LONGEST_TEXT
 _SAME_AGAIN = 300
 _MOST_STREAMS = 20_000
 _LONGEST_HEAD = 20_000
+#: How the watcher begins its lines, which quote and explain and are no words of the job's.
+_OWN = b"ddp-doctor: "
 
 _OTHERS: dict[bytes, str] = {
     **dict.fromkeys(FACT_WORDS, "fact"),
@@ -158,6 +160,8 @@ class FileScan:
     def _line(
         self, chunk: bytes, at: int, end: int, number: int, found: Sequence[tuple[int, int, int]]
     ) -> None:
+        if chunk.find(_OWN, at, min(end, at + LONGEST_PREFIX)) >= 0:
+            return
         words = {word for word, _, _ in found}
         if words and words <= _NCCL_ONLY and not self._is_head():
             self.nccl.line(chunk[at : min(end, at + _AFTER)])
@@ -309,7 +313,7 @@ class FileScan:
 
     def _note_last(self, raw: bytes, number: int) -> None:
         raw = raw.rstrip()
-        if not raw:
+        if not raw or _OWN in raw[:LONGEST_PREFIX]:
             return
         last = clean(raw[max(raw.rfind(b"\r") + 1, len(raw) - _AFTER) :])
         head = clean(raw[:LONGEST_PREFIX])

@@ -1,0 +1,235 @@
+"""``ddp-doctor attach``: what the jobs on this host do now, and who keeps them waiting. It only reads."""
+
+import os
+import pwd
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
+from ddp_doctor.engine.plan import Plan
+from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact, Look
+from ddp_doctor.knowledge.live_frames import COLLECTIVE_FILES, WAITS_FOR_GPU, WAITS_FOR_WORK
+from ddp_doctor.model.choices import Status
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.recording import Options
+from ddp_doctor.parse.frames import is_of_the_job
+from ddp_doctor.sources import live_process, proc
+from ddp_doctor.sources.live_jobs import Host, LiveJob, of_slurm
+from ddp_doctor.sources.live_process import Children, Connections, Watched, connections, unacknowledged
+from ddp_doctor.sources.live_stacks import Stack, source_line, stacks
+
+#: Looks at each process, and the time between two: over four seconds a loop tells itself apart from work.
+_LOOKS, _PAUSE_S = 6, 0.8
+#: After this many seconds no further look is begun: ten are the bound for a node.
+_ENOUGH_S = 6.0
+_MOST_LOADERS = 8
+
+
+def attach(
+    pids: Sequence[int] | None = None,
+    slurm_job: str | None = None,
+    ignore: tuple[str, ...] = (),
+    progress: Callable[[str], None] = lambda _: None,
+    env: Mapping[str, str] = os.environ,
+) -> Outcome:
+    """Judge the jobs of these processes (ranks, or who started them), of a SLURM job, or all that may be read here.
+
+    Takes five seconds, ten at most, and may be called again and again. ``progress`` is told what is done now. Raises
+    UsageError where there is nothing to look at.
+    """
+    started = time.monotonic()
+    recording = blank(Options(command="attach", ignore=ignore), Plan(()), env)
+    jobs = _chosen(Host(), pids, slurm_job)
+    readings = _Watch(jobs, env, progress).readings()
+    duration_s = time.monotonic() - started
+    return judge(recording.model_copy(update={"readings": readings, "duration_s": duration_s}))
+
+
+# --- which jobs --------------------------------------------------------------------------------------
+
+
+def _chosen(host: Host, pids: Sequence[int] | None, slurm_job: str | None) -> list[LiveJob]:
+    jobs = host.jobs()
+    if pids is not None:
+        chosen: dict[str, LiveJob] = {}
+        for pid in pids:
+            found = [job for job in jobs if host.is_about(job, pid)]
+            if not found and pid in host.with_torch:
+                found = [host.alone(pid)]
+            if not found:
+                raise UsageError(_why_not(pid))
+            chosen.update((job.key, job) for job in found)
+        return list(chosen.values())
+    if slurm_job is not None:
+        if not re.fullmatch(r"\d{1,10}(?:_\d{1,10})?", slurm_job, re.ASCII):
+            raise UsageError(f"{slurm_job!r} is not the number of a SLURM job, as 4711 or 4711_3 is")
+        jobs = [job for job in jobs if of_slurm(job, slurm_job)]
+        if not jobs:
+            raise UsageError(
+                f"no process of SLURM job {slurm_job} on this host has torch loaded and may be read"
+            )
+    if not jobs:
+        whose = "" if os.getuid() == 0 else "of yours "
+        raise UsageError(f"no job {whose}with ranks of torch runs on this host; name a process with --pid")
+    return jobs
+
+
+def _why_not(pid: int) -> str:
+    fields = proc.stat_fields(pid)
+    if not fields:
+        return f"there is no process {pid} on this host"
+    name = (proc.read(f"/proc/{pid}/comm") or "").strip()
+    if fields[0] == "Z":
+        return f"process {pid} ({name}) has ended; it is a zombie, for who started it has not asked how"
+    uid = int((proc.status(pid).get("Uid") or "0").split()[0])
+    if os.getuid() in (0, uid) and not proc.command(pid) and not proc.read(f"/proc/{pid}/maps"):
+        return f"process {pid} ({name}) is a thread of the kernel"
+    if proc.environment(pid) is None:
+        try:
+            user = pwd.getpwuid(uid).pw_name
+        except KeyError:
+            user = f"user {uid}"
+        return f"process {pid} ({name}) is one of {user}: run this as {user}, or as root"
+    return f"process {pid} ({name}) has no torch loaded, nor has any process that it started"
+
+
+# --- looking -----------------------------------------------------------------------------------------
+
+
+class _Watch:
+    """Some jobs, looked at over some seconds."""
+
+    def __init__(
+        self, jobs: Sequence[LiveJob], env: Mapping[str, str], progress: Callable[[str], None]
+    ) -> None:
+        self._jobs, self._env, self._progress = jobs, env, progress
+        self._host = socket.gethostname()
+        self._pids = [one.pid for job in jobs for one in job.ranks.values()]
+        self._watched = {pid: Watched(pid) for pid in self._pids}
+        self._looks: dict[int, list[Look]] = {pid: [] for pid in self._pids}
+        self._first: dict[int, Stack] = {}
+        self._before: dict[int, Connections] = {}
+        self._after: dict[int, Connections] = {}
+        self._children = {
+            one.pid: Children(job.children[rank]) for job in jobs for rank, one in job.ranks.items()
+        }
+
+    def readings(self) -> tuple[Reading, ...]:
+        started = time.monotonic()
+        self._first = self._look(self._pids, with_groups=True)
+        self._before = {pid: connections(pid) for pid in self._pids}
+        for children in self._children.values():
+            children.begin()
+        outside = [pid for pid in self._pids if not self._waits(pid)]
+        for number in range(2, _LOOKS + 1):
+            is_last = number == _LOOKS or time.monotonic() - started > _ENOUGH_S
+            time.sleep(max(0.0, started + (number - 1) * _PAUSE_S - time.monotonic()))
+            self._progress(f"look {number} of {_LOOKS} at {len(self._pids)} ranks")
+            self._look(self._pids if is_last else outside)
+            if is_last:
+                break
+        self._after = {pid: connections(pid) for pid in self._pids}
+        return tuple(
+            Reading(check="attach", status=Status.COLLECTED, rank=rank, fact=fact.recorded())
+            for job in self._jobs
+            for rank, fact in [(None, self._job(job)), *self._ranks(job), *self._zombies(job)]
+        )
+
+    def _look(self, pids: Sequence[int], *, with_groups: bool = False) -> dict[int, Stack]:
+        """Look at all, and at the stacks of these."""
+        found = stacks(pids, self._env, with_groups=with_groups)
+        for pid in self._pids:
+            stack = found.get(pid, Stack())
+            look = self._watched[pid].look(stack.frames, holds_gil=stack.holds_gil)
+            if look is not None:
+                self._looks[pid].append(look)
+        return found
+
+    def _waits(self, pid: int) -> bool:
+        frames = self._first[pid].frames
+        return bool(frames) and COLLECTIVE_FILES.search(frames[-1]) is not None
+
+    def _job(self, job: LiveJob) -> LiveJobFact:
+        ranks = [self._looks[one.pid] for one in job.ranks.values()]
+        return LiveJobFact(
+            job=job.key,
+            host=self._host,
+            launcher=job.launcher or _script_of(job.launcher_pid),
+            launcher_pid=job.launcher_pid,
+            world_size=job.world_size,
+            missing=job.missing,
+            torch_version=job.torch_version,
+            backend=next((one.backend for one in job.ranks.values() if one.backend), None),
+            watched_s=round(
+                max((looks[-1].at_s - looks[0].at_s for looks in ranks if looks), default=0.0), 3
+            ),
+        )
+
+    def _ranks(self, job: LiveJob) -> Iterator[tuple[int, LiveRankFact]]:
+        rank_at = {
+            (this, other): rank
+            for rank, one in job.ranks.items()
+            for this, other, *_ in self._after[one.pid].values()
+        }
+        for rank, one in job.ranks.items():
+            looks, stack = tuple(self._looks[one.pid]), self._first[one.pid]
+            frames = looks[-1].frames if looks else ()
+            text = source_line(frames[-1]) if frames and is_of_the_job(frames[-1]) else ""
+            never_read = not any(look.frames for look in looks)
+            fact = LiveRankFact(
+                job=job.key,
+                host=self._host,
+                pid=one.pid,
+                rank=rank,
+                numbered_by="environment" if job.numbered else "order of starts",
+                gpu=_gpu(one.env, one.local_rank) if one.backend == "nccl" else None,
+                looks=looks,
+                children=self._children[one.pid].seen(self._stacks_of_loaders(job.children[rank], frames)),
+                unacknowledged=unacknowledged(self._before[one.pid], self._after[one.pid], rank_at),
+                groups=one.groups,
+                over_nccl=one.backend == "nccl",
+                default_group=stack.default_group,
+                waits_for_work=bool(WAITS_FOR_WORK.search(text)),
+                waits_for_gpu=bool(WAITS_FOR_GPU.search(text)),
+                frozen=live_process.is_frozen(one.pid),
+                traced_by=live_process.tracer(one.pid),
+                refused=(stack.refused,) if stack.refused and never_read else (),
+            )
+            yield rank, fact
+
+    def _stacks_of_loaders(
+        self, children: Sequence[int], frames: Sequence[str]
+    ) -> dict[int, tuple[str, ...]]:
+        """Where the workers of a data loader stand, for which a rank waits."""
+        if not any("/torch/utils/data/dataloader.py" in frame for frame in frames):
+            return {}
+        loaders = [pid for pid in children if live_process.kind_of_child(pid) == "loader"]
+        return {pid: stack.frames for pid, stack in stacks(loaders[:_MOST_LOADERS], self._env).items()}
+
+    def _zombies(self, job: LiveJob) -> Iterator[tuple[int, LiveRankFact]]:
+        for rank, (pid, ended) in job.zombies.items():
+            look = Watched(pid).look()
+            looks = (look,) if look else ()
+            yield (
+                rank,
+                LiveRankFact(job=job.key, host=self._host, pid=pid, rank=rank, looks=looks, ended=ended),
+            )
+
+
+def _script_of(pid: int | None) -> str | None:
+    """The script or program that started the ranks."""
+    words = proc.command(pid) if pid is not None and pid > 1 else []
+    script = next((word for word in words[1:] if word.endswith(".py")), "")
+    return Path(script or words[0]).name if words else None
+
+
+def _gpu(env: Mapping[str, str], local_rank: int | None) -> int | None:
+    """CUDA's number of the GPU of a rank: that of its local rank, as is usual, among those that it may see."""
+    visible = [number.strip() for number in env.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    if visible == [""]:
+        return local_rank
+    chosen = visible[0 if len(visible) == 1 or local_rank is None else local_rank % len(visible)]
+    return int(chosen) if chosen.isdigit() else None

@@ -1,0 +1,283 @@
+"""Who keeps a job that runs from getting on; pure. What each rank does is worked out in views/live_ranks.py.
+
+1. A rank that cannot run (gone, stopped, in the kernel) keeps all others waiting, whatever they do.
+2. Where something moves that waiting cannot explain, the job gets on; a rank at work for which others wait is named
+   as that.
+3. Else those who wait in a collective wait for the ranks outside of it.
+4. Where all wait: a connection that loses data; calls that do not meet, of which the minority is named where all are of
+   one group; or all are in the same call, and nobody is to blame.
+
+An innocent is never named: where the looks do not tell, the answer is "not known".
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+from ddp_doctor.engine.causes.judged import Judged
+from ddp_doctor.engine.hang.judgement import minority
+from ddp_doctor.facts.job_log import LogLine
+from ddp_doctor.facts.live_job import Refused, Unacknowledged
+from ddp_doctor.knowledge.job_causes import JOB_CAUSES
+from ddp_doctor.knowledge.live_frames import ROOTED
+from ddp_doctor.model.choices import Confidence
+from ddp_doctor.model.finding import Culprit
+from ddp_doctor.model.recording import Recording, once_a_recording
+from ddp_doctor.views.live_ranks import UNABLE, Doing, LiveJob, live_jobs
+from ddp_doctor.wording.live_ranks import called, place, plural, says, verb, waits_text
+from ddp_doctor.wording.ranks import capital, rank_list
+
+_CAUSES = {cause.name: cause for cause in JOB_CAUSES}
+#: Ranks that are named with their processes.
+_EACH = 2
+_MOST_LINES = 8
+#: So often the same data was sent again in a row.
+_SENT_AGAIN = 2
+_WELL = "exit 0"
+
+
+@once_a_recording
+def judged(recording: Recording) -> tuple[Judged, ...]:
+    """What keeps the jobs of a recording of attach, one after the other; () where all get on."""
+    return tuple(found for job in live_jobs(recording) for found in _Job(job).judged())
+
+
+class _Job:
+    """One job."""
+
+    def __init__(self, job: LiveJob) -> None:
+        self.about, self.ranks = job.about, job.ranks
+        self.able = [one for one in job.ranks if one.kind not in UNABLE]
+        self.in_collective = [one for one in self.able if one.waits]
+        self.for_gpu = [one for one in self.able if one.kind == "gpu" and not one.moves]
+        self.waiting = [*self.in_collective, *self.for_gpu]
+        self.outside = [one for one in self.able if one.kind not in ("collective", "gpu")]
+
+    def judged(self) -> tuple[Judged, ...]:
+        if unable := (*self._cannot_run(), *self._gone()):
+            return unable
+        working = [one for one in self.outside if one.moves]
+        if any(one.moves for one in self.able if one not in self.outside) or (working and not self.waiting):
+            return ()
+        return (self._at_work(working) if working else self._stands_still(),)
+
+    def _stands_still(self) -> Judged:
+        still = [one for one in self.outside if one.moves is False]
+        loading = [one for one in still if one.kind == "data"]
+        if loading:
+            return self._no_data(loading)
+        if not self.waiting or any(one.kind == "unknown" for one in self.outside):
+            return self._not_known()
+        if still:
+            return self._outside(still)
+        return self._not_known() if self.outside else self._all_wait()
+
+    # --- ranks that cannot run ------------------------------------------------------------------------
+
+    def _cannot_run(self) -> Iterator[Judged]:
+        by_reason: dict[tuple[str, str], list[Doing]] = defaultdict(list)
+        for one in self.ranks:
+            if one.kind in ("stopped", "kernel"):
+                by_reason[one.kind, one.words].append(one)
+        for (kind, words), ranks in by_reason.items():
+            if kind == "stopped":
+                yield self._found("rank-stopped", Confidence.PROVED, ranks, ranks, how=words)
+            else:
+                yield self._found("rank-in-kernel", Confidence.LIKELY, ranks, ranks, channel=words)
+
+    def _gone(self) -> Iterator[Judged]:
+        """Ranks that ended, by their zombies, or that the launcher must have started and are not here."""
+        ended: dict[str, list[int]] = defaultdict(list)
+        for one in self.ranks:
+            if one.kind == "gone":
+                ended[one.words].append(one.rank)
+        ended[""] += self.about.missing
+        others = [one.rank for one in self.able]
+        for how, ranks in ended.items():
+            if not ranks or (how in ("", _WELL) and any(one.moves for one in self.able)):
+                continue
+            values = {
+                "is": verb(ranks, "are"),
+                "how": f"ended by {how}"
+                if how.startswith("SIG")
+                else "ended without an error" * (how == _WELL) or how,
+                "others": f"{rank_list(others)} {verb(others, 'are')}" if others else "",
+            }
+            confidence = Confidence.LIKELY if how in ("", _WELL) else Confidence.PROVED
+            culprits = self._culprits(ranks) if how != _WELL else ()
+            lines = tuple(self._lines([*(one for one in self.ranks if one.rank in ranks), *self.waiting]))
+            detail = waits_text(self.waiting)
+            yield Judged(_CAUSES["rank-gone"], confidence, lines, culprits, rank_list(ranks), detail, values)
+
+    # --- some wait for others -------------------------------------------------------------------------
+
+    def _at_work(self, working: Sequence[Doing]) -> Judged:
+        first = max(working, key=lambda one: one.kind != "own")
+        alike = [one for one in working if one.kind == first.kind]
+        does = first.words if len(alike) == 1 else plural(first.words)
+        waiting = [one.rank for one in self.waiting]
+        others = f"{rank_list(waiting)} {verb(waiting, 'wait')}"
+        values = {"does": does, "line": place(first.line), "others": others}
+        return self._found("others-wait-for-work", Confidence.PROVED, alike, (), **values)
+
+    def _outside(self, still: Sequence[Doing]) -> Judged:
+        call = " or ".join(dict.fromkeys(map(called, self.waiting)))
+        if len(self.waiting) < len(still):
+            return self._found("rank0-only-collective", Confidence.LIKELY, self.waiting, (), call=call)
+        loops = all(one.loops for one in still)
+        does, it = "loop" if loops else "stand", "it" if len(still) == 1 else "they"
+        at_one_place = len({one.line for one in still}) == 1 and still[0].line
+        stands = f"{it} {verb(still, does)} at {place(still[0].line)}" if at_one_place else ""
+        sure = len(still) < len(self.waiting) and not loops
+        confidence = Confidence.PROVED if sure else Confidence.LIKELY
+        return self._found("stuck-outside-collective", confidence, still, still, call=call, stands=stands)
+
+    def _no_data(self, loading: Sequence[Doing]) -> Judged:
+        everyone = len(loading) == len(self.ranks) > 1
+        stands = next((one.helper_line for one in loading if one.helper_line), "")
+        values = {"waits": verb(loading, "wait"), "line": place(stands)}
+        blamed = () if everyone else loading
+        return self._found("data-loader-stuck", Confidence.LIKELY, loading, blamed, **values)
+
+    # --- all wait -------------------------------------------------------------------------------------
+
+    def _all_wait(self) -> Judged:
+        for one in self.in_collective:
+            for connection in one.fact.unacknowledged:
+                if connection.retransmissions >= _SENT_AGAIN:
+                    return self._lost(one, connection)
+        by_call: dict[object, list[Doing]] = defaultdict(list)
+        one_group = all(one.fact.groups == 1 or one.fact.default_group for one in self.in_collective)
+        for one in self.in_collective:
+            by_call[one.call if one_group else (one.call, one.line)].append(one)
+        if len(by_call) > 1 and not one_group:
+            return self._found("cross-group-deadlock", Confidence.LIKELY, self.in_collective, ())
+        if len(by_call) > 1:
+            return self._calls_do_not_meet(list(by_call.values()))
+        if self.for_gpu or self._is_elsewhere:
+            return self._not_known()
+        call = called(self.waiting[0])
+        return self._found("collective-stalled", Confidence.LIKELY, self.waiting, (), call=call)
+
+    def _lost(self, one: Doing, connection: Unacknowledged) -> Judged:
+        """A connection that sends the same again and again."""
+        seen, host = connection.peer_rank, connection.peer.rpartition(":")[0]
+        peer = connection.peer if seen is None else f"rank {seen}"
+        ends = {"kind": "pair", "peer_rank": seen, "peer_node": host if seen is None else self.about.host}
+        times = f"sent {connection.retransmissions} times again"
+        said = f"{connection.bytes:,} bytes to {peer} are not acknowledged, {times}"
+        return Judged(
+            _CAUSES["data-not-acknowledged"],
+            Confidence.LIKELY,
+            (self._line(one, said), *self._lines(self.waiting)),
+            (self._culprits([one.rank])[0].model_copy(update=ends),),
+            self._who([one.rank]),
+            waits_text(self.waiting),
+            {"peer": peer},
+        )
+
+    def _calls_do_not_meet(self, groups: Sequence[Sequence[Doing]]) -> Judged:
+        calls = {one.call for one in self.in_collective}
+        can_compare = "wait" not in calls and calls.isdisjoint(ROOTED)
+        odd = minority([[one.rank for one in group] for group in groups]) if can_compare else ()
+        blamed = [one for one in self.in_collective if one.rank in odd]
+        one = (blamed or self.in_collective)[0]
+        other = next(of for of in reversed(self.in_collective) if of.call != one.call and of.rank not in odd)
+        values = {
+            "rank": str(one.rank),
+            "op": called(one),
+            "peer_rank": str(other.rank),
+            "peer_op": called(other),
+        }
+        who = blamed or self.in_collective
+        return self._found("collective-mismatch", Confidence.LIKELY, who, blamed, **values)
+
+    # --- not known ------------------------------------------------------------------------------------
+
+    def _not_known(self) -> Judged:
+        refused = self._refused
+        details = [f"{capital(refused.why)}." if refused else "", waits_text(self.waiting)]
+        return Judged(
+            _CAUSES["progress-not-known"],
+            Confidence.POSSIBLE,
+            tuple(self._lines(self.able)),
+            detail=" ".join(filter(None, details)),
+            values={"what": self._what_is_known()},
+            next_check=refused.grant if refused else "",
+        )
+
+    def _what_is_known(self) -> str:
+        if self._refused:
+            ranks = [one.rank for one in self.able if one.fact.refused]
+            return f"The stack{'s' * (len(ranks) > 1)} of {rank_list(ranks)} could not be read"
+        unclear = [one for one in self.outside if one.moves is None] or self.outside
+        waiting = [one.rank for one in self.waiting]
+        if unclear and waiting:
+            at = f" at {place(unclear[0].line)}" if unclear[0].line else ""
+            who = self._who([one.rank for one in unclear])
+            others = f"{rank_list(waiting)} {verb(waiting, 'wait')}"
+            return f"{who} {verb(unclear, 'compute')}{at} while {others}: whether that ends shows only later"
+        if self.in_collective and self._is_elsewhere:
+            return f"All ranks of this host wait in {called(self.waiting[0])}; for whom, only its other hosts tell"
+        if self.for_gpu:
+            said = f"{verb(self.for_gpu, 'wait')} for {'its GPU' if len(self.for_gpu) == 1 else 'their GPUs'}"
+            return f"{self._who(waiting)} {said}, and nothing shows whether work goes on there"
+        places = {place(one.line) for one in self.able if one.line}
+        at = f" at {places.pop()}" if len(places) == 1 else ""
+        who, does = (
+            self._who([one.rank for one in self.able]),
+            "loop" if unclear and unclear[0].loops else "stand",
+        )
+        return f"{who} {verb(self.able, does)}{at}, and no rank is in a collective"
+
+    @cached_property
+    def _refused(self) -> Refused | None:
+        return next((refused for one in self.able for refused in one.fact.refused), None)
+
+    @cached_property
+    def _is_elsewhere(self) -> bool:
+        """Whether the job has ranks that were not looked at."""
+        return (self.about.world_size or 0) > len(self.ranks) + len(self.about.missing)
+
+    # --- words ----------------------------------------------------------------------------------------
+
+    def _found(
+        self,
+        name: str,
+        confidence: Confidence,
+        who: Sequence[Doing],
+        culprits: Sequence[Doing],
+        **values: str,
+    ) -> Judged:
+        rest = [one for one in self.ranks if one not in who]
+        return Judged(
+            _CAUSES[name],
+            confidence,
+            tuple(self._lines([*who, *rest])),
+            self._culprits([one.rank for one in culprits]),
+            self._who([one.rank for one in who]),
+            waits_text([one for one in self.waiting if one not in who or len(who) == len(self.ranks)]),
+            {"is": verb(who, "are"), "hangs": verb(who, "hang"), **values},
+        )
+
+    def _who(self, ranks: Sequence[int]) -> str:
+        """``rank 3 (pid 4711)``, ``ranks 0-2``, ``all 4 ranks``."""
+        pids = {one.rank: one.fact.pid for one in self.ranks}
+        if len(ranks) > 1 and len(set(ranks)) == len(self.ranks) == (
+            self.about.world_size or len(self.ranks)
+        ):
+            return "both ranks" if len(ranks) == 2 else f"all {len(ranks)} ranks"
+        if len(ranks) <= _EACH and all(rank in pids for rank in ranks):
+            return " and ".join(f"rank {rank} (pid {pids[rank]})" for rank in ranks)
+        return rank_list(ranks)
+
+    def _culprits(self, ranks: Sequence[int]) -> tuple[Culprit, ...]:
+        gpus = {one.rank: one.fact.gpu for one in self.ranks}
+        node = self.about.host
+        return tuple(Culprit(kind="rank", rank=rank, node=node, gpu=gpus.get(rank)) for rank in ranks)
+
+    def _lines(self, ranks: Sequence[Doing]) -> Iterator[LogLine]:
+        return (self._line(one, says(one)) for one in ranks[:_MOST_LINES])
+
+    def _line(self, one: Doing, text: str) -> LogLine:
+        return LogLine(file=f"rank {one.rank} (pid {one.fact.pid} on {one.fact.host})", line=0, text=text)

@@ -1,0 +1,95 @@
+"""What is seen of a job that runs: its processes on one host, each looked at several times over some seconds."""
+
+from typing import ClassVar, Literal
+
+from ddp_doctor.model.base import Frozen
+from ddp_doctor.model.fact import Fact
+
+
+class Look(Frozen):
+    """One look at a process. Counts are since its start."""
+
+    at_s: float  # of a clock that all processes of the host share
+    state: str  # R, S, D, T, t, Z as in /proc/PID/stat
+    cpu_s: float = 0.0  # processor time of all its threads
+    main_cpu_s: float = 0.0  # … of the thread that runs the script
+    main_switches: int = (
+        0  # how often that thread went to sleep or was put aside; no more of them: it has not run
+    )
+    autograd_switches: int = 0  # the same of the threads in which torch runs backward passes
+    network_cpu_s: float = 0.0  # processor time of gloo's threads that send and receive
+    io_bytes: int | None = None  # through read(2), write(2) and the like; None where the kernel does not say
+    wait_channel: str | None = None  # the kernel's function in which the main thread waits
+    frames: tuple[
+        str, ...
+    ] = ()  # its Python stack, outermost first: /home/me/train.py:31 in main; () where not read
+    holds_gil: bool = False  # whether it ran Python at that moment
+
+
+class ChildSeen(Frozen):
+    """A process that a rank started."""
+
+    pid: int
+    kind: Literal["loader", "compiler", "other"]
+    first: Look
+    last: Look
+
+
+class Unacknowledged(Frozen):
+    """A TCP connection of a rank whose data the other end has not acknowledged."""
+
+    peer: str  # address:port
+    peer_rank: int | None = None  # where it is a rank that was seen here
+    bytes: int = 0
+    retransmissions: int = 0  # in a row, without an answer
+
+
+class Refused(Frozen):
+    """A door that did not open: why, and the one setting that opens it the next time."""
+
+    door: str
+    why: str
+    grant: str = ""
+
+
+class LiveRankFact(Fact):
+    """A rank of a job. ``looks`` are in the order of time; a rank that is gone has none, or the last in state Z."""
+
+    KIND: ClassVar[str] = "live-rank/1"
+
+    job: str  # LiveJobFact.job
+    host: str
+    pid: int
+    rank: int
+    numbered_by: Literal["environment", "order of starts"] = "environment"
+    user: str = ""
+    gpu: int | None = None  # CUDA's number of it where the environment tells it, else the local rank's
+    looks: tuple[Look, ...] = ()
+    children: tuple[ChildSeen, ...] = ()
+    unacknowledged: tuple[Unacknowledged, ...] = ()
+    groups: int = 0  # process groups, by gloo's or NCCL's threads; 0: not known
+    over_nccl: bool = False  # by NCCL's threads, whose waits take a whole core
+    default_group: bool | None = None  # whether its call is on the default group; None: not known
+    waits_for_work: bool = False  # the line in which it stands ends in .wait() of something that is no Python
+    waits_for_gpu: bool = False  # … in .item(), .cpu() or the like
+    frozen: bool = False  # its control group is
+    traced_by: str = ""  # gdb (pid 77)
+    ended: str = ""  # of a zombie: exit 1, SIGKILL
+    refused: tuple[Refused, ...] = ()
+
+
+class LiveJobFact(Fact):
+    """A job as one host shows it."""
+
+    KIND: ClassVar[str] = "live-job/1"
+
+    job: str  # names it among the jobs of the host
+    host: str
+    launcher: str | None = None  # torchrun, srun, mpirun, else the command's name
+    launcher_pid: int | None = None
+    world_size: int | None = None
+    missing: tuple[int, ...] = ()  # ranks that this host should have and has not, zombies not counted
+    torch_version: str | None = None
+    backend: str | None = None  # nccl, gloo: whose threads there are
+    watched_s: float = 0.0  # from the first look to the last
+    refused: tuple[Refused, ...] = ()  # doors of the whole job

@@ -1,0 +1,111 @@
+"""Jobs that run, as one host shows them: what each rank does, equal ones in one row, those to blame first.
+
+127.0.0.1:29500: 4 ranks on node1, torchrun (pid 4700), gloo, torch 2.15.0; watched for 4.0 s
+
+                pid   GPU  state     gets on  does
+ !! rank 3      4711  3    sleeping  no       waits for data at train.py:89
+    ranks 0-2   -     -    running   no       in all-reduce at train.py:91
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ddp_doctor.facts.live_job import LiveJobFact
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import AttachReport
+from ddp_doctor.render.layout import Table, folded, width_of
+from ddp_doctor.render.text import one_line
+from ddp_doctor.views.live_ranks import Doing, LiveJob, live_jobs
+from ddp_doctor.wording.live_ranks import says
+from ddp_doctor.wording.ranks import rank_list
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_MOST_ROWS = 12
+_TITLES = ("", "pid", "GPU", "state", "gets on", "does")
+_STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "in kernel",
+    "T": "stopped",
+    "t": "traced",
+    "Z": "ended",
+}
+
+
+def show(report: AttachReport, recording: Recording, out: "Console", *, each: bool) -> None:
+    """Print it; ``each``: a row for each rank, however many they are."""
+    blamed = {culprit.rank for cause in report.causes for culprit in cause.culprits}
+    for number, job in enumerate(live_jobs(recording)):
+        if number:
+            out.print()
+        for at, line in enumerate(lines(job, blamed, width_of(out), each=each)):
+            out.print(line, style="dim" if at == 0 else None)
+
+
+def lines(
+    job: LiveJob, blamed: set[int | None], width: int | None = None, *, each: bool = False
+) -> Iterator[str]:
+    """The lines of one job."""
+    yield folded(_about(job.about, len(job.ranks)), width)
+    for door in dict.fromkeys(
+        [*job.about.refused, *(refused for one in job.ranks for refused in one.fact.refused)]
+    ):
+        ranks = [one.rank for one in job.ranks if door in one.fact.refused]
+        of = f" of {rank_list(ranks)}" if ranks else ""
+        grant = f". Next time: {door.grant}" if door.grant else ""
+        yield folded(f"Not read: {door.door}{of}: {one_line(door.why)}{grant}", width, hang=2)
+    yield ""
+    groups = [[one] for one in job.ranks] if each else _alike(job.ranks, blamed)
+    groups.sort(key=lambda group: (group[0].rank not in blamed, group[0].rank))
+    rows = [_row(group, is_blamed=group[0].rank in blamed) for group in groups]
+    shown = rows if each else rows[:_MOST_ROWS]
+    kept = [column for column in range(len(_TITLES)) if column == 0 or any(row[column] for row in shown)]
+    table = Table(
+        tuple(_TITLES[column] for column in kept),
+        [tuple(row[column] or "-" for column in kept) for row in shown],
+    )
+    yield from table.lines(width)
+    if (left := len(rows) - len(shown)) > 0:
+        yield f" and {left} rows more: -v shows each rank"
+
+
+def _about(job: LiveJobFact, number: int) -> str:
+    of = f" of {job.world_size}" if job.world_size and job.world_size != number else ""
+    ranks = f"{number}{of} rank{'s' if (job.world_size or number) != 1 else ''} on {job.host}"
+    pid = f" (pid {job.launcher_pid})" if job.launcher_pid else ""
+    parts = [
+        ranks,
+        f"{job.launcher}{pid}" if job.launcher else "",
+        job.backend,
+        f"torch {job.torch_version}" if job.torch_version else "",
+    ]
+    name = job.job.partition(" net:")[0]
+    return one_line(f"{name}: {', '.join(filter(None, parts))}; watched for {job.watched_s:.1f} s")
+
+
+def _alike(ranks: Sequence[Doing], blamed: set[int | None]) -> list[list[Doing]]:
+    groups: dict[tuple[object, ...], list[Doing]] = defaultdict(list)
+    for one in ranks:
+        groups[one.rank in blamed, _state(one), one.moves, says(one)].append(one)
+    return list(groups.values())
+
+
+def _row(ranks: Sequence[Doing], *, is_blamed: bool) -> tuple[str, ...]:
+    one = ranks[0]
+    alone = len(ranks) == 1
+    return (
+        f"{'!! ' if is_blamed else '   '}{rank_list([of.rank for of in ranks])}",
+        str(one.fact.pid) if alone else "",
+        str(one.fact.gpu) if alone and one.fact.gpu is not None else "",
+        _state(one),
+        {True: "yes", False: "no", None: "?"}[one.moves],
+        one_line(says(one)),
+    )
+
+
+def _state(one: Doing) -> str:
+    states = [look.state for look in one.fact.looks]
+    return _STATES.get(states[-1], states[-1]) if states else "gone"

@@ -1,0 +1,178 @@
+"""The jobs of torch on this host: which processes are ranks of which job, and what is missing of it."""
+
+import os
+import re
+import signal
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ddp_doctor.knowledge.launchers import launcher_of
+from ddp_doctor.sources import proc
+from ddp_doctor.sources.live_process import Candidate, ancestors, below, candidate, kind_of_child, number
+
+_LAUNCHERS = {"torchrun": "torchrun", "slurm": "srun", "mpi": "mpirun"}
+_SLURM_TASKS = re.compile(r"(\d{1,6})(?:\(x\d{1,6}\))?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class LiveJob:
+    """One job, as far as it is on this host."""
+
+    key: str
+    ranks: Mapping[int, Candidate]
+    numbered: bool  # by the environment; else in the order in which they were started
+    children: Mapping[int, Sequence[int]]  # processes below each rank
+    zombies: Mapping[int, tuple[int, str]] = field(default_factory=dict)  # by rank: pid, how it ended
+    missing: tuple[int, ...] = ()
+    world_size: int | None = None
+    launcher: str | None = None
+    launcher_pid: int | None = None
+    torch_version: str | None = None
+
+
+class Host:
+    """The processes of this host at one moment."""
+
+    def __init__(self) -> None:
+        self.parents = {pid: proc.parent(pid) for pid in proc.pids()}
+        self.tree: dict[int, list[int]] = defaultdict(list)
+        for pid, parent in self.parents.items():
+            self.tree[parent].append(pid)
+        own = {os.getpid(), *ancestors(os.getpid())}
+        found = (candidate(pid) for pid in sorted(self.parents) if pid not in own)
+        self.with_torch = {one.pid: one for one in found if one is not None}
+
+    def jobs(self) -> list[LiveJob]:
+        """The jobs, in the order of their first processes."""
+        by_key: dict[str, list[Candidate]] = defaultdict(list)
+        for one in self._ranks():
+            by_key[_key(one)].append(one)
+        return [self._job(key, ranks) for key, ranks in by_key.items()]
+
+    def alone(self, pid: int) -> LiveJob:
+        """A process with torch that is no rank, as a job of its own."""
+        return self._job(f"process {pid}", [self.with_torch[pid]])
+
+    def is_about(self, job: LiveJob, pid: int) -> bool:
+        """Whether a process is of the job, or has started it."""
+        of_job = {one.pid for one in job.ranks.values()} | {
+            pid for pids in job.children.values() for pid in pids
+        }
+        return pid in of_job or any(pid in ancestors(one.pid) for one in job.ranks.values())
+
+    def _ranks(self) -> Iterable[Candidate]:
+        """Candidates that are ranks, and neither helpers of one nor who started them."""
+        likely = [one for one in self.with_torch.values() if one.rank is not None or one.has_groups]
+        pids = {one.pid: one for one in likely}
+        for one in likely:
+            above = [pids[pid] for pid in ancestors(one.pid) if pid in pids]
+            if any(_same_rank(other, one) for other in above) or kind_of_child(one.pid) != "other":
+                continue
+            under = [pids[pid] for pid in below(one.pid, self.tree) if pid in pids]
+            started_ranks = any(not _same_rank(one, other) for other in under)
+            if one.has_groups or not started_ranks:
+                yield one
+
+    def _job(self, key: str, of: Sequence[Candidate]) -> LiveJob:
+        numbered = all(one.rank is not None for one in of) and len({one.rank for one in of}) == len(of)
+        ordered = sorted(of, key=lambda one: (one.rank or 0, one.pid) if numbered else (one.started, one.pid))
+        ranks = {one.rank if numbered and one.rank is not None else at: one for at, one in enumerate(ordered)}
+        first = ordered[0]
+        world_size = number(first.env, "WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
+        missing = sorted(_expected(ranks, world_size) - set(ranks)) if numbered else []
+        parents = {one.parent for one in of}
+        zombies = self._zombies(parents, first)
+        by_rank = dict(zip(missing, zombies, strict=True)) if len(zombies) == len(missing) else {}
+        known = launcher_of(first.env)
+        launcher_pid = parents.pop() if len(parents) == 1 else None
+        return LiveJob(
+            key,
+            ranks,
+            numbered,
+            {rank: below(one.pid, self.tree) for rank, one in ranks.items()},
+            by_rank,
+            tuple(rank for rank in missing if rank not in by_rank),
+            world_size if numbered else max(world_size or 0, len(ranks)),
+            _LAUNCHERS[known] if known else None,
+            launcher_pid,
+            _torch_version(first.pid),
+        )
+
+    def _zombies(self, parents: set[int], like: Candidate) -> list[tuple[int, str]]:
+        """Ended children of who started the ranks, of the ranks' name, in the order of their starts."""
+        name = proc.read(f"/proc/{like.pid}/comm")
+        found = []
+        for parent in parents - {0, 1}:
+            for pid in self.tree.get(parent, ()):
+                fields = proc.stat_fields(pid)
+                if fields and fields[0] == "Z" and proc.read(f"/proc/{pid}/comm") == name:
+                    found.append((int(fields[19]), pid, _ended(int(fields[49]))))
+        return [(pid, ended) for _, pid, ended in sorted(found)]
+
+
+def _same_rank(above: Candidate, one: Candidate) -> bool:
+    """Whether a process below another one is a helper of it: it has its rank, and no groups of its own."""
+    return above.rank == one.rank and (above.rank is not None or not one.has_groups)
+
+
+def _key(one: Candidate) -> str:
+    """What ranks of one job have in common on a host, and those of no other job."""
+    address, port = one.env.get("MASTER_ADDR"), one.env.get("MASTER_PORT")
+    slurm = one.env.get("SLURM_JOB_ID")
+    if one.env.get("RANK") and address and port:
+        try:
+            net = os.readlink(f"/proc/{one.pid}/ns/net")
+        except OSError:
+            net = ""
+        host = f"{address}:{port}"
+        return f"SLURM job {slurm}, {host}" if slurm else f"{host} {net}".strip()
+    if slurm and one.rank is not None:
+        return f"SLURM job {slurm}, step {one.env.get('SLURM_STEP_ID', '?')}"
+    return f"started by process {one.parent}"
+
+
+def _expected(ranks: Mapping[int, Candidate], world_size: int | None) -> set[int]:
+    """The ranks that this host should have."""
+    rank, one = next(iter(ranks.items()))
+    size = number(one.env, "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
+    tasks = _SLURM_TASKS.fullmatch(one.env.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    if size is None and tasks and "RANK" not in one.env:
+        size = int(tasks[1])
+    if size is not None and one.local_rank is not None:
+        return {rank - one.local_rank + at for at in range(size)}
+    address = one.env.get("MASTER_ADDR", "")
+    if world_size and (address == "localhost" or address.startswith("127.")):
+        return set(range(world_size))
+    return set()
+
+
+def _ended(status: int) -> str:
+    """``SIGKILL``, ``exit 1``; empty where the kernel keeps it to itself or the process ended well."""
+    if number := status & 0x7F:
+        try:
+            return signal.Signals(number).name
+        except ValueError:
+            return f"signal {number}"
+    return f"exit {status >> 8}"
+
+
+def _torch_version(pid: int) -> str | None:
+    """By the version.py beside the library that it has loaded."""
+    found = re.search(r"(/\S+/torch)/lib/libtorch\w*\.so", proc.read(f"/proc/{pid}/maps") or "")
+    text = proc.read(f"{found[1]}/version.py") if found else None
+    version = re.search(r"__version__ = '([\w.+-]{1,40})'", text or "")
+    return version[1] if version else None
+
+
+def of_slurm(job: LiveJob, job_id: str) -> bool:
+    """Whether a job is of this job of SLURM, by its environment or its control group."""
+    one = next(iter(job.ranks.values()))
+    array = f"{one.env.get('SLURM_ARRAY_JOB_ID')}_{one.env.get('SLURM_ARRAY_TASK_ID')}"
+    if job_id in (one.env.get("SLURM_JOB_ID"), array):
+        return True
+    return bool(
+        re.search(
+            rf"/job_{re.escape(job_id)}(?:/|$)", proc.read(f"/proc/{one.pid}/cgroup") or "", re.MULTILINE
+        )
+    )

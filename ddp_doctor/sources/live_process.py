@@ -1,0 +1,265 @@
+"""Processes of jobs that run: which may be ranks, and looks at each. Nothing is changed, and no signal is sent."""
+
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ddp_doctor.facts.live_job import ChildSeen, Look, Unacknowledged
+from ddp_doctor.sources import proc
+
+#: Threads that a process group of torch has, by the names in their comm (torch 2.13, gloo and NCCL).
+_GLOO, _NCCL = "pt_gloo_runloop", "pt_nccl_watchdg"
+_OF_GROUPS = re.compile(r"pt_gloo_runloop|gloo_tcp_loop|pt_nccl_(?:watchdg|heartbt)")
+#: gloo's groups have two threads each (torch 2.13 ProcessGroupGloo::Options, threads = 2).
+_THREADS_OF_GLOO = 2
+_TORCH = re.compile(r"/libtorch(?:_cpu|_python)?\.so")
+_COMPILERS = re.compile(
+    r"_inductor[./]compile_worker|^(?:gcc|g\+\+|cc1plus|cc1|clang|clang\+\+|nvcc|ptxas|cicc|ninja|ld|as|cudafe\+\+)$"
+)
+#: Descendants of a rank that are looked at, and steps up to an ancestor.
+_MOST_CHILDREN, _MOST_STEPS = 64, 8
+_ESTABLISHED = "01"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A process that has torch loaded and may be read."""
+
+    pid: int
+    parent: int
+    started: int  # clock ticks since the boot
+    env: Mapping[str, str]
+    threads: Mapping[int, str]
+    command: Sequence[str]
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether it has joined a process group."""
+        return any(_OF_GROUPS.fullmatch(name) for name in self.threads.values())
+
+    @property
+    def rank(self) -> int | None:
+        """Its rank by its environment."""
+        return number(self.env, "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+
+    @property
+    def local_rank(self) -> int | None:
+        """Its number on this host by its environment."""
+        return number(self.env, "LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
+
+    @property
+    def groups(self) -> int:
+        """Its process groups; 0 where no thread tells."""
+        names = list(self.threads.values())
+        return names.count(_NCCL) or -(-names.count(_GLOO) // _THREADS_OF_GLOO)
+
+    @property
+    def backend(self) -> str | None:
+        """Whose groups it has, by their threads."""
+        names = self.threads.values()
+        return "nccl" if _NCCL in names else "gloo" if _GLOO in names else None
+
+
+def number(env: Mapping[str, str], *names: str) -> int | None:
+    """The first of these variables that is a number."""
+    found = (env.get(name, "") for name in names)
+    return next((int(text) for text in found if re.fullmatch(r"\d{1,9}", text, re.ASCII)), None)
+
+
+def candidate(pid: int) -> Candidate | None:
+    """This process, where it has torch loaded and may be read."""
+    if not _TORCH.search(proc.read(f"/proc/{pid}/maps") or ""):
+        return None
+    fields, env = proc.stat_fields(pid), proc.environment(pid)
+    if not fields or env is None:
+        return None
+    return Candidate(pid, int(fields[1]), int(fields[19]), env, proc.threads(pid), proc.command(pid))
+
+
+def ancestors(pid: int) -> list[int]:
+    """Its parent, the parent of that, and so on."""
+    found: list[int] = []
+    while len(found) < _MOST_STEPS and (pid := proc.parent(pid)) > 0:
+        found.append(pid)
+    return found
+
+
+class Watched:
+    """One process that is looked at again and again."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        names = proc.threads(pid)
+        self._autograd = [thread for thread, name in names.items() if name.startswith("pt_autograd")]
+        self._network = [thread for thread, name in names.items() if name == "gloo_tcp_loop"]
+
+    def look(self, frames: tuple[str, ...] = (), *, holds_gil: bool = False) -> Look | None:
+        """What /proc says of it now; None where it has gone."""
+        fields = proc.stat_fields(self.pid)
+        if not fields:
+            return None
+        main = proc.stat_fields(self.pid, self.pid)
+        return Look(
+            at_s=round(time.monotonic(), 3),
+            state=fields[0],
+            cpu_s=proc.seconds(fields),
+            main_cpu_s=proc.seconds(main) if main else 0.0,
+            main_switches=_switches(self.pid, self.pid),
+            autograd_switches=sum(_switches(self.pid, thread) for thread in self._autograd),
+            network_cpu_s=sum(
+                proc.seconds(of) for thread in self._network if (of := proc.stat_fields(self.pid, thread))
+            ),
+            io_bytes=proc.io_bytes(self.pid),
+            wait_channel=proc.wait_channel(self.pid),
+            frames=frames,
+            holds_gil=holds_gil,
+        )
+
+
+def _switches(pid: int, thread: int) -> int:
+    fields = proc.status(pid, thread)
+    counts = [fields.get("voluntary_ctxt_switches", ""), fields.get("nonvoluntary_ctxt_switches", "")]
+    return sum(int(count) for count in counts if count.isdigit())
+
+
+@dataclass
+class Children:
+    """The processes below a rank, from the first look on."""
+
+    pids: Sequence[int]
+    first: dict[int, Look] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """Look at each for the first time."""
+        self.first = {pid: look for pid in self.pids[:_MOST_CHILDREN] if (look := Watched(pid).look())}
+
+    def seen(self, stacks: Mapping[int, tuple[str, ...]]) -> tuple[ChildSeen, ...]:
+        """Each with its last look; ``stacks`` of the last look, by pid."""
+        found = []
+        for pid, first in self.first.items():
+            last = Watched(pid).look(stacks.get(pid, ()))
+            if last is not None:
+                found.append(ChildSeen(pid=pid, kind=kind_of_child(pid), first=first, last=last))
+        return tuple(found)
+
+
+def kind_of_child(pid: int) -> Literal["loader", "compiler", "other"]:
+    """What a process that a rank started is for. Workers of loaders call themselves pt_data_worker since torch 2.6."""
+    name, command = (proc.read(f"/proc/{pid}/comm") or "").strip(), " ".join(proc.command(pid))
+    if name.startswith("pt_data_worker"):
+        return "loader"
+    if any(map(_COMPILERS.search, (name, command))):
+        return "compiler"
+    return "other"
+
+
+def below(pid: int, tree: Mapping[int, Sequence[int]]) -> list[int]:
+    """All processes below one, by the children of each."""
+    found: list[int] = []
+    left = list(tree.get(pid, ()))
+    while left and len(found) < _MOST_CHILDREN:
+        child = left.pop()
+        found.append(child)
+        left += tree.get(child, ())
+    return found
+
+
+# --- why it stands still -----------------------------------------------------------------------------
+
+
+def is_frozen(pid: int) -> bool:
+    """Whether its control group, or one above it, is frozen."""
+    for line in (proc.read(f"/proc/{pid}/cgroup") or "").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and "frozen 1" in (proc.read(f"/sys/fs/cgroup{path}/cgroup.events") or ""):
+            return True
+        if "freezer" in controllers.split(","):
+            state = proc.read(f"/sys/fs/cgroup/freezer{path}/freezer.state") or ""
+            return state.strip() in ("FROZEN", "FREEZING")
+    return False
+
+
+def tracer(pid: int) -> str:
+    """``gdb (pid 77)``, who traces it; empty where nobody does."""
+    found = proc.status(pid).get("TracerPid", "0")
+    if not found.isdigit() or found == "0":
+        return ""
+    name = (proc.read(f"/proc/{found}/comm") or "a process").strip()
+    return f"{name} (pid {found})"
+
+
+#: TCP connections by inode: this end, the other, bytes not acknowledged, retransmissions in a row.
+Connections = Mapping[str, tuple[str, str, int, int]]
+
+
+# --- what the network has not taken -----------------------------------------------------------------
+
+
+def connections(pid: int) -> Connections:
+    """Its established TCP connections."""
+    mine = sockets(pid)
+    found = {}
+    for file in ("tcp", "tcp6"):
+        for line in (proc.read(f"/proc/{pid}/net/{file}") or "").splitlines()[1:]:
+            fields = line.split()
+            if len(fields) > 9 and fields[3] == _ESTABLISHED and fields[9] in mine:
+                queued = int(fields[4].partition(":")[0], 16)
+                found[fields[9]] = (_address(fields[1]), _address(fields[2]), queued, int(fields[6], 16))
+    return found
+
+
+def sockets(pid: int) -> set[str]:
+    """The inodes of its sockets."""
+    found = set()
+    with suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                target = os.readlink(f"/proc/{pid}/fd/{name}")
+                if target.startswith("socket:["):
+                    found.add(target[8:-1])
+    return found
+
+
+def listening(pid: int) -> set[int]:
+    """The TCP ports on which it listens."""
+    mine, found = sockets(pid), set()
+    for file in ("tcp", "tcp6"):
+        for line in (proc.read(f"/proc/{pid}/net/{file}") or "").splitlines()[1:]:
+            fields = line.split()
+            if len(fields) > 9 and fields[3] == "0A" and fields[9] in mine:
+                found.add(int(fields[1].rpartition(":")[2], 16))
+    return found
+
+
+def _address(text: str) -> str:
+    """``127.0.0.1:29500`` for 0100007F:733C; addresses of IPv6 as IPv4 where they are that."""
+    address, _, port = text.partition(":")
+    words = [bytes.fromhex(address[at : at + 8])[::-1] for at in range(0, len(address), 8)]
+    raw = b"".join(words)
+    if len(raw) == 16 and raw[:12] == b"\0" * 10 + b"\xff\xff":
+        raw = raw[12:]
+    if len(raw) == 4:
+        return f"{'.'.join(map(str, raw))}:{int(port, 16)}"
+    groups = ":".join(raw[at : at + 2].hex() for at in range(0, 16, 2))
+    return f"[{groups}]:{int(port, 16)}"
+
+
+def unacknowledged(
+    before: Connections,
+    after: Connections,
+    rank_at: Mapping[tuple[str, str], int],
+) -> tuple[Unacknowledged, ...]:
+    """What was waiting to be acknowledged in both looks. ``rank_at``: ranks by (this end, the other end) of theirs."""
+    found = []
+    for inode, (this, other, queued, retransmissions) in after.items():
+        if queued and inode in before and before[inode][2]:
+            peer = rank_at.get((other, this))
+            found.append(
+                Unacknowledged(peer=other, peer_rank=peer, bytes=queued, retransmissions=retransmissions)
+            )
+    return tuple(found)

@@ -1,0 +1,139 @@
+"""Python stacks of processes that run, by py-spy, which reads their memory and never stops them; else why not."""
+
+import json
+import os
+import pwd
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddp_doctor.facts.live_job import Refused
+from ddp_doctor.sources import proc
+from ddp_doctor.sources.commands import find_executable, run_command
+
+#: One stack takes a tenth of a second, on a busy machine a few.
+_PATIENCE_S = 3.0
+_MOST_AT_ONCE = 8
+_LARGEST_SOURCE_BYTES = 4 << 20
+_LONGEST_WORDS = 200
+_SYS_PTRACE = 1 << 19  # linux/capability.h
+_NOT_INSTALLED = Refused(
+    door="stacks", why="py-spy is not installed beside ddp-doctor", grant="pip install py-spy"
+)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The stack of a process's main thread, outermost first."""
+
+    frames: tuple[str, ...] = ()
+    holds_gil: bool = False
+    default_group: bool | None = None  # whether the call of torch.distributed is on the default group
+    refused: Refused | None = None
+
+
+def stacks(pids: Sequence[int], env: Mapping[str, str], *, with_groups: bool = False) -> dict[int, Stack]:
+    """The stacks of all, several at a time."""
+    beside = Path(sys.executable).with_name("py-spy")
+    program = str(beside) if beside.exists() else find_executable("py-spy", env)
+    if program is None:
+        return {pid: Stack(refused=_NOT_INSTALLED) for pid in pids}
+    if not pids:
+        return {}
+    with ThreadPoolExecutor(min(_MOST_AT_ONCE, len(pids))) as pool:
+        found = pool.map(lambda pid: _stack(program, pid, env, with_groups=with_groups), pids)
+        return dict(zip(pids, found, strict=True))
+
+
+def _stack(program: str, pid: int, env: Mapping[str, str], *, with_groups: bool) -> Stack:
+    words = [program, "dump", "--nonblocking", "--full-filenames", "--json", "--pid", str(pid)]
+    done = run_command(words + ["--locals"] * with_groups, env, _PATIENCE_S)
+    try:
+        threads = json.loads(done.stdout)
+        main = next(
+            (thread for thread in threads if thread["os_thread_id"] == pid),
+            # One that a thread of its parent forked keeps the number that the thread had there.
+            threads[0] if len(threads) == 1 else None,
+        )
+        frames = list(reversed(main["frames"] if main else ()))
+        return Stack(
+            tuple(f"{frame['filename']}:{frame['line']} in {frame['name']}" for frame in frames),
+            bool(main and main["owns_gil"]),
+            _on_default_group(frames) if with_groups else None,
+        )
+    except (ValueError, LookupError, TypeError):
+        return Stack(refused=why_refused(pid, done.stderr))
+
+
+def _on_default_group(frames: Sequence[dict[str, object]]) -> bool | None:
+    """Whether the outermost call of torch.distributed was given no group."""
+    for frame in frames:
+        if not re.search(r"/torch/distributed/", str(frame["filename"])):
+            continue
+        variables = frame.get("locals")
+        for variable in variables if isinstance(variables, list) else ():
+            if variable["name"] == "group":
+                return True if variable["repr"] in ("None", "none") else None
+    return None
+
+
+def why_refused(pid: int, said: str) -> Refused:
+    """Why the stack of a process cannot be read, and the one setting that grants it the next time."""
+    own, other = proc.status(os.getpid()), proc.status(pid)
+    may_trace = bool(int(own.get("CapEff", "0"), 16) & _SYS_PTRACE)
+    others = {int(uid) for uid in other.get("Uid", "").split()} - {os.getuid()}
+    user = _user(max(others, default=0))
+    denied = re.search("denied|not permitted", said, re.IGNORECASE)
+    words = [line.strip() for line in said.splitlines() if line.strip()] or ["py-spy gave no answer in time"]
+    scope = (proc.read("/proc/sys/kernel/yama/ptrace_scope") or "0").strip()
+    yama = f"kernel.yama.ptrace_scope is {scope}"
+    reasons = (
+        (not other, "the process has gone", ""),
+        (others and not may_trace, f"it is a process of {user}", f"run this as {user}, or as root"),
+        (not denied, words[-1].removeprefix("Error: ")[:_LONGEST_WORDS], ""),
+        (
+            scope == "1" and not may_trace,
+            f"{yama}, so only who started a process may read it",
+            "start the job below `ddp-doctor watch --`, or sudo sysctl kernel.yama.ptrace_scope=0",
+        ),
+        (scope == "2" and not may_trace, yama, "run this as root, or sudo sysctl kernel.yama.ptrace_scope=0"),
+        (scope == "3", yama, "a boot with kernel.yama.ptrace_scope=0"),
+        (
+            own.get("Seccomp") == "2",
+            "a filter of system calls (seccomp) is in force here, as in containers",
+            "docker run --cap-add=SYS_PTRACE",
+        ),
+        (
+            not may_trace,
+            "it may not be read: it changed its user or its rights when it started",
+            "run this as root"
+            if own.get("NoNewPrivs") != "1"
+            else "run this as root, outside (NoNewPrivs is set here)",
+        ),
+        (True, "the kernel refused it, although CapEff has SYS_PTRACE", "run this on the host, as root"),
+    )
+    why, grant = next((why, grant) for applies, why, grant in reasons if applies)
+    return Refused(door="stacks", why=why, grant=grant)
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def source_line(frame: str) -> str:
+    """The text of the line in which a frame stands; empty where the file is not here."""
+    place, _, _ = frame.partition(" in ")
+    path, _, line = place.rpartition(":")
+    try:
+        file = Path(path)
+        if not file.is_file() or file.stat().st_size > _LARGEST_SOURCE_BYTES:
+            return ""
+        return file.read_text(errors="replace").splitlines()[int(line) - 1].strip()
+    except (OSError, ValueError, IndexError):
+        return ""

@@ -1,0 +1,62 @@
+"""How findings and the table speak of ranks that run."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from ddp_doctor.views.job_waits import collective_name
+from ddp_doctor.views.live_ranks import Doing
+from ddp_doctor.wording.ranks import capital, rank_list, short
+
+
+def says(one: Doing) -> str:
+    """What a rank does, in some words: ``in all-reduce at train.py:31 in main``."""
+    where = f" at {short(one.line)}" if one.line else ""
+    if one.kind == "collective":
+        return f"in {call_name(one)}{where}"
+    if one.kind == "gone":
+        return f"ended{f': {one.words}' if one.words else ''}"
+    if one.kind == "kernel":
+        return f"in the kernel{f', {one.words}' if one.words else ''}{where}"
+    if one.kind == "unknown":
+        return "its stack was not read"
+    verb = "loops" if one.loops else "stands" if one.kind == "own" and one.moves is False else one.words
+    helper = f"; a worker of its data loader stands at {short(one.helper_line)}" if one.helper_line else ""
+    return f"{verb}{where}{helper}"
+
+
+def call_name(one: Doing) -> str:
+    """``all-reduce``, ``the backward pass``, ``wait()``; of one that waits for its GPU, that."""
+    names = {"backward": "the backward pass", "wait": "wait()", "": "a wait for its GPU"}
+    return names.get(one.call) or collective_name(one.call)
+
+
+def called(one: Doing) -> str:
+    """``all-reduce at train.py:31``."""
+    return f"{call_name(one)} at {place(one.line)}" if one.line else call_name(one)
+
+
+def place(line: str) -> str:
+    """``train.py:31`` of a frame."""
+    return short(line.partition(" in ")[0])
+
+
+def waits_text(waiting: Sequence[Doing]) -> str:
+    """Ranks 0-2 wait in all-reduce at train.py:31; rank 3 waits in barrier at train.py:40."""
+    by_call: dict[str, list[int]] = defaultdict(list)
+    for one in waiting:
+        by_call[called(one)].append(one.rank)
+    said = [f"{rank_list(ranks)} {verb(ranks, 'wait')} in {call}" for call, ranks in by_call.items()]
+    return f"{capital('; '.join(said))}." if said else ""
+
+
+def verb(subjects: Sequence[object], plural: str) -> str:
+    """``waits`` of one, ``wait`` of several."""
+    if plural == "are":
+        return "is" if len(subjects) == 1 else "are"
+    return f"{plural}s" if len(subjects) == 1 else plural
+
+
+def plural(words: str) -> str:
+    """``compile`` for compiles, of several ranks."""
+    first, _, rest = words.partition(" ")
+    return f"{first[:-1]} {rest}".strip()

@@ -1,0 +1,204 @@
+"""Jobs that run, by looks at their ranks: what is named for each situation, and with which exit code."""
+
+from typing import Any
+
+import pytest
+
+from ddp_doctor import app
+from ddp_doctor.app.outcome import blank, judge
+from ddp_doctor.engine.plan import Plan
+from ddp_doctor.facts.live_job import ChildSeen, LiveJobFact, LiveRankFact, Look, Refused, Unacknowledged
+from ddp_doctor.model.choices import Status
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.recording import Options, Recording
+from ddp_doctor.model.report import AttachReport
+
+TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
+C10D, LOADER = f"{TORCH}/distributed/distributed_c10d.py", f"{TORCH}/utils/data/dataloader.py"
+
+
+def script(line: int, function: str = "main") -> str:
+    return f"/home/me/train.py:{line} in {function}"
+
+
+def call(name: str, line: int = 20) -> tuple[str, ...]:
+    wrapper = f"{TORCH}/distributed/c10d_logger.py:83 in wrapper"
+    return (script(90, "<module>"), script(line), wrapper, f"{C10D}:3123 in {name}")
+
+
+BACKWARD = (
+    script(30),
+    f"{TORCH}/_tensor.py:623 in Tensor.backward",
+    f"{TORCH}/autograd/graph.py:979 in _engine_run_backward",
+)
+WAITS_FOR_DATA = (
+    script(40),
+    f"{LOADER}:733 in __next__",
+    f"{LOADER}:1482 in _try_get_data",
+    "<frozen selectors>:415 in select",
+)
+IN_WORKER = (
+    script(40),
+    f"{TORCH}/utils/data/_utils/worker.py:349 in _worker_loop",
+    "/home/me/data.py:12 in __getitem__",
+)
+SAVES = (script(50), f"{TORCH}/serialization.py:967 in save", f"{TORCH}/serialization.py:1268 in _save")
+
+
+def rank(
+    number: int, *stacks: tuple[str, ...], state: str = "S", cpu: float = 0.0, switches: int = 0, **more: Any
+) -> LiveRankFact:
+    """A rank in four looks over four seconds, using ``cpu`` cores."""
+    four = stacks if len(stacks) > 1 else stacks * 4
+    looks = tuple(
+        Look(
+            at_s=at * 4 / max(len(four) - 1, 1),
+            state=state,
+            cpu_s=cpu * at * 4 / max(len(four) - 1, 1),
+            main_cpu_s=cpu * at * 4 / max(len(four) - 1, 1),
+            main_switches=switches * at,
+            frames=frames,
+            holds_gil=cpu > 0.5,
+        )
+        for at, frames in enumerate(four or ((),) * 4)
+    )
+    fields = {"job": "j", "host": "node1", "pid": 100 + number, "rank": number, "looks": looks, "groups": 1}
+    return LiveRankFact(**{**fields, **more})
+
+
+def waiting(*numbers: int, name: str = "all_reduce", line: int = 20, **more: Any) -> list[LiveRankFact]:
+    return [rank(number, call(name, line), **more) for number in numbers]
+
+
+def worker(cpu_s: float) -> ChildSeen:
+    first, last = (Look(at_s=at, state="S", cpu_s=cpu_s * at, frames=IN_WORKER) for at in (0, 4))
+    return ChildSeen(pid=900, kind="loader", first=first, last=last)
+
+
+def recording(*ranks: LiveRankFact, **about: Any) -> Recording:
+    job = LiveJobFact(**{"job": "j", "host": "node1", "world_size": len(ranks), "watched_s": 4.0, **about})
+    facts = [(None, job), *((fact.rank, fact) for fact in ranks)]
+    readings = tuple(
+        Reading(check="attach", status=Status.COLLECTED, rank=number, fact=fact.recorded())
+        for number, fact in facts
+    )
+    return blank(Options(command="attach"), Plan(())).model_copy(update={"readings": readings})
+
+
+EVALUATES = [
+    (script(60), script(70, "evaluate"), f"{TORCH}/nn/modules/linear.py:{at} in forward") for at in range(4)
+]
+COMPUTES = (script(61), "/opt/venv/lib/python3.11/site-packages/numpy/linalg/linalg.py:400 in solve")
+TIES = [*waiting(0, 1), *waiting(2, 3, name="all_gather", line=25)]
+LOST = Unacknowledged(peer="10.0.0.2:4711", bytes=4096, retransmissions=5)
+
+SITUATIONS: dict[str, tuple[list[LiveRankFact], dict[str, Any], list[str], list[int], int]] = {
+    "a data loader whose worker sleeps": (
+        [*waiting(0, 1, 2), rank(3, WAITS_FOR_DATA, children=(worker(0.0),))], {}, ["data-loader-stuck"], [3], 1),
+    "a data loader whose worker is at work": (
+        [*waiting(0, 1, 2), rank(3, WAITS_FOR_DATA, children=(worker(0.5),))], {}, ["others-wait-for-work"], [], 0),
+    "another collective on one rank": (
+        [*waiting(0, 1, 3), *waiting(2, name="all_gather", line=25)], {}, ["collective-mismatch"], [2], 1),
+    "another collective than the backward pass": (
+        [*waiting(0), *(rank(at, BACKWARD) for at in (1, 2, 3))], {}, ["collective-mismatch"], [0], 1),
+    "two halves in different collectives": (TIES, {}, ["collective-mismatch"], [], 1),
+    "a root that may have gone on": (
+        [*waiting(0), *waiting(1, 2, 3, name="broadcast", line=19)], {}, ["collective-mismatch"], [], 1),
+    "different calls in a job with several groups": (
+        [fact.model_copy(update={"groups": 2}) for fact in (*waiting(0), *waiting(1, 2, 3, name="barrier", line=25))],
+        {}, ["cross-group-deadlock"], [], 1),
+    "several groups, and all calls on the default one": (
+        [fact.model_copy(update={"groups": 2, "default_group": True})
+         for fact in (*waiting(0), *waiting(1, 2, 3, name="barrier", line=25))],
+        {}, ["collective-mismatch"], [0], 1),
+    "a loop at one line": (
+        [*waiting(0, 2, 3), rank(1, (script(70, "spin"),), cpu=1.0, state="R")],
+        {}, ["stuck-outside-collective"], [1], 1),
+    "a lock": ([*waiting(0, 2, 3), rank(1, (script(70),))], {}, ["stuck-outside-collective"], [1], 1),
+    "one in a barrier, the others asleep in their own code": (
+        [*waiting(0, name="barrier"), *(rank(at, (script(70),)) for at in (1, 2, 3))],
+        {}, ["rank0-only-collective"], [], 1),
+    "a stopped rank": ([*waiting(0, 1, 3), rank(2, (script(70),), state="T")], {}, ["rank-stopped"], [2], 1),
+    "a rank in a debugger": (
+        [*waiting(0, 1, 3), rank(2, (script(70),), state="t", traced_by="gdb (pid 7)")], {}, ["rank-stopped"], [2], 1),
+    "a frozen rank": ([*waiting(0, 1, 3), rank(2, call("all_reduce"), frozen=True)], {}, ["rank-stopped"], [2], 1),
+    "a rank that was killed": (
+        [*waiting(0, 1, 2), rank(3, (), state="Z", ended="SIGKILL")], {}, ["rank-gone"], [3], 1),
+    "a rank that ended well": ([*waiting(0, 1, 2), rank(3, (), state="Z", ended="exit 0")], {}, ["rank-gone"], [], 1),
+    "a rank that is not there": (waiting(0, 1, 2), {"world_size": 4, "missing": (3,)}, ["rank-gone"], [3], 1),
+    "a rank that has left a job that gets on": (
+        [rank(0, call("all_reduce"), BACKWARD, call("barrier"), cpu=0.3)],
+        {"world_size": 2, "missing": (1,)}, [], [], 0)
+        ,
+    "a rank in the kernel": ([*waiting(0, 1, 3), rank(2, (script(70),), state="D")], {}, ["rank-in-kernel"], [2], 1),
+    "all in one call, and a connection that loses data": (
+        [*waiting(0, 1, 2), *waiting(3, unacknowledged=(LOST,))], {}, ["data-not-acknowledged"], [3], 1),
+    "all in one call": (waiting(0, 1, 2, 3), {}, ["collective-stalled"], [], 1),
+    "all of this host in one call": (waiting(0, 1), {"world_size": 4}, ["progress-not-known"], [], 3),
+    "evaluation on rank 0": (
+        [rank(0, *EVALUATES, cpu=1.0, state="R"), *waiting(1, 2, 3, name="barrier")],
+        {}, ["others-wait-for-work"], [], 0),
+    "a checkpoint that grows": (
+        [rank(0, SAVES, SAVES[:2], cpu=0.3), *waiting(1, 2, 3, name="barrier")], {}, ["others-wait-for-work"], [], 0),
+    "a checkpoint on a file system that hangs": (
+        [rank(0, SAVES), *waiting(1, 2, 3, name="barrier")], {}, ["stuck-outside-collective"], [0], 1),
+    "a computation in C": (
+        [rank(0, COMPUTES, cpu=1.0, state="R"), *waiting(1, 2, 3)], {}, ["progress-not-known"], [], 3),
+    "a job that gets on": (
+        [rank(at, call("all_reduce"), BACKWARD, cpu=0.5, switches=400) for at in range(4)], {}, [], [], 0),
+    "gloo's transfers, without a change of the stack": (
+        [rank(at, call("all_reduce"), switches=40) for at in range(4)], {}, [], [], 0),
+    "NCCL's waits, which take a core": (
+        waiting(0, 1, 2, 3, over_nccl=True, cpu=1.0, state="R", switches=40), {}, ["collective-stalled"], [], 1),
+    "waits for the GPU alone": (
+        [rank(at, (script(33),), over_nccl=True, waits_for_gpu=True, cpu=1.0) for at in range(4)],
+        {}, ["progress-not-known"], [], 3),
+    "stacks that may not be read": (
+        [rank(at, refused=(Refused(door="stacks", why="kernel.yama.ptrace_scope is 1", grant="sudo sysctl x"),))
+         for at in range(4)],
+        {}, ["progress-not-known"], [], 3),
+    "all asleep in their own code": ([rank(at, (script(70),)) for at in range(4)], {}, ["progress-not-known"], [], 3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_what_keeps_a_job_waiting_is_named_and_no_innocent(situation: str):
+    ranks, about, causes, culprits, code = SITUATIONS[situation]
+
+    report = judge(recording(*ranks, **about)).report
+
+    assert isinstance(report, AttachReport)
+    assert [cause.name for cause in report.causes] == causes
+    assert [culprit.rank for cause in report.causes for culprit in cause.culprits] == culprits
+    assert report.exit_code == code, report.summary
+    assert report.summary.startswith({0: "Moving: ", 1: "Stuck: ", 3: "Cannot tell: "}[code])
+
+
+def test_of_several_jobs_each_is_judged_and_the_worst_decides():
+    well = recording(*(rank(at, call("all_reduce"), BACKWARD, cpu=0.5) for at in range(2)))
+    ill = recording(*waiting(0), rank(1, (script(70),), state="T"))
+    moved = [
+        reading.model_copy(update={"fact": {**(reading.fact or {}), "job": "other"}})
+        for reading in ill.readings
+    ]
+
+    report = judge(well.model_copy(update={"readings": (*well.readings, *moved)})).report
+
+    assert isinstance(report, AttachReport)
+    assert report.exit_code == 1
+    assert [cause.name for cause in report.causes] == ["rank-stopped"]
+    assert [(one.job, one.rank, one.moves) for one in report.ranks] == [
+        ("j", 0, True), ("j", 1, True), ("other", 0, False), ("other", 1, False)
+    ]  # fmt: skip
+
+
+def test_a_redacted_recording_gives_the_same_verdict_without_names():
+    before = judge(recording(*SITUATIONS["a data loader whose worker sleeps"][0]))
+
+    after = judge(app.redacted(before.recording))
+
+    assert [finding.name for finding in after.report.findings] == ["data-loader-stuck"]
+    text = after.recording.model_dump_json()
+    assert "node1" not in text
+    assert "/home/me" not in text
+    assert "distributed_c10d.py" in text

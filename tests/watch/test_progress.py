@@ -1,0 +1,70 @@
+"""Which counts of a main thread mean that its rank moves."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ddp_doctor.watch import progress
+from ddp_doctor.watch.progress import Progress, _Counts, _Rank
+
+
+@pytest.mark.parametrize(
+    ("cpu_s", "io_bytes", "sleeps", "on_gpu", "moves"),
+    [
+        pytest.param(0.0, 0, 0, False, False, id="it waits in gloo"),
+        pytest.param(0.1, 0, 900, True, False, id="a thread that polls uses a hundredth of a processor"),
+        pytest.param(10.0, 0, 3, True, False, id="NCCL's way to wait"),
+        pytest.param(10.0, 0, 3, False, True, id="it computes on a processor"),
+        pytest.param(10.0, 0, 400, True, True, id="it launches kernels and waits for batches"),
+        pytest.param(0.0, 12, 1, True, True, id="it prints a line"),
+        pytest.param(3.0, 0, 1, True, True, id="it uses a third of a processor"),
+    ],
+)
+def test_a_rank_moves_where_it_computes_reads_or_writes_and_not_where_it_may_only_spin(
+    cpu_s, io_bytes, sleeps, on_gpu, moves
+):
+    rank = _Rank(1, 1, on_gpu, _Counts(100.0, 50.0, 1_000, 70), 100.0)
+
+    assert progress._has_moved(rank, _Counts(110.0, 50.0 + cpu_s, 1_000 + io_bytes, 70 + sleeps)) is moves
+
+
+@pytest.fixture
+def job():
+    """Two processes that sleep, and one that computes."""
+    scripts = ("input()", "input()", "while True: pass")
+    started = [
+        subprocess.Popen((sys.executable, "-S", "-c", text), stdin=subprocess.PIPE) for text in scripts
+    ]
+    time.sleep(0.05)
+    yield {process.pid: progress.process.started(process.pid) for process in started}
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(("each", "stands_still"), [(True, True), (False, False)])
+def test_each_rank_has_to_move_where_ranks_are_known_else_any_process(job, monkeypatch, each, stands_still):
+    clock = iter(range(1_000, 2_000, 10))
+    monkeypatch.setattr(progress, "_ranks_below", lambda _roots: (job, each))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(progress, "_has_moved", lambda rank, now: now.cpu_s > rank.counts.cpu_s)
+    ranks = Progress()
+
+    assert ranks.look([], 1e9) == 0.0
+    assert set(ranks.pids()) == set(job)
+    busy = list(job)[2]
+    before = progress._counts(busy)
+    while before and (now := progress._counts(busy)) and now.cpu_s <= before.cpu_s:
+        pass
+    assert (ranks.look([], 1e9) > 0) is stands_still
+    assert ranks.look([], 0.0) <= 0.0 or not stands_still, "after a gap all begins again"
+
+    os.kill(busy, signal.SIGKILL)
+    os.waitid(os.P_PID, busy, os.WEXITED | os.WNOWAIT)
+    job.pop(busy)
+    ranks.look([], 1e9)
+    assert set(ranks.pids()) == set(job)
