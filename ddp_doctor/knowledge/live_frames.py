@@ -63,3 +63,6 @@ WAITS_FOR_GPU = re.compile(r"\.(?:item|cpu|tolist|numpy|synchronize|nonzero)\(|\
 IN_CUDA_WAIT = re.compile(r"/torch/cuda/(?:__init__|streams)\.py:\d+ in (?:\w+\.)?(?:synchronize|wait)")
 #: Roots of these may go on before the others have the data.
 ROOTED = ("broadcast", "scatter", "send", "isend", "broadcast_object_list", "scatter_object_list")
+
+#: Threads of a process that has joined a group, by the names in their comm (torch 2.13, gloo and NCCL).
+GROUP_THREADS = re.compile(r"pt_gloo_runloop|gloo_tcp_loop|pt_nccl_(?:watchdg|heartbt)")

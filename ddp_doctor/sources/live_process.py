@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ddp_doctor.facts.live_job import ChildSeen, Look, Unacknowledged
+from ddp_doctor.knowledge.live_frames import GROUP_THREADS
 from ddp_doctor.sources import proc
 
 #: Threads that a process group of torch has, by the names in their comm (torch 2.13, gloo and NCCL).
 _GLOO, _NCCL = "pt_gloo_runloop", "pt_nccl_watchdg"
-_OF_GROUPS = re.compile(r"pt_gloo_runloop|gloo_tcp_loop|pt_nccl_(?:watchdg|heartbt)")
 #: gloo's groups have two threads each (torch 2.13 ProcessGroupGloo::Options, threads = 2).
 _THREADS_OF_GLOO = 2
 _TORCH = re.compile(r"/libtorch(?:_cpu|_python)?\.so")
@@ -39,7 +39,7 @@ class Candidate:
     @property
     def has_groups(self) -> bool:
         """Whether it has joined a process group."""
-        return any(_OF_GROUPS.fullmatch(name) for name in self.threads.values())
+        return any(GROUP_THREADS.fullmatch(name) for name in self.threads.values())
 
     @property
     def rank(self) -> int | None:

@@ -113,7 +113,9 @@ def _show(outcome: "Outcome", env: Mapping[str, str], say: Callable[[str], None]
 
     saved_as = save_recording(outcome.recording, state_folder(env))
     whole = io.StringIO()
-    to = whole if say is not None and not sys.stderr.isatty() else sys.stderr
-    terminal.show(outcome.report, outcome.recording, screen.console(to), saved_as)
-    for line in whole.getvalue().splitlines() if say is not None else ():
+    if say is None or sys.stderr.isatty():
+        terminal.show(outcome.report, outcome.recording, screen.console(sys.stderr), saved_as)
+        return
+    terminal.show(outcome.report, outcome.recording, screen.console(whole), saved_as)
+    for line in whole.getvalue().splitlines():
         say(line)

@@ -18,8 +18,8 @@ _PAUSE_S, _LATER_PAUSE_S, _LATER_S = 5.0, 15.0, 600.0
 _PAUSE_OF_JUDGING_S = 0.1
 #: Without a look for so long, this process was stopped, or the machine slept.
 _GAP_S = 60.0
-#: `attach` takes ten seconds at most, beside its imports.
-_JUDGING_S = 15.0
+#: `attach` takes ten seconds at most, beside its imports; on a busy machine these take long.
+_JUDGING_S = 30.0
 #: A job that got on although it seemed to stand still is judged more rarely: never later than NCCL's watchdog, which
 #: ends it after ten minutes by default, would after the usual two.
 _MOST_TIMES_LATER = 4
@@ -29,7 +29,8 @@ _ENDS_ITSELF_S = 8.0
 _KILL_PATIENCE_S = 30.0
 _MOST_NAMED = 8
 _MOST_PROCESSES = 4_096
-_GETS_ON, _STUCK, _UNSURE = 0, 1, 3
+#: Exit codes of ``attach``.
+_STUCK, _UNSURE = 1, 3
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Lookout:
         self.is_stuck = False  # and has told who keeps the others waiting
         self._living: dict[int, int] = {}  # the job's processes when it was killed, by pid their starts
         self._killed_s: float | None = None
+        self._cut_short = 0  # judgements in a row
 
     def pause_s(self) -> float:
         """Seconds until the next look."""
@@ -105,12 +107,18 @@ class Lookout:
                 else "what the job does since SIGTERM:"
             )
             pids = self._progress.pids()
-            self._judging = Judging(lambda: judge_what_runs(pids, os.environ, self._say, why), _JUDGING_S)
+            self._judging = Judging(
+                lambda: judge_what_runs(pids, os.environ, self._say, why),
+                _JUDGING_S if is_still else _JUDGING_S - 2 * _ENDS_ITSELF_S,
+            )
 
     def _heed(self, code: int) -> None:
-        self._has_told = code in (_STUCK, _UNSURE, CUT_SHORT) or signal.SIGTERM in self._command.told
+        self._cut_short = self._cut_short + 1 if code == CUT_SHORT else 0
+        self._has_told = (
+            code in (_STUCK, _UNSURE) or self._cut_short > 1 or signal.SIGTERM in self._command.told
+        )
         self.is_stuck = code == _STUCK
-        if code == CUT_SHORT:
+        if self._cut_short > 1:
             self._say(f"a rank stands still, and {_JUDGING_S:.0f} s were not enough to look at all ranks")
         if code == _STUCK and self._options.kill_on_hang and self._killed_s is None:
             pids = process.with_children(self._command.pid, _MOST_PROCESSES) or [self._command.pid]

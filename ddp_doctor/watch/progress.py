@@ -8,23 +8,24 @@ waits for another one that writes a checkpoint, `attach` finds out.
     anything else                                         moves
 """
 
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from ddp_doctor.knowledge.live_frames import GROUP_THREADS
 from ddp_doctor.ranks import process
 from ddp_doctor.sources import proc
 
 #: Processes of a job that are looked at.
 _MOST_PROCESSES = 4_096
-#: Threads that only wait wake up now and then: torch's own poll, a few microseconds each time (judgement).
-_IDLE_CPU_SHARE = 0.02
+#: Who looks every 10 ms whether something is done uses a fifth of a percent of a processor (judgement).
+_IDLE_CPU_SHARE = 0.005
 _SPIN_CPU_SHARE = 0.9
 _SPIN_SLEEPS_PER_S = 2.0
 #: Walking the processes of a node costs more than looking at the ranks that are known.
 _SEARCH_S = 30.0
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+#: A launcher is there some seconds before its ranks.
+_BEGINNING_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ class Progress:
     """The ranks below some processes, looked at again and again."""
 
     _ranks: dict[int, _Rank] = field(default_factory=dict)
-    _searched_s: float | None = None
+    _begun_s: float = 0.0  # monotonic, as those below
+    _searched_s: float = 0.0
     _looked_s: float | None = None
     _each: bool = False  # whether each process is a rank for sure, of which each has to move
 
@@ -60,7 +62,7 @@ class Progress:
         return tuple(self._ranks)
 
     def look(self, roots: Iterable[int], longest_gap_s: float) -> float:
-        """For how many seconds some rank has not moved, and where ranks are not known, none of the job's processes.
+        """For how many seconds some rank has not moved or, where ranks are not numbered, none of them.
 
         After a gap, in which this process was stopped or the machine slept, all begins again.
         """
@@ -69,7 +71,9 @@ class Progress:
             for rank in self._ranks.values():
                 rank.moved_s = now
         self._looked_s = now
-        if self._searched_s is None or now - self._searched_s > _SEARCH_S or not self._all_live():
+        self._begun_s = self._begun_s or now
+        is_beginning = not self._each and now - self._begun_s < _BEGINNING_S
+        if is_beginning or now - self._searched_s > _SEARCH_S or not self._all_live():
             self._searched_s = now
             self._search(roots, now)
         for rank in self._ranks.values():
@@ -82,9 +86,7 @@ class Progress:
         return (max(still) if self._each else min(still)) if still else 0.0
 
     def _all_live(self) -> bool:
-        return bool(self._ranks) and all(
-            process.started(pid) == rank.started for pid, rank in self._ranks.items()
-        )
+        return all(process.started(pid) == rank.started for pid, rank in self._ranks.items())
 
     def _search(self, roots: Iterable[int], now: float) -> None:
         """Find the job's ranks; those that are new count as moving."""
@@ -98,15 +100,19 @@ class Progress:
 
 
 def _ranks_below(roots: Iterable[int]) -> tuple[dict[int, int], bool]:
-    """Processes with torch loaded, by pid their starts: those that a launcher has given a rank, else all of them."""
+    """By pid their starts: processes with torch that have a rank by their launcher, else those that joined a group."""
     tree = {pid for root in roots for pid in process.with_children(root, _MOST_PROCESSES) or (root,)}
     with_torch = {pid for pid in tree if "/libtorch" in (proc.read(f"/proc/{pid}/maps") or "")}
     rank_of = {pid: (proc.environment(pid) or {}).get("RANK") for pid in with_torch}
     ranks = {
         pid for pid, rank in rank_of.items() if rank is not None and rank_of.get(proc.parent(pid)) != rank
     }
-    starts = {pid: process.started(pid) for pid in ranks or with_torch}
+    starts = {pid: process.started(pid) for pid in ranks or filter(_has_groups, with_torch)}
     return {pid: started for pid, started in starts.items() if started is not None}, bool(ranks)
+
+
+def _has_groups(pid: int) -> bool:
+    return any(map(GROUP_THREADS.fullmatch, proc.threads(pid).values()))
 
 
 def _new_rank(pid: int, started: int, now: float) -> _Rank | None:
@@ -121,7 +127,8 @@ def _counts(pid: int) -> _Counts | None:
     if not fields or fields[0] in "ZX":
         return None
     sleeps = _numbers(proc.read(f"{thread}/status")).get("voluntary_ctxt_switches", 0)
-    cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+    on_cpu = (proc.read(f"{thread}/schedstat") or "").split()  # ns; not in every kernel
+    cpu_s = int(on_cpu[0]) / 1e9 if on_cpu else proc.seconds(fields)
     return _Counts(time.monotonic(), cpu_s, io.get("rchar", 0) + io.get("wchar", 0), sleeps)
 
 

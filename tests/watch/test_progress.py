@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from ddp_doctor.ranks.process import started as started_at
 from ddp_doctor.watch import progress
 from ddp_doctor.watch.progress import Progress, _Counts, _Rank
 
@@ -16,11 +17,12 @@ from ddp_doctor.watch.progress import Progress, _Counts, _Rank
     ("cpu_s", "io_bytes", "sleeps", "on_gpu", "moves"),
     [
         pytest.param(0.0, 0, 0, False, False, id="it waits in gloo"),
-        pytest.param(0.1, 0, 900, True, False, id="a thread that polls uses a hundredth of a processor"),
+        pytest.param(0.03, 0, 900, False, False, id="it looks every 10 ms whether something is done"),
         pytest.param(10.0, 0, 3, True, False, id="NCCL's way to wait"),
         pytest.param(10.0, 0, 3, False, True, id="it computes on a processor"),
         pytest.param(10.0, 0, 400, True, True, id="it launches kernels and waits for batches"),
         pytest.param(0.0, 12, 1, True, True, id="it prints a line"),
+        pytest.param(0.1, 0, 900, False, True, id="it takes many short steps"),
         pytest.param(3.0, 0, 1, True, True, id="it uses a third of a processor"),
     ],
 )
@@ -40,7 +42,7 @@ def job():
         subprocess.Popen((sys.executable, "-S", "-c", text), stdin=subprocess.PIPE) for text in scripts
     ]
     time.sleep(0.05)
-    yield {process.pid: progress.process.started(process.pid) for process in started}
+    yield {process.pid: started_at(process.pid) for process in started}
     for process in started:
         process.kill()
         process.communicate()
@@ -50,7 +52,7 @@ def job():
 def test_each_rank_has_to_move_where_ranks_are_known_else_any_process(job, monkeypatch, each, stands_still):
     clock = iter(range(1_000, 2_000, 10))
     monkeypatch.setattr(progress, "_ranks_below", lambda _roots: (job, each))
-    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))
     monkeypatch.setattr(progress, "_has_moved", lambda rank, now: now.cpu_s > rank.counts.cpu_s)
     ranks = Progress()
 
