@@ -188,3 +188,36 @@ def test_a_job_submitted_without_its_environment_needs_the_line_that_the_comment
     job = slurm.batch(f"{SETTINGS}{show}\n{hint}\n{show}", "-N1", f"--export={export}")
     assert job.wait() == "COMPLETED", job.output
     assert job.output.splitlines() == ["none", "=mlx5 0'1"]
+
+
+#: Counts the SIGTERMs that it is sent, and fails.
+TERMINATED = """
+import os, signal, sys, time
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+print("ready", flush=True)
+count = 0
+while signal.sigtimedwait({signal.SIGTERM}, 1.0 if count else 600) is not None:
+    count += 1
+print("task", os.environ["SLURM_PROCID"], "was sent SIGTERM", count, "times, below", os.getppid(), flush=True)
+sys.exit("RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB")
+"""
+
+
+def test_in_a_step_one_watcher_a_node_explains_the_end_and_each_task_is_sent_sigterm_once(slurm):
+    (slurm.folder / "terminated.py").write_text(TERMINATED)
+    watch = f"{sys.executable} -m ddp_doctor watch --keep-output -- {sys.executable} -S"
+    job = slurm.batch(
+        f"XDG_STATE_HOME={slurm.folder}/state srun -N1 -n2 {watch} {slurm.folder}/terminated.py",
+        "-n2",
+    )
+    wait_for(lambda: job.output.count("ready") == 2, PATIENCE_S, slurm.logs)
+
+    slurm.run("scancel", "--signal=TERM", job.number)
+
+    assert job.wait() == "FAILED"
+    said = job.output
+    below = re.findall(r"task (\d) was sent SIGTERM 1 times, below (\d+)", said)
+    assert sorted(task for task, _ in below) == ["0", "1"], said
+    assert len({parent for _, parent in below}) == 2, "task 0 runs below the watcher, task 1 as without one"
+    assert said.count("ddp-doctor: watching ") == 1
+    assert said.count("Failed: GPU of a rank has no memory left: 2.00 GiB more were asked for.") == 1, said
