@@ -245,7 +245,10 @@ class _Watch:
         for pid, data in live_doors.flight_dumps(servers).items():
             place = f"rank {pids[pid]} (pid {pid} on {self._host})"
             last, first = (read_dump(of, place, time.time()) for of in (data, self._dumps.get(pid, b"")))
-            yield pids[pid], still_open(last, first).model_copy(update={"rank": pids[pid]})
+            yield (
+                pids[pid],
+                still_open(last, first).model_copy(update={"rank": pids[pid], "world_size": job.world_size}),
+            )
 
     def _ras(self) -> Iterator[tuple[None, JobLogFact]]:
         if self._ras_said:

@@ -94,20 +94,22 @@ class _Job:
     # --- by what the job itself says ------------------------------------------------------------------
 
     def by_recorders(self, recording: Recording) -> tuple[Judged, ...]:
-        """What the flight recorders tell, with what the ranks do now."""
-        found = wait_graph.judged(recording)
-        return tuple(
-            replace(
-                one,
-                lines=(*self._lines(self._first(one)), *one.lines),
-                culprits=self._culprits(
-                    [culprit.rank for culprit in one.culprits if culprit.rank is not None]
-                ),
-                next_check="",
-            )
-            for one in found
-            if one.cause.name not in _NOT_OF_RECORDERS
-        )
+        """What the flight recorders tell, with what the ranks do now.
+
+        Of ranks in different groups nobody is named: the one that is alone may wait for another that left its group's
+        call out.
+        """
+        found = []
+        for one in wait_graph.judged(recording):
+            if one.cause.name not in _NOT_OF_RECORDERS:
+                crossed = one.cause.name == "cross-group-deadlock"
+                blamed = (
+                    [] if crossed else [culprit.rank for culprit in one.culprits if culprit.rank is not None]
+                )
+                seen = (*self._lines(self._first(one)), *one.lines)
+                values = {name: value for name, value in one.values.items() if name != "odd"}
+                found.append(replace(one, lines=seen, culprits=self._culprits(blamed), values=values))
+        return tuple(found)
 
     def _first(self, found: Judged) -> list[Doing]:
         """The ranks, those to blame first."""
