@@ -83,7 +83,8 @@ def _on_default_group(frames: Sequence[dict[str, object]]) -> bool | None:
 def why_refused(pid: int, said: str) -> Refused:
     """Why the stack of a process cannot be read, and the one setting that grants it the next time."""
     own, other = proc.status(os.getpid()), proc.status(pid)
-    may_trace = bool(int(own.get("CapEff", "0"), 16) & _SYS_PTRACE)
+    capabilities = int(own.get("CapEff", "0"), 16)
+    may_trace = bool(capabilities & _SYS_PTRACE)
     others = {int(uid) for uid in other.get("Uid", "").split()} - {os.getuid()}
     user = _user(max(others, default=0))
     denied = re.search("denied|not permitted", said, re.IGNORECASE)
@@ -107,11 +108,14 @@ def why_refused(pid: int, said: str) -> Refused:
             "docker run --cap-add=SYS_PTRACE",
         ),
         (
+            int(other.get("CapPrm", "0"), 16) & ~capabilities,
+            "it has capabilities (CapPrm) that this process has not (CapEff)",
+            "run this as root, with CAP_SYS_PTRACE",
+        ),
+        (
             not may_trace,
-            "it may not be read: it changed its user or its rights when it started",
-            "run this as root"
-            if own.get("NoNewPrivs") != "1"
-            else "run this as root, outside (NoNewPrivs is set here)",
+            "it changed its user or its rights when it started, and is closed since",
+            "run this as root" + (", outside of what set NoNewPrivs" if own.get("NoNewPrivs") == "1" else ""),
         ),
         (True, "the kernel refused it, although CapEff has SYS_PTRACE", "run this on the host, as root"),
     )

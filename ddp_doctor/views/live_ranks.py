@@ -104,8 +104,9 @@ def doing(rank: LiveRankFact) -> Doing:
         return Doing(rank, "collective", call, _line(frames), _moves_in_collective(rank))
     own = of_the_job(frames)
     for activity, words, pattern in live_frames.ACTIVITIES:
-        searched = own if activity == "evaluation" else frames
-        if any(map(pattern.search, searched)):
+        searched = {"evaluation": own, "start": _imports(frames, own)}.get(activity, frames)
+        # A module that is imported says nothing of what is done.
+        if any(pattern.search(frame) for frame in searched if not frame.endswith(" in <module>")):
             found = Doing(rank, activity, line=_line(frames), words=words)
             return _loading(found) if activity == "data" else _working(found)
     if (rank.waits_for_gpu and rank.over_nccl) or live_frames.IN_CUDA_WAIT.search(frames[-1]):
@@ -127,6 +128,12 @@ def _unable(rank: LiveRankFact) -> tuple[Literal["gone", "stopped", "kernel"], s
     if states == {"D"} and _used(rank) <= _IDLE and _io(rank) <= _LITTLE_IO:
         return "kernel", rank.looks[-1].wait_channel or ""
     return None
+
+
+def _imports(frames: Sequence[str], own: Sequence[str]) -> Sequence[str]:
+    """The frames that the innermost function of the job has called: a script may be started by an import, too."""
+    functions = [frame for frame in own if not frame.endswith(" in <module>")]
+    return frames[frames.index(functions[-1]) + 1 :] if functions else frames
 
 
 # --- in a collective -----------------------------------------------------------------------------------
