@@ -104,20 +104,22 @@ FORKSERVER_PID = os.getpid()
 
 
 class OomCounter:
-    """Counts OOM kills in this process's memory cgroup (v2 memory.events) and on the host."""
+    """Counts OOM kills in this process's memory cgroup (v2 memory.events) and, unless told otherwise, on the host."""
 
-    def __init__(self) -> None:
-        self._before = _count()
+    def __init__(self, *, of_host: bool = True) -> None:
+        self._of_host = of_host
+        self._before = _count(of_host=of_host)
 
     def since_start(self) -> int:
         """OOM kills since this object was made; 0 where the kernel does not count them."""
-        return max(_count() - self._before, 0)
+        return max(_count(of_host=self._of_host) - self._before, 0)
 
 
-def _count() -> int:
+def _count(*, of_host: bool) -> int:
     groups = (proc.read("/proc/self/cgroup") or "").splitlines()
     own = next((group.partition("::")[2] for group in groups if group.startswith("0::")), "")
-    return max(_oom_kills(f"/sys/fs/cgroup{own}/memory.events"), _oom_kills("/proc/vmstat"))
+    of_cgroup = _oom_kills(f"/sys/fs/cgroup{own}/memory.events")
+    return max(of_cgroup, _oom_kills("/proc/vmstat")) if of_host else of_cgroup
 
 
 def _oom_kills(path: str) -> int:

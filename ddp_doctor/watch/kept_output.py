@@ -6,11 +6,12 @@ have closed their streams. Where nobody reads any more it leaves, and the comman
 
 import os
 import select
-from collections.abc import Collection
+import signal
 from contextlib import suppress
 from pathlib import Path
 
 from ddp_doctor.ranks import process
+from ddp_doctor.watch.evidence import is_regular
 
 #: A file is full then. The first is kept, and the last two.
 _FILE_BYTES = 32 << 20
@@ -19,9 +20,13 @@ _NAMES = {1: "stdout", 2: "stderr"}
 
 
 class KeptOutput:
-    """The copier of stdout, stderr or both, and the descriptors for the command to write to in their places."""
+    """The copier of those of stdout and stderr that are no files, and the descriptors for the command in their places.
 
-    def __init__(self, folder: Path, streams: Collection[int]) -> None:
+    ``is_ours``: it is a child of this process; else nobody's, for a process that becomes the command.
+    """
+
+    def __init__(self, folder: Path, task: int, *, is_ours: bool) -> None:
+        streams = [stream for stream in (1, 2) if not is_regular(stream)]
         same = len(streams) > 1 and _is_same(1, 2)
         pipes = {stream: os.pipe() for stream in streams if stream == 1 or not same}
         self.streams = {stream: pipes[1 if same else stream][1] for stream in streams}
@@ -29,12 +34,24 @@ class KeptOutput:
         self.pid = os.fork()
         if self.pid == 0:
             with suppress(BaseException):
-                for write in self._ends:
-                    os.close(write)
-                _copy({read: stream for stream, (read, _) in pipes.items()}, folder)
+                signal.pthread_sigmask(
+                    signal.SIG_BLOCK, signal.valid_signals()
+                )  # the job's last words come after them
+                if is_ours or os.fork() == 0:
+                    for write in self._ends:
+                        os.close(write)
+                    _copy({read: stream for stream, (read, _) in pipes.items()}, folder, task)
             os._exit(0)
+        if not is_ours:
+            os.waitpid(self.pid, 0)
         for read, _ in pipes.values():
             os.close(read)
+
+    def take(self) -> None:
+        """Have this process, and what it becomes, write to it."""
+        for stream, write in self.streams.items():
+            os.dup2(write, stream)
+        self.started()
 
     def started(self) -> None:
         """The command has its ends of the pipes: only it may hold them open."""
@@ -59,13 +76,13 @@ def _is_same(first: int, second: int) -> bool:
     return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
 
 
-def _copy(sources: dict[int, int], folder: Path) -> None:
+def _copy(sources: dict[int, int], folder: Path, task: int) -> None:
     """Until all are closed; ``sources``: streams by the descriptors to read."""
     process.set_name("ddp-watch-tee")
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in {0, 1, 2} - set(sources.values()):
         os.dup2(nothing, stream)
-    kept = {source: _Kept(folder, _NAMES[stream]) for source, stream in sources.items()}
+    kept = {source: _Kept(folder, f"{_NAMES[stream]}-{task}") for source, stream in sources.items()}
     poll = select.poll()
     for source in sources:
         poll.register(source, select.POLLIN)

@@ -15,7 +15,7 @@ from ddp_doctor.ranks import process
 from ddp_doctor.sources import proc
 from ddp_doctor.starters.detect import OuterWorld, outer_world
 from ddp_doctor.watch.command import CannotStart, Command, become
-from ddp_doctor.watch.evidence import Evidence, Output, is_regular, regular_outputs
+from ddp_doctor.watch.evidence import Evidence, Output, regular_outputs
 from ddp_doctor.watch.judging import CUT_SHORT, Judging, judge_the_end
 from ddp_doctor.watch.kept_output import KeptOutput
 from ddp_doctor.watch.lookout import Lookout, WatchOptions
@@ -47,6 +47,8 @@ def watch(
         evidence = Evidence(env, _name(world), world.local_rank if world else 0)
         if world is not None and not world.is_agent:
             evidence.add_task(world.local_rank, regular_outputs())
+            if options.keep_output and evidence.folder is not None:
+                KeptOutput(evidence.folder, world.local_rank, is_ours=False).take()
             become(argv, {**env, **evidence.variables})
         _tell(argv, evidence, say)
         return _Watcher(argv, evidence, options, say).run({**env, **evidence.variables})
@@ -97,7 +99,7 @@ class _Watcher:
         self._argv, self._evidence, self._options, self._say = argv, evidence, options, say
         self._outputs: list[Output] = []
         self._copies: KeptOutput | None = None
-        self._oom = process.OomCounter()
+        self._oom = process.OomCounter(of_host=False)
 
     def run(self, env: Mapping[str, str]) -> int:
         """Raises CannotStart."""
@@ -105,9 +107,8 @@ class _Watcher:
         sys.stderr.flush()
         self._outputs = regular_outputs()
         self._command = command = Command()
-        to_keep = [stream for stream in (1, 2) if not is_regular(stream)] if self._options.keep_output else []
-        if to_keep and self._evidence.folder is not None:
-            self._copies = KeptOutput(self._evidence.folder, to_keep)
+        if self._options.keep_output and self._evidence.folder is not None:
+            self._copies = KeptOutput(self._evidence.folder, 0, is_ours=True)
         command.start(self._argv, env, self._copies.streams if self._copies else {})
         if self._copies:
             self._copies.started()
@@ -128,9 +129,15 @@ class _Watcher:
         while self._copies and not self._copies.has_ended() and time.monotonic() - ended_s < _COPYING_S:
             time.sleep(0.01)
         if command.code == 0:
-            self._evidence.forget()
+            if not any(
+                process.started(pid) for pid, _ in self._evidence.tasks()
+            ):  # of this node, which may yet fail
+                self._evidence.forget()
             return
-        self._oom_noted()
+        if killed := self._oom.since_start():
+            self._evidence.note(
+                f"the watcher detected {killed} oom_kill events in the memory cgroup of the job"
+            )
         files = self._evidence.files()
         how = f"{self._name} {_ended(command.code or 0)} {_after(ended_s - command.started_s)}"
         if not files:
@@ -143,12 +150,6 @@ class _Watcher:
             self._say(f"{how}. It was interrupted by hand, so nothing is judged")
         else:
             self._judge(how, files)
-
-    def _oom_noted(self) -> None:
-        """What the kernel has killed is seen here only where it was the command: the rest may be another job's."""
-        killed = self._oom.since_start()
-        if killed and self._command.code in (-signal.SIGKILL, 128 + signal.SIGKILL):
-            self._evidence.note(f"the watcher detected {killed} oom_kill events while the command ran")
 
     def _judge(self, how: str, files: Sequence[str]) -> None:
         outputs = [*self._outputs, *(output for _, of_task in self._evidence.tasks() for output in of_task)]

@@ -207,7 +207,7 @@ def test_output_that_is_kept_is_passed_on_as_it_is_and_explains_the_end(watching
 
     assert process.wait(PATIENCE_S) == 1
     assert "a\r\tRuntimeError: CUDA out of memory." in said
-    assert [path.name for path in kept(state)[0].iterdir()] == ["stdout.0.txt"]
+    assert [path.name for path in kept(state)[0].iterdir()] == ["stdout-0.0.txt"]
     assert "no memory left" in said.splitlines()[-1]
 
 
