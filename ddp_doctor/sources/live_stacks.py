@@ -5,6 +5,7 @@ import os
 import pwd
 import re
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -35,8 +36,10 @@ class Stack:
     refused: Refused | None = None
 
 
-def stacks(pids: Sequence[int], env: Mapping[str, str], *, with_groups: bool = False) -> dict[int, Stack]:
-    """The stacks of all, several at a time."""
+def stacks(
+    pids: Sequence[int], env: Mapping[str, str], end: float, *, with_groups: bool = False
+) -> dict[int, Stack]:
+    """The stacks of all, several at a time, until the moment ``end`` of time.monotonic()."""
     beside = Path(sys.executable).with_name("py-spy")
     program = str(beside) if beside.exists() else find_executable("py-spy", env)
     if program is None:
@@ -44,13 +47,13 @@ def stacks(pids: Sequence[int], env: Mapping[str, str], *, with_groups: bool = F
     if not pids:
         return {}
     with ThreadPoolExecutor(min(_MOST_AT_ONCE, len(pids))) as pool:
-        found = pool.map(lambda pid: _stack(program, pid, env, with_groups=with_groups), pids)
+        found = pool.map(lambda pid: _stack(program, pid, env, end, with_groups=with_groups), pids)
         return dict(zip(pids, found, strict=True))
 
 
-def _stack(program: str, pid: int, env: Mapping[str, str], *, with_groups: bool) -> Stack:
+def _stack(program: str, pid: int, env: Mapping[str, str], end: float, *, with_groups: bool) -> Stack:
     words = [program, "dump", "--nonblocking", "--full-filenames", "--json", "--pid", str(pid)]
-    done = run_command(words + ["--locals"] * with_groups, env, _PATIENCE_S)
+    done = run_command(words + ["--locals"] * with_groups, env, min(_PATIENCE_S, end - time.monotonic()))
     try:
         threads = json.loads(done.stdout)
         main = next(

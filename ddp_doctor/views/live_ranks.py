@@ -101,7 +101,7 @@ def doing(rank: LiveRankFact) -> Doing:
             rank, "unknown", moves=None if _used(rank) > _IDLE or _switched(rank) > _FEW_SWITCHES else False
         )
     if call := _collective(rank, frames):
-        return Doing(rank, "collective", call, _line(frames), _moves_in_collective(rank))
+        return Doing(rank, "collective", call, _line(frames), _moves_in_collective(rank, call))
     own = of_the_job(frames)
     for activity, words, pattern in live_frames.ACTIVITIES:
         searched = {"evaluation": own, "start": _imports(frames, own)}.get(activity, frames)
@@ -153,9 +153,11 @@ def _collective(rank: LiveRankFact, frames: Sequence[str]) -> str:
     return "wait" if has_groups and rank.waits_for_work and _line(frames) == frames[-1] else ""
 
 
-def _moves_in_collective(rank: LiveRankFact) -> bool:
+def _moves_in_collective(rank: LiveRankFact, call: str) -> bool:
     if not _same_stacks(rank):
         return True
+    if call in live_frames.MEETINGS:
+        return _main_used(rank) > _IDLE and not rank.over_nccl
     return not rank.over_nccl and not _rests(rank)
 
 
