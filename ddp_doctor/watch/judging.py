@@ -88,22 +88,30 @@ def judge_the_end(
     return outcome.report.exit_code
 
 
-def judge_what_runs(pids: Sequence[int], env: Mapping[str, str], say: Callable[[str], None], why: str) -> int:
-    """Print what keeps these ranks waiting, as ``attach`` does, unless they get on; its exit code.
+def judge_what_runs(
+    pids: Sequence[int], env: Mapping[str, str], say: Callable[[str], None], why: str, *, has_doubted: bool
+) -> int:
+    """Print what keeps these ranks waiting, as ``attach`` does; its exit code.
 
-    ``why`` is printed before: why they are looked at.
+    Where that cannot be told it is a line, and nothing if that ``has_doubted`` before. ``why`` they are looked at comes
+    first.
     """
     from ddp_doctor.app.attach import attach
+    from ddp_doctor.app.folders import save_recording
     from ddp_doctor.model.choices import ExitCode, UsageError
 
     try:
         outcome = attach(pids, env=env)
     except UsageError:  # they have just ended
         return ExitCode.USAGE.value
-    if outcome.report.exit_code:
-        say(why)
+    code = outcome.report.exit_code
+    if code == ExitCode.SICK.value:
+        say(f"{why}:")
         _show(outcome, env, say)
-    return outcome.report.exit_code
+    elif code == ExitCode.UNSURE.value and not has_doubted:
+        saved_as = save_recording(outcome.recording, state_folder(env))
+        say(f"{why}. {outcome.report.summary} (`ddp-doctor replay {saved_as}` has more)")
+    return code
 
 
 def _show(outcome: "Outcome", env: Mapping[str, str], say: Callable[[str], None] | None = None) -> None:

@@ -55,6 +55,7 @@ class Lookout:
         self._judged_s = 0.0
         self._patience_s = options.stuck_after_s
         self._has_told = False  # of the stand-still that goes on
+        self._has_doubted = False  # whether it is one
         self.is_stuck = False  # and has told who keeps the others waiting
         self._living: dict[int, int] = {}  # the job's processes when it was killed, by pid their starts
         self._killed_s: float | None = None
@@ -92,31 +93,27 @@ class Lookout:
     def _judge_if_still(self, now: float) -> None:
         roots = [self._command.pid, *(pid for pid, _ in self._evidence.tasks())]
         still_s = self._progress.look(roots, _GAP_S)
-        if self._has_told:
-            if still_s < self._options.stuck_after_s / 4 and self._progress.pids():
-                self._has_told = self.is_stuck = False
-                self._say("the job moves again")
-            return
-        told_to_end_s = now - self._command.told.get(signal.SIGTERM, now)
+        if (self._has_told or self._has_doubted) and still_s < self._options.stuck_after_s / 4:
+            self._has_told = self._has_doubted = self.is_stuck = False
+            self._say("the job moves again")
+        pids, has_doubted = self._progress.pids(), self._has_doubted
+        sent_s = self._command.told.get(signal.SIGTERM)
+        does_not_end = sent_s is not None and now - sent_s > _ENDS_ITSELF_S and self._judged_s < sent_s
         is_still = still_s >= self._patience_s and now - self._judged_s >= self._patience_s
-        if self._progress.pids() and (is_still or told_to_end_s > _ENDS_ITSELF_S):
-            self._judged_s = now
-            why = (
-                f"a rank has not moved for {still_s:.0f} s:"
-                if is_still
-                else "what the job does since SIGTERM:"
-            )
-            pids = self._progress.pids()
-            self._judging = Judging(
-                lambda: judge_what_runs(pids, os.environ, self._say, why),
-                _JUDGING_S if is_still else _JUDGING_S - 2 * _ENDS_ITSELF_S,
-            )
+        if self._has_told or not pids or not (is_still or does_not_end):
+            return
+        self._judged_s = now
+        why, seconds = f"a rank has not moved for {still_s:.0f} s", _JUDGING_S
+        if not is_still:
+            why, seconds = "the job has not ended since SIGTERM", _JUDGING_S - 2 * _ENDS_ITSELF_S
+        self._judging = Judging(
+            lambda: judge_what_runs(pids, os.environ, self._say, why, has_doubted=has_doubted), seconds
+        )
 
     def _heed(self, code: int) -> None:
         self._cut_short = self._cut_short + 1 if code == CUT_SHORT else 0
-        self._has_told = (
-            code in (_STUCK, _UNSURE) or self._cut_short > 1 or signal.SIGTERM in self._command.told
-        )
+        self._has_told = code == _STUCK or self._cut_short > 1
+        self._has_doubted = self._has_doubted or code == _UNSURE
         self.is_stuck = code == _STUCK
         if self._cut_short > 1:
             self._say(f"a rank stands still, and {_JUDGING_S:.0f} s were not enough to look at all ranks")
