@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from ddp_doctor.ranks import process
@@ -78,8 +79,10 @@ def judge_the_end(
     from ddp_doctor.app.logs import logs
     from ddp_doctor.model.choices import ExitCode, UsageError
 
+    # tasks may share a file, of which all that the first of them saw is read
+    starts = dict(sorted(outputs, key=itemgetter(1), reverse=True))
     try:
-        outcome = logs((*files, *(output.path for output in outputs)), starts=dict(outputs))
+        outcome = logs((*files, *starts), starts=starts)
     except UsageError:
         return ExitCode.USAGE.value
     if outcome.report.exit_code:

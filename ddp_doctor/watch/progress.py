@@ -92,6 +92,8 @@ class Progress:
         """Find the job's ranks; those that are new count as moving."""
         found, self._each = _ranks_below(roots)
         known = {pid: rank for pid, rank in self._ranks.items() if found.get(pid) == rank.started}
+        for rank in known.values():
+            rank.on_gpu = rank.on_gpu or _uses_gpu(rank.pid)
         if known.keys() != found.keys():  # a restart, or it has just begun
             for rank in known.values():
                 rank.moved_s = now
@@ -117,8 +119,12 @@ def _has_groups(pid: int) -> bool:
 
 def _new_rank(pid: int, started: int, now: float) -> _Rank | None:
     counts = _counts(pid)
-    on_gpu = "/dev/nvidia" in (proc.read(f"/proc/{pid}/maps") or "")
-    return _Rank(pid, started, on_gpu, counts, now) if counts is not None else None
+    return _Rank(pid, started, _uses_gpu(pid), counts, now) if counts is not None else None
+
+
+def _uses_gpu(pid: int) -> bool:
+    """Whether it has begun to; a rank does so some seconds after its start."""
+    return "/dev/nvidia" in (proc.read(f"/proc/{pid}/maps") or "")
 
 
 def _counts(pid: int) -> _Counts | None:

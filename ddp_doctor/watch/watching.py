@@ -114,7 +114,8 @@ class _Watcher:
             self._copies.started()
         nothing = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1):  # who reads what the command says waits for all that hold its streams
-            os.dup2(nothing, stream)
+            if not os.isatty(stream):  # which tells how wide it is
+                os.dup2(nothing, stream)
         lookout = Lookout(command, self._evidence, self._options, self._say)
         while not command.wait(lookout.pause_s()):
             lookout.look()
@@ -129,9 +130,8 @@ class _Watcher:
         while self._copies and not self._copies.has_ended() and time.monotonic() - ended_s < _COPYING_S:
             time.sleep(0.01)
         if command.code == 0:
-            if not any(
-                process.started(pid) for pid, _ in self._evidence.tasks()
-            ):  # of this node, which may yet fail
+            others = [pid for pid, _ in self._evidence.tasks() if process.started(pid) is not None]
+            if not others:  # tasks of this node, which may yet fail
                 self._evidence.forget()
             return
         if killed := self._oom.since_start():
