@@ -19,6 +19,8 @@ TIERS: Sequence[Tier] = ("kernel", "exception", "recorder", "ras", "nccl", "watc
 #: for what ends a process is followed by the stacks of its threads and by what its launcher says.
 _STILL_RUNS_LINES = 50
 _STILL_RUNS_LINES_OF_A_FAILED = 300
+#: So many other lines behind the first try to connect say that a later one succeeded.
+_LINES_OF_LIFE = 3
 #: Moments of different files that are closer than this have no order: clocks of hosts differ, logs have whole seconds.
 _SAME_MOMENT_S = 2.0
 #: Lines of an exception's message, below its first one.
@@ -217,8 +219,31 @@ class Output:
             SIGNS[sign.sign][0].role not in ("advice", "context")
             and not SIGNS[sign.sign][0].beside
             and not self.got_over(sign)
+            and not self._was_tried_again(sign)
+            and not self._is_hint_beside_output(sign)
             for sign in self.fact.signs
         )
+
+    def _is_hint_beside_output(self, sign: SignSeen) -> bool:
+        """Whether a kernel log tells of something that need not have ended the job, whose output is there as well."""
+        is_hint = (
+            SIGNS[sign.sign][0].confidence is Confidence.POSSIBLE and sign.where.file in self._kernel_logs
+        )
+        return is_hint and len(self._kernel_logs) < len(self.fact.files)
+
+    @cached_property
+    def _kernel_logs(self) -> frozenset[str]:
+        return frozenset(file.name for file in self.fact.files if file.kind == "kernel log")
+
+    def _was_tried_again(self, sign: SignSeen) -> bool:
+        """Whether a store that refused a connection was reached later: torch warns at each try, and goes on."""
+        refused = [
+            s for s in self.fact.signs if s.sign == "store-refused" and s.where.file == sign.where.file
+        ]
+        if sign.where not in (s.where for s in refused):
+            return False
+        lines_since = self._last_line.get(sign.where.file, 0) - min(s.where.line for s in refused) + 1
+        return lines_since - sum(s.times for s in refused) >= _LINES_OF_LIFE
 
     @cached_property
     def _is_known_to_have_failed(self) -> bool:
