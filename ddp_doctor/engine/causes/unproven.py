@@ -18,7 +18,14 @@ from ddp_doctor.wording.ranks import capital
 _ANSWERS = ("SIGTERM", "SIGABRT", "SIGINT")
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 #: Signs of victims whose connection to another rank broke.
-_PEER_GONE = ("peer-gone", "connect-refused", "rdma-flushed", "rendezvous-lost", "ray-worker-gone")
+_PEER_GONE = (
+    "peer-gone",
+    "connect-refused",
+    "rdma-flushed",
+    "rendezvous-lost",
+    "store-gone",
+    "ray-worker-gone",
+)
 #: Exit statuses of a shell for signals.
 _SIGNALS = {137: "SIGKILL", 139: "SIGSEGV", 135: "SIGBUS", 134: "SIGABRT", 143: "SIGTERM"}
 #: Lines of evidence from all kinds of signs together.

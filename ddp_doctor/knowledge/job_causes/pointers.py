@@ -227,8 +227,9 @@ _VICTIMS = (
     Sign(
         "peer-gone",
         tuple(words for words in victims.PEER_GONE if words not in (*_OF_ANYTHING, "waiting for clients")),
-        # Everyday life: NCCL's INFO while it connects or ends, store-refused's numbers, downloads.
+        # Everyday life: NCCL's INFO while it connects or ends, store-refused's numbers, downloads, store-gone.
         r"^(?!.*(?:\b[Rr]etrying\b|Connection closed by localRank|HTTPS?Connection|urlopen error|wandb"
+        r"|failed on SocketImpl\(|\"should dump\" flag on TCPStore"
         r"|failed to connect to \S+(?: \(errno: (?:22|97)\b|$)))",
         role="victim",
     ),

@@ -51,6 +51,17 @@ SIGNS = (
         role="victim",
         beside=("closing-signal",),
     ),
+    # torch's warnings of rank 0's store, also where rank 0 has only ended before the others.
+    Sign(
+        "store-gone",
+        (
+            "recvValue failed on SocketImpl(",
+            "sendBytes failed on SocketImpl(",
+            '"should dump" flag on TCPStore',
+        ),
+        role="victim",
+        beside=("closing-signal", "exit-code", "exception", "nccl-error"),
+    ),
     Sign(
         "ray-worker-gone",
         (
