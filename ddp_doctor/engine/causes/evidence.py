@@ -215,13 +215,18 @@ class Output:
     @cached_property
     def failed(self) -> bool:
         """Whether anything says that the job failed: an exit, a time-out, or a complaint with nothing behind it."""
-        return self._is_known_to_have_failed or any(
-            SIGNS[sign.sign][0].role not in ("advice", "context")
-            and not SIGNS[sign.sign][0].beside
-            and not self.got_over(sign)
-            and not self._was_tried_again(sign)
-            and not self._is_hint_beside_output(sign)
-            for sign in self.fact.signs
+        return (
+            self._is_known_to_have_failed
+            or bool(self.last_complaints)
+            or any(
+                SIGNS[sign.sign][0].role not in ("advice", "context")
+                and not SIGNS[sign.sign][0].beside
+                and not self.got_over(sign)
+                and not self._was_tried_again(sign)
+                and not self._is_hint_beside_output(sign)
+                and (sign.where.file, sign.where.line) not in self._ignored
+                for sign in self.fact.signs
+            )
         )
 
     def _is_hint_beside_output(self, sign: SignSeen) -> bool:
@@ -234,6 +239,16 @@ class Output:
     @cached_property
     def _kernel_logs(self) -> frozenset[str]:
         return frozenset(file.name for file in self.fact.files if file.kind == "kernel log")
+
+    @cached_property
+    def last_complaints(self) -> tuple[SignSeen, ...]:
+        """Complaints with which the output of a process ends."""
+        return tuple(
+            sign
+            for sign in self.fact.signs
+            if sign.sign == "complaint" and self._last_line.get(sign.where.file) == sign.where.line
+            if (sign.where.file, sign.where.line) not in self._ignored
+        )
 
     def _was_tried_again(self, sign: SignSeen) -> bool:
         """Whether a store that refused a connection was reached later: torch warns at each try, and goes on."""
@@ -259,6 +274,23 @@ class Output:
             for sign in self.fact.signs
             if sign.sign == "exception" and is_own(sign) and not self._holds_a_cause(sign)
             if not self.got_over(sign) and not self._is_raised_again(sign)
+            if (sign.where.file, sign.where.line) not in self._ignored
+        )
+
+    @cached_property
+    def _ignored(self) -> frozenset[tuple[str, int]]:
+        """The lines of tracebacks of which Python says that they end nothing."""
+        below = {
+            (sign.where.file, sign.where.line + 1)
+            for sign in self.fact.signs
+            if sign.sign == "exception-ignored"
+        }
+        return frozenset(
+            (sign.where.file, line)
+            for sign in self.fact.signs
+            if sign.sign == "exception"
+            if (sign.where.file, first := int(sign.values.get("first_line", sign.where.line))) in below
+            for line in range(first, sign.where.line + 1)
         )
 
     def _is_raised_again(self, exception: SignSeen) -> bool:

@@ -178,7 +178,7 @@ def _unknown(output: Output) -> Iterator[Judged]:
     yield Judged(
         cause,
         Confidence.POSSIBLE,
-        lines(spoken or shown)[:_MOST_LINES],
+        lines(spoken or shown or output.last_complaints)[:_MOST_LINES],
         detail=" ".join(
             part
             for part in (

@@ -10,6 +10,21 @@ from ddp_doctor.model.choices import Confidence
 
 #: Signs of no cause of their own.
 SIGNS = (
+    # Python's words in front of a traceback that ended nothing: of a destructor, of its logging.
+    Sign(
+        "exception-ignored",
+        ("Exception ignored in", "Exception ignored while", "--- Logging error ---"),
+        r"^(?:Exception ignored|--- Logging)",
+        role="context",
+    ),
+    # A complaint, of whatever: a failure where the output ends with it.
+    Sign(
+        "complaint",
+        ("NCCL WARN ", "Error: ", "Exception: "),
+        r"NCCL WARN (?!.*(?:libibverbs|real path|Plugin|Only EFA))"
+        r"|^(?:\[rank\d{1,7}\]: ?)?[\w.]{1,80}(?:Error|Exception): ",
+        role="context",
+    ),
     Sign("launcher-gave-up", ("errors.ChildFailedError",), tier="launcher", role="pointer"),
     Sign(
         "killed-by-code",

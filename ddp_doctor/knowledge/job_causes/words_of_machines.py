@@ -298,6 +298,14 @@ _NETWORK = {
     ),
     "ib-unusable": (
         Sign(
+            "verbs-call-failed-with",
+            ("Call to ibv_",),
+            r"Call to (?P<call>ibv_(?:reg_mr\w*|post_\w+|poll_cq)) failed with (?:error )?(?:\d{1,3} )?"
+            r"(?!Cannot alloc|Bad addr)(?P<reason>[A-Z][a-z]+(?: [a-z]+){0,6})",
+            tier="nccl",
+            confidence=Confidence.POSSIBLE,
+        ),
+        Sign(
             "modify-qp-failed",
             ("ibv_modify_qp failed",),
             r"(?P<call>ibv_modify_qp) failed with (?:error )?(?:\d{1,3} )?(?!Connection timed|Invalid arg|No data"
