@@ -20,9 +20,9 @@ SIGNS = (
     # A complaint, of whatever: a failure where the output ends with it.
     Sign(
         "complaint",
-        ("NCCL WARN ", "Error: ", "Exception: "),
+        ("NCCL WARN ", "Exception: "),
         r"NCCL WARN (?!.*(?:libibverbs|real path|Plugin|Only EFA))"
-        r"|^(?:\[rank\d{1,7}\]: ?)?[\w.]{1,80}(?:Error|Exception): ",
+        r"|^(?:\[rank\d{1,7}\]: ?)?[\w.]{1,80}Exception: ",
         role="context",
     ),
     Sign("launcher-gave-up", ("errors.ChildFailedError",), tier="launcher", role="pointer"),
@@ -54,7 +54,7 @@ SIGNS = (
     # The line of NCCL's source to which an error came up: a call of the program failed.
     Sign(
         "nccl-error-returned",
-        ("NCCL INFO group.cc:", "NCCL INFO transport.cc:", "NCCL INFO init.cc:", "NCCL INFO enqueue.cc:"),
+        ("NCCL INFO group.cc:", "NCCL INFO transport.cc:", "NCCL INFO enqueue.cc:"),
         r"NCCL INFO \w+\.cc:\d+ -> [12456]\b",
         tier="nccl",
         role="pointer",
