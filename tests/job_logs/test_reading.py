@@ -224,6 +224,16 @@ def test_the_last_line_of_a_silent_rank_is_found_far_back(tmp_path: Path, monkey
     assert last[3] == (len(spoke), "step 199 of rank 3")
 
 
+def test_a_file_that_begins_with_times_and_ends_without_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(job_files, "CHUNK_BYTES", 2_000)
+
+    fact = _of(tmp_path, "2026-03-01 12:00:00 begun\n" + "step of anybody\n" * 1_000)
+
+    assert fact.files[0].lines == 1_001
+
+
 @pytest.mark.parametrize("size", [64, 100, 1_000])
 def test_a_file_read_in_small_pieces_says_the_same(
     size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -296,11 +296,10 @@ class FileScan:
                 first = max(len(raw_lines) - _LONGEST_HEAD, 0)
                 rows: Iterable[int] = range(len(raw_lines) - 1, first - 1, -1)
             else:
-                missing = [
-                    name for name, stream in self.streams.items() if stream.last is None and len(name) > 2
-                ]
-                prefixes = [name.removeprefix("time ").encode() for name in missing]
-                rows = _rows_with(prefixes, chunk) if prefixes else range(0)
+                missing = {name for name, stream in self.streams.items() if stream.last is None} - _OF_ANYBODY
+                if not missing:
+                    break
+                rows = _rows_with(tuple(name.removeprefix("time ").encode() for name in missing), chunk)
             for row in rows:
                 self._note_last(raw_lines[row], number - len(raw_lines) + 1 + row)
             number -= len(raw_lines)
@@ -331,7 +330,7 @@ class FileScan:
         return "kernel log" if self.kernel * 2 > self.head else "output"
 
 
-def _rows_with(prefixes: Sequence[bytes], chunk: bytes) -> Iterable[int]:
+def _rows_with(prefixes: tuple[bytes, ...], chunk: bytes) -> Iterable[int]:
     """The last line with each prefix, as numbers of lines in the chunk."""
     last = {word: start for word, start, _ in search_for(prefixes)(chunk)}
     return sorted({chunk.count(b"\n", 0, start) for start in last.values()}, reverse=True)
