@@ -57,9 +57,10 @@ for _sign, _ in SIGNS.values():
         _SIGNS.setdefault(_word.encode(), []).append(_sign.id)
 _SIGNS.pop(TRACEBACK.encode(), None)  # it is read as a block, for the sign "exception"
 #: All words, and by their numbers what each is for.
-ALL_WORDS = list(dict.fromkeys((*_SIGNS, *_OTHERS)))
+ALL_WORDS = tuple(dict.fromkeys((*_SIGNS, *_OTHERS)))
 _USES = [(_SIGNS.get(word, ()), _OTHERS.get(word)) for word in ALL_WORDS]
-_NCCL_ONLY = {number for number, use in enumerate(_USES) if use == ((), "nccl")}
+_NCCL = {number for number, (_, use) in enumerate(_USES) if use == "nccl"}
+_NCCL_ONLY = {number for number in _NCCL if not _USES[number][0]}
 _PATTERNS = {sign.id: re.compile(sign.pattern) for sign, _ in SIGNS.values()}
 
 
@@ -123,7 +124,9 @@ class FileScan:
 
     def feed(self, chunk: bytes, found: Sequence[tuple[int, int, int]]) -> None:
         """Take the next chunk; it ends with a line end but for a line that is longer than a chunk, and the last."""
+        self.nccl.lines(chunk, (start for word, start, _ in found if word in _NCCL))
         self.nccl.channels(chunk)
+        found = [hit for hit in found if hit[0] not in _NCCL_ONLY]
         number, at, next_found = self.lines + (not self._within_line), 0, 0
         while at < len(chunk):
             if not self._open and not self._is_head():
@@ -159,9 +162,6 @@ class FileScan:
         self, chunk: bytes, at: int, end: int, number: int, found: Sequence[tuple[int, int, int]]
     ) -> None:
         words = {word for word, _, _ in found}
-        if words and words <= _NCCL_ONLY and not self._is_head():
-            self.nccl.line(chunk[at : min(end, at + _AFTER)])
-            return
         if end - at <= _AFTER and b"\r" not in chunk[at : end - 1]:
             self._text(clean(chunk[at:end]), number, words)
             return
@@ -177,8 +177,6 @@ class FileScan:
         if self._open:
             self._offer(origin, text, number)
         uses = {_USES[word][1] for word in words}
-        if "nccl" in uses:
-            self.nccl.line(line.encode())
         if "fact" in uses:
             self.facts.add(text)
         if "measured" in uses:
@@ -191,7 +189,7 @@ class FileScan:
             self._begin(origin, Failure(number, text))
         if "exit" in uses:
             self._begin(origin, SignBlock(number, 2, text))
-        for sign in dict.fromkeys(sign for word in words for sign in _USES[word][0]):
+        for sign in dict.fromkeys(sign for word in sorted(words) for sign in _USES[word][0]):
             self._sign(SIGNS[sign][0], origin, text, line, number)
 
     def _announced_for(self, number: int) -> int | None:
