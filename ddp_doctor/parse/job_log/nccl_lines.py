@@ -1,14 +1,14 @@
 """NCCL's INFO lines, few of them kept for each process: what parse/nccl_log reads.
 
 Nearly all of an INFO log are lines of channels, the same pair of ranks on each, and what every communicator says again.
-So lines of channels are sorted by pairs, a chunk at a time, and of the others only those are read that are new.
+So lines of channels are made equal, a chunk at a time, and of the others only those are read that are new.
 """
 
 import re
 from collections.abc import Iterable, Mapping
 
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
-from ddp_doctor.parse.job_log.prefix import LONGEST_PREFIX, clean
+from ddp_doctor.parse.job_log.prefix import LONGEST_PREFIX, clean, plain
 from ddp_doctor.parse.nccl_log import MOST_CHARACTERS, parse_nccl_log
 from ddp_doctor.parse.redact import masked
 
@@ -24,6 +24,7 @@ NCCL_WORDS = (
 #: NCCL itself cuts a line at 1024.
 _LONGEST_LINE = 1_100
 _INFO = b"NCCL INFO "
+_CHANNEL = re.compile(rb"NCCL INFO (?:Channel|Ring|CollNet) \d{1,5}(?:/\d{1,5})? : ")
 _PROCESS = re.compile(r"([^\s:\[\]]{1,64}:\d{1,10}):\d{1,10} (?:\[-?\d{1,3}\] )?$")
 _VERSION = re.compile(rb"NCCL version \d+\.\d+\.\d+(?:\+cuda[\d.]+)?")
 #: The end of a line of which another process wrote over the beginning.
@@ -52,12 +53,15 @@ class NcclLines:
         """Take the lines of channels in a chunk of whole lines."""
         if b" via " not in chunk or _INFO not in chunk:
             return
-        lines = [line.partition(_INFO) for line in chunk.split(b"\n") if b" via " in line]
-        pairs = dict.fromkeys((head, text.partition(b" : ")[2]) for head, _, text in lines)
-        for head, said in pairs:
-            pair = said[:_LONGEST_LINE].partition(b"\r")[0]
-            if pair and (process := self._process(head)):
-                self._keep(process, pair, b"CollNet 00 : " if b" via COLLNET" in pair else b"Channel 00 : ")
+        without_numbers = _CHANNEL.sub(b"\0", chunk)
+        for line in dict.fromkeys(without_numbers.split(b"\n")):
+            if b"\0" in line:
+                head, _, said = line.partition(b"\0")
+                pair = said[:_LONGEST_LINE].partition(b"\r")[0]
+                if b" via " in pair and (process := self._process(head[-LONGEST_PREFIX:])):
+                    self._keep(
+                        process, pair, b"CollNet 00 : " if b" via COLLNET" in pair else b"Channel 00 : "
+                    )
 
     def lines(self, chunk: bytes, places: Iterable[int]) -> None:
         """Take those lines of a chunk in which NCCL_WORDS stand at these places, in order."""
@@ -78,7 +82,7 @@ class NcclLines:
         if not info:
             self._without_process(line)
             return
-        process = self._process(head)
+        process = self._process(head[-LONGEST_PREFIX:])
         text = said.rstrip()
         if not process or process in self._full or text in self.texts.get(process, ()):
             return
@@ -96,10 +100,10 @@ class NcclLines:
 
     def _process(self, head: bytes) -> bytes:
         """``node1:8811`` of what stands before "NCCL INFO"; without its thread, few differ but for times."""
-        key = head[-LONGEST_PREFIX:].rpartition(b":")[0]
+        key = head.rpartition(b":")[0]
         process = self._heads.get(key)
         if process is None:
-            found = _PROCESS.search(clean(head[-LONGEST_PREFIX:]))
+            found = _PROCESS.search(clean(head))
             process = found[1].encode() if found else b""
             if len(self._heads) < _MOST_HEADS:
                 self._heads[key] = process
@@ -122,12 +126,13 @@ class NcclLines:
 
 
 def transport_facts(
-    lines: Mapping[bytes, Mapping[bytes, bytes]], version: str | None
+    texts: Mapping[bytes, Mapping[bytes, bytes]], version: str | None
 ) -> dict[bytes, NcclTransportFact]:
     """What the lines of each process, HOST:PID, say. One is empty: of lines without a process."""
     facts = {}
-    for process, kept in (lines or {b"": {}}).items():
-        said = "\n".join(clean(before + text) for text, before in kept.items())
+    for process, kept in (texts or {b"": {}}).items():
+        lines = b"\n".join(before + text for text, before in kept.items()).decode("utf-8", "replace")
+        said = "\n".join(map(plain, lines.split("\n")))
         fact = parse_nccl_log(said if version is None or "NCCL version" in said else f"{said}\n{version}")
         if fact != NcclTransportFact():
             host = process.decode("utf-8", "replace").rpartition(":")[0] or None
