@@ -49,7 +49,8 @@ def lines(
 ) -> Iterator[str]:
     """The lines of one job."""
     yield folded(_about(job), width)
-    doors = [door for seen in (*job.hosts, *(one.fact for one in job.ranks)) for door in seen.refused]
+    doors = [door for host in job.hosts for door in host.refused]
+    doors += [door for one in job.ranks for door in one.fact.refused]
     for door in dict.fromkeys(doors):
         ranks = [one.rank for one in job.ranks if door in one.fact.refused]
         of = f" of {rank_list(ranks)}" if ranks else ""

@@ -60,6 +60,11 @@ class Doing:
         return self.fact.rank
 
     @property
+    def has_loaders(self) -> bool:
+        """Whether it waits for workers of a data loader."""
+        return self.kind == "data" and any(child.kind == "loader" for child in self.fact.children)
+
+    @property
     def waits(self) -> bool:
         """Whether it waits for other ranks."""
         return self.kind == "collective" and self.moves is False

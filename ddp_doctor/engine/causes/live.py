@@ -82,7 +82,7 @@ class _Job:
 
     def _stands_still(self) -> Judged:
         still = [one for one in self.outside if one.moves is False]
-        loading = [one for one in still if one.kind == "data"]
+        loading = [one for one in still if one.has_loaders]
         if loading:
             return self._no_data(loading)
         if not self.waiting or any(one.kind == "unknown" for one in self.outside):
