@@ -229,7 +229,8 @@ class _Watch:
         """Where the workers of a data loader stand, for which a rank waits."""
         if not any("/torch/utils/data/dataloader.py" in frame for frame in frames):
             return {}
-        loaders = [pid for pid in children if live_process.kind_of_child(pid) == "loader"]
+        likely = [pid for pid in children if live_process.kind_of_child(pid) != "compiler"]
+        loaders = [pid for pid in likely if live_process.kind_of_child(pid) == "loader"] or likely
         return {
             pid: stack.frames for pid, stack in stacks(loaders[:_MOST_LOADERS], self._env, self._end).items()
         }

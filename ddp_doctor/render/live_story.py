@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ddp_doctor.facts.live_job import LiveJobFact
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import AttachReport
 from ddp_doctor.render.layout import Table, folded, width_of
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _MOST_ROWS = 12
-_TITLES = ("", "pid", "GPU", "state", "gets on", "does")
+_TITLES = ("", "host", "pid", "GPU", "state", "gets on", "does")
 _STATES = {
     "R": "running",
     "S": "sleeping",
@@ -49,10 +48,10 @@ def lines(
     job: LiveJob, blamed: set[int | None], width: int | None = None, *, each: bool = False
 ) -> Iterator[str]:
     """The lines of one job."""
-    yield folded(_about(job.about, len(job.ranks)), width)
-    for door in dict.fromkeys(
-        [*job.about.refused, *(refused for one in job.ranks for refused in one.fact.refused)]
-    ):
+    yield folded(_about(job), width)
+    doors = [door for host in job.hosts for door in host.refused]
+    doors += [door for one in job.ranks for door in one.fact.refused]
+    for door in dict.fromkeys(doors):
         ranks = [one.rank for one in job.ranks if door in one.fact.refused]
         of = f" of {rank_list(ranks)}" if ranks else ""
         grant = f". Next time: {door.grant}" if door.grant else ""
@@ -60,7 +59,8 @@ def lines(
     yield ""
     groups = [[one] for one in job.ranks] if each else _alike(job.ranks, blamed)
     groups.sort(key=lambda group: (group[0].rank not in blamed, group[0].rank))
-    rows = [_row(group, is_blamed=group[0].rank in blamed) for group in groups]
+    on_several = len(job.hosts) > 1
+    rows = [_row(group, is_blamed=group[0].rank in blamed, with_host=on_several) for group in groups]
     shown = rows if each else rows[:_MOST_ROWS]
     kept = [column for column in range(len(_TITLES)) if column == 0 or any(row[column] for row in shown)]
     table = Table(
@@ -72,32 +72,33 @@ def lines(
         yield f" and {left} rows more: -v shows each rank"
 
 
-def _about(job: LiveJobFact, number: int) -> str:
-    of = f" of {job.world_size}" if job.world_size and job.world_size != number else ""
-    ranks = f"{number}{of} rank{'s' if (job.world_size or number) != 1 else ''} on {job.host}"
-    pid = f" (pid {job.launcher_pid})" if job.launcher_pid else ""
-    parts = [
-        ranks,
-        f"{job.launcher}{pid}" if job.launcher else "",
-        job.backend,
-        f"torch {job.torch_version}" if job.torch_version else "",
-    ]
-    name = job.job.partition(" net:")[0]
-    return one_line(f"{name}: {', '.join(filter(None, parts))}; watched for {job.watched_s:.1f} s")
+def _about(job: LiveJob) -> str:
+    number, first = len(job.ranks), job.hosts[0]
+    of = f" of {job.world_size}" if job.world_size != number else ""
+    on = first.host if len(job.hosts) == 1 else f"{len(job.hosts)} hosts"
+    pid = f" (pid {first.launcher_pid})" if first.launcher_pid and len(job.hosts) == 1 else ""
+    parts = (
+        f"{number}{of} rank{'s' if job.world_size != 1 else ''} on {on}",
+        f"{first.launcher}{pid}" if first.launcher else "",
+        first.backend,
+        f"torch {first.torch_version}" if first.torch_version else "",
+    )
+    return one_line(f"{job.name}: {', '.join(filter(None, parts))}; watched for {job.watched_s:.1f} s")
 
 
 def _alike(ranks: Sequence[Doing], blamed: set[int | None]) -> list[list[Doing]]:
     groups: dict[tuple[object, ...], list[Doing]] = defaultdict(list)
     for one in ranks:
-        groups[one.rank in blamed, _state(one), one.moves, says(one)].append(one)
+        groups[one.rank in blamed, one.fact.host, _state(one), one.moves, says(one)].append(one)
     return list(groups.values())
 
 
-def _row(ranks: Sequence[Doing], *, is_blamed: bool) -> tuple[str, ...]:
+def _row(ranks: Sequence[Doing], *, is_blamed: bool, with_host: bool) -> tuple[str, ...]:
     one = ranks[0]
     alone = len(ranks) == 1
     return (
         f"{'!! ' if is_blamed else '   '}{rank_list([of.rank for of in ranks])}",
+        one_line(one.fact.host) if with_host else "",
         str(one.fact.pid) if alone else "",
         str(one.fact.gpu) if alone and one.fact.gpu is not None else "",
         _state(one),

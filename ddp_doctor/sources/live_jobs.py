@@ -9,7 +9,15 @@ from dataclasses import dataclass, field
 
 from ddp_doctor.knowledge.launchers import launcher_of
 from ddp_doctor.sources import proc
-from ddp_doctor.sources.live_process import Candidate, ancestors, below, candidate, kind_of_child, number
+from ddp_doctor.sources.live_process import (
+    Candidate,
+    ancestors,
+    below,
+    candidate,
+    kind_of_child,
+    network_of,
+    number,
+)
 
 _LAUNCHERS = {"torchrun": "torchrun", "slurm": "srun", "mpi": "mpirun"}
 #: Of a second; the ranks of a job start within it of each other, or later.
@@ -47,10 +55,14 @@ class Host:
 
     def jobs(self) -> list[LiveJob]:
         """The jobs, in the order of their first processes."""
-        by_key: dict[str, list[Candidate]] = defaultdict(list)
+        by_key: dict[tuple[str, str], list[Candidate]] = defaultdict(list)
         for one in self._ranks():
-            by_key[_key(one)].append(one)
-        return [self._job(key, ranks) for key, ranks in by_key.items()]
+            by_key[_key(one), network_of(one.pid)].append(one)
+        names = [name for name, _ in by_key]
+        return [
+            self._job(name if names.count(name) == 1 else f"{name}, {network}", ranks)
+            for (name, network), ranks in by_key.items()
+        ]
 
     def alone(self, pid: int) -> LiveJob:
         """A process with torch that is no rank, as a job of its own."""
@@ -133,12 +145,8 @@ def _key(one: Candidate) -> str:
     address, port = one.env.get("MASTER_ADDR"), one.env.get("MASTER_PORT")
     slurm = one.env.get("SLURM_JOB_ID")
     if one.env.get("RANK") and address and port:
-        try:
-            net = os.readlink(f"/proc/{one.pid}/ns/net")
-        except OSError:
-            net = ""
         host = f"{address}:{port}"
-        return f"SLURM job {slurm}, {host}" if slurm else f"{host} {net}".strip()
+        return f"SLURM job {slurm}, {host}" if slurm else host
     if slurm and one.rank is not None:
         return f"SLURM job {slurm}, step {one.env.get('SLURM_STEP_ID', '?')}"
     return f"started by process {one.parent}"

@@ -7,6 +7,7 @@ from typing import Literal
 
 from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact
 from ddp_doctor.knowledge import live_frames
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.parse.frames import of_the_job
 
@@ -26,6 +27,7 @@ Kind = Literal[
     "own",
     "unknown",
 ]
+_OF_ONE_HOST = re.compile(r"(?:started by )?process |localhost|127\.")
 #: Those of which nothing is to be expected.
 UNABLE = ("gone", "stopped", "kernel")
 #: Of a core; below it a thread does next to nothing, above it works.
@@ -58,6 +60,11 @@ class Doing:
         return self.fact.rank
 
     @property
+    def has_loaders(self) -> bool:
+        """Whether it waits for workers of a data loader."""
+        return self.kind == "data" and any(child.kind == "loader" for child in self.fact.children)
+
+    @property
     def waits(self) -> bool:
         """Whether it waits for other ranks."""
         return self.kind == "collective" and self.moves is False
@@ -65,27 +72,46 @@ class Doing:
 
 @dataclass(frozen=True)
 class LiveJob:
-    """A job with what its ranks do, in the order of their numbers."""
+    """A job with what its ranks do, in the order of their numbers; on several hosts where each was looked at."""
 
-    about: LiveJobFact
+    hosts: tuple[LiveJobFact, ...]
     ranks: tuple[Doing, ...]
+
+    @property
+    def name(self) -> str:
+        """What names it."""
+        return self.hosts[0].job
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Ranks that hosts should have and have not."""
+        return tuple(sorted({rank for host in self.hosts for rank in host.missing}))
+
+    @property
+    def world_size(self) -> int:
+        """Its ranks, also those that were not looked at."""
+        return max([len(self.ranks) + len(self.missing), *(host.world_size or 0 for host in self.hosts)])
+
+    @property
+    def watched_s(self) -> float:
+        """From the first look to the last."""
+        return max(host.watched_s for host in self.hosts)
 
 
 @once_a_recording
 def live_jobs(recording: Recording) -> tuple[LiveJob, ...]:
     """The jobs of a recording of attach."""
-    facts = [at.fact for at in recording.facts(LiveRankFact)]
+    hosts = grouped((_where(at.fact.job, at.fact.host), at.fact) for at in recording.facts(LiveJobFact))
+    ranks = grouped((_where(at.fact.job, at.fact.host), at.fact) for at in recording.facts(LiveRankFact))
     return tuple(
-        LiveJob(
-            at.fact,
-            tuple(
-                doing(fact)
-                for fact in sorted(facts, key=lambda fact: fact.rank)
-                if (fact.job, fact.host) == (at.fact.job, at.fact.host)
-            ),
-        )
-        for at in recording.facts(LiveJobFact)
+        LiveJob(tuple(of), tuple(map(doing, sorted(ranks.get(key, ()), key=lambda rank: rank.rank))))
+        for key, of in hosts.items()
     )
+
+
+def _where(job: str, host: str) -> tuple[str, str]:
+    """What tells jobs apart: a name that is made of processes or the loopback is one of its host."""
+    return job, host if _OF_ONE_HOST.match(job) else ""
 
 
 def doing(rank: LiveRankFact) -> Doing:

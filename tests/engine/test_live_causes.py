@@ -97,6 +97,9 @@ SITUATIONS: dict[str, tuple[list[LiveRankFact], dict[str, Any], list[str], list[
         [*waiting(0, 1, 2), rank(3, WAITS_FOR_DATA, children=(worker(0.0),))], {}, ["data-loader-stuck"], [3], 1),
     "a data loader whose worker is at work": (
         [*waiting(0, 1, 2), rank(3, WAITS_FOR_DATA, children=(worker(0.5),))], {}, ["others-wait-for-work"], [], 0),
+    "a data set that sleeps in the rank itself": (
+        [*waiting(0, 1, 2), rank(3, (*WAITS_FOR_DATA[:2], "/home/me/data.py:12 in __getitem__"))],
+        {}, ["stuck-outside-collective"], [3], 1),
     "another collective on one rank": (
         [*waiting(0, 1, 3), *waiting(2, name="all_gather", line=25)], {}, ["collective-mismatch"], [2], 1),
     "another collective than the backward pass": (

@@ -65,7 +65,7 @@ class _Job:
     """One job."""
 
     def __init__(self, job: LiveJob) -> None:
-        self.about, self.ranks = job.about, job.ranks
+        self.job, self.ranks = job, job.ranks
         self.able = [one for one in job.ranks if one.kind not in UNABLE]
         self.in_collective = [one for one in self.able if one.waits]
         self.for_gpu = [one for one in self.able if one.kind == "gpu" and not one.moves]
@@ -82,7 +82,7 @@ class _Job:
 
     def _stands_still(self) -> Judged:
         still = [one for one in self.outside if one.moves is False]
-        loading = [one for one in still if one.kind == "data"]
+        loading = [one for one in still if one.has_loaders]
         if loading:
             return self._no_data(loading)
         if not self.waiting or any(one.kind == "unknown" for one in self.outside):
@@ -159,7 +159,7 @@ class _Job:
         for one in self.ranks:
             if one.kind == "gone":
                 ended[one.words].append(one.rank)
-        ended[""] += self.about.missing
+        ended[""] += self.job.missing
         others = [one.rank for one in self.able]
         for how, ranks in ended.items():
             if not ranks or (how in ("", _WELL) and any(one.moves for one in self.able)):
@@ -231,7 +231,7 @@ class _Job:
         """A connection that sends the same again and again."""
         seen, host = connection.peer_rank, connection.peer.rpartition(":")[0]
         peer = connection.peer if seen is None else f"rank {seen}"
-        ends = {"kind": "pair", "peer_rank": seen, "peer_node": host if seen is None else self.about.host}
+        ends = {"kind": "pair", "peer_rank": seen, "peer_node": host if seen is None else self._node(seen)}
         times = f"sent {connection.retransmissions} times again"
         said = f"{connection.bytes:,} bytes to {peer} are not acknowledged, {times}"
         return Judged(
@@ -305,7 +305,7 @@ class _Job:
     @cached_property
     def _is_elsewhere(self) -> bool:
         """Whether the job has ranks that were not looked at."""
-        return (self.about.world_size or 0) > len(self.ranks) + len(self.about.missing)
+        return self.job.world_size > len(self.ranks) + len(self.job.missing)
 
     # --- words ----------------------------------------------------------------------------------------
 
@@ -331,9 +331,7 @@ class _Job:
     def _who(self, ranks: Sequence[int]) -> str:
         """``rank 3 (pid 4711)``, ``ranks 0-2``, ``all 4 ranks``."""
         pids = {one.rank: one.fact.pid for one in self.ranks}
-        if len(ranks) > 1 and len(set(ranks)) == len(self.ranks) == (
-            self.about.world_size or len(self.ranks)
-        ):
+        if len(ranks) > 1 and len(set(ranks)) == len(self.ranks) == self.job.world_size:
             return "both ranks" if len(ranks) == 2 else f"all {len(ranks)} ranks"
         if len(ranks) <= _EACH and all(rank in pids for rank in ranks):
             return " and ".join(f"rank {rank} (pid {pids[rank]})" for rank in ranks)
@@ -341,11 +339,27 @@ class _Job:
 
     def _culprits(self, ranks: Sequence[int]) -> tuple[Culprit, ...]:
         gpus = {one.rank: one.fact.gpu for one in self.ranks}
-        node = self.about.host
-        return tuple(Culprit(kind="rank", rank=rank, node=node, gpu=gpus.get(rank)) for rank in ranks)
+        return tuple(
+            Culprit(kind="rank", rank=rank, node=self._node(rank), gpu=gpus.get(rank)) for rank in ranks
+        )
+
+    def _node(self, rank: int) -> str:
+        """The host of a rank, also of one that is missing there."""
+        hosts = {one.rank: one.fact.host for one in self.ranks}
+        missing = {number: host.host for host in self.job.hosts for number in host.missing}
+        return {**missing, **hosts}[rank]
 
     def _lines(self, ranks: Sequence[Doing]) -> Iterator[LogLine]:
-        return (self._line(one, says(one)) for one in ranks[:_MOST_LINES])
+        """One for those that do the same on one host."""
+        alike: dict[tuple[str, str], list[Doing]] = defaultdict(list)
+        for one in ranks:
+            alike[one.fact.host, says(one)].append(one)
+        for (host, text), several in list(alike.items())[:_MOST_LINES]:
+            if len(several) == 1:
+                yield self._line(several[0], text)
+            else:
+                numbers = [one.rank for one in several]
+                yield LogLine(file=f"{rank_list(numbers)} on {host}", line=0, text=text)
 
     def _line(self, one: Doing, text: str) -> LogLine:
         return LogLine(file=f"rank {one.rank} (pid {one.fact.pid} on {one.fact.host})", line=0, text=text)
