@@ -104,7 +104,7 @@ FORKSERVER_PID = os.getpid()
 
 
 class OomCounter:
-    """Counts OOM kills in this process's memory cgroup (v2 memory.events) and, unless told otherwise, on the host."""
+    """Counts OOM kills in this process's memory cgroup and, unless told otherwise, on the host."""
 
     def __init__(self, *, of_host: bool = True) -> None:
         self._of_host = of_host
@@ -116,10 +116,16 @@ class OomCounter:
 
 
 def _count(*, of_host: bool) -> int:
-    groups = (proc.read("/proc/self/cgroup") or "").splitlines()
-    own = next((group.partition("::")[2] for group in groups if group.startswith("0::")), "")
-    of_cgroup = _oom_kills(f"/sys/fs/cgroup{own}/memory.events")
-    return max(of_cgroup, _oom_kills("/proc/vmstat")) if of_host else of_cgroup
+    files = []
+    for line in (proc.read("/proc/self/cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(
+            ","
+        ):  # version 1: each controller has a tree of its own (cgroups(7))
+            files.append(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
+        elif not controllers:
+            files.append(f"/sys/fs/cgroup{path}/memory.events")
+    return max(map(_oom_kills, (*files, "/proc/vmstat") if of_host else files), default=0)
 
 
 def _oom_kills(path: str) -> int:
