@@ -38,7 +38,7 @@ def test_a_job_that_hangs_is_explained_while_it_hangs_and_ended_where_that_is_as
     )
 
     assert done.returncode == 1
-    assert done.stdout == "begun\nbegun\n"
+    assert done.stdout.count("begun") == 2
     assert "train.py:9" in next(line for line in done.stderr.splitlines() if "Stuck: Rank 1 " in line)
     own = [line for line in done.stderr.splitlines() if line.startswith("ddp-doctor: ")]
     assert own[-2].endswith("the command, because the job hangs")
