@@ -29,7 +29,7 @@ _LOOKS, _PAUSE_S = 6, 0.8
 #: After this many seconds no further look is begun.
 _ENOUGH_S = 6.0
 #: No stack is waited for longer than until then, so that all is said within ten seconds.
-_LONGEST_S = 8.5
+_LONGEST_S = 8.0
 _MOST_LOADERS = 8
 
 
@@ -48,7 +48,7 @@ def attach(
     started = time.monotonic()
     recording = blank(Options(command="attach", ignore=ignore), Plan(()), env)
     jobs = _chosen(Host(), pids, slurm_job)
-    readings = _Watch(jobs, env, progress).readings()
+    readings = _Watch(jobs, env, progress, started).readings()
     duration_s = time.monotonic() - started
     return judge(recording.model_copy(update={"readings": readings, "duration_s": duration_s}))
 
@@ -108,10 +108,14 @@ class _Watch:
     """Some jobs, looked at over some seconds."""
 
     def __init__(
-        self, jobs: Sequence[LiveJob], env: Mapping[str, str], progress: Callable[[str], None]
+        self,
+        jobs: Sequence[LiveJob],
+        env: Mapping[str, str],
+        progress: Callable[[str], None],
+        begun_at: float,
     ) -> None:
         self._jobs, self._env, self._progress = jobs, env, progress
-        self._end = time.monotonic() + _LONGEST_S
+        self._enough_at, self._end = begun_at + _ENOUGH_S, begun_at + _LONGEST_S
         self._host = socket.gethostname()
         self._pids = [one.pid for job in jobs for one in job.ranks.values()]
         self._watched = {pid: Watched(pid) for pid in self._pids}
@@ -139,7 +143,7 @@ class _Watch:
             children.begin()
         outside = [pid for pid in self._pids if not self._waits(pid)]
         for number in range(2, _LOOKS + 1):
-            is_last = number == _LOOKS or time.monotonic() - started > _ENOUGH_S
+            is_last = number == _LOOKS or time.monotonic() > self._enough_at
             time.sleep(max(0.0, started + (number - 1) * _PAUSE_S - time.monotonic()))
             self._progress(f"look {number} of {_LOOKS} at {len(self._pids)} ranks")
             self._look(self._pids if is_last else outside)
