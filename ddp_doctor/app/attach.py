@@ -12,7 +12,7 @@ from pathlib import Path
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact
-from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact, Look
+from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact, Look, Refused
 from ddp_doctor.knowledge.live_frames import COLLECTIVE_FILES, WAITS_FOR_GPU, WAITS_FOR_WORK
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
@@ -48,7 +48,10 @@ def attach(
     started = time.monotonic()
     recording = blank(Options(command="attach", ignore=ignore), Plan(()), env)
     jobs = _chosen(Host(), pids, slurm_job)
-    readings = _Watch(jobs, env, progress, started).readings()
+    watch = _Watch(jobs, env, progress, started)
+    readings = watch.readings()
+    if watch.all_ended:
+        raise UsageError("the job ended while it was looked at")
     duration_s = time.monotonic() - started
     return judge(recording.model_copy(update={"readings": readings, "duration_s": duration_s}))
 
@@ -163,6 +166,11 @@ class _Watch:
             ]
         )
 
+    @property
+    def all_ended(self) -> bool:
+        """Whether nothing of the jobs is left."""
+        return not any(map(proc.stat_fields, self._pids))
+
     def _look(self, pids: Sequence[int], *, with_groups: bool = False) -> dict[int, Stack]:
         """Look at all, and at the stacks of these."""
         found = stacks(pids, self._env, self._end, with_groups=with_groups)
@@ -190,6 +198,7 @@ class _Watch:
             missing=job.missing,
             torch_version=job.torch_version,
             backend=next((one.backend for one in job.ranks.values() if one.backend), None),
+            refused=tuple(_pipes(job)),
             watched_s=round(
                 max((looks[-1].at_s - looks[0].at_s for looks in ranks if looks), default=0.0), 3
             ),
@@ -202,7 +211,9 @@ class _Watch:
             for this, other, *_ in self._after[one.pid].values()
         }
         for rank, one in job.ranks.items():
-            looks, stack = tuple(self._looks[one.pid]), self._first[one.pid]
+            has_ended = not proc.stat_fields(one.pid)
+            looks = () if has_ended else tuple(self._looks[one.pid])
+            stack = self._first[one.pid]
             frames = looks[-1].frames if looks else ()
             text = source_line(frames[-1]) if frames and is_of_the_job(frames[-1]) else ""
             never_read = not any(look.frames for look in looks)
@@ -274,6 +285,17 @@ def _script_of(pid: int | None) -> str | None:
     words = proc.command(pid) if pid is not None and pid > 1 else []
     script = next((word for word in words[1:] if word.endswith(".py")), "")
     return Path(script or words[0]).name if words else None
+
+
+def _pipes(job: LiveJob) -> Iterator[Refused]:
+    """The pipes by which ranks write their flight recorder into a file; that would change what the job leaves."""
+    for rank, one in job.ranks.items():
+        path = f"{one.env.get('TORCH_NCCL_DEBUG_INFO_PIPE_FILE', '')}{rank}.pipe"
+        if path.startswith("/") and Path(path).is_fifo():
+            why = "writing into its pipe makes the job write a file, so it was left alone"
+            grant = f"echo 1 > {path} on each rank, then ddp-doctor logs with those files"
+            yield Refused(door="flight recorder", why=why, grant=grant)
+            return
 
 
 def _gpu(env: Mapping[str, str], local_rank: int | None) -> int | None:
