@@ -12,7 +12,7 @@ from pathlib import Path
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact
-from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact, Look
+from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact, Look, Refused
 from ddp_doctor.knowledge.live_frames import COLLECTIVE_FILES, WAITS_FOR_GPU, WAITS_FOR_WORK
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
@@ -29,7 +29,7 @@ _LOOKS, _PAUSE_S = 6, 0.8
 #: After this many seconds no further look is begun.
 _ENOUGH_S = 6.0
 #: No stack is waited for longer than until then, so that all is said within ten seconds.
-_LONGEST_S = 8.5
+_LONGEST_S = 8.0
 _MOST_LOADERS = 8
 
 
@@ -48,7 +48,10 @@ def attach(
     started = time.monotonic()
     recording = blank(Options(command="attach", ignore=ignore), Plan(()), env)
     jobs = _chosen(Host(), pids, slurm_job)
-    readings = _Watch(jobs, env, progress).readings()
+    watch = _Watch(jobs, env, progress, started)
+    readings = watch.readings()
+    if watch.all_ended:
+        raise UsageError("the job ended while it was looked at")
     duration_s = time.monotonic() - started
     return judge(recording.model_copy(update={"readings": readings, "duration_s": duration_s}))
 
@@ -108,10 +111,14 @@ class _Watch:
     """Some jobs, looked at over some seconds."""
 
     def __init__(
-        self, jobs: Sequence[LiveJob], env: Mapping[str, str], progress: Callable[[str], None]
+        self,
+        jobs: Sequence[LiveJob],
+        env: Mapping[str, str],
+        progress: Callable[[str], None],
+        begun_at: float,
     ) -> None:
         self._jobs, self._env, self._progress = jobs, env, progress
-        self._end = time.monotonic() + _LONGEST_S
+        self._enough_at, self._end = begun_at + _ENOUGH_S, begun_at + _LONGEST_S
         self._host = socket.gethostname()
         self._pids = [one.pid for job in jobs for one in job.ranks.values()]
         self._watched = {pid: Watched(pid) for pid in self._pids}
@@ -139,7 +146,7 @@ class _Watch:
             children.begin()
         outside = [pid for pid in self._pids if not self._waits(pid)]
         for number in range(2, _LOOKS + 1):
-            is_last = number == _LOOKS or time.monotonic() - started > _ENOUGH_S
+            is_last = number == _LOOKS or time.monotonic() > self._enough_at
             time.sleep(max(0.0, started + (number - 1) * _PAUSE_S - time.monotonic()))
             self._progress(f"look {number} of {_LOOKS} at {len(self._pids)} ranks")
             self._look(self._pids if is_last else outside)
@@ -158,6 +165,11 @@ class _Watch:
                 *self._ras(),
             ]
         )
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether nothing of the jobs is left."""
+        return not any(map(proc.stat_fields, self._pids))
 
     def _look(self, pids: Sequence[int], *, with_groups: bool = False) -> dict[int, Stack]:
         """Look at all, and at the stacks of these."""
@@ -186,6 +198,7 @@ class _Watch:
             missing=job.missing,
             torch_version=job.torch_version,
             backend=next((one.backend for one in job.ranks.values() if one.backend), None),
+            refused=tuple(_pipes(job)),
             watched_s=round(
                 max((looks[-1].at_s - looks[0].at_s for looks in ranks if looks), default=0.0), 3
             ),
@@ -198,7 +211,9 @@ class _Watch:
             for this, other, *_ in self._after[one.pid].values()
         }
         for rank, one in job.ranks.items():
-            looks, stack = tuple(self._looks[one.pid]), self._first[one.pid]
+            has_ended = not proc.stat_fields(one.pid)
+            looks = () if has_ended else tuple(self._looks[one.pid])
+            stack = self._first[one.pid]
             frames = looks[-1].frames if looks else ()
             text = source_line(frames[-1]) if frames and is_of_the_job(frames[-1]) else ""
             never_read = not any(look.frames for look in looks)
@@ -270,6 +285,17 @@ def _script_of(pid: int | None) -> str | None:
     words = proc.command(pid) if pid is not None and pid > 1 else []
     script = next((word for word in words[1:] if word.endswith(".py")), "")
     return Path(script or words[0]).name if words else None
+
+
+def _pipes(job: LiveJob) -> Iterator[Refused]:
+    """The pipes by which ranks write their flight recorder into a file; that would change what the job leaves."""
+    for rank, one in job.ranks.items():
+        path = f"{one.env.get('TORCH_NCCL_DEBUG_INFO_PIPE_FILE', '')}{rank}.pipe"
+        if path.startswith("/") and Path(path).is_fifo():
+            why = "writing into its pipe makes the job write a file, so it was left alone"
+            grant = f"echo 1 > {path} on each rank, then ddp-doctor logs with those files"
+            yield Refused(door="flight recorder", why=why, grant=grant)
+            return
 
 
 def _gpu(env: Mapping[str, str], local_rank: int | None) -> int | None:

@@ -284,7 +284,8 @@ class _Job:
             at = f" at {place(unclear[0].line)}" if unclear[0].line else ""
             who = self._who([one.rank for one in unclear])
             others = f"{rank_list(waiting)} {verb(waiting, 'wait')}"
-            return f"{who} {verb(unclear, 'compute')}{at} while {others}: whether that ends shows only later"
+            does = unclear[0].words if len(unclear) == 1 else plural(unclear[0].words)
+            return f"{who} {does}{at} while {others}: whether that ends shows only later"
         if self.in_collective and self._is_elsewhere:
             return f"All ranks of this host wait in {called(self.waiting[0])}; for whom, only its other hosts tell"
         if self.for_gpu:
