@@ -41,6 +41,9 @@ def watch(
     """
     world = outer_world(env, os.getppid())
     evidence = None
+    if not argv[0]:
+        say("'': not found")
+        return 127
     try:
         if _is_watched():
             become(argv, env)
