@@ -47,7 +47,7 @@ def attach(
     """
     started = time.monotonic()
     recording = blank(Options(command="attach", ignore=ignore), Plan(()), env)
-    jobs = _chosen(Host(), pids, slurm_job)
+    jobs = _chosen(pids, slurm_job)
     watch = _Watch(jobs, env, progress, started)
     readings = watch.readings()
     if watch.all_ended:
@@ -59,21 +59,13 @@ def attach(
 # --- which jobs --------------------------------------------------------------------------------------
 
 
-def _chosen(host: Host, pids: Sequence[int] | None, slurm_job: str | None) -> list[LiveJob]:
-    jobs = host.jobs()
+def _chosen(pids: Sequence[int] | None, slurm_job: str | None) -> list[LiveJob]:
     if pids is not None:
-        chosen: dict[str, LiveJob] = {}
-        for pid in pids:
-            found = [job for job in jobs if host.is_about(job, pid)]
-            if not found and pid in host.with_torch:
-                found = [host.alone(pid)]
-            if not found:
-                raise UsageError(_why_not(pid))
-            chosen.update((job.key, job) for job in found)
-        return list(chosen.values())
+        return _of_processes(pids)
+    if slurm_job is not None and not re.fullmatch(r"\d{1,10}(?:_\d{1,10})?", slurm_job, re.ASCII):
+        raise UsageError(f"{slurm_job!r} is not the number of a SLURM job, as 4711 or 4711_3 is")
+    jobs = Host().jobs()
     if slurm_job is not None:
-        if not re.fullmatch(r"\d{1,10}(?:_\d{1,10})?", slurm_job, re.ASCII):
-            raise UsageError(f"{slurm_job!r} is not the number of a SLURM job, as 4711 or 4711_3 is")
         jobs = [job for job in jobs if of_slurm(job, slurm_job)]
         if not jobs:
             raise UsageError(
@@ -83,6 +75,24 @@ def _chosen(host: Host, pids: Sequence[int] | None, slurm_job: str | None) -> li
         whose = "" if os.getuid() == 0 else "of yours "
         raise UsageError(f"no job {whose}with ranks of torch runs on this host; name a process with --pid")
     return jobs
+
+
+def _of_processes(pids: Sequence[int]) -> list[LiveJob]:
+    """The jobs of those that are still there."""
+    left = [pid for pid in pids if proc.environment(pid) is not None]
+    if not left:
+        raise UsageError(_why_not(pids[0]))
+    host = Host()
+    jobs = host.jobs()
+    chosen: dict[str, LiveJob] = {}
+    for pid in left:
+        found = [job for job in jobs if host.is_about(job, pid)]
+        if not found and pid in host.with_torch:
+            found = [host.alone(pid)]
+        chosen.update((job.key, job) for job in found)
+    if not chosen:
+        raise UsageError(_why_not(left[0]))
+    return list(chosen.values())
 
 
 def _why_not(pid: int) -> str:
@@ -95,6 +105,8 @@ def _why_not(pid: int) -> str:
     uid = int((proc.status(pid).get("Uid") or "0").split()[0])
     if os.getuid() in (0, uid) and not proc.command(pid) and not proc.read(f"/proc/{pid}/maps"):
         return f"process {pid} ({name}) is a thread of the kernel"
+    if proc.environment(pid) is None and os.getuid() in (0, uid):
+        return f"process {pid} ({name}) may not be read, not even by its own user"
     if proc.environment(pid) is None:
         try:
             user = pwd.getpwuid(uid).pw_name

@@ -14,7 +14,7 @@ from ddp_doctor import app
 from ddp_doctor.app import UsageError
 from ddp_doctor.model.report import AttachReport
 from ddp_doctor.sources import live_stacks, proc
-from ddp_doctor.sources.live_jobs import LiveJob
+from ddp_doctor.sources.live_jobs import Host, LiveJob
 from ddp_doctor.sources.live_process import Candidate, below
 from tests.attach.worlds import RANKS
 
@@ -89,15 +89,14 @@ def test_jobs_that_hang_are_told_apart_and_left_as_they_are(worlds: int):
 
 @pytest.mark.ranks
 def test_a_rank_alone_leads_to_its_job_and_no_other(worlds: int):
-    job = _tree()[worlds][list(NAMED).index("stopped")]
-    rank = _tree()[job][1]
+    launcher = _tree()[worlds][list(NAMED).index("loader")]
+    ranks = _tree()[launcher]
+    (worker,) = _tree()[ranks[1]]
+    host = Host()
 
-    report = app.attach([rank]).report
-
-    assert isinstance(report, AttachReport)
-    assert {one.job for one in report.ranks} == {f"started by process {job}"}
-    assert [one.state for one in report.ranks] == ["T", "S", "S"]
-    assert report.summary.startswith("Stuck: Rank 0 (pid ")
+    for pid in (launcher, ranks[1], worker):
+        (job,) = (job for job in host.jobs() if host.is_about(job, pid))
+        assert [one.pid for one in job.ranks.values()] == ranks
 
 
 def test_a_process_that_has_nothing_to_look_at_is_refused_in_a_sentence():
