@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: What an exit code says where the child did not end by itself.
 CUT_SHORT = -1
+#: What ``logs`` says of output that shows no end: the watcher has seen it.
+_NO_END = "end-not-shown"
 
 
 class Judging:
@@ -78,6 +80,7 @@ def judge_the_end(
     """
     from ddp_doctor.app.logs import logs
     from ddp_doctor.model.choices import ExitCode, UsageError
+    from ddp_doctor.model.report import LogsReport
 
     # tasks may share a file, of which all that the first of them saw is read
     starts = dict(sorted(outputs, key=itemgetter(1), reverse=True))
@@ -85,9 +88,11 @@ def judge_the_end(
         outcome = logs((*files, *starts), starts=starts)
     except UsageError:
         return ExitCode.USAGE.value
-    if outcome.report.exit_code:
-        say()
-        _show(outcome, env)
+    causes = outcome.report.causes if isinstance(outcome.report, LogsReport) else ()
+    if all(cause.name == _NO_END for cause in causes):
+        return ExitCode.HEALTHY.value
+    say()
+    _show(outcome, env)
     return outcome.report.exit_code
 
 
