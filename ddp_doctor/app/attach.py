@@ -169,6 +169,7 @@ class _Watch:
         return tuple(
             Reading(check="attach", status=Status.COLLECTED, rank=rank, fact=fact.recorded())
             for job in self._jobs
+            if any(proc.stat_fields(one.pid) for one in job.ranks.values())
             for rank, fact in [
                 (None, self._job(job)),
                 *self._ranks(job),

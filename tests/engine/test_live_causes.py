@@ -208,8 +208,8 @@ def test_of_several_jobs_each_is_judged_and_the_worst_decides():
     assert isinstance(report, AttachReport)
     assert report.exit_code == 1
     assert [cause.name for cause in report.causes] == ["rank-stopped"]
-    assert [(one.job, one.rank, one.moves) for one in report.ranks] == [
-        ("j", 0, True), ("j", 1, True), ("other", 0, False), ("other", 1, False)
+    assert [(one.job, one.rank, one.moves, one.blamed) for one in report.ranks] == [
+        ("j", 0, True, False), ("j", 1, True, False), ("other", 0, False, False), ("other", 1, False, True)
     ]  # fmt: skip
 
 

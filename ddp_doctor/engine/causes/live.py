@@ -52,6 +52,20 @@ _WELL = "exit 0"
 
 
 @once_a_recording
+def blamed(recording: Recording) -> frozenset[tuple[str, int]]:
+    """The jobs and numbers of the ranks that are to blame."""
+    found = ((job, _Job(job).judged()) for job in live_jobs(recording))
+    alone = judged(recording) if len(live_jobs(recording)) == 1 else None
+    return frozenset(
+        (job.name, culprit.rank)
+        for job, causes in found
+        for cause in (causes if alone is None else alone)
+        for culprit in cause.culprits
+        if culprit.rank is not None
+    )
+
+
+@once_a_recording
 def judged(recording: Recording) -> tuple[Judged, ...]:
     """What keeps the jobs of a recording of attach, one after the other; () where all get on."""
     jobs = [_Job(job) for job in live_jobs(recording)]
@@ -275,8 +289,7 @@ class _Job:
         )
 
     def _what_is_known(self) -> str:
-        if self._refused:
-            ranks = [one.rank for one in self.able if one.fact.refused]
+        if ranks := [one.rank for one in self.able if one.kind == "unknown"]:
             return f"The stack{'s' * (len(ranks) > 1)} of {rank_list(ranks)} could not be read"
         unclear = [one for one in self.outside if one.moves is None] or self.outside
         waiting = [one.rank for one in self.waiting]
