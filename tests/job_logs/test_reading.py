@@ -395,7 +395,8 @@ def test_a_file_of_which_no_line_was_read_is_not_healthy_and_a_part_of_one_is_ca
     outcome = app.logs([str(tmp_path / "cut.gz")])
 
     assert list(job_story.lines(outcome.report, outcome.recording))[1].startswith("Read in part: ")
-    assert outcome.report.summary.startswith("No failure in what was read of 1 file")
+    assert outcome.report.summary.startswith("Nothing shows how the job ended: ")
+    assert outcome.report.exit_code == 3
     with pytest.raises(UsageError, match="cut off"):
         app.logs([str(tmp_path / "random.gz")])
 

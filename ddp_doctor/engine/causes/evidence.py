@@ -198,6 +198,8 @@ class Output:
 
     def got_over(self, sign: SignSeen) -> bool:
         """Whether the process that printed it went on for long after it."""
+        if SIGNS[sign.sign][0].is_final:
+            return False
         rank = None if sign.rank is None else self.ranks.get(sign.rank)
         last = rank.last if rank is not None else None
         if last is not None and last.file == sign.where.file:
@@ -219,6 +221,15 @@ class Output:
             and not self.got_over(sign)
             for sign in self.fact.signs
         )
+
+    @cached_property
+    def unfinished(self) -> str:
+        """Why it is not known how a job ended of which nothing says that it failed; "" where that is known."""
+        for sign in self.fact.signs:
+            if sign.sign == "test-without-results":
+                return f"nccl-tests printed no results into {sign.where.file}"
+        cut = next((file for file in self.fact.files if file.unread and file.size_bytes), None)
+        return f"{cut.name} was read in part: {cut.unread}" if cut is not None else ""
 
     @cached_property
     def _is_known_to_have_failed(self) -> bool:
@@ -267,7 +278,9 @@ def _died(rank: RankSeen | None) -> bool:
 
 def ends_a_job(sign: Sign) -> bool:
     """Whether a sign by itself says that the job failed, whatever is printed behind it."""
-    return sign.tier == "watchdog" or (sign.role == "pointer" and sign.tier == "launcher")
+    return (sign.tier == "watchdog" and not sign.beside) or (
+        sign.role == "pointer" and sign.tier == "launcher"
+    )
 
 
 def is_own(exception: SignSeen) -> bool:
@@ -319,6 +332,11 @@ def _known(output: Output, sign: SignSeen) -> Sign:
     known = SIGNS[sign.sign][0]
     ended = sign.sign == "exception" and any(_died(output.ranks.get(rank)) for rank in ranks_of([sign]))
     return known._replace(confidence=Confidence.PROVED) if ended else known
+
+
+def place_of(line: LogLine) -> str:
+    """``job.out:12``."""
+    return f"{line.file}:{line.line}" if line.line else line.file
 
 
 def lines(signs: Iterable[SignSeen]) -> tuple[LogLine, ...]:

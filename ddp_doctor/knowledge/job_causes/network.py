@@ -131,7 +131,15 @@ CAUSES = (
         ),
         next_check="ip -br addr in the job's container; env | grep NCCL_SOCKET",
         references=(_BOOTSTRAP,),
-        signs=(Sign("no-interface", _NO_INTERFACE, tier="nccl", confidence=Confidence.PROVED),),
+        signs=(
+            Sign("no-interface", _NO_INTERFACE, tier="nccl", confidence=Confidence.PROVED),
+            Sign(  # an interface without an address: NCCL up to 2.23
+                "no-address-family",
+                ("Socket creation failed : ",),
+                r"Socket creation failed : Address family not supported",
+                tier="nccl",
+            ),
+        ),
     ),
     JobCause(
         code="DDJ142",
@@ -161,6 +169,13 @@ CAUSES = (
                 tier="nccl",
                 confidence=Confidence.PROVED,
                 lines=12,
+            ),
+            Sign(
+                "oob-interface-missing",
+                ("verify NCCL_OOB_NET_IFNAME",),
+                r"no device found (?:matching|after excluding) (?P<interface>[^\s,]+)",
+                tier="nccl",
+                confidence=Confidence.PROVED,
             ),
             Sign(
                 "peer-address-not-routed",
@@ -259,9 +274,17 @@ CAUSES = (
             Sign(
                 "ofi-finds-nothing",
                 ("NET/OFI",),
-                r"NCCL WARN NET/OFI (?P<reason>[^\n]{0,200}?(?:[Cc]ouldn't find|[Nn]o eligible|[Uu]nable to find"
-                r"|initialization failed)[^\n]{0,80})",
+                r"(?<!INFO )NET/OFI (?P<reason>[^\n]{0,200}?(?:[Cc]ould(?:n't| not) (?:find|open|set)|[Nn]o eligible"
+                r"|[Uu]nable to find|fi_getinfo\(\) call failed|[Cc]reating new endpoint[^\n]{0,60} failed"
+                r"|[Ii]nitialization failed)[^\n]{0,80})",
                 tier="nccl",
+            ),
+            Sign(  # a name in NCCL_NET, up to NCCL 2.26
+                "named-network-missing",
+                ("Error: network ",),
+                r"Error: network (?P<plugin>\S[^\n]{0,60}?) not found",
+                tier="nccl",
+                confidence=Confidence.PROVED,
             ),
         ),
     ),
@@ -336,40 +359,6 @@ CAUSES = (
                 ),
                 r"NET/IB : (?:Remote (?P<link>\S+) device is incompatible|Attempted to connect incompatible"
                 r"|Can't (?:merge|connect) net devices)",
-                tier="nccl",
-                confidence=Confidence.PROVED,
-            ),
-        ),
-    ),
-    JobCause(
-        code="DDJ137",
-        name="imex-not-working",
-        title="NVLink between nodes (MNNVL) does not work on {who}: IMEX is not set up",
-        domain="host",
-        restart="on other nodes",
-        finds="NCCL finds GPUs joined by NVLink across nodes, and cannot share memory over it.",
-        why="The IMEX service has to run on all nodes of the NVLink domain, and the container needs its channel"
-        " device.",
-        remedies=(
-            Remedy(
-                summary="Start IMEX on all nodes, and give the container its channel",
-                commands=("nvidia-imex-ctl -N",),
-                scope="cluster",
-                container=("--device=/dev/nvidia-caps-imex-channels",),
-            ),
-            Remedy(
-                summary="Go on without NVLink between nodes",
-                settings=(Setting(name="NCCL_MNNVL_ENABLE", value="0", why="nodes use the network"),),
-                cost="transfers between nodes are several times slower",
-            ),
-        ),
-        next_check="nvidia-imex-ctl -N; ls /dev/nvidia-caps-imex-channels in the job's container",
-        references=("NCCL 2.25 to 2.30, src/mnnvl.cc",),
-        signs=(
-            Sign(
-                "mnnvl-not-working",
-                ("MNNVL (cliqueSize",),
-                r"MNNVL \(cliqueSize \d+\) is available but not",
                 tier="nccl",
                 confidence=Confidence.PROVED,
             ),

@@ -9,7 +9,7 @@ from ddp_doctor.knowledge import victims
 from ddp_doctor.knowledge.job_causes.kinds import Sign
 
 #: How ProcessGroupNCCL begins its lines, with the number and the description of the group since torch 2.3.
-_GROUP = r"(?:\[PG (?:ID \d+ PG )?(?:GUID )?(?P<group>[^\]]*?) Rank (?P<group_rank>\d+)\] +)?"
+_GROUP = r"(?:\[(?:PG (?:ID \d+ PG )?(?:GUID )?(?P<group>[^\]]*?) )?Rank (?P<group_rank>\d+)\] +)?"
 
 _TIME_OUTS = (
     # ProcessGroupNCCL of torch 1.8 to 2.15 (there: nccl-legacy). SeqNum since 1.13, NumelIn since 2.2. "[Rank N]" may
@@ -91,6 +91,14 @@ _TIME_OUTS = (
         tier="watchdog",
         role="pointer",
     ),
+    Sign(  # NCCL's first word from rank to rank goes through the store, from rank 0
+        "store-id-timeout",
+        (" setting up NCCL communicator and retr",),
+        r"\[(?P<group_rank>\d+)\] is setting up NCCL communicator and retr\w+ ncclUniqueId from \[(?P<missing>\d+)\]"
+        r"[^\n]{0,200}got error: (?:Socket Timeout|wait timeout)",
+        tier="watchdog",
+        role="pointer",
+    ),
     Sign(
         "rendezvous-timeout",
         ("RendezvousTimeoutError",),
@@ -99,8 +107,9 @@ _TIME_OUTS = (
     ),
     Sign(
         "store-unreached",
-        ("The client socket has timed out after",),
-        r"timed out after (?P<timeout>\d+\w+) while trying to connect to \(\[?(?P<host>[^,\]]+)\]?, (?P<port>\d+)\)",
+        ("The client socket has timed out after", "connect() timed out. Original timeout was "),
+        r"timed out after (?P<timeout>\d+\w+) while trying to connect to \(?\[?(?P<host>[^,:\]]+)\]?(?:, |:)"
+        r"(?P<port>\d+)|connect\(\) timed out",  # torch 1.9 to 1.11
         role="pointer",
     ),
     Sign(
@@ -200,6 +209,14 @@ _ENDS = (
         tier="launcher",
         role="pointer",
     ),
+    Sign(  # of a launcher that tells no rank: DeepSpeed's, accelerate's, a shell's
+        "command-ended",
+        ("exits with return code = ", "died with <Signals.", " Killed  "),
+        r"exits with return code = (?P<exit>-?[1-9]\d*)|died with <Signals\.(?P<signal>SIG[A-Z]+)"
+        r"|(?:^|: +)\d+ (?P<killed>Killed)  ",
+        tier="launcher",
+        role="pointer",
+    ),
     Sign("interrupted", ("KeyboardInterrupt",), tier="launcher", role="pointer"),
     Sign(
         "called-abort",
@@ -279,6 +296,7 @@ _NO_EVIDENCE = (
         ),
         role="advice",
     ),
+    Sign("restarted", ("will restart worker group",), tier="launcher", role="context"),
     Sign(
         "launcher-summary",
         ("ChildFailedError", "Root Cause (first observed failure)", "[0]: <NO_OTHER_FAILURES>"),

@@ -23,9 +23,11 @@ from statistics import median
 from typing import Any
 
 from ddp_doctor.facts.collectives import AllReduceFact, SizeResult
+from ddp_doctor.knowledge.job_causes.kinds import TEST_BEGINS
 
 #: Words of nccl-tests' lines.
-TABLE_WORDS = (b"  sum  ", b"Collective test starting: ", b"  Rank ")
+_ENDS = "Avg bus bandwidth"
+TABLE_WORDS = (b"  sum  ", b"Collective test starting: ", b"  Rank ", TEST_BEGINS.encode(), _ENDS.encode())
 _ROW = re.compile(
     r"^\s*(\d{1,15})\s+\d{1,15}\s+\w{3,12}\s+sum\s+(?:-?\d{1,4}\s+)?"
     r"(\d{1,12}(?:\.\d{1,4})?)\s+(\d{1,6}\.\d{1,4})\s+(\d{1,6}\.\d{1,4})\s+(\d{1,15}(?![\d.e])|\S{1,12})"
@@ -41,11 +43,16 @@ class Table:
     def __init__(self) -> None:
         self.sizes: list[SizeResult] = []
         self.ranks = 0
+        self.begun = 0  # tests whose results have not come
         self._test = ""
 
     def line(self, text: str) -> None:
         """Take a line with one of TABLE_WORDS."""
-        if device := _DEVICE.match(text):
+        if TEST_BEGINS in text:
+            self.begun += 1
+        elif _ENDS in text:
+            self.begun = 0
+        elif device := _DEVICE.match(text):
             self.ranks = max(self.ranks, int(device[1]) + 1)
         elif "Collective test starting: " in text:
             self._test = text.rpartition(": ")[2].strip()

@@ -285,6 +285,12 @@ def _midnight_s(date: str) -> int | None:
         return None
 
 
+def attempt_of_path(name: str) -> int:
+    """The number of torchrun's attempt whose folder a file stands in."""
+    found = re.search(r"(?:^|/)attempt_(\d{1,6})/", name)
+    return int(found[1]) if found else 0
+
+
 def of_path(name: str) -> Origin:
     """What a file's path tells of the process that wrote it.
 

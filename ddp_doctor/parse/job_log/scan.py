@@ -1,13 +1,13 @@
 """One pass over a file's bytes: lines without any word of a sign are not looked at."""
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddp_doctor.facts.job_log import LogLine
 from ddp_doctor.knowledge.job_causes import SIGNS
-from ddp_doctor.knowledge.job_causes.kinds import Sign
-from ddp_doctor.parse.job_log.blocks import TRACEBACK, Block, Failure, SignBlock, Traceback
+from ddp_doctor.knowledge.job_causes.kinds import RAS_NOTE, TEST_BEGINS, Sign
+from ddp_doctor.parse.job_log.blocks import RAS_WORD, TRACEBACK, Block, Failure, Ras, SignBlock, Traceback
 from ddp_doctor.parse.job_log.endings import (
     ENDING_WORDS,
     EXIT_WORD,
@@ -19,10 +19,12 @@ from ddp_doctor.parse.job_log.endings import (
     ending_of_mpirun,
     ending_of_summary,
     endings_in,
+    unfinished_bar,
 )
 from ddp_doctor.parse.job_log.measured import TABLE_WORDS, Table
 from ddp_doctor.parse.job_log.nccl_lines import NCCL_WORDS, NcclLines
 from ddp_doctor.parse.job_log.prefix import LONGEST_PREFIX, Origin, Prefixes, clean
+from ddp_doctor.parse.job_log.ras import text_of_ras
 from ddp_doctor.parse.job_log.words import search_for
 from ddp_doctor.parse.redact import masked
 
@@ -50,17 +52,28 @@ _OTHERS: dict[bytes, str] = {
     TRACEBACK.encode(): "traceback",
     SUMMARY_WORD: "summary",
     EXIT_WORD: "exit",
+    RAS_WORD.encode(): "ras",
 }
 _SIGNS: dict[bytes, list[str]] = {}
 for _sign, _ in SIGNS.values():
     for _word in _sign.words:
         _SIGNS.setdefault(_word.encode(), []).append(_sign.id)
 _SIGNS.pop(TRACEBACK.encode(), None)  # it is read as a block, for the sign "exception"
+_OF_ENDLESS_TESTS = _SIGNS.pop(TEST_BEGINS.encode())
+_OF_RAS = _SIGNS[RAS_NOTE.encode()]
 #: All words, and by their numbers what each is for.
 ALL_WORDS = list(dict.fromkeys((*_SIGNS, *_OTHERS)))
 _USES = [(_SIGNS.get(word, ()), _OTHERS.get(word)) for word in ALL_WORDS]
 _NCCL_ONLY = {number for number, use in enumerate(_USES) if use == ((), "nccl")}
 _PATTERNS = {sign.id: re.compile(sign.pattern) for sign, _ in SIGNS.values()}
+
+
+#: Texts of several lines, by the use of the word that they begin with.
+_BLOCKS: dict[str | None, Callable[[int, str], Block]] = {
+    "summary": Failure,
+    "exit": lambda number, text: SignBlock(number, 2, text),
+    "ras": Ras,
+}
 
 
 @dataclass
@@ -117,8 +130,10 @@ class FileScan:
         self.head = 0  # lines that were all looked at
         self._prefixes = Prefixes(year)
         self._nothing_new = 0
+        self._ras: list[tuple[int, str]] = []  # lines of all answers, with their numbers
         self._open: dict[str, list[Block]] = {}
         self._kept: dict[str, int] = {}
+        self._at = b"", 0  # the chunk, and where the line at hand begins in it
         self._within_line = False  # the last chunk ended within a line
 
     def feed(self, chunk: bytes, found: Sequence[tuple[int, int, int]]) -> None:
@@ -151,6 +166,13 @@ class FileScan:
         for stream in list(self._open):
             for block in self._open.pop(stream):
                 self._close(block, self.streams[stream].origin)
+        answers = "\n".join(text for _, text in self._ras)
+        noted = [] if RAS_NOTE in answers else text_of_ras(answers.encode()).split("\n")
+        for (number, _), line in zip(self._ras, noted, strict=False):
+            for sign in _OF_RAS if RAS_NOTE in line else ():
+                self._sign(SIGNS[sign][0], Origin(), line, line, number)
+        for sign in _OF_ENDLESS_TESTS if self.measured.begun else ():
+            self._keep(sign, Origin(), self.where(TEST_BEGINS, self.lines), {})
 
     def _is_head(self) -> bool:
         return self._nothing_new < _SAME_AGAIN and self.head < _LONGEST_HEAD
@@ -158,6 +180,7 @@ class FileScan:
     def _line(
         self, chunk: bytes, at: int, end: int, number: int, found: Sequence[tuple[int, int, int]]
     ) -> None:
+        self._at = chunk, at
         words = {word for word, _, _ in found}
         if words and words <= _NCCL_ONLY and not self._is_head():
             self.nccl.line(chunk[at : min(end, at + _AFTER)])
@@ -187,10 +210,8 @@ class FileScan:
             self.endings += [(ending, self.where(text, number)) for ending in endings_in(text)]
         if "traceback" in uses:
             self._begin(origin, Traceback(number, self._announced_for(number)))
-        if "summary" in uses:
-            self._begin(origin, Failure(number, text))
-        if "exit" in uses:
-            self._begin(origin, SignBlock(number, 2, text))
+        for use in uses & _BLOCKS.keys():
+            self._begin(origin, _BLOCKS[use](number, text))
         for sign in dict.fromkeys(sign for word in words for sign in _USES[word][0]):
             self._sign(SIGNS[sign][0], origin, text, line, number)
 
@@ -226,7 +247,10 @@ class FileScan:
         pattern = _PATTERNS[sign.id]
         if match := pattern.search(text) or pattern.search(line):
             start = match.start() if match.string == text else 0
-            self._keep(sign.id, origin, self.where(text, number, start), match.groupdict())
+            values: dict[str, str | None] = match.groupdict()
+            if sign.tier == "watchdog" and sign.id not in self._kept:
+                values |= unfinished_bar(*self._at)
+            self._keep(sign.id, origin, self.where(text, number, start), values)
 
     def _begin(self, origin: Origin, block: Block) -> None:
         blocks = self._open.setdefault(origin.stream, [])
@@ -253,6 +277,8 @@ class FileScan:
                 origin = origin._replace(local_rank=block.local_rank)
             if block.type is not None and "exception" in SIGNS:
                 self._keep("exception", origin, self.where(block.text, block.last_line), block.values())
+        elif isinstance(block, Ras):
+            self._ras += block.numbered
         elif isinstance(block, _OfSign):
             if match := _PATTERNS[block.sign.id].search("\n".join(block.texts)):
                 self._keep(
