@@ -226,8 +226,8 @@ class Output:
     def unfinished(self) -> str:
         """Why it is not known how a job ended of which nothing says that it failed; "" where that is known."""
         for sign in self.fact.signs:
-            if sign.sign == "test-without-results":
-                return f"nccl-tests printed no results into {sign.where.file}"
+            if sign.sign == "test-without-end":
+                return f"nccl-tests did not end in {sign.where.file}"
         cut = next((file for file in self.fact.files if file.unread and file.size_bytes), None)
         return f"{cut.name} was read in part: {cut.unread}" if cut is not None else ""
 

@@ -71,20 +71,32 @@ def causes(recording: Recording) -> tuple[Judged, ...]:
 _SET_UP = ("ib-unusable", "roce-gid-index", "ib-rail-unroutable", "ib-mtu-mismatch")
 
 
+#: Lines of the job between NCCL's completion and its first transfers.
+_FEW_LINES = 5
+
+
 def _by_the_moment(output: Output, suspect: Suspect) -> Suspect:
     """RDMA that fails in one of the first collectives is set up wrongly; after many, a part of it broke."""
-    number = time_outs.collective_reached(output)
-    name = suspect.cause.name
-    if name == "ib-fabric-fault" and number:
-        if not time_outs.is_first(number):
-            return replace(suspect, confidence=Confidence.LIKELY)
+    is_first, name = _is_first(output, suspect), suspect.cause.name
+    if name == "ib-fabric-fault" and is_first:
         is_roce = any(sign.sign == "over-roce" for sign in output.fact.signs)
         return replace(
             suspect, cause=cause_named("roce-gid-index" if is_roce else "ib-unusable") or suspect.cause
         )
-    if name in _SET_UP and number and not time_outs.is_first(number):
+    if name == "ib-fabric-fault" and is_first is False:
+        return replace(suspect, confidence=Confidence.LIKELY)
+    if name in _SET_UP and is_first is False:
         return replace(suspect, confidence=Confidence.POSSIBLE)
     return suspect
+
+
+def _is_first(output: Output, suspect: Suspect) -> bool | None:
+    """Whether it came with the first transfers; None where nothing tells."""
+    if number := time_outs.collective_reached(output):
+        return time_outs.is_first(number)
+    lines_between = suspect.values.get("since_complete")
+    at_once = lines_between is not None and int(lines_between) <= _FEW_LINES
+    return at_once or any(sign.sign == "test-without-results" for sign in output.fact.signs) or None
 
 
 def _of_attempt(fact: JobLogFact, attempt: int) -> Output:

@@ -18,7 +18,7 @@ from ddp_doctor.engine.causes.whose import places, rank_culprit
 from ddp_doctor.facts.job_log import SignSeen
 from ddp_doctor.knowledge.job_causes import SIGNS, cause_named
 from ddp_doctor.model.choices import Confidence
-from ddp_doctor.views.job_waits import Wait, collective_name, waits
+from ddp_doctor.views.job_waits import Wait, collective_name, elements_of, waits
 from ddp_doctor.wording.ranks import capital, rank_list
 
 #: Operations whose sizes, or whether they are called at all, may differ between ranks.
@@ -51,7 +51,7 @@ def suspects(output: Output) -> Iterator[Suspect]:
                 break
     signs = tuple(sign for sign in output.fact.signs if SIGNS[sign.sign][0].tier == "watchdog")
     for whole in (
-        (_foreign_ranks, _in_another_call, _long_work, _named_by_torch, _stuck, _never_made)
+        (_foreign_ranks, _other_operation, _in_another_call, _long_work, _named_by_torch, _stuck, _never_made)
         if signs and not found
         else ()
     ):
@@ -218,6 +218,27 @@ def _some_are_ahead(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:
     )
     signs = [sign for wait in (*behind, *ahead) for sign in wait.signs[:1]]
     return _judged(output, "collective-mismatch", Confidence.POSSIBLE, signs, (), detail)
+
+
+def _other_operation(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
+    """torch before 1.13 prints no numbers: of ranks that gave up together, the few in another operation."""
+    told: dict[int, SignSeen] = {}
+    for sign in signs:
+        if sign.sign == "watchdog-timeout" and "op" in sign.values and "seq" not in sign.values:
+            for rank in ranks_of([sign]):
+                told.setdefault(rank, sign)
+    calls: dict[str, list[int]] = defaultdict(list)
+    for rank, sign in sorted(told.items()):
+        of = elements_of(sign.values.get("shape", ""))
+        calls[collective_name(sign.values["op"]) + (f" of {of} elements" if of else "")].append(rank)
+    if len(calls) < 2 or _UNEVEN.search(" ".join(sign.values["op"] for sign in told.values())):
+        return None
+    fewest, *others = sorted(calls.values(), key=len)
+    guilty = fewest if len(fewest) < len(others[0]) else []
+    said = "; ".join(f"{rank_list(ranks)} waited in {call}" for call, ranks in calls.items())
+    return _judged(
+        output, "collective-mismatch", Confidence.LIKELY, list(told.values()), guilty, f"{capital(said)}."
+    )
 
 
 def _foreign_ranks(output: Output, signs: Sequence[SignSeen]) -> Judged | None:

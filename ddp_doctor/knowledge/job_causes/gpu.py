@@ -299,6 +299,13 @@ CAUSES = (
                 r"|operation not supported on global/shared address space)",
                 confidence=Confidence.POSSIBLE,
             ),
+            Sign(  # ROCm's runtime
+                "memory-access-fault",
+                ("Memory access fault by GPU node",),
+                r"Memory access fault by GPU node.*?Reason: (?P<what>[^.\n]{1,60})",
+                confidence=Confidence.POSSIBLE,
+                is_final=True,
+            ),
             # Of the tier of exceptions: a program did it, and may say better itself what it did.
             Sign(
                 "xid-of-program",

@@ -65,6 +65,7 @@ SIGNS = (
         ("NVIDIA GeForce", "GeForce RTX", "NVIDIA RTX PRO"),
         role="context",
     ),
+    Sign("test-without-end", (TEST_BEGINS,), role="context"),
     Sign("test-without-results", (TEST_BEGINS,), role="context"),
     # Nothing of the communicator comes behind it, in the lines in which a healthy one is complete.
     Sign(
@@ -109,6 +110,7 @@ CAUSES = (
                     "no CUDA-capable device is detected",
                     "RuntimeError: Found no NVIDIA driver on your system",
                 ),
+                r"^(?!.*failed call to cuInit)",  # TensorFlow, which goes on
                 confidence=Confidence.PROVED,
             ),
         ),
@@ -358,6 +360,8 @@ CAUSES = (
                     "device < num_gpus",
                     "machine only has: [",  # Lightning
                 ),
+                # NCCL meets it where it imports another container's memory.
+                r"^(?!.*transport/p2p)",
                 confidence=Confidence.PROVED,
             ),
         ),

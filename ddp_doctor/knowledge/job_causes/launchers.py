@@ -216,6 +216,13 @@ CAUSES = (
                 r"addresses of \(\[?(?P<name>[^,\]]+)\]?, \d+\) cannot be retrieved \(gai error: -[235]\b",
                 tier="launcher",
             ),
+            Sign(  # torch 1.0 to 1.8
+                "host-not-found",
+                ("host not found: ",),
+                r"ValueError: host not found: ",
+                tier="launcher",
+                confidence=Confidence.PROVED,
+            ),
             Sign(
                 "nccl-name-not-resolved",
                 ("error encountered when getting address info",),
@@ -368,8 +375,8 @@ CAUSES = (
             ),
             Sign(  # UCX's, absl's and MPI's handlers, before they print stacks
                 "crash-handler",
-                ("Caught signal ", "*** SIG", "*** Process received signal ***"),
-                r"Caught signal (?:4|7|8|11) \((?P<signal>[A-Z][a-z]+[\w ]*)"
+                ("Caught signal ", "*** SIG", "] Signal: "),
+                r"(?:Caught signal (?:4|7|8|11) \(|\] Signal: )(?P<signal>(?:Segmentation|Bus|Illegal|Floating)[\w ]*)"
                 r"|\*\*\* (?P<name>SIG(?:SEGV|BUS|ILL|FPE)) (?:received|\(@)",
                 is_final=True,
             ),

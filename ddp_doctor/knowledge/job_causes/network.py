@@ -55,6 +55,9 @@ SIGNS = (
         tier="nccl",
         role="victim",
     ),
+    Sign(
+        "interface-set", ("NCCL_SOCKET_IFNAME set",), r"NCCL_SOCKET_IFNAME set (?:by \w+ )?to", role="context"
+    ),
     # Each rank is alone on its node, as the launcher was told.
     Sign(
         "one-rank-a-node",
@@ -68,7 +71,7 @@ CAUSES = (
     JobCause(
         code="DDJ140",
         name="firewall-or-unreachable",
-        title="{who} cannot reach {peer}[ port {port}]: {reason}",
+        title="{who} cannot reach [{peer}][ port {port}][: {reason}]",
         domain="network",
         restart="on other nodes",
         finds="A connection between two nodes that times out or finds no route.",
@@ -93,6 +96,12 @@ CAUSES = (
                 "nccl-cannot-connect",
                 _CONNECT,
                 rf"{_PEER.format(address=f'(?!{_OWN})')}[^\n]{{0,60}}? {_NO_WAY}(?!, retrying)",
+                tier="nccl",
+            ),
+            Sign(  # NCCL 2.2 and 2.3, which do not tell the address
+                "nccl-connect-failed",
+                ("Call to connect failed : ",),
+                r"Call to connect failed : (?P<reason>Connection timed out|No route to host|Network is unreachable)",
                 tier="nccl",
             ),
             Sign(
@@ -169,6 +178,13 @@ CAUSES = (
                 tier="nccl",
                 confidence=Confidence.PROVED,
                 lines=12,
+            ),
+            Sign(  # far apart, or of several processes
+                "interface-missing",
+                _NO_INTERFACE,
+                tier="nccl",
+                confidence=Confidence.PROVED,
+                beside=("interface-set",),
             ),
             Sign(
                 "oob-interface-missing",

@@ -115,7 +115,7 @@ _TIME_OUTS = (
     Sign(
         "store-refused",
         ("The client socket has failed to connect to",),
-        r"failed to connect to \[?(?P<host>[^\]\s]+?)\]?:(?P<port>\d+) \(errno: (?P<errno>\d+)",
+        r"failed to connect to \[?(?P<host>[^\]\s]+?)\]?:(?P<port>\d+) \(errno: (?P<errno>(?!9[79]\b)\d+)",
         role="pointer",
     ),
     Sign(
@@ -231,7 +231,8 @@ _VICTIMS = (
     Sign(
         "peer-gone",
         tuple(words for words in victims.PEER_GONE if words not in (*_OF_ANYTHING, "waiting for clients")),
-        r"^(?!.*\bretrying\b)",  # NCCL's INFO while it connects: everyday life
+        # NCCL's INFO while it connects, and an address family that the host has not: everyday life.
+        r"^(?!.*\bretrying\b)(?!.*failed to connect to .*errno: 9[79]\b)",
         role="victim",
     ),
     Sign(

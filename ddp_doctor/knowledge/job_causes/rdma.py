@@ -293,6 +293,12 @@ CAUSES = (
                 rf"{_TIMED_OUT}{_ON_DEVICE}[^\n]{{0,120}}local GID (?P<gid>fe80:[^\s,]+)",
                 tier="nccl",
             ),
+            Sign(
+                "gid-table-changed",
+                ("GID table changed",),
+                tier="nccl",
+                beside=("rdma-retries-exceeded", "rdma-flushed"),
+            ),
             Sign("gid-hint", ("incorrect GID index is forced",), tier="nccl"),
             Sign("gid-not-found", ("Call to ibv_query_gid failed",), tier="nccl"),
         ),

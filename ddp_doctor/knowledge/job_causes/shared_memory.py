@@ -109,6 +109,11 @@ CAUSES = (
                 r".*(?:No space left on device|Cannot allocate memory)",
                 confidence=Confidence.PROVED,
             ),
+            Sign(  # torch up to 1.9
+                "torch-shm-not-written",
+                ("unable to write to file </torch_",),
+                r"</torch_\w+>(?!.*\()",
+            ),
         ),
     ),
     JobCause(

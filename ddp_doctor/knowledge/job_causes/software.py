@@ -199,7 +199,7 @@ CAUSES = (
                     "No path computed to go from",
                     "Failed to find reverse path",
                     "too many Topo links",
-                    " of node ",
+                    *(f" of node {kind} not found" for kind in ("cpu", "gpu", "net", "nic", "pci", "system")),
                 ),
                 # torch repeats the texts of warnings behind "Last error:", without the file.
                 rf"(?:paths|search|topo|connect|xml|rings)\.(?:cc|h|cu){NCCL_WARN}(?:Error : )?(?:Could not find"

@@ -160,6 +160,13 @@ def unfinished_bar(chunk: bytes, end: int) -> dict[str, str]:
     return {"bar": f"{int(last[1])} %", "bar_s": str(hours * 3600 + minutes * 60 + seconds)}
 
 
+def since_complete(chunk: bytes, end: int) -> dict[str, str]:
+    """How many lines that are not of NCCL stand between a communicator's completion and a place in the output."""
+    start = chunk.rfind(b"Init COMPLETE", max(end - _BAR_WITHIN, 0), end)
+    others = [line for line in chunk[start:end].split(b"\n")[1:] if line.strip() and b"NCCL" not in line]
+    return {"since_complete": str(len(others))} if start >= 0 else {}
+
+
 _TORCH = re.compile(
     r"(?:[Pp]y[Tt]orch(?: version)?(?: is|:|=)*|\btorch(?: version|\.__version__|==|:|=)+)[ :=]*v?"
     r"(\d\.\d{1,2}\.\d{1,2}[\w.+]*)"

@@ -19,6 +19,7 @@ from ddp_doctor.parse.job_log.endings import (
     ending_of_mpirun,
     ending_of_summary,
     endings_in,
+    since_complete,
     unfinished_bar,
 )
 from ddp_doctor.parse.job_log.measured import TABLE_WORDS, Table
@@ -74,6 +75,17 @@ _BLOCKS: dict[str | None, Callable[[int, str], Block]] = {
     "exit": lambda number, text: SignBlock(number, 2, text),
     "ras": Ras,
 }
+
+
+#: What the lines before the first of a sign tell, by its tier.
+_BEFORE_SIGN: Mapping[str, Callable[[bytes, int], dict[str, str]]] = {
+    "watchdog": unfinished_bar,
+    "nccl": since_complete,
+}
+
+
+def _nothing(_chunk: bytes, _end: int) -> dict[str, str]:
+    return {}
 
 
 @dataclass
@@ -133,7 +145,7 @@ class FileScan:
         self._ras: list[tuple[int, str]] = []  # lines of all answers, with their numbers
         self._open: dict[str, list[Block]] = {}
         self._kept: dict[str, int] = {}
-        self._at = b"", 0  # the chunk, and where the line at hand begins in it
+        self._at = b"", 0  # the chunk, and where the line at hand ends in it
         self._within_line = False  # the last chunk ended within a line
 
     def feed(self, chunk: bytes, found: Sequence[tuple[int, int, int]]) -> None:
@@ -172,7 +184,8 @@ class FileScan:
             for sign in _OF_RAS if RAS_NOTE in line else ():
                 self._sign(SIGNS[sign][0], Origin(), line, line, number)
         for sign in _OF_ENDLESS_TESTS if self.measured.begun else ():
-            self._keep(sign, Origin(), self.where(TEST_BEGINS, self.lines), {})
+            if sign == "test-without-end" or not self.measured.rows:
+                self._keep(sign, Origin(), self.where(TEST_BEGINS, self.lines), {})
 
     def _is_head(self) -> bool:
         return self._nothing_new < _SAME_AGAIN and self.head < _LONGEST_HEAD
@@ -180,7 +193,7 @@ class FileScan:
     def _line(
         self, chunk: bytes, at: int, end: int, number: int, found: Sequence[tuple[int, int, int]]
     ) -> None:
-        self._at = chunk, at
+        self._at = chunk, end
         words = {word for word, _, _ in found}
         if words and words <= _NCCL_ONLY and not self._is_head():
             self.nccl.line(chunk[at : min(end, at + _AFTER)])
@@ -248,8 +261,8 @@ class FileScan:
         if match := pattern.search(text) or pattern.search(line):
             start = match.start() if match.string == text else 0
             values: dict[str, str | None] = match.groupdict()
-            if sign.tier == "watchdog" and sign.id not in self._kept:
-                values |= unfinished_bar(*self._at)
+            if sign.id not in self._kept:
+                values |= _BEFORE_SIGN.get(sign.tier, _nothing)(*self._at)
             self._keep(sign.id, origin, self.where(text, number, start), values)
 
     def _begin(self, origin: Origin, block: Block) -> None:
