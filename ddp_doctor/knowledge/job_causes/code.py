@@ -62,6 +62,11 @@ CAUSES = (
                 r" (?P<size>[\d.]+ ?\w+)\.?(?: ?\(?GPU (?P<gpu>\d+))?)?",
                 confidence=Confidence.PROVED,
             ),
+            Sign(  # as engines repeat it
+                "cuda-out-of-memory-told",
+                ("CUDA out of memory. ", "HIP out of memory. "),
+                r"^(?!.*retry).*(?:CUDA|HIP) out of memory\. Tried to allocate",
+            ),
             Sign(
                 "cuda-error-2",
                 ("CUDA error: out of memory", "CUDA driver error: out of memory", "'out of memory'"),

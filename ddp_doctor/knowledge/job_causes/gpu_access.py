@@ -108,6 +108,7 @@ CAUSES = (
                     "ProcessGroupNCCL is only supported with GPUs",
                     "No CUDA GPUs are available",
                     "no CUDA-capable device is detected",
+                    "NCCL WARN Failed to find CUDA library",
                     "RuntimeError: Found no NVIDIA driver on your system",
                 ),
                 r"^(?!.*failed call to cuInit)",  # TensorFlow, which goes on

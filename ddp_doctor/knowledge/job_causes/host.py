@@ -58,8 +58,10 @@ CAUSES = (
                     "Exceeded step memory limit",
                     "exceeded memory limit (",
                     ": Out Of Memory",
+                    "TERM_MEMLIMIT",
+                    "PBS: job killed: mem",
                 ),
-                r"[Dd]etected [1-9]\d* oom[-_]kill event|[Ee]xceeded (?:job |step )?memory limit"
+                r"[Dd]etected [1-9]\d* oom[-_]kill event|[Ee]xceeded (?:job |step )?memory limit|TERM_MEMLIMIT|PBS: job"
                 r"|srun: error: (?P<host>\S+): tasks? (?P<tasks>[\d,\[\]-]+): Out Of Memory",
                 tier="kernel",
                 confidence=Confidence.PROVED,

@@ -148,6 +148,12 @@ CAUSES = (
                 tier="launcher",
                 confidence=Confidence.LIKELY,
             ),
+            Sign(  # NCCL's own first contact
+                "rank-twice",
+                ("ranks has already checked in", "mismatch in info from procs"),
+                tier="nccl",
+                confidence=Confidence.POSSIBLE,
+            ),
             Sign(
                 "rendezvous-closed",
                 ("RendezvousClosedError",),

@@ -111,6 +111,10 @@ CAUSES = (
                 tier="nccl",
             ),
             Sign(
+                "mpi-cannot-connect",  # Open MPI's help texts
+                ("was unable to complete a TCP connection",),
+            ),
+            Sign(
                 "store-cannot-connect",
                 ("client socket has failed to connect to",),
                 r"connect to \[?(?P<peer>(?!localhost)[^\s\],]{1,80})\]?:(?P<port>\d+) \(errno: (?:110|113"
@@ -208,8 +212,8 @@ CAUSES = (
             ),
             Sign(
                 "address-not-assignable",
-                _CONNECT,
-                rf"{_PEER.format(address='')}[^\n]*Cannot assign requested address",
+                (*_CONNECT, "Call to bind failed"),
+                rf"(?:{_PEER.format(address='')}[^\n]*|Call to bind failed : )Cannot assign requested address",
                 tier="nccl",
                 confidence=Confidence.POSSIBLE,
             ),
