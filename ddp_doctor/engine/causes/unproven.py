@@ -209,7 +209,8 @@ def not_shown(recording: Recording, output: Output) -> tuple[Judged, ...]:
     cause, values = cause_named("end-not-shown"), {"why": output.unfinished}
     if begun > complete and not output.unfinished:
         cause = cause_named("job-starting")
-        values = {"what": f"of {begun} communicators that NCCL began, {complete or 'none'} became complete"}
+        several = "s" if begun > 1 else ""
+        values = {"what": f"NCCL began {begun} communicator{several}, and {complete} became complete"}
     if cause is None or not any(values.values()):
         return ()
     return (Judged(cause, Confidence.POSSIBLE, (), values=values),)

@@ -48,7 +48,8 @@ class Job:
             scan.name: sorted(seen.where.line for seen in scan.seen.values() if seen.sign == "restarted")
             for scan in scans
         }
-        self._last_attempt = max((self._attempt(scan.name, scan.lines + 1) for scan in scans), default=0)
+        self._last_attempt = 0  # until all are known
+        self._last_attempt = max((self._attempt(scan.name, scan.lines) for scan in scans), default=0)
 
     def fact(self, files: Sequence[FileSeen]) -> JobLogFact:
         """What the output of the job says."""
@@ -76,8 +77,11 @@ class Job:
                 yield fact
 
     def _attempt(self, file: str, line: int) -> int:
-        """In which of torchrun's attempts a line was printed."""
-        return attempt_of_path(file) or bisect_left(self._restarts[file], line)
+        """In which of torchrun's attempts a line was printed; the last where nothing tells, as in a kernel's log."""
+        of_path, restarts = attempt_of_path(file), self._restarts[file]
+        if of_path is not None:
+            return of_path
+        return bisect_left(restarts, line) if restarts else self._last_attempt
 
     def _first(self, name: str) -> Any:
         return next((value for scan in self._scans if (value := getattr(scan.facts, name)) is not None), None)

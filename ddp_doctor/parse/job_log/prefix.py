@@ -285,10 +285,10 @@ def _midnight_s(date: str) -> int | None:
         return None
 
 
-def attempt_of_path(name: str) -> int:
+def attempt_of_path(name: str) -> int | None:
     """The number of torchrun's attempt whose folder a file stands in."""
     found = re.search(r"(?:^|/)attempt_(\d{1,6})/", name)
-    return int(found[1]) if found else 0
+    return int(found[1]) if found else None
 
 
 def of_path(name: str) -> Origin:
