@@ -1,5 +1,6 @@
 """Which collective each rank of a job was in when it timed out, and how far it had got, by process group."""
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -43,7 +44,7 @@ def collective_name(op: str) -> str:
 
 def elements_of(shape: str) -> str:
     """``6`` for "2, 3"; "" where no shape is printed."""
-    sizes = [int(size) for size in shape.replace(" ", "").split(",") if size.isdecimal()]
+    sizes = [int(size) for size in shape.replace(" ", "").split(",") if re.fullmatch(r"\d{1,18}", size)]
     return str(prod(sizes)) if sizes else ""
 
 

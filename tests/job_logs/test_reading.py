@@ -413,6 +413,27 @@ def test_ten_thousand_files_are_read_and_the_rest_is_told(tmp_path: Path, monkey
     assert [rank.rank for rank in fact.ranks] == list(range(20))
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[Rank N] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=N, OpType=ALLREDUCE, Timeout(ms)=N)",
+        "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(OpType=ALLREDUCE, TensorShape=[N, N])",
+        "Timed out … in store based barrier on rank: 0 (world_size=N, worker_count=N, timeout=1)",
+        "Ranks N failed to pass monitoredBarrier in N ms",
+        "[N] is setting up NCCL communicator and retrieving ncclUniqueId from [N] via store, got error: Socket Timeout",
+        "launch.py: exits with return code = -N",
+        "NCCL WARN Duplicate GPU detected : rank N and rank N both on CUDA device N",
+        "9%|#| 1/2 [N:59:59<1, 1it/s]",
+    ],
+)
+def test_numbers_of_five_thousand_digits_are_none(line: str, tmp_path: Path):
+    (tmp_path / "job.out").write_text(
+        "\n".join([line.replace("N", "9" * 5000), line.replace("N", "9" * 25), SIGN]) + "\n"
+    )
+
+    assert app.logs([str(tmp_path / "job.out")]).report.findings
+
+
 def test_hostile_text_is_shown_without_controls_and_credentials(tmp_path: Path):
     secrets = f"https://me:hunter2@host/x HF_TOKEN=hf_{'a' * 30}"
     text = f"[rank5]: \x1b]0;title\x07\x1b[2J[bold]\u202e\x00\x08 {secrets} {SIGN}\xff\n"

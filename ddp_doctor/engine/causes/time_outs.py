@@ -310,7 +310,7 @@ def _named_by_torch(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
         if sign.sign == "store-id-timeout":
             continue
         said = next((sign.values[name] for name in _NOT_COME if sign.values.get(name)), "")
-        absent = sorted({int(number) for number in re.findall(r"\d+", said)[:_MOST_RANKS]})
+        absent = sorted({int(number) for number in re.findall(r"\d{1,7}", said)[:_MOST_RANKS]})
         if absent and ranks_of(signs).isdisjoint(absent):
             detail = f"torch lists {rank_list(absent)} as not having come."
             return _judged(output, "stuck-outside-collective", Confidence.LIKELY, [sign], absent, detail)

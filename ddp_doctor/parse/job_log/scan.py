@@ -40,6 +40,8 @@ _MOST_OF_A_SIGN = 5_000
 #: Of one process, open at the same time.
 _MOST_BLOCKS = 8
 _LONGEST_VALUE = 20 * LONGEST_TEXT
+#: Nothing that is counted has so many digits.
+_NO_NUMBER = re.compile(r"-?\d{19}")
 #: At the beginning each line is looked at, to learn who prints into the file, until so many show nobody new.
 _SAME_AGAIN = 300
 _MOST_STREAMS = 20_000
@@ -78,14 +80,7 @@ _BLOCKS: dict[str | None, Callable[[int, str], Block]] = {
 
 
 #: What the lines before the first of a sign tell, by its tier.
-_BEFORE_SIGN: Mapping[str, Callable[[bytes, int], dict[str, str]]] = {
-    "watchdog": unfinished_bar,
-    "nccl": since_complete,
-}
-
-
-def _nothing(_chunk: bytes, _end: int) -> dict[str, str]:
-    return {}
+_BEFORE_SIGN = {"watchdog": unfinished_bar, "nccl": since_complete}
 
 
 @dataclass
@@ -261,8 +256,8 @@ class FileScan:
         if match := pattern.search(text) or pattern.search(line):
             start = match.start() if match.string == text else 0
             values: dict[str, str | None] = match.groupdict()
-            if sign.id not in self._kept:
-                values |= _BEFORE_SIGN.get(sign.tier, _nothing)(*self._at)
+            if sign.id not in self._kept and (tells := _BEFORE_SIGN.get(sign.tier)):
+                values |= tells(*self._at)
             self._keep(sign.id, origin, self.where(text, number, start), values)
 
     def _begin(self, origin: Origin, block: Block) -> None:
@@ -311,7 +306,9 @@ class FileScan:
         kept = self._kept[sign] = self._kept.get(sign, 0) + 1
         if kept <= _MOST_OF_A_SIGN:
             safe = {
-                name: masked(value[:_LONGEST_VALUE]) for name, value in values.items() if value is not None
+                name: masked(value[:_LONGEST_VALUE])
+                for name, value in values.items()
+                if value is not None and not _NO_NUMBER.match(value)
             }
             self.seen[key] = Seen(sign, where, origin, safe, origin.times)
 
