@@ -285,7 +285,13 @@ CAUSES = (
         next_check="NCCL_P2P_DISABLE=1 with the same job; cat /proc/cmdline; dmesg | grep -iE 'DMAR|AMD-Vi|iommu'",
         references=(_NCCL_GUIDE, "RCCL, src/init.cc (the warning on iommu=pt)"),
         signs=(
-            Sign("hang-with-iommu", *_HANGS, confidence=Confidence.POSSIBLE, beside=("iommu-translates",)),
+            Sign(
+                "hang-with-iommu",
+                *_HANGS,
+                confidence=Confidence.POSSIBLE,
+                beside=("iommu-translates",),
+                is_final=True,
+            ),
         ),
     ),
     JobCause(
@@ -302,7 +308,11 @@ CAUSES = (
         ),
         next_check="NCCL_P2P_DISABLE=1 with the same job; nvidia-smi topo -p2p r",
         references=(_NCCL_GUIDE,),
-        signs=(Sign("hang-of-geforce", *_HANGS, confidence=Confidence.POSSIBLE, beside=("geforce",)),),
+        signs=(
+            Sign(
+                "hang-of-geforce", *_HANGS, confidence=Confidence.POSSIBLE, beside=("geforce",), is_final=True
+            ),
+        ),
     ),
     JobCause(
         code="DDJ122",
@@ -333,6 +343,7 @@ CAUSES = (
                 tier="watchdog",
                 confidence=Confidence.POSSIBLE,
                 beside=("nvls-last",),
+                is_final=True,
             ),
         ),
     ),

@@ -51,16 +51,17 @@ class Table:
     def __init__(self) -> None:
         self.sizes: list[SizeResult] = []
         self.ranks = 0
-        self.begun = 0  # tests that have not ended
+        self.begun = False  # a test that has not ended
+        self.begun_at = 0
         self.rows = 0
         self._test = ""
 
-    def line(self, text: str) -> None:
-        """Take a line with one of TABLE_WORDS."""
+    def line(self, text: str, number: int = 0) -> None:
+        """Take a line with one of TABLE_WORDS, and its number in the file."""
         if TEST_BEGINS in text:
-            self.begun += 1
+            self.begun, self.begun_at = True, number
         elif _ENDS in text:
-            self.begun = self.rows = 0
+            self.begun, self.rows = False, 0
         elif device := _DEVICE.match(text):
             self.ranks = max(self.ranks, int(device[1]) + 1)
         elif "Collective test starting: " in text:

@@ -180,7 +180,7 @@ class FileScan:
                 self._sign(SIGNS[sign][0], Origin(), line, line, number)
         for sign in _OF_ENDLESS_TESTS if self.measured.begun else ():
             if sign == "test-without-end" or not self.measured.rows:
-                self._keep(sign, Origin(), self.where(TEST_BEGINS, self.lines), {})
+                self._keep(sign, Origin(), self.where(TEST_BEGINS, self.measured.begun_at), {})
 
     def _is_head(self) -> bool:
         return self._nothing_new < _SAME_AGAIN and self.head < _LONGEST_HEAD
@@ -213,7 +213,7 @@ class FileScan:
         if "fact" in uses:
             self.facts.add(text)
         if "measured" in uses:
-            self.measured.line(text)
+            self.measured.line(text, number)
         if "ending" in uses:
             self.endings += [(ending, self.where(text, number)) for ending in endings_in(text)]
         if "traceback" in uses:
