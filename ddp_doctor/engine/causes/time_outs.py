@@ -236,9 +236,9 @@ def _other_operation(output: Output, signs: Sequence[SignSeen]) -> Judged | None
     fewest, *others = sorted(calls.values(), key=len)
     guilty = fewest if len(fewest) < len(others[0]) else []
     said = "; ".join(f"{rank_list(ranks)} waited in {call}" for call, ranks in calls.items())
-    return _judged(
-        output, "collective-mismatch", Confidence.LIKELY, list(told.values()), guilty, f"{capital(said)}."
-    )
+    # Where several are in each, they may be in different groups, which this torch does not tell either.
+    sure = Confidence.LIKELY if len(guilty) == 1 else Confidence.POSSIBLE
+    return _judged(output, "collective-mismatch", sure, list(told.values()), guilty, f"{capital(said)}.")
 
 
 def _foreign_ranks(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
