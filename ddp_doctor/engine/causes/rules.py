@@ -4,10 +4,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from textwrap import shorten
 
-from ddp_doctor.engine.causes.evidence import place_of
 from ddp_doctor.engine.causes.fallbacks import FALLBACK_RULES
 from ddp_doctor.engine.causes.judge import causes
-from ddp_doctor.engine.causes.judged import Judged
+from ddp_doctor.engine.causes.judged import Judged, place_of
 from ddp_doctor.facts.job_log import JobLogFact, LogLine
 from ddp_doctor.knowledge.job_causes import JOB_CAUSES
 from ddp_doctor.knowledge.job_causes.kinds import JobCause

@@ -58,10 +58,8 @@ CAUSES = (
                     "Exceeded step memory limit",
                     "exceeded memory limit (",
                     ": Out Of Memory",
-                    "TERM_MEMLIMIT",
-                    "PBS: job killed: mem",
                 ),
-                r"[Dd]etected [1-9]\d* oom[-_]kill event|[Ee]xceeded (?:job |step )?memory limit|TERM_MEMLIMIT|PBS: job"
+                r"[Dd]etected [1-9]\d* oom[-_]kill event|[Ee]xceeded (?:job |step )?memory limit"
                 r"|srun: error: (?P<host>\S+): tasks? (?P<tasks>[\d,\[\]-]+): Out Of Memory",
                 tier="kernel",
                 confidence=Confidence.PROVED,
@@ -215,13 +213,6 @@ CAUSES = (
                 r"Call to ibv_\w{1,40} failed(?: with error)?[ :]{1,3}Cannot allocate memory",
                 tier="nccl",
                 confidence=Confidence.PROVED,
-            ),
-            Sign(  # NCCL up to 2.19 does not tell why
-                "memory-not-registered-why",
-                ("Call to ibv_reg_mr",),
-                r"Call to ibv_reg_mr\w* failed\s*$",
-                tier="nccl",
-                confidence=Confidence.POSSIBLE,
             ),
         ),
     ),

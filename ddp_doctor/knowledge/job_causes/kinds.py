@@ -31,7 +31,8 @@ class Sign(NamedTuple):
     ``words``: a line with any of them, exactly so written and of ASCII, is looked at. ``pattern``: a regular expression
     that the line must match as well; its named groups are kept as values. ``lines``: how many lines of the same process
     the pattern may reach over, the first of them being the one with the words. ``beside``: it counts only where a sign
-    of one of these ids is in the job's output, too. ``is_final``: its process prints nothing more of its own.
+    of one of these ids is in the job's output, too. ``unless``: only the last in a file counts, and only where none of
+    these words follows it. ``is_final``: its process prints nothing more of its own.
     """
 
     id: str
@@ -43,6 +44,7 @@ class Sign(NamedTuple):
     lines: int = 1
     beside: tuple[str, ...] = ()
     is_final: bool = False
+    unless: tuple[str, ...] = ()
 
 
 class JobCause(NamedTuple):

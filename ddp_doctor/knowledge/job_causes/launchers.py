@@ -105,6 +105,7 @@ CAUSES = (
                 "store-cannot-listen",
                 ("The server socket has failed to",),
                 r"has failed to(?:.*?(?:port: |:)(?P<port>\d{2,5})\b(?=.*(?:EADDRINUSE|errno: 98))|.*errno: 98"
+                r"|.*EADDRINUSE"
                 r"|[^:]*address\.\s*$)",
                 tier="launcher",
                 confidence=Confidence.PROVED,
@@ -222,13 +223,6 @@ CAUSES = (
                 r"addresses of \(\[?(?P<name>[^,\]]+)\]?, \d+\) cannot be retrieved \(gai error: -[235]\b",
                 tier="launcher",
             ),
-            Sign(  # torch 1.0 to 1.8
-                "host-not-found",
-                ("host not found: ",),
-                r"ValueError: host not found: ",
-                tier="launcher",
-                confidence=Confidence.PROVED,
-            ),
             Sign(
                 "nccl-name-not-resolved",
                 ("error encountered when getting address info",),
@@ -308,7 +302,8 @@ CAUSES = (
                 "gloo-no-own-address",
                 ("Unable to resolve hostname to a (local) address",),
                 tier="launcher",
-                beside=("gloo-without-mesh", "gloo-dials-loopback"),
+                # A warning alone: on a single host the loopback address serves.
+                beside=("peer-gone", "gloo-timeout", "gloo-dials-loopback", "store-timeout"),
             ),
             Sign(
                 "gloo-own-address-elsewhere",

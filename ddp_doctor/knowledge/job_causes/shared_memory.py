@@ -109,11 +109,6 @@ CAUSES = (
                 r".*(?:No space left on device|Cannot allocate memory)",
                 confidence=Confidence.PROVED,
             ),
-            Sign(  # torch up to 1.9
-                "torch-shm-not-written",
-                ("unable to write to file </torch_",),
-                r"</torch_\w+>(?!.*\()",
-            ),
         ),
     ),
     JobCause(
@@ -192,7 +187,7 @@ CAUSES = (
             Sign(
                 "shm-not-there",
                 ("while attaching to shared memory segment",),
-                r"attaching to shared memory segment (?P<segment>\S+) (?:.*No such file|\(size \d+\)$)",
+                r"attaching to shared memory segment (?P<segment>\S+) (?:.*No such file|\(size \d+\),?\s*$)",
                 tier="nccl",
                 confidence=Confidence.POSSIBLE,
             ),
