@@ -113,7 +113,7 @@ CAUSES = (
             Sign(
                 "address-in-use",
                 ("Address already in use",),
-                r"\[Errno 98\] Address already in use|(?:RuntimeError|DistNetworkError|OSError): Address already in use",
+                r"(?:\[Errno 98\]|(?:RuntimeError|DistNetworkError|OSError):) Address already in use",
                 tier="launcher",
             ),
         ),
