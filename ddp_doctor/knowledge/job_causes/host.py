@@ -211,8 +211,7 @@ CAUSES = (
                 "memory-not-registered",
                 ("Call to ibv_",),
                 r"Call to ibv_\w{1,40} failed(?: with error)?[ :]{1,3}Cannot allocate memory",
-                tier="nccl",
-                confidence=Confidence.PROVED,
+                tier="nccl",  # likely: some memory of GPUs cannot be registered either, without dma-buf
             ),
         ),
     ),

@@ -31,8 +31,8 @@ CAUSES = (
             Sign(
                 "launcher-sighup",
                 ("death signal, shutting down workers", "got signal: ", "closing signal SIGHUP"),
-                r"Received (?:1|(?:Signals\.)?SIGHUP) death signal|SignalException: Process "
-                r"(?P<pid>\d+) got signal: 1$"
+                r"(?:Received (?:1|(?:Signals\.)?SIGHUP)|Signals\.SIGHUP) death signal|SignalException: Process "
+                r"(?:(?P<pid>\d+) )?got signal: 1$"
                 r"|closing signal (?:Signals\.)?SIGHUP",
                 tier="launcher",
                 confidence=Confidence.PROVED,
@@ -113,7 +113,7 @@ CAUSES = (
             Sign(
                 "address-in-use",
                 ("Address already in use",),
-                r"(?:RuntimeError|DistNetworkError|OSError): (?:\[Errno 98\] )?Address already in use",
+                r"(?:\[Errno 98\]|(?:RuntimeError|DistNetworkError|OSError):) Address already in use",
                 tier="launcher",
             ),
         ),
@@ -193,6 +193,13 @@ CAUSES = (
                 tier="launcher",
                 confidence=Confidence.POSSIBLE,
                 beside=("store-refused", "store-unreached"),
+            ),
+            Sign(  # each node then serves a rendezvous of its own, and waits for the others
+                "endpoint-is-localhost",
+                ("  rdzv_endpoint  ",),
+                r"rdzv_endpoint +: (?:localhost|127\.|\[::1\])",
+                tier="launcher",
+                beside=("rendezvous-timeout",),
             ),
         ),
     ),

@@ -247,7 +247,7 @@ _VICTIMS = (
         # Everyday life: NCCL's INFO while it connects or ends, store-refused's numbers, downloads, store-gone.
         r"^(?!.*(?:\b[Rr]etrying\b|Connection closed by localRank|HTTPS?Connection|urlopen error|wandb"
         r"|failed on SocketImpl\(|\"should dump\" flag on TCPStore"
-        r"|failed to connect to \S+(?: \(errno: (?:22|97|99)\b|$)))",
+        r"|failed to connect to \S+(?: \(errno: (?:22|97|99)\b| \(system error: 10049\b|$)))",
         role="victim",
     ),
     Sign(

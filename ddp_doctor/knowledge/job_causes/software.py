@@ -125,6 +125,11 @@ CAUSES = (
                 beside=("driver-insufficient",),
             ),
             Sign(
+                "nccl-of-old-cuda",
+                ("NCCL cannot be captured in a graph if either it wasn't built with CUDA runtime",),
+                tier="nccl",
+            ),
+            Sign(
                 "nccl-without-its-cuda",
                 ("libnccl.so",),
                 r"libnccl\.so[^\n]{0,200}undefined symbol: (?P<symbol>cu\w+)"
