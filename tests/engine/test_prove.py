@@ -149,6 +149,21 @@ def test_a_fault_that_comes_and_goes_is_not_proved():
     assert "some trials passed as well" in (proof_of(one).reason or "")
 
 
+def test_where_each_trial_without_the_setting_hung_or_was_slower_it_is_proved():
+    turns = iter([passes("control", 0.1 * GB), hangs("control"), *[passes("control", 0.2 * GB)] * 3])
+    _, (one,) = tried(lambda arm, _: passes(arm, GB) if arm == "treatment" else next(turns), reproducer=SPEED)
+
+    assert proof_of(one).status == "proved"
+    assert proof_of(one).before == "passes (4 of 5), no end in 1.0 s (1 of 5)"
+
+
+def test_where_one_hung_and_others_were_as_fast_nothing_is_proved():
+    turns = iter([passes("control", GB), hangs("control"), *[passes("control", GB)] * 3])
+    _, (one,) = tried(lambda arm, _: passes(arm, GB) if arm == "treatment" else next(turns), reproducer=SPEED)
+
+    assert proof_of(one).status == "not_tried"
+
+
 def test_ranges_that_overlap_are_not_proved():
     rates = iter([1.0, 0.9, 1.5, 0.8, 2.0, 1.2, 0.9, 0.7, 1.6, 1.0])
     _, (one,) = tried(lambda arm, _: passes(arm, next(rates) * GB), reproducer=SPEED)

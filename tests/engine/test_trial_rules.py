@@ -197,6 +197,22 @@ def test_a_rank_may_come_late_where_many_share_a_core():
     assert slowness.late.apply(in_a_crowd) == []
 
 
+def test_a_rank_may_come_late_where_other_work_keeps_all_nodes_busy():
+    recording = load("hang/rank-comes-late")
+
+    def on_nodes(*loads: float) -> Recording:
+        readings = [
+            Reading(
+                check="host", node=node, status=Status.COLLECTED, fact=Host(cpus=2, load_1min=load).recorded()
+            )
+            for node, load in enumerate(loads)
+        ]
+        return recording.model_copy(update={"readings": (*recording.readings, *readings)})
+
+    assert _only(slowness.late.apply(on_nodes(13.0, 0.5))).evidence[0].expected == 2.0
+    assert slowness.late.apply(on_nodes(13.0, 9.0)) == []
+
+
 def test_what_most_ranks_left_and_one_still_receives_is_told_without_a_name():
     wrapping = Step(check="gradient_sync", name="ddp_construct", seq=1, where="a.py:1")
     waiting = Step(check="gradient_sync", name="backward", seq=3, where="a.py:9")

@@ -16,6 +16,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
@@ -56,7 +57,8 @@ def main(arguments: list[str]) -> int:
     until = (
         ("-seed=1", f"-runs={options.inputs}") if options.inputs else (f"-max_total_time={options.seconds}",)
     )
-    outcomes = [_fuzzed(known[name], until) for name in options.names or known]
+    with ThreadPoolExecutor(os.cpu_count()) as side_by_side:
+        outcomes = list(side_by_side.map(lambda name: _fuzzed(known[name], until), options.names or known))
     fell = sum(not well for _, well in outcomes)
     print(f"{sum(runs for runs, _ in outcomes)} inputs to {len(outcomes)} parsers, of which {fell} fell")
     return 1 if fell else 0

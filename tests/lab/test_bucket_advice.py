@@ -81,7 +81,7 @@ def test_on_a_slow_link_small_buckets_are_tried_and_advised_only_where_they_win(
 
 def test_a_model_of_yours_is_advised_by_name_with_what_was_predicted_and_measured():
     name = "tests.models.healthy:deep_net"
-    plant = ("rate:node1:100",)
+    plant = ("rate:node1:200",)
     done = steps(*plant, options=("--model", name, "--only", "user_model"), level="standard")
     tell(plant, done)
     said = {one["code"]: f"{one['title']}. {one['detail']}" for one in done.report["findings"]}

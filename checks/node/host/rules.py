@@ -174,8 +174,7 @@ def slow_clock_or_busy_host(recording: Recording) -> Iterator[Draft]:
 def _slowed(fact: Host) -> str | None:
     if fact.clock_source in thresholds.SLOW_CLOCK_SOURCES:
         return f"reading the clock takes long (clock source {fact.clock_source})"
-    per_cpu = (fact.load_1min or 0) / (fact.host_cpus or fact.cpus)
-    return "other work keeps the CPUs busy" if per_cpu > thresholds.LOAD_PER_CPU else None
+    return "other work keeps the CPUs busy" if fact.load_per_cpu > thresholds.LOAD_PER_CPU else None
 
 
 def _more_cpus(ranks: int) -> Remedy:

@@ -46,6 +46,11 @@ class Host(Fact):
         return min(float(self.cpus), self.cpu_quota_cpus or float(self.cpus))
 
     @property
+    def load_per_cpu(self) -> float:
+        """Processes that ran or waited for a CPU in the last minute, of all on the host."""
+        return (self.load_1min or 0.0) / (self.host_cpus or self.cpus)
+
+    @property
     def free_memory_bytes(self) -> int | None:
         """What a new process can take, of the host and under the control group's limit."""
         known = (self.memory_available_bytes, self.cgroup_memory_free_bytes)

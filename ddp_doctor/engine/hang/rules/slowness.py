@@ -38,7 +38,8 @@ def late(recording: Recording) -> Iterator[Draft]:
     What it finds
         A rank that needed much longer than its peers between two collectives; all ranks run the
         same code, so the time is lost on that rank alone. How long a collective kept it does not count: that
-        may be its link's fault.
+        may be its link's fault. Where other work keeps the CPUs of all nodes busy, a rank may come as many
+        times later as processes share a CPU.
 
     Why it matters
         DDP runs at the speed of its slowest rank.
@@ -87,13 +88,15 @@ def _late_draft(recording: Recording, late: Sequence[_Late], allowed_s: float) -
 
 
 def _crowd(recording: Recording) -> float:
-    """How many times longer ranks may take where many share a core of their node."""
+    """How many times longer ranks may take that share cores with each other, or on all nodes with other work.
+
+    Where one node alone is busy, its ranks are late for that.
+    """
     world = recording.world or World()
-    shares = (
-        len(world.ranks_of(node.node)) / (node.fact.usable_cpus * RANKS_PER_CORE)
-        for node in recording.facts(Host)
-    )
-    return max((1.0, *shares))
+    hosts = list(recording.facts(Host))
+    shares = (len(world.ranks_of(host.node)) / (host.fact.usable_cpus * RANKS_PER_CORE) for host in hosts)
+    least_busy = min((host.fact.load_per_cpu for host in hosts), default=0.0)
+    return max((1.0, least_busy, *shares))
 
 
 def _late_ranks(trial: TrialRecord, allowed_s: float) -> list[_Late]:
