@@ -6,17 +6,20 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.engine.plan import Plan
+from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact
 from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact, Look
 from ddp_doctor.knowledge.live_frames import COLLECTIVE_FILES, WAITS_FOR_GPU, WAITS_FOR_WORK
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Options
+from ddp_doctor.parse.flight_recorder import read_dump, still_open
 from ddp_doctor.parse.frames import is_of_the_job
-from ddp_doctor.sources import live_process, proc
+from ddp_doctor.sources import live_doors, live_process, proc
 from ddp_doctor.sources.live_jobs import Host, LiveJob, of_slurm
 from ddp_doctor.sources.live_process import Children, Connections, Watched, connections, unacknowledged
 from ddp_doctor.sources.live_stacks import Stack, source_line, stacks
@@ -113,6 +116,10 @@ class _Watch:
         self._first: dict[int, Stack] = {}
         self._before: dict[int, Connections] = {}
         self._after: dict[int, Connections] = {}
+        self._candidates = [one for job in jobs for one in job.ranks.values()]
+        self._servers: Mapping[int, live_doors.Address] = {}
+        self._dumps: Mapping[int, bytes] = {}
+        self._ras_said = ""
         self._children = {
             one.pid: Children(job.children[rank]) for job in jobs for rank, one in job.ranks.items()
         }
@@ -121,6 +128,10 @@ class _Watch:
         started = time.monotonic()
         self._first = self._look(self._pids, with_groups=True)
         self._before = {pid: connections(pid) for pid in self._pids}
+        self._servers = live_doors.worker_servers(self._candidates)
+        self._dumps = live_doors.flight_dumps(self._servers)
+        ras = live_doors.ras_port(self._candidates)
+        self._ras_said = live_doors.ras_status(ras) if ras else ""
         for children in self._children.values():
             children.begin()
         outside = [pid for pid in self._pids if not self._waits(pid)]
@@ -132,15 +143,24 @@ class _Watch:
             if is_last:
                 break
         self._after = {pid: connections(pid) for pid in self._pids}
+        self._ras_said += live_doors.ras_status(ras) if ras else ""
         return tuple(
             Reading(check="attach", status=Status.COLLECTED, rank=rank, fact=fact.recorded())
             for job in self._jobs
-            for rank, fact in [(None, self._job(job)), *self._ranks(job), *self._zombies(job)]
+            for rank, fact in [
+                (None, self._job(job)),
+                *self._ranks(job),
+                *self._zombies(job),
+                *self._recorders(job),
+                *self._ras(),
+            ]
         )
 
     def _look(self, pids: Sequence[int], *, with_groups: bool = False) -> dict[int, Stack]:
         """Look at all, and at the stacks of these."""
         found = stacks(pids, self._env, with_groups=with_groups)
+        refused = {pid: self._servers[pid] for pid in found if found[pid].refused and pid in self._servers}
+        found |= {pid: Stack(frames) for pid, frames in live_doors.tracebacks(refused).items()}
         for pid in self._pids:
             stack = found.get(pid, Stack())
             look = self._watched[pid].look(stack.frames, holds_gil=stack.holds_gil)
@@ -217,6 +237,23 @@ class _Watch:
                 rank,
                 LiveRankFact(job=job.key, host=self._host, pid=pid, rank=rank, looks=looks, ended=ended),
             )
+
+    def _recorders(self, job: LiveJob) -> Iterator[tuple[int, FlightDumpFact]]:
+        """The flight recorders that were open to us, with what was open in them at the first look and at the last."""
+        pids = {one.pid: rank for rank, one in job.ranks.items()}
+        servers = {pid: server for pid, server in self._servers.items() if pid in pids}
+        for pid, data in live_doors.flight_dumps(servers).items():
+            place = f"rank {pids[pid]} (pid {pid} on {self._host})"
+            last, first = (read_dump(of, place, time.time()) for of in (data, self._dumps.get(pid, b"")))
+            yield pids[pid], still_open(last, first).model_copy(update={"rank": pids[pid]})
+
+    def _ras(self) -> Iterator[tuple[None, JobLogFact]]:
+        if self._ras_said:
+            from ddp_doctor.app.job_reading import as_output  # few jobs need its tables
+            from ddp_doctor.parse.job_log.ras import text_of_ras
+
+            with suppress(ValueError):
+                yield None, as_output("NCCL RAS", text_of_ras(self._ras_said.encode()))
 
 
 def _script_of(pid: int | None) -> str | None:

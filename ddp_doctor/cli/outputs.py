@@ -225,10 +225,16 @@ class Outputs:
             else:
                 given = results
             try:
-                write(path, output.render(given))
+                write(path, output.render(given), is_private=_is_private(output, results))
             except CannotWrite as error:
                 problems.append(str(error))
         return problems
+
+
+def _is_private(output: Output, results: Results | LintResults) -> bool:
+    """A recording of attach shows what a user's processes do."""
+    is_live = isinstance(results, Results) and results.recording.options.command == "attach"
+    return output.name == "record" and is_live
 
 
 def _is_derived(output: Output) -> bool:

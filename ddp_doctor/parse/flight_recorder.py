@@ -56,6 +56,25 @@ def read_dump(data: bytes, name: str, written_at_s: float | None) -> FlightDumpF
         return fact.model_copy(update={"problem": str(error)})
 
 
+def still_open(last: FlightDumpFact, first: FlightDumpFact) -> FlightDumpFact:
+    """The later of two dumps of one process, in which a collective is open only where it was in both."""
+    before = {(group.name, entry.seq) for group in first.groups for entry in group.entries if entry.is_open}
+    groups = tuple(
+        group.model_copy(
+            update={
+                "entries": tuple(
+                    entry.model_copy(
+                        update={"open_twice": entry.is_open and (group.name, entry.seq) in before}
+                    )
+                    for entry in group.entries
+                )
+            }
+        )
+        for group in last.groups
+    )
+    return last.model_copy(update={"groups": groups})
+
+
 def _content(data: bytes) -> Mapping[str, Any]:
     if not data.strip(b"\0 \r\n\t"):
         raise ValueError("the file is empty" if not data else "the file has nothing but blanks")

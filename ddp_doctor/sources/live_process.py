@@ -225,14 +225,16 @@ def sockets(pid: int) -> set[str]:
     return found
 
 
-def listening(pid: int) -> set[int]:
-    """The TCP ports on which it listens."""
+def listening(pid: int, *, any_address: bool = False) -> set[int]:
+    """The TCP ports on which it listens; ``any_address``: on all addresses of IPv6."""
     mine, found = sockets(pid), set()
-    for file in ("tcp", "tcp6"):
+    for file in ("tcp6",) if any_address else ("tcp", "tcp6"):
         for line in (proc.read(f"/proc/{pid}/net/{file}") or "").splitlines()[1:]:
             fields = line.split()
             if len(fields) > 9 and fields[3] == "0A" and fields[9] in mine:
-                found.add(int(fields[1].rpartition(":")[2], 16))
+                address, _, port = fields[1].rpartition(":")
+                if not any_address or not address.strip("0"):
+                    found.add(int(port, 16))
     return found
 
 

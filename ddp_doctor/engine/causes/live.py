@@ -7,16 +7,21 @@
 4. Where all wait: a connection that loses data; calls that do not meet, of which the minority is named where all are of
    one group; or all are in the same call, and nobody is to blame.
 
-An innocent is never named: where the looks do not tell, the answer is "not known".
+Where ranks hand out their flight recorders, those say who waits for whom (wait_graph.py), better than stacks do; where
+NCCL's RAS answers, that counts before "not known". An innocent is never named: where the looks do not tell, the answer
+is "not known".
 """
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 
+from ddp_doctor.engine.causes import wait_graph
+from ddp_doctor.engine.causes.evidence import Output, lines, suspects
 from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.engine.hang.judgement import minority
-from ddp_doctor.facts.job_log import LogLine
+from ddp_doctor.facts.job_log import JobLogFact, LogLine
 from ddp_doctor.facts.live_job import Refused, Unacknowledged
 from ddp_doctor.knowledge.job_causes import JOB_CAUSES
 from ddp_doctor.knowledge.live_frames import ROOTED
@@ -33,13 +38,27 @@ _EACH = 2
 _MOST_LINES = 8
 #: So often the same data was sent again in a row.
 _SENT_AGAIN = 2
+#: What flight recorders tell better, by groups and numbers of collectives.
+_BY_STACKS_ALONE = (
+    "progress-not-known",
+    "collective-stalled",
+    "cross-group-deadlock",
+    "collective-mismatch",
+    "rank0-only-collective",
+)
+#: What they tell of ranks whose recorder did not answer, or of none: attach has looked at those.
+_NOT_OF_RECORDERS = ("rank-unreachable", "collective-stalled")
 _WELL = "exit 0"
 
 
 @once_a_recording
 def judged(recording: Recording) -> tuple[Judged, ...]:
     """What keeps the jobs of a recording of attach, one after the other; () where all get on."""
-    return tuple(found for job in live_jobs(recording) for found in _Job(job).judged())
+    jobs = [_Job(job) for job in live_jobs(recording)]
+    found = tuple(cause for job in jobs for cause in job.judged())
+    if len(jobs) != 1 or len(found) != 1 or found[0].cause.name not in _BY_STACKS_ALONE:
+        return found
+    return jobs[0].by_recorders(recording) or jobs[0].by_ras(recording, found[0]) or found
 
 
 class _Job:
@@ -71,6 +90,53 @@ class _Job:
         if still:
             return self._outside(still)
         return self._not_known() if self.outside else self._all_wait()
+
+    # --- by what the job itself says ------------------------------------------------------------------
+
+    def by_recorders(self, recording: Recording) -> tuple[Judged, ...]:
+        """What the flight recorders tell, with what the ranks do now."""
+        found = wait_graph.judged(recording)
+        return tuple(
+            replace(
+                one,
+                lines=(*self._lines(self._first(one)), *one.lines),
+                culprits=self._culprits(
+                    [culprit.rank for culprit in one.culprits if culprit.rank is not None]
+                ),
+                next_check="",
+            )
+            for one in found
+            if one.cause.name not in _NOT_OF_RECORDERS
+        )
+
+    def _first(self, found: Judged) -> list[Doing]:
+        """The ranks, those to blame first."""
+        blamed = {culprit.rank for culprit in found.culprits}
+        return sorted(self.ranks, key=lambda one: one.rank not in blamed)
+
+    def by_ras(self, recording: Recording, instead_of: Judged) -> tuple[Judged, ...]:
+        """The rank that RAS sees behind, or not at all, where nothing better is known."""
+        if instead_of.cause.name not in ("progress-not-known", "collective-stalled"):
+            return ()
+        said = [
+            one
+            for at in recording.facts(JobLogFact)
+            for one in suspects(Output(at.fact))
+            if one.tier == "ras"
+        ]
+        return tuple(
+            Judged(
+                one.cause,
+                one.confidence,
+                (*lines(one.signs), *self._lines(self.ranks)),
+                self._culprits(sorted(one.ranks)),
+                self._who(sorted(one.ranks)),
+                waits_text(self.waiting),
+                one.values,
+            )
+            for one in said
+            if one.ranks
+        )
 
     # --- ranks that cannot run ------------------------------------------------------------------------
 

@@ -1,0 +1,124 @@
+"""Doors that a job itself opened: the servers of torch's workers, and NCCL's RAS. Each call is bounded, and only reads.
+
+torch.distributed.debug and elastic.control_plane start a server in each rank (torch 2.10, c10d/control_plane), which
+answers also while the script hangs: ``POST /handler/fr_trace_json`` and ``dump_traceback``. The server of a rank is
+told by its socket: the only one of the rank that listens on all addresses of IPv6 and is no store of the job.
+"""
+
+import os
+import re
+import socket
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from http.client import HTTPConnection, HTTPException
+
+from ddp_doctor.sources.live_process import Candidate, listening, number
+
+_PATIENCE_S = 1.5
+_MOST_AT_ONCE = 8
+_LARGEST_BYTES = 32 << 20
+_RAS_PORT = 28028  # NCCL 2.24, NCCL_RAS_ADDR
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
+#: Of a unix socket its path, else a port of this host.
+Address = str | int
+
+
+class _Connection(HTTPConnection):
+    """To a port of this host, or to a unix socket."""
+
+    def __init__(self, address: Address) -> None:
+        super().__init__("localhost", address if isinstance(address, int) else 80, timeout=_PATIENCE_S)
+        self._address = address
+
+    def connect(self) -> None:
+        """Connect to the address."""
+        if isinstance(self._address, int):
+            self.sock = socket.create_connection(("::1", self._address), _PATIENCE_S)
+            return
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(_PATIENCE_S)
+        self.sock.connect(self._address)
+
+
+def _asked(address: Address, method: str, path: str) -> bytes | None:
+    connection = _Connection(address)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.read(_LARGEST_BYTES) if answer.status == 200 else None
+    except (OSError, HTTPException, ValueError):
+        return None
+    finally:
+        connection.close()
+
+
+def worker_servers(ranks: Iterable[Candidate]) -> dict[int, Address]:
+    """The servers of these ranks that answer, by pid."""
+    likely: dict[int, Address] = {}
+    for one in ranks:
+        path = one.env.get("TORCH_WORKER_SERVER_SOCKET", "")
+        if path.startswith("/"):
+            likely[one.pid] = path
+        elif _is_on_our_network(one.pid):
+            ports = listening(one.pid, any_address=True) - {number(one.env, "MASTER_PORT")}
+            if len(ports) == 1:
+                likely[one.pid] = ports.pop()
+    if not likely:
+        return {}
+    with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
+        answers = pool.map(lambda address: _asked(address, "GET", "/handler/"), likely.values())
+        return {
+            pid: likely[pid]
+            for pid, answer in zip(likely, answers, strict=True)
+            if b"fr_trace_json" in (answer or b"")
+        }
+
+
+def flight_dumps(servers: Mapping[int, Address]) -> dict[int, bytes]:
+    """Each rank's flight recorder as JSON, by pid; without those that do not answer in time."""
+    return _from_all(servers, "fr_trace_json")
+
+
+def tracebacks(servers: Mapping[int, Address]) -> dict[int, tuple[str, ...]]:
+    """Each rank's main thread, outermost first. faulthandler prints it last, its innermost frame first."""
+    found = {}
+    for pid, text in _from_all(servers, "dump_traceback").items():
+        last = text.decode("utf-8", "replace").rstrip().rpartition("\n\n")[2]
+        found[pid] = tuple(f"{file}:{line} in {name}" for file, line, name in reversed(_FRAME.findall(last)))
+    return found
+
+
+def _from_all(servers: Mapping[int, Address], handler: str) -> dict[int, bytes]:
+    if not servers:
+        return {}
+    with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
+        answers = pool.map(lambda address: _asked(address, "POST", f"/handler/{handler}"), servers.values())
+        return {pid: answer for pid, answer in zip(servers, answers, strict=True) if answer}
+
+
+def ras_port(ranks: Iterable[Candidate]) -> int | None:
+    """The port of NCCL's RAS, where one of these ranks listens on it: those of several users' jobs collide."""
+    for one in ranks:
+        port = one.env.get("NCCL_RAS_ADDR", "").rpartition(":")[2]
+        wanted = int(port) if port.isdigit() else _RAS_PORT
+        if one.backend == "nccl" and wanted in listening(one.pid) and _is_on_our_network(one.pid):
+            return wanted
+    return None
+
+
+def ras_status(port: int) -> str:
+    """What RAS says of the job, "VERBOSE STATUS"; empty where it does not answer in time."""
+    answer = b""
+    with suppress(OSError), socket.create_connection(("localhost", port), _PATIENCE_S) as connection:
+        connection.sendall(b"verbose status\n")
+        while len(answer) < _LARGEST_BYTES and (part := connection.recv(65536)):
+            answer += part
+    return answer.decode("utf-8", "replace")
+
+
+def _is_on_our_network(pid: int) -> bool:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/net") == os.readlink("/proc/self/ns/net")
+    except OSError:
+        return False
