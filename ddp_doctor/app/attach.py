@@ -181,6 +181,7 @@ class _Watch:
             launcher_pid=job.launcher_pid,
             world_size=job.world_size,
             missing=job.missing,
+            in_container=proc.in_container(),
             torch_version=job.torch_version,
             backend=next((one.backend for one in job.ranks.values() if one.backend), None),
             watched_s=round(
@@ -197,18 +198,20 @@ class _Watch:
         for rank, one in job.ranks.items():
             looks, stack = tuple(self._looks[one.pid]), self._first[one.pid]
             frames = looks[-1].frames if looks else ()
-            text = source_line(frames[-1]) if frames and is_of_the_job(frames[-1]) else ""
+            text = source_line(frames[-1], one.pid) if frames and is_of_the_job(frames[-1]) else ""
             never_read = not any(look.frames for look in looks)
             fact = LiveRankFact(
                 job=job.key,
                 host=self._host,
                 pid=one.pid,
+                pid_inside=proc.pid_inside(one.pid),
                 rank=rank,
                 numbered_by="environment" if job.numbered else "order of starts",
                 gpu=_gpu(one.env, one.local_rank) if one.backend == "nccl" else None,
                 looks=looks,
                 children=self._children[one.pid].seen(self._stacks_of_loaders(job.children[rank], frames)),
                 unacknowledged=unacknowledged(self._before[one.pid], self._after[one.pid], rank_at),
+                connections=live_process.to_other_addresses(self._after[one.pid]),
                 groups=one.groups,
                 over_nccl=one.backend == "nccl",
                 default_group=stack.default_group,

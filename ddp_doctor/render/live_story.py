@@ -11,20 +11,20 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ddp_doctor.facts.live_job import LiveJobFact
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import AttachReport
 from ddp_doctor.render.layout import Table, folded, width_of
 from ddp_doctor.render.text import one_line
-from ddp_doctor.views.live_ranks import Doing, LiveJob, live_jobs
-from ddp_doctor.wording.live_ranks import says
-from ddp_doctor.wording.ranks import rank_list
+from ddp_doctor.views.live_ranks import Doing, LiveJob, live_jobs, unreached
+from ddp_doctor.wording.live_ranks import says, verb
+from ddp_doctor.wording.nodes import name_list
+from ddp_doctor.wording.ranks import capital, rank_list
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _MOST_ROWS = 12
-_TITLES = ("", "pid", "GPU", "state", "gets on", "does")
+_TITLES = ("", "node", "pid", "GPU", "state", "gets on", "does")
 _STATES = {
     "R": "running",
     "S": "sleeping",
@@ -43,13 +43,20 @@ def show(report: AttachReport, recording: Recording, out: "Console", *, each: bo
             out.print()
         for at, line in enumerate(lines(job, blamed, width_of(out), each=each)):
             out.print(line, style="dim" if at == 0 else None)
+    for host, why in unreached(recording).items():
+        out.print(folded(f"{host} could not be read: {one_line(why)}", width_of(out), hang=2))
 
 
 def lines(
     job: LiveJob, blamed: set[int | None], width: int | None = None, *, each: bool = False
 ) -> Iterator[str]:
     """The lines of one job."""
-    yield folded(_about(job.about, len(job.ranks)), width)
+    yield folded(_about(job), width)
+    if job.about.in_container:
+        yield folded("Seen from inside a container: processes outside of it do not show", width, hang=2)
+    if job.elsewhere:
+        unseen = capital(rank_list(job.unseen)) if job.unseen else "Its ranks on other hosts"
+        yield folded(f"{unseen} {verb(job.unseen, 'were')} not seen", width, hang=2)
     for door in dict.fromkeys(
         [*job.about.refused, *(refused for one in job.ranks for refused in one.fact.refused)]
     ):
@@ -60,7 +67,9 @@ def lines(
     yield ""
     groups = [[one] for one in job.ranks] if each else _alike(job.ranks, blamed)
     groups.sort(key=lambda group: (group[0].rank not in blamed, group[0].rank))
-    rows = [_row(group, is_blamed=group[0].rank in blamed) for group in groups]
+    rows = [
+        _row(group, is_blamed=group[0].rank in blamed, several_hosts=len(job.hosts) > 1) for group in groups
+    ]
     shown = rows if each else rows[:_MOST_ROWS]
     kept = [column for column in range(len(_TITLES)) if column == 0 or any(row[column] for row in shown)]
     table = Table(
@@ -72,9 +81,10 @@ def lines(
         yield f" and {left} rows more: -v shows each rank"
 
 
-def _about(job: LiveJobFact, number: int) -> str:
+def _about(live: LiveJob) -> str:
+    job, number = live.about, len(live.ranks)
     of = f" of {job.world_size}" if job.world_size and job.world_size != number else ""
-    ranks = f"{number}{of} rank{'s' if (job.world_size or number) != 1 else ''} on {job.host}"
+    ranks = f"{number}{of} rank{'s' if (job.world_size or number) != 1 else ''} on {name_list(live.hosts)}"
     pid = f" (pid {job.launcher_pid})" if job.launcher_pid else ""
     parts = [
         ranks,
@@ -93,17 +103,24 @@ def _alike(ranks: Sequence[Doing], blamed: set[int | None]) -> list[list[Doing]]
     return list(groups.values())
 
 
-def _row(ranks: Sequence[Doing], *, is_blamed: bool) -> tuple[str, ...]:
+def _row(ranks: Sequence[Doing], *, is_blamed: bool, several_hosts: bool) -> tuple[str, ...]:
     one = ranks[0]
     alone = len(ranks) == 1
     return (
         f"{'!! ' if is_blamed else '   '}{rank_list([of.rank for of in ranks])}",
-        str(one.fact.pid) if alone else "",
+        (one.fact.host if len({of.fact.host for of in ranks}) == 1 else "several") if several_hosts else "",
+        _pid(one) if alone else "",
         str(one.fact.gpu) if alone and one.fact.gpu is not None else "",
         _state(one),
         {True: "yes", False: "no", None: "?"}[one.moves],
         one_line(says(one)),
     )
+
+
+def _pid(one: Doing) -> str:
+    """With its number in its own container."""
+    inside = one.fact.pid_inside
+    return f"{one.fact.pid} ({inside} inside)" if inside else str(one.fact.pid)
 
 
 def _state(one: Doing) -> str:

@@ -50,11 +50,12 @@ def stacks(pids: Sequence[int], env: Mapping[str, str], *, with_groups: bool = F
 
 def _stack(program: str, pid: int, env: Mapping[str, str], *, with_groups: bool) -> Stack:
     words = [program, "dump", "--nonblocking", "--full-filenames", "--json", "--pid", str(pid)]
+    inside = proc.pid_inside(pid)  # what Python calls its main thread
     done = run_command(words + ["--locals"] * with_groups, env, _PATIENCE_S)
     try:
         threads = json.loads(done.stdout)
         main = next(
-            (thread for thread in threads if thread["os_thread_id"] == pid),
+            (thread for thread in threads if thread["os_thread_id"] in (pid, inside)),
             # One that a thread of its parent forked keeps the number that the thread had there.
             threads[0] if len(threads) == 1 else None,
         )
@@ -126,12 +127,12 @@ def _user(uid: int) -> str:
         return f"user {uid}"
 
 
-def source_line(frame: str) -> str:
-    """The text of the line in which a frame stands; empty where the file is not here."""
+def source_line(frame: str, pid: int) -> str:
+    """The text of the line in which a frame of a process stands; empty where the file cannot be read."""
     place, _, _ = frame.partition(" in ")
     path, _, line = place.rpartition(":")
     try:
-        file = Path(path)
+        file = Path(proc.path_of(pid, path))
         if not file.is_file() or file.stat().st_size > _LARGEST_SOURCE_BYTES:
             return ""
         return file.read_text(errors="replace").splitlines()[int(line) - 1].strip()

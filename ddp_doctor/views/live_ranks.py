@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact
 from ddp_doctor.knowledge import live_frames
-from ddp_doctor.model.recording import Recording, once_a_recording
+from ddp_doctor.model.choices import Status
+from ddp_doctor.model.recording import Recording, World, once_a_recording
 from ddp_doctor.parse.frames import of_the_job
 
 #: Gone and those that cannot run; in a collective (also a backward pass or work that was queued); waiting for the GPU;
@@ -37,6 +38,8 @@ _FEW_SWITCHES = 2
 _LITTLE_IO = 64 * 1024
 #: A loop without work: so many places, in so many functions, of the job's own code and nothing below it.
 _PLACES_OF_A_LOOP, _FUNCTIONS_OF_A_LOOP = 4, 2
+#: Jobs whose ranks meet at an address of the host's own, or at one that is not known.
+_OF_ONE_HOST = re.compile(r"(?:^|, )(?:127\.|localhost:|\[?::1)|^(?:started by )?process ")
 
 
 @dataclass(frozen=True)
@@ -67,25 +70,99 @@ class Doing:
 class LiveJob:
     """A job with what its ranks do, in the order of their numbers."""
 
-    about: LiveJobFact
+    about: LiveJobFact  # of several hosts: what they have in common
     ranks: tuple[Doing, ...]
+    hosts: tuple[str, ...] = ()  # on which it was looked at
+    missing_on: tuple[tuple[int, str], ...] = ()  # ranks that a host should have and has not, and that host
+    elsewhere: bool = False  # whether it has ranks that nobody looked at
+
+    @property
+    def unseen(self) -> list[int]:
+        """The ranks that nobody looked at, where they have numbers."""
+        if any(one.fact.numbered_by != "environment" for one in self.ranks):
+            return []
+        known = {one.rank for one in self.ranks} | set(self.about.missing)
+        return [rank for rank in range(self.about.world_size or 0) if rank not in known]
+
+
+def unreached(recording: Recording) -> dict[str, str]:
+    """Why hosts could not be read, by their names."""
+    world = recording.world or World()
+    return {
+        world.hostname(reading.node): reading.reason or ""
+        for reading in recording.of_check("attach")
+        if reading.status is Status.FAILED
+    }
 
 
 @once_a_recording
 def live_jobs(recording: Recording) -> tuple[LiveJob, ...]:
-    """The jobs of a recording of attach."""
-    facts = [at.fact for at in recording.facts(LiveRankFact)]
-    return tuple(
-        LiveJob(
-            at.fact,
-            tuple(
-                doing(fact)
-                for fact in sorted(facts, key=lambda fact: fact.rank)
-                if (fact.job, fact.host) == (at.fact.job, at.fact.host)
-            ),
-        )
-        for at in recording.facts(LiveJobFact)
+    """The jobs of a recording of attach; what several hosts show of a job is put together."""
+    facts = recording.facts(LiveRankFact)
+    jobs: list[LiveJob] = []
+    for at in recording.facts(LiveJobFact):
+        ranks = tuple(doing(of.fact) for of in facts if (of.fact.job, of.node) == (at.fact.job, at.node))
+        missing_on = tuple((rank, at.fact.host) for rank in at.fact.missing)
+        part = LiveJob(at.fact, tuple(sorted(ranks, key=lambda one: one.rank)), (at.fact.host,), missing_on)
+        same = next((number for number, job in enumerate(jobs) if _are_one(job, part)), None)
+        if same is None:
+            jobs.append(part)
+        else:
+            jobs[same] = _together(jobs[same], part)
+    return tuple(_whole(job, recording) for job in jobs)
+
+
+def _are_one(job: LiveJob, part: LiveJob) -> bool:
+    """Whether they have the meeting point in common and no rank."""
+    keys = {of.about.job.partition(" net:")[0] for of in (job, part)}
+    ranks = {one.rank for one in job.ranks}
+    return (
+        len(keys) == 1
+        and not _OF_ONE_HOST.search(keys.pop())
+        and ranks.isdisjoint(one.rank for one in part.ranks)
     )
+
+
+def _together(job: LiveJob, part: LiveJob) -> LiveJob:
+    ranks = tuple(sorted((*job.ranks, *part.ranks), key=lambda one: one.rank))
+    seen = {one.rank for one in ranks}
+    about = job.about.model_copy(
+        update={
+            "job": job.about.job.partition(" net:")[0],
+            "launcher_pid": None,
+            "missing": tuple(sorted({*job.about.missing, *part.about.missing} - seen)),
+            "watched_s": max(job.about.watched_s, part.about.watched_s),
+            "refused": tuple(dict.fromkeys((*job.about.refused, *part.about.refused))),
+            "in_container": job.about.in_container or part.about.in_container,
+        }
+    )
+    return LiveJob(about, ranks, (*job.hosts, *part.hosts), (*job.missing_on, *part.missing_on))
+
+
+def _whole(job: LiveJob, recording: Recording) -> LiveJob:
+    """With the ranks that should be on hosts that have none of it, and whether there are others."""
+    world, about = recording.world or World(), job.about
+    without = [reading.node for reading in recording.of_check("attach") if reading.status is Status.ABSENT]
+    most = max((sum(one.fact.host == host for one in job.ranks) for host in job.hosts), default=0)
+    is_of_slurm = world.launcher == "slurm" and about.launcher != "mpirun"
+    if not unreached(recording) and (is_of_slurm or 0 < len(job.unseen) <= most * len(without)):
+        gone = job.unseen
+        where = [(rank, world.hostname(without[0])) for rank in gone if len(without) == 1]
+        about = about.model_copy(update={"missing": (*about.missing, *gone)})
+        job = replace(job, missing_on=(*job.missing_on, *where))
+    are_fewer = len(job.ranks) + len(about.missing) < (about.world_size or 0)
+    return replace(job, about=about, elsewhere=are_fewer or _talks_to_others(job.ranks))
+
+
+def _talks_to_others(ranks: Sequence[Doing]) -> bool:
+    """Whether ranks whose environment does not tell their number have connections to hosts that nobody looked at."""
+    ends = [end for one in ranks if one.fact.numbered_by != "environment" for end in one.fact.connections]
+    seen = {_address(this) for this, _ in ends}
+    return any(_address(other) not in seen for _, other in ends)
+
+
+def _address(end: str) -> str:
+    return end.rpartition(":")[0]
 
 
 def doing(rank: LiveRankFact) -> Doing:

@@ -46,6 +46,14 @@ _BY_STACKS_ALONE = (
     "collective-mismatch",
     "rank0-only-collective",
 )
+#: What ranks that nobody looked at may explain.
+_OF_ALL_RANKS = (
+    "cross-group-deadlock",
+    "collective-mismatch",
+    "rank0-only-collective",
+    "collective-stalled",
+    "stuck-outside-collective",
+)
 #: What they tell of ranks whose recorder did not answer, or of none: attach has looked at those.
 _NOT_OF_RECORDERS = ("rank-unreachable", "collective-stalled")
 _WELL = "exit 0"
@@ -65,7 +73,8 @@ class _Job:
     """One job."""
 
     def __init__(self, job: LiveJob) -> None:
-        self.about, self.ranks = job.about, job.ranks
+        self.job, self.about, self.ranks = job, job.about, job.ranks
+        self.hosts = {one.rank: one.fact.host for one in job.ranks}
         self.able = [one for one in job.ranks if one.kind not in UNABLE]
         self.in_collective = [one for one in self.able if one.waits]
         self.for_gpu = [one for one in self.able if one.kind == "gpu" and not one.moves]
@@ -78,7 +87,13 @@ class _Job:
         working = [one for one in self.outside if one.moves]
         if any(one.moves for one in self.able if one not in self.outside) or (working and not self.waiting):
             return ()
-        return (self._at_work(working) if working else self._stands_still(),)
+        if working:
+            return (self._at_work(working),)
+        found = self._stands_still()
+        is_proved = found.confidence is Confidence.PROVED
+        if self.job.elsewhere and found.cause.name in _OF_ALL_RANKS and not is_proved:
+            return (self._not_known(),)
+        return (found,)
 
     def _stands_still(self) -> Judged:
         still = [one for one in self.outside if one.moves is False]
@@ -220,16 +235,18 @@ class _Job:
             return self._found("cross-group-deadlock", Confidence.LIKELY, self.in_collective, ())
         if len(by_call) > 1:
             return self._calls_do_not_meet(list(by_call.values()))
-        if self.for_gpu or self._is_elsewhere:
+        if self.for_gpu or self.job.elsewhere:
             return self._not_known()
         call = called(self.waiting[0])
         return self._found("collective-stalled", Confidence.LIKELY, self.waiting, (), call=call)
 
     def _lost(self, one: Doing, connection: Unacknowledged) -> Judged:
         """A connection that sends the same again and again."""
+        rank_at = {end: of.rank for of in self.ranks for end, _ in of.fact.connections}
         seen, host = connection.peer_rank, connection.peer.rpartition(":")[0]
+        seen = rank_at.get(connection.peer) if seen is None else seen
         peer = connection.peer if seen is None else f"rank {seen}"
-        ends = {"kind": "pair", "peer_rank": seen, "peer_node": host if seen is None else self.about.host}
+        ends = {"kind": "pair", "peer_rank": seen, "peer_node": host if seen is None else self._host(seen)}
         times = f"sent {connection.retransmissions} times again"
         said = f"{connection.bytes:,} bytes to {peer} are not acknowledged, {times}"
         return Judged(
@@ -283,8 +300,16 @@ class _Job:
             who = self._who([one.rank for one in unclear])
             others = f"{rank_list(waiting)} {verb(waiting, 'wait')}"
             return f"{who} {verb(unclear, 'compute')}{at} while {others}: whether that ends shows only later"
-        if self.in_collective and self._is_elsewhere:
-            return f"All ranks of this host wait in {called(self.waiting[0])}; for whom, only its other hosts tell"
+        if self.job.elsewhere and self.waiting:
+            others = (
+                f"only {rank_list(self.job.unseen)} can tell" if self.job.unseen else "only others can tell"
+            )
+            who = (
+                "All ranks that were seen wait"
+                if len(waiting) == len(self.able)
+                else f"{self._who(waiting)} {verb(waiting, 'wait')}"
+            )
+            return f"{who} in {called(self.waiting[0])}; for whom, {others}, which nobody has seen"
         if self.for_gpu:
             said = f"{verb(self.for_gpu, 'wait')} for {'its GPU' if len(self.for_gpu) == 1 else 'their GPUs'}"
             return f"{self._who(waiting)} {said}, and nothing shows whether work goes on there"
@@ -299,11 +324,6 @@ class _Job:
     @cached_property
     def _refused(self) -> Refused | None:
         return next((refused for one in self.able for refused in one.fact.refused), None)
-
-    @cached_property
-    def _is_elsewhere(self) -> bool:
-        """Whether the job has ranks that were not looked at."""
-        return (self.about.world_size or 0) > len(self.ranks) + len(self.about.missing)
 
     # --- words ----------------------------------------------------------------------------------------
 
@@ -328,19 +348,26 @@ class _Job:
 
     def _who(self, ranks: Sequence[int]) -> str:
         """``rank 3 (pid 4711)``, ``ranks 0-2``, ``all 4 ranks``."""
-        pids = {one.rank: one.fact.pid for one in self.ranks}
+        pids = {one.rank: f"pid {one.fact.pid}" for one in self.ranks}
+        if len(self.job.hosts) > 1:
+            pids = {rank: f"{pid} on {self.hosts[rank]}" for rank, pid in pids.items()}
         if len(ranks) > 1 and len(set(ranks)) == len(self.ranks) == (
             self.about.world_size or len(self.ranks)
         ):
             return "both ranks" if len(ranks) == 2 else f"all {len(ranks)} ranks"
         if len(ranks) <= _EACH and all(rank in pids for rank in ranks):
-            return " and ".join(f"rank {rank} (pid {pids[rank]})" for rank in ranks)
+            return " and ".join(f"rank {rank} ({pids[rank]})" for rank in ranks)
         return rank_list(ranks)
 
     def _culprits(self, ranks: Sequence[int]) -> tuple[Culprit, ...]:
         gpus = {one.rank: one.fact.gpu for one in self.ranks}
-        node = self.about.host
-        return tuple(Culprit(kind="rank", rank=rank, node=node, gpu=gpus.get(rank)) for rank in ranks)
+        return tuple(
+            Culprit(kind="rank", rank=rank, node=self._host(rank), gpu=gpus.get(rank)) for rank in ranks
+        )
+
+    def _host(self, rank: int) -> str | None:
+        """Where a rank is; of one that is not there, where it should be."""
+        return (dict(self.job.missing_on) | self.hosts).get(rank)
 
     def _lines(self, ranks: Sequence[Doing]) -> Iterator[LogLine]:
         return (self._line(one, says(one)) for one in ranks[:_MOST_LINES])
