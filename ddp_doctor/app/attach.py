@@ -26,8 +26,10 @@ from ddp_doctor.sources.live_stacks import Stack, source_line, stacks
 
 #: Looks at each process, and the time between two: over four seconds a loop tells itself apart from work.
 _LOOKS, _PAUSE_S = 6, 0.8
-#: After this many seconds no further look is begun: ten are the bound for a node.
+#: After this many seconds no further look is begun.
 _ENOUGH_S = 6.0
+#: No stack is waited for longer than until then, so that all is said within ten seconds.
+_LONGEST_S = 8.5
 _MOST_LOADERS = 8
 
 
@@ -109,6 +111,7 @@ class _Watch:
         self, jobs: Sequence[LiveJob], env: Mapping[str, str], progress: Callable[[str], None]
     ) -> None:
         self._jobs, self._env, self._progress = jobs, env, progress
+        self._end = time.monotonic() + _LONGEST_S
         self._host = socket.gethostname()
         self._pids = [one.pid for job in jobs for one in job.ranks.values()]
         self._watched = {pid: Watched(pid) for pid in self._pids}
@@ -158,7 +161,7 @@ class _Watch:
 
     def _look(self, pids: Sequence[int], *, with_groups: bool = False) -> dict[int, Stack]:
         """Look at all, and at the stacks of these."""
-        found = stacks(pids, self._env, with_groups=with_groups)
+        found = stacks(pids, self._env, self._end, with_groups=with_groups)
         refused = {pid: self._servers[pid] for pid in found if found[pid].refused and pid in self._servers}
         found |= {pid: Stack(frames) for pid, frames in live_doors.tracebacks(refused).items()}
         for pid in self._pids:
@@ -230,7 +233,9 @@ class _Watch:
         if not any("/torch/utils/data/dataloader.py" in frame for frame in frames):
             return {}
         loaders = [pid for pid in children if live_process.kind_of_child(pid) == "loader"]
-        return {pid: stack.frames for pid, stack in stacks(loaders[:_MOST_LOADERS], self._env).items()}
+        return {
+            pid: stack.frames for pid, stack in stacks(loaders[:_MOST_LOADERS], self._env, self._end).items()
+        }
 
     def _zombies(self, job: LiveJob) -> Iterator[tuple[int, LiveRankFact]]:
         for rank, (pid, ended) in job.zombies.items():
@@ -248,7 +253,10 @@ class _Watch:
         for pid, data in live_doors.flight_dumps(servers).items():
             place = f"rank {pids[pid]} (pid {pid} on {self._host})"
             last, first = (read_dump(of, place, time.time()) for of in (data, self._dumps.get(pid, b"")))
-            yield pids[pid], still_open(last, first).model_copy(update={"rank": pids[pid]})
+            yield (
+                pids[pid],
+                still_open(last, first).model_copy(update={"rank": pids[pid], "world_size": job.world_size}),
+            )
 
     def _ras(self) -> Iterator[tuple[None, JobLogFact]]:
         if self._ras_said:

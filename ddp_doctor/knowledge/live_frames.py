@@ -61,5 +61,7 @@ BACKWARD = re.compile(r"/torch/autograd/(?:graph|__init__)\.py:\d+ in ")
 WAITS_FOR_WORK = re.compile(r"\.wait\(")
 WAITS_FOR_GPU = re.compile(r"\.(?:item|cpu|tolist|numpy|synchronize|nonzero)\(|\.to\(|\bfloat\(")
 IN_CUDA_WAIT = re.compile(r"/torch/cuda/(?:__init__|streams)\.py:\d+ in (?:\w+\.)?(?:synchronize|wait)")
+#: Calls in which ranks meet at a store, of which some kinds are asked again and again (FileStore).
+MEETINGS = ("init_process_group", "new_group", "new_subgroups", "monitored_barrier", "split_group")
 #: Roots of these may go on before the others have the data.
 ROOTED = ("broadcast", "scatter", "send", "isend", "broadcast_object_list", "scatter_object_list")

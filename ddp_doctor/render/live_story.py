@@ -16,7 +16,7 @@ from ddp_doctor.model.report import AttachReport
 from ddp_doctor.render.layout import Table, folded, width_of
 from ddp_doctor.render.text import one_line
 from ddp_doctor.views.live_ranks import Doing, LiveJob, live_jobs, unreached
-from ddp_doctor.wording.live_ranks import says, verb
+from ddp_doctor.wording.live_ranks import says
 from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.ranks import capital, rank_list
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _MOST_ROWS = 12
-_TITLES = ("", "node", "pid", "GPU", "state", "gets on", "does")
+_TITLES = ("", "host", "pid", "GPU", "state", "gets on", "does")
 _STATES = {
     "R": "running",
     "S": "sleeping",
@@ -52,14 +52,14 @@ def lines(
 ) -> Iterator[str]:
     """The lines of one job."""
     yield folded(_about(job), width)
-    if job.about.in_container:
+    if any(host.in_container for host in job.hosts):
         yield folded("Seen from inside a container: processes outside of it do not show", width, hang=2)
-    if job.elsewhere:
+    if job.is_elsewhere:
         unseen = capital(rank_list(job.unseen)) if job.unseen else "Its ranks on other hosts"
-        yield folded(f"{unseen} {verb(job.unseen, 'were')} not seen", width, hang=2)
-    for door in dict.fromkeys(
-        [*job.about.refused, *(refused for one in job.ranks for refused in one.fact.refused)]
-    ):
+        yield folded(f"{unseen} {'was' if len(job.unseen) == 1 else 'were'} not seen", width, hang=2)
+    doors = [door for host in job.hosts for door in host.refused]
+    doors += [door for one in job.ranks for door in one.fact.refused]
+    for door in dict.fromkeys(doors):
         ranks = [one.rank for one in job.ranks if door in one.fact.refused]
         of = f" of {rank_list(ranks)}" if ranks else ""
         grant = f". Next time: {door.grant}" if door.grant else ""
@@ -67,9 +67,8 @@ def lines(
     yield ""
     groups = [[one] for one in job.ranks] if each else _alike(job.ranks, blamed)
     groups.sort(key=lambda group: (group[0].rank not in blamed, group[0].rank))
-    rows = [
-        _row(group, is_blamed=group[0].rank in blamed, several_hosts=len(job.hosts) > 1) for group in groups
-    ]
+    on_several = len(job.hosts) > 1
+    rows = [_row(group, is_blamed=group[0].rank in blamed, with_host=on_several) for group in groups]
     shown = rows if each else rows[:_MOST_ROWS]
     kept = [column for column in range(len(_TITLES)) if column == 0 or any(row[column] for row in shown)]
     table = Table(
@@ -81,34 +80,33 @@ def lines(
         yield f" and {left} rows more: -v shows each rank"
 
 
-def _about(live: LiveJob) -> str:
-    job, number = live.about, len(live.ranks)
-    of = f" of {job.world_size}" if job.world_size and job.world_size != number else ""
-    ranks = f"{number}{of} rank{'s' if (job.world_size or number) != 1 else ''} on {name_list(live.hosts)}"
-    pid = f" (pid {job.launcher_pid})" if job.launcher_pid else ""
-    parts = [
-        ranks,
-        f"{job.launcher}{pid}" if job.launcher else "",
-        job.backend,
-        f"torch {job.torch_version}" if job.torch_version else "",
-    ]
-    name = job.job.partition(" net:")[0]
-    return one_line(f"{name}: {', '.join(filter(None, parts))}; watched for {job.watched_s:.1f} s")
+def _about(job: LiveJob) -> str:
+    number, first = len(job.ranks), job.hosts[0]
+    of = f" of {job.world_size}" if job.world_size != number else ""
+    on = name_list([host.host for host in job.hosts])
+    pid = f" (pid {first.launcher_pid})" if first.launcher_pid and len(job.hosts) == 1 else ""
+    parts = (
+        f"{number}{of} rank{'s' if job.world_size != 1 else ''} on {on}",
+        f"{first.launcher}{pid}" if first.launcher else "",
+        first.backend,
+        f"torch {first.torch_version}" if first.torch_version else "",
+    )
+    return one_line(f"{job.name}: {', '.join(filter(None, parts))}; watched for {job.watched_s:.1f} s")
 
 
 def _alike(ranks: Sequence[Doing], blamed: set[int | None]) -> list[list[Doing]]:
     groups: dict[tuple[object, ...], list[Doing]] = defaultdict(list)
     for one in ranks:
-        groups[one.rank in blamed, _state(one), one.moves, says(one)].append(one)
+        groups[one.rank in blamed, one.fact.host, _state(one), one.moves, says(one)].append(one)
     return list(groups.values())
 
 
-def _row(ranks: Sequence[Doing], *, is_blamed: bool, several_hosts: bool) -> tuple[str, ...]:
+def _row(ranks: Sequence[Doing], *, is_blamed: bool, with_host: bool) -> tuple[str, ...]:
     one = ranks[0]
     alone = len(ranks) == 1
     return (
         f"{'!! ' if is_blamed else '   '}{rank_list([of.rank for of in ranks])}",
-        (one.fact.host if len({of.fact.host for of in ranks}) == 1 else "several") if several_hosts else "",
+        one_line(one.fact.host) if with_host else "",
         _pid(one) if alone else "",
         str(one.fact.gpu) if alone and one.fact.gpu is not None else "",
         _state(one),

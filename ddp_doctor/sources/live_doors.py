@@ -14,7 +14,7 @@ from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
 
 from ddp_doctor.sources import proc
-from ddp_doctor.sources.live_process import Candidate, listening, number
+from ddp_doctor.sources.live_process import Candidate, listening, network_of, number
 
 _PATIENCE_S = 1.5
 _MOST_AT_ONCE = 8
@@ -61,7 +61,7 @@ def worker_servers(ranks: Iterable[Candidate]) -> dict[int, Address]:
         path = one.env.get("TORCH_WORKER_SERVER_SOCKET", "")
         if path.startswith("/"):
             likely[one.pid] = proc.path_of(one.pid, path)
-        elif _is_on_our_network(one.pid):
+        elif network_of(one.pid) == network_of(os.getpid()):
             ports = listening(one.pid, any_address=True) - {number(one.env, "MASTER_PORT")}
             if len(ports) == 1:
                 likely[one.pid] = ports.pop()
@@ -103,7 +103,11 @@ def ras_port(ranks: Iterable[Candidate]) -> int | None:
     for one in ranks:
         port = one.env.get("NCCL_RAS_ADDR", "").rpartition(":")[2]
         wanted = int(port) if port.isdigit() else _RAS_PORT
-        if one.backend == "nccl" and wanted in listening(one.pid) and _is_on_our_network(one.pid):
+        if (
+            one.backend == "nccl"
+            and wanted in listening(one.pid)
+            and network_of(one.pid) == network_of(os.getpid())
+        ):
             return wanted
     return None
 
@@ -116,10 +120,3 @@ def ras_status(port: int) -> str:
         while len(answer) < _LARGEST_BYTES and (part := connection.recv(65536)):
             answer += part
     return answer.decode("utf-8", "replace")
-
-
-def _is_on_our_network(pid: int) -> bool:
-    try:
-        return os.readlink(f"/proc/{pid}/ns/net") == os.readlink("/proc/self/ns/net")
-    except OSError:
-        return False

@@ -9,9 +9,19 @@ from dataclasses import dataclass, field
 
 from ddp_doctor.knowledge.launchers import launcher_of
 from ddp_doctor.sources import proc
-from ddp_doctor.sources.live_process import Candidate, ancestors, below, candidate, kind_of_child, number
+from ddp_doctor.sources.live_process import (
+    Candidate,
+    ancestors,
+    below,
+    candidate,
+    kind_of_child,
+    network_of,
+    number,
+)
 
 _LAUNCHERS = {"torchrun": "torchrun", "slurm": "srun", "mpi": "mpirun"}
+#: Of a second; the ranks of a job start within it of each other, or later.
+_TOGETHER_TICKS = 100
 _SLURM_TASKS = re.compile(r"(\d{1,6})(?:\(x\d{1,6}\))?", re.ASCII)
 
 
@@ -45,10 +55,14 @@ class Host:
 
     def jobs(self) -> list[LiveJob]:
         """The jobs, in the order of their first processes."""
-        by_key: dict[str, list[Candidate]] = defaultdict(list)
+        by_key: dict[tuple[str, str], list[Candidate]] = defaultdict(list)
         for one in self._ranks():
-            by_key[_key(one)].append(one)
-        return [self._job(key, ranks) for key, ranks in by_key.items()]
+            by_key[_key(one), network_of(one.pid)].append(one)
+        names = [name for name, _ in by_key]
+        return [
+            self._job(name if names.count(name) == 1 else f"{name}, {network}", ranks)
+            for (name, network), ranks in by_key.items()
+        ]
 
     def alone(self, pid: int) -> LiveJob:
         """A process with torch that is no rank, as a job of its own."""
@@ -76,14 +90,21 @@ class Host:
 
     def _job(self, key: str, of: Sequence[Candidate]) -> LiveJob:
         numbered = all(one.rank is not None for one in of) and len({one.rank for one in of}) == len(of)
-        ordered = sorted(of, key=lambda one: (one.rank or 0, one.pid) if numbered else (one.started, one.pid))
-        ranks = {one.rank if numbered and one.rank is not None else at: one for at, one in enumerate(ordered)}
-        first = ordered[0]
+        parents = {one.parent for one in of}
+        dead = self._zombies(parents, of)
+        ranks = {one.rank: one for one in of if numbered and one.rank is not None}
+        zombies: dict[int, tuple[int, str]] = {}
+        if not numbered:
+            order = sorted([*((one.started, one.pid) for one in of), *((at, pid) for at, pid, _ in dead)])
+            number_of = {pid: number for number, (_, pid) in enumerate(order)}
+            ranks = {number_of[one.pid]: one for one in of}
+            zombies = {number_of[pid]: (pid, ended) for _, pid, ended in dead}
+        ranks = dict(sorted(ranks.items()))
+        first = next(iter(ranks.values()))
         world_size = number(first.env, "WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
         missing = sorted(_expected(ranks, world_size) - set(ranks)) if numbered else []
-        parents = {one.parent for one in of}
-        zombies = self._zombies(parents, first)
-        by_rank = dict(zip(missing, zombies, strict=True)) if len(zombies) == len(missing) else {}
+        if missing and len(dead) == len(missing):
+            zombies = {rank: (pid, ended) for rank, (_, pid, ended) in zip(missing, dead, strict=True)}
         known = launcher_of(first.env)
         launcher_pid = parents.pop() if len(parents) == 1 else None
         return LiveJob(
@@ -91,24 +112,27 @@ class Host:
             ranks,
             numbered,
             {rank: below(one.pid, self.tree) for rank, one in ranks.items()},
-            by_rank,
-            tuple(rank for rank in missing if rank not in by_rank),
-            world_size if numbered else max(world_size or 0, len(ranks)),
+            zombies,
+            tuple(rank for rank in missing if rank not in zombies),
+            world_size if numbered else max(world_size or 0, len(ranks) + len(zombies)),
             _LAUNCHERS[known] if known else None,
             launcher_pid,
             _torch_version(first.pid),
         )
 
-    def _zombies(self, parents: set[int], like: Candidate) -> list[tuple[int, str]]:
-        """Ended children of who started the ranks, of the ranks' name, in the order of their starts."""
-        name = proc.read(f"/proc/{like.pid}/comm")
+    def _zombies(self, parents: set[int], ranks: Sequence[Candidate]) -> list[tuple[int, int, str]]:
+        """Ended children of who started these ranks, of their name and begun with them: when, pid, how it ended."""
+        name = proc.read(f"/proc/{ranks[0].pid}/comm")
+        earliest = min(one.started for one in ranks) - _TOGETHER_TICKS
         found = []
         for parent in parents - {0, 1}:
             for pid in self.tree.get(parent, ()):
                 fields = proc.stat_fields(pid)
-                if fields and fields[0] == "Z" and proc.read(f"/proc/{pid}/comm") == name:
+                if not fields or fields[0] != "Z" or int(fields[19]) < earliest:
+                    continue
+                if proc.read(f"/proc/{pid}/comm") == name:
                     found.append((int(fields[19]), pid, _ended(int(fields[49]))))
-        return [(pid, ended) for _, pid, ended in sorted(found)]
+        return sorted(found)
 
 
 def _same_rank(above: Candidate, one: Candidate) -> bool:
@@ -121,12 +145,8 @@ def _key(one: Candidate) -> str:
     address, port = one.env.get("MASTER_ADDR"), one.env.get("MASTER_PORT")
     slurm = one.env.get("SLURM_JOB_ID")
     if one.env.get("RANK") and address and port:
-        try:
-            net = os.readlink(f"/proc/{one.pid}/ns/net")
-        except OSError:
-            net = ""
         host = f"{address}:{port}"
-        return f"SLURM job {slurm}, {host}" if slurm else f"{host} {net}".strip()
+        return f"SLURM job {slurm}, {host}" if slurm else host
     if slurm and one.rank is not None:
         return f"SLURM job {slurm}, step {one.env.get('SLURM_STEP_ID', '?')}"
     return f"started by process {one.parent}"

@@ -90,6 +90,14 @@ def ancestors(pid: int) -> list[int]:
     return found
 
 
+def network_of(pid: int) -> str:
+    """Its network namespace; empty where that may not be read."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/net")
+    except OSError:
+        return ""
+
+
 class Watched:
     """One process that is looked at again and again."""
 

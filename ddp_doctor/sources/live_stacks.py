@@ -5,6 +5,7 @@ import os
 import pwd
 import re
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -35,8 +36,10 @@ class Stack:
     refused: Refused | None = None
 
 
-def stacks(pids: Sequence[int], env: Mapping[str, str], *, with_groups: bool = False) -> dict[int, Stack]:
-    """The stacks of all, several at a time."""
+def stacks(
+    pids: Sequence[int], env: Mapping[str, str], end: float, *, with_groups: bool = False
+) -> dict[int, Stack]:
+    """The stacks of all, several at a time, until the moment ``end`` of time.monotonic()."""
     beside = Path(sys.executable).with_name("py-spy")
     program = str(beside) if beside.exists() else find_executable("py-spy", env)
     if program is None:
@@ -44,14 +47,14 @@ def stacks(pids: Sequence[int], env: Mapping[str, str], *, with_groups: bool = F
     if not pids:
         return {}
     with ThreadPoolExecutor(min(_MOST_AT_ONCE, len(pids))) as pool:
-        found = pool.map(lambda pid: _stack(program, pid, env, with_groups=with_groups), pids)
+        found = pool.map(lambda pid: _stack(program, pid, env, end, with_groups=with_groups), pids)
         return dict(zip(pids, found, strict=True))
 
 
-def _stack(program: str, pid: int, env: Mapping[str, str], *, with_groups: bool) -> Stack:
+def _stack(program: str, pid: int, env: Mapping[str, str], end: float, *, with_groups: bool) -> Stack:
     words = [program, "dump", "--nonblocking", "--full-filenames", "--json", "--pid", str(pid)]
     inside = proc.pid_inside(pid)  # what Python calls its main thread
-    done = run_command(words + ["--locals"] * with_groups, env, _PATIENCE_S)
+    done = run_command(words + ["--locals"] * with_groups, env, min(_PATIENCE_S, end - time.monotonic()))
     try:
         threads = json.loads(done.stdout)
         main = next(
@@ -84,7 +87,8 @@ def _on_default_group(frames: Sequence[dict[str, object]]) -> bool | None:
 def why_refused(pid: int, said: str) -> Refused:
     """Why the stack of a process cannot be read, and the one setting that grants it the next time."""
     own, other = proc.status(os.getpid()), proc.status(pid)
-    may_trace = bool(int(own.get("CapEff", "0"), 16) & _SYS_PTRACE)
+    capabilities = int(own.get("CapEff", "0"), 16)
+    may_trace = bool(capabilities & _SYS_PTRACE)
     others = {int(uid) for uid in other.get("Uid", "").split()} - {os.getuid()}
     user = _user(max(others, default=0))
     denied = re.search("denied|not permitted", said, re.IGNORECASE)
@@ -108,11 +112,14 @@ def why_refused(pid: int, said: str) -> Refused:
             "docker run --cap-add=SYS_PTRACE",
         ),
         (
+            int(other.get("CapPrm", "0"), 16) & ~capabilities,
+            "it has capabilities (CapPrm) that this process has not (CapEff)",
+            "run this as root, with CAP_SYS_PTRACE",
+        ),
+        (
             not may_trace,
-            "it may not be read: it changed its user or its rights when it started",
-            "run this as root"
-            if own.get("NoNewPrivs") != "1"
-            else "run this as root, outside (NoNewPrivs is set here)",
+            "it changed its user or its rights when it started, and is closed since",
+            "run this as root" + (", outside of what set NoNewPrivs" if own.get("NoNewPrivs") == "1" else ""),
         ),
         (True, "the kernel refused it, although CapEff has SYS_PTRACE", "run this on the host, as root"),
     )

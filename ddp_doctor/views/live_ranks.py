@@ -1,12 +1,13 @@
 """What each rank of a job that runs does, and whether it gets on, by looks at it over some seconds."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact
 from ddp_doctor.knowledge import live_frames
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.recording import Recording, World, once_a_recording
 from ddp_doctor.parse.frames import of_the_job
@@ -27,6 +28,8 @@ Kind = Literal[
     "own",
     "unknown",
 ]
+#: Jobs whose ranks meet at an address of the host's own, or at one that is not known.
+_OF_ONE_HOST = re.compile(r"^(?:started by )?process |(?:^|, )(?:127\.|localhost:|\[?::1)")
 #: Those of which nothing is to be expected.
 UNABLE = ("gone", "stopped", "kernel")
 #: Of a core; below it a thread does next to nothing, above it works.
@@ -38,8 +41,6 @@ _FEW_SWITCHES = 2
 _LITTLE_IO = 64 * 1024
 #: A loop without work: so many places, in so many functions, of the job's own code and nothing below it.
 _PLACES_OF_A_LOOP, _FUNCTIONS_OF_A_LOOP = 4, 2
-#: Jobs whose ranks meet at an address of the host's own, or at one that is not known.
-_OF_ONE_HOST = re.compile(r"(?:^|, )(?:127\.|localhost:|\[?::1)|^(?:started by )?process ")
 
 
 @dataclass(frozen=True)
@@ -68,21 +69,34 @@ class Doing:
 
 @dataclass(frozen=True)
 class LiveJob:
-    """A job with what its ranks do, in the order of their numbers."""
+    """A job with what its ranks do, in the order of their numbers; on several hosts where each was looked at."""
 
-    about: LiveJobFact  # of several hosts: what they have in common
+    hosts: tuple[LiveJobFact, ...]
     ranks: tuple[Doing, ...]
-    hosts: tuple[str, ...] = ()  # on which it was looked at
-    missing_on: tuple[tuple[int, str], ...] = ()  # ranks that a host should have and has not, and that host
-    elsewhere: bool = False  # whether it has ranks that nobody looked at
+    missing: Mapping[
+        int, str | None
+    ]  # ranks that hosts should have and have not, and which host, where known
+    is_elsewhere: bool  # whether it has ranks that nobody looked at
+
+    @property
+    def name(self) -> str:
+        """What names it."""
+        return self.hosts[0].job
+
+    @property
+    def world_size(self) -> int:
+        """Its ranks, also those that were not looked at."""
+        return max([len(self.ranks) + len(self.missing), *(host.world_size or 0 for host in self.hosts)])
 
     @property
     def unseen(self) -> list[int]:
         """The ranks that nobody looked at, where they have numbers."""
-        if any(one.fact.numbered_by != "environment" for one in self.ranks):
-            return []
-        known = {one.rank for one in self.ranks} | set(self.about.missing)
-        return [rank for rank in range(self.about.world_size or 0) if rank not in known]
+        return _unseen(self.hosts, self.ranks, self.missing)
+
+    @property
+    def watched_s(self) -> float:
+        """From the first look to the last."""
+        return max(host.watched_s for host in self.hosts)
 
 
 def unreached(recording: Recording) -> dict[str, str]:
@@ -98,60 +112,50 @@ def unreached(recording: Recording) -> dict[str, str]:
 @once_a_recording
 def live_jobs(recording: Recording) -> tuple[LiveJob, ...]:
     """The jobs of a recording of attach; what several hosts show of a job is put together."""
-    facts = recording.facts(LiveRankFact)
-    jobs: list[LiveJob] = []
+    ranks = grouped(((at.fact.job, at.node), doing(at.fact)) for at in recording.facts(LiveRankFact))
+    jobs: list[tuple[list[LiveJobFact], list[Doing]]] = []
     for at in recording.facts(LiveJobFact):
-        ranks = tuple(doing(of.fact) for of in facts if (of.fact.job, of.node) == (at.fact.job, at.node))
-        missing_on = tuple((rank, at.fact.host) for rank in at.fact.missing)
-        part = LiveJob(at.fact, tuple(sorted(ranks, key=lambda one: one.rank)), (at.fact.host,), missing_on)
-        same = next((number for number, job in enumerate(jobs) if _are_one(job, part)), None)
+        seen = ranks.get((at.fact.job, at.node), [])
+        same = next((job for job in jobs if _are_one(*job, at.fact, seen)), None)
         if same is None:
-            jobs.append(part)
+            jobs.append(([at.fact], list(seen)))
         else:
-            jobs[same] = _together(jobs[same], part)
-    return tuple(_whole(job, recording) for job in jobs)
+            same[0].append(at.fact)
+            same[1].extend(seen)
+    return tuple(_whole(hosts, sorted(seen, key=lambda one: one.rank), recording) for hosts, seen in jobs)
 
 
-def _are_one(job: LiveJob, part: LiveJob) -> bool:
-    """Whether they have the meeting point in common and no rank."""
-    keys = {of.about.job.partition(" net:")[0] for of in (job, part)}
-    ranks = {one.rank for one in job.ranks}
-    return (
-        len(keys) == 1
-        and not _OF_ONE_HOST.search(keys.pop())
-        and ranks.isdisjoint(one.rank for one in part.ranks)
-    )
+def _are_one(
+    hosts: Sequence[LiveJobFact], ranks: Sequence[Doing], host: LiveJobFact, others: Sequence[Doing]
+) -> bool:
+    """Whether they meet at the same point and have no rank in common."""
+    is_one_name = hosts[0].job == host.job and not _OF_ONE_HOST.search(host.job)
+    return is_one_name and {one.rank for one in ranks}.isdisjoint(one.rank for one in others)
 
 
-def _together(job: LiveJob, part: LiveJob) -> LiveJob:
-    ranks = tuple(sorted((*job.ranks, *part.ranks), key=lambda one: one.rank))
+def _whole(hosts: Sequence[LiveJobFact], ranks: Sequence[Doing], recording: Recording) -> LiveJob:
+    """With the ranks that should be on hosts that have none of them, and whether there are others."""
     seen = {one.rank for one in ranks}
-    about = job.about.model_copy(
-        update={
-            "job": job.about.job.partition(" net:")[0],
-            "launcher_pid": None,
-            "missing": tuple(sorted({*job.about.missing, *part.about.missing} - seen)),
-            "watched_s": max(job.about.watched_s, part.about.watched_s),
-            "refused": tuple(dict.fromkeys((*job.about.refused, *part.about.refused))),
-            "in_container": job.about.in_container or part.about.in_container,
-        }
-    )
-    return LiveJob(about, ranks, (*job.hosts, *part.hosts), (*job.missing_on, *part.missing_on))
-
-
-def _whole(job: LiveJob, recording: Recording) -> LiveJob:
-    """With the ranks that should be on hosts that have none of it, and whether there are others."""
-    world, about = recording.world or World(), job.about
+    missing: dict[int, str | None] = {
+        rank: host.host for host in hosts for rank in host.missing if rank not in seen
+    }
+    world, unseen = recording.world or World(), _unseen(hosts, ranks, missing)
     without = [reading.node for reading in recording.of_check("attach") if reading.status is Status.ABSENT]
-    most = max((sum(one.fact.host == host for one in job.ranks) for host in job.hosts), default=0)
-    is_of_slurm = world.launcher == "slurm" and about.launcher != "mpirun"
-    if not unreached(recording) and (is_of_slurm or 0 < len(job.unseen) <= most * len(without)):
-        gone = job.unseen
-        where = [(rank, world.hostname(without[0])) for rank in gone if len(without) == 1]
-        about = about.model_copy(update={"missing": (*about.missing, *gone)})
-        job = replace(job, missing_on=(*job.missing_on, *where))
-    are_fewer = len(job.ranks) + len(about.missing) < (about.world_size or 0)
-    return replace(job, about=about, elsewhere=are_fewer or _talks_to_others(job.ranks))
+    most = max((sum(one.fact.host == host.host for one in ranks) for host in hosts), default=0)
+    is_of_slurm = world.launcher == "slurm" and hosts[0].launcher != "mpirun"
+    if not unreached(recording) and (is_of_slurm or len(unseen) <= most * len(without)):
+        where = world.hostname(without[0]) if len(without) == 1 else None
+        missing |= dict.fromkeys(unseen, where)
+    size = max(host.world_size or 0 for host in hosts)
+    are_fewer = len(ranks) + len(missing) < size
+    return LiveJob(tuple(hosts), tuple(ranks), missing, are_fewer or _talks_to_others(ranks))
+
+
+def _unseen(hosts: Sequence[LiveJobFact], ranks: Sequence[Doing], missing: Collection[int]) -> list[int]:
+    if any(one.fact.numbered_by != "environment" for one in ranks):
+        return []
+    known = {one.rank for one in ranks}.union(missing)
+    return [rank for rank in range(max(host.world_size or 0 for host in hosts)) if rank not in known]
 
 
 def _talks_to_others(ranks: Sequence[Doing]) -> bool:
@@ -178,11 +182,12 @@ def doing(rank: LiveRankFact) -> Doing:
             rank, "unknown", moves=None if _used(rank) > _IDLE or _switched(rank) > _FEW_SWITCHES else False
         )
     if call := _collective(rank, frames):
-        return Doing(rank, "collective", call, _line(frames), _moves_in_collective(rank))
+        return Doing(rank, "collective", call, _line(frames), _moves_in_collective(rank, call))
     own = of_the_job(frames)
     for activity, words, pattern in live_frames.ACTIVITIES:
-        searched = own if activity == "evaluation" else frames
-        if any(map(pattern.search, searched)):
+        searched = {"evaluation": own, "start": _imports(frames, own)}.get(activity, frames)
+        # A module that is imported says nothing of what is done.
+        if any(pattern.search(frame) for frame in searched if not frame.endswith(" in <module>")):
             found = Doing(rank, activity, line=_line(frames), words=words)
             return _loading(found) if activity == "data" else _working(found)
     if (rank.waits_for_gpu and rank.over_nccl) or live_frames.IN_CUDA_WAIT.search(frames[-1]):
@@ -206,6 +211,12 @@ def _unable(rank: LiveRankFact) -> tuple[Literal["gone", "stopped", "kernel"], s
     return None
 
 
+def _imports(frames: Sequence[str], own: Sequence[str]) -> Sequence[str]:
+    """The frames that the innermost function of the job has called: a script may be started by an import, too."""
+    functions = [frame for frame in own if not frame.endswith(" in <module>")]
+    return frames[frames.index(functions[-1]) + 1 :] if functions else frames
+
+
 # --- in a collective -----------------------------------------------------------------------------------
 
 
@@ -223,9 +234,11 @@ def _collective(rank: LiveRankFact, frames: Sequence[str]) -> str:
     return "wait" if has_groups and rank.waits_for_work and _line(frames) == frames[-1] else ""
 
 
-def _moves_in_collective(rank: LiveRankFact) -> bool:
+def _moves_in_collective(rank: LiveRankFact, call: str) -> bool:
     if not _same_stacks(rank):
         return True
+    if call in live_frames.MEETINGS:
+        return _main_used(rank) > _IDLE and not rank.over_nccl
     return not rank.over_nccl and not _rests(rank)
 
 

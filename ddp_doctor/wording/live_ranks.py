@@ -7,8 +7,6 @@ from ddp_doctor.views.job_waits import collective_name
 from ddp_doctor.views.live_ranks import Doing
 from ddp_doctor.wording.ranks import capital, rank_list, short
 
-_OF_ONE = {"are": "is", "were": "was"}
-
 
 def says(one: Doing) -> str:
     """What a rank does, in some words: ``in all-reduce at train.py:31 in main``."""
@@ -53,8 +51,8 @@ def waits_text(waiting: Sequence[Doing]) -> str:
 
 def verb(subjects: Sequence[object], plural: str) -> str:
     """``waits`` of one, ``wait`` of several."""
-    if plural in _OF_ONE:
-        return _OF_ONE[plural] if len(subjects) == 1 else plural
+    if plural == "are":
+        return "is" if len(subjects) == 1 else "are"
     return f"{plural}s" if len(subjects) == 1 else plural
 
 

@@ -73,8 +73,7 @@ class _Job:
     """One job."""
 
     def __init__(self, job: LiveJob) -> None:
-        self.job, self.about, self.ranks = job, job.about, job.ranks
-        self.hosts = {one.rank: one.fact.host for one in job.ranks}
+        self.job, self.ranks = job, job.ranks
         self.able = [one for one in job.ranks if one.kind not in UNABLE]
         self.in_collective = [one for one in self.able if one.waits]
         self.for_gpu = [one for one in self.able if one.kind == "gpu" and not one.moves]
@@ -91,7 +90,7 @@ class _Job:
             return (self._at_work(working),)
         found = self._stands_still()
         is_proved = found.confidence is Confidence.PROVED
-        if self.job.elsewhere and found.cause.name in _OF_ALL_RANKS and not is_proved:
+        if self.job.is_elsewhere and found.cause.name in _OF_ALL_RANKS and not is_proved:
             return (self._not_known(),)
         return (found,)
 
@@ -109,20 +108,22 @@ class _Job:
     # --- by what the job itself says ------------------------------------------------------------------
 
     def by_recorders(self, recording: Recording) -> tuple[Judged, ...]:
-        """What the flight recorders tell, with what the ranks do now."""
-        found = wait_graph.judged(recording)
-        return tuple(
-            replace(
-                one,
-                lines=(*self._lines(self._first(one)), *one.lines),
-                culprits=self._culprits(
-                    [culprit.rank for culprit in one.culprits if culprit.rank is not None]
-                ),
-                next_check="",
-            )
-            for one in found
-            if one.cause.name not in _NOT_OF_RECORDERS
-        )
+        """What the flight recorders tell, with what the ranks do now.
+
+        Of ranks in different groups nobody is named: the one that is alone may wait for another that left its group's
+        call out.
+        """
+        found = []
+        for one in wait_graph.judged(recording):
+            if one.cause.name not in _NOT_OF_RECORDERS:
+                crossed = one.cause.name == "cross-group-deadlock"
+                blamed = (
+                    [] if crossed else [culprit.rank for culprit in one.culprits if culprit.rank is not None]
+                )
+                seen = (*self._lines(self._first(one)), *one.lines)
+                values = {name: value for name, value in one.values.items() if name != "odd"}
+                found.append(replace(one, lines=seen, culprits=self._culprits(blamed), values=values))
+        return tuple(found)
 
     def _first(self, found: Judged) -> list[Doing]:
         """The ranks, those to blame first."""
@@ -172,7 +173,7 @@ class _Job:
         for one in self.ranks:
             if one.kind == "gone":
                 ended[one.words].append(one.rank)
-        ended[""] += self.about.missing
+        ended[""] += self.job.missing
         others = [one.rank for one in self.able]
         for how, ranks in ended.items():
             if not ranks or (how in ("", _WELL) and any(one.moves for one in self.able)):
@@ -235,18 +236,18 @@ class _Job:
             return self._found("cross-group-deadlock", Confidence.LIKELY, self.in_collective, ())
         if len(by_call) > 1:
             return self._calls_do_not_meet(list(by_call.values()))
-        if self.for_gpu or self.job.elsewhere:
+        if self.for_gpu or self.job.is_elsewhere:
             return self._not_known()
         call = called(self.waiting[0])
         return self._found("collective-stalled", Confidence.LIKELY, self.waiting, (), call=call)
 
     def _lost(self, one: Doing, connection: Unacknowledged) -> Judged:
         """A connection that sends the same again and again."""
-        rank_at = {end: of.rank for of in self.ranks for end, _ in of.fact.connections}
         seen, host = connection.peer_rank, connection.peer.rpartition(":")[0]
+        rank_at = {end: of.rank for of in self.ranks for end, _ in of.fact.connections}
         seen = rank_at.get(connection.peer) if seen is None else seen
-        peer = connection.peer if seen is None else f"rank {seen}"
-        ends = {"kind": "pair", "peer_rank": seen, "peer_node": host if seen is None else self._host(seen)}
+        peer = connection.peer if seen is None else f"rank {seen}{self._on(seen)}"
+        ends = {"kind": "pair", "peer_rank": seen, "peer_node": host if seen is None else self._node(seen)}
         times = f"sent {connection.retransmissions} times again"
         said = f"{connection.bytes:,} bytes to {peer} are not acknowledged, {times}"
         return Judged(
@@ -300,16 +301,13 @@ class _Job:
             who = self._who([one.rank for one in unclear])
             others = f"{rank_list(waiting)} {verb(waiting, 'wait')}"
             return f"{who} {verb(unclear, 'compute')}{at} while {others}: whether that ends shows only later"
-        if self.job.elsewhere and self.waiting:
+        if self.job.is_elsewhere and self.waiting:
             others = (
                 f"only {rank_list(self.job.unseen)} can tell" if self.job.unseen else "only others can tell"
             )
-            who = (
-                "All ranks that were seen wait"
-                if len(waiting) == len(self.able)
-                else f"{self._who(waiting)} {verb(waiting, 'wait')}"
-            )
-            return f"{who} in {called(self.waiting[0])}; for whom, {others}, which nobody has seen"
+            who = "All ranks that were seen" if len(waiting) == len(self.able) else self._who(waiting)
+            does = "wait" if len(waiting) == len(self.able) else verb(waiting, "wait")
+            return f"{who} {does} in {called(self.waiting[0])}; for whom, {others}, which nobody has seen"
         if self.for_gpu:
             said = f"{verb(self.for_gpu, 'wait')} for {'its GPU' if len(self.for_gpu) == 1 else 'their GPUs'}"
             return f"{self._who(waiting)} {said}, and nothing shows whether work goes on there"
@@ -348,12 +346,8 @@ class _Job:
 
     def _who(self, ranks: Sequence[int]) -> str:
         """``rank 3 (pid 4711)``, ``ranks 0-2``, ``all 4 ranks``."""
-        pids = {one.rank: f"pid {one.fact.pid}" for one in self.ranks}
-        if len(self.job.hosts) > 1:
-            pids = {rank: f"{pid} on {self.hosts[rank]}" for rank, pid in pids.items()}
-        if len(ranks) > 1 and len(set(ranks)) == len(self.ranks) == (
-            self.about.world_size or len(self.ranks)
-        ):
+        pids = {one.rank: f"pid {one.fact.pid}{self._on(one.rank)}" for one in self.ranks}
+        if len(ranks) > 1 and len(set(ranks)) == len(self.ranks) == self.job.world_size:
             return "both ranks" if len(ranks) == 2 else f"all {len(ranks)} ranks"
         if len(ranks) <= _EACH and all(rank in pids for rank in ranks):
             return " and ".join(f"rank {rank} ({pids[rank]})" for rank in ranks)
@@ -362,15 +356,29 @@ class _Job:
     def _culprits(self, ranks: Sequence[int]) -> tuple[Culprit, ...]:
         gpus = {one.rank: one.fact.gpu for one in self.ranks}
         return tuple(
-            Culprit(kind="rank", rank=rank, node=self._host(rank), gpu=gpus.get(rank)) for rank in ranks
+            Culprit(kind="rank", rank=rank, node=self._node(rank), gpu=gpus.get(rank)) for rank in ranks
         )
 
-    def _host(self, rank: int) -> str | None:
-        """Where a rank is; of one that is not there, where it should be."""
-        return (dict(self.job.missing_on) | self.hosts).get(rank)
+    def _node(self, rank: int) -> str | None:
+        """The host of a rank, also of one that is missing there; None where that is not known."""
+        hosts = {one.rank: one.fact.host for one in self.ranks}
+        return hosts.get(rank) or self.job.missing.get(rank)
+
+    def _on(self, rank: int) -> str:
+        """Where a rank is, of a job on several hosts."""
+        return f" on {self._node(rank)}" if len(self.job.hosts) > 1 else ""
 
     def _lines(self, ranks: Sequence[Doing]) -> Iterator[LogLine]:
-        return (self._line(one, says(one)) for one in ranks[:_MOST_LINES])
+        """One for those that do the same on one host."""
+        alike: dict[tuple[str, str], list[Doing]] = defaultdict(list)
+        for one in ranks:
+            alike[one.fact.host, says(one)].append(one)
+        for (host, text), several in list(alike.items())[:_MOST_LINES]:
+            if len(several) == 1:
+                yield self._line(several[0], text)
+            else:
+                numbers = [one.rank for one in several]
+                yield LogLine(file=f"{rank_list(numbers)} on {host}", line=0, text=text)
 
     def _line(self, one: Doing, text: str) -> LogLine:
         return LogLine(file=f"rank {one.rank} (pid {one.fact.pid} on {one.fact.host})", line=0, text=text)

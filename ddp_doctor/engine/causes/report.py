@@ -41,14 +41,13 @@ def with_causes(report: Report, recording: Recording) -> LogsReport:
 
 def _live_facts(recording: Recording) -> JobFacts:
     """What is known of the jobs that run; of several only what they have in common."""
-    jobs = [job.about for job in live_jobs(recording)]
-    ranks = [job.world_size or 0 for job in jobs]
+    jobs = [host for job in live_jobs(recording) for host in job.hosts]
     return JobFacts(
         launcher=_common(job.launcher for job in jobs),
         torch=_common(job.torch_version for job in jobs),
         backend=_common(job.backend for job in jobs),
-        ranks=sum(ranks) if all(ranks) else None,
-        nodes=tuple(dict.fromkeys(host for job in live_jobs(recording) for host in job.hosts)),
+        ranks=sum(job.world_size for job in live_jobs(recording)),
+        nodes=tuple(dict.fromkeys(job.host for job in jobs)),
     )
 
 
@@ -60,7 +59,7 @@ def _common(values: Iterable[str | None]) -> str | None:
 def _live_ranks(recording: Recording) -> tuple[LiveRank, ...]:
     return tuple(
         LiveRank(
-            job=job.about.job,
+            job=job.name,
             rank=one.rank,
             node=one.fact.host,
             pid=one.fact.pid,
@@ -131,7 +130,7 @@ def _of_live(recording: Recording, verdict: Verdict, findings: Sequence[Finding]
     jobs = live_jobs(recording)
     number = sum(len(job.ranks) for job in jobs)
     of = f" of {len(jobs)} jobs" if len(jobs) > 1 else ""
-    watched_s = max((job.about.watched_s for job in jobs), default=0.0)
+    watched_s = max((job.watched_s for job in jobs), default=0.0)
     ranks = f"{number} rank{'s' if number != 1 else ''}{of}"
     word = "Cannot tell" if verdict is Verdict.UNSURE else "Moving"
     return f"{word}: {ranks} watched for {watched_s:.0f} s, and none keeps others waiting"

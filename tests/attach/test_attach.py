@@ -1,0 +1,160 @@
+"""Jobs that really hang, seen from outside; and processes at which there is nothing to look."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddp_doctor import app
+from ddp_doctor.app import UsageError
+from ddp_doctor.model.report import AttachReport
+from ddp_doctor.sources import live_stacks, proc
+from ddp_doctor.sources.live_process import below
+from tests.attach.worlds import RANKS
+
+#: What is to be named for each way, and which rank.
+NAMED = {
+    "loader": [("data-loader-stuck", [2])],
+    "other-collective": [("collective-mismatch", [1])],
+    "lock": [("stuck-outside-collective", [1])],
+    "stopped": [("rank-stopped", [0])],
+    "killed": [("rank-gone", [2])],
+    "moving": [],
+}
+
+
+def _tree() -> dict[int, list[int]]:
+    """Each process's children in the order of their starts."""
+    tree: dict[int, list[int]] = {}
+    for pid in sorted(proc.pids(), key=lambda pid: [*map(int, proc.stat_fields(pid)[19:20]), pid]):
+        tree.setdefault(proc.parent(pid), []).append(pid)
+    return tree
+
+
+def _ran(pid: int) -> int:
+    """How often the main thread of a process has run."""
+    return int(proc.status(pid).get("voluntary_ctxt_switches", "0"))
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    folder = tmp_path_factory.mktemp("worlds")
+    command = [sys.executable, "-m", "tests.attach.worlds", str(folder), *NAMED]
+    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL) as started:
+        try:
+            _wait_until_still(started.pid, folder)
+            yield started.pid
+        finally:
+            os.killpg(started.pid, signal.SIGKILL)
+
+
+def _wait_until_still(pid: int, folder: Path) -> None:
+    """Until each rank has begun, and no main thread of the jobs that hang runs any more."""
+    end = time.monotonic() + 120
+    while len([*folder.glob("*.[0-9]")]) < RANKS * len(NAMED):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    tree = _tree()  # the last two run: one gets on, the other looks into the file of its store
+    ranks = [rank for job in tree[pid][:-2] for rank in tree[job]]
+    before: list[int] = []
+    while before != (now := [_ran(rank) for rank in ranks]):
+        assert time.monotonic() < end
+        before = now
+        time.sleep(0.5)
+
+
+@pytest.mark.ranks
+def test_jobs_that_hang_are_told_apart_and_left_as_they_are(worlds: int):
+    pids = below(worlds, _tree())
+    before = {pid: proc.stat_fields(pid)[0].replace("R", "S") for pid in pids}
+    started = time.monotonic()
+
+    outcome = app.attach([worlds])
+
+    assert time.monotonic() - started < 10
+    report = outcome.report
+    assert isinstance(report, AttachReport)
+    assert report.exit_code == 1
+    assert len(report.ranks) == RANKS * len(NAMED)
+    found = [(cause.name, [culprit.rank for culprit in cause.culprits]) for cause in report.causes]
+    assert found == [cause for causes in NAMED.values() for cause in causes]
+    after = {pid: proc.stat_fields(pid)[0].replace("R", "S") for pid in pids}
+    assert after == before
+    assert {proc.status(pid).get("TracerPid", "0") for pid in pids} == {"0"}
+    moves = {one.job: one.moves for one in report.ranks}
+    assert list(moves.values()) == [False] * 5 + [True]
+
+
+@pytest.mark.ranks
+def test_a_rank_alone_leads_to_its_job_and_no_other(worlds: int):
+    job = _tree()[worlds][list(NAMED).index("stopped")]
+    rank = _tree()[job][1]
+
+    report = app.attach([rank]).report
+
+    assert isinstance(report, AttachReport)
+    assert {one.job for one in report.ranks} == {f"started by process {job}"}
+    assert [one.state for one in report.ranks] == ["T", "S", "S"]
+    assert report.summary.startswith("Stuck: Rank 0 (pid ")
+
+
+def test_a_process_that_has_nothing_to_look_at_is_refused_in_a_sentence():
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(UsageError, match=rf"process {ended.pid} \(python\S*\) has ended; it is a zombie"):
+            app.attach([ended.pid])
+    with pytest.raises(UsageError, match="there is no process 4194305 on this host"):
+        app.attach([4194305])  # above the largest pid there can be
+    with pytest.raises(UsageError, match="is not the number of a SLURM job"):
+        app.attach(slurm_job="4711; true")
+    with pytest.raises(UsageError, match="no process of SLURM job 999999999 on this host"):
+        app.attach(slurm_job="999999999")
+    with subprocess.Popen(["sleep", "60"]) as other:
+        with pytest.raises(
+            UsageError, match=r"\(sleep\) has no torch loaded, nor has any process that it started"
+        ):
+            app.attach([other.pid])
+        other.kill()
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "scope", "said", "why", "grant"),
+    [
+        ({}, {"Uid": "1234\t1234"}, "0", "Permission denied", "it is a process of user 1234", "run this as user 1234"),
+        ({}, {}, "1", "Permission denied (os error 13)", "kernel.yama.ptrace_scope is 1", "ddp-doctor watch --"),
+        ({}, {}, "2", "Operation not permitted", "kernel.yama.ptrace_scope is 2", "sysctl kernel.yama.ptrace_scope=0"),
+        ({"CapEff": "80000"}, {}, "3", "denied", "kernel.yama.ptrace_scope is 3", "a boot with"),
+        ({"Seccomp": "2"}, {}, "0", "denied", "a filter of system calls (seccomp)", "--cap-add=SYS_PTRACE"),
+        ({}, {"CapPrm": "21"}, "0", "denied", "it has capabilities (CapPrm)", "as root, with CAP_SYS_PTRACE"),
+        ({"NoNewPrivs": "1"}, {}, "0", "denied", "it changed its user or its rights", "NoNewPrivs"),
+        ({"CapEff": "80000"}, {}, "0", "denied", "the kernel refused it", "on the host"),
+        ({}, {}, "0", "Error: Failed to find a Python version", "Failed to find a Python version", ""),
+    ],
+)  # fmt: skip
+def test_why_a_stack_was_refused_and_what_grants_it(
+    own: dict[str, str], other: dict[str, str], scope: str, said: str, why: str, grant: str,
+    monkeypatch: pytest.MonkeyPatch,
+):  # fmt: skip
+    mine = {"Uid": f"{os.getuid()}\t{os.getuid()}", "CapEff": "0", "CapPrm": "0"}
+    monkeypatch.setattr(proc, "status", lambda pid: {**mine, **(own if pid == os.getpid() else other)})
+    monkeypatch.setattr(proc, "read", lambda _: f"{scope}\n")
+
+    refused = live_stacks.why_refused(1, said)
+
+    assert refused.why.startswith(why)
+    assert grant in refused.grant
+
+
+def test_without_py_spy_that_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+
+    found = live_stacks.stacks([1], {"PATH": str(tmp_path)}, time.monotonic() + 1)
+
+    refused = found[1].refused
+    assert refused is not None
+    assert (refused.door, refused.grant) == ("stacks", "pip install py-spy")
