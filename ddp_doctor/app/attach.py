@@ -22,7 +22,7 @@ from ddp_doctor.parse.frames import is_of_the_job
 from ddp_doctor.sources import live_doors, live_process, proc
 from ddp_doctor.sources.live_jobs import Host, LiveJob, of_slurm
 from ddp_doctor.sources.live_process import Children, Connections, Watched, connections, unacknowledged
-from ddp_doctor.sources.live_stacks import Stack, source_line, stacks
+from ddp_doctor.sources.live_stacks import Stack, source_line, stacks, why_refused
 
 #: Looks at each process, and the time between two: over four seconds a loop tells itself apart from work.
 _LOOKS, _PAUSE_S = 6, 0.8
@@ -77,9 +77,20 @@ def _chosen(host: Host, pids: Sequence[int] | None, slurm_job: str | None) -> li
                 f"no process of SLURM job {slurm_job} on this host has torch loaded and may be read"
             )
     if not jobs:
+        closed = next(filter(_is_closed, host.parents), None)
+        if closed is not None:
+            raise UsageError(_why_not(closed))
         whose = "" if os.getuid() == 0 else "of yours "
-        raise UsageError(f"no job {whose}with ranks of torch runs on this host; name a process with --pid")
+        where = "in this container" if proc.in_container() else "on this host"
+        raise UsageError(f"no job {whose}with ranks of torch runs {where}; name a process with --pid")
     return jobs
+
+
+def _is_closed(pid: int) -> bool:
+    """Whether it is one of this user's programs in Python, and may not be read all the same."""
+    is_own = (proc.status(pid).get("Uid") or "-").split()[0] == str(os.getuid())
+    name = proc.read(f"/proc/{pid}/comm") or ""
+    return is_own and name.startswith(("python", "pt_")) and proc.environment(pid) is None
 
 
 def _why_not(pid: int) -> str:
@@ -97,7 +108,10 @@ def _why_not(pid: int) -> str:
             user = pwd.getpwuid(uid).pw_name
         except KeyError:
             user = f"user {uid}"
-        return f"process {pid} ({name}) is one of {user}: run this as {user}, or as root"
+        if os.getuid() not in (0, uid):
+            return f"process {pid} ({name}) is one of {user}: run this as {user}, or as root"
+        refused = why_refused(pid, "denied")
+        return f"process {pid} ({name}) may not be read: {refused.why}; {refused.grant}"
     return f"process {pid} ({name}) has no torch loaded, nor has any process that it started"
 
 

@@ -97,7 +97,11 @@ def why_refused(pid: int, said: str) -> Refused:
     yama = f"kernel.yama.ptrace_scope is {scope}"
     reasons = (
         (not other, "the process has gone", ""),
-        (others and not may_trace, f"it is a process of {user}", f"run this as {user}, or as root"),
+        (
+            others and not may_trace,
+            f"it is a process of {user}" + ", and this root has no CAP_SYS_PTRACE" * (os.getuid() == 0),
+            f"run this as {user}, or " + ("with CAP_SYS_PTRACE" if os.getuid() == 0 else "as root"),
+        ),
         (not denied, words[-1].removeprefix("Error: ")[:_LONGEST_WORDS], ""),
         (
             scope == "1" and not may_trace,

@@ -141,7 +141,7 @@ def _not_seen(recording: Recording, verdict: Verdict) -> str:
     hosts = unreached(recording) if verdict is Verdict.UNSURE else {}
     if len(hosts) > 1:
         return f"; {len(hosts)} hosts could not be read, {next(iter(hosts))} the first"
-    return "".join(f"; {host} could not be read: {why}" for host, why in hosts.items())
+    return "".join(f"; {host} could not be read: {why.rstrip('.')}" for host, why in hosts.items())
 
 
 def _what_was_read(recording: Recording) -> str:
