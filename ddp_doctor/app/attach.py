@@ -12,7 +12,7 @@ from pathlib import Path
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact
-from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact, Look
+from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact, Look, Refused
 from ddp_doctor.knowledge.live_frames import COLLECTIVE_FILES, WAITS_FOR_GPU, WAITS_FOR_WORK
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
@@ -29,7 +29,7 @@ _LOOKS, _PAUSE_S = 6, 0.8
 #: After this many seconds no further look is begun.
 _ENOUGH_S = 6.0
 #: No stack is waited for longer than until then, so that all is said within ten seconds.
-_LONGEST_S = 8.5
+_LONGEST_S = 8.0
 _MOST_LOADERS = 8
 
 
@@ -47,8 +47,11 @@ def attach(
     """
     started = time.monotonic()
     recording = blank(Options(command="attach", ignore=ignore), Plan(()), env)
-    jobs = _chosen(Host(), pids, slurm_job)
-    readings = _Watch(jobs, env, progress).readings()
+    jobs = _chosen(pids, slurm_job)
+    watch = _Watch(jobs, env, progress, started)
+    readings = watch.readings()
+    if watch.all_ended:
+        raise UsageError("the job ended while it was looked at")
     duration_s = time.monotonic() - started
     return judge(recording.model_copy(update={"readings": readings, "duration_s": duration_s}))
 
@@ -56,28 +59,20 @@ def attach(
 # --- which jobs --------------------------------------------------------------------------------------
 
 
-def _chosen(host: Host, pids: Sequence[int] | None, slurm_job: str | None) -> list[LiveJob]:
-    jobs = host.jobs()
+def _chosen(pids: Sequence[int] | None, slurm_job: str | None) -> list[LiveJob]:
     if pids is not None:
-        chosen: dict[str, LiveJob] = {}
-        for pid in pids:
-            found = [job for job in jobs if host.is_about(job, pid)]
-            if not found and pid in host.with_torch:
-                found = [host.alone(pid)]
-            if not found:
-                raise UsageError(_why_not(pid))
-            chosen.update((job.key, job) for job in found)
-        return list(chosen.values())
+        return _of_processes(pids)
+    if slurm_job is not None and not re.fullmatch(r"\d{1,10}(?:_\d{1,10})?", slurm_job, re.ASCII):
+        raise UsageError(f"{slurm_job!r} is not the number of a SLURM job, as 4711 or 4711_3 is")
+    jobs = Host().jobs()
     if slurm_job is not None:
-        if not re.fullmatch(r"\d{1,10}(?:_\d{1,10})?", slurm_job, re.ASCII):
-            raise UsageError(f"{slurm_job!r} is not the number of a SLURM job, as 4711 or 4711_3 is")
         jobs = [job for job in jobs if of_slurm(job, slurm_job)]
         if not jobs:
             raise UsageError(
                 f"no process of SLURM job {slurm_job} on this host has torch loaded and may be read"
             )
     if not jobs:
-        closed = next(filter(_is_closed, host.parents), None)
+        closed = next(filter(_is_closed, proc.pids()), None)
         if closed is not None:
             raise UsageError(_why_not(closed))
         whose = "" if os.getuid() == 0 else "of yours "
@@ -93,6 +88,24 @@ def _is_closed(pid: int) -> bool:
     return is_own and name.startswith(("python", "pt_")) and proc.environment(pid) is None
 
 
+def _of_processes(pids: Sequence[int]) -> list[LiveJob]:
+    """The jobs of those that are still there."""
+    left = [pid for pid in pids if proc.environment(pid) is not None]
+    if not left:
+        raise UsageError(_why_not(pids[0]))
+    host = Host()
+    jobs = host.jobs()
+    chosen: dict[str, LiveJob] = {}
+    for pid in left:
+        found = [job for job in jobs if host.is_about(job, pid)]
+        if not found and pid in host.with_torch:
+            found = [host.alone(pid)]
+        chosen.update((job.key, job) for job in found)
+    if not chosen:
+        raise UsageError(_why_not(left[0]))
+    return list(chosen.values())
+
+
 def _why_not(pid: int) -> str:
     fields = proc.stat_fields(pid)
     if not fields:
@@ -103,15 +116,15 @@ def _why_not(pid: int) -> str:
     uid = int((proc.status(pid).get("Uid") or "0").split()[0])
     if os.getuid() in (0, uid) and not proc.command(pid) and not proc.read(f"/proc/{pid}/maps"):
         return f"process {pid} ({name}) is a thread of the kernel"
+    if proc.environment(pid) is None and os.getuid() in (0, uid):
+        refused = why_refused(pid, "denied")
+        return f"process {pid} ({name}) may not be read: {refused.why}; {refused.grant}"
     if proc.environment(pid) is None:
         try:
             user = pwd.getpwuid(uid).pw_name
         except KeyError:
             user = f"user {uid}"
-        if os.getuid() not in (0, uid):
-            return f"process {pid} ({name}) is one of {user}: run this as {user}, or as root"
-        refused = why_refused(pid, "denied")
-        return f"process {pid} ({name}) may not be read: {refused.why}; {refused.grant}"
+        return f"process {pid} ({name}) is one of {user}: run this as {user}, or as root"
     return f"process {pid} ({name}) has no torch loaded, nor has any process that it started"
 
 
@@ -122,10 +135,14 @@ class _Watch:
     """Some jobs, looked at over some seconds."""
 
     def __init__(
-        self, jobs: Sequence[LiveJob], env: Mapping[str, str], progress: Callable[[str], None]
+        self,
+        jobs: Sequence[LiveJob],
+        env: Mapping[str, str],
+        progress: Callable[[str], None],
+        begun_at: float,
     ) -> None:
         self._jobs, self._env, self._progress = jobs, env, progress
-        self._end = time.monotonic() + _LONGEST_S
+        self._enough_at, self._end = begun_at + _ENOUGH_S, begun_at + _LONGEST_S
         self._host = socket.gethostname()
         self._pids = [one.pid for job in jobs for one in job.ranks.values()]
         self._watched = {pid: Watched(pid) for pid in self._pids}
@@ -153,7 +170,7 @@ class _Watch:
             children.begin()
         outside = [pid for pid in self._pids if not self._waits(pid)]
         for number in range(2, _LOOKS + 1):
-            is_last = number == _LOOKS or time.monotonic() - started > _ENOUGH_S
+            is_last = number == _LOOKS or time.monotonic() > self._enough_at
             time.sleep(max(0.0, started + (number - 1) * _PAUSE_S - time.monotonic()))
             self._progress(f"look {number} of {_LOOKS} at {len(self._pids)} ranks")
             self._look(self._pids if is_last else outside)
@@ -164,6 +181,7 @@ class _Watch:
         return tuple(
             Reading(check="attach", status=Status.COLLECTED, rank=rank, fact=fact.recorded())
             for job in self._jobs
+            if any(proc.stat_fields(one.pid) for one in job.ranks.values())
             for rank, fact in [
                 (None, self._job(job)),
                 *self._ranks(job),
@@ -172,6 +190,11 @@ class _Watch:
                 *self._ras(),
             ]
         )
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether nothing of the jobs is left."""
+        return not any(map(proc.stat_fields, self._pids))
 
     def _look(self, pids: Sequence[int], *, with_groups: bool = False) -> dict[int, Stack]:
         """Look at all, and at the stacks of these."""
@@ -201,6 +224,7 @@ class _Watch:
             in_container=proc.in_container(),
             torch_version=job.torch_version,
             backend=next((one.backend for one in job.ranks.values() if one.backend), None),
+            refused=tuple(_pipes(job)),
             watched_s=round(
                 max((looks[-1].at_s - looks[0].at_s for looks in ranks if looks), default=0.0), 3
             ),
@@ -213,7 +237,9 @@ class _Watch:
             for this, other, *_ in self._after[one.pid].values()
         }
         for rank, one in job.ranks.items():
-            looks, stack = tuple(self._looks[one.pid]), self._first[one.pid]
+            has_ended = not proc.stat_fields(one.pid)
+            looks = () if has_ended else tuple(self._looks[one.pid])
+            stack = self._first[one.pid]
             frames = looks[-1].frames if looks else ()
             text = source_line(frames[-1], one.pid) if frames and is_of_the_job(frames[-1]) else ""
             never_read = not any(look.frames for look in looks)
@@ -246,7 +272,8 @@ class _Watch:
         """Where the workers of a data loader stand, for which a rank waits."""
         if not any("/torch/utils/data/dataloader.py" in frame for frame in frames):
             return {}
-        loaders = [pid for pid in children if live_process.kind_of_child(pid) == "loader"]
+        likely = [pid for pid in children if live_process.kind_of_child(pid) != "compiler"]
+        loaders = [pid for pid in likely if live_process.kind_of_child(pid) == "loader"] or likely
         return {
             pid: stack.frames for pid, stack in stacks(loaders[:_MOST_LOADERS], self._env, self._end).items()
         }
@@ -286,6 +313,17 @@ def _script_of(pid: int | None) -> str | None:
     words = proc.command(pid) if pid is not None and pid > 1 else []
     script = next((word for word in words[1:] if word.endswith(".py")), "")
     return Path(script or words[0]).name if words else None
+
+
+def _pipes(job: LiveJob) -> Iterator[Refused]:
+    """The pipes by which ranks write their flight recorder into a file; that would change what the job leaves."""
+    for rank, one in job.ranks.items():
+        path = f"{one.env.get('TORCH_NCCL_DEBUG_INFO_PIPE_FILE', '')}{rank}.pipe"
+        if path.startswith("/") and Path(path).is_fifo():
+            why = "writing into its pipe makes the job write a file, so it was left alone"
+            grant = f"echo 1 > {path} on each rank, then ddp-doctor logs with those files"
+            yield Refused(door="flight recorder", why=why, grant=grant)
+            return
 
 
 def _gpu(env: Mapping[str, str], local_rank: int | None) -> int | None:

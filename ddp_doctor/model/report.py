@@ -199,6 +199,7 @@ class LiveRank(Frozen):
     collective: str | None = None  # in which it is: all-reduce; null outside of one
     line: str | None = None  # of the job's own code: /home/me/train.py:31 in main
     moves: bool | None = None  # whether it gets on; null where that cannot be told
+    blamed: bool = False  # whether it is to blame that others wait
 
 
 class AttachReport(LogsReport):

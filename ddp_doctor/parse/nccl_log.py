@@ -39,7 +39,7 @@ _PLUGIN = re.compile(
     r"(?:Loaded (?:net|coll|collnet) plugin |Successfully loaded external \w{1,20} plugin |Using tuner plugin "
     r"|NET/OFI Initializing )([^\r\n(]{1,200})"
 )
-_CHANNELS = re.compile(r"\b(\d{1,3}) coll channels")
+_CHANNELS = re.compile(r"\s(\d{1,3}) coll channels")
 #: Without GPU in 2.4, with the parent's address, colour and key for one that was split off.
 _INIT = re.compile(
     r"comm (0x[0-9a-f]{1,16}) rank (\d{1,7}) nranks (\d{1,7})\b[^\r\n]{0,200}?- ?(?:Init )?(START|COMPLETE)"
@@ -109,8 +109,8 @@ def parse_nccl_log(text: str) -> NcclTransportFact:
     devices = list(_DEVICE.finditer(text))
     network = _NETWORK.search(text)
     version = _VERSION.search(text)
-    begun = {init.groups()[:3] for init in _INIT.finditer(text)}
-    complete = {init.groups()[:3]: init for init in _INIT.finditer(text) if init[4] == "COMPLETE"}.values()
+    inits = list(_INIT.finditer(text))
+    complete = {init.groups()[:3]: init for init in inits if init[4] == "COMPLETE"}.values()
     return NcclTransportFact(
         version=version[1] if version else None,
         cuda=version[2] if version else None,
@@ -119,7 +119,7 @@ def parse_nccl_log(text: str) -> NcclTransportFact:
         p2p_disable=settings.get("NCCL_P2P_DISABLE"),
         hcas=_once(_hca(hca) for line in _NET_IB.finditer(text) for hca in _HCA.finditer(line[0])),
         settings=settings,
-        devices=_once(_device(found) for found in devices),
+        devices=tuple(_device(*device) for device in _once(found.group(1, 3, 4) for found in devices)),
         comm_sizes=_once(int(found[2]) for found in devices) or _once(int(init[3]) for init in complete),
         hosts=_once(int(found[1]) for found in _HOSTS.finditer(text)),
         network=network[1].strip() if network else None,
@@ -141,8 +141,8 @@ def parse_nccl_log(text: str) -> NcclTransportFact:
         ),
         plugins=_once(found[1].strip() for found in _PLUGIN.finditer(text)),
         no_provider=_NO_PROVIDER in text,
-        channels=max((int(found[1]) for found in _CHANNELS.finditer(text)), default=None),
-        inits_begun=len(begun),
+        channels=max((int(found[1]) for found in _CHANNELS.finditer(f"\n{text}")), default=None),
+        inits_begun=len({init.groups()[:3] for init in inits}),
         inits_complete=len(complete),
     )
 
@@ -161,13 +161,16 @@ def _nvls(said: set[bool]) -> bool | None:
 
 
 def _inits(devices: Iterable[re.Match[str]]) -> tuple[CommInit, ...]:
-    found: dict[tuple[str, int], CommInit] = {}
+    found: dict[tuple[str, int], tuple[int, bool]] = {}
     for device in devices:
         if device[5] and device[6]:
             key = (device[5], int(device[1]))
-            complete = device[6] == "COMPLETE" or (key in found and found[key].complete)
-            found[key] = CommInit(rank=key[1], ranks=int(device[2]), comm_id=key[0], complete=complete)
-    return tuple(found.values())
+            complete = device[6] == "COMPLETE" or (key in found and found[key][1])
+            found[key] = (int(device[2]), complete)
+    return tuple(
+        CommInit(rank=rank, ranks=ranks, comm_id=comm_id, complete=complete)
+        for (comm_id, rank), (ranks, complete) in found.items()
+    )
 
 
 def _pattern(found: re.Match[str]) -> Pattern:
@@ -201,8 +204,8 @@ def _hca(found: re.Match[str]) -> Hca:
     return Hca(index=int(found[1]), name=found[2], link_layer=found[4], speed_mbps=speed)
 
 
-def _device(found: re.Match[str]) -> RankDevice:
-    return RankDevice(rank=int(found[1]), nvml=int(found[3]) if found[3] else None, bus_id=found[4])
+def _device(rank: str, nvml: str | None, bus_id: str) -> RankDevice:
+    return RankDevice(rank=int(rank), nvml=int(nvml) if nvml else None, bus_id=bus_id)
 
 
 def _nvml_index(bracket: str | None) -> int | None:

@@ -7,7 +7,8 @@ ranks in a gloo collective used 0.00 and 0.01 s of processor in 5 s, and no byte
     /proc/PID/stat   utime 0.30 s, stime 0.01 s
     /proc/PID/io     rchar: 8342, wchar: 120      read(2) and write(2), of sockets too (proc(5))
 
-A rank that cannot be read counts as active, as does one in uninterruptible sleep, which may wait for a slow disk.
+A rank that cannot be read counts as active, as does one in uninterruptible sleep, which may wait for a slow disk, and
+one that is ready to run, which on a busy machine may wait for a processor.
 """
 
 from collections.abc import Sequence
@@ -55,7 +56,7 @@ class IdleRanks:
             return True
         before, self._used[pid] = self._used.get(pid), _used(pid)
         used = self._used[pid]
-        if before is None or used is None or process.state(pid) == "D":
+        if before is None or used is None or process.state(pid) in ("D", "R"):
             return True
         busy = used.cpu_s - before.cpu_s >= STILL_CPU_S_PER_S * elapsed_s
         return busy or used.io_bytes != before.io_bytes

@@ -37,20 +37,20 @@ _STATES = {
 
 def show(report: AttachReport, recording: Recording, out: "Console", *, each: bool) -> None:
     """Print it; ``each``: a row for each rank, however many they are."""
-    blamed = {culprit.rank for cause in report.causes for culprit in cause.culprits}
     for number, job in enumerate(live_jobs(recording)):
         if number:
             out.print()
-        for at, line in enumerate(lines(job, blamed, width_of(out), each=each)):
+        for at, line in enumerate(lines(job, report, width_of(out), each=each)):
             out.print(line, style="dim" if at == 0 else None)
     for host, why in unreached(recording).items():
         out.print(folded(f"{host} could not be read: {one_line(why)}", width_of(out), hang=2))
 
 
 def lines(
-    job: LiveJob, blamed: set[int | None], width: int | None = None, *, each: bool = False
+    job: LiveJob, report: AttachReport, width: int | None = None, *, each: bool = False
 ) -> Iterator[str]:
     """The lines of one job."""
+    blamed = {one.rank for one in report.ranks if one.blamed and one.job == job.name}
     yield folded(_about(job), width)
     if any(host.in_container for host in job.hosts):
         yield folded("Seen from inside a container: processes outside of it do not show", width, hang=2)
@@ -94,7 +94,7 @@ def _about(job: LiveJob) -> str:
     return one_line(f"{job.name}: {', '.join(filter(None, parts))}; watched for {job.watched_s:.1f} s")
 
 
-def _alike(ranks: Sequence[Doing], blamed: set[int | None]) -> list[list[Doing]]:
+def _alike(ranks: Sequence[Doing], blamed: set[int]) -> list[list[Doing]]:
     groups: dict[tuple[object, ...], list[Doing]] = defaultdict(list)
     for one in ranks:
         groups[one.rank in blamed, one.fact.host, _state(one), one.moves, says(one)].append(one)

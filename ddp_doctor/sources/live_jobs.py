@@ -55,14 +55,10 @@ class Host:
 
     def jobs(self) -> list[LiveJob]:
         """The jobs, in the order of their first processes."""
-        by_key: dict[tuple[str, str], list[Candidate]] = defaultdict(list)
+        by_key: dict[str, list[Candidate]] = defaultdict(list)
         for one in self._ranks():
-            by_key[_key(one), network_of(one.pid)].append(one)
-        names = [name for name, _ in by_key]
-        return [
-            self._job(name if names.count(name) == 1 else f"{name}, {network}", ranks)
-            for (name, network), ranks in by_key.items()
-        ]
+            by_key[_key(one)].append(one)
+        return [self._job(*job) for name, ranks in by_key.items() for job in _apart(name, ranks)]
 
     def alone(self, pid: int) -> LiveJob:
         """A process with torch that is no rank, as a job of its own."""
@@ -138,6 +134,19 @@ class Host:
 def _same_rank(above: Candidate, one: Candidate) -> bool:
     """Whether a process below another one is a helper of it: it has its rank, and no groups of its own."""
     return above.rank == one.rank and (above.rank is not None or not one.has_groups)
+
+
+def _apart(name: str, ranks: Sequence[Candidate]) -> Iterable[tuple[str, list[Candidate]]]:
+    """One job, or several that call themselves alike in networks of their own, as containers do."""
+    numbers = [one.rank for one in ranks if one.rank is not None]
+    if len(numbers) == len(set(numbers)):
+        return [(name, list(ranks))]
+    by_network: dict[str, list[Candidate]] = defaultdict(list)
+    for one in ranks:
+        by_network[network_of(one.pid)].append(one)
+    if len(by_network) == 1:
+        return [(name, list(ranks))]
+    return [(f"{name}, {network}", of) for network, of in by_network.items()]
 
 
 def _key(one: Candidate) -> str:

@@ -153,7 +153,9 @@ class Children:
         for pid, first in self.first.items():
             last = Watched(pid).look(stacks.get(pid, ()))
             if last is not None:
-                found.append(ChildSeen(pid=pid, kind=kind_of_child(pid), first=first, last=last))
+                is_loader = any(frame.endswith(" in _worker_loop") for frame in last.frames)
+                kind = "loader" if is_loader else kind_of_child(pid)
+                found.append(ChildSeen(pid=pid, kind=kind, first=first, last=last))
         return tuple(found)
 
 

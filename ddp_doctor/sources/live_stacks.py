@@ -53,19 +53,26 @@ def stacks(
 
 def _stack(program: str, pid: int, env: Mapping[str, str], end: float, *, with_groups: bool) -> Stack:
     words = [program, "dump", "--nonblocking", "--full-filenames", "--json", "--pid", str(pid)]
-    inside = proc.pid_inside(pid)  # what Python calls its main thread
     done = run_command(words + ["--locals"] * with_groups, env, min(_PATIENCE_S, end - time.monotonic()))
     try:
         threads = json.loads(done.stdout)
+        numbers = {
+            str(pid),
+            *proc.status(pid).get("NSpid", "").split(),
+        }  # in its own namespace it has another one
         main = next(
-            (thread for thread in threads if thread["os_thread_id"] in (pid, inside)),
+            (thread for thread in threads if str(thread["os_thread_id"]) in numbers),
             # One that a thread of its parent forked keeps the number that the thread had there.
             threads[0] if len(threads) == 1 else None,
         )
-        frames = list(reversed(main["frames"] if main else ()))
+        if main is None:
+            return Stack(
+                refused=Refused(door="stacks", why="py-spy does not tell which thread runs the script")
+            )
+        frames = list(reversed(main["frames"]))
         return Stack(
             tuple(f"{frame['filename']}:{frame['line']} in {frame['name']}" for frame in frames),
-            bool(main and main["owns_gil"]),
+            bool(main["owns_gil"]),
             _on_default_group(frames) if with_groups else None,
         )
     except (ValueError, LookupError, TypeError):

@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact
+from ddp_doctor.facts.live_job import ChildSeen, LiveJobFact, LiveRankFact
 from ddp_doctor.knowledge import live_frames
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Status
@@ -60,6 +60,11 @@ class Doing:
     def rank(self) -> int:
         """Its number."""
         return self.fact.rank
+
+    @property
+    def has_loaders(self) -> bool:
+        """Whether it waits for workers of a data loader."""
+        return self.kind == "data" and any(child.kind == "loader" for child in self.fact.children)
 
     @property
     def waits(self) -> bool:
@@ -260,11 +265,7 @@ def _loading(found: Doing) -> Doing:
     loaders = [child for child in found.fact.children if child.kind == "loader"]
     if not loaders:
         return _working(found)
-    worked = any(
-        child.last.cpu_s - child.first.cpu_s > 0.02
-        or (child.last.io_bytes or 0) - (child.first.io_bytes or 0) > _LITTLE_IO
-        for child in loaders
-    )
+    worked = any(map(_worked, loaders))
     places = [_line(_in_worker(child.last.frames)) for child in loaders]
     place = next((place for place in places if place), "")
     moves = worked or (not _same_stacks(found.fact) and not _rests(found.fact))
@@ -292,22 +293,46 @@ def _of_script(frames: Sequence[str]) -> Sequence[str]:
     return frames[:place]
 
 
+def _worked(child: ChildSeen) -> bool:
+    """Whether a worker has computed, read, or been woken by what it waits for."""
+    first, last = child.first, child.last
+    return (
+        last.cpu_s - first.cpu_s > 0.02
+        or (last.io_bytes or 0) - (first.io_bytes or 0) > _LITTLE_IO
+        or last.main_switches - first.main_switches > _FEW_SWITCHES
+    )
+
+
 def _working(found: Doing) -> Doing:
-    """Whether a rank outside of collectives gets on: None where it computes and its stack says no more."""
-    rank = found.fact
-    loops = _loops(rank)
-    moves: bool | None = None
+    """Whether a rank outside of collectives gets on: None where that cannot be told."""
+    rank, loops, words = found.fact, _loops(found.fact), found.words
+    helped = any(c.last.cpu_s - c.first.cpu_s > _BUSY for c in rank.children if c.kind != "loader")
+    moves: bool | None
     if loops:
         moves = False
-    elif _io(rank) > _LITTLE_IO or any(
-        c.last.cpu_s - c.first.cpu_s > 0.1 for c in rank.children if c.kind != "loader"
-    ):
+    elif _io(rank) > _LITTLE_IO or helped:
         moves = True
     elif _used(rank) <= _IDLE:
-        moves = False
-    elif not _same_stacks(rank) or (found.kind in ("compile", "start") and _used(rank) > _BUSY):
-        moves = True
-    return Doing(rank, found.kind, line=found.line, moves=moves, loops=loops, words=found.words)
+        # Woken within a library, as by a network or a time-out; a line that sleeps again and again stands.
+        is_woken = (
+            _switched(rank) > _FEW_SWITCHES and _line(rank.looks[-1].frames) != rank.looks[-1].frames[-1]
+        )
+        moves, words = (None, "wakes now and then") if is_woken else (False, words)
+    elif found.kind in ("compile", "start"):
+        moves = True if _used(rank) > _BUSY else None
+    else:
+        moves = _goes_through_its_code(rank, is_known=found.kind != "own")
+    return replace(found, moves=moves, loops=loops, words=words)
+
+
+def _goes_through_its_code(rank: LiveRankFact, *, is_known: bool) -> bool | None:
+    """By its stacks; a loop that asks for something again and again has few of them, and none of torch."""
+    looks = [look.frames for look in rank.looks if look.frames]
+    different = len(set(looks))
+    if different <= 1:
+        return None
+    in_torch = any("/torch/" in frame for frames in looks for frame in frames[-1:])
+    return True if is_known or in_torch or 3 * different >= 2 * len(looks) else None
 
 
 def _loops(rank: LiveRankFact) -> bool:

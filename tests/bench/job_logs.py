@@ -37,6 +37,7 @@ def nccl_info() -> Iterator[str]:
             name = f"comm 0x{communicator:x}{rank:x} rank {rank} nranks {RANKS} {device}"
             yield f"{said} ncclCommInitRank {name} commId 0x{communicator:x} - Init START\n"
             yield f"{said} NCCL_IB_HCA set by environment to mlx5\n{said} Using network IB\n"
+            yield f"{said} NVLS comm 0x{communicator:x}{rank:x} headRank {gpu} nHeads 8 buffSize 4194304\n"
             following = (rank + 1) % RANKS
             via = "P2P/CUMEM" if following % _LOCAL else f"[send] via NET/IB/{gpu}/GDRDMA"
             via = via if via.startswith("[") else f"via {via}"

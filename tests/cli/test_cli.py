@@ -31,7 +31,7 @@ def doctor(*args: str, env: dict[str, str] | None = None, cwd: Path | None = Non
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,  # a hang would end here; no test asks for these seconds
         cwd=cwd,
         env={**os.environ, **(env or {})},
     )

@@ -70,8 +70,11 @@ def waiting(*numbers: int, name: str = "all_reduce", line: int = 20, **more: Any
     return [rank(number, call(name, line), **more) for number in numbers]
 
 
-def worker(cpu_s: float) -> ChildSeen:
-    first, last = (Look(at_s=at, state="S", cpu_s=cpu_s * at, frames=IN_WORKER) for at in (0, 4))
+def worker(cpu_s: float, switches: int = 0) -> ChildSeen:
+    first, last = (
+        Look(at_s=at, state="S", cpu_s=cpu_s * at, main_switches=switches * at, frames=IN_WORKER)
+        for at in (0, 4)
+    )
     return ChildSeen(pid=900, kind="loader", first=first, last=last)
 
 
@@ -89,6 +92,12 @@ EVALUATES = [
     (script(60), script(70, "evaluate"), f"{TORCH}/nn/modules/linear.py:{at} in forward") for at in range(4)
 ]
 COMPUTES = (script(61), "/opt/venv/lib/python3.11/site-packages/numpy/linalg/linalg.py:400 in solve")
+ASKS = [
+    (script(50),),
+    (script(50), "/usr/lib/python3.11/genericpath.py:19 in exists"),
+    (script(50),),
+    (script(50),),
+]
 TIES = [*waiting(0, 1), *waiting(2, 3, name="all_gather", line=25)]
 LOST = Unacknowledged(peer="10.0.0.2:4711", bytes=4096, retransmissions=5)
 
@@ -97,6 +106,18 @@ SITUATIONS: dict[str, tuple[list[LiveRankFact], dict[str, Any], list[str], list[
         [*waiting(0, 1, 2), rank(3, WAITS_FOR_DATA, children=(worker(0.0),))], {}, ["data-loader-stuck"], [3], 1),
     "a data loader whose worker is at work": (
         [*waiting(0, 1, 2), rank(3, WAITS_FOR_DATA, children=(worker(0.5),))], {}, ["others-wait-for-work"], [], 0),
+    "a data loader whose worker is woken by its network": (
+        [*waiting(0, 1, 2), rank(3, WAITS_FOR_DATA, children=(worker(0.0, 10),))], {}, ["others-wait-for-work"], [], 0),
+    "an upload that wakes the rank now and then": (
+        [rank(0, (script(50), "/usr/lib/python3.11/socket.py:718 in readinto"), switches=10), *waiting(1, 2, 3)],
+        {}, ["progress-not-known"], [], 3),
+    "a line that sleeps again and again": (
+        [rank(0, (script(50),), switches=10), *waiting(1, 2, 3)], {}, ["stuck-outside-collective"], [0], 1),
+    "a loop that asks for a file again and again": (
+        [rank(0, *ASKS, cpu=1.0, state="R"), *waiting(1, 2, 3)], {}, ["progress-not-known"], [], 3),
+    "a data set that sleeps in the rank itself": (
+        [*waiting(0, 1, 2), rank(3, (*WAITS_FOR_DATA[:2], "/home/me/data.py:12 in __getitem__"))],
+        {}, ["stuck-outside-collective"], [3], 1),
     "another collective on one rank": (
         [*waiting(0, 1, 3), *waiting(2, name="all_gather", line=25)], {}, ["collective-mismatch"], [2], 1),
     "another collective than the backward pass": (
@@ -187,8 +208,8 @@ def test_of_several_jobs_each_is_judged_and_the_worst_decides():
     assert isinstance(report, AttachReport)
     assert report.exit_code == 1
     assert [cause.name for cause in report.causes] == ["rank-stopped"]
-    assert [(one.job, one.rank, one.moves) for one in report.ranks] == [
-        ("j", 0, True), ("j", 1, True), ("other", 0, False), ("other", 1, False)
+    assert [(one.job, one.rank, one.moves, one.blamed) for one in report.ranks] == [
+        ("j", 0, True, False), ("j", 1, True, False), ("other", 0, False, False), ("other", 1, False, True)
     ]  # fmt: skip
 
 

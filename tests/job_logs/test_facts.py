@@ -29,6 +29,11 @@ RAY = """\
 n1:71:71 [0] NCCL INFO Channel 00 : 0[1a000] -> 1[1b000] via direct shared memory
 (Worker pid=72) n1:72:72 [1] NCCL INFO Channel 00 : 1[1b000] -> 0[1a000] via direct shared memory
 """
+SRUN = """\
+ 0: n1:71:71 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM
+ 1: \x1b[36mn1:72:72 [1] NCCL INFO Channel 00/0 : 1[1] -> 0[0] via P2P/CUMEM\x1b[0m
+10: n2:73:73 [0] NCCL INFO Channel 00/0 : 10[0] -> 11[1] via P2P/CUMEM
+"""
 NEW = """\
 n1:71:71 [0] NCCL INFO Bootstrap: Using eth0:10.0.0.1<0>
 n1:71:71 [0] NCCL INFO cudaDriverVersion 13000
@@ -86,6 +91,7 @@ splitCount 1 color 0 key 0- Init START
             ),
         ),
         (RAY, JobFacts(launcher="ray", nodes=("n1",), transports={"direct shared memory": 2})),
+        (SRUN, JobFacts(launcher="srun", ranks=3, nodes=("n1", "n2"), transports={"P2P/CUMEM": 3})),
         (
             NEW,
             JobFacts(
@@ -108,7 +114,14 @@ splitCount 1 color 0 key 0- Init START
         ),
         ("NCCL version 2.21.5+cuda12.4\nepoch 1\n", JobFacts(nccl="2.21.5+cuda12.4")),
     ],
-    ids=["2.4", "2.10 under mpirun", "under Ray", "2.29, and a torn line", "the version alone"],
+    ids=[
+        "2.4",
+        "2.10 under mpirun",
+        "under Ray",
+        "under srun -l, which aligns numbers",
+        "2.29, and a torn line",
+        "the version alone",
+    ],
 )
 def test_facts_of_nccl_in_the_words_of_its_time(text: str, facts: JobFacts, tmp_path: Path):
     (tmp_path / "job.out").write_text(text)

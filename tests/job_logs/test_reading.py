@@ -138,6 +138,16 @@ def test_tracebacks_of_two_ranks_line_by_line_are_two_with_the_frame_of_the_own_
     assert "abcdefgh" not in first.model_dump_json()
 
 
+@pytest.mark.parametrize("before", ["", "filler\n" * 1_000], ids=["at the beginning", "far into the file"])
+def test_lines_of_nccl_between_those_of_a_traceback_are_no_part_of_it(before: str, tmp_path: Path):
+    nccl = "n1:4:5 [0] NCCL INFO Using network IB\nn1:4:5 [0] NCCL INFO Trees [0] -1/-1/-1->1->0\n"
+    lines = ("Traceback (most recent call last):", '  File "/home/me/t.py", line 3, in f', "ValueError: x")
+
+    exception = _sign(_of(tmp_path, before + nccl.join(f"{line}\n" for line in lines)), "exception")
+
+    assert (exception.values["type"], exception.values["where"]) == ("ValueError", "/home/me/t.py:3 in f")
+
+
 def test_one_exception_on_all_ranks_is_one_sign(tmp_path: Path):
     lines = (
         f"[rank{rank}]: {text}\n"
@@ -200,6 +210,7 @@ def test_nccl_tells_the_rank_of_a_process_its_gpu_and_the_paths(tmp_path: Path):
         "n1:12:14 [3] NCCL INFO comm 0x5 rank 11 nranks 16 cudaDev 3 nvmlDev 3 busId 1b000 commId 0x9 - Init START\n"
         "n1:12:14 [3] NCCL INFO Channel 00/0 : 11[3] -> 12[4] via P2P/CUMEM\n"
         "n1:12:15 [3] NCCL INFO Channel 01/0 : 11[3] -> 12[4] via P2P/CUMEM\n"
+        "n1:12:15 [3] NCCL INFO CollNet 00/0 : 11 [send] via COLLNET/SHARP/0\n"
         f"\nn1:12:14 [3] {SIGN}\n"
     )
     (tmp_path / "job.out").write_text(text)
@@ -209,7 +220,9 @@ def test_nccl_tells_the_rank_of_a_process_its_gpu_and_the_paths(tmp_path: Path):
     fact = JobLogFact.model_validate(log.fact)
     assert (fact.world_size, _sign(fact).rank, _rank(fact, 11).gpu) == (16, 11, 3)
     assert paths.rank == 11
-    assert [path.via for path in NcclTransportFact.model_validate(paths.fact).transports] == ["P2P/CUMEM"]
+    said = NcclTransportFact.model_validate(paths.fact)
+    assert [path.via for path in said.transports] == ["P2P/CUMEM"]
+    assert said.collnet == ("COLLNET/SHARP/0",)
 
 
 def test_the_last_line_of_a_silent_rank_is_found_far_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -222,6 +235,16 @@ def test_the_last_line_of_a_silent_rank_is_found_far_back(tmp_path: Path, monkey
     last = {rank.rank: (rank.last.line, rank.last.text) for rank in fact.ranks if rank.last}
     assert last[2] == (spoke.index("[rank2]: step 4 of rank 2\n") + 1, "step 4 of rank 2")
     assert last[3] == (len(spoke), "step 199 of rank 3")
+
+
+def test_a_file_that_begins_with_times_and_ends_without_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(job_files, "CHUNK_BYTES", 2_000)
+
+    fact = _of(tmp_path, "2026-03-01 12:00:00 begun\n" + "step of anybody\n" * 1_000)
+
+    assert fact.files[0].lines == 1_001
 
 
 @pytest.mark.parametrize("size", [64, 100, 1_000])
@@ -240,10 +263,12 @@ def test_a_file_read_in_small_pieces_says_the_same(
 def test_without_the_library_the_same_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     text = TRACEBACKS + SIGN
     found = _of(tmp_path, text)
+    search_for = words.search_for.__wrapped__  # which remembers nothing
+    monkeypatch.setattr(job_reading, "search_for", search_for)
     monkeypatch.setitem(__import__("sys").modules, "ahocorasick_rs", None)
 
     assert _of(tmp_path, text) == found
-    assert words.search_for([b"abcd", b"abc", b"cde"])(b"xabcde") == [(0, 1, 5), (1, 1, 4), (2, 3, 6)]
+    assert search_for((b"abcd", b"abc", b"cde"))(b"xabcde") == [(0, 1, 5), (1, 1, 4), (2, 3, 6)]
 
 
 @pytest.mark.parametrize(

@@ -101,3 +101,14 @@ def test_the_rank_without_a_time_out_is_pointed_at_and_lines_of_all_ranks_are_sh
     assert finding.name == "job-failed-cause-not-proven"
     assert "Rank 2 printed no time-out: look there first." in finding.detail
     assert len([evidence for evidence in finding.evidence if "Watchdog caught" in evidence.text]) == 1
+
+
+def test_a_communicator_that_is_complete_is_no_hang_at_nvls_far_into_a_log_either(tmp_path: Path):
+    begun, complete = (sample for sample in SAMPLES if sample.cause == "nvls-hang")
+    hang = begun.files["job.out"].splitlines(keepends=True)[-1]
+    (tmp_path / "job.out").write_text("filler\n" * 1_000 + complete.files["job.out"] + hang)
+
+    report = app.logs([str(tmp_path / "job.out")]).report
+
+    assert isinstance(report, LogsReport)
+    assert "nvls-hang" not in {cause.name for cause in report.causes}

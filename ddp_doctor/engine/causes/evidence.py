@@ -19,6 +19,8 @@ TIERS: Sequence[Tier] = ("kernel", "exception", "recorder", "ras", "nccl", "watc
 #: for what ends a process is followed by the stacks of its threads and by what its launcher says.
 _STILL_RUNS_LINES = 50
 _STILL_RUNS_LINES_OF_A_FAILED = 300
+#: So many other lines behind the first try to connect say that a later one succeeded.
+_LINES_OF_LIFE = 3
 #: Moments of different files that are closer than this have no order: clocks of hosts differ, logs have whole seconds.
 _SAME_MOMENT_S = 2.0
 #: Lines of an exception's message, below its first one.
@@ -213,12 +215,50 @@ class Output:
     @cached_property
     def failed(self) -> bool:
         """Whether anything says that the job failed: an exit, a time-out, or a complaint with nothing behind it."""
-        return self._is_known_to_have_failed or any(
-            SIGNS[sign.sign][0].role not in ("advice", "context")
-            and not SIGNS[sign.sign][0].beside
-            and not self.got_over(sign)
-            for sign in self.fact.signs
+        return (
+            self._is_known_to_have_failed
+            or bool(self.last_complaints)
+            or any(
+                SIGNS[sign.sign][0].role not in ("advice", "context")
+                and not SIGNS[sign.sign][0].beside
+                and not self.got_over(sign)
+                and not self._was_tried_again(sign)
+                and not self._is_hint_beside_output(sign)
+                and (sign.where.file, sign.where.line) not in self._ignored
+                for sign in self.fact.signs
+            )
         )
+
+    def _is_hint_beside_output(self, sign: SignSeen) -> bool:
+        """Whether a kernel log tells of something that need not have ended the job, whose output is there as well."""
+        is_hint = (
+            SIGNS[sign.sign][0].confidence is Confidence.POSSIBLE and sign.where.file in self._kernel_logs
+        )
+        return is_hint and len(self._kernel_logs) < len(self.fact.files)
+
+    @cached_property
+    def _kernel_logs(self) -> frozenset[str]:
+        return frozenset(file.name for file in self.fact.files if file.kind == "kernel log")
+
+    @cached_property
+    def last_complaints(self) -> tuple[SignSeen, ...]:
+        """Complaints with which the output of a process ends."""
+        return tuple(
+            sign
+            for sign in self.fact.signs
+            if sign.sign == "complaint" and self._last_line.get(sign.where.file) == sign.where.line
+            if (sign.where.file, sign.where.line) not in self._ignored
+        )
+
+    def _was_tried_again(self, sign: SignSeen) -> bool:
+        """Whether a store that refused a connection was reached later: torch warns at each try, and goes on."""
+        refused = [
+            s for s in self.fact.signs if s.sign == "store-refused" and s.where.file == sign.where.file
+        ]
+        if sign.where not in (s.where for s in refused):
+            return False
+        lines_since = self._last_line.get(sign.where.file, 0) - min(s.where.line for s in refused) + 1
+        return lines_since - sum(s.times for s in refused) >= _LINES_OF_LIFE
 
     @cached_property
     def _is_known_to_have_failed(self) -> bool:
@@ -234,6 +274,23 @@ class Output:
             for sign in self.fact.signs
             if sign.sign == "exception" and is_own(sign) and not self._holds_a_cause(sign)
             if not self.got_over(sign) and not self._is_raised_again(sign)
+            if (sign.where.file, sign.where.line) not in self._ignored
+        )
+
+    @cached_property
+    def _ignored(self) -> frozenset[tuple[str, int]]:
+        """The lines of tracebacks of which Python says that they end nothing."""
+        below = {
+            (sign.where.file, sign.where.line + 1)
+            for sign in self.fact.signs
+            if sign.sign == "exception-ignored"
+        }
+        return frozenset(
+            (sign.where.file, line)
+            for sign in self.fact.signs
+            if sign.sign == "exception"
+            if (sign.where.file, first := int(sign.values.get("first_line", sign.where.line))) in below
+            for line in range(first, sign.where.line + 1)
         )
 
     def _is_raised_again(self, exception: SignSeen) -> bool:

@@ -111,6 +111,12 @@ def _kernel_spoke(output: Output, one: Suspect, by: Suspect) -> bool:
     return one.tier != "launcher" or not output.is_later(by, one)
 
 
+def _killed_for_memory(output: Output, one: Suspect, by: Suspect) -> bool:
+    """A worker that was killed on a host whose memory ran out; Slurm and the cgroup say so at the end."""
+    is_worker = one.cause.name == "dataloader-worker-died" and one.values.get("signal") in (None, "Killed")
+    return is_worker and by.cause.name == "host-oom-kill" and output.same_host(one, by)
+
+
 def _earlier_word_of_the_kernel(output: Output, one: Suspect, by: Suspect) -> bool:
     """Of one host's faults of a kind, such as Xid 79 and a time-out of the GSP, the earliest brought the others."""
     same = one.tier == by.tier == "kernel" and one.cause.domain == by.cause.domain
@@ -188,6 +194,7 @@ _EXPLAIN: Sequence[Callable[[Output, Suspect, Suspect], bool]] = (
     _is_its_symptom,
     _a_hint_beside_better,
     _kernel_spoke,
+    _killed_for_memory,
     _earlier_word_of_the_kernel,
     _a_rank_failed,
     _broken_connection,

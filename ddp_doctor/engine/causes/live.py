@@ -60,6 +60,20 @@ _WELL = "exit 0"
 
 
 @once_a_recording
+def blamed(recording: Recording) -> frozenset[tuple[str, int]]:
+    """The jobs and numbers of the ranks that are to blame."""
+    found = ((job, _Job(job).judged()) for job in live_jobs(recording))
+    alone = judged(recording) if len(live_jobs(recording)) == 1 else None
+    return frozenset(
+        (job.name, culprit.rank)
+        for job, causes in found
+        for cause in (causes if alone is None else alone)
+        for culprit in cause.culprits
+        if culprit.rank is not None
+    )
+
+
+@once_a_recording
 def judged(recording: Recording) -> tuple[Judged, ...]:
     """What keeps the jobs of a recording of attach, one after the other; () where all get on."""
     jobs = [_Job(job) for job in live_jobs(recording)]
@@ -96,7 +110,7 @@ class _Job:
 
     def _stands_still(self) -> Judged:
         still = [one for one in self.outside if one.moves is False]
-        loading = [one for one in still if one.kind == "data"]
+        loading = [one for one in still if one.has_loaders]
         if loading:
             return self._no_data(loading)
         if not self.waiting or any(one.kind == "unknown" for one in self.outside):
@@ -291,8 +305,7 @@ class _Job:
         )
 
     def _what_is_known(self) -> str:
-        if self._refused:
-            ranks = [one.rank for one in self.able if one.fact.refused]
+        if ranks := [one.rank for one in self.able if one.kind == "unknown"]:
             return f"The stack{'s' * (len(ranks) > 1)} of {rank_list(ranks)} could not be read"
         unclear = [one for one in self.outside if one.moves is None] or self.outside
         waiting = [one.rank for one in self.waiting]
@@ -300,7 +313,8 @@ class _Job:
             at = f" at {place(unclear[0].line)}" if unclear[0].line else ""
             who = self._who([one.rank for one in unclear])
             others = f"{rank_list(waiting)} {verb(waiting, 'wait')}"
-            return f"{who} {verb(unclear, 'compute')}{at} while {others}: whether that ends shows only later"
+            does = unclear[0].words if len(unclear) == 1 else plural(unclear[0].words)
+            return f"{who} {does}{at} while {others}: whether that ends shows only later"
         if self.job.is_elsewhere and self.waiting:
             others = (
                 f"only {rank_list(self.job.unseen)} can tell" if self.job.unseen else "only others can tell"

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ddp_doctor.engine.causes.judge import causes
+from ddp_doctor.engine.causes.live import blamed
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
 from ddp_doctor.model.choices import Severity, Verdict
@@ -69,6 +70,7 @@ def _live_ranks(recording: Recording) -> tuple[LiveRank, ...]:
             collective=call_name(one) if one.kind == "collective" else None,
             line=one.line or None,
             moves=one.moves,
+            blamed=(job.name, one.rank) in blamed(recording),
         )
         for job in live_jobs(recording)
         for one in job.ranks

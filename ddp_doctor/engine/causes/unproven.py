@@ -18,7 +18,14 @@ from ddp_doctor.wording.ranks import capital
 _ANSWERS = ("SIGTERM", "SIGABRT", "SIGINT")
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 #: Signs of victims whose connection to another rank broke.
-_PEER_GONE = ("peer-gone", "connect-refused", "rdma-flushed")
+_PEER_GONE = (
+    "peer-gone",
+    "connect-refused",
+    "rdma-flushed",
+    "rendezvous-lost",
+    "store-gone",
+    "ray-worker-gone",
+)
 #: Exit statuses of a shell for signals.
 _SIGNALS = {137: "SIGKILL", 139: "SIGSEGV", 135: "SIGBUS", 134: "SIGABRT", 143: "SIGTERM"}
 #: Lines of evidence from all kinds of signs together.
@@ -37,23 +44,31 @@ def judged(output: Output) -> tuple[Judged, ...]:
 def _killed(output: Output) -> Iterator[Judged]:
     """SIGKILL without a word of who sent it: most often the kernel, out of memory."""
     cause = cause_named("host-oom-kill")
+    told = () if output.died or output.stuck else tuple(filter(_tells_of_a_kill, output.fact.signs))
     killed = [
         rank
         for rank in output.died
         if _signal(rank.signal, rank.exit_code) == "SIGKILL" and rank.rank not in output.stuck
     ]
-    if cause is None or not killed or (len(killed) > 1 and len(killed) == len(output.world)):
+    if cause is None or not (killed or told) or (len(killed) > 1 and len(killed) == len(output.world)):
         return
     yield Judged(
         cause,
         Confidence.POSSIBLE,
-        tuple(rank.last for rank in killed if rank.last is not None),
+        tuple(rank.last for rank in killed if rank.last is not None) or lines(told),
         tuple(rank_culprit(output, rank.rank) for rank in killed),
-        places(output, [rank.rank for rank in killed]),
+        places(output, [rank.rank for rank in killed]) if killed else "the host of a rank",
         "It was killed by SIGKILL, and nothing here says by whom: the kernel for want of memory, the scheduler or a"
         " person.",
         values={"signal": "SIGKILL"},
     )
+
+
+def _tells_of_a_kill(sign: SignSeen) -> bool:
+    """Whether a launcher says that a process of the job, it does not say of which rank, ended by SIGKILL."""
+    values = sign.values
+    by_number = values.get("exit") in ("-9", "137") or values.get("number") == "9"
+    return by_number or values.get("signal") == "SIGKILL" or "killed" in values
 
 
 def _crashed(output: Output) -> Iterator[Judged]:
@@ -163,7 +178,7 @@ def _unknown(output: Output) -> Iterator[Judged]:
     yield Judged(
         cause,
         Confidence.POSSIBLE,
-        lines(spoken or shown)[:_MOST_LINES],
+        lines(spoken or shown or output.last_complaints)[:_MOST_LINES],
         detail=" ".join(
             part
             for part in (

@@ -1,7 +1,8 @@
 """The causes of failed jobs, by code: JOB_CAUSES; and all signs in a job's output: SIGNS.
 
 To add a cause: a row in the module of its subject, with the next free code, and tests/job_logs/samples/NAME.md with
-output in which it is named and output in which it is not.
+output in which it is named and output in which it is not. What other programs say of a cause that is there: a sign in
+words_of_machines.py or words_of_jobs.py.
 """
 
 from ddp_doctor.knowledge.job_causes import (
@@ -21,6 +22,8 @@ from ddp_doctor.knowledge.job_causes import (
     shared_memory,
     software,
     unproven,
+    words_of_jobs,
+    words_of_machines,
 )
 from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
 
@@ -41,15 +44,23 @@ _MODULES = (
     live,
     unproven,
 )
+_MORE = {**words_of_machines.MORE, **words_of_jobs.MORE}
 JOB_CAUSES: tuple[JobCause, ...] = tuple(
-    sorted((cause for module in _MODULES for cause in module.CAUSES), key=lambda cause: cause.code)
+    sorted(
+        (
+            cause._replace(signs=(*cause.signs, *_MORE.get(cause.name, ())))
+            for module in _MODULES
+            for cause in module.CAUSES
+        ),
+        key=lambda cause: cause.code,
+    )
 )
 #: Of which cause a sign is; None for one that only points.
 SIGNS: dict[str, tuple[Sign, JobCause | None]] = {
     **{sign.id: (sign, cause) for cause in JOB_CAUSES for sign in cause.signs},
     **{
         sign.id: (sign, None)
-        for module in (pointers, gpu, gpu_access, network, rdma)
+        for module in (pointers, words_of_jobs, gpu, gpu_access, network, rdma)
         for sign in module.SIGNS
     },
 }

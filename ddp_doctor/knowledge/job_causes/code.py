@@ -391,7 +391,7 @@ CAUSES = (
                 r"|EOFError: Ran out of input|PytorchStreamReader failed[^\n]{0,80}|The file might be corrupted"
                 r"|BadZipFile: [^\n]{0,80}|tarfile\.ReadError: [^\n]{0,80}|zlib\.error: Error[^\n]{0,80}"
                 r"|JSONDecodeError: [^\n]{0,80}|UnpicklingError: (?!Weights only)[^\n]{0,80}"
-                r"|SafetensorError: [^\n]{0,80}"
+                r"|SafetensorError: (?!.*StorageFull)[^\n]{0,80}"
                 r"|lib\.ArrowInvalid[^\n]{0,80}|Unable to open file \(truncated|invalid load key)",
             ),
         ),

@@ -82,7 +82,8 @@ CAUSES = (
         title="A GPU of {who} has a memory error that it could not correct[: GPU {bus}]",
         domain="gpu",
         restart="on other nodes",
-        finds="An uncorrected error of GPU memory: Xid 48, 64, 94, 95, 140, 171 or 172, or CUDA's error for it.",
+        finds="An uncorrected error of GPU memory: Xid 48, 64, 94, 95, 140, 171 or 172, or CUDA's error for it; as a"
+        " hint, Xid 63: a row is to be remapped.",
         why="The program that used the memory is lost. The next one may meet the same cells until the GPU is reset"
         " and the row is remapped.",
         remedies=(_DRAIN,),
@@ -189,7 +190,8 @@ CAUSES = (
         restart="on other nodes",
         finds='CUDA error 802, "system not yet initialized": GPUs behind NVSwitches that no fabric manager has set up.',
         why="On nodes with NVSwitches no program can use a GPU before nvidia-fabricmanager, of exactly the"
-        " driver's version, has set up the switches. Right after a boot that may still be going on.",
+        " driver's version, has set up the switches. Right after a boot that may still be going on. GPUs in"
+        " confidential mode that are not set ready, and CUDA libraries of another driver, bring the same error.",
         remedies=(
             Remedy(
                 summary="Start the fabric manager of the driver's version",
@@ -202,12 +204,12 @@ CAUSES = (
         ),
         next_check="systemctl status nvidia-fabricmanager; nvidia-smi -q | grep -A2 Fabric on that node",
         references=(_CUDA_ERRORS, "NVIDIA Fabric Manager user guide"),
+        instead_of=("nccl-not-built",),  # the message is of a torch that has CUDA
         signs=(
             Sign(
                 "system-not-initialized",
                 ("system not yet initialized",),
                 r"(?:[Ee]rror|failure)[^\n]{0,40}system not yet initialized",
-                confidence=Confidence.PROVED,
             ),
         ),
     ),
@@ -312,7 +314,8 @@ CAUSES = (
         title="A GPU of {who} reported a fault[: Xid {xid}][ of GPU {bus}]",
         domain="gpu",
         restart="on other nodes",
-        finds="Other Xids after which a GPU is of no use until it is reset: 46, 62, 109, 110, 143, 156 and 158.",
+        finds="Other Xids: 46, 62, 109, 110, 143, 156 and 158, after which a GPU is of no use until it is reset; as"
+        " a hint, any that is not known; a GPU that the driver cannot start.",
         why="The programs that use the GPU hang or end.",
         remedies=(_DRAIN,),
         next_check="dmesg | grep Xid on that node; ddp-doctor node there",

@@ -48,13 +48,11 @@ SIGNS = (
         ("NVIDIA GeForce", "GeForce RTX", "NVIDIA RTX PRO"),
         role="context",
     ),
-    # Nothing of the communicator comes behind it, in the lines in which a healthy one is complete.
     Sign(
         "nvls-last",
         ("NCCL INFO NVLS comm 0x",),
-        r"NVLS comm 0x(?!(?s:.*)(?:Init COMPLETE|Connected NVLS tree|NVLS comm 0x))",
         role="context",
-        lines=40,
+        unless=("Init COMPLETE", "Connected NVLS tree"),
     ),
 )
 

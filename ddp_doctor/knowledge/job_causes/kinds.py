@@ -23,7 +23,8 @@ class Sign(NamedTuple):
     ``words``: a line with any of them, exactly so written and of ASCII, is looked at. ``pattern``: a regular expression
     that the line must match as well; its named groups are kept as values. ``lines``: how many lines of the same process
     the pattern may reach over, the first of them being the one with the words. ``beside``: it counts only where a sign
-    of one of these ids is in the job's output, too.
+    of one of these ids is in the job's output, too. ``unless``: only the last in a file counts, and only where none of
+    these words follows it.
     """
 
     id: str
@@ -34,6 +35,7 @@ class Sign(NamedTuple):
     confidence: Confidence = Confidence.LIKELY
     lines: int = 1
     beside: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()
 
 
 class JobCause(NamedTuple):

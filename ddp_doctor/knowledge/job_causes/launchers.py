@@ -105,6 +105,7 @@ CAUSES = (
                 "store-cannot-listen",
                 ("The server socket has failed to",),
                 r"has failed to(?:.*?(?:port: |:)(?P<port>\d{2,5})\b(?=.*(?:EADDRINUSE|errno: 98))|.*errno: 98"
+                r"|.*EADDRINUSE"
                 r"|[^:]*address\.\s*$)",
                 tier="launcher",
                 confidence=Confidence.PROVED,
@@ -283,6 +284,8 @@ CAUSES = (
                 "gloo-no-own-address",
                 ("Unable to resolve hostname to a (local) address",),
                 tier="launcher",
+                # A warning alone: on a single host the loopback address serves.
+                beside=("peer-gone", "gloo-timeout", "gloo-dials-loopback", "store-timeout"),
             ),
         ),
     ),

@@ -106,7 +106,8 @@ _TIME_OUTS = (
     Sign(
         "store-refused",
         ("The client socket has failed to connect to",),
-        r"failed to connect to \[?(?P<host>[^\]\s]+?)\]?:(?P<port>\d+) \(errno: (?P<errno>\d+)",
+        # 22, 97: one of several addresses of the host is of a kind that is not served; torch tries the next.
+        r"failed to connect to \[?(?P<host>[^\]\s]+?)\]?:(?P<port>\d+) \(errno: (?P<errno>(?!(?:22|97)\b)\d+)",
         role="pointer",
     ),
     Sign(
@@ -149,23 +150,35 @@ _ENDS = (
                 "AttributeError",
                 "ModuleNotFoundError",
                 "DistBackendError",
+                "DistNetworkError",
+                "DistStoreError",
+                "AcceleratorError",
+                "OSError",
+                "ImportError",
+                "FileNotFoundError",
+                "PermissionError",
+                "NotImplementedError",
+                "TimeoutError",
+                "ConnectionError",
+                "CalledProcessError",
+                "NameError",
                 "OutOfMemoryError",
             )
         ),
-        r"^(?:\[rank\d{1,7}\]: ?)?(?:[a-z_][\w.]{0,80}\.)?(?P<type>[A-Z]\w{2,40}Error): ",
+        r"^(?:\[rank\d{1,7}\]: ?)?(?:[a-z_][\w.]{0,80}\.)?(?P<type>[A-Z]\w{1,40}Error): ",
         role="pointer",
     ),
     Sign(
         "exit-code",  # torchrun's agent, of the rank that it saw first on its node
         ("failed (exitcode: ",),
-        r"failed \(exitcode: (?P<exit>-?\d+)\) local_rank: (?P<local_rank>\d+) \(pid: (?P<pid>\d+)\)",
+        r"failed \(exitcode: (?P<exit>-?\d+)\) local_rank: (?P<local_rank>\d+)(?: \(pid: (?P<pid>\d+)\))?",
         tier="launcher",
         role="pointer",
     ),
     Sign(
         "received-signal",
-        (") received by PID ",),
-        r"Signal (?P<number>\d+) \((?P<signal>\w+)\) received by PID (?P<pid>\d+)",
+        (") received by PID",),
+        r"Signal (?P<number>\d+) \((?P<signal>\w+)\) received by PID(?: (?P<pid>\d+))?",
         tier="launcher",
         role="pointer",
     ),
@@ -214,7 +227,10 @@ _VICTIMS = (
     Sign(
         "peer-gone",
         tuple(words for words in victims.PEER_GONE if words not in (*_OF_ANYTHING, "waiting for clients")),
-        r"^(?!.*\bretrying\b)",  # NCCL's INFO while it connects: everyday life
+        # Everyday life: NCCL's INFO while it connects or ends, store-refused's numbers, downloads, store-gone.
+        r"^(?!.*(?:\b[Rr]etrying\b|Connection closed by localRank|HTTPS?Connection|urlopen error|wandb"
+        r"|failed on SocketImpl\(|\"should dump\" flag on TCPStore"
+        r"|failed to connect to \S+(?: \(errno: (?:22|97)\b|$)))",
         role="victim",
     ),
     Sign(

@@ -21,7 +21,7 @@ from ddp_doctor.model.finding import Remedy, Setting
 _NET_IB = "NCCL 2.3 to 2.30, src/transport/net_ib and src/misc/ibvwrap.cc"
 _NCCL_VARIABLES = "NCCL user guide, environment variables"
 _GOT = ("Got completion",)
-_MODIFY = ("Call to ibv_modify_qp failed",)
+_MODIFY = ("ibv_modify_qp failed",)
 #: "with 110 Connection timed out, on dev mlx5_0:1, … local GID ::ffff:10.0.0.1, remote GID
 #: ::ffff:10.0.1.1" (from 2.24), "with error Connection timed out errno 110", "with error Connection timed out".
 _TIMED_OUT = r"ibv_modify_qp failed with (?:error )?(?:110 )?Connection timed out"

@@ -105,10 +105,10 @@ CAUSES = (
     JobCause(
         code="DDJ191",
         name="scheduler-node-failure",
-        title="Slurm lost a node of the job[: {node}]",
+        title="The scheduler lost a node of the job[: {node}]",
         domain="host",
         restart="on other nodes",
-        finds="Slurm ended the job because a node no longer answered.",
+        finds="Slurm, Ray or mpirun says that a node no longer answered.",
         why="The node went down or lost its network; the ranks elsewhere only see that the connection is closed.",
         remedies=(
             Remedy(summary="Start again without it", commands=("sbatch --exclude=NODE --requeue …",)),

@@ -187,7 +187,7 @@ CAUSES = (
             Sign(
                 "shm-not-there",
                 ("while attaching to shared memory segment",),
-                r"attaching to shared memory segment (?P<segment>\S+) (?:.*No such file|\(size \d+\)$)",
+                r"attaching to shared memory segment (?P<segment>\S+) (?:.*No such file|\(size \d+\),?\s*$)",
                 tier="nccl",
                 confidence=Confidence.POSSIBLE,
             ),

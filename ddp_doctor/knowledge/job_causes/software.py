@@ -152,6 +152,7 @@ CAUSES = (
         ),
         next_check="python -c 'import torch; print(torch.cuda.get_device_capability(), torch.cuda.get_arch_list())'",
         references=(_CUDA_ERRORS, "torch 2.15 torch/cuda/__init__.py (_check_capability)"),
+        instead_of=("nccl-cuda-mismatch",),
         signs=(
             Sign("kernel-image-missing", ("no kernel image is available for execution",)),
             Sign(

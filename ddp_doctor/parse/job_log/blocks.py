@@ -12,6 +12,8 @@ _EXCEPTION = re.compile(r"(?P<type>[A-Za-z_][\w.]{0,200})(?:: ?(?P<message>.*))?
 #: Lines of an exception group stand behind a bar.
 _GROUP = re.compile(r"(?:  )*[|+][ -]?")
 _FIELD = re.compile(r" *(time|host|rank|exitcode|error_file|traceback) *: (.*)")
+#: What NCCL prints gets between the lines of Python.
+_NCCL = "NCCL INFO "
 TRACEBACK = "Traceback (most recent call last)"
 
 
@@ -44,6 +46,8 @@ class Traceback(Block):
         self.text = ""
 
     def _wants_more(self, text: str) -> bool:
+        if text.startswith(_NCCL):
+            return True
         text = _GROUP.sub("", text, count=1)
         if frame := _FRAME.match(text):
             self.frames.append(f"{frame['file']}:{frame['line']} in {frame['name'] or '<module>'}")
@@ -79,7 +83,7 @@ class Failure(Block):
         field = _FIELD.match(text)
         if field:
             self.fields[field[1]] = field[2].strip()
-        return field is not None and field[1] != "traceback"
+        return text.startswith(_NCCL) or (field is not None and field[1] != "traceback")
 
 
 class SignBlock(Block):

@@ -1,32 +1,31 @@
 """NCCL's INFO lines, few of them kept for each process: what parse/nccl_log reads.
 
-Nearly all of an INFO log are lines of channels, the same pair of ranks on each. They are collected by one expression a
-chunk, so that a line costs a microsecond and a pair is kept once.
+Nearly all of an INFO log are lines of channels, the same pair of ranks on each, and what every communicator says again.
+So lines of channels are made equal, a chunk at a time, and of the others only those are read that are new.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
-from ddp_doctor.parse.nccl_log import MOST_CHARACTERS, digest, parse_nccl_log
+from ddp_doctor.parse.job_log.prefix import LONGEST_PREFIX, clean, plain
+from ddp_doctor.parse.nccl_log import MOST_CHARACTERS, parse_nccl_log
 from ddp_doctor.parse.redact import masked
 
 #: Words of the lines that are not of channels.
 NCCL_WORDS = (
-    b"NCCL version ", b" set by environment to ", b" set to ", b"NET/IB", b"NET/Socket", b"Using network ",
-    b" busId ", b" nRanks ", b"GPU Direct RDMA ", b"P2P is disabled", b"libibverbs.so", b"cuMem host allocations",
-    b"NVLS multicast", b"NCCL INFO Connected ", b"NCCL INFO Pattern ", b"Bootstrap : Using ", b"Bootstrap: Using ",
-    b"cudaDriverVersion ", b"any optimal provider", b"net plugin ", b"oaded coll plugin ", b"oaded external ",
-    b"Using tuner plugin ", b"NET/OFI Initializing ", b" coll channels", b"Init COMPLETE", b" - COMPLETE",
+    b"NCCL version ", b" set by environment to ", b" set to ", b"NET/IB :", b"NET/IB: ", b"NET/Socket :",
+    b"NET/Socket: ", b"Using network ", b" busId ", b" nRanks ", b"GPU Direct RDMA Disabled", b"P2P is disabled",
+    b"libibverbs.so", b"cuMem host allocations", b"NVLS multicast", b"NCCL INFO Connected ", b"NCCL INFO Pattern ",
+    b"Bootstrap : Using ", b"Bootstrap: Using ", b"cudaDriverVersion ", b"any optimal provider", b"net plugin ",
+    b"oaded coll plugin ", b"oaded external ", b"Using tuner plugin ", b"NET/OFI Initializing ", b" coll channels",
+    b"Init COMPLETE", b" - COMPLETE",
 )  # fmt: skip
-_CHANNEL = re.compile(
-    rb"\n(?:\[[^\]\n]{1,100}\](?:<\w{6}>)?:? ?|\([^)\n]{1,100}\) "
-    rb"|\d{1,7}: |\d{4}-\d\d-\d\d\S{1,30} ){0,4}"
-    rb"([^\s:\[\]]{1,255}:\d{1,10}):\d{1,10}"
-    rb" (?:\[-?\d{1,3}\] )?NCCL INFO (?:Channel|Ring|CollNet) \d{1,5}(?:/\d{1,5})? : ([^\n\r]{1,300})"
-)
+#: NCCL itself cuts a line at 1024.
+_LONGEST_LINE = 1_100
 _INFO = b"NCCL INFO "
-_PROCESS = re.compile(rb"([^\s:\[\]]{1,255}:\d{1,10}):\d{1,10} (?:\[-?\d{1,3}\] )?$")
+_CHANNEL = re.compile(rb"NCCL INFO (?:Channel|Ring|CollNet) \d{1,5}(?:/\d{1,5})? : ")
+_PROCESS = re.compile(r"([^\s:\[\]]{1,64}:\d{1,10}):\d{1,10} (?:\[-?\d{1,3}\] )?$")
 _VERSION = re.compile(rb"NCCL version \d+\.\d+\.\d+(?:\+cuda[\d.]+)?")
 #: The end of a line of which another process wrote over the beginning.
 _TORN = re.compile(rb"comm 0x[0-9a-f]{1,16} rank \d{1,7} nranks .{0,200}COMPLETE")
@@ -40,9 +39,8 @@ class NcclLines:
     """INFO lines by process, ``host:pid``, each pair of ranks and transport once, up to MOST_CHARACTERS."""
 
     def __init__(self) -> None:
-        self.texts: dict[
-            bytes, dict[bytes, bytes]
-        ] = {}  # by process, in order: without channel number, the line
+        #: By process, in order: what a line says without the number of its channel, and what stands before that.
+        self.texts: dict[bytes, dict[bytes, bytes]] = {}
         self._room: dict[bytes, int] = {}
         self._full: set[bytes] = set()  # processes that have no room left
         self._heads: dict[bytes, bytes] = {}
@@ -53,59 +51,88 @@ class NcclLines:
 
     def channels(self, chunk: bytes) -> None:
         """Take the lines of channels in a chunk of whole lines."""
-        if b" via " not in chunk or not (b"NCCL INFO C" in chunk or b"NCCL INFO Ring" in chunk):
+        if b" via " not in chunk or _INFO not in chunk:
             return
-        for process, text in dict.fromkeys(_CHANNEL.findall(b"\n" + chunk)):
-            self._add(process, text, b"Channel 00 : " + text)
+        without_numbers = _CHANNEL.sub(b"\0", chunk)
+        for line in dict.fromkeys(without_numbers.split(b"\n")):
+            if b"\0" in line:
+                head, _, said = line.partition(b"\0")
+                pair = said[:_LONGEST_LINE].partition(b"\r")[0]
+                if b" via " in pair and (process := self._process(head[-LONGEST_PREFIX:])):
+                    self._keep(
+                        process, pair, b"CollNet 00 : " if b" via COLLNET" in pair else b"Channel 00 : "
+                    )
 
-    def line(self, line: bytes) -> None:
-        """Take a line with one of NCCL_WORDS."""
-        head, info, text = line.partition(_INFO)
+    def lines(self, chunk: bytes, places: Iterable[int]) -> None:
+        """Take those lines of a chunk in which NCCL_WORDS stand at these places, in order."""
+        end = 0
+        for at in places:
+            if at >= end:
+                start = chunk.rfind(b"\n", 0, at) + 1
+                end = chunk.find(b"\n", at)
+                if end < 0:
+                    end = len(chunk)
+                if end - start <= _LONGEST_LINE:
+                    self._line(chunk[start:end])
+                else:
+                    self._line(chunk[max(start, at - _LONGEST_LINE) : min(end, at + _LONGEST_LINE)])
+
+    def _line(self, line: bytes) -> None:
+        head, info, said = line.partition(_INFO)
         if not info:
-            if self.version is None and (bare := _VERSION.search(line)):
-                self.version = bare[0].decode()
-            if torn := _TORN.search(line):
-                self._add(b"", torn[0], torn[0])
+            self._without_process(line)
             return
-        process = self._heads.get(head) or self._process(head)
-        if process is None or process in self._full:
+        process = self._process(head[-LONGEST_PREFIX:])
+        text = said.rstrip()
+        if not process or process in self._full or text in self.texts.get(process, ()):
             return
         if b" nranks " in text and (device := _DEVICE.search(text)):
             rank, ranks, gpu = (int(number) for number in device.groups())
             if process not in self.ranks or ranks > self.ranks[process][1]:
                 self.ranks[process] = (rank, ranks, gpu)
-        self._add(process, text.rstrip(), text.rstrip())
+        self._keep(process, text)
 
-    def _process(self, head: bytes) -> bytes | None:
-        """``node1:8811`` of what stands before "NCCL INFO"; few differ, but for times."""
-        found = _PROCESS.search(head)
-        if found and len(self._heads) < _MOST_HEADS:
-            self._heads[head] = found[1]
-        return found[1] if found else None
+    def _without_process(self, line: bytes) -> None:
+        if self.version is None and (bare := _VERSION.search(line)):
+            self.version = bare[0].decode()
+        if torn := _TORN.search(line):
+            self._keep(b"", torn[0])
 
-    def _add(self, process: bytes, key: bytes, text: bytes) -> None:
+    def _process(self, head: bytes) -> bytes:
+        """``node1:8811`` of what stands before "NCCL INFO"; without its thread, few differ but for times."""
+        key = head.rpartition(b":")[0]
+        process = self._heads.get(key)
+        if process is None:
+            found = _PROCESS.search(clean(head))
+            process = found[1].encode() if found else b""
+            if len(self._heads) < _MOST_HEADS:
+                self._heads[key] = process
+        return process
+
+    def _keep(self, process: bytes, text: bytes, before: bytes = b"") -> None:
         kept = self.texts.get(process)
         if kept is None:
             if len(self.texts) >= _MOST_PROCESSES:
                 return
             kept = self.texts[process] = {}
-        if key in kept or process in self._full:
+        if text in kept or process in self._full:
             return
-        room = self._room.get(process, MOST_CHARACTERS) - len(text) - 1
+        room = self._room.get(process, MOST_CHARACTERS) - len(before) - len(text) - 1
         if room < 0:
             self._full.add(process)
             return
         self._room[process] = room
-        kept[key] = text
+        kept[text] = before
 
 
 def transport_facts(
-    lines: Mapping[bytes, Mapping[bytes, bytes]], version: str | None
+    texts: Mapping[bytes, Mapping[bytes, bytes]], version: str | None
 ) -> dict[bytes, NcclTransportFact]:
     """What the lines of each process, HOST:PID, say. One is empty: of lines without a process."""
     facts = {}
-    for process, kept in (lines or {b"": {}}).items():
-        said = digest(text.decode("utf-8", "replace") for text in kept.values())
+    for process, kept in (texts or {b"": {}}).items():
+        lines = b"\n".join(before + text for text, before in kept.items()).decode("utf-8", "replace")
+        said = "\n".join(map(plain, lines.split("\n")))
         fact = parse_nccl_log(said if version is None or "NCCL version" in said else f"{said}\n{version}")
         if fact != NcclTransportFact():
             host = process.decode("utf-8", "replace").rpartition(":")[0] or None

@@ -53,13 +53,23 @@ _OTHERS: dict[bytes, str] = {
 }
 _SIGNS: dict[bytes, list[str]] = {}
 for _sign, _ in SIGNS.values():
-    for _word in _sign.words:
+    for _word in _sign.words if not _sign.unless else ():
         _SIGNS.setdefault(_word.encode(), []).append(_sign.id)
+    for _word in (*_sign.words, *_sign.unless) if _sign.unless else ():
+        _OTHERS.setdefault(_word.encode(), "last")
 _SIGNS.pop(TRACEBACK.encode(), None)  # it is read as a block, for the sign "exception"
 #: All words, and by their numbers what each is for.
-ALL_WORDS = list(dict.fromkeys((*_SIGNS, *_OTHERS)))
+ALL_WORDS = tuple(dict.fromkeys((*_SIGNS, *_OTHERS)))
 _USES = [(_SIGNS.get(word, ()), _OTHERS.get(word)) for word in ALL_WORDS]
-_NCCL_ONLY = {number for number, use in enumerate(_USES) if use == ((), "nccl")}
+_NCCL = {number for number, (_, use) in enumerate(_USES) if use == "nccl"}
+#: No line is looked at for these alone.
+_APART = {number for number, (signs, use) in enumerate(_USES) if use in ("nccl", "last") and not signs}
+#: The words of signs of which the last in a file counts, and those that must not follow.
+_LAST = {
+    sign.id: [{ALL_WORDS.index(word.encode()) for word in words} for words in (sign.words, sign.unless)]
+    for sign, _ in SIGNS.values()
+    if sign.unless
+}
 _PATTERNS = {sign.id: re.compile(sign.pattern) for sign, _ in SIGNS.values()}
 
 
@@ -119,11 +129,15 @@ class FileScan:
         self._nothing_new = 0
         self._open: dict[str, list[Block]] = {}
         self._kept: dict[str, int] = {}
+        self._last_signs: dict[str, tuple[str, int]] = {}  # line and its number
         self._within_line = False  # the last chunk ended within a line
 
     def feed(self, chunk: bytes, found: Sequence[tuple[int, int, int]]) -> None:
         """Take the next chunk; it ends with a line end but for a line that is longer than a chunk, and the last."""
+        self.nccl.lines(chunk, (start for word, start, _ in found if word in _NCCL))
         self.nccl.channels(chunk)
+        self._note_last_signs(chunk, found)
+        found = [hit for hit in found if hit[0] not in _APART]
         number, at, next_found = self.lines + (not self._within_line), 0, 0
         while at < len(chunk):
             if not self._open and not self._is_head():
@@ -151,6 +165,20 @@ class FileScan:
         for stream in list(self._open):
             for block in self._open.pop(stream):
                 self._close(block, self.streams[stream].origin)
+        for sign, (line, number) in self._last_signs.items():
+            origin, text = self._prefixes.split(line, SIGNS[sign][0].words[0])
+            self._sign(SIGNS[sign][0], origin, text, line, number)
+
+    def _note_last_signs(self, chunk: bytes, found: Sequence[tuple[int, int, int]]) -> None:
+        for sign, (words, unless) in _LAST.items():
+            last = next((hit for hit in reversed(found) if hit[0] in words or hit[0] in unless), None)
+            if last is not None and last[0] in unless:
+                self._last_signs.pop(sign, None)
+            elif last is not None:
+                start = chunk.rfind(b"\n", 0, last[1]) + 1
+                number = self.lines + (not self._within_line) + chunk.count(b"\n", 0, start)
+                line = chunk[max(start, last[1] - _BEFORE) : last[1] + _AFTER].partition(b"\n")[0]
+                self._last_signs[sign] = (clean(line), number)
 
     def _is_head(self) -> bool:
         return self._nothing_new < _SAME_AGAIN and self.head < _LONGEST_HEAD
@@ -159,9 +187,6 @@ class FileScan:
         self, chunk: bytes, at: int, end: int, number: int, found: Sequence[tuple[int, int, int]]
     ) -> None:
         words = {word for word, _, _ in found}
-        if words and words <= _NCCL_ONLY and not self._is_head():
-            self.nccl.line(chunk[at : min(end, at + _AFTER)])
-            return
         if end - at <= _AFTER and b"\r" not in chunk[at : end - 1]:
             self._text(clean(chunk[at:end]), number, words)
             return
@@ -177,8 +202,6 @@ class FileScan:
         if self._open:
             self._offer(origin, text, number)
         uses = {_USES[word][1] for word in words}
-        if "nccl" in uses:
-            self.nccl.line(line.encode())
         if "fact" in uses:
             self.facts.add(text)
         if "measured" in uses:
@@ -191,7 +214,7 @@ class FileScan:
             self._begin(origin, Failure(number, text))
         if "exit" in uses:
             self._begin(origin, SignBlock(number, 2, text))
-        for sign in dict.fromkeys(sign for word in words for sign in _USES[word][0]):
+        for sign in dict.fromkeys(sign for word in sorted(words) for sign in _USES[word][0]):
             self._sign(SIGNS[sign][0], origin, text, line, number)
 
     def _announced_for(self, number: int) -> int | None:
@@ -296,11 +319,10 @@ class FileScan:
                 first = max(len(raw_lines) - _LONGEST_HEAD, 0)
                 rows: Iterable[int] = range(len(raw_lines) - 1, first - 1, -1)
             else:
-                missing = [
-                    name for name, stream in self.streams.items() if stream.last is None and len(name) > 2
-                ]
-                prefixes = [name.removeprefix("time ").encode() for name in missing]
-                rows = _rows_with(prefixes, chunk) if prefixes else range(0)
+                missing = {name for name, stream in self.streams.items() if stream.last is None} - _OF_ANYBODY
+                if not missing:
+                    break
+                rows = _rows_with(tuple(name.removeprefix("time ").encode() for name in missing), chunk)
             for row in rows:
                 self._note_last(raw_lines[row], number - len(raw_lines) + 1 + row)
             number -= len(raw_lines)
@@ -331,7 +353,7 @@ class FileScan:
         return "kernel log" if self.kernel * 2 > self.head else "output"
 
 
-def _rows_with(prefixes: Sequence[bytes], chunk: bytes) -> Iterable[int]:
+def _rows_with(prefixes: tuple[bytes, ...], chunk: bytes) -> Iterable[int]:
     """The last line with each prefix, as numbers of lines in the chunk."""
     last = {word: start for word, start, _ in search_for(prefixes)(chunk)}
     return sorted({chunk.count(b"\n", 0, start) for start in last.values()}, reverse=True)

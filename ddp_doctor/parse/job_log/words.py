@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 #: Number of the word, start and end of each occurrence in the bytes, by the lines they stand in; words may overlap.
 Search = Callable[[bytes], list[tuple[int, int, int]]]
 
 
-def search_for(words: Sequence[bytes]) -> Search:
+@lru_cache(maxsize=4)
+def search_for(words: tuple[bytes, ...]) -> Search:
     """A search that releases Python's lock; where its library is missing, one a hundred times slower."""
     try:
         from ahocorasick_rs import BytesAhoCorasick, Implementation
