@@ -237,7 +237,7 @@ def exit_codes_page() -> str:
         "`ddp-doctor prolog` exits 1 only when the node is sick: unsure is 0 unless `--unsure fail` is given,"
         " because a doctor that fails must not drain healthy nodes.\n\n"
         "`ddp-doctor logs` says of a job that has ended: 0 there is no failure in it, 1 a cause was named, 3 it failed"
-        " and the cause is not proven, 2 nothing could be read.\n\n"
+        " and the cause is not proven, or nothing shows how it ended, 2 nothing could be read.\n\n"
         "`ddp-doctor attach` says of a job that runs: 0 it gets on, 1 it is stuck, 3 that cannot be told, 2 there is no"
         " such job.\n\n"
         "A reader that leaves, as in `ddp-doctor run | head -1`, changes no code: the command goes on to its end, and"

@@ -26,7 +26,7 @@ _MOMENTS = {
 
 _ENDED = (
     "Exit codes: 0 there is no failure in it, 1 a cause was named, 2 wrong use or nothing could be read, 3 it failed"
-    " and the cause is not proven, 130 interrupted."
+    " and the cause is not proven, or nothing shows how it ended, 130 interrupted."
 )
 _LIVE = "Exit codes: 0 it gets on, 1 it is stuck, 2 wrong use or nothing to look at, 3 cannot tell, 130 interrupted."
 _JUDGED = "Exit codes: 0 healthy, 1 sick, 2 wrong use, 3 unsure, 130 interrupted."

@@ -31,6 +31,7 @@ class SignSeen(Frozen):
     values: dict[str, str] = Field(default_factory=dict)  # what the sign's pattern names
     times: int = 1  # lines that say the same, of this process
     ranks: tuple[int, ...] = ()  # all that print the same
+    attempt: int = 0  # torchrun's, from 0: it starts all ranks anew where one fails
 
 
 class RankSeen(Frozen):
@@ -41,7 +42,6 @@ class RankSeen(Frozen):
     pid: int | None = None
     local_rank: int | None = None
     gpu: int | None = None  # CUDA's number of it in the process
-    lines: int = 0
     last: LogLine | None = None  # the last line it printed
     exit_code: int | None = None
     signal: str | None = None  # SIGKILL

@@ -1,8 +1,10 @@
 """Which collective each rank of a job was in when it timed out, and how far it had got, by process group."""
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 
 from ddp_doctor.facts.job_log import JobLogFact, SignSeen
 
@@ -40,6 +42,12 @@ def collective_name(op: str) -> str:
     return _NAMES.get(op) or op.rpartition(":")[2].strip("_").lower().replace("_", "-") or "collective"
 
 
+def elements_of(shape: str) -> str:
+    """``6`` for "2, 3"; "" where no shape is printed."""
+    sizes = [int(size) for size in shape.replace(" ", "").split(",") if re.fullmatch(r"\d{1,18}", size)]
+    return str(prod(sizes)) if sizes else ""
+
+
 def waits(fact: JobLogFact) -> Mapping[str, Mapping[int, Wait]]:
     """Of every rank that says so where it stood; of several time-outs of a rank the first counts."""
     groups: dict[str, dict[int, Wait]] = defaultdict(dict)
@@ -71,5 +79,5 @@ def _with(wait: Wait, sign: SignSeen) -> Wait:
         wait = replace(wait, enqueued=int(values["enqueued"]))
     if wait.seq is not None or not values.get("seq", "").isdigit():
         return replace(wait, signs=signs)
-    op, numel = values.get("op", ""), values.get("numel", "")
+    op, numel = values.get("op", ""), values.get("numel") or elements_of(values.get("shape", ""))
     return replace(wait, signs=signs, seq=int(values["seq"]), op=op, numel=numel)

@@ -51,7 +51,7 @@ from ddp_doctor.parse import (
 from ddp_doctor.parse.job_log import endings, kinds_of_files, measured, prefix, ras
 from ddp_doctor.parse.job_log.assemble import Job
 from ddp_doctor.parse.job_log.scan import ALL_WORDS, FileScan
-from ddp_doctor.parse.job_log.words import search_for
+from ddp_doctor.parse.job_log.words import pieces, search_for
 from ddp_doctor.parse.nccl_log import digest
 from ddp_doctor.parse.text import as_utf8, plain_lines
 from ddp_doctor.probing import host_limits, kernel, nccl_interface, setting_origins
@@ -130,6 +130,11 @@ def _scanned(text: str) -> object:
     scan.end()
     scan.last_lines((data[half:], data[:half]))
     return Job([scan]).fact(())
+
+
+def _in_pieces(text: str) -> object:
+    data = text.encode("utf-8", "surrogatepass").replace(b"\n", b" ")
+    return list(pieces(data, 0, len(data), _SEARCH(data)))
 
 
 _TOPOLOGIES = _samples("topology")
@@ -386,6 +391,18 @@ TARGETS: tuple[Target, ...] = (
     direct(redact.masked, "etcd://user:secret@host HF_TOKEN=abcdefgh --password hunter22"),
     direct(prefix.plain, "\x1b[36m(A pid=1)\x1b[0m a\u202eb\x07"),
     direct(prefix.of_path, "/l/none_x/attempt_0/3/stderr.log", "rank_3.log"),
+    direct(prefix.attempt_of_path, "/l/none_x/attempt_1/3/stderr.log"),
+    Target(
+        endings.unfinished_bar,
+        lambda text: endings.unfinished_bar(text.encode("utf-8", "surrogatepass"), len(text)),
+        ("Map:  61%|###   | 7340011/12000000 [1:10:01<18:51, 4081.20 examples/s]",),
+    ),
+    Target(
+        endings.since_complete,
+        lambda text: endings.since_complete(text.encode("utf-8", "surrogatepass"), len(text)),
+        ("n:1:2 [0] NCCL INFO comm 0x1 - Init COMPLETE\nstep 1\n",),
+    ),
+    Target(pieces, _in_pieces, ("10%\rNCCL WARN x\rTraceback",)),
     Target(prefix.clean, lambda text: prefix.clean(text.encode("utf-8", "surrogatepass")), ("\x1b[36ma",)),
     Target(
         endings.endings_in, lambda text: list(endings.endings_in(text)), tuple(_JOB_OUTPUT.splitlines()[-2:])

@@ -420,7 +420,8 @@ def test_a_file_of_which_no_line_was_read_is_not_healthy_and_a_part_of_one_is_ca
     outcome = app.logs([str(tmp_path / "cut.gz")])
 
     assert list(job_story.lines(outcome.report, outcome.recording))[1].startswith("Read in part: ")
-    assert outcome.report.summary.startswith("No failure in what was read of 1 file")
+    assert outcome.report.summary.startswith("Nothing shows how the job ended: ")
+    assert outcome.report.exit_code == 3
     with pytest.raises(UsageError, match="cut off"):
         app.logs([str(tmp_path / "random.gz")])
 
@@ -435,6 +436,27 @@ def test_ten_thousand_files_are_read_and_the_rest_is_told(tmp_path: Path, monkey
     assert len(fact.files) == 21
     assert "beyond the 20 files" in (fact.files[-1].unread or "")
     assert [rank.rank for rank in fact.ranks] == list(range(20))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[Rank N] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=N, OpType=ALLREDUCE, Timeout(ms)=N)",
+        "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(OpType=ALLREDUCE, TensorShape=[N, N])",
+        "Timed out … in store based barrier on rank: 0 (world_size=N, worker_count=N, timeout=1)",
+        "Ranks N failed to pass monitoredBarrier in N ms",
+        "[N] is setting up NCCL communicator and retrieving ncclUniqueId from [N] via store, got error: Socket Timeout",
+        "launch.py: exits with return code = -N",
+        "NCCL WARN Duplicate GPU detected : rank N and rank N both on CUDA device N",
+        "9%|#| 1/2 [N:59:59<1, 1it/s]",
+    ],
+)
+def test_numbers_of_five_thousand_digits_are_none(line: str, tmp_path: Path):
+    (tmp_path / "job.out").write_text(
+        "\n".join([line.replace("N", "9" * 5000), line.replace("N", "9" * 25), SIGN]) + "\n"
+    )
+
+    assert app.logs([str(tmp_path / "job.out")]).report.findings
 
 
 def test_hostile_text_is_shown_without_controls_and_credentials(tmp_path: Path):

@@ -91,6 +91,63 @@ def test_the_title_of_what_is_not_proven_tells_who_saw_what(lines: list[str], ti
     assert [finding.title for finding in report.findings] == [title]
 
 
+LATE = (
+    "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, Timeout(ms)=600000)"
+)
+STEP = "step 5: loss 2.1"
+SUMMARY = """[0]:
+  time      : 2026-11-23_04:31:09
+  host      : localhost
+  rank      : 1 (local_rank: 1)
+  exitcode  : -11 (pid: 71)
+"""
+OUT_OF_MEMORY = "RuntimeError: CUDA error: out of memory"
+RESTART = (
+    "I1123 04:31:09.690000 70 api.py:900] Worker group FAILED. 1/1 attempts left; will restart worker group"
+)
+CHANNEL = "{}:71:81 [0] NCCL INFO Channel 00/0 : 3[0] -> 5[0] [{}] via NET/IB/0{}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "said", "unsaid"),
+    [
+        (
+            [f"[rank1]: {STEP}", GLOO, "[rank0]: gloo/transport/tcp"],
+            "TORCH_DISTRIBUTED_DEBUG=DETAIL",
+            "NCCL_DEBUG",
+        ),
+        ([f"[rank0]:[E1 ProcessGroupNCCL.cpp:616] {LATE}"], "NCCL_DEBUG=WARN", "TORCH_DISTRIBUTED_DEBUG"),
+        (
+            ["NVRM: Xid (PCI:0000:2b:00): 109, pid=7, name=python"],
+            "a context switch took too long (Xid 109)",
+            "!",
+        ),
+        ([SUMMARY], "rank 1 crashed with SIGSEGV:", "localhost)"),
+        (
+            [OUT_OF_MEMORY, RESTART, "Fatal Python error: Segmentation fault"],
+            "Attempt 0 had failed before: gpu-out-of-memory (",
+            "no memory left",
+        ),
+        (
+            [CHANNEL.format("a", "send", "/GDRDMA"), CHANNEL.format("b", "receive", "")],
+            "into b alone",
+            "Failed",
+        ),
+        ([CHANNEL.format("a", "send", ""), CHANNEL.format("b", "receive", "")], "without GPUDirect", "alone"),
+    ],
+)
+def test_what_is_said_of_a_job_fits_its_backend_its_hosts_and_its_attempts(
+    lines: list[str], said: str, unsaid: str, tmp_path: Path
+):
+    (tmp_path / "job.out").write_text("\n".join(lines) + "\n")
+
+    report = app.logs([str(tmp_path / "job.out")]).report
+    text = " ".join([report.summary, *(finding.model_dump_json() for finding in report.findings)])
+
+    assert said in text
+    assert unsaid not in text
+
+
 def test_the_rank_without_a_time_out_is_pointed_at_and_lines_of_all_ranks_are_shown_once(tmp_path: Path):
     late = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=17, OpType=ALLREDUCE, Timeout(ms)=600000)"
     lines = [f"[rank{rank}]: [Rank {rank}] {late} ran for 600012 ms." for rank in (0, 1, 3)]
@@ -104,7 +161,7 @@ def test_the_rank_without_a_time_out_is_pointed_at_and_lines_of_all_ranks_are_sh
 
 
 def test_a_communicator_that_is_complete_is_no_hang_at_nvls_far_into_a_log_either(tmp_path: Path):
-    begun, complete = (sample for sample in SAMPLES if sample.cause == "nvls-hang")
+    begun, *_, complete = (sample for sample in SAMPLES if sample.cause == "nvls-hang")
     hang = begun.files["job.out"].splitlines(keepends=True)[-1]
     (tmp_path / "job.out").write_text("filler\n" * 1_000 + complete.files["job.out"] + hang)
 

@@ -65,6 +65,14 @@ def test_the_dumps_of_an_earlier_job_in_the_same_folder_change_nothing(situation
     assert named([*earlier, *facts(DUMPS[situation])]) == expected
 
 
+def test_most_ranks_without_any_collective_are_a_job_that_starts():
+    dumps = {rank: {**dump, "entries": [], "pg_status": {}} for rank, dump in DUMPS["missing"].items()}
+
+    (found,) = verdicts(facts(dumps))
+    assert (found.cause.name, found.confidence.value, found.culprits) == ("job-starting", "possible", ())
+    assert named(facts({**DUMPS["missing"], 3: dumps[3]}))[0] != "job-starting", "one alone never came"
+
+
 def test_the_rank_without_a_dump_is_the_suspect_with_less_confidence():
     dumps = DUMPS["missing"]
     others = facts({rank: dumps[rank] for rank in (0, 1, 2)})

@@ -43,6 +43,10 @@ _OTHERS_FAULT = {
     "ProcessRaisedException",
     "ProcessExitedException",
     "CalledProcessError",
+    "BrokenProcessPool",
+    "RayActorError",
+    "ActorDiedError",
+    "WorkerCrashedError",
     "KeyboardInterrupt",
     "SystemExit",
     "GeneratorExit",
@@ -200,6 +204,8 @@ class Output:
 
     def got_over(self, sign: SignSeen) -> bool:
         """Whether the process that printed it went on for long after it."""
+        if SIGNS[sign.sign][0].is_final:
+            return False
         rank = None if sign.rank is None else self.ranks.get(sign.rank)
         last = rank.last if rank is not None else None
         if last is not None and last.file == sign.where.file:
@@ -259,6 +265,15 @@ class Output:
             return False
         lines_since = self._last_line.get(sign.where.file, 0) - min(s.where.line for s in refused) + 1
         return lines_since - sum(s.times for s in refused) >= _LINES_OF_LIFE
+
+    @cached_property
+    def unfinished(self) -> str:
+        """Why it is not known how a job ended of which nothing says that it failed; "" where that is known."""
+        for sign in self.fact.signs:
+            if sign.sign == "test-without-end":
+                return f"nccl-tests did not end in {sign.where.file}"
+        cut = next((file for file in self.fact.files if file.unread and file.size_bytes), None)
+        return f"{cut.name} was read in part: {cut.unread}" if cut is not None else ""
 
     @cached_property
     def _is_known_to_have_failed(self) -> bool:
@@ -324,7 +339,9 @@ def _died(rank: RankSeen | None) -> bool:
 
 def ends_a_job(sign: Sign) -> bool:
     """Whether a sign by itself says that the job failed, whatever is printed behind it."""
-    return sign.tier == "watchdog" or (sign.role == "pointer" and sign.tier == "launcher")
+    return (sign.tier == "watchdog" and not sign.beside) or (
+        sign.role == "pointer" and sign.tier == "launcher"
+    )
 
 
 def is_own(exception: SignSeen) -> bool:

@@ -12,7 +12,7 @@ not known here. ``ddp-doctor run`` on the nodes knows it.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ddp_doctor.facts.job_log import JobLogFact
-from ddp_doctor.facts.node.nccl_log import NcclTransportFact
+from ddp_doctor.facts.node.nccl_log import NcclTransportFact, Transport
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Setting
 from ddp_doctor.model.recording import FactAt, Recording
@@ -156,7 +156,8 @@ def without_gpudirect(recording: Recording) -> Iterator[Draft]:
     """
     What it finds
         Connections over RDMA that the receiving end does not make with GPUDirect RDMA, so that data goes through
-        host memory. It is information only where NCCL does not say that the kernel module is missing.
+        host memory. It is information only where NCCL does not say that the kernel module is missing, and no sender
+        uses GPUDirect RDMA on the same connection.
 
     Why it matters
         The copy through host memory costs bandwidth and latency between nodes. NCCL does it without a warning.
@@ -167,29 +168,26 @@ def without_gpudirect(recording: Recording) -> Iterator[Draft]:
     References
         NCCL user guide, troubleshooting, GPU-to-NIC communication; src/transport/net.cc (NCCL 2.30)
     """
-    staged = _logs(
-        recording,
-        lambda log: any(
-            t.end == "receive" and t.network is not None and t.network[0] != "Socket" and not t.network[2]
-            for t in log.transports
-        ),
-    )
+    staged = [log for log in recording.facts(NcclTransportFact) if _staged(log)]
     if not staged:
         return
     without = [log for log in staged if log.fact.no_gpu_direct]
-    logs = without or staged
-    example = next(
-        t
-        for t in logs[0].fact.transports
-        if t.end == "receive" and t.network is not None and not t.network[2]
-    )
+    direct = {
+        (t.from_rank, t.to_rank)
+        for log in recording.facts(NcclTransportFact)
+        for t in log.fact.transports
+        if t.end == "send" and t.network is not None and t.network[2]
+    }
+    one_end = [log for log in staged if not direct.isdisjoint((t.from_rank, t.to_rank) for t in _staged(log))]
+    logs = without or one_end or staged
+    example = _staged(logs[0])[0]
     said = f"{example.from_rank} -> {example.to_rank} [receive] via {example.via}"
     remedies: tuple[Remedy, ...] = ()
     why = ""
-    if without:
+    if without or one_end:
         named = ", ".join(sorted({name for log in without for name in log.fact.no_gpu_direct}))
-        said += f"; GPU Direct RDMA Disabled for HCA '{named}'"
-        why = ": it found neither nvidia_peermem nor dma-buf"
+        said += f"; GPU Direct RDMA Disabled for HCA '{named}'" if named else ""
+        why = ": it found neither nvidia_peermem nor dma-buf" if named else f", into {_nodes(logs)} alone"
         module = Remedy(
             summary="Load nvidia_peermem on the nodes, or use the open GPU driver and a kernel with dma-buf",
             commands=("modprobe nvidia_peermem",),
@@ -198,7 +196,16 @@ def without_gpudirect(recording: Recording) -> Iterator[Draft]:
         )
         remedies = (module,)
     title = f"NCCL copies data between nodes through host memory, without GPUDirect RDMA{why}"
-    yield _draft(logs, title, said, Severity.WARNING if without else Severity.INFO, remedies)
+    yield _draft(logs, title, said, Severity.WARNING if without or one_end else Severity.INFO, remedies)
+
+
+def _staged(log: Log) -> list[Transport]:
+    """Its connections from other nodes over RDMA that are received into host memory."""
+    return [
+        t
+        for t in log.fact.transports
+        if t.end == "receive" and t.network is not None and t.network[0] != "Socket" and not t.network[2]
+    ]
 
 
 @rule("DDJ203", "nccl-uses-interface-of-containers", Severity.WARNING, NcclTransportFact)

@@ -19,14 +19,24 @@ What signs and rows must look like for it:
 * Values of signs that name a culprit: gpu, bus, device, peer, host, rank, peer_rank, variable, file (whose.py).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from ddp_doctor.engine.causes import live, networks, time_outs, unproven, wait_graph
-from ddp_doctor.engine.causes.evidence import TIERS, Output, Suspect, lines, speaks_of_a_machine, suspects
-from ddp_doctor.engine.causes.judged import Judged
+from ddp_doctor.engine.causes.evidence import (
+    TIERS,
+    Output,
+    Suspect,
+    lines,
+    speaks_of_a_machine,
+    suspects,
+)
+from ddp_doctor.engine.causes.judged import Judged, place_of
 from ddp_doctor.engine.causes.whose import culprits, places, rank_culprit, who
-from ddp_doctor.facts.job_log import JobLogFact
+from ddp_doctor.facts.job_log import JobLogFact, SignSeen
+from ddp_doctor.knowledge.gpu.xids import XIDS
+from ddp_doctor.knowledge.job_causes import SIGNS, cause_named
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.wording.ranks import capital
@@ -37,14 +47,73 @@ def causes(recording: Recording) -> tuple[Judged, ...]:
     """What made the job fail, in the order of time; () where it did not fail."""
     if recording.options.command == "attach":
         return live.judged(recording)
-    fact = recording.first(JobLogFact)
-    output = Output(fact or JobLogFact(files=()))
+    fact = recording.first(JobLogFact) or JobLogFact(files=())
+    last = max((sign.attempt for sign in fact.signs), default=0)
+    output = _of_attempt(fact, last)
     hangs = [Suspect(j.cause, "recorder", j.confidence, judged=j) for j in wait_graph.judged(recording)]
-    spoken = (*suspects(output), *networks.suspects(recording, output), *time_outs.suspects(output))
-    left = unexplained(output, [*hangs, *(spoken if output.failed else ())])
-    if left or not output.failed:
-        return tuple(_judged(output, suspect) for suspect in output.in_order(left))
-    return unproven.judged(output)
+    by_signs = (_by_the_moment(output, suspect) for suspect in suspects(output))
+    spoken = (*by_signs, *networks.suspects(recording, output), *time_outs.suspects(output))
+    is_open = output.failed or output.unfinished
+    left = unexplained(output, [*hangs, *(spoken if is_open else ())])
+    if left:
+        found = tuple(_judged(output, suspect) for suspect in output.in_order(left))
+    elif output.failed:
+        found = unproven.judged(output)
+    else:
+        found = unproven.not_shown(recording, output)
+    earlier = [said for attempt in range(last) if (said := _of_earlier(_of_attempt(fact, attempt), attempt))]
+    if not earlier or not found:
+        return found
+    detail = " ".join(filter(None, (found[0].detail, *earlier)))
+    return replace(found[0], detail=detail), *found[1:]
+
+
+#: Faults of the network by what is set up wrongly: they show with the first transfers.
+_SET_UP = ("ib-unusable", "roce-gid-index", "ib-rail-unroutable", "ib-mtu-mismatch")
+
+
+#: Lines of the job between NCCL's completion and its first transfers.
+_FEW_LINES = 5
+
+
+def _by_the_moment(output: Output, suspect: Suspect) -> Suspect:
+    """RDMA that fails in one of the first collectives is set up wrongly; after many, a part of it broke."""
+    is_first, name = _is_first(output, suspect), suspect.cause.name
+    if name == "ib-fabric-fault" and is_first:
+        is_roce = any(sign.sign == "over-roce" for sign in output.fact.signs)
+        return replace(
+            suspect, cause=cause_named("roce-gid-index" if is_roce else "ib-unusable") or suspect.cause
+        )
+    if name == "ib-fabric-fault" and is_first is False:
+        return replace(suspect, confidence=Confidence.LIKELY)
+    if name in _SET_UP and is_first is False:
+        return replace(suspect, confidence=Confidence.POSSIBLE)
+    return suspect
+
+
+def _is_first(output: Output, suspect: Suspect) -> bool | None:
+    """Whether it came with the first transfers; None where nothing tells."""
+    if number := time_outs.collective_reached(output):
+        return time_outs.is_first(number)
+    lines_between = suspect.values.get("since_complete")
+    at_once = lines_between is not None and int(lines_between) <= _FEW_LINES
+    return at_once or any(sign.sign == "test-without-results" for sign in output.fact.signs) or None
+
+
+def _of_attempt(fact: JobLogFact, attempt: int) -> Output:
+    """The output of one of torchrun's attempts. How ranks ended is known of the last one alone."""
+    return Output(
+        fact.model_copy(update={"signs": tuple(sign for sign in fact.signs if sign.attempt == attempt)})
+    )
+
+
+def _of_earlier(output: Output, attempt: int) -> str:
+    """``Attempt 0 had failed before: gpu-out-of-memory (job.out:12).``"""
+    left = output.in_order(unexplained(output, list(suspects(output))))
+    where = lines(left[0].signs)[:1] if left else ()
+    return (
+        f"Attempt {attempt} had failed before: {left[0].cause.name} ({place_of(where[0])})." if where else ""
+    )
 
 
 def _judged(output: Output, suspect: Suspect) -> Judged:
@@ -57,12 +126,24 @@ def _judged(output: Output, suspect: Suspect) -> Judged:
     return Judged(
         suspect.cause,
         suspect.confidence,
-        lines(suspect.signs),
+        lines((*_beside(output, suspect), *suspect.signs)),
         culprits(output, suspect),
         who(output, suspect),
         " ".join(filter(None, (capital(time_outs.waited(output)), _when(output, suspect)))),
-        values=suspect.values,
+        values={**suspect.values, **_meaning(suspect.values.get("xid", ""))},
     )
+
+
+def _beside(output: Output, suspect: Suspect) -> Iterator[SignSeen]:
+    """The first of the signs without which its own would say nothing."""
+    needed = {name for sign in suspect.signs for name in SIGNS[sign.sign][0].beside}
+    yield from islice((sign for sign in output.fact.signs if sign.sign in needed), 1)
+
+
+def _meaning(xid: str) -> dict[str, str]:
+    """What an Xid means, for a title."""
+    known = XIDS.get(int(xid)) if xid.isdecimal() else None
+    return {"meaning": known.meaning} if known is not None else {}
 
 
 def _when(output: Output, suspect: Suspect) -> str:

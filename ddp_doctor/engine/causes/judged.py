@@ -24,3 +24,8 @@ class Judged:
     detail: str = ""
     values: Mapping[str, str] = field(default_factory=dict)
     next_check: str = ""
+
+
+def place_of(line: LogLine) -> str:
+    """``job.out:12``."""
+    return f"{line.file}:{line.line}" if line.line else line.file

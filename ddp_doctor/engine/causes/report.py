@@ -8,6 +8,7 @@ from ddp_doctor.engine.causes.judge import causes
 from ddp_doctor.engine.causes.live import blamed
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
+from ddp_doctor.knowledge.job_causes.unproven import NOT_FAILED
 from ddp_doctor.model.choices import Severity, Verdict
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
@@ -110,6 +111,8 @@ def summary(recording: Recording, verdict: Verdict, findings: Sequence[Finding])
         title = re.sub(
             "^[A-Z](?=[a-z ])", lambda letter: letter[0].lower(), named[0].title
         )  # not of NCCL, P2P
+        if named[0].name in NOT_FAILED:
+            return named[0].title.rstrip(".")
         return f"Failed, cause not proven: {title.rstrip('.')}{others}"
     if verdict is Verdict.SICK:  # what NCCL chose is wrong, and the job went on
         return f"No failure, but: {findings[0].title.rstrip('.')}"

@@ -6,12 +6,13 @@ from textwrap import shorten
 
 from ddp_doctor.engine.causes.fallbacks import FALLBACK_RULES
 from ddp_doctor.engine.causes.judge import causes
-from ddp_doctor.engine.causes.judged import Judged
-from ddp_doctor.facts.job_log import LogLine
+from ddp_doctor.engine.causes.judged import Judged, place_of
+from ddp_doctor.facts.job_log import JobLogFact, LogLine
 from ddp_doctor.knowledge.job_causes import JOB_CAUSES
 from ddp_doctor.knowledge.job_causes.kinds import JobCause
+from ddp_doctor.knowledge.job_causes.unproven import NOT_PROVEN
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import Rule
 from ddp_doctor.wording.ranks import capital
@@ -53,17 +54,22 @@ def _title(judged: Judged) -> str:
     return capital(title) if re.match(r"(?:ranks?|all|both|an?|the|two|collectives?)\b", title) else title
 
 
-def _draft(judged: Judged, check: str) -> Draft:
+def _is_for(code: str, backend: str | None, remedy: Remedy) -> bool:
+    """Whether a remedy fits: of a failure without a known cause, one speaks of NCCL and one of gloo."""
+    return code != NOT_PROVEN or ("gloo" in remedy.summary) is (backend == "gloo")
+
+
+def _draft(judged: Judged, backend: str | None, check: str) -> Draft:
     return Draft(
         title=_title(judged),
         detail=judged.detail,
         confidence=judged.confidence,
         culprits=judged.culprits,
         evidence=tuple(
-            Evidence(check=check, text=f"{_place(line)}: {line.text}")
+            Evidence(check=check, text=f"{place_of(line)}: {line.text}")
             for line in _each_once(judged.lines)[:_MOST_LINES]
         ),
-        remedies=judged.cause.remedies,
+        remedies=tuple(r for r in judged.cause.remedies if _is_for(judged.cause.code, backend, r)),
         severity=Severity.WARNING if judged.confidence is Confidence.POSSIBLE else None,
     )
 
@@ -77,14 +83,13 @@ def _each_once(lines: Iterable[LogLine]) -> list[LogLine]:
     return list(first.values())
 
 
-def _place(line: LogLine) -> str:
-    return f"{line.file}:{line.line}" if line.line else line.file
-
-
 def _rule(cause: JobCause) -> Rule:
     def found(recording: Recording) -> Iterator[Draft]:
+        job = recording.first(JobLogFact)
+        backend = job.backend if job is not None else None
         check = recording.options.command
-        return (_draft(judged, check) for judged in causes(recording) if judged.cause.code == cause.code)
+        found = (judged for judged in causes(recording) if judged.cause.code == cause.code)
+        return (_draft(judged, backend, check) for judged in found)
 
     sections = {
         "What it finds": [cause.finds],

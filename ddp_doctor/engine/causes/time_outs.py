@@ -18,7 +18,7 @@ from ddp_doctor.engine.causes.whose import places, rank_culprit
 from ddp_doctor.facts.job_log import SignSeen
 from ddp_doctor.knowledge.job_causes import SIGNS, cause_named
 from ddp_doctor.model.choices import Confidence
-from ddp_doctor.views.job_waits import Wait, collective_name, waits
+from ddp_doctor.views.job_waits import Wait, collective_name, elements_of, waits
 from ddp_doctor.wording.ranks import capital, rank_list
 
 #: Operations whose sizes, or whether they are called at all, may differ between ranks.
@@ -28,6 +28,8 @@ _EVEN = re.compile(r"^_?(ALL_?GATHER|REDUCE_?SCATTER)", re.IGNORECASE)
 _FIRST = 3
 #: Values of signs that name ranks which did not come.
 _NOT_COME = ("missing", "lagging", "not_joined")
+#: Time-outs of process groups, where none is printed (torch 2.15 distributed/constants.py).
+_USUAL_S = (600.0, 1800.0)
 #: Ranks that one line of torch lists.
 _MOST_RANKS = 100_000
 #: A call of torch.distributed among a traceback's frames.
@@ -40,7 +42,7 @@ def suspects(output: Output) -> Iterator[Suspect]:
     """What the table shows, group by group; else what torch itself says of who did not come."""
     found = False
     for of_group in waits(output.fact).values():
-        for step in (_other_collective, _only_some_called, _behind):
+        for step in (_other_collective, _only_some_called, _behind, _some_are_ahead):
             judged = step(output, of_group)
             if judged is not None:
                 found = True
@@ -48,7 +50,11 @@ def suspects(output: Output) -> Iterator[Suspect]:
                 yield Suspect(judged.cause, "watchdog", judged.confidence, signs, judged)
                 break
     signs = tuple(sign for sign in output.fact.signs if SIGNS[sign.sign][0].tier == "watchdog")
-    for whole in (_in_another_call, _long_work, _named_by_torch, _stuck) if signs and not found else ():
+    for whole in (
+        (_foreign_ranks, _other_operation, _in_another_call, _long_work, _named_by_torch, _stuck, _never_made)
+        if signs and not found
+        else ()
+    ):
         judged = whole(output, signs)
         if judged is not None:
             yield Suspect(judged.cause, "watchdog", judged.confidence, signs, judged)
@@ -72,12 +78,22 @@ def waited(output: Output) -> str:
 
 def worked_before(output: Output) -> str:
     """Whether it was among the first collectives, which tells the set-up from what fails later."""
-    reached = [wait.seq for of_group in waits(output.fact).values() for wait in of_group.values() if wait.seq]
-    if not reached:
-        return ""
-    if max(reached) <= _FIRST:
+    number = collective_reached(output)
+    if is_first(number):
         return "It was one of the first collectives: that speaks for the set-up of network and GPUs."
-    return f"{max(reached) - 1} collectives had worked before: that speaks for code, a link or a GPU, not the set-up."
+    said = "collectives had worked before: that speaks for code, a link or a GPU, not the set-up."
+    return f"{number - 1} {said}" if number else ""
+
+
+def is_first(number: int) -> bool:
+    """Whether a collective is one of those in which NCCL connects the ranks."""
+    return 0 < number <= _FIRST
+
+
+def collective_reached(output: Output) -> int:
+    """The highest number of a collective in which a rank timed out; 0 where none is printed."""
+    groups = waits(output.fact).values()
+    return max((wait.seq or 0 for of_group in groups for wait in of_group.values()), default=0)
 
 
 def _judged(
@@ -184,16 +200,81 @@ def _behind(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:
     return _judged(output, name, Confidence.LIKELY, signs, behind, detail)
 
 
+def _some_are_ahead(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:
+    """Ranks wait in a collective that others have ended: they called another one, or data did not reach them."""
+    by_seq: dict[int, list[Wait]] = defaultdict(list)
+    for wait in ranks.values():
+        if wait.seq is not None:
+            by_seq[wait.seq].append(wait)
+    if len(by_seq) != 2:
+        return None
+    behind, ahead = (by_seq[seq] for seq in sorted(by_seq))
+    if behind[0].op == ahead[0].op or _UNEVEN.search(f"{behind[0].op} {ahead[0].op}"):
+        return None
+    detail = (
+        f"{capital(rank_list(sorted(w.rank for w in behind)))} waited in {behind[0].collective}, which"
+        f" {rank_list(sorted(w.rank for w in ahead))} had ended: they then waited in {ahead[0].collective}."
+        " Ranks called different collectives, or data did not arrive."
+    )
+    signs = [sign for wait in (*behind, *ahead) for sign in wait.signs[:1]]
+    return _judged(output, "collective-mismatch", Confidence.POSSIBLE, signs, (), detail)
+
+
+def _other_operation(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
+    """torch before 1.13 prints no numbers: of ranks that gave up together, the few in another operation."""
+    told: dict[int, SignSeen] = {}
+    for sign in signs:
+        if sign.sign == "watchdog-timeout" and "op" in sign.values and "seq" not in sign.values:
+            for rank in ranks_of([sign]):
+                told.setdefault(rank, sign)
+    calls: dict[str, list[int]] = defaultdict(list)
+    for rank, sign in sorted(told.items()):
+        of = elements_of(sign.values.get("shape", ""))
+        calls[collective_name(sign.values["op"]) + (f" of {of} elements" if of else "")].append(rank)
+    if len(calls) < 2 or _UNEVEN.search(" ".join(sign.values["op"] for sign in told.values())):
+        return None
+    fewest, *others = sorted(calls.values(), key=len)
+    guilty = fewest if len(fewest) < len(others[0]) else []
+    said = "; ".join(f"{rank_list(ranks)} waited in {call}" for call, ranks in calls.items())
+    # Where several are in each, they may be in different groups, which this torch does not tell either.
+    sure = Confidence.LIKELY if len(guilty) == 1 else Confidence.POSSIBLE
+    return _judged(output, "collective-mismatch", sure, list(told.values()), guilty, f"{capital(said)}.")
+
+
+def _foreign_ranks(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
+    """More came to the store than the job has ranks: those of another job, or of an earlier attempt."""
+    told = [sign for sign in signs if sign.sign == "store-barrier" and "came" in sign.values]
+    if not any(int(sign.values["came"]) > int(sign.values["world"]) for sign in told):
+        return None
+    said = f"{told[0].values['came']} ranks came to the store of a job of {told[0].values['world']}."
+    return _judged(output, "rendezvous-port-conflict", Confidence.LIKELY, told, (), said)
+
+
 def _long_work(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
     """All but one rank wait for it, and the last that this one printed is the progress of its own work."""
     waiting = ranks_of(signs)
-    missing = sorted(output.world - waiting)
-    if len(missing) != 1 or not waiting or not _worked(output, missing[0]):
+    missing = sorted((output.world | set(range(max(waiting, default=0)))) - waiting)
+    if not waiting:
         return None
-    last = output.ranks[missing[0]].last
-    at = f" The last that rank {missing[0]} printed: {last.text}" if last is not None else ""
-    said = f"{capital(places(output, waiting))} waited{f' in {_call(signs)}' if _call(signs) else ''}.{at}"
-    return _judged(output, "timeout-long-rank0-work", Confidence.LIKELY, signs, missing, said)
+    call = f" in {_call(signs)}" if _call(signs) else ""
+    said = f"{capital(places(output, waiting))} waited{call}."
+    if len(missing) == 1 and _worked(output, missing[0]) and (last := output.ranks[missing[0]].last):
+        said += f" The last that rank {missing[0]} printed: {last.text}"
+        return _judged(output, "timeout-long-rank0-work", Confidence.LIKELY, signs, missing, said)
+    bar = next((sign.values for sign in signs if "bar_s" in sign.values), None)
+    if bar is None or not _ran_until_the_time_out(float(bar["bar_s"]), signs):
+        return None
+    said += f" A bar of progress stood at {bar['bar']} by then; it had begun when they began to wait."
+    guilty = _never_came(signs) or (missing if len(missing) == 1 else [])
+    at_first = all(int(sign.values.get("seq") or 0) <= _FIRST for sign in signs)
+    sure = Confidence.LIKELY if at_first else Confidence.POSSIBLE
+    return _judged(output, "timeout-long-rank0-work", sure, signs, guilty, said)
+
+
+def _ran_until_the_time_out(bar_s: float, signs: Sequence[SignSeen]) -> bool:
+    """Whether a bar of progress that began with the wait was still there at its end."""
+    told = {float(sign.values["timeout_ms"]) / 1000 for sign in signs if sign.values.get("timeout_ms")}
+    return any(0.9 * limit <= bar_s <= 1.25 * limit for limit in told or _USUAL_S)
 
 
 def _in_another_call(output: Output, _: Sequence[SignSeen]) -> Judged | None:
@@ -226,12 +307,29 @@ def _in_another_call(output: Output, _: Sequence[SignSeen]) -> Judged | None:
 def _named_by_torch(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
     """monitored_barrier and the store list the ranks that did not come, the desync report those that lag."""
     for sign in signs:
+        if sign.sign == "store-id-timeout":
+            continue
         said = next((sign.values[name] for name in _NOT_COME if sign.values.get(name)), "")
-        absent = sorted({int(number) for number in re.findall(r"\d+", said)[:_MOST_RANKS]})
+        absent = sorted({int(number) for number in re.findall(r"\d{1,7}", said)[:_MOST_RANKS]})
         if absent and ranks_of(signs).isdisjoint(absent):
             detail = f"torch lists {rank_list(absent)} as not having come."
             return _judged(output, "stuck-outside-collective", Confidence.LIKELY, [sign], absent, detail)
     return None
+
+
+def _never_made(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
+    """The rank that others waited for to begin NCCL's communicator; whether it was busy, dead or cut off is open."""
+    absent = _never_came(signs)
+    if not absent:
+        return None
+    detail = f"{capital(rank_list(absent))} did not begin NCCL's communicator, for which others waited."
+    return _judged(output, "stuck-outside-collective", Confidence.POSSIBLE, signs, absent, detail)
+
+
+def _never_came(signs: Sequence[SignSeen]) -> list[int]:
+    """The rank from which others did not get what NCCL's communicator begins with."""
+    absent = {int(sign.values["missing"]) for sign in signs if sign.sign == "store-id-timeout"}
+    return sorted(absent) if len(absent) == 1 and ranks_of(signs).isdisjoint(absent) else []
 
 
 def _stuck(output: Output, signs: Sequence[SignSeen]) -> Judged | None:

@@ -8,9 +8,11 @@ from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.engine.causes.time_outs import waited, worked_before
 from ddp_doctor.engine.causes.whose import places, rank_culprit
 from ddp_doctor.facts.job_log import SignSeen
+from ddp_doctor.facts.node.nccl_log import NcclTransportFact
 from ddp_doctor.knowledge.job_causes import SIGNS, cause_named
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit
+from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.job_waits import waits
 from ddp_doctor.wording.ranks import capital
 
@@ -73,18 +75,40 @@ def _tells_of_a_kill(sign: SignSeen) -> bool:
 
 def _crashed(output: Output) -> Iterator[Judged]:
     """A rank that ended by a signal of its own, without a word."""
-    cause = cause_named("process-crashed")
     ranks = [rank for rank in output.died if _signal(rank.signal, rank.exit_code) in _CRASHES]
-    if cause is None or not ranks:
+    commands = _commands_ended(output, _CRASHES)
+    signals = [_signal(rank.signal, rank.exit_code) for rank in ranks] + [
+        _command_signal(c) for c in commands
+    ]
+    # A page of /dev/shm for which there is no room ends so, and little else.
+    cause = cause_named("shm-too-small-dataloader" if "SIGBUS" in signals else "process-crashed")
+    if cause is None or not signals:
         return
     yield Judged(
         cause,
         Confidence.POSSIBLE,
-        tuple(rank.last for rank in ranks if rank.last is not None),
+        (*(rank.last for rank in ranks if rank.last is not None), *lines(commands)[:_MOST_LINES]),
         # Where every rank crashes, what they share is to blame, not a rank.
         () if 1 < len(ranks) == len(output.world) else tuple(rank_culprit(output, r.rank) for r in ranks),
-        places(output, [rank.rank for rank in ranks]),
-        values={"signal": _signal(ranks[0].signal, ranks[0].exit_code) or ""},
+        places(output, [rank.rank for rank in ranks]) if ranks else "A rank",
+        values={"signal": signals[0] or ""},
+    )
+
+
+def _commands_ended(output: Output, signals: Sequence[str]) -> list[SignSeen]:
+    """What launchers that name no rank say of a command that one of these signals ended."""
+    ends = (sign for sign in output.fact.signs if sign.sign == "command-ended")
+    return [sign for sign in ends if _command_signal(sign) in signals]
+
+
+def _command_signal(sign: SignSeen) -> str | None:
+    """The signal: by its name, as a negative exit code, or as a shell's."""
+    values = sign.values
+    code = int(values.get("exit") or 0)
+    return (
+        "SIGKILL"
+        if values.get("killed")
+        else values.get("signal") or _signal(None, code if code > 0 else 128 - code)
     )
 
 
@@ -190,6 +214,20 @@ def _unknown(output: Output) -> Iterator[Judged]:
         ),
         values={"what": (waits_for or timed_out or ended or "the job failed").rstrip(".")},
     )
+
+
+def not_shown(recording: Recording, output: Output) -> tuple[Judged, ...]:
+    """Of a job that did not fail as far as it was read: that its end is not there, or its beginning not complete."""
+    logs = [at.fact for at in recording.facts(NcclTransportFact)]
+    begun, complete = sum(log.inits_begun for log in logs), sum(log.inits_complete for log in logs)
+    cause, values = cause_named("end-not-shown"), {"why": output.unfinished}
+    if begun > complete and not output.unfinished:
+        cause = cause_named("job-starting")
+        several = "s" if begun > 1 else ""
+        values = {"what": f"NCCL began {begun} communicator{several}, and {complete} became complete"}
+    if cause is None or not any(values.values()):
+        return ()
+    return (Judged(cause, Confidence.POSSIBLE, (), values=values),)
 
 
 def _joined(output: Output) -> str:

@@ -58,6 +58,13 @@ def judged(recording: Recording) -> tuple[Judged, ...]:
 
 
 def _judged(waits: Waits) -> Judged | None:
+    silent = [
+        rank
+        for rank, dump in waits.job.dumps.items()
+        if not any(group.entries or group.highest_seq for group in dump.groups)
+    ]
+    if len(waits.job.dumps) > 1 and len(silent) * 2 > len(waits.job.dumps):
+        return _starting(waits, silent)
     if not waits.waits:
         return None
     for cause in (_mismatch, _circle, _outside, _unreachable):
@@ -65,6 +72,13 @@ def _judged(waits: Waits) -> Judged | None:
         if found is not None:
             return found
     return _stalled(waits)
+
+
+def _starting(waits: Waits, silent: Sequence[int]) -> Judged:
+    said = f"{rank_list(silent)} had made no collective"
+    lines = [(rank, f"rank {rank} has made no collective") for rank in silent]
+    values = {"what": said}
+    return _found(waits, "job-starting", Confidence.POSSIBLE, (), lines, "", who=silent, values=values)
 
 
 # --- the causes, most certain first ------------------------------------------------------------------

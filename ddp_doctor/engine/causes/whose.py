@@ -19,8 +19,9 @@ _KINDS: dict[str, CulpritKind] = {"device": "nic", "variable": "setting", "file"
 def place(output: Output, rank: int) -> str:
     """``rank 5 (node2, GPU1)``."""
     seen = output.ranks.get(rank)
+    host = seen.host if seen and seen.host != "localhost" else None
     gpu = None if seen is None or seen.gpu is None else f"GPU{seen.gpu}"
-    where = ", ".join(part for part in (seen.host if seen else None, gpu) if part)
+    where = ", ".join(part for part in (host, gpu) if part)
     return f"rank {rank} ({where})" if where else f"rank {rank}"
 
 
@@ -31,7 +32,7 @@ def places(output: Output, ranks: Iterable[int]) -> str:
         return "both ranks" if len(numbers) == 2 else f"all {len(numbers)} ranks"
     if len(numbers) <= _EACH:
         return name_list([place(output, rank) for rank in numbers])
-    hosts = {output.ranks[rank].host for rank in numbers if rank in output.ranks} - {None}
+    hosts = {output.ranks[rank].host for rank in numbers if rank in output.ranks} - {None, "localhost"}
     on = f" ({name_list(sorted(filter(None, hosts)))})" if hosts else ""
     return f"{rank_list(numbers)}{on}"
 

@@ -1,14 +1,9 @@
 """Causes in the job's own code or data: exceptions, devices, files that cannot be read."""
 
+from ddp_doctor.knowledge.job_causes.gpu_access import SET_DEVICE
 from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Remedy, Setting
-
-_SET_DEVICE = Remedy(
-    summary="Put model and batch on the rank's own GPU, and set it first:"
-    " torch.cuda.set_device(int(os.environ['LOCAL_RANK']))",
-    scope="code",
-)
 
 CAUSES = (
     JobCause(
@@ -67,6 +62,11 @@ CAUSES = (
                 r" (?P<size>[\d.]+ ?\w+)\.?(?: ?\(?GPU (?P<gpu>\d+))?)?",
                 confidence=Confidence.PROVED,
             ),
+            Sign(  # as engines repeat it
+                "cuda-out-of-memory-told",
+                ("CUDA out of memory. ", "HIP out of memory. "),
+                r"^(?!.*retry).*(?:CUDA|HIP) out of memory\. Tried to allocate",
+            ),
             Sign(
                 "cuda-error-2",
                 ("CUDA error: out of memory", "CUDA driver error: out of memory", "'out of memory'"),
@@ -74,33 +74,6 @@ CAUSES = (
                 confidence=Confidence.PROVED,
             ),
             Sign("cublas-no-memory", ("CUBLAS_STATUS_ALLOC_FAILED",)),
-        ),
-    ),
-    JobCause(
-        code="DDJ162",
-        name="invalid-device-ordinal",
-        title="{who} used a GPU by a number that it is not shown",
-        domain="code",
-        restart="no",
-        finds="A rank selects a GPU that does not exist for it: more ranks are started than GPUs are visible, or the"
-        " number is not the local rank.",
-        why="CUDA numbers the GPUs of CUDA_VISIBLE_DEVICES from 0; global ranks, and ranks beyond the last GPU,"
-        " have none.",
-        remedies=(
-            Remedy(
-                summary="Start as many ranks on a node as it shows GPUs",
-                commands=("torchrun --nproc-per-node=gpu …",),
-            ),
-            Remedy(summary="Select the GPU by LOCAL_RANK, never by RANK", scope="code"),
-        ),
-        next_check="nvidia-smi -L; echo $CUDA_VISIBLE_DEVICES, within the job",
-        references=("CUDA runtime, cudaErrorInvalidDevice",),
-        signs=(
-            Sign(
-                "device-ordinal",
-                ("invalid device ordinal", "AssertionError: Invalid device id", "device < num_gpus"),
-                confidence=Confidence.PROVED,
-            ),
         ),
     ),
     JobCause(
@@ -112,7 +85,7 @@ CAUSES = (
         restart="no",
         finds="An operation got tensors of two devices, or one of another GPU than the rank's process group.",
         why="A batch or a part of the model stayed on the CPU, or on GPU 0 where the rank has another.",
-        remedies=(_SET_DEVICE,),
+        remedies=(SET_DEVICE,),
         next_check="print(x.device, next(model.parameters()).device) in front of the line that is named",
         references=("torch, aten/src/ATen", "torch 2.15 c10d/nccl2", "torch, nn/parallel/distributed.py"),
         signs=(
@@ -263,9 +236,10 @@ CAUSES = (
                     "ModuleNotFoundError: No module named",
                     "ImportError: cannot import name",
                     "ImportError: lib",
+                    "OSError: lib",
                 ),
                 r"(?:ModuleNotFoundError: No module named '|ImportError: cannot import name '"
-                r"|ImportError: (?=lib\S+: cannot open shared object file))(?P<missing>[^':]+)",
+                r"|(?:Import|OS)Error: (?=lib\S+: cannot open shared object file))(?P<missing>[^':]+)",
                 confidence=Confidence.PROVED,
             ),
             Sign(

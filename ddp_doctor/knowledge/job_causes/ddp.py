@@ -58,10 +58,13 @@ CAUSES = (
         signs=(
             Sign(
                 "unfinished-reduction",
-                ("Expected to have finished reduction in the prior iteration",),
-                r"(?s)finished reduction in the prior iteration(?:.*?Parameters which did not receive grad for rank"
-                r" \d+: (?P<parameters>[^\n]{1,200}))?(?:.*?Parameter indices which did not receive grad for rank"
-                r" \d+: (?P<indices>\d[\d ]{0,80}))?",
+                (
+                    "Expected to have finished reduction in the prior iteration",
+                    "has parameters that were not used in producing the loss",  # Lightning's words for it
+                ),
+                r"(?s)not used in producing the loss|finished reduction in the prior iteration"
+                r"(?:.*?Parameters which did not receive grad for rank \d+: (?P<parameters>[^\n]{1,200}))?"
+                r"(?:.*?Parameter indices which did not receive grad for rank \d+: (?P<indices>\d[\d ]{0,80}))?",
                 confidence=Confidence.PROVED,
                 lines=6,
             ),
@@ -192,10 +195,12 @@ CAUSES = (
                 "models-differ",
                 (
                     "appears not to match sizes of the same param in process",
+                    "appears not to match strides of the same param in process",
                     "DDP expects same model across all ranks",
                 ),
-                r"\[(?P<rank>\d+)\]: params\[\d+\] in this process with sizes (?P<sizes>\[[\d, ]*\])"
-                r" appears not to match sizes of the same param in process (?P<peer_rank>\d+)"
+                r"(?:\[(?P<rank>\d+)\]: )?(?:params|replicas\[\d+\])\[\d+\] in this process with (?:sizes|shape"
+                r"|strides) (?P<sizes>\[[\d, ]*\]) appears not to match (?:sizes|strides) of the same param in process"
+                r" (?P<peer_rank>\d+)"
                 r"|DDP expects same model across all ranks, but Rank (?P<this>\d+) has "
                 r"(?P<count>\d+) params, while rank"
                 r" (?P<other>\d+) has inconsistent (?P<other_count>\d+)",
@@ -214,8 +219,9 @@ CAUSES = (
             ),
             Sign(
                 "nccl-sizes-differ",
-                ("Message truncated : received", "message truncated : receiv"),
-                r"[Mm]essage truncated : receiv(?:ed|ing) (?P<bytes>\d+) bytes instead of (?P<other_bytes>\d+)",
+                ("Message truncated : received", "message truncated : receiv", "collective mismatch error"),
+                r"[Mm]essage truncated : receiv(?:ed|ing) (?P<bytes>\d+)(?:,\d+)? bytes instead of (?P<other_bytes>\d+)"
+                r"|NET/IB : [^\n]{0,120}collective mismatch error,? local size (?P<local>\d+) remote",
                 tier="nccl",
             ),
         ),

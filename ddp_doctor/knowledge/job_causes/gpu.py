@@ -5,15 +5,12 @@ failure 700 '…'", without the number before NCCL 2.20).
 """
 
 from ddp_doctor.knowledge.gpu.xids import BUS, CATALOG, OFF_BUS_LINE, SXID_LINE, XID_LINE
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
+from ddp_doctor.knowledge.job_causes.kinds import CUDA_ERRORS, NCCL_WARN, JobCause, Sign
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Remedy, Setting
 
 _XID = ("NVRM: Xid",)
-_CUDA_ERRORS = "CUDA runtime, texts of cudaGetErrorString"
 _NCCL_NVLS = "NCCL 2.17 to 2.30, src/transport/nvls.cc"
-#: What may stand in front of a warning of NCCL, behind the name of its source file.
-_WARN = r":\d{1,5} (?:\(\w{1,80}\) )?NCCL WARN "
 _DRAIN = Remedy(
     summary="Run the job on other nodes, and reset or replace the GPU before the node gets work again",
     commands=("scontrol update nodename=NODE state=drain reason=GPU", "nvidia-smi --gpu-reset -i GPU"),
@@ -51,7 +48,7 @@ CAUSES = (
         " error 721 as a consequence.",
         remedies=(_DRAIN,),
         next_check="nvidia-smi nvlink -s; nvidia-smi nvlink -e; dmesg | grep -E 'Xid|SXid'",
-        references=(CATALOG, _CUDA_ERRORS, "NCCL 2.12 to 2.30, src/graph/paths.cc"),
+        references=(CATALOG, CUDA_ERRORS, "NCCL 2.12 to 2.30, src/graph/paths.cc"),
         signs=(
             Sign("xid-nvlink", _XID, rf"{XID_LINE}(?P<xid>74|136|155)\b", tier="kernel"),
             Sign(
@@ -88,7 +85,7 @@ CAUSES = (
         " and the row is remapped.",
         remedies=(_DRAIN,),
         next_check="nvidia-smi -q -d ROW_REMAPPER,ECC; dmesg | grep Xid",
-        references=(CATALOG, _CUDA_ERRORS),
+        references=(CATALOG, CUDA_ERRORS),
         signs=(
             Sign(
                 "xid-memory",
@@ -138,6 +135,11 @@ CAUSES = (
                 tier="kernel",
                 confidence=Confidence.PROVED,
                 lines=8,
+            ),
+            Sign(
+                "no-handle-of-gpu",
+                ("Unable to determine the device handle for ",),
+                rf"device handle for (?:GPU\d* ?)?(?P<bus>{BUS})?: (?:Unknown Error|GPU is lost)",
             ),
             Sign(
                 "gpu-is-lost",
@@ -203,7 +205,7 @@ CAUSES = (
             ),
         ),
         next_check="systemctl status nvidia-fabricmanager; nvidia-smi -q | grep -A2 Fabric on that node",
-        references=(_CUDA_ERRORS, "NVIDIA Fabric Manager user guide"),
+        references=(CUDA_ERRORS, "NVIDIA Fabric Manager user guide"),
         instead_of=("nccl-not-built",),  # the message is of a torch that has CUDA
         signs=(
             Sign(
@@ -245,14 +247,14 @@ CAUSES = (
             Sign(
                 "nvls-bind-invalid",
                 ("Failed to bind NVLink SHARP", "nvls.cc:"),
-                rf"(?:Failed to bind NVLink SHARP|nvls\.cc{_WARN}Cuda failure)[^\n]*'invalid argument'",
+                rf"(?:Failed to bind NVLink SHARP|nvls\.cc{NCCL_WARN}Cuda failure)[^\n]*'invalid argument'",
                 tier="nccl",
             ),
             # 401 and 801 among them: no multicast in a virtual machine or a partition of the switches.
             Sign(
                 "nvls-bind-failed",
                 ("Failed to bind NVLink SHARP", "nvls.cc:"),
-                rf"(?:Failed to bind NVLink SHARP|nvls\.cc{_WARN}Cuda failure)(?![^\n]*(?:'invalid argument'"
+                rf"(?:Failed to bind NVLink SHARP|nvls\.cc{NCCL_WARN}Cuda failure)(?![^\n]*(?:'invalid argument'"
                 rf"|memory'))",
                 tier="nccl",
                 confidence=Confidence.POSSIBLE,
@@ -262,7 +264,7 @@ CAUSES = (
     JobCause(
         code="DDJ123",
         name="illegal-memory-access",
-        title="A kernel of {who} failed on its GPU[ {bus}]: {what}",
+        title="A kernel of {who} failed on its GPU[ {bus}][: {what}][: {meaning} (Xid {xid})]",
         domain="unknown",
         restart="unknown",
         finds="A CUDA kernel that used an illegal address or instruction: CUDA errors 700 and 714 to 719, Xid 13,"
@@ -282,7 +284,7 @@ CAUSES = (
             ),
         ),
         next_check="CUDA_LAUNCH_BLOCKING=1, or compute-sanitizer python …; dmesg | grep Xid on that node",
-        references=(CATALOG, _CUDA_ERRORS),
+        references=(CATALOG, CUDA_ERRORS),
         signs=(
             Sign(
                 "kernel-failed",
@@ -303,7 +305,7 @@ CAUSES = (
             Sign(
                 "xid-of-program",
                 _XID,
-                rf"{XID_LINE}(?P<what>(?:13|31|137)\b)",
+                rf"{XID_LINE}(?P<xid>13|31|137)\b",
                 confidence=Confidence.POSSIBLE,
             ),
         ),
@@ -311,7 +313,7 @@ CAUSES = (
     JobCause(
         code="DDJ124",
         name="gpu-fault",
-        title="A GPU of {who} reported a fault[: Xid {xid}][ of GPU {bus}]",
+        title="A GPU of {who}[, {bus},] reported a fault[: {meaning} (Xid {xid})]",
         domain="gpu",
         restart="on other nodes",
         finds="Other Xids: 46, 62, 109, 110, 143, 156 and 158, after which a GPU is of no use until it is reset; as"
@@ -321,5 +323,39 @@ CAUSES = (
         next_check="dmesg | grep Xid on that node; ddp-doctor node there",
         references=(CATALOG,),
         signs=(Sign("xid-other", _XID, rf"{XID_LINE}(?P<xid>46|62|109|110|143|156|158)\b", tier="kernel"),),
+    ),
+    JobCause(
+        code="DDJ137",
+        name="imex-not-working",
+        title="NVLink between nodes (MNNVL) does not work on {who}: IMEX is not set up",
+        domain="host",
+        restart="on other nodes",
+        finds="NCCL finds GPUs joined by NVLink across nodes, and cannot share memory over it.",
+        why="The IMEX service has to run on all nodes of the NVLink domain, and the container needs its channel"
+        " device.",
+        remedies=(
+            Remedy(
+                summary="Start IMEX on all nodes, and give the container its channel",
+                commands=("nvidia-imex-ctl -N",),
+                scope="cluster",
+                container=("--device=/dev/nvidia-caps-imex-channels",),
+            ),
+            Remedy(
+                summary="Go on without NVLink between nodes",
+                settings=(Setting(name="NCCL_MNNVL_ENABLE", value="0", why="nodes use the network"),),
+                cost="transfers between nodes are several times slower",
+            ),
+        ),
+        next_check="nvidia-imex-ctl -N; ls /dev/nvidia-caps-imex-channels in the job's container",
+        references=("NCCL 2.25 to 2.30, src/mnnvl.cc",),
+        signs=(
+            Sign(
+                "mnnvl-not-working",
+                ("MNNVL (cliqueSize",),
+                r"MNNVL \(cliqueSize \d+\) is available but not",
+                tier="nccl",
+                confidence=Confidence.PROVED,
+            ),
+        ),
     ),
 )

@@ -4,18 +4,35 @@ Some of these show as nothing but a hang at the first collective. Their signs ar
 and where nothing better is known.
 """
 
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign, Tier
-from ddp_doctor.knowledge.job_causes.rdma import completion
+from ddp_doctor.knowledge.job_causes.kinds import CUDA_ERRORS, TEST_BEGINS, JobCause, Sign, Tier
+from ddp_doctor.knowledge.job_causes.rdma import WITHOUT_GPUDIRECT, completion
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Remedy, Setting
 
-_CUDA_ERRORS = "CUDA runtime, texts of cudaGetErrorString"
 _NCCL_GUIDE = "NCCL user guide, troubleshooting, GPU-to-GPU communication"
-#: A time-out of one of the first collectives, by torch's number of it.
-_FIRST: tuple[tuple[str], str, Tier] = (
-    ("Watchdog caught collective operation timeout",),
-    r"WorkNCCL\(SeqNum=[1-3],",
+#: A time-out of one of the first collectives, by torch's number of it; nccl2 of torch 2.15 prints none. And nccl-tests
+#: without a result: the line is looked at when the output has ended without one (parse/job_log/scan.py).
+_HANGS: tuple[tuple[str, ...], str, Tier] = (
+    (
+        "Watchdog caught collective operation timeout",
+        "NCCL operation timed out",
+        "Operation timed out after ",
+        TEST_BEGINS,
+    ),
+    rf"WorkNCCL\(SeqNum=(?P<first>[1-3]),|NCCL operation timed out|Operation timed out after \d+ ms|{TEST_BEGINS}",
     "watchdog",
+)
+#: What torch says of a GPU that two ranks use, and of little else. Since 1.13 NCCL's last error stands below it.
+_REFUSED = (("invalid usage, NCCL version ",), r"invalid usage, NCCL version 2\.(?:\d|1[0-3])\.")
+#: Each process starts on GPU 0 unless it chooses another.
+SET_DEVICE = Remedy(
+    summary="Choose the rank's GPU, for model and batch too, before anything else uses CUDA:"
+    " torch.cuda.set_device(int(os.environ['LOCAL_RANK']))",
+    scope="code",
+)
+_ONE_RANK_A_GPU = Remedy(
+    summary="Start no more ranks on a node than it shows GPUs",
+    commands=("torchrun --nproc-per-node=gpu …",),
 )
 _WITHOUT_P2P = Remedy(
     summary="Test with NCCL_P2P_DISABLE=1: where the job runs then, P2P is the fault. This is a diagnosis, no cure",
@@ -48,6 +65,8 @@ SIGNS = (
         ("NVIDIA GeForce", "GeForce RTX", "NVIDIA RTX PRO"),
         role="context",
     ),
+    Sign("test-without-end", (TEST_BEGINS,), role="context"),
+    Sign("test-without-results", (TEST_BEGINS,), role="context"),
     Sign(
         "nvls-last",
         ("NCCL INFO NVLS comm 0x",),
@@ -58,6 +77,44 @@ SIGNS = (
 
 CAUSES = (
     JobCause(
+        code="DDJ138",
+        name="no-gpu-visible",
+        title="{who} sees no GPU",
+        domain="host",
+        restart="unknown",
+        finds="CUDA, or the backend nccl, finds no GPU in the process: CUDA error 100, or no driver.",
+        why="The container was started without GPUs, the scheduler gave none, CUDA_VISIBLE_DEVICES is empty or names"
+        " GPUs that are not there, or the driver does not run on the node.",
+        remedies=(
+            Remedy(
+                summary="Give the job its GPUs",
+                commands=("sbatch --gpus-per-node=8 …", "docker run --gpus=all …"),
+                container=("--gpus=all",),
+            ),
+            Remedy(summary="Without GPUs, use the backend gloo", scope="code"),
+        ),
+        next_check="nvidia-smi -L; echo $CUDA_VISIBLE_DEVICES, in the job",
+        references=(
+            CUDA_ERRORS,
+            "torch 2.15 c10d/nccl2, c10d/ProcessGroupNCCL.cpp; torch/csrc/cuda and c10/cuda/CUDAFunctions.cpp",
+        ),
+        signs=(
+            Sign(
+                "no-gpu",
+                (
+                    "nccl2 requires at least one CUDA device",
+                    "ProcessGroupNCCL is only supported with GPUs",
+                    "No CUDA GPUs are available",
+                    "no CUDA-capable device is detected",
+                    "NCCL WARN Failed to find CUDA library",
+                    "RuntimeError: Found no NVIDIA driver on your system",
+                ),
+                r"^(?!.*failed call to cuInit)",  # TensorFlow, which goes on
+                confidence=Confidence.PROVED,
+            ),
+        ),
+    ),
+    JobCause(
         code="DDJ116",
         name="gpu-exclusive-mode",
         title="{who} finds its GPU taken by another process: the GPU serves one process alone, or is out of order",
@@ -67,11 +124,7 @@ CAUSES = (
         why="In compute mode EXCLUSIVE_PROCESS a GPU takes one process. Another job may hold it; or several ranks"
         " of this one chose GPU 0, because they did not call torch.cuda.set_device.",
         remedies=(
-            Remedy(
-                summary="Give each rank a GPU of its own before anything else uses CUDA:"
-                " torch.cuda.set_device(int(os.environ['LOCAL_RANK']))",
-                scope="code",
-            ),
+            SET_DEVICE,
             Remedy(
                 summary="Let several processes share a GPU",
                 commands=("nvidia-smi -c 0",),
@@ -80,7 +133,7 @@ CAUSES = (
             ),
         ),
         next_check="nvidia-smi --query-gpu=index,compute_mode --format=csv; nvidia-smi: which processes it lists",
-        references=(_CUDA_ERRORS,),
+        references=(CUDA_ERRORS,),
         signs=(
             Sign(
                 "gpu-busy",
@@ -119,6 +172,7 @@ CAUSES = (
                 ),
                 beside=("mig-device",),
             ),
+            Sign("slice-refused", *_REFUSED, tier="nccl", beside=("mig-device",)),
         ),
     ),
     JobCause(
@@ -131,15 +185,8 @@ CAUSES = (
         why="Each process starts on GPU 0 unless it chooses another. Ranks that skip torch.cuda.set_device, or a"
         " node with more ranks than GPUs, meet on one.",
         remedies=(
-            Remedy(
-                summary="Choose the rank's GPU before anything else uses CUDA:"
-                " torch.cuda.set_device(int(os.environ['LOCAL_RANK']))",
-                scope="code",
-            ),
-            Remedy(
-                summary="Start no more ranks on a node than it has GPUs",
-                commands=("torchrun --nproc-per-node=gpu …",),
-            ),
+            SET_DEVICE,
+            _ONE_RANK_A_GPU,
         ),
         next_check="print(os.environ['LOCAL_RANK'], torch.cuda.current_device()) in each rank, before"
         " init_process_group",
@@ -163,6 +210,12 @@ CAUSES = (
                 r"Multiple [Rr]anks (?:are|detected) using the same GPU",
                 confidence=Confidence.PROVED,
             ),
+            Sign(
+                "usage-refused",
+                *_REFUSED,
+                tier="nccl",
+                confidence=Confidence.POSSIBLE,
+            ),
         ),
     ),
     JobCause(
@@ -183,13 +236,7 @@ CAUSES = (
                 cost="no isolation of devices from each other, which virtual machines need",
             ),
             _WITHOUT_TRANSLATION,
-            Remedy(
-                summary="Go on without GPUDirect RDMA until then, which tells as well whether this is the fault",
-                settings=(
-                    Setting(name="NCCL_NET_GDR_LEVEL", value="LOC", why="NICs do not read GPU memory"),
-                ),
-                cost="transfers between nodes go through host memory",
-            ),
+            WITHOUT_GPUDIRECT,
         ),
         next_check="lspci -vvv | grep ACSCtl (SrcValid+ is ACS on); dmesg | grep -iE 'DMAR|AMD-Vi|IO_PAGE_FAULT'",
         references=(_NCCL_GUIDE, "NCCL 2.30, src/transport/net_ib (hints)", "Linux drivers/iommu"),
@@ -218,7 +265,7 @@ CAUSES = (
             Sign(
                 "rdma-protection-error",
                 ("Got completion",),
-                completion("4|8|10"),
+                completion("4|8|10|11"),
                 tier="nccl",
                 confidence=Confidence.POSSIBLE,
             ),
@@ -227,25 +274,31 @@ CAUSES = (
     JobCause(
         code="DDJ120",
         name="iommu-p2p-hang",
-        title="The IOMMU of {who} may swallow what its GPUs send each other: the first collective hung",
+        title="The IOMMU of {who} may swallow what its GPUs send each other[: collective {first} hung]",
         domain="host",
         restart="on other nodes",
-        finds="A hang at the first collective on a node whose log says that its IOMMU translates addresses.",
+        finds="A hang at one of the first collectives on a node whose log says that its IOMMU translates addresses.",
         why="Writes of one GPU to another go through the IOMMU, and with some boards they never arrive.",
         remedies=(_WITHOUT_TRANSLATION, _WITHOUT_P2P),
         next_check="NCCL_P2P_DISABLE=1 with the same job; cat /proc/cmdline; dmesg | grep -iE 'DMAR|AMD-Vi|iommu'",
         references=(_NCCL_GUIDE, "RCCL, src/init.cc (the warning on iommu=pt)"),
         signs=(
-            Sign("hang-with-iommu", *_FIRST, confidence=Confidence.POSSIBLE, beside=("iommu-translates",)),
+            Sign(
+                "hang-with-iommu",
+                *_HANGS,
+                confidence=Confidence.POSSIBLE,
+                beside=("iommu-translates",),
+                is_final=True,
+            ),
         ),
     ),
     JobCause(
         code="DDJ121",
         name="p2p-broken-hang",
-        title="P2P between the GPUs of {who} may move no data: the first collective hung",
+        title="P2P between the GPUs of {who} may move no data[: collective {first} hung]",
         domain="host",
         restart="unknown",
-        finds="A hang at the first collective of ranks on GPUs of the GeForce or RTX PRO kind.",
+        finds="A hang at one of the first collectives of ranks on GPUs of the GeForce or RTX PRO kind.",
         why="On such boards some drivers offer P2P that moves no data, so NCCL's kernels wait for ever.",
         remedies=(
             _WITHOUT_P2P,
@@ -253,7 +306,11 @@ CAUSES = (
         ),
         next_check="NCCL_P2P_DISABLE=1 with the same job; nvidia-smi topo -p2p r",
         references=(_NCCL_GUIDE,),
-        signs=(Sign("hang-of-geforce", *_FIRST, confidence=Confidence.POSSIBLE, beside=("geforce",)),),
+        signs=(
+            Sign(
+                "hang-of-geforce", *_HANGS, confidence=Confidence.POSSIBLE, beside=("geforce",), is_final=True
+            ),
+        ),
     ),
     JobCause(
         code="DDJ122",
@@ -280,10 +337,42 @@ CAUSES = (
         signs=(
             Sign(
                 "hang-at-nvls",
-                ("Watchdog caught collective operation timeout", "watchdog got stuck for"),
+                (*_HANGS[0], "watchdog got stuck for"),
                 tier="watchdog",
                 confidence=Confidence.POSSIBLE,
                 beside=("nvls-last",),
+                is_final=True,
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ162",
+        name="invalid-device-ordinal",
+        title="{who} used a GPU by a number that it is not shown",
+        domain="code",
+        restart="no",
+        finds="A rank selects a GPU that does not exist for it: more ranks are started than GPUs are visible, or the"
+        " number is not the local rank.",
+        why="CUDA numbers the GPUs of CUDA_VISIBLE_DEVICES from 0; global ranks, and ranks beyond the last GPU,"
+        " have none.",
+        remedies=(
+            _ONE_RANK_A_GPU,
+            Remedy(summary="Select the GPU by LOCAL_RANK, never by RANK", scope="code"),
+        ),
+        next_check="nvidia-smi -L; echo $CUDA_VISIBLE_DEVICES, within the job",
+        references=("CUDA runtime, cudaErrorInvalidDevice",),
+        signs=(
+            Sign(
+                "device-ordinal",
+                (
+                    "invalid device ordinal",
+                    "AssertionError: Invalid device id",
+                    "device < num_gpus",
+                    "machine only has: [",  # Lightning
+                ),
+                # NCCL meets it where it imports another container's memory.
+                r"^(?!.*transport/p2p)",
+                confidence=Confidence.PROVED,
             ),
         ),
     ),

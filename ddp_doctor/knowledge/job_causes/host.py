@@ -182,4 +182,37 @@ CAUSES = (
             ),
         ),
     ),
+    JobCause(
+        code="DDJ150",
+        name="memlock-limit",
+        title="{who} may lock too little memory for RDMA (ulimit -l)",
+        domain="host",
+        restart="no",
+        finds="Registering memory with an RDMA device fails for want of memory that may be locked.",
+        why="RDMA needs its buffers locked in memory. Shells of ssh, Slurm, systemd and containers often allow 64"
+        " kB to 8 MB.",
+        remedies=(
+            Remedy(
+                summary="Lift the limit where the job's processes get it from",
+                commands=(
+                    "ulimit -l unlimited  # in the job's script",
+                    "LimitMEMLOCK=infinity  # in slurmd's systemd unit",
+                    "PropagateResourceLimitsExcept=MEMLOCK  # in slurm.conf",
+                ),
+                scope="node",
+                container=("--ulimit=memlock=-1",),
+            ),
+        ),
+        next_check="srun bash -c 'ulimit -l' (or the same through mpirun, or in the container): it must say"
+        " unlimited",
+        references=("NCCL 2.3 to 2.30, src/misc/ibvwrap.cc", "libibverbs: Cannot allocate memory (ENOMEM)"),
+        signs=(
+            Sign(
+                "memory-not-registered",
+                ("Call to ibv_",),
+                r"Call to ibv_\w{1,40} failed(?: with error)?[ :]{1,3}Cannot allocate memory",
+                tier="nccl",  # likely: some memory of GPUs cannot be registered either, without dma-buf
+            ),
+        ),
+    ),
 )

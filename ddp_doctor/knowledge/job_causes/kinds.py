@@ -10,6 +10,14 @@ from typing import Literal, NamedTuple
 from ddp_doctor.model.choices import Confidence, Domain, Restart
 from ddp_doctor.model.finding import Remedy
 
+#: What may stand in front of a warning of NCCL, behind the name of its source file.
+NCCL_WARN = r":\d{1,5} (?:\(\w{1,80}\) )?NCCL WARN "
+CUDA_ERRORS = "CUDA runtime, texts of cudaGetErrorString"
+#: Begins the note that parse/job_log/ras.py puts behind a line of NCCL's RAS.
+RAS_NOTE = "[RAS: "
+#: How the output of nccl-tests begins; signs with this word count where its results never came.
+TEST_BEGINS = "# Using devices"
+
 #: Whose evidence counts first, where several speak of one failure; in this order.
 Tier = Literal["kernel", "exception", "recorder", "ras", "nccl", "watchdog", "launcher"]
 #: A cause speaks of itself; a victim tells that another process failed; a pointer tells where to look (an exit code,
@@ -24,7 +32,7 @@ class Sign(NamedTuple):
     that the line must match as well; its named groups are kept as values. ``lines``: how many lines of the same process
     the pattern may reach over, the first of them being the one with the words. ``beside``: it counts only where a sign
     of one of these ids is in the job's output, too. ``unless``: only the last in a file counts, and only where none of
-    these words follows it.
+    these words follows it. ``is_final``: its process prints nothing more of its own.
     """
 
     id: str
@@ -35,6 +43,7 @@ class Sign(NamedTuple):
     confidence: Confidence = Confidence.LIKELY
     lines: int = 1
     beside: tuple[str, ...] = ()
+    is_final: bool = False
     unless: tuple[str, ...] = ()
 
 

@@ -31,8 +31,8 @@ CAUSES = (
             Sign(
                 "launcher-sighup",
                 ("death signal, shutting down workers", "got signal: ", "closing signal SIGHUP"),
-                r"Received (?:1|(?:Signals\.)?SIGHUP) death signal|SignalException: Process "
-                r"(?P<pid>\d+) got signal: 1$"
+                r"(?:Received (?:1|(?:Signals\.)?SIGHUP)|Signals\.SIGHUP) death signal|SignalException: Process "
+                r"(?:(?P<pid>\d+) )?got signal: 1$"
                 r"|closing signal (?:Signals\.)?SIGHUP",
                 tier="launcher",
                 confidence=Confidence.PROVED,
@@ -113,7 +113,7 @@ CAUSES = (
             Sign(
                 "address-in-use",
                 ("Address already in use",),
-                r"(?:RuntimeError|DistNetworkError|OSError): (?:\[Errno 98\] )?Address already in use",
+                r"(?:\[Errno 98\]|(?:RuntimeError|DistNetworkError|OSError):) Address already in use",
                 tier="launcher",
             ),
         ),
@@ -121,7 +121,7 @@ CAUSES = (
     JobCause(
         code="DDJ183",
         name="rendezvous-port-conflict",
-        title="A foreign server answered {who}[ at {peer}:{port}] in place of this job's store",
+        title="Another job meets this one at its rendezvous[: a foreign server answered {who} at {peer}:{port}]",
         domain="scheduler",
         restart="unknown",
         finds="A rank reached a server at the rendezvous' port that does not speak the store's protocol, or that"
@@ -148,6 +148,12 @@ CAUSES = (
                 r"(?:to host (?P<peer>\S+):(?P<port>\d+) - .*)?Ping failed, invalid value",
                 tier="launcher",
                 confidence=Confidence.LIKELY,
+            ),
+            Sign(  # NCCL's own first contact
+                "rank-twice",
+                ("ranks has already checked in", "mismatch in info from procs"),
+                tier="nccl",
+                confidence=Confidence.POSSIBLE,
             ),
             Sign(
                 "rendezvous-closed",
@@ -181,11 +187,19 @@ CAUSES = (
         # the endpoint's host (port-in-use, an exception), it is likely; with time-outs alone the network may be to
         # blame as well (firewall-or-unreachable); with hostname-unresolvable for the same host it is that.
         signs=(
-            Sign(
+            Sign(  # torchrun on other nodes says the same when the one that served it has ended
                 "rendezvous-connection",
                 ("RendezvousConnectionError: ",),
                 tier="launcher",
                 confidence=Confidence.POSSIBLE,
+                beside=("store-refused", "store-unreached"),
+            ),
+            Sign(  # each node then serves a rendezvous of its own, and waits for the others
+                "endpoint-is-localhost",
+                ("  rdzv_endpoint  ",),
+                r"rdzv_endpoint +: (?:localhost|127\.|\[::1\])",
+                tier="launcher",
+                beside=("rendezvous-timeout",),
             ),
         ),
     ),
@@ -217,6 +231,11 @@ CAUSES = (
                 tier="launcher",
             ),
             Sign(
+                "nccl-name-not-resolved",
+                ("error encountered when getting address info",),
+                tier="nccl",
+            ),
+            Sign(
                 "gaierror",
                 ("gaierror: [Errno -2]", "gaierror: [Errno -3]", "gaierror: [Errno -5]"),
                 tier="launcher",
@@ -244,8 +263,8 @@ CAUSES = (
         signs=(
             Sign(
                 "gloo-no-interface",
-                ("Unable to find address for: ", "Unable to find interface for: "),
-                r"Unable to find (?:address|interface) for: (?P<interface>\S+)",
+                ("Unable to find address for: ",),
+                r"Unable to find address for: (?P<interface>\S+)",
                 confidence=Confidence.PROVED,
             ),
         ),
@@ -253,10 +272,10 @@ CAUSES = (
     JobCause(
         code="DDJ187",
         name="gloo-loopback-hostname",
-        title="gloo sent {who} to a loopback address in place of another node's[: {peer}]",
+        title="gloo took an address for {who} that other nodes cannot use[: {peer}]",
         domain="network",
         restart="no",
-        finds="gloo's connection goes to 127.x and is refused, or gloo says that the hostname does not resolve.",
+        finds="gloo's connection goes to 127.x and is refused, or the host's name resolves to no address of its own.",
         why="gloo tells its peers the address that the host's own name resolves to; many systems write 127.0.1.1"
         " for it"
         " into /etc/hosts. The rank that prints the error is not the one with the wrong address.",
@@ -276,8 +295,14 @@ CAUSES = (
         signs=(
             Sign(
                 "gloo-dials-loopback",
-                ("ERROR failed to connect", "connectFullMesh failed", "SO_ERROR: Connection refused"),
-                r"(?:ERROR failed to connect.*|Connection refused, )remote=\[(?P<peer>127\.[\d.]+)\]",
+                (
+                    "ERROR failed to connect",
+                    "connectFullMesh failed",
+                    "SO_ERROR: Connection refused",
+                    " connect [127.",
+                ),
+                r"(?:ERROR failed to connect.*|Connection refused, )remote=\[(?P<peer>127\.[\d.]+)\]"
+                r"|\] connect \[(?P<at>127\.[\d.]+)\]:\d+: Connection refused",
                 tier="launcher",
             ),
             Sign(
@@ -286,6 +311,18 @@ CAUSES = (
                 tier="launcher",
                 # A warning alone: on a single host the loopback address serves.
                 beside=("peer-gone", "gloo-timeout", "gloo-dials-loopback", "store-timeout"),
+            ),
+            Sign(
+                "gloo-own-address-elsewhere",
+                ("Unable to find interface for: ",),
+                r"Unable to find interface for: \[?(?P<peer>[\w.:]+)",
+                tier="launcher",
+            ),
+            Sign(  # ranks that never reached each other
+                "gloo-without-mesh",
+                ("connectFullMesh failed",),
+                tier="launcher",
+                confidence=Confidence.POSSIBLE,
             ),
         ),
     ),
@@ -342,7 +379,14 @@ CAUSES = (
                 "fatal-python-error",
                 ("Fatal Python error: ",),
                 r"Fatal Python error: (?P<signal>(?!Aborted)[^\n]{1,60})",
-                confidence=Confidence.LIKELY,
+                is_final=True,
+            ),
+            Sign(  # UCX's, absl's and MPI's handlers, before they print stacks
+                "crash-handler",
+                ("Caught signal ", "*** SIG", "] Signal: "),
+                r"(?:Caught signal (?:4|7|8|11) \(|\] Signal: )(?P<signal>(?:Segmentation|Bus|Illegal|Floating)[\w ]*)"
+                r"|\*\*\* (?P<name>SIG(?:SEGV|BUS|ILL|FPE)) (?:received|\(@)",
+                is_final=True,
             ),
             Sign(
                 "kernel-segfault",

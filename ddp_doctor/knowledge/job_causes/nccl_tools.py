@@ -1,11 +1,11 @@
 """Causes that NCCL's own tools show: RAS (parse/job_log/ras.py notes whom it names), its diagnostics, nccl-tests."""
 
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
+from ddp_doctor.knowledge.job_causes.kinds import RAS_NOTE, JobCause, Sign
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Remedy
 
 _RAS = "NCCL user guide, troubleshooting, RAS; src/ras/client_support.cc (NCCL 2.24 to 2.31)"
-_NOTE = ("[RAS: ",)
+_NOTE = (RAS_NOTE,)
 
 CAUSES = (
     JobCause(

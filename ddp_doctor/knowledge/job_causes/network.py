@@ -55,6 +55,9 @@ SIGNS = (
         tier="nccl",
         role="victim",
     ),
+    Sign(
+        "interface-set", ("NCCL_SOCKET_IFNAME set",), r"NCCL_SOCKET_IFNAME set (?:by \w+ )?to", role="context"
+    ),
     # Each rank is alone on its node, as the launcher was told.
     Sign(
         "one-rank-a-node",
@@ -68,7 +71,7 @@ CAUSES = (
     JobCause(
         code="DDJ140",
         name="firewall-or-unreachable",
-        title="{who} cannot reach {peer}[ port {port}]: {reason}",
+        title="{who} cannot reach [{peer}][ port {port}][: {reason}]",
         domain="network",
         restart="on other nodes",
         finds="A connection between two nodes that times out or finds no route.",
@@ -95,11 +98,21 @@ CAUSES = (
                 rf"{_PEER.format(address=f'(?!{_OWN})')}[^\n]{{0,60}}? {_NO_WAY}(?!, retrying)",
                 tier="nccl",
             ),
+            Sign(  # NCCL 2.2 and 2.3, which do not tell the address
+                "nccl-connect-failed",
+                ("Call to connect failed : ",),
+                r"Call to connect failed : (?P<reason>Connection timed out|No route to host|Network is unreachable)",
+                tier="nccl",
+            ),
             Sign(
                 "nccl-connect-timed-out",
                 ("exceeded timeouts (",),
                 r"socket(?:Start|Poll)Connect: exceeded timeouts",
                 tier="nccl",
+            ),
+            Sign(
+                "mpi-cannot-connect",  # Open MPI's help texts
+                ("was unable to complete a TCP connection",),
             ),
             Sign(
                 "store-cannot-connect",
@@ -131,7 +144,15 @@ CAUSES = (
         ),
         next_check="ip -br addr in the job's container; env | grep NCCL_SOCKET",
         references=(_BOOTSTRAP,),
-        signs=(Sign("no-interface", _NO_INTERFACE, tier="nccl", confidence=Confidence.PROVED),),
+        signs=(
+            Sign("no-interface", _NO_INTERFACE, tier="nccl", confidence=Confidence.PROVED),
+            Sign(  # an interface without an address: NCCL up to 2.23
+                "no-address-family",
+                ("Socket creation failed : ",),
+                r"Socket creation failed : Address family not supported",
+                tier="nccl",
+            ),
+        ),
     ),
     JobCause(
         code="DDJ142",
@@ -162,6 +183,20 @@ CAUSES = (
                 confidence=Confidence.PROVED,
                 lines=12,
             ),
+            Sign(  # far apart, or of several processes
+                "interface-missing",
+                _NO_INTERFACE,
+                tier="nccl",
+                confidence=Confidence.PROVED,
+                beside=("interface-set",),
+            ),
+            Sign(
+                "oob-interface-missing",
+                ("verify NCCL_OOB_NET_IFNAME",),
+                r"no device found (?:matching|after excluding) (?P<interface>[^\s,]+)",
+                tier="nccl",
+                confidence=Confidence.PROVED,
+            ),
             Sign(
                 "peer-address-not-routed",
                 _CONNECT,
@@ -177,8 +212,8 @@ CAUSES = (
             ),
             Sign(
                 "address-not-assignable",
-                _CONNECT,
-                rf"{_PEER.format(address='')}[^\n]*Cannot assign requested address",
+                (*_CONNECT, "Call to bind failed"),
+                rf"(?:{_PEER.format(address='')}[^\n]*|Call to bind failed : )Cannot assign requested address",
                 tier="nccl",
                 confidence=Confidence.POSSIBLE,
             ),
@@ -259,9 +294,17 @@ CAUSES = (
             Sign(
                 "ofi-finds-nothing",
                 ("NET/OFI",),
-                r"NCCL WARN NET/OFI (?P<reason>[^\n]{0,200}?(?:[Cc]ouldn't find|[Nn]o eligible|[Uu]nable to find"
-                r"|initialization failed)[^\n]{0,80})",
+                r"(?<!INFO )NET/OFI (?P<reason>[^\n]{0,200}?(?:[Cc]ould(?:n't| not) (?:find|open|set)|[Nn]o eligible"
+                r"|[Uu]nable to find|fi_getinfo\(\) call failed|[Cc]reating new endpoint[^\n]{0,60} failed"
+                r"|[Ii]nitialization failed)[^\n]{0,80})",
                 tier="nccl",
+            ),
+            Sign(  # a name in NCCL_NET, up to NCCL 2.26
+                "named-network-missing",
+                ("Error: network ",),
+                r"Error: network (?P<plugin>\S[^\n]{0,60}?) not found",
+                tier="nccl",
+                confidence=Confidence.PROVED,
             ),
         ),
     ),
@@ -336,40 +379,6 @@ CAUSES = (
                 ),
                 r"NET/IB : (?:Remote (?P<link>\S+) device is incompatible|Attempted to connect incompatible"
                 r"|Can't (?:merge|connect) net devices)",
-                tier="nccl",
-                confidence=Confidence.PROVED,
-            ),
-        ),
-    ),
-    JobCause(
-        code="DDJ137",
-        name="imex-not-working",
-        title="NVLink between nodes (MNNVL) does not work on {who}: IMEX is not set up",
-        domain="host",
-        restart="on other nodes",
-        finds="NCCL finds GPUs joined by NVLink across nodes, and cannot share memory over it.",
-        why="The IMEX service has to run on all nodes of the NVLink domain, and the container needs its channel"
-        " device.",
-        remedies=(
-            Remedy(
-                summary="Start IMEX on all nodes, and give the container its channel",
-                commands=("nvidia-imex-ctl -N",),
-                scope="cluster",
-                container=("--device=/dev/nvidia-caps-imex-channels",),
-            ),
-            Remedy(
-                summary="Go on without NVLink between nodes",
-                settings=(Setting(name="NCCL_MNNVL_ENABLE", value="0", why="nodes use the network"),),
-                cost="transfers between nodes are several times slower",
-            ),
-        ),
-        next_check="nvidia-imex-ctl -N; ls /dev/nvidia-caps-imex-channels in the job's container",
-        references=("NCCL 2.25 to 2.30, src/mnnvl.cc",),
-        signs=(
-            Sign(
-                "mnnvl-not-working",
-                ("MNNVL (cliqueSize",),
-                r"MNNVL \(cliqueSize \d+\) is available but not",
                 tier="nccl",
                 confidence=Confidence.PROVED,
             ),

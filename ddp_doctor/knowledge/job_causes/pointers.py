@@ -9,7 +9,7 @@ from ddp_doctor.knowledge import victims
 from ddp_doctor.knowledge.job_causes.kinds import Sign
 
 #: How ProcessGroupNCCL begins its lines, with the number and the description of the group since torch 2.3.
-_GROUP = r"(?:\[PG (?:ID \d+ PG )?(?:GUID )?(?P<group>[^\]]*?) Rank (?P<group_rank>\d+)\] +)?"
+_GROUP = r"(?:\[(?:PG (?:ID \d+ PG )?(?:GUID )?(?P<group>[^\]]*?) )?Rank (?P<group_rank>\d+)\] +)?"
 
 _TIME_OUTS = (
     # ProcessGroupNCCL of torch 1.8 to 2.15 (there: nccl-legacy). SeqNum since 1.13, NumelIn since 2.2. "[Rank N]" may
@@ -91,6 +91,14 @@ _TIME_OUTS = (
         tier="watchdog",
         role="pointer",
     ),
+    Sign(  # NCCL's first word from rank to rank goes through the store, from rank 0
+        "store-id-timeout",
+        (" setting up NCCL communicator and retr",),
+        r"\[(?P<group_rank>\d+)\] is setting up NCCL communicator and retr\w+ ncclUniqueId from \[(?P<missing>\d+)\]"
+        r"[^\n]{0,200}got error: (?:Socket Timeout|wait timeout)",
+        tier="watchdog",
+        role="pointer",
+    ),
     Sign(
         "rendezvous-timeout",
         ("RendezvousTimeoutError",),
@@ -99,15 +107,16 @@ _TIME_OUTS = (
     ),
     Sign(
         "store-unreached",
-        ("The client socket has timed out after",),
-        r"timed out after (?P<timeout>\d+\w+) while trying to connect to \(\[?(?P<host>[^,\]]+)\]?, (?P<port>\d+)\)",
+        ("The client socket has timed out after", "connect() timed out. Original timeout was "),
+        r"timed out after (?P<timeout>\d+\w+) while trying to connect to \(?\[?(?P<host>[^,:\]]+)\]?(?:, |:)"
+        r"(?P<port>\d+)|connect\(\) timed out",  # torch 1.9 to 1.11
         role="pointer",
     ),
     Sign(
         "store-refused",
         ("The client socket has failed to connect to",),
-        # 22, 97: one of several addresses of the host is of a kind that is not served; torch tries the next.
-        r"failed to connect to \[?(?P<host>[^\]\s]+?)\]?:(?P<port>\d+) \(errno: (?P<errno>(?!(?:22|97)\b)\d+)",
+        # 22, 97, 99: one of several addresses of the host is of a kind that is not served; torch tries the next.
+        r"failed to connect to \[?(?P<host>[^\]\s]+?)\]?:(?P<port>\d+) \(errno: (?P<errno>(?!(?:22|97|99)\b)\d+)",
         role="pointer",
     ),
     Sign(
@@ -213,6 +222,14 @@ _ENDS = (
         tier="launcher",
         role="pointer",
     ),
+    Sign(  # of a launcher that tells no rank: DeepSpeed's, accelerate's, a shell's
+        "command-ended",
+        ("exits with return code = ", "died with <Signals.", " Killed  "),
+        r"exits with return code = (?P<exit>-?[1-9]\d*)|died with <Signals\.(?P<signal>SIG[A-Z]+)"
+        r"|(?:^|: +)\d+ (?P<killed>Killed)  ",
+        tier="launcher",
+        role="pointer",
+    ),
     Sign("interrupted", ("KeyboardInterrupt",), tier="launcher", role="pointer"),
     Sign(
         "called-abort",
@@ -230,7 +247,7 @@ _VICTIMS = (
         # Everyday life: NCCL's INFO while it connects or ends, store-refused's numbers, downloads, store-gone.
         r"^(?!.*(?:\b[Rr]etrying\b|Connection closed by localRank|HTTPS?Connection|urlopen error|wandb"
         r"|failed on SocketImpl\(|\"should dump\" flag on TCPStore"
-        r"|failed to connect to \S+(?: \(errno: (?:22|97)\b|$)))",
+        r"|failed to connect to \S+(?: \(errno: (?:22|97|99)\b| \(system error: 10049\b|$)))",
         role="victim",
     ),
     Sign(
@@ -295,6 +312,7 @@ _NO_EVIDENCE = (
         ),
         role="advice",
     ),
+    Sign("restarted", ("will restart worker group",), tier="launcher", role="context"),
     Sign(
         "launcher-summary",
         ("ChildFailedError", "Root Cause (first observed failure)", "[0]: <NO_OTHER_FAILURES>"),

@@ -40,6 +40,11 @@ def completion(statuses: str, ahead: str = "") -> str:
     )
 
 
+WITHOUT_GPUDIRECT = Remedy(
+    summary="Go on without GPUDirect RDMA until then, which tells as well whether this is the fault",
+    settings=(Setting(name="NCCL_NET_GDR_LEVEL", value="LOC", why="NICs do not read GPU memory"),),
+    cost="transfers between nodes go through host memory",
+)
 _IB_OFF = Remedy(
     summary="Test with NCCL_IB_DISABLE=1: where the job runs then, it is the RDMA network. This is a diagnosis, no"
     " cure",
@@ -53,7 +58,10 @@ _WITHOUT_NODE = Remedy(
 )
 
 #: Signs of no cause of their own: what follows after a connection has failed.
-SIGNS = (Sign("rdma-flushed", _GOT, completion("5"), tier="nccl", role="victim"),)
+SIGNS = (
+    Sign("rdma-flushed", _GOT, completion("5"), tier="nccl", role="victim"),
+    Sign("over-roce", ("/RoCE",), r"NET/IB ?: (?:Using |\[\d+\] )[^\n]{0,80}?/RoCE\b", role="context"),
+)
 
 CAUSES = (
     JobCause(
@@ -275,7 +283,8 @@ CAUSES = (
             Sign(
                 "gid-refused",
                 _MODIFY,
-                rf"ibv_modify_qp failed with (?:error )?(?:22 )?Invalid argument(?![^\n]{{0,300}}retrying){_ON_DEVICE}",
+                rf"ibv_modify_qp failed with (?:error )?(?:(?:22|61|101|113) )?(?:Invalid argument"
+                rf"|No data available|Network is unreachable|No route to host)(?![^\n]{{0,300}}retrying){_ON_DEVICE}",
                 tier="nccl",
             ),
             Sign(
@@ -284,42 +293,14 @@ CAUSES = (
                 rf"{_TIMED_OUT}{_ON_DEVICE}[^\n]{{0,120}}local GID (?P<gid>fe80:[^\s,]+)",
                 tier="nccl",
             ),
+            Sign(
+                "gid-table-changed",
+                ("GID table changed",),
+                tier="nccl",
+                beside=("rdma-retries-exceeded", "rdma-flushed"),
+            ),
             Sign("gid-hint", ("incorrect GID index is forced",), tier="nccl"),
             Sign("gid-not-found", ("Call to ibv_query_gid failed",), tier="nccl"),
-        ),
-    ),
-    JobCause(
-        code="DDJ150",
-        name="memlock-limit",
-        title="{who} may lock too little memory for RDMA (ulimit -l)",
-        domain="host",
-        restart="no",
-        finds="Registering memory with an RDMA device fails for want of memory that may be locked.",
-        why="RDMA needs its buffers locked in memory. Shells of ssh, Slurm, systemd and containers often allow 64"
-        " kB to 8 MB.",
-        remedies=(
-            Remedy(
-                summary="Lift the limit where the job's processes get it from",
-                commands=(
-                    "ulimit -l unlimited  # in the job's script",
-                    "LimitMEMLOCK=infinity  # in slurmd's systemd unit",
-                    "PropagateResourceLimitsExcept=MEMLOCK  # in slurm.conf",
-                ),
-                scope="node",
-                container=("--ulimit=memlock=-1",),
-            ),
-        ),
-        next_check="srun bash -c 'ulimit -l' (or the same through mpirun, or in the container): it must say"
-        " unlimited",
-        references=(_NET_IB, "libibverbs: Cannot allocate memory (ENOMEM)"),
-        signs=(
-            Sign(
-                "memory-not-registered",
-                ("Call to ibv_",),
-                r"Call to ibv_\w{1,40} failed(?: with error)?[ :]{1,3}Cannot allocate memory",
-                tier="nccl",
-                confidence=Confidence.PROVED,
-            ),
         ),
     ),
     JobCause(
@@ -337,13 +318,7 @@ CAUSES = (
                 commands=("modprobe nvidia_peermem",),
                 scope="node",
             ),
-            Remedy(
-                summary="Go on without GPUDirect RDMA",
-                settings=(
-                    Setting(name="NCCL_NET_GDR_LEVEL", value="LOC", why="NICs do not read GPU memory"),
-                ),
-                cost="transfers between nodes go through host memory",
-            ),
+            WITHOUT_GPUDIRECT,
         ),
         next_check="lsmod | grep peermem; dmesg | grep -i peermem; ddp-doctor check rdma on that node",
         references=(_NET_IB, "NVIDIA GPUDirect RDMA guide"),
@@ -393,6 +368,12 @@ CAUSES = (
                 ("Unresponsive receiver", "nreachable remote"),
                 r"NET/OFI|\befa\b|EFA|RC:",
                 tier="nccl",
+            ),
+            Sign(  # libfabric makes an address handle, which asks the device for the way there
+                "efa-address-refused",
+                ("Unable to insert remote address into address vector",),
+                tier="nccl",
+                confidence=Confidence.POSSIBLE,
             ),
         ),
     ),

@@ -1,14 +1,11 @@
 """Causes in the software of a node: the driver, CUDA, NCCL and its plug-ins, and how they go together."""
 
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
+from ddp_doctor.knowledge.job_causes.kinds import CUDA_ERRORS, NCCL_WARN, JobCause, Sign
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Remedy, Setting
 
-_CUDA_ERRORS = "CUDA runtime, texts of cudaGetErrorString"
 _NVML = "NVML, texts of nvmlErrorString; NCCL 2.3 to 2.30, src/misc/nvmlwrap.cc"
 _COMPATIBILITY = "https://docs.nvidia.com/deploy/cuda-compatibility/"
-#: What may stand in front of a warning of NCCL, behind the name of its source file.
-_WARN = r":\d{1,5} (?:\(\w{1,80}\) )?NCCL WARN "
 _SAME_NCCL = Remedy(
     summary="Keep the one NCCL that torch was built for: remove others from pip and from LD_LIBRARY_PATH and"
     " LD_PRELOAD",
@@ -45,7 +42,7 @@ CAUSES = (
             ),
         ),
         next_check="cat /proc/driver/nvidia/version; nvidia-smi; ls /usr/lib/x86_64-linux-gnu/libcuda.so.*",
-        references=(_NVML, _CUDA_ERRORS, "NVIDIA/open-gpu-kernel-modules (API mismatch)"),
+        references=(_NVML, CUDA_ERRORS, "NVIDIA/open-gpu-kernel-modules (API mismatch)"),
         signs=(
             Sign("nvml-version-mismatch", ("river/library version mismatch",), confidence=Confidence.PROVED),
             Sign("kernel-api-mismatch", ("NVRM: API mismatch",), tier="kernel", confidence=Confidence.PROVED),
@@ -78,7 +75,7 @@ CAUSES = (
         ),
         next_check="nvidia-smi (driver, and the newest CUDA it takes); python -c 'import torch;"
         " print(torch.version.cuda)'",
-        references=(_CUDA_ERRORS, _COMPATIBILITY),
+        references=(CUDA_ERRORS, _COMPATIBILITY),
         signs=(
             Sign(
                 "driver-insufficient",
@@ -110,12 +107,26 @@ CAUSES = (
         remedies=(_SAME_NCCL,),
         next_check="NCCL_DEBUG=VERSION prints the CUDA of NCCL (2.x+cudaY); python -c 'import torch;"
         " print(torch.version.cuda)'",
-        references=(_CUDA_ERRORS, _COMPATIBILITY),
+        references=(CUDA_ERRORS, _COMPATIBILITY, "nccl-tests, src/common.cu"),
+        instead_of=("driver-too-old",),
         signs=(
             Sign(
                 "nccl-kernel-refused",
                 ("invalid device function", "named symbol not found"),
-                r"NCCL WARN Cuda failure (?:\d+ )?'(?:invalid device function|named symbol not found)'",
+                r"(?:NCCL WARN |^)Cuda failure (?:\d+ )?'(?:invalid device function|named symbol not found)'",
+                tier="nccl",
+            ),
+            # nccl-tests' own calls of CUDA had worked by then: NCCL's runtime alone is too new for the driver.
+            Sign(
+                "nccl-tests-refused",
+                ("Test NCCL failure",),
+                r"Test NCCL failure [^\n]{0,200}unhandled cuda error",
+                confidence=Confidence.PROVED,
+                beside=("driver-insufficient",),
+            ),
+            Sign(
+                "nccl-of-old-cuda",
+                ("NCCL cannot be captured in a graph if either it wasn't built with CUDA runtime",),
                 tier="nccl",
             ),
             Sign(
@@ -151,7 +162,7 @@ CAUSES = (
             ),
         ),
         next_check="python -c 'import torch; print(torch.cuda.get_device_capability(), torch.cuda.get_arch_list())'",
-        references=(_CUDA_ERRORS, "torch 2.15 torch/cuda/__init__.py (_check_capability)"),
+        references=(CUDA_ERRORS, "torch 2.15 torch/cuda/__init__.py (_check_capability)"),
         instead_of=("nccl-cuda-mismatch",),
         signs=(
             Sign("kernel-image-missing", ("no kernel image is available for execution",)),
@@ -194,10 +205,13 @@ CAUSES = (
                     "No path computed to go from",
                     "Failed to find reverse path",
                     "too many Topo links",
+                    *(f" of node {kind} not found" for kind in ("cpu", "gpu", "net", "nic", "pci", "system")),
                 ),
-                rf"(?:paths|search|topo|connect|xml|rings)\.(?:cc|h"
-                rf"|cu){_WARN}(?:Error : )?(?P<error>Could not find (?!real path|CPU close)"
-                r"|No path computed|Failed to find reverse path|too many Topo links)",
+                # torch repeats the texts of warnings behind "Last error:", without the file.
+                rf"(?:paths|search|topo|connect|xml|rings)\.(?:cc|h|cu){NCCL_WARN}(?:Error : )?(?:Could not find"
+                r" (?!real path|CPU close)|too many Topo links)"
+                r"|No path computed to go from|Failed to find reverse path from remNode"
+                r"|Attribute \w+ of node \w+ not found",
                 tier="nccl",
                 confidence=Confidence.POSSIBLE,
             ),
@@ -257,7 +271,7 @@ CAUSES = (
         signs=(
             Sign(
                 "torch-without-nccl",
-                ("have NCCL built in",),
+                ("have NCCL built in", "AssertionError: Torch not compiled with CUDA enabled"),
                 confidence=Confidence.PROVED,
             ),
         ),

@@ -1,5 +1,7 @@
 """From what the files of one job say, each by itself, to one fact: which rank each line is of, and how it ended."""
 
+import re
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -8,11 +10,13 @@ from ddp_doctor.facts.job_log import FileSeen, JobLogFact, LogLine, RankSeen, Si
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
 from ddp_doctor.parse.job_log.endings import Ending
 from ddp_doctor.parse.job_log.nccl_lines import transport_facts
-from ddp_doctor.parse.job_log.prefix import Origin, of_path
+from ddp_doctor.parse.job_log.prefix import Origin, attempt_of_path, of_path
 from ddp_doctor.parse.job_log.scan import FileScan, Seen
 
 #: Kept of a job; a log of nothing but errors has more.
 _MOST_SIGNS = 20_000
+#: The group whose ranks are the job's, as torch names it, or does not (before 2.3).
+_DEFAULT_GROUP = re.compile(r"(?:0? ?\(?default_pg\)?|0)?")
 
 
 class Job:
@@ -40,6 +44,12 @@ class Job:
             origin.task is not None and origin.task != origin.rank for _, origin in pairs
         )
         self._of_process = self._ranks_of_processes()
+        self._restarts = {
+            scan.name: sorted(seen.where.line for seen in scan.seen.values() if seen.sign == "restarted")
+            for scan in scans
+        }
+        self._last_attempt = 0  # until all are known
+        self._last_attempt = max((self._attempt(scan.name, scan.lines) for scan in scans), default=0)
 
     def fact(self, files: Sequence[FileSeen]) -> JobLogFact:
         """What the output of the job says."""
@@ -65,6 +75,13 @@ class Job:
         for scan in self._scans:
             if (fact := scan.measured.fact(self.world_size or 0)) is not None:
                 yield fact
+
+    def _attempt(self, file: str, line: int) -> int:
+        """In which of torchrun's attempts a line was printed; the last where nothing tells, as in a kernel's log."""
+        of_path, restarts = attempt_of_path(file), self._restarts[file]
+        if of_path is not None:
+            return of_path
+        return bisect_left(restarts, line) if restarts else self._last_attempt
 
     def _first(self, name: str) -> Any:
         return next((value for scan in self._scans if (value := getattr(scan.facts, name)) is not None), None)
@@ -118,6 +135,12 @@ class Job:
         path = self._paths[scan.name].rank
         return path if path is not None else self._sole_rank(scan)
 
+    def _rank_said(self, seen: Seen) -> int | None:
+        """The rank that a line of torch names itself: a rank of the job only in its default group."""
+        rank = seen.values.get("group_rank", "")
+        known = rank.isdecimal() and (self.world_size is None or int(rank) < self.world_size)
+        return int(rank) if known and _DEFAULT_GROUP.fullmatch(seen.values.get("group", "")) else None
+
     def _local(self, scan: FileScan, origin: Origin) -> int | None:
         return origin.local_rank if origin.local_rank is not None else self._paths[scan.name].local_rank
 
@@ -129,23 +152,25 @@ class Job:
         )
 
     def _signs(self) -> Iterator[SignSeen]:
-        merged: dict[tuple[object, ...], tuple[Seen, int | None, set[int]]] = {}
+        merged: dict[tuple[object, ...], tuple[Seen, int | None, set[int], int]] = {}
         for scan in self._scans:
             for seen in sorted(scan.seen.values(), key=lambda seen: seen.where.line):
                 rank = self._rank_of(scan, seen.origin)
+                rank = self._rank_said(seen) if rank is None else rank
+                attempt = self._attempt(scan.name, seen.where.line)
                 whose = "rank" if rank is not None else (seen.origin.host, seen.origin.pid)
                 said = tuple(
                     sorted((k, v) for k, v in seen.values.items() if k not in ("first_line", "frames"))
                 )
-                key = (seen.sign, seen.where.text, said, whose)
+                key = (seen.sign, seen.where.text, said, whose, attempt)
                 if key not in merged:
                     if len(merged) < _MOST_SIGNS:
-                        merged[key] = (seen, rank, set() if rank is None else {rank})
+                        merged[key] = (seen, rank, set() if rank is None else {rank}, attempt)
                 elif rank is None or rank in merged[key][2]:
                     merged[key][0].times += seen.times
                 else:
                     merged[key][2].add(rank)
-        for seen, rank, ranks in merged.values():
+        for seen, rank, ranks, attempt in merged.values():
             yield SignSeen(
                 sign=seen.sign,
                 where=seen.where,
@@ -156,6 +181,7 @@ class Job:
                 values=seen.values,
                 times=seen.times,
                 ranks=tuple(sorted(ranks)),
+                attempt=attempt,
             )
 
     def _ranks(self, signs: Sequence[SignSeen]) -> list[RankSeen]:
@@ -182,7 +208,7 @@ class Job:
                 yield rank, {**origin._asdict(), "local_rank": self._local(scan, origin)}
 
     def _last_lines(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        last: dict[int, tuple[float, int, LogLine]] = {}
+        last: dict[int, tuple[int, float, int, LogLine]] = {}
         for scan in self._scans:
             of_streams = (
                 (self._rank_of(scan, stream.origin), stream.last, stream.last_at_s)
@@ -191,15 +217,23 @@ class Job:
             of_ranks = ((rank, line, at_s) for rank, (line, at_s) in scan.last_of_rank.items())
             for rank, line, at_s in (*of_streams, *of_ranks):
                 if rank is not None and line is not None:
+                    attempt = self._attempt(scan.name, line.line)
                     last[rank] = max(
-                        last.get(rank, (-1.0, 0, line)), (at_s or 0.0, line.line, line), key=_when
+                        last.get(rank, (-1, -1.0, 0, line)),
+                        (attempt, at_s or 0.0, line.line, line),
+                        key=_when,
                     )
-        for rank, (_, _, line) in last.items():
+        for rank, (*_, line) in last.items():
             yield rank, {"last": line}
 
     def _endings(self) -> Iterator[Ending]:
         """How ranks ended; entries of summaries, which know the rank, come first."""
-        found = [(scan, ending) for scan in self._scans for ending, _ in scan.endings]
+        found = [
+            (scan, ending)
+            for scan in self._scans
+            for ending, where in scan.endings
+            if self._attempt(scan.name, where.line) == self._last_attempt
+        ]
         for scan, ending in sorted(found, key=lambda at: (at[1].rank is None, at[1].pid is None)):
             if ending.rank is None:
                 rank = self._rank_of(scan, Origin(local_rank=ending.local_rank, pid=ending.pid))
@@ -208,8 +242,8 @@ class Job:
                 yield ending
 
 
-def _when(last: tuple[float, int, LogLine]) -> tuple[float, int]:
-    return last[:2]
+def _when(last: tuple[int, float, int, LogLine]) -> tuple[int, float, int]:
+    return last[:3]
 
 
 _FIELDS = frozenset(RankSeen.model_fields) - {"rank"}

@@ -4,14 +4,13 @@ import re
 
 from ddp_doctor.parse.frames import is_of_the_job, of_the_job
 
-#: As many lines of its own has a block at most; a recursion's traceback is cut by Python itself.
-_MOST_LINES = 400
 _MOST_FRAMES = 20
 _FRAME = re.compile(r'\s*File "(?P<file>[^"]{1,400})", line (?P<line>\d{1,9})(?:, in (?P<name>.{1,200}))?')
 _EXCEPTION = re.compile(r"(?P<type>[A-Za-z_][\w.]{0,200})(?:: ?(?P<message>.*))?$")
 #: Lines of an exception group stand behind a bar.
 _GROUP = re.compile(r"(?:  )*[|+][ -]?")
 _FIELD = re.compile(r" *(time|host|rank|exitcode|error_file|traceback) *: (.*)")
+RAS_WORD = "Job summary"
 #: What NCCL prints gets between the lines of Python.
 _NCCL = "NCCL INFO "
 TRACEBACK = "Traceback (most recent call last)"
@@ -19,6 +18,9 @@ TRACEBACK = "Traceback (most recent call last)"
 
 class Block:
     """Lines of one process; ``add`` says whether more are wanted. ``first_line`` is a number in the file."""
+
+    #: Of its own; a recursion's traceback is cut by Python itself.
+    MOST_LINES = 400
 
     def __init__(self, first_line: int) -> None:
         self.first_line = self.last_line = first_line
@@ -28,7 +30,7 @@ class Block:
         """Take the next line of the process."""
         self.last_line = line
         self.lines += 1
-        return self.lines < _MOST_LINES and self._wants_more(text)
+        return self.lines < self.MOST_LINES and self._wants_more(text)
 
     def _wants_more(self, text: str) -> bool:
         raise NotImplementedError
@@ -84,6 +86,24 @@ class Failure(Block):
         if field:
             self.fields[field[1]] = field[2].strip()
         return text.startswith(_NCCL) or (field is not None and field[1] != "traceback")
+
+
+class Ras(Block):
+    """An answer of NCCL's RAS, printed into the output of a job: its lines with their numbers, and some behind it."""
+
+    MOST_LINES = 4_000  # one for each rank in trouble
+
+    def __init__(self, first_line: int, text: str) -> None:
+        super().__init__(first_line)
+        self.numbered = [(first_line, text)]
+
+    def add(self, text: str, line: int) -> bool:
+        """Take the next line of the process, with its number."""
+        self.numbered.append((line, text))
+        return super().add(text, line)
+
+    def _wants_more(self, text: str) -> bool:
+        return text.strip() != RAS_WORD
 
 
 class SignBlock(Block):

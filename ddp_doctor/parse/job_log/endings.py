@@ -144,6 +144,29 @@ def _numbers(tasks: str) -> Iterator[int]:
             yield from numbers
 
 
+#: tqdm's bar: per cent, and the minutes that it has run.
+_BAR = re.compile(rb"(?<!\d)(\d{1,2})%\|[^|\r\n]{0,400}\|[^\[\r\n]{1,60}\[(?:(\d{1,3}):)?(\d\d):(\d\d)<")
+_BAR_WITHIN = 1 << 16
+
+
+def unfinished_bar(chunk: bytes, end: int) -> dict[str, str]:
+    """The last bar of progress before a place in the output, where it is not complete: its per cent and seconds."""
+    last = None
+    for last in _BAR.finditer(chunk, max(end - _BAR_WITHIN, 0), end):  # noqa: B007
+        pass
+    if last is None:
+        return {}
+    hours, minutes, seconds = (int(part or 0) for part in last.groups()[1:])
+    return {"bar": f"{int(last[1])} %", "bar_s": str(hours * 3600 + minutes * 60 + seconds)}
+
+
+def since_complete(chunk: bytes, end: int) -> dict[str, str]:
+    """How many lines that are not of NCCL stand between a communicator's completion and a place in the output."""
+    start = chunk.rfind(b"Init COMPLETE", max(end - _BAR_WITHIN, 0), end)
+    others = [line for line in chunk[start:end].split(b"\n")[1:] if line.strip() and b"NCCL" not in line]
+    return {"since_complete": str(len(others))} if start >= 0 else {}
+
+
 _TORCH = re.compile(
     r"(?:[Pp]y[Tt]orch(?: version)?(?: is|:|=)*|\btorch(?: version|\.__version__|==|:|=)+)[ :=]*v?"
     r"(\d\.\d{1,2}\.\d{1,2}[\w.+]*)"

@@ -23,13 +23,23 @@ from statistics import median
 from typing import Any
 
 from ddp_doctor.facts.collectives import AllReduceFact, SizeResult
+from ddp_doctor.knowledge.job_causes.kinds import TEST_BEGINS
 
 #: Words of nccl-tests' lines.
-TABLE_WORDS = (b"  sum  ", b"Collective test starting: ", b"  Rank ")
+_ENDS = "Avg bus bandwidth"
+TABLE_WORDS = (
+    b"  sum  ",
+    b"  none  ",
+    b"Collective test starting: ",
+    b"  Rank ",
+    TEST_BEGINS.encode(),
+    _ENDS.encode(),
+)
 _ROW = re.compile(
     r"^\s*(\d{1,15})\s+\d{1,15}\s+\w{3,12}\s+sum\s+(?:-?\d{1,4}\s+)?"
     r"(\d{1,12}(?:\.\d{1,4})?)\s+(\d{1,6}\.\d{1,4})\s+(\d{1,6}\.\d{1,4})\s+(\d{1,15}(?![\d.e])|\S{1,12})"
 )
+_ANY_ROW = re.compile(r"^\s*\d{1,15}\s+\d{1,15}\s+\w{3,12}\s+(?:sum|none)\s")
 _DEVICE = re.compile(r"^#\s+Rank\s+(\d{1,6})\b.{0,20}\bPid\b")
 _MOST_SIZES = 64
 _CUT = "it is cut off, or not what NCCL writes"
@@ -41,15 +51,24 @@ class Table:
     def __init__(self) -> None:
         self.sizes: list[SizeResult] = []
         self.ranks = 0
+        self.begun = False  # a test that has not ended
+        self.begun_at = 0
+        self.rows = 0
         self._test = ""
 
-    def line(self, text: str) -> None:
-        """Take a line with one of TABLE_WORDS."""
-        if device := _DEVICE.match(text):
+    def line(self, text: str, number: int = 0) -> None:
+        """Take a line with one of TABLE_WORDS, and its number in the file."""
+        if TEST_BEGINS in text:
+            self.begun, self.begun_at = True, number
+        elif _ENDS in text:
+            self.begun, self.rows = False, 0
+        elif device := _DEVICE.match(text):
             self.ranks = max(self.ranks, int(device[1]) + 1)
         elif "Collective test starting: " in text:
             self._test = text.rpartition(": ")[2].strip()
-        elif (row := _ROW.match(text)) and len(self.sizes) < _MOST_SIZES:
+        elif _ANY_ROW.match(text):
+            self.rows += 1
+        if (row := _ROW.match(text)) and len(self.sizes) < _MOST_SIZES:
             time_us, algbw, busbw = (float(row[column]) for column in (2, 3, 4))
             # A reduce-scatter moves half of it: the bandwidth of its bus is below the other.
             if self._test.endswith("all_reduce_perf") or (not self._test and busbw >= algbw * 0.98):

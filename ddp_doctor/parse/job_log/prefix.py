@@ -76,6 +76,10 @@ _LETTERS = _compiled(
         rf"(?P<month_name>[A-Z][a-z]{{2}}) +(?P<day>\d{{1,2}}) {_CLOCK} {_HOST} [\w./()-]{{1,60}}(?:\[\d+\])?: ?",
     ),
     ("time", rf"{_CTIME}(?=\[\d+,)"),  # mpirun --timestamp-output
+    (  # engines write so what their workers raise, each line
+        "logger",
+        rf"(?:ERROR|WARNING|INFO|DEBUG|CRITICAL) (?P<month>\d\d)-(?P<day>\d\d) {_CLOCK} \[?\S{{1,200}}:\d+\] ?",
+    ),
 )
 _DIGITS = _compiled(
     ("time", rf"{_ISO}(?: (?:stdout|stderr) [FP] )?(?: ?[|-] | ?: | )?"),
@@ -98,7 +102,7 @@ _STERN = re.compile(r"(?P<host>[\w.-]{1,255}) ([\w.-]{1,255}) ")
 #: pdsh, DeepSpeed's launcher: a host is believed where what follows is surely a line of a rank.
 _PDSH = re.compile(rf"{_HOST}: (?P<surely>(?=\[rank\d|Traceback \(|[^\s:]{{1,255}}:\d+:\d+ \[\d))?")
 _REPEATED = re.compile(r" ?\[repeated (\d{1,7})x across cluster\](?: \(.{0,400}\))?$")
-_ONCE = frozenset(("time", "uptime", "glog", "nccl", "nccl2"))
+_ONCE = frozenset(("time", "uptime", "glog", "logger", "nccl", "nccl2"))
 _NUMBERS = (
     ("rank", "rank"),
     ("local", "local_rank"),
@@ -283,6 +287,12 @@ def _midnight_s(date: str) -> int | None:
         return timegm(datetime(int(year), number, int(day), tzinfo=timezone.utc).timetuple())
     except ValueError:
         return None
+
+
+def attempt_of_path(name: str) -> int | None:
+    """The number of torchrun's attempt whose folder a file stands in."""
+    found = re.search(r"(?:^|/)attempt_(\d{1,6})/", name)
+    return int(found[1]) if found else None
 
 
 def of_path(name: str) -> Origin:

@@ -26,6 +26,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+#: NCCL's and CUDA's versions stand in front of it; further down in a job's output scan.py finds it.
+_BEGINS_WITHIN = 500
 _TABLE_ROW = re.compile(r"^\s{0,12}(\d{1,6})(?:\s+[\d-]{1,15}){3}\s+(\d{1,7})\s+\d{1,8}\s+[A-Z]")
 _BLOCK = re.compile(r"^\s{0,4}#(\d{1,6})-\d{1,6} \(\w{1,40}\) ([A-Z]{4,20})")
 _SEVERAL = re.compile(
@@ -43,13 +45,15 @@ _NO_COMMA = re.compile(r'("nvml_dev": -?\d{1,5})(\s+"status")')
 
 def is_ras(head: bytes, _name: str = "") -> bool:
     """Whether a file is what ncclras, or RAS's socket, answers."""
-    return b"Job summary\n===" in head or (b'"communicators"' in head and b'"missing_ranks' in head)
+    return b"Job summary\n===" in head[:_BEGINS_WITHIN] or (
+        b'"communicators"' in head and b'"missing_ranks' in head
+    )
 
 
 def text_of_ras(data: bytes) -> str:
     """The answer with its notes, line by line, of JSON one line a rank in trouble. Raises ValueError."""
     text = data.decode("utf-8", "replace")
-    lines = _of_text(text) if b"Job summary\n===" in data else _of_json(text)
+    lines = _of_text(text) if b"Job summary" in data else _of_json(text)
     times = Counter(note for _, note in lines)
     return "".join(f"{line}{_said(note, times[note] > 1) if note else ''}\n" for line, note in lines)
 

@@ -1,13 +1,13 @@
 """One pass over a file's bytes: lines without any word of a sign are not looked at."""
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddp_doctor.facts.job_log import LogLine
 from ddp_doctor.knowledge.job_causes import SIGNS
-from ddp_doctor.knowledge.job_causes.kinds import Sign
-from ddp_doctor.parse.job_log.blocks import TRACEBACK, Block, Failure, SignBlock, Traceback
+from ddp_doctor.knowledge.job_causes.kinds import RAS_NOTE, TEST_BEGINS, Sign
+from ddp_doctor.parse.job_log.blocks import RAS_WORD, TRACEBACK, Block, Failure, Ras, SignBlock, Traceback
 from ddp_doctor.parse.job_log.endings import (
     ENDING_WORDS,
     EXIT_WORD,
@@ -19,17 +19,18 @@ from ddp_doctor.parse.job_log.endings import (
     ending_of_mpirun,
     ending_of_summary,
     endings_in,
+    since_complete,
+    unfinished_bar,
 )
 from ddp_doctor.parse.job_log.measured import TABLE_WORDS, Table
 from ddp_doctor.parse.job_log.nccl_lines import NCCL_WORDS, NcclLines
 from ddp_doctor.parse.job_log.prefix import LONGEST_PREFIX, Origin, Prefixes, clean
-from ddp_doctor.parse.job_log.words import search_for
+from ddp_doctor.parse.job_log.ras import text_of_ras
+from ddp_doctor.parse.job_log.words import AFTER, BEFORE, pieces, search_for
 from ddp_doctor.parse.redact import masked
 
 #: Characters of a line that are kept.
 LONGEST_TEXT = 400
-#: Characters of a line, or of a piece of it between carriage returns, around a word.
-_BEFORE, _AFTER = 4_000, 8_000
 #: A text of several lines has ended where its process printed nothing in so many lines of the file.
 _LONGEST_GAP = 4_096
 #: Kept of one file and sign: texts that differ. Further ones are counted with the last.
@@ -37,6 +38,8 @@ _MOST_OF_A_SIGN = 5_000
 #: Of one process, open at the same time.
 _MOST_BLOCKS = 8
 _LONGEST_VALUE = 20 * LONGEST_TEXT
+#: Nothing that is counted has so many digits.
+_NO_NUMBER = re.compile(r"-?\d{19}")
 #: At the beginning each line is looked at, to learn who prints into the file, until so many show nobody new.
 _SAME_AGAIN = 300
 _MOST_STREAMS = 20_000
@@ -50,6 +53,7 @@ _OTHERS: dict[bytes, str] = {
     TRACEBACK.encode(): "traceback",
     SUMMARY_WORD: "summary",
     EXIT_WORD: "exit",
+    RAS_WORD.encode(): "ras",
 }
 _SIGNS: dict[bytes, list[str]] = {}
 for _sign, _ in SIGNS.values():
@@ -58,6 +62,8 @@ for _sign, _ in SIGNS.values():
     for _word in (*_sign.words, *_sign.unless) if _sign.unless else ():
         _OTHERS.setdefault(_word.encode(), "last")
 _SIGNS.pop(TRACEBACK.encode(), None)  # it is read as a block, for the sign "exception"
+_OF_ENDLESS_TESTS = _SIGNS.pop(TEST_BEGINS.encode())
+_OF_RAS = _SIGNS[RAS_NOTE.encode()]
 #: All words, and by their numbers what each is for.
 ALL_WORDS = tuple(dict.fromkeys((*_SIGNS, *_OTHERS)))
 _USES = [(_SIGNS.get(word, ()), _OTHERS.get(word)) for word in ALL_WORDS]
@@ -71,6 +77,18 @@ _LAST = {
     if sign.unless
 }
 _PATTERNS = {sign.id: re.compile(sign.pattern) for sign, _ in SIGNS.values()}
+
+
+#: Texts of several lines, by the use of the word that they begin with.
+_BLOCKS: dict[str | None, Callable[[int, str], Block]] = {
+    "summary": Failure,
+    "exit": lambda number, text: SignBlock(number, 2, text),
+    "ras": Ras,
+}
+
+
+#: What the lines before the first of a sign tell, by its tier.
+_BEFORE_SIGN = {"watchdog": unfinished_bar, "nccl": since_complete}
 
 
 @dataclass
@@ -127,8 +145,10 @@ class FileScan:
         self.head = 0  # lines that were all looked at
         self._prefixes = Prefixes(year)
         self._nothing_new = 0
+        self._ras: list[tuple[int, str]] = []  # lines of all answers, with their numbers
         self._open: dict[str, list[Block]] = {}
         self._kept: dict[str, int] = {}
+        self._at = b"", 0  # the chunk, and where the line at hand ends in it
         self._last_signs: dict[str, tuple[str, int]] = {}  # line and its number
         self._within_line = False  # the last chunk ended within a line
 
@@ -165,6 +185,14 @@ class FileScan:
         for stream in list(self._open):
             for block in self._open.pop(stream):
                 self._close(block, self.streams[stream].origin)
+        answers = "\n".join(text for _, text in self._ras)
+        noted = [] if RAS_NOTE in answers else text_of_ras(answers.encode()).split("\n")
+        for (number, _), line in zip(self._ras, noted, strict=False):
+            for sign in _OF_RAS if RAS_NOTE in line else ():
+                self._sign(SIGNS[sign][0], Origin(), line, line, number)
+        for sign in _OF_ENDLESS_TESTS if self.measured.begun else ():
+            if sign == "test-without-end" or not self.measured.rows:
+                self._keep(sign, Origin(), self.where(TEST_BEGINS, self.measured.begun_at), {})
         for sign, (line, number) in self._last_signs.items():
             origin, text = self._prefixes.split(line, SIGNS[sign][0].words[0])
             self._sign(SIGNS[sign][0], origin, text, line, number)
@@ -177,7 +205,7 @@ class FileScan:
             elif last is not None:
                 start = chunk.rfind(b"\n", 0, last[1]) + 1
                 number = self.lines + (not self._within_line) + chunk.count(b"\n", 0, start)
-                line = chunk[max(start, last[1] - _BEFORE) : last[1] + _AFTER].partition(b"\n")[0]
+                line = chunk[max(start, last[1] - BEFORE) : last[1] + AFTER].partition(b"\n")[0]
                 self._last_signs[sign] = (clean(line), number)
 
     def _is_head(self) -> bool:
@@ -186,13 +214,14 @@ class FileScan:
     def _line(
         self, chunk: bytes, at: int, end: int, number: int, found: Sequence[tuple[int, int, int]]
     ) -> None:
+        self._at = chunk, end
         words = {word for word, _, _ in found}
-        if end - at <= _AFTER and b"\r" not in chunk[at : end - 1]:
+        if end - at <= AFTER and b"\r" not in chunk[at : end - 1]:
             self._text(clean(chunk[at:end]), number, words)
             return
         head = clean(chunk[at : at + LONGEST_PREFIX].partition(b"\r")[0])
         prefix = head[: len(head) - len(self._prefixes.split(head)[1])]
-        for start, stop, inside in _pieces(chunk, at, end, found):
+        for start, stop, inside in pieces(chunk, at, end, found):
             piece = clean(chunk[start:stop])
             self._text(piece if start == at or piece.startswith(prefix) else prefix + piece, number, inside)
 
@@ -205,15 +234,13 @@ class FileScan:
         if "fact" in uses:
             self.facts.add(text)
         if "measured" in uses:
-            self.measured.line(text)
+            self.measured.line(text, number)
         if "ending" in uses:
             self.endings += [(ending, self.where(text, number)) for ending in endings_in(text)]
         if "traceback" in uses:
             self._begin(origin, Traceback(number, self._announced_for(number)))
-        if "summary" in uses:
-            self._begin(origin, Failure(number, text))
-        if "exit" in uses:
-            self._begin(origin, SignBlock(number, 2, text))
+        for use in uses & _BLOCKS.keys():
+            self._begin(origin, _BLOCKS[use](number, text))
         for sign in dict.fromkeys(sign for word in sorted(words) for sign in _USES[word][0]):
             self._sign(SIGNS[sign][0], origin, text, line, number)
 
@@ -249,7 +276,10 @@ class FileScan:
         pattern = _PATTERNS[sign.id]
         if match := pattern.search(text) or pattern.search(line):
             start = match.start() if match.string == text else 0
-            self._keep(sign.id, origin, self.where(text, number, start), match.groupdict())
+            values: dict[str, str | None] = match.groupdict()
+            if sign.id not in self._kept and (tells := _BEFORE_SIGN.get(sign.tier)):
+                values |= tells(*self._at)
+            self._keep(sign.id, origin, self.where(text, number, start), values)
 
     def _begin(self, origin: Origin, block: Block) -> None:
         blocks = self._open.setdefault(origin.stream, [])
@@ -276,6 +306,8 @@ class FileScan:
                 origin = origin._replace(local_rank=block.local_rank)
             if block.type is not None and "exception" in SIGNS:
                 self._keep("exception", origin, self.where(block.text, block.last_line), block.values())
+        elif isinstance(block, Ras):
+            self._ras += block.numbered
         elif isinstance(block, _OfSign):
             if match := _PATTERNS[block.sign.id].search("\n".join(block.texts)):
                 self._keep(
@@ -295,7 +327,9 @@ class FileScan:
         kept = self._kept[sign] = self._kept.get(sign, 0) + 1
         if kept <= _MOST_OF_A_SIGN:
             safe = {
-                name: masked(value[:_LONGEST_VALUE]) for name, value in values.items() if value is not None
+                name: masked(value[:_LONGEST_VALUE])
+                for name, value in values.items()
+                if value is not None and not _NO_NUMBER.match(value)
             }
             self.seen[key] = Seen(sign, where, origin, safe, origin.times)
 
@@ -333,7 +367,7 @@ class FileScan:
         raw = raw.rstrip()
         if not raw:
             return
-        last = clean(raw[max(raw.rfind(b"\r") + 1, len(raw) - _AFTER) :])
+        last = clean(raw[max(raw.rfind(b"\r") + 1, len(raw) - AFTER) :])
         head = clean(raw[:LONGEST_PREFIX])
         origin, text = self._prefixes.split(head)
         prefix = head[: len(head) - len(text)]
@@ -357,26 +391,3 @@ def _rows_with(prefixes: tuple[bytes, ...], chunk: bytes) -> Iterable[int]:
     """The last line with each prefix, as numbers of lines in the chunk."""
     last = {word: start for word, start, _ in search_for(prefixes)(chunk)}
     return sorted({chunk.count(b"\n", 0, start) for start in last.values()}, reverse=True)
-
-
-def _pieces(
-    chunk: bytes, at: int, end: int, found: Sequence[tuple[int, int, int]]
-) -> Iterator[tuple[int, int, set[int]]]:
-    """The pieces of a long line, or of one with carriage returns, that hold words; the last piece where none does."""
-    if not found:
-        start = max(chunk.rfind(b"\r", at, end - 1) + 1, at)
-        yield start, min(end, start + _AFTER), set()
-        return
-    stop = at
-    words: set[int] = set()
-    start = at
-    for word, word_at, _ in found:
-        if word_at >= stop:
-            if words:
-                yield start, stop, words
-            start = max(chunk.rfind(b"\r", at, word_at) + 1, at, word_at - _BEFORE)
-            stop = chunk.find(b"\r", word_at, end)
-            stop = min(end if stop < 0 else stop, word_at + _AFTER)
-            words = set()
-        words.add(word)
-    yield start, stop, words

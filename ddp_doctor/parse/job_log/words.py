@@ -1,9 +1,11 @@
 """Searching many words in bytes at once (docs/adr/0016-search-for-many-words.md)."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 
+#: Characters of a line, or of a piece of it between carriage returns, around a word.
+BEFORE, AFTER = 4_000, 8_000
 #: Number of the word, start and end of each occurrence in the bytes, by the lines they stand in; words may overlap.
 Search = Callable[[bytes], list[tuple[int, int, int]]]
 
@@ -33,3 +35,26 @@ def _by_expression(words: Sequence[bytes]) -> Search:
         ]
 
     return found
+
+
+def pieces(
+    chunk: bytes, at: int, end: int, found: Sequence[tuple[int, int, int]]
+) -> Iterator[tuple[int, int, set[int]]]:
+    """The pieces of a long line, or of one with carriage returns, that hold words; the last piece where none does."""
+    if not found:
+        start = max(chunk.rfind(b"\r", at, end - 1) + 1, at)
+        yield start, min(end, start + AFTER), set()
+        return
+    stop = at
+    words: set[int] = set()
+    start = at
+    for word, word_at, _ in found:
+        if word_at >= stop:
+            if words:
+                yield start, stop, words
+            start = max(chunk.rfind(b"\r", at, word_at) + 1, at, word_at - BEFORE)
+            stop = chunk.find(b"\r", word_at, end)
+            stop = min(end if stop < 0 else stop, word_at + AFTER)
+            words = set()
+        words.add(word)
+    yield start, stop, words
