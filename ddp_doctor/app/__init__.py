@@ -1,6 +1,7 @@
 """The use cases behind the commands. They return values, print nothing, and parse no options."""
 
 from ddp_doctor.app.attach import attach
+from ddp_doctor.app.attach_nodes import attach_to_hosts, attach_to_slurm_job, be_agent
 from ddp_doctor.app.inspection import (
     judge_settings,
     live_settings,
@@ -22,6 +23,9 @@ __all__ = [
     "RunRequest",
     "UsageError",
     "attach",
+    "attach_to_hosts",
+    "attach_to_slurm_job",
+    "be_agent",
     "judge",
     "judge_settings",
     "judge_with_absent",

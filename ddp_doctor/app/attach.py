@@ -22,7 +22,7 @@ from ddp_doctor.parse.frames import is_of_the_job
 from ddp_doctor.sources import live_doors, live_process, proc
 from ddp_doctor.sources.live_jobs import Host, LiveJob, of_slurm
 from ddp_doctor.sources.live_process import Children, Connections, Watched, connections, unacknowledged
-from ddp_doctor.sources.live_stacks import Stack, source_line, stacks
+from ddp_doctor.sources.live_stacks import Stack, source_line, stacks, why_refused
 
 #: Looks at each process, and the time between two: over four seconds a loop tells itself apart from work.
 _LOOKS, _PAUSE_S = 6, 0.8
@@ -72,9 +72,20 @@ def _chosen(pids: Sequence[int] | None, slurm_job: str | None) -> list[LiveJob]:
                 f"no process of SLURM job {slurm_job} on this host has torch loaded and may be read"
             )
     if not jobs:
+        closed = next(filter(_is_closed, proc.pids()), None)
+        if closed is not None:
+            raise UsageError(_why_not(closed))
         whose = "" if os.getuid() == 0 else "of yours "
-        raise UsageError(f"no job {whose}with ranks of torch runs on this host; name a process with --pid")
+        where = "in this container" if proc.in_container() else "on this host"
+        raise UsageError(f"no job {whose}with ranks of torch runs {where}; name a process with --pid")
     return jobs
+
+
+def _is_closed(pid: int) -> bool:
+    """Whether it is one of this user's programs in Python, and may not be read all the same."""
+    is_own = (proc.status(pid).get("Uid") or "-").split()[0] == str(os.getuid())
+    name = proc.read(f"/proc/{pid}/comm") or ""
+    return is_own and name.startswith(("python", "pt_")) and proc.environment(pid) is None
 
 
 def _of_processes(pids: Sequence[int]) -> list[LiveJob]:
@@ -106,7 +117,8 @@ def _why_not(pid: int) -> str:
     if os.getuid() in (0, uid) and not proc.command(pid) and not proc.read(f"/proc/{pid}/maps"):
         return f"process {pid} ({name}) is a thread of the kernel"
     if proc.environment(pid) is None and os.getuid() in (0, uid):
-        return f"process {pid} ({name}) may not be read, not even by its own user"
+        refused = why_refused(pid, "denied")
+        return f"process {pid} ({name}) may not be read: {refused.why}; {refused.grant}"
     if proc.environment(pid) is None:
         try:
             user = pwd.getpwuid(uid).pw_name
@@ -209,6 +221,7 @@ class _Watch:
             launcher_pid=job.launcher_pid,
             world_size=job.world_size,
             missing=job.missing,
+            in_container=proc.in_container(),
             torch_version=job.torch_version,
             backend=next((one.backend for one in job.ranks.values() if one.backend), None),
             refused=tuple(_pipes(job)),
@@ -228,18 +241,20 @@ class _Watch:
             looks = () if has_ended else tuple(self._looks[one.pid])
             stack = self._first[one.pid]
             frames = looks[-1].frames if looks else ()
-            text = source_line(frames[-1]) if frames and is_of_the_job(frames[-1]) else ""
+            text = source_line(frames[-1], one.pid) if frames and is_of_the_job(frames[-1]) else ""
             never_read = not any(look.frames for look in looks)
             fact = LiveRankFact(
                 job=job.key,
                 host=self._host,
                 pid=one.pid,
+                pid_inside=proc.pid_inside(one.pid),
                 rank=rank,
                 numbered_by="environment" if job.numbered else "order of starts",
                 gpu=_gpu(one.env, one.local_rank) if one.backend == "nccl" else None,
                 looks=looks,
                 children=self._children[one.pid].seen(self._stacks_of_loaders(job.children[rank], frames)),
                 unacknowledged=unacknowledged(self._before[one.pid], self._after[one.pid], rank_at),
+                connections=live_process.to_other_addresses(self._after[one.pid]),
                 groups=one.groups,
                 over_nccl=one.backend == "nccl",
                 default_group=stack.default_group,

@@ -25,6 +25,7 @@ from ddp_doctor.render.progress import bytes_read, progress
 from ddp_doctor.render.terminal import show_kept_run
 from ddp_doctor.render.topology import report as topology_report
 from ddp_doctor.sources.slurm_files import files_of_job
+from ddp_doctor.starters import starter_channel
 
 #: An environment has two megabytes at most, a job script a few kilobytes.
 _LONGEST_SCRIPT_BYTES = 8 * 1024 * 1024
@@ -108,13 +109,27 @@ def logs(
     return report(outcome, outputs)
 
 
-def attach(pid: int | None, slurm_job: str | None, outputs: Outputs, ignore: tuple[str, ...] = ()) -> int:
-    """``ddp-doctor attach``: what the jobs on this host do now; the recording is kept. Raises UsageError."""
-    if pid is not None and slurm_job is not None:
-        raise UsageError("name a process or a SLURM job, not both")
+def attach(
+    pid: int | None,
+    slurm_job: str | None,
+    hosts: Sequence[str],
+    outputs: Outputs,
+    ignore: tuple[str, ...] = (),
+) -> int:
+    """``ddp-doctor attach``: what jobs do now, on this host or on several; the recording is kept. Raises UsageError."""
+    if (pid is not None) + (slurm_job is not None) + bool(hosts) > 1:
+        raise UsageError("name a process, a SLURM job or hosts: one of them")
+    env = dict(os.environ)
+    if starter_channel.take(env):
+        return app.be_agent(pid, slurm_job, env)
     with progress(screen.console(sys.stderr), (), quiet=outputs.quiet) as tell:
-        outcome = app.attach([pid] if pid is not None else None, slurm_job, ignore, tell)
-    return save_and_report(outcome, outputs, os.environ)
+        if hosts:
+            outcome = app.attach_to_hosts(hosts, ignore, tell, env)
+        elif slurm_job is not None:
+            outcome = app.attach_to_slurm_job(slurm_job, ignore, tell, env)
+        else:
+            outcome = app.attach([pid] if pid is not None else None, None, ignore, tell, env)
+    return save_and_report(outcome, outputs, env)
 
 
 def env(file: str | None, outputs: Outputs, ignore: tuple[str, ...] = ()) -> int:

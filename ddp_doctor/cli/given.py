@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from ddp_doctor.model.choices import UsageError
 from ddp_doctor.model.rule import Described
 from ddp_doctor.parse.file_kinds import READ_BY, file_kind
+from ddp_doctor.parse.hostlist import expand, read_host_file
 from ddp_doctor.sources.given import MOST_BYTES, CannotRead, read_given
 
 
@@ -22,6 +23,25 @@ def require_kind(path: str, text: str, wanted: str, *fine: str) -> None:
     if kind is not None and kind not in fine:
         reads = f"; `ddp-doctor {READ_BY[kind]} {path}` reads it" if kind in READ_BY else ""
         raise UsageError(f"{path} is {kind}, and {wanted} is wanted{reads}")
+
+
+def given_hosts(hosts: str | None, hostfile: str | None) -> tuple[str, ...]:
+    """The hosts of --hosts or --hostfile; none where neither was given. Raises UsageError."""
+    if hosts is not None and hostfile is not None:
+        raise UsageError("--hosts and --hostfile are two ways to say the same: give one")
+    try:
+        found = (
+            read_host_file(given_text(hostfile))
+            if hostfile is not None
+            else ()
+            if hosts is None
+            else expand(hosts)
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if hostfile is not None and not found:
+        raise UsageError(f"{hostfile} names no host; write one on each line")
+    return found
 
 
 def rule_codes(given: Sequence[str] | None, rules: Sequence[Described]) -> tuple[str, ...]:

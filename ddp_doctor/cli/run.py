@@ -14,13 +14,12 @@ from ddp_doctor import app
 from ddp_doctor.app import Outcome, UsageError, folders
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.cli.error_handler import print_to_stderr
-from ddp_doctor.cli.given import given_text
+from ddp_doctor.cli.given import given_hosts
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.cli.reporting import save, save_and_report
 from ddp_doctor.engine.collect import plan_of
 from ddp_doctor.model.choices import ExitCode
 from ddp_doctor.model.recording import Options, Recording
-from ddp_doctor.parse.hostlist import expand, read_host_file
 from ddp_doctor.parse.options import require_factory
 from ddp_doctor.render import layout, screen
 from ddp_doctor.render.progress import progress
@@ -51,17 +50,7 @@ class Launch:
 
     def read(self) -> Asked:
         """What was asked, with the hosts of --hosts or --hostfile. Raises UsageError."""
-        if self.hosts is not None and self.hostfile is not None:
-            raise UsageError("--hosts and --hostfile are two ways to say the same: give one")
-        hosts: tuple[str, ...] = ()
-        with _as_usage_error():
-            if self.hostfile is not None:
-                hosts = read_host_file(given_text(self.hostfile))
-            elif self.hosts is not None:
-                hosts = expand(self.hosts)
-        if self.hostfile is not None and not hosts:
-            raise UsageError(f"{self.hostfile} names no host; write one on each line")
-        return replace(self.asked, hosts=hosts)
+        return replace(self.asked, hosts=given_hosts(self.hosts, self.hostfile))
 
 
 def run(options: Options, launch: Launch, outputs: Outputs) -> int:

@@ -7,14 +7,18 @@ import typer
 
 from ddp_doctor.cli.app import app
 from ddp_doctor.cli.help import OUTPUTS, TIME, VERDICT, WHAT, Command, epilog
-from ddp_doctor.cli.options import IgnoreOption, reported
+from ddp_doctor.cli.options import HostfileOption, HostsOption, IgnoreOption, reported
 from ddp_doctor.cli.outputs import Outputs
 
 
 @app.command(
     cls=Command,
     epilog=epilog(
-        "ddp-doctor attach", "ddp-doctor attach --pid 4711", "ddp-doctor attach --slurm-job 4711", live=True
+        "ddp-doctor attach",
+        "ddp-doctor attach --pid 4711",
+        "ddp-doctor attach --slurm-job 4711",
+        "ddp-doctor attach --hosts node1,node2",
+        live=True,
     ),
 )
 @reported
@@ -32,18 +36,23 @@ def attach(
     slurm_job: Annotated[
         str | None,
         typer.Option(
-            "--slurm-job", metavar="ID", rich_help_panel=WHAT, help="Look at this job of SLURM on this host."
+            "--slurm-job",
+            metavar="ID",
+            rich_help_panel=WHAT,
+            help="Look at this job of SLURM on all its nodes.",
         ),
     ] = None,
+    hosts: HostsOption = None,
+    hostfile: HostfileOption = None,
     ignore: IgnoreOption = None,
     *,
     outputs: Outputs,
 ) -> int:
-    """Say what the jobs on this host do now: whether they get on, and who keeps the others waiting. It only reads."""
+    """Say what jobs do now: whether they get on, and who keeps the others waiting. It only reads."""
     from ddp_doctor.cli import commands
-    from ddp_doctor.cli.given import ignored
+    from ddp_doctor.cli.given import given_hosts, ignored
 
-    return commands.attach(pid, slurm_job, outputs, ignored(ignore))
+    return commands.attach(pid, slurm_job, given_hosts(hosts, hostfile), outputs, ignored(ignore))
 
 
 class OnHang(str, Enum):

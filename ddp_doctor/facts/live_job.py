@@ -60,6 +60,7 @@ class LiveRankFact(Fact):
     job: str  # LiveJobFact.job
     host: str
     pid: int
+    pid_inside: int | None = None  # in its own pid namespace, where that is not the doctor's
     rank: int
     numbered_by: Literal["environment", "order of starts"] = "environment"
     user: str = ""
@@ -67,6 +68,7 @@ class LiveRankFact(Fact):
     looks: tuple[Look, ...] = ()
     children: tuple[ChildSeen, ...] = ()
     unacknowledged: tuple[Unacknowledged, ...] = ()
+    connections: tuple[tuple[str, str], ...] = ()  # TCP to other addresses: address:port here and there
     groups: int = 0  # process groups, by gloo's or NCCL's threads; 0: not known
     over_nccl: bool = False  # by NCCL's threads, whose waits take a whole core
     default_group: bool | None = None  # whether its call is on the default group; None: not known
@@ -92,4 +94,7 @@ class LiveJobFact(Fact):
     torch_version: str | None = None
     backend: str | None = None  # nccl, gloo: whose threads there are
     watched_s: float = 0.0  # from the first look to the last
+    in_container: bool = (
+        False  # it was looked at from inside a pid namespace, so nothing outside of it was seen
+    )
     refused: tuple[Refused, ...] = ()  # doors of the whole job

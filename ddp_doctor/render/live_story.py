@@ -15,9 +15,10 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import AttachReport
 from ddp_doctor.render.layout import Table, folded, width_of
 from ddp_doctor.render.text import one_line
-from ddp_doctor.views.live_ranks import Doing, LiveJob, live_jobs
+from ddp_doctor.views.live_ranks import Doing, LiveJob, live_jobs, unreached
 from ddp_doctor.wording.live_ranks import says
-from ddp_doctor.wording.ranks import rank_list
+from ddp_doctor.wording.nodes import name_list
+from ddp_doctor.wording.ranks import capital, rank_list
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,6 +42,8 @@ def show(report: AttachReport, recording: Recording, out: "Console", *, each: bo
             out.print()
         for at, line in enumerate(lines(job, report, width_of(out), each=each)):
             out.print(line, style="dim" if at == 0 else None)
+    for host, why in unreached(recording).items():
+        out.print(folded(f"{host} could not be read: {one_line(why)}", width_of(out), hang=2))
 
 
 def lines(
@@ -49,6 +52,11 @@ def lines(
     """The lines of one job."""
     blamed = {one.rank for one in report.ranks if one.blamed and one.job == job.name}
     yield folded(_about(job), width)
+    if any(host.in_container for host in job.hosts):
+        yield folded("Seen from inside a container: processes outside of it do not show", width, hang=2)
+    if job.is_elsewhere:
+        unseen = capital(rank_list(job.unseen)) if job.unseen else "Its ranks on other hosts"
+        yield folded(f"{unseen} {'was' if len(job.unseen) == 1 else 'were'} not seen", width, hang=2)
     doors = [door for host in job.hosts for door in host.refused]
     doors += [door for one in job.ranks for door in one.fact.refused]
     for door in dict.fromkeys(doors):
@@ -75,7 +83,7 @@ def lines(
 def _about(job: LiveJob) -> str:
     number, first = len(job.ranks), job.hosts[0]
     of = f" of {job.world_size}" if job.world_size != number else ""
-    on = first.host if len(job.hosts) == 1 else f"{len(job.hosts)} hosts"
+    on = name_list([host.host for host in job.hosts])
     pid = f" (pid {first.launcher_pid})" if first.launcher_pid and len(job.hosts) == 1 else ""
     parts = (
         f"{number}{of} rank{'s' if job.world_size != 1 else ''} on {on}",
@@ -99,12 +107,18 @@ def _row(ranks: Sequence[Doing], *, is_blamed: bool, with_host: bool) -> tuple[s
     return (
         f"{'!! ' if is_blamed else '   '}{rank_list([of.rank for of in ranks])}",
         one_line(one.fact.host) if with_host else "",
-        str(one.fact.pid) if alone else "",
+        _pid(one) if alone else "",
         str(one.fact.gpu) if alone and one.fact.gpu is not None else "",
         _state(one),
         {True: "yes", False: "no", None: "?"}[one.moves],
         one_line(says(one)),
     )
+
+
+def _pid(one: Doing) -> str:
+    """With its number in its own container."""
+    inside = one.fact.pid_inside
+    return f"{one.fact.pid} ({inside} inside)" if inside else str(one.fact.pid)
 
 
 def _state(one: Doing) -> str:

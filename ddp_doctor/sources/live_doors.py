@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
 
+from ddp_doctor.sources import proc
 from ddp_doctor.sources.live_process import Candidate, listening, network_of, number
 
 _PATIENCE_S = 1.5
@@ -59,7 +60,7 @@ def worker_servers(ranks: Iterable[Candidate]) -> dict[int, Address]:
     for one in ranks:
         path = one.env.get("TORCH_WORKER_SERVER_SOCKET", "")
         if path.startswith("/"):
-            likely[one.pid] = path
+            likely[one.pid] = proc.path_of(one.pid, path)
         elif network_of(one.pid) == network_of(os.getpid()):
             ports = listening(one.pid, any_address=True) - {number(one.env, "MASTER_PORT")}
             if len(ports) == 1:

@@ -23,6 +23,8 @@ _COMPILERS = re.compile(
 #: Descendants of a rank that are looked at, and steps up to an ancestor.
 _MOST_CHILDREN, _MOST_STEPS = 64, 8
 _ESTABLISHED = "01"
+#: A rank of gloo has as many connections as there are other ranks.
+_MOST_CONNECTIONS = 1024
 
 
 @dataclass(frozen=True)
@@ -221,6 +223,16 @@ def connections(pid: int) -> Connections:
                 queued = int(fields[4].partition(":")[0], 16)
                 found[fields[9]] = (_address(fields[1]), _address(fields[2]), queued, int(fields[6], 16))
     return found
+
+
+def to_other_addresses(of: Connections) -> tuple[tuple[str, str], ...]:
+    """Both ends of those that leave the host, by which other hosts know this process."""
+    found = {
+        (this, other)
+        for this, other, *_ in of.values()
+        if this.rpartition(":")[0] != other.rpartition(":")[0]
+    }
+    return tuple(sorted(found)[:_MOST_CONNECTIONS])
 
 
 def sockets(pid: int) -> set[str]:

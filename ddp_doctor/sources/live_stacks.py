@@ -104,7 +104,11 @@ def why_refused(pid: int, said: str) -> Refused:
     yama = f"kernel.yama.ptrace_scope is {scope}"
     reasons = (
         (not other, "the process has gone", ""),
-        (others and not may_trace, f"it is a process of {user}", f"run this as {user}, or as root"),
+        (
+            others and not may_trace,
+            f"it is a process of {user}" + ", and this root has no CAP_SYS_PTRACE" * (os.getuid() == 0),
+            f"run this as {user}, or " + ("with CAP_SYS_PTRACE" if os.getuid() == 0 else "as root"),
+        ),
         (not denied, words[-1].removeprefix("Error: ")[:_LONGEST_WORDS], ""),
         (
             scope == "1" and not may_trace,
@@ -141,12 +145,12 @@ def _user(uid: int) -> str:
         return f"user {uid}"
 
 
-def source_line(frame: str) -> str:
-    """The text of the line in which a frame stands; empty where the file is not here."""
+def source_line(frame: str, pid: int) -> str:
+    """The text of the line in which a frame of a process stands; empty where the file cannot be read."""
     place, _, _ = frame.partition(" in ")
     path, _, line = place.rpartition(":")
     try:
-        file = Path(path)
+        file = Path(proc.path_of(pid, path))
         if not file.is_file() or file.stat().st_size > _LARGEST_SOURCE_BYTES:
             return ""
         return file.read_text(errors="replace").splitlines()[int(line) - 1].strip()

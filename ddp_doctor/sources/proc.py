@@ -1,6 +1,10 @@
 """Files below /proc about processes; None or nothing where the process has gone or may not be read."""
 
 import os
+from contextlib import suppress
+
+#: The kernel's number of the host's own (linux/proc_ns.h, PROC_PID_INIT_INO).
+_FIRST_PID_NAMESPACE = f"pid:[{0xEFFFFFFC}]"
 
 
 def read(path: str) -> str | None:
@@ -49,6 +53,24 @@ def parent(pid: int) -> int:
     """Its parent; 0 where there is none."""
     fields = stat_fields(pid)
     return int(fields[1]) if fields else 0
+
+
+def pid_inside(pid: int) -> int | None:
+    """Its number in its own pid namespace, where that is one below this one (proc(5), NSpid)."""
+    numbers = status(pid).get("NSpid", "").split()
+    return int(numbers[-1]) if len(numbers) > 1 else None
+
+
+def path_of(pid: int, path: str) -> str:
+    """Where a file is that a process, perhaps in a container, calls ``path``."""
+    return f"/proc/{pid}/root{path}" if path.startswith("/") else f"/proc/{pid}/cwd/{path}"
+
+
+def in_container() -> bool:
+    """Whether this process is in a pid namespace of its own, and sees only the processes of that."""
+    with suppress(OSError):
+        return os.readlink("/proc/self/ns/pid") != _FIRST_PID_NAMESPACE
+    return False
 
 
 def pids() -> list[int]:

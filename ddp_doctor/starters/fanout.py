@@ -294,6 +294,20 @@ class FanOut:
                 channel.send({"signal": number})
 
 
+class Readers(FanOut):
+    """Agents that look around and do not meet: none waits for another, and one that is lost costs only its own part."""
+
+    def _is_over(self) -> bool:
+        if self.ended.interrupted:
+            return True
+        self.ended.timed_out = time.monotonic() > self._until
+        if time.monotonic() > self._began + self._join_timeout_s:
+            self._give_up_the_silent()
+        lost = self.ended.not_started | self.ended.broken_off
+        left = (rank for rank, agent in self.ended.agents.items() if agent.code is None and rank not in lost)
+        return self.ended.timed_out or next(left, None) is None
+
+
 def _too_soon(how: str) -> str:
     return f"its agent ended before the roll call was over: {how}"
 

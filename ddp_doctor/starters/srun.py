@@ -32,15 +32,19 @@ _NODE_FAILED = re.compile(r"srun: error: (?P<how>Node failure) on (?P<hosts>\S+)
 _EXEC_FAILED = re.compile(r"slurmstepd-(?P<host>[\w.-]+): error: (?P<why>execve\(\): .+)", re.ASCII)
 
 
-def by_srun(hosts: Sequence[str], command: Sequence[str], env: Mapping[str, str]) -> Start:
-    """One srun for all hosts of an allocation, in its order. Raises FileNotFoundError where there is none."""
+def by_srun(hosts: Sequence[str], command: Sequence[str], env: Mapping[str, str], job_id: str = "") -> Start:
+    """One srun for all hosts of an allocation, in its order; ``job_id``: of this one, and without its GPUs.
+
+    Raises FileNotFoundError where there is none.
+    """
     srun = shutil.which("srun", path=env.get("PATH"))
     if srun is None:
         raise FileNotFoundError("srun")
     options = (
         *("--nodes", str(len(hosts)), "--ntasks", str(len(hosts)), "--ntasks-per-node", "1"),
         *("--nodelist", ",".join(hosts), "--export", "ALL", "--cpu-bind", "none", "--mpi", "none"),
-        *("--kill-on-bad-exit=0", "--wait", "0", "--job-name", "ddp-doctor", *_gpus(len(hosts), env)),
+        *("--kill-on-bad-exit=0", "--wait", "0", "--job-name", "ddp-doctor"),
+        *(_beside(job_id) if job_id else _gpus(len(hosts), env)),
     )
     shown = {name: value for name, value in env.items() if not _NOT_SHOWN.fullmatch(name)}
     return Start(
@@ -51,6 +55,11 @@ def by_srun(hosts: Sequence[str], command: Sequence[str], env: Mapping[str, str]
         explain=_explain,
         ends_by_host=ends_by_host,
     )
+
+
+def _beside(job_id: str) -> tuple[str, ...]:
+    """A step beside those of a job, whose resources they have: it takes none, else it would wait for their end."""
+    return "--jobid", job_id, "--overlap", "--gres", "none", "--mem", "0", "--chdir", "/"
 
 
 def _gpus(nodes: int, env: Mapping[str, str]) -> tuple[str, ...]:

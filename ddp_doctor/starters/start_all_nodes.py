@@ -44,12 +44,12 @@ def start_all_nodes(
 
 
 def _over_ssh(asked: Asked, env: Mapping[str, str], arguments: Sequence[str]) -> StartedNodes | Asked:
-    hosts = _chosen(asked)
+    hosts = chosen(asked)
     if len(hosts) == 1 and is_here(hosts[0]):
         return _alone(asked)
     where = asked.endpoint or (address_of(hosts[0], env), RENDEZVOUS_PORT)
     at = ("--rdzv-endpoint", written(*where), "--nnodes", str(len(hosts)))
-    commands = [(*_doctor(), "run", *arguments, *at, "--node-rank", str(rank)) for rank in range(len(hosts))]
+    commands = [(*doctor(), "run", *arguments, *at, "--node-rank", str(rank)) for rank in range(len(hosts))]
     try:
         starts = over_ssh(hosts, commands, env, os.getcwd())
     except FileNotFoundError:
@@ -57,7 +57,7 @@ def _over_ssh(asked: Asked, env: Mapping[str, str], arguments: Sequence[str]) ->
     return StartedNodes(starts, names(hosts), where, "ssh")
 
 
-def _chosen(asked: Asked) -> tuple[str, ...]:
+def chosen(asked: Asked) -> tuple[str, ...]:
     """The first hosts of the list, as many as --nnodes takes. Raises ValueError."""
     if asked.node_rank is not None:
         raise ValueError("--hosts numbers the nodes itself: leave --node-rank out")
@@ -92,7 +92,7 @@ def _in_allocation(
     where = asked.endpoint or (hosts[0], 0)
     at = ("--rdzv-endpoint", written(*where)) if where[1] else ()
     try:
-        start = by_srun(hosts, (*_doctor(), "run", *arguments, *at), env)
+        start = by_srun(hosts, (*doctor(), "run", *arguments, *at), env)
     except FileNotFoundError:
         raise ValueError(
             f"SLURM job {allocated.job_id} has {len(hosts)} nodes, but srun is not on PATH; test this host alone"
@@ -101,7 +101,7 @@ def _in_allocation(
     return StartedNodes([start], hosts, where, "slurm")
 
 
-def _doctor() -> tuple[str, ...]:
+def doctor() -> tuple[str, ...]:
     """This program with this interpreter: its script or its single file where it was started by that, else ``-m``."""
     if archive := single_file():
         return sys.executable, archive

@@ -10,7 +10,7 @@ from ddp_doctor.engine.plan import Plan
 from ddp_doctor.facts.live_job import ChildSeen, LiveJobFact, LiveRankFact, Look, Refused, Unacknowledged
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
-from ddp_doctor.model.recording import Options, Recording
+from ddp_doctor.model.recording import Node, Options, Recording, World
 from ddp_doctor.model.report import AttachReport
 
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
@@ -223,3 +223,85 @@ def test_a_redacted_recording_gives_the_same_verdict_without_names():
     assert "node1" not in text
     assert "/home/me" not in text
     assert "distributed_c10d.py" in text
+
+
+# --- several hosts -----------------------------------------------------------------------------------
+
+MEETING = "SLURM job 7, node1:29500"
+
+
+def of_nodes(
+    *parts: list[LiveRankFact] | str, key: str = MEETING, launcher: str = "ssh", size: int = 4
+) -> Recording:
+    """What several hosts have read: ranks, or why there are none; "-" where there was nothing to look at."""
+    readings: list[Reading] = []
+    for node, part in enumerate(parts):
+        host = f"node{node + 1}"
+        if isinstance(part, str):
+            status = Status.ABSENT if part == "-" else Status.FAILED
+            readings.append(Reading(check="attach", status=status, node=node, reason=part))
+            continue
+        about = {"job": key, "host": host, "world_size": size}
+        of_host = recording(*(one.model_copy(update={"job": key, "host": host}) for one in part), **about)
+        readings += [reading.model_copy(update={"node": node}) for reading in of_host.readings]
+    nodes = tuple(Node(node_rank=node, hostname=f"node{node + 1}") for node in range(len(parts)))
+    world = World(nnodes=len(parts), launcher=launcher, nodes=nodes)
+    return blank(Options(command="attach"), Plan(())).model_copy(
+        update={"world": world, "readings": tuple(readings)}
+    )
+
+
+REFUSED = "Permission denied (publickey)."
+STANDS, LOOPS = rank(1, (script(70),)), rank(1, (script(70, "spin"),), cpu=1.0, state="R")
+GOES_ON = [rank(at, call("all_reduce"), BACKWARD, cpu=0.5, switches=400) for at in range(2)]
+FAR: dict[str, tuple[Recording, list[str], list[tuple[int | None, str | None]], int]] = {
+    "a rank on another host outside of the collective": (
+        of_nodes(waiting(0), [STANDS], waiting(2, 3)), ["stuck-outside-collective"], [(1, "node2")], 1),
+    "other calls on two hosts": (
+        of_nodes(waiting(0, 1), [*waiting(2), *waiting(3, name="all_gather")]),
+        ["collective-mismatch"], [(3, "node2")], 1),
+    "the minority of those that were seen, and a host that was not": (
+        of_nodes(waiting(0, 1), waiting(2, name="all_gather"), REFUSED), ["progress-not-known"], [], 3),
+    "a proved culprit, and a host that was not seen": (
+        of_nodes(waiting(0), [rank(1, (script(70),), state="T")], REFUSED), ["rank-stopped"], [(1, "node2")], 1),
+    "a loop that may wait for a host that was not seen": (
+        of_nodes(waiting(0), [LOOPS], REFUSED), ["progress-not-known"], [], 3),
+    "what was seen gets on, and a host was not seen": (of_nodes(GOES_ON, REFUSED), [], [], 3),
+    "ranks on a host that nobody named": (of_nodes(waiting(0, 1)), ["progress-not-known"], [], 3),
+    "a node of a job of SLURM without a rank": (
+        of_nodes(waiting(0, 1), "-", launcher="slurm"), ["rank-gone"], [(2, "node2"), (3, "node2")], 1),
+    "a host without a rank, where those that were not seen had their place": (
+        of_nodes(waiting(0, 1), "-"), ["rank-gone"], [(2, "node2"), (3, "node2")], 1),
+    "a host without a rank, and more that were not seen than it could have had": (
+        of_nodes(waiting(0), waiting(1), "-"), ["progress-not-known"], [], 3),
+    "data that another host's rank does not acknowledge": (
+        of_nodes(waiting(0, unacknowledged=(LOST,)),
+                 waiting(1, connections=(("10.0.0.2:4711", "10.0.0.1:9"),)), size=2),
+        ["data-not-acknowledged"], [(0, "node1")], 1),
+    "two jobs that each meet at an address of its own host": (
+        of_nodes(waiting(0, 1), [rank(2, (script(70),), state="T"), *waiting(3)], key="127.0.0.1:29 net:[7]", size=2),
+        ["collective-stalled", "rank-stopped"], [(2, "node2")], 1),
+    "ranks without numbers, connected to a host that was not seen": (
+        of_nodes(waiting(0, 1, numbered_by="order of starts", connections=(("10.0.0.1:9", "10.0.0.2:7"),)), size=2),
+        ["progress-not-known"], [], 3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("situation", FAR)
+def test_on_several_hosts_the_culprit_is_named_with_its_host_and_no_rank_that_nobody_saw(situation: str):
+    seen, causes, culprits, code = FAR[situation]
+
+    report = judge(seen).report
+
+    assert isinstance(report, AttachReport)
+    assert [cause.name for cause in report.causes] == causes
+    assert [(one.rank, one.node) for cause in report.causes for one in cause.culprits] == culprits
+    assert report.exit_code == code, report.summary
+    assert (REFUSED in report.summary) == (code == 3 and REFUSED in seen.model_dump_json())
+
+
+def test_the_pair_of_a_connection_that_loses_data_is_named_across_hosts():
+    report = judge(FAR["data that another host's rank does not acknowledge"][0]).report
+
+    (culprit,) = report.findings[0].culprits
+    assert (culprit.kind, culprit.peer_rank, culprit.peer_node) == ("pair", 1, "node2")

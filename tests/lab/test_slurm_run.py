@@ -14,7 +14,7 @@ import pytest
 
 from ddp_doctor.model.finding import Setting
 from ddp_doctor.render.pasted_scripts import sbatch_lines
-from tests.lab.hosts import WITHOUT_DDP
+from tests.lab.hosts import ROOT, WITHOUT_DDP
 from tests.lab.processes import comm
 from tests.lab.slurm import PATIENCE_S, Slurm, wait_for, why_no_slurm
 from tests.render.reports import error, given_by, world
@@ -221,3 +221,25 @@ def test_in_a_step_one_watcher_a_node_explains_the_end_and_each_task_is_sent_sig
     assert len({parent for _, parent in below}) == 2, "task 0 runs below the watcher, task 1 as without one"
     assert said.count("ddp-doctor: watching ") == 1
     assert said.count("Failed: GPU of a rank has no memory left: 2.00 GiB more were asked for.") == 1, said
+
+
+def test_attach_reads_all_nodes_of_a_job_beside_its_step_that_has_all_gpus(slurm):
+    settings = f"export PYTHONPATH={ROOT} OMP_NUM_THREADS=1 WORLD_SIZE=2 MASTER_ADDR=node1 MASTER_PORT=29500"
+    job = slurm.batch(f"{settings}; srun {sys.executable} -m tests.attach.spread", "-N2", "-n2", "--gpus=16")
+    try:
+        wait_for(lambda: job.output.count("begun") == 2, PATIENCE_S, slurm.logs)
+        time.sleep(1.0)  # until the first waits
+        report = slurm.folder / "attach.json"
+        attach = (*DOCTOR[:3], "attach", "--json", str(report), "--slurm-job")
+        done = slurm.run(*attach, job.number)
+        unknown = slurm.run(*attach, "4000000")
+    finally:
+        slurm.run("scancel", job.number)
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = json.loads(report.read_text())
+    assert [(one["rank"], one["node"]) for of in found["findings"] for one in of["culprits"]] == [
+        (1, "node2")
+    ]
+    assert unknown.returncode == 2
+    assert unknown.stderr == "ddp-doctor: SLURM does not know job 4000000, or has forgotten it\n"
+    job.wait()

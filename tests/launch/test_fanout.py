@@ -13,7 +13,7 @@ import pytest
 
 from ddp_doctor.ranks import process
 from ddp_doctor.starters import fanout, srun, started_process
-from ddp_doctor.starters.fanout import Ended, FanOut
+from ddp_doctor.starters.fanout import Ended, FanOut, Readers
 from ddp_doctor.starters.started_process import Start
 
 AGENT = """
@@ -357,3 +357,15 @@ def test_a_background_process_that_keeps_the_pipes_open_holds_nobody_up(start):
 
     assert 0 in seen.not_started
     assert time.monotonic() - began < 6
+
+
+def test_of_agents_that_do_not_meet_each_is_heard_and_the_lost_and_the_hung_cost_only_their_own_part(start):
+    works = (REFUSED, "wire.send_recording('seen')", "time.sleep(600)")
+    begun = time.monotonic()
+
+    ended = Readers(start(*works), ["a", "b", "c"], lambda _: None, 4.0, PATIENCE_S).run()
+
+    assert ended.agents[1].recording == "seen"
+    assert "Permission denied" in ended.not_started.get(0, "") + ended.broken_off.get(0, "")
+    assert "no answer within" in ended.broken_off[2]
+    assert time.monotonic() - begun < PATIENCE_S

@@ -46,6 +46,14 @@ _BY_STACKS_ALONE = (
     "collective-mismatch",
     "rank0-only-collective",
 )
+#: What ranks that nobody looked at may explain.
+_OF_ALL_RANKS = (
+    "cross-group-deadlock",
+    "collective-mismatch",
+    "rank0-only-collective",
+    "collective-stalled",
+    "stuck-outside-collective",
+)
 #: What they tell of ranks whose recorder did not answer, or of none: attach has looked at those.
 _NOT_OF_RECORDERS = ("rank-unreachable", "collective-stalled")
 _WELL = "exit 0"
@@ -92,7 +100,13 @@ class _Job:
         working = [one for one in self.outside if one.moves]
         if any(one.moves for one in self.able if one not in self.outside) or (working and not self.waiting):
             return ()
-        return (self._at_work(working) if working else self._stands_still(),)
+        if working:
+            return (self._at_work(working),)
+        found = self._stands_still()
+        is_proved = found.confidence is Confidence.PROVED
+        if self.job.is_elsewhere and found.cause.name in _OF_ALL_RANKS and not is_proved:
+            return (self._not_known(),)
+        return (found,)
 
     def _stands_still(self) -> Judged:
         still = [one for one in self.outside if one.moves is False]
@@ -236,7 +250,7 @@ class _Job:
             return self._found("cross-group-deadlock", Confidence.LIKELY, self.in_collective, ())
         if len(by_call) > 1:
             return self._calls_do_not_meet(list(by_call.values()))
-        if self.for_gpu or self._is_elsewhere:
+        if self.for_gpu or self.job.is_elsewhere:
             return self._not_known()
         call = called(self.waiting[0])
         return self._found("collective-stalled", Confidence.LIKELY, self.waiting, (), call=call)
@@ -244,7 +258,9 @@ class _Job:
     def _lost(self, one: Doing, connection: Unacknowledged) -> Judged:
         """A connection that sends the same again and again."""
         seen, host = connection.peer_rank, connection.peer.rpartition(":")[0]
-        peer = connection.peer if seen is None else f"rank {seen}"
+        rank_at = {end: of.rank for of in self.ranks for end, _ in of.fact.connections}
+        seen = rank_at.get(connection.peer) if seen is None else seen
+        peer = connection.peer if seen is None else f"rank {seen}{self._on(seen)}"
         ends = {"kind": "pair", "peer_rank": seen, "peer_node": host if seen is None else self._node(seen)}
         times = f"sent {connection.retransmissions} times again"
         said = f"{connection.bytes:,} bytes to {peer} are not acknowledged, {times}"
@@ -299,8 +315,13 @@ class _Job:
             others = f"{rank_list(waiting)} {verb(waiting, 'wait')}"
             does = unclear[0].words if len(unclear) == 1 else plural(unclear[0].words)
             return f"{who} {does}{at} while {others}: whether that ends shows only later"
-        if self.in_collective and self._is_elsewhere:
-            return f"All ranks of this host wait in {called(self.waiting[0])}; for whom, only its other hosts tell"
+        if self.job.is_elsewhere and self.waiting:
+            others = (
+                f"only {rank_list(self.job.unseen)} can tell" if self.job.unseen else "only others can tell"
+            )
+            who = "All ranks that were seen" if len(waiting) == len(self.able) else self._who(waiting)
+            does = "wait" if len(waiting) == len(self.able) else verb(waiting, "wait")
+            return f"{who} {does} in {called(self.waiting[0])}; for whom, {others}, which nobody has seen"
         if self.for_gpu:
             said = f"{verb(self.for_gpu, 'wait')} for {'its GPU' if len(self.for_gpu) == 1 else 'their GPUs'}"
             return f"{self._who(waiting)} {said}, and nothing shows whether work goes on there"
@@ -315,11 +336,6 @@ class _Job:
     @cached_property
     def _refused(self) -> Refused | None:
         return next((refused for one in self.able for refused in one.fact.refused), None)
-
-    @cached_property
-    def _is_elsewhere(self) -> bool:
-        """Whether the job has ranks that were not looked at."""
-        return self.job.world_size > len(self.ranks) + len(self.job.missing)
 
     # --- words ----------------------------------------------------------------------------------------
 
@@ -344,11 +360,11 @@ class _Job:
 
     def _who(self, ranks: Sequence[int]) -> str:
         """``rank 3 (pid 4711)``, ``ranks 0-2``, ``all 4 ranks``."""
-        pids = {one.rank: one.fact.pid for one in self.ranks}
+        pids = {one.rank: f"pid {one.fact.pid}{self._on(one.rank)}" for one in self.ranks}
         if len(ranks) > 1 and len(set(ranks)) == len(self.ranks) == self.job.world_size:
             return "both ranks" if len(ranks) == 2 else f"all {len(ranks)} ranks"
         if len(ranks) <= _EACH and all(rank in pids for rank in ranks):
-            return " and ".join(f"rank {rank} (pid {pids[rank]})" for rank in ranks)
+            return " and ".join(f"rank {rank} ({pids[rank]})" for rank in ranks)
         return rank_list(ranks)
 
     def _culprits(self, ranks: Sequence[int]) -> tuple[Culprit, ...]:
@@ -357,11 +373,14 @@ class _Job:
             Culprit(kind="rank", rank=rank, node=self._node(rank), gpu=gpus.get(rank)) for rank in ranks
         )
 
-    def _node(self, rank: int) -> str:
-        """The host of a rank, also of one that is missing there."""
+    def _node(self, rank: int) -> str | None:
+        """The host of a rank, also of one that is missing there; None where that is not known."""
         hosts = {one.rank: one.fact.host for one in self.ranks}
-        missing = {number: host.host for host in self.job.hosts for number in host.missing}
-        return {**missing, **hosts}[rank]
+        return hosts.get(rank) or self.job.missing.get(rank)
+
+    def _on(self, rank: int) -> str:
+        """Where a rank is, of a job on several hosts."""
+        return f" on {self._node(rank)}" if len(self.job.hosts) > 1 else ""
 
     def _lines(self, ranks: Sequence[Doing]) -> Iterator[LogLine]:
         """One for those that do the same on one host."""

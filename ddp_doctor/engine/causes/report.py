@@ -21,7 +21,7 @@ from ddp_doctor.model.report import (
     LogsReport,
     Report,
 )
-from ddp_doctor.views.live_ranks import live_jobs
+from ddp_doctor.views.live_ranks import live_jobs, unreached
 from ddp_doctor.wording.live_ranks import call_name, says
 
 
@@ -97,7 +97,7 @@ def _causes(recording: Recording) -> tuple[JobCauseReport, ...]:
 def summary(recording: Recording, verdict: Verdict, findings: Sequence[Finding]) -> str:
     """The verdict on a job, in one sentence without its full stop."""
     if recording.options.command == "attach":
-        return _of_live(recording, findings)
+        return f"{_of_live(recording, verdict, findings)}{_not_seen(recording, verdict)}"
     codes = [judged.cause.code for judged in causes(recording)]
     named = sorted(
         (finding for finding in findings if finding.code in codes),
@@ -121,7 +121,7 @@ def summary(recording: Recording, verdict: Verdict, findings: Sequence[Finding])
     return f"No {'other ' if codes else ''}failure in {_what_was_read(recording)}{noted}"
 
 
-def _of_live(recording: Recording, findings: Sequence[Finding]) -> str:
+def _of_live(recording: Recording, verdict: Verdict, findings: Sequence[Finding]) -> str:
     """The verdict on jobs that run."""
     others = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
     for severity, word in (
@@ -137,7 +137,16 @@ def _of_live(recording: Recording, findings: Sequence[Finding]) -> str:
     of = f" of {len(jobs)} jobs" if len(jobs) > 1 else ""
     watched_s = max((job.watched_s for job in jobs), default=0.0)
     ranks = f"{number} rank{'s' if number != 1 else ''}{of}"
-    return f"Moving: {ranks} watched for {watched_s:.0f} s, and none keeps others waiting"
+    word = "Cannot tell" if verdict is Verdict.UNSURE else "Moving"
+    return f"{word}: {ranks} watched for {watched_s:.0f} s, and none keeps others waiting"
+
+
+def _not_seen(recording: Recording, verdict: Verdict) -> str:
+    """What a verdict that is not sure lacks."""
+    hosts = unreached(recording) if verdict is Verdict.UNSURE else {}
+    if len(hosts) > 1:
+        return f"; {len(hosts)} hosts could not be read, {next(iter(hosts))} the first"
+    return "".join(f"; {host} could not be read: {why.rstrip('.')}" for host, why in hosts.items())
 
 
 def _what_was_read(recording: Recording) -> str:

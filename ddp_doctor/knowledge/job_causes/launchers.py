@@ -230,11 +230,7 @@ CAUSES = (
                 r"addresses of \(\[?(?P<name>[^,\]]+)\]?, \d+\) cannot be retrieved \(gai error: -[235]\b",
                 tier="launcher",
             ),
-            Sign(
-                "nccl-name-not-resolved",
-                ("error encountered when getting address info",),
-                tier="nccl",
-            ),
+            Sign("nccl-name-not-resolved", ("error encountered when getting address info",), tier="nccl"),
             Sign(
                 "gaierror",
                 ("gaierror: [Errno -2]", "gaierror: [Errno -3]", "gaierror: [Errno -5]"),
@@ -309,7 +305,6 @@ CAUSES = (
                 "gloo-no-own-address",
                 ("Unable to resolve hostname to a (local) address",),
                 tier="launcher",
-                # A warning alone: on a single host the loopback address serves.
                 beside=("peer-gone", "gloo-timeout", "gloo-dials-loopback", "store-timeout"),
             ),
             Sign(

@@ -1,0 +1,133 @@
+"""``ddp-doctor attach`` on several nodes: each reads its own processes, and what all have read is judged once, here."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from ddp_doctor.app.attach import attach
+from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
+from ddp_doctor.engine.plan import Plan
+from ddp_doctor.model.choices import Status
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.recording import Node, Options, Recording, World
+from ddp_doctor.sources.slurm_nodes import slurm_job_of
+from ddp_doctor.starters.detect import number
+from ddp_doctor.starters.fanout import Ended, Readers
+from ddp_doctor.starters.place import Asked
+from ddp_doctor.starters.srun import by_srun
+from ddp_doctor.starters.ssh import is_here, names, over_ssh
+from ddp_doctor.starters.start_all_nodes import chosen, doctor
+from ddp_doctor.starters.started_process import Start
+from ddp_doctor.starters.starter_channel import StarterChannel
+
+#: For a node to answer; ssh gives up after ten seconds.
+_ANSWER_S = 15.0
+#: From then on: ten are the bound for a node, and two for what it has read to come.
+_READ_S = 12.0
+#: Tells an agent its number, as it tells torchrun its own.
+_NUMBER = "PET_NODE_RANK"
+
+
+def attach_to_hosts(
+    hosts: Sequence[str], ignore: tuple[str, ...], progress: Callable[[str], None], env: Mapping[str, str]
+) -> Outcome:
+    """The jobs on these hosts, over ssh. Raises UsageError where none of them has one, or there is no ssh."""
+    command = (*doctor(), "attach")
+    try:
+        hosts = chosen(Asked(hosts=tuple(hosts)))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    commands = [("env", f"{_NUMBER}={rank}", *command) for rank in range(len(hosts))]
+    try:
+        starts = over_ssh(hosts, commands, env, str(Path.cwd()))
+    except FileNotFoundError:
+        raise UsageError("--hosts needs ssh, which is not on PATH; start the command on each host") from None
+    return _read(starts, names(hosts), "ssh", ignore, progress, env)
+
+
+def attach_to_slurm_job(
+    job_id: str, ignore: tuple[str, ...], progress: Callable[[str], None], env: Mapping[str, str]
+) -> Outcome:
+    """A job of SLURM, on all its nodes where there is srun, else on this one. Raises UsageError."""
+    try:
+        job = slurm_job_of(job_id, env)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if job is None or (len(job.hosts) == 1 and is_here(job.hosts[0])):
+        return attach(None, job_id if job is None else job.number, ignore, progress, env)
+    try:
+        start = by_srun(job.hosts, (*doctor(), "attach", "--slurm-job", job.number), env, job.number)
+    except FileNotFoundError:
+        return attach(None, job.number, ignore, progress, env)
+    return _read([start], job.hosts, "slurm", ignore, progress, env)
+
+
+def be_agent(pid: int | None, slurm_job: str | None, env: Mapping[str, str]) -> int:
+    """Read this node for the command that started this one, and hand it what was read; the exit code."""
+    channel = StarterChannel(number(env, _NUMBER, number(env, "SLURM_NODEID", 0)))
+    channel.send("hello")
+    code = 0
+    try:
+        outcome = attach(None if pid is None else [pid], slurm_job, env=env)
+        channel.send_recording(outcome.recording.model_dump_json())
+    except UsageError as error:
+        channel.send("refused", str(error))
+        code = 2
+    finally:
+        channel.send("done", str(code))
+    return code
+
+
+def _read(
+    starts: Sequence[Start],
+    hosts: Sequence[str],
+    launcher: str,
+    ignore: tuple[str, ...],
+    progress: Callable[[str], None],
+    env: Mapping[str, str],
+) -> Outcome:
+    """Read all hosts at the same time and judge what came. Raises UsageError where no host has anything to look at."""
+    started = time.monotonic()
+    recording = blank(Options(command="attach", ignore=ignore), Plan(()), env)
+    try:
+        ended = Readers(starts, hosts, progress, _ANSWER_S + _READ_S, _ANSWER_S).run()
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if ended.interrupted:
+        raise KeyboardInterrupt
+    readings = [reading for rank in range(len(hosts)) for reading in _of_node(rank, ended)]
+    if all(reading.status is Status.ABSENT for reading in readings):
+        raise UsageError(ended.refused or "there is nothing to look at")
+    world = World(
+        nnodes=len(hosts),
+        launcher=launcher,
+        nodes=tuple(
+            Node(node_rank=rank, hostname=_own_name(rank, readings, host)) for rank, host in enumerate(hosts)
+        ),
+        expected_hosts=tuple(hosts),
+    )
+    fields = {"world": world, "readings": tuple(readings), "duration_s": time.monotonic() - started}
+    return judge(recording.model_copy(update=fields))
+
+
+def _own_name(rank: int, readings: Sequence[Reading], host: str) -> str:
+    """What a host calls itself, else what the user or SLURM calls it."""
+    facts = (reading.fact for reading in readings if reading.node == rank and reading.fact)
+    return next((str(fact["host"]) for fact in facts if "host" in fact), host)
+
+
+def _of_node(rank: int, ended: Ended) -> list[Reading]:
+    """What a node has read, else why it has not."""
+    agent = ended.agents[rank]
+    if agent.refused is not None:
+        return [Reading(check="attach", status=Status.ABSENT, node=rank, reason=agent.refused)]
+    why = ended.not_started.get(rank) or ended.broken_off.get(rank) or f"it ended with exit code {agent.code}"
+    if agent.recording is not None:
+        try:
+            read = Recording.model_validate_json(agent.recording).readings
+            return [reading.model_copy(update={"node": rank}) for reading in read]
+        except ValidationError:
+            why = "what it has read cannot be read here; is it on the same release?"
+    return [Reading(check="attach", status=Status.FAILED, node=rank, reason=why)]

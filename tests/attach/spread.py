@@ -1,0 +1,26 @@
+"""A rank of a job over gloo, of which the last one stands still; torchrun or srun say which rank it is."""
+
+import os
+import threading
+
+RANK = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
+SIZE = int(os.environ["WORLD_SIZE"])
+
+
+def main() -> None:
+    """All meet; the others then wait for the last one."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", rank=RANK, world_size=SIZE)
+    dist.barrier()
+    print("begun", flush=True)
+    if SIZE - 1 == RANK:
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire()
+    dist.all_reduce(torch.ones(1))
+
+
+if __name__ == "__main__":
+    main()
