@@ -569,6 +569,7 @@ _OWN = "takes facts or settings that the doctor itself made, no text"
 _SHOWN = "makes text for people"
 #: Public functions of ddp_doctor.parse that no foreign text reaches, and why.
 NOT_FOREIGN: Mapping[str, str] = {
+    "flight_recorder.still_open": "takes facts",
     "endings.signal_name": "takes a number",
     "kinds_of_files.is_recording": "looks for words in bytes",
     "kernel_files.port_range": "reads two numbers of /proc/sys",
