@@ -162,6 +162,8 @@ def shell(tmp_path: Path, state: Path) -> Iterator[Callable[..., str]]:
         return seen
 
     type_in("", "ready> ")
+    # Else the kernel drops, after it has sent the signal of a key, what the terminal was to show: the answer to it.
+    type_in("stty noflsh\n", "ready> ")
     yield type_in
     os.close(terminal)
     os.waitpid(pid, 0)
