@@ -151,11 +151,10 @@ _BAR_WITHIN = 1 << 16
 
 def unfinished_bar(chunk: bytes, end: int) -> dict[str, str]:
     """The last bar of progress before a place in the output, where it is not complete: its per cent and seconds."""
-    last = None
-    for last in _BAR.finditer(chunk, max(end - _BAR_WITHIN, 0), end):  # noqa: B007
-        pass
-    if last is None:
+    bars = list(_BAR.finditer(chunk, max(end - _BAR_WITHIN, 0), end))
+    if not bars:
         return {}
+    last = bars[-1]
     hours, minutes, seconds = (int(part or 0) for part in last.groups()[1:])
     return {"bar": f"{int(last[1])} %", "bar_s": str(hours * 3600 + minutes * 60 + seconds)}
 
