@@ -14,7 +14,7 @@ def main() -> None:
 
     dist.init_process_group("gloo", rank=RANK, world_size=SIZE)
     dist.barrier()
-    print("begun", flush=True)
+    os.write(1, b"begun\n")  # In one piece: the ranks share a pipe
     if SIZE - 1 == RANK:
         lock = threading.Lock()
         lock.acquire()

@@ -190,15 +190,16 @@ def test_a_job_submitted_without_its_environment_needs_the_line_that_the_comment
     assert job.output.splitlines() == ["none", "=mlx5 0'1"]
 
 
-#: Counts the SIGTERMs that it is sent, and fails.
+#: Counts the SIGTERMs that it is sent, and fails. It writes each line in one piece: the tasks share an output.
 TERMINATED = """
 import os, signal, sys, time
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-print("ready", flush=True)
+os.write(1, b"ready\\n")
 count = 0
 while signal.sigtimedwait({signal.SIGTERM}, 1.0 if count else 600) is not None:
     count += 1
-print("task", os.environ["SLURM_PROCID"], "was sent SIGTERM", count, "times, below", os.getppid(), flush=True)
+task = os.environ["SLURM_PROCID"]
+os.write(1, f"task {task} was sent SIGTERM {count} times, below {os.getppid()}\\n".encode())
 sys.exit("RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB")
 """
 
