@@ -3,26 +3,15 @@
 To add a check: write its module in one of the four groups (docstring with a sample of the raw input,
 probe, rules, ``CHECK``), or a package: ``__init__.py`` with docstring, probe and ``CHECK``, and a module
 for each group of rules, whose docstring begins with their codes. Its facts stand in ddp_doctor/facts.
-Add it to CHECKS below, and give each of its rules a recording in tests/recordings in which it fires and one in
+Add it to the lists below, and give each of its rules a recording in tests/recordings in which it fires and one in
 which it stays silent. tests/test_architecture.py tells what is still missing; ``make docs`` writes its
 reference page.
 
 This is the one door to the checks: nothing else here is imported by processes, engine, renderers and use cases.
 """
 
-from ddp_doctor.checks.cluster import connectivity, consistency, roll_call, torchrun
-from ddp_doctor.checks.collectives import allreduce, gpu_speed, p2p, process_group
-from ddp_doctor.checks.ddp import (
-    buffers,
-    checkpoint,
-    data_sharding,
-    gradient_modes,
-    gradient_sync,
-    initial_state,
-    mixed_precision,
-    step_time,
-    user_model,
-)
+from functools import cache
+
 from ddp_doctor.checks.node import (
     env_vars,
     gpus,
@@ -36,13 +25,17 @@ from ddp_doctor.checks.node import (
     topology,
 )
 from ddp_doctor.checks.node.kernel import afterwards as kernel_after
-from ddp_doctor.checks.node.rdma import afterwards
+from ddp_doctor.checks.node.rdma import afterwards as rdma_after
 from ddp_doctor.checks.node.topology import read_pasted
 from ddp_doctor.model.check import Check
 
-__all__ = ["CHECKS", "read_pasted"]
+__all__ = ["CHECKS", "WITHOUT_RANKS", "checks_of", "read_pasted"]
 
-CHECKS: tuple[Check, ...] = (
+#: The commands that start no ranks. Their recordings hold what checks of one node record, and no trials.
+WITHOUT_RANKS = ("prolog", "topology", "env")
+CHECKS: tuple[Check, ...]  # all of them; __getattr__ makes it
+
+_BEFORE_RANKS: tuple[Check, ...] = (
     env_vars.CHECK,
     software.CHECK,
     nccl.CHECK,
@@ -53,23 +46,56 @@ CHECKS: tuple[Check, ...] = (
     topology.CHECK,
     interfaces.CHECK,
     rdma.CHECK,
-    roll_call.CHECK,
-    consistency.CHECK,
-    connectivity.CHECK,
-    torchrun.CHECK,
-    process_group.CHECK,
-    gpu_speed.CHECK,
-    allreduce.CHECK,
-    initial_state.CHECK,
-    gradient_sync.CHECK,
-    gradient_modes.CHECK,
-    mixed_precision.CHECK,
-    buffers.CHECK,
-    data_sharding.CHECK,
-    checkpoint.CHECK,
-    p2p.CHECK,
-    user_model.CHECK,
-    step_time.CHECK,
-    afterwards.CHECK,
-    kernel_after.CHECK,
 )
+_AFTER_RANKS: tuple[Check, ...] = (rdma_after.CHECK, kernel_after.CHECK)
+
+
+@cache
+def _all_checks() -> tuple[Check, ...]:
+    from ddp_doctor.checks.cluster import connectivity, consistency, roll_call, torchrun
+    from ddp_doctor.checks.collectives import allreduce, gpu_speed, p2p, process_group
+    from ddp_doctor.checks.ddp import (
+        buffers,
+        checkpoint,
+        data_sharding,
+        gradient_modes,
+        gradient_sync,
+        initial_state,
+        mixed_precision,
+        step_time,
+        user_model,
+    )
+
+    return (
+        *_BEFORE_RANKS,
+        roll_call.CHECK,
+        consistency.CHECK,
+        connectivity.CHECK,
+        torchrun.CHECK,
+        process_group.CHECK,
+        gpu_speed.CHECK,
+        allreduce.CHECK,
+        initial_state.CHECK,
+        gradient_sync.CHECK,
+        gradient_modes.CHECK,
+        mixed_precision.CHECK,
+        buffers.CHECK,
+        data_sharding.CHECK,
+        checkpoint.CHECK,
+        p2p.CHECK,
+        user_model.CHECK,
+        step_time.CHECK,
+        *_AFTER_RANKS,
+    )
+
+
+def __getattr__(name: str) -> tuple[Check, ...]:
+    """Make CHECKS when it is asked for: a prolog does not, and would need a tenth more time."""
+    if name == "CHECKS":
+        return _all_checks()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def checks_of(command: str) -> tuple[Check, ...]:
+    """The checks that have something to judge in a recording of this command."""
+    return (*_BEFORE_RANKS, *_AFTER_RANKS) if command in WITHOUT_RANKS else _all_checks()

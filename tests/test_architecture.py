@@ -19,11 +19,12 @@ import grimp
 import pytest
 
 import ddp_doctor.checks
-from ddp_doctor.checks import CHECKS
+from ddp_doctor.checks import CHECKS, WITHOUT_RANKS, checks_of
 from ddp_doctor.engine.causes.rules import JOB_RULES
 from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.engine.hang.rules import TRIAL_RULES
 from ddp_doctor.lint.rules import RULES as LINT_RULES
+from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import Described
 from tests.documents import pinned
 from tests.recorded import SITUATIONS, raw
@@ -63,6 +64,16 @@ def test_fact_kinds_are_unique_and_versioned():
 
     assert len(kinds) == len(set(kinds))
     assert all(re.fullmatch(r"[a-z][a-z0-9_-]*/[1-9]\d*", kind) for kind in kinds), kinds
+
+
+def test_what_commands_without_ranks_do_not_apply_could_find_nothing_in_their_recordings():
+    known = {check for command in WITHOUT_RANKS for check in checks_of(command)}
+    recorded = {kind for check in known for kind in check.facts}
+    others = [rule for check in CHECKS if check not in known for rule in check.rules]
+
+    assert [rule.code for rule in others if rule.needs and recorded.issuperset(rule.needs)] == []
+    on_trials = [rule for rule in (*others, *TRIAL_RULES) if not rule.needs]
+    assert [rule.code for rule in on_trials if rule.apply(Recording())] == []
 
 
 # --- rules ----------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ddp_doctor.app.outcome import Outcome, Progress, blank, judge
-from ddp_doctor.checks import CHECKS, read_pasted
+from ddp_doctor.checks import checks_of, read_pasted
 from ddp_doctor.engine.collect import collect, plan_of, with_node_facts
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.facts.node.env_vars import EnvVars, SettingOrigins, SettingText
@@ -34,12 +34,16 @@ _NOT_IN_PROLOG = ("interfaces",)
 
 def prolog(env: Mapping[str, str], options: Options, progress: Progress) -> Outcome:
     """Test what needs no other node and no torch, in about a second."""
-    plan = _in_prolog(plan_of(options, [check for check in CHECKS if check.where is Where.NODE]))
+    plan = _in_prolog(plan_of(options, _of_node(options)))
     started = time.monotonic()
     # A prolog does not run as the job's user, and a home folder on a network may hang.
     mine = {name: value for name, value in env.items() if name != "HOME"}
     recording = with_node_facts(blank(options, plan, env), plan, RunRequest(options, mine, progress=progress))
     return judge(recording.model_copy(update={"duration_s": time.monotonic() - started}))
+
+
+def _of_node(options: Options) -> list[Check]:
+    return [check for check in checks_of(options.command) if check.where is Where.NODE]
 
 
 def _in_prolog(plan: Plan) -> Plan:
@@ -59,7 +63,7 @@ def read_topology(text: str, ignore: tuple[str, ...] = ()) -> Outcome:
 def live_topology(env: Mapping[str, str], progress: Progress, ignore: tuple[str, ...] = ()) -> Outcome:
     """The topology of this machine, with what decides about P2P on it."""
     options = Options(command="topology", only=("topology",), ignore=ignore)
-    plan = plan_of(options, [check for check in CHECKS if check.id == "topology"])
+    plan = plan_of(options, [check for check in _of_node(options) if check.id == "topology"])
     return judge(
         with_node_facts(blank(options, plan, env), plan, RunRequest(options, env, progress=progress))
     )
@@ -84,8 +88,7 @@ def live_settings(env: Mapping[str, str], ignore: tuple[str, ...] = ()) -> Outco
 
     started = time.monotonic()
     options = Options(command="env", only=_LOOKED_AT, ignore=ignore)
-    checks = plan_of(options, [check for check in CHECKS if check.where is Where.NODE]).checks
-    plan = Plan(checks)
+    plan = Plan(plan_of(options, _of_node(options)).checks)
     recording = with_node_facts(blank(options, plan, env), plan, RunRequest(options, env))
     origins = collect((_ORIGINS,), lambda deadline: LiveContext(env, deadline), lambda _: None)
     readings = (*recording.readings, *origins)

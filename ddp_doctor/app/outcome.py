@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 from ddp_doctor import __version__
-from ddp_doctor.checks import CHECKS
+from ddp_doctor.checks import checks_of
 from ddp_doctor.engine.diagnose import OF_JOBS, diagnose
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.engine.verdict import report as make_report
@@ -34,10 +34,10 @@ class Outcome:
     spoken_by: str | None = None  # the head whose report this is, on the other nodes
 
 
-def judge(recording: Recording, checks: Sequence[Check] = CHECKS) -> Outcome:
-    """Diagnose a recording, fresh or old."""
+def judge(recording: Recording, checks: Sequence[Check] | None = None) -> Outcome:
+    """Diagnose a recording, fresh or old; ``checks`` are those that its command has, if it was not given others."""
     diagnosis = diagnose(recording)
-    report = make_report(recording, diagnosis, checks)
+    report = make_report(recording, diagnosis, checks or checks_of(recording.options.command))
     if recording.options.command in OF_JOBS:
         from ddp_doctor.engine.causes.report import with_causes  # no other command has to wait for it
 

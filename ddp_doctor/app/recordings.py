@@ -10,7 +10,6 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ddp_doctor.app.outcome import Outcome, UsageError, judge
-from ddp_doctor.checks import CHECKS
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact
 from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact
 from ddp_doctor.model.base import Json
@@ -44,6 +43,8 @@ def load_recording(path: Path) -> Recording:
 
 def recording_in(path: Path, content: bytes) -> Recording:
     """The recording that the content of a file is. Raises UsageError with one sentence for every kind of wrong file."""
+    from ddp_doctor.checks import CHECKS  # made when it is asked for
+
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -1,4 +1,5 @@
-"""What each command except ``run`` and ``lint`` does around its use case."""
+"""What each command except ``run`` and ``lint`` does around its use case. What one of them alone needs is imported when
+it is called: a prolog starts with every job."""
 
 import os
 import sys
@@ -6,26 +7,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ddp_doctor import app, templates
+from ddp_doctor import app
 from ddp_doctor.app import Outcome, UsageError, folders
-from ddp_doctor.checks import CHECKS
 from ddp_doctor.cli.error_handler import print_to_stderr
 from ddp_doctor.cli.given import given_text, require_kind
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.cli.reporting import report, save_and_report
-from ddp_doctor.engine.hang.rules import TRIAL_RULES
-from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.choices import ExitCode, OutputFormat, Verdict, Where
 from ddp_doctor.model.recording import Options
 from ddp_doctor.model.report import EnvReport
 from ddp_doctor.model.rule import Described
 from ddp_doctor.parse.file_kinds import JSON, SHELL
-from ddp_doctor.render import screen, settings_table
-from ddp_doctor.render.progress import bytes_read, progress
+from ddp_doctor.render import screen
 from ddp_doctor.render.terminal import show_kept_run
-from ddp_doctor.render.topology import report as topology_report
-from ddp_doctor.sources.slurm_files import files_of_job
-from ddp_doctor.starters import starter_channel
 
 #: An environment has two megabytes at most, a job script a few kilobytes.
 _LONGEST_SCRIPT_BYTES = 8 * 1024 * 1024
@@ -78,6 +72,8 @@ def list_runs() -> None:
 
 def topology(file: str | None, outputs: Outputs, ignore: tuple[str, ...] = ()) -> int:
     """``ddp-doctor topology``: the matrix, what it means, and the advice; exit 2 for what is refused."""
+    from ddp_doctor.render.topology import report as topology_report
+
     if file is None:
         outcome = app.live_topology(dict(os.environ), lambda _text: None, ignore)
     else:
@@ -96,6 +92,10 @@ def logs(
     paths: Sequence[str], outputs: Outputs, ignore: tuple[str, ...] = (), *, job: str | None = None
 ) -> int:
     """``ddp-doctor logs``: why a job failed. Raises UsageError where there is nothing to read."""
+    from ddp_doctor.app.logs import logs
+    from ddp_doctor.render.progress import bytes_read
+    from ddp_doctor.sources.slurm_files import files_of_job
+
     try:
         found = list(map(str, files_of_job(job, os.environ, Path.cwd()))) if job is not None else []
     except ValueError as error:
@@ -105,7 +105,7 @@ def logs(
     if not paths and not found:
         raise UsageError("name the job's output, or its number with --job")
     with bytes_read(screen.console(sys.stderr), quiet=outputs.quiet) as tell:
-        outcome = app.logs((*paths, *found), ignore, tell)
+        outcome = logs((*paths, *found), ignore, tell)
     return report(outcome, outputs)
 
 
@@ -117,18 +117,23 @@ def attach(
     ignore: tuple[str, ...] = (),
 ) -> int:
     """``ddp-doctor attach``: what jobs do now, on this host or on several; the recording is kept. Raises UsageError."""
+    from ddp_doctor.app.attach import attach
+    from ddp_doctor.app.attach_nodes import attach_to_hosts, attach_to_slurm_job, be_agent
+    from ddp_doctor.render.progress import progress
+    from ddp_doctor.starters import starter_channel
+
     if (pid is not None) + (slurm_job is not None) + bool(hosts) > 1:
         raise UsageError("name a process, a SLURM job or hosts: one of them")
     env = dict(os.environ)
     if starter_channel.take(env):
-        return app.be_agent(pid, slurm_job, env)
+        return be_agent(pid, slurm_job, env)
     with progress(screen.console(sys.stderr), (), quiet=outputs.quiet) as tell:
         if hosts:
-            outcome = app.attach_to_hosts(hosts, ignore, tell, env)
+            outcome = attach_to_hosts(hosts, ignore, tell, env)
         elif slurm_job is not None:
-            outcome = app.attach_to_slurm_job(slurm_job, ignore, tell, env)
+            outcome = attach_to_slurm_job(slurm_job, ignore, tell, env)
         else:
-            outcome = app.attach([pid] if pid is not None else None, None, ignore, tell, env)
+            outcome = attach([pid] if pid is not None else None, None, ignore, tell, env)
     return save_and_report(outcome, outputs, env)
 
 
@@ -145,12 +150,18 @@ def env(file: str | None, outputs: Outputs, ignore: tuple[str, ...] = ()) -> int
 
 def _show_settings(outcome: Outcome, outputs: Outputs) -> int:
     if isinstance(outcome.report, EnvReport) and outputs.form is OutputFormat.FULL and not outputs.quiet:
+        from ddp_doctor.render import settings_table
+
         settings_table.show(outcome.report, screen.console(outputs.words_to))
     return report(outcome, outputs)
 
 
 def list_checks() -> str:
     """The checks in order, each with its rules."""
+    from ddp_doctor.checks import CHECKS
+    from ddp_doctor.engine.hang.rules import TRIAL_RULES
+    from ddp_doctor.lint.rules import RULES as LINT_RULES
+
     lines = []
     for check in CHECKS:
         where = _PLACES[check.where]
@@ -169,6 +180,9 @@ def _rule_line(rule: Described) -> str:
 
 def template(name: str | None, require_gpus: int | None = None) -> str:
     """A template's text, or a line on each; warns where root would run what another user can change."""
+    from ddp_doctor import templates
+    from ddp_doctor.starters.start_all_nodes import single_file
+
     if name is None:
         width = max(map(len, templates.TEMPLATES))
         return "".join(f"{each:<{width}}  {does}\n" for each, does in templates.TEMPLATES.items())
@@ -176,8 +190,6 @@ def template(name: str | None, require_gpus: int | None = None) -> str:
         raise UsageError(
             f"--require-gpus is for {' and '.join(templates.OF_ROOT)}: a gate tests what its job has"
         )
-    from ddp_doctor.starters.start_all_nodes import single_file
-
     try:
         text = templates.text(name, single_file=single_file(), require_gpus=require_gpus)
     except LookupError as error:

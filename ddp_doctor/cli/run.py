@@ -11,7 +11,7 @@ from functools import partial
 from pydantic import ValidationError
 
 from ddp_doctor import app
-from ddp_doctor.app import Outcome, UsageError, folders
+from ddp_doctor.app import Outcome, UsageError, folders, running
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.cli.error_handler import print_to_stderr
 from ddp_doctor.cli.given import given_hosts
@@ -28,6 +28,7 @@ from ddp_doctor.starters.detect import HOSTS_VARIABLE, OuterWorld, number, outer
 from ddp_doctor.starters.endpoint import is_mine, resolve
 from ddp_doctor.starters.fanout import Ended, FanOut
 from ddp_doctor.starters.place import Asked, NotNeeded, endpoint_alone, place
+from ddp_doctor.starters.request import RunRequest
 from ddp_doctor.starters.start_all_nodes import StartedNodes, start_all_nodes
 from ddp_doctor.starters.starter_channel import StarterChannel
 from ddp_doctor.wording.run_options import JOIN_TIMEOUT_S, line, typed
@@ -76,7 +77,7 @@ def run(options: Options, launch: Launch, outputs: Outputs) -> int:
     return _test_or_wait(request, outputs)
 
 
-def _test_or_wait(request: app.RunRequest, outputs: Outputs) -> int:
+def _test_or_wait(request: RunRequest, outputs: Outputs) -> int:
     """Of the ranks that an outer launcher started on this node one tests; the others wait for its exit code."""
     world = request.outer
     if world is None or world.local_size == 1:
@@ -101,7 +102,7 @@ def _test_or_wait(request: app.RunRequest, outputs: Outputs) -> int:
     return code
 
 
-def _test_and_report(request: app.RunRequest, outputs: Outputs) -> int:
+def _test_and_report(request: RunRequest, outputs: Outputs) -> int:
     if request.outer is not None and request.outer.launcher == "mpi":
         outputs = replace(outputs, is_piped=True)  # Open MPI gives its ranks pseudo-terminals
     out, here = screen.console(sys.stderr, is_piped=outputs.is_piped), request.place
@@ -114,7 +115,7 @@ def _test_and_report(request: app.RunRequest, outputs: Outputs) -> int:
 
     speaks = here is None or not here.is_started_by_us or here.is_head is not False
     with progress(out, _planned(request.options, request.nnodes), quiet=outputs.quiet or not speaks) as tell:
-        outcome = app.run(replace(request, announce=announce, progress=tell))
+        outcome = running.run(replace(request, announce=announce, progress=tell))
     return save_and_report(outcome, outputs, request.env, here)
 
 
@@ -134,7 +135,7 @@ def _test_for_starter(
         pipe.when_met(lambda: starter.send("met"))
         starter.send("hello")
         request = replace(request, starter=pipe, progress=lambda text: starter.send("progress", text))
-        outcome = app.run(request)
+        outcome = running.run(request)
         if outcome.spoken_by is None:
             starter.send_recording(outcome.recording.model_dump_json())
         save(outcome.recording, env, None if rank == 0 else socket.gethostname())
@@ -194,7 +195,7 @@ def _ranks(text: str) -> int | None:
     raise UsageError(f"--nproc-per-node takes auto or a number from 1 to 1024, not {text!r}")
 
 
-def _request(options: Options, launch: Launch, asked: Asked, env: dict[str, str]) -> app.RunRequest:
+def _request(options: Options, launch: Launch, asked: Asked, env: dict[str, str]) -> RunRequest:
     """What this node's agent is to do. Raises UsageError and NotNeeded."""
     world = outer_world(env, os.getppid())
     with _as_usage_error():
@@ -204,7 +205,7 @@ def _request(options: Options, launch: Launch, asked: Asked, env: dict[str, str]
     if alone is None or (not own.rdzv_endpoint and not is_mine(resolve(alone[0])[0])):
         alone = ("127.0.0.1", 0)  # a master on another host belongs to another job
     env.pop(HOSTS_VARIABLE, None)
-    return app.RunRequest(
+    return RunRequest(
         options=options,
         env=env,
         nproc_per_node=_ranks(launch.nproc_per_node),

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from graphlib import TopologicalSorter
 
-from ddp_doctor.checks import CHECKS
-from ddp_doctor.engine.hang.rules import TRIAL_RULES
+from ddp_doctor.checks import WITHOUT_RANKS, checks_of
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.prove.proofs import with_proofs
 from ddp_doctor.model.choices import Severity
@@ -40,8 +39,15 @@ def all_rules() -> list[Rule]:
     return sorted([*_rules_of_machines(), *_rules_of_jobs()], key=lambda rule: rule.code)
 
 
-def _rules_of_machines() -> list[Rule]:
-    return [*(rule for check in CHECKS for rule in check.rules), *TRIAL_RULES]
+def _rules_of_machines(command: str = "run") -> list[Rule]:
+    judged = JUDGED.get(command)
+    checks = [check for check in checks_of(command) if judged is None or check.id in judged]
+    rules = [rule for check in checks for rule in check.rules]
+    if command in WITHOUT_RANKS:
+        return rules
+    from ddp_doctor.engine.hang.rules import TRIAL_RULES  # no other command has trials
+
+    return [*rules, *TRIAL_RULES]
 
 
 def _rules_of_jobs() -> Sequence[Rule]:
@@ -58,10 +64,8 @@ def is_judged(recording: Recording, check_id: str) -> bool:
 
 @cache
 def _rules_for(command: str) -> list[Rule]:
-    if command in JUDGED:
-        return _causes_first(rule for check in CHECKS if check.id in JUDGED[command] for rule in check.rules)
     of_jobs = _rules_of_jobs() if command in OF_JOBS else ()
-    return _causes_first(sorted([*_rules_of_machines(), *of_jobs], key=lambda rule: rule.code))
+    return _causes_first(sorted([*_rules_of_machines(command), *of_jobs], key=lambda rule: rule.code))
 
 
 def _causes_first(rules: Iterable[Rule]) -> list[Rule]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.diagnose import OF_JOBS, Diagnosis, is_judged
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.plan import TOO_DEAR
@@ -28,7 +27,7 @@ _REASON = 200
 _EXIT = {Verdict.HEALTHY: ExitCode.HEALTHY, Verdict.SICK: ExitCode.SICK, Verdict.UNSURE: ExitCode.UNSURE}
 
 
-def report(recording: Recording, diagnosis: Diagnosis, checks: Sequence[Check] = CHECKS) -> Report:
+def report(recording: Recording, diagnosis: Diagnosis, checks: Sequence[Check]) -> Report:
     """The whole report of one recording."""
     with no_garbage_collection():
         return _report(recording, diagnosis, checks)
@@ -107,7 +106,7 @@ def _bar(recording: Recording) -> Severity:
 
 
 def check_results(
-    recording: Recording, findings: Sequence[Finding], checks: Sequence[Check] = CHECKS
+    recording: Recording, findings: Sequence[Finding], checks: Sequence[Check]
 ) -> list[CheckResult]:
     """One result per check in order; checks this doctor does not know come last, by their readings."""
     reasons = {left_out.check: left_out.reason for left_out in recording.not_run}
@@ -181,7 +180,7 @@ def _nodes(recording: Recording) -> int:
     return recording.world.nnodes if recording.world is not None else 1
 
 
-def measurements(recording: Recording, checks: Sequence[Check] = CHECKS) -> list[Measurement]:
+def measurements(recording: Recording, checks: Sequence[Check]) -> list[Measurement]:
     """The numbers of every check that measured something."""
     return [
         measurement

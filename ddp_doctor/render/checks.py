@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from textwrap import shorten
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddp_doctor.checks import CHECKS
+from ddp_doctor.checks import checks_of
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import CheckStatus, Severity, Status
 from ddp_doctor.model.recording import NOT_SELECTED, Recording
@@ -38,13 +38,12 @@ _MARKS = {
 }
 _STYLES = {"ok": "green", "--": "dim", "??": "yellow"}
 _LEGEND = {"!!": "see the finding below", "??": "could not be evaluated", "--": "not tested"}
-_GROUPS = {check.id: check.group for check in CHECKS}
 _OTHERS = "others"
-_IN_ORDER = (*dict.fromkeys(_GROUPS.values()), _OTHERS)
 #: Commands of one check, which need no list of checks where it was made.
 _ONE_CHECK = ("topology", "env")
 _NOT_HERE, _ON_REQUEST = "not here", "on request"
-_LONGEST_NAME = max(map(len, _GROUPS))
+#: Longer names do not widen the column.
+_LONGEST_NAME = 15
 
 
 class _Line(NamedTuple):
@@ -83,8 +82,9 @@ def _grouped(report: Report, recording: Recording) -> Iterator[_Line]:
     """First what passed, by group; then, one by one, what did not; then what there was no reason to test."""
     selected = [check for check in report.checks if check.reason != NOT_SELECTED]
     whole = [check for check in selected if check.status is CheckStatus.PASSED]
-    for group in _IN_ORDER:
-        ids = [check.id for check in whole if _GROUPS.get(check.id, _OTHERS) == group]
+    groups = {check.id: check.group for check in checks_of(recording.options.command)}
+    for group in dict.fromkeys((*groups.values(), _OTHERS)):
+        ids = [check.id for check in whole if groups.get(check.id, _OTHERS) == group]
         if ids:
             yield _Line("ok", group, one_line(", ".join(ids)), _STYLES["ok"])
     partly = [check for check in whole if check.reason]

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor import app
-from ddp_doctor.app import UsageError
+from ddp_doctor.app import UsageError, attach
 from ddp_doctor.model.report import AttachReport
 from ddp_doctor.sources import live_stacks, proc
 from ddp_doctor.sources.live_jobs import Host, LiveJob
@@ -75,7 +74,7 @@ def test_jobs_that_hang_are_told_apart_and_left_as_they_are(worlds: int):
     hanging = [pid for job in jobs[:-1] for pid in below(job, _tree())]
     before = {pid: proc.stat_fields(pid)[0] for pid in hanging}
 
-    report = app.attach([worlds]).report
+    report = attach.attach([worlds]).report
 
     assert isinstance(report, AttachReport)
     assert report.exit_code == 1
@@ -103,18 +102,18 @@ def test_a_process_that_has_nothing_to_look_at_is_refused_in_a_sentence():
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
         with pytest.raises(UsageError, match=rf"process {ended.pid} \(python\S*\) has ended; it is a zombie"):
-            app.attach([ended.pid])
+            attach.attach([ended.pid])
     with pytest.raises(UsageError, match="there is no process 4194305 on this host"):
-        app.attach([4194305])  # above the largest pid there can be
+        attach.attach([4194305])  # above the largest pid there can be
     with pytest.raises(UsageError, match="is not the number of a SLURM job"):
-        app.attach(slurm_job="4711; true")
+        attach.attach(slurm_job="4711; true")
     with pytest.raises(UsageError, match="no process of SLURM job 999999999 on this host"):
-        app.attach(slurm_job="999999999")
+        attach.attach(slurm_job="999999999")
     with subprocess.Popen(["sleep", "60"]) as other:
         with pytest.raises(
             UsageError, match=r"\(sleep\) has no torch loaded, nor has any process that it started"
         ):
-            app.attach([other.pid])
+            attach.attach([other.pid])
         other.kill()
 
 
@@ -157,7 +156,6 @@ def test_without_py_spy_that_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_a_job_that_ends_while_it_is_looked_at_is_no_hang(monkeypatch: pytest.MonkeyPatch):
-    attach = sys.modules["ddp_doctor.app.attach"]  # the package names its function so
     monkeypatch.setattr(attach, "_LOOKS", 1)
     with subprocess.Popen(["sleep", "60"]) as ends:
         one = Candidate(ends.pid, os.getpid(), 1, {"RANK": "0", "WORLD_SIZE": "1"}, {}, ["sleep"])
@@ -167,4 +165,4 @@ def test_a_job_that_ends_while_it_is_looked_at_is_no_hang(monkeypatch: pytest.Mo
         ends.wait()
 
         with pytest.raises(UsageError, match="the job ended while it was looked at"):
-            app.attach([ends.pid])
+            attach.attach([ends.pid])

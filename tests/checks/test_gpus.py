@@ -612,7 +612,7 @@ def test_required_gpus_are_missed_on_a_machine_without_any() -> None:
     assert [(one.code, one.title) for one in findings] == [
         ("DD303", "node rank 0: the job can use none of 2 GPUs")
     ]
-    assert [result.status for result in check_results(recording, findings)] == [CheckStatus.FOUND]
+    assert [result.status for result in check_results(recording, findings, (CHECK,))] == [CheckStatus.FOUND]
     assert judge(Recording(readings=(reading,))) == []
 
 

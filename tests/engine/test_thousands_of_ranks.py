@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.diagnose import diagnose
 from ddp_doctor.engine.verdict import report
 from ddp_doctor.model.choices import Verdict
@@ -31,7 +32,7 @@ def judged(recording: Recording) -> tuple[Report, list[str]]:
     """The report and what stands on the screen."""
     diagnosis = diagnose(recording)
     assert diagnosis.failures == ()
-    made, stream = report(recording, diagnosis), io.StringIO()
+    made, stream = report(recording, diagnosis, CHECKS), io.StringIO()
     terminal.show(made, recording, screen.console(stream, width=120))
     return made, stream.getvalue().splitlines()
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor import app
+from ddp_doctor.app.logs import logs
 from ddp_doctor.model.report import JobFacts, LogsReport
 
 OLD = """\
@@ -125,7 +125,7 @@ splitCount 1 color 0 key 0- Init START
 )
 def test_facts_of_nccl_in_the_words_of_its_time(text: str, facts: JobFacts, tmp_path: Path):
     (tmp_path / "job.out").write_text(text)
-    report = app.logs([str(tmp_path / "job.out")]).report
+    report = logs([str(tmp_path / "job.out")]).report
 
     assert isinstance(report, LogsReport)
     assert report.facts == facts
@@ -199,7 +199,7 @@ SHM = "n1:71:90 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct\n"
 )
 def test_what_nccl_fell_back_to_is_told_and_is_no_failure(text: str, found: list[str], tmp_path: Path):
     (tmp_path / "job.out").write_text(text)
-    report = app.logs([str(tmp_path / "job.out")]).report
+    report = logs([str(tmp_path / "job.out")]).report
 
     assert [f"{f.code} {f.severity.value} {f.title.rpartition(': ')[2]}" for f in report.findings] == found
     assert report.exit_code == 0
@@ -254,7 +254,7 @@ def test_all_reduces_that_others_measured_are_measurements_as_ours(
     text: str, bus_gb_per_s: dict[int, float], tmp_path: Path
 ):
     (tmp_path / "job.out").write_text(text)
-    report = app.logs([str(tmp_path / "job.out")]).report
+    report = logs([str(tmp_path / "job.out")]).report
 
     assert {
         measured.labels["bytes"]: measured.value / 1e9

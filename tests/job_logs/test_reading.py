@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor import app
 from ddp_doctor.app import job_reading
+from ddp_doctor.app.logs import logs
 from ddp_doctor.app.outcome import UsageError
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact, RankSeen, SignSeen
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
@@ -417,13 +417,13 @@ def test_a_file_of_which_no_line_was_read_is_not_healthy_and_a_part_of_one_is_ca
     (tmp_path / "cut.gz").write_bytes(gzip.compress(steps)[:-12])
     (tmp_path / "random.gz").write_bytes(gzip.compress(os.urandom(900))[:20])
 
-    outcome = app.logs([str(tmp_path / "cut.gz")])
+    outcome = logs([str(tmp_path / "cut.gz")])
 
     assert list(job_story.lines(outcome.report, outcome.recording))[1].startswith("Read in part: ")
     assert outcome.report.summary.startswith("Nothing shows how the job ended: ")
     assert outcome.report.exit_code == 3
     with pytest.raises(UsageError, match="cut off"):
-        app.logs([str(tmp_path / "random.gz")])
+        logs([str(tmp_path / "random.gz")])
 
 
 def test_ten_thousand_files_are_read_and_the_rest_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -456,7 +456,7 @@ def test_numbers_of_five_thousand_digits_are_none(line: str, tmp_path: Path):
         "\n".join([line.replace("N", "9" * 5000), line.replace("N", "9" * 25), SIGN]) + "\n"
     )
 
-    assert app.logs([str(tmp_path / "job.out")]).report.findings
+    assert logs([str(tmp_path / "job.out")]).report.findings
 
 
 def test_hostile_text_is_shown_without_controls_and_credentials(tmp_path: Path):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor import app
+from ddp_doctor.app.logs import logs
 from ddp_doctor.knowledge.job_causes import JOB_CAUSES, SIGNS, hangs, live
 from ddp_doctor.model.report import LogsReport
 from tests.job_logs.documents import FOLDER, SAMPLES, Sample
@@ -13,7 +13,7 @@ from tests.job_logs.documents import FOLDER, SAMPLES, Sample
 def judged(sample: Sample, folder: Path) -> LogsReport:
     for name, text in sample.files.items():
         (folder / name).write_text(text)
-    report = app.logs([str(folder / name) for name in sample.files]).report
+    report = logs([str(folder / name) for name in sample.files]).report
     assert isinstance(report, LogsReport)
     return report
 
@@ -86,7 +86,7 @@ def test_the_title_of_what_is_not_proven_tells_who_saw_what(lines: list[str], ti
     traceback = "[rank0]: Traceback (most recent call last):"
     (tmp_path / "job.out").write_text("\n".join([traceback, *lines, ENDED]) + "\n")
 
-    report = app.logs([str(tmp_path / "job.out")]).report
+    report = logs([str(tmp_path / "job.out")]).report
 
     assert [finding.title for finding in report.findings] == [title]
 
@@ -141,7 +141,7 @@ def test_what_is_said_of_a_job_fits_its_backend_its_hosts_and_its_attempts(
 ):
     (tmp_path / "job.out").write_text("\n".join(lines) + "\n")
 
-    report = app.logs([str(tmp_path / "job.out")]).report
+    report = logs([str(tmp_path / "job.out")]).report
     text = " ".join([report.summary, *(finding.model_dump_json() for finding in report.findings)])
 
     assert said in text
@@ -153,7 +153,7 @@ def test_the_rank_without_a_time_out_is_pointed_at_and_lines_of_all_ranks_are_sh
     lines = [f"[rank{rank}]: [Rank {rank}] {late} ran for 600012 ms." for rank in (0, 1, 3)]
     (tmp_path / "job.out").write_text("\n".join(["[rank2]: step 3", *lines, ENDED]) + "\n")
 
-    (finding,) = app.logs([str(tmp_path / "job.out")]).report.findings
+    (finding,) = logs([str(tmp_path / "job.out")]).report.findings
 
     assert finding.name == "job-failed-cause-not-proven"
     assert "Rank 2 printed no time-out: look there first." in finding.detail
@@ -165,7 +165,7 @@ def test_a_communicator_that_is_complete_is_no_hang_at_nvls_far_into_a_log_eithe
     hang = begun.files["job.out"].splitlines(keepends=True)[-1]
     (tmp_path / "job.out").write_text("filler\n" * 1_000 + complete.files["job.out"] + hang)
 
-    report = app.logs([str(tmp_path / "job.out")]).report
+    report = logs([str(tmp_path / "job.out")]).report
 
     assert isinstance(report, LogsReport)
     assert "nvls-hang" not in {cause.name for cause in report.causes}

@@ -4,11 +4,12 @@ import os
 import sys
 from pathlib import Path
 
-from ddp_doctor import app
+from ddp_doctor.app.running import run
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.recording import Options
+from ddp_doctor.starters.request import RunRequest
 from tests.launch.misbehaving import BAD, Done, well_behaved
 
 
@@ -22,8 +23,8 @@ def takes_too_much(ctx: RankContext) -> Done:
 def main() -> None:
     Path(sys.argv[1], "cgroup.procs").write_text("0")
     check = Check("scenario", "A scenario", Where.RANK, takes_too_much, (), deadline_s=20.0)
-    request = app.RunRequest(Options(), dict(os.environ), nproc_per_node=2)
-    print(app.run(request, (check,)).report.model_dump_json())
+    request = RunRequest(Options(), dict(os.environ), nproc_per_node=2)
+    print(run(request, (check,)).report.model_dump_json())
 
 
 if __name__ == "__main__":

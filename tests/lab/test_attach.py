@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor import app
+from ddp_doctor.app.attach import attach
 from ddp_doctor.model.report import AttachReport
 from ddp_doctor.sources import proc
 from tests.lab.hosts import ROOT, Lab, why_no_lab
@@ -121,7 +121,7 @@ def test_a_job_in_a_container_is_read_from_the_host_by_the_numbers_and_files_of_
             time.sleep(1.0)
             first = next(pid for pid in proc.pids() if proc.parent(pid) == container.pid)
 
-            report = app.attach([first]).report
+            report = attach([first]).report
             by_hand = ("nsenter", "-t", str(first), "-p", "-m", *ATTACH)
             from_inside = subprocess.run(
                 by_hand, env=os.environ, cwd=ROOT, capture_output=True, text=True, check=False

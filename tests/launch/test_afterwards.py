@@ -6,11 +6,12 @@ from typing import ClassVar
 
 import pytest
 
-from ddp_doctor import app
+from ddp_doctor.app.running import run
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Backend, Level, Status, Where
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.recording import Options
+from ddp_doctor.starters.request import RunRequest
 
 pytestmark = [pytest.mark.ranks, pytest.mark.lab, pytest.mark.usefixtures("own_forkserver")]  # long
 
@@ -32,9 +33,9 @@ def checks() -> tuple[Check, ...]:
 
 def test_a_probe_of_the_node_looks_when_the_ranks_have_ended():
     options = Options(command="run", level=Level.QUICK, backend=Backend.GLOO)
-    request = app.RunRequest(options, dict(os.environ), nproc_per_node=2)
+    request = RunRequest(options, dict(os.environ), nproc_per_node=2)
 
-    recording = app.run(request, checks()).recording
+    recording = run(request, checks()).recording
 
     at = {
         name: [Noted.model_validate(one.fact).at for one in recording.of_check(name) if one.fact]

@@ -14,7 +14,7 @@ from ddp_doctor.engine.diagnose import diagnose
 from ddp_doctor.engine.node_run import other_networks
 from ddp_doctor.engine.node_run.group_member import ROLL_CALL, GroupMember
 from ddp_doctor.engine.node_run.node import NodeRun
-from ddp_doctor.engine.prove import prove
+from ddp_doctor.engine.prove.experiments import prove
 from ddp_doctor.knowledge.deadlines import HAND_IN_S
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Severity, Status, Where

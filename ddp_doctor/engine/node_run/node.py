@@ -11,7 +11,7 @@ from ddp_doctor.engine.node_run.cut_short import note_interruption
 from ddp_doctor.engine.node_run.partial_recording import PartialRecording
 from ddp_doctor.engine.node_run.session import Session
 from ddp_doctor.engine.plan import Plan
-from ddp_doctor.engine.prove import prove
+from ddp_doctor.engine.prove.experiments import prove
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where

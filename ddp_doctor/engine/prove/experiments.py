@@ -7,17 +7,22 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
+from ddp_doctor.agents.agent_group import RUN_IS_OVER
+from ddp_doctor.engine.node_run.agent import Agent
 from ddp_doctor.engine.prove.proofs import proof_of
 from ddp_doctor.facts.collectives import TrialMeasurement
 from ddp_doctor.model.choices import Level, Severity, Status
 from ddp_doctor.model.finding import Finding, Remedy, Reproducer, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import Arm, Attempt, Experiment, RankEvidence, TrialRecord
+from ddp_doctor.ranks.run import Run
 from ddp_doctor.ranks.trial import PAUSED, TrialResult
 from ddp_doctor.settings import trials
 from ddp_doctor.wording.proofs import in_force
 from ddp_doctor.wording.ranks import cause
 
+_OPTED_OUT = "left out by --no-prove"
+_NO_RANKS = "this run could start no ranks to try it with"
 _LONGEST_REASON = 200
 #: No setting sends these signals to a rank: somebody did, or the kernel for lack of memory.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -272,3 +277,33 @@ class _Turns:
             return max(min(self._longest_s, self._until - time.monotonic()), self._hung_s)
         slow_share = 1.0 if self._candidate.reproducer.kind == "meet" else trials.SLOW_SHARE
         return min(max(trials.HUNG_RATIO * max(passed), slow_share * self._hung_s), self._longest_s)
+
+
+def prove(
+    recording: Recording,
+    findings: Sequence[Finding],
+    run: Run,
+    agent: Agent | None,
+    kept: list[Experiment],
+) -> None:
+    """Try the remedies of the findings on the agent's ranks, as long as the run has time; fills ``kept``."""
+
+    def attempt(arm: Arm, reproducer: Reproducer, settings: Sequence[Setting], limit_s: float) -> Attempt:
+        assert agent is not None
+        try:
+            result = agent.attempt(reproducer, settings, limit_s)
+        except RUN_IS_OVER:
+            raise
+        except Exception as error:
+            raise Spoiled(f"the trial failed itself: {type(error).__name__}: {error}") from error
+        if result.cut_short is not None:
+            raise Spoiled(f"cut short: {result.cut_short}")
+        return attempt_of(arm, result)
+
+    why_none = _OPTED_OUT if not recording.options.prove else _NO_RANKS if agent is None else None
+    backend = recording.world.backend if recording.world else ""
+    trying = Trials(attempt, run.until, kept, backend, run.progress)
+    for alternatives in candidates(recording, findings, run.env):
+        if agent is not None and agent.node_ranks.lost_helper() is not None:
+            why_none = _NO_RANKS
+        trying.compare(alternatives, why_none)
