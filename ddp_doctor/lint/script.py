@@ -135,8 +135,9 @@ class Script:
         """The statements, expressions and parameters of the tree, outer ones first, in a third of ast.walk's time."""
         found: list[ast.AST] = [self.tree]
         for node in found:  # grows meanwhile
+            has = vars(node).get  # takes two thirds of getattr's time
             for name in FIELDS[type(node)]:
-                child = getattr(node, name, None)
+                child = has(name)
                 if type(child) is list:
                     found += [part for part in child if isinstance(part, ast.AST)]
                 elif isinstance(child, ast.AST):

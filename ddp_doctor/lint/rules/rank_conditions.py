@@ -60,12 +60,11 @@ def on_some_ranks(script: Script) -> Iterator[Spot]:
     """
     if _splits_roles(script):
         return
-    sides = _sides(script)
     for call in collectives(script):
         for condition, who in _chosen(call.conditions):
             if (
                 condition.early
-                or len(sides[_site(call)]) > 1
+                or len(_sides(script)[_site(call)]) > 1
                 or id(call.place.function) in _handed_on(script)
             ):
                 continue
@@ -97,10 +96,9 @@ def skipped_on_some_ranks(script: Script) -> Iterator[Spot]:
     """
     if _splits_roles(script):
         return
-    sides = _sides(script)
     for leave in script.leaves:
         for condition, who in _chosen(leave.place.conditions):
-            missed = None if condition.early else _missed(script, leave, condition, sides)
+            missed = None if condition.early else _missed(script, leave, condition)
             if missed is not None:
                 yield Spot(
                     leave.node,
@@ -152,12 +150,10 @@ def _chosen(conditions: tuple[Condition, ...]) -> Iterator[tuple[Condition, Chos
             yield condition, test.holds_on
 
 
-def _missed(
-    script: Script, leave: Leave, condition: Condition, sides: dict[Site, set[Chosen]]
-) -> Call | None:
+def _missed(script: Script, leave: Leave, condition: Condition) -> Call | None:
     """The first collective that those who leave do not reach."""
     for call in collectives(script):
-        if len(sides[_site(call)]) > 1 or call.root != leave.root:
+        if call.root != leave.root or len(_sides(script)[_site(call)]) > 1:
             continue
         if misses(leave, condition, call.place):
             return call
