@@ -122,21 +122,13 @@ class _Job:
     # --- by what the job itself says ------------------------------------------------------------------
 
     def by_recorders(self, recording: Recording) -> tuple[Judged, ...]:
-        """What the flight recorders tell, with what the ranks do now.
-
-        Of ranks in different groups nobody is named: the one that is alone may wait for another that left its group's
-        call out.
-        """
+        """What the flight recorders tell, with what the ranks do now."""
         found = []
         for one in wait_graph.judged(recording):
             if one.cause.name not in _NOT_OF_RECORDERS:
-                crossed = one.cause.name == "cross-group-deadlock"
-                blamed = (
-                    [] if crossed else [culprit.rank for culprit in one.culprits if culprit.rank is not None]
-                )
+                blamed = [culprit.rank for culprit in one.culprits if culprit.rank is not None]
                 seen = (*self._lines(self._first(one)), *one.lines)
-                values = {name: value for name, value in one.values.items() if name != "odd"}
-                found.append(replace(one, lines=seen, culprits=self._culprits(blamed), values=values))
+                found.append(replace(one, lines=seen, culprits=self._culprits(blamed)))
         return tuple(found)
 
     def _first(self, found: Judged) -> list[Doing]:

@@ -4,7 +4,8 @@ A rank waits in the first collective of a group that it has enqueued and not lef
 have enqueued fewer. In the order of certainty:
 
 * different calls at one number of one group: the minority; of two ranks nobody,
-* ranks that wait for each other in a circle, in different groups: the rank whose order of groups differs,
+* ranks that wait for each other in a circle, in different groups: the rank whose order of groups differs; nobody where
+  as many of its group came as did not, for one that did not come may have left that call out,
 * a rank that others wait for, and that itself waits in nothing: it stands in its own code. Where one rank waits alone
   and all others are at rest, that one made a collective more,
 * a rank that others wait for and that left no dump: only a suspect,
@@ -157,7 +158,8 @@ def _circle(waits: Waits) -> Judged | None:
     for rank, wait in first.items():
         in_group[wait.group.name, wait.group.members].append(rank)
     odd = minority(in_group.values())
-    if 2 * max(map(len, in_group.values())) <= len(first):
+    half_came = any(0 < 2 * len(first[rank].missing) <= len(first[rank].group.members) for rank in odd)
+    if half_came or 2 * max(map(len, in_group.values())) <= len(first):
         odd = ()
     orders = [f"{rank_list(ranks)} in {first[ranks[0]].call}" for ranks in in_group.values()]
     detail = f"They wait for each other: {'; '.join(orders)}.{_where(waits, odd)}"
