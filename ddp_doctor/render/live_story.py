@@ -15,7 +15,8 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import AttachReport
 from ddp_doctor.render.layout import Table, folded, width_of
 from ddp_doctor.render.text import one_line
-from ddp_doctor.views.live_ranks import Doing, LiveJob, live_jobs, unreached
+from ddp_doctor.views.live_jobs import LiveJob, live_jobs, unreached
+from ddp_doctor.views.live_ranks import Doing
 from ddp_doctor.wording.live_ranks import says
 from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.ranks import capital, rank_list

@@ -1,15 +1,12 @@
-"""What each rank of a job that runs does, and whether it gets on, by looks at it over some seconds."""
+"""What a rank of a job that runs does, and whether it gets on, by looks at it over some seconds."""
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ddp_doctor.facts.live_job import ChildSeen, LiveJobFact, LiveRankFact
+from ddp_doctor.facts.live_job import ChildSeen, LiveRankFact
 from ddp_doctor.knowledge import live_frames
-from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Status
-from ddp_doctor.model.recording import Recording, World, once_a_recording
 from ddp_doctor.parse.frames import of_the_job
 
 #: Gone and those that cannot run; in a collective (also a backward pass or work that was queued); waiting for the GPU;
@@ -28,8 +25,6 @@ Kind = Literal[
     "own",
     "unknown",
 ]
-#: Jobs whose ranks meet at an address of the host's own, or at one that is not known.
-_OF_ONE_HOST = re.compile(r"^(?:started by )?process |(?:^|, )(?:127\.|localhost:|\[?::1)")
 #: Those of which nothing is to be expected.
 UNABLE = ("gone", "stopped", "kernel")
 #: Of a core; below it a thread does next to nothing, above it works.
@@ -70,108 +65,6 @@ class Doing:
     def waits(self) -> bool:
         """Whether it waits for other ranks."""
         return self.kind == "collective" and self.moves is False
-
-
-@dataclass(frozen=True)
-class LiveJob:
-    """A job with what its ranks do, in the order of their numbers; on several hosts where each was looked at."""
-
-    hosts: tuple[LiveJobFact, ...]
-    ranks: tuple[Doing, ...]
-    missing: Mapping[
-        int, str | None
-    ]  # ranks that hosts should have and have not, and which host, where known
-    is_elsewhere: bool  # whether it has ranks that nobody looked at
-
-    @property
-    def name(self) -> str:
-        """What names it."""
-        return self.hosts[0].job
-
-    @property
-    def world_size(self) -> int:
-        """Its ranks, also those that were not looked at."""
-        return max([len(self.ranks) + len(self.missing), *(host.world_size or 0 for host in self.hosts)])
-
-    @property
-    def unseen(self) -> list[int]:
-        """The ranks that nobody looked at, where they have numbers."""
-        return _unseen(self.hosts, self.ranks, self.missing)
-
-    @property
-    def watched_s(self) -> float:
-        """From the first look to the last."""
-        return max(host.watched_s for host in self.hosts)
-
-
-def unreached(recording: Recording) -> dict[str, str]:
-    """Why hosts could not be read, by their names."""
-    world = recording.world or World()
-    return {
-        world.hostname(reading.node): reading.reason or ""
-        for reading in recording.of_check("attach")
-        if reading.status is Status.FAILED
-    }
-
-
-@once_a_recording
-def live_jobs(recording: Recording) -> tuple[LiveJob, ...]:
-    """The jobs of a recording of attach; what several hosts show of a job is put together."""
-    ranks = grouped(((at.fact.job, at.node), doing(at.fact)) for at in recording.facts(LiveRankFact))
-    jobs: list[tuple[list[LiveJobFact], list[Doing]]] = []
-    for at in recording.facts(LiveJobFact):
-        seen = ranks.get((at.fact.job, at.node), [])
-        same = next((job for job in jobs if _are_one(*job, at.fact, seen)), None)
-        if same is None:
-            jobs.append(([at.fact], list(seen)))
-        else:
-            same[0].append(at.fact)
-            same[1].extend(seen)
-    return tuple(_whole(hosts, sorted(seen, key=lambda one: one.rank), recording) for hosts, seen in jobs)
-
-
-def _are_one(
-    hosts: Sequence[LiveJobFact], ranks: Sequence[Doing], host: LiveJobFact, others: Sequence[Doing]
-) -> bool:
-    """Whether they meet at the same point and have no rank in common."""
-    is_one_name = hosts[0].job == host.job and not _OF_ONE_HOST.search(host.job)
-    return is_one_name and {one.rank for one in ranks}.isdisjoint(one.rank for one in others)
-
-
-def _whole(hosts: Sequence[LiveJobFact], ranks: Sequence[Doing], recording: Recording) -> LiveJob:
-    """With the ranks that should be on hosts that have none of them, and whether there are others."""
-    seen = {one.rank for one in ranks}
-    missing: dict[int, str | None] = {
-        rank: host.host for host in hosts for rank in host.missing if rank not in seen
-    }
-    world, unseen = recording.world or World(), _unseen(hosts, ranks, missing)
-    without = [reading.node for reading in recording.of_check("attach") if reading.status is Status.ABSENT]
-    most = max((sum(one.fact.host == host.host for one in ranks) for host in hosts), default=0)
-    is_of_slurm = world.launcher == "slurm" and hosts[0].launcher != "mpirun"
-    if not unreached(recording) and (is_of_slurm or len(unseen) <= most * len(without)):
-        where = world.hostname(without[0]) if len(without) == 1 else None
-        missing |= dict.fromkeys(unseen, where)
-    size = max(host.world_size or 0 for host in hosts)
-    are_fewer = len(ranks) + len(missing) < size
-    return LiveJob(tuple(hosts), tuple(ranks), missing, are_fewer or _talks_to_others(ranks))
-
-
-def _unseen(hosts: Sequence[LiveJobFact], ranks: Sequence[Doing], missing: Collection[int]) -> list[int]:
-    if any(one.fact.numbered_by != "environment" for one in ranks):
-        return []
-    known = {one.rank for one in ranks}.union(missing)
-    return [rank for rank in range(max(host.world_size or 0 for host in hosts)) if rank not in known]
-
-
-def _talks_to_others(ranks: Sequence[Doing]) -> bool:
-    """Whether ranks whose environment does not tell their number have connections to hosts that nobody looked at."""
-    ends = [end for one in ranks if one.fact.numbered_by != "environment" for end in one.fact.connections]
-    seen = {_address(this) for this, _ in ends}
-    return any(_address(other) not in seen for _, other in ends)
-
-
-def _address(end: str) -> str:
-    return end.rpartition(":")[0]
 
 
 def doing(rank: LiveRankFact) -> Doing:

@@ -28,7 +28,8 @@ from ddp_doctor.knowledge.live_frames import ROOTED
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import Recording, once_a_recording
-from ddp_doctor.views.live_ranks import UNABLE, Doing, LiveJob, live_jobs
+from ddp_doctor.views.live_jobs import LiveJob, live_jobs
+from ddp_doctor.views.live_ranks import UNABLE, Doing
 from ddp_doctor.wording.live_ranks import called, place, plural, says, verb, waits_text
 from ddp_doctor.wording.ranks import capital, rank_list
 

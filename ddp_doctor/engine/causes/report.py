@@ -21,7 +21,7 @@ from ddp_doctor.model.report import (
     LogsReport,
     Report,
 )
-from ddp_doctor.views.live_ranks import live_jobs, unreached
+from ddp_doctor.views.live_jobs import live_jobs, unreached
 from ddp_doctor.wording.live_ranks import call_name, says
 
 
