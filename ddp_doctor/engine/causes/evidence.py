@@ -1,16 +1,15 @@
 """What a job's output amounts to before anybody is blamed: suspects, the order of what they say, how the job ended."""
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from ddp_doctor.engine.causes.exceptions import alike, is_of_worker, is_own
 from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.facts.job_log import JobLogFact, LogLine, RankSeen, SignSeen
 from ddp_doctor.knowledge.job_causes import SIGNS, cause_named
 from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign, Tier
-from ddp_doctor.knowledge.victims import blames_peer
 from ddp_doctor.model.choices import Confidence
 
 #: Whose word counts first.
@@ -27,42 +26,6 @@ _SAME_MOMENT_S = 2.0
 _MESSAGE_LINES = 40
 #: A zone of clocks is a whole number of quarters of an hour from UTC.
 _ZONE_S = 900.0
-
-#: Exceptions in which a rank says that somebody else failed, or that it was told to end (torch 2.15
-#: c10d/exception.h, distributed/elastic; Python's own for signals and for ends of pipes).
-_OTHERS_FAULT = {
-    "DistBackendError",
-    "DistNetworkError",
-    "DistStoreError",
-    "ChildFailedError",
-    "SignalException",
-    "RendezvousConnectionError",
-    "RendezvousTimeoutError",
-    "RendezvousClosedError",
-    "RendezvousGracefulExitError",
-    "ProcessRaisedException",
-    "ProcessExitedException",
-    "CalledProcessError",
-    "BrokenProcessPool",
-    "RayActorError",
-    "ActorDiedError",
-    "WorkerCrashedError",
-    "KeyboardInterrupt",
-    "SystemExit",
-    "GeneratorExit",
-    "BrokenPipeError",
-    "ConnectionResetError",
-    "ConnectionAbortedError",
-    "ConnectionRefusedError",
-    "EOFError",
-}
-#: How an exception of a DataLoader's worker begins in the rank.
-_IN_WORKER = re.compile(r"Caught \w+ in DataLoader worker process")
-#: Words of exceptions that a fault of a machine brings.
-_MACHINE = re.compile(
-    r"CUDA|NCCL|cuDNN|cuBLAS|GPU|device|memory|killed|signal|Accelerator|bus error|gloo|OSError",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True)
@@ -311,7 +274,7 @@ class Output:
     def _is_raised_again(self, exception: SignSeen) -> bool:
         """Whether the traceback of a DataLoader's worker, which says more, follows at once (torch/_utils.py)."""
         below = {str(exception.where.line + lines) for lines in (1, 2, 3)}
-        return _IN_WORKER.match(exception.values.get("message", "")) is not None and any(
+        return is_of_worker(exception) and any(
             sign.sign == "exception"
             and sign.where.file == exception.where.file
             and sign.values.get("first_line") in below
@@ -342,24 +305,6 @@ def ends_a_job(sign: Sign) -> bool:
     return (sign.tier == "watchdog" and not sign.beside) or (
         sign.role == "pointer" and sign.tier == "launcher"
     )
-
-
-def is_own(exception: SignSeen) -> bool:
-    """Whether an exception is of the rank itself, and no answer to what another process did."""
-    kind = exception.values.get("type", "").rpartition(".")[2]
-    return bool(kind) and kind not in _OTHERS_FAULT and not blames_peer(exception.values.get("message", ""))
-
-
-def speaks_of_a_machine(exception: SignSeen) -> bool:
-    """Whether an exception may follow from a fault of a GPU, a host or NCCL, as no ValueError of a job does."""
-    return bool(_MACHINE.search(f"{exception.values.get('type', '')} {exception.values.get('message', '')}"))
-
-
-def alike(exception: SignSeen) -> tuple[str, ...]:
-    """Equal for the same exception on several ranks: its type, its words without numbers, its line of code."""
-    values = exception.values
-    words = re.sub(r"0x[0-9a-f]+|\d+", "0", values.get("message", ""))
-    return (values.get("type", ""), words, values.get("where", ""))
 
 
 def suspects(output: Output) -> Iterator[Suspect]:

@@ -29,9 +29,9 @@ from ddp_doctor.engine.causes.evidence import (
     Output,
     Suspect,
     lines,
-    speaks_of_a_machine,
     suspects,
 )
+from ddp_doctor.engine.causes.exceptions import speaks_of_a_machine
 from ddp_doctor.engine.causes.judged import Judged, place_of
 from ddp_doctor.engine.causes.whose import culprits, places, rank_culprit, who
 from ddp_doctor.facts.job_log import JobLogFact, SignSeen

@@ -13,30 +13,26 @@ is "not known".
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
 from ddp_doctor.engine.causes import wait_graph
 from ddp_doctor.engine.causes.evidence import Output, lines, suspects
 from ddp_doctor.engine.causes.judged import Judged
+from ddp_doctor.engine.causes.live_named import CAUSES, Named
+from ddp_doctor.engine.causes.live_unable import cannot_run, gone
 from ddp_doctor.engine.hang.judgement import minority
-from ddp_doctor.facts.job_log import JobLogFact, LogLine
+from ddp_doctor.facts.job_log import JobLogFact
 from ddp_doctor.facts.live_job import Refused, Unacknowledged
-from ddp_doctor.knowledge.job_causes import JOB_CAUSES
 from ddp_doctor.knowledge.live_frames import ROOTED
 from ddp_doctor.model.choices import Confidence
-from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.views.live_jobs import LiveJob, live_jobs
-from ddp_doctor.views.live_ranks import UNABLE, Doing
-from ddp_doctor.wording.live_ranks import called, place, plural, says, verb, waits_text
+from ddp_doctor.views.live_ranks import Doing
+from ddp_doctor.wording.live_ranks import called, place, plural, verb, waits_text
 from ddp_doctor.wording.ranks import capital, rank_list
 
-_CAUSES = {cause.name: cause for cause in JOB_CAUSES}
-#: Ranks that are named with their processes.
-_EACH = 2
-_MOST_LINES = 8
 #: So often the same data was sent again in a row.
 _SENT_AGAIN = 2
 #: What flight recorders tell better, by groups and numbers of collectives.
@@ -57,7 +53,6 @@ _OF_ALL_RANKS = (
 )
 #: What they tell of ranks whose recorder did not answer, or of none: attach has looked at those.
 _NOT_OF_RECORDERS = ("rank-unreachable", "collective-stalled")
-_WELL = "exit 0"
 
 
 @once_a_recording
@@ -84,19 +79,15 @@ def judged(recording: Recording) -> tuple[Judged, ...]:
     return jobs[0].by_recorders(recording) or jobs[0].by_ras(recording, found[0]) or found
 
 
-class _Job:
+class _Job(Named):
     """One job."""
 
     def __init__(self, job: LiveJob) -> None:
-        self.job, self.ranks = job, job.ranks
-        self.able = [one for one in job.ranks if one.kind not in UNABLE]
-        self.in_collective = [one for one in self.able if one.waits]
-        self.for_gpu = [one for one in self.able if one.kind == "gpu" and not one.moves]
-        self.waiting = [*self.in_collective, *self.for_gpu]
+        super().__init__(job)
         self.outside = [one for one in self.able if one.kind not in ("collective", "gpu")]
 
     def judged(self) -> tuple[Judged, ...]:
-        if unable := (*self._cannot_run(), *self._gone()):
+        if unable := (*cannot_run(self), *gone(self)):
             return unable
         working = [one for one in self.outside if one.moves]
         if any(one.moves for one in self.able if one not in self.outside) or (working and not self.waiting):
@@ -128,8 +119,8 @@ class _Job:
         for one in wait_graph.judged(recording):
             if one.cause.name not in _NOT_OF_RECORDERS:
                 blamed = [culprit.rank for culprit in one.culprits if culprit.rank is not None]
-                seen = (*self._lines(self._first(one)), *one.lines)
-                found.append(replace(one, lines=seen, culprits=self._culprits(blamed)))
+                seen = (*self.lines(self._first(one)), *one.lines)
+                found.append(replace(one, lines=seen, culprits=self.culprits(blamed)))
         return tuple(found)
 
     def _first(self, found: Judged) -> list[Doing]:
@@ -151,52 +142,15 @@ class _Job:
             Judged(
                 one.cause,
                 one.confidence,
-                (*lines(one.signs), *self._lines(self.ranks)),
-                self._culprits(sorted(one.ranks)),
-                self._who(sorted(one.ranks)),
+                (*lines(one.signs), *self.lines(self.ranks)),
+                self.culprits(sorted(one.ranks)),
+                self.who(sorted(one.ranks)),
                 waits_text(self.waiting),
                 one.values,
             )
             for one in said
             if one.ranks
         )
-
-    # --- ranks that cannot run ------------------------------------------------------------------------
-
-    def _cannot_run(self) -> Iterator[Judged]:
-        by_reason: dict[tuple[str, str], list[Doing]] = defaultdict(list)
-        for one in self.ranks:
-            if one.kind in ("stopped", "kernel"):
-                by_reason[one.kind, one.words].append(one)
-        for (kind, words), ranks in by_reason.items():
-            if kind == "stopped":
-                yield self._found("rank-stopped", Confidence.PROVED, ranks, ranks, how=words)
-            else:
-                yield self._found("rank-in-kernel", Confidence.LIKELY, ranks, ranks, channel=words)
-
-    def _gone(self) -> Iterator[Judged]:
-        """Ranks that ended, by their zombies, or that the launcher must have started and are not here."""
-        ended: dict[str, list[int]] = defaultdict(list)
-        for one in self.ranks:
-            if one.kind == "gone":
-                ended[one.words].append(one.rank)
-        ended[""] += self.job.missing
-        others = [one.rank for one in self.able]
-        for how, ranks in ended.items():
-            if not ranks or (how in ("", _WELL) and any(one.moves for one in self.able)):
-                continue
-            values = {
-                "is": verb(ranks, "are"),
-                "how": f"ended by {how}"
-                if how.startswith("SIG")
-                else "ended without an error" * (how == _WELL) or how,
-                "others": f"{rank_list(others)} {verb(others, 'are')}" if others else "",
-            }
-            confidence = Confidence.LIKELY if how in ("", _WELL) else Confidence.PROVED
-            culprits = self._culprits(ranks) if how != _WELL else ()
-            lines = tuple(self._lines([*(one for one in self.ranks if one.rank in ranks), *self.waiting]))
-            detail = waits_text(self.waiting)
-            yield Judged(_CAUSES["rank-gone"], confidence, lines, culprits, rank_list(ranks), detail, values)
 
     # --- some wait for others -------------------------------------------------------------------------
 
@@ -207,26 +161,26 @@ class _Job:
         waiting = [one.rank for one in self.waiting]
         others = f"{rank_list(waiting)} {verb(waiting, 'wait')}"
         values = {"does": does, "line": place(first.line), "others": others}
-        return self._found("others-wait-for-work", Confidence.PROVED, alike, (), **values)
+        return self.found("others-wait-for-work", Confidence.PROVED, alike, (), **values)
 
     def _outside(self, still: Sequence[Doing]) -> Judged:
         call = " or ".join(dict.fromkeys(map(called, self.waiting)))
         if len(self.waiting) < len(still):
-            return self._found("rank0-only-collective", Confidence.LIKELY, self.waiting, (), call=call)
+            return self.found("rank0-only-collective", Confidence.LIKELY, self.waiting, (), call=call)
         loops = all(one.loops for one in still)
         does, it = "loop" if loops else "stand", "it" if len(still) == 1 else "they"
         at_one_place = len({one.line for one in still}) == 1 and still[0].line
         stands = f"{it} {verb(still, does)} at {place(still[0].line)}" if at_one_place else ""
         sure = len(still) < len(self.waiting) and not loops
         confidence = Confidence.PROVED if sure else Confidence.LIKELY
-        return self._found("stuck-outside-collective", confidence, still, still, call=call, stands=stands)
+        return self.found("stuck-outside-collective", confidence, still, still, call=call, stands=stands)
 
     def _no_data(self, loading: Sequence[Doing]) -> Judged:
         everyone = len(loading) == len(self.ranks) > 1
         stands = next((one.helper_line for one in loading if one.helper_line), "")
         values = {"waits": verb(loading, "wait"), "line": place(stands)}
         blamed = () if everyone else loading
-        return self._found("data-loader-stuck", Confidence.LIKELY, loading, blamed, **values)
+        return self.found("data-loader-stuck", Confidence.LIKELY, loading, blamed, **values)
 
     # --- all wait -------------------------------------------------------------------------------------
 
@@ -240,29 +194,29 @@ class _Job:
         for one in self.in_collective:
             by_call[one.call if one_group else (one.call, one.line)].append(one)
         if len(by_call) > 1 and not one_group:
-            return self._found("cross-group-deadlock", Confidence.LIKELY, self.in_collective, ())
+            return self.found("cross-group-deadlock", Confidence.LIKELY, self.in_collective, ())
         if len(by_call) > 1:
             return self._calls_do_not_meet(list(by_call.values()))
         if self.for_gpu or self.job.is_elsewhere:
             return self._not_known()
         call = called(self.waiting[0])
-        return self._found("collective-stalled", Confidence.LIKELY, self.waiting, (), call=call)
+        return self.found("collective-stalled", Confidence.LIKELY, self.waiting, (), call=call)
 
     def _lost(self, one: Doing, connection: Unacknowledged) -> Judged:
         """A connection that sends the same again and again."""
         seen, host = connection.peer_rank, connection.peer.rpartition(":")[0]
         rank_at = {end: of.rank for of in self.ranks for end, _ in of.fact.connections}
         seen = rank_at.get(connection.peer) if seen is None else seen
-        peer = connection.peer if seen is None else f"rank {seen}{self._on(seen)}"
-        ends = {"kind": "pair", "peer_rank": seen, "peer_node": host if seen is None else self._node(seen)}
+        peer = connection.peer if seen is None else f"rank {seen}{self.on(seen)}"
+        ends = {"kind": "pair", "peer_rank": seen, "peer_node": host if seen is None else self.node(seen)}
         times = f"sent {connection.retransmissions} times again"
         said = f"{connection.bytes:,} bytes to {peer} are not acknowledged, {times}"
         return Judged(
-            _CAUSES["data-not-acknowledged"],
+            CAUSES["data-not-acknowledged"],
             Confidence.LIKELY,
-            (self._line(one, said), *self._lines(self.waiting)),
-            (self._culprits([one.rank])[0].model_copy(update=ends),),
-            self._who([one.rank]),
+            (self.line(one, said), *self.lines(self.waiting)),
+            (self.culprits([one.rank])[0].model_copy(update=ends),),
+            self.who([one.rank]),
             waits_text(self.waiting),
             {"peer": peer},
         )
@@ -281,7 +235,7 @@ class _Job:
             "peer_op": called(other),
         }
         who = blamed or self.in_collective
-        return self._found("collective-mismatch", Confidence.LIKELY, who, blamed, **values)
+        return self.found("collective-mismatch", Confidence.LIKELY, who, blamed, **values)
 
     # --- not known ------------------------------------------------------------------------------------
 
@@ -289,9 +243,9 @@ class _Job:
         refused = self._refused
         details = [f"{capital(refused.why)}." if refused else "", waits_text(self.waiting)]
         return Judged(
-            _CAUSES["progress-not-known"],
+            CAUSES["progress-not-known"],
             Confidence.POSSIBLE,
-            tuple(self._lines(self.able)),
+            tuple(self.lines(self.able)),
             detail=" ".join(filter(None, details)),
             values={"what": self._what_is_known()},
             next_check=refused.grant if refused else "",
@@ -304,7 +258,7 @@ class _Job:
         waiting = [one.rank for one in self.waiting]
         if unclear and waiting:
             at = f" at {place(unclear[0].line)}" if unclear[0].line else ""
-            who = self._who([one.rank for one in unclear])
+            who = self.who([one.rank for one in unclear])
             others = f"{rank_list(waiting)} {verb(waiting, 'wait')}"
             does = unclear[0].words if len(unclear) == 1 else plural(unclear[0].words)
             return f"{who} {does}{at} while {others}: whether that ends shows only later"
@@ -312,16 +266,16 @@ class _Job:
             others = (
                 f"only {rank_list(self.job.unseen)} can tell" if self.job.unseen else "only others can tell"
             )
-            who = "All ranks that were seen" if len(waiting) == len(self.able) else self._who(waiting)
+            who = "All ranks that were seen" if len(waiting) == len(self.able) else self.who(waiting)
             does = "wait" if len(waiting) == len(self.able) else verb(waiting, "wait")
             return f"{who} {does} in {called(self.waiting[0])}; for whom, {others}, which nobody has seen"
         if self.for_gpu:
             said = f"{verb(self.for_gpu, 'wait')} for {'its GPU' if len(self.for_gpu) == 1 else 'their GPUs'}"
-            return f"{self._who(waiting)} {said}, and nothing shows whether work goes on there"
+            return f"{self.who(waiting)} {said}, and nothing shows whether work goes on there"
         places = {place(one.line) for one in self.able if one.line}
         at = f" at {places.pop()}" if len(places) == 1 else ""
         who, does = (
-            self._who([one.rank for one in self.able]),
+            self.who([one.rank for one in self.able]),
             "loop" if unclear and unclear[0].loops else "stand",
         )
         return f"{who} {verb(self.able, does)}{at}, and no rank is in a collective"
@@ -329,63 +283,3 @@ class _Job:
     @cached_property
     def _refused(self) -> Refused | None:
         return next((refused for one in self.able for refused in one.fact.refused), None)
-
-    # --- words ----------------------------------------------------------------------------------------
-
-    def _found(
-        self,
-        name: str,
-        confidence: Confidence,
-        who: Sequence[Doing],
-        culprits: Sequence[Doing],
-        **values: str,
-    ) -> Judged:
-        rest = [one for one in self.ranks if one not in who]
-        return Judged(
-            _CAUSES[name],
-            confidence,
-            tuple(self._lines([*who, *rest])),
-            self._culprits([one.rank for one in culprits]),
-            self._who([one.rank for one in who]),
-            waits_text([one for one in self.waiting if one not in who or len(who) == len(self.ranks)]),
-            {"is": verb(who, "are"), "hangs": verb(who, "hang"), **values},
-        )
-
-    def _who(self, ranks: Sequence[int]) -> str:
-        """``rank 3 (pid 4711)``, ``ranks 0-2``, ``all 4 ranks``."""
-        pids = {one.rank: f"pid {one.fact.pid}{self._on(one.rank)}" for one in self.ranks}
-        if len(ranks) > 1 and len(set(ranks)) == len(self.ranks) == self.job.world_size:
-            return "both ranks" if len(ranks) == 2 else f"all {len(ranks)} ranks"
-        if len(ranks) <= _EACH and all(rank in pids for rank in ranks):
-            return " and ".join(f"rank {rank} ({pids[rank]})" for rank in ranks)
-        return rank_list(ranks)
-
-    def _culprits(self, ranks: Sequence[int]) -> tuple[Culprit, ...]:
-        gpus = {one.rank: one.fact.gpu for one in self.ranks}
-        return tuple(
-            Culprit(kind="rank", rank=rank, node=self._node(rank), gpu=gpus.get(rank)) for rank in ranks
-        )
-
-    def _node(self, rank: int) -> str | None:
-        """The host of a rank, also of one that is missing there; None where that is not known."""
-        hosts = {one.rank: one.fact.host for one in self.ranks}
-        return hosts.get(rank) or self.job.missing.get(rank)
-
-    def _on(self, rank: int) -> str:
-        """Where a rank is, of a job on several hosts."""
-        return f" on {self._node(rank)}" if len(self.job.hosts) > 1 else ""
-
-    def _lines(self, ranks: Sequence[Doing]) -> Iterator[LogLine]:
-        """One for those that do the same on one host."""
-        alike: dict[tuple[str, str], list[Doing]] = defaultdict(list)
-        for one in ranks:
-            alike[one.fact.host, says(one)].append(one)
-        for (host, text), several in list(alike.items())[:_MOST_LINES]:
-            if len(several) == 1:
-                yield self._line(several[0], text)
-            else:
-                numbers = [one.rank for one in several]
-                yield LogLine(file=f"{rank_list(numbers)} on {host}", line=0, text=text)
-
-    def _line(self, one: Doing, text: str) -> LogLine:
-        return LogLine(file=f"rank {one.rank} (pid {one.fact.pid} on {one.fact.host})", line=0, text=text)
