@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.hosts import Host, Lab, why_no_lab
+from tests.lab.sshd import serve_ssh, why_no_ssh
 
 WIRE = Path(__file__).with_name("wire.py")
 
@@ -22,6 +23,16 @@ def lab() -> Iterator[Lab]:
     with Lab(nodes=4, second_nic=True, ipv6="dual") as made:
         for host in made.hosts:
             answers(host)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def ssh_lab() -> Iterator[Lab]:
+    """Three hosts with an sshd on each."""
+    if reason := why_no_ssh():
+        pytest.skip(reason)
+    with Lab(nodes=3) as made:
+        serve_ssh(made)
         yield made
 
 

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from ddp_doctor.model.report import AttachReport
 from ddp_doctor.sources import proc
 from tests.lab.hosts import ROOT, Lab, why_no_lab
 from tests.lab.processes import PATIENCE_S
-from tests.lab.sshd import environment, know_hosts, serve_ssh, why_no_ssh
+from tests.lab.sshd import environment, know_hosts
 
 pytestmark = pytest.mark.lab
 
@@ -39,19 +38,10 @@ def seen(pid: int) -> tuple[str, str, str, int]:
 
 
 @pytest.fixture(scope="module")
-def lab() -> Iterator[Lab]:
-    if reason := why_no_ssh():
-        pytest.skip(reason)
-    with Lab(nodes=3) as lab:
-        serve_ssh(lab)
-        yield lab
-
-
-@pytest.fixture(scope="module")
-def job(lab: Lab) -> list[int]:
+def job(ssh_lab: Lab) -> list[int]:
     """A rank on each host, the last of which stands still."""
     started = [
-        host.start((sys.executable, SPREAD), env=rank_of(host.index, 3, "node0")) for host in lab.hosts
+        host.start((sys.executable, SPREAD), env=rank_of(host.index, 3, "node0")) for host in ssh_lab.hosts
     ]
     for process in started:
         process.wait_for_output("begun")
@@ -59,11 +49,11 @@ def job(lab: Lab) -> list[int]:
     return [process.pid for process in started if process.pid is not None]
 
 
-def attached(lab: Lab, *options: str) -> tuple[int, dict[str, Any], str]:
-    head = lab["node0"]
+def attached(ssh_lab: Lab, *options: str) -> tuple[int, dict[str, Any], str]:
+    head = ssh_lab["node0"]
     done = head.run(
         (*ATTACH, *options, "--json", "attach.json"),
-        env=environment(lab, head),
+        env=environment(ssh_lab, head),
         timeout_s=PATIENCE_S,
         check=False,
     )
@@ -74,11 +64,11 @@ def culprits(report: dict[str, Any]) -> list[tuple[int, str]]:
     return [(one["rank"], one["node"]) for finding in report["findings"] for one in finding["culprits"]]
 
 
-def test_over_ssh_the_rank_of_another_host_is_named_and_each_process_is_as_before(lab, job):
-    know_hosts(lab)
+def test_over_ssh_the_rank_of_another_host_is_named_and_each_process_is_as_before(ssh_lab, job):
+    know_hosts(ssh_lab)
     before = [seen(pid) for pid in job]
 
-    code, report, text = attached(lab, "--hosts", "node0,node1,node2")
+    code, report, text = attached(ssh_lab, "--hosts", "node0,node1,node2")
 
     assert code == 1, text
     assert culprits(report) == [(2, "node2")]
@@ -90,11 +80,11 @@ def test_over_ssh_the_rank_of_another_host_is_named_and_each_process_is_as_befor
     assert [seen(pid) for pid in job] == before
 
 
-def test_a_host_that_ssh_does_not_reach_is_named_and_no_rank_is_blamed_for_it(lab, job):
-    key = (lab.folder / "ssh/host.pub").read_text()
-    (lab.folder / "ssh/known").write_text(f"node0 {key}node1 {key}")
+def test_a_host_that_ssh_does_not_reach_is_named_and_no_rank_is_blamed_for_it(ssh_lab, job):
+    key = (ssh_lab.folder / "ssh/host.pub").read_text()
+    (ssh_lab.folder / "ssh/known").write_text(f"node0 {key}node1 {key}")
 
-    code, report, text = attached(lab, "--hosts", "node0,node1,node2")
+    code, report, text = attached(ssh_lab, "--hosts", "node0,node1,node2")
 
     assert code == 3, text
     assert culprits(report) == []

@@ -6,38 +6,28 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from tests.lab.hosts import Lab
 from tests.lab.processes import PATIENCE_S
-from tests.lab.sshd import environment, know_hosts, serve_ssh, why_no_ssh
+from tests.lab.sshd import environment, know_hosts
 
 pytestmark = pytest.mark.lab
 
 RUN = (sys.executable, "-m", "ddp_doctor", "run", "--level", "quick", "--only", "process_group")
 
 
-@pytest.fixture(scope="module")
-def lab() -> Iterator[Lab]:
-    if reason := why_no_ssh():
-        pytest.skip(reason)
-    with Lab(nodes=3) as lab:
-        serve_ssh(lab)
-        yield lab
-
-
 @pytest.fixture(autouse=True)
-def _known(lab: Lab) -> None:
-    know_hosts(lab)
+def _known(ssh_lab: Lab) -> None:
+    know_hosts(ssh_lab)
 
 
-def test_typed_on_a_host_outside_the_list_it_tests_all_of_the_list_and_reports_there(lab):
-    outside = lab["node2"]
+def test_typed_on_a_host_outside_the_list_it_tests_all_of_the_list_and_reports_there(ssh_lab):
+    outside = ssh_lab["node2"]
     done = outside.run(
         (*RUN, "--hosts", "node0,root@node1", "--json", "out-%h.json"),
-        env={**environment(lab, outside), "NCCL_DEBUG": "INFO"},
+        env={**environment(ssh_lab, outside), "NCCL_DEBUG": "INFO"},
         timeout_s=90,
         check=False,
     )
@@ -46,17 +36,20 @@ def test_typed_on_a_host_outside_the_list_it_tests_all_of_the_list_and_reports_t
     report = json.loads((outside.folder / "home/out-node2.json").read_text())
     assert [node["hostname"] for node in report["world"]["nodes"]] == ["node0", "node1"]
     assert done.stdout.count("Healthy: ") == 1
-    kept = [len(list((host.folder / "home").rglob("recording*.json"))) for host in lab.hosts]
+    kept = [len(list((host.folder / "home").rglob("recording*.json"))) for host in ssh_lab.hosts]
     assert kept == [1, 1, 1]
 
 
-def test_a_host_with_an_unknown_key_is_named_with_sshs_words_and_its_key_is_not_learnt(lab):
-    key = (lab.folder / "ssh/host.pub").read_text()
-    known = lab.folder / "ssh/known"
+def test_a_host_with_an_unknown_key_is_named_with_sshs_words_and_its_key_is_not_learnt(ssh_lab):
+    key = (ssh_lab.folder / "ssh/host.pub").read_text()
+    known = ssh_lab.folder / "ssh/known"
     known.write_text(f"node0 {key}")
     started = time.monotonic()
-    done = lab["node0"].run(
-        (*RUN, "-q", "--hosts", "node0,node1"), env=environment(lab, lab["node0"]), timeout_s=90, check=False
+    done = ssh_lab["node0"].run(
+        (*RUN, "-q", "--hosts", "node0,node1"),
+        env=environment(ssh_lab, ssh_lab["node0"]),
+        timeout_s=90,
+        check=False,
     )
 
     assert done.returncode == 1, done.stdout + done.stderr
@@ -66,7 +59,7 @@ def test_a_host_with_an_unknown_key_is_named_with_sshs_words_and_its_key_is_not_
     assert time.monotonic() - started < 40  # and not the 60 s of --join-timeout
 
 
-def test_a_model_of_yours_goes_to_every_host_and_the_rank_with_the_hook_is_named(lab):
+def test_a_model_of_yours_goes_to_every_host_and_the_rank_with_the_hook_is_named(ssh_lab):
     options = (
         "--only",
         "user_model",
@@ -75,15 +68,15 @@ def test_a_model_of_yours_goes_to_every_host_and_the_rank_with_the_hook_is_named
         "--json",
         "model.json",
     )
-    done = lab["node0"].run(
+    done = ssh_lab["node0"].run(
         (*RUN[:-2], *options, "--hosts", "node0,node1,node2", "--nproc-per-node", "1"),
-        env=environment(lab, lab["node0"]),
+        env=environment(ssh_lab, ssh_lab["node0"]),
         timeout_s=120,
         check=False,
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
-    report = json.loads((lab["node0"].folder / "home/model.json").read_text())
+    report = json.loads((ssh_lab["node0"].folder / "home/model.json").read_text())
     (finding,) = [one for one in report["findings"] if one["severity"] != "info"]
     assert finding["code"] == "DD781"
     assert [(one["rank"], one["node"]) for one in finding["culprits"] if one["kind"] == "rank"] == [
@@ -94,14 +87,14 @@ def test_a_model_of_yours_goes_to_every_host_and_the_rank_with_the_hook_is_named
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_when_the_command_is_ended(lab, number):
-    before = {pid for host in lab.hosts for pid in host.pids()}
-    started = lab["node0"].start(
-        (*RUN, "--nnodes", "3", "--hosts", "node0,node1,node2"), env=environment(lab, lab["node0"])
+def test_nothing_is_left_when_the_command_is_ended(ssh_lab, number):
+    before = {pid for host in ssh_lab.hosts for pid in host.pids()}
+    started = ssh_lab["node0"].start(
+        (*RUN, "--nnodes", "3", "--hosts", "node0,node1,node2"), env=environment(ssh_lab, ssh_lab["node0"])
     )
-    lab["node2"].wait_for_process("ddp-doctor:fork")
+    ssh_lab["node2"].wait_for_process("ddp-doctor:fork")
     assert started.pid is not None
     os.kill(started.pid, number)
 
     assert started.wait(PATIENCE_S) == (130 if number == signal.SIGINT else -number)
-    assert lab.left_behind(without=before) == []
+    assert ssh_lab.left_behind(without=before) == []
