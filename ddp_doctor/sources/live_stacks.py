@@ -107,7 +107,18 @@ def why_refused(pid: int, said: str) -> Refused:
         (
             others and not may_trace,
             f"it is a process of {user}" + ", and this root has no CAP_SYS_PTRACE" * (os.getuid() == 0),
-            f"run this as {user}, or " + ("with CAP_SYS_PTRACE" if os.getuid() == 0 else "as root"),
+            f"run this as {' or as '.join(dict.fromkeys((user, 'root')))}"
+            + ", with CAP_SYS_PTRACE" * (os.getuid() == 0),
+        ),
+        (
+            int(other.get("CapPrm", "0"), 16) & ~capabilities,
+            "it has capabilities (CapPrm) that this process has not (CapEff)",
+            "run this as root, with CAP_SYS_PTRACE",
+        ),
+        (
+            not may_trace and proc.environment(pid) is None,
+            "the kernel closes it to its own user: it changed user or rights when it started, or this is a sandbox",
+            "run this as root" + (", outside of what set NoNewPrivs" if own.get("NoNewPrivs") == "1" else ""),
         ),
         (not denied, words[-1].removeprefix("Error: ")[:_LONGEST_WORDS], ""),
         (
@@ -123,16 +134,10 @@ def why_refused(pid: int, said: str) -> Refused:
             "docker run --cap-add=SYS_PTRACE",
         ),
         (
-            int(other.get("CapPrm", "0"), 16) & ~capabilities,
-            "it has capabilities (CapPrm) that this process has not (CapEff)",
-            "run this as root, with CAP_SYS_PTRACE",
+            True,
+            "the kernel refused it" + ", although CapEff has SYS_PTRACE" * may_trace,
+            "run this on the host, as root",
         ),
-        (
-            not may_trace,
-            "it changed its user or its rights when it started, and is closed since",
-            "run this as root" + (", outside of what set NoNewPrivs" if own.get("NoNewPrivs") == "1" else ""),
-        ),
-        (True, "the kernel refused it, although CapEff has SYS_PTRACE", "run this on the host, as root"),
     )
     why, grant = next((why, grant) for applies, why, grant in reasons if applies)
     return Refused(door="stacks", why=why, grant=grant)

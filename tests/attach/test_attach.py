@@ -126,18 +126,20 @@ def test_a_process_that_has_nothing_to_look_at_is_refused_in_a_sentence():
         ({"CapEff": "80000"}, {}, "3", "denied", "kernel.yama.ptrace_scope is 3", "a boot with"),
         ({"Seccomp": "2"}, {}, "0", "denied", "a filter of system calls (seccomp)", "--cap-add=SYS_PTRACE"),
         ({}, {"CapPrm": "21"}, "0", "denied", "it has capabilities (CapPrm)", "as root, with CAP_SYS_PTRACE"),
-        ({"NoNewPrivs": "1"}, {}, "0", "denied", "it changed its user or its rights", "NoNewPrivs"),
-        ({"CapEff": "80000"}, {}, "0", "denied", "the kernel refused it", "on the host"),
+        ({"NoNewPrivs": "1"}, {}, None, "denied", "the kernel closes it to its own user", "NoNewPrivs"),
+        ({"Seccomp": "2"}, {}, None, "denied", "the kernel closes it to its own user", "run this as root"),
+        ({"CapEff": "80000"}, {}, "0", "denied", "the kernel refused it, although", "on the host"),
+        ({}, {}, "0", "denied", "the kernel refused it", "on the host"),
         ({}, {}, "0", "Error: Failed to find a Python version", "Failed to find a Python version", ""),
     ],
 )  # fmt: skip
 def test_why_a_stack_was_refused_and_what_grants_it(
-    own: dict[str, str], other: dict[str, str], scope: str, said: str, why: str, grant: str,
+    own: dict[str, str], other: dict[str, str], scope: str | None, said: str, why: str, grant: str,
     monkeypatch: pytest.MonkeyPatch,
 ):  # fmt: skip
     mine = {"Uid": f"{os.getuid()}\t{os.getuid()}", "CapEff": "0", "CapPrm": "0"}
     monkeypatch.setattr(proc, "status", lambda pid: {**mine, **(own if pid == os.getpid() else other)})
-    monkeypatch.setattr(proc, "read", lambda _: f"{scope}\n")
+    monkeypatch.setattr(proc, "read", lambda _: scope and f"{scope}\n")
 
     refused = live_stacks.why_refused(1, said)
 

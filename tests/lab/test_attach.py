@@ -1,10 +1,17 @@
 """`ddp-doctor attach` on several hosts over ssh, and on a job in a container, from outside and from inside."""
 
+import contextlib
+import ctypes
+import errno
 import json
 import os
+import platform
+import signal
+import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +20,7 @@ import pytest
 from ddp_doctor.app.attach import attach
 from ddp_doctor.model.report import AttachReport
 from ddp_doctor.sources import proc
+from ddp_doctor.sources.live_stacks import stacks
 from tests.lab.hosts import ROOT, Lab, why_no_lab
 from tests.lab.processes import PATIENCE_S
 from tests.lab.sshd import environment, know_hosts
@@ -124,3 +132,99 @@ def test_a_job_in_a_container_is_read_from_the_host_by_the_numbers_and_files_of_
     assert ["/srv/train.py" in (one.line or "") for one in report.ranks] == [True, True]
     assert from_inside.returncode == 1, from_inside.stdout + from_inside.stderr
     assert "Seen from inside a container" in from_inside.stdout
+
+
+# --- what this kernel refuses ------------------------------------------------------------------------
+
+_SECCOMP, _NO_NEW_PRIVS, _DUMPABLE = 22, 38, 4  # linux/prctl.h
+_READS_OF_MEMORY = {"x86_64": (101, 310), "aarch64": (117, 270)}  # ptrace, process_vm_readv
+
+
+def prctl(*args: object) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(*args, *[0] * (5 - len(args))) == 0, os.strerror(ctypes.get_errno())
+
+
+def be(user: int) -> None:
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+
+
+def filter_calls() -> None:
+    """A filter as docker's default on old kernels: EPERM for ptrace and process_vm_readv."""
+    calls = _READS_OF_MEMORY[platform.machine()]
+    steps = [(0x20, 0, 0, 0)]  # load the number of the call
+    for number in calls:
+        steps += [(0x15, 0, 1, number), (0x06, 0, 0, 0x00050000 | errno.EPERM)]
+    steps.append((0x06, 0, 0, 0x7FFF0000))  # allow
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+    program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(code)))
+    prctl(_NO_NEW_PRIVS, 1)
+    prctl(_SECCOMP, 2, program)
+
+
+def sleep_as_daemon() -> None:
+    be(1)  # which makes it not dumpable, as prctl(PR_SET_DUMPABLE, 0) does
+    prctl(_DUMPABLE, 0)
+
+
+def daemon_with_filter() -> None:
+    be(1)
+    filter_calls()
+
+
+@contextlib.contextmanager
+def forked(begin: Callable[[], None]) -> Iterator[int]:
+    """A Python process that has begun so, and sleeps."""
+    receiving, sending = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        begin()
+        os.write(sending, b"-")
+        signal.pause()
+    try:
+        os.read(receiving, 1)
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def stack_seen_by(begin: Callable[[], None], pid: int) -> str:
+    """Why a process that has begun so may not read the stack of another, and what grants it; else "read"."""
+    receiving, sending = os.pipe()
+    pid_of_reader = os.fork()
+    if pid_of_reader == 0:
+        try:
+            begin()
+            stack = stacks([pid], os.environ, time.monotonic() + PATIENCE_S)[pid]
+            refused = stack.refused
+            said = f"{refused.why}; {refused.grant}" if refused else "read" if stack.frames else "nothing"
+            os.write(sending, said.encode())
+        finally:
+            os._exit(0)
+    os.close(sending)
+    with os.fdopen(receiving) as said_file:
+        said = said_file.read()
+    os.waitpid(pid_of_reader, 0)
+    return said
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="takes users and rights away from processes, as root alone may")
+def test_what_the_kernel_refuses_is_said_as_it_is_and_a_filter_of_calls_refuses_nothing():
+    with forked(lambda: None) as of_root, forked(sleep_as_daemon) as closed:
+        assert stack_seen_by(lambda: None, of_root) == "read"
+        assert stack_seen_by(filter_calls, of_root) == "read"  # py-spy reads /proc/PID/mem then
+        assert stack_seen_by(lambda: be(65534), of_root).startswith(
+            "it is a process of root; run this as root"
+        )
+        assert (
+            stack_seen_by(lambda: be(65534), closed)
+            == "it is a process of daemon; run this as daemon or as root"
+        )
+        assert stack_seen_by(lambda: be(1), closed).startswith("the kernel closes it to its own user: ")
+        assert stack_seen_by(daemon_with_filter, closed).endswith(
+            "; run this as root, outside of what set NoNewPrivs"
+        )
+        assert stack_seen_by(lambda: None, closed) == "read"
