@@ -6,7 +6,8 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
@@ -20,16 +21,25 @@ from ddp_doctor.model.recording import Options
 from ddp_doctor.parse.flight_recorder import read_dump, still_open
 from ddp_doctor.parse.frames import is_of_the_job
 from ddp_doctor.sources import live_doors, live_process, proc
+from ddp_doctor.sources.live_gpus import GpuUse, gpu_of, gpu_use, has_gpu
 from ddp_doctor.sources.live_jobs import Host, LiveJob, of_slurm
-from ddp_doctor.sources.live_process import Children, Connections, Watched, connections, unacknowledged
+from ddp_doctor.sources.live_process import (
+    Children,
+    Connections,
+    Watched,
+    connections,
+    unacknowledged,
+)
 from ddp_doctor.sources.live_stacks import Stack, source_line, stacks, why_refused
 
 #: Looks at each process, and the time between two: over four seconds a loop tells itself apart from work.
 _LOOKS, _PAUSE_S = 6, 0.8
-#: After this many seconds no further look is begun.
-_ENOUGH_S = 6.0
-#: No stack is waited for longer than until then, so that all is said within ten seconds.
-_LONGEST_S = 8.0
+#: Looks without which nothing is judged, however late it is.
+_FEWEST_LOOKS = 4
+#: No further look is begun after this many seconds, so that all is said within ten.
+_ENOUGH_S = 6.5
+#: What a job does not answer until then is not waited for; and not so long after the last look begins.
+_LONGEST_S, _LAST_S = 8.0, 1.5
 _MOST_LOADERS = 8
 
 
@@ -39,21 +49,28 @@ def attach(
     ignore: tuple[str, ...] = (),
     progress: Callable[[str], None] = lambda _: None,
     env: Mapping[str, str] = os.environ,
+    *,
+    from_start: bool = False,
 ) -> Outcome:
     """Judge the jobs of these processes (ranks, or who started them), of a SLURM job, or all that may be read here.
 
-    Takes five seconds, ten at most, and may be called again and again. ``progress`` is told what is done now. Raises
-    UsageError where there is nothing to look at.
+    Takes five seconds, ten at most, and may be called again and again; ``from_start``: counted from the start of this
+    process. ``progress`` is told what is done now. Raises UsageError where there is nothing to look at.
     """
     started = time.monotonic()
     recording = blank(Options(command="attach", ignore=ignore), Plan(()), env)
     jobs = _chosen(pids, slurm_job)
-    watch = _Watch(jobs, env, progress, started)
+    watch = _Watch(jobs, env, progress, started - (_age_s() if from_start else 0.0))
     readings = watch.readings()
     if watch.all_ended:
         raise UsageError("the job ended while it was looked at")
     duration_s = time.monotonic() - started
     return judge(recording.model_copy(update={"readings": readings, "duration_s": duration_s}))
+
+
+def _age_s() -> float:
+    """Seconds since the start of this process."""
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - proc.started_s(os.getpid()))
 
 
 # --- which jobs --------------------------------------------------------------------------------------
@@ -148,8 +165,10 @@ class _Watch:
         self._watched = {pid: Watched(pid) for pid in self._pids}
         self._looks: dict[int, list[Look]] = {pid: [] for pid in self._pids}
         self._first: dict[int, Stack] = {}
-        self._before: dict[int, Connections] = {}
-        self._after: dict[int, Connections] = {}
+        self._last: dict[int, Stack] = {}
+        self._gpus: list[GpuUse] = []
+        self._before: Mapping[int, Connections] = {}
+        self._after: Mapping[int, Connections] = {}
         self._candidates = [one for job in jobs for one in job.ranks.values()]
         self._servers: Mapping[int, live_doors.Address] = {}
         self._dumps: Mapping[int, bytes] = {}
@@ -160,24 +179,28 @@ class _Watch:
 
     def readings(self) -> tuple[Reading, ...]:
         started = time.monotonic()
-        self._first = self._look(self._pids, with_groups=True)
-        self._before = {pid: connections(pid) for pid in self._pids}
-        self._servers = live_doors.worker_servers(self._candidates)
-        self._dumps = live_doors.flight_dumps(self._servers)
+        with self._sampled_gpus():
+            self._first = self._look(self._pids, with_groups=True)
+        self._before = connections(self._pids)
+        self._servers = live_doors.worker_servers(self._candidates, self._end)
+        self._dumps = live_doors.flight_dumps(self._servers, self._end)
         ras = live_doors.ras_port(self._candidates)
-        self._ras_said = live_doors.ras_status(ras) if ras else ""
+        self._ras_said = live_doors.ras_status(ras, self._end) if ras else ""
         for children in self._children.values():
             children.begin()
         outside = [pid for pid in self._pids if not self._waits(pid)]
-        for number in range(2, _LOOKS + 1):
-            is_last = number == _LOOKS or time.monotonic() > self._enough_at
+        for number in range(2, _LOOKS):
+            if number >= _FEWEST_LOOKS and time.monotonic() > self._enough_at:
+                break
             time.sleep(max(0.0, started + (number - 1) * _PAUSE_S - time.monotonic()))
             self._progress(f"look {number} of {_LOOKS} at {len(self._pids)} ranks")
-            self._look(self._pids if is_last else outside)
-            if is_last:
-                break
-        self._after = {pid: connections(pid) for pid in self._pids}
-        self._ras_said += live_doors.ras_status(ras) if ras else ""
+            self._look(outside)
+        time.sleep(max(0.0, min(started + (_LOOKS - 1) * _PAUSE_S, self._enough_at) - time.monotonic()))
+        self._end = max(self._end, time.monotonic() + _LAST_S)
+        with self._sampled_gpus():
+            self._last = self._look(self._pids)
+        self._after = connections(self._pids)
+        self._ras_said += live_doors.ras_status(ras, self._end) if ras else ""
         return tuple(
             Reading(check="attach", status=Status.COLLECTED, rank=rank, fact=fact.recorded())
             for job in self._jobs
@@ -200,13 +223,24 @@ class _Watch:
         """Look at all, and at the stacks of these."""
         found = stacks(pids, self._env, self._end, with_groups=with_groups)
         refused = {pid: self._servers[pid] for pid in found if found[pid].refused and pid in self._servers}
-        found |= {pid: Stack(frames) for pid, frames in live_doors.tracebacks(refused).items()}
+        found |= {pid: Stack(frames) for pid, frames in live_doors.tracebacks(refused, self._end).items()}
         for pid in self._pids:
             stack = found.get(pid, Stack())
             look = self._watched[pid].look(stack.frames, holds_gil=stack.holds_gil)
             if look is not None:
                 self._looks[pid].append(look)
         return found
+
+    @contextmanager
+    def _sampled_gpus(self) -> Iterator[None]:
+        """Ask how busy the GPUs are, meanwhile; a driver that did not answer is not asked again."""
+        if not any(map(has_gpu, self._pids)) or any(use.refused for use in self._gpus):
+            yield
+            return
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(gpu_use, self._env, self._end)
+            yield
+            self._gpus.append(asked.result())
 
     def _waits(self, pid: int) -> bool:
         frames = self._first[pid].frames
@@ -224,7 +258,7 @@ class _Watch:
             in_container=proc.in_container(),
             torch_version=job.torch_version,
             backend=next((one.backend for one in job.ranks.values() if one.backend), None),
-            refused=tuple(_pipes(job)),
+            refused=(*_pipes(job), *(use.refused for use in self._gpus if use.refused)),
             watched_s=round(
                 max((looks[-1].at_s - looks[0].at_s for looks in ranks if looks), default=0.0), 3
             ),
@@ -242,7 +276,7 @@ class _Watch:
             stack = self._first[one.pid]
             frames = looks[-1].frames if looks else ()
             text = source_line(frames[-1], one.pid) if frames and is_of_the_job(frames[-1]) else ""
-            never_read = not any(look.frames for look in looks)
+            gpu, last = gpu_of(one, self._gpus, self._pids), self._last[one.pid]
             fact = LiveRankFact(
                 job=job.key,
                 host=self._host,
@@ -250,7 +284,8 @@ class _Watch:
                 pid_inside=proc.pid_inside(one.pid),
                 rank=rank,
                 numbered_by="environment" if job.numbered else "order of starts",
-                gpu=_gpu(one.env, one.local_rank) if one.backend == "nccl" else None,
+                gpu=gpu,
+                gpu_use=tuple(use.busy[gpu] for use in self._gpus if gpu is not None and gpu in use.busy),
                 looks=looks,
                 children=self._children[one.pid].seen(self._stacks_of_loaders(job.children[rank], frames)),
                 unacknowledged=unacknowledged(self._before[one.pid], self._after[one.pid], rank_at),
@@ -262,7 +297,7 @@ class _Watch:
                 waits_for_gpu=bool(WAITS_FOR_GPU.search(text)),
                 frozen=live_process.is_frozen(one.pid),
                 traced_by=live_process.tracer(one.pid),
-                refused=(stack.refused,) if stack.refused and never_read else (),
+                refused=(last.refused,) if last.refused and not has_ended else (),
             )
             yield rank, fact
 
@@ -291,7 +326,7 @@ class _Watch:
         """The flight recorders that were open to us, with what was open in them at the first look and at the last."""
         pids = {one.pid: rank for rank, one in job.ranks.items()}
         servers = {pid: server for pid, server in self._servers.items() if pid in pids}
-        for pid, data in live_doors.flight_dumps(servers).items():
+        for pid, data in live_doors.flight_dumps(servers, self._end).items():
             place = f"rank {pids[pid]} (pid {pid} on {self._host})"
             last, first = (read_dump(of, place, time.time()) for of in (data, self._dumps.get(pid, b"")))
             yield (
@@ -324,12 +359,3 @@ def _pipes(job: LiveJob) -> Iterator[Refused]:
             grant = f"echo 1 > {path} on each rank, then ddp-doctor logs with those files"
             yield Refused(door="flight recorder", why=why, grant=grant)
             return
-
-
-def _gpu(env: Mapping[str, str], local_rank: int | None) -> int | None:
-    """CUDA's number of the GPU of a rank: that of its local rank, as is usual, among those that it may see."""
-    visible = [number.strip() for number in env.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    if visible == [""]:
-        return local_rank
-    chosen = visible[0 if len(visible) == 1 or local_rank is None else local_rank % len(visible)]
-    return int(chosen) if chosen.isdigit() else None

@@ -56,11 +56,12 @@ def attach_to_slurm_job(
     except ValueError as error:
         raise UsageError(str(error)) from error
     if job is None or (len(job.hosts) == 1 and is_here(job.hosts[0])):
-        return attach(None, job_id if job is None else job.number, ignore, progress, env)
+        number_of_job = job_id if job is None else job.number
+        return attach(None, number_of_job, ignore, progress, env, from_start=True)
     try:
         start = by_srun(job.hosts, (*doctor(), "attach", "--slurm-job", job.number), env, job.number)
     except FileNotFoundError:
-        return attach(None, job.number, ignore, progress, env)
+        return attach(None, job.number, ignore, progress, env, from_start=True)
     return _read([start], job.hosts, "slurm", ignore, progress, env)
 
 
@@ -70,7 +71,7 @@ def be_agent(pid: int | None, slurm_job: str | None, env: Mapping[str, str]) -> 
     channel.send("hello")
     code = 0
     try:
-        outcome = attach(None if pid is None else [pid], slurm_job, env=env)
+        outcome = attach(None if pid is None else [pid], slurm_job, env=env, from_start=True)
         channel.send_recording(outcome.recording.model_dump_json())
     except UsageError as error:
         channel.send("refused", str(error))

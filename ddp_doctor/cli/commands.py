@@ -133,7 +133,7 @@ def attach(
         elif slurm_job is not None:
             outcome = attach_to_slurm_job(slurm_job, ignore, tell, env)
         else:
-            outcome = attach([pid] if pid is not None else None, None, ignore, tell, env)
+            outcome = attach([pid] if pid is not None else None, None, ignore, tell, env, from_start=True)
     return save_and_report(outcome, outputs, env)
 
 

@@ -64,7 +64,12 @@ class LiveRankFact(Fact):
     rank: int
     numbered_by: Literal["environment", "order of starts"] = "environment"
     user: str = ""
-    gpu: int | None = None  # CUDA's number of it where the environment tells it, else the local rank's
+    gpu: int | None = (
+        None  # NVML's number where NVML lists the process; else CUDA's by environment or local rank
+    )
+    gpu_use: tuple[
+        int, ...
+    ] = ()  # percent of the time in which that GPU ran a kernel of anybody, at each sample
     looks: tuple[Look, ...] = ()
     children: tuple[ChildSeen, ...] = ()
     unacknowledged: tuple[Unacknowledged, ...] = ()

@@ -21,6 +21,10 @@ GPU_MEMORY_RESERVED_BYTES = 5 * GIB // 4
 #: one model have equal limits; 10 % less power costs some 5 % of speed, about what GPUs differ by anyway (judgement).
 GPU_LIMIT_SHARE = 0.90
 
+#: So much of its time a GPU is busy all the time: NVML counts the time in which any kernel ran, and one of NCCL that
+#: waits for other ranks runs (nvml.h, nvmlUtilization_t; nccl/src/device/prims_simple.h, waitPeer).
+GPU_BUSY_PERCENT = 90
+
 #: Retired pages at which DCGM fails a GPU (dcgm_gpu_hardware_limits, DCGM_LIMIT_MAX_RETIRED_PAGES); 64 are
 #: all there is room for (NVIDIA, Dynamic Page Retirement).
 GPU_RETIRED_PAGES = 63

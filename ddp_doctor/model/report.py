@@ -193,7 +193,12 @@ class LiveRank(Frozen):
     rank: int  # its number, where no environment tells it in the order of starts
     node: str  # its host
     pid: int  # of its process
-    gpu: int | None = None  # CUDA's number of it
+    gpu: int | None = (
+        None  # its number, as nvidia-smi shows it where the driver lists the process, else CUDA's
+    )
+    gpu_use: tuple[
+        int, ...
+    ] = ()  # percent of the time in which that GPU was busy, in two samples; no sign of progress
     state: str | None = None  # R, S, D, T, t or Z as in /proc/PID/stat
     does: str  # in some words
     collective: str | None = None  # in which it is: all-reduce; null outside of one

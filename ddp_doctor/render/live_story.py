@@ -17,7 +17,7 @@ from ddp_doctor.render.layout import Table, folded, width_of
 from ddp_doctor.render.text import one_line
 from ddp_doctor.views.live_jobs import LiveJob, live_jobs, unreached
 from ddp_doctor.views.live_ranks import Doing
-from ddp_doctor.wording.live_ranks import says
+from ddp_doctor.wording.live_ranks import gpu_use, says
 from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.ranks import capital, rank_list
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _MOST_ROWS = 12
-_TITLES = ("", "host", "pid", "GPU", "state", "gets on", "does")
+_TITLES = ("", "host", "pid", "GPU", "GPU use", "state", "gets on", "does")
 _STATES = {
     "R": "running",
     "S": "sleeping",
@@ -110,6 +110,7 @@ def _row(ranks: Sequence[Doing], *, is_blamed: bool, with_host: bool) -> tuple[s
         one_line(one.fact.host) if with_host else "",
         _pid(one) if alone else "",
         str(one.fact.gpu) if alone and one.fact.gpu is not None else "",
+        gpu_use(ranks),
         _state(one),
         {True: "yes", False: "no", None: "?"}[one.moves],
         one_line(says(one)),

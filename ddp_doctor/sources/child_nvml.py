@@ -171,9 +171,7 @@ def _memory(nvml: Nvml, gpu: dict[str, Any], handle: Any) -> None:
 
 
 def _processes(nvml: Nvml, gpu: dict[str, Any], handle: Any, kind: str, name: str) -> list[dict[str, Any]]:
-    found, reason = nvml.call(name, handle)
-    if reason in ("function_not_found", "binding_too_old"):
-        found, reason = nvml.call(f"{name}_v2", handle)
+    found, reason = CALLS["processes"](nvml, handle, name)
     if reason:
         gpu["unavailable"][f"{kind}_processes"] = reason
     return [

@@ -8,7 +8,8 @@ told by its socket: the only one of the rank that listens on all addresses of IP
 import os
 import re
 import socket
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
@@ -28,34 +29,46 @@ Address = str | int
 class _Connection(HTTPConnection):
     """To a port of this host, or to a unix socket."""
 
-    def __init__(self, address: Address) -> None:
-        super().__init__("localhost", address if isinstance(address, int) else 80, timeout=_PATIENCE_S)
-        self._address = address
+    def __init__(self, address: Address, patience_s: float) -> None:
+        super().__init__("localhost", address if isinstance(address, int) else 80, timeout=patience_s)
+        self._address, self._patience_s = address, patience_s
 
     def connect(self) -> None:
         """Connect to the address."""
         if isinstance(self._address, int):
-            self.sock = socket.create_connection(("::1", self._address), _PATIENCE_S)
+            self.sock = socket.create_connection(("::1", self._address), self._patience_s)
             return
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(_PATIENCE_S)
+        self.sock.settimeout(self._patience_s)
         self.sock.connect(self._address)
 
 
-def _asked(address: Address, method: str, path: str) -> bytes | None:
-    connection = _Connection(address)
+def _asked(address: Address, method: str, path: str, end: float) -> bytes | None:
+    if (left_s := end - time.monotonic()) <= 0:
+        return None
+    connection = _Connection(address, min(_PATIENCE_S, left_s))
     try:
         connection.request(method, path)
         answer = connection.getresponse()
-        return answer.read(_LARGEST_BYTES) if answer.status == 200 else None
+        return _read(answer.read1, end) if answer.status == 200 else None
     except (OSError, HTTPException, ValueError):
         return None
     finally:
         connection.close()
 
 
-def worker_servers(ranks: Iterable[Candidate]) -> dict[int, Address]:
-    """The servers of these ranks that answer, by pid."""
+def _read(part: Callable[[int], bytes], end: float) -> bytes:
+    """All parts of an answer. Raises TimeoutError where it is not whole at the moment ``end``."""
+    answer = b""
+    while len(answer) < _LARGEST_BYTES and (more := part(65536)):
+        answer += more
+        if time.monotonic() > end:
+            raise TimeoutError
+    return answer
+
+
+def worker_servers(ranks: Iterable[Candidate], end: float) -> dict[int, Address]:
+    """The servers of these ranks that answer until the moment ``end`` of time.monotonic(), by pid."""
     likely: dict[int, Address] = {}
     for one in ranks:
         path = one.env.get("TORCH_WORKER_SERVER_SOCKET", "")
@@ -68,7 +81,7 @@ def worker_servers(ranks: Iterable[Candidate]) -> dict[int, Address]:
     if not likely:
         return {}
     with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
-        answers = pool.map(lambda address: _asked(address, "GET", "/handler/"), likely.values())
+        answers = pool.map(lambda address: _asked(address, "GET", "/handler/", end), likely.values())
         return {
             pid: likely[pid]
             for pid, answer in zip(likely, answers, strict=True)
@@ -76,25 +89,27 @@ def worker_servers(ranks: Iterable[Candidate]) -> dict[int, Address]:
         }
 
 
-def flight_dumps(servers: Mapping[int, Address]) -> dict[int, bytes]:
+def flight_dumps(servers: Mapping[int, Address], end: float) -> dict[int, bytes]:
     """Each rank's flight recorder as JSON, by pid; without those that do not answer in time."""
-    return _from_all(servers, "fr_trace_json")
+    return _from_all(servers, "fr_trace_json", end)
 
 
-def tracebacks(servers: Mapping[int, Address]) -> dict[int, tuple[str, ...]]:
+def tracebacks(servers: Mapping[int, Address], end: float) -> dict[int, tuple[str, ...]]:
     """Each rank's main thread, outermost first. faulthandler prints it last, its innermost frame first."""
     found = {}
-    for pid, text in _from_all(servers, "dump_traceback").items():
+    for pid, text in _from_all(servers, "dump_traceback", end).items():
         last = text.decode("utf-8", "replace").rstrip().rpartition("\n\n")[2]
         found[pid] = tuple(f"{file}:{line} in {name}" for file, line, name in reversed(_FRAME.findall(last)))
     return found
 
 
-def _from_all(servers: Mapping[int, Address], handler: str) -> dict[int, bytes]:
+def _from_all(servers: Mapping[int, Address], handler: str, end: float) -> dict[int, bytes]:
     if not servers:
         return {}
     with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
-        answers = pool.map(lambda address: _asked(address, "POST", f"/handler/{handler}"), servers.values())
+        answers = pool.map(
+            lambda address: _asked(address, "POST", f"/handler/{handler}", end), servers.values()
+        )
         return {pid: answer for pid, answer in zip(servers, answers, strict=True) if answer}
 
 
@@ -112,11 +127,12 @@ def ras_port(ranks: Iterable[Candidate]) -> int | None:
     return None
 
 
-def ras_status(port: int) -> str:
+def ras_status(port: int, end: float) -> str:
     """What RAS says of the job, "VERBOSE STATUS"; empty where it does not answer in time."""
-    answer = b""
-    with suppress(OSError), socket.create_connection(("localhost", port), _PATIENCE_S) as connection:
+    patience_s = min(_PATIENCE_S, end - time.monotonic())
+    if patience_s <= 0:
+        return ""
+    with suppress(OSError), socket.create_connection(("localhost", port), patience_s) as connection:
         connection.sendall(b"verbose status\n")
-        while len(answer) < _LARGEST_BYTES and (part := connection.recv(65536)):
-            answer += part
-    return answer.decode("utf-8", "replace")
+        return _read(connection.recv, end).decode("utf-8", "replace")
+    return ""

@@ -4,7 +4,6 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -212,14 +211,26 @@ Connections = Mapping[str, tuple[str, str, int, int]]
 # --- what the network has not taken -----------------------------------------------------------------
 
 
-def connections(pid: int) -> Connections:
-    """Its established TCP connections."""
-    mine = sockets(pid)
+def connections(pids: Sequence[int]) -> dict[int, Connections]:
+    """The established TCP connections of each; those of a network namespace are read once."""
+    of_network: dict[str, Connections] = {}
+    found: dict[int, Connections] = {}
+    for pid in pids:
+        network = network_of(pid)
+        if network not in of_network:
+            of_network[network] = _connections_around(pid)
+        mine = sockets(pid)
+        found[pid] = {inode: ends for inode, ends in of_network[network].items() if inode in mine}
+    return found
+
+
+def _connections_around(pid: int) -> Connections:
+    """All of the network namespace of a process."""
     found = {}
     for file in ("tcp", "tcp6"):
         for line in (proc.read(f"/proc/{pid}/net/{file}") or "").splitlines()[1:]:
             fields = line.split()
-            if len(fields) > 9 and fields[3] == _ESTABLISHED and fields[9] in mine:
+            if len(fields) > 9 and fields[3] == _ESTABLISHED:
                 queued = int(fields[4].partition(":")[0], 16)
                 found[fields[9]] = (_address(fields[1]), _address(fields[2]), queued, int(fields[6], 16))
     return found
@@ -237,14 +248,7 @@ def to_other_addresses(of: Connections) -> tuple[tuple[str, str], ...]:
 
 def sockets(pid: int) -> set[str]:
     """The inodes of its sockets."""
-    found = set()
-    with suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            with suppress(OSError):
-                target = os.readlink(f"/proc/{pid}/fd/{name}")
-                if target.startswith("socket:["):
-                    found.add(target[8:-1])
-    return found
+    return {file[8:-1] for file in proc.open_files(pid) if file.startswith("socket:[")}
 
 
 def listening(pid: int, *, any_address: bool = False) -> set[int]:

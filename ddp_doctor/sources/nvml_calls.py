@@ -107,6 +107,14 @@ def begin(answer: dict[str, Any]) -> tuple[Nvml, int] | None:
     return nvml, count or 0
 
 
+def processes(nvml: Nvml, handle: Any, name: str) -> tuple[Any, str | None]:
+    """The processes on a GPU, by ``nvmlDeviceGet…RunningProcesses`` or its name before driver 510."""
+    found, reason = nvml.call(name, handle)
+    if reason in ("function_not_found", "binding_too_old"):
+        found, reason = nvml.call(f"{name}_v2", handle)
+    return found, reason
+
+
 def bus_id(pci: Any) -> str:
     """The PCI address in what nvmlDeviceGetPciInfo gives; older bindings give bytes."""
     text = pci.busId

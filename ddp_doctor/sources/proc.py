@@ -24,6 +24,11 @@ def stat_fields(pid: int, thread: int | None = None) -> list[str]:
     return text.rpartition(")")[2].split() if text else []
 
 
+def started_s(pid: int) -> float:
+    """When it was started, in seconds since the boot."""
+    return int(stat_fields(pid)[19]) / os.sysconf("SC_CLK_TCK")
+
+
 def seconds(fields: list[str]) -> float:
     """User and system time of stat's fields."""
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -90,6 +95,16 @@ def wait_channel(pid: int) -> str | None:
     """The kernel function a sleeping process waits in, where the kernel reports it."""
     text = read(f"/proc/{pid}/wchan")
     return text if text and text != "0" else None
+
+
+def open_files(pid: int) -> list[str]:
+    """What its file descriptors lead to: paths, ``socket:[4711]``."""
+    found = []
+    with suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return found
 
 
 def threads(pid: int) -> dict[int, str]:

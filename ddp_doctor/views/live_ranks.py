@@ -74,7 +74,7 @@ def doing(rank: LiveRankFact) -> Doing:
         return Doing(
             rank, kind, line=_line(rank.looks[-1].frames) if rank.looks else "", moves=False, words=words
         )
-    frames = rank.looks[-1].frames
+    frames = _frames(rank)
     if not frames:
         return Doing(
             rank, "unknown", moves=None if _used(rank) > _IDLE or _switched(rank) > _FEW_SWITCHES else False
@@ -165,7 +165,7 @@ def _loading(found: Doing) -> Doing:
     return Doing(
         found.fact,
         "data",
-        line=_line(_of_script(found.fact.looks[-1].frames)),
+        line=_line(_of_script(_frames(found.fact))),
         moves=moves,
         words="waits for data",
         helper_line=place,
@@ -207,9 +207,7 @@ def _working(found: Doing) -> Doing:
         moves = True
     elif _used(rank) <= _IDLE:
         # Woken within a library, as by a network or a time-out; a line that sleeps again and again stands.
-        is_woken = (
-            _switched(rank) > _FEW_SWITCHES and _line(rank.looks[-1].frames) != rank.looks[-1].frames[-1]
-        )
+        is_woken = _switched(rank) > _FEW_SWITCHES and _line(_frames(rank)) != _frames(rank)[-1]
         moves, words = (None, "wakes now and then") if is_woken else (False, words)
     elif found.kind in ("compile", "start"):
         moves = True if _used(rank) > _BUSY else None
@@ -276,6 +274,14 @@ def _io(rank: LiveRankFact) -> int:
 
 def _same_stacks(rank: LiveRankFact) -> bool:
     return len({look.frames for look in rank.looks if look.frames}) <= 1
+
+
+def _frames(rank: LiveRankFact) -> tuple[str, ...]:
+    """Its stack at the end: as last read, where it has not run since; () where it was not read."""
+    last = rank.looks[-1]
+    read = next((look for look in reversed(rank.looks) if look.frames), last)
+    is_as_then = (read.main_switches, read.main_cpu_s) == (last.main_switches, last.main_cpu_s)
+    return read.frames if is_as_then else ()
 
 
 def _function(frame: str) -> str:

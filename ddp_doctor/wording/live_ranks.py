@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
+from ddp_doctor.knowledge.thresholds import GPU_BUSY_PERCENT
 from ddp_doctor.views.job_waits import collective_name
 from ddp_doctor.views.live_ranks import Doing
 from ddp_doctor.wording.ranks import capital, rank_list, short
@@ -47,6 +48,29 @@ def waits_text(waiting: Sequence[Doing]) -> str:
         by_call[called(one)].append(one.rank)
     said = [f"{rank_list(ranks)} {verb(ranks, 'wait')} in {call}" for call, ranks in by_call.items()]
     return f"{capital('; '.join(said))}." if said else ""
+
+
+def gpu_use(ranks: Sequence[Doing]) -> str:
+    """``100 %``, ``0-40 %`` of the time, over all samples of their GPUs; empty where the driver told none."""
+    samples = [percent for one in ranks for percent in one.fact.gpu_use]
+    if not samples:
+        return ""
+    low, high = min(samples), max(samples)
+    return f"{low} %" if low == high else f"{low}-{high} %"
+
+
+def busy_text(waiting: Sequence[Doing]) -> str:
+    """That busy GPUs are no progress, where ranks of NCCL wait whose GPUs are."""
+    busy = [
+        one for one in waiting if one.fact.over_nccl and min(one.fact.gpu_use, default=0) >= GPU_BUSY_PERCENT
+    ]
+    if not busy:
+        return ""
+    ranks = [one.rank for one in busy]
+    alone = len(busy) == len(waiting) == 1
+    whose = "Its GPU" if alone else f"The GPU{'s' * (len(busy) > 1)} of {rank_list(ranks)}"
+    use = f"{verb(busy, 'are')} busy ({gpu_use(busy)})"
+    return f"{whose} {use}, as NCCL's kernels keep a GPU while they wait: no sign of progress."
 
 
 def verb(subjects: Sequence[object], plural: str) -> str:

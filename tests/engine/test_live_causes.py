@@ -178,6 +178,12 @@ SITUATIONS: dict[str, tuple[list[LiveRankFact], dict[str, Any], list[str], list[
         [rank(at, refused=(Refused(door="stacks", why="kernel.yama.ptrace_scope is 1", grant="sudo sysctl x"),))
          for at in range(4)],
         {}, ["progress-not-known"], [], 3),
+    "a stack that was not read in time at the last look, of a rank that has not run since": (
+        [*waiting(0, 1, 3), rank(2, (script(70),), (script(70),), ())],
+        {}, ["stuck-outside-collective"], [2], 1),
+    "a stack that was not read in time at the last look, of a rank that ran": (
+        [*waiting(0, 1, 3), rank(2, (script(70),), (script(70),), (), switches=5)],
+        {}, ["progress-not-known"], [], 3),
     "all asleep in their own code": ([rank(at, (script(70),)) for at in range(4)], {}, ["progress-not-known"], [], 3),
 }  # fmt: skip
 
@@ -193,6 +199,19 @@ def test_what_keeps_a_job_waiting_is_named_and_no_innocent(situation: str):
     assert [culprit.rank for cause in report.causes for culprit in cause.culprits] == culprits
     assert report.exit_code == code, report.summary
     assert report.summary.startswith({0: "Moving: ", 1: "Stuck: ", 3: "Cannot tell: "}[code])
+
+
+@pytest.mark.parametrize(("use", "is_said"), [((100, 100), True), ((100, 3), False), ((), False)])
+def test_a_gpu_that_is_busy_while_its_rank_waits_in_nccl_is_no_progress_and_that_is_said(use, is_said):
+    job = recording(*waiting(0, 1, over_nccl=True, cpu=1.0, state="R", gpu_use=use), rank(2, (script(70),)))
+
+    report = judge(job).report
+
+    assert isinstance(report, AttachReport)
+    assert [one.gpu_use for one in report.ranks] == [use, use, ()]
+    assert [culprit.rank for cause in report.causes for culprit in cause.culprits] == [2]
+    text = "The GPUs of ranks 0, 1 are busy (100 %), as NCCL's kernels keep a GPU while they wait: no sign of progress."
+    assert (text in report.findings[0].detail) == is_said
 
 
 def test_of_several_jobs_each_is_judged_and_the_worst_decides():

@@ -30,7 +30,7 @@ from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.views.live_jobs import LiveJob, live_jobs
 from ddp_doctor.views.live_ranks import Doing
-from ddp_doctor.wording.live_ranks import called, place, plural, verb, waits_text
+from ddp_doctor.wording.live_ranks import busy_text, called, place, plural, verb, waits_text
 from ddp_doctor.wording.ranks import capital, rank_list
 
 #: So often the same data was sent again in a row.
@@ -241,7 +241,11 @@ class _Job(Named):
 
     def _not_known(self) -> Judged:
         refused = self._refused
-        details = [f"{capital(refused.why)}." if refused else "", waits_text(self.waiting)]
+        details = [
+            f"{capital(refused.why)}." if refused else "",
+            waits_text(self.waiting),
+            busy_text(self.waiting),
+        ]
         return Judged(
             CAUSES["progress-not-known"],
             Confidence.POSSIBLE,

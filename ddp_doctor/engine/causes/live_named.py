@@ -10,7 +10,7 @@ from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit
 from ddp_doctor.views.live_jobs import LiveJob
 from ddp_doctor.views.live_ranks import UNABLE, Doing
-from ddp_doctor.wording.live_ranks import says, verb, waits_text
+from ddp_doctor.wording.live_ranks import busy_text, says, verb, waits_text
 from ddp_doctor.wording.ranks import rank_list
 
 CAUSES = {cause.name: cause for cause in JOB_CAUSES}
@@ -39,13 +39,14 @@ class Named:
     ) -> Judged:
         """A cause, with the lines of all ranks, ``who`` first."""
         rest = [one for one in self.ranks if one not in who]
+        waiting = [one for one in self.waiting if one not in who or len(who) == len(self.ranks)]
         return Judged(
             CAUSES[name],
             confidence,
             tuple(self.lines([*who, *rest])),
             self.culprits([one.rank for one in culprits]),
             self.who([one.rank for one in who]),
-            waits_text([one for one in self.waiting if one not in who or len(who) == len(self.ranks)]),
+            f"{waits_text(waiting)} {busy_text(self.waiting)}".strip(),
             {"is": verb(who, "are"), "hangs": verb(who, "hang"), **values},
         )
 

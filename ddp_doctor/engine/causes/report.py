@@ -66,6 +66,7 @@ def _live_ranks(recording: Recording) -> tuple[LiveRank, ...]:
             node=one.fact.host,
             pid=one.fact.pid,
             gpu=one.fact.gpu,
+            gpu_use=one.fact.gpu_use,
             state=one.fact.looks[-1].state if one.fact.looks else None,
             does=says(one),
             collective=call_name(one) if one.kind == "collective" else None,

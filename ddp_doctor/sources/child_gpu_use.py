@@ -1,0 +1,50 @@
+"""Ask NVML how busy each GPU is, and who computes on it; a program of its own that prints one JSON object and leaves.
+
+    python -I child_gpu_use.py 2
+    {"error": null, "call": "", "gpu": null, "text": "", "elapsed_s": 0.1, "gpus": [
+       {"index": 0, "busy_percent": 100, "bytes_of": {"4711": 8589934592}, "unavailable": {}}, …]}
+
+``busy_percent`` is the share of the last moment (1/6 to 1 s) in which any kernel ran, of whichever process (nvml.h,
+nvmlUtilization_t). As its neighbour child_nvml.py it runs in a process of its own, gives up after the seconds in its
+argument by a second thread, and asks on after any refusal (both by nvml_calls.py).
+"""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ddp_doctor.sources.nvml_calls import Nvml
+
+#: By path: isolated, there is no package to import from.
+CALLS = runpy.run_path(str(Path(__file__).with_name("nvml_calls.py")))
+
+
+def main() -> None:
+    """Ask and print, or give up."""
+    CALLS["run"](_ask, gpus=[])
+
+
+def _ask(answer: dict[str, Any]) -> None:
+    begun: tuple[Nvml, int] | None = CALLS["begin"](answer)
+    if begun is None:
+        return
+    nvml, count = begun
+    for index in range(count):
+        answer["gpu"] = index
+        handle, reason = nvml.call("nvmlDeviceGetHandleByIndex", index)
+        if reason is None:
+            gpu: dict[str, Any] = {"index": index, "unavailable": {}}
+            nvml.fill(
+                gpu, "busy_percent", "nvmlDeviceGetUtilizationRates", handle, use=lambda rates: rates.gpu
+            )
+            found, _ = CALLS["processes"](nvml, handle, "nvmlDeviceGetComputeRunningProcesses")
+            gpu["bytes_of"] = {process.pid: process.usedGpuMemory or 0 for process in found or ()}
+            answer["gpus"].append(gpu)
+    answer.update(call="", gpu=None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Which GPU a process computes on, and how busy that is, by NVML in a process that may hang and be killed."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ddp_doctor.facts.live_job import Refused
+from ddp_doctor.sources import proc
+from ddp_doctor.sources.live_process import Candidate
+from ddp_doctor.sources.machine import LiveContext
+
+#: For NVML; it takes a tenth of a second, and with a sick driver for ever.
+_PATIENCE_S = 2.0
+_GPU_FILE = re.compile(r"/dev/(?:nvidia\d+|dxg)")  # dxg: WSL 2
+
+
+@dataclass(frozen=True)
+class GpuUse:
+    """The GPUs at one moment, by NVML's numbers, as nvidia-smi shows them."""
+
+    busy: Mapping[int, int] = field(default_factory=dict)  # percent of the time in which any kernel ran
+    of: Mapping[int, int] = field(
+        default_factory=dict
+    )  # by pid; of several the one where it holds most memory
+    refused: Refused | None = None
+
+
+def has_gpu(pid: int) -> bool:
+    """Whether a process has opened one."""
+    return any(_GPU_FILE.fullmatch(file) for file in proc.open_files(pid))
+
+
+def gpu_use(env: Mapping[str, str], end: float) -> GpuUse:
+    """How busy the GPUs are now; what NVML has not told by the moment ``end`` of time.monotonic() is refused."""
+    done = LiveContext(env, end).child("gpu_use", f"{_PATIENCE_S:g}")
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError:
+        ended = (
+            "it gave no answer in time" if done.status == "timed_out" else f"it ended with {done.returncode}"
+        )
+        words = done.stderr.strip().splitlines()[-1:] or [ended]
+        answer = {"error": done.status, "text": words[0], "gpus": []}
+    by_pid: dict[int, tuple[int, int]] = {}
+    for gpu in answer["gpus"]:
+        for pid, held in gpu["bytes_of"].items():
+            by_pid[int(pid)] = max(by_pid.get(int(pid), (-1, 0)), (held, gpu["index"]))
+    return GpuUse(
+        {gpu["index"]: gpu["busy_percent"] for gpu in answer["gpus"] if gpu["busy_percent"] is not None},
+        {pid: index for pid, (_, index) in by_pid.items()},
+        _why(answer) if answer["error"] else None,
+    )
+
+
+def gpu_of(rank: Candidate, uses: Sequence[GpuUse], ranks: Sequence[int]) -> int | None:
+    """The GPU of a rank: where the driver lists it; a likely one where that lists none of all ``ranks``, by pid."""
+    of = {pid: gpu for use in uses for pid, gpu in use.of.items()}
+    if not of.keys().isdisjoint(ranks):
+        return of.get(rank.pid)
+    return _likely(rank.env, rank.local_rank) if rank.backend == "nccl" else None
+
+
+def _likely(env: Mapping[str, str], local_rank: int | None) -> int | None:
+    """CUDA's number of the GPU of a local rank, as is usual, among those that it may see."""
+    visible = [number.strip() for number in env.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    if visible == [""]:
+        return local_rank
+    chosen = visible[0 if len(visible) == 1 or local_rank is None else local_rank % len(visible)]
+    return int(chosen) if chosen.isdigit() else None
+
+
+def _why(answer: Mapping[str, object]) -> Refused:
+    gpu = "" if answer.get("gpu") is None else f" for GPU {answer['gpu']}"
+    hint = "; its driver may be sick, see NVRM and Xid in dmesg" if answer["error"] == "timed_out" else ""
+    said = str(answer["text"] or answer["error"])
+    return Refused(door="use of the GPUs", why=f"{'' if 'NVML' in said else 'NVML: '}{said}{gpu}{hint}")
