@@ -141,7 +141,7 @@ def _why_not(pid: int) -> str:
             user = pwd.getpwuid(uid).pw_name
         except KeyError:
             user = f"user {uid}"
-        return f"process {pid} ({name}) is one of {user}: run this as {user}, or as root"
+        return f"process {pid} ({name}) is one of {user}: run this as {' or as '.join(dict.fromkeys((user, 'root')))}"
     return f"process {pid} ({name}) has no torch loaded, nor has any process that it started"
 
 
@@ -195,7 +195,8 @@ class _Watch:
             time.sleep(max(0.0, started + (number - 1) * _PAUSE_S - time.monotonic()))
             self._progress(f"look {number} of {_LOOKS} at {len(self._pids)} ranks")
             self._look(outside)
-        time.sleep(max(0.0, min(started + (_LOOKS - 1) * _PAUSE_S, self._enough_at) - time.monotonic()))
+        earliest, usual = (started + (looks - 1) * _PAUSE_S for looks in (_FEWEST_LOOKS, _LOOKS))
+        time.sleep(max(0.0, min(usual, max(earliest, self._enough_at)) - time.monotonic()))
         self._end = max(self._end, time.monotonic() + _LAST_S)
         with self._sampled_gpus():
             self._last = self._look(self._pids)

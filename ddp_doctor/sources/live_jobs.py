@@ -6,6 +6,7 @@ import signal
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ddp_doctor.knowledge.launchers import launcher_of
 from ddp_doctor.sources import proc
@@ -127,7 +128,7 @@ class Host:
                 if not fields or fields[0] != "Z" or int(fields[19]) < earliest:
                     continue
                 if proc.read(f"/proc/{pid}/comm") == name:
-                    found.append((int(fields[19]), pid, _ended(int(fields[49]))))
+                    found.append((int(fields[19]), pid, ended(pid)))
         return sorted(found)
 
 
@@ -176,8 +177,16 @@ def _expected(ranks: Mapping[int, Candidate], world_size: int | None) -> set[int
     return set()
 
 
-def _ended(status: int) -> str:
-    """``SIGKILL``, ``exit 1``; empty where the kernel keeps it to itself or the process ended well."""
+def ended(pid: int) -> str:
+    """How a zombie ended: ``SIGKILL``, ``exit 1``; empty where the kernel keeps that to itself.
+
+    Its stat then says 0 (fs/proc/array.c, do_task_stat), under the condition under which its namespaces show, too.
+    """
+    try:
+        Path(f"/proc/{pid}/ns/user").readlink()
+        status = int(proc.stat_fields(pid)[49])
+    except (OSError, IndexError):
+        return ""
     if number := status & 0x7F:
         try:
             return signal.Signals(number).name

@@ -20,6 +20,7 @@ import pytest
 from ddp_doctor.app.attach import attach
 from ddp_doctor.model.report import AttachReport
 from ddp_doctor.sources import proc
+from ddp_doctor.sources.live_jobs import ended
 from ddp_doctor.sources.live_stacks import stacks
 from tests.lab.hosts import ROOT, Lab, why_no_lab
 from tests.lab.processes import PATIENCE_S
@@ -191,24 +192,33 @@ def forked(begin: Callable[[], None]) -> Iterator[int]:
         os.waitpid(pid, 0)
 
 
-def stack_seen_by(begin: Callable[[], None], pid: int) -> str:
-    """Why a process that has begun so may not read the stack of another, and what grants it; else "read"."""
+def as_one_who(begins: Callable[[], None], tells: Callable[[], str]) -> str:
+    """What a process tells that has begun so."""
     receiving, sending = os.pipe()
-    pid_of_reader = os.fork()
-    if pid_of_reader == 0:
+    pid = os.fork()
+    if pid == 0:
         try:
-            begin()
-            stack = stacks([pid], os.environ, time.monotonic() + PATIENCE_S)[pid]
-            refused = stack.refused
-            said = f"{refused.why}; {refused.grant}" if refused else "read" if stack.frames else "nothing"
-            os.write(sending, said.encode())
+            begins()
+            os.write(sending, tells().encode())
         finally:
             os._exit(0)
     os.close(sending)
-    with os.fdopen(receiving) as said_file:
-        said = said_file.read()
-    os.waitpid(pid_of_reader, 0)
+    with os.fdopen(receiving) as file:
+        said = file.read()
+    os.waitpid(pid, 0)
     return said
+
+
+def stack_seen_by(begins: Callable[[], None], pid: int) -> str:
+    """Why a process that has begun so may not read the stack of another, and what grants it; else "read"."""
+
+    def look() -> str:
+        stack = stacks([pid], os.environ, time.monotonic() + PATIENCE_S)[pid]
+        return (
+            f"{stack.refused.why}; {stack.refused.grant}" if stack.refused else "read" if stack.frames else ""
+        )
+
+    return as_one_who(begins, look)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="takes users and rights away from processes, as root alone may")
@@ -228,3 +238,12 @@ def test_what_the_kernel_refuses_is_said_as_it_is_and_a_filter_of_calls_refuses_
             "; run this as root, outside of what set NoNewPrivs"
         )
         assert stack_seen_by(lambda: None, closed) == "read"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="takes users away from processes, as root alone may")
+def test_how_a_process_ended_is_not_told_to_who_may_not_know_it():
+    with forked(lambda: None) as pid:
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert as_one_who(lambda: None, lambda: ended(pid)) == "SIGKILL"
+        assert as_one_who(lambda: be(65534), lambda: ended(pid)) == ""
