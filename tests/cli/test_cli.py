@@ -467,6 +467,7 @@ def test_the_options_of_run_are_these():
             "--nproc-per-node",
             "--only",
             "--output-format",
+            "--prometheus",
             "--prove",
             "--quiet",
         ),
