@@ -82,10 +82,14 @@ def _sarif(results: LintResults) -> str:
     return sarif.render(results.report, results.rules)
 
 
-def _junit(results: LintResults) -> str:
-    from ddp_doctor.lint.render import junit
+def _junit(results: Results | LintResults) -> str:
+    if isinstance(results, LintResults):
+        from ddp_doctor.lint.render import junit as of_scripts
 
-    return junit.render(results.report, results.paths, results.fail_on)
+        return of_scripts.render(results.report, results.paths, results.fail_on)
+    from ddp_doctor.render import junit
+
+    return junit.render(results.report, results.recording)
 
 
 def _pasted(form: str, *, tells_hosts_apart: bool = False) -> Callable[[Results], str]:
@@ -133,7 +137,7 @@ OUTPUTS = (
         suffix=".prom",
     ),
     Output("sarif", "Write the findings as SARIF 2.1.0.", ("lint",), _sarif),
-    Output("junit", "Write the findings as JUnit XML.", ("lint",), _junit),
+    Output("junit", "Write the findings as JUnit XML.", ("run", "replay", "lint"), _junit),
     Output(
         "env_file",
         "Write the recommended settings, to be sourced.",

@@ -454,6 +454,7 @@ def test_the_options_of_run_are_these():
             "--ignore",
             "--join-timeout",
             "--json",
+            "--junit",
             "--k8s-env",
             "--level",
             "--markdown",
