@@ -17,7 +17,7 @@ import pytest
 
 from ddp_doctor import templates
 from ddp_doctor.cli.outputs import Outputs, Results
-from ddp_doctor.model.choices import CheckStatus, Verdict
+from ddp_doctor.model.choices import Verdict
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.model.report import Report
 from ddp_doctor.render import prometheus
@@ -31,8 +31,8 @@ pytestmark = [
     pytest.mark.skipif(not all(map(shutil.which, TOOLS)), reason=f"needs {', '.join(TOOLS)}"),
 ]
 HOSTILE = 'no"de\\1\n{x="y"} #'
-#: Two runs whose last results differ, with each kind of metric between them.
-SLOW, STUCK = "connectivity/node-at-100-mbit", "hang/rank-is-stopped"
+#: A sick run and an unsure one: between them they have each kind of metric.
+SLOW, STUCK = "connectivity/node-at-100-mbit", "hang/check-moves-slowly"
 
 
 def promtool(*arguments: str, given: str | None = None) -> str:
@@ -153,16 +153,17 @@ def test_each_rule_fires_for_its_situation_and_clears(tmp_path: Path):
 
 
 class Server:
-    """A Prometheus that asks a node_exporter, many times a second; alerts wait for nothing."""
+    """A Prometheus that asks a node_exporter each second; alerts wait for nothing."""
 
     def __init__(self, folder: Path) -> None:
         self.files = folder / "textfiles"
         self.files.mkdir()
         exporter, self._port = free_port(), free_port()
+        self._http = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         rules = re.sub(r"\bfor: \w+", "for: 0s", templates.text("prometheus-rules"))
         (folder / "rules.yml").write_text(rules)
         (folder / "prometheus.yml").write_text(f"""
-global: {{scrape_interval: 200ms, scrape_timeout: 200ms, evaluation_interval: 200ms}}
+global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 200ms}}
 rule_files: [rules.yml]
 scrape_configs: [{{job_name: node, static_configs: [{{targets: ["127.0.0.1:{exporter}"]}}]}}]
 """)
@@ -191,12 +192,19 @@ scrape_configs: [{{job_name: node, static_configs: [{{targets: ["127.0.0.1:{expo
 
     def ask(self, path: str, **query: str) -> Any:
         url = f"http://127.0.0.1:{self._port}/api/v1/{path}?{urllib.parse.urlencode(query)}"
-        with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
+        with self._http.open(url, timeout=PATIENCE_S) as answer:
             return json.load(answer)["data"]
 
     def query(self, promql: str) -> list[tuple[dict[str, str], float]]:
-        answer = self.ask("query", query=promql)["result"]
-        return [(each["metric"], float(each["value"][1])) for each in answer]
+        """The series with their values; waits for the first, because a scrape may fail on a busy machine."""
+        found: list[Any] = []
+
+        def asked() -> bool:
+            found[:] = self.ask("query", query=promql)["result"]
+            return bool(found)
+
+        self.wait_until(asked, promql)
+        return [(each["metric"], float(each["value"][1])) for each in found]
 
     def firing(self) -> set[tuple[str, str]]:
         """The alerts with the command that each is about."""
@@ -207,13 +215,13 @@ scrape_configs: [{{job_name: node, static_configs: [{{targets: ["127.0.0.1:{expo
             if each["state"] == "firing"
         }
 
-    def wait_until(self, holds: Callable[[], bool]) -> None:
+    def wait_until(self, holds: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while True:
             with contextlib.suppress(OSError):  # it does not listen yet
                 if holds():
                     return
-            assert time.monotonic() < deadline
+            assert time.monotonic() < deadline, what
             time.sleep(0.05)
 
     def write(self, report: Report, command: str) -> None:
@@ -229,6 +237,11 @@ def server(tmp_path: Path) -> Iterator[Server]:
     made.end()
 
 
+def at(report: Report, ago: timedelta) -> Report:
+    ended = datetime.now(timezone.utc) - ago
+    return report.model_copy(update={"finished_at": ended.isoformat(timespec="seconds")})
+
+
 def hostile(report: Report) -> Report:
     """Its sick node has a name that would end its label, or its line."""
     nodes = tuple(
@@ -239,47 +252,29 @@ def hostile(report: Report) -> Report:
 
 
 def recovered(report: Report) -> Report:
-    now = datetime.now(timezone.utc) - timedelta(seconds=report.duration_s + 1)
-    return report.model_copy(
-        update={
-            "started_at": now.isoformat(timespec="seconds"),
-            "finished_at": "",
-            "verdict": Verdict.HEALTHY,
-            "findings": (),
-            "nodes": tuple(
-                node.model_copy(update={"verdict": Verdict.HEALTHY, "findings": ()}) for node in report.nodes
-            ),
-            "checks": tuple(
-                check.model_copy(update={"status": CheckStatus.PASSED}) for check in report.checks
-            ),
-        }
-    )
+    nodes = (node.model_copy(update={"verdict": Verdict.HEALTHY, "findings": ()}) for node in report.nodes)
+    return report.model_copy(update={"verdict": Verdict.HEALTHY, "findings": (), "nodes": tuple(nodes)})
 
 
 def test_a_sick_node_is_scraped_queried_and_alerted_until_it_is_well(server: Server):
-    slow, stuck = hostile(judged(SLOW).report), hostile(judged(STUCK).report)
-    server.write(slow, "run")
-    server.write(stuck.model_copy(update={"verdict": Verdict.UNSURE}), "prolog")
+    slow, stuck = hostile(judged(SLOW).report), judged(STUCK).report
+    server.write(at(slow, timedelta(days=2)), "run")
+    server.write(at(stuck, timedelta(days=3)), "prolog")
 
-    server.wait_until(
-        lambda: (
-            server.firing()
-            == {("DdpDoctorSick", "run"), ("DdpDoctorUnsure", "prolog"), ("DdpDoctorStale", "")}
-        )
-    )
+    alerts = {("DdpDoctorSick", "run"), ("DdpDoctorUnsure", "prolog"), ("DdpDoctorStale", "")}
+    server.wait_until(lambda: server.firing() == alerts, "the alerts")
 
-    assert server.query("node_textfile_scrape_error")[0][1] == 0
+    assert [value for _, value in server.query("node_textfile_scrape_error")] == [0]
     ((labels, value),) = server.query('ddp_doctor_node_verdict{verdict!="healthy", command="run"} == 1')
     assert (labels["node"], labels["verdict"], value) == (HOSTILE, "sick", 1)
     found = server.query('ddp_doctor_findings{severity="error", command="run"}')
-    assert {labels["code"] for labels, _ in found} == {
-        each.code for each in slow.findings if each.severity.value == "error"
-    }
+    assert [labels["code"] for labels, _ in found] == ["DD533"]
     for panel in json.loads(templates.text("grafana-dashboard"))["panels"]:
         for target in panel["targets"]:
-            assert server.query(re.sub(r"\$\w+", ".*", target["expr"])), panel["title"]
+            server.query(re.sub(r"\$\w+", ".*", target["expr"]))
 
-    server.write(recovered(slow), "run")
-    server.write(recovered(stuck), "prolog")
+    server.write(at(recovered(slow), timedelta(0)), "run")
+    server.write(at(recovered(stuck), timedelta(0)), "prolog")
 
-    server.wait_until(lambda: server.firing() == set())
+    server.wait_until(lambda: len(server.query('ddp_doctor_verdict{verdict="healthy"} == 1')) == 2, "healthy")
+    server.wait_until(lambda: server.firing() == set(), "no alert")
