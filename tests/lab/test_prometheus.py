@@ -58,6 +58,7 @@ _SAMPLES = {
     'ddp_doctor_last_run_timestamp_seconds{command="logs", instance="node1:9100"}': "0+1800x400",
     'ddp_doctor_verdict{command="run", verdict="sick", instance="node1:9100"}': "0x336 1x2 0x60",
     'ddp_doctor_verdict{command="run", verdict="unsure", instance="node1:9100"}': "0x340 1x60",
+    'ddp_doctor_verdict{command="logs", verdict="sick", instance="node1:9100"}': "1x400",
     'ddp_doctor_check_status{command="run", check="p2p", status="timed_out", instance="node1:9100"}': "1x400",
     'ddp_doctor_findings{command="run", code="DD402", severity="error", instance="node1:9100"}': "1x400",
     _RATE + '{command="run", measurement="busbw", bytes="64", instance="node1:9100"}': "9e9x336 1e9x60",
