@@ -2,17 +2,21 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ddp_doctor.lint.rules import RULES
+from ddp_doctor.model.choices import Verdict
+from ddp_doctor.render import junit
 from tests.cli.test_cli import doctor
 from tests.lint.documents import OF_RULES
 from tests.lint.test_command import FAULT, HEALTHY, SICK, WARNED, lint
 from tests.recorded import SITUATIONS, judged, load
-from tests.schemas import refused
+from tests.schemas import refused, refused_junit
+from tests.schemas.kept import REPORTS, Comparison, kept, major, today
 from tools.generate_docs import REFERENCE
 
 OLD = "import torch\nprint 'hello'\n"
@@ -34,11 +38,11 @@ SCRIPTS: dict[str, dict[str, str | bytes]] = {
 }
 
 
-def written(folder: Path) -> tuple[str, str]:
-    """What lint writes of a folder as SARIF and as JSON."""
-    sarif, report = folder / "out.sarif", folder / "out.json"
-    lint("--sarif", str(sarif), "--json", str(report), ".", cwd=folder)
-    return sarif.read_text(encoding="utf-8"), report.read_text(encoding="utf-8")
+def written(folder: Path) -> tuple[str, str, str]:
+    """What lint writes of a folder as SARIF, as JSON and as JUnit XML."""
+    sarif, report, junit = folder / "out.sarif", folder / "out.json", folder / "out.xml"
+    lint("--sarif", str(sarif), "--json", str(report), "--junit", str(junit), ".", cwd=folder)
+    return tuple(path.read_text(encoding="utf-8") for path in (sarif, report, junit))  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("situation", SCRIPTS)
@@ -48,10 +52,11 @@ def test_what_lint_writes_is_valid_in_every_situation(tmp_path: Path, situation:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
 
-    sarif, report = written(tmp_path)
+    sarif, report, xml = written(tmp_path)
 
     assert refused("sarif", sarif) == []
     assert refused("lint-report", report) == []
+    assert refused_junit(xml) == []
 
 
 def test_what_lint_writes_of_every_rule_is_valid(tmp_path: Path):
@@ -59,12 +64,13 @@ def test_what_lint_writes_of_every_rule_is_valid(tmp_path: Path):
         (tmp_path / f"{sample}.py").write_text(sample.text)
     (tmp_path / "random.py").touch()  # DDL170 is about what lies beside a script
 
-    sarif, report = written(tmp_path)
+    sarif, report, xml = written(tmp_path)
 
     found = {one["ruleId"] for one in json.loads(sarif)["runs"][0]["results"]}
     assert found == {rule.code for rule in RULES}
     assert refused("sarif", sarif) == []
     assert refused("lint-report", report) == []
+    assert refused_junit(xml) == []
 
 
 @pytest.mark.parametrize(
@@ -92,8 +98,54 @@ def test_the_schema_of_sarif_would_refuse_what_is_wrong(
 
 def test_recordings_and_the_reports_on_them_are_valid():
     for situation in SITUATIONS[::4]:  # a second for each hundred
+        report = judged(situation).report
         assert refused("recording", load(situation).model_dump_json()) == [], situation
-        assert refused("report", judged(situation).report.as_json()) == [], situation
+        assert refused("report", report.as_json()) == [], situation
+        xml = junit.render(report, load(situation))
+        assert refused_junit(xml) == [], situation
+        bad = [tag for tag in ("failure", "error") if f"<{tag} " in xml]
+        assert bool(bad) == (report.verdict is not Verdict.HEALTHY), situation
+
+
+def test_the_schema_of_junit_would_refuse_what_is_wrong():
+    xml = junit.render(judged("hang/rank-is-stopped").report, load("hang/rank-is-stopped"))
+
+    for right, wrong in (('time="5.000"', 'time="5 s"'), ("failure", "fault"), (' name="scenario"', "")):
+        assert right in xml
+        assert refused_junit(xml.replace(right, wrong)) != [], wrong
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_a_report_has_all_that_its_last_version_had(name: str):
+    if major(today(name)) == major(kept(name)):
+        assert Comparison(kept(name), today(name)).lost() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "lost"),
+    [
+        (lambda new: new["properties"].pop("summary"), "$.summary is gone"),
+        (lambda new: new["$defs"]["Finding"]["properties"].pop("code"), "Finding.code is gone"),
+        (lambda new: new["$defs"]["Verdict"]["enum"].remove("unsure"), "Verdict: enum without unsure"),
+        (lambda new: new["$defs"]["Finding"]["required"].remove("code"), "Finding: required without code"),
+        (
+            lambda new: new["properties"]["duration_s"].update(type="string"),
+            "$.duration_s: type was number, is string",
+        ),
+        (
+            lambda new: new["$defs"]["CheckResult"]["properties"]["reason"].pop("anyOf"),
+            "CheckResult.reason: other types",
+        ),
+        (lambda new: new["properties"].update(news={"type": "string"}), None),
+    ],
+)
+def test_what_goes_from_a_report_is_seen_and_what_comes_is_let_in(
+    change: Callable[[dict[str, Any]], object], lost: str | None
+):
+    new = today("report")
+    change(new)
+
+    assert Comparison(kept("report"), new).lost() == ([lost] if lost else [])
 
 
 @pytest.mark.parametrize("name", ["report", "env-report", "lint-report", "recording"])

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from ddp_doctor.model.choices import Detail, OutputFormat, UsageError
@@ -45,6 +46,8 @@ class Output(NamedTuple):
     help: str
     commands: tuple[str, ...]  # that offer it
     render: Callable[[Any], str]  # from Results, for `lint` from LintResults. Raises CannotWrite
+    mode: int | None = None  # of the file, whatever the umask
+    suffix: str = ""  # that the names of files must have, because who reads them passes over others
 
 
 def _json(results: Results | LintResults) -> str:
@@ -67,16 +70,26 @@ def _svg(results: Results) -> str:
     return report.picture(results.report, results.recording)
 
 
+def _prometheus(results: Results) -> str:
+    from ddp_doctor.render import prometheus
+
+    return prometheus.render(results.report, results.recording.options.command)
+
+
 def _sarif(results: LintResults) -> str:
     from ddp_doctor.lint.render import sarif
 
     return sarif.render(results.report, results.rules)
 
 
-def _junit(results: LintResults) -> str:
-    from ddp_doctor.lint.render import junit
+def _junit(results: Results | LintResults) -> str:
+    if isinstance(results, LintResults):
+        from ddp_doctor.lint.render import junit as of_scripts
 
-    return junit.render(results.report, results.paths, results.fail_on)
+        return of_scripts.render(results.report, results.paths, results.fail_on)
+    from ddp_doctor.render import junit
+
+    return junit.render(results.report, results.recording)
 
 
 def _pasted(form: str, *, tells_hosts_apart: bool = False) -> Callable[[Results], str]:
@@ -115,8 +128,16 @@ OUTPUTS = (
         ("run", "prolog", "replay", "logs", "attach"),
         _markdown,
     ),
+    Output(
+        "prometheus",
+        "Write metrics for node_exporter's textfile collector, to FILE.prom.",
+        ("run", "prolog", "logs"),
+        _prometheus,
+        mode=0o644,  # root writes it, and who serves it is another user
+        suffix=".prom",
+    ),
     Output("sarif", "Write the findings as SARIF 2.1.0.", ("lint",), _sarif),
-    Output("junit", "Write the findings as JUnit XML.", ("lint",), _junit),
+    Output("junit", "Write the findings as JUnit XML.", ("run", "replay", "lint"), _junit),
     Output(
         "env_file",
         "Write the recommended settings, to be sourced.",
@@ -185,6 +206,8 @@ class Outputs:
             raise UsageError(
                 f"--output-format {self.form.value} goes to stdout, so give the other output a path"
             )
+        for output in OUTPUTS:
+            _require_suffix(output, self.paths.get(output.name))
         for path in self.paths.values():
             if "%n" not in path.rpartition("/")[0]:  # which node rank this is only the run tells
                 try:
@@ -225,16 +248,27 @@ class Outputs:
             else:
                 given = results
             try:
-                write(path, output.render(given), is_private=_is_private(output, results))
+                write(path, output.render(given), mode=_mode(output, results))
             except CannotWrite as error:
                 problems.append(str(error))
         return problems
 
 
-def _is_private(output: Output, results: Results | LintResults) -> bool:
-    """A recording of attach shows what a user's processes do."""
+def _mode(output: Output, results: Results | LintResults) -> int | None:
+    """A recording of attach shows what a user's processes do, so that it is for this user alone."""
     is_live = isinstance(results, Results) and results.recording.options.command == "attach"
-    return output.name == "record" and is_live
+    return 0o600 if output.name == "record" and is_live else output.mode
+
+
+def _require_suffix(output: Output, path: str | None) -> None:
+    """Raises UsageError."""
+    if path is None or path == "-" or path.endswith(output.suffix):
+        return
+    if Path(path).exists() and not Path(path).is_file():
+        return  # /dev/stdout, a pipe
+    raise UsageError(
+        f"a file that does not end in {output.suffix} would not be read: --{output.name} {path}{output.suffix}"
+    )
 
 
 def _is_derived(output: Output) -> bool:

@@ -51,7 +51,10 @@ def explain(
     typer.echo(explain(" ".join(words), width), nl=False)
 
 
-@app.command(cls=Command, epilog=epilog("ddp-doctor template slurm-prolog", judges=False))
+@app.command(
+    cls=Command,
+    epilog=epilog("ddp-doctor template slurm-prolog", "ddp-doctor template prometheus-rules", judges=False),
+)
 @reported
 def template(
     name: Annotated[
@@ -64,7 +67,7 @@ def template(
     ] = None,
     require_gpus: NodeGpusOption = None,
 ) -> None:
-    """Print a script for a cluster, such as a prolog of SLURM."""
+    """Print a file for a cluster: scripts of SLURM, alerts of Prometheus, a dashboard of Grafana."""
     from ddp_doctor.cli import commands
 
     typer.echo(commands.template(name, require_gpus), nl=False)

@@ -31,8 +31,8 @@ def require_writable(target: str) -> None:
         raise CannotWrite(f"cannot write {target}: {getattr(error, 'strerror', error)}") from error
 
 
-def write(target: str, text: str, *, is_private: bool = False) -> None:
-    """Write ``text`` to a path, or to stdout for ``-``; ``is_private``: for this user alone. Raises CannotWrite."""
+def write(target: str, text: str, *, mode: int | None = None) -> None:
+    """Write ``text`` to a path, or to stdout for ``-``; ``mode`` None: as the umask says. Raises CannotWrite."""
     if target == "-":
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -46,7 +46,7 @@ def write(target: str, text: str, *, is_private: bool = False) -> None:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
-        Path(temporary).chmod(0o600 if is_private else 0o666 & ~_umask())
+        Path(temporary).chmod(0o666 & ~_umask() if mode is None else mode)
         Path(temporary).replace(path)
     except OSError as error:
         with suppress(OSError):

@@ -65,11 +65,12 @@ def _annotation(finding: Finding) -> str:
             "endColumn": str(finding.end_column),
         }
     named = ",".join(f"{name}={_escaped(value, ',:')}" for name, value in properties.items())
-    message = "\n".join(_sentences(finding))
+    message = "\n".join(sentences(finding))
     return f"::{_ANNOTATIONS[finding.severity]} {named}::{_escaped(message)}"
 
 
-def _sentences(finding: Finding) -> Iterator[str]:
+def sentences(finding: Finding) -> Iterator[str]:
+    """What it is, more of it and what fixes it, a line each."""
     yield concise(finding)
     if finding.detail:
         yield one_line(finding.detail)

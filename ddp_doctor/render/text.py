@@ -7,10 +7,10 @@ import re
 from collections.abc import Sequence
 from textwrap import wrap
 
-#: C0 but tab and newline, DEL, C1, what hides or turns text around (zero width, right to left), and the
-#: lone surrogates that no stream can encode.
+#: C0 but tab and newline, DEL, C1, what hides or turns text around (zero width, right to left), the
+#: lone surrogates that no stream can encode, and what is no character of Unicode, nor of XML.
 _NOT_TEXT = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufffe\uffff\ud800-\udfff]"
 )
 
 

@@ -11,12 +11,16 @@ import sys
 from importlib.resources import files
 from pathlib import Path
 
-#: Each is packaged as NAME.sh; what it does, in one line of a listing.
+#: What each does, in one line of a listing.
 TEMPLATES = {
     "slurm-prolog": "before each job, by slurmd: drains a sick node",
     "slurm-healthcheck": "every few minutes, by slurmd: drains a sick node",
     "slurm-gate": "in a batch script: ends the job where its nodes are sick",
+    "prometheus-rules": "for Prometheus: alerts where a node is sick or stale",
+    "grafana-dashboard": "for Grafana: a dashboard of what --prometheus writes",
 }
+#: How the packaged files end that are no scripts.
+_SUFFIXES = {"prometheus-rules": "yml", "grafana-dashboard": "json"}
 #: Those that root runs.
 OF_ROOT = ("slurm-prolog", "slurm-healthcheck")
 _COMMON = "slurm-common.sh"
@@ -40,7 +44,7 @@ def text(
         raise LookupError(f"there is no template {name!r}; there are: {', '.join(TEMPLATES)}")
     if not python.startswith("/") or "\0" in python:
         raise ValueError(f"the Python to call must be an absolute path, not {python!r}")
-    template = _packaged(f"{name}.sh").replace("@COMMON@\n", _packaged(_COMMON))
+    template = _packaged(f"{name}.{_SUFFIXES.get(name, 'sh')}").replace("@COMMON@\n", _packaged(_COMMON))
     gpus = "" if require_gpus is None else str(require_gpus)
     doctor = shlex.quote(single_file) if single_file else "-m ddp_doctor"
     filled_in = template.replace("@PYTHON@", shlex.quote(python)).replace("@DOCTOR@", doctor)

@@ -1,4 +1,4 @@
-"""The schemas by which others read what the commands write: our own of docs/reference, and that of SARIF."""
+"""The schemas by which others read what the commands write: our own of docs/reference, those of SARIF and JUnit."""
 
 import json
 import re
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import xmlschema
 
 _PUBLISHED = Path(__file__).parents[2] / "docs" / "reference"
 _FILES = {
@@ -24,6 +25,16 @@ def refused(schema: str, text: str) -> list[str]:
     """What a schema says against a text, with the places."""
     found = _validator(schema).iter_errors(json.loads(text))
     return [f"{error.json_path}: {error.message}" for error in found]
+
+
+def refused_junit(text: str) -> list[str]:
+    """The same of JUnit XML."""
+    return [f"{error.path}: {error.reason}" for error in _junit().iter_errors(text)]
+
+
+@cache
+def _junit() -> Any:
+    return xmlschema.XMLSchema(str(Path(__file__).with_name("junit-10.xsd")))
 
 
 @cache

@@ -11,12 +11,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddp_doctor import templates
 from ddp_doctor.cli import commands
 
+SCRIPTS = ("slurm-prolog", "slurm-healthcheck", "slurm-gate")
 WARM = '{"severity": "warning", "code": "DD308", "title": "warm"}'
 SICK = '{"severity": "error", "code": "DD304", "title": "GPU 3 (0000:61:00.0) on node0: lost"}'
 REPORT = '{"verdict": "%s", "summary": "Sick", "findings": [' + WARM + ", " + SICK + "]}"
@@ -97,7 +99,7 @@ class Scontrol(Script):
 
 
 def test_every_name_has_a_text_without_placeholders() -> None:
-    assert tuple(templates.TEMPLATES) == ("slurm-prolog", "slurm-healthcheck", "slurm-gate")
+    assert tuple(templates.TEMPLATES) == (*SCRIPTS, "prometheus-rules", "grafana-dashboard")
     for name in templates.TEMPLATES:
         assert not re.search("@[A-Z]+@", templates.text(name))
 
@@ -107,7 +109,8 @@ def test_the_packaged_files_are_exactly_the_named_ones() -> None:
     packaged = {
         path.name for path in folder.iterdir() if path.suffix not in (".py", ".pyc") and path.is_file()
     }
-    assert packaged == {"slurm-common.sh", *(f"{name}.sh" for name in templates.TEMPLATES)}
+    others = {"slurm-common.sh", "prometheus-rules.yml", "grafana-dashboard.json"}
+    assert packaged == others | {f"{name}.sh" for name in SCRIPTS}
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
@@ -126,7 +129,7 @@ def test_an_ordinary_path_stands_unquoted_in_the_call() -> None:
     assert " /opt/doctor/bin/python3 -I -m ddp_doctor prolog " in text
 
 
-@pytest.mark.parametrize("name", templates.TEMPLATES)
+@pytest.mark.parametrize("name", SCRIPTS)
 @pytest.mark.parametrize("shell", ["bash", "dash", "sh"])
 def test_every_template_is_sound_for_the_shell(shell: str, name: str) -> None:
     if shutil.which(shell) is None:
@@ -135,7 +138,7 @@ def test_every_template_is_sound_for_the_shell(shell: str, name: str) -> None:
     subprocess.run([shell, "-n"], input=script, text=True, check=True, timeout=10)
 
 
-@pytest.mark.parametrize("name", templates.TEMPLATES)
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_shellcheck_has_nothing_to_say(name: str) -> None:
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not installed")
@@ -456,3 +459,35 @@ def test_a_gate_without_a_temporary_folder_tests_nothing_and_says_so(gate: Gate)
     done = gate.job(TMPDIR="/nowhere")
     assert (done.returncode, done.stdout) == (0, "trained\n")
     assert "no temporary folder; nothing was tested" in done.stderr
+
+
+def _lost(given: object, read: object, place: str = "") -> list[str]:
+    """The places in JSON that are not in what was read of it."""
+    if isinstance(given, dict) and isinstance(read, dict):
+        return [lost for key in given for lost in _lost(given[key], read.get(key), f"{place}.{key}")]
+    if isinstance(given, list) and isinstance(read, list) and len(given) == len(read):
+        return [
+            lost
+            for number, each in enumerate(given)
+            for lost in _lost(each, read[number], f"{place}[{number}]")
+        ]
+    return [] if given == read else [place]
+
+
+def _lost_by_grafana(board: Any) -> list[str]:
+    """What Grafana's own models, which know all fields of a dashboard, do not keep."""
+    encoder = pytest.importorskip("grafana_foundation_sdk.cog.encoder", reason="needs Python 3.11")
+    plugins = pytest.importorskip("grafana_foundation_sdk.cog.plugins")
+    dashboard = pytest.importorskip("grafana_foundation_sdk.models.dashboard")
+    plugins.register_default_plugins()
+    return _lost(board, json.loads(json.dumps(dashboard.Dashboard.from_json(board), cls=encoder.JSONEncoder)))
+
+
+def test_grafana_knows_every_field_of_the_dashboard():
+    board = json.loads(templates.text("grafana-dashboard"))
+
+    assert _lost_by_grafana(board) == []
+
+    board["panels"][0]["options"]["colorMod"] = board["panels"][0]["options"].pop("colorMode")
+    board["panels"][5]["fieldConfig"]["defaults"]["units"] = "s"
+    assert _lost_by_grafana(board) == [".panels[0].options.colorMod", ".panels[5].fieldConfig.defaults.units"]

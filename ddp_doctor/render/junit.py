@@ -1,0 +1,96 @@
+"""JUnit XML, which continuous integration shows: of a run a test case for each check.
+
+A finding below ``--fail-on`` is no failure: it is part of the output of its case. A check that gave no result is an
+error, and so is a verdict that no other case tells of: the suite passes where the verdict is healthy, and nowhere else.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from xml.etree import ElementTree as ET
+
+from ddp_doctor.model.choices import CheckStatus, FailOn, Severity, Verdict
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import Report
+from ddp_doctor.render.finding_lines import sentences
+from ddp_doctor.render.text import plain
+
+
+@dataclass(frozen=True)
+class Case:
+    """One test case: a failure by its findings at or above ``fail_on``, else an error, else skipped, else passed."""
+
+    name: str
+    findings: Sequence[Finding]
+    fail_on: FailOn
+    error: str | None = None  # why it gave no result
+    skipped: str | None = None  # why it was not made
+    duration_s: float = 0.0
+
+    @property
+    def failing(self) -> list[Finding]:
+        """The findings that make it fail."""
+        return [each for each in self.findings if each.severity.at_least(Severity(self.fail_on.value))]
+
+
+def render(report: Report, recording: Recording) -> str:
+    """The report of a run."""
+    return document("ddp-doctor run", list(_cases(report, recording.options.fail_on)), report.duration_s)
+
+
+def document(name: str, cases: Sequence[Case], duration_s: float) -> str:
+    """One suite of these cases."""
+    suite = ET.Element("testsuite", name=name, tests=str(len(cases)))
+    for case in cases:
+        _add(suite, case)
+    for counted, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        suite.set(counted, str(len(suite.findall(f"testcase/{tag}"))))
+    suite.set("time", f"{duration_s:.3f}")
+    suites = ET.Element("testsuites")
+    suites.append(suite)
+    ET.indent(suites)
+    return ET.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _add(suite: ET.Element, case: Case) -> None:
+    classname = suite.attrib["name"].replace(" ", ".")
+    time = f"{case.duration_s:.3f}"
+    told = ET.SubElement(suite, "testcase", classname=classname, name=plain(case.name), time=time)
+    if failing := case.failing:
+        message = f"{failing[0].code} {failing[0].title}"
+        ET.SubElement(told, "failure", message=plain(message), type=failing[0].code).text = _text(failing)
+    elif case.error is not None:
+        ET.SubElement(told, "error", message=plain(case.error), type="no result")
+    elif case.skipped is not None:
+        ET.SubElement(told, "skipped", message=plain(case.skipped))
+    if lesser := [finding for finding in case.findings if finding not in failing]:
+        ET.SubElement(told, "system-out").text = _text(lesser)
+
+
+def _text(findings: Sequence[Finding]) -> str:
+    return "\n".join(line for finding in findings for line in sentences(finding))
+
+
+def _cases(report: Report, fail_on: FailOn) -> Iterator[Case]:
+    """One for each check, and one for what belongs to none of them."""
+    by_check: dict[str, list[Finding]] = {check.id: [] for check in report.checks}
+    elsewhere: list[Finding] = []
+    for finding in report.findings:
+        own = [evidence.check for evidence in finding.evidence if evidence.check in by_check]
+        (by_check[own[0]] if own else elsewhere).append(finding)
+    is_told = report.verdict is Verdict.HEALTHY
+    for check in report.checks:
+        reason = check.reason or check.title
+        has_no_result = check.status in (CheckStatus.FAILED, CheckStatus.TIMED_OUT)
+        case = Case(
+            check.id,
+            by_check[check.id],
+            fail_on,
+            error=reason if has_no_result else None,
+            skipped=reason if check.status is CheckStatus.SKIPPED else None,
+            duration_s=check.duration_s,
+        )
+        is_told = is_told or has_no_result or bool(case.failing)
+        yield case
+    if elsewhere or not is_told:
+        yield Case("verdict", elsewhere, fail_on, error=None if is_told else report.summary)

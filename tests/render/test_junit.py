@@ -1,0 +1,77 @@
+"""What continuous integration shows of a run; tests/test_schemas.py holds it against a schema of others."""
+
+from collections.abc import Iterable
+from xml.etree import ElementTree as ET
+
+from ddp_doctor.model.choices import CheckStatus, FailOn, Verdict
+from ddp_doctor.model.finding import Evidence, Finding
+from ddp_doctor.model.recording import Options, Recording
+from ddp_doctor.model.report import CheckResult
+from ddp_doctor.render import junit
+from tests.render.reports import error, report, warning
+from tests.schemas import refused_junit
+
+
+def of(check: str, finding: Finding) -> Finding:
+    return finding.model_copy(update={"evidence": (Evidence(check=check, text=""),)})
+
+
+def cases(
+    *findings: Finding,
+    checks: Iterable[tuple[str, CheckStatus]] = (),
+    verdict: Verdict = Verdict.HEALTHY,
+    fail_on: FailOn = FailOn.ERROR,
+) -> dict[str | None, list[tuple[str, str]]]:
+    """What stands in each case, with the message or the text of it."""
+    results = (CheckResult(id=name, title="", status=status, reason=f"of {name}") for name, status in checks)
+    update = {"checks": tuple(results), "verdict": verdict, "summary": "In a sentence."}
+    recording = Recording(run_id="x", options=Options(fail_on=fail_on))
+    xml = junit.render(report(*findings).model_copy(update=update), recording)
+    assert refused_junit(xml) == []
+    return {
+        case.get("name"): [(part.tag, part.get("message") or part.text or "") for part in case]
+        for case in ET.fromstring(xml)[0]
+    }
+
+
+def test_each_check_is_a_case_that_fails_by_its_findings_or_says_why_it_gave_no_result():
+    checks = (
+        *(("p2p", CheckStatus.FOUND), ("gpus", CheckStatus.PASSED)),
+        *(("nccl", CheckStatus.TIMED_OUT), ("rdma", CheckStatus.SKIPPED)),
+    )
+
+    shown = cases(of("p2p", error()), of("gpus", warning()), checks=checks, verdict=Verdict.SICK)
+
+    assert shown == {
+        "p2p": [("failure", "DD601 A fault")],
+        "gpus": [("system-out", "warning DD402 A fault\nRemedy: mend it")],
+        "nccl": [("error", "of nccl")],
+        "rdma": [("skipped", "of rdma")],
+    }
+
+
+def test_a_warning_fails_its_case_where_warnings_make_the_verdict_sick():
+    checks = (("gpus", CheckStatus.TIMED_OUT),)
+
+    shown = cases(of("gpus", warning()), checks=checks, verdict=Verdict.SICK, fail_on=FailOn.WARNING)
+
+    assert shown == {"gpus": [("failure", "DD402 A fault")]}
+
+
+def test_a_verdict_that_no_check_tells_of_has_a_case_of_its_own():
+    passed = (("gpus", CheckStatus.PASSED),)
+
+    assert cases(checks=passed) == {"gpus": []}
+    assert cases(checks=passed, verdict=Verdict.UNSURE) == {
+        "gpus": [],
+        "verdict": [("error", "In a sentence.")],
+    }
+    assert cases(error(), checks=passed, verdict=Verdict.SICK)["verdict"] == [("failure", "DD601 A fault")]
+
+
+def test_names_that_xml_cannot_hold_are_shown_without_what_it_refuses():
+    foreign = error().model_copy(update={"title": 'GPU <3> & \x1b]\x00\ud800\uffff\n"it\'s"'})
+
+    assert cases(foreign, verdict=Verdict.SICK)["verdict"] == [
+        ("failure", 'DD601 GPU <3> & ?]???\n"it\'s"'),
+    ]
