@@ -25,9 +25,9 @@ _NO_END = "end-not-shown"
 
 
 class Judging:
-    """One such child; ``what`` returns its exit code."""
+    """One such child; ``what`` returns its exit code. ``stderr``: a descriptor in the place of its own."""
 
-    def __init__(self, what: Callable[[], int], seconds: float) -> None:
+    def __init__(self, what: Callable[[], int], seconds: float, stderr: int = 2) -> None:
         self._end_s = time.monotonic() + seconds
         self.code: int | None = None
         watcher = os.getpid()
@@ -37,6 +37,7 @@ class Judging:
             try:
                 process.die_with_parent(watcher)
                 process.set_name("ddp-watch-judge")
+                os.dup2(stderr, 2)
                 code = what()
                 sys.stderr.flush()
             except BaseException:  # noqa: BLE001 - nothing is above this
@@ -97,29 +98,54 @@ def judge_the_end(
 
 
 def judge_what_runs(
-    pids: Sequence[int], env: Mapping[str, str], say: Callable[[str], None], why: str, *, has_doubted: bool
+    pids: Sequence[int],
+    env: Mapping[str, str],
+    say: Callable[[str], None],
+    why: str,
+    *,
+    in_step: bool = False,
+    only_if_sure: bool = False,
 ) -> int:
     """Print what keeps these ranks waiting, as ``attach`` does; its exit code.
 
-    Where that cannot be told it is a line, and nothing if that ``has_doubted`` before. ``why`` they are looked at comes
-    first.
+    ``in_step``: those of all nodes of the SLURM step of this process, or these where SLURM does not allow it. Where
+    nothing can be told it is a line, and nothing if ``only_if_sure``. ``why`` they are looked at comes first.
     """
-    from ddp_doctor.app.attach import attach
     from ddp_doctor.app.folders import save_recording
     from ddp_doctor.model.choices import ExitCode, UsageError
 
     try:
-        outcome = attach(pids, env=env)
+        outcome, alone = _looked(pids, env, in_step=in_step)
     except UsageError:  # they have just ended
         return ExitCode.USAGE.value
     code = outcome.report.exit_code
     if code == ExitCode.SICK.value:
-        say(f"{why}:")
+        say(f"{why}{alone}:")
         _show(outcome, env, say)
-    elif code == ExitCode.UNSURE.value and not has_doubted:
+    elif code == ExitCode.UNSURE.value and not only_if_sure:
         saved_as = save_recording(outcome.recording, state_folder(env))
-        say(f"{why}. {outcome.report.summary} (`ddp-doctor replay {saved_as}` has more)")
+        say(f"{why}{alone}. {outcome.report.summary} (`ddp-doctor replay {saved_as}` has more)")
     return code
+
+
+def _looked(pids: Sequence[int], env: Mapping[str, str], *, in_step: bool) -> tuple["Outcome", str]:
+    """What was seen, and why on this node alone, if it is so. Raises UsageError."""
+    from ddp_doctor.app.attach import attach
+    from ddp_doctor.app.attach_nodes import attach_to_step
+    from ddp_doctor.model.choices import UsageError
+    from ddp_doctor.views.live_ranks import unreached
+
+    if not in_step:
+        return attach(pids, env=env), ""
+    try:
+        outcome = attach_to_step((), lambda _: None, env)
+        lost = unreached(outcome.recording)
+        if outcome.recording.world is None or len(lost) < outcome.recording.world.nnodes:
+            return outcome, ""
+        reason = next(iter(lost.values()))
+    except UsageError as error:
+        reason = str(error)
+    return attach(pids, env=env), f", seen on this node alone ({reason})"
 
 
 def _show(outcome: "Outcome", env: Mapping[str, str], say: Callable[[str], None] | None = None) -> None:

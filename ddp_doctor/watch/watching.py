@@ -13,7 +13,7 @@ from textwrap import shorten
 
 from ddp_doctor.ranks import process
 from ddp_doctor.sources import proc
-from ddp_doctor.starters.detect import OuterWorld, outer_world
+from ddp_doctor.starters.detect import OuterWorld, number, outer_world
 from ddp_doctor.watch.command import CannotStart, Command, become
 from ddp_doctor.watch.evidence import Evidence, Output, regular_outputs
 from ddp_doctor.watch.judging import CUT_SHORT, Judging, judge_the_end
@@ -54,7 +54,7 @@ def watch(
                 KeptOutput(evidence.folder, world.local_rank, is_ours=False).take()
             become(argv, {**env, **evidence.variables})
         _tell(argv, evidence, say)
-        return _Watcher(argv, evidence, options, say).run({**env, **evidence.variables})
+        return _Watcher(argv, evidence, options, say, _node(world, env)).run({**env, **evidence.variables})
     except CannotStart as error:
         say(str(error))
         if evidence is not None:
@@ -79,6 +79,12 @@ def _name(world: OuterWorld | None) -> str:
     return re.sub(r"[^\w.-]", "_", f"{world.key}-{socket.gethostname()}")
 
 
+def _node(world: OuterWorld | None, env: Mapping[str, str]) -> int | None:
+    """The number of this node in a SLURM step of several."""
+    is_one_of = world is not None and world.launcher == "slurm" and world.nnodes > 1
+    return number(env, "SLURM_NODEID", 0) if is_one_of and "SLURM_STEP_NODELIST" in env else None
+
+
 def _tell(argv: Sequence[str], evidence: Evidence, say: Callable[[str], None]) -> None:
     command = _named(argv)
     if evidence.folder is None:
@@ -96,10 +102,16 @@ class _Watcher:
     """One command, from its start to its end."""
 
     def __init__(
-        self, argv: Sequence[str], evidence: Evidence, options: WatchOptions, say: Callable[[str], None]
+        self,
+        argv: Sequence[str],
+        evidence: Evidence,
+        options: WatchOptions,
+        say: Callable[[str], None],
+        node: int | None,
     ) -> None:
         self._name = _named(argv)
         self._argv, self._evidence, self._options, self._say = argv, evidence, options, say
+        self._node = node
         self._outputs: list[Output] = []
         self._copies: KeptOutput | None = None
         self._oom = process.OomCounter(of_host=False)
@@ -119,10 +131,12 @@ class _Watcher:
         for stream in (0, 1):  # who reads what the command says waits for all that hold its streams
             if not os.isatty(stream):  # which tells how wide it is
                 os.dup2(nothing, stream)
-        lookout = Lookout(command, self._evidence, self._options, self._say)
+        lookout = Lookout(command, self._evidence, self._options, self._say, self._node)
         while not command.wait(lookout.pause_s()):
             lookout.look()
         lookout.close()
+        if command.code != 0:
+            lookout.tell_early_look()
         self._end(was_stuck=lookout.is_stuck)
         return command.leave_as_it_did()
 

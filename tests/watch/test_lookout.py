@@ -1,6 +1,8 @@
 """What the watcher does with a stand-still, by what `attach` says of it; the lab has one of real ranks."""
 
+import os
 import signal
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,24 +15,50 @@ MOVES, STUCK, UNSURE, CUT_SHORT = 0, 1, 3, judging.CUT_SHORT
 
 
 class Played:
-    """A job: for how long a rank has stood still at each second, and what each judgement is."""
+    """A job: for how long a rank has stood still at each second, and what each judgement is.
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, judgements: list[int], *, kill: bool = False) -> None:
+    ``early``: that of looks without a word; ``node``: of a step of several.
+    """
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        judgements: list[int],
+        *,
+        early: int = MOVES,
+        kill: bool = False,
+        node: int | None = None,
+    ) -> None:
         self.now = self.since = 1_000.0
         self.said: list[str] = []
         self.judged: list[float] = []
+        self.looked: list[float] = []
+        self.asked: list[dict[str, bool]] = []
+        self.commands: list[list[str]] = [["python", "train.py"]]
         self.sent: list[int] = []
         self.command = SimpleNamespace(pid=1, started_s=self.now, told={}, send=self.sent.append)
         monkeypatch.setattr("time.monotonic", lambda: self.now)
         monkeypatch.setattr(lookout, "Progress", lambda: self)
-        monkeypatch.setattr(lookout, "Judging", lambda *_: self._judge(judgements.pop(0)))
+        monkeypatch.setattr("ddp_doctor.sources.proc.pids", lambda: range(len(self.commands)))
+        monkeypatch.setattr("ddp_doctor.sources.proc.command", lambda number: self.commands[number])
+        monkeypatch.setattr(lookout, "judge_what_runs", lambda *_, **how: self.asked.append(how))
+        for name, number in (("SLURM_JOB_ID", "4711"), ("SLURM_STEP_ID", "0")):
+            monkeypatch.setenv(name, number)
+
+        def judge(what: Callable[[], None], _seconds: float, stderr: int = 2) -> Any:
+            what()
+            if stderr != 2:
+                self.looked.append(self.now - self.since)
+                os.write(stderr, b"rank 1 stands at train.py:9\n")
+            else:
+                self.judged.append(self.now - self.since)
+            code = early if stderr != 2 else judgements.pop(0)
+            return SimpleNamespace(code=code, has_ended=lambda: True, stop=lambda: None)
+
+        monkeypatch.setattr(lookout, "Judging", judge)
         evidence = SimpleNamespace(bound=lambda: False, tasks=list)
         options = WatchOptions(stuck_after_s=120.0, kill_on_hang=kill, keep_output=False)
-        self.lookout = Lookout(self.command, evidence, options, self.said.append)  # type: ignore[arg-type]
-
-    def _judge(self, code: int) -> Any:
-        self.judged.append(self.now - self.since)
-        return SimpleNamespace(code=code, has_ended=lambda: True)
+        self.lookout = Lookout(self.command, evidence, options, self.said.append, node)  # type: ignore[arg-type]
 
     def pids(self) -> tuple[int, ...]:
         return (7,)
@@ -103,3 +131,62 @@ def test_a_command_that_does_not_end_after_sigterm_is_judged_in_time_before_sigk
 
     assert len(job.judged) == 1
     assert 10 < job.judged[0] < 10 + 15
+
+
+@pytest.mark.parametrize(
+    ("early", "seconds", "moved_s", "is_told"),
+    [
+        pytest.param(STUCK, 61, 5, True, id="its own watchdog has ended it"),
+        pytest.param(STUCK, 61, 300, False, id="it has moved since then"),
+        pytest.param(UNSURE, 61, 5, False, id="it was not known who kept the others waiting"),
+        pytest.param(STUCK, 200, 5, False, id="it was judged later"),
+    ],
+)
+def test_what_was_seen_early_of_a_hang_is_told_only_where_the_job_ends_in_it(
+    monkeypatch, capfd, early, seconds, moved_s, is_told
+):
+    job = Played(monkeypatch, [STUCK], early=early)
+    job.stands_still(seconds)
+    assert (job.looked, job.said) == (pytest.approx([30], abs=6), [])
+
+    job.since = job.now
+    job.now += moved_s
+    job.lookout.close()
+    job.lookout.tell_early_look()
+    assert capfd.readouterr().err == ("rank 1 stands at train.py:9\n" if is_told else "")
+
+
+def test_in_a_step_the_watcher_of_the_first_node_looks_at_all_nodes(monkeypatch):
+    job = Played(monkeypatch, [STUCK], node=0)
+    job.stands_still(200)
+
+    assert job.judged == pytest.approx([120], abs=20)
+    assert job.asked[-1] == {"in_step": True, "only_if_sure": False}
+
+
+@pytest.mark.parametrize(
+    "command", [["python", "train.py"], ["ddp-doctor", "attach", "--slurm-job", "4711.1"]]
+)
+def test_the_watcher_of_another_node_looks_by_itself_where_no_agent_of_the_first_has_come(
+    monkeypatch, command
+):
+    job = Played(monkeypatch, [UNSURE, STUCK], node=3)
+    job.commands.append(command)
+    job.stands_still(450)
+
+    assert job.judged == pytest.approx([180, 420], abs=20)
+    assert job.asked[-1] == {"in_step": False, "only_if_sure": True}
+    job.moves()
+    assert job.said == ["the job moves again"]
+
+
+def test_the_watcher_of_another_node_says_nothing_of_what_the_first_one_has_looked_at(monkeypatch):
+    job = Played(monkeypatch, [], node=3)
+    job.stands_still(115)
+    job.commands.append(["python", "-m", "ddp_doctor", "attach", "--slurm-job", "4711.0"])
+    job.stands_still(6)
+    job.commands.pop()
+    job.stands_still(900)
+    job.moves()
+
+    assert (job.judged, job.said) == ([], [])
