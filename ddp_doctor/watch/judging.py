@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: What an exit code says where the child did not end by itself.
 CUT_SHORT = -1
+#: What it says where a rank has ended while it was looked at.
+ENDED = 2
 #: What ``logs`` says of output that shows no end: the watcher has seen it.
 _NO_END = "end-not-shown"
 
@@ -103,22 +105,29 @@ def judge_what_runs(
     say: Callable[[str], None],
     why: str,
     *,
-    in_step: bool = False,
+    node: int | None = None,
     only_if_sure: bool = False,
 ) -> int:
     """Print what keeps these ranks waiting, as ``attach`` does; its exit code.
 
-    ``in_step``: those of all nodes of the SLURM step of this process, or these where SLURM does not allow it. Where
-    nothing can be told it is a line, and nothing if ``only_if_sure``. ``why`` they are looked at comes first.
+    ``node``: the number of this one in a SLURM step of several. From the first those of all nodes are looked at, or
+    these where SLURM does not allow it; of another it is no news that all of these wait. Where nothing can be told it
+    is a line, and nothing if ``only_if_sure``. ``why`` they are looked at comes first.
     """
     from ddp_doctor.app.folders import save_recording
     from ddp_doctor.model.choices import ExitCode, UsageError
+    from ddp_doctor.views.live_ranks import live_jobs
 
+    ran = [pid for pid in pids if not process.has_ended(pid)]
     try:
-        outcome, alone = _looked(pids, env, in_step=in_step)
+        outcome, alone = _looked(pids, env, in_step=node == 0)
     except UsageError:  # they have just ended
-        return ExitCode.USAGE.value
+        return ENDED
     code = outcome.report.exit_code
+    if any(map(process.has_ended, ran)):  # the job is about to
+        return ENDED
+    if node and all(rank.waits for job in live_jobs(outcome.recording) for rank in job.ranks):
+        return ExitCode.HEALTHY.value
     if code == ExitCode.SICK.value:
         say(f"{why}{alone}:")
         _show(outcome, env, say)
@@ -129,23 +138,25 @@ def judge_what_runs(
 
 
 def _looked(pids: Sequence[int], env: Mapping[str, str], *, in_step: bool) -> tuple["Outcome", str]:
-    """What was seen, and why on this node alone, if it is so. Raises UsageError."""
+    """What was seen, and that it is of this node alone, if it is so. Raises UsageError."""
     from ddp_doctor.app.attach import attach
     from ddp_doctor.app.attach_nodes import attach_to_step
     from ddp_doctor.model.choices import UsageError
-    from ddp_doctor.views.live_ranks import unreached
+    from ddp_doctor.views.live_ranks import live_jobs, unreached
 
+    alone = ", seen on this node alone"
     if not in_step:
-        return attach(pids, env=env), ""
+        outcome = attach(pids, env=env)
+        return outcome, alone if any(job.is_elsewhere for job in live_jobs(outcome.recording)) else ""
     try:
         outcome = attach_to_step((), lambda _: None, env)
         lost = unreached(outcome.recording)
-        if outcome.recording.world is None or len(lost) < outcome.recording.world.nnodes:
+        if outcome.recording.world and len(lost) < outcome.recording.world.nnodes:
             return outcome, ""
         reason = next(iter(lost.values()))
     except UsageError as error:
         reason = str(error)
-    return attach(pids, env=env), f", seen on this node alone ({reason})"
+    return attach(pids, env=env), f"{alone} ({reason})"
 
 
 def _show(outcome: "Outcome", env: Mapping[str, str], say: Callable[[str], None] | None = None) -> None:

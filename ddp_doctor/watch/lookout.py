@@ -1,8 +1,7 @@
 """While the command runs: whether it stands still, and if so, once, what keeps it waiting.
 
 In a SLURM step of several nodes the watcher of the first one, the head, looks at all of them, and the others see that
-by its agent on their node. Where none comes, each looks at its own node, and speaks where that alone tells who is to
-blame.
+by its agent on their node. Where none comes, each looks at its own node, and speaks if not all of its ranks wait.
 """
 
 import os
@@ -16,7 +15,7 @@ from ddp_doctor.ranks import process
 from ddp_doctor.sources import proc
 from ddp_doctor.watch.command import Command
 from ddp_doctor.watch.evidence import Evidence
-from ddp_doctor.watch.judging import CUT_SHORT, Judging, judge_what_runs
+from ddp_doctor.watch.judging import CUT_SHORT, ENDED, Judging, judge_what_runs
 from ddp_doctor.watch.progress import Progress
 
 #: Between two looks; after the first minutes more rarely.
@@ -82,12 +81,13 @@ class Lookout:
         node: int | None = None,
     ) -> None:
         self._command, self._evidence, self._options, self._say = command, evidence, options, say
-        self._is_head, self._has_head = node == 0, bool(node)
-        self._longest_s = _JUDGING_NODES_S if self._is_head else _JUDGING_S
+        self._node, self._has_head = node, bool(node)
+        self._longest_s = _JUDGING_NODES_S if node == 0 else _JUDGING_S
         self._progress = Progress()
         self._next_s = self._still_s = 0.0
         self._judging: Judging | None = None
         self._judged_s = 0.0
+        self._judged_pids: Sequence[int] = ()
         self._patience_s = options.stuck_after_s
         self._has_told = False  # of the stand-still that goes on
         self._has_doubted = False  # whether it is one
@@ -143,7 +143,8 @@ class Lookout:
         roots = [self._command.pid, *(pid for pid, _ in self._evidence.tasks())]
         still_s = self._still_s = self._progress.look(roots, _GAP_S)
         pids = self._progress.pids()
-        if still_s < self._options.stuck_after_s / 4:
+        is_ending = set(pids) < set(self._judged_pids)  # a rank that ends gives the others a new start
+        if still_s < self._options.stuck_after_s / 4 and not is_ending:
             if self._has_told or self._has_doubted:
                 self._say("the job moves again")
             self._has_told = self._has_doubted = self._agent_came = self.is_stuck = False
@@ -162,19 +163,17 @@ class Lookout:
             and now - self._judged_s >= self._patience_s
         ):
             why = f"a rank has not moved for {still_s:.0f} s"
-            self._judge(now, pids, why, self._longest_s, in_step=self._is_head)
+            self._judge(now, pids, why, self._longest_s, self._node)
         elif self._options.stuck_after_s > still_s >= _EARLY_S:
             self._look_early(now, pids)
 
     def _judge(
-        self, now: float, pids: Sequence[int], why: str, seconds: float, *, in_step: bool = False
+        self, now: float, pids: Sequence[int], why: str, seconds: float, node: int | None = None
     ) -> None:
-        self._judged_s = now
-        only_if_sure = self._has_doubted or self._has_head
+        self._judged_s, self._judged_pids = now, pids
+        only_if_sure = self._has_doubted
         self._judging = Judging(
-            lambda: judge_what_runs(
-                pids, os.environ, self._say, why, in_step=in_step, only_if_sure=only_if_sure
-            ),
+            lambda: judge_what_runs(pids, os.environ, self._say, why, node=node, only_if_sure=only_if_sure),
             seconds,
         )
 
@@ -202,9 +201,11 @@ class Lookout:
         if self._early and self._early.at_s > self._judged_s:
             self._early.names_who = code == _STUCK
             return
+        if code == ENDED:
+            return
         self._cut_short = self._cut_short + 1 if code == CUT_SHORT else 0
         self._has_told = code == _STUCK or self._cut_short > 1
-        self._has_doubted = self._has_doubted or (code == _UNSURE and not self._has_head)
+        self._has_doubted = self._has_doubted or code == _UNSURE
         self.is_stuck = code == _STUCK
         if self._cut_short > 1 and not self._has_head:
             self._say(
@@ -225,7 +226,7 @@ class Lookout:
         if self._killed_s is None or time.monotonic() - self._killed_s < _KILL_PATIENCE_S or not self._living:
             return
         left = [pid for pid, started in self._living.items() if process.started(pid) == started]
-        left = [pid for pid in left if process.state(pid) not in ("Z", "X", None)]
+        left = [pid for pid in left if not process.has_ended(pid)]
         self._living = {}
         names = [f"{pid} ({(proc.read(f'/proc/{pid}/comm') or '').strip()})" for pid in left]
         more = f" and {len(left) - _MOST_NAMED} more" if len(left) > _MOST_NAMED else ""

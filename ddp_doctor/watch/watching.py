@@ -53,8 +53,10 @@ def watch(
             if options.keep_output and evidence.folder is not None:
                 KeptOutput(evidence.folder, world.local_rank, is_ours=False).take()
             become(argv, {**env, **evidence.variables})
-        _tell(argv, evidence, say)
-        return _Watcher(argv, evidence, options, say, _node(world, env)).run({**env, **evidence.variables})
+        node = _node(world, env)
+        if not node or evidence.folder is None:
+            _tell(argv, evidence, say, of_several=node is not None)
+        return _Watcher(argv, evidence, options, say, node).run({**env, **evidence.variables})
     except CannotStart as error:
         say(str(error))
         if evidence is not None:
@@ -74,7 +76,7 @@ def _is_watched() -> bool:
 
 def _name(world: OuterWorld | None) -> str:
     """The folder's: the tasks of one node have one, which all of them know."""
-    if world is None or world.local_size == 1:
+    if world is None or (world.local_size == 1 and world.launcher != "slurm"):
         return f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
     return re.sub(r"[^\w.-]", "_", f"{world.key}-{socket.gethostname()}")
 
@@ -85,12 +87,13 @@ def _node(world: OuterWorld | None, env: Mapping[str, str]) -> int | None:
     return number(env, "SLURM_NODEID", 0) if is_one_of and "SLURM_STEP_NODELIST" in env else None
 
 
-def _tell(argv: Sequence[str], evidence: Evidence, say: Callable[[str], None]) -> None:
+def _tell(argv: Sequence[str], evidence: Evidence, say: Callable[[str], None], *, of_several: bool) -> None:
     command = _named(argv)
     if evidence.folder is None:
         say(f"watching {command}; nothing is kept of it: {evidence.problem}")
         return
-    say(f"watching {command}; if it fails, what it left is in {evidence.folder}")
+    each = ", and on other nodes in one of theirs" if of_several else ""
+    say(f"watching {command}; if it fails, what it left is in {evidence.folder}{each}")
     chosen = (
         f"{name}={value.replace(f'{evidence.folder}/', '')}" for name, value in evidence.variables.items()
     )
@@ -177,6 +180,8 @@ class _Watcher:
         again = shlex.join(("ddp-doctor", "logs", *files, *(output.path for output in outputs)))
         if code == CUT_SHORT:
             self._say(f"{how}. There is too much to read in {_JUDGING_S:.0f} s; this reads it all: {again}")
+        elif self._node:  # the first node's watcher says as much
+            return
         elif code == _NOTHING_SAID or (code == _NOTHING_READ and (outputs or self._copies)):
             self._say(f"{how}. Nothing that it said tells why")
         elif code == _NOTHING_READ:

@@ -30,10 +30,11 @@ class Played:
         node: int | None = None,
     ) -> None:
         self.now = self.since = 1_000.0
+        self.ranks: tuple[int, ...] = (7, 8)
         self.said: list[str] = []
         self.judged: list[float] = []
         self.looked: list[float] = []
-        self.asked: list[dict[str, bool]] = []
+        self.asked: list[dict[str, object]] = []
         self.commands: list[list[str]] = [["python", "train.py"]]
         self.sent: list[int] = []
         self.command = SimpleNamespace(pid=1, started_s=self.now, told={}, send=self.sent.append)
@@ -61,7 +62,7 @@ class Played:
         self.lookout = Lookout(self.command, evidence, options, self.said.append, node)  # type: ignore[arg-type]
 
     def pids(self) -> tuple[int, ...]:
-        return (7,)
+        return self.ranks
 
     def look(self, _roots: object, _gap_s: float) -> float:
         return self.now - self.since
@@ -96,12 +97,29 @@ def test_a_job_that_hangs_is_judged_once_until_it_has_moved(monkeypatch):
     assert len(job.judged) == 2
 
 
+@pytest.mark.parametrize("left", [(), (7,)])
+def test_a_job_that_hung_and_ends_does_not_move_again(monkeypatch, left):
+    job = Played(monkeypatch, [STUCK])
+    job.stands_still(200)
+    job.ranks = left
+    job.moves()
+
+    assert (job.said, job.lookout.is_stuck) == ([], True)
+
+
 def test_a_doubt_is_no_verdict_and_the_job_is_judged_again(monkeypatch):
     job = Played(monkeypatch, [UNSURE, STUCK])
     job.stands_still(500)
 
     assert len(job.judged) == 2
     assert job.lookout.is_stuck
+
+
+def test_a_job_of_which_a_rank_ended_while_it_was_looked_at_is_looked_at_again(monkeypatch):
+    job = Played(monkeypatch, [judging.ENDED, STUCK])
+    job.stands_still(300)
+
+    assert job.judged == pytest.approx([120, 240], abs=20)
 
 
 def test_a_node_too_busy_to_look_is_told_at_the_second_time(monkeypatch):
@@ -147,7 +165,8 @@ def test_what_was_seen_early_of_a_hang_is_told_only_where_the_job_ends_in_it(
 ):
     job = Played(monkeypatch, [STUCK], early=early)
     job.stands_still(seconds)
-    assert (job.looked, job.said) == (pytest.approx([30], abs=6), [])
+    assert job.looked == pytest.approx([30], abs=6)
+    assert job.said == []
 
     job.since = job.now
     job.now += moved_s
@@ -161,7 +180,7 @@ def test_in_a_step_the_watcher_of_the_first_node_looks_at_all_nodes(monkeypatch)
     job.stands_still(200)
 
     assert job.judged == pytest.approx([120], abs=20)
-    assert job.asked[-1] == {"in_step": True, "only_if_sure": False}
+    assert job.asked[-1] == {"node": 0, "only_if_sure": False}
 
 
 @pytest.mark.parametrize(
@@ -175,7 +194,7 @@ def test_the_watcher_of_another_node_looks_by_itself_where_no_agent_of_the_first
     job.stands_still(450)
 
     assert job.judged == pytest.approx([180, 420], abs=20)
-    assert job.asked[-1] == {"in_step": False, "only_if_sure": True}
+    assert job.asked[-1] == {"node": 3, "only_if_sure": True}
     job.moves()
     assert job.said == ["the job moves again"]
 
