@@ -22,8 +22,8 @@ from ddp_doctor.watch.lookout import Lookout, WatchOptions
 
 _NAME = "ddp-watch"
 #: From the command's end to the watcher's there are ten seconds at most.
-_COPYING_S = 1.5
-_JUDGING_S = 8.0
+_COPYING_S, _OTHER_TASKS_S = 1.5, 3.0
+_GONE_S = 9.5
 #: A command that ends so soon after Ctrl-C ended because of it.
 _BY_HAND_S = 60.0
 #: Exit codes of ``logs``.
@@ -149,10 +149,7 @@ class _Watcher:
         command, ended_s = self._command, time.monotonic()
         while self._copies and not self._copies.has_ended() and time.monotonic() - ended_s < _COPYING_S:
             time.sleep(0.01)
-        if command.code == 0:
-            others = [pid for pid, _ in self._evidence.tasks() if process.started(pid) is not None]
-            if not others:  # tasks of this node, which may yet fail
-                self._evidence.forget()
+        if command.code == 0 and not self._has_failed_elsewhere(ended_s):
             return
         if killed := self._oom.since_start():
             self._evidence.note(
@@ -160,6 +157,8 @@ class _Watcher:
             )
         files = self._evidence.files()
         how = f"{self._name} {_ended(command.code or 0)} {_after(ended_s - command.started_s)}"
+        if command.code == 0:
+            how = f"{self._name} ended well, and another task of this node failed"
         if not files:
             self._evidence.forget()
         elif self._evidence.folder:
@@ -169,17 +168,31 @@ class _Watcher:
         elif ended_s - command.told.get(signal.SIGINT, -_BY_HAND_S) < _BY_HAND_S:
             self._say(f"{how}. It was interrupted by hand, so nothing is judged")
         else:
-            self._judge(how, files)
+            self._judge(how, files, _GONE_S - (time.monotonic() - ended_s))
 
-    def _judge(self, how: str, files: Sequence[str]) -> None:
+    def _has_failed_elsewhere(self, ended_s: float) -> bool:
+        """Whether another task of this node has, after or before the watcher's own ended well."""
+        while others := [pid for pid, _ in self._evidence.tasks() if not process.has_ended(pid)]:
+            if time.monotonic() - ended_s > _OTHER_TASKS_S:
+                self._say(
+                    f"{self._name} ended well; other tasks of this node run on unwatched: {len(others)}"
+                )
+                return False
+            time.sleep(0.05)
+        has_failed = self._evidence.has_error_of_other_task()
+        if not has_failed:
+            self._evidence.forget()
+        return has_failed
+
+    def _judge(self, how: str, files: Sequence[str], seconds: float) -> None:
         outputs = [*self._outputs, *(output for _, of_task in self._evidence.tasks() for output in of_task)]
         code = _NOTHING_READ
         if files or outputs:
             say = partial(self._say, f"{how}. Why:")
-            code = Judging(lambda: judge_the_end(files, outputs, os.environ, say), _JUDGING_S).wait()
+            code = Judging(lambda: judge_the_end(files, outputs, os.environ, say), seconds).wait()
         again = shlex.join(("ddp-doctor", "logs", *files, *(output.path for output in outputs)))
         if code == CUT_SHORT:
-            self._say(f"{how}. There is too much to read in {_JUDGING_S:.0f} s; this reads it all: {again}")
+            self._say(f"{how}. There is too much to read in {seconds:.0f} s; this reads it all: {again}")
         elif self._node:  # the first node's watcher says as much
             return
         elif code == _NOTHING_SAID or (code == _NOTHING_READ and (outputs or self._copies)):
