@@ -155,7 +155,7 @@ class Lookout:
             return
         if sent_s is not None and now - sent_s > _ENDS_ITSELF_S and self._judged_s < sent_s:
             why = "the job has not ended since SIGTERM"  # SLURM starts nothing any more in a job that it ends
-            self._judge(now, pids, why, _JUDGING_S - 2 * _ENDS_ITSELF_S)
+            self._judge(now, pids, why, _JUDGING_S - 2 * _ENDS_ITSELF_S, self._node or None)
         elif self._is_left_to_head():
             return
         elif (

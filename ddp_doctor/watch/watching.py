@@ -89,6 +89,10 @@ def _node(world: OuterWorld | None, env: Mapping[str, str]) -> int | None:
 
 def _tell(argv: Sequence[str], evidence: Evidence, say: Callable[[str], None], *, of_several: bool) -> None:
     command = _named(argv)
+    if os.path.basename(argv[0]) == "srun":
+        say(
+            "the ranks that srun starts are not seen from here when they hang: write `srun ddp-doctor watch -- …`"
+        )
     if evidence.folder is None:
         say(f"watching {command}; nothing is kept of it: {evidence.problem}")
         return

@@ -196,11 +196,15 @@ def test_a_bad_end_is_explained_by_what_the_command_itself_wrote_to_its_file(wat
     assert kept(state) == []
 
 
-def test_a_bad_end_without_readable_words_says_what_would_keep_them(watching):
-    process = watching("--", "sh", "-c", FAILING)
+def test_what_the_watcher_cannot_see_it_says_before_srun_and_after_a_bad_end(watching, tmp_path):
+    (tmp_path / "srun").write_text(FAILING)
+    (tmp_path / "srun").chmod(0o755)
+    process = watching("--", "./srun")
 
     assert process.wait(PATIENCE_S) == 1
-    assert "--keep-output" in process.stderr.read().splitlines()[-1]
+    said = process.stderr.read().splitlines()
+    assert "write `srun ddp-doctor watch -- …`" in said[0]
+    assert "--keep-output" in said[-1]
 
 
 def test_output_that_is_kept_is_passed_on_as_it_is_and_explains_the_end(watching, state):
