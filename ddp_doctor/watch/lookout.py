@@ -144,7 +144,8 @@ class Lookout:
         still_s = self._still_s = self._progress.look(roots, _GAP_S)
         pids = self._progress.pids()
         is_ending = set(pids) < set(self._judged_pids)  # a rank that ends gives the others a new start
-        if still_s < self._options.stuck_after_s / 4 and not is_ending:
+        has_moved = self._judged_s < now - still_s and still_s < self._options.stuck_after_s / 4
+        if has_moved and not is_ending:
             if self._has_told or self._has_doubted:
                 self._say("the job moves again")
             self._has_told = self._has_doubted = self._agent_came = self.is_stuck = False

@@ -142,13 +142,14 @@ def test_kill_sends_the_command_one_sigterm_and_names_who_still_runs_half_a_minu
 
 
 def test_a_command_that_does_not_end_after_sigterm_is_judged_in_time_before_sigkill(monkeypatch):
-    job = Played(monkeypatch, [MOVES])
+    job = Played(monkeypatch, [UNSURE])
     job.stands_still(10)
     job.command.told[signal.SIGTERM] = job.now
     job.stands_still(100)
 
     assert len(job.judged) == 1
     assert 10 < job.judged[0] < 10 + 15
+    assert job.said == []
 
 
 @pytest.mark.parametrize(
