@@ -2,12 +2,17 @@
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ddp_doctor import app
+from ddp_doctor.app.outcome import blank
+from ddp_doctor.engine.plan import Plan
+from ddp_doctor.model.recording import Options
 from ddp_doctor.watch import judging, lookout
 from ddp_doctor.watch.lookout import Lookout, WatchOptions
 
@@ -210,3 +215,47 @@ def test_the_watcher_of_another_node_says_nothing_of_what_the_first_one_has_look
     job.moves()
 
     assert (job.judged, job.said) == ([], [])
+
+
+@pytest.fixture
+def looked(monkeypatch, tmp_path) -> list[str]:
+    """SLURM starts no agents, and `attach` cannot tell what the ranks of this node wait for."""
+
+    def no_step(*_: object) -> None:
+        raise app.UsageError("there is no srun on PATH")
+
+    recording = blank(Options(command="attach"), Plan(()), {})
+    outcome = SimpleNamespace(
+        report=SimpleNamespace(exit_code=UNSURE, summary="Cannot tell."), recording=recording
+    )
+    monkeypatch.setattr("ddp_doctor.app.attach_nodes.attach_to_step", no_step)
+    monkeypatch.setattr(sys.modules["ddp_doctor.app.attach"], "attach", lambda *_, **__: outcome)
+    monkeypatch.setattr("ddp_doctor.app.folders.save_recording", lambda *_: "FILE")
+    return []
+
+
+@pytest.mark.parametrize(
+    ("node", "said"),
+    [
+        (None, "why. Cannot tell. (`ddp-doctor replay FILE` has more)"),
+        (
+            0,
+            "why, seen on this node alone (there is no srun on PATH). Cannot tell. (`ddp-doctor replay FILE` has more)",
+        ),
+        (1, ""),
+    ],
+)
+def test_where_slurm_starts_nothing_the_first_node_is_looked_at_and_of_others_no_news_is_told(
+    looked, node, said
+):
+    judging.judge_what_runs([os.getpid()], {}, looked.append, "why", node=node)
+
+    assert looked == [said] * bool(said)
+
+
+def test_of_ranks_that_end_while_they_are_looked_at_nothing_is_told(looked, monkeypatch):
+    ended = iter([False, True])
+    monkeypatch.setattr("ddp_doctor.ranks.process.has_ended", lambda _pid: next(ended))
+
+    assert judging.judge_what_runs([7], {}, looked.append, "why") == judging.ENDED
+    assert looked == []
