@@ -2,15 +2,13 @@
 
 import os
 import signal
-import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ddp_doctor import app
-from ddp_doctor.app.outcome import blank
+from ddp_doctor.app.outcome import UsageError, blank
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.model.recording import Options
 from ddp_doctor.watch import judging, lookout
@@ -222,14 +220,14 @@ def looked(monkeypatch, tmp_path) -> list[str]:
     """SLURM starts no agents, and `attach` cannot tell what the ranks of this node wait for."""
 
     def no_step(*_: object) -> None:
-        raise app.UsageError("there is no srun on PATH")
+        raise UsageError("there is no srun on PATH")
 
     recording = blank(Options(command="attach"), Plan(()), {})
     outcome = SimpleNamespace(
         report=SimpleNamespace(exit_code=UNSURE, summary="Cannot tell."), recording=recording
     )
     monkeypatch.setattr("ddp_doctor.app.attach_nodes.attach_to_step", no_step)
-    monkeypatch.setattr(sys.modules["ddp_doctor.app.attach"], "attach", lambda *_, **__: outcome)
+    monkeypatch.setattr("ddp_doctor.app.attach.attach", lambda *_, **__: outcome)
     monkeypatch.setattr("ddp_doctor.app.folders.save_recording", lambda *_: "FILE")
     return []
 
