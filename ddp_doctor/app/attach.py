@@ -79,7 +79,9 @@ def _age_s() -> float:
 def _chosen(pids: Sequence[int] | None, slurm_job: str | None) -> list[LiveJob]:
     if pids is not None:
         return _of_processes(pids)
-    if slurm_job is not None and not re.fullmatch(r"\d{1,10}(?:_\d{1,10})?", slurm_job, re.ASCII):
+    if slurm_job is not None and not re.fullmatch(
+        r"\d{1,10}(?:_\d{1,10})?(?:\.\d{1,10})?", slurm_job, re.ASCII
+    ):
         raise UsageError(f"{slurm_job!r} is not the number of a SLURM job, as 4711 or 4711_3 is")
     jobs = Host().jobs()
     if slurm_job is not None:

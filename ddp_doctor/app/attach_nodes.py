@@ -12,6 +12,7 @@ from ddp_doctor.engine.plan import Plan
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Node, Options, Recording, World
+from ddp_doctor.parse.hostlist import expand
 from ddp_doctor.sources.slurm_nodes import slurm_job_of
 from ddp_doctor.starters.detect import number
 from ddp_doctor.starters.fanout import Ended, Readers
@@ -63,6 +64,22 @@ def attach_to_slurm_job(
     except FileNotFoundError:
         return attach(None, job.number, ignore, progress, env, from_start=True)
     return _read([start], job.hosts, "slurm", ignore, progress, env)
+
+
+def attach_to_step(
+    ignore: tuple[str, ...], progress: Callable[[str], None], env: Mapping[str, str]
+) -> Outcome:
+    """The step of SLURM of which this process is a task, on all its nodes. Raises UsageError."""
+    job = env["SLURM_JOB_ID"]
+    command = (*doctor(), "attach", "--slurm-job", f"{job}.{env['SLURM_STEP_ID']}")
+    try:
+        hosts = expand(env["SLURM_STEP_NODELIST"])
+        start = by_srun(hosts, command, env, job)
+    except FileNotFoundError:
+        raise UsageError("there is no srun on PATH") from None
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    return _read([start], hosts, "slurm", ignore, progress, env)
 
 
 def be_agent(pid: int | None, slurm_job: str | None, env: Mapping[str, str]) -> int:

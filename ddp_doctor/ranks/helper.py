@@ -29,7 +29,7 @@ class Helper:
 
     def lost(self) -> str | None:
         """Why it does not serve, None while it does. Asked again and again, it counts for how long it was stopped."""
-        if process.state(self.pid) in (None, "Z", "X"):
+        if process.has_ended(self.pid):
             return self._words("is gone: killed from outside, or for lack of memory")
         return self.stopped()
 

@@ -35,6 +35,11 @@ def state(pid: int) -> str | None:
     return fields[0] if fields else None
 
 
+def has_ended(pid: int) -> bool:
+    """Whether there is no process, or what is left of one."""
+    return state(pid) in (None, "Z", "X")
+
+
 def started(pid: int) -> int | None:
     """When a process started, in clock ticks since the boot: with the pid it names one process for ever."""
     fields = proc.stat_fields(pid)

@@ -204,8 +204,11 @@ def _torch_version(pid: int) -> str | None:
 
 
 def of_slurm(job: LiveJob, job_id: str) -> bool:
-    """Whether a job is of this job of SLURM, by its environment or its control group."""
+    """Whether a job is of this job of SLURM, or of its step (``4711.0``), by its environment or its control group."""
     one = next(iter(job.ranks.values()))
+    job_id, _, step = job_id.partition(".")
+    if step and one.env.get("SLURM_STEP_ID") != step:
+        return False
     array = f"{one.env.get('SLURM_ARRAY_JOB_ID')}_{one.env.get('SLURM_ARRAY_TASK_ID')}"
     if job_id in (one.env.get("SLURM_JOB_ID"), array):
         return True

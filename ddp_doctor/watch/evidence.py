@@ -131,6 +131,10 @@ class Evidence:
         patterns += [f"{glob.escape(place)}[0-9]*" for place in dumps if place]
         return kept + [path for pattern in patterns for path in glob.glob(pattern) if self._is_new(path)]
 
+    def has_error_of_other_task(self) -> bool:
+        """Whether one that is no child of the watcher, which is task 0, has left the exception that ended it."""
+        return any(re.match("error-[1-9]", path.name) for path, _ in self._files())
+
     def _is_new(self, path: str) -> bool:
         with suppress(OSError):
             return os.stat(path).st_mtime >= self._started_s - 1

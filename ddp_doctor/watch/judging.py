@@ -20,14 +20,16 @@ if TYPE_CHECKING:
 
 #: What an exit code says where the child did not end by itself.
 CUT_SHORT = -1
+#: What it says where a rank has ended while it was looked at.
+ENDED = 2
 #: What ``logs`` says of output that shows no end: the watcher has seen it.
 _NO_END = "end-not-shown"
 
 
 class Judging:
-    """One such child; ``what`` returns its exit code."""
+    """One such child; ``what`` returns its exit code. ``stderr``: a descriptor in the place of its own."""
 
-    def __init__(self, what: Callable[[], int], seconds: float) -> None:
+    def __init__(self, what: Callable[[], int], seconds: float, stderr: int = 2) -> None:
         self._end_s = time.monotonic() + seconds
         self.code: int | None = None
         watcher = os.getpid()
@@ -37,6 +39,7 @@ class Judging:
             try:
                 process.die_with_parent(watcher)
                 process.set_name("ddp-watch-judge")
+                os.dup2(stderr, 2)
                 code = what()
                 sys.stderr.flush()
             except BaseException:  # noqa: BLE001 - nothing is above this
@@ -97,29 +100,63 @@ def judge_the_end(
 
 
 def judge_what_runs(
-    pids: Sequence[int], env: Mapping[str, str], say: Callable[[str], None], why: str, *, has_doubted: bool
+    pids: Sequence[int],
+    env: Mapping[str, str],
+    say: Callable[[str], None],
+    why: str,
+    *,
+    node: int | None = None,
+    only_if_sure: bool = False,
 ) -> int:
     """Print what keeps these ranks waiting, as ``attach`` does; its exit code.
 
-    Where that cannot be told it is a line, and nothing if that ``has_doubted`` before. ``why`` they are looked at comes
-    first.
+    ``node``: the number of this one in a SLURM step of several. From the first those of all nodes are looked at, or
+    these where SLURM does not allow it; of another it is no news that all of these wait. Where nothing can be told it
+    is a line, and nothing if ``only_if_sure``. ``why`` they are looked at comes first.
     """
-    from ddp_doctor.app.attach import attach
     from ddp_doctor.app.folders import save_recording
     from ddp_doctor.model.choices import ExitCode, UsageError
+    from ddp_doctor.views.live_ranks import live_jobs
 
+    ran = [pid for pid in pids if not process.has_ended(pid)]
     try:
-        outcome = attach(pids, env=env)
+        outcome, alone = _looked(pids, env, in_step=node == 0)
     except UsageError:  # they have just ended
-        return ExitCode.USAGE.value
+        return ENDED
     code = outcome.report.exit_code
+    if any(map(process.has_ended, ran)):  # the job is about to
+        return ENDED
+    if node and all(rank.waits for job in live_jobs(outcome.recording) for rank in job.ranks):
+        return ExitCode.HEALTHY.value
     if code == ExitCode.SICK.value:
-        say(f"{why}:")
+        say(f"{why}{alone}:")
         _show(outcome, env, say)
-    elif code == ExitCode.UNSURE.value and not has_doubted:
+    elif code == ExitCode.UNSURE.value and not only_if_sure:
         saved_as = save_recording(outcome.recording, state_folder(env))
-        say(f"{why}. {outcome.report.summary} (`ddp-doctor replay {saved_as}` has more)")
+        say(f"{why}{alone}. {outcome.report.summary} (`ddp-doctor replay {saved_as}` has more)")
     return code
+
+
+def _looked(pids: Sequence[int], env: Mapping[str, str], *, in_step: bool) -> tuple["Outcome", str]:
+    """What was seen, and that it is of this node alone, if it is so. Raises UsageError."""
+    from ddp_doctor.app.attach import attach
+    from ddp_doctor.app.attach_nodes import attach_to_step
+    from ddp_doctor.model.choices import UsageError
+    from ddp_doctor.views.live_ranks import live_jobs, unreached
+
+    alone = ", seen on this node alone"
+    if not in_step:
+        outcome = attach(pids, env=env)
+        return outcome, alone if any(job.is_elsewhere for job in live_jobs(outcome.recording)) else ""
+    try:
+        outcome = attach_to_step((), lambda _: None, env)
+        lost = unreached(outcome.recording)
+        if outcome.recording.world and len(lost) < outcome.recording.world.nnodes:
+            return outcome, ""
+        reason = next(iter(lost.values()))
+    except UsageError as error:
+        reason = str(error)
+    return attach(pids, env=env), f"{alone} ({reason})"
 
 
 def _show(outcome: "Outcome", env: Mapping[str, str], say: Callable[[str], None] | None = None) -> None:

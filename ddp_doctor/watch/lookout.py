@@ -1,16 +1,21 @@
-"""While the command runs: whether it stands still, and if so, once, what keeps it waiting."""
+"""While the command runs: whether it stands still, and if so, once, what keeps it waiting.
+
+In a SLURM step of several nodes the watcher of the first one, the head, looks at all of them, and the others see that
+by its agent on their node. Where none comes, each looks at its own node, and speaks if not all of its ranks wait.
+"""
 
 import os
 import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.ranks import process
 from ddp_doctor.sources import proc
 from ddp_doctor.watch.command import Command
 from ddp_doctor.watch.evidence import Evidence
-from ddp_doctor.watch.judging import CUT_SHORT, Judging, judge_what_runs
+from ddp_doctor.watch.judging import CUT_SHORT, ENDED, Judging, judge_what_runs
 from ddp_doctor.watch.progress import Progress
 
 #: Between two looks; after the first minutes more rarely.
@@ -20,6 +25,15 @@ _PAUSE_OF_JUDGING_S = 0.1
 _GAP_S = 60.0
 #: `attach` takes ten seconds at most, beside its imports; on a busy machine these take long.
 _JUDGING_S = 30.0
+#: SLURM starts the agents on other nodes, for which it has 15 s, and where it does not this node is looked at.
+_JUDGING_NODES_S = 60.0
+#: For the agent of the head's watcher to come, who sees the same stand-still at about the same time; it stays for 4 s.
+_AGENT_S, _PAUSE_FOR_AGENT_S = 60.0, 2.0
+#: A process group may have a time-out of less than ``--stuck-after``, which nothing outside of it shows. A stand-still
+#: so long is looked at without a word, for the case that the job ends in it.
+_EARLY_S = 30.0
+#: For a job to end whose collective has timed out: torch writes its dumps first, torchrun ends the other ranks.
+_ENDS_SOON_S = 60.0
 #: A job that got on although it seemed to stand still is judged more rarely: never later than NCCL's watchdog, which
 #: ends it after ten minutes by default, would after the usual two.
 _MOST_TIMES_LATER = 4
@@ -42,20 +56,43 @@ class WatchOptions:
     keep_output: bool
 
 
+@dataclass
+class _EarlyLook:
+    """At a stand-still that may be one; what it found is told where the job ends in it."""
+
+    at_s: float  # monotonic, as below
+    still_until_s: float
+    said: int  # a descriptor
+    names_who: bool = False
+
+
 class Lookout:
-    """Looks now and then, for as long as the command runs."""
+    """Looks now and then, for as long as the command runs.
+
+    ``node``: the number of this one in a SLURM step of several.
+    """
 
     def __init__(
-        self, command: Command, evidence: Evidence, options: WatchOptions, say: Callable[[str], None]
+        self,
+        command: Command,
+        evidence: Evidence,
+        options: WatchOptions,
+        say: Callable[[str], None],
+        node: int | None = None,
     ) -> None:
         self._command, self._evidence, self._options, self._say = command, evidence, options, say
+        self._node, self._has_head = node, bool(node)
+        self._longest_s = _JUDGING_NODES_S if node == 0 else _JUDGING_S
         self._progress = Progress()
-        self._next_s = 0.0
+        self._next_s = self._still_s = 0.0
         self._judging: Judging | None = None
         self._judged_s = 0.0
+        self._judged_pids: Sequence[int] = ()
         self._patience_s = options.stuck_after_s
         self._has_told = False  # of the stand-still that goes on
         self._has_doubted = False  # whether it is one
+        self._agent_came = False  # of the head's watcher, which tells of it
+        self._early: _EarlyLook | None = None
         self.is_stuck = False  # and has told who keeps the others waiting
         self._living: dict[int, int] = {}  # the job's processes when it was killed, by pid their starts
         self._killed_s: float | None = None
@@ -80,6 +117,8 @@ class Lookout:
             self._judge_if_still(now)
         is_later = now - self._command.started_s > _LATER_S and not self._command.told.get(signal.SIGTERM)
         pause_s = min(_LATER_PAUSE_S if is_later else _PAUSE_S, self._options.stuck_after_s / 4)
+        if self._has_head and not self._agent_came and self._still_s > self._options.stuck_after_s / 2:
+            pause_s = min(pause_s, _PAUSE_FOR_AGENT_S)
         self._next_s = time.monotonic() + (_PAUSE_OF_JUDGING_S if self._judging else pause_s)
 
     def close(self) -> None:
@@ -90,33 +129,89 @@ class Lookout:
             self._killed_s = min(self._killed_s, time.monotonic() - _KILL_PATIENCE_S)
             self._tell_who_lives()
 
+    def tell_early_look(self) -> None:
+        """What was seen of a stand-still in which the command has ended before it was judged."""
+        early = self._early
+        is_of_the_end = early and time.monotonic() - early.still_until_s < _ENDS_SOON_S
+        if early and early.names_who and is_of_the_end and self._judged_s < early.at_s:
+            sys.stderr.flush()
+            with open(early.said, "rb") as said:
+                said.seek(0)
+                os.write(2, said.read())
+
     def _judge_if_still(self, now: float) -> None:
         roots = [self._command.pid, *(pid for pid, _ in self._evidence.tasks())]
-        still_s = self._progress.look(roots, _GAP_S)
-        if (self._has_told or self._has_doubted) and still_s < self._options.stuck_after_s / 4:
-            self._has_told = self._has_doubted = self.is_stuck = False
-            self._say("the job moves again")
-        pids, has_doubted = self._progress.pids(), self._has_doubted
+        still_s = self._still_s = self._progress.look(roots, _GAP_S)
+        pids = self._progress.pids()
+        is_ending = set(pids) < set(self._judged_pids)  # a rank that ends gives the others a new start
+        has_moved = self._judged_s < now - still_s and still_s < self._options.stuck_after_s / 4
+        if has_moved and not is_ending:
+            if self._has_told or self._has_doubted:
+                self._say("the job moves again")
+            self._has_told = self._has_doubted = self._agent_came = self.is_stuck = False
+        if self._early and now - still_s <= self._early.at_s:
+            self._early.still_until_s = now
         sent_s = self._command.told.get(signal.SIGTERM)
-        does_not_end = sent_s is not None and now - sent_s > _ENDS_ITSELF_S and self._judged_s < sent_s
-        is_still = still_s >= self._patience_s and now - self._judged_s >= self._patience_s
-        if self._has_told or not pids or not (is_still or does_not_end):
+        if not pids or self._has_told:
             return
-        self._judged_s = now
-        why, seconds = f"a rank has not moved for {still_s:.0f} s", _JUDGING_S
-        if not is_still:
-            why, seconds = "the job has not ended since SIGTERM", _JUDGING_S - 2 * _ENDS_ITSELF_S
+        if sent_s is not None and now - sent_s > _ENDS_ITSELF_S and self._judged_s < sent_s:
+            why = "the job has not ended since SIGTERM"  # SLURM starts nothing any more in a job that it ends
+            self._judge(now, pids, why, _JUDGING_S - 2 * _ENDS_ITSELF_S, self._node or None)
+        elif self._is_left_to_head():
+            return
+        elif (
+            still_s >= self._patience_s + _AGENT_S * self._has_head
+            and now - self._judged_s >= self._patience_s
+        ):
+            why = f"a rank has not moved for {still_s:.0f} s"
+            self._judge(now, pids, why, self._longest_s, self._node)
+        elif self._options.stuck_after_s > still_s >= _EARLY_S:
+            self._look_early(now, pids)
+
+    def _judge(
+        self, now: float, pids: Sequence[int], why: str, seconds: float, node: int | None = None
+    ) -> None:
+        self._judged_s, self._judged_pids = now, pids
+        only_if_sure = self._has_doubted
         self._judging = Judging(
-            lambda: judge_what_runs(pids, os.environ, self._say, why, has_doubted=has_doubted), seconds
+            lambda: judge_what_runs(pids, os.environ, self._say, why, node=node, only_if_sure=only_if_sure),
+            seconds,
         )
 
+    def _look_early(self, now: float, pids: Sequence[int]) -> None:
+        if self._early and now - self._early.at_s < _LATER_S:
+            return
+        if self._early:
+            os.close(self._early.said)
+        self._early = _EarlyLook(now, now, os.memfd_create("said"))
+        why = f"shortly before the job ended, a rank had not moved for over {_EARLY_S:.0f} s; this was seen then"
+        self._judging = Judging(
+            lambda: judge_what_runs(pids, os.environ, self._say, why, only_if_sure=True),
+            _JUDGING_S,
+            self._early.said,
+        )
+
+    def _is_left_to_head(self) -> bool:
+        """Whether the head's watcher looks, or has looked, at this stand-still: its agent was here."""
+        if self._has_head and not self._agent_came and self._still_s > self._options.stuck_after_s / 2:
+            words = {"attach", f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"}
+            self._agent_came = any(words <= set(proc.command(pid)) for pid in proc.pids())
+        return self._agent_came
+
     def _heed(self, code: int) -> None:
+        if self._early and self._early.at_s > self._judged_s:
+            self._early.names_who = code == _STUCK
+            return
+        if code == ENDED:
+            return
         self._cut_short = self._cut_short + 1 if code == CUT_SHORT else 0
         self._has_told = code == _STUCK or self._cut_short > 1
         self._has_doubted = self._has_doubted or code == _UNSURE
         self.is_stuck = code == _STUCK
-        if self._cut_short > 1:
-            self._say(f"a rank stands still, and {_JUDGING_S:.0f} s were not enough to look at all ranks")
+        if self._cut_short > 1 and not self._has_head:
+            self._say(
+                f"a rank stands still, and {self._longest_s:.0f} s were not enough to look at all ranks"
+            )
         if code == _STUCK and self._options.kill_on_hang and self._killed_s is None:
             pids = process.with_children(self._command.pid, _MOST_PROCESSES) or [self._command.pid]
             self._living = {pid: started for pid in pids if (started := process.started(pid)) is not None}
@@ -132,7 +227,7 @@ class Lookout:
         if self._killed_s is None or time.monotonic() - self._killed_s < _KILL_PATIENCE_S or not self._living:
             return
         left = [pid for pid, started in self._living.items() if process.started(pid) == started]
-        left = [pid for pid in left if process.state(pid) not in ("Z", "X", None)]
+        left = [pid for pid in left if not process.has_ended(pid)]
         self._living = {}
         names = [f"{pid} ({(proc.read(f'/proc/{pid}/comm') or '').strip()})" for pid in left]
         more = f" and {len(left) - _MOST_NAMED} more" if len(left) > _MOST_NAMED else ""

@@ -13,7 +13,7 @@ from textwrap import shorten
 
 from ddp_doctor.ranks import process
 from ddp_doctor.sources import proc
-from ddp_doctor.starters.detect import OuterWorld, outer_world
+from ddp_doctor.starters.detect import OuterWorld, number, outer_world
 from ddp_doctor.watch.command import CannotStart, Command, become
 from ddp_doctor.watch.evidence import Evidence, Output, regular_outputs
 from ddp_doctor.watch.judging import CUT_SHORT, Judging, judge_the_end
@@ -22,8 +22,8 @@ from ddp_doctor.watch.lookout import Lookout, WatchOptions
 
 _NAME = "ddp-watch"
 #: From the command's end to the watcher's there are ten seconds at most.
-_COPYING_S = 1.5
-_JUDGING_S = 8.0
+_COPYING_S, _OTHER_TASKS_S = 1.5, 3.0
+_GONE_S = 9.5
 #: A command that ends so soon after Ctrl-C ended because of it.
 _BY_HAND_S = 60.0
 #: Exit codes of ``logs``.
@@ -53,8 +53,10 @@ def watch(
             if options.keep_output and evidence.folder is not None:
                 KeptOutput(evidence.folder, world.local_rank, is_ours=False).take()
             become(argv, {**env, **evidence.variables})
-        _tell(argv, evidence, say)
-        return _Watcher(argv, evidence, options, say).run({**env, **evidence.variables})
+        node = _node(world, env)
+        if not node or evidence.folder is None:
+            _tell(argv, evidence, say, of_several=node is not None)
+        return _Watcher(argv, evidence, options, say, node).run({**env, **evidence.variables})
     except CannotStart as error:
         say(str(error))
         if evidence is not None:
@@ -74,17 +76,28 @@ def _is_watched() -> bool:
 
 def _name(world: OuterWorld | None) -> str:
     """The folder's: the tasks of one node have one, which all of them know."""
-    if world is None or world.local_size == 1:
+    if world is None or (world.local_size == 1 and world.launcher != "slurm"):
         return f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
     return re.sub(r"[^\w.-]", "_", f"{world.key}-{socket.gethostname()}")
 
 
-def _tell(argv: Sequence[str], evidence: Evidence, say: Callable[[str], None]) -> None:
+def _node(world: OuterWorld | None, env: Mapping[str, str]) -> int | None:
+    """The number of this node in a SLURM step of several."""
+    is_one_of = world is not None and world.launcher == "slurm" and world.nnodes > 1
+    return number(env, "SLURM_NODEID", 0) if is_one_of and "SLURM_STEP_NODELIST" in env else None
+
+
+def _tell(argv: Sequence[str], evidence: Evidence, say: Callable[[str], None], *, of_several: bool) -> None:
     command = _named(argv)
+    if os.path.basename(argv[0]) == "srun":
+        say(
+            "the ranks that srun starts are not seen from here when they hang: write `srun ddp-doctor watch -- …`"
+        )
     if evidence.folder is None:
         say(f"watching {command}; nothing is kept of it: {evidence.problem}")
         return
-    say(f"watching {command}; if it fails, what it left is in {evidence.folder}")
+    each = ", and on other nodes in one of theirs" if of_several else ""
+    say(f"watching {command}; if it fails, what it left is in {evidence.folder}{each}")
     chosen = (
         f"{name}={value.replace(f'{evidence.folder}/', '')}" for name, value in evidence.variables.items()
     )
@@ -96,10 +109,16 @@ class _Watcher:
     """One command, from its start to its end."""
 
     def __init__(
-        self, argv: Sequence[str], evidence: Evidence, options: WatchOptions, say: Callable[[str], None]
+        self,
+        argv: Sequence[str],
+        evidence: Evidence,
+        options: WatchOptions,
+        say: Callable[[str], None],
+        node: int | None,
     ) -> None:
         self._name = _named(argv)
         self._argv, self._evidence, self._options, self._say = argv, evidence, options, say
+        self._node = node
         self._outputs: list[Output] = []
         self._copies: KeptOutput | None = None
         self._oom = process.OomCounter(of_host=False)
@@ -119,10 +138,12 @@ class _Watcher:
         for stream in (0, 1):  # who reads what the command says waits for all that hold its streams
             if not os.isatty(stream):  # which tells how wide it is
                 os.dup2(nothing, stream)
-        lookout = Lookout(command, self._evidence, self._options, self._say)
+        lookout = Lookout(command, self._evidence, self._options, self._say, self._node)
         while not command.wait(lookout.pause_s()):
             lookout.look()
         lookout.close()
+        if command.code != 0:
+            lookout.tell_early_look()
         self._end(was_stuck=lookout.is_stuck)
         return command.leave_as_it_did()
 
@@ -132,10 +153,7 @@ class _Watcher:
         command, ended_s = self._command, time.monotonic()
         while self._copies and not self._copies.has_ended() and time.monotonic() - ended_s < _COPYING_S:
             time.sleep(0.01)
-        if command.code == 0:
-            others = [pid for pid, _ in self._evidence.tasks() if process.started(pid) is not None]
-            if not others:  # tasks of this node, which may yet fail
-                self._evidence.forget()
+        if command.code == 0 and not self._has_failed_elsewhere(ended_s):
             return
         if killed := self._oom.since_start():
             self._evidence.note(
@@ -143,6 +161,8 @@ class _Watcher:
             )
         files = self._evidence.files()
         how = f"{self._name} {_ended(command.code or 0)} {_after(ended_s - command.started_s)}"
+        if command.code == 0:
+            how = f"{self._name} ended well, and another task of this node failed"
         if not files:
             self._evidence.forget()
         elif self._evidence.folder:
@@ -152,17 +172,33 @@ class _Watcher:
         elif ended_s - command.told.get(signal.SIGINT, -_BY_HAND_S) < _BY_HAND_S:
             self._say(f"{how}. It was interrupted by hand, so nothing is judged")
         else:
-            self._judge(how, files)
+            self._judge(how, files, _GONE_S - (time.monotonic() - ended_s))
 
-    def _judge(self, how: str, files: Sequence[str]) -> None:
+    def _has_failed_elsewhere(self, ended_s: float) -> bool:
+        """Whether another task of this node has, after or before the watcher's own ended well."""
+        while others := [pid for pid, _ in self._evidence.tasks() if not process.has_ended(pid)]:
+            if time.monotonic() - ended_s > _OTHER_TASKS_S:
+                self._say(
+                    f"{self._name} ended well; other tasks of this node run on unwatched: {len(others)}"
+                )
+                return False
+            time.sleep(0.05)
+        has_failed = self._evidence.has_error_of_other_task()
+        if not has_failed:
+            self._evidence.forget()
+        return has_failed
+
+    def _judge(self, how: str, files: Sequence[str], seconds: float) -> None:
         outputs = [*self._outputs, *(output for _, of_task in self._evidence.tasks() for output in of_task)]
         code = _NOTHING_READ
         if files or outputs:
             say = partial(self._say, f"{how}. Why:")
-            code = Judging(lambda: judge_the_end(files, outputs, os.environ, say), _JUDGING_S).wait()
+            code = Judging(lambda: judge_the_end(files, outputs, os.environ, say), seconds).wait()
         again = shlex.join(("ddp-doctor", "logs", *files, *(output.path for output in outputs)))
         if code == CUT_SHORT:
-            self._say(f"{how}. There is too much to read in {_JUDGING_S:.0f} s; this reads it all: {again}")
+            self._say(f"{how}. There is too much to read in {seconds:.0f} s; this reads it all: {again}")
+        elif self._node:  # the first node's watcher says as much
+            return
         elif code == _NOTHING_SAID or (code == _NOTHING_READ and (outputs or self._copies)):
             self._say(f"{how}. Nothing that it said tells why")
         elif code == _NOTHING_READ:

@@ -13,7 +13,7 @@ import pytest
 from ddp_doctor.app import UsageError, attach
 from ddp_doctor.model.report import AttachReport
 from ddp_doctor.sources import live_stacks, proc
-from ddp_doctor.sources.live_jobs import Host, LiveJob
+from ddp_doctor.sources.live_jobs import Host, LiveJob, of_slurm
 from ddp_doctor.sources.live_process import Candidate, below
 from tests.attach.worlds import RANKS
 
@@ -150,6 +150,16 @@ def test_why_a_stack_was_refused_and_what_grants_it(
 
     assert refused.why.startswith(why)
     assert grant in refused.grant
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_it"),
+    [("4711", True), ("4711.0", True), ("4711.1", False), ("4712", False), ("4712.0", False)],
+)
+def test_a_job_of_slurm_is_named_by_its_number_and_a_step_of_it_by_both(asked: str, is_it: bool):
+    rank = Candidate(0, 1, 1, {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0"}, {}, ["train"])
+
+    assert of_slurm(LiveJob("job", {0: rank}, numbered=True, children={0: []}), asked) is is_it
 
 
 def test_without_py_spy_that_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

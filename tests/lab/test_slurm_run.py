@@ -224,9 +224,14 @@ def test_in_a_step_one_watcher_a_node_explains_the_end_and_each_task_is_sent_sig
     assert said.count("Failed: GPU of a rank has no memory left: 2.00 GiB more were asked for.") == 1, said
 
 
-def test_attach_reads_all_nodes_of_a_job_beside_its_step_that_has_all_gpus(slurm):
+def test_attach_and_one_watcher_read_all_nodes_of_a_job_beside_its_step_that_has_all_gpus(slurm):
     settings = f"export PYTHONPATH={ROOT} OMP_NUM_THREADS=1 WORLD_SIZE=2 MASTER_ADDR=node1 MASTER_PORT=29500"
-    job = slurm.batch(f"{settings}; srun {sys.executable} -m tests.attach.spread", "-N2", "-n2", "--gpus=16")
+    watch = (
+        f"XDG_STATE_HOME={slurm.folder}/state srun {sys.executable} -m ddp_doctor watch --stuck-after 10 --"
+    )
+    job = slurm.batch(
+        f"{settings}; {watch} {sys.executable} -m tests.attach.spread", "-N2", "-n2", "--gpus=16"
+    )
     try:
         wait_for(lambda: job.output.count("begun") == 2, PATIENCE_S, slurm.logs)
         time.sleep(1.0)  # until the first waits
@@ -234,6 +239,7 @@ def test_attach_reads_all_nodes_of_a_job_beside_its_step_that_has_all_gpus(slurm
         attach = (*DOCTOR[:3], "attach", "--json", str(report), "--slurm-job")
         done = slurm.run(*attach, job.number)
         unknown = slurm.run(*attach, "4000000")
+        wait_for(lambda: "Stuck: " in job.output, PATIENCE_S, slurm.logs)
     finally:
         slurm.run("scancel", job.number)
     assert done.returncode == 1, done.stdout + done.stderr
@@ -244,3 +250,7 @@ def test_attach_reads_all_nodes_of_a_job_beside_its_step_that_has_all_gpus(slurm
     assert unknown.returncode == 2
     assert unknown.stderr == "ddp-doctor: SLURM does not know job 4000000, or has forgotten it\n"
     job.wait()
+    told = re.findall(r"ddp-doctor: Stuck: Rank 1 \(pid \d+ on node2\) never entered all-reduce", job.output)
+    assert len(told) == job.output.count("Stuck: ") == job.output.count("ddp-doctor: watching ") == 1, (
+        job.output
+    )

@@ -1,11 +1,16 @@
 """What the watcher does with a stand-still, by what `attach` says of it; the lab has one of real ranks."""
 
+import os
 import signal
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ddp_doctor.app.outcome import UsageError, blank
+from ddp_doctor.engine.plan import Plan
+from ddp_doctor.model.recording import Options
 from ddp_doctor.watch import judging, lookout
 from ddp_doctor.watch.lookout import Lookout, WatchOptions
 
@@ -13,27 +18,54 @@ MOVES, STUCK, UNSURE, CUT_SHORT = 0, 1, 3, judging.CUT_SHORT
 
 
 class Played:
-    """A job: for how long a rank has stood still at each second, and what each judgement is."""
+    """A job: for how long a rank has stood still at each second, and what each judgement is.
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, judgements: list[int], *, kill: bool = False) -> None:
+    ``early``: that of looks without a word; ``node``: of a step of several.
+    """
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        judgements: list[int],
+        *,
+        early: int = MOVES,
+        kill: bool = False,
+        node: int | None = None,
+    ) -> None:
         self.now = self.since = 1_000.0
+        self.ranks: tuple[int, ...] = (7, 8)
         self.said: list[str] = []
         self.judged: list[float] = []
+        self.looked: list[float] = []
+        self.asked: list[dict[str, object]] = []
+        self.commands: list[list[str]] = [["python", "train.py"]]
         self.sent: list[int] = []
         self.command = SimpleNamespace(pid=1, started_s=self.now, told={}, send=self.sent.append)
         monkeypatch.setattr("time.monotonic", lambda: self.now)
         monkeypatch.setattr(lookout, "Progress", lambda: self)
-        monkeypatch.setattr(lookout, "Judging", lambda *_: self._judge(judgements.pop(0)))
+        monkeypatch.setattr("ddp_doctor.sources.proc.pids", lambda: range(len(self.commands)))
+        monkeypatch.setattr("ddp_doctor.sources.proc.command", lambda number: self.commands[number])
+        monkeypatch.setattr(lookout, "judge_what_runs", lambda *_, **how: self.asked.append(how))
+        for name, number in (("SLURM_JOB_ID", "4711"), ("SLURM_STEP_ID", "0")):
+            monkeypatch.setenv(name, number)
+
+        def judge(what: Callable[[], None], _seconds: float, stderr: int = 2) -> Any:
+            what()
+            if stderr != 2:
+                self.looked.append(self.now - self.since)
+                os.write(stderr, b"rank 1 stands at train.py:9\n")
+            else:
+                self.judged.append(self.now - self.since)
+            code = early if stderr != 2 else judgements.pop(0)
+            return SimpleNamespace(code=code, has_ended=lambda: True, stop=lambda: None)
+
+        monkeypatch.setattr(lookout, "Judging", judge)
         evidence = SimpleNamespace(bound=lambda: False, tasks=list)
         options = WatchOptions(stuck_after_s=120.0, kill_on_hang=kill, keep_output=False)
-        self.lookout = Lookout(self.command, evidence, options, self.said.append)  # type: ignore[arg-type]
-
-    def _judge(self, code: int) -> Any:
-        self.judged.append(self.now - self.since)
-        return SimpleNamespace(code=code, has_ended=lambda: True)
+        self.lookout = Lookout(self.command, evidence, options, self.said.append, node)  # type: ignore[arg-type]
 
     def pids(self) -> tuple[int, ...]:
-        return (7,)
+        return self.ranks
 
     def look(self, _roots: object, _gap_s: float) -> float:
         return self.now - self.since
@@ -68,12 +100,29 @@ def test_a_job_that_hangs_is_judged_once_until_it_has_moved(monkeypatch):
     assert len(job.judged) == 2
 
 
+@pytest.mark.parametrize("left", [(), (7,)])
+def test_a_job_that_hung_and_ends_does_not_move_again(monkeypatch, left):
+    job = Played(monkeypatch, [STUCK])
+    job.stands_still(200)
+    job.ranks = left
+    job.moves()
+
+    assert (job.said, job.lookout.is_stuck) == ([], True)
+
+
 def test_a_doubt_is_no_verdict_and_the_job_is_judged_again(monkeypatch):
     job = Played(monkeypatch, [UNSURE, STUCK])
     job.stands_still(500)
 
     assert len(job.judged) == 2
     assert job.lookout.is_stuck
+
+
+def test_a_job_of_which_a_rank_ended_while_it_was_looked_at_is_looked_at_again(monkeypatch):
+    job = Played(monkeypatch, [judging.ENDED, STUCK])
+    job.stands_still(300)
+
+    assert job.judged == pytest.approx([120, 240], abs=20)
 
 
 def test_a_node_too_busy_to_look_is_told_at_the_second_time(monkeypatch):
@@ -96,10 +145,115 @@ def test_kill_sends_the_command_one_sigterm_and_names_who_still_runs_half_a_minu
 
 
 def test_a_command_that_does_not_end_after_sigterm_is_judged_in_time_before_sigkill(monkeypatch):
-    job = Played(monkeypatch, [MOVES])
+    job = Played(monkeypatch, [UNSURE])
     job.stands_still(10)
     job.command.told[signal.SIGTERM] = job.now
     job.stands_still(100)
 
     assert len(job.judged) == 1
     assert 10 < job.judged[0] < 10 + 15
+    assert job.said == []
+
+
+@pytest.mark.parametrize(
+    ("early", "seconds", "moved_s", "is_told"),
+    [
+        pytest.param(STUCK, 61, 5, True, id="its own watchdog has ended it"),
+        pytest.param(STUCK, 61, 300, False, id="it has moved since then"),
+        pytest.param(UNSURE, 61, 5, False, id="it was not known who kept the others waiting"),
+        pytest.param(STUCK, 200, 5, False, id="it was judged later"),
+    ],
+)
+def test_what_was_seen_early_of_a_hang_is_told_only_where_the_job_ends_in_it(
+    monkeypatch, capfd, early, seconds, moved_s, is_told
+):
+    job = Played(monkeypatch, [STUCK], early=early)
+    job.stands_still(seconds)
+    assert job.looked == pytest.approx([30], abs=6)
+    assert job.said == []
+
+    job.since = job.now
+    job.now += moved_s
+    job.lookout.close()
+    job.lookout.tell_early_look()
+    assert capfd.readouterr().err == ("rank 1 stands at train.py:9\n" if is_told else "")
+
+
+def test_in_a_step_the_watcher_of_the_first_node_looks_at_all_nodes(monkeypatch):
+    job = Played(monkeypatch, [STUCK], node=0)
+    job.stands_still(200)
+
+    assert job.judged == pytest.approx([120], abs=20)
+    assert job.asked[-1] == {"node": 0, "only_if_sure": False}
+
+
+@pytest.mark.parametrize(
+    "command", [["python", "train.py"], ["ddp-doctor", "attach", "--slurm-job", "4711.1"]]
+)
+def test_the_watcher_of_another_node_looks_by_itself_where_no_agent_of_the_first_has_come(
+    monkeypatch, command
+):
+    job = Played(monkeypatch, [UNSURE, STUCK], node=3)
+    job.commands.append(command)
+    job.stands_still(450)
+
+    assert job.judged == pytest.approx([180, 420], abs=20)
+    assert job.asked[-1] == {"node": 3, "only_if_sure": True}
+    job.moves()
+    assert job.said == ["the job moves again"]
+
+
+def test_the_watcher_of_another_node_says_nothing_of_what_the_first_one_has_looked_at(monkeypatch):
+    job = Played(monkeypatch, [], node=3)
+    job.stands_still(115)
+    job.commands.append(["python", "-m", "ddp_doctor", "attach", "--slurm-job", "4711.0"])
+    job.stands_still(6)
+    job.commands.pop()
+    job.stands_still(900)
+    job.moves()
+
+    assert (job.judged, job.said) == ([], [])
+
+
+@pytest.fixture
+def looked(monkeypatch, tmp_path) -> list[str]:
+    """SLURM starts no agents, and `attach` cannot tell what the ranks of this node wait for."""
+
+    def no_step(*_: object) -> None:
+        raise UsageError("there is no srun on PATH")
+
+    recording = blank(Options(command="attach"), Plan(()), {})
+    outcome = SimpleNamespace(
+        report=SimpleNamespace(exit_code=UNSURE, summary="Cannot tell."), recording=recording
+    )
+    monkeypatch.setattr("ddp_doctor.app.attach_nodes.attach_to_step", no_step)
+    monkeypatch.setattr("ddp_doctor.app.attach.attach", lambda *_, **__: outcome)
+    monkeypatch.setattr("ddp_doctor.app.folders.save_recording", lambda *_: "FILE")
+    return []
+
+
+@pytest.mark.parametrize(
+    ("node", "said"),
+    [
+        (None, "why. Cannot tell. (`ddp-doctor replay FILE` has more)"),
+        (
+            0,
+            "why, seen on this node alone (there is no srun on PATH). Cannot tell. (`ddp-doctor replay FILE` has more)",
+        ),
+        (1, ""),
+    ],
+)
+def test_where_slurm_starts_nothing_the_first_node_is_looked_at_and_of_others_no_news_is_told(
+    looked, node, said
+):
+    judging.judge_what_runs([os.getpid()], {}, looked.append, "why", node=node)
+
+    assert looked == [said] * bool(said)
+
+
+def test_of_ranks_that_end_while_they_are_looked_at_nothing_is_told(looked, monkeypatch):
+    ended = iter([False, True])
+    monkeypatch.setattr("ddp_doctor.ranks.process.has_ended", lambda _pid: next(ended))
+
+    assert judging.judge_what_runs([7], {}, looked.append, "why") == judging.ENDED
+    assert looked == []

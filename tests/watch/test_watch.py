@@ -1,5 +1,6 @@
 """`ddp-doctor watch`: the command runs as without it, and a bad end is explained."""
 
+import json
 import os
 import pty
 import select
@@ -195,11 +196,15 @@ def test_a_bad_end_is_explained_by_what_the_command_itself_wrote_to_its_file(wat
     assert kept(state) == []
 
 
-def test_a_bad_end_without_readable_words_says_what_would_keep_them(watching):
-    process = watching("--", "sh", "-c", FAILING)
+def test_what_the_watcher_cannot_see_it_says_before_srun_and_after_a_bad_end(watching, tmp_path):
+    (tmp_path / "srun").write_text(FAILING)
+    (tmp_path / "srun").chmod(0o755)
+    process = watching("--", "./srun")
 
     assert process.wait(PATIENCE_S) == 1
-    assert "--keep-output" in process.stderr.read().splitlines()[-1]
+    said = process.stderr.read().splitlines()
+    assert "write `srun ddp-doctor watch -- …`" in said[0]
+    assert "--keep-output" in said[-1]
 
 
 def test_output_that_is_kept_is_passed_on_as_it_is_and_explains_the_end(watching, state):
@@ -236,6 +241,23 @@ def test_below_another_watcher_and_as_a_second_task_of_a_node_it_only_becomes_th
     assert folder.name.startswith("slurm-4711-0-0-")
     assert (out, err, code) == (f"{task.pid} {folder}/nccl.%h.%p.log\n", "", 0)
     assert (folder / "task-1").read_text() == str(task.pid)
+
+
+def test_a_task_that_fails_after_the_first_one_has_ended_well_is_told_of(watching, tmp_path):
+    slurm = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_STEP_TASKS_PER_NODE": "2"}
+    os.mkfifo(tmp_path / "fifo")
+    error = json.dumps({"message": {"message": "KeyError: x", "extraInfo": {"timestamp": "1790000000"}}})
+    script = f"echo begun; read x < fifo; echo '{error}' > $TORCHELASTIC_ERROR_FILE; exit 1"
+    other = watching("sh", "-c", script, env={**slurm, "SLURM_PROCID": "1", "SLURM_LOCALID": "1"})
+    assert other.stdout.readline() == "begun\n"
+
+    script = "echo go > fifo; until grep -qs . ${TORCHELASTIC_ERROR_FILE%0.json}1.json; do sleep 0.05; done"
+    first = watching("sh", "-c", script, env={**slurm, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
+
+    said = first.stderr.read()
+    assert (first.wait(PATIENCE_S), other.wait(PATIENCE_S)) == (0, 1)
+    assert "ended well, and another task of this node failed" in said
+    assert "KeyError: x" in said
 
 
 def test_what_the_watcher_said_in_the_middle_of_a_job_is_no_word_of_the_job(tmp_path):

@@ -37,9 +37,20 @@ def places(output: Output, ranks: Iterable[int]) -> str:
     return f"{rank_list(numbers)}{on}"
 
 
+def _ranks(output: Output, suspect: Suspect) -> frozenset[int]:
+    """Those that said it; of a kernel that killed for want of memory the one that was, if it is one."""
+    if suspect.ranks or suspect.cause.name != "host-oom-kill":
+        return suspect.ranks
+    killed = [rank for rank in output.died if rank.signal == "SIGKILL" and rank.rank not in output.stuck]
+    pid = suspect.values.get("pid")
+    is_it = len(killed) == 1 and (pid is None or killed[0].pid in (None, int(pid)))
+    return frozenset(rank.rank for rank in killed if is_it)
+
+
 def who(output: Output, suspect: Suspect) -> str:
     """The ranks or hosts that said it; of code the ranks come first, else the hosts."""
-    ranks = places(output, suspect.ranks) if suspect.ranks else ""
+    those = _ranks(output, suspect)
+    ranks = places(output, those) if those else ""
     hosts = [suspect.values["host"]] if "host" in suspect.values else output.hosts_of(suspect.signs)
     named = name_list(sorted(hosts)) if hosts else ""
     if suspect.cause.domain in ("code", "data", "unknown", "gpu"):
@@ -73,7 +84,7 @@ def culprits(output: Output, suspect: Suspect) -> tuple[Culprit, ...]:
         return tuple(rank_culprit(output, rank) for rank in sorted(suspect.ranks))
     if hosts:
         return tuple(Culprit(kind="node", node=host) for host in sorted(hosts))
-    return tuple(rank_culprit(output, rank) for rank in sorted(suspect.ranks))
+    return tuple(rank_culprit(output, rank) for rank in sorted(_ranks(output, suspect)))
 
 
 def _ends(output: Output, suspect: Suspect) -> tuple[Culprit, ...]:
