@@ -116,7 +116,7 @@ def judge_what_runs(
     """
     from ddp_doctor.app.folders import save_recording
     from ddp_doctor.model.choices import ExitCode, UsageError
-    from ddp_doctor.views.live_ranks import live_jobs
+    from ddp_doctor.views.live_jobs import live_jobs
 
     ran = [pid for pid in pids if not process.has_ended(pid)]
     try:
@@ -142,7 +142,7 @@ def _looked(pids: Sequence[int], env: Mapping[str, str], *, in_step: bool) -> tu
     from ddp_doctor.app.attach import attach
     from ddp_doctor.app.attach_nodes import attach_to_step
     from ddp_doctor.model.choices import UsageError
-    from ddp_doctor.views.live_ranks import live_jobs, unreached
+    from ddp_doctor.views.live_jobs import live_jobs, unreached
 
     alone = ", seen on this node alone"
     if not in_step:
