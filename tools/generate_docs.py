@@ -17,8 +17,10 @@ from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.engine.hang.rules import TRIAL_RULES
 from ddp_doctor.lint.report import LintReport
 from ddp_doctor.lint.rules import RULES as LINT_RULES
+from ddp_doctor.model.baseline import Baseline
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import ExitCode, Where
+from ddp_doctor.model.fleet import FleetReport
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import AttachReport, EnvReport, LogsReport, Report
 from ddp_doctor.model.rule import Described
@@ -81,6 +83,8 @@ def pages() -> dict[str, str]:
         "env-report.schema.json": schema(EnvReport),
         "logs-report.schema.json": schema(LogsReport),
         "attach-report.schema.json": schema(AttachReport),
+        "fleet-report.schema.json": schema(FleetReport),
+        "baseline.schema.json": schema(Baseline),
         "lint-report.schema.json": schema(LintReport),
         "recording.schema.json": schema(Recording),
     }

@@ -106,7 +106,7 @@ OUTPUTS = (
     Output(
         "json",
         "Write the report as JSON; in a path %h is the host, %n the node rank.",
-        (*_WITH_SETTINGS, "prolog", "logs", "attach", "lint"),
+        (*_WITH_SETTINGS, "prolog", "logs", "attach", "fleet", "compare", "lint"),
         _json,
     ),
     Output(

@@ -49,6 +49,8 @@ def make_plan(
         reason = _reason_against(check, (level, check.from_level(model)), only, skip)
         if check.where is Where.NODES and nnodes == 1:
             reason = reason or "needs two nodes: --nnodes"
+        if check.needs_baseline:
+            reason = reason or "needs healthy runs to compare with: --baseline"
         if check.needs_model and not model:
             reason = reason or "needs a model of yours: --model"
         if reason is None:

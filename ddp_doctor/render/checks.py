@@ -40,7 +40,7 @@ _STYLES = {"ok": "green", "--": "dim", "??": "yellow"}
 _LEGEND = {"!!": "see the finding below", "??": "could not be evaluated", "--": "not tested"}
 _OTHERS = "others"
 #: Commands of one check, which need no list of checks where it was made.
-_ONE_CHECK = ("topology", "env")
+_ONE_CHECK = ("topology", "env", "compare")
 _NOT_HERE, _ON_REQUEST = "not here", "on request"
 #: Longer names do not widen the column.
 _LONGEST_NAME = 15

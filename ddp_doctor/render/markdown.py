@@ -11,9 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TypeVar
 
-from ddp_doctor.facts.node.gpus import GpusFact
-from ddp_doctor.facts.node.host import Host
-from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import CheckStatus
 from ddp_doctor.model.fact import Fact
@@ -25,6 +22,7 @@ from ddp_doctor.render import findings, job_story, tables
 from ddp_doctor.render.findings import Line
 from ddp_doctor.render.text import one_line, plain
 from ddp_doctor.render.used_transports import used_table
+from ddp_doctor.views.node_traits import VERSIONS
 from ddp_doctor.wording.nodes import host, name_list
 
 F = TypeVar("F", bound=Fact)
@@ -63,48 +61,21 @@ def _about(report: Report, recording: Recording) -> Iterator[tuple[str, str]]:
             f": {report.world.world_size} ranks, {report.world.backend}" if report.world.world_size else ""
         )
         yield "nodes", f"{names}{ranks}"
-    for name, versions in _VERSIONS.items():
-        if told := versions(recording):
+    for name, (kind, value) in VERSIONS.items():
+        if told := _each(recording, kind, value):
             yield name, told
 
 
-def _each(kind: type[F], value: Callable[[F], str | None]) -> Callable[[Recording], str]:
+def _each(recording: Recording, kind: type[F], value: Callable[[F], str | None]) -> str:
     """What the facts of all nodes say, with the nodes where they differ."""
-
-    def told(recording: Recording) -> str:
-        by_value = grouped(
-            (said, host(recording, found.node))
-            for found in recording.facts(kind)
-            if (said := value(found.fact)) is not None
-        )
-        if len(by_value) < 2:
-            return "".join(by_value)
-        return "; ".join(f"{said} on {name_list(nodes)}" for said, nodes in by_value.items())
-
-    return told
-
-
-def _gpus(fact: GpusFact) -> str | None:
-    models = [gpu.name or "unknown" for gpu in fact.gpus]
-    return ", ".join(f"{models.count(model)} {model}" for model in dict.fromkeys(models)) or None
-
-
-def _cuda(fact: Software) -> str | None:
-    return f"HIP {fact.torch_hip}" if fact.torch_hip else fact.torch_cuda
-
-
-#: In the order in which a maintainer asks for them.
-_VERSIONS: dict[str, Callable[[Recording], str]] = {
-    "torch": _each(Software, lambda fact: fact.torch_version or fact.torch_problem),
-    "CUDA of torch": _each(Software, _cuda),
-    "NCCL": _each(Software, lambda fact: fact.nccl_loaded or fact.nccl_problem),
-    "driver": _each(Software, lambda fact: fact.driver or fact.driver_problem),
-    "GPUs": _each(GpusFact, _gpus),
-    "Python": _each(Software, lambda fact: f"{fact.python}, {fact.machine}"),
-    "kernel": _each(
-        Host, lambda fact: fact.kernel and f"{fact.kernel}{', in a container' * fact.in_container}"
-    ),
-}
+    by_value = grouped(
+        (said, host(recording, found.node))
+        for found in recording.facts(kind)
+        if (said := value(found.fact)) is not None
+    )
+    if len(by_value) < 2:
+        return "".join(by_value)
+    return "; ".join(f"{said} on {name_list(nodes)}" for said, nodes in by_value.items())
 
 
 def _finding(report: Report, finding: Finding) -> Iterator[str]:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from ddp_doctor.model.choices import Detail, Severity
 from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.fleet import FleetReport
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import AttachReport, JobCauseReport, LogsReport, Report
-from ddp_doctor.render import checks, findings, job_story, live_story, tables
+from ddp_doctor.render import checks, findings, fleet, job_story, live_story, tables
 from ddp_doctor.render.layout import command, folded, width_of
 from ddp_doctor.render.screen import STYLE, VERDICT_STYLE
 from ddp_doctor.render.text import one_line
@@ -35,6 +36,9 @@ def show(
 ) -> None:
     """Print the whole report."""
     width, each = width_of(out), detail is Detail.ALL
+    if isinstance(report, FleetReport):
+        _show_fleet(report, out, detail)
+        return
     if detail is not Detail.VERDICT:
         if isinstance(report, AttachReport):
             live_story.show(report, recording, out, each=each)
@@ -47,6 +51,7 @@ def show(
         _show_lines(tables.gpu_lines(report.measurements, width), out)
         _show_lines(tables.bucket_lines(report.measurements, width), out)
         _show_lines(tables.step_lines(report.measurements, width), out)
+        _show_lines(fleet.beside_lines(recording, width), out)
     for number, finding in enumerate(report.findings):
         if number or detail is not Detail.VERDICT:
             out.print()
@@ -55,6 +60,15 @@ def show(
         out.print()
     if saved_as and detail is not Detail.VERDICT:
         out.print(f"Recording: {saved_as}", style="dim")
+    _show_verdict(report, out)
+
+
+def _show_fleet(report: FleetReport, out: "Console", detail: Detail) -> None:
+    """The tables; a finding in full is shown by the run that found it."""
+    if detail is not Detail.VERDICT:
+        for line in fleet.lines(report, width_of(out), each=detail is Detail.ALL):
+            out.print(line)
+        out.print()
     _show_verdict(report, out)
 
 

@@ -449,7 +449,16 @@ def test_the_options_of_run_are_these():
     group: Any = typer.main.get_command(app)  # typer types it as a lone command
     command = group.commands["run"]
     assert sorted(option for parameter in command.params for option in parameter.opts) == [
-        *("--backend", "--budget", "--docker-args", "--env-file", "--fail-on", "--hostfile", "--hosts"),
+        *(
+            "--backend",
+            "--baseline",
+            "--budget",
+            "--docker-args",
+            "--env-file",
+            "--fail-on",
+            "--hostfile",
+            "--hosts",
+        ),
         *(
             "--ignore",
             "--join-timeout",
