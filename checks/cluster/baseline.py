@@ -117,7 +117,8 @@ def _evidence(each: HeldAgainst, recording: Recording) -> Evidence:
     where = f"{on} {host(recording, each.nodes[0])}" if len(each.nodes) == 1 else ""
     if len(each.nodes) == 2:
         where = f" between {hosts(recording, each.nodes)}"
-    margin = f"{100 * _loss(each):.0f} % slower, where {100 * noise(each.name, each.median, each.mad):.0f} % is noise"
+    usual = f", where {100 * noise(each.name, each.median, each.mad):.0f} % is noise"
+    margin = f"{100 * _loss(each):.0f} % slower{usual if each.runs >= FEWEST_RUNS else ''}"
     return Evidence(
         text=f"{COMPARABLE[each.name].words}{of_size}{where}",
         value=each.value,

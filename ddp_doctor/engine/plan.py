@@ -44,6 +44,8 @@ def make_plan(
             raise UnknownCheck(f"there is no check {name!r}; `ddp-doctor checks` lists them")
     if both := [name for name in only if name in skip]:
         raise UnknownCheck(f"--only and --skip both name {both[0]}: leave it out of one of them")
+    if alone := [check.id for check in checks if check.needs_baseline and check.id in only]:
+        raise UnknownCheck(f"{alone[0]} measures nothing itself: give --baseline FILE, and no --only for it")
     chosen, not_run = [], []
     for check in checks:
         reason = _reason_against(check, (level, check.from_level(model)), only, skip)

@@ -23,13 +23,13 @@ _OF_NETWORK = 0.15
 #: By the name in the report. Start-up times, jitter and latencies are left out: they follow the load of the machine.
 COMPARABLE = {
     "allreduce_busbw": Comparable("all-reduce", _OF_NETWORK),
-    "p2p_bandwidth": Comparable("exchange of two ranks", _OF_NETWORK),
+    "p2p_bandwidth": Comparable("point-to-point", _OF_NETWORK),
     # knowledge/network/path_quality.py, JUDGED_BYTES_PER_S: above, one stream measures the hosts
-    "reach_throughput": Comparable("TCP between two nodes", _OF_NETWORK, most=625e6),
+    "reach_throughput": Comparable("TCP throughput", _OF_NETWORK, most=625e6),
     "hbm_copy_bandwidth": Comparable("copy within a GPU", _OF_GPU),
     "matmul_rate": Comparable("matrix products", _OF_GPU),
-    "pcie_h2d_bandwidth": Comparable("copy from the host to a GPU", _OF_NETWORK),
-    "pcie_d2h_bandwidth": Comparable("copy from a GPU to the host", _OF_NETWORK),
+    "pcie_h2d_bandwidth": Comparable("host-to-GPU copy", _OF_NETWORK),
+    "pcie_d2h_bandwidth": Comparable("GPU-to-host copy", _OF_NETWORK),
     "step_compute_of_rank": Comparable("forward and backward pass", _OF_GPU, less_is_better=True),
 }
 #: Smaller messages measure latency.

@@ -51,7 +51,7 @@ def show(
         _show_lines(tables.gpu_lines(report.measurements, width), out)
         _show_lines(tables.bucket_lines(report.measurements, width), out)
         _show_lines(tables.step_lines(report.measurements, width), out)
-        _show_lines(fleet.beside_lines(recording, width), out)
+        _show_lines(fleet.beside_lines(recording, width, each=each), out)
     for number, finding in enumerate(report.findings):
         if number or detail is not Detail.VERDICT:
             out.print()

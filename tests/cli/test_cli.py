@@ -55,6 +55,8 @@ def state(tmp_path: Path) -> dict[str, str]:
         (["run", "--nnodes", "0"], "--nnodes takes a number from 1"),
         (["run", "--model", "net"], "there is no colon in 'net'"),
         (["run", "--model", "train/net.py:make"], "for this file: --model train.net:make"),
+        (["run", "--baseline", "/dev/null"], "/dev/null cannot be used: it is empty"),
+        (["run", "--only", "baseline"], "baseline measures nothing itself: give --baseline FILE"),
         (["run", "--only", "user_model"], "--only user_model needs a model of yours"),
         (["prolog", "--model", "net:make"], "--model"),
         (["run", "--nnodes", "2", "--node-rank", "1"], "--node-rank needs the head's address"),
