@@ -244,7 +244,7 @@ def exit_codes_page() -> str:
         " and the cause is not proven, or nothing shows how it ended, 2 nothing could be read.\n\n"
         "`ddp-doctor attach` says of a job that runs: 0 it gets on, 1 it is stuck, 3 that cannot be told, 2 there is no"
         " such job.\n\n"
-        "`ddp-doctor fleet` says it of the newest runs: 1 a node is sick, 3 none is and one is unsure, 0 all are healthy,"
+        "`ddp-doctor fleet` says of the newest runs: 1 a node is sick, 3 none is and one is unsure, 0 all are healthy,"
         " 2 no run could be read.\n\n"
         "A reader that leaves, as in `ddp-doctor run | head -1`, changes no code: the command goes on to its end, and"
         " what nobody reads is dropped. A shell with `pipefail` sees the verdict.\n\n"

@@ -45,7 +45,7 @@ def lines(report: FleetReport, width: int | None, *, each: bool) -> Iterator[str
     )
     for heading, rows, titles in parts:
         if rows:
-            yield from ("", f" {heading}:", *_part(rows if each else rows[:_SHOWN], titles, width))
+            yield from ("", f" {heading}", *_part(rows if each else rows[:_SHOWN], titles, width))
         if not each and len(rows) > _SHOWN:
             yield f"   and {len(rows) - _SHOWN} more (-v shows all)"
 
