@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 from ddp_doctor.model.choices import Detail, Severity
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.fleet import FleetReport
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import AttachReport, JobCauseReport, LogsReport, Report
-from ddp_doctor.render import checks, findings, fleet, job_story, live_story, tables
+from ddp_doctor.render import checks, findings, job_story, live_story, tables
 from ddp_doctor.render.layout import command, folded, width_of
 from ddp_doctor.render.screen import STYLE, VERDICT_STYLE
 from ddp_doctor.render.text import one_line
@@ -36,7 +35,7 @@ def show(
 ) -> None:
     """Print the whole report."""
     width, each = width_of(out), detail is Detail.ALL
-    if isinstance(report, FleetReport):
+    if recording.options.command == "fleet":
         _show_fleet(report, out, detail)
         return
     if detail is not Detail.VERDICT:
@@ -51,7 +50,10 @@ def show(
         _show_lines(tables.gpu_lines(report.measurements, width), out)
         _show_lines(tables.bucket_lines(report.measurements, width), out)
         _show_lines(tables.step_lines(report.measurements, width), out)
-        _show_lines(fleet.beside_lines(recording, width, each=each), out)
+        if recording.of_check("baseline"):
+            from ddp_doctor.render.fleet import beside_lines
+
+            _show_lines(beside_lines(recording, width, each=each), out)
     for number, finding in enumerate(report.findings):
         if number or detail is not Detail.VERDICT:
             out.print()
@@ -63,10 +65,13 @@ def show(
     _show_verdict(report, out)
 
 
-def _show_fleet(report: FleetReport, out: "Console", detail: Detail) -> None:
+def _show_fleet(report: Report, out: "Console", detail: Detail) -> None:
     """The tables; a finding in full is shown by the run that found it."""
-    if detail is not Detail.VERDICT:
-        for line in fleet.lines(report, width_of(out), each=detail is Detail.ALL):
+    from ddp_doctor.model.fleet import FleetReport  # neither has to be there for a prolog
+    from ddp_doctor.render.fleet import lines
+
+    if detail is not Detail.VERDICT and isinstance(report, FleetReport):
+        for line in lines(report, width_of(out), each=detail is Detail.ALL):
             out.print(line)
         out.print()
     _show_verdict(report, out)

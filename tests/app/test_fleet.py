@@ -17,16 +17,16 @@ from ddp_doctor.cli import commands
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.model.choices import Detail, Verdict
 from ddp_doctor.model.fleet import FleetReport
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.render import terminal
 from ddp_doctor.render.screen import console
 from tests.recorded import judged, path_of
-from tests.simulated import recording
+from tests.simulated import recording as simulated
 
 
 @cache
 def _template(verdict: str) -> str:
-    report = app.judge(recording(1)).report if verdict == "healthy" else judged("gpus/one-lost").report
+    report = app.judge(simulated(1)).report if verdict == "healthy" else judged("gpus/one-lost").report
     return report.as_json()
 
 
@@ -172,7 +172,8 @@ def test_a_fleet_is_shown_at_any_width(tmp_path, width):
     report = fleet(tmp_path, *(made(f"n{number}", 1, speed=1 - number // 7 / 2) for number in range(8)))
     screen = StringIO()
 
-    terminal.show(report, Recording(run_id="x"), console(screen, width=width), detail=Detail.ALL)
+    recording = Recording(run_id="x", options=Options(command="fleet"))
+    terminal.show(report, recording, console(screen, width=width), detail=Detail.ALL)
 
     assert "Slower than nodes with the same hardware" in screen.getvalue()
     assert "n7" in screen.getvalue()
