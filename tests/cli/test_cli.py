@@ -451,6 +451,7 @@ def test_the_options_of_run_are_these():
     assert sorted(option for parameter in command.params for option in parameter.opts) == [
         *("--backend", "--budget", "--docker-args", "--env-file", "--fail-on", "--hostfile", "--hosts"),
         *(
+            "--html",
             "--ignore",
             "--join-timeout",
             "--json",
