@@ -16,7 +16,7 @@ from ddp_doctor.model.choices import CheckStatus, FailOn
 from ddp_doctor.model.finding import Culprit, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import CheckResult
-from ddp_doctor.model.trial import TrialRecord
+from ddp_doctor.model.trial import RankEvidence
 from ddp_doctor.render.html import page
 from tests import simulated
 from tests.recorded import judged, load
@@ -113,7 +113,7 @@ def test_a_page_can_be_read_without_eyes_and_loads_nothing(situation: str):
     assert read.attributes("html", "lang") == ["en"]
 
 
-def named(name: str) -> Page:
+def named_page(name: str) -> str:
     """A page on which whatever comes from outside has this name."""
     found = error(remedy(commands=(name,))).model_copy(
         update={
@@ -125,11 +125,11 @@ def named(name: str) -> Page:
     )
     check = CheckResult(id="gpus", title="GPUs", status=CheckStatus.SKIPPED, reason=name)
     shown = report(found, on=world(name)).model_copy(update={"summary": name, "checks": (check,)})
-    return Page(page.render(shown, Recording(world=world(name))))
+    return page.render(shown, Recording(world=world(name)))
 
 
 def test_names_from_anywhere_are_text():
-    evil, harmless = named(EVIL), named("Node1")
+    evil, harmless = Page(named_page(EVIL)), Page(named_page("Node1"))
     assert [(tag, [*names]) for tag, names in evil.tags] == [(tag, [*names]) for tag, names in harmless.tags]
     assert evil.text.count("<script>alert(1)</script>") == harmless.text.count("Node1") >= 7
     assert "{{ 7*7 }}" in evil.text
@@ -157,36 +157,34 @@ def test_a_redacted_page_has_other_names(tmp_path: Path):
     ]
 
 
+def hang_of(nodes: int, guilty: int) -> Recording:
+    """All ranks wait in an all-reduce that the guilty one never enters."""
+
+    def hung(rank: RankEvidence) -> RankEvidence:
+        is_guilty = rank.rank == guilty
+        steps = rank.steps[:3] if is_guilty else (*rank.steps[:3], simulated.step(3, left_at=None))
+        stands = (
+            "data.py:33 in fetch"
+            if is_guilty
+            else "/opt/venv/torch/distributed/distributed_c10d.py:3252 in all_reduce"
+        )
+        here = {"done": False, "exit_code": None, "state": "S", "steps": steps, "stack": (stands,)}
+        return rank.model_copy(update=here)
+
+    whole = simulated.recording(nodes)
+    evidence = tuple(map(hung, whole.trials[0].evidence))
+    stuck = {"outcome": "stuck", "judged_check": "allreduce", "waited_s": 10.0, "evidence": evidence}
+    return whole.model_copy(update={"trials": (whole.trials[0].model_copy(update=stuck),)})
+
+
 def test_512_ranks_that_did_the_same_are_one_row_and_their_hosts_one_picture():
-    whole = simulated.recording(64)
-    stuck = whole.trials[0].model_copy(
-        update={
-            "outcome": "stuck",
-            "judged_check": "allreduce",
-            "waited_s": 10.0,
-            "evidence": tuple(map(_hung, whole.trials[0].evidence)),
-        }
-    )
-    recording = whole.model_copy(update={"trials": (TrialRecord.model_validate(stuck),)})
+    recording = hang_of(64, guilty=77)
     written = page.render(app.judge(recording).report, recording)
     read = Page(written).text
     assert len(written) < 100_000
     assert read.index("rank 77✗ DD610") < read.index("ranks 0-76, 78-511 (511 ranks)")
     assert "node9" in read
     assert read.count("and 62 more like it") == 1
-
-
-def _hung(rank):
-    """Rank 77 never enters the last step; the others wait in it."""
-    steps = rank.steps[:3] if rank.rank == 77 else (*rank.steps[:3], simulated.step(3, left_at=None))
-    stack = (
-        ("/home/me/train.py:41 in main",)
-        if rank.rank == 77
-        else ("/opt/venv/torch/distributed/distributed_c10d.py:3252 in all_reduce",)
-    )
-    return rank.model_copy(
-        update={"done": False, "exit_code": None, "state": "S", "steps": steps, "stack": stack}
-    )
 
 
 def test_a_job_that_has_failed_and_one_that_runs_show_what_their_ranks_did():
