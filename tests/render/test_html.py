@@ -74,6 +74,22 @@ def test_the_one_who_hangs_the_job_is_named_with_what_it_did_and_where_the_other
     assert re.search(r"allreduce\s*All-reduce is right.*failed", read)  # what was not tested
 
 
+def test_the_bar_of_a_rank_that_raised_ends_there_and_not_where_the_others_wait():
+    read = of("hang/rank-is-killed").text
+    assert "Ended at 0.16 s: SIGKILL" in read
+    assert re.search(
+        r"rank 0.*Raised RuntimeError at train.py:29 at 0.16 s.*\n.*Was in all_reduce .* 0.01 s long", read
+    )
+    assert re.search(r"rank 3.*In all_reduce 1 .* since 0.15 s, 0.72 s long", read)
+
+
+def test_what_a_click_marks_can_be_pasted_as_it_is():
+    written = page.render(judged("env_vars/of-a-job-script").report, load("env_vars/of-a-job-script"))
+    pasted = re.findall("<pre[^>]*><code>(.*?)</code>", written, re.DOTALL)
+    assert "export NCCL_SHM_DISABLE=1" in pasted
+    assert not [text for text in pasted if text.startswith("Undo")]
+
+
 def test_measurements_are_shown_beside_what_was_expected_and_a_slow_pair_is_marked_without_colour():
     assert (
         "The dashed line is what large messages should reach: 371 GB/s"

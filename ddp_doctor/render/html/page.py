@@ -99,8 +99,8 @@ def _parts(report: Report, recording: Recording) -> dict[str, object]:
 
 def _finding(report: Report, finding: Finding) -> dict[str, object]:
     cause = findings.cause_of(report, finding)
-    names = [name for culprit in finding.culprits if (name := culprit_words(culprit))]
-    names = list(dict.fromkeys(names))
+    named = [culprit_words(culprit, several=len(report.nodes) > 1) for culprit in finding.culprits]
+    names = list(dict.fromkeys(filter(None, named)))
     left = len(names) - _MOST_CULPRITS
     return {
         "is": finding,
@@ -115,13 +115,24 @@ def _finding(report: Report, finding: Finding) -> dict[str, object]:
 
 def _laid_out(lines: Iterator[Line]) -> list[tuple[bool, list[str]]]:
     """Lines in turns of words and of what is pasted."""
-    turns = groupby(lines, lambda line: line.to_paste)
-    return [(to_paste, [line.text for line in alike]) for to_paste, alike in turns]
+    turns = groupby((part for line in lines for part in _parts_of(line)), lambda part: part[0])
+    return [(to_paste, [text for _, text in alike]) for to_paste, alike in turns]
 
 
-def culprit_words(culprit: Culprit) -> str:
+def _parts_of(line: Line) -> Iterator[tuple[bool, str]]:
+    """The line; a word before what is pasted stands apart, because a click marks all that is."""
+    word, _, command = line.text.partition(": ")
+    if line.to_paste and word == "Undo":
+        yield False, f"{word}:"
+        yield True, command
+    else:
+        yield line.to_paste, line.text
+
+
+def culprit_words(culprit: Culprit, *, several: bool) -> str:
     """``rank 5 on node2, GPU 1``, ``GPU 3 (GPU-0a1b…) on node2``, ``rank 0 on node1 and rank 3 on node2``."""
-    on = culprit.node or ("" if culprit.node_rank is None else f"node rank {culprit.node_rank}")
+    number = "" if culprit.node_rank is None or not several else f"node rank {culprit.node_rank}"
+    on = culprit.node or number
     rank = "" if culprit.rank is None else f"rank {culprit.rank}"
     gpu = "" if culprit.gpu is None else f"GPU {culprit.gpu}"
     if culprit.kind == "pair":

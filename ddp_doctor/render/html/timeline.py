@@ -124,11 +124,22 @@ def _timeline(recording: Recording, trial: TrialRecord, blamed: dict[int, tuple[
 def _moments(rank: RankEvidence, waited_s: float) -> Iterator[float]:
     """When something happened on a rank, in seconds of the trial; who waits does so until it was judged."""
     for step in rank.steps:
-        yield step.left_at if step.left_at is not None else step.entered_at + waited_s
+        yield step.left_at if step.left_at is not None else _ended(rank, step.entered_at + waited_s)
     if rank.raised is not None:
         yield rank.raised.at
     if rank.exited_at is not None:
         yield rank.exited_at
+
+
+def _ended(rank: RankEvidence, judged: float) -> float:
+    """When a rank's last step was over: as it raised or ended, or else as the trial was judged."""
+    return (
+        rank.raised.at
+        if rank.raised is not None
+        else rank.exited_at
+        if rank.exited_at is not None
+        else judged
+    )
 
 
 def _alike(ranks: Sequence[RankEvidence], blamed: dict[int, tuple[str, ...]]) -> list[list[RankEvidence]]:
@@ -175,11 +186,12 @@ def _bars(ranks: Sequence[RankEvidence], start: float, end: float) -> Iterator[B
     for rank in ranks[1:]:
         for step in rank.steps[-_MOST_STEPS:]:
             same.get((step.check, step.seq, step.name), []).append(step)
+    over = max(_ended(rank, end) for rank in ranks)
     for step in first:
         steps = same[step.check, step.seq, step.name]
         entered = min(one.entered_at for one in steps)
         left = None if step.left_at is None else max(one.left_at or end for one in steps)
-        width = max(100 * ((end if left is None else left) - entered) / (end - start), _THINNEST)
+        width = max(100 * ((over if left is None else left) - entered) / (end - start), _THINNEST)
         at = min(100 * (entered - start) / (end - start), 100 - _THINNEST)
         until = "not left" if left is None else f"left at {_seconds(left)}"
         words = f"{_step(step)}: entered at {_seconds(entered)}, {until}"
@@ -200,7 +212,10 @@ def _words(rank: RankEvidence, end: float) -> Iterator[str]:
         yield f"Ended{when}: {_exit(rank.exit_code)}{memory}"
     last = rank.steps[-1] if rank.steps else None
     if last is not None and last.left_at is None:
-        yield f"In {_step(last)} since {_seconds(last.entered_at)}, {_seconds(max(end - last.entered_at, 0.0))} long"
+        until = _ended(rank, end)
+        word = "Was in" if until < end else "In"
+        lasted = _seconds(max(until - last.entered_at, 0.0))
+        yield f"{word} {_step(last)} since {_seconds(last.entered_at)}, {lasted} long"
     elif rank.done:
         yield "Did all that it was asked to"
     elif last is not None:
@@ -209,7 +224,7 @@ def _words(rank: RankEvidence, end: float) -> Iterator[str]:
         yield "Entered nothing"
     if not rank.done and (own := of_the_job(rank.stack)):
         yield f"Stood at {short(own[-1])}"
-    if rank.state and rank.exit_code is None and not rank.done:
+    if rank.state and rank.raised is None and rank.exit_code is None and not rank.done:
         yield f"Its process: {STATES.get(rank.state, rank.state)}"
 
 
