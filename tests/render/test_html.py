@@ -83,6 +83,10 @@ def test_the_bar_of_a_rank_that_raised_ends_there_and_not_where_the_others_wait(
     assert re.search(r"rank 3.*In all_reduce 1 .* since 0.15 s, 0.72 s long", read)
 
 
+def test_a_rank_of_which_nothing_came_has_a_row_that_says_why():
+    assert re.search(r"rank 2node2Contact with its node was lost", of("roll_call/node-killed-whole").text)
+
+
 def test_what_a_click_marks_can_be_pasted_as_it_is():
     written = page.render(judged("env_vars/of-a-job-script").report, load("env_vars/of-a-job-script"))
     pasted = re.findall("<pre[^>]*><code>(.*?)</code>", written, re.DOTALL)

@@ -78,7 +78,8 @@ def _shown(value: object) -> object:
 
 
 def _parts(report: Report, recording: Recording) -> dict[str, object]:
-    selected = [check for check in report.checks if check.reason != NOT_SELECTED]
+    has_checks = not isinstance(report, LogsReport)  # whose one check is the reading itself
+    selected = [check for check in report.checks if check.reason != NOT_SELECTED] if has_checks else []
     return {
         "sentence": capital(report.summary.removeprefix(f"{report.verdict.value.capitalize()}: ")),
         "about": list(about.lines(report, recording)),
@@ -93,7 +94,8 @@ def _parts(report: Report, recording: Recording) -> dict[str, object]:
         "settings": _settings(report, recording),
         "tested": [check for check in selected if check.status in (CheckStatus.PASSED, CheckStatus.FOUND)],
         "untested": list(_untested(selected)),
-        "not_selected": len(report.checks) - len(selected),
+        "not_selected": sum(check.reason == NOT_SELECTED for check in report.checks),
+        "has_checks": has_checks,
     }
 
 

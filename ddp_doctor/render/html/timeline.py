@@ -106,19 +106,30 @@ def _timeline(recording: Recording, trial: TrialRecord, blamed: dict[int, tuple[
     groups.sort(key=lambda ranks: (ranks[0].rank not in blamed, ranks[0].rank))
     in_check = f" in the check {trial.judged_check}" if trial.judged_check else ""
     waited = f", judged after {amount(round(trial.waited_s, 2), 's')} of waiting" * bool(trial.waited_s)
-    nodes = {rank.node for rank in trial.evidence}
+    several = len({*trial.lost_nodes, *(rank.node for rank in trial.evidence)}) > 1
+    rows = [_row(recording, ranks, blamed, start, end, several=several) for ranks in groups[:_MOST_ROWS]]
     return Timeline(
         f"{_OUTCOMES[trial.outcome]}{in_check} (trial {trial.trial}{waited})",
         _seconds(start),
         _seconds(end),
-        tuple(
-            _row(recording, ranks, blamed, start, end, several=len(nodes) > 1)
-            for ranks in groups[:_MOST_ROWS]
-        ),
+        (*_silent(recording, trial, blamed), *rows),
         len(groups[_MOST_ROWS:]),
         trial.outcome == "finished",
-        len(nodes) > 1,
+        several,
     )
+
+
+def _silent(recording: Recording, trial: TrialRecord, blamed: dict[int, tuple[str, ...]]) -> Iterator[Row]:
+    """The ranks that took part and of which nothing came, by node."""
+    world = recording.world
+    known = {rank.rank for rank in trial.evidence}
+    by_node = grouped(
+        (world.node_of(rank) if world else 0, rank) for rank in trial.ranks if rank not in known
+    )
+    for node, ranks in by_node.items():
+        lost = "Contact with its node was lost" if node in trial.lost_nodes else "It left nothing"
+        codes = dict.fromkeys(code for rank in ranks for code in blamed.get(rank, ()))
+        yield Row(rank_list(ranks), hosts(recording, [node]), tuple(codes), (), (lost,))
 
 
 def _moments(rank: RankEvidence, waited_s: float) -> Iterator[float]:
@@ -213,7 +224,7 @@ def _words(rank: RankEvidence, end: float) -> Iterator[str]:
     last = rank.steps[-1] if rank.steps else None
     if last is not None and last.left_at is None:
         until = _ended(rank, end)
-        word = "Was in" if until < end else "In"
+        word = "In" if rank.raised is None and rank.exited_at is None else "Was in"
         lasted = _seconds(max(until - last.entered_at, 0.0))
         yield f"{word} {_step(last)} since {_seconds(last.entered_at)}, {lasted} long"
     elif rank.done:
