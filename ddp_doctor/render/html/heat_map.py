@@ -12,6 +12,9 @@ _MOST_ENDS = 32
 #: Shares of the median at which a cell gets the next darker shade.
 _SHADES = (1 / 3, 2 / 3, 0.9)
 
+#: Of the median; slower grids are told in MB/s.
+_LEAST_IN_GB_PER_S = 1e8
+
 Ends = Mapping[tuple[int, int], float]
 
 
@@ -29,6 +32,7 @@ class HeatMap:
     """A grid; a cell is None where a pair was not measured."""
 
     title: str
+    unit: str
     ends: tuple[str, ...]
     rows: tuple[tuple[Cell | None, ...], ...]
     slowest: str
@@ -74,21 +78,25 @@ def _grid(title: str, rates: Ends, names: Mapping[int, str]) -> HeatMap:
         least = {end: min(rate for pair, rate in rates.items() if end in pair) for end in ends}
         note = f"Shown are the {_MOST_ENDS} of {len(ends)} with the slowest pairs."
         ends = sorted(sorted(ends, key=least.__getitem__)[:_MOST_ENDS])
+    unit, scale = ("GB/s", 1e9) if typical >= _LEAST_IN_GB_PER_S else ("MB/s", 1e6)
     said = {end: names.get(end, f"node rank {end}") for end in ends}
     slow = min(rates, key=rates.__getitem__)
     return HeatMap(
         title,
+        unit,
         tuple(said.values()),
-        tuple(tuple(_cell(rates, (row, column), typical, said) for column in ends) for row in ends),
+        tuple(tuple(_cell(rates, (row, column), typical, scale, said) for column in ends) for row in ends),
         f"{said[slow[0]]} to {said[slow[1]]}, {amount(rates[slow], 'B/s')}",
         amount(typical, "B/s"),
         note,
     )
 
 
-def _cell(rates: Ends, ends: tuple[int, int], typical: float, said: Mapping[int, str]) -> Cell | None:
+def _cell(
+    rates: Ends, ends: tuple[int, int], typical: float, scale: float, said: Mapping[int, str]
+) -> Cell | None:
     rate = rates.get(ends)
     if rate is None:
         return None
     shade = sum(rate >= share * typical for share in _SHADES)
-    return Cell(f"{rate / 1e9:.3g}", shade, f"{said[ends[0]]} to {said[ends[1]]}: {amount(rate, 'B/s')}")
+    return Cell(f"{rate / scale:.3g}", shade, f"{said[ends[0]]} to {said[ends[1]]}: {amount(rate, 'B/s')}")

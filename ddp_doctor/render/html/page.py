@@ -142,7 +142,8 @@ def culprit_words(culprit: Culprit, *, several: bool) -> str:
         ends = _at(rank, on), _at(peer, culprit.peer_node or "")
         return _at(culprit.name, on) if culprit.name else " and ".join(filter(None, ends))
     if culprit.kind == "gpu":
-        name = f"{gpu} ({culprit.name})" if gpu and culprit.name else gpu or culprit.name or ""
+        named = "" if culprit.name in (None, gpu.replace(" ", "")) else f" ({culprit.name})"
+        name = f"{gpu}{named}" if gpu else culprit.name or ""
         return _at(name, on)
     if culprit.kind == "rank":
         return ", ".join(filter(None, (_at(rank, on), gpu, culprit.name)))
