@@ -101,7 +101,7 @@ def _parts(report: Report, recording: Recording) -> dict[str, object]:
 
 def _finding(report: Report, finding: Finding) -> dict[str, object]:
     cause = findings.cause_of(report, finding)
-    named = [culprit_words(culprit, several=len(report.nodes) > 1) for culprit in finding.culprits]
+    named = [_culprit(culprit, several=len(report.nodes) > 1) for culprit in finding.culprits]
     names = list(dict.fromkeys(filter(None, named)))
     left = len(names) - _MOST_CULPRITS
     return {
@@ -131,7 +131,7 @@ def _parts_of(line: Line) -> Iterator[tuple[bool, str]]:
         yield line.to_paste, line.text
 
 
-def culprit_words(culprit: Culprit, *, several: bool) -> str:
+def _culprit(culprit: Culprit, *, several: bool) -> str:
     """``rank 5 on node2, GPU 1``, ``GPU 3 (GPU-0a1b…) on node2``, ``rank 0 on node1 and rank 3 on node2``."""
     number = "" if culprit.node_rank is None or not several else f"node rank {culprit.node_rank}"
     on = culprit.node or number
