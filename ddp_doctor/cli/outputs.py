@@ -57,6 +57,15 @@ def _markdown(results: Results) -> str:
     return markdown.render(results.report, results.recording)
 
 
+def _html(results: Results | LintResults) -> str:
+    from ddp_doctor.model.recording import Options, Recording
+    from ddp_doctor.render.html import page
+
+    if isinstance(results, Results):
+        return page.render(results.report, results.recording)
+    return page.render(results.report, Recording(options=Options(command="lint")))
+
+
 def _recording(results: Results) -> str:
     return results.recording.model_dump_json(indent=1) + "\n"
 
@@ -115,6 +124,12 @@ OUTPUTS = (
         ("run", "prolog", "replay", "logs", "attach"),
         _markdown,
     ),
+    Output(
+        "html",
+        "Write the report as one page for a browser; it loads nothing.",
+        (*_WITH_SETTINGS, "prolog", "logs", "attach", "lint"),
+        _html,
+    ),
     Output("sarif", "Write the findings as SARIF 2.1.0.", ("lint",), _sarif),
     Output("junit", "Write the findings as JUnit XML.", ("lint",), _junit),
     Output(
@@ -146,7 +161,7 @@ OUTPUTS = (
 )
 #: The commands that can give names other names, and the outputs in which that makes sense.
 REDACTABLE = ("run", "prolog", "replay", "logs", "attach")
-_OF_REDACTED = ("json", "markdown", "record")
+_OF_REDACTED = ("json", "markdown", "html", "record")
 
 
 @dataclass(frozen=True)

@@ -7,25 +7,18 @@ cell or code that ends early, and nobody who is told of an @name. What looks lik
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import TypeVar
 
-from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import CheckStatus
-from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import NOT_SELECTED, Recording
 from ddp_doctor.model.report import CheckResult, LogsReport, Report
 from ddp_doctor.parse.redact import KEPT_BACK, looks_like_credential
-from ddp_doctor.render import findings, job_story, tables
+from ddp_doctor.render import about, findings, job_story, tables
 from ddp_doctor.render.findings import Line
 from ddp_doctor.render.text import one_line, plain
 from ddp_doctor.render.used_transports import used_table
-from ddp_doctor.views.node_traits import VERSIONS
-from ddp_doctor.wording.nodes import host, name_list
-
-F = TypeVar("F", bound=Fact)
 
 #: Everywhere a mark of Markdown; < and & may begin HTML, $ mathematics.
 _MARKS = re.compile(r"[\\`*\[\]|~$]|(?<!\w)_|_(?!\w)")
@@ -37,7 +30,7 @@ _CALLS = re.compile(r"@|[#!]\d")
 
 def render(report: Report, recording: Recording) -> str:
     """The whole block, ending in a newline."""
-    blocks = [f"### ddp-doctor: {_text(report.summary)}", _table(("", ""), _about(report, recording))]
+    blocks = [f"### ddp-doctor: {_text(report.summary)}", _table(("", ""), about.lines(report, recording))]
     blocks += [block for finding in report.findings for block in _finding(report, finding)]
     if story := "\n".join(job_story.lines(report, recording)):
         blocks += [_folded("Ranks", [_fence(story)])]
@@ -48,34 +41,6 @@ def render(report: Report, recording: Recording) -> str:
         rows = [(check.id, check.status.value, check.reason or "") for check in selected]
         blocks += [_folded(_counted(selected), [_table(("check", "result", "why"), rows)])]
     return "\n\n".join(blocks) + "\n"
-
-
-def _about(report: Report, recording: Recording) -> Iterator[tuple[str, str]]:
-    """What ran where, and the versions; nodes are told apart where they differ."""
-    yield "ddp-doctor", f"{report.tool.version}, {recording.options.command}"
-    job = f", {report.job.scheduler} job {report.job.id}" if report.job else ""
-    yield "when", f"{report.started_at}, {report.duration_s:.1f} s{job}"
-    if report.world is not None:
-        names = name_list([node.hostname for node in report.nodes])
-        ranks = (
-            f": {report.world.world_size} ranks, {report.world.backend}" if report.world.world_size else ""
-        )
-        yield "nodes", f"{names}{ranks}"
-    for name, (kind, value) in VERSIONS.items():
-        if told := _each(recording, kind, value):
-            yield name, told
-
-
-def _each(recording: Recording, kind: type[F], value: Callable[[F], str | None]) -> str:
-    """What the facts of all nodes say, with the nodes where they differ."""
-    by_value = grouped(
-        (said, host(recording, found.node))
-        for found in recording.facts(kind)
-        if (said := value(found.fact)) is not None
-    )
-    if len(by_value) < 2:
-        return "".join(by_value)
-    return "; ".join(f"{said} on {name_list(nodes)}" for said, nodes in by_value.items())
 
 
 def _finding(report: Report, finding: Finding) -> Iterator[str]:

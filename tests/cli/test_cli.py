@@ -462,6 +462,7 @@ def test_the_options_of_run_are_these():
             "--hosts",
         ),
         *(
+            "--html",
             "--ignore",
             "--join-timeout",
             "--json",
