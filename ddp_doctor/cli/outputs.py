@@ -127,7 +127,7 @@ OUTPUTS = (
     Output(
         "html",
         "Write the report as one page for a browser; it loads nothing.",
-        (*_WITH_SETTINGS, "prolog", "logs", "attach", "lint"),
+        (*_WITH_SETTINGS, "prolog", "logs", "attach", "fleet", "lint"),
         _html,
     ),
     Output("sarif", "Write the findings as SARIF 2.1.0.", ("lint",), _sarif),

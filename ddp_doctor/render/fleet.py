@@ -6,6 +6,7 @@ node17  sick       12     4  2026-11-23 10:02  sick again and again
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from ddp_doctor.facts.cluster import BaselineFact, HeldAgainst
 from ddp_doctor.knowledge.baselines import COMPARABLE, FEWEST_RUNS, loss, noise
@@ -13,7 +14,7 @@ from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Verdict
 from ddp_doctor.model.fleet import CommonFinding, Difference, FleetNode, FleetReport, Outlier, Since
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.render.layout import Table, folded
+from ddp_doctor.render.layout import Captioned, Table, folded
 from ddp_doctor.render.text import amount, one_line
 from ddp_doctor.wording.nodes import hosts, name_list
 
@@ -25,9 +26,18 @@ Rows = Sequence[tuple[str, ...]]
 
 
 def lines(report: FleetReport, width: int | None, *, each: bool) -> Iterator[str]:
-    """Each part with a heading and an empty line above; parts that say nothing are left out."""
-    slower = ("node", "measured", "value", "median", "change")
-    parts: tuple[tuple[str, Rows, tuple[str, ...]], ...] = (
+    """Each part with an empty line above; on a screen the first rows of it."""
+    for part in parts(report, each=each):
+        rows, notes = part.table.rows, part.notes
+        shown = replace(part, table=replace(part.table, rows=rows[:_SHOWN]), notes=notes[:_SHOWN])
+        yield from ("", *(part if each else shown).lines(width))
+        if not each and (left := max(len(rows), len(notes)) - _SHOWN) > 0:
+            yield f"   and {left} more (-v shows all)"
+
+
+def parts(report: FleetReport, *, each: bool) -> Iterator[Captioned]:
+    """What is to be said of the fleet; parts that say nothing are left out. ``each``: also of nodes that are well."""
+    tables: tuple[tuple[str, Rows, tuple[str, ...]], ...] = (
         (
             "Nodes to look at",
             _nodes(report.nodes, each=each),
@@ -38,23 +48,27 @@ def lines(report: FleetReport, width: int | None, *, each: bool) -> Iterator[str
             [_common(common) for common in report.common],
             ("code", "severity", "nodes", ""),
         ),
-        ("Slower than nodes with the same hardware", [*_outliers(report.outliers, each=each)], slower),
+        (
+            "Slower than nodes with the same hardware",
+            [*_outliers(report.outliers, each=each)],
+            ("node", "measured", "value", "median", "change"),
+        ),
         ("Not equal on all nodes", [*map(_difference, report.differences)], ("", "usual", "others")),
-        ("Since the fleet report before", _since(report.since), ()),
-        ("Files to look at", [(left_out.why,) for left_out in report.left_out], ()),
     )
-    for heading, rows, titles in parts:
+    for caption, rows, titles in tables:
         if rows:
-            yield from ("", f" {heading}", *_part(rows if each else rows[:_SHOWN], titles, width))
-        if not each and len(rows) > _SHOWN:
-            yield f"   and {len(rows) - _SHOWN} more (-v shows all)"
+            yield Captioned(caption, _table(rows, titles))
+    for caption, said in (
+        ("Since the fleet report before", _since(report.since)),
+        ("Files to look at", [left_out.why for left_out in report.left_out]),
+    ):
+        if said:
+            yield Captioned(caption, Table((), []), tuple(map(one_line, said)))
 
 
-def _part(rows: Rows, titles: tuple[str, ...], width: int | None) -> list[str]:
+def _table(rows: Rows, titles: tuple[str, ...]) -> Table:
     shown = [tuple(one_line(cell) for cell in row) for row in rows]
-    if titles:
-        return Table(titles, shown, [titles.index(name) for name in _NUMBERS if name in titles]).lines(width)
-    return [folded(" ".join(row), width, indent=3, hang=2) for row in shown]
+    return Table(titles, shown, [titles.index(name) for name in _NUMBERS if name in titles])
 
 
 def _nodes(nodes: Sequence[FleetNode], *, each: bool) -> Rows:
@@ -121,7 +135,7 @@ def _difference(difference: Difference) -> tuple[str, ...]:
     return difference.name, f"{usual.value or 'not set'} ({usual.count})", "; ".join(said)
 
 
-def _since(since: Since | None) -> Rows:
+def _since(since: Since | None) -> list[str]:
     if since is None:
         return []
     nodes = {
@@ -132,8 +146,8 @@ def _since(since: Since | None) -> Rows:
     }
     found = {"new": since.findings_came, "gone": since.findings_gone}
     return [
-        *((f"{what}:", name_list(names)) for what, names in nodes.items() if names),
-        *((f"{what}: {named.code}", named.title) for what, some in found.items() for named in some),
+        *(f"{what}: {name_list(names)}" for what, names in nodes.items() if names),
+        *(f"{what}: {named.code} {named.title}" for what, some in found.items() for named in some),
     ]
 
 
@@ -159,5 +173,5 @@ def beside_lines(recording: Recording, width: int | None, *, each: bool) -> list
     titles = ("measured", "where", "value", "before", "change", "noise")
     return [
         folded(f"Beside {runs} before ({one_line(fact.file)}):", width, indent=1),
-        *_part(rows if each else rows[:_SHOWN], titles, width),
+        *_table(rows if each else rows[:_SHOWN], titles).lines(width),
     ]

@@ -14,10 +14,11 @@ from markupsafe import Markup
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import CheckStatus, Severity, Verdict
 from ddp_doctor.model.finding import Culprit, Finding
+from ddp_doctor.model.fleet import FleetReport
 from ddp_doctor.model.recording import NOT_SELECTED, Recording
 from ddp_doctor.model.report import AttachReport, CheckResult, EnvReport, LogsReport, NodeVerdict, Report
 from ddp_doctor.parse.redact import masked
-from ddp_doctor.render import about, checks, findings, job_story, live_story, settings_table, tables
+from ddp_doctor.render import about, checks, findings, fleet, job_story, live_story, settings_table, tables
 from ddp_doctor.render.finding_lines import Placed
 from ddp_doctor.render.findings import Line
 from ddp_doctor.render.html import bandwidth, heat_map, timeline
@@ -51,6 +52,10 @@ _SIGNS = {
 
 def render(report: Report, recording: Recording) -> str:
     """The whole file, ending in a newline."""
+    if isinstance(report, FleetReport):
+        parts = {"parts": list(fleet.parts(report, each=False)), "sentence": _sentence(report)}
+        found = [_finding(report, finding) for finding in report.findings]
+        return environment().get_template("fleet.html").render(report=report, findings=found, **parts) + "\n"
     page = environment().get_template("report.html")
     return page.render(report=report, recording=recording, **_parts(report, recording)) + "\n"
 
@@ -81,7 +86,7 @@ def _parts(report: Report, recording: Recording) -> dict[str, object]:
     has_checks = not isinstance(report, LogsReport)  # whose one check is the reading itself
     selected = [check for check in report.checks if check.reason != NOT_SELECTED] if has_checks else []
     return {
-        "sentence": capital(report.summary.removeprefix(f"{report.verdict.value.capitalize()}: ")),
+        "sentence": _sentence(report),
         "about": list(about.lines(report, recording)),
         "findings": [_finding(report, finding) for finding in report.findings],
         "nodes": _nodes(report),
@@ -97,6 +102,10 @@ def _parts(report: Report, recording: Recording) -> dict[str, object]:
         "not_selected": sum(check.reason == NOT_SELECTED for check in report.checks),
         "has_checks": has_checks,
     }
+
+
+def _sentence(report: Report) -> str:
+    return capital(report.summary.removeprefix(f"{report.verdict.value.capitalize()}: "))
 
 
 def _finding(report: Report, finding: Finding) -> dict[str, object]:
