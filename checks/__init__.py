@@ -11,6 +11,7 @@ This is the one door to the checks: nothing else here is imported by processes, 
 """
 
 from functools import cache
+from typing import TYPE_CHECKING
 
 from ddp_doctor.checks.node import (
     env_vars,
@@ -90,11 +91,13 @@ def _all_checks() -> tuple[Check, ...]:
     )
 
 
-def __getattr__(name: str) -> tuple[Check, ...]:
-    """Make CHECKS when it is asked for: a prolog does not, and would need a tenth more time."""
-    if name == "CHECKS":
-        return _all_checks()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # else any name could be imported from here
+
+    def __getattr__(name: str) -> tuple[Check, ...]:
+        """Make CHECKS when it is asked for: a prolog does not, and would need a tenth more time."""
+        if name == "CHECKS":
+            return _all_checks()
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def checks_of(command: str) -> tuple[Check, ...]:

@@ -319,8 +319,9 @@ def node_verdicts(
     sick, suspected, anybody = set[int](), set[int](), False
     for finding in findings:
         nodes = [set(named.nodes_of(culprit)) for culprit in finding.culprits]
+        fingerprint = finding.fingerprint  # sorts all culprits
         for rank in set().union(*nodes):
-            by_node.setdefault(rank, []).append(finding.fingerprint)
+            by_node.setdefault(rank, []).append(fingerprint)
         if finding.severity.at_least(bar):
             sick |= set().union(*(each for each in nodes if len(each) == 1))
             suspected |= set().union(*nodes)

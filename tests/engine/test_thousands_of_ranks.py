@@ -7,6 +7,7 @@ import io
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -14,6 +15,7 @@ from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.diagnose import diagnose
 from ddp_doctor.engine.verdict import report
 from ddp_doctor.model.choices import Verdict
+from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Report
 from ddp_doctor.model.trial import TrialRecord
@@ -139,13 +141,15 @@ def test_nodes_whose_ranks_never_enter_are_one_finding(bad: tuple[int, ...]):
     recording = simulated.recording(NODES).model_copy(update={"trials": (stop(NODES, *bad),)})
     started = time.process_time()
 
-    made, lines = judged(recording)
+    with patch.object(Culprit, "identity", autospec=True, side_effect=Culprit.identity) as identified:
+        made, lines = judged(recording)
 
     assert time.process_time() - started < LIMIT_S
     (found,) = made.findings
     assert found.code == "DD610"
     assert found.title.startswith(f"All {len(bad) * GPUS} ranks of node{bad[0]}")
     assert len(found.culprits) == len(bad) * GPUS
+    assert identified.call_count == len(found.culprits), "once each, not once for each of their nodes"
     assert max(map(len, lines)) < 400
 
 
