@@ -53,7 +53,7 @@ _AFTER_RANKS: tuple[Check, ...] = (rdma_after.CHECK, kernel_after.CHECK)
 
 @cache
 def _all_checks() -> tuple[Check, ...]:
-    from ddp_doctor.checks.cluster import connectivity, consistency, roll_call, torchrun
+    from ddp_doctor.checks.cluster import baseline, connectivity, consistency, roll_call, torchrun
     from ddp_doctor.checks.collectives import allreduce, gpu_speed, p2p, process_group
     from ddp_doctor.checks.ddp import (
         buffers,
@@ -87,6 +87,7 @@ def _all_checks() -> tuple[Check, ...]:
         user_model.CHECK,
         step_time.CHECK,
         *_AFTER_RANKS,
+        baseline.CHECK,
     )
 
 

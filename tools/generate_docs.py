@@ -17,8 +17,10 @@ from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.engine.hang.rules import TRIAL_RULES
 from ddp_doctor.lint.report import LintReport
 from ddp_doctor.lint.rules import RULES as LINT_RULES
+from ddp_doctor.model.baseline import Baseline
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import ExitCode, Where
+from ddp_doctor.model.fleet import FleetReport
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import AttachReport, EnvReport, LogsReport, Report
 from ddp_doctor.model.rule import Described
@@ -81,6 +83,8 @@ def pages() -> dict[str, str]:
         "env-report.schema.json": schema(EnvReport),
         "logs-report.schema.json": schema(LogsReport),
         "attach-report.schema.json": schema(AttachReport),
+        "fleet-report.schema.json": schema(FleetReport),
+        "baseline.schema.json": schema(Baseline),
         "lint-report.schema.json": schema(LintReport),
         "recording.schema.json": schema(Recording),
     }
@@ -240,6 +244,8 @@ def exit_codes_page() -> str:
         " and the cause is not proven, or nothing shows how it ended, 2 nothing could be read.\n\n"
         "`ddp-doctor attach` says of a job that runs: 0 it gets on, 1 it is stuck, 3 that cannot be told, 2 there is no"
         " such job.\n\n"
+        "`ddp-doctor fleet` says of the newest runs: 1 a node is sick, 3 none is and one is unsure, 0 all are healthy,"
+        " 2 no run could be read.\n\n"
         "A reader that leaves, as in `ddp-doctor run | head -1`, changes no code: the command goes on to its end, and"
         " what nobody reads is dropped. A shell with `pipefail` sees the verdict.\n\n"
         "The verdict behind the code is explained in [Verdicts](../explanation/verdicts.md).\n"

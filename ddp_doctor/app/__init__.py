@@ -1,7 +1,7 @@
 """The use cases behind the commands. They return values, print nothing, and parse no options.
 
-Those about a job are imported from their modules, ``running``, ``attach``, ``attach_nodes`` and ``logs``: a prolog has
-no time for what they need.
+Those about a job or many runs are imported from their modules, ``running``, ``attach``, ``attach_nodes``, ``logs``,
+``fleet`` and ``baselines``: a prolog has no time for what they need.
 """
 
 from ddp_doctor.app.inspection import (

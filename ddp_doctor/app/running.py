@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ddp_doctor.app.baselines import with_baseline
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.collect import plan_of, read_node, with_node_facts
@@ -62,7 +63,7 @@ def run(request: RunRequest, checks: Sequence[Check] = CHECKS) -> Outcome:
             node_run.failed(why, traceback.format_exc())
         finally:
             interruption.disarm()
-        outcome = _outcome(node_run, checks)
+        outcome = _outcome(node_run, checks, request)
         node_run.close()
     return outcome
 
@@ -75,12 +76,14 @@ def _part_of(nnodes: int) -> type[NodeRun]:
     return ManyNodes
 
 
-def _outcome(node_run: NodeRun, checks: Sequence[Check]) -> Outcome:
+def _outcome(node_run: NodeRun, checks: Sequence[Check], request: RunRequest) -> Outcome:
     if node_run.report is not None:
         return Outcome(node_run.recording, node_run.report, spoken_by=node_run.spoken_by)
     recording = node_run.finish()
     outcome = judge(recording, checks)
-    node_run.dismiss(recording, outcome.report)
+    if request.baseline is not None:
+        outcome = with_baseline(outcome, *request.baseline)
+    node_run.dismiss(outcome.recording, outcome.report)
     return outcome
 
 

@@ -7,6 +7,7 @@ import typer
 from ddp_doctor.cli.app import app
 from ddp_doctor.cli.help import OUTPUTS, TIME, VERDICT, WHAT, WHERE, Command, epilog
 from ddp_doctor.cli.options import (
+    BaselineOption,
     EndpointOption,
     FailOnOption,
     HostfileOption,
@@ -69,12 +70,14 @@ def run(
     ] = True,
     model: ModelOption = "",
     require_gpus: RequireGpusOption = None,
+    baseline: BaselineOption = None,
     fail_on: FailOnOption = FailOn.ERROR,
     ignore: IgnoreOption = None,
     *,
     outputs: Outputs,
 ) -> int:
     """Test these nodes with real ranks and say what is wrong, who is to blame and what fixes it."""
+    from ddp_doctor.app.baselines import load_baseline
     from ddp_doctor.cli.given import ignored
     from ddp_doctor.cli.run import Launch, run
     from ddp_doctor.model.recording import Options
@@ -93,8 +96,9 @@ def run(
         prove=prove,
         model=model,
     )
+    known = (baseline, load_baseline(baseline)) if baseline is not None else None
     asked = Asked(nnodes, node_rank, rdzv_endpoint, master_addr, master_port)
-    launch = Launch(asked, hosts, hostfile, nproc_per_node, join_timeout)
+    launch = Launch(asked, hosts, hostfile, nproc_per_node, join_timeout, known)
     return run(options, launch, outputs)
 
 

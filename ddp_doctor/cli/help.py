@@ -21,6 +21,7 @@ _MOMENTS = {
     "Before a job": ("run", "prolog", "topology", "env", "lint"),
     "While it runs": ("attach", "watch"),
     "After it": ("logs", "replay", "runs"),
+    "For clusters": ("fleet", "compare"),
     "Reference": ("checks", "explain", "template", "completion"),
 }
 

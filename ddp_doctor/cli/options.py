@@ -81,6 +81,14 @@ RequireGpusOption = Annotated[
         min=0, metavar="N", rich_help_panel=VERDICT, help="Sick unless the job may use at least N GPUs."
     ),
 ]
+BaselineOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        rich_help_panel=VERDICT,
+        help="Hold what is measured against healthy runs: a file of fleet --write-baseline.",
+    ),
+]
 NodeGpusOption = Annotated[
     int | None,
     typer.Option(
@@ -185,7 +193,17 @@ def reported(command: Callable[..., int | None]) -> Callable[..., None]:
     A parameter ``outputs`` is replaced by one option for each output of the command, and by --output-format: typer
     reads the signature.
     """
-    judges = command.__name__ in ("run", "prolog", "replay", "topology", "env", "logs", "attach")
+    judges = command.__name__ in (
+        "run",
+        "prolog",
+        "replay",
+        "topology",
+        "env",
+        "logs",
+        "attach",
+        "fleet",
+        "compare",
+    )
     offered = [output.name for output in OUTPUTS if command.__name__ in output.commands]
 
     @wraps(command)

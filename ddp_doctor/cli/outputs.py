@@ -60,6 +60,15 @@ def _markdown(results: Results) -> str:
     return markdown.render(results.report, results.recording)
 
 
+def _html(results: Results | LintResults) -> str:
+    from ddp_doctor.model.recording import Options, Recording
+    from ddp_doctor.render.html import page
+
+    if isinstance(results, Results):
+        return page.render(results.report, results.recording)
+    return page.render(results.report, Recording(options=Options(command="lint")))
+
+
 def _recording(results: Results) -> str:
     return results.recording.model_dump_json(indent=1) + "\n"
 
@@ -119,7 +128,7 @@ OUTPUTS = (
     Output(
         "json",
         "Write the report as JSON; in a path %h is the host, %n the node rank.",
-        (*_WITH_SETTINGS, "prolog", "logs", "attach", "lint"),
+        (*_WITH_SETTINGS, "prolog", "logs", "attach", "fleet", "compare", "lint"),
         _json,
     ),
     Output(
@@ -131,10 +140,16 @@ OUTPUTS = (
     Output(
         "prometheus",
         "Write metrics for node_exporter's textfile collector, to FILE.prom.",
-        ("run", "prolog", "logs"),
+        ("run", "prolog", "logs", "fleet"),
         _prometheus,
         mode=0o644,  # root writes it, and who serves it is another user
         suffix=".prom",
+    ),
+    Output(
+        "html",
+        "Write the report as one page for a browser; it loads nothing.",
+        (*_WITH_SETTINGS, "prolog", "logs", "attach", "fleet", "lint"),
+        _html,
     ),
     Output("sarif", "Write the findings as SARIF 2.1.0.", ("lint",), _sarif),
     Output("junit", "Write the findings as JUnit XML.", ("run", "replay", "lint"), _junit),
@@ -167,7 +182,7 @@ OUTPUTS = (
 )
 #: The commands that can give names other names, and the outputs in which that makes sense.
 REDACTABLE = ("run", "prolog", "replay", "logs", "attach")
-_OF_REDACTED = ("json", "markdown", "record")
+_OF_REDACTED = ("json", "markdown", "html", "record")
 
 
 @dataclass(frozen=True)

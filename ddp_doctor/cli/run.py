@@ -11,13 +11,14 @@ from functools import partial
 from pydantic import ValidationError
 
 from ddp_doctor import app
-from ddp_doctor.app import Outcome, UsageError, folders, running
+from ddp_doctor.app import Outcome, UsageError, baselines, folders, running
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.cli.error_handler import print_to_stderr
 from ddp_doctor.cli.given import given_hosts
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.cli.reporting import save, save_and_report
 from ddp_doctor.engine.collect import plan_of
+from ddp_doctor.model.baseline import Baseline
 from ddp_doctor.model.choices import ExitCode
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.parse.options import require_factory
@@ -48,6 +49,7 @@ class Launch:
     hostfile: str | None = None
     nproc_per_node: str = "auto"
     join_timeout_s: float = JOIN_TIMEOUT_S
+    baseline: tuple[str, Baseline] | None = None  # the file as it was typed, and what is in it
 
     def read(self) -> Asked:
         """What was asked, with the hosts of --hosts or --hostfile. Raises UsageError."""
@@ -163,6 +165,8 @@ def _start_agents_and_report(
     for rank, why in ended.broken_off.items() if not ended.not_started else ():
         print_to_stderr(f"ddp-doctor: the agent of {here.hosts[rank]} broke off: {why}")
     if outcome is not None:
+        if launch.baseline is not None:
+            outcome = baselines.with_baseline(outcome, *launch.baseline)
         return save_and_report(outcome, outputs, env)
     if ended.timed_out:
         print_to_stderr(f"ddp-doctor: no report came within {timeout_s:.0f} s, so the verdict is unsure")
@@ -213,6 +217,7 @@ def _request(options: Options, launch: Launch, asked: Asked, env: dict[str, str]
         outer=world,
         place=here if here.nnodes > 1 else None,
         join_timeout_s=launch.join_timeout_s,
+        baseline=launch.baseline,
     )
 
 

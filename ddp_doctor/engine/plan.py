@@ -38,17 +38,14 @@ def make_plan(
     model: str = "",
 ) -> Plan:
     """Select by name, level, number of nodes, the user's model and time. Raises UnknownCheck."""
-    known = {check.id for check in checks}
-    for name in (*only, *skip):
-        if name not in known:
-            raise UnknownCheck(f"there is no check {name!r}; `ddp-doctor checks` lists them")
-    if both := [name for name in only if name in skip]:
-        raise UnknownCheck(f"--only and --skip both name {both[0]}: leave it out of one of them")
+    _require_known(checks, only, skip)
     chosen, not_run = [], []
     for check in checks:
         reason = _reason_against(check, (level, check.from_level(model)), only, skip)
         if check.where is Where.NODES and nnodes == 1:
             reason = reason or "needs two nodes: --nnodes"
+        if check.needs_baseline:
+            reason = reason or "needs healthy runs to compare with: --baseline"
         if check.needs_model and not model:
             reason = reason or "needs a model of yours: --model"
         if reason is None:
@@ -63,6 +60,18 @@ def make_plan(
     too_dear = f"{TOO_DEAR} of {budget_s:g} s; --budget {math.ceil(_needs_s(chosen))} has room for all"
     not_run += [NotRun(check=check.id, reason=too_dear) for check in chosen if check not in kept]
     return Plan(tuple(kept), tuple(not_run))
+
+
+def _require_known(checks: Sequence[Check], only: Sequence[str], skip: Sequence[str]) -> None:
+    """Raises UnknownCheck for names that select nothing."""
+    known = {check.id for check in checks}
+    for name in (*only, *skip):
+        if name not in known:
+            raise UnknownCheck(f"there is no check {name!r}; `ddp-doctor checks` lists them")
+    if both := [name for name in only if name in skip]:
+        raise UnknownCheck(f"--only and --skip both name {both[0]}: leave it out of one of them")
+    if alone := [check.id for check in checks if check.needs_baseline and check.id in only]:
+        raise UnknownCheck(f"{alone[0]} measures nothing itself: give --baseline FILE, and no --only for it")
 
 
 def _reason_against(

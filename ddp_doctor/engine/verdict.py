@@ -13,18 +13,19 @@ from ddp_doctor.model.finding import Culprit, Finding
 from ddp_doctor.model.recording import INTERRUPTED_AFTER, OWN_PROCESS, Recording, World
 from ddp_doctor.model.report import CheckResult, Measurement, NodeVerdict, Report, Tool, finished_at
 from ddp_doctor.views.gpus import nccl_without_gpu
+from ddp_doctor.views.node_traits import node_traits
 from ddp_doctor.views.open_files import out_of_files
 from ddp_doctor.views.software import backend_of_ranks
 from ddp_doctor.wording.nodes import hosts
 from ddp_doctor.wording.ranks import ranks_at
 
 #: Commands that say nothing of the rest of the machine.
-_JUDGED_ALONE = {"topology": "topology", "env": "list of settings"}
+_JUDGED_ALONE = {"topology": "topology", "env": "list of settings", "compare": "speed beside earlier runs"}
 #: Checks that the verdict's line names.
 _NAMED = 16
 #: Characters of a reason in it.
 _REASON = 200
-_EXIT = {Verdict.HEALTHY: ExitCode.HEALTHY, Verdict.SICK: ExitCode.SICK, Verdict.UNSURE: ExitCode.UNSURE}
+EXIT = {Verdict.HEALTHY: ExitCode.HEALTHY, Verdict.SICK: ExitCode.SICK, Verdict.UNSURE: ExitCode.UNSURE}
 
 
 def report(recording: Recording, diagnosis: Diagnosis, checks: Sequence[Check]) -> Report:
@@ -88,7 +89,7 @@ def _verdict(recording: Recording, diagnosis: Diagnosis, results: Sequence[Check
 def _exit_code(recording: Recording, verdict: Verdict, diagnosis: Diagnosis) -> ExitCode:
     if recording.interrupted:
         return ExitCode.INTERRUPTED
-    return ExitCode.USAGE if verdict is Verdict.UNSURE and _misuse(recording, diagnosis) else _EXIT[verdict]
+    return ExitCode.USAGE if verdict is Verdict.UNSURE and _misuse(recording, diagnosis) else EXIT[verdict]
 
 
 def _misuse(recording: Recording, diagnosis: Diagnosis) -> str | None:
@@ -98,6 +99,8 @@ def _misuse(recording: Recording, diagnosis: Diagnosis) -> str | None:
     bad = [reading for reading in recording.readings if reading.status in _BAD]
     if not bad or diagnosis.failures or not all(reading.misused for reading in bad):
         return None
+    if bad[0].check == "baseline":
+        return bad[0].reason
     return f"--model {recording.options.model} cannot be used: {bad[0].reason}"
 
 
@@ -335,12 +338,14 @@ def node_verdicts(
             return Verdict.UNSURE
         return Verdict.HEALTHY
 
+    traits = node_traits(recording)
     return tuple(
         NodeVerdict(
             node_rank=rank,
             hostname=world.hostname(rank),
             verdict=verdict_of(rank),
             findings=tuple(dict.fromkeys(by_node[rank])),
+            traits=traits.get(rank, {}),
         )
         for rank in ranks
     )

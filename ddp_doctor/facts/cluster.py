@@ -2,6 +2,8 @@
 
 from typing import ClassVar, Literal
 
+from pydantic import Field
+
 from ddp_doctor.knowledge.network.path_quality import BURST_BYTES
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.fact import Fact
@@ -227,3 +229,27 @@ class TorchrunFact(Fact):
     arrived_after_s: float  # from the start of torchrun until this rank's own code ran
     init_s: float  # init_process_group over env://
     all_reduce_right: bool
+
+
+class HeldAgainst(Frozen):
+    """One measurement of this run beside that of the healthy ones; the rates and times in the unit."""
+
+    name: str
+    unit: str
+    labels: dict[str, str | int | float] = Field(default_factory=dict)
+    nodes: tuple[int, ...] = ()  # node ranks it was measured of: one, a pair, or none for the whole run
+    value: float
+    median: float
+    mad: float
+    worst: float  # the slowest of the healthy ones
+    runs: int  # in how many of them it was measured
+
+
+class BaselineFact(Fact):
+    """What a run measured beside what healthy runs of the same hardware had measured."""
+
+    KIND: ClassVar[str] = "baseline/1"
+
+    file: str  # as it was named
+    runs: int
+    compared: tuple[HeldAgainst, ...]

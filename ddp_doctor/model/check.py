@@ -36,6 +36,7 @@ class Check:
     deadline_s: float = 10.0
     is_essential: bool = False  # a verdict rests on it, so a short budget leaves it out last
     stops_ranks: bool = False  # with an error of its rules, ranks of several nodes are not worth starting
+    needs_baseline: bool = False  # measurements of healthy runs, from --baseline; no probe of it ever runs
     needs_model: bool = False  # the user's own, from --model
     level_with_model: Level | None = None  # from which it runs on the user's own, in place of the doctor's
     measurements: Callable[[Recording], Iterable[Measurement]] | None = None

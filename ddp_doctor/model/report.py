@@ -49,6 +49,8 @@ class NodeVerdict(Frozen):
     hostname: str  # its name, as the node itself says it
     verdict: Verdict  # sick: a finding at or above --fail-on names it, or a rank, GPU or link of it alone
     findings: tuple[str, ...] = ()  # fingerprints of those that name it, also of lesser ones
+    #: Its hardware, versions of software and settings of the job, as far as they were seen: torch, GPUs, NCCL_ALGO …
+    traits: dict[str, str] = Field(default_factory=dict)
 
 
 class Report(Frozen):

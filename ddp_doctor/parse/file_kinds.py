@@ -6,6 +6,9 @@ import re
 from ddp_doctor.model.base import Json
 
 RECORDING = "a recording of ddp-doctor"
+REPORT = "a report of ddp-doctor"
+FLEET_REPORT = "a report of ddp-doctor on a fleet"
+BASELINE = "a baseline of ddp-doctor"
 JSON = "JSON"  # of another program
 PYTHON = "a Python script"
 SHELL = "a shell script"
@@ -14,7 +17,9 @@ READ_BY = {RECORDING: "replay", PYTHON: "lint", SHELL: "env --from"}
 #: By keys that stand together in no other file.
 _KINDS = (
     ({"readings", "run_id"}, RECORDING),
-    ({"verdict", "exit_code", "findings"}, "a report of ddp-doctor"),
+    ({"verdict", "left_out", "outliers"}, FLEET_REPORT),
+    ({"verdict", "exit_code", "findings"}, REPORT),
+    ({"baseline", "hardware"}, BASELINE),
     ({"runs", "version", "$schema"}, "a report in SARIF"),
     ({"cells", "nbformat"}, "a Jupyter notebook"),
 )

@@ -40,7 +40,7 @@ _STYLES = {"ok": "green", "--": "dim", "??": "yellow"}
 _LEGEND = {"!!": "see the finding below", "??": "could not be evaluated", "--": "not tested"}
 _OTHERS = "others"
 #: Commands of one check, which need no list of checks where it was made.
-_ONE_CHECK = ("topology", "env")
+_ONE_CHECK = ("topology", "env", "compare")
 _NOT_HERE, _ON_REQUEST = "not here", "on request"
 #: Longer names do not widen the column.
 _LONGEST_NAME = 15
@@ -93,22 +93,22 @@ def _grouped(report: Report, recording: Recording) -> Iterator[_Line]:
     not_here = [check for check in idle if _is_absent(recording, check.id)]
     requested = [check for check in idle if check not in not_here and _option(check)]
     in_groups = (*whole, *not_here, *requested)
-    for alike in _alike([check for check in selected if check not in in_groups]):
-        yield _line(report, alike, _short_words)
+    for same in alike([check for check in selected if check not in in_groups]):
+        yield _line(report, same, _short_words)
     if not_here:
         yield _Line("--", _NOT_HERE, _names(not_here), _STYLES["--"])
     if requested:
         by_option = grouped((_option(check), check) for check in requested)
-        text = ", ".join(f"{_names(alike)} ({option})" for option, alike in by_option.items())
+        text = ", ".join(f"{_names(same)} ({option})" for option, same in by_option.items())
         yield _Line("--", _ON_REQUEST, text, _STYLES["--"])
 
 
 def _each(report: Report) -> Iterator[_Line]:
     """All checks in order."""
-    return (_line(report, alike, _words) for alike in _alike(report.checks))
+    return (_line(report, same, _words) for same in alike(report.checks))
 
 
-def _alike(checks: Sequence[CheckResult]) -> list[list[CheckResult]]:
+def alike(checks: Sequence[CheckResult]) -> list[list[CheckResult]]:
     """The checks in order; those without a result for the same reason are together at the place of the first."""
 
     def cause(check: CheckResult) -> Hashable:
@@ -118,10 +118,10 @@ def _alike(checks: Sequence[CheckResult]) -> list[list[CheckResult]]:
     return list(grouped((cause(check), check) for check in checks).values())
 
 
-def _line(report: Report, alike: Sequence[CheckResult], words: Callable[[Report, CheckResult], str]) -> _Line:
-    mark = _MARKS[alike[0].status]
-    name, text = _names(alike), words(report, alike[0])
-    return _Line(mark, name, text, _STYLES.get(mark) or _worst(report, alike[0]))
+def _line(report: Report, same: Sequence[CheckResult], words: Callable[[Report, CheckResult], str]) -> _Line:
+    mark = _MARKS[same[0].status]
+    name, text = _names(same), words(report, same[0])
+    return _Line(mark, name, text, _STYLES.get(mark) or _worst(report, same[0]))
 
 
 def _names(checks: Sequence[CheckResult]) -> str:

@@ -25,7 +25,7 @@ _ANNOTATIONS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.I
 
 
 @runtime_checkable
-class _Placed(Protocol):
+class Placed(Protocol):
     """A finding with a place in a file."""
 
     path: str
@@ -50,13 +50,13 @@ def show(report: Report, form: OutputFormat, out: "Console") -> None:
 
 def concise(finding: Finding) -> str:
     """Where, how bad, which rule, and the title."""
-    where = f"{finding.path}:{finding.line}:{finding.column}: " if isinstance(finding, _Placed) else ""
+    where = f"{finding.path}:{finding.line}:{finding.column}: " if isinstance(finding, Placed) else ""
     return one_line(f"{where}{finding.severity.value} {finding.code} {finding.title}")
 
 
 def _annotation(finding: Finding) -> str:
     properties = {"title": f"{finding.code} {finding.name}"}
-    if isinstance(finding, _Placed):
+    if isinstance(finding, Placed):
         properties |= {
             "file": finding.path,
             "line": str(finding.line),

@@ -33,24 +33,24 @@ class Line:
 
 def lines(finding: Finding, cause: JobCauseReport | None = None) -> Iterator[Line]:
     """All of a finding but its title; ``cause`` is what else is known where it is why a job failed."""
-    if absent := _absent(finding):
-        left = len(absent) - _MOST_EVIDENCE
+    if names := absent(finding):
+        left = len(names) - _MOST_EVIDENCE
         more = f" and {left} more" if left > 0 else ""
-        yield Line(f"No answer from: {one_line(', '.join(absent[:_MOST_EVIDENCE]))}{more}", hang=2)
+        yield Line(f"No answer from: {one_line(', '.join(names[:_MOST_EVIDENCE]))}{more}", hang=2)
     if finding.detail:
         yield Line(one_line(finding.detail))
-    for text in _evidence(finding.evidence):
+    for text in evidence_lines(finding.evidence):
         yield Line(f"- {one_line(text)}", hang=2)
     for remedy in finding.remedies:
-        yield from _remedy(remedy)
+        yield from remedy_lines(remedy)
     if cause is not None:
-        yield from _job_cause(cause)
+        yield from job_cause_lines(cause)
     # Without evidence there is nothing to be sure of.
     sure = f"{finding.confidence.value}; " if finding.evidence else ""
     yield Line(f"({sure}more: ddp-doctor explain {finding.code})")
 
 
-def _job_cause(cause: JobCauseReport) -> Iterator[Line]:
+def job_cause_lines(cause: JobCauseReport) -> Iterator[Line]:
     """What to do next to prove it, where it is, and what becomes of the same job started again."""
     if cause.next_check and cause.confidence is not Confidence.PROVED:
         yield Line(f"Next: {one_line(cause.next_check)}", hang=2)
@@ -82,13 +82,13 @@ def cause_of(report: Report, finding: Finding) -> JobCauseReport | None:
     return next((cause for cause in causes if cause.name == finding.name), None)
 
 
-def _absent(finding: Finding) -> list[str]:
+def absent(finding: Finding) -> list[str]:
     """The missing nodes that the title does not name."""
     names = [node.node or f"node rank {node.node_rank}" for node in finding.missing]
     return [name for name in names if not re.search(rf"\b{re.escape(name)}\b", finding.title)]
 
 
-def _evidence(evidence: Sequence[Evidence]) -> Iterator[str]:
+def evidence_lines(evidence: Sequence[Evidence]) -> Iterator[str]:
     """What was measured; repeated lines once, with their number."""
     shown, left = evidence[:_MOST_EVIDENCE], len(evidence) - _MOST_EVIDENCE
     expected = None
@@ -113,7 +113,7 @@ def _expected(item: Evidence) -> str:
     return f" ({', '.join([*value, *source])})" if value or source else ""
 
 
-def _remedy(remedy: Remedy) -> Iterator[Line]:
+def remedy_lines(remedy: Remedy) -> Iterator[Line]:
     """The remedy with its exact lines to paste, its cost and the way back."""
     if remedy.proof.status == "disproved":  # nothing to paste: it must not be taken
         yield Line(f"No remedy: {one_line(remedy.summary)}", hang=2)

@@ -41,22 +41,34 @@ def lines(
     report: Report, recording: Recording, width: int | None = None, *, each: bool = False
 ) -> Iterator[str]:
     """The lines of the story; none where the report is of no job."""
-    job = recording.first(JobLogFact)
-    if job is None or not isinstance(report, LogsReport):
-        return
-    yield folded(_about(job, report.facts), width)
-    unread = [file for file in job.files if file.unread is not None and (each or file.kind != "empty")]
-    for file in unread if each else unread[:_MOST_FILES]:
-        how = "Read in part" if file.lines else "Not read"
-        yield folded(f"{how}: {one_line(file.name)}: {one_line(file.unread or '')}", width, hang=2)
-    if not each and (left := len(unread) - _MOST_FILES) > 0:
-        yield f"Not read: {left} files more (-v names them)"
-    rows = _rows(report, recording, job, each=each)
+    for number, text in enumerate(words(report, recording, each=each)):
+        yield folded(text, width, hang=2 if number else 0)
+    rows = _rows(report, recording, each=each)
     if rows:
         yield ""
         yield from _table(rows[: None if each else _MOST_ROWS]).lines(width)
         if not each and (left := len(rows) - _MOST_ROWS) > 0:
             yield f" and {left} rows more: -v shows each rank"
+
+
+def table(report: Report, recording: Recording) -> Table | None:
+    """The ranks, equal ones in one row; None where nothing is known of any."""
+    rows = _rows(report, recording, each=False)
+    return _table(rows) if rows else None
+
+
+def words(report: Report, recording: Recording, *, each: bool = False) -> Iterator[str]:
+    """What the job was, and the files that could not be read."""
+    job = recording.first(JobLogFact)
+    if job is None or not isinstance(report, LogsReport):
+        return
+    yield _about(job, report.facts)
+    unread = [file for file in job.files if file.unread is not None and (each or file.kind != "empty")]
+    for file in unread if each else unread[:_MOST_FILES]:
+        how = "Read in part" if file.lines else "Not read"
+        yield f"{how}: {one_line(file.name)}: {one_line(file.unread or '')}"
+    if not each and (left := len(unread) - _MOST_FILES) > 0:
+        yield f"Not read: {left} files more (-v names them)"
 
 
 def _about(job: JobLogFact, facts: JobFacts) -> str:
@@ -83,8 +95,11 @@ def _table(rows: Sequence[tuple[str, ...]]) -> Table:
     )
 
 
-def _rows(report: LogsReport, recording: Recording, job: JobLogFact, *, each: bool) -> list[tuple[str, ...]]:
+def _rows(report: Report, recording: Recording, *, each: bool) -> list[tuple[str, ...]]:
     """Those to blame first; equal ranks in one row, whose last lines count as equal where only numbers differ."""
+    job = recording.first(JobLogFact)
+    if job is None or not isinstance(report, LogsReport):
+        return []
     blamed = {c.rank for cause in report.causes for c in cause.culprits if c.rank is not None}
     was_in = _was_in(recording, job)
     seen = {rank.rank: rank for rank in job.ranks}

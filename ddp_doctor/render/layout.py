@@ -119,6 +119,23 @@ class Table:
         return f"{' '.join(row[0].split())}: {', '.join(others)}"
 
 
+@dataclass(frozen=True)
+class Captioned:
+    """A table below a line that says what it is of, and what else is to be said."""
+
+    caption: str
+    table: Table
+    notes: tuple[str, ...] = ()
+
+    def lines(self, width: int | None) -> tuple[str, ...]:
+        """All of it for a screen, the caption first."""
+        return (
+            folded(self.caption, width, indent=1),
+            *self.table.lines(width),
+            *(folded(note, width, indent=3) for note in self.notes),
+        )
+
+
 def matrix_lines(rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
     """Cells below each other, titles first; columns that do not fit stand below, each part with the first column."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 12
 _TITLES = ("", "host", "pid", "GPU", "GPU use", "state", "gets on", "does")
-_STATES = {
+#: Of a process, by its letter in /proc/PID/stat.
+STATES = {
     "R": "running",
     "S": "sleeping",
     "D": "in kernel",
@@ -51,34 +52,45 @@ def lines(
     job: LiveJob, report: AttachReport, width: int | None = None, *, each: bool = False
 ) -> Iterator[str]:
     """The lines of one job."""
-    blamed = {one.rank for one in report.ranks if one.blamed and one.job == job.name}
-    yield folded(_about(job), width)
+    for number, text in enumerate(words(job)):
+        yield folded(text, width, hang=2 if number else 0)
+    yield ""
+    whole = table(job, report, each=each)
+    shown = Table(whole.titles, whole.rows if each else whole.rows[:_MOST_ROWS])
+    yield from shown.lines(width)
+    if (left := len(whole.rows) - len(shown.rows)) > 0:
+        yield f" and {left} rows more: -v shows each rank"
+
+
+def words(job: LiveJob) -> Iterator[str]:
+    """What one job is, and what could not be seen of it."""
+    yield _about(job)
     if any(host.in_container for host in job.hosts):
-        yield folded("Seen from inside a container: processes outside of it do not show", width, hang=2)
+        yield "Seen from inside a container: processes outside of it do not show"
     if job.is_elsewhere:
         unseen = capital(rank_list(job.unseen)) if job.unseen else "Its ranks on other hosts"
-        yield folded(f"{unseen} {'was' if len(job.unseen) == 1 else 'were'} not seen", width, hang=2)
+        yield f"{unseen} {'was' if len(job.unseen) == 1 else 'were'} not seen"
     doors = [door for host in job.hosts for door in host.refused]
     doors += [door for one in job.ranks for door in one.fact.refused]
     for door in dict.fromkeys(doors):
         ranks = [one.rank for one in job.ranks if door in one.fact.refused]
         of = f" of {rank_list(ranks)}" if ranks else ""
         grant = f". Next time: {door.grant}" if door.grant else ""
-        yield folded(f"Not read: {door.door}{of}: {one_line(door.why)}{grant}", width, hang=2)
-    yield ""
+        yield f"Not read: {door.door}{of}: {one_line(door.why)}{grant}"
+
+
+def table(job: LiveJob, report: AttachReport, *, each: bool = False) -> Table:
+    """What the ranks of one job do, those to blame first, equal ones in one row unless ``each`` is to have its own."""
+    blamed = {one.rank for one in report.ranks if one.blamed and one.job == job.name}
     groups = [[one] for one in job.ranks] if each else _alike(job.ranks, blamed)
     groups.sort(key=lambda group: (group[0].rank not in blamed, group[0].rank))
     on_several = len(job.hosts) > 1
     rows = [_row(group, is_blamed=group[0].rank in blamed, with_host=on_several) for group in groups]
-    shown = rows if each else rows[:_MOST_ROWS]
-    kept = [column for column in range(len(_TITLES)) if column == 0 or any(row[column] for row in shown)]
-    table = Table(
+    kept = [column for column in range(len(_TITLES)) if column == 0 or any(row[column] for row in rows)]
+    return Table(
         tuple(_TITLES[column] for column in kept),
-        [tuple(row[column] or "-" for column in kept) for row in shown],
+        [tuple(row[column] or "-" for column in kept) for row in rows],
     )
-    yield from table.lines(width)
-    if (left := len(rows) - len(shown)) > 0:
-        yield f" and {left} rows more: -v shows each rank"
 
 
 def _about(job: LiveJob) -> str:
@@ -125,4 +137,4 @@ def _pid(one: Doing) -> str:
 
 def _state(one: Doing) -> str:
     states = [look.state for look in one.fact.looks]
-    return _STATES.get(states[-1], states[-1]) if states else "gone"
+    return STATES.get(states[-1], states[-1]) if states else "gone"

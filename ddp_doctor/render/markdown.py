@@ -7,27 +7,18 @@ cell or code that ends early, and nobody who is told of an @name. What looks lik
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import TypeVar
 
-from ddp_doctor.facts.node.gpus import GpusFact
-from ddp_doctor.facts.node.host import Host
-from ddp_doctor.facts.node.software import Software
-from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import CheckStatus
-from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import NOT_SELECTED, Recording
 from ddp_doctor.model.report import CheckResult, LogsReport, Report
 from ddp_doctor.parse.redact import KEPT_BACK, looks_like_credential
-from ddp_doctor.render import findings, job_story, tables
+from ddp_doctor.render import about, findings, job_story, tables
 from ddp_doctor.render.findings import Line
 from ddp_doctor.render.text import one_line, plain
 from ddp_doctor.render.used_transports import used_table
-from ddp_doctor.wording.nodes import host, name_list
-
-F = TypeVar("F", bound=Fact)
 
 #: Everywhere a mark of Markdown; < and & may begin HTML, $ mathematics.
 _MARKS = re.compile(r"[\\`*\[\]|~$]|(?<!\w)_|_(?!\w)")
@@ -39,7 +30,7 @@ _CALLS = re.compile(r"@|[#!]\d")
 
 def render(report: Report, recording: Recording) -> str:
     """The whole block, ending in a newline."""
-    blocks = [f"### ddp-doctor: {_text(report.summary)}", _table(("", ""), _about(report, recording))]
+    blocks = [f"### ddp-doctor: {_text(report.summary)}", _table(("", ""), about.lines(report, recording))]
     blocks += [block for finding in report.findings for block in _finding(report, finding)]
     if story := "\n".join(job_story.lines(report, recording)):
         blocks += [_folded("Ranks", [_fence(story)])]
@@ -50,61 +41,6 @@ def render(report: Report, recording: Recording) -> str:
         rows = [(check.id, check.status.value, check.reason or "") for check in selected]
         blocks += [_folded(_counted(selected), [_table(("check", "result", "why"), rows)])]
     return "\n\n".join(blocks) + "\n"
-
-
-def _about(report: Report, recording: Recording) -> Iterator[tuple[str, str]]:
-    """What ran where, and the versions; nodes are told apart where they differ."""
-    yield "ddp-doctor", f"{report.tool.version}, {recording.options.command}"
-    job = f", {report.job.scheduler} job {report.job.id}" if report.job else ""
-    yield "when", f"{report.started_at}, {report.duration_s:.1f} s{job}"
-    if report.world is not None:
-        names = name_list([node.hostname for node in report.nodes])
-        ranks = (
-            f": {report.world.world_size} ranks, {report.world.backend}" if report.world.world_size else ""
-        )
-        yield "nodes", f"{names}{ranks}"
-    for name, versions in _VERSIONS.items():
-        if told := versions(recording):
-            yield name, told
-
-
-def _each(kind: type[F], value: Callable[[F], str | None]) -> Callable[[Recording], str]:
-    """What the facts of all nodes say, with the nodes where they differ."""
-
-    def told(recording: Recording) -> str:
-        by_value = grouped(
-            (said, host(recording, found.node))
-            for found in recording.facts(kind)
-            if (said := value(found.fact)) is not None
-        )
-        if len(by_value) < 2:
-            return "".join(by_value)
-        return "; ".join(f"{said} on {name_list(nodes)}" for said, nodes in by_value.items())
-
-    return told
-
-
-def _gpus(fact: GpusFact) -> str | None:
-    models = [gpu.name or "unknown" for gpu in fact.gpus]
-    return ", ".join(f"{models.count(model)} {model}" for model in dict.fromkeys(models)) or None
-
-
-def _cuda(fact: Software) -> str | None:
-    return f"HIP {fact.torch_hip}" if fact.torch_hip else fact.torch_cuda
-
-
-#: In the order in which a maintainer asks for them.
-_VERSIONS: dict[str, Callable[[Recording], str]] = {
-    "torch": _each(Software, lambda fact: fact.torch_version or fact.torch_problem),
-    "CUDA of torch": _each(Software, _cuda),
-    "NCCL": _each(Software, lambda fact: fact.nccl_loaded or fact.nccl_problem),
-    "driver": _each(Software, lambda fact: fact.driver or fact.driver_problem),
-    "GPUs": _each(GpusFact, _gpus),
-    "Python": _each(Software, lambda fact: f"{fact.python}, {fact.machine}"),
-    "kernel": _each(
-        Host, lambda fact: fact.kernel and f"{fact.kernel}{', in a container' * fact.in_container}"
-    ),
-}
 
 
 def _finding(report: Report, finding: Finding) -> Iterator[str]:

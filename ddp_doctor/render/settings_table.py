@@ -43,17 +43,18 @@ def show(report: EnvReport, out: "Console") -> None:
         out.print("None of the variables that matter to NCCL, torch, gloo and torchrun is set.")
         return
     width = width_of(out)
-    out.print(folded(f"Defaults and meanings are those of {_version(report)}.", width), style="dim")
+    out.print(folded(f"Defaults and meanings are those of {versions(report)}.", width), style="dim")
     titles, rows = Table(_TITLES, [_cells(row) for row in report.settings]).parts(width)
     for line in titles:
         out.print(line, style="dim")
     for row, text in zip(report.settings, rows, strict=True):
         out.print(text)
-        for further in _further(row, report):
-            out.print(folded(further, width, indent=5, hang=2), style="dim")
+        for sentence in further(row, report):
+            out.print(folded(sentence, width, indent=5, hang=2), style="dim")
 
 
-def _version(report: EnvReport) -> str:
+def versions(report: EnvReport) -> str:
+    """The releases of which defaults and meanings are told."""
     if report.rocm:
         return (
             f"{RELEASES}, and torch here is built for ROCm {report.rocm}: AMD's RCCL reads NCCL_* and RCCL_*, which"
@@ -90,7 +91,8 @@ def _reader(row: SettingInForce, report: EnvReport) -> str:
     return f"torch {report.torch}" if report.torch else "the newest torch"
 
 
-def _further(row: SettingInForce, report: EnvReport) -> Iterator[str]:
+def further(row: SettingInForce, report: EnvReport) -> Iterator[str]:
+    """What the variable does, whether it is read, and what it overrules."""
     if row.meaning:
         yield one_line(row.meaning)
     if row.status in _STATUS:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ddp_doctor.model.report import Measurement
-from ddp_doctor.render.layout import Table, folded
+from ddp_doctor.render.layout import Captioned, Table, folded
 from ddp_doctor.render.text import amount
 
 #: The rows of a table where every check has a line, and on a screen; the JSON has all.
@@ -56,15 +56,17 @@ def size_lines(measurements: Sequence[Measurement], width: int | None, *, all_ro
     table = Table(titles, cells, range(len(titles))).lines(width) if cells else []
     is_ours = not any("type" in measurement.labels for measurement in measurements)
     caption = folded(f"all_reduce{', float32 sum' * is_ours}, the slowest rank:", width, indent=1)
-    return [caption, *table, *_untested(measurements, width)] if table else []
+    notes = [
+        line for text in untested(measurements) for line in folded(text, width, indent=1, hang=3).split("\n")
+    ]
+    return [caption, *table, *notes] if table else []
 
 
-def _untested(measurements: Sequence[Measurement], width: int | None) -> Iterator[str]:
+def untested(measurements: Sequence[Measurement]) -> Iterator[str]:
     """The sizes that were left out, what was short, and how much would do."""
     for measurement in measurements:
         if measurement.name == "allreduce_untested_from":
-            text = f"{amount(measurement.value, 'B')} and above: not tested, {_shortage(measurement)}"
-            yield from folded(text, width, indent=1, hang=3).split("\n")
+            yield f"{amount(measurement.value, 'B')} and above: not tested, {_shortage(measurement)}"
 
 
 def _shortage(untested: Measurement) -> str:
@@ -130,12 +132,12 @@ def chosen_gpus(all_rows: list[GpuRow]) -> list[GpuRow]:
 _ONE_NODE = 16
 
 
-def gpu_lines(measurements: Sequence[Measurement], width: int | None) -> list[str]:
-    """Titles and what each rank's GPU did at work; nothing where none was measured."""
+def gpu_table(measurements: Sequence[Measurement], *, all_rows: bool = False) -> Captioned | None:
+    """What each rank's GPU did at work, of many the slowest; None where none was measured."""
     known = gpu_rows(measurements)
     if not known:
-        return []
-    shown = chosen_gpus(known)
+        return None
+    shown = known if all_rows else chosen_gpus(known)
     which = f"The {len(shown)} slowest of {len(known)} GPUs" if len(shown) < len(known) else "Each rank's GPU"
     cells = [
         (
@@ -146,10 +148,13 @@ def gpu_lines(measurements: Sequence[Measurement], width: int | None) -> list[st
         for row in shown
     ]
     titles = ("rank", "GPU", "matmul\n(TFLOP/s)", "copy\n(GB/s)", "from host\n(GB/s)", "to host\n(GB/s)")
-    return [
-        folded(f"{which} at work:", width, indent=1),
-        *Table(titles, cells, range(len(titles))).lines(width),
-    ]
+    return Captioned(f"{which} at work:", Table(titles, cells, range(len(titles))))
+
+
+def gpu_lines(measurements: Sequence[Measurement], width: int | None) -> tuple[str, ...]:
+    """The same for a screen."""
+    table = gpu_table(measurements)
+    return table.lines(width) if table else ()
 
 
 _TIMES = (
@@ -161,17 +166,25 @@ _TIMES = (
 _SHARES = (("overlap", "step_overlap"), ("weak", "step_weak_scaling"), ("strong", "step_strong_scaling"))
 
 
-def step_lines(measurements: Sequence[Measurement], width: int | None = None) -> tuple[str, ...]:
-    """What was measured first, then the table; nothing where no steps were measured."""
+def step_table(measurements: Sequence[Measurement]) -> Captioned | None:
+    """The times of a training step and how it scales; None where no steps were measured."""
     by_name = {measurement.name: measurement for measurement in measurements}
     whole = by_name.get("step_time")
     if whole is None:
-        return ()
+        return None
     titles = tuple(title for title, _ in (*_TIMES, *_SHARES))
     cells = [_time(by_name, name) for _, name in _TIMES] + [_share(by_name, name) for _, name in _SHARES]
-    table = Table(titles, [tuple(cells)], range(len(titles))).lines(width)
-    notes = (folded(note, width, indent=3) for note in (*_notes(whole), *_buckets(measurements)))
-    return (folded(f"A training step of {_of_what(whole)}:", width, indent=1), *table, *notes)
+    return Captioned(
+        f"A training step of {_of_what(whole)}:",
+        Table(titles, [tuple(cells)], range(len(titles))),
+        (*_notes(whole), *_buckets(measurements)),
+    )
+
+
+def step_lines(measurements: Sequence[Measurement], width: int | None = None) -> tuple[str, ...]:
+    """The same for a screen."""
+    table = step_table(measurements)
+    return table.lines(width) if table else ()
 
 
 def _time(by_name: Mapping[str, Measurement], name: str) -> str:
@@ -217,17 +230,22 @@ def _buckets(measurements: Sequence[Measurement]) -> Iterator[str]:
 _BUCKETS_SHOWN = 6
 
 
-def bucket_lines(measurements: Sequence[Measurement], width: int | None = None) -> tuple[str, ...]:
-    """The heading first; nothing where no model of the user's was wrapped."""
+def bucket_table(measurements: Sequence[Measurement]) -> Table | None:
+    """DDP's buckets; None where no model of the user's was wrapped."""
     buckets = [measurement for measurement in measurements if measurement.name == "user_model_bucket"]
     if not buckets:
-        return ()
+        return None
     known = any(bucket.labels.get("first") for bucket in buckets)
     how = (
         "in the order in which they are ready" if known else "in the order of construction, last layer first"
     )
-    table = Table(("bucket", "size", "parameters", how), list(_shown_buckets(buckets)), range(3))
-    return tuple(table.lines(width))
+    return Table(("bucket", "size", "parameters", how), list(_shown_buckets(buckets)), range(3))
+
+
+def bucket_lines(measurements: Sequence[Measurement], width: int | None = None) -> tuple[str, ...]:
+    """The same for a screen, the heading first."""
+    table = bucket_table(measurements)
+    return tuple(table.lines(width)) if table else ()
 
 
 _Cells = tuple[str, str, str, str]

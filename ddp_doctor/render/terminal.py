@@ -35,6 +35,9 @@ def show(
 ) -> None:
     """Print the whole report."""
     width, each = width_of(out), detail is Detail.ALL
+    if recording.options.command == "fleet":
+        _show_fleet(report, out, detail)
+        return
     if detail is not Detail.VERDICT:
         if isinstance(report, AttachReport):
             live_story.show(report, recording, out, each=each)
@@ -47,6 +50,10 @@ def show(
         _show_lines(tables.gpu_lines(report.measurements, width), out)
         _show_lines(tables.bucket_lines(report.measurements, width), out)
         _show_lines(tables.step_lines(report.measurements, width), out)
+        if recording.of_check("baseline"):
+            from ddp_doctor.render.fleet import beside_lines
+
+            _show_lines(beside_lines(recording, width, each=each), out)
     for number, finding in enumerate(report.findings):
         if number or detail is not Detail.VERDICT:
             out.print()
@@ -55,6 +62,18 @@ def show(
         out.print()
     if saved_as and detail is not Detail.VERDICT:
         out.print(f"Recording: {saved_as}", style="dim")
+    _show_verdict(report, out)
+
+
+def _show_fleet(report: Report, out: "Console", detail: Detail) -> None:
+    """The tables; a finding in full is shown by the run that found it."""
+    from ddp_doctor.model.fleet import FleetReport  # neither has to be there for a prolog
+    from ddp_doctor.render.fleet import lines
+
+    if detail is not Detail.VERDICT and isinstance(report, FleetReport):
+        for line in lines(report, width_of(out), each=detail is Detail.ALL):
+            out.print(line)
+        out.print()
     _show_verdict(report, out)
 
 

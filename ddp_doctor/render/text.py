@@ -39,6 +39,7 @@ def fold(text: str, width: int, hang: int = 0) -> str:
 _SCALES: dict[str, Sequence[tuple[float, float, str]]] = {
     "s": ((0.1, 1, "s"), (1e-3, 1e-3, "ms"), (1e-9, 1e-6, "us")),
     "B/s": ((1e9, 1e9, "GB/s"), (1e6, 1e6, "MB/s"), (1e3, 1e3, "kB/s")),
+    "FLOP/s": ((1e12, 1e12, "TFLOP/s"),),
     "B": ((2**30, 2**30, "GiB"), (2**20, 2**20, "MiB")),
 }
 

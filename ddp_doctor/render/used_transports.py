@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.render.layout import Table, folded
+from ddp_doctor.render.layout import Captioned, Table, folded
 from ddp_doctor.render.text import one_line
 from ddp_doctor.views.network import crossings, hca_of, to_network
 from ddp_doctor.views.transports import Expected, Place, Used, log_of, places, used_within
@@ -33,15 +33,24 @@ class _Kind(NamedTuple):
     way: str
     predicted: str
     used: str
-    rate: str
+    rate_gb_per_s: float | None
     differs: bool
 
 
 def used_table(recording: Recording, width: int | None = None) -> str:
     """The table in plain text; nothing where no rank logged which transports it set up."""
+    used = used_transports(recording)
+    if used is None:
+        return ""
+    notes = (folded(note, width, indent=1) for note in used.notes)
+    return "\n".join((*used.table.lines(width), *notes))
+
+
+def used_transports(recording: Recording) -> Captioned | None:
+    """The table with what else is to be said; None where no rank logged which transports it set up."""
     world = recording.world
     if world is None or world.backend != "nccl":
-        return ""
+        return None
     known = places(recording)
     rows = grouped(
         (kind, (place.seen.node, pair))
@@ -49,7 +58,7 @@ def used_table(recording: Recording, width: int | None = None) -> str:
         for kind, pair in (*_within(recording, place), *_between(recording, place))
     )
     if not rows:
-        return ""
+        return None
     ordered = sorted(rows.items(), key=lambda row: not row[0].differs)
     shown = ordered[:_MOST_ROWS]
     cells = [
@@ -57,17 +66,26 @@ def used_table(recording: Recording, width: int | None = None) -> str:
             _whom(recording, kind, those),
             kind.predicted,
             kind.used,
-            kind.rate,
+            "" if kind.rate_gb_per_s is None else f"{kind.rate_gb_per_s:.0f} GB/s",
             "differs" if kind.differs else "",
         )
         for kind, those in shown
     ]
-    lines = Table(_TITLES, cells).lines(width)
     left = len(ordered) - len(shown)
-    lines += [f" and {left} kinds of connections more"] if left else []
-    lines += [f" Read of the first {_MOST_NODES} of {len(known)} nodes."] if known[_MOST_NODES:] else []
-    notes = _notes([log_of(recording, place.seen.node) for place in known[:_MOST_NODES]])
-    return "\n".join((*lines, *(folded(note, width, indent=1) for note in notes)))
+    notes = [f"and {left} kinds of connections more"] if left else []
+    notes += [f"Read of the first {_MOST_NODES} of {len(known)} nodes."] if known[_MOST_NODES:] else []
+    notes += _notes([log_of(recording, place.seen.node) for place in known[:_MOST_NODES]])
+    return Captioned("What NCCL used between the ranks", Table(_TITLES, cells), tuple(notes))
+
+
+def slowest_p2p(recording: Recording) -> float | None:
+    """GB/s of the slowest pair of GPUs by NCCL's constants, on one node where all go directly; None where not known."""
+    if recording.world is None or recording.world.backend != "nccl" or recording.world.nnodes != 1:
+        return None
+    kinds = [kind for place in places(recording) for kind, _ in _within(recording, place)]
+    direct = [kind for kind in kinds if kind.used == kind.predicted == "P2P"]
+    rates = [kind.rate_gb_per_s for kind in direct if kind.rate_gb_per_s is not None]
+    return min(rates) if kinds and len(rates) == len(kinds) else None
 
 
 _TITLES = ("NCCL between ranks", "predicted", "used", "expected rate", "")
@@ -91,7 +109,7 @@ def _pair(place: Place, expected: Expected, used: Used) -> _Kind:
     )
     predicted = expected.choice.kind + ("" if sure else "?")
     differs = sure and kinds != {expected.choice.kind}
-    return _Kind(expected.code, predicted, " and ".join(sorted(kinds)), _rate(rate), differs)
+    return _Kind(expected.code, predicted, " and ".join(sorted(kinds)), rate, differs)
 
 
 def _between(recording: Recording, place: Place) -> Iterator[tuple[_Kind, str]]:
@@ -106,12 +124,8 @@ def _between(recording: Recording, place: Place) -> Iterator[tuple[_Kind, str]]:
         predicted = _GPUDIRECT[way.gpudirect] if way and is_known else "-"
         used = f"{network[0]}, {_GPUDIRECT[network[2]]}" if network[0] == "IB" else network[0]
         differs = bool(way and is_known and way.gpudirect is not None and way.gpudirect is not network[2])
-        rate = _rate(way.rate_gb_per_s if way and is_known else None)
+        rate = way.rate_gb_per_s if way and is_known else None
         yield _Kind("between nodes", predicted, used, rate, differs), hca_of(log, crossing.transport) or "-"
-
-
-def _rate(gb_per_s: float | None) -> str:
-    return "" if gb_per_s is None else f"{gb_per_s:.0f} GB/s"
 
 
 def _whom(recording: Recording, kind: _Kind, those: list[tuple[int, str]]) -> str:

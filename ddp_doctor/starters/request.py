@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ddp_doctor.model.baseline import Baseline
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Options
 from ddp_doctor.starters.detect import OuterWorld
@@ -30,6 +31,7 @@ class RunRequest:
     of_ranks: Callable[[], Sequence[Reading]] = (
         tuple  # the settings that the launcher's other ranks here report
     )
+    baseline: tuple[str, Baseline] | None = None  # a file of healthy runs, to hold this one against
     starter: StarterPipe = field(default_factory=StarterPipe)  # where another ddp-doctor started this one
 
     @property

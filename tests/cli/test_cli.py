@@ -55,6 +55,8 @@ def state(tmp_path: Path) -> dict[str, str]:
         (["run", "--nnodes", "0"], "--nnodes takes a number from 1"),
         (["run", "--model", "net"], "there is no colon in 'net'"),
         (["run", "--model", "train/net.py:make"], "for this file: --model train.net:make"),
+        (["run", "--baseline", "/dev/null"], "/dev/null cannot be used: it is empty"),
+        (["run", "--only", "baseline"], "baseline measures nothing itself: give --baseline FILE"),
         (["run", "--only", "user_model"], "--only user_model needs a model of yours"),
         (["prolog", "--model", "net:make"], "--model"),
         (["run", "--nnodes", "2", "--node-rank", "1"], "--node-rank needs the head's address"),
@@ -449,8 +451,18 @@ def test_the_options_of_run_are_these():
     group: Any = typer.main.get_command(app)  # typer types it as a lone command
     command = group.commands["run"]
     assert sorted(option for parameter in command.params for option in parameter.opts) == [
-        *("--backend", "--budget", "--docker-args", "--env-file", "--fail-on", "--hostfile", "--hosts"),
         *(
+            "--backend",
+            "--baseline",
+            "--budget",
+            "--docker-args",
+            "--env-file",
+            "--fail-on",
+            "--hostfile",
+            "--hosts",
+        ),
+        *(
+            "--html",
             "--ignore",
             "--join-timeout",
             "--json",

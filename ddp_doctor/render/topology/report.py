@@ -130,15 +130,19 @@ def with_topology(report: Report, recording: Recording) -> TopologyReport:
 
 def picture(report: Report, recording: Recording) -> str:
     """One picture of all hosts, as an <svg> element. Raises CannotWrite where there is no matrix to draw."""
-    drawn = matrices(recording)
+    drawn = pictures(report, recording)
     if not drawn:
         raise CannotWrite("there is no matrix of GPUs to draw, so --svg writes nothing")
-    return topology_svg(
-        [
-            Picture(_host_name(recording, matrix.node, len(drawn)), matrix.fact, _about(report, matrix.node))
-            for matrix in drawn
-        ]
-    )
+    return topology_svg(drawn)
+
+
+def pictures(report: Report, recording: Recording) -> list[Picture]:
+    """One picture of each host that has a matrix."""
+    drawn = matrices(recording)
+    return [
+        Picture(_host_name(recording, matrix.node, len(drawn)), matrix.fact, _about(report, matrix.node))
+        for matrix in drawn
+    ]
 
 
 def _host_name(recording: Recording, node: int, hosts: int) -> str:

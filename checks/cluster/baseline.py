@@ -1,0 +1,139 @@
+"""baseline: is the run as fast as the healthy runs of the same hardware before it?
+
+Raw input: what this run measured, each value beside those of the healthy runs in the file of ``--baseline``::
+
+    allreduce_busbw of 4 MiB   0.58 GB/s here   median 0.89, deviation 0.04, slowest 0.81 of ten healthy runs
+
+Why it matters to DDP: a node that lost a third of its speed is compared with its peers elsewhere, and where all have
+become slower, or where a node runs alone, nobody is left to compare it with. Its own past is.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from ddp_doctor.facts.cluster import BaselineFact, HeldAgainst
+from ddp_doctor.knowledge.baselines import BEST_PATH, COMPARABLE, FEWEST_RUNS, is_outlier, loss, noise
+from ddp_doctor.knowledge.network.path_quality import SLOW_NODE_RATIO
+from ddp_doctor.model.base import grouped
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Severity, Where
+from ddp_doctor.model.context import Context
+from ddp_doctor.model.fact import Fact, Skip
+from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.kinds import by_operator
+from ddp_doctor.wording.findings import NOBODY, Who, likely, possible
+from ddp_doctor.wording.nodes import host, hosts, node_culprit, node_pair
+
+
+def probe(_ctx: Context) -> Fact:
+    """What ranks and nodes have measured is held against the baseline once all of it is there."""
+    raise Skip("the run ended before it could be held against its baseline")
+
+
+@rule("DD830", "slower-than-its-baseline", Severity.WARNING, BaselineFact)
+def slower(recording: Recording) -> Iterator[Draft]:
+    """A node, a path between nodes or a run that is slower than the healthy runs before it.
+
+    What it finds
+        Bandwidths, rates and computing times that are worse than those of all the healthy runs in the baseline, and
+        by more than noise: five standard deviations, estimated from the median absolute deviation, and never less
+        than 10 % for what a GPU does alone or 15 % for what crosses a network. A node is named for what was measured
+        on it alone, and where even its best path to another is slower while other nodes have none the like; else the
+        pairs are, or nobody. From three times slower on it is an error. With fewer than five runs to compare with,
+        noise is not known, and it is information.
+
+    Why it matters
+        DDP runs at the speed of its slowest rank. A job that became a third slower says nothing.
+
+    Remedy
+        What changed on that node since the baseline was written: clocks and power limits of its GPUs, the negotiated
+        speed of its links, other programs. Where the change was meant, write a new baseline.
+
+    References
+        docs/how-to/watch-a-fleet.md
+    """
+    fact = recording.first(BaselineFact)
+    compared = fact.compared if fact else ()
+    rest = [each for each in compared if _is_slow(each)]
+    of_paths, tested = ({each.nodes for each in some if _is_path(each)} for some in (rest, compared))
+    is_everywhere = of_paths == tested  # the network, and no node
+    nodes = {
+        each.nodes[0] for each in rest if len(each.nodes) == 1 and not (is_everywhere and _is_path(each))
+    }
+    for node in sorted(nodes):
+        own = [each for each in rest if node in each.nodes or (len(nodes) == 1 and not each.nodes)]
+        rest = [each for each in rest if each not in own]
+        yield _draft(Who((node_culprit(recording, node),), host(recording, node)), own, recording)
+    if is_everywhere and tested and rest:
+        yield _draft(Who(NOBODY, "The network between all nodes"), rest, recording)
+        return
+    pairs = grouped((each.nodes, each) for each in rest if len(each.nodes) == 2)
+    for pair, own in pairs.items():
+        name = f"The path between {hosts(recording, pair)}"
+        yield _draft(Who((node_pair(recording, *pair),), name), own, recording)
+    if rest and not nodes and not pairs:
+        yield _draft(Who(NOBODY, "The run"), rest, recording)
+
+
+def _is_slow(each: HeldAgainst) -> bool:
+    return is_outlier(each.name, each.value, each.median, each.mad, each.worst)
+
+
+def _is_path(each: HeldAgainst) -> bool:
+    return BEST_PATH in each.labels.items()
+
+
+def _draft(who: Who, slow: Sequence[HeldAgainst], recording: Recording) -> Draft:
+    ordered = sorted(slow, key=lambda each: (len(each.nodes) > 1, -_loss(each)))
+    worst, runs = _loss(ordered[0]), min(each.runs for each in ordered)
+    known = runs >= FEWEST_RUNS
+    make, severity = (likely, Severity.WARNING) if known else (possible, Severity.INFO)
+    if known and worst >= 1 - 1 / SLOW_NODE_RATIO:
+        severity = Severity.ERROR
+    healthy = f"the {runs} healthy runs of its baseline" if known else "the run it is compared with"
+    return make(
+        who,
+        f"{{who}} is {100 * worst:.0f} % slower than {healthy}",
+        [_evidence(each, recording) for each in ordered],
+        by_operator(
+            "Look for what changed on it since: clocks and power limits, negotiated link speeds, other programs"
+        ),
+        detail=""
+        if known
+        else f"How much is noise is known from {FEWEST_RUNS} runs on (ddp-doctor fleet --write-baseline).",
+        severity=severity,
+    )
+
+
+def _loss(each: HeldAgainst) -> float:
+    return loss(each.name, each.value, each.median)
+
+
+def _evidence(each: HeldAgainst, recording: Recording) -> Evidence:
+    size = each.labels.get("bytes")
+    of_size = f" of {int(size) / 2**20:g} MiB" if size is not None else ""
+    on = ", the best path of" if _is_path(each) else " on"
+    where = f"{on} {host(recording, each.nodes[0])}" if len(each.nodes) == 1 else ""
+    if len(each.nodes) == 2:
+        where = f" between {hosts(recording, each.nodes)}"
+    usual = f", where {100 * noise(each.name, each.median, each.mad):.0f} % is noise"
+    margin = f"{100 * _loss(each):.0f} % slower{usual if each.runs >= FEWEST_RUNS else ''}"
+    return Evidence(
+        text=f"{COMPARABLE[each.name].words}{of_size}{where}",
+        value=each.value,
+        unit=each.unit,
+        expected=each.median,
+        expected_from=f"median of {each.runs} run{'s' if each.runs > 1 else ''}; {margin}",
+    )
+
+
+CHECK = Check(
+    id="baseline",
+    title="The run is as fast as its baseline",
+    where=Where.AFTERWARDS,
+    probe=probe,
+    facts=(BaselineFact,),
+    rules=(slower,),
+    needs_baseline=True,
+)

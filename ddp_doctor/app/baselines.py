@@ -1,0 +1,80 @@
+"""Baselines: read, and runs held against them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from ddp_doctor.app.json_files import JsonFile, major, read_json, what_is_wrong
+from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
+from ddp_doctor.app.recordings import recording_in
+from ddp_doctor.engine.baseline import compared, held_against, make_baseline, measured_run
+from ddp_doctor.engine.plan import Plan
+from ddp_doctor.model.baseline import Baseline
+from ddp_doctor.model.recording import Options
+from ddp_doctor.model.report import Report
+from ddp_doctor.parse.file_kinds import BASELINE, RECORDING, REPORT
+
+
+def load_baseline(path: str) -> Baseline:
+    """Read what ``fleet --write-baseline`` wrote. Raises UsageError with one sentence for every kind of wrong file."""
+    file = read_json(path)
+    if file.kind != BASELINE:
+        raise UsageError(
+            f"{path} is {file.kind or 'no baseline of ddp-doctor'}; `ddp-doctor fleet --write-baseline` writes one"
+        )
+    return _baseline(file)
+
+
+def _baseline(file: JsonFile) -> Baseline:
+    _require_known_schema(file)
+    try:
+        return Baseline.model_validate_json(file.text)
+    except ValidationError as error:
+        raise UsageError(
+            f"{file.path} cannot be used as a baseline: {what_is_wrong(error, 'baseline')}"
+        ) from error
+
+
+def report_in(file: JsonFile) -> Report:
+    """The report that a file is, or that of the recording it is. Raises UsageError."""
+    if file.kind == RECORDING:
+        return judge(recording_in(Path(file.path), file.content)).report
+    if file.kind != REPORT:
+        raise UsageError(f"{file.path} is {file.kind or 'no report and no recording of ddp-doctor'}")
+    _require_known_schema(file)
+    try:
+        return Report.model_validate_json(file.text)
+    except ValidationError as error:
+        raise UsageError(
+            f"{file.path} is no report of ddp-doctor: {what_is_wrong(error, 'report')}"
+        ) from error
+
+
+def _require_known_schema(file: JsonFile) -> None:
+    if major(file.data) > 1:
+        raise UsageError(
+            f"{file.path} was written by a newer ddp-doctor (schema {file.data['schema_version']}); upgrade this one"
+        )
+
+
+def with_baseline(outcome: Outcome, path: str, baseline: Baseline) -> Outcome:
+    """The outcome of a run, judged beside its baseline too."""
+    recording = held_against(outcome.recording, outcome.report, baseline, path)
+    return replace(judge(recording), spoken_by=outcome.spoken_by)
+
+
+def compare(earlier: str, later: str) -> Outcome:
+    """Hold a report or a recording against a baseline, or against an earlier one. Raises UsageError."""
+    first, report = read_json(earlier), report_in(read_json(later))
+    if first.kind == BASELINE:
+        baseline: Baseline | None = _baseline(first)
+    else:
+        baseline = make_baseline([measured_run(report_in(first))], fewest=1)
+    if baseline is None:
+        raise UsageError(f"{earlier} has no measurement that another run can be compared with")
+    reading = compared(measured_run(report), baseline, earlier)
+    if reading.reason is not None:
+        raise UsageError(f"{later} cannot be compared: {reading.reason}")
+    recording = blank(Options(command="compare"), Plan(()))
+    return judge(recording.model_copy(update={"world": report.world, "readings": (reading,)}))

@@ -1,0 +1,345 @@
+"""``ddp-doctor fleet``: many runs beside each other, of which files are read one by one and little is kept."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from time import monotonic
+
+from ddp_doctor.app.baselines import report_in
+from ddp_doctor.app.json_files import JsonFile, read_json
+from ddp_doctor.app.outcome import Outcome, UsageError, blank
+from ddp_doctor.engine.baseline import MeasuredRun, make_baseline, measured_run
+from ddp_doctor.engine.plan import Plan
+from ddp_doctor.engine.verdict import EXIT
+from ddp_doctor.knowledge.baselines import (
+    FEWEST_RUNS,
+    FLAPPING_CHANGES,
+    FUTURE_S,
+    LEMON_RUNS,
+    is_outlier,
+    loss,
+)
+from ddp_doctor.model.base import grouped
+from ddp_doctor.model.choices import Severity, Verdict
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.fleet import (
+    CommonFinding,
+    Difference,
+    FleetNode,
+    FleetReport,
+    LeftOut,
+    NamedFinding,
+    Outlier,
+    SharedValue,
+    Since,
+)
+from ddp_doctor.model.recording import Options
+from ddp_doctor.model.report import Measurement, NodeVerdict, Tool
+from ddp_doctor.parse.file_kinds import BASELINE, FLEET_REPORT, RECORDING
+from ddp_doctor.sources.given import is_folder
+from ddp_doctor.wording.nodes import name_list
+
+_ENDINGS = (".json", ".json.gz")
+#: Keys of reports that judge a text, or less than a node.
+_OF_LESS = {"settings": "env", "topology": "topology", "causes": "logs or attach"}
+_WORST_FIRST = (Verdict.SICK, Verdict.UNSURE, Verdict.HEALTHY)
+_SEVERITIES = (Severity.ERROR, Severity.WARNING)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What is kept of a run."""
+
+    at: float  # seconds since the epoch; of a run whose time cannot be right, before all others
+    run_id: str
+    started_at: str
+    nodes: tuple[NodeVerdict, ...]
+    measured: MeasuredRun
+
+
+@dataclass
+class Fleet:
+    """What was read of the files."""
+
+    now: float
+    files: int = 0
+    runs: list[_Run] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    before: FleetReport | None = None  # the newest fleet report among the files
+    findings: dict[str, Finding] = field(default_factory=dict)  # errors and warnings by fingerprint
+    _read: dict[str, str] = field(default_factory=dict)  # files by the run in them
+
+    def leave_out(self, path: str, why: str) -> None:
+        """Say why a file does not count."""
+        self.left_out.append(LeftOut(file=path, why=why))
+
+    def add(self, path: str) -> None:
+        """Read one file, and keep what is compared."""
+        self.files += 1
+        try:
+            file = read_json(path)
+            if file.kind == FLEET_REPORT:
+                self._remember(file)
+            elif file.kind != BASELINE:
+                self._add(path, file)
+        except UsageError as error:
+            self.leave_out(path, str(error))
+
+    def _remember(self, file: JsonFile) -> None:
+        try:
+            before = FleetReport.model_validate_json(file.text)
+        except ValueError as error:
+            raise UsageError(f"{file.path} cannot be used: it is no report on a fleet") from error
+        latest = _seconds(self.before.started_at) if self.before else None
+        at = _seconds(before.started_at)
+        if at is not None and at <= self.now + FUTURE_S and (latest is None or at > latest):
+            self.before = before
+
+    def _add(self, path: str, file: JsonFile) -> None:
+        of_less = next((command for key, command in _OF_LESS.items() if key in file.data), None)
+        if file.kind == RECORDING:
+            command = (file.data.get("options") or {}).get("command", "run")
+            of_less = command if command not in ("run", "prolog") else None
+        if of_less:
+            raise UsageError(f"{path} is of {of_less}, which judges no whole node")
+        report = report_in(file)
+        if not report.nodes:
+            raise UsageError(f"{path} says nothing of a node")
+        if (first := self._read.setdefault(report.run_id, path)) != path:
+            raise UsageError(f"{path} is of the same run as {first}")
+        at = _seconds(report.started_at)
+        if at is None or at > self.now + FUTURE_S:
+            when = f"begins in the future, {report.started_at}" if at else "does not say when it began"
+            self.leave_out(path, f"{path} {when}: it counts as older than all others")
+            at = 0.0
+        for finding in report.findings:
+            if finding.severity in _SEVERITIES:
+                self.findings[finding.fingerprint] = finding
+        self.runs.append(_Run(at, report.run_id, report.started_at, report.nodes, measured_run(report)))
+
+
+def _seconds(text: str) -> float | None:
+    try:
+        found = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        return (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def read_fleet(paths: Sequence[str], tell: Callable[[str], None]) -> Fleet:
+    """Read files, and those in folders. Raises UsageError where no run was found in them."""
+    fleet = Fleet(datetime.now(timezone.utc).timestamp())
+    for number, path in enumerate(dict.fromkeys(_files(paths, fleet))):
+        if number % 100 == 0:
+            tell(f"read {number} files")
+        fleet.add(path)
+    if not fleet.runs:
+        why = f": {fleet.left_out[0].why}" if fleet.left_out else ""
+        more = f" (and {len(fleet.left_out) - 1} files more)" if len(fleet.left_out) > 1 else ""
+        raise UsageError(f"no run can be read in {name_list(list(paths))}{why}{more}")
+    fleet.runs.sort(key=lambda run: run.at)
+    return fleet
+
+
+def _files(paths: Sequence[str], fleet: Fleet) -> Iterator[str]:
+    for path in paths:
+        if not is_folder(path):
+            yield path
+            continue
+        try:
+            yield from sorted(
+                f"{found}"
+                for found in Path(path).rglob("*")
+                if found.name.endswith(_ENDINGS) and found.is_file()
+            )
+        except OSError as error:
+            fleet.leave_out(path, f"{path} cannot be read whole: {error.strerror}")
+
+
+def fleet_outcome(fleet: Fleet, started: float) -> Outcome:
+    """The report on all of it; ``started`` is when reading began, on the monotonic clock."""
+    recording = blank(Options(command="fleet"), Plan(()))
+    newest = {node.hostname: (run, node) for run in fleet.runs for node in run.nodes}
+    nodes = _nodes(fleet.runs, newest)
+    verdict = next(each for each in _WORST_FIRST if any(node.verdict is each for node in nodes))
+    named = {fingerprint for node in nodes for fingerprint in node.findings}
+    findings = [finding for fingerprint, finding in fleet.findings.items() if fingerprint in named]
+    findings.sort(key=lambda finding: (_SEVERITIES.index(finding.severity), finding.code))
+    report = FleetReport(
+        tool=Tool(version=recording.tool_version),
+        run_id=recording.run_id,
+        started_at=recording.started_at,
+        duration_s=round(monotonic() - started, 3),
+        verdict=verdict,
+        exit_code=EXIT[verdict].value,
+        summary=_summary(verdict, nodes, fleet),
+        nodes=tuple(nodes),
+        findings=tuple(findings),
+        runs=len(fleet.runs),
+        files=fleet.files,
+        left_out=tuple(fleet.left_out),
+        common=tuple(_common(findings, nodes)),
+        differences=tuple(_differences(nodes)),
+        outliers=tuple(_outliers(newest)),
+    )
+    since = _since(fleet.before, report) if fleet.before else None
+    measured = tuple(_counts(report))
+    return Outcome(recording, report.model_copy(update={"since": since, "measurements": measured}))
+
+
+def baseline_of(fleet: Fleet) -> str:
+    """The text of a baseline of its healthy runs. Raises UsageError where they are too few."""
+    measured = [run.measured for run in fleet.runs]
+    baseline = make_baseline(measured)
+    if baseline is None:
+        healthy = sum(run.verdict is Verdict.HEALTHY for run in measured)
+        raise UsageError(
+            f"no baseline was written: it takes {FEWEST_RUNS} healthy runs that measured the same on the same hardware,"
+            f" and {healthy} of {len(measured)} are healthy"
+        )
+    return baseline.model_dump_json(indent=1) + "\n"
+
+
+def _summary(verdict: Verdict, nodes: Sequence[FleetNode], fleet: Fleet) -> str:
+    these = [node.hostname for node in nodes if node.verdict is verdict]
+    what = f"{len(nodes)} node{'s' if len(nodes) != 1 else ''}"
+    runs = f"in {len(fleet.runs)} run{'s' if len(fleet.runs) != 1 else ''}"
+    if verdict is Verdict.HEALTHY:
+        said = f"Healthy: {what} {runs}"
+    else:
+        said = f"{verdict.value.capitalize()}: {len(these)} of {what}, {name_list(these)}"
+    left_out = len({each.file for each in fleet.left_out})
+    files = f"; {left_out} file{'s' if left_out > 1 else ''} to look at" if left_out else ""
+    return f"{said}{files}."
+
+
+def _nodes(runs: Sequence[_Run], newest: Mapping[str, tuple[_Run, NodeVerdict]]) -> list[FleetNode]:
+    history = grouped((node.hostname, node.verdict) for run in runs for node in run.nodes)
+    sick = {host: verdicts.count(Verdict.SICK) / len(verdicts) for host, verdicts in history.items()}
+    usual = median(sick.values())
+    usually = median(abs(share - usual) for share in sick.values())
+    nodes = []
+    for number, host in enumerate(sorted(newest)):
+        run, node = newest[host]
+        sure = [verdict for verdict in history[host] if verdict is not Verdict.UNSURE]
+        changes = sum(before is not after for before, after in pairwise(sure))
+        sick_runs = sure.count(Verdict.SICK)
+        nodes.append(
+            FleetNode(
+                **dict(node) | {"node_rank": number},
+                run_id=run.run_id,
+                seen_at=run.started_at,
+                runs=len(history[host]),
+                sick_runs=sick_runs,
+                changes=changes,
+                flapping=changes >= FLAPPING_CHANGES,
+                lemon=sick_runs >= LEMON_RUNS and sick[host] > usual + usually,
+            )
+        )
+    return nodes
+
+
+def _common(findings: Sequence[Finding], nodes: Sequence[FleetNode]) -> Iterator[CommonFinding]:
+    hosts = grouped((fingerprint, node.hostname) for node in nodes for fingerprint in node.findings)
+    by_code = grouped((finding.code, finding) for finding in findings).values()
+    for alike in sorted(by_code, key=lambda alike: (alike[0].severity is not Severity.ERROR, -len(alike))):
+        named = {host for finding in alike for host in hosts[finding.fingerprint]}
+        fields = {name: getattr(alike[0], name) for name in ("code", "name", "severity", "title")}
+        yield CommonFinding(**fields, nodes=tuple(sorted(named)))
+
+
+def _differences(nodes: Sequence[FleetNode]) -> Iterator[Difference]:
+    known = [node for node in nodes if node.traits]
+    for name in sorted({name for node in known for name in node.traits}):
+        of_value = grouped(
+            (node.traits.get(name), node.hostname)
+            for node in known
+            if name in node.traits or name.isupper()  # a variable that is not there is not set
+        )
+        if len(of_value) > 1:
+            ordered = sorted(of_value.items(), key=lambda each: (-len(each[1]), each[0] or ""))
+            yield Difference(
+                name=name,
+                values=tuple(
+                    SharedValue(value=value, count=len(hosts), nodes=tuple(hosts) if number else ())
+                    for number, (value, hosts) in enumerate(ordered)
+                ),
+            )
+
+
+def _outliers(newest: Mapping[str, tuple[_Run, NodeVerdict]]) -> list[Outlier]:
+    """The slowest value of each node, where it is far below those of the nodes with its hardware."""
+    found: dict[tuple[object, ...], dict[str, float]] = {}
+    for host, (run, node) in newest.items():
+        hardware = frozenset(run.measured.hardware.items())
+        for figure in run.measured.figures:
+            if figure.nodes == (node.node_rank,):
+                of_hosts = found.setdefault((figure.name, figure.labels, figure.unit, hardware), {})
+                slower = host not in of_hosts or loss(figure.name, figure.value, of_hosts[host]) > 0
+                of_hosts[host] = figure.value if slower else of_hosts[host]
+    outliers = [outlier for key, values in found.items() for outlier in _outliers_of(key, values)]
+    return sorted(outliers, key=lambda each: -loss(each.name, each.value, each.median))
+
+
+def _outliers_of(key: tuple[object, ...], values: Mapping[str, float]) -> Iterator[Outlier]:
+    name, labels, unit, _ = key
+    middle = median(values.values())
+    deviation = median(abs(value - middle) for value in values.values())
+    for host, value in values.items():
+        if len(values) >= FEWEST_RUNS and is_outlier(f"{name}", value, middle, deviation):
+            yield Outlier(
+                node=host,
+                name=f"{name}",
+                labels=dict(labels),  # type: ignore[call-overload]
+                value=value,
+                unit=f"{unit}",
+                median=middle,
+                mad=deviation,
+                nodes=len(values),
+            )
+
+
+def _since(before: FleetReport, now: FleetReport) -> Since:
+    old = {node.hostname: node.verdict for node in before.nodes}
+    new = {node.hostname: node.verdict for node in now.nodes}
+    both = sorted(old.keys() & new.keys())
+    return Since(
+        run_id=before.run_id,
+        started_at=before.started_at,
+        came=tuple(sorted(new.keys() - old.keys())),
+        gone=tuple(sorted(old.keys() - new.keys())),
+        fell_sick=tuple(host for host in both if new[host] is Verdict.SICK and old[host] is not Verdict.SICK),
+        recovered=tuple(host for host in both if old[host] is Verdict.SICK and new[host] is Verdict.HEALTHY),
+        findings_came=_others(now.findings, before.findings),
+        findings_gone=_others(before.findings, now.findings),
+    )
+
+
+def _others(some: Iterable[Finding], than: Iterable[Finding]) -> tuple[NamedFinding, ...]:
+    known = {finding.fingerprint for finding in than}
+    return tuple(
+        NamedFinding(fingerprint=finding.fingerprint, code=finding.code, title=finding.title)
+        for finding in some
+        if finding.fingerprint not in known
+    )
+
+
+def _counts(report: FleetReport) -> Iterator[Measurement]:
+    """What a dashboard shows of a fleet, by names that no run has."""
+    verdicts = Counter(node.verdict for node in report.nodes)
+    for verdict in _WORST_FIRST:
+        yield Measurement(
+            name="fleet_nodes", value=verdicts[verdict], unit="nodes", labels={"verdict": verdict.value}
+        )
+    counts = {
+        "lemons": sum(node.lemon for node in report.nodes),
+        "flapping": sum(node.flapping for node in report.nodes),
+        "outliers": len({outlier.node for outlier in report.outliers}),
+    }
+    for name, value in counts.items():
+        yield Measurement(name=f"fleet_{name}", value=value, unit="nodes")
+    yield Measurement(name="fleet_files_left_out", value=len(report.left_out), unit="files")

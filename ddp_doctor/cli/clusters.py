@@ -1,0 +1,66 @@
+"""Commands for those who run many nodes. What they do is imported when they are called."""
+
+from typing import Annotated
+
+import typer
+
+from ddp_doctor.cli.app import app
+from ddp_doctor.cli.help import OUTPUTS, Command, epilog
+from ddp_doctor.cli.options import reported
+from ddp_doctor.cli.outputs import Outputs
+
+
+@app.command(
+    cls=Command,
+    epilog=epilog(
+        "ddp-doctor fleet /shared/reports --json /shared/reports/fleet.json",
+        "ddp-doctor fleet reports/*.json --write-baseline baseline.json",
+    ),
+)
+@reported
+def fleet(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE|DIR...",
+            help="Reports (--json) and recordings (--record) of run and prolog, also packed by gzip, and folders of"
+            " them. An earlier fleet report among them is what changes are told from.",
+        ),
+    ],
+    write_baseline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            rich_help_panel=OUTPUTS,
+            help="Write what the healthy runs measured, for run --baseline and compare.",
+        ),
+    ] = None,
+    *,
+    outputs: Outputs,
+) -> int:
+    """Put many runs beside each other: which nodes are sick, differ, or are slower than the others."""
+    from ddp_doctor.cli import commands
+
+    return commands.fleet(paths, write_baseline, outputs)
+
+
+@app.command(
+    cls=Command,
+    epilog=epilog(
+        "ddp-doctor compare baseline.json report.json", "ddp-doctor compare monday.json today.json"
+    ),
+)
+@reported
+def compare(
+    earlier: Annotated[
+        str, typer.Argument(metavar="A", help="A baseline, or the report or recording of a run.")
+    ],
+    later: Annotated[str, typer.Argument(metavar="B", help="The report or recording of another run.")],
+    *,
+    outputs: Outputs,
+) -> int:
+    """Say whether B is slower than A by more than noise, and which node."""
+    from ddp_doctor.app import baselines
+    from ddp_doctor.cli.reporting import report
+
+    return report(baselines.compare(earlier, later), outputs)

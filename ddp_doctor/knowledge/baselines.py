@@ -1,0 +1,70 @@
+"""Which measurements of several runs can be held against each other, and from where on one is an outlier."""
+
+from dataclasses import dataclass
+
+from ddp_doctor.knowledge.ddp.payload import LATENCY_BOUND_BYTES
+
+
+@dataclass(frozen=True)
+class Comparable:
+    """One measurement: its name in a sentence, and how far a healthy one may lie from the median."""
+
+    words: str
+    floor: float  # share of the median; what is nearer is noise, whatever the others say
+    less_is_better: bool = False
+    most: float | None = None  # what is above says nothing more
+
+
+#: What healthy GPUs of one model differ by at most: knowledge/gpu/gpu_speed.py, SLOWER_SHARE.
+_OF_GPU = 0.10
+#: Of what others use too, networks and the memory of a host (judgement).
+_OF_NETWORK = 0.15
+
+#: By the name in the report. Start-up times, jitter and latencies are left out: they follow the load of the machine.
+COMPARABLE = {
+    "allreduce_busbw": Comparable("all-reduce", _OF_NETWORK),
+    "p2p_bandwidth": Comparable("point-to-point", _OF_NETWORK),
+    # knowledge/network/path_quality.py, JUDGED_BYTES_PER_S: above, one stream measures the hosts
+    "reach_throughput": Comparable("TCP throughput", _OF_NETWORK, most=625e6),
+    "hbm_copy_bandwidth": Comparable("copy within a GPU", _OF_GPU),
+    "matmul_rate": Comparable("matrix products", _OF_GPU),
+    "pcie_h2d_bandwidth": Comparable("host-to-GPU copy", _OF_NETWORK),
+    "pcie_d2h_bandwidth": Comparable("GPU-to-host copy", _OF_NETWORK),
+    "step_compute_of_rank": Comparable("forward and backward pass", _OF_GPU, less_is_better=True),
+}
+#: Smaller messages measure latency.
+LEAST_BYTES = 4 * LATENCY_BOUND_BYTES
+
+#: The label of a node's best path to any peer.
+BEST_PATH = ("path", "best")
+
+#: 1.4826 x the median absolute deviation estimates the standard deviation of what is spread normally (Rousseeuw and
+#: Croux, 1993). Five of them, and worse than every healthy value: with ten runs the deviation itself is known
+#: to a quarter only, and one run compares some fifty values (judgement).
+SIGMA = 1.4826
+DEVIATIONS = 5.0
+#: With fewer healthy runs nobody knows what is noise.
+FEWEST_RUNS = 5
+#: Sick in so many runs, and more often than the nodes beside it: a "lemon node" (Kokolis et al., Revisiting Reliability
+#: in Large-Scale Machine Learning Research Clusters, 2024); the number is a judgement.
+LEMON_RUNS = 3
+#: Changes between healthy and sick: well, sick, well, sick.
+FLAPPING_CHANGES = 3
+#: Clocks further ahead are wrong: Kerberos allows as much (RFC 4120, 5 minutes).
+FUTURE_S = 300.0
+
+
+def noise(name: str, median: float, mad: float) -> float:
+    """Share of the median by which a healthy value may differ from it."""
+    return max(COMPARABLE[name].floor, DEVIATIONS * SIGMA * mad / median)
+
+
+def loss(name: str, value: float, median: float) -> float:
+    """By which share of the median rate this one is slower; negative where it is faster."""
+    return 1 - (median / value if COMPARABLE[name].less_is_better else value / median)
+
+
+def is_outlier(name: str, value: float, median: float, mad: float, worst: float | None = None) -> bool:
+    """Whether it is slower than noise makes it and, where that is known, than the worst of the healthy."""
+    lost = loss(name, value, median)
+    return lost > noise(name, median, mad) and (worst is None or lost > loss(name, worst, median))

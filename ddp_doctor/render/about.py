@@ -1,0 +1,44 @@
+"""What ran where, and the versions; nodes are told apart where they differ.
+
+nodes    node1 and node2: 16 ranks, nccl
+torch    2.15.0+cu130 on node1; 2.13.0+cu130 on node2
+"""
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from ddp_doctor.model.base import grouped
+from ddp_doctor.model.fact import Fact
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import Report
+from ddp_doctor.views.node_traits import VERSIONS
+from ddp_doctor.wording.nodes import host, name_list
+
+F = TypeVar("F", bound=Fact)
+
+
+def lines(report: Report, recording: Recording) -> Iterator[tuple[str, str]]:
+    """Name and text of each."""
+    yield "ddp-doctor", f"{report.tool.version}, {recording.options.command}"
+    job = f", {report.job.scheduler} job {report.job.id}" if report.job else ""
+    yield "when", f"{report.started_at}, {report.duration_s:.1f} s{job}"
+    if report.world is not None:
+        names = name_list([node.hostname for node in report.nodes])
+        size = report.world.world_size
+        ranks = f": {size} rank{'s' if size > 1 else ''}, {report.world.backend}" if size else ""
+        yield "nodes", f"{names}{ranks}"
+    for name, (kind, value) in VERSIONS.items():
+        if told := _each(recording, kind, value):
+            yield name, told
+
+
+def _each(recording: Recording, kind: type[F], value: Callable[[F], str | None]) -> str:
+    """What the facts of all nodes say, with the nodes where they differ."""
+    by_value = grouped(
+        (said, host(recording, found.node))
+        for found in recording.facts(kind)
+        if (said := value(found.fact)) is not None
+    )
+    if len(by_value) < 2:
+        return "".join(by_value)
+    return "; ".join(f"{said} on {name_list(nodes)}" for said, nodes in by_value.items())

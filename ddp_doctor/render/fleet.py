@@ -1,0 +1,177 @@
+"""A fleet, or a run beside healthy ones, for people.
+
+Nodes to look at:
+node    verdict  runs  sick  newest
+node17  sick       12     4  2026-11-23 10:02  sick again and again
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ddp_doctor.facts.cluster import BaselineFact, HeldAgainst
+from ddp_doctor.knowledge.baselines import COMPARABLE, FEWEST_RUNS, loss, noise
+from ddp_doctor.model.base import grouped
+from ddp_doctor.model.choices import Verdict
+from ddp_doctor.model.fleet import CommonFinding, Difference, FleetNode, FleetReport, Outlier, Since
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.render.layout import Captioned, Table, folded
+from ddp_doctor.render.text import amount, one_line
+from ddp_doctor.wording.nodes import hosts, name_list
+
+#: Rows of a table on a screen; the JSON has all.
+_SHOWN = 12
+_ORDER = (Verdict.SICK, Verdict.UNSURE, Verdict.HEALTHY)
+_NUMBERS = ("runs", "sick", "nodes", "change", "noise")
+Rows = Sequence[tuple[str, ...]]
+
+
+def lines(report: FleetReport, width: int | None, *, each: bool) -> Iterator[str]:
+    """Each part with an empty line above; on a screen the first rows of it."""
+    for part in parts(report, each=each):
+        rows, notes = part.table.rows, part.notes
+        shown = replace(part, table=replace(part.table, rows=rows[:_SHOWN]), notes=notes[:_SHOWN])
+        yield from ("", *(part if each else shown).lines(width))
+        if not each and (left := max(len(rows), len(notes)) - _SHOWN) > 0:
+            yield f"   and {left} more (-v shows all)"
+
+
+def parts(report: FleetReport, *, each: bool) -> Iterator[Captioned]:
+    """What is to be said of the fleet; parts that say nothing are left out. ``each``: also of nodes that are well."""
+    tables: tuple[tuple[str, Rows, tuple[str, ...]], ...] = (
+        (
+            "Nodes to look at",
+            _nodes(report.nodes, each=each),
+            ("node", "verdict", "runs", "sick", "newest", ""),
+        ),
+        (
+            "Found in the newest runs",
+            [_common(common) for common in report.common],
+            ("code", "severity", "nodes", ""),
+        ),
+        (
+            "Slower than nodes with the same hardware",
+            [*_outliers(report.outliers, each=each)],
+            ("node", "measured", "value", "median", "change"),
+        ),
+        ("Not equal on all nodes", [*map(_difference, report.differences)], ("", "usual", "others")),
+    )
+    for caption, rows, titles in tables:
+        if rows:
+            yield Captioned(caption, _table(rows, titles))
+    for caption, said in (
+        ("Since the fleet report before", _since(report.since)),
+        ("Files to look at", [left_out.why for left_out in report.left_out]),
+    ):
+        if said:
+            yield Captioned(caption, Table((), []), tuple(map(one_line, said)))
+
+
+def _table(rows: Rows, titles: tuple[str, ...]) -> Table:
+    shown = [tuple(one_line(cell) for cell in row) for row in rows]
+    return Table(titles, shown, [titles.index(name) for name in _NUMBERS if name in titles])
+
+
+def _nodes(nodes: Sequence[FleetNode], *, each: bool) -> Rows:
+    odd = [
+        node for node in nodes if each or node.verdict is not Verdict.HEALTHY or node.lemon or node.flapping
+    ]
+    odd.sort(key=lambda node: (_ORDER.index(node.verdict), not node.lemon, -node.sick_runs))
+    return [
+        (
+            node.hostname,
+            node.verdict.value,
+            f"{node.runs}",
+            f"{node.sick_runs}",
+            node.seen_at.replace("T", " ")[:16],
+            ", ".join(
+                [
+                    *(["sick again and again"] if node.lemon else []),
+                    *([f"{node.changes} changes"] if node.flapping else []),
+                ]
+            ),
+        )
+        for node in odd
+    ]
+
+
+def _common(common: CommonFinding) -> tuple[str, ...]:
+    where = "" if len(common.nodes) == 1 else f"{name_list(common.nodes)}; one of them: "
+    return common.code, common.severity.value, f"{len(common.nodes)}", f"{where}{common.title}"
+
+
+def _outliers(outliers: Sequence[Outlier], *, each: bool) -> Iterator[tuple[str, ...]]:
+    """What a node is slowest in and, on a screen, in how much more it is slow."""
+    for some in grouped((outlier.node, outlier) for outlier in outliers).values():
+        more = f" and {len(some) - 1} more" if len(some) > 1 and not each else ""
+        for outlier in some if each else some[:1]:
+            yield (
+                outlier.node,
+                f"{_words(outlier.name, outlier.labels)}{more}",
+                amount(outlier.value, outlier.unit),
+                amount(outlier.median, outlier.unit),
+                _change(outlier.name, outlier.value, outlier.median),
+            )
+
+
+def _words(name: str, labels: dict[str, str | int | float]) -> str:
+    size = f" of {int(labels['bytes']) / 2**20:g} MiB" if "bytes" in labels else ""
+    return f"{COMPARABLE[name].words}{size}"
+
+
+def _change(name: str, value: float, median: float) -> str:
+    """By how much it is slower (-) or faster."""
+    return f"{-100 * loss(name, value, median):+.0f} %"
+
+
+def _noise(beside: HeldAgainst) -> str:
+    """How much of a change is noise; "all" is too much to tell."""
+    usual = noise(beside.name, beside.median, beside.mad)
+    return "?" if beside.runs < FEWEST_RUNS else "all" if usual >= 1 else f"{100 * usual:.0f} %"
+
+
+def _difference(difference: Difference) -> tuple[str, ...]:
+    usual, *others = difference.values
+    said = [f"{other.value or 'not set'} on {name_list(other.nodes)}" for other in others]
+    return difference.name, f"{usual.value or 'not set'} ({usual.count})", "; ".join(said)
+
+
+def _since(since: Since | None) -> list[str]:
+    if since is None:
+        return []
+    nodes = {
+        "fell sick": since.fell_sick,
+        "recovered": since.recovered,
+        "came": since.came,
+        "gone": since.gone,
+    }
+    found = {"new": since.findings_came, "gone": since.findings_gone}
+    return [
+        *(f"{what}: {name_list(names)}" for what, names in nodes.items() if names),
+        *(f"{what}: {named.code} {named.title}" for what, some in found.items() for named in some),
+    ]
+
+
+def beside_lines(recording: Recording, width: int | None, *, each: bool) -> list[str]:
+    """What was measured beside a baseline, the slowest first; without ``each`` only where nothing else is judged."""
+    fact = recording.first(BaselineFact)
+    if fact is None or not (each or recording.options.command == "compare"):
+        return []
+    rows = [
+        (
+            _words(beside.name, beside.labels),
+            one_line(hosts(recording, beside.nodes)) if beside.nodes else "all",
+            amount(beside.value, beside.unit),
+            amount(beside.median, beside.unit),
+            _change(beside.name, beside.value, beside.median),
+            _noise(beside),
+        )
+        for beside in sorted(
+            fact.compared, key=lambda beside: -loss(beside.name, beside.value, beside.median)
+        )
+    ]
+    runs = f"{fact.runs} healthy runs" if fact.runs > 1 else "one run"
+    titles = ("measured", "where", "value", "before", "change", "noise")
+    return [
+        folded(f"Beside {runs} before ({one_line(fact.file)}):", width, indent=1),
+        *_table(rows if each else rows[:_SHOWN], titles).lines(width),
+    ]

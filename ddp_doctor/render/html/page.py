@@ -1,0 +1,259 @@
+"""The page: what is wrong and what to do first, then what that rests on, then what was read and what was not tested.
+
+Names and messages come from anywhere and are shown as text: the templates escape all that is not theirs, the page
+allows no script, and what looks like a credential is left out.
+"""
+
+from collections.abc import Hashable, Iterator
+from functools import cache
+from itertools import groupby
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from ddp_doctor.model.base import grouped
+from ddp_doctor.model.choices import CheckStatus, Severity, Verdict
+from ddp_doctor.model.finding import Culprit, Finding
+from ddp_doctor.model.fleet import FleetReport
+from ddp_doctor.model.recording import NOT_SELECTED, Recording
+from ddp_doctor.model.report import AttachReport, CheckResult, EnvReport, LogsReport, NodeVerdict, Report
+from ddp_doctor.parse.redact import masked
+from ddp_doctor.render import about, checks, findings, fleet, job_story, live_story, settings_table, tables
+from ddp_doctor.render.finding_lines import Placed
+from ddp_doctor.render.findings import Line
+from ddp_doctor.render.html import bandwidth, heat_map, timeline
+from ddp_doctor.render.layout import Captioned, Table
+from ddp_doctor.render.text import plain
+from ddp_doctor.render.topology.picture import Picture, topology_svg
+from ddp_doctor.render.topology.report import pictures
+from ddp_doctor.render.used_transports import used_transports
+from ddp_doctor.settings.in_force import installed_torch, loaded_nccl, settings_in_force, torch_rocm
+from ddp_doctor.views.live_jobs import live_jobs, unreached
+from ddp_doctor.wording.nodes import name_list
+from ddp_doctor.wording.ranks import capital
+
+#: Hosts are drawn once for all that are alike; of more kinds than this the others are counted.
+_MOST_PICTURES = 6
+#: Culprits that a finding names one by one.
+_MOST_CULPRITS = 6
+#: Up to so many nodes have a row each.
+_EACH_NODE = 8
+_WORST = (Verdict.SICK, Verdict.UNSURE, Verdict.HEALTHY)
+#: A sign beside the word, so that nothing depends on the colour.
+_SIGNS = {
+    Verdict.SICK: "✗",
+    Verdict.UNSURE: "?",
+    Verdict.HEALTHY: "✓",
+    Severity.ERROR: "✗",
+    Severity.WARNING: "!",
+    Severity.INFO: "i",
+}
+
+
+def render(report: Report, recording: Recording) -> str:
+    """The whole file, ending in a newline."""
+    if isinstance(report, FleetReport):
+        parts = {"parts": list(fleet.parts(report, each=False)), "sentence": _sentence(report)}
+        found = [_finding(report, finding) for finding in report.findings]
+        return environment().get_template("fleet.html").render(report=report, findings=found, **parts) + "\n"
+    page = environment().get_template("report.html")
+    return page.render(report=report, recording=recording, **_parts(report, recording)) + "\n"
+
+
+@cache
+def environment() -> Environment:
+    """What all pages are made with; compiling the templates takes longer than filling them."""
+    made = Environment(
+        loader=PackageLoader("ddp_doctor.render.html"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.globals |= {"sign": _SIGNS.__getitem__}
+    return made
+
+
+def _shown(value: object) -> object:
+    """A value as the page shows it; what a template has made is as it should be."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return masked(plain(value))
+
+
+def _parts(report: Report, recording: Recording) -> dict[str, object]:
+    has_checks = not isinstance(report, LogsReport)  # whose one check is the reading itself
+    selected = [check for check in report.checks if check.reason != NOT_SELECTED] if has_checks else []
+    return {
+        "sentence": _sentence(report),
+        "about": list(about.lines(report, recording)),
+        "findings": [_finding(report, finding) for finding in report.findings],
+        "nodes": _nodes(report),
+        "jobs": list(_jobs(report, recording)),
+        "timelines": list(timeline.timelines(report, recording)),
+        "bandwidth": bandwidth.table(report, recording),
+        "heat_maps": list(heat_map.heat_maps(report)),
+        "tables": list(_tables(report, recording)),
+        "topology": _topology(report, recording),
+        "settings": _settings(report, recording),
+        "tested": [check for check in selected if check.status in (CheckStatus.PASSED, CheckStatus.FOUND)],
+        "untested": list(_untested(selected)),
+        "not_selected": sum(check.reason == NOT_SELECTED for check in report.checks),
+        "has_checks": has_checks,
+    }
+
+
+def _sentence(report: Report) -> str:
+    return capital(report.summary.removeprefix(f"{report.verdict.value.capitalize()}: "))
+
+
+def _finding(report: Report, finding: Finding) -> dict[str, object]:
+    cause = findings.cause_of(report, finding)
+    named = [_culprit(culprit, several=len(report.nodes) > 1) for culprit in finding.culprits]
+    names = list(dict.fromkeys(filter(None, named)))
+    left = len(names) - _MOST_CULPRITS
+    return {
+        "is": finding,
+        "place": f"{finding.path}:{finding.line}" if isinstance(finding, Placed) else "",
+        "culprits": [*names[:_MOST_CULPRITS], *([f"and {left} more"] if left > 0 else [])],
+        "absent": findings.absent(finding),
+        "remedies": [_laid_out(findings.remedy_lines(remedy)) for remedy in finding.remedies],
+        "evidence": list(findings.evidence_lines(finding.evidence)),
+        "cause": _laid_out(findings.job_cause_lines(cause)) if cause else [],
+    }
+
+
+def _laid_out(lines: Iterator[Line]) -> list[tuple[bool, list[str]]]:
+    """Lines in turns of words and of what is pasted."""
+    turns = groupby((part for line in lines for part in _parts_of(line)), lambda part: part[0])
+    return [(to_paste, [text for _, text in alike]) for to_paste, alike in turns]
+
+
+def _parts_of(line: Line) -> Iterator[tuple[bool, str]]:
+    """The line; a word before what is pasted stands apart, because a click marks all that is."""
+    word, _, command = line.text.partition(": ")
+    if line.to_paste and word == "Undo":
+        yield False, f"{word}:"
+        yield True, command
+    else:
+        yield line.to_paste, line.text
+
+
+def _culprit(culprit: Culprit, *, several: bool) -> str:
+    """``rank 5 on node2, GPU 1``, ``GPU 3 (GPU-0a1b…) on node2``, ``rank 0 on node1 and rank 3 on node2``."""
+    number = "" if culprit.node_rank is None or not several else f"node rank {culprit.node_rank}"
+    on = culprit.node or number
+    rank = "" if culprit.rank is None else f"rank {culprit.rank}"
+    gpu = "" if culprit.gpu is None else f"GPU {culprit.gpu}"
+    if culprit.kind == "pair":
+        peer = "" if culprit.peer_rank is None else f"rank {culprit.peer_rank}"
+        ends = _at(rank, on), _at(peer, culprit.peer_node or "")
+        return _at(culprit.name, on) if culprit.name else " and ".join(filter(None, ends))
+    if culprit.kind == "gpu":
+        named = "" if culprit.name in (None, gpu.replace(" ", "")) else f" ({culprit.name})"
+        name = f"{gpu}{named}" if gpu else culprit.name or ""
+        return _at(name, on)
+    if culprit.kind == "rank":
+        return ", ".join(filter(None, (_at(rank, on), gpu, culprit.name)))
+    return _at(culprit.name or "", on)
+
+
+def _at(name: str, node: str) -> str:
+    return f"{name} on {node}" if name and node else name or node
+
+
+def _nodes(report: Report) -> list[tuple[str, Verdict, list[str]]]:
+    """The nodes of a run of several, sick ones first, with the codes that name them; of many, equal ones in one row."""
+    if len(report.nodes) < 2:
+        return []
+    codes = {finding.fingerprint: finding.code for finding in report.findings}
+    few = len(report.nodes) <= _EACH_NODE
+    alike: dict[Hashable, list[NodeVerdict]] = grouped(
+        (node.node_rank if few else (node.verdict, node.findings), node) for node in report.nodes
+    )
+    rows = [
+        (
+            name_list([node.hostname for node in nodes]),
+            nodes[0].verdict,
+            list(dict.fromkeys(codes[mark] for mark in nodes[0].findings if mark in codes)),
+        )
+        for nodes in alike.values()
+    ]
+    return sorted(rows, key=lambda row: _WORST.index(row[1]))
+
+
+def _jobs(report: Report, recording: Recording) -> Iterator[Captioned]:
+    """What is known of the ranks of a job, one that has ended or one that runs."""
+    if isinstance(report, AttachReport):
+        for job in live_jobs(recording):
+            first, *further = live_story.words(job)
+            yield Captioned(first, live_story.table(job, report), tuple(further))
+        for host, why in unreached(recording).items():
+            yield Captioned(f"{host} could not be read: {why}", Table((), []))
+    elif isinstance(report, LogsReport) and (said := list(job_story.words(report, recording))):
+        yield Captioned(said[0], job_story.table(report, recording) or Table((), []), tuple(said[1:]))
+
+
+def _tables(report: Report, recording: Recording) -> Iterator[Captioned]:
+    if used := used_transports(recording):
+        yield used
+    if gpus := tables.gpu_table(report.measurements):
+        yield gpus
+    if steps := tables.step_table(report.measurements):
+        yield steps
+    if buckets := tables.bucket_table(report.measurements):
+        yield Captioned("DDP's buckets of gradients", buckets)
+
+
+def _topology(report: Report, recording: Recording) -> dict[str, object]:
+    """The hosts, alike ones in one picture, those with a fault first."""
+    alike = grouped(
+        ((picture.matrix.model_dump_json(), tuple(f.fingerprint for f in picture.faults())), picture)
+        for picture in pictures(report, recording)
+    )
+    kinds = sorted(alike.values(), key=lambda hosts: not hosts[0].faults())
+    drawn = [
+        Picture(
+            f"{hosts[0].title} and {len(hosts) - 1} more like it" if len(hosts) > 1 else hosts[0].title,
+            hosts[0].matrix,
+            hosts[0].findings,
+        )
+        for hosts in kinds[:_MOST_PICTURES]
+    ]
+    # Its own renderer escapes what it draws.
+    svg = Markup(topology_svg(drawn)) if drawn else ""  # noqa: S704
+    return {"svg": svg, "left": sum(map(len, kinds[_MOST_PICTURES:]))}
+
+
+def _settings(report: Report, recording: Recording) -> dict[str, object]:
+    """The variables that are set, with what they do and whether they are read."""
+    of_env = EnvReport(
+        **dict(report)
+        | {
+            "nccl": loaded_nccl(recording),
+            "torch": installed_torch(recording),
+            "rocm": torch_rocm(recording),
+            "settings": tuple(settings_in_force(recording)),
+        }
+    )
+    rows = [(row, list(settings_table.further(row, of_env))) for row in of_env.settings]
+    world = recording.world
+    several = world is not None and world.nnodes > 1
+    where = world.hostname(world.nodes[0].node_rank) if world and several and world.nodes else ""
+    return {"rows": rows, "versions": settings_table.versions(of_env), "where": where}
+
+
+def _untested(selected: list[CheckResult]) -> Iterator[tuple[list[CheckResult], str, str]]:
+    """The checks without a result, those for the same reason together, and those that were not made everywhere."""
+    words = {
+        CheckStatus.SKIPPED: "not tested",
+        CheckStatus.TIMED_OUT: "timed out",
+        CheckStatus.FAILED: "failed",
+    }
+    idle = [check for check in selected if check.status in words]
+    for same in sorted(checks.alike(idle), key=lambda same: same[0].status is CheckStatus.SKIPPED):
+        yield same, words[same[0].status], same[0].reason or ""
+    for check in selected:
+        if check.status not in words and check.reason:
+            yield [check], "not tested everywhere", check.reason

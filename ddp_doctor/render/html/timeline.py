@@ -1,0 +1,255 @@
+"""Who entered and left which step when, and where each rank stood at the end; of many ranks, equal ones in one row.
+
+Each node counts the seconds of a trial for itself, so times of two nodes may be some hundredths apart.
+"""
+
+import signal
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ddp_doctor.model.base import grouped
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import Report
+from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
+from ddp_doctor.parse.frames import of_the_job
+from ddp_doctor.render.live_story import STATES
+from ddp_doctor.render.text import amount, one_line
+from ddp_doctor.wording.nodes import hosts
+from ddp_doctor.wording.ranks import cause, rank_list, short
+
+#: Up to so many ranks have a row each.
+_EACH = 16
+_MOST_ROWS = 40
+_MOST_TRIALS = 4
+#: Steps of a rank that are drawn, the last ones.
+_MOST_STEPS = 40
+#: In percent of the width: a bar is never thinner, and its name fits in one that is wider.
+_THINNEST, _FITS_A_LETTER = 0.6, 1.3
+
+_OUTCOMES = {
+    "finished": "All ranks came to the end",
+    "stuck": "The ranks hung",
+    "broken": "A rank failed",
+    "slow": "The ranks were too slow",
+    "interrupted": "It was interrupted",
+}
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One step of a row, in percent of the width; ``label`` where it fits."""
+
+    start: float
+    width: float
+    is_open: bool
+    label: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """Ranks with the same story."""
+
+    ranks: str
+    where: str
+    codes: tuple[str, ...]  # of the errors that blame one of them
+    bars: tuple[Bar, ...]
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One trial."""
+
+    title: str
+    start: str
+    end: str
+    rows: tuple[Row, ...]
+    left: int  # rows that are not shown
+    is_over: bool  # it came to its end
+    several_nodes: bool
+
+
+def timelines(report: Report, recording: Recording) -> Iterator[Timeline]:
+    """Of the trials that did not come to their end; where all did, of the first."""
+    seen = [
+        trial for trial in recording.trials if any(rank.steps or not rank.done for rank in trial.evidence)
+    ]
+    failed = [trial for trial in seen if trial.outcome != "finished"]
+    blamed = _blamed(report)
+    for trial in (failed or seen[:1])[:_MOST_TRIALS]:
+        yield _timeline(recording, trial, blamed if trial in failed else {})
+
+
+def _blamed(report: Report) -> dict[int, tuple[str, ...]]:
+    """The codes of errors by the rank that they blame."""
+    codes = grouped(
+        (rank, finding.code)
+        for finding in report.findings
+        if finding.severity.value == "error"
+        for culprit in finding.culprits
+        if culprit.kind in ("rank", "pair")
+        for rank in (culprit.rank, culprit.peer_rank)
+        if rank is not None
+    )
+    return {rank: tuple(dict.fromkeys(of_rank)) for rank, of_rank in codes.items()}
+
+
+def _timeline(recording: Recording, trial: TrialRecord, blamed: dict[int, tuple[str, ...]]) -> Timeline:
+    start = min(
+        (step.entered_at for rank in trial.evidence for step in rank.steps[-_MOST_STEPS:]), default=0.0
+    )
+    moments = [moment for rank in trial.evidence for moment in _moments(rank, trial.waited_s)]
+    end = max([*moments, start + 1e-6])
+    groups = _alike(trial.evidence, blamed)
+    groups.sort(key=lambda ranks: (ranks[0].rank not in blamed, ranks[0].rank))
+    in_check = f" in the check {trial.judged_check}" if trial.judged_check else ""
+    waited = f", judged after {amount(round(trial.waited_s, 2), 's')} of waiting" * bool(trial.waited_s)
+    several = len({*trial.lost_nodes, *(rank.node for rank in trial.evidence)}) > 1
+    rows = [_row(recording, ranks, blamed, start, end, several=several) for ranks in groups[:_MOST_ROWS]]
+    return Timeline(
+        f"{_OUTCOMES[trial.outcome]}{in_check} (trial {trial.trial}{waited})",
+        _seconds(start),
+        _seconds(end),
+        (*_silent(recording, trial, blamed), *rows),
+        len(groups[_MOST_ROWS:]),
+        trial.outcome == "finished",
+        several,
+    )
+
+
+def _silent(recording: Recording, trial: TrialRecord, blamed: dict[int, tuple[str, ...]]) -> Iterator[Row]:
+    """The ranks that took part and of which nothing came, by node."""
+    world = recording.world
+    known = {rank.rank for rank in trial.evidence}
+    by_node = grouped(
+        (world.node_of(rank) if world else 0, rank) for rank in trial.ranks if rank not in known
+    )
+    for node, ranks in by_node.items():
+        lost = "Contact with its node was lost" if node in trial.lost_nodes else "It left nothing"
+        codes = dict.fromkeys(code for rank in ranks for code in blamed.get(rank, ()))
+        yield Row(rank_list(ranks), hosts(recording, [node]), tuple(codes), (), (lost,))
+
+
+def _moments(rank: RankEvidence, waited_s: float) -> Iterator[float]:
+    """When something happened on a rank, in seconds of the trial; who waits does so until it was judged."""
+    for step in rank.steps:
+        yield step.left_at if step.left_at is not None else _ended(rank, step.entered_at + waited_s)
+    if rank.raised is not None:
+        yield rank.raised.at
+    if rank.exited_at is not None:
+        yield rank.exited_at
+
+
+def _ended(rank: RankEvidence, judged: float) -> float:
+    """When a rank's last step was over: as it raised or ended, or else as the trial was judged."""
+    return (
+        rank.raised.at
+        if rank.raised is not None
+        else rank.exited_at
+        if rank.exited_at is not None
+        else judged
+    )
+
+
+def _alike(ranks: Sequence[RankEvidence], blamed: dict[int, tuple[str, ...]]) -> list[list[RankEvidence]]:
+    if len(ranks) <= _EACH:
+        return [[rank] for rank in ranks]
+    groups = grouped(((_story(rank, whole=True), rank.rank in blamed), rank) for rank in ranks)
+    if len(groups) > _MOST_ROWS:
+        groups = grouped(((_story(rank, whole=False), rank.rank in blamed), rank) for rank in ranks)
+    return list(groups.values())
+
+
+def _story(rank: RankEvidence, *, whole: bool) -> Hashable:
+    """What makes two ranks equal: how they ended and in which step; ``whole``: and all steps on the way."""
+    steps = [(step.check, step.name, step.seq, step.left_at is None) for step in rank.steps[-_MOST_STEPS:]]
+    ended = (rank.began, rank.done, rank.exit_code, rank.raised and rank.raised.type)
+    return (tuple(steps), ended, rank.state, rank.stack[-1:]) if whole else (tuple(steps[-1:]), ended)
+
+
+def _row(
+    recording: Recording,
+    ranks: Sequence[RankEvidence],
+    blamed: dict[int, tuple[str, ...]],
+    start: float,
+    end: float,
+    *,
+    several: bool,
+) -> Row:
+    numbers = [rank.rank for rank in ranks]
+    count = f" ({len(numbers)} ranks)" if len(numbers) > 2 else ""
+    codes = dict.fromkeys(code for number in numbers for code in blamed.get(number, ()))
+    return Row(
+        f"{rank_list(numbers)}{count}",
+        hosts(recording, [rank.node for rank in ranks]) if several else "",
+        tuple(codes),
+        tuple(_bars(ranks, start, end)),
+        tuple(_words(ranks[0], end)),
+    )
+
+
+def _bars(ranks: Sequence[RankEvidence], start: float, end: float) -> Iterator[Bar]:
+    """The steps of the first of them, each from when one of them entered it until the last had left it."""
+    first = ranks[0].steps[-_MOST_STEPS:]
+    same = {(step.check, step.seq, step.name): [step] for step in first}
+    for rank in ranks[1:]:
+        for step in rank.steps[-_MOST_STEPS:]:
+            same.get((step.check, step.seq, step.name), []).append(step)
+    over = max(_ended(rank, end) for rank in ranks)
+    for step in first:
+        steps = same[step.check, step.seq, step.name]
+        entered = min(one.entered_at for one in steps)
+        left = None if step.left_at is None else max(one.left_at or end for one in steps)
+        width = max(100 * ((over if left is None else left) - entered) / (end - start), _THINNEST)
+        at = min(100 * (entered - start) / (end - start), 100 - _THINNEST)
+        until = "not left" if left is None else f"left at {_seconds(left)}"
+        words = f"{_step(step)}: entered at {_seconds(entered)}, {until}"
+        label = step.name if width > _FITS_A_LETTER * len(step.name) else ""
+        yield Bar(round(at, 2), round(min(width, 100 - at), 2), left is None, label, words)
+
+
+def _words(rank: RankEvidence, end: float) -> Iterator[str]:
+    """How it ended and where it stood, in some sentences."""
+    if not rank.began:
+        yield "Its process never reported in"
+    if rank.raised is not None:
+        where = f" at {short(rank.raised.where)}" if rank.raised.where else ""
+        yield f"Raised {rank.raised.type}{where} at {_seconds(rank.raised.at)}: {one_line(cause(rank.raised.message))}"
+    if rank.exit_code is not None and not (rank.done and rank.exit_code == 0):
+        when = f" at {_seconds(rank.exited_at)}" if rank.exited_at is not None else ""
+        memory = ", for want of memory" if rank.out_of_memory else ""
+        yield f"Ended{when}: {_exit(rank.exit_code)}{memory}"
+    last = rank.steps[-1] if rank.steps else None
+    if last is not None and last.left_at is None:
+        until = _ended(rank, end)
+        word = "In" if rank.raised is None and rank.exited_at is None else "Was in"
+        lasted = _seconds(max(until - last.entered_at, 0.0))
+        yield f"{word} {_step(last)} since {_seconds(last.entered_at)}, {lasted} long"
+    elif rank.done:
+        yield "Did all that it was asked to"
+    elif last is not None:
+        yield f"Left {_step(last)} at {_seconds(last.left_at or 0.0)} and entered nothing more"
+    elif rank.began:
+        yield "Entered nothing"
+    if not rank.done and (own := of_the_job(rank.stack)):
+        yield f"Stood at {short(own[-1])}"
+    if rank.state and rank.raised is None and rank.exit_code is None and not rank.done:
+        yield f"Its process: {STATES.get(rank.state, rank.state)}"
+
+
+def _step(step: Step) -> str:
+    detail = f" ({step.detail})" if step.detail else ""
+    return f"{step.name} {step.seq} of {step.check}{detail}"
+
+
+def _exit(code: int) -> str:
+    if code < 0:
+        with suppress(ValueError):
+            return signal.Signals(-code).name
+    return f"exit code {code}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s"

@@ -1,0 +1,79 @@
+"""What tells one node from another: its hardware, the versions of its software, and the settings of its job.
+
+Reports carry it, so that nodes of many runs can be compared, and a baseline is held against its own hardware alone.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from ddp_doctor.facts.node.env_vars import EnvVars
+from ddp_doctor.facts.node.gpus import GpusFact
+from ddp_doctor.facts.node.host import Host
+from ddp_doctor.facts.node.interfaces import InterfacesFact
+from ddp_doctor.facts.node.rdma import RdmaFact
+from ddp_doctor.facts.node.software import Software
+from ddp_doctor.model.fact import Fact
+from ddp_doctor.model.recording import Recording, once_a_recording
+from ddp_doctor.settings.agreement import is_compared, is_of_a_host
+
+
+def _gpus(fact: GpusFact) -> str | None:
+    return _counted([gpu.name or "unknown" for gpu in fact.gpus])
+
+
+def _cuda(fact: Software) -> str | None:
+    return f"HIP {fact.torch_hip}" if fact.torch_hip else fact.torch_cuda
+
+
+def _ports(fact: RdmaFact) -> str | None:
+    """The rates of the ports that carry traffic: "8 400 Gbit/s"."""
+    return _counted([f"{port.rate_gbit_per_s or 0:g} Gbit/s" for _, port in fact.ports() if port.is_active])
+
+
+def _speeds(fact: InterfacesFact) -> str | None:
+    known = [each.speed_mbps for each in fact.interfaces if each.running and not each.loopback]
+    return _counted(sorted(f"{speed / 1000:g} Gbit/s" for speed in known if speed))
+
+
+def _counted(names: list[str]) -> str | None:
+    return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names)) or None
+
+
+#: In the order in which a maintainer asks for them.
+VERSIONS: dict[str, tuple[type[Fact], Callable[[Any], str | None]]] = {
+    "torch": (Software, lambda fact: fact.torch_version or fact.torch_problem),
+    "CUDA of torch": (Software, _cuda),
+    "NCCL": (Software, lambda fact: fact.nccl_loaded or fact.nccl_problem),
+    "driver": (Software, lambda fact: fact.driver or fact.driver_problem),
+    "GPUs": (GpusFact, _gpus),
+    "Python": (Software, lambda fact: f"{fact.python}, {fact.machine}"),
+    "kernel": (
+        Host,
+        lambda fact: fact.kernel and f"{fact.kernel}{', in a container' * fact.in_container}",
+    ),
+}
+_MORE: dict[str, tuple[type[Fact], Callable[[Any], str | None]]] = {
+    "RDMA ports": (RdmaFact, _ports),
+    "interfaces": (InterfacesFact, _speeds),
+    "CPUs": (Host, lambda fact: f"{fact.usable_cpus:g}"),
+}
+#: Those without which a measurement is of another machine.
+HARDWARE = ("GPUs", "RDMA ports", "interfaces", "CPUs")
+
+
+@once_a_recording
+def node_traits(recording: Recording) -> dict[int, dict[str, str]]:
+    """By node: what is known of its hardware and versions, and the variables that nodes are meant to agree in."""
+    found: dict[int, dict[str, str]] = {}
+    for name, (kind, value) in (VERSIONS | _MORE).items():
+        for fact in recording.facts(kind):
+            if (said := value(fact.fact)) is not None:
+                found.setdefault(fact.node, {}).setdefault(name, said)
+    for env in recording.facts(EnvVars):
+        of_job = {
+            name: value
+            for name, value in sorted(env.fact.variables.items())
+            if is_compared(name) and not is_of_a_host(name)
+        }
+        found.setdefault(env.node, {}).update(of_job)
+    return found

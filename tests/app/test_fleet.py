@@ -1,0 +1,190 @@
+"""Many runs beside each other: made of one simulated report of a healthy node with eight GPUs."""
+
+import gzip
+import json
+from datetime import datetime, timedelta, timezone
+from functools import cache
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_doctor import app
+from ddp_doctor.app import UsageError
+from ddp_doctor.app.fleet import fleet_outcome, read_fleet
+from ddp_doctor.cli import commands
+from ddp_doctor.cli.outputs import Outputs
+from ddp_doctor.model.choices import Detail, Verdict
+from ddp_doctor.model.fleet import FleetReport
+from ddp_doctor.model.recording import Options, Recording
+from ddp_doctor.render import terminal
+from ddp_doctor.render.screen import console
+from tests.recorded import judged, path_of
+from tests.simulated import recording as simulated
+
+
+@cache
+def _template(verdict: str) -> str:
+    report = app.judge(simulated(1)).report if verdict == "healthy" else judged("gpus/one-lost").report
+    return report.as_json()
+
+
+def made(
+    host: str, day: int, verdict: str = "healthy", speed: float = 1.0, traits: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """A report of this node, the first on 1 November 2026."""
+    report: dict[str, Any] = json.loads(_template("healthy" if verdict == "healthy" else "sick"))
+    report["run_id"], report["started_at"] = f"{host}-{day}", f"2026-11-{day:02}T10:00:00Z"
+    report["verdict"] = report["nodes"][0]["verdict"] = verdict
+    report["nodes"][0]["hostname"] = report["world"]["nodes"][0]["hostname"] = host
+    report["nodes"][0]["traits"] |= traits or {}
+    for measured in report["measurements"]:
+        measured["value"] *= speed
+    return report
+
+
+def fleet(folder: Path, *reports: dict[str, Any]) -> FleetReport:
+    """The report on all in this folder."""
+    for report in reports:
+        (folder / f"{report['run_id']}.json").write_text(json.dumps(report))
+    return read(str(folder))
+
+
+def read(*paths: str) -> FleetReport:
+    found = fleet_outcome(read_fleet(paths, lambda _text: None), 0.0).report
+    assert isinstance(found, FleetReport)
+    return found
+
+
+def test_a_node_that_is_sick_again_and_again_is_a_lemon_and_one_that_was_once_is_not(tmp_path):
+    lemon = [made("bad", day, "sick" if day in (1, 2, 4) else "healthy") for day in range(1, 6)]
+    once = [made("once", day, "sick" if day == 2 else "healthy") for day in range(1, 6)]
+    well = [made(f"well{number}", day) for number in range(4) for day in range(1, 6)]
+
+    found = fleet(tmp_path, *lemon, *once, *well)
+
+    assert {node.hostname: (node.lemon, node.flapping, node.sick_runs) for node in found.nodes} == {
+        "bad": (True, True, 3),
+        "once": (False, False, 1),
+        **{f"well{number}": (False, False, 0) for number in range(4)},
+    }
+    assert (found.verdict, found.exit_code, found.runs) == (Verdict.HEALTHY, 0, 30)
+
+
+def test_the_newest_run_of_each_node_decides(tmp_path):
+    found = fleet(tmp_path, made("a", 1), made("a", 2, "sick"), made("b", 1, "sick"), made("b", 2, "unsure"))
+
+    assert (found.verdict, found.exit_code) == (Verdict.SICK, 1)
+    assert found.summary == "Sick: 1 of 2 nodes, a."
+    assert [finding.code for finding in found.findings] == ["DD304"]
+    assert read(str(tmp_path / "b-1.json"), str(tmp_path / "b-2.json")).exit_code == 3
+
+
+def test_the_few_that_differ_and_the_slow_one_are_named(tmp_path):
+    alike = [made(f"n{number}", 1) for number in range(6)]
+    odd = made("old", 1, traits={"driver": "550.1"}), made("tree", 1, traits={"NCCL_ALGO": "Tree"})
+
+    found = fleet(tmp_path, *alike, *odd, made("slow", 1, speed=0.7))
+
+    assert {
+        (each.name, value.value, value.nodes) for each in found.differences for value in each.values[1:]
+    } == {
+        ("driver", "550.1", ("old",)),
+        ("NCCL_ALGO", "Tree", ("tree",)),
+    }
+    assert {outlier.node for outlier in found.outliers} == {"slow"}
+    assert {"matmul_rate", "allreduce_busbw"} <= {outlier.name for outlier in found.outliers}
+
+
+def test_every_file_that_does_not_count_is_said_once_and_nothing_else_is_lost(tmp_path):
+    good = made("good", 1)
+    tomorrow = datetime.now(timezone.utc) + timedelta(days=1)
+    files = {
+        "a-good.json": json.dumps(good),
+        "copy.json": json.dumps(good),
+        "torn.json": json.dumps(good)[:700],
+        "empty.json": "",
+        "foreign.json": '{"hello": 1}',
+        "newer.json": json.dumps(good | {"schema_version": "2.0"}),
+        "nan.json": json.dumps(good | {"duration_s": float("nan")}),
+        "wrong.json": json.dumps(good | {"nodes": 7}),
+        "env.json": json.dumps(good | {"run_id": "e", "settings": []}),
+        "future.json": json.dumps(
+            made("late", 1, "sick") | {"run_id": "f", "started_at": tomorrow.isoformat()}
+        ),
+        "no report.txt": "skipped",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below/packed.json.gz").write_bytes(gzip.compress(json.dumps(made("late", 2)).encode()))
+    (tmp_path / "recording.json").write_text(path_of("gpus/one-lost").read_text())
+
+    found = fleet(tmp_path)
+
+    said = {Path(each.file).name: each.why.removeprefix(f"{each.file} ") for each in found.left_out}
+    assert said == {
+        "copy.json": f"is of the same run as {tmp_path}/a-good.json",
+        "torn.json": "cannot be used: line 1 is no JSON",
+        "empty.json": "cannot be used: it is empty",
+        "foreign.json": "is no report and no recording of ddp-doctor",
+        "newer.json": "was written by a newer ddp-doctor (schema 2.0); upgrade this one",
+        "nan.json": "cannot be used: NaN is not a finite number",
+        "wrong.json": "is no report of ddp-doctor: it has 7 under nodes, which no report has",
+        "env.json": "is of env, which judges no whole node",
+        "future.json": f"begins in the future, {tomorrow.isoformat()}: it counts as older than all others",
+    }
+    assert {node.hostname: (node.runs, node.verdict.value) for node in found.nodes} == {
+        "good": (1, "healthy"),
+        "late": (2, "healthy"),
+        "node0": (1, "sick"),
+    }
+
+
+def test_what_came_and_went_is_told_from_the_newest_fleet_report_among_the_files(tmp_path):
+    before = fleet(tmp_path, made("sick", 1, "sick"), made("well", 1), made("gone", 1))
+    (tmp_path / "fleet.json").write_text(before.as_json())
+    (tmp_path / "gone-1.json").unlink()
+
+    found = fleet(tmp_path, made("sick", 2), made("well", 2, "sick"), made("new", 2)).since
+
+    assert found is not None
+    assert (found.came, found.gone, found.fell_sick, found.recovered) == (
+        ("new",),
+        ("gone",),
+        ("well",),
+        ("sick",),
+    )
+
+
+@pytest.mark.parametrize("text", [None, "[]", "{"])
+def test_where_no_run_can_be_read_it_is_a_usage_error(tmp_path, text):
+    if text is not None:
+        (tmp_path / "x.json").write_text(text)
+
+    with pytest.raises(UsageError, match="no run can be read in"):
+        read_fleet([str(tmp_path)], lambda _text: None)
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_a_fleet_is_shown_at_any_width(tmp_path, width):
+    report = fleet(tmp_path, *(made(f"n{number}", 1, speed=1 - number // 7 / 2) for number in range(8)))
+    screen = StringIO()
+
+    recording = Recording(run_id="x", options=Options(command="fleet"))
+    terminal.show(report, recording, console(screen, width=width), detail=Detail.ALL)
+
+    assert "Slower than nodes with the same hardware" in screen.getvalue()
+    assert "n7" in screen.getvalue()
+
+
+def test_a_fleet_is_written_whole_and_its_exit_code_is_the_verdict(capsys, tmp_path):
+    fleet(tmp_path, made("a", 1, "sick"))
+
+    files = {"json": str(tmp_path / "fleet.json"), "html": str(tmp_path / "fleet.html")}
+    code = commands.fleet([str(tmp_path)], None, Outputs(files))
+
+    assert (code, capsys.readouterr().out.splitlines()[-1].split(" (")[0]) == (1, "Sick: 1 of 1 node, a.")
+    assert read(str(tmp_path)).since is not None
+    assert "<h2>Nodes beside each other</h2>" in (tmp_path / "fleet.html").read_text()
