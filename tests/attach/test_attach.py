@@ -15,6 +15,7 @@ from ddp_doctor.model.report import AttachReport
 from ddp_doctor.sources import live_stacks, proc
 from ddp_doctor.sources.live_jobs import Host, LiveJob, of_slurm
 from ddp_doctor.sources.live_process import Candidate, below
+from tests.attach.stillness import wait_until_still
 from tests.attach.worlds import RANKS
 
 #: What is to be named for each way, and which rank.
@@ -34,11 +35,6 @@ def _tree() -> dict[int, list[int]]:
     for pid in sorted(proc.pids(), key=lambda pid: [*map(int, proc.stat_fields(pid)[19:20]), pid]):
         tree.setdefault(proc.parent(pid), []).append(pid)
     return tree
-
-
-def _ran(pid: int) -> int:
-    """How often the main thread of a process has run."""
-    return int(proc.status(pid).get("voluntary_ctxt_switches", "0"))
 
 
 def _state(pid: int) -> str:
@@ -64,13 +60,9 @@ def _wait_until_still(pid: int, folder: Path) -> None:
     while len([*folder.glob("*.[0-9]")]) < RANKS * len(NAMED):
         assert time.monotonic() < end
         time.sleep(0.1)
-    tree = _tree()  # the last two run: one gets on, the other looks into the file of its store
-    ranks = [rank for job in tree[pid][:-2] for rank in tree[job]]
-    before: list[int] = []
-    while before != (now := [_ran(rank) for rank in ranks]):
-        assert time.monotonic() < end
-        before = now
-        time.sleep(0.5)
+    tree = _tree()  # of the last two one gets on, and in the other ranks look into the file of their store
+    *hanging, killed, _ = tree[pid]
+    wait_until_still((rank for job in hanging for rank in tree[job]), ended=tree[killed][2:])
 
 
 @pytest.mark.ranks

@@ -22,6 +22,7 @@ from ddp_doctor.model.report import AttachReport
 from ddp_doctor.sources import proc
 from ddp_doctor.sources.live_jobs import ended
 from ddp_doctor.sources.live_stacks import stacks
+from tests.attach.stillness import wait_until_still
 from tests.lab.hosts import ROOT, Lab, why_no_lab
 from tests.lab.processes import PATIENCE_S
 from tests.lab.sshd import environment, know_hosts
@@ -54,8 +55,9 @@ def job(ssh_lab: Lab) -> list[int]:
     ]
     for process in started:
         process.wait_for_output("begun")
-    time.sleep(1.0)  # until the first two wait
-    return [process.pid for process in started if process.pid is not None]
+    pids = [process.pid for process in started if process.pid is not None]
+    wait_until_still(pids)
+    return pids
 
 
 def attached(ssh_lab: Lab, *options: str) -> tuple[int, dict[str, Any], str]:
@@ -117,8 +119,8 @@ def test_a_job_in_a_container_is_read_from_the_host_by_the_numbers_and_files_of_
         try:
             assert container.stdout is not None
             assert [container.stdout.readline() for _ in range(2)] == [b"begun\n"] * 2
-            time.sleep(1.0)
             first = next(pid for pid in proc.pids() if proc.parent(pid) == container.pid)
+            wait_until_still(pid for pid in proc.pids() if proc.parent(pid) == first)
 
             report = attach([first]).report
             by_hand = ("nsenter", "-t", str(first), "-p", "-m", *ATTACH)

@@ -14,6 +14,8 @@ import pytest
 
 from ddp_doctor.model.finding import Setting
 from ddp_doctor.render.pasted_scripts import sbatch_lines
+from ddp_doctor.sources import proc
+from tests.attach.stillness import wait_until_still
 from tests.lab.hosts import ROOT, WITHOUT_DDP
 from tests.lab.processes import comm
 from tests.lab.slurm import PATIENCE_S, Slurm, wait_for, why_no_slurm
@@ -234,7 +236,7 @@ def test_attach_and_one_watcher_read_all_nodes_of_a_job_beside_its_step_that_has
     )
     try:
         wait_for(lambda: job.output.count("begun") == 2, PATIENCE_S, slurm.logs)
-        time.sleep(1.0)  # until the first waits
+        wait_until_still(pid for pid in proc.pids() if proc.command(pid)[1:] == ["-m", "tests.attach.spread"])
         report = slurm.folder / "attach.json"
         attach = (*DOCTOR[:3], "attach", "--json", str(report), "--slurm-job")
         done = slurm.run(*attach, job.number)

@@ -133,8 +133,8 @@ def test_a_signal_reaches_the_command_once_whether_all_were_sent_it_or_the_watch
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_watcher_that_is_killed_or_stopped_changes_nothing_for_the_command(watching, tmp_path, how):
-    process = watching("--", "sh", "-c", "echo begun; read x < fifo; echo done > file")
     os.mkfifo(tmp_path / "fifo")
+    process = watching("--", "sh", "-c", "echo begun; read x < fifo; echo done > file")
     process.stdout.readline()
 
     process.send_signal(how)
