@@ -148,7 +148,7 @@ OUTPUTS = (
     Output(
         "html",
         "Write the report as one page for a browser; it loads nothing.",
-        (*_WITH_SETTINGS, "prolog", "logs", "attach", "fleet", "lint"),
+        (*_WITH_SETTINGS, "prolog", "logs", "attach", "fleet", "compare", "lint"),
         _html,
     ),
     Output("sarif", "Write the findings as SARIF 2.1.0.", ("lint",), _sarif),

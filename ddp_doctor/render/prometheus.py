@@ -14,12 +14,15 @@ from prometheus_client import generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import CheckStatus, Verdict
 from ddp_doctor.model.report import Measurement, Report, finished_at
 from ddp_doctor.render.text import plain
 
 #: Of what a bandwidth was measured; further labels of measurements (peers, parameters) have too many values.
 _OF_BANDWIDTH = ("measurement", "bytes", "ranks", "backend", "node", "gpu")
+#: Units of what ``fleet`` counts.
+_COUNTED = ("nodes", "files")
 _WORST_FIRST = (Verdict.SICK, Verdict.UNSURE, Verdict.HEALTHY)
 
 _Samples = Mapping[tuple[str, ...], float]
@@ -85,6 +88,14 @@ class _Families(Collector):
             _OF_BANDWIDTH,
             _bandwidths(report),
         )
+        counted = grouped((each.name, each) for each in report.measurements if each.unit in _COUNTED)
+        for name, alike in counted.items():
+            yield from self._family(
+                name,
+                f"How many {alike[0].unit} of the fleet are so.",
+                tuple(alike[0].labels),
+                {tuple(map(str, each.labels.values())): each.value for each in alike},
+            )
         yield from self._family(
             "last_run_timestamp_seconds", "When the run ended, in Unix time.", (), _ended(report)
         )

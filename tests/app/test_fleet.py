@@ -182,9 +182,13 @@ def test_a_fleet_is_shown_at_any_width(tmp_path, width):
 def test_a_fleet_is_written_whole_and_its_exit_code_is_the_verdict(capsys, tmp_path):
     fleet(tmp_path, made("a", 1, "sick"))
 
-    files = {"json": str(tmp_path / "fleet.json"), "html": str(tmp_path / "fleet.html")}
+    files = {name: f"{tmp_path}/fleet.{name[:4]}" for name in ("json", "html", "prometheus")}
     code = commands.fleet([str(tmp_path)], None, Outputs(files))
 
     assert (code, capsys.readouterr().out.splitlines()[-1].split(" (")[0]) == (1, "Sick: 1 of 1 node, a.")
     assert read(str(tmp_path)).since is not None
+    assert (
+        'ddp_doctor_fleet_nodes{command="fleet",verdict="sick"} 1.0\n'
+        in (tmp_path / "fleet.prom").read_text()
+    )
     assert "<h2>Nodes beside each other</h2>" in (tmp_path / "fleet.html").read_text()
