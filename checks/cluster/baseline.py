@@ -64,7 +64,7 @@ def slower(recording: Recording) -> Iterator[Draft]:
     for node in sorted(nodes):
         own = [each for each in rest if node in each.nodes or (len(nodes) == 1 and not each.nodes)]
         rest = [each for each in rest if each not in own]
-        yield _draft(Who((node_culprit(recording, node),), host(recording, node)), own, recording)
+        yield _draft(_node_or_gpu(recording, node, {each.gpu for each in own}), own, recording)
     if is_everywhere and tested and rest:
         yield _draft(Who(NOBODY, "The network between all nodes"), rest, recording)
         return
@@ -80,12 +80,22 @@ def _is_slow(each: HeldAgainst) -> bool:
     return is_outlier(each.name, each.value, each.median, each.mad, each.worst)
 
 
+def _node_or_gpu(recording: Recording, node: int, gpus: set[int | None]) -> Who:
+    """One GPU where all that is slow is its own."""
+    name, of_node = host(recording, node), node_culprit(recording, node)
+    if len(gpus) > 1 or None in gpus:
+        return Who((of_node,), name)
+    [gpu] = gpus
+    return Who((of_node.model_copy(update={"kind": "gpu", "gpu": gpu}),), f"GPU {gpu} of {name}")
+
+
 def _is_path(each: HeldAgainst) -> bool:
     return BEST_PATH in each.labels.items()
 
 
 def _draft(who: Who, slow: Sequence[HeldAgainst], recording: Recording) -> Draft:
     ordered = sorted(slow, key=lambda each: (len(each.nodes) > 1, -_loss(each)))
+    alike = grouped(((each.name, *sorted(each.labels.items()), each.nodes), each) for each in ordered)
     worst, runs = _loss(ordered[0]), min(each.runs for each in ordered)
     known = runs >= FEWEST_RUNS
     make, severity = (likely, Severity.WARNING) if known else (possible, Severity.INFO)
@@ -95,7 +105,7 @@ def _draft(who: Who, slow: Sequence[HeldAgainst], recording: Recording) -> Draft
     return make(
         who,
         f"{{who}} is {100 * worst:.0f} % slower than {healthy}",
-        [_evidence(each, recording) for each in ordered],
+        [_evidence(each, len(others), recording) for each, *others in alike.values()],
         by_operator(
             "Look for what changed on it since: clocks and power limits, negotiated link speeds, other programs"
         ),
@@ -110,13 +120,18 @@ def _loss(each: HeldAgainst) -> float:
     return loss(each.name, each.value, each.median)
 
 
-def _evidence(each: HeldAgainst, recording: Recording) -> Evidence:
+def _evidence(each: HeldAgainst, others: int, recording: Recording) -> Evidence:
+    """The slowest of several that were measured of the same, such as the GPUs of a node."""
     size = each.labels.get("bytes")
     of_size = f" of {int(size) / 2**20:g} MiB" if size is not None else ""
     on = ", the best path of" if _is_path(each) else " on"
     where = f"{on} {host(recording, each.nodes[0])}" if len(each.nodes) == 1 else ""
     if len(each.nodes) == 2:
         where = f" between {hosts(recording, each.nodes)}"
+    if each.gpu is not None:
+        where += f", GPU {each.gpu}"
+    if others:
+        where += f", the slowest of {others + 1} such"
     usual = f", where {100 * noise(each.name, each.median, each.mad):.0f} % is noise"
     margin = f"{100 * _loss(each):.0f} % slower{usual if each.runs >= FEWEST_RUNS else ''}"
     return Evidence(

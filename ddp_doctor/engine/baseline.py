@@ -34,6 +34,7 @@ class Figure(NamedTuple):
     value: float
     unit: str
     nodes: tuple[int, ...]
+    gpu: int | None = None
 
 
 def figures(world: World | None, measured: Sequence[Measurement]) -> list[Figure]:
@@ -70,9 +71,10 @@ def _figures(world: World | None, measured: Sequence[Measurement]) -> Iterator[F
             continue
         value = min(each.value, known.most) if known.most else each.value
         if isfinite(value) and value > 0 and world is not None:
-            nodes, place = _place(world, each)
+            (nodes, place), gpu = _place(world, each), each.labels.get("gpu")
             labels = {name: said for name, said in each.labels.items() if name not in _NUMBERS}
-            yield Figure(each.name, frozenset((labels | place).items()), value, each.unit, nodes)
+            key = frozenset((labels | place).items())
+            yield Figure(each.name, key, value, each.unit, nodes, None if gpu is None else int(gpu))
 
 
 def _place(world: World, measured: Measurement) -> tuple[tuple[int, ...], dict[str, str | int | float]]:
@@ -198,6 +200,7 @@ def compared(run: MeasuredRun, baseline: Baseline, file: str) -> Reading:
             unit=figure.unit,
             labels=dict(figure.labels),
             nodes=figure.nodes,
+            gpu=figure.gpu,
             value=figure.value,
             median=of.median,
             mad=of.mad,

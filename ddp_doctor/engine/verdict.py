@@ -81,6 +81,10 @@ def _verdict(recording: Recording, diagnosis: Diagnosis, results: Sequence[Check
         for finding in diagnosis.findings
     ):
         return Verdict.UNSURE  # a job failed or stands still, and no cause is sure enough to be an error
+    if recording.options.command == "compare" and any(
+        finding.severity is Severity.INFO for finding in diagnosis.findings
+    ):
+        return Verdict.UNSURE  # it is slower, and how much of that is noise too few runs tell
     if any(result.status in (CheckStatus.FAILED, CheckStatus.TIMED_OUT) for result in results):
         return Verdict.UNSURE  # a lesser finding beside it does not make up for what was not seen
     return Verdict.HEALTHY
@@ -214,6 +218,8 @@ def summary(
         return f"Sick: {worst.title.rstrip('.')}{more}."
     if verdict is Verdict.UNSURE:
         why = _why_unsure(recording, results, diagnosis).removesuffix(".")
+        if recording.options.command == "compare" and diagnosis.findings:
+            why = f"{diagnosis.findings[0].title}, and how much of that is noise is not known"
         return f"Unsure: {why}{_ignored(diagnosis)}."
     warnings = sum(finding.severity is Severity.WARNING for finding in diagnosis.findings)
     noted = f", with {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""

@@ -238,6 +238,7 @@ class HeldAgainst(Frozen):
     unit: str
     labels: dict[str, str | int | float] = Field(default_factory=dict)
     nodes: tuple[int, ...] = ()  # node ranks it was measured of: one, a pair, or none for the whole run
+    gpu: int | None = None  # of the node, where it was measured of that GPU alone
     value: float
     median: float
     mad: float

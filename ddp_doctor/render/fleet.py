@@ -151,6 +151,11 @@ def _since(since: Since | None) -> list[str]:
     ]
 
 
+def _where(recording: Recording, beside: HeldAgainst) -> str:
+    gpu = "" if beside.gpu is None else f", GPU {beside.gpu}"
+    return one_line(f"{hosts(recording, beside.nodes)}{gpu}") if beside.nodes else "all"
+
+
 def beside_lines(recording: Recording, width: int | None, *, each: bool) -> list[str]:
     """What was measured beside a baseline, the slowest first; without ``each`` only where nothing else is judged."""
     fact = recording.first(BaselineFact)
@@ -159,7 +164,7 @@ def beside_lines(recording: Recording, width: int | None, *, each: bool) -> list
     rows = [
         (
             _words(beside.name, beside.labels),
-            one_line(hosts(recording, beside.nodes)) if beside.nodes else "all",
+            _where(recording, beside),
             amount(beside.value, beside.unit),
             amount(beside.median, beside.unit),
             _change(beside.name, beside.value, beside.median),

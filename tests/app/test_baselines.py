@@ -11,7 +11,7 @@ from ddp_doctor.app.baselines import compare, load_baseline, with_baseline
 from ddp_doctor.app.fleet import baseline_of, read_fleet
 from ddp_doctor.cli import commands
 from ddp_doctor.cli.outputs import Outputs
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Severity, Verdict
 from ddp_doctor.model.finding import Finding
 from tests.app.test_fleet import made
 from tests.recorded import judged, load
@@ -51,13 +51,35 @@ def test_a_slower_node_is_named_with_the_margin(baseline, speed, severity):
     assert all("is noise" in (each.expected_from or "") for each in finding.evidence)
 
 
-def test_one_run_tells_no_noise_so_what_is_slower_than_it_is_information(baseline):
-    earlier = str(Path(baseline).with_name("4.json"))
+def test_one_slow_gpu_of_a_healthy_node_is_named_and_all_eight_in_a_line_for_each_measurement(baseline):
+    run = made("n", 20)
+    for measured in run["measurements"]:
+        measured["value"] *= 0.6 if measured["labels"].get("gpu") == 3 else 1.0
+
+    [finding] = held(baseline, 1.0, measurements=run["measurements"])
+
+    assert [(culprit.kind, culprit.node, culprit.gpu) for culprit in finding.culprits] == [("gpu", "n", 3)]
+    assert finding.title.startswith("GPU 3 of n is 40 % slower")
+    assert all(each.text.endswith("on n, GPU 3") for each in finding.evidence)
+    [of_all] = held(baseline, 0.6)
+    assert sum(each.text.endswith("the slowest of 8 such") for each in of_all.evidence) == len(
+        finding.evidence
+    )
+
+
+def test_one_run_tells_no_noise_so_what_is_slower_than_it_is_information_and_no_verdict(baseline):
+    earlier, later = (str(Path(baseline).with_name(name)) for name in ("4.json", "later"))
 
     [finding] = held(earlier, 0.5)
 
     assert (finding.severity, finding.confidence.value) == (Severity.INFO, "possible")
+    report = compare(earlier, later).report
+    assert (report.verdict, report.exit_code) == (Verdict.UNSURE, 3)
+    assert report.summary.startswith(
+        "Unsure: n is 50 % slower than the run it is compared with, and how much"
+    )
     assert held(earlier, 0.97) == ()
+    assert compare(earlier, later).report.exit_code == 0
 
 
 def test_one_slow_link_of_three_nodes_names_its_node_and_no_other():
