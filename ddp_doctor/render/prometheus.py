@@ -21,8 +21,6 @@ from ddp_doctor.render.text import plain
 
 #: Of what a bandwidth was measured; further labels of measurements (peers, parameters) have too many values.
 _OF_BANDWIDTH = ("measurement", "bytes", "ranks", "backend", "node", "gpu")
-#: Units of what ``fleet`` counts.
-_COUNTED = ("nodes", "files")
 _WORST_FIRST = (Verdict.SICK, Verdict.UNSURE, Verdict.HEALTHY)
 
 _Samples = Mapping[tuple[str, ...], float]
@@ -88,20 +86,21 @@ class _Families(Collector):
             _OF_BANDWIDTH,
             _bandwidths(report),
         )
-        counted = grouped((each.name, each) for each in report.measurements if each.unit in _COUNTED)
-        for name, alike in counted.items():
-            yield from self._family(
-                name,
-                f"How many {alike[0].unit} of the fleet are so.",
-                tuple(alike[0].labels),
-                {tuple(map(str, each.labels.values())): each.value for each in alike},
-            )
+        yield from self._counts()
         yield from self._family(
             "last_run_timestamp_seconds", "When the run ended, in Unix time.", (), _ended(report)
         )
         yield from self._family(
             "last_run_duration_seconds", "How long the run took.", (), {(): report.duration_s}
         )
+
+    def _counts(self) -> Iterator[GaugeMetricFamily]:
+        """What ``fleet`` counts, a family each."""
+        counted = (each for each in self._report.measurements if each.unit in ("nodes", "files"))
+        for name, alike in grouped((each.name, each) for each in counted).items():
+            samples = {tuple(map(str, each.labels.values())): each.value for each in alike}
+            told = f"How many {alike[0].unit} of the fleet are so."
+            yield from self._family(name, told, tuple(alike[0].labels), samples)
 
     def _family(
         self, name: str, told: str, labels: Iterable[str], samples: _Samples
