@@ -201,6 +201,16 @@ def test_what_keeps_a_job_waiting_is_named_and_no_innocent(situation: str):
     assert report.summary.startswith({0: "Moving: ", 1: "Stuck: ", 3: "Cannot tell: "}[code])
 
 
+def test_the_process_to_look_at_is_named_in_the_command_to_paste():
+    report = judge(recording(*SITUATIONS["a lock"][0])).report
+
+    assert isinstance(report, AttachReport)
+    [blamed] = [one for one in report.ranks if one.blamed]
+    commands = [command for remedy in report.findings[0].remedies for command in remedy.commands]
+    assert commands == [f"py-spy dump --pid {blamed.pid}"]
+    assert report.causes[0].next_check.startswith(commands[0])
+
+
 @pytest.mark.parametrize(("use", "is_said"), [((100, 100), True), ((100, 3), False), ((), False)])
 def test_a_gpu_that_is_busy_while_its_rank_waits_in_nccl_is_no_progress_and_that_is_said(use, is_said):
     job = recording(*waiting(0, 1, over_nccl=True, cpu=1.0, state="R", gpu_use=use), rank(2, (script(70),)))

@@ -24,6 +24,11 @@ class Judged:
     detail: str = ""
     values: Mapping[str, str] = field(default_factory=dict)
     next_check: str = ""
+    pid: int | None = None  # of the process to blame, where it runs
+
+    def with_pid(self, command: str) -> str:
+        """With the number of the process in place of PID, where it is known."""
+        return command if self.pid is None else command.replace("--pid PID", f"--pid {self.pid}")
 
 
 def place_of(line: LogLine) -> str:

@@ -48,6 +48,7 @@ class Named:
             self.who([one.rank for one in who]),
             f"{waits_text(waiting)} {busy_text(self.waiting)}".strip(),
             {"is": verb(who, "are"), "hangs": verb(who, "hang"), **values},
+            pid=culprits[0].fact.pid if len(culprits) == 1 else None,
         )
 
     def who(self, ranks: Sequence[int]) -> str:

@@ -87,7 +87,7 @@ def _causes(recording: Recording) -> tuple[JobCauseReport, ...]:
             domain=judged.cause.domain,
             restart=judged.cause.restart,
             lines=tuple(CauseLine(**line.model_dump()) for line in judged.lines),
-            next_check=judged.next_check or judged.cause.next_check,
+            next_check=judged.with_pid(judged.next_check or judged.cause.next_check),
             culprits=judged.culprits,
         )
         for judged in causes(recording)

@@ -69,7 +69,11 @@ def _draft(judged: Judged, backend: str | None, check: str) -> Draft:
             Evidence(check=check, text=f"{place_of(line)}: {line.text}")
             for line in _each_once(judged.lines)[:_MOST_LINES]
         ),
-        remedies=tuple(r for r in judged.cause.remedies if _is_for(judged.cause.code, backend, r)),
+        remedies=tuple(
+            remedy.model_copy(update={"commands": tuple(map(judged.with_pid, remedy.commands))})
+            for remedy in judged.cause.remedies
+            if _is_for(judged.cause.code, backend, remedy)
+        ),
         severity=Severity.WARNING if judged.confidence is Confidence.POSSIBLE else None,
     )
 
