@@ -129,10 +129,10 @@ class Lookout:
             self._killed_s = min(self._killed_s, time.monotonic() - _KILL_PATIENCE_S)
             self._tell_who_lives()
 
-    def tell_early_look(self) -> None:
+    def tell_early_look(self, ended_s: float) -> None:
         """What was seen of a stand-still in which the command has ended before it was judged."""
         early = self._early
-        is_of_the_end = early and time.monotonic() - early.still_until_s < _ENDS_SOON_S
+        is_of_the_end = early and ended_s - early.still_until_s < _ENDS_SOON_S
         if early and early.names_who and is_of_the_end and self._judged_s < early.at_s:
             sys.stderr.flush()
             with open(early.said, "rb") as said:

@@ -141,16 +141,17 @@ class _Watcher:
         lookout = Lookout(command, self._evidence, self._options, self._say, self._node)
         while not command.wait(lookout.pause_s()):
             lookout.look()
+        ended_s = time.monotonic()
         lookout.close()
-        if command.code != 0:
-            lookout.tell_early_look()
-        self._end(was_stuck=lookout.is_stuck)
+        self._end(ended_s, was_stuck=lookout.is_stuck)
+        if command.code != 0:  # last, because it says more than the time-out that followed
+            lookout.tell_early_look(ended_s)
         return command.leave_as_it_did()
 
     # --- the end ---
 
-    def _end(self, *, was_stuck: bool) -> None:
-        command, ended_s = self._command, time.monotonic()
+    def _end(self, ended_s: float, *, was_stuck: bool) -> None:
+        command = self._command
         while self._copies and not self._copies.has_ended() and time.monotonic() - ended_s < _COPYING_S:
             time.sleep(0.01)
         if command.code == 0 and not self._has_failed_elsewhere(ended_s):

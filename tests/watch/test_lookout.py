@@ -175,7 +175,7 @@ def test_what_was_seen_early_of_a_hang_is_told_only_where_the_job_ends_in_it(
     job.since = job.now
     job.now += moved_s
     job.lookout.close()
-    job.lookout.tell_early_look()
+    job.lookout.tell_early_look(job.now)
     assert capfd.readouterr().err == ("rank 1 stands at train.py:9\n" if is_told else "")
 
 
