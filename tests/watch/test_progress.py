@@ -9,6 +9,7 @@ import time
 import pytest
 
 from ddp_doctor.ranks.process import started as started_at
+from ddp_doctor.sources.proc import stat_fields
 from ddp_doctor.watch import progress
 from ddp_doctor.watch.progress import Progress, _Counts, _Rank
 
@@ -37,11 +38,18 @@ def test_a_rank_moves_where_it_computes_reads_or_writes_and_not_where_it_may_onl
 @pytest.fixture
 def job():
     """Two processes that sleep, and one that computes."""
+    pipe = subprocess.PIPE
     scripts = ("input()", "input()", "while True: pass")
     started = [
-        subprocess.Popen((sys.executable, "-S", "-c", text), stdin=subprocess.PIPE) for text in scripts
+        subprocess.Popen((sys.executable, "-S", "-uc", f"print()\n{text}"), stdin=pipe, stdout=pipe)
+        for text in scripts
     ]
-    time.sleep(0.05)
+    for process in started:
+        assert process.stdout is not None
+        process.stdout.readline()
+    for process in started[:2]:  # after the line nothing but the end of input() makes it wait
+        while stat_fields(process.pid)[0] != "S":
+            time.sleep(0.01)
     yield {process.pid: started_at(process.pid) for process in started}
     for process in started:
         process.kill()
