@@ -42,10 +42,15 @@ def _search_own_modules_first() -> None:
 
 
 def _leave(at_the_end: Callable[[], object]) -> None:
-    """Until a run takes the signals over there is nothing else to clean up and nothing to report."""
-    at_the_end()
-    os.write(2, b"ddp-doctor: interrupted before anything was tested\n")
-    os._exit(130)
+    """Until a run takes the signals over there is nothing else to clean up and nothing to report.
+
+    Nothing may be raised from here: it would come out of what was interrupted, such as an import, as another error.
+    """
+    try:
+        at_the_end()
+        os.write(2, b"ddp-doctor: interrupted before anything was tested\n")
+    finally:
+        os._exit(130)
 
 
 if __name__ == "__main__":

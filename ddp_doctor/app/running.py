@@ -43,6 +43,7 @@ def run(request: RunRequest, checks: Sequence[Check] = CHECKS) -> Outcome:
             session, plan, blank(request.options, plan, request.env), {check.id: check for check in checks}
         )
         try:
+            interruption.arm()
             if node_run.needs_torch():
                 _require_torch(request)
                 session.warm_up(node_run.rank_checks())

@@ -21,8 +21,15 @@ class Interruption:
     """The state of a run's signal handling."""
 
     def __init__(self) -> None:
-        self._armed = True
+        self._armed = False
+        self._has_come = False  # a signal, while none was heeded
         self._since: float | None = None  # monotonic, of the first signal
+
+    def arm(self) -> None:
+        """From now on signals are heeded, also one that has come before: what cleans up after the run is in place."""
+        self._armed = not self._has_come
+        if self._has_come:
+            raise Interrupted
 
     def disarm(self) -> None:
         """From now on signals are ignored: cleaning up must not be cut short."""
@@ -34,6 +41,7 @@ class Interruption:
         An exception in a library's code may leave its lock taken, and the next thread that needs it hangs.
         """
         if not self._armed:
+            self._has_come = True
             return
         now = time.monotonic()
         self._since = self._since or now
@@ -52,7 +60,7 @@ def heeded() -> list[signal.Signals]:
 
 @contextmanager
 def interruptible() -> Iterator[Interruption]:
-    """Handle the signals while the block runs; main thread only.
+    """Handle the signals while the block runs, from arm() on; main thread only.
 
     Afterwards they stay ignored: the recording has still to be saved and shown.
     """

@@ -31,8 +31,9 @@ wire = StarterChannel(rank)
 def work():
     {work}
 
-with interruptible():
+with interruptible() as interruption:
     try:
+        interruption.arm()
         wire.send("hello")
         work()
     except Interrupted:

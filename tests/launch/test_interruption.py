@@ -7,7 +7,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FunctionType
+from typing import Any
 
 import pytest
 
@@ -38,10 +40,16 @@ def as_before():
         signal.signal(number, handler)
 
 
+def interruptibly(work: Callable[[], None]) -> None:
+    with interruptible() as interruption:
+        interruption.arm()
+        work()
+
+
 def seconds_until_interrupted(work: Callable[[], None]) -> float:
     began = time.monotonic()
-    with pytest.raises(Interrupted), interruptible():
-        work()
+    with pytest.raises(Interrupted):
+        interruptibly(work)
     return time.monotonic() - began
 
 
@@ -114,17 +122,54 @@ main()
 """
 
 
-def test_a_run_that_is_interrupted_while_it_imports_ends_in_one_line_and_leaves_no_trace(tmp_path):
+#: Another comes when the folder of a run is there, and nothing yet that would remove it.
+_INTERRUPTED_FOLDER = """
+import signal, sys
+from ddp_doctor.__main__ import main
+from ddp_doctor.ranks import folders
+
+def made(make=folders.make_run_folder):
+    folder = make()
+    signal.raise_signal(signal.SIGTERM)
+    return folder
+
+folders.make_run_folder = made
+sys.argv = ["ddp-doctor", "run", "--nproc-per-node", "1", "--only", "process_group"]
+main()
+"""
+
+
+def _interrupted(script: str, folder: Path, **given: Any) -> "subprocess.CompletedProcess[str]":
+    own = {"TMPDIR": str(folder), "XDG_STATE_HOME": str(folder / "state")}
     done = subprocess.run(
-        (sys.executable, "-c", _INTERRUPTED_IMPORT),
+        (sys.executable, "-c", script),
         check=False,
-        capture_output=True,
         text=True,
         timeout=PATIENCE_S,
-        env={**os.environ, "TMPDIR": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")},
+        env={**os.environ, **own},
+        **{"capture_output": True} | given,
     )
-    assert (done.returncode, done.stderr) == (130, "ddp-doctor: interrupted before anything was tested\n")
-    assert not list(tmp_path.glob("ddp-doctor-crash-*"))
+    assert done.returncode == 130
+    assert not list(folder.glob("ddp-doctor-*"))
+    return done
+
+
+def test_a_run_that_is_interrupted_while_it_imports_ends_in_one_line_and_leaves_no_trace(tmp_path):
+    said = _interrupted(_INTERRUPTED_IMPORT, tmp_path).stderr
+
+    assert said == "ddp-doctor: interrupted before anything was tested\n"
+
+
+def test_nor_does_one_leave_a_trace_whose_words_nobody_reads_any_more(tmp_path):
+    read, write = os.pipe()
+    os.close(read)
+
+    _interrupted(_INTERRUPTED_IMPORT, tmp_path, capture_output=False, stdout=write, stderr=write)
+    os.close(write)
+
+
+def test_a_run_that_is_interrupted_while_it_makes_its_folder_leaves_none(tmp_path):
+    assert "Interrupted: " in _interrupted(_INTERRUPTED_FOLDER, tmp_path).stdout
 
 
 def test_what_nohup_or_a_shell_has_it_ignore_does_not_end_a_run_and_sigterm_does():

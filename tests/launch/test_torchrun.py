@@ -37,6 +37,7 @@ for number in range({rounds}):
                 after = random.Random(number).uniform(0.0, 0.03)
                 threading.Timer(after, os.kill, (os.getpid(), signal.SIGTERM)).start()
             try:
+                interruption.arm()
                 with launch.Launch(session.run_folder, [Spec()], dict(os.environ)):
                     time.sleep(0.03)
             except Interrupted:

@@ -198,9 +198,14 @@ def test_an_interrupt_leaves_no_command_behind(tmp_path):
             time.sleep(0.01)
         signal.raise_signal(signal.SIGINT)
 
+    def run() -> None:
+        with interruptible() as interruption:
+            interruption.arm()
+            run_command(["sh", "-c", f"echo $$ > {mark}; exec sleep 60"], ENV, 20)
+
     threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(Interrupted), interruptible():
-        run_command(["sh", "-c", f"echo $$ > {mark}; exec sleep 60"], ENV, 20)
+    with pytest.raises(Interrupted):
+        run()
     assert gone_within(int(mark.read_text()), 1)
 
 
