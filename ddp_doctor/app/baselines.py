@@ -2,18 +2,21 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from ddp_doctor.app.json_files import JsonFile, major, read_json, what_is_wrong
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.app.recordings import recording_in
-from ddp_doctor.engine.baseline import compared, held_against, make_baseline, measured_run
+from ddp_doctor.engine.baseline import NUMBERS, compared, held_against, make_baseline, measured_run
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.model.baseline import Baseline
 from ddp_doctor.model.recording import Options
 from ddp_doctor.model.report import Report
 from ddp_doctor.parse.file_kinds import BASELINE, RECORDING, REPORT
+
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 def load_baseline(path: str) -> Baseline:
@@ -27,13 +30,7 @@ def load_baseline(path: str) -> Baseline:
 
 
 def _baseline(file: JsonFile) -> Baseline:
-    _require_known_schema(file)
-    try:
-        return Baseline.model_validate_json(file.text)
-    except ValidationError as error:
-        raise UsageError(
-            f"{file.path} cannot be used as a baseline: {what_is_wrong(error, 'baseline')}"
-        ) from error
+    return _validated(Baseline, file, "baseline")
 
 
 def report_in(file: JsonFile) -> Report:
@@ -42,20 +39,26 @@ def report_in(file: JsonFile) -> Report:
         return judge(recording_in(Path(file.path), file.content)).report
     if file.kind != REPORT:
         raise UsageError(f"{file.path} is {file.kind or 'no report and no recording of ddp-doctor'}")
-    _require_known_schema(file)
-    try:
-        return Report.model_validate_json(file.text)
-    except ValidationError as error:
-        raise UsageError(
-            f"{file.path} is no report of ddp-doctor: {what_is_wrong(error, 'report')}"
-        ) from error
+    report = _validated(Report, file, "report")
+    for measured in report.measurements:
+        for name in NUMBERS:
+            if not isinstance(number := measured.labels.get(name, 0), int):
+                raise UsageError(
+                    f"{file.path} is no report of ddp-doctor: {measured.name} has {number!r} under {name}"
+                )
+    return report
 
 
-def _require_known_schema(file: JsonFile) -> None:
+def _validated(model: type[_Model], file: JsonFile, noun: str) -> _Model:
+    """Raises UsageError for a newer schema, and for what no file of this kind has."""
     if major(file.data) > 1:
         raise UsageError(
             f"{file.path} was written by a newer ddp-doctor (schema {file.data['schema_version']}); upgrade this one"
         )
+    try:
+        return model.model_validate_json(file.text)
+    except ValidationError as error:
+        raise UsageError(f"{file.path} is no {noun} of ddp-doctor: {what_is_wrong(error, noun)}") from error
 
 
 def with_baseline(outcome: Outcome, path: str, baseline: Baseline) -> Outcome:

@@ -23,7 +23,9 @@ from ddp_doctor.model.report import Measurement, Report, Tool
 from ddp_doctor.views.node_traits import HARDWARE
 
 CHECK_ID = "baseline"
-_NUMBERS = ("node", "rank", "peer", "gpu")
+_PLACES = ("node", "rank", "peer", "gpu")
+#: Labels that are whole numbers in every report.
+NUMBERS = ("bytes", *_PLACES)
 
 
 class Figure(NamedTuple):
@@ -72,7 +74,7 @@ def _figures(world: World | None, measured: Sequence[Measurement]) -> Iterator[F
         value = min(each.value, known.most) if known.most else each.value
         if isfinite(value) and value > 0 and world is not None:
             (nodes, place), gpu = _place(world, each), each.labels.get("gpu")
-            labels = {name: said for name, said in each.labels.items() if name not in _NUMBERS}
+            labels = {name: said for name, said in each.labels.items() if name not in _PLACES}
             key = frozenset((labels | place).items())
             yield Figure(each.name, key, value, each.unit, nodes, None if gpu is None else int(gpu))
 

@@ -99,6 +99,7 @@ def test_the_few_that_differ_and_the_slow_one_are_named(tmp_path):
 
 def test_every_file_that_does_not_count_is_said_once_and_nothing_else_is_lost(tmp_path):
     good = made("good", 1)
+    poisoned = {"name": "matmul_rate", "value": 1.0, "unit": "FLOP/s", "labels": {"gpu": "first"}}
     tomorrow = datetime.now(timezone.utc) + timedelta(days=1)
     files = {
         "a-good.json": json.dumps(good),
@@ -109,6 +110,7 @@ def test_every_file_that_does_not_count_is_said_once_and_nothing_else_is_lost(tm
         "newer.json": json.dumps(good | {"schema_version": "2.0"}),
         "nan.json": json.dumps(good | {"duration_s": float("nan")}),
         "wrong.json": json.dumps(good | {"nodes": 7}),
+        "label.json": json.dumps(good | {"run_id": "l", "measurements": [poisoned]}),
         "env.json": json.dumps(good | {"run_id": "e", "settings": []}),
         "future.json": json.dumps(
             made("late", 1, "sick") | {"run_id": "f", "started_at": tomorrow.isoformat()}
@@ -132,6 +134,7 @@ def test_every_file_that_does_not_count_is_said_once_and_nothing_else_is_lost(tm
         "newer.json": "was written by a newer ddp-doctor (schema 2.0); upgrade this one",
         "nan.json": "cannot be used: NaN is not a finite number",
         "wrong.json": "is no report of ddp-doctor: it has 7 under nodes, which no report has",
+        "label.json": "is no report of ddp-doctor: matmul_rate has 'first' under gpu",
         "env.json": "is of env, which judges no whole node",
         "future.json": f"begins in the future, {tomorrow.isoformat()}: it counts as older than all others",
     }
