@@ -8,11 +8,12 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from time import monotonic
+from typing import NamedTuple
 
 from ddp_doctor.app.baselines import report_in
 from ddp_doctor.app.json_files import JsonFile, read_json
 from ddp_doctor.app.outcome import Outcome, UsageError, blank
-from ddp_doctor.engine.baseline import MeasuredRun, make_baseline, measured_run
+from ddp_doctor.engine.baseline import Labels, MeasuredRun, make_baseline, measured_run
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.engine.verdict import EXIT
 from ddp_doctor.knowledge.baselines import (
@@ -48,6 +49,15 @@ _ENDINGS = (".json", ".json.gz")
 _OF_LESS = {"settings": "env", "topology": "topology", "causes": "logs or attach"}
 _WORST_FIRST = (Verdict.SICK, Verdict.UNSURE, Verdict.HEALTHY)
 _SEVERITIES = (Severity.ERROR, Severity.WARNING)
+
+
+class _Alike(NamedTuple):
+    """What measurements of several nodes have in common."""
+
+    name: str
+    labels: Labels
+    unit: str
+    hardware: frozenset[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -273,30 +283,29 @@ def _differences(nodes: Sequence[FleetNode]) -> Iterator[Difference]:
 
 def _outliers(newest: Mapping[str, tuple[_Run, NodeVerdict]]) -> list[Outlier]:
     """The slowest value of each node, where it is far below those of the nodes with its hardware."""
-    found: dict[tuple[object, ...], dict[str, float]] = {}
+    found: dict[_Alike, dict[str, float]] = {}
     for host, (run, node) in newest.items():
         hardware = frozenset(run.measured.hardware.items())
         for figure in run.measured.figures:
             if figure.nodes == (node.node_rank,):
-                of_hosts = found.setdefault((figure.name, figure.labels, figure.unit, hardware), {})
+                of_hosts = found.setdefault(_Alike(figure.name, figure.labels, figure.unit, hardware), {})
                 slower = host not in of_hosts or loss(figure.name, figure.value, of_hosts[host]) > 0
                 of_hosts[host] = figure.value if slower else of_hosts[host]
-    outliers = [outlier for key, values in found.items() for outlier in _outliers_of(key, values)]
+    outliers = [outlier for alike, values in found.items() for outlier in _outliers_of(alike, values)]
     return sorted(outliers, key=lambda each: -loss(each.name, each.value, each.median))
 
 
-def _outliers_of(key: tuple[object, ...], values: Mapping[str, float]) -> Iterator[Outlier]:
-    name, labels, unit, _ = key
+def _outliers_of(alike: _Alike, values: Mapping[str, float]) -> Iterator[Outlier]:
     middle = median(values.values())
     deviation = median(abs(value - middle) for value in values.values())
     for host, value in values.items():
-        if len(values) >= FEWEST_RUNS and is_outlier(f"{name}", value, middle, deviation):
+        if len(values) >= FEWEST_RUNS and is_outlier(alike.name, value, middle, deviation):
             yield Outlier(
                 node=host,
-                name=f"{name}",
-                labels=dict(labels),  # type: ignore[call-overload]
+                name=alike.name,
+                labels=dict(alike.labels),
                 value=value,
-                unit=f"{unit}",
+                unit=alike.unit,
                 median=middle,
                 mad=deviation,
                 nodes=len(values),

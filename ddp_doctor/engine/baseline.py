@@ -28,11 +28,14 @@ _PLACES = ("node", "rank", "peer", "gpu")
 NUMBERS = ("bytes", *_PLACES)
 
 
+Labels = frozenset[tuple[str, str | int | float]]
+
+
 class Figure(NamedTuple):
     """One measurement that can be compared, and the nodes it was measured of."""
 
     name: str
-    labels: frozenset[tuple[str, str | int | float]]
+    labels: Labels
     value: float
     unit: str
     nodes: tuple[int, ...]
@@ -69,7 +72,7 @@ def _best(of: Iterable[tuple[Figure, tuple[int, ...]]]) -> list[Figure]:
 def _figures(world: World | None, measured: Sequence[Measurement]) -> Iterator[Figure]:
     for each in measured:
         known = COMPARABLE.get(each.name)
-        if known is None or each.labels.get("bytes", LEAST_BYTES) < LEAST_BYTES:  # type: ignore[operator]
+        if known is None or int(each.labels.get("bytes", LEAST_BYTES)) < LEAST_BYTES:
             continue
         value = min(each.value, known.most) if known.most else each.value
         if isfinite(value) and value > 0 and world is not None:
@@ -160,7 +163,7 @@ def make_baseline(runs: Sequence[MeasuredRun], fewest: int = FEWEST_RUNS) -> Bas
 
 def _value(
     name: str,
-    labels: frozenset[tuple[str, str | int | float]],
+    labels: Labels,
     unit: str,
     of_runs: Sequence[tuple[int, float]],
 ) -> BaselineValue:
