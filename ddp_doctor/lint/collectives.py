@@ -3,16 +3,19 @@
 dist.all_reduce(x)              yes: of the default group
 dist.all_reduce(x, group=g)     not known: of a group that may be of these very ranks
 loss.backward()                 yes, where the loss comes from a model that DDP wrapped
+DDP(model)                      yes: it compares and broadcasts the parameters
+FSDP(model).state_dict()        yes: it gathers the parameters
 dist.send(x, dst=1)             no: between two ranks
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 from ddp_doctor.lint import names, training
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import Call
+from ddp_doctor.lint.values import Call, Value, is_result
 
 _PRIVATE = ("_all_gather_base", "_reduce_scatter_base")
 #: The position of the argument ``group``; it is the third in all others. Source: the signatures in
@@ -39,7 +42,22 @@ _OF_DEEPSPEED = ("save_checkpoint", "load_checkpoint")
 _OF_ACCELERATE = frozenset(
     ("wait_for_everyone", "gather", "gather_for_metrics", "reduce", "pad_across_processes")
 )
-_METHODS = ("backward", *_OF_DEEPSPEED, *_OF_ACCELERATE)
+#: What gathers the parts of all ranks: of a model under FSDP, and functions of FSDP that are given one. Source:
+#: torch/distributed/fsdp/_state_dict_utils.py of torch 2.13, in which all but LOCAL_STATE_DICT unshards.
+_OF_FSDP = ("state_dict", "clip_grad_norm_")
+_FSDP = (names.FSDP[0], "fairscale.nn.FullyShardedDataParallel")
+_FSDP_GATHERS = tuple(
+    f"{names.FSDP[0]}.{name}"
+    for name in ("optim_state_dict", "full_optim_state_dict", "summon_full_params", "get_state_dict")
+)
+_FSDP_STATES = tuple(f"{names.FSDP[0]}.{name}" for name in ("state_dict_type", "set_state_dict_type"))
+#: Optimizers whose states the ranks share out, and what collects these.
+_OF_SHARED_STATES = "consolidate_state_dict"
+_SHARES_STATES = (
+    "torch.distributed.optim.ZeroRedundancyOptimizer",
+    *(f"fairscale.optim{module}.OSS" for module in ("", ".oss")),
+)
+_METHODS = ("backward", *_OF_DEEPSPEED, *_OF_ACCELERATE, *_OF_FSDP, _OF_SHARED_STATES)
 _ACCELERATOR = "accelerate.Accelerator"
 _DEFAULT_GROUPS = ("None", "dist.group.WORLD", "torch.distributed.group.WORLD", "group.WORLD")
 
@@ -47,11 +65,11 @@ _DEFAULT_GROUPS = ("None", "dist.group.WORLD", "torch.distributed.group.WORLD", 
 @lru_cache(maxsize=4)
 def collectives(script: Script) -> tuple[Call, ...]:
     """All collective calls of a script, in the order in which they run."""
-    possible = [*script.named(*_NAMES), *script.methods(*_METHODS)]
+    possible = [*script.named(*_NAMES, names.DDP, *_FSDP_GATHERS), *script.methods(*_METHODS)]
     return tuple(
         call
         for call in sorted(possible, key=lambda call: call.order)
-        if operation(call) or _is_synchronised(script, call)
+        if operation(call) or _is_synchronised(script, call) or _gathers(script, call)
     )
 
 
@@ -70,21 +88,60 @@ def operation(call: Call) -> str:
         ):
             return ""
         return f"checkpoint.{name}" if is_checkpoint else name
-    if call.method in _OF_DEEPSPEED and call.receiver is not None:
-        engines = (option.owner or option for option in call.receiver.objects())
-        is_engine = any(
-            isinstance(engine, Call) and engine.name == "deepspeed.initialize" for engine in engines
+    if call.name == names.DDP:
+        is_of_all = call.lacks(names.SHARED_BY_DDP, "process_group", "device_mesh") and call.lacks(
+            None, "init_sync"
         )
-        return call.method if is_engine else ""
-    if call.method in _OF_ACCELERATE and call.receiver is not None:
-        made = (option.name for option in call.receiver.objects())
-        return call.method if _ACCELERATOR in made else ""
-    return ""
+        return "DDP constructor" if is_of_all else ""
+    is_of_all = call.receiver is not None and any(
+        _is_of_a_library(call, made) for made in call.receiver.objects()
+    )
+    return call.method if is_of_all else ""
+
+
+def _is_of_a_library(call: Call, made: Value) -> bool:
+    """Whether a method is one in which a library lets all ranks meet, by what its object is made of."""
+    made = made.owner or made  # the engine is the first of what deepspeed.initialize returns
+    if not isinstance(made, Call):
+        return False
+    if call.method == _OF_SHARED_STATES:
+        return made.name in _SHARES_STATES and made.lacks(None, "group")
+    return (call.method in _OF_DEEPSPEED and made.name == "deepspeed.initialize") or (
+        call.method in _OF_ACCELERATE and made.name == _ACCELERATOR
+    )
 
 
 def described(call: Call) -> str:
     """The name of the collective in a sentence."""
-    return operation(call) or "backward of the DDP model"
+    name = call.method or call.name.rpartition(".")[2]
+    of_fsdp = f"{name} of the FSDP model" if name != "backward" else ""
+    return operation(call) or of_fsdp or "backward of the DDP model"
+
+
+def _gathers(script: Script, call: Call) -> bool:
+    """Whether the parameters of a model under FSDP are gathered from all ranks of the default group."""
+    if script.uses("LOCAL_STATE_DICT"):
+        return False
+    model = call.argument(0, "model", "module") if call.name in _FSDP_GATHERS else None
+    if call.method in _OF_FSDP:
+        model = call.receiver
+    if model is None:
+        return False
+    return is_result(model, _is_sharded_over_all) or any(
+        isinstance(state, Call)
+        and state.name in _FSDP_STATES
+        and list(model.objects()) == list(_given(state))
+        for state in (*call.place.withs, *script.named(_FSDP_STATES[1]))
+    )
+
+
+def _is_sharded_over_all(call: Call) -> bool:
+    return call.name in _FSDP and call.lacks(1, "process_group") and call.lacks(None, "device_mesh")
+
+
+def _given(state: Call) -> Iterable[Value]:
+    model = state.argument(0, "module")
+    return model.objects() if model is not None else ()
 
 
 def _is_synchronised(script: Script, call: Call) -> bool:

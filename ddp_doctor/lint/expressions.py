@@ -154,19 +154,20 @@ class Expressions:
     def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> Value:
         outer, before = self._scope, self.place
         self._scope = Scope(outer)
-        parts = [self._generator(generator) for generator in node.generators]
+        parts = [part for generator in node.generators for part in self._generator(generator)]
         elements = (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,)
         parts += [self.value(element) for element in elements]
         self._scope, self.place = outer, before
         return Value(node, "other", parts=tuple(parts))
 
-    def _generator(self, node: ast.comprehension) -> Value:
-        over = self.value(node.iter)
+    def _generator(self, node: ast.comprehension) -> list[Value]:
+        parts = [over := self.value(node.iter)]
         self.place = self.place.inside(Loop(node, over))
         self.assign(node.target, Value(node.target, "loop", parts=(over,)), node)
         for test in node.ifs:
-            self.place = self.place.under(Condition(self.value(test), holds=True))
-        return over
+            parts.append(self.value(test))
+            self.place = self.place.under(Condition(parts[-1], holds=True))
+        return parts
 
     def _under(self, condition: Condition, node: ast.expr) -> Value:
         before = self.place
@@ -179,8 +180,10 @@ class Expressions:
 
     def _call(self, node: ast.Call) -> Call:
         function, given = node.func, node.args
+        owner = None
         if isinstance(function, ast.Attribute):
-            callee = self._attribute_of(self.value(function.value), function.attr, function, keep=False)
+            owner = self.value(function.value)
+            callee = self._attribute_of(owner, function.attr, function, keep=False)
         else:
             callee = self.value(function)
         keywords: dict[str, Value] = {}
@@ -204,7 +207,10 @@ class Expressions:
         name, method = (callee.name if callee.kind == "free" else callee.reference), ""
         parts = (*args, *keywords.values(), *stars) if keywords or stars else args
         if receiver is not None:
-            method, parts = callee.attribute, (receiver, *parts)
+            made_of = (
+                owner if owner is not None and owner.kind == "choice" else receiver
+            )  # of all alternatives
+            method, parts = callee.attribute, (made_of, *parts)
         self._order += 1
         place, order, root = self.place, self._order, self.root
         call = Call(  # names of arguments would take as long again

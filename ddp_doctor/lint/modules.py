@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ddp_doctor.lint.chance import flags, is_drawn
 from ddp_doctor.lint.script import Script, words
 from ddp_doctor.lint.values import Call, Value, written
 
@@ -25,10 +26,6 @@ LAYERS = re.compile(
     r"RNN|LSTM|GRU|MultiheadAttention|Transformer\w*)$"
 )
 _LISTS = ("torch.nn.ModuleList", "torch.nn.ModuleDict")
-#: Functions that give another number on each call, and on each rank.
-_RANDOM = re.compile(
-    r"^(random|numpy\.random|torch\.(rand|bernoulli|multinomial))|(^|[._])(rng|random)\w*\.\w+$|\.get_rank$"
-)
 _PICKS = re.compile(r"\b(choice|choices|sample)$")
 #: Attributes that move a tensor, or ask where it is.
 _PLACES = ("to", "cuda", "type_as", "device")
@@ -48,6 +45,7 @@ class Module:
     lists: dict[str, Value] = field(default_factory=dict)  # ModuleLists and ModuleDicts
     is_whole: bool = True  # all its submodules are torch's own layers
     chances: frozenset[int | str] = frozenset()  # random calls of the forward, and names of what they return
+    flags: Mapping[str, bool] = field(default_factory=dict)  # what chance.flags found
 
     @property
     def optional(self) -> frozenset[str]:
@@ -113,7 +111,7 @@ def _module(script: Script, definition: ast.ClassDef) -> Module | None:
         is_built = assignment.place.cls is definition and _function(assignment.place.function) == "__init__"
         if not is_built or not is_own_attribute(assignment.target):
             continue
-        if _is_layer(assignment.value):
+        if _is_layer(assignment.value) or _is_of_layers(script, assignment.value):
             module.layers.setdefault(assignment.name, assignment.value)
         elif assignment.value.name in _LISTS and _has_parameters(assignment.value):
             module.lists.setdefault(assignment.name, assignment.value)
@@ -141,6 +139,16 @@ def _is_layer(value: Value) -> bool:
         return False
     return bool(LAYERS.match(value.name)) or (
         value.name == "torch.nn.Sequential" and not value.method and any(map(_is_layer, value.args))
+    )
+
+
+def _is_of_layers(script: Script, value: Value) -> bool:
+    """Whether it is an object of a class of the script that has layers itself."""
+    definition = value.local if isinstance(value, Call) else None
+    return isinstance(definition, ast.ClassDef) and any(
+        _is_layer(each.value) and is_own_attribute(each.target)
+        for each in script.assignments
+        if each.place.cls is definition
     )
 
 
@@ -227,6 +235,7 @@ def never_used(script: Script, module: Module) -> Iterator[Value]:
 def sometimes_used(script: Script, module: Module) -> Iterator[Value]:
     """Layers that the forward uses under a condition on its input, or on chance, only."""
     module.chances = frozenset(_by_chance(script, module))
+    module.flags = _with_derived(module, dict(flags(script, module.definition, module.forward.args)))
     always = _surely_used(module, module.forward.body)
     for method in module.definition.body:
         if method is not module.forward and isinstance(method, ast.FunctionDef) and method.name != "__init__":
@@ -238,9 +247,7 @@ def sometimes_used(script: Script, module: Module) -> Iterator[Value]:
 def _by_chance(script: Script, module: Module) -> Iterator[int | str]:
     """Calls in the forward that are random or ask for the rank, by node, and the names that hold what they return."""
     calls = {
-        id(call.node)
-        for call in script.calls
-        if call.place.function is module.forward and _RANDOM.search(call.name or written(call.call.func))
+        id(call.node) for call in script.calls if call.place.function is module.forward and is_drawn(call)
     }
     yield from calls
     own, held = module.given | module.optional, set[str]()
@@ -253,6 +260,15 @@ def _by_chance(script: Script, module: Module) -> Iterator[int | str]:
             held.add(node.targets[0].id)  # and not ``x = x + torch.randn_like(x)``
         own |= {node.targets[0].id}
     yield from held
+
+
+def _with_derived(module: Module, known: dict[str, bool]) -> dict[str, bool]:
+    """The flags, and what the forward decides by them: ``deep = flag and self.training``."""
+    decided = (ast.BoolOp, ast.Compare, ast.UnaryOp)
+    for node in ast.walk(module.forward) if known else ():
+        if isinstance(node, ast.Assign) and isinstance(node.value, decided) and _asks(known, node.value):
+            known |= {target.id: False for target in node.targets if isinstance(target, ast.Name)}
+    return known
 
 
 def _is_chance(module: Module, node: ast.AST) -> bool:
@@ -268,13 +284,11 @@ def _picked(module: Module) -> set[str]:
     Or that it skips by chance: ``for layer in self.layers: if random.random() < 0.1: continue``.
     """
     found = set[str]()
-    for node in ast.walk(module.forward) if module.chances else ():
-        if (
-            isinstance(node, ast.Subscript)
-            and is_own_attribute(node.value)
-            and _is_chance(module, node.slice)
-        ):
-            found |= _attributes(node.value)
+    for node in ast.walk(module.forward) if module.chances or module.flags else ():
+        if isinstance(node, ast.Subscript) and is_own_attribute(node.value):
+            asked = {part.id for part in ast.walk(node.slice) if isinstance(part, ast.Name)}
+            if _is_chance(module, node.slice) or asked & set(module.flags):
+                found |= _attributes(node.value)
         elif isinstance(node, ast.Call) and id(node) in module.chances and _PICKS.search(written(node.func)):
             called = {id(part.func) for part in ast.walk(node) if isinstance(part, ast.Call)}
             found |= {
@@ -329,7 +343,7 @@ def _used_in(module: Module, node: ast.AST) -> set[str]:
 
 def _is_on_the_input(module: Module, test: ast.expr) -> bool:
     """``task == "left"``, ``random.random() < 0.5``: may differ from step to step, and from rank to rank."""
-    if _is_chance(module, test):
+    if _is_chance(module, test) or _asks(module.flags, test):
         return True
     if (
         not isinstance(test, ast.Compare)
@@ -340,6 +354,18 @@ def _is_on_the_input(module: Module, test: ast.expr) -> bool:
     left, right = test.left, test.comparators[0]
     is_given = isinstance(left, ast.Name) and left.id in module.given
     return is_given and isinstance(right, ast.Constant) and isinstance(right.value, str | int)
+
+
+def _asks(flags: Mapping[str, bool], test: ast.expr) -> bool:
+    """Whether a test asks for one of these: ``if flag``, ``if self.training and not flag``, ``if flag == 1``."""
+    if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Is | ast.IsNot):
+        return isinstance(test.left, ast.Name) and flags.get(test.left.id, False)
+    if isinstance(test, ast.Compare | ast.BoolOp):
+        operands = test.values if isinstance(test, ast.BoolOp) else [test.left, *test.comparators]
+        return any(_asks(flags, operand) for operand in operands)
+    if isinstance(test, ast.UnaryOp):
+        return _asks(flags, test.operand)
+    return isinstance(test, ast.Name) and test.id in flags
 
 
 def _leaves(body: list[ast.stmt]) -> bool:

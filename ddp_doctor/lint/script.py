@@ -51,10 +51,16 @@ _LIBRARIES = {
 }
 
 
+#: Parts of them that a script uses under DDP, and that wrap nothing.
+_PARTS = ("fairscale.optim", "deepspeed.ops")
+
+
 def libraries(modules: Iterable[str]) -> frozenset[str]:
     """The libraries among imported modules and names."""
     begins = set[str]()
     for module in modules:
+        if module.startswith(_PARTS):
+            continue
         while module and module not in begins:
             begins.add(module)
             module = module.rpartition(".")[0]  # noqa: PLW2901 - the module around it
@@ -109,6 +115,7 @@ class Script:
         self._trace = Trace(tree)
         self.calls: tuple[Call, ...] = tuple(self._trace.calls)
         self.assignments: tuple[Assignment, ...] = tuple(self._trace.assignments)
+        self.delegated = tuple(self._trace.delegated)
         self.functions: tuple[Function, ...] = tuple(self._trace.functions)
         self.classes: tuple[Class, ...] = tuple(self._trace.classes)
         self.leaves: tuple[Leave, ...] = tuple(self._trace.leaves)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ddp_doctor.lint.expressions import Expressions
 from ddp_doctor.lint.names import STARS, canonical
 from ddp_doctor.lint.scopes import Class, Function, Key, Scope
-from ddp_doctor.lint.values import Call, Condition, Leave, Loop, Place, Value
+from ddp_doctor.lint.values import Call, Condition, Guard, Leave, Loop, Place, Value
 
 #: From how many places a function is followed: enough to see it with and without a condition.
 _MOST_VISITS = 3
@@ -35,6 +35,7 @@ class Trace(Expressions):
         self.functions: list[Function] = []
         self.classes: list[Class] = []
         self.leaves: list[Leave] = []
+        self.delegated: list[tuple[Value, Place]] = []  # what ``yield from`` goes through
         self._visits: dict[int, int] = {}
         self._returns: list[list[Value]] = []
         self._lasting: list[Condition] = []
@@ -43,8 +44,13 @@ class Trace(Expressions):
 
     def _walk_the_rest(self) -> None:
         for function in self.functions:  # grows meanwhile, by what is defined within
-            if id(function.node) in self._visits:
-                continue
+            if function.cls is None:
+                self._walk_alone(function)
+        for function in self.functions:  # methods last: what makes and uses an object comes before them
+            self._walk_alone(function)
+
+    def _walk_alone(self, function: Function) -> None:
+        if id(function.node) not in self._visits:
             self.root += 1
             self.place = Place()
             cls = function.cls
@@ -135,6 +141,8 @@ class Trace(Expressions):
 
     def _expression(self, node: ast.Expr) -> bool:
         value = self.value(node.value)
+        if isinstance(node.value, ast.YieldFrom):
+            self.delegated.append((value.parts[0], self.place))
         if not (isinstance(value, Call) and value.name in _EXITS):
             return False
         if not value.args or value.args[0].constant == 0:
@@ -145,7 +153,7 @@ class Trace(Expressions):
         value = self.value(node.value) if node.value is not None else None
         if value is not None and self._returns:
             self._returns[-1].append(value)
-        self._note_leave(node)
+        self._note_leave(node, value)
         return True
 
     def _leave(self, node: ast.stmt) -> bool:
@@ -154,9 +162,9 @@ class Trace(Expressions):
             self._note_leave(node)
         return True
 
-    def _note_leave(self, node: ast.stmt) -> None:
+    def _note_leave(self, node: ast.stmt, value: Value | None = None) -> None:
         self._order += 1
-        self.leaves.append(Leave(node, self.place, self._order, self.root))
+        self.leaves.append(Leave(node, self.place, self._order, self.root, value))
 
     def _assign(self, node: ast.Assign) -> None:
         value = self.value(node.value)
@@ -223,10 +231,15 @@ class Trace(Expressions):
         return ends
 
     def _try(self, node: ast.Try) -> bool:
+        before = self.place
+        caught = tuple(self.value(each.type) if each.type is not None else None for each in node.handlers)
         self._store.begin()
-        ends = self.block(node.body) or (bool(node.orelse) and self.block(node.orelse))
+        self.place = before._replace(guards=(*before.guards, Guard(node, before.loops, caught)))
+        ends = self.block(node.body)
+        self.place = before
+        ends = ends or (bool(node.orelse) and self.block(node.orelse))
         lasting, self._lasting = self._lasting, []
-        branches, before = [] if ends else [self._store.end()], self.place
+        branches = [] if ends else [self._store.end()]
         if ends:
             self._store.end()
         for handler in node.handlers:

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from ddp_doctor.lint import names
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import Call, Condition, Value, is_result, written
+from ddp_doctor.lint.values import Call, Condition, Loop, Value, is_result, written
 
 SCALERS = ("torch.amp.GradScaler", "torch.cuda.amp.GradScaler")
 #: Positions of DataLoader's parameters.
 BATCH_SIZE, SHUFFLE, SAMPLER, BATCH_SAMPLER, WORKERS, COLLATE, PIN_MEMORY = 1, 2, 3, 4, 5, 6, 7
 #: Functions that pass the batches of a loader on.
-PASSES_ON = ("enumerate", "tqdm", "tqdm.tqdm", "tqdm.auto.tqdm", "iter")
+PASSES_ON = ("enumerate", "tqdm", "tqdm.tqdm", "tqdm.auto.tqdm", "iter", "next")
 _MOST_STEPS = 800
 #: Functions that reduce something, and those that by their names reduce gradients.
 _REDUCED = re.compile(r"^(all_reduce|reduce$|reduce_scatter|all_gather)")
@@ -220,6 +220,29 @@ def looped_over(value: Value) -> Value | None:
     while isinstance(source, Call) and source.name in PASSES_ON and source.args:
         source = source.args[0]
     return source
+
+
+@lru_cache(maxsize=1)  # for each loader
+def iterations(script: Script) -> tuple[tuple[Value, tuple[Loop, ...]], ...]:
+    """What loops and ``iter`` go through, and the loops around that."""
+    around = dict.fromkeys(assignment.place.loops for assignment in script.assignments)
+    by_loop = ((loops[-1].over, loops[:-1]) for loops in around if loops)
+    by_call = ((call.args[0], call.loops) for call in script.named("iter") if call.args)
+    by_yield = ((over, place.loops) for over, place in script.delegated)
+    return (*((over, loops) for over, loops in by_loop if over is not None), *by_call, *by_yield)
+
+
+def depends_on(loop: Loop, values: Iterable[Value]) -> bool:
+    """Whether one of these is what a loop counts or takes out."""
+    return any(value.kind == "loop" and value.node is getattr(loop.node, "target", None) for value in values)
+
+
+def wraps_behind(script: Script, backward: Call) -> Iterator[Call]:
+    """The calls that wrapped the models of a backward pass."""
+    for forward in forwards_in(script, backward.receiver):
+        for model in forward.callee.objects() if forward.callee is not None else ():
+            if isinstance(model, Call) and model.name == names.DDP:
+                yield model
 
 
 def written_to(script: Script, value: Value) -> str:

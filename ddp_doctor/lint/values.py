@@ -142,6 +142,14 @@ class Loop:
     test: Value | None = None
 
 
+class Guard(NamedTuple):
+    """A ``try`` around something: the loops outside of it, and what each of its handlers catches, None for all."""
+
+    node: ast.Try
+    loops: tuple[Loop, ...]
+    caught: tuple[Value | None, ...]
+
+
 class Place(NamedTuple):  # made for every statement: a frozen dataclass takes five times as long
     """Where a call or statement is: all that surrounds it, through the local functions that led there."""
 
@@ -152,16 +160,17 @@ class Place(NamedTuple):  # made for every statement: a frozen dataclass takes f
     withs: tuple[Value, ...] = ()  # the context managers
     in_handler: bool = False  # inside of except
     depth: int = 0
+    guards: tuple[Guard, ...] = ()  # the try around it, the outermost first; not those whose handler it is in
 
     def under(self, *conditions: Condition) -> Place:
         """Here, where these hold as well."""
-        function, cls, before, loops, withs, in_handler, depth = self
-        return Place(function, cls, (*before, *conditions), loops, withs, in_handler, depth)
+        function, cls, before, loops, withs, in_handler, depth, guards = self
+        return Place(function, cls, (*before, *conditions), loops, withs, in_handler, depth, guards)
 
     def inside(self, loop: Loop) -> Place:
         """Here, inside of a loop."""
-        function, cls, conditions, before, withs, in_handler, depth = self
-        return Place(function, cls, conditions, (*before, loop), withs, in_handler, depth)
+        function, cls, conditions, before, withs, in_handler, depth, guards = self
+        return Place(function, cls, conditions, (*before, loop), withs, in_handler, depth, guards)
 
 
 _OUTERMOST = Place()
@@ -175,6 +184,7 @@ class Leave:
     place: Place
     order: int
     root: int
+    value: Value | None = None  # what it returns
 
 
 @dataclass(eq=False, slots=True)

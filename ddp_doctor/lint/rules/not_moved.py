@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ddp_doctor.lint import modules, training
 from ddp_doctor.lint.devices import moved, moves_before, moves_to_device
@@ -49,6 +49,8 @@ _WEIGHT_AT = {
 _NO_TENSOR = frozenset(
     ("item", "tolist", "numpy", "size", "dim", "numel", "sum", "mean", "max", "min", "prod")
 )
+#: Functions that are given a model and move nothing.
+_KEEPS_IN_PLACE = ("torch.", "print", "len", "id", "type", "isinstance", "hasattr", "copy.", "sum", "super")
 _MODULES = re.compile(r"^(torch\.nn\.[A-Z]\w+|torchvision\.models\.\w+(\.\w+)?)$")
 
 
@@ -57,10 +59,11 @@ def left_on_the_cpu(script: Script) -> Iterator[Spot]:
     """A part of the model, or the weights of its loss, stay in host memory while the model is on the GPU.
 
     What it finds
-        Beside a model that is wrapped with `device_ids` or after it was moved to a GPU: a layer that was put into the
-        model after it was moved; one of the modules that it is made of, where the others were moved one by one; layers
-        in a plain list and tensors that are plain attributes, which `.to()` does not move; and a tensor from host
-        memory as `weight` or `pos_weight` of a loss.
+        A part of a wrapped model that nothing moves, where another part is moved and the whole never is
+        (`model.encoder = model.encoder.to(device)`). Beside a model that is wrapped with `device_ids` or after it was
+        moved to a GPU: a layer that was put into the model after it was moved; layers in a plain list and tensors that
+        are plain attributes, which `.to()` does not move; and a tensor from host memory as `weight` or `pos_weight` of
+        a loss.
 
     Why it matters
         DDP refuses a model with parameters on two devices, and an operation on tensors of two devices raises "Expected
@@ -75,12 +78,15 @@ def left_on_the_cpu(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.register_buffer
         https://pytorch.org/docs/stable/generated/torch.nn.ModuleList.html
     """
-    if not wraps_on_gpu(script) or has_default_device(script):
+    if has_default_device(script):
+        return
+    for wrap in script.wraps:
+        yield from _moved_one_by_one(script, wrap)
+    if not wraps_on_gpu(script):
         return
     yield from _weights(script)
     for wrap in script.wraps:
         yield from _put_in_late(script, wrap)
-        yield from _moved_one_by_one(script, wrap)
         for module in modules.wrapped_modules(script, wrap):
             yield from _plain_attributes(script, module)
 
@@ -134,20 +140,93 @@ def _put_in_late(script: Script, wrap: Call) -> Iterator[Spot]:
 
 
 def _moved_one_by_one(script: Script, wrap: Call) -> Iterator[Spot]:
-    """``nn.Sequential(encoder.to(device), head)``."""
+    """``nn.Sequential(encoder.to(device), head)``, ``model.encoder = model.encoder.to(device)``."""
     model = wrap.argument(0, "module")
     if model is None or moves_before(script, wrap):
         return
     for whole in model.objects():
-        if not isinstance(whole, Call) or (whole.local is None and whole.name != "torch.nn.Sequential"):
+        if not isinstance(whole, Call) or not _is_new(whole) or _may_be_moved_elsewhere(script, whole):
             continue
-        parts = [part for part in whole.arguments if any(_is_new(option) for option in part.objects())]
-        left = [part for part in parts if not any(True for _ in moved(script, part))]
-        if len(left) < len(parts):
-            for part in left:
+        parts = _parts(script, whole)
+        if any(_is_touched(part, _gpu_moves(script)) for part in parts):
+            for part in (each for each in parts if not _is_touched(each, _receivers(script))):
                 yield _spot(
                     part, "This part of the model stays in host memory, but others are moved to the GPU"
                 )
+        if not parts:
+            yield from _moved_alone(script, whole)
+
+
+def _parts(script: Script, whole: Call) -> list[Value]:
+    """The new modules with parameters that a module of the script, or a Sequential, is put together of."""
+    if whole.local is None and whole.name != "torch.nn.Sequential":
+        return []
+    by_name = {
+        assignment.name: assignment.value for assignment in script.assignments if assignment.owner is whole
+    }
+    given = (option for part in (*whole.arguments, *by_name.values()) for option in part.objects())
+    new = {id(option): option for option in given if _is_new(option) and _is_trained(script, option)}
+    return list(new.values())
+
+
+def _moved_alone(script: Script, whole: Call) -> Iterator[Spot]:
+    """``model.fc = model.fc.to(device)`` of a model whose other layers were just made too."""
+    inner = [move for move in script.methods("to", "cuda") if _owner_of(move.receiver) is whole]
+    names_of_parts = {move.receiver.attribute for move in inner if move.receiver is not None}
+    if len(names_of_parts) == 1 and moves_to_device(inner[0]):
+        yield _spot(
+            inner[0], "Only this part of the model is moved to the GPU: the rest stays in host memory"
+        )
+
+
+def _owner_of(value: Value | None) -> Value | None:
+    return value.owner if value is not None and value.kind == "attribute" else None
+
+
+def _is_trained(script: Script, value: Value) -> bool:
+    """Whether a module has parameters of its own."""
+    made = {id(value), *(id(source) for source in value.sources())}
+    layers = [*value.sources(), *(each.value for each in script.assignments if id(each.owner) in made)]
+    return any(isinstance(layer, Call) and modules.LAYERS.match(layer.name) for layer in layers)
+
+
+def _is_touched(part: Value, moved_things: Iterable[Value]) -> bool:
+    """Whether a part is among what is moved, or anything inside of it, or made of it."""
+    return any(part in (source, source.owner) for source in moved_things)
+
+
+def _at(value: Value) -> Value | None:
+    """The part of a Sequential at a position: ``layers[0]``."""
+    owner, number = value.owner, value.attribute
+    is_element = value.kind == "element" and number.isdecimal()
+    if not isinstance(owner, Call) or not is_element or owner.name != "torch.nn.Sequential":
+        return None
+    return owner.args[int(number)] if int(number) < len(owner.args) else None
+
+
+def _gpu_moves(script: Script) -> Iterator[Value]:
+    return _receivers(script, (move for move in script.methods("to", "cuda") if moves_to_device(move)))
+
+
+def _receivers(script: Script, moves: Iterable[Call] | None = None) -> Iterator[Value]:
+    """What is moved, and what that is made of; of a Sequential the one part that is meant."""
+    for move in script.methods("to", "cuda", "to_empty") if moves is None else moves:
+        receiver = move.receiver and (_at(move.receiver) or move.receiver)
+        yield from receiver.sources() if receiver is not None else ()
+
+
+def _may_be_moved_elsewhere(script: Script, whole: Call) -> bool:
+    """Whether a loop over its parts moves them, or something that is not known is given the whole."""
+    loops = (source for source in _receivers(script) if source.kind in ("loop", "element"))
+    if any(whole in source.sources() for source in loops):
+        return True
+    return any(
+        call.local is None
+        and not call.method
+        and not call.name.startswith(_KEEPS_IN_PLACE)
+        and any(whole in given.objects() for given in call.arguments)
+        for call in script.calls
+    )
 
 
 def _plain_attributes(script: Script, module: modules.Module) -> Iterator[Spot]:

@@ -17,9 +17,10 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from ddp_doctor.lint import training
+from ddp_doctor.lint.chance import of_one_rank
 from ddp_doctor.lint.collectives import collectives, described
 from ddp_doctor.lint.expressions import is_launch
-from ddp_doctor.lint.ranks import Chosen, rank_condition
+from ddp_doctor.lint.ranks import Chosen, rank_condition, rank_test
 from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.scopes import Function
 from ddp_doctor.lint.script import Script
@@ -42,8 +43,9 @@ def on_some_ranks(script: Script) -> Iterator[Spot]:
     """A collective stands under a condition that only some ranks fulfil.
 
     What it finds
-        A collective of the default group, a barrier, `wait_for_everyone` of Accelerate, or the backward pass of
-        a wrapped model, that rank 0 alone or all but rank 0 reach, also through functions. Not reported: the
+        A collective of the default group, a barrier, `wait_for_everyone` of Accelerate, the backward pass of a wrapped
+        model, the constructor of DDP, or what gathers the parameters of a model under FSDP (`state_dict`,
+        `optim_state_dict`), that rank 0 alone or all but rank 0 reach, also through functions. Not reported: the
         same collective on both sides of the condition, in whatever order (one side downloads first), a function
         that is also handed to something else (`optimizer.step(closure)`), a group of its own, and send and recv.
 
@@ -162,11 +164,28 @@ def _missed(script: Script, leave: Leave, condition: Condition) -> Call | None:
 
 def misses(leave: Leave, condition: Condition, place: Place) -> bool:
     """Whether what runs at ``place`` is skipped by those who leave under ``condition``."""
+    if any(_rules_out(condition, other) for other in place.conditions if not other.early):
+        return False
     mine = [other for other in place.conditions if other.test is condition.test]
     if any(other.early and other.holds != condition.holds for other in mine):
         return True
-    ends_loop = isinstance(leave.node, ast.Break) and bool(leave.place.loops)
-    return ends_loop and not mine and leave.place.loops[-1] in place.loops
+    loop = leave.place.loops[-1] if leave.place.loops else None
+    if mine or loop is None or loop not in place.loops:
+        return False
+    is_return = isinstance(leave.node, ast.Return)  # out of the loop, not of a function that the loop calls
+    return isinstance(leave.node, ast.Break) or (is_return and leave.node in ast.walk(loop.node))
+
+
+def _rules_out(condition: Condition, other: Condition) -> bool:
+    """Whether ``not together and rank != 0`` rules out that ``together`` holds."""
+    if not condition.holds or not isinstance(condition.test.node, ast.BoolOp):
+        return False
+    for part in condition.test.parts if isinstance(condition.test.node.op, ast.And) else ():
+        is_negated = isinstance(part.node, ast.UnaryOp) and isinstance(part.node.op, ast.Not)
+        asked = part.parts[0] if is_negated and part.parts else part
+        if asked is other.test and other.holds == is_negated:
+            return True
+    return False
 
 
 def _splits_roles(script: Script) -> bool:
@@ -197,13 +216,15 @@ def by_data(script: Script) -> Iterator[Spot]:
 
     What it finds
         A collective, or the backward pass of a wrapped model, under a condition on the output of that rank's
-        own forward, or on the values in that rank's own batch (`if not mask.any()`, `if batch["size"] < n`); or a
-        `continue`, `break` or `return` under such a condition that skips one. Values that a collective made equal
-        on all ranks before are not meant, nor are shapes.
+        own forward, on the values in that rank's own batch (`if not mask.any()`, `if batch["size"] < n`), on a batch
+        that could not be read (`if batch is None`), on chance that no common seed governs, or on the clock; or a
+        `continue`, `break` or `return` under such a condition that skips one, or a loop that ends by the clock. Values
+        that a collective made equal on all ranks before are not meant, nor are shapes.
 
     Why it matters
-        Each rank has other data. As soon as the loss of one rank is not finite, or above the threshold, and the others'
-        is not, that rank skips a collective in which the others wait: a hang after hours, by chance.
+        Each rank has other data, draws other numbers, and reads the clock at another moment. As soon as the loss of one
+        rank is not finite, or above the threshold, and the others' is not, that rank skips a collective in which the
+        others wait: a hang after hours, by chance.
 
     Remedy
         Let the ranks agree first: all-reduce the flag with MAX, and let all of them decide by the result.
@@ -213,26 +234,41 @@ def by_data(script: Script) -> Iterator[Spot]:
     """
     for call in collectives(script):
         for condition in call.conditions:
-            if not condition.early and _is_local(script, condition, call.order):
-                title = f"Whether a rank runs this {described(call)} depends on its own data: others may wait for it"
+            why = None if condition.early else _why_local(script, condition.test, call.order)
+            if why is not None and not _is_on_both_sides(script, call, condition):
+                title = f"Whether a rank runs this {described(call)} depends on {why}: others may wait for it"
                 yield _spot(call, title)
+        for loop in call.loops:
+            why = _why_local(script, loop.test, call.order) if loop.test is not None else None
+            if why is not None:
+                title = f"A rank leaves this loop by {why}, and misses the {described(call)} in line {call.call.lineno}"
+                yield _spot(loop.test or call, title)
     for leave in script.leaves[:_MOST_LEAVES]:
         for condition in leave.place.conditions:
-            if condition.early or not _is_local(script, condition, leave.order):
+            why = None if condition.early else _why_local(script, condition.test, leave.order)
+            if why is None or (why == "its own batch" and isinstance(leave.node, ast.Break)):
                 continue
-            missed = next(
-                (
-                    call
-                    for call in collectives(script)
-                    if call.root == leave.root and misses(leave, condition, call.place)
-                ),
-                None,
-            )
+            missed = next(_missed_by(script, leave, condition), None)
             if missed is not None:
-                title = (
-                    f"A rank may leave here because of its own data, and miss the {described(missed)} in line"
-                )
+                title = f"A rank may leave here because of {why}, and miss the {described(missed)} in line"
                 yield _spot(leave.node, f"{title} {missed.call.lineno}")
+
+
+def _missed_by(script: Script, leave: Leave, condition: Condition) -> Iterator[Call]:
+    return (
+        call
+        for call in collectives(script)
+        if call.root == leave.root and misses(leave, condition, call.place)
+    )
+
+
+def _is_on_both_sides(script: Script, call: Call, condition: Condition) -> bool:
+    """Whether the same collective stands in the other branch, so that each rank runs one of them."""
+    return any(
+        described(other) == described(call)
+        and any(each.test is condition.test and each.holds != condition.holds for each in other.conditions)
+        for other in collectives(script)
+    )
 
 
 def _spot(at: Value | ast.AST, title: str) -> Spot:
@@ -250,31 +286,50 @@ def _of_torch(script: Script) -> tuple[Call, ...]:
     return tuple(call for call in script.calls if call.name.startswith("torch.distributed."))
 
 
-def _agreed(script: Script, condition: Condition, order: int) -> frozenset[int]:
+def _agreed(script: Script, test: Value, order: int) -> frozenset[int]:
     """The values that an earlier collective made equal on all ranks, not only under this same condition."""
-    return frozenset(
+    given = {
         id(value)
         for call in _of_torch(script)
         if call.order < order
-        if all(earlier.test is not condition.test for earlier in call.conditions)
-        for given in call.arguments
-        for value in (*given.alternatives(), *given.objects())
-    )
+        if all(earlier.test is not test for earlier in call.conditions)
+        for argument in call.arguments
+        for value in (*argument.alternatives(), *argument.objects(), *_elements(argument))
+    }
+    put_in = (assignment for assignment in script.assignments if id(assignment.owner) in given)
+    return frozenset((*given, *(id(assignment.value) for assignment in put_in)))
 
 
-def _is_local(script: Script, condition: Condition, order: int) -> bool:
-    """Whether a condition depends on the output of this rank's own forward pass."""
-    if rank_condition(condition) is not None or not _is_numeric(condition.test):
-        return False
-    agreed = _agreed(script, condition, order)
-    made = list(condition.test.sources())
-    if not any(training.is_forward(script, source) or _is_read_off_a_batch(source) for source in made) and (
-        not _asks_a_batch(condition.test)
-    ):
-        return False
-    return not any(
-        id(source) in agreed or (_makes_equal(source) and _holds_output(script, source)) for source in made
+def _elements(value: Value) -> Iterator[Value]:
+    """What a list holds that ``broadcast_object_list`` is given."""
+    return (part for option in value.alternatives() if option.kind == "tuple" for part in option.parts)
+
+
+def _why_local(script: Script, test: Value, order: int) -> str | None:
+    """What of this rank alone a condition depends on; None where the ranks are known, or may have agreed."""
+    found = _why(script, test)
+    if found is None or found[1] & _agreed(script, test, order):
+        return None
+    return found[0]
+
+
+@lru_cache(maxsize=500)  # several calls and leaves stand under one condition
+def _why(script: Script, test: Value) -> tuple[str, frozenset[int]] | None:
+    """What of this rank alone a condition depends on, and what it is made of."""
+    if rank_test(test) is not None:
+        return None
+    made = list(test.sources())
+    everything = frozenset(map(id, made))
+    found = of_one_rank(script, test)
+    if found is not None:
+        is_equal = any(_makes_equal(source) and found[1] in source.sources() for source in made)
+        return None if is_equal else (found[0], everything)
+    is_of_data = _is_numeric(test) and (
+        any(training.is_forward(script, source) or _is_read_off_a_batch(source) for source in made)
+        or _asks_a_batch(test)
     )
+    is_equal = any(_makes_equal(source) and _holds_output(script, source) for source in made)
+    return ("its own data", everything) if is_of_data and not is_equal else None
 
 
 def _holds_output(script: Script, value: Value) -> bool:

@@ -116,7 +116,9 @@ def no_set_epoch(script: Script) -> Iterator[Spot]:
 
     What it finds
         A DistributedSampler that shuffles, in a script that trains in a loop over several epochs and does not call its
-        `set_epoch` there: not at all, for another sampler, always with the same number, or once before the loop.
+        `set_epoch` there: not at all, for another sampler, always with the same number, or once before the loop. An
+        epoch is whatever goes through the sampler's loader again (`for e in range(10)`, `while True`, a generator that
+        never ends). Not meant: a loop over loaders, over folds with a sampler of their own, or over models.
 
     Why it matters
         The order comes from the seed plus the number of the epoch. Without `set_epoch` that number stays 0: every epoch
@@ -128,11 +130,12 @@ def no_set_epoch(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
     """
-    told = _told(script) if _has_epochs(script) else None
+    told = _told(script) if script.calls_any(names.SAMPLER) else None
     if told is None:
         return
+    has_epochs = _has_epochs(script)
     for call in script.named(names.SAMPLER):
-        if id(call.node) in told:
+        if id(call.node) in told or not (has_epochs or _is_gone_through_again(script, call)):
             continue
         shuffled = call.argument(3, "shuffle")
         if call.has_stars or (shuffled is not None and shuffled.constant is not True):
@@ -190,13 +193,20 @@ def _shards_training(script: Script, call: Call) -> bool:
 
 
 def _is_trained_on(script: Script, loader: Call) -> bool:
-    """Whether a backward pass of the wrapped model runs in a loop over this loader, and over no other."""
-    return any(
-        [source for source in loop.over.sources() if isinstance(source, Call) and source.name == names.LOADER]
-        == [loader]
+    """Whether a backward pass of the wrapped model runs in a loop over this loader, or of what ``next`` takes from it
+    in a loop, and over no other."""
+    gone_through = (loop.over for call in training.passes(script) for loop in call.loops[-1:])
+    taken = (
+        part
         for call in training.passes(script)
-        for loop in call.loops[-1:]
-        if loop.over is not None
+        for part in training.calls_in(call.receiver)
+        if part.loops and (part.name == "next" or part.method == "__next__")
+    )
+    return any(
+        {id(source) for source in value.sources() if isinstance(source, Call) and source.name == names.LOADER}
+        == {id(loader)}
+        for value in (*gone_through, *taken)
+        if value is not None
     )
 
 
@@ -247,6 +257,42 @@ def _has_epochs(script: Script) -> bool:
     return any(_is_epoch_loop(loop) for call in training.passes(script) for loop in call.loops[:-1])
 
 
+def _is_gone_through_again(script: Script, sampler: Call) -> bool:
+    """Whether a loop goes through a sampler's loader again to train one model, with the same order each time."""
+    for loader in script.named(names.LOADER):
+        given = (loader.argument(training.SAMPLER, "sampler"), loader.argument(None, "batch_sampler"))
+        if not any(each is not None and sampler in each.sources() for each in given):
+            continue
+        made = [wrap for call in _trained_on(script, loader) for wrap in training.wraps_behind(script, call)]
+        for over, loops in training.iterations(script):
+            sources = list(over.sources()) if loops and made else []
+            if loader in sources and any(
+                _repeats(loop)
+                and not training.depends_on(loop, [*sources, *sampler.sources()])
+                and not any(loop in wrap.loops for wrap in made)
+                for loop in loops
+            ):
+                return True
+    return False
+
+
+def _trained_on(script: Script, loader: Call) -> Iterator[Call]:
+    """The backward passes of what came from a loader."""
+    return (
+        call
+        for call in training.passes(script)
+        if any(part is loader for part in training.made_of(call.receiver))
+        or any(loop.over is not None and loader in loop.over.sources() for loop in call.loops)
+    )
+
+
+def _repeats(loop: Loop) -> bool:
+    """Whether a loop has more than one turn, as far as can be seen."""
+    if not isinstance(loop.over, Call):
+        return loop.over is None or loop.over.kind != "tuple" or len(loop.over.parts) > 1
+    return [argument.constant for argument in loop.over.args[-1:]] != [1]
+
+
 def _is_epoch_loop(loop: Loop) -> bool:
     """Whether a loop goes over epochs, and over more than one as far as can be seen."""
     node = loop.node
@@ -256,5 +302,4 @@ def _is_epoch_loop(loop: Loop) -> bool:
         return False
     if not _EPOCHS.search(written(node.target)) and "epoch" not in written(node.iter).lower():
         return False
-    ends = [argument.constant for argument in loop.over.args[-1:]] if isinstance(loop.over, Call) else []
-    return ends != [1]
+    return _repeats(loop)

@@ -8,16 +8,20 @@ FSDP(model, auto_wrap_policy=policy, cpu_offload=CPUOffload(offload_params=True)
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
-from ddp_doctor.lint import modules, names
-from ddp_doctor.lint.devices import moves_to_device
+from ddp_doctor.lint import modules, names, training
+from ddp_doctor.lint.devices import has_one_rank, moves_to_device
 from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Value, is_result
 from ddp_doctor.model.choices import Confidence, Severity
 
 _MOVES = ("cuda", "to")
+#: What may say that there is no group.
+_UNDISTRIBUTED = re.compile(r"dist|ddp|rank|world|initialized|parallel|launch|slurm|spawn", re.IGNORECASE)
+_COST = "The script needs a process group, a DistributedSampler, and saving on rank 0 alone"
 
 
 @lint_rule("DDL101", "data-parallel-used", Severity.WARNING, concerns=always)
@@ -26,12 +30,14 @@ def data_parallel(script: Script) -> Iterator[Spot]:
 
     What it finds
         A call of `torch.nn.DataParallel` that is not the alternative to DistributedDataParallel in the same script.
-        Information only in a file that runs no `backward()`: it may serve inference, or hand the model on.
+        Information only in a file that runs no `backward()`: it may serve inference, or hand the model on. In a script
+        with a process group it is meant where the group surely runs and nothing reduces the gradients by hand.
 
     Why it matters
         DataParallel is one process with one thread for each GPU: Python's lock lets one of them run at a time, the
         model is copied to all GPUs in every step, and GPU 0 gathers the outputs. It cannot use a second node. PyTorch
-        itself recommends DistributedDataParallel, also on one machine.
+        itself recommends DistributedDataParallel, also on one machine. In a process group each rank drives all GPUs
+        beside the others, and without DDP nothing makes the gradients of the ranks equal.
 
     Remedy
         Start one process for each GPU with torchrun and wrap the model in DistributedDataParallel.
@@ -40,17 +46,47 @@ def data_parallel(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
         https://pytorch.org/docs/stable/notes/cuda.html#cuda-nn-ddp-instead
     """
-    if script.is_distributed or script.libraries:
+    if script.libraries:
         return
     trains = any(True for _ in script.methods("backward"))
     for call in script.named(names.DATA_PARALLEL):
+        if script.is_distributed and not _is_in_a_group(script, call):
+            continue
         yield Spot(
             call,
-            "torch.nn.DataParallel: one process drives all GPUs, one Python thread at a time",
+            "torch.nn.DataParallel in a job of several processes: each of them drives all GPUs"
+            if script.is_distributed
+            else "torch.nn.DataParallel: one process drives all GPUs, one Python thread at a time",
             remedy="Wrap the model in torch.nn.parallel.DistributedDataParallel and start the script with torchrun",
-            cost="The script needs a process group, a DistributedSampler, and saving on rank 0 alone",
+            cost="" if script.is_distributed else _COST,
             severity=None if trains else Severity.INFO,
         )
+
+
+def _is_in_a_group(script: Script, call: Call) -> bool:
+    """Whether a process group surely runs where DataParallel is called, and DDP is not what it stands for.
+
+    Not where the ranks reduce gradients by themselves, nor for a model without training (``net.eval()``).
+    """
+    starts = [start for start in script.named(names.INIT) if start.precedes(call)]
+    holds = {(id(condition.test), condition.holds) for condition in call.conditions}
+    if not any({(id(each.test), each.holds) for each in start.conditions} <= holds for start in starts):
+        return False
+    if any(_UNDISTRIBUTED.search(condition.test.text) for condition in call.conditions):
+        return False
+    if any(map(training.reduces_gradients, script.calls)) or has_one_rank(script):
+        return False
+    others = [other for wrap in (names.DDP, *names.FSDP) for other in script.named(wrap)]
+    return not any(_stand_for_each_other(call, other) for other in others)
+
+
+def _stand_for_each_other(call: Call, other: Call) -> bool:
+    """Whether two wrappers are in two branches, so that a run has one of them."""
+    return any(
+        mine.test is its.test and mine.holds != its.holds
+        for mine in call.conditions
+        for its in other.conditions
+    )
 
 
 @lint_rule("DDL102", "wrapped-before-moved", Severity.ERROR)
@@ -175,8 +211,9 @@ def not_allowed_for(script: Script) -> Iterator[Spot]:
     What it finds
         In the class of a wrapped model, a layer with parameters, or a Sequential of such, that nothing in the file uses
         (error), or that the forward uses only under a condition on its input or on chance (warning), also in one branch
-        of `a if task == "left" else b`, or picks or skips by chance (`random.choice(self.layers)`), where DDP has
-        neither `find_unused_parameters=True` nor `static_graph=True`.
+        of `a if task == "left" else b`, or picks or skips by chance (`random.choice(self.layers)`), or by a flag that
+        the training loop draws or counts and hands over (`model(x, step < 100)`), where DDP has neither
+        `find_unused_parameters=True` nor `static_graph=True`.
 
     Why it matters
         DDP waits for the gradient of every parameter. A step in which one has none ends with "Expected to have finished

@@ -1,0 +1,278 @@
+"""Rules on what a script does with a collective that fails, and with what one returns.
+
+try:
+    loss.backward()
+except RuntimeError:                 this rank goes on with the next batch, the others wait in this backward
+    continue
+if dist.all_reduce(flag):            None: the result is in flag
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Collection, Iterable, Iterator
+
+from ddp_doctor.lint import names, training
+from ddp_doctor.lint.collectives import collectives, described
+from ddp_doctor.lint.rule import Spot, always, lint_rule
+from ddp_doctor.lint.script import Script
+from ddp_doctor.lint.values import Call, Guard, Loop, Value, written
+from ddp_doctor.model.choices import Severity
+
+#: What all ranks meet together, or what no step raises.
+_OF_ALL_RANKS = frozenset(
+    (
+        *("KeyboardInterrupt", "SystemExit", "GeneratorExit", "StopIteration", "StopAsyncIteration"),
+        *("ImportError", "ModuleNotFoundError", "NotImplementedError", "AttributeError", "NameError"),
+    )
+)
+_ENDS = ("exit", "quit", "sys.exit", "os._exit", "os.abort")
+
+
+@lint_rule("DDL151", "failed-step-skipped", Severity.WARNING)
+def failed_step_skipped(script: Script) -> Iterator[Spot]:
+    """A rank whose step fails goes on with the next one, while the others wait in this one.
+
+    What it finds
+        `except RuntimeError: continue`, or any handler that neither raises again nor ends the process, around the
+        backward pass of a wrapped model in a loop; also where it only leaves a function that
+        the loop calls, and around a forward whose handler skips the backward. Not a handler that runs a backward pass
+        of its own, and not a `try` that is left as soon as it succeeds: that is tried again.
+
+    Why it matters
+        One rank runs out of memory, or meets a broken sample, and the others do not. They are in the all-reduce of
+        this step, and it begins the next: all wait until the time-out, or gradients of two steps are mixed.
+
+    Remedy
+        Let the exception end the process, so that torchrun starts all ranks again from a checkpoint. Where batches may
+        be too large, find that out before the loop; where samples may be broken, drop them in the data set.
+
+    References
+        https://pytorch.org/docs/stable/distributed.html#torch.distributed.all_reduce
+        https://pytorch.org/docs/stable/elastic/run.html
+    """
+    for call in collectives(script):
+        for guard in call.place.guards if call.method == "backward" else ():
+            yield from _swallowed(
+                script, guard, call.loops, f"the {described(call)} in line {call.call.lineno}"
+            )
+    for call in script.calls:
+        if call.place.guards and training.is_forward(script, call) and not training.no_gradients(call):
+            yield from _skipped_behind(script, call)
+
+
+def _swallowed(script: Script, guard: Guard, loops: tuple[Loop, ...], missed: str) -> Iterator[Spot]:
+    is_in_function = not any(guard.node in ast.walk(loop.node) for loop in guard.loops[-1:])
+    is_tried_again = _is_tried_again(guard, is_in_function=is_in_function)
+    if not guard.loops or is_tried_again or loops[: len(guard.loops)] != guard.loops:
+        return
+    own = {id(part) for part in ast.walk(guard.node)}
+    for handler, caught in zip(guard.node.handlers, guard.caught, strict=True):
+        inside = {id(part) for part in ast.walk(handler)} & own
+        if any(id(call.node) in inside and call.method == "backward" for call in script.methods("backward")):
+            continue
+        if _may_be_of_one_rank(caught) and _goes_on(handler.body, is_in_function=is_in_function):
+            yield _spot(handler, missed)
+
+
+def _spot(handler: ast.ExceptHandler, missed: str) -> Spot:
+    return Spot(
+        handler,
+        f"A rank that fails goes on from here, and misses {missed}: the others wait in it",
+        remedy="Raise again, so that all ranks are started again from the last checkpoint",
+        write=("raise",),
+    )
+
+
+def _skipped_behind(script: Script, forward: Call) -> Iterator[Spot]:
+    """A forward in a ``try`` whose handler says ``continue``, with the backward behind it."""
+    guard = forward.place.guards[-1]
+    for handler, caught in zip(guard.node.handlers, guard.caught, strict=True):
+        if (
+            not guard.loops
+            or not isinstance(handler.body[-1], ast.Continue)
+            or not _may_be_of_one_rank(caught)
+        ):
+            continue
+        behind = (
+            call
+            for call in collectives(script)
+            if forward.precedes(call) and guard.loops[-1] in call.loops and guard not in call.place.guards
+            if not call.place.in_handler
+        )
+        for call in behind:
+            yield _spot(handler, f"the {described(call)} in line {call.call.lineno}")
+            break
+
+
+def _is_tried_again(guard: Guard, *, is_in_function: bool) -> bool:
+    """``while True: try: step(); break``: who fails does the same once more."""
+    last = (guard.node.orelse or guard.node.body)[-1]
+    return isinstance(last, ast.Break) or (isinstance(last, ast.Return) and not is_in_function)
+
+
+def _may_be_of_one_rank(caught: Value | None) -> bool:
+    """Whether a handler catches what one rank alone may meet."""
+    if caught is None:
+        return True
+    options = (
+        option
+        for part in (caught.parts if caught.kind == "tuple" else (caught,))
+        for option in part.alternatives()
+    )
+    return any(
+        option.kind == "name"
+        and (option.name.startswith("torch.") or hasattr(builtins, option.name))
+        and option.name not in _OF_ALL_RANKS
+        for option in options
+    )
+
+
+def _goes_on(body: Iterable[ast.stmt], *, is_in_function: bool) -> bool:
+    """Whether a way through a handler leads back into the loop."""
+    for statement in body:
+        if isinstance(statement, ast.Raise | ast.Break):
+            return False
+        if isinstance(statement, ast.Return):
+            return is_in_function
+        if isinstance(statement, ast.Continue):
+            return True
+        called = statement.value if isinstance(statement, ast.Expr) else None
+        if isinstance(called, ast.Call) and written(called.func) in _ENDS:
+            return False
+        if isinstance(statement, ast.If):
+            ways = [
+                _goes_on(way, is_in_function=is_in_function) for way in (statement.body, statement.orelse)
+            ]
+            if not any(ways):
+                return False
+    return True
+
+
+#: Arguments behind these may be ``async_op``, with which a handle is returned.
+_BEFORE_ASYNC_OP = 3
+_OPERATORS = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.AugAssign)
+_NEEDS_A_NUMBER = (
+    "float",
+    "int",
+    "bool",
+    "abs",
+    "round",
+    "sum",
+    "max",
+    "min",
+    "len",
+    "math.isnan",
+    "math.isfinite",
+)
+
+
+@lint_rule("DDL152", "result-of-a-collective-used", Severity.ERROR, concerns=always)
+def result_used(script: Script) -> Iterator[Spot]:
+    """The script goes on with what a collective returns, which is None.
+
+    What it finds
+        `if dist.all_reduce(flag):`, `loss = dist.all_reduce(loss)` of which something is computed, `.item()` of it, and
+        the same of every collective of torch.distributed that puts its result into an argument. Not with `async_op`,
+        where a handle is returned, and not a comparison with None.
+
+    Why it matters
+        A condition is never true, so that no rank ever stops, saves or logs; arithmetic, `.item()` and `float()` raise
+        an exception on all ranks.
+
+    Remedy
+        Call the collective on a line of its own, and go on with the tensor that it was given.
+
+    References
+        https://pytorch.org/docs/stable/distributed.html#collective-functions
+    """
+    alone = {id(node.value) for node in script.nodes if isinstance(node, ast.Expr)}
+    returned = {id(call): call for call in _without_a_result(script) if id(call.node) not in alone}
+    used = _used_values(script, returned.values()) if returned else []
+    asked = {id(value) for value, is_asked_for_none in used if is_asked_for_none}
+    for value, _ in used:
+        call = returned.pop(id(value), None) if id(value) not in asked else None
+        if call is not None:
+            name = call.name.rpartition(".")[2]
+            yield Spot(
+                call,
+                f"{name} returns None: its result is in what it was given",
+                remedy=f"Call {name} on a line of its own, and use the tensor that it was given",
+            )
+
+
+def _without_a_result(script: Script) -> Iterator[Call]:
+    """The collectives, of whatever group, that surely return None."""
+    for call in script.named(
+        *(f"torch.distributed.{name}" for name in names.COLLECTIVES if name != "new_group")
+    ):
+        is_plain = call.lacks(None, "async_op") and len(call.args) <= _BEFORE_ASYNC_OP
+        if is_plain and not any(argument.constant is True for argument in call.args):
+            yield call
+
+
+def _used_values(script: Script, returned: Collection[Call]) -> list[tuple[Value, bool]]:
+    """What conditions ask, calculations take, and methods are called on; and whether that only asks for None."""
+    places = [*(call.place for call in script.calls), *(leave.place for leave in script.leaves)]
+    tests = {id(each.test): each.test for place in places for each in place.conditions}
+    tests |= {id(each.test): each.test for place in places for each in place.loops if each.test is not None}
+    numbers = (call.args for call in script.calls if call.name in _NEEDS_A_NUMBER)
+    taken = [
+        *tests.values(),
+        *(call.receiver for call in script.calls if call.receiver is not None),
+        *(value for given in numbers for value in given),
+    ]
+    values = [
+        *taken,
+        *(value for call in script.calls for value in call.arguments),
+        *(assignment.value for assignment in script.assignments),
+        *(leave.value for leave in script.leaves if leave.value is not None),
+    ]
+    seen: dict[int, Value] = {}
+    for value in values:
+        _gather(value, seen)
+    by_node = {id(call.node): call for call in returned}
+    tests_of = (
+        node.test for node in script.nodes if isinstance(node, ast.If | ast.While | ast.IfExp | ast.Assert)
+    )
+    named = (by_node[id(node)] for test in tests_of for node in _decisive(test) if id(node) in by_node)
+    return [
+        *((call, False) for call in named),
+        *((option, False) for value in taken for option in value.alternatives()),
+        *(used for value in seen.values() for used in _taken(value)),
+    ]
+
+
+def _decisive(test: ast.expr) -> Iterator[ast.expr]:
+    """What a test asks, behind ``not``, ``and`` and ``or``."""
+    yield test
+    inner = (
+        test.values
+        if isinstance(test, ast.BoolOp)
+        else [test.operand]
+        if isinstance(test, ast.UnaryOp)
+        else []
+    )
+    for part in inner:
+        yield from _decisive(part)
+
+
+def _gather(value: Value, seen: dict[int, Value]) -> None:
+    """Note all operators that a value is made of."""
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        if id(part) not in seen and part.kind in ("other", "element", "choice"):
+            seen[id(part)] = part
+            waiting += part.parts
+
+
+def _taken(value: Value) -> Iterator[tuple[Value, bool]]:
+    """What an operator takes, and whether it compares that with None."""
+    node = value.node
+    if value.kind == "element":
+        yield from ((option, False) for option in value.parts[0].alternatives())
+    elif value.kind == "other" and isinstance(node, _OPERATORS):
+        is_identity = isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Is | ast.IsNot)
+        yield from ((option, is_identity) for part in value.parts for option in part.alternatives())
