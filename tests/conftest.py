@@ -3,9 +3,12 @@
 import gc
 import os
 import re
+import resource
 import shutil
 import signal
+import sys
 import tempfile
+import time
 from collections.abc import Generator, Iterable, Iterator
 from multiprocessing import forkserver
 from pathlib import Path
@@ -29,16 +32,43 @@ settings.register_profile(
 settings.load_profile("steady")
 
 
+#: What a shell, a job or a person has set, and tests would see by accident: variables of jobs, how to write to a tty,
+#: the words and times of a country, switches of Python. GPUs that were chosen stay chosen.
+_LEFTOVER = re.compile(
+    r"(?:NCCL|GLOO|TORCH|TORCHELASTIC|PET|SLURM|OMPI|PMI|PMIX|HYDRA|MASTER|LOCAL|GROUP|ROLE|JOB_COMPLETION|UCX|OMP|GOMP|KMP"
+    r"|MKL|OPENBLAS|XDG|LC)_\w+|RANK|WORLD_SIZE|NODE_RANK|NNODES|DDP_DOCTOR_(?!BENCH|FAULT_TABLE)\w+"
+    r"|TERM|COLUMNS|LINES|NO_COLOR|(?:FORCE|CLI)_?COLOR(?:_FORCE)?|TZ|LANG|LANGUAGE|CDPATH|BASH_ENV|ENV"
+    r"|PYTHON(?:PATH|STARTUP|WARNINGS|UTF8|COERCECLOCALE|IOENCODING|UNBUFFERED|OPTIMIZE|DEVMODE|FAULTHANDLER|SAFEPATH)"
+)
+#: Open files that any login of today may have.
+_FILES = 1024
+
+
 def _is_worker(config: pytest.Config) -> bool:
     return hasattr(config, "workerinput")
 
 
+def _inherit_nothing_odd() -> None:
+    """What processes inherit is as a login has it: a script in the background, nohup or a strict site leave another."""
+    for number in set(signal.valid_signals()) - {
+        signal.SIGPIPE,
+        signal.SIGXFSZ,
+    }:  # those Python itself ignores
+        if signal.getsignal(number) is signal.SIG_IGN:
+            by_python = number == signal.SIGINT
+            signal.signal(number, signal.default_int_handler if by_python else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.umask(0o022)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(_FILES, hard)), hard))
+    for name in filter(_LEFTOVER.fullmatch, list(os.environ)):
+        del os.environ[name]
+    time.tzset()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Before there are workers, which then know the folder from their environment."""
-    if (
-        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    ):  # a shell in the background: the doctor would ignore it too
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    _inherit_nothing_odd()
     if not _is_worker(config):
         os.environ[once.VARIABLE] = tempfile.mkdtemp(prefix="ddp-doctor-tests-")
 
@@ -66,13 +96,18 @@ def own_forkserver() -> Iterator[None]:
         yield
 
 
+#: What had been imported when the tests were collected, in each worker anew.
+IMPORTED = pytest.StashKey[frozenset[str]]()
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """What is collected stays: to look through it for garbage took a third of the time, and more in every test."""
     gc.disable()
     collected = yield
     gc.freeze()
     gc.enable()
+    session.config.stash[IMPORTED] = frozenset(sys.modules)
     return collected
 
 

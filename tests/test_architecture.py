@@ -26,6 +26,7 @@ from ddp_doctor.engine.hang.rules import TRIAL_RULES
 from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import Described
+from tests.conftest import IMPORTED
 from tests.documents import pinned
 from tests.recorded import SITUATIONS, raw
 from tools import generate_docs
@@ -209,6 +210,10 @@ def test_no_modules_import_each_other_in_a_circle():
 
     modules = {name: imports.find_modules_directly_imported_by(name) for name in imports.modules}
     assert len(tuple(TopologicalSorter(modules).static_order())) == len(modules)
+
+
+def test_tests_are_collected_without_torch_which_takes_each_worker_two_seconds(pytestconfig: pytest.Config):
+    assert "torch" not in pytestconfig.stash[IMPORTED]
 
 
 def test_the_command_line_starts_without_torch():

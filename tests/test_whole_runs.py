@@ -10,6 +10,7 @@ import pytest
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.model.report import Report
 from tests.cli.test_cli import doctor, state
+from tests.lab.processes import PATIENCE_S
 from tests.measured import MEASURED
 from tests.schemas import refused
 
@@ -40,7 +41,7 @@ def test_a_healthy_run_makes_every_check_of_its_level_and_replays_to_the_same(
     asked, tmp_path, state, level, nproc
 ):
     path, recording, env_file = tmp_path / "report.json", tmp_path / "recording.json", tmp_path / "env"
-    written = ("--json", str(path), "--record", str(recording), "--env-file", str(env_file))
+    written = ("--json", str(path), "--record", str(recording), "--settings", f"env:{env_file}")
 
     done = doctor("run", "--level", level, "--nproc-per-node", str(nproc), *written, env=state)
     report = Report.model_validate_json(path.read_text())
@@ -79,7 +80,7 @@ def test_the_prolog_needs_no_environment_and_no_torch(tmp_path):
     argv = [sys.executable, "-I", "-X", "importtime", "-m", "ddp_doctor", "prolog", "--json", str(path)]
 
     done = subprocess.run(
-        argv, check=False, capture_output=True, text=True, cwd="/", env=MEASURED, timeout=30
+        argv, check=False, capture_output=True, text=True, cwd="/", env=MEASURED, timeout=PATIENCE_S
     )
     report = Report.model_validate_json(path.read_text())
 
@@ -109,7 +110,7 @@ def test_an_unsure_prolog_passes_unless_asked_to_fail(asked, tmp_path):
 def test_a_pasted_topology_is_read_from_stdin_and_gives_a_candidate_that_is_not_applied(asked, tmp_path):
     target = tmp_path / "settings.sh"
 
-    done = asked("topology", "-", "--json", "-", "--env-file", str(target), text=SAMPLE.read_text())
+    done = asked("topology", "-", "--json", "-", "--settings", f"env:{target}", text=SAMPLE.read_text())
     report = json.loads(done.stdout)
 
     assert done.returncode == 0, done.stderr

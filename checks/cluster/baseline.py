@@ -10,8 +10,8 @@ become slower, or where a node runs alone, nobody is left to compare it with. It
 
 from collections.abc import Iterator, Sequence
 
-from ddp_doctor.facts.cluster import BaselineFact, HeldAgainst
-from ddp_doctor.knowledge.baselines import BEST_PATH, COMPARABLE, FEWEST_RUNS, is_outlier, loss, noise
+from ddp_doctor.facts.cluster import BaselineFact, HeldAgainst, RunDifferencesFact
+from ddp_doctor.knowledge.baselines import BEST_PATH, FEWEST_RUNS, in_words, is_outlier, loss, noise
 from ddp_doctor.knowledge.network.path_quality import SLOW_NODE_RATIO
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import Check
@@ -22,8 +22,8 @@ from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_operator
-from ddp_doctor.wording.findings import NOBODY, Who, likely, possible
-from ddp_doctor.wording.nodes import host, hosts, node_culprit, node_pair
+from ddp_doctor.wording.findings import NOBODY, Who, likely, possible, proved
+from ddp_doctor.wording.nodes import host, hosts, name_list, node_culprit, node_pair
 
 
 def probe(_ctx: Context) -> Fact:
@@ -122,8 +122,6 @@ def _loss(each: HeldAgainst) -> float:
 
 def _evidence(each: HeldAgainst, others: int, recording: Recording) -> Evidence:
     """The slowest of several that were measured of the same, such as the GPUs of a node."""
-    size = each.labels.get("bytes")
-    of_size = f" of {int(size) / 2**20:g} MiB" if size is not None else ""
     on = ", the best path of" if _is_path(each) else " on"
     where = f"{on} {host(recording, each.nodes[0])}" if len(each.nodes) == 1 else ""
     if len(each.nodes) == 2:
@@ -135,11 +133,43 @@ def _evidence(each: HeldAgainst, others: int, recording: Recording) -> Evidence:
     usual = f", where {100 * noise(each.name, each.median, each.mad):.0f} % is noise"
     margin = f"{100 * _loss(each):.0f} % slower{usual if each.runs >= FEWEST_RUNS else ''}"
     return Evidence(
-        text=f"{COMPARABLE[each.name].words}{of_size}{where}",
+        text=f"{in_words(each.name, each.labels)}{where}",
         value=each.value,
         unit=each.unit,
         expected=each.median,
         expected_from=f"median of {each.runs} run{'s' if each.runs > 1 else ''}; {margin}",
+    )
+
+
+@rule("DD831", "not-as-in-its-baseline", Severity.INFO, RunDifferencesFact)
+def other_traits(recording: Recording) -> Iterator[Draft]:
+    """Versions, settings or hardware that are not as in the baseline, or the run, it is held against.
+
+    What it finds
+        Releases of torch, CUDA, NCCL, the driver, Python and the kernel, GPUs, ports, CPUs and numbers of ranks, and
+        the settings of NCCL, torch and gloo, that are known of both and are not the same. Settings that name what a
+        host has, such as NCCL_SOCKET_IFNAME, are left out. What is only known of one is listed, and is no difference.
+
+    Why it matters
+        A job that became slower mostly did so because something was changed. Equal speed says that the change did no
+        harm in what was measured, and nothing of the rest.
+
+    Remedy
+        Where the speed changed too, change them back one by one, and measure each time.
+
+    References
+        docs/how-to/watch-a-fleet.md
+    """
+    fact = recording.first(RunDifferencesFact)
+    if fact is None or not fact.differ:
+        return
+    yield proved(
+        NOBODY,
+        f"Not as in {fact.file}: {name_list([each.name for each in fact.differ])}",
+        [
+            Evidence(text=f"{each.name}: {each.before or 'not set'} before, {each.now or 'not set'} now")
+            for each in fact.differ
+        ],
     )
 
 
@@ -148,7 +178,7 @@ CHECK = Check(
     title="The run is as fast as its baseline",
     where=Where.AFTERWARDS,
     probe=probe,
-    facts=(BaselineFact,),
-    rules=(slower,),
+    facts=(BaselineFact, RunDifferencesFact),
+    rules=(slower, other_traits),
     needs_baseline=True,
 )

@@ -70,8 +70,8 @@ def cannot_import(recording: Recording) -> Iterator[Draft]:
 
     What it finds
         The import of torch failed in the job's own interpreter and environment, or still ran after
-        a minute and computed nothing; then the line on which it stands is shown. One that still computes after
-        90 s is slow, and makes the verdict unsure.
+        a minute and neither computed nor read; then the line on which it stands is shown. One that still gets on
+        after 90 s is slow, and makes the verdict unsure.
 
     Why it matters
         No rank will start.

@@ -20,9 +20,11 @@ from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Options
 from ddp_doctor.parse.flight_recorder import read_dump, still_open
 from ddp_doctor.parse.frames import is_of_the_job
+from ddp_doctor.parse.job_log.ras import stand_still
 from ddp_doctor.sources import live_doors, live_process, proc
 from ddp_doctor.sources.live_gpus import GpuUse, gpu_of, gpu_use, has_gpu
 from ddp_doctor.sources.live_jobs import Host, LiveJob, of_slurm
+from ddp_doctor.sources.live_kernel import waits_for
 from ddp_doctor.sources.live_process import (
     Children,
     Connections,
@@ -32,15 +34,19 @@ from ddp_doctor.sources.live_process import (
 )
 from ddp_doctor.sources.live_stacks import Stack, source_line, stacks, why_refused
 
-#: Looks at each process, and the time between two: over four seconds a loop tells itself apart from work.
-_LOOKS, _PAUSE_S = 6, 0.8
+#: Looks at each process, and how long they take: over four seconds a loop tells itself apart from work.
+_LOOKS, SECONDS = 6, 4.0
+#: In a longer time more looks are taken, a few seconds apart.
+_MOST_LOOKS, _LONG_PAUSE_S = 40, 5.0
 #: Looks without which nothing is judged, however late it is.
 _FEWEST_LOOKS = 4
-#: No further look is begun after this many seconds, so that all is said within ten.
-_ENOUGH_S = 6.5
+#: No further look is begun so many seconds after the time is over, so that all is said within ten.
+_ENOUGH_S = 2.5
 #: What a job does not answer until then is not waited for; and not so long after the last look begins.
-_LONGEST_S, _LAST_S = 8.0, 1.5
+_LONGEST_S, _LAST_S = 4.0, 1.5
 _MOST_LOADERS = 8
+#: Of more ranks, those that wait are not read in each look.
+_MOST_IN_EACH_LOOK = 16
 
 
 def attach(
@@ -51,16 +57,17 @@ def attach(
     env: Mapping[str, str] = os.environ,
     *,
     from_start: bool = False,
+    seconds: float = SECONDS,
 ) -> Outcome:
     """Judge the jobs of these processes (ranks, or who started them), of a SLURM job, or all that may be read here.
 
-    Takes five seconds, ten at most, and may be called again and again; ``from_start``: counted from the start of this
-    process. ``progress`` is told what is done now. Raises UsageError where there is nothing to look at.
+    Takes a second longer than it watches, and six at most; may be called again and again. ``from_start``: counted from
+    the start of this process. ``progress`` is told what is done now. Raises UsageError where nothing is to be seen.
     """
     started = time.monotonic()
     recording = blank(Options(command="attach", ignore=ignore), Plan(()), env)
     jobs = _chosen(pids, slurm_job)
-    watch = _Watch(jobs, env, progress, started - (_age_s() if from_start else 0.0))
+    watch = _Watch(jobs, env, progress, started - (_age_s() if from_start else 0.0), seconds)
     readings = watch.readings()
     if watch.all_ended:
         raise UsageError("the job ended while it was looked at")
@@ -159,9 +166,12 @@ class _Watch:
         env: Mapping[str, str],
         progress: Callable[[str], None],
         begun_at: float,
+        seconds: float,
     ) -> None:
         self._jobs, self._env, self._progress = jobs, env, progress
-        self._enough_at, self._end = begun_at + _ENOUGH_S, begun_at + _LONGEST_S
+        self._number = min(max(_LOOKS, int(seconds / _LONG_PAUSE_S) + 1), _MOST_LOOKS)
+        self._pause_s = seconds / max(self._number - 1, 1)
+        self._enough_at, self._end = begun_at + seconds + _ENOUGH_S, begun_at + seconds + _LONGEST_S
         self._host = socket.gethostname()
         self._pids = [one.pid for job in jobs for one in job.ranks.values()]
         self._watched = {pid: Watched(pid) for pid in self._pids}
@@ -174,7 +184,7 @@ class _Watch:
         self._candidates = [one for job in jobs for one in job.ranks.values()]
         self._servers: Mapping[int, live_doors.Address] = {}
         self._dumps: Mapping[int, bytes] = {}
-        self._ras_said = ""
+        self._ras_said = ["", ""]
         self._children = {
             one.pid: Children(job.children[rank]) for job in jobs for rank, one in job.ranks.items()
         }
@@ -187,23 +197,24 @@ class _Watch:
         self._servers = live_doors.worker_servers(self._candidates, self._end)
         self._dumps = live_doors.flight_dumps(self._servers, self._end)
         ras = live_doors.ras_port(self._candidates)
-        self._ras_said = live_doors.ras_status(ras, self._end) if ras else ""
+        self._ras_said = [live_doors.ras_status(ras, self._end) if ras else ""]
         for children in self._children.values():
             children.begin()
-        outside = [pid for pid in self._pids if not self._waits(pid)]
-        for number in range(2, _LOOKS):
+        are_few = len(self._pids) <= _MOST_IN_EACH_LOOK
+        read = [pid for pid in self._pids if are_few or not self._waits(pid)]
+        for number in range(2, self._number):
             if number >= _FEWEST_LOOKS and time.monotonic() > self._enough_at:
                 break
-            time.sleep(max(0.0, started + (number - 1) * _PAUSE_S - time.monotonic()))
-            self._progress(f"look {number} of {_LOOKS} at {len(self._pids)} ranks")
-            self._look(outside)
-        earliest, usual = (started + (looks - 1) * _PAUSE_S for looks in (_FEWEST_LOOKS, _LOOKS))
+            time.sleep(max(0.0, started + (number - 1) * self._pause_s - time.monotonic()))
+            self._progress(f"look {number} of {self._number} at {len(self._pids)} ranks")
+            self._look(read)
+        earliest, usual = (started + (looks - 1) * self._pause_s for looks in (_FEWEST_LOOKS, self._number))
         time.sleep(max(0.0, min(usual, max(earliest, self._enough_at)) - time.monotonic()))
         self._end = max(self._end, time.monotonic() + _LAST_S)
         with self._sampled_gpus():
-            self._last = self._look(self._pids)
+            self._last = self._look(self._pids, with_groups=True)
         self._after = connections(self._pids)
-        self._ras_said += live_doors.ras_status(ras, self._end) if ras else ""
+        self._ras_said.append(live_doors.ras_status(ras, self._end) if ras else "")
         return tuple(
             Reading(check="attach", status=Status.COLLECTED, rank=rank, fact=fact.recorded())
             for job in self._jobs
@@ -262,6 +273,7 @@ class _Watch:
             torch_version=job.torch_version,
             backend=next((one.backend for one in job.ranks.values() if one.backend), None),
             refused=(*_pipes(job), *(use.refused for use in self._gpus if use.refused)),
+            launched=stand_still(*self._ras_said),
             watched_s=round(
                 max((looks[-1].at_s - looks[0].at_s for looks in ranks if looks), default=0.0), 3
             ),
@@ -276,10 +288,10 @@ class _Watch:
         for rank, one in job.ranks.items():
             has_ended = not proc.stat_fields(one.pid)
             looks = () if has_ended else tuple(self._looks[one.pid])
-            stack = self._first[one.pid]
             frames = looks[-1].frames if looks else ()
             text = source_line(frames[-1], one.pid) if frames and is_of_the_job(frames[-1]) else ""
             gpu, last = gpu_of(one, self._gpus, self._pids), self._last[one.pid]
+            read = last if last.frames else self._first[one.pid]
             fact = LiveRankFact(
                 job=job.key,
                 host=self._host,
@@ -295,14 +307,19 @@ class _Watch:
                 connections=live_process.to_other_addresses(self._after[one.pid]),
                 groups=one.groups,
                 over_nccl=one.backend == "nccl",
-                default_group=stack.default_group,
+                default_group=read.default_group,
                 waits_for_work=bool(WAITS_FOR_WORK.search(text)),
                 waits_for_gpu=bool(WAITS_FOR_GPU.search(text)),
+                kernel="" if has_ended else waits_for(one.pid, self._peer_of(one.pid)),
                 frozen=live_process.is_frozen(one.pid),
                 traced_by=live_process.tracer(one.pid),
                 refused=(last.refused,) if last.refused and not has_ended else (),
             )
             yield rank, fact
+
+    def _peer_of(self, pid: int) -> Callable[[str], str]:
+        connected = self._after[pid]
+        return lambda inode: connected[inode][1] if inode in connected else ""
 
     def _stacks_of_loaders(
         self, children: Sequence[int], frames: Sequence[str]
@@ -338,12 +355,12 @@ class _Watch:
             )
 
     def _ras(self) -> Iterator[tuple[None, JobLogFact]]:
-        if self._ras_said:
+        if any(self._ras_said):
             from ddp_doctor.app.job_reading import as_output  # few jobs need its tables
             from ddp_doctor.parse.job_log.ras import text_of_ras
 
             with suppress(ValueError):
-                yield None, as_output("NCCL RAS", text_of_ras(self._ras_said.encode()))
+                yield None, as_output("NCCL RAS", text_of_ras("".join(self._ras_said).encode()))
 
 
 def _script_of(pid: int | None) -> str | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from ddp_doctor.app.attach import attach
+from ddp_doctor.app.attach import SECONDS, attach
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.model.choices import Status
@@ -25,17 +25,21 @@ from ddp_doctor.starters.starter_channel import StarterChannel
 
 #: For a node to answer; ssh gives up after ten seconds.
 _ANSWER_S = 15.0
-#: From then on: ten are the bound for a node, and two for what it has read to come.
-_READ_S = 12.0
+#: From then on, beside the time to watch: six are the bound for a node, and two for what it has read to come.
+_READ_S = 8.0
 #: Tells an agent its number, as it tells torchrun its own.
 _NUMBER = "PET_NODE_RANK"
 
 
 def attach_to_hosts(
-    hosts: Sequence[str], ignore: tuple[str, ...], progress: Callable[[str], None], env: Mapping[str, str]
+    hosts: Sequence[str],
+    ignore: tuple[str, ...],
+    progress: Callable[[str], None],
+    env: Mapping[str, str],
+    seconds: float = SECONDS,
 ) -> Outcome:
     """The jobs on these hosts, over ssh. Raises UsageError where none of them has one, or there is no ssh."""
-    command = (*doctor(), "attach")
+    command = (*doctor(), "attach", *_watching(seconds))
     try:
         hosts = chosen(Asked(hosts=tuple(hosts)))
     except ValueError as error:
@@ -45,11 +49,15 @@ def attach_to_hosts(
         starts = over_ssh(hosts, commands, env, str(Path.cwd()))
     except FileNotFoundError:
         raise UsageError("--hosts needs ssh, which is not on PATH; start the command on each host") from None
-    return _read(starts, names(hosts), "ssh", ignore, progress, env)
+    return _read(starts, names(hosts), "ssh", ignore, progress, env, seconds)
 
 
 def attach_to_slurm_job(
-    job_id: str, ignore: tuple[str, ...], progress: Callable[[str], None], env: Mapping[str, str]
+    job_id: str,
+    ignore: tuple[str, ...],
+    progress: Callable[[str], None],
+    env: Mapping[str, str],
+    seconds: float = SECONDS,
 ) -> Outcome:
     """A job of SLURM, on all its nodes where there is srun, else on this one. Raises UsageError."""
     try:
@@ -58,12 +66,13 @@ def attach_to_slurm_job(
         raise UsageError(str(error)) from error
     if job is None or (len(job.hosts) == 1 and is_here(job.hosts[0])):
         number_of_job = job_id if job is None else job.number
-        return attach(None, number_of_job, ignore, progress, env, from_start=True)
+        return attach(None, number_of_job, ignore, progress, env, from_start=True, seconds=seconds)
     try:
-        start = by_srun(job.hosts, (*doctor(), "attach", "--slurm-job", job.number), env, job.number)
+        command = (*doctor(), "attach", "--slurm-job", job.number, *_watching(seconds))
+        start = by_srun(job.hosts, command, env, job.number)
     except FileNotFoundError:
-        return attach(None, job.number, ignore, progress, env, from_start=True)
-    return _read([start], job.hosts, "slurm", ignore, progress, env)
+        return attach(None, job.number, ignore, progress, env, from_start=True, seconds=seconds)
+    return _read([start], job.hosts, "slurm", ignore, progress, env, seconds)
 
 
 def attach_to_step(
@@ -82,13 +91,19 @@ def attach_to_step(
     return _read([start], hosts, "slurm", ignore, progress, env)
 
 
-def be_agent(pid: int | None, slurm_job: str | None, env: Mapping[str, str]) -> int:
+def _watching(seconds: float) -> tuple[str, ...]:
+    """The options by which another host watches for so long; none for the usual time, as watchers know the command."""
+    return () if seconds == SECONDS else ("--seconds", f"{seconds:g}")
+
+
+def be_agent(pid: int | None, slurm_job: str | None, env: Mapping[str, str], seconds: float = SECONDS) -> int:
     """Read this node for the command that started this one, and hand it what was read; the exit code."""
     channel = StarterChannel(number(env, _NUMBER, number(env, "SLURM_NODEID", 0)))
     channel.send("hello")
     code = 0
     try:
-        outcome = attach(None if pid is None else [pid], slurm_job, env=env, from_start=True)
+        pids = None if pid is None else [pid]
+        outcome = attach(pids, slurm_job, env=env, from_start=True, seconds=seconds)
         channel.send_recording(outcome.recording.model_dump_json())
     except UsageError as error:
         channel.send("refused", str(error))
@@ -105,12 +120,13 @@ def _read(
     ignore: tuple[str, ...],
     progress: Callable[[str], None],
     env: Mapping[str, str],
+    seconds: float = SECONDS,
 ) -> Outcome:
     """Read all hosts at the same time and judge what came. Raises UsageError where no host has anything to look at."""
     started = time.monotonic()
     recording = blank(Options(command="attach", ignore=ignore), Plan(()), env)
     try:
-        ended = Readers(starts, hosts, progress, _ANSWER_S + _READ_S, _ANSWER_S).run()
+        ended = Readers(starts, hosts, progress, _ANSWER_S + seconds + _READ_S, _ANSWER_S).run()
     except ValueError as error:
         raise UsageError(str(error)) from error
     if ended.interrupted:

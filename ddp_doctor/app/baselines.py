@@ -9,14 +9,22 @@ from pydantic import BaseModel, ValidationError
 from ddp_doctor.app.json_files import JsonFile, major, read_json, what_is_wrong
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.app.recordings import recording_in
-from ddp_doctor.engine.baseline import NUMBERS, compared, held_against, make_baseline, measured_run
+from ddp_doctor.engine.baseline import NUMBERS, before, compared, held_against, measured_run
 from ddp_doctor.engine.plan import Plan
+from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.baseline import Baseline
+from ddp_doctor.model.choices import Status
 from ddp_doctor.model.recording import Options
-from ddp_doctor.model.report import Report
+from ddp_doctor.model.report import JobFacts, LogsReport, Report
 from ddp_doctor.parse.file_kinds import BASELINE, RECORDING, REPORT
 
 _Model = TypeVar("_Model", bound=BaseModel)
+
+
+class _OfJob(Frozen):
+    """What is compared of a report of ``logs``, beside its numbers."""
+
+    facts: JobFacts
 
 
 def load_baseline(path: str) -> Baseline:
@@ -40,6 +48,9 @@ def report_in(file: JsonFile) -> Report:
     if file.kind != REPORT:
         raise UsageError(f"{file.path} is {file.kind or 'no report and no recording of ddp-doctor'}")
     report = _validated(Report, file, "report")
+    if "facts" in file.data:
+        facts = _validated(_OfJob, file, "report").facts
+        report = LogsReport(**dict(report), facts=facts)
     for measured in report.measurements:
         for name in NUMBERS:
             if not isinstance(number := measured.labels.get(name, 0), int):
@@ -68,16 +79,17 @@ def with_baseline(outcome: Outcome, path: str, baseline: Baseline) -> Outcome:
 
 
 def compare(earlier: str, later: str) -> Outcome:
-    """Hold a report or a recording against a baseline, or against an earlier one. Raises UsageError."""
+    """Hold a report or a recording against a baseline, or against an earlier one. Raises UsageError.
+
+    Where no number of theirs can be compared, the report says so, and still what else differs: that is what was asked.
+    """
+    if earlier == later == "-":
+        raise UsageError("stdin can be only one of the two: name a file for the other")
     first, report = read_json(earlier), report_in(read_json(later))
-    if first.kind == BASELINE:
-        baseline: Baseline | None = _baseline(first)
-    else:
-        baseline = make_baseline([measured_run(report_in(first))], fewest=1)
-    if baseline is None:
-        raise UsageError(f"{earlier} has no measurement that another run can be compared with")
-    reading = compared(measured_run(report), baseline, earlier)
-    if reading.reason is not None:
-        raise UsageError(f"{later} cannot be compared: {reading.reason}")
+    known = _baseline(first) if first.kind == BASELINE else measured_run(report_in(first))
+    speed, *rest = compared(measured_run(report), before(earlier, known))
+    if speed.reason is not None:
+        why = f"{later} cannot be compared: {speed.reason}"
+        speed = speed.model_copy(update={"status": Status.FAILED, "reason": why, "misused": True})
     recording = blank(Options(command="compare"), Plan(()))
-    return judge(recording.model_copy(update={"world": report.world, "readings": (reading,)}))
+    return judge(recording.model_copy(update={"world": report.world, "readings": (speed, *rest)}))

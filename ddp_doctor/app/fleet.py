@@ -40,8 +40,9 @@ from ddp_doctor.model.fleet import (
 )
 from ddp_doctor.model.recording import Options
 from ddp_doctor.model.report import Measurement, NodeVerdict, Tool
-from ddp_doctor.parse.file_kinds import BASELINE, FLEET_REPORT, RECORDING
+from ddp_doctor.parse.file_kinds import BASELINE, FLEET_REPORT, RECORDING, REPORT
 from ddp_doctor.sources.given import is_folder
+from ddp_doctor.views.node_traits import is_setting
 from ddp_doctor.wording.nodes import name_list
 
 _ENDINGS = (".json", ".json.gz")
@@ -110,11 +111,7 @@ class Fleet:
             self.before = before
 
     def _add(self, path: str, file: JsonFile) -> None:
-        of_less = next((command for key, command in _OF_LESS.items() if key in file.data), None)
-        if file.kind == RECORDING:
-            command = (file.data.get("options") or {}).get("command", "run")
-            of_less = command if command not in ("run", "prolog") else None
-        if of_less:
+        if of_less := _of_less(file):
             raise UsageError(f"{path} is of {of_less}, which judges no whole node")
         report = report_in(file)
         if not report.nodes:
@@ -130,6 +127,16 @@ class Fleet:
             if finding.severity in _SEVERITIES:
                 self.findings[finding.fingerprint] = finding
         self.runs.append(_Run(at, report.run_id, report.started_at, report.nodes, measured_run(report)))
+
+
+def _of_less(file: JsonFile) -> str | None:
+    """The command whose recording or report this is, if that looks at less than a node."""
+    if file.kind == RECORDING:
+        options = file.data.get("options")
+        command = options.get("command", "run") if isinstance(options, dict) else "run"
+        return str(command) if command not in ("run", "prolog") else None
+    keys = file.data.keys() if file.kind == REPORT else ()
+    return next((command for key, command in _OF_LESS.items() if key in keys), None)
 
 
 def _seconds(text: str) -> float | None:
@@ -149,8 +156,9 @@ def read_fleet(paths: Sequence[str], tell: Callable[[str], None]) -> Fleet:
         fleet.add(path)
     if not fleet.runs:
         why = f": {fleet.left_out[0].why}" if fleet.left_out else ""
-        more = f" (and {len(fleet.left_out) - 1} files more)" if len(fleet.left_out) > 1 else ""
-        raise UsageError(f"no run can be read in {name_list(list(paths))}{why}{more}")
+        more = f" (and {len(fleet.left_out) - 1} more)" if len(fleet.left_out) > 1 else ""
+        way_out = "`ddp-doctor run --json FILE`, or prolog, writes what is read here"
+        raise UsageError(f"no run can be read in {name_list(list(paths))}{why}{more}; {way_out}")
     fleet.runs.sort(key=lambda run: run.at)
     return fleet
 
@@ -268,7 +276,7 @@ def _differences(nodes: Sequence[FleetNode]) -> Iterator[Difference]:
         of_value = grouped(
             (node.traits.get(name), node.hostname)
             for node in known
-            if name in node.traits or name.isupper()  # a variable that is not there is not set
+            if name in node.traits or is_setting(name)
         )
         if len(of_value) > 1:
             ordered = sorted(of_value.items(), key=lambda each: (-len(each[1]), each[0] or ""))

@@ -69,6 +69,7 @@ def live_topology(env: Mapping[str, str], progress: Progress, ignore: tuple[str,
     )
 
 
+_ENV = Options(command="env")
 #: What is looked at: the settings, which NCCL reads them, and which interfaces and devices they may name.
 _LOOKED_AT = ("env_vars", "software", "nccl", "interfaces", "rdma")
 _IN_KUBERNETES = "KUBERNETES_SERVICE_HOST"
@@ -82,12 +83,12 @@ _ORIGINS = Check(
 )
 
 
-def live_settings(env: Mapping[str, str], ignore: tuple[str, ...] = ()) -> Outcome:
+def live_settings(env: Mapping[str, str], asked: Options = _ENV) -> Outcome:
     """What is in force in this process, without torch and without a GPU."""
     from ddp_doctor.sources.machine import LiveContext
 
     started = time.monotonic()
-    options = Options(command="env", only=_LOOKED_AT, ignore=ignore)
+    options = asked.model_copy(update={"only": _LOOKED_AT})
     plan = Plan(plan_of(options, _of_node(options)).checks)
     recording = with_node_facts(blank(options, plan, env), plan, RunRequest(options, env))
     origins = collect((_ORIGINS,), lambda deadline: LiveContext(env, deadline), lambda _: None)
@@ -96,9 +97,9 @@ def live_settings(env: Mapping[str, str], ignore: tuple[str, ...] = ()) -> Outco
     return judge_settings(recording.model_copy(update={"readings": readings, "duration_s": duration_s}))
 
 
-def read_settings(text: str, ignore: tuple[str, ...] = ()) -> Outcome:
+def read_settings(text: str, options: Options = _ENV) -> Outcome:
     """What a text sets: an environment that was saved, a job script, a manifest."""
-    recording = blank(Options(command="env", ignore=ignore), Plan(()))
+    recording = blank(options, Plan(()))
     return judge_settings(recording.model_copy(update={"readings": tuple(_readings(text))}))
 
 

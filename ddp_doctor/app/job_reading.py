@@ -24,6 +24,7 @@ from ddp_doctor.parse.job_log.measured import inspected, is_inspector, is_nccl_t
 from ddp_doctor.parse.job_log.ras import is_ras, text_of_ras
 from ddp_doctor.parse.job_log.scan import ALL_WORDS, FileScan
 from ddp_doctor.parse.job_log.words import search_for
+from ddp_doctor.parse.text import as_utf8
 from ddp_doctor.sources.job_files import CHUNK_BYTES, JobFile, job_files, total_bytes
 
 #: Bytes read and bytes there are, where that is known.
@@ -117,7 +118,7 @@ class _Reading:
         return first, *transports, *measured, *self._readings
 
     def _take(self, file: JobFile, pool: ThreadPoolExecutor) -> None:
-        kind, lines = "output", 0
+        kind, lines, said, goes_on = "output", 0, None, 0
         reader = next(
             (row for row in READERS if (file.head or not file.unread) and row.knows(file.head, file.name)),
             None,
@@ -130,12 +131,21 @@ class _Reading:
             file.size_bytes = 0
         elif file.head:
             scan = self._scanned(file, file.chunks(), pool)
-            scan.last_lines(file.backwards())
+            scan.ends.look(file.backwards(), scan.lines)
             kind, lines = scan.kind(), scan.lines
+            said, goes_on = scan.ends.said, scan.ends.goes_on
         elif not file.unread:
             kind, file.unread = "empty", "it is empty"
         self._files.append(
-            FileSeen(name=file.name, kind=kind, size_bytes=file.size_bytes, lines=lines, unread=file.unread)
+            FileSeen(
+                name=file.name,
+                kind=kind,
+                size_bytes=file.size_bytes,
+                lines=lines,
+                said=said,
+                goes_on=goes_on,
+                unread=file.unread,
+            )
         )
 
     def _whole(self, file: JobFile, reader: Reader, pool: ThreadPoolExecutor) -> int:
@@ -152,8 +162,9 @@ class _Reading:
         except (UsageError, ValueError) as error:
             file.unread = str(error)
             return 0
-        scan = self._scanned(file, (found.encode(),), pool)
-        scan.last_lines((found.encode(),))
+        text = as_utf8(found).encode()
+        scan = self._scanned(file, (text,), pool)
+        scan.ends.look((text,), scan.lines)
         return scan.lines
 
     def _scanned(self, file: JobFile, chunks: Iterable[bytes], pool: ThreadPoolExecutor) -> FileScan:

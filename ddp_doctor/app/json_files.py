@@ -2,8 +2,6 @@
 
 import gzip
 import io
-import json
-import math
 import zlib
 from typing import NamedTuple
 
@@ -12,6 +10,7 @@ from pydantic import ValidationError
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.choices import UsageError
 from ddp_doctor.parse.file_kinds import json_kind
+from ddp_doctor.parse.json_value import json_value, text_in
 from ddp_doctor.sources.given import CannotRead, read_given
 
 #: Thousands of nodes make a recording of some hundred megabytes.
@@ -23,22 +22,8 @@ _LONGEST_VALUE = 60
 
 def json_in(content: bytes) -> tuple[str, Json]:
     """The text and the value in it, also of what gzip packed. Raises ValueError, which says what it is instead."""
-    try:
-        text = _unpacked(content).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError("it is not a text file") from error
-
-    def finite(number: str) -> float:
-        if not math.isfinite(float(number)):
-            raise ValueError(f"{number[:20]} is not a finite number")
-        return float(number)
-
-    try:
-        return text, json.loads(text, parse_int=finite, parse_float=finite, parse_constant=finite)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"line {error.lineno} is no JSON" if text.strip() else "it is empty") from error
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+    text = text_in(_unpacked(content))
+    return text, json_value(text)
 
 
 class JsonFile(NamedTuple):
@@ -69,7 +54,9 @@ def read_json(path: str) -> JsonFile:
 def what_is_wrong(error: ValidationError, kind: str) -> str:
     """The first field that does not fit ``kind`` of file, in a few words."""
     first = error.errors(include_url=False)[0]
-    where = ".".join(map(str, first["loc"])) or "the file"
+    where = ".".join(map(str, first["loc"]))
+    if not where:
+        return "it is no object of JSON"
     if first["type"] == "missing":
         return f"{where} is missing"
     return f"it has {repr(first['input'])[:_LONGEST_VALUE]} under {where}, which no {kind} has"

@@ -11,16 +11,17 @@ from dataclasses import replace
 from ddp_doctor.app.baselines import with_baseline
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.checks import CHECKS
-from ddp_doctor.engine.collect import plan_of, read_node, with_node_facts
+from ddp_doctor.engine.collect import plan_of, with_node_facts
 from ddp_doctor.engine.node_run.node import NodeRun, OneNode
 from ddp_doctor.engine.node_run.session import Session
 from ddp_doctor.facts.cluster import RollCallFact
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Backend, Status
+from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
-from ddp_doctor.model.recording import Recording, World
+from ddp_doctor.model.recording import Recording
 from ddp_doctor.ranks.control_store import ALL_ADDRESSES, listen
 from ddp_doctor.ranks.helper import HelperLost
+from ddp_doctor.sources import user_module
 from ddp_doctor.starters.endpoint import holder_of, is_held_by_launcher
 from ddp_doctor.starters.interruption import Interrupted, interruptible
 from ddp_doctor.starters.request import RunRequest
@@ -34,6 +35,7 @@ def run(request: RunRequest, checks: Sequence[Check] = CHECKS) -> Outcome:
     partial outcome.
     """
     plan = plan_of(request.options, checks, request.nnodes)
+    _require_model(request)
     held = None
     if request.nnodes == 1 and request.endpoint[1]:  # without a port nobody chose it
         request, held = _on_a_free_port(request)
@@ -48,7 +50,7 @@ def run(request: RunRequest, checks: Sequence[Check] = CHECKS) -> Outcome:
                 _require_torch(request)
                 session.warm_up(node_run.rank_checks())
             node_run.recording = with_node_facts(node_run.recording, plan, request, node_run.partial.readings)
-            _require_gpu(node_run.recording, request, checks)
+            _require_gpu(node_run.recording, request)
             if held is not None and node_run.rank_checks():
                 readings = (*node_run.recording.readings, held)
                 node_run.recording = node_run.recording.model_copy(update={"readings": readings})
@@ -98,14 +100,16 @@ def _require_torch(request: RunRequest) -> None:
     )
 
 
-def _require_gpu(recording: Recording, request: RunRequest, checks: Sequence[Check]) -> None:
-    """Refuse NCCL on one node without GPUs, also where no check of the plan looks at them. Raises UsageError."""
-    if request.nnodes > 1 or request.options.backend is not Backend.NCCL:
-        return
-    if not recording.of_check("gpus"):
-        readings = read_node([check for check in checks if check.id == "gpus"], World(), request)
-        recording = recording.model_copy(update={"readings": tuple(readings)})
-    if refused := nccl_without_gpu(recording):
+def _require_model(request: RunRequest) -> None:
+    """Refuse a model that no rank of one node can make; of several nodes only some may lack it. Raises UsageError."""
+    model = request.options.model
+    if model and request.nnodes == 1 and (why := user_module.problem(model)):
+        raise UsageError(f"--model {model} cannot be used: {why}")
+
+
+def _require_gpu(recording: Recording, request: RunRequest) -> None:
+    """Refuse NCCL on one node without GPUs. Raises UsageError."""
+    if request.nnodes == 1 and (refused := nccl_without_gpu(recording)):
         raise UsageError(refused)
 
 

@@ -54,7 +54,7 @@ def logs(
 
 @app.command(
     cls=Command,
-    epilog=epilog("ddp-doctor replay recording.json", "ddp-doctor replay --last --env-file nccl.env"),
+    epilog=epilog("ddp-doctor replay recording.json", "ddp-doctor replay --last --settings env:nccl.env"),
 )
 @reported
 def replay(

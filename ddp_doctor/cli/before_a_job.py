@@ -33,6 +33,9 @@ from ddp_doctor.model.choices import Backend, FailOn, Level
 
 @app.command(
     cls=Command,
+    context_settings={
+        "token_normalize_func": lambda name: name.replace("_", "-")
+    },  # torchrun takes both spellings
     epilog=epilog(
         "ddp-doctor run",
         "ddp-doctor run --only p2p,allreduce --backend nccl",
@@ -174,6 +177,7 @@ def env(
             help="Read saved output of `env`, a job script, a Dockerfile or a pod's manifest, and run nothing.",
         ),
     ] = None,
+    fail_on: FailOnOption = FailOn.ERROR,
     ignore: IgnoreOption = None,
     *,
     outputs: Outputs,
@@ -182,7 +186,7 @@ def env(
     from ddp_doctor.cli import commands
     from ddp_doctor.cli.given import ignored
 
-    return commands.env(source, outputs, ignored(ignore))
+    return commands.env(source, outputs, ignored(ignore), fail_on)
 
 
 @app.command(

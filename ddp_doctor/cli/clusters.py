@@ -53,13 +53,19 @@ def fleet(
 @reported
 def compare(
     earlier: Annotated[
-        str, typer.Argument(metavar="A", help="A baseline, or the report or recording of a run.")
+        str,
+        typer.Argument(
+            metavar="A",
+            help="A baseline, or the report or recording of a run, or of logs that read nccl-tests or NCCL Inspector.",
+        ),
     ],
-    later: Annotated[str, typer.Argument(metavar="B", help="The report or recording of another run.")],
+    later: Annotated[
+        str, typer.Argument(metavar="B", help="The report or recording of another run, or of other logs.")
+    ],
     *,
     outputs: Outputs,
 ) -> int:
-    """Say whether B is slower than A by more than noise, and which node."""
+    """Say whether B is slower than A by more than noise, and which node; and in what else the two differ."""
     from ddp_doctor.app import baselines
     from ddp_doctor.cli.reporting import report
 

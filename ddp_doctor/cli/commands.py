@@ -1,6 +1,7 @@
 """What each command except ``run`` and ``lint`` does around its use case. What one of them alone needs is imported when
 it is called: a prolog starts with every job."""
 
+import inspect
 import os
 import sys
 import time
@@ -14,13 +15,16 @@ from ddp_doctor.cli.error_handler import print_to_stderr
 from ddp_doctor.cli.given import given_text, require_kind
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.cli.reporting import report, save_and_report
-from ddp_doctor.model.choices import ExitCode, OutputFormat, Verdict, Where
+from ddp_doctor.engine.plan import no_such_check
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import ExitCode, FailOn, OutputFormat, Verdict, Where
 from ddp_doctor.model.recording import Options
 from ddp_doctor.model.report import EnvReport
 from ddp_doctor.model.rule import Described
 from ddp_doctor.parse.file_kinds import JSON, SHELL
 from ddp_doctor.render import screen
 from ddp_doctor.render.terminal import show_kept_run
+from ddp_doctor.wording.nodes import name_list
 
 #: An environment has two megabytes at most, a job script a few kilobytes.
 _LONGEST_SCRIPT_BYTES = 8 * 1024 * 1024
@@ -110,31 +114,43 @@ def logs(
     return report(outcome, outputs)
 
 
+#: Of attach; its agents on other hosts hold a connection for so long.
+_LONGEST_WATCH_S = 3600.0
+
+
 def attach(
     pid: int | None,
     slurm_job: str | None,
     hosts: Sequence[str],
     outputs: Outputs,
     ignore: tuple[str, ...] = (),
+    seconds: float | None = None,
 ) -> int:
     """``ddp-doctor attach``: what jobs do now, on this host or on several; the recording is kept. Raises UsageError."""
-    from ddp_doctor.app.attach import attach
+    from ddp_doctor.app.attach import SECONDS, attach
     from ddp_doctor.app.attach_nodes import attach_to_hosts, attach_to_slurm_job, be_agent
     from ddp_doctor.render.progress import progress
     from ddp_doctor.starters import starter_channel
 
     if (pid is not None) + (slurm_job is not None) + bool(hosts) > 1:
         raise UsageError("name a process, a SLURM job or hosts: one of them")
+    seconds = SECONDS if seconds is None else seconds
+    if not SECONDS <= seconds <= _LONGEST_WATCH_S:
+        raise UsageError(
+            f"--seconds {seconds:g}: give a number from {SECONDS:g}, below which what stands does not differ from what"
+            f" works, to {_LONGEST_WATCH_S:g}; without it, it watches for {SECONDS:g} seconds"
+        )
     env = dict(os.environ)
     if starter_channel.take(env):
-        return be_agent(pid, slurm_job, env)
+        return be_agent(pid, slurm_job, env, seconds)
     with progress(screen.console(sys.stderr), (), quiet=outputs.quiet) as tell:
         if hosts:
-            outcome = attach_to_hosts(hosts, ignore, tell, env)
+            outcome = attach_to_hosts(hosts, ignore, tell, env, seconds)
         elif slurm_job is not None:
-            outcome = attach_to_slurm_job(slurm_job, ignore, tell, env)
+            outcome = attach_to_slurm_job(slurm_job, ignore, tell, env, seconds)
         else:
-            outcome = attach([pid] if pid is not None else None, None, ignore, tell, env, from_start=True)
+            pids = [pid] if pid is not None else None
+            outcome = attach(pids, None, ignore, tell, env, from_start=True, seconds=seconds)
     return save_and_report(outcome, outputs, env)
 
 
@@ -159,14 +175,17 @@ def fleet(paths: Sequence[str], write_baseline: str | None, outputs: Outputs) ->
     return code
 
 
-def env(file: str | None, outputs: Outputs, ignore: tuple[str, ...] = ()) -> int:
+def env(
+    file: str | None, outputs: Outputs, ignore: tuple[str, ...] = (), fail_on: FailOn = FailOn.ERROR
+) -> int:
     """``ddp-doctor env``: the settings in force here or in a text, and what is wrong with them."""
+    options = Options(command="env", ignore=ignore, fail_on=fail_on)
     if file is None:
-        outcome = app.live_settings(dict(os.environ), ignore)
+        outcome = app.live_settings(dict(os.environ), options)
     else:
         text = given_text(file, most_bytes=_LONGEST_SCRIPT_BYTES)
         require_kind(file, text, "the output of env, a job script or a manifest", SHELL, JSON)
-        outcome = app.read_settings(text, ignore)
+        outcome = app.read_settings(text, options)
     return _show_settings(outcome, outputs)
 
 
@@ -178,22 +197,43 @@ def _show_settings(outcome: Outcome, outputs: Outputs) -> int:
     return report(outcome, outputs)
 
 
-def list_checks() -> str:
-    """The checks in order, each with its rules."""
+def list_checks(names: Sequence[str] = ()) -> str:
+    """The checks in order, each with its rules; or all about those that are named. Raises UsageError."""
     from ddp_doctor.checks import CHECKS
+
+    if names:
+        by_id = {check.id: check for check in CHECKS}
+        if unknown := [name for name in names if name not in by_id]:
+            raise UsageError(no_such_check(unknown[0], CHECKS))
+        return "\n".join(_about(by_id[name]) for name in dict.fromkeys(names))
     from ddp_doctor.engine.hang.rules import TRIAL_RULES
     from ddp_doctor.lint.rules import RULES as LINT_RULES
 
     lines = []
     for check in CHECKS:
-        where = _PLACES[check.where]
-        lines.append(f"{check.id:<15} {check.title} ({where}, from level {check.level.value})")
-        lines += map(_rule_line, check.rules)
+        lines += [_check_line(check), *map(_rule_line, check.rules)]
     lines.append("any rank check  What happens to ranks while they run any of these")
     lines += map(_rule_line, TRIAL_RULES)
     lines.append("lint           Training scripts, by `ddp-doctor lint`")
     lines += map(_rule_line, LINT_RULES)
     return "\n".join(lines) + "\n"
+
+
+def _about(check: Check) -> str:
+    """What it looks at and why, what it takes, and its rules."""
+    needs = [
+        *([f"{check.min_ranks} ranks"] if check.min_ranks > 1 else []),
+        *(["--model"] if check.needs_model else []),
+        *(["--baseline"] if check.needs_baseline else []),
+        *(["several nodes"] if check.where is Where.NODES else []),
+    ]
+    doc = (inspect.getdoc(inspect.getmodule(check.probe)) or "").replace("``", "`")
+    takes = f"About {check.cost_s:g} s{f'; needs {name_list(needs)}' if needs else ''}"
+    return "\n".join([_check_line(check), "", doc, "", f"{takes}.", *map(_rule_line, check.rules), ""])
+
+
+def _check_line(check: Check) -> str:
+    return f"{check.id:<15} {check.title} ({_PLACES[check.where]}, from level {check.level.value})"
 
 
 def _rule_line(rule: Described) -> str:

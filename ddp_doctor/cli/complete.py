@@ -68,6 +68,13 @@ def names_of_templates(incomplete: str) -> list[str]:
     return [name for name in templates.TEMPLATES if name.startswith(incomplete)]
 
 
+def forms_of_settings(incomplete: str) -> list[str]:
+    """The forms in which --settings writes, each with the colon that a path follows."""
+    from ddp_doctor.cli.outputs import FORMS
+
+    return [f"{output.name}:" for output in FORMS if f"{output.name}:".startswith(incomplete)]
+
+
 def _codes() -> list[str]:
     from ddp_doctor.engine.diagnose import all_rules
     from ddp_doctor.lint.rules import RULES

@@ -1,12 +1,18 @@
-"""``ddp-doctor explain``: what is known of a code, of how codes begin, of a variable, or of the text of an error."""
+"""``ddp-doctor explain``: what is known of a code, of how codes begin, of a variable, of the text of an error, of a
+signal or an exit code, of an Xid, of a check, or of a word.
+"""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from itertools import chain
 
+from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.diagnose import all_rules
+from ddp_doctor.knowledge.endings import endings
 from ddp_doctor.knowledge.error_texts import ERROR_TEXTS, LOOKED_FOR, ErrorText
+from ddp_doctor.knowledge.glossary import GLOSSARY
+from ddp_doctor.knowledge.gpu.xids import CATALOG, XIDS, xid
 from ddp_doctor.knowledge.job_causes import JOB_CAUSES
 from ddp_doctor.knowledge.job_causes.kinds import JobCause
 from ddp_doctor.lint.rules import RULES as LINT_RULES
@@ -24,27 +30,106 @@ _LIKE_IT = 0.5
 _MOST = 3
 #: Characters beside the words by which a text is a whole line of output.
 _A_LINE = 20
+#: Characters: a traceback has some thousands; what is longer is a job's output. Of what is unknown so many are shown.
+_LONGEST, _SHOWN = 32_768, 60
+#: Rules that are listed of those that speak of a word.
+_MOST_RULES = 12
+_XID = re.compile(r"\bs?xid\b\W*(?:\([^()]{0,60}\))?\W*(\d{1,3})\b|\bs?xid(\d{1,3})\b", re.IGNORECASE)
 _TOO_COMMON = {"the", "and", "for", "with", "was", "not", "error", "failed", "has", "that", "from", "this"}
 
 
 def explain(text: str, width: int = 100) -> str:
     """The page of what ``text`` names, in lines of at most ``width`` characters. Raises UsageError."""
     text = text.strip()
-    if page := _rule(text):
+    if not text:
+        raise UsageError(
+            "name a code, a variable or the text of an error; `ddp-doctor checks` lists the codes"
+        )
+    if len(text) > _LONGEST:
+        raise UsageError(
+            f"{len(text)} characters are no text of one error; `ddp-doctor logs FILE` reads a job's output"
+        )
+    if page := _rule(text) or ("" if _error(text) else _rule(re.sub(r"\s+", "-", text))):
         return fold(page, width)
-    for known in (_variable, _begin_so, _error, _speak_of):
+    for known in (_ending, _xid, _word, _variable, _begin_so, _error, _speak_of):
         if page := known(text):
             return fold(page, width, hang=4)
-    raise UsageError(f"nothing is known of {text!r}{_meant(text)}")
+    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
+    raise UsageError(f"nothing is known of {shown!r}{_meant(text)}")
 
 
 def _rules() -> list[Described]:
     return [*all_rules(), *LINT_RULES]
 
 
+def _ending(text: str) -> str:
+    """What a signal or an exit code says, in any form; a number may also be that of an Xid."""
+    found = endings(text)
+    by_code = {rule.code: rule for rule in _rules()}
+    lines = []
+    for name, ending in found:
+        lines += [name, f"    {ending.means}"]
+        lines += [f"    {gist}" for gist in _gists(by_code[code] for code in ending.codes)]
+    if found and text.isdecimal() and int(text) in XIDS:
+        lines += _about_xid(int(text))
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+def _xid(text: str) -> str:
+    """What an Xid means; of a whole line of the kernel log also what else is known of it."""
+    found = _XID.search(text)
+    return f"{_error(text)}{chr(10).join(_about_xid(int(found[1] or found[2])))}\n" if found else ""
+
+
+def _about_xid(number: int) -> list[str]:
+    known = xid(number)
+    asks = {
+        "application": "A program did it, or was ended; nothing against the GPU.",
+        "watch": "Nothing to do now.",
+        "reset": "The GPU needs a reset.",
+        "reboot": "The host needs a reboot.",
+    }[known.kind]
+    code = "DD330" if known.stays else "DD332" if known.kind == "application" else "DD331"
+    rules = [rule for rule in _rules() if rule.code == code]
+    rules += [cause for cause in _rules() if re.search(rf"\bXids?\b[^.]*\b{number}\b", cause.doc)]
+    lines = [f"Xid {number}: {known.meaning}. {asks}", *_listed({rule.code: rule for rule in rules}.values())]
+    return [*lines, f"Source: {CATALOG}"]
+
+
+def _word(text: str) -> str:
+    """A word of the field or of this project, and the check of that name. A variable is written in capitals."""
+    key = _plain(text)
+    check = next((check for check in CHECKS if _plain(check.id) == key), None)
+    word = next((word for word in GLOSSARY if key in {_plain(part) for part in word.split(",")}), None)
+    if (check is None and word is None) or (text.isupper() and text in variables()):
+        return ""
+    lines = [f"{word}: {GLOSSARY[word]}", ""] if word else []
+    if check is not None:
+        lines += [f"The check {check.id}: {check.title}"]
+        lines += [*_listed(check.rules), f"`ddp-doctor run --only {check.id}` runs it alone."]
+    elif word is not None:
+        wanted = {*re.findall(r"\w+", word.partition(",")[0].lower())}
+        lines += _listed([rule for rule in _rules() if wanted <= {*re.findall(r"\w+", rule.doc.lower())}])
+    if text.upper() in variables():
+        lines += ["", *chain.from_iterable(_about(variables()[text.upper()]))]
+    return "\n".join(lines).strip() + "\n"
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\W_]", "", name.lower())
+
+
+def _listed(rules: Iterable[Described]) -> list[str]:
+    """The first of them, in a line each."""
+    every = list(_gists(rules))
+    more = [f"    and {len(every) - _MOST_RULES} more; `ddp-doctor checks` lists all"]
+    return [*(f"    {gist}" for gist in every[:_MOST_RULES]), *(more if len(every) > _MOST_RULES else [])]
+
+
 def _rule(text: str) -> str:
+    name = text.lower().replace("_", "-")
     for rule in _rules():
-        if text.upper() == rule.code or text == rule.name:
+        if name == rule.name or _plain(text) == rule.code.lower():
             page = "\n".join(_paragraphs(rule.doc.replace("``", "`")))  # a terminal knows no markup
             return f"{rule.code} {rule.name} ({rule.severity.value})\n\n{page}\n"
     return ""
@@ -82,8 +167,9 @@ def _gists(rules: Iterable[Described]) -> Iterator[str]:
 
 def _variable(text: str) -> str:
     """What a variable does; of ``NAME=value`` the name counts."""
-    name = text.partition("=")[0].strip()
-    name = name.upper() if name.upper() in variables() else name
+    name = re.split("[=:]", text)[0].strip()
+    written = re.sub(r"[\s-]+", "_", name).upper()
+    name = written if written in variables() else name
     if name in variables():
         return "\n".join(chain.from_iterable(_about(variables()[name]))) + "\n"
     if name in never_read():
@@ -155,7 +241,7 @@ def _speak_of(text: str) -> str:
     rules = (
         [rule for rule in _rules() if {*words} <= {*re.findall(r"\w+", rule.doc.lower())}] if words else []
     )
-    return "\n".join(_gists(rules)) + "\n" if rules else ""
+    return "\n".join(line.removeprefix("    ") for line in _listed(rules)) + "\n" if rules else ""
 
 
 def _signs_of(cause: JobCause, text: str) -> Iterator[ErrorText]:

@@ -1,5 +1,6 @@
 """Texts and codes that the user names on the command line: read, and refused where they are another command's."""
 
+import codecs
 from collections.abc import Sequence
 
 from ddp_doctor.model.choices import UsageError
@@ -10,9 +11,11 @@ from ddp_doctor.sources.given import MOST_BYTES, CannotRead, read_given
 
 
 def given_text(path: str, most_bytes: int = MOST_BYTES) -> str:
-    """The text of a file that the user names, ``-`` for stdin. Raises UsageError."""
+    """The text of a file that the user names, ``-`` for stdin, also of one in UTF-16. Raises UsageError."""
     try:
-        return read_given(path, most_bytes=most_bytes).decode("utf-8", errors="replace")
+        content = read_given(path, most_bytes=most_bytes)
+        is_wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        return content.decode("utf-16" if is_wide else "utf-8", errors="replace")
     except CannotRead as error:
         raise UsageError(str(error)) from error
 

@@ -9,6 +9,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from ddp_doctor.render.screen import is_plain
+
 WHERE = "Where"
 WHAT = "What is looked at"
 TIME = "How long"
@@ -112,10 +114,14 @@ def _write(formatter: Any, sections: Sequence[tuple[str, list[tuple[str, str]]]]
     names = [name for _, records in sections for name, _ in records]
     left = max((len(name) for name in names if len(name) <= widest), default=widest)
     for heading, records in sections:
-        with formatter.section(typer.style(heading, bold=True)):
+        with formatter.section(_styled(heading, bold=True)):
             formatter.write_dl(
-                [(typer.style(name.ljust(left), fg="cyan"), text) for name, text in records], col_max=left
+                [(_styled(name.ljust(left), fg="cyan"), text) for name, text in records], col_max=left
             )
+
+
+def _styled(text: str, **style: Any) -> str:
+    return text if is_plain() else typer.style(text, **style)
 
 
 def _write_epilog(formatter: Any, text: str) -> None:
@@ -123,6 +129,6 @@ def _write_epilog(formatter: Any, text: str) -> None:
         heading, _, lines = paragraph.partition("\n")
         formatter.write_paragraph()
         if lines:
-            formatter.write(f"{typer.style(heading, bold=True)}\n{lines}\n")
+            formatter.write(f"{_styled(heading, bold=True)}\n{lines}\n")
         else:
             formatter.write_text(heading)

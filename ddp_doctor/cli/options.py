@@ -11,7 +11,7 @@ import typer
 from ddp_doctor.cli import complete
 from ddp_doctor.cli.help import OUTPUTS as UNDER_OUTPUTS
 from ddp_doctor.cli.help import TIME, VERDICT, WHAT, WHERE
-from ddp_doctor.cli.outputs import OUTPUTS, REDACTABLE, Output, Outputs
+from ddp_doctor.cli.outputs import FORMS, OUTPUTS, REDACTABLE, Output, Outputs, paths_of_forms
 from ddp_doctor.model.choices import Detail, FailOn, OutputFormat, UsageError
 
 
@@ -114,9 +114,9 @@ NprocOption = Annotated[
     str,
     typer.Option(
         envvar="PET_NPROC_PER_NODE",
-        metavar="auto|N",
+        metavar="auto|gpu|cpu|N",
         rich_help_panel=WHERE,
-        help="Ranks on each node; auto is one a GPU, or 2 on CPUs.",
+        help="Ranks on each node; auto is one a GPU, or 2 on CPUs; cpu one a CPU.",
     ),
 ]
 NodeRankOption = Annotated[
@@ -182,9 +182,26 @@ _FormatOption = Annotated[
 ]
 
 
+_SettingsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--settings",
+        metavar="FORM:PATH|-",
+        autocompletion=complete.forms_of_settings,
+        rich_help_panel=UNDER_OUTPUTS,
+        help="Write the recommended settings (repeatable), by FORM: "
+        + "; ".join(f"{output.name}, {output.help}" for output in FORMS)
+        + ".",
+    ),
+]
+
+
 def names(given: list[str] | None) -> tuple[str, ...]:
     """``--only p2p,allreduce --only buffers``: all the names."""
     return tuple(name.strip() for text in given or () for name in text.split(","))
+
+
+_JUDGE = ("run", "prolog", "replay", "topology", "env", "logs", "attach", "fleet", "compare")
 
 
 def reported(command: Callable[..., int | None]) -> Callable[..., None]:
@@ -193,26 +210,19 @@ def reported(command: Callable[..., int | None]) -> Callable[..., None]:
     A parameter ``outputs`` is replaced by one option for each output of the command, and by --output-format: typer
     reads the signature.
     """
-    judges = command.__name__ in (
-        "run",
-        "prolog",
-        "replay",
-        "topology",
-        "env",
-        "logs",
-        "attach",
-        "fleet",
-        "compare",
-    )
-    offered = [output.name for output in OUTPUTS if command.__name__ in output.commands]
+    judges = command.__name__ in _JUDGE
+    offered = [output for output in OUTPUTS if command.__name__ in output.commands]
 
     @wraps(command)
     def with_outputs(**given: Any) -> None:
         from ddp_doctor.cli.error_handler import error_handler  # --version and --help need neither
 
-        paths = {name: path for name in offered if (path := given.pop(name)) is not None}
+        named = [output.name for output in offered if not output.is_form]
+        paths = {name: path for name in named if (path := given.pop(name)) is not None}
+        forms = given.pop("settings", None) or ()
         with error_handler():
             if offered:
+                paths |= paths_of_forms(forms)
                 outputs = Outputs(paths, form=given.pop("output_format"), redact=given.pop("redact", False))
                 if judges:
                     detail = _detail(verbose=given.pop("verbose"), quiet=given.pop("quiet"))
@@ -234,10 +244,10 @@ def reported(command: Callable[..., int | None]) -> Callable[..., None]:
                 for name, option in (("verbose", VerboseOption), ("quiet", QuietOption))
                 if judges
             ]
+            options = {_name_of(output): _option(output) for output in offered}
             parameters += [
-                parameter.replace(name=output.name, default=None, annotation=_option(output))
-                for output in OUTPUTS
-                if output.name in offered
+                parameter.replace(name=name, default=None, annotation=option)
+                for name, option in options.items()
             ]
             if command.__name__ in REDACTABLE:
                 parameters.append(parameter.replace(name="redact", default=False, annotation=RedactOption))
@@ -254,9 +264,14 @@ def _detail(*, verbose: bool, quiet: bool) -> Detail:
     return Detail.VERDICT if quiet else Detail.ALL if verbose else Detail.SCREEN
 
 
+def _name_of(output: Output) -> str:
+    return "settings" if output.is_form else output.name
+
+
 def _option(output: Output) -> Any:
-    name = f"--{output.name.replace('_', '-')}"
+    if output.is_form:
+        return _SettingsOption
     return Annotated[
         str | None,
-        typer.Option(name, metavar="PATH|-", rich_help_panel=UNDER_OUTPUTS, help=output.help),
+        typer.Option(output.option, metavar="PATH|-", rich_help_panel=UNDER_OUTPUTS, help=output.help),
     ]

@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
@@ -42,12 +43,18 @@ class LintResults(NamedTuple):
 class Output(NamedTuple):
     """One row: an option of some commands, and what writes it."""
 
-    name: str  # of the option, --env-file for env_file
+    name: str  # of the option, or of the form in --settings
     help: str
     commands: tuple[str, ...]  # that offer it
     render: Callable[[Any], str]  # from Results, for `lint` from LintResults. Raises CannotWrite
     mode: int | None = None  # of the file, whatever the umask
     suffix: str = ""  # that the names of files must have, because who reads them passes over others
+    is_form: bool = False  # one of those in which --settings writes
+
+    @property
+    def option(self) -> str:
+        """As it is typed."""
+        return f"--settings {self.name}" if self.is_form else f"--{self.name}"
 
 
 def _json(results: Results | LintResults) -> str:
@@ -101,8 +108,11 @@ def _junit(results: Results | LintResults) -> str:
     return junit.render(results.report, results.recording)
 
 
-def _pasted(form: str, *, tells_hosts_apart: bool = False) -> Callable[[Results], str]:
-    """Writes the settings that a report hands over, by the function ``form`` of render/pasted_scripts.py.
+_WITH_SETTINGS = ("run", "replay", "topology", "env")
+
+
+def _form(name: str, words: str, writer: str, *, tells_hosts_apart: bool = False) -> Output:
+    """A form of the settings that a report hands over, by a function of render/pasted_scripts.py.
 
     If a form cannot tell hosts apart, it stands in render/pasted.py, and a file of one node contains only that host's
     values.
@@ -115,13 +125,12 @@ def _pasted(form: str, *, tells_hosts_apart: bool = False) -> Callable[[Results]
         settings = settings_to_apply(results.report)
         if results.host and not tells_hosts_apart:
             settings = settings.on(results.host)
-        text: str = getattr(import_module(module), form)(settings)
+        text: str = getattr(import_module(module), writer)(settings)
         return text
 
-    return render
+    return Output(name, words, _WITH_SETTINGS, render, is_form=True)
 
 
-_WITH_SETTINGS = ("run", "replay", "topology", "env")
 #: In the order of the help.
 OUTPUTS = (
     Output("svg", "Write a picture of the machine.", ("topology",), _svg),
@@ -153,26 +162,11 @@ OUTPUTS = (
     ),
     Output("sarif", "Write the findings as SARIF 2.1.0.", ("lint",), _sarif),
     Output("junit", "Write the findings as JUnit XML.", ("run", "replay", "lint"), _junit),
-    Output(
-        "env_file",
-        "Write the recommended settings, to be sourced.",
-        _WITH_SETTINGS,
-        _pasted("env_file", tells_hosts_apart=True),
-    ),
-    Output(
-        "sbatch_lines",
-        "Write them as lines for a batch script of SLURM.",
-        _WITH_SETTINGS,
-        _pasted("sbatch_lines", tells_hosts_apart=True),
-    ),
-    Output("docker_args", "Write them as arguments of docker run.", _WITH_SETTINGS, _pasted("docker_args")),
-    Output("k8s_env", "Write them as the env of a container in YAML.", _WITH_SETTINGS, _pasted("k8s_env")),
-    Output(
-        "torchrun_args",
-        "Write them with what stands in for torchrun.",
-        _WITH_SETTINGS,
-        _pasted("torchrun_args"),
-    ),
+    _form("env", "to be sourced", "env_file", tells_hosts_apart=True),
+    _form("sbatch", "lines for a batch script of SLURM", "sbatch_lines", tells_hosts_apart=True),
+    _form("docker", "arguments of docker run", "docker_args"),
+    _form("kubernetes", "the env of a container in YAML", "k8s_env"),
+    _form("torchrun", "what stands in for torchrun", "torchrun_args"),
     Output(
         "record",
         "Write the recording here as well.",
@@ -180,6 +174,9 @@ OUTPUTS = (
         _recording,
     ),
 )
+FORMS = tuple(output for output in OUTPUTS if output.is_form)
+#: What somebody may call a form.
+_ALSO_CALLED = {"k8s": "kubernetes", "slurm": "sbatch", "podman": "docker", "shell": "env", "bash": "env"}
 #: The commands that can give names other names, and the outputs in which that makes sense.
 REDACTABLE = ("run", "prolog", "replay", "logs", "attach")
 _OF_REDACTED = ("json", "markdown", "html", "record")
@@ -240,10 +237,9 @@ class Outputs:
 
     def require_redactable(self) -> None:
         """Refuse settings with names that are nobody's. Raises UsageError."""
-        settings = [name for name in self.paths if name not in _OF_REDACTED]
+        settings = [output.option for output in OUTPUTS if output.name in self.paths.keys() - _OF_REDACTED]
         if self.redact and settings:
-            option = f"--{settings[0].replace('_', '-')}"
-            raise UsageError(f"--redact replaces names that {option} needs: give one of them")
+            raise UsageError(f"--redact replaces names that {settings[0]} needs: give one of them")
 
     def without_files(self) -> "Outputs":
         """For a node that leaves the outputs to the head."""
@@ -282,10 +278,34 @@ def _require_suffix(output: Output, path: str | None) -> None:
     if Path(path).exists() and not Path(path).is_file():
         return  # /dev/stdout, a pipe
     raise UsageError(
-        f"a file that does not end in {output.suffix} would not be read: --{output.name} {path}{output.suffix}"
+        f"a file that does not end in {output.suffix} would not be read: {output.option} {path}{output.suffix}"
     )
 
 
 def _is_derived(output: Output) -> bool:
     """The recording is written first: everything else follows from it."""
     return output.name != "record"
+
+
+def paths_of_forms(given: Sequence[str]) -> dict[str, str]:
+    """``--settings env:nccl.env --settings docker:-``: the path of each form. Raises UsageError."""
+    names = [output.name for output in FORMS]
+    paths: dict[str, str] = {}
+    for text in given:
+        form, colon, path = text.partition(":")
+        if not colon and form not in names:
+            raise UsageError(f"--settings takes FORM:PATH, as in env:{text or 'FILE'}; {_forms_are(names)}")
+        if form not in names:
+            near = _ALSO_CALLED.get(form.lower()) or "".join(get_close_matches(form.lower(), names, 1, 0.5))
+            meant = f"; did you mean {near}:{path or 'FILE'}?" if near else ""
+            raise UsageError(f"--settings knows no form {form!r}{meant or ';'} {_forms_are(names)}")
+        if not path:
+            raise UsageError(f"--settings {form} has no path: {form}:FILE, or {form}:- for stdout")
+        if form in paths:
+            raise UsageError(f"--settings {form} was given twice: give it one path")
+        paths[form] = path
+    return paths
+
+
+def _forms_are(names: Sequence[str]) -> str:
+    return f"forms are {', '.join(names[:-1])} and {names[-1]}"

@@ -14,19 +14,30 @@ from ddp_doctor.cli.options import (
 )
 
 
-@app.command(cls=Command, epilog=epilog("ddp-doctor checks", judges=False))
+@app.command(cls=Command, epilog=epilog("ddp-doctor checks", "ddp-doctor checks p2p allreduce", judges=False))
 @reported
-def checks() -> None:
-    """List the checks in the order they run, with the rules of each."""
+def checks(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CHECK...]",
+            help="Tell all about these; none lists all.",
+            autocompletion=complete.names_of_checks,
+        ),
+    ] = None,
+) -> None:
+    """List the checks in the order they run, with the rules of each, or tell all about some."""
     from ddp_doctor.cli import commands
 
-    typer.echo(commands.list_checks(), nl=False)
+    typer.echo(commands.list_checks(names or ()), nl=False)
 
 
 @app.command(
     cls=Command,
+    context_settings={"ignore_unknown_options": True},  # -9 is a way to write a signal
     epilog=epilog(
         "ddp-doctor explain DD401",
+        "ddp-doctor explain exitcode: -9",
         "ddp-doctor explain DD4",
         "ddp-doctor explain NCCL_IB_DISABLE",
         'ddp-doctor explain "Watchdog caught collective operation timeout"',
@@ -39,7 +50,8 @@ def explain(
         list[str],
         typer.Argument(
             metavar="CODE|VARIABLE|TEXT...",
-            help="A rule's code, how codes begin, a rule's name, an environment variable, or the text of an error.",
+            help="A rule's code, how codes begin, a rule's name, a check, an environment variable, the text of an"
+            " error, a signal, an exit code, an Xid, or a word such as busbw.",
             autocompletion=complete.words_to_explain,
         ),
     ],

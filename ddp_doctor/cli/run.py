@@ -19,7 +19,7 @@ from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.cli.reporting import save, save_and_report
 from ddp_doctor.engine.collect import plan_of
 from ddp_doctor.model.baseline import Baseline
-from ddp_doctor.model.choices import ExitCode
+from ddp_doctor.model.choices import Backend, ExitCode
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.parse.options import require_factory
 from ddp_doctor.render import layout, screen
@@ -38,6 +38,7 @@ from ddp_doctor.wording.run_options import JOIN_TIMEOUT_S, line, typed
 _WAIT_MARGIN_S = 150.0
 #: For srun or ssh to start the agents of all nodes.
 _START_S = 60.0
+_MOST_RANKS = 1024
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Launch:
 def run(options: Options, launch: Launch, outputs: Outputs) -> int:
     """Decide what this process is: a starter of agents, an agent, or a rank that waits. Returns the exit code."""
     env = dict(os.environ)
+    options = _for_gpus(options, launch.nproc_per_node)
     with _as_usage_error():
         require_factory(options.model, options.only)
     if pipe := starter_channel.take(env):
@@ -192,11 +194,27 @@ def _outcome_of_agents(ended: Ended, here: StartedNodes, options: Options) -> Ou
 
 
 def _ranks(text: str) -> int | None:
+    """As torchrun takes it: ``auto``, ``gpu``, ``cpu`` or a number."""
     if text in ("auto", "gpu"):
         return None
-    if text.isdigit() and 1 <= int(text) <= 1024:
+    if text == "cpu":
+        return min(os.cpu_count() or 1, _MOST_RANKS)
+    if text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST_RANKS:
         return int(text)
-    raise UsageError(f"--nproc-per-node takes auto or a number from 1 to 1024, not {text!r}")
+    raise UsageError(
+        f"--nproc-per-node takes auto, gpu, cpu or a number from 1 to {_MOST_RANKS}, not {text[:80]!r}"
+    )
+
+
+def _for_gpus(options: Options, nproc_per_node: str) -> Options:
+    """A rank for each GPU is a rank of NCCL, and is refused where there is none. Raises UsageError."""
+    if nproc_per_node != "gpu":
+        return options
+    if options.backend is Backend.GLOO:
+        raise UsageError(
+            "--nproc-per-node gpu is a rank for each GPU, which --backend gloo leaves alone: give a number"
+        )
+    return options.model_copy(update={"backend": Backend.NCCL})
 
 
 def _request(options: Options, launch: Launch, asked: Asked, env: dict[str, str]) -> RunRequest:

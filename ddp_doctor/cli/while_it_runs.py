@@ -44,6 +44,14 @@ def attach(
     ] = None,
     hosts: HostsOption = None,
     hostfile: HostfileOption = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N",
+            rich_help_panel=TIME,
+            help="Watch for N seconds; by default 4.",
+        ),
+    ] = None,
     ignore: IgnoreOption = None,
     *,
     outputs: Outputs,
@@ -52,7 +60,10 @@ def attach(
     from ddp_doctor.cli import commands
     from ddp_doctor.cli.given import given_hosts, ignored
 
-    return commands.attach(pid, slurm_job, given_hosts(hosts, hostfile), outputs, ignored(ignore))
+    return commands.attach(pid, slurm_job, given_hosts(hosts, hostfile), outputs, ignored(ignore), seconds)
+
+
+_LONGEST_STUCK_S = 86_400.0
 
 
 class OnHang(str, Enum):
@@ -107,8 +118,13 @@ def watch(
     import os
 
     from ddp_doctor.cli.error_handler import print_to_stderr
+    from ddp_doctor.model.choices import UsageError
     from ddp_doctor.watch.lookout import WatchOptions
     from ddp_doctor.watch.watching import watch
 
+    if not stuck_after <= _LONGEST_STUCK_S:
+        raise UsageError(
+            f"--stuck-after {stuck_after:g}: give a number from 10 to {_LONGEST_STUCK_S:g}, a day"
+        )
     options = WatchOptions(stuck_after, on_hang is OnHang.KILL, keep_output)
     return watch(command, os.environ, options, lambda sentence: print_to_stderr(f"ddp-doctor: {sentence}"))

@@ -12,20 +12,30 @@ from math import isfinite
 from statistics import median
 from typing import NamedTuple
 
-from ddp_doctor.facts.cluster import BaselineFact, HeldAgainst
-from ddp_doctor.knowledge.baselines import BEST_PATH, COMPARABLE, FEWEST_RUNS, LEAST_BYTES, loss
+from ddp_doctor.facts.cluster import BaselineFact, HeldAgainst, RunDifferencesFact, TraitDiffers
+from ddp_doctor.knowledge.baselines import (
+    BEST_PATH,
+    COMPARABLE,
+    FEWEST_RUNS,
+    LEAST_BYTES,
+    loss,
+)
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.baseline import BASELINE_SCHEMA_VERSION, Baseline, BaselineValue
-from ddp_doctor.model.choices import Status, Verdict
+from ddp_doctor.model.choices import CheckStatus, Status, Verdict
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Recording, World
-from ddp_doctor.model.report import Measurement, Report, Tool
-from ddp_doctor.views.node_traits import HARDWARE
+from ddp_doctor.model.report import JobFacts, LogsReport, Measurement, Report, Tool
+from ddp_doctor.views.node_traits import HARDWARE, VERSIONS, is_setting
+from ddp_doctor.wording.nodes import name_list
 
 CHECK_ID = "baseline"
 _PLACES = ("node", "rank", "peer", "gpu")
 #: Labels that are whole numbers in every report.
 NUMBERS = ("bytes", *_PLACES)
+#: What makes no two measurements different: of others' numbers the type is not always known.
+_UNTOLD = (*_PLACES, "type")
+_SEEN = (CheckStatus.PASSED, CheckStatus.FOUND)
 
 
 Labels = frozenset[tuple[str, str | int | float]]
@@ -75,16 +85,20 @@ def _figures(world: World | None, measured: Sequence[Measurement]) -> Iterator[F
         if known is None or int(each.labels.get("bytes", LEAST_BYTES)) < LEAST_BYTES:
             continue
         value = min(each.value, known.most) if known.most else each.value
-        if isfinite(value) and value > 0 and world is not None:
+        if isfinite(value) and value > 0:
             (nodes, place), gpu = _place(world, each), each.labels.get("gpu")
-            labels = {name: said for name, said in each.labels.items() if name not in _PLACES}
+            labels = {name: said for name, said in each.labels.items() if name not in _UNTOLD}
             key = frozenset((labels | place).items())
             yield Figure(each.name, key, value, each.unit, nodes, None if gpu is None else int(gpu))
 
 
-def _place(world: World, measured: Measurement) -> tuple[tuple[int, ...], dict[str, str | int | float]]:
+def _place(
+    world: World | None, measured: Measurement
+) -> tuple[tuple[int, ...], dict[str, str | int | float]]:
     """The nodes it was measured of and, of a pair, what tells it from others in any run."""
     labels = measured.labels
+    if world is None:  # in a job's output
+        return (), {}
     rank, peer = (int(labels[name]) if name in labels else None for name in ("rank", "peer"))
     if "node" in labels:
         nodes = dict.fromkeys((int(labels["node"]), *(() if peer is None else (peer,))))
@@ -101,11 +115,9 @@ def hardware(world: World | None, traits: Sequence[Mapping[str, str]]) -> dict[s
     """What must be equal for a comparison: the shape of the world, and what most of its nodes are made of."""
     if world is None:
         return {}
-    shape = {
-        "nodes": f"{world.nnodes}",
-        "ranks of a node": f"{world.nproc_per_node}",
-        "backend": world.backend,
-    }
+    shape = {"nodes": f"{world.nnodes}"}
+    if world.backend != "none":  # of a prolog
+        shape |= {"ranks of a node": f"{world.nproc_per_node}", "backend": world.backend}
     for name in HARDWARE:
         known = Counter(node[name] for node in traits if name in node)
         if known:
@@ -114,7 +126,10 @@ def hardware(world: World | None, traits: Sequence[Mapping[str, str]]) -> dict[s
 
 
 class MeasuredRun(NamedTuple):
-    """What is kept of a report to compare it with others."""
+    """What is kept of a report to compare it with others.
+
+    ``settings_known``: whether a variable that is not among the traits was not set.
+    """
 
     verdict: Verdict
     tool: Tool
@@ -122,26 +137,68 @@ class MeasuredRun(NamedTuple):
     hosts: tuple[str, ...]
     hardware: Mapping[str, str]
     figures: tuple[Figure, ...]
+    traits: Mapping[str, str]
+    settings_known: bool
 
 
 def measured_run(report: Report) -> MeasuredRun:
     """What is measured in a report, and on what."""
+    nodes = [node.traits for node in report.nodes]
+    on, known = hardware(report.world, nodes), _traits(nodes)
+    if isinstance(report, LogsReport):
+        on, known = _hardware_of_job(report.facts), _traits_of_job(report.facts)
     return MeasuredRun(
         report.verdict,
         report.tool,
         report.finished_at,
         tuple(node.hostname for node in report.nodes),
-        hardware(report.world, [node.traits for node in report.nodes]),
+        on,
         tuple(figures(report.world, report.measurements)),
+        {name: value for name, value in {**on, **known}.items() if value},
+        any(check.id == "env_vars" and check.status in _SEEN for check in report.checks),
     )
 
 
-def make_baseline(runs: Sequence[MeasuredRun], fewest: int = FEWEST_RUNS) -> Baseline | None:
-    """Of the healthy ones of the most frequent hardware; None where they are fewer than ``fewest``."""
+def _hardware_of_job(facts: JobFacts) -> dict[str, str]:
+    """What others measured, they measured over NCCL."""
+    known = {"backend": "nccl" if facts.measured_by else facts.backend, "GPUs": facts.gpus}
+    return {name: value for name, value in known.items() if value}
+
+
+def _traits_of_job(facts: JobFacts) -> dict[str, str | None]:
+    return {
+        "torch": facts.torch,
+        "NCCL": facts.nccl and facts.nccl.partition("+")[0],
+        "network": ", ".join(facts.network),
+        "transports": ", ".join(facts.transports),
+        "measured by": facts.measured_by,
+    }
+
+
+def _traits(nodes: Sequence[Mapping[str, str]]) -> dict[str, str | None]:
+    """Of all nodes; where they are not alike, how many have which value."""
+    found = {}
+    for name in dict.fromkeys(name for node in nodes for name in node):
+        counts = Counter(node.get(name, "not set" if is_setting(name) else "not known") for node in nodes)
+        [(most, _), *others] = counts.most_common()
+        found[name] = (
+            ", ".join(f"{value} on {number} of {len(nodes)} nodes" for value, number in counts.most_common())
+            if others
+            else most
+        )
+    return {**found, "measured by": "ddp-doctor"}
+
+
+def make_baseline(runs: Sequence[MeasuredRun]) -> Baseline | None:
+    """Of the healthy ones of the most frequent hardware; None where they are too few."""
     healthy = [run for run in runs if run.verdict is Verdict.HEALTHY and run.figures]
     alike = max(
         grouped((frozenset(run.hardware.items()), run) for run in healthy).values(), key=len, default=[]
     )
+    return _baseline(alike, FEWEST_RUNS)
+
+
+def _baseline(alike: Sequence[MeasuredRun], fewest: int) -> Baseline | None:
     found = grouped(
         ((figure.name, figure.labels, figure.unit), (number, figure.value))
         for number, run in enumerate(alike)
@@ -156,9 +213,48 @@ def make_baseline(runs: Sequence[MeasuredRun], fewest: int = FEWEST_RUNS) -> Bas
         made_at=max(run.finished_at for run in alike),
         runs=len(alike),
         hosts=tuple(sorted({host for run in alike for host in run.hosts})),
+        traits=_in_all(alike),
+        settings_known=all(run.settings_known for run in alike),
         hardware=dict(alike[0].hardware),
         baseline=tuple(sorted(values, key=lambda each: (each.name, sorted(each.labels.items(), key=str)))),
     )
+
+
+def _in_words(measured: Iterable[tuple[str, Labels]]) -> str:
+    """``all-reduce over 8 ranks (1, 4 MiB) and matrix products``."""
+    sizes: dict[str, set[float]] = {}
+    for name, labels in measured:
+        known = dict(labels)
+        over = f" over {known['ranks']} ranks" if "ranks" in known else ""
+        words = COMPARABLE[name].words if name in COMPARABLE else name  # a newer release may know more
+        of_name, size = sizes.setdefault(f"{words}{over}", set()), known.get("bytes")
+        of_name |= {size / 2**20} if isinstance(size, int | float) else set()
+    said = {name: ", ".join(f"{size:g}" for size in sorted(known)) for name, known in sizes.items()}
+    return name_list([f"{name} ({size} MiB)" if size else name for name, size in sorted(said.items())])
+
+
+def _in_all(runs: Sequence[MeasuredRun]) -> dict[str, str | None]:
+    """What is known of them; None where they are not alike."""
+    names = sorted({name for run in runs for name in run.traits})
+    values = {name: {run.traits.get(name) for run in runs} for name in names}
+    return {name: value.pop() if len(value) == 1 else None for name, value in values.items()}
+
+
+class Before(NamedTuple):
+    """What a run is held against: a baseline, or one run; ``baseline`` is None where that measured nothing."""
+
+    file: str
+    baseline: Baseline | None
+    hardware: Mapping[str, str]
+    traits: Mapping[str, str | None]
+    settings_known: bool
+
+
+def before(file: str, known: Baseline | MeasuredRun) -> Before:
+    """A baseline, or the run of a report, whatever its verdict, as that which another run is held against."""
+    baseline = known if isinstance(known, Baseline) else _baseline([known], 1)
+    traits = {**known.hardware, **known.traits}
+    return Before(file, baseline, known.hardware, traits, known.settings_known)
 
 
 def _value(
@@ -182,41 +278,83 @@ def _value(
 
 
 def held_against(recording: Recording, report: Report, baseline: Baseline, file: str) -> Recording:
-    """The recording with a reading of the check ``baseline``: what its report measured beside the healthy runs."""
-    reading = compared(measured_run(report), baseline, file)
-    left_out = tuple(each for each in recording.not_run if each.check != reading.check)
-    return recording.model_copy(update={"readings": (*recording.readings, reading), "not_run": left_out})
+    """The recording with readings of the check ``baseline``: what its report measured beside the healthy runs."""
+    readings = (*recording.readings, *compared(measured_run(report), before(file, baseline)))
+    left_out = tuple(each for each in recording.not_run if each.check != CHECK_ID)
+    options = recording.options.model_copy(update={"baseline": file})
+    return recording.model_copy(update={"options": options, "readings": readings, "not_run": left_out})
 
 
-def compared(run: MeasuredRun, baseline: Baseline, file: str) -> Reading:
-    """Each of its measurements that the baseline knows. Of other hardware none is."""
-    other = [
+def compared(run: MeasuredRun, earlier: Before) -> tuple[Reading, ...]:
+    """Each of its measurements that is known from before, of the same hardware; and what else differs."""
+    beside = tuple(_held_against(run, earlier.baseline)) if earlier.baseline else ()
+    differences = _differences(run, earlier)
+    if other := [
         f"{name} {run.hardware[name]} here, {said} there"
-        for name, said in baseline.hardware.items()
+        for name, said in earlier.hardware.items()
         if name in run.hardware and run.hardware[name] != said
-    ]
-    if other:
-        why = f"the baseline {file} is of other hardware: {'; '.join(other)}"
-        return Reading(check=CHECK_ID, status=Status.FAILED, reason=why, misused=True)
+    ]:
+        why = f"{earlier.file} is of other hardware: {'; '.join(other)}"
+        speed = Reading(check=CHECK_ID, status=Status.FAILED, reason=why, misused=True)
+    elif not beside:
+        why = f"nothing that was measured here is in {earlier.file}"
+        if earlier.baseline is None:
+            why = f"{earlier.file} has no measurement that another run can be compared with"
+        speed = Reading(check=CHECK_ID, status=Status.SKIPPED, reason=why)
+    else:
+        runs = earlier.baseline.runs if earlier.baseline else 1
+        fact = BaselineFact(file=earlier.file, runs=runs, compared=beside)
+        speed = Reading(check=CHECK_ID, status=Status.COLLECTED, fact=fact.recorded())
+    if not differences.differ and not differences.left_out:
+        return (speed,)
+    return speed, Reading(check=CHECK_ID, status=Status.COLLECTED, fact=differences.recorded())
+
+
+def _held_against(run: MeasuredRun, baseline: Baseline) -> Iterator[HeldAgainst]:
     known = {(each.name, frozenset(each.labels.items())): each for each in baseline.baseline}
-    beside = tuple(
-        HeldAgainst(
-            name=figure.name,
-            unit=figure.unit,
-            labels=dict(figure.labels),
-            nodes=figure.nodes,
-            gpu=figure.gpu,
-            value=figure.value,
-            median=of.median,
-            mad=of.mad,
-            worst=of.worst,
-            runs=of.runs,
+    for figure in run.figures:
+        of = known.get((figure.name, figure.labels))
+        if of is not None and of.unit == figure.unit:
+            yield HeldAgainst(
+                name=figure.name,
+                unit=figure.unit,
+                labels=dict(figure.labels),
+                nodes=figure.nodes,
+                gpu=figure.gpu,
+                value=figure.value,
+                median=of.median,
+                mad=of.mad,
+                worst=of.worst,
+                runs=of.runs,
+            )
+
+
+def _differences(run: MeasuredRun, earlier: Before) -> RunDifferencesFact:
+    """What is known of both, and not the same; what one alone tells or measured is left out, and said."""
+    names = [*VERSIONS]
+    names += sorted({*run.traits, *earlier.traits}.difference(names))
+    differ = list[TraitDiffers]()
+    only_now, only_before = list[str](), list[str]()
+    for name in names:
+        now, then = run.traits.get(name), earlier.traits.get(name)
+        both = name in run.traits and name in earlier.traits
+        if now == then or (both and then is None):
+            continue
+        if both or (is_setting(name) and run.settings_known and earlier.settings_known):
+            differ.append(TraitDiffers(name=name, before=then, now=now))
+        else:
+            (only_before if now is None else only_now).append(name)
+    values = earlier.baseline.baseline if earlier.baseline else ()
+    mine = {(figure.name, figure.labels) for figure in run.figures}
+    theirs = {(value.name, frozenset(value.labels.items())) for value in values}
+    left_out = [
+        f"{what}: {said}"
+        for what, said in (
+            (f"measured only in {earlier.file}", _in_words(theirs - mine)),
+            ("measured only here", _in_words(mine - theirs)),
+            (f"known only of {earlier.file}", name_list(only_before)),
+            ("known only here", name_list(only_now)),
         )
-        for figure in run.figures
-        if (of := known.get((figure.name, figure.labels))) is not None and of.unit == figure.unit
-    )
-    if not beside:
-        why = f"nothing that was measured here is in the baseline {file}"
-        return Reading(check=CHECK_ID, status=Status.SKIPPED, reason=why)
-    fact = BaselineFact(file=file, runs=baseline.runs, compared=beside)
-    return Reading(check=CHECK_ID, status=Status.COLLECTED, fact=fact.recorded())
+        if said
+    ]
+    return RunDifferencesFact(file=earlier.file, differ=tuple(differ), left_out=tuple(left_out))

@@ -135,7 +135,14 @@ def plan_of(options: Options, checks: Sequence[Check], nnodes: int = 1) -> Plan:
     """Which checks run. Raises UsageError."""
     try:
         return make_plan(
-            checks, options.level, options.only, options.skip, options.budget_s, nnodes, options.model
+            checks,
+            options.level,
+            options.only,
+            options.skip,
+            options.budget_s,
+            nnodes,
+            options.model,
+            asks_for_gpus=bool(options.require_gpus) or options.backend is Backend.NCCL,
         )
     except ValueError as error:
         raise UsageError(str(error)) from error

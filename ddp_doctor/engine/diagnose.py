@@ -11,7 +11,7 @@ from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.prove.proofs import with_proofs
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import NOT_SELECTED, SKIPPED_BY_NAME, Recording
 from ddp_doctor.model.rule import Rule
 from ddp_doctor.remedies.kinds import completed
 
@@ -83,8 +83,11 @@ def diagnose(recording: Recording, rules: Iterable[Rule] | None = None) -> Diagn
     findings: list[Finding] = []
     failures: list[tuple[str, str]] = []
     ignored: list[str] = []
+    silent = _of_nobodys_choice(recording)
     with no_garbage_collection():
         for rule in _rules_for(recording.options.command) if rules is None else _causes_first(rules):
+            if rule.code in silent:
+                continue
             try:
                 found = rule.apply(recording, findings)
                 if not rule.code.startswith(recording.options.ignore):
@@ -95,6 +98,19 @@ def diagnose(recording: Recording, rules: Iterable[Rule] | None = None) -> Diagn
                 failures.append((rule.code, traceback.format_exc(limit=-3)))
     worst_first = _worst_first(with_proofs(findings, recording.experiments))
     return Diagnosis(worst_first, tuple(failures), tuple(ignored))
+
+
+def _of_nobodys_choice(recording: Recording) -> frozenset[str]:
+    """The rules that judge nothing: of checks that nobody selected, and that looked because they decide the world."""
+    unselected = {each.check for each in recording.not_run if each.reason in (NOT_SELECTED, SKIPPED_BY_NAME)}
+    deciding = [
+        check
+        for check in checks_of(recording.options.command)
+        if check.id in unselected and check.decides_world
+    ]
+    return frozenset(
+        rule.code for check in deciding for rule in check.rules if rule not in check.decides_world
+    )
 
 
 def _worst_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:

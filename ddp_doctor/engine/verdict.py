@@ -1,19 +1,28 @@
 """From findings to a verdict, an exit code and one sentence."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from textwrap import shorten
 
+from ddp_doctor.engine.asked import NotAsAsked, listed, not_run
 from ddp_doctor.engine.diagnose import OF_JOBS, Diagnosis, is_judged
 from ddp_doctor.engine.memory import no_garbage_collection
+from ddp_doctor.engine.node_verdicts import node_verdicts
 from ddp_doctor.engine.plan import TOO_DEAR
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import CheckStatus, ExitCode, Severity, Status, Verdict
 from ddp_doctor.model.fact import Reading
-from ddp_doctor.model.finding import Culprit, Finding
-from ddp_doctor.model.recording import INTERRUPTED_AFTER, OWN_PROCESS, Recording, World
-from ddp_doctor.model.report import CheckResult, Measurement, NodeVerdict, Report, Tool, finished_at
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.recording import (
+    INTERRUPTED_AFTER,
+    NOT_SELECTED,
+    OWN_PROCESS,
+    SKIPPED_BY_NAME,
+    Recording,
+    World,
+)
+from ddp_doctor.model.report import CheckResult, Measurement, Report, Tool, finished_at
 from ddp_doctor.views.gpus import nccl_without_gpu
-from ddp_doctor.views.node_traits import node_traits
 from ddp_doctor.views.open_files import out_of_files
 from ddp_doctor.views.software import backend_of_ranks
 from ddp_doctor.wording.nodes import hosts
@@ -36,7 +45,9 @@ def report(recording: Recording, diagnosis: Diagnosis, checks: Sequence[Check]) 
 
 def _report(recording: Recording, diagnosis: Diagnosis, checks: Sequence[Check]) -> Report:
     results = check_results(recording, diagnosis.findings, checks)
-    verdict = _verdict(recording, diagnosis, results)
+    unmet = not_run(recording, results)
+    results = [_in_part(result, unmet) for result in results]
+    verdict = _verdict(recording, diagnosis, results, unmet)
     return Report(
         tool=Tool(version=recording.tool_version),
         run_id=recording.run_id,
@@ -48,7 +59,7 @@ def _report(recording: Recording, diagnosis: Diagnosis, checks: Sequence[Check])
         nodes=node_verdicts(recording, diagnosis.findings, _bar(recording), verdict),
         verdict=verdict,
         exit_code=_exit_code(recording, verdict, diagnosis).value,
-        summary=summary(recording, verdict, results, diagnosis),
+        summary=summary(recording, verdict, results, diagnosis, unmet),
         checks=tuple(results),
         findings=diagnosis.findings,
         measurements=tuple(measurements(recording, checks)),
@@ -65,7 +76,20 @@ def _world(recording: Recording) -> World | None:
     return recording.world.model_copy(update={"backend_impl": backend_of_ranks(recording)})
 
 
-def _verdict(recording: Recording, diagnosis: Diagnosis, results: Sequence[CheckResult]) -> Verdict:
+def _in_part(result: CheckResult, unmet: Sequence[NotAsAsked]) -> CheckResult:
+    """A check of which only a part of what was asked for ran is no passed one."""
+    whys = [each.why for each in unmet if each.check == result.id]
+    if not whys or result.status is not CheckStatus.PASSED or result.reason:
+        return result
+    return result.model_copy(update={"status": CheckStatus.SKIPPED, "reason": whys[0]})
+
+
+def _verdict(
+    recording: Recording,
+    diagnosis: Diagnosis,
+    results: Sequence[CheckResult],
+    unmet: Sequence[NotAsAsked],
+) -> Verdict:
     """Sick iff a finding stands at or above --fail-on; unsure iff too little could be evaluated."""
     if any(finding.severity.at_least(_bar(recording)) for finding in diagnosis.findings):
         return Verdict.SICK
@@ -74,6 +98,7 @@ def _verdict(recording: Recording, diagnosis: Diagnosis, results: Sequence[Check
         or diagnosis.failures
         or recording.interrupted
         or nccl_without_gpu(recording)
+        or unmet
     ):
         return Verdict.UNSURE
     if any(
@@ -81,13 +106,16 @@ def _verdict(recording: Recording, diagnosis: Diagnosis, results: Sequence[Check
         for finding in diagnosis.findings
     ):
         return Verdict.UNSURE  # a job failed or stands still, and no cause is sure enough to be an error
-    if recording.options.command == "compare" and any(
-        finding.severity is Severity.INFO for finding in diagnosis.findings
-    ):
-        return Verdict.UNSURE  # it is slower, and how much of that is noise too few runs tell
+    if recording.options.command == "compare" and _slower(diagnosis) is not None:
+        return Verdict.UNSURE  # how much of that is noise too few runs tell
     if any(result.status in (CheckStatus.FAILED, CheckStatus.TIMED_OUT) for result in results):
         return Verdict.UNSURE  # a lesser finding beside it does not make up for what was not seen
     return Verdict.HEALTHY
+
+
+def _slower(diagnosis: Diagnosis) -> Finding | None:
+    """What ``compare`` found to be slower, where that is information."""
+    return next((f for f in diagnosis.findings if f.code == "DD830" and f.severity is Severity.INFO), None)
 
 
 def _exit_code(recording: Recording, verdict: Verdict, diagnosis: Diagnosis) -> ExitCode:
@@ -151,6 +179,8 @@ def _status(
     for bad, becomes in _BAD.items():
         if bad in by_status:
             return becomes, _reason(recording, by_status[bad], readings)
+    if left_out in (NOT_SELECTED, SKIPPED_BY_NAME):  # it looked only for what decides the world
+        return CheckStatus.FOUND if found else CheckStatus.SKIPPED, None if found else left_out
     idle = [reading for status in _IDLE for reading in by_status.get(status, ())]
     skipped = by_status.get(Status.SKIPPED, ())
     cut_short = [reading for reading in skipped if (reading.reason or "").startswith(INTERRUPTED_AFTER)]
@@ -198,7 +228,11 @@ def measurements(recording: Recording, checks: Sequence[Check]) -> list[Measurem
 
 
 def summary(
-    recording: Recording, verdict: Verdict, results: Sequence[CheckResult], diagnosis: Diagnosis
+    recording: Recording,
+    verdict: Verdict,
+    results: Sequence[CheckResult],
+    diagnosis: Diagnosis,
+    unmet: Sequence[NotAsAsked],
 ) -> str:
     """One sentence: the verdict, on what it rests, or the worst fault."""
     if recording.options.command in OF_JOBS:
@@ -217,23 +251,35 @@ def summary(
         more = f" (and {others} more)" if others else ""
         return f"Sick: {worst.title.rstrip('.')}{more}."
     if verdict is Verdict.UNSURE:
-        why = _why_unsure(recording, results, diagnosis).removesuffix(".")
-        if recording.options.command == "compare" and diagnosis.findings:
-            why = f"{diagnosis.findings[0].title}, and how much of that is noise is not known"
+        why = _why_unsure(recording, results, diagnosis, unmet).removesuffix(".")
+        if recording.options.command == "compare" and (slower := _slower(diagnosis)) is not None:
+            why = f"{slower.title}, and how much of that is noise is not known{_differ(diagnosis)}"
         return f"Unsure: {why}{_ignored(diagnosis)}."
     warnings = sum(finding.severity is Severity.WARNING for finding in diagnosis.findings)
     noted = f", with {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
     if recording.options.command in _JUDGED_ALONE:
         judged = _JUDGED_ALONE[recording.options.command]
-        return f"Healthy{noted}: the {judged}, and nothing else, was judged{_ignored(diagnosis)}."
+        judged += f", and nothing else, was judged{_differ(diagnosis)}"
+        return f"Healthy{noted}: the {judged}{_ignored(diagnosis)}."
     return f"Healthy{noted}: {scope} passed{_untested(recording)}{_left_out(recording)}{_ignored(diagnosis)}."
 
 
-def _why_unsure(recording: Recording, results: Sequence[CheckResult], diagnosis: Diagnosis) -> str:
+def _differ(diagnosis: Diagnosis) -> str:
+    """What ``compare`` found to differ: whoever reads a speed has to know."""
+    return "".join(f"; n{f.title.removeprefix('N')}" for f in diagnosis.findings if f.code == "DD831")
+
+
+def _why_unsure(
+    recording: Recording,
+    results: Sequence[CheckResult],
+    diagnosis: Diagnosis,
+    unmet: Sequence[NotAsAsked],
+) -> str:
     stuck = [r for r in results if r.status in (CheckStatus.FAILED, CheckStatus.TIMED_OUT)]
     reasons = {result.reason or "" for result in stuck}
-    reason = " ".join(reasons.pop().split())[:_REASON] if len(reasons) == 1 else ""
-    if certain := reason if OWN_PROCESS in reason else _misuse(recording, diagnosis):
+    reason = shorten(reasons.pop(), _REASON, placeholder=" ...") if len(reasons) == 1 else ""
+    asked = listed(unmet) if unmet and not stuck and not diagnosis.failures else None
+    if certain := reason if OWN_PROCESS in reason else _misuse(recording, diagnosis) or asked:
         return f"{certain}."
     measured = any(reading.fact is not None for reading in recording.readings)
     if not measured and recording.options.command == "env" and results:
@@ -246,6 +292,9 @@ def _why_unsure(recording: Recording, results: Sequence[CheckResult], diagnosis:
     ):  # of a prolog, whose limits are not the job's: no fault of the node
         return f"{names} gave no result: ddp-doctor itself may not open enough files (ulimit -n)."
     what = f"{names} gave no result" if measured else "nothing could be measured"
+    if _has_parts(recording, stuck):
+        what = f"{names} could not be judged whole"
+        reason = reason.partition("; ")[0]  # the findings have the rest
     if reason or not measured:
         between = " " if measured and reason.startswith("on ") else ": "
         return f"{what}{between if reason else ''}{reason}."
@@ -254,10 +303,19 @@ def _why_unsure(recording: Recording, results: Sequence[CheckResult], diagnosis:
 
 def _stuck_where(recording: Recording, check_id: str) -> str:
     """``gpus on node2``, or the check alone where it could be evaluated nowhere."""
-    readings = recording.of_check(check_id)
-    stuck = [reading for reading in readings if reading.status in _BAD]
+    readings, stuck = recording.of_check(check_id), _bad_readings(recording, check_id)
     where = _where(recording, stuck) if len(stuck) < len(readings) else ""
     return f"{check_id} on {where}" if where else check_id
+
+
+def _has_parts(recording: Recording, stuck: Sequence[CheckResult]) -> bool:
+    """Whether of each of these checks something could be read, such as the whole rows of a matrix."""
+    bad = [reading for result in stuck for reading in _bad_readings(recording, result.id)]
+    return bool(bad) and all(reading.fact is not None for reading in bad)
+
+
+def _bad_readings(recording: Recording, check_id: str) -> list[Reading]:
+    return [reading for reading in recording.of_check(check_id) if reading.status in _BAD]
 
 
 def _scope(recording: Recording) -> str:
@@ -301,85 +359,3 @@ def _left_out(recording: Recording) -> str:
 def _ignored(diagnosis: Diagnosis) -> str:
     """What --ignore kept out: whoever reads the verdict may not be who typed that."""
     return f"; ignored: {', '.join(diagnosis.ignored)}" if diagnosis.ignored else ""
-
-
-def node_verdicts(
-    recording: Recording, findings: Sequence[Finding], bar: Severity, verdict: Verdict
-) -> tuple[NodeVerdict, ...]:
-    """One for each node that is known by name or number; ``verdict`` is that of the run.
-
-    Sick is a node that a finding at ``bar`` or above names, or one of its ranks, GPUs or links. Unsure is one that
-    may be to blame, or of which too little was seen. The run's own verdict is that of its only node.
-    """
-    world = recording.world
-    if world is None:
-        return ()
-    absent = [node for finding in findings for node in finding.missing]
-    ranks = sorted(
-        {node.node_rank for node in world.nodes}
-        | {*range(len(world.expected_hosts))}
-        | {node.node_rank for node in absent if node.node_rank is not None}
-    )
-    named = _Named(world)
-    by_node: dict[int, list[str]] = {rank: [] for rank in ranks}
-    sick, suspected, anybody = set[int](), set[int](), False
-    for finding in findings:
-        nodes = [set(named.nodes_of(culprit)) for culprit in finding.culprits]
-        fingerprint = finding.fingerprint  # sorts all culprits
-        for rank in set().union(*nodes):
-            by_node.setdefault(rank, []).append(fingerprint)
-        if finding.severity.at_least(bar):
-            sick |= set().union(*(each for each in nodes if len(each) == 1))
-            suspected |= set().union(*nodes)
-            anybody |= not finding.culprits
-    seen, stuck = _read(recording)
-
-    def verdict_of(rank: int) -> Verdict:
-        if len(ranks) == 1:
-            return verdict
-        if rank in sick:
-            return Verdict.SICK
-        unsure = verdict is Verdict.UNSURE and not stuck  # of the run as a whole
-        if unsure or anybody or rank in suspected or rank in stuck or rank not in seen:
-            return Verdict.UNSURE
-        return Verdict.HEALTHY
-
-    traits = node_traits(recording)
-    return tuple(
-        NodeVerdict(
-            node_rank=rank,
-            hostname=world.hostname(rank),
-            verdict=verdict_of(rank),
-            findings=tuple(dict.fromkeys(by_node[rank])),
-            traits=traits.get(rank, {}),
-        )
-        for rank in ranks
-    )
-
-
-def _read(recording: Recording) -> tuple[set[int], set[int]]:
-    """The nodes of which something was seen, and those of which something could not be evaluated."""
-    seen = {reading.node for reading in recording.readings if reading.status is Status.COLLECTED}
-    bad = (Status.FAILED, Status.TIMED_OUT)
-    return seen, {reading.node for reading in recording.readings if reading.status in bad}
-
-
-class _Named:
-    """The nodes behind culprits, which are named by rank, by host or by a rank on them."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        hosts = [*enumerate(world.expected_hosts), *((node.node_rank, node.hostname) for node in world.nodes)]
-        self._by_host: Mapping[str, int] = {host: rank for rank, host in hosts}
-
-    def nodes_of(self, culprit: Culprit) -> Iterator[int]:
-        """One node; two for a pair of nodes; none for a setting or file of the whole job."""
-        yield from self._first(culprit.node_rank, culprit.node, culprit.rank)
-        yield from self._first(None, culprit.peer_node, culprit.peer_rank)
-
-    def _first(self, node_rank: int | None, host: str | None, rank: int | None) -> Iterable[int]:
-        if node_rank is not None:
-            return (node_rank,)
-        if host is not None:
-            return (self._by_host[host],) if host in self._by_host else ()
-        return () if rank is None else (self._world.node_of(rank),)

@@ -246,6 +246,24 @@ class HeldAgainst(Frozen):
     runs: int  # in how many of them it was measured
 
 
+class TraitDiffers(Frozen):
+    """A version, a setting or a part of the hardware that is not the same in two runs."""
+
+    name: str  # torch, driver, NCCL_ALGO ...
+    before: str | None  # None: not set
+    now: str | None
+
+
+class RunDifferencesFact(Fact):
+    """What tells a run from the one, or those, that it is held against, and what of the two cannot be compared."""
+
+    KIND: ClassVar[str] = "run-differences/1"
+
+    file: str  # of the other, as it was named
+    differ: tuple[TraitDiffers, ...] = ()
+    left_out: tuple[str, ...] = ()  # sentences
+
+
 class BaselineFact(Fact):
     """What a run measured beside what healthy runs of the same hardware had measured."""
 

@@ -87,6 +87,9 @@ class AllReduceFact(Fact):
     short_of: Literal["time", "memory"] | None = None  # which of them; None in older recordings
     #: For each size from there on: seconds for all up to it, or bytes free on the host or on a rank's GPU.
     needs: tuple[float, ...] = ()
+    measured_by: Literal["nccl-tests", "NCCL Inspector"] | None = None  # None: these ranks
+    gpu_names: tuple[str, ...] = ()  # by rank, where others measured and say so
+    nccl: str | None = None  # the release, where others measured and say so
 
 
 class PairResult(Frozen):

@@ -30,6 +30,8 @@ class SignSeen(Frozen):
     )
     values: dict[str, str] = Field(default_factory=dict)  # what the sign's pattern names
     times: int = 1  # lines that say the same, of this process
+    last_line: int | None = None  # the last of them, in the same file
+    in_init: bool = False  # of NCCL: the communicator that began before it became complete behind it
     ranks: tuple[int, ...] = ()  # all that print the same
     attempt: int = 0  # torchrun's, from 0: it starts all ranks anew where one fails
 
@@ -54,6 +56,8 @@ class FileSeen(Frozen):
     kind: str  # "output", "flight recorder", "kernel log" …
     size_bytes: int = 0
     lines: int = 0
+    said: int | None = None  # number of the last line that is no part of a stack, where that is known
+    goes_on: int = 0  # lines of a job at work, of the last, behind the last communicator that NCCL began
     unread: str | None = None  # why it was not read
 
 

@@ -17,6 +17,9 @@ class Look(Frozen):
         0  # how often that thread went to sleep or was put aside; no more of them: it has not run
     )
     autograd_switches: int = 0  # the same of the threads in which torch runs backward passes
+    gloo_switches: int = (
+        0  # … of the threads in which gloo makes collectives: one that waits for a rank sleeps
+    )
     network_cpu_s: float = 0.0  # processor time of gloo's threads that send and receive
     io_bytes: int | None = None  # through read(2), write(2) and the like; None where the kernel does not say
     wait_channel: str | None = None  # the kernel's function in which the main thread waits
@@ -52,6 +55,14 @@ class Refused(Frozen):
     grant: str = ""
 
 
+class Launched(Frozen):
+    """Of which collective ranks have launched different numbers, as NCCL's RAS said twice in the same words."""
+
+    operation: str  # AllReduce
+    by_rank: tuple[tuple[int, int], ...]  # the ranks that it names, and how many each has launched
+    others: int | None = None  # how many all others have; None where it names all, or the others differ
+
+
 class LiveRankFact(Fact):
     """A rank of a job. ``looks`` are in the order of time; a rank that is gone has none, or the last in state Z."""
 
@@ -79,6 +90,7 @@ class LiveRankFact(Fact):
     default_group: bool | None = None  # whether its call is on the default group; None: not known
     waits_for_work: bool = False  # the line in which it stands ends in .wait() of something that is no Python
     waits_for_gpu: bool = False  # … in .item(), .cpu() or the like
+    kernel: str = ""  # what the kernel says its main thread waits for: read from the FIFO /data/in
     frozen: bool = False  # its control group is
     traced_by: str = ""  # gdb (pid 77)
     ended: str = ""  # of a zombie: exit 1, SIGKILL
@@ -99,6 +111,7 @@ class LiveJobFact(Fact):
     torch_version: str | None = None
     backend: str | None = None  # nccl, gloo: whose threads there are
     watched_s: float = 0.0  # from the first look to the last
+    launched: tuple[Launched, ...] = ()
     in_container: bool = (
         False  # it was looked at from inside a pid namespace, so nothing outside of it was seen
     )

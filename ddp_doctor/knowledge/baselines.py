@@ -1,5 +1,6 @@
 """Which measurements of several runs can be held against each other, and from where on one is an outlier."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ddp_doctor.knowledge.ddp.payload import LATENCY_BOUND_BYTES
@@ -52,6 +53,12 @@ LEMON_RUNS = 3
 FLAPPING_CHANGES = 3
 #: Clocks further ahead are wrong: Kerberos allows as much (RFC 4120, 5 minutes).
 FUTURE_S = 300.0
+
+
+def in_words(name: str, labels: Mapping[str, str | int | float]) -> str:
+    """``all-reduce of 4 MiB``."""
+    size = f" of {int(labels['bytes']) / 2**20:g} MiB" if "bytes" in labels else ""
+    return f"{COMPARABLE[name].words}{size}"
 
 
 def noise(name: str, median: float, mad: float) -> float:

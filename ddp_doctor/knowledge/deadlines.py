@@ -27,6 +27,9 @@ IMPORT_S = 60.0
 EXTENSION = 0.5
 #: After a rank died or raised: time for its peers' errors to arrive.
 ECHO_GRACE_S = 0.7
+#: … and for those that stand in no step to come, or to end for the same reason: where all cores are busy, ranks that
+#: import and build one model are seconds apart.
+ON_ITS_WAY_S = 5.0
 #: For the workers' second threads to answer; one second is long for a process that still runs.
 STACK_DUMP_S = 0.8
 #: Between two samples of a flight recorder whose finished entries are retired by a watchdog that wakes once a second

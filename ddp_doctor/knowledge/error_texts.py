@@ -5,6 +5,7 @@ texts whose cause a rule or a setting is about are here. Texts that name a cause
 (knowledge/job_causes), and not here again.
 """
 
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -18,6 +19,33 @@ class ErrorText(NamedTuple):
     source: str  # what prints it
     settings: tuple[str, ...] = ()
 
+
+#: What a process group says that fails, and the variables that it speaks of, the likeliest first. Seen with NCCL 2.21
+#: to 2.32 and each of them set to what cannot be (gloo transport/tcp/device.cc; NCCL src/bootstrap.cc, plugin/net.cc,
+#: graph/tuning.cc, graph/xml.cc, enqueue.cc, init.cc, misc/ibvwrap.cc).
+SPEAKS_OF: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = (
+    (re.compile("find address for"), ("GLOO_SOCKET_IFNAME",)),
+    (re.compile("no socket interface found"), ("NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY")),
+    (
+        re.compile(
+            r"Failed to initialize any NET plugin|network \S{1,80} not found|Could not find NET with id"
+        ),
+        ("NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_TOPO_FILE"),
+    ),
+    (
+        re.compile("Unrecognized element token|no algorithm/protocol", re.IGNORECASE),
+        ("NCCL_ALGO", "NCCL_PROTO"),
+    ),
+    (re.compile(r"\bXML\b"), ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE")),
+    (
+        re.compile("communicator before the previous operation returned"),
+        ("NCCL_COMM_BLOCKING", "TORCH_NCCL_USE_COMM_NONBLOCKING"),
+    ),
+    (
+        re.compile("ibv_modify_qp failed"),
+        ("NCCL_IB_GID_INDEX", "NCCL_IB_ROCE_VERSION_NUM", "NCCL_IB_ADDR_FAMILY"),
+    ),
+)
 
 _WAITED = "This rank waited in vain: look for the rank that never came, not for the one that printed this."
 _LEFT = "The other end of a connection is gone: look for the rank that failed first."

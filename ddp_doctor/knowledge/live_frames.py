@@ -14,6 +14,12 @@ class Frames(NamedTuple):
     pattern: re.Pattern[str]
 
 
+SAVES = re.compile(
+    r"/torch/serialization\.py|/torch/distributed/checkpoint/|/safetensors/"
+    r"|in (?:[\w.<>]+\.)?_?(?:save|load|write|read)_\w*(?:checkpoint|ckpt|state|model)\w*$"
+)
+#: Where Python waits for data of a network.
+IN_NETWORK = re.compile(r"/(?:socket|ssl|http/client|asyncio/\w+)\.py:\d+ in ")
 #: The first that matches counts.
 ACTIVITIES = (
     Frames("data", "loads data", re.compile(r"/torch/utils/data/dataloader\.py:\d+ in ")),
@@ -30,10 +36,7 @@ ACTIVITIES = (
     Frames(
         "checkpoint",
         "saves or loads a checkpoint",
-        re.compile(
-            r"/torch/serialization\.py|/torch/distributed/checkpoint/|/safetensors/"
-            r"|in (?:[\w.<>]+\.)?_?(?:save|load|write|read)_\w*(?:checkpoint|ckpt|state|model)\w*$"
-        ),
+        SAVES,
     ),
     Frames(
         "evaluation",
@@ -63,8 +66,50 @@ WAITS_FOR_GPU = re.compile(r"\.(?:item|cpu|tolist|numpy|synchronize|nonzero)\(|\
 IN_CUDA_WAIT = re.compile(r"/torch/cuda/(?:__init__|streams)\.py:\d+ in (?:\w+\.)?(?:synchronize|wait)")
 #: Calls in which ranks meet at a store, of which some kinds are asked again and again (FileStore).
 MEETINGS = ("init_process_group", "new_group", "new_subgroups", "monitored_barrier", "split_group")
-#: Roots of these may go on before the others have the data.
-ROOTED = ("broadcast", "scatter", "send", "isend", "broadcast_object_list", "scatter_object_list")
+#: Some ranks may leave these while others still wait in them: roots, those whose data the root has, and pairs.
+ROOTED = (
+    *("broadcast", "scatter", "gather", "reduce", "send", "recv", "isend", "irecv", "batch_isend_irecv"),
+    *(
+        "broadcast_object_list",
+        "scatter_object_list",
+        "gather_object",
+        "send_object_list",
+        "recv_object_list",
+    ),
+)
+#: The frame that holds the arguments of a collective as its caller gave them.
+C10D_WRAPPER = re.compile(r"/torch/distributed/c10d_logger\.py:\d+ in (?:[\w.<>]+\.)?wrapper$")
+#: Where among their positional arguments calls take their group (torch 2.4 to 2.15).
+GROUP_AT = {
+    name: at
+    for at, names in {
+        0: ("barrier",),
+        2: (
+            *("all_reduce", "all_reduce_coalesced", "broadcast", "broadcast_object_list", "all_to_all"),
+            *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_single"),
+            *(
+                "all_gather_object",
+                "_all_gather_base",
+                "send",
+                "recv",
+                "send_object_list",
+                "recv_object_list",
+            ),
+        ),
+        3: (
+            *(
+                "reduce",
+                "reduce_scatter",
+                "reduce_scatter_tensor",
+                "reduce_scatter_single",
+                "_reduce_scatter_base",
+            ),
+            *("gather", "gather_object", "scatter", "scatter_object_list"),
+        ),
+        4: ("all_to_all_single",),
+    }.items()
+    for name in names
+}
 
 #: Threads of a process that has joined a group, by the names in their comm (torch 2.13, gloo and NCCL).
 GROUP_THREADS = re.compile(r"pt_gloo_runloop|gloo_tcp_loop|pt_nccl_(?:watchdg|heartbt)")

@@ -96,6 +96,8 @@ OMP_THREADS_PER_CPU = 2.0
 
 #: Load per CPU above which the host counts as busy with other work.
 LOAD_PER_CPU = 2.0
+#: Of a CPU: a process that takes less is not what makes a load of two for each CPU. Chosen, not measured.
+BUSY_PROCESS_CPUS = 0.1
 
 #: Clock sources that cost a microsecond or more per reading instead of some 20 ns, because they read a
 #: device instead of a register (kernel documentation, timers/timekeeping).

@@ -1,4 +1,4 @@
-"""Messages that point away from the rank that prints them: a peer closed, or never answered.
+"""Messages that point away from the rank that prints them: a peer closed, never answered, or sent what does not fit.
 
 A message that names a fault of the rank's own host is never a victim's, whatever else it says: NCCL
 puts both under "unhandled system error".
@@ -9,8 +9,11 @@ Failed to recv, got 0 bytes, Broken pipe, client socket has timed out, seconds w
 ProcessGroupNCCL.cpp (Watchdog caught collective operation timeout, communicator was aborted), connect(2),
 NCCL's ncclRemoteError and ncclSystemError texts. torch 2.15 c10d/nccl2, WorkNCCL.cpp and ProcessGroupNCCL.cpp
 (NCCL operation timed out, NCCL operation failed, Operation timed out after, Work timed out during finalize, Failed to
-initialize NCCL communicator timed out after): "NCCL operation failed" tells of any error, a peer's too. Local faults:
-gloo transport/tcp/device.cc, NCCL bootstrap.cc and init.cc, the CUDA runtime's error strings, errno(3).
+initialize NCCL communicator timed out after): "NCCL operation failed" tells of any error, a peer's too. NCCL's result
+words (nccl.h, ncclGetErrorString) tell of any error as well, so its last warning counts where there is one. What does
+not fit: NCCL 2.27 bootstrap.cc, misc/socket.cc, proxy.cc, transport/net_socket.cc and net_ib.cc, seen where two ranks
+had different settings; gloo transport/tcp/{pair,unbound_buffer}.cc; torch c10d/ProcessGroupWrapper.cpp and reducer.cpp.
+Local faults: gloo transport/tcp/device.cc, NCCL bootstrap.cc and init.cc, the CUDA runtime's error strings, errno(3).
 """
 
 import re
@@ -58,9 +61,34 @@ PEER_SILENT = (
     "successfully reached monitoredBarrier",
     "in store based barrier",
 )
+#: What a peer sent is not what this rank expects: the two disagree, and the rank that reads first says so.
+_UNFIT = re.compile(
+    r"connecting to address.{0,80} with family \d+ is neither|message truncated ?: receiv\w+ \d+ bytes instead of"
+    r"|mismatch in info from procs"
+    r"|rank \d+ of \d+ ranks has already checked in|wrong (?:type|magic) \w+ != |version mismatch with remote peer"
+    r"|Mismatched response size|Proxy append mismatch|doesn't match any expected response"
+    r"|posted incorrect receive info|Unexpected connections are not empty|number of devices=\d+ as remote"
+    r"|op\.preamble|op\.nwritten|Received data size doesn't match expected size|distributed collective mismatch"
+    r"|Detected mismatch between collectives on ranks|DDP expects same model across all ranks"
+    r"|appears not to match .{1,40} of the same param in process",
+    re.IGNORECASE,
+)
+_OF_A_LIBRARY = re.compile(r"\bNCCL error\b|ncclCommInit|NCCL communicator|gloo[:/]", re.IGNORECASE)
 _VICTIM = re.compile(
     "|".join(map(re.escape, (*PEER_GONE, *PEER_SILENT)))
-    + r"|failed to (recv, got|send, sent) 0 bytes|socket .{0,200} timed out|operation timed out after \d+ ms",
+    + r"|failed to (recv, got|send, sent) 0 bytes|socket .{0,200} timed out|operation timed out after \d+ ms"
+    r"|Got completion (?:from peer|with error)|Proxy Call to rank|ncclProxyClientGetFd call to tpRank"
+    r"|Error encountered progressing operation|" + _UNFIT.pattern,
+    re.IGNORECASE,
+)
+#: NCCL's words for the kind of an error, which say nothing of whose it is where its last warning does.
+_RESULT = re.compile(r"ncclSystemError[^\n]*|unhandled system error|NCCL operation failed", re.IGNORECASE)
+_LAST_WARNING = re.compile(r"last error:\s*(?P<said>\S[^\n]*)", re.IGNORECASE)
+#: A last warning with such words may be about a peer. And NCCL 2.32 leaves two behind in healthy runs (seen without
+#: GDRCopy, and without libibverbs), which are about nothing.
+_MAY_BE_A_PEERS = re.compile(
+    r"connect|socket|time(?:d |-)?out|refused|unreach|remote|peer|recv|send|accept|proxy|bootstrap"
+    r"|lib wrapper not initialized",
     re.IGNORECASE,
 )
 _OWN_HOST = re.compile(
@@ -84,8 +112,21 @@ _BELOW = 500
 
 
 def blames_peer(message: str) -> bool:
-    """Whether an exception's text tells of a peer's silence rather than of a fault of its own."""
+    """Whether an exception's text tells of what a peer did, or did not do, rather than of a fault of its own."""
+    warning = _LAST_WARNING.search(message)
+    if warning is not None and not _MAY_BE_A_PEERS.search(warning["said"]):
+        message = _RESULT.sub("", message)
     return not names_own_host(message) and _VICTIM.search(message) is not None
+
+
+def is_unfit(message: str) -> bool:
+    """Whether a text says that what a peer sent does not fit: then the two disagree, and neither is to blame."""
+    return _UNFIT.search(message) is not None
+
+
+def is_a_librarys(message: str) -> bool:
+    """Whether NCCL or gloo says it: beside ranks that disagree it follows from that, whatever it says."""
+    return _OF_A_LIBRARY.search(message) is not None and not names_own_host(message)
 
 
 def names_own_host(message: str) -> bool:

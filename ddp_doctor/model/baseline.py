@@ -35,5 +35,8 @@ class Baseline(Frozen):
     made_at: str  # RFC 3339
     runs: Annotated[int, Field(ge=1)]  # healthy ones of this hardware
     hosts: tuple[str, ...]  # on which they ran
+    #: Its versions and settings; null: not the same in all of its runs. Empty where an older release wrote it.
+    traits: dict[str, str | None] = Field(default_factory=dict)
+    settings_known: bool = False  # whether a variable that is not among them was set in no run
     hardware: dict[str, str]  # GPUs, ports, number of nodes and ranks: a run that differs is not compared
     baseline: Annotated[tuple[BaselineValue, ...], Field(min_length=1)]  # by name and labels

@@ -39,6 +39,9 @@ class Check:
     needs_baseline: bool = False  # measurements of healthy runs, from --baseline; no probe of it ever runs
     needs_model: bool = False  # the user's own, from --model
     level_with_model: Level | None = None  # from which it runs on the user's own, in place of the doctor's
+    #: The rules on whether ranks can use GPUs. A check with such rules looks wherever ranks start; they judge what it
+    #: read where nobody selected it, too.
+    decides_world: tuple[Rule, ...] = ()
     measurements: Callable[[Recording], Iterable[Measurement]] | None = None
 
     @property

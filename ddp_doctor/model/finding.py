@@ -99,8 +99,8 @@ class Proof(Frozen):
 class Reproducer(Frozen):
     """The smallest test that shows a fault; a trial of a remedy repeats it.
 
-    ``meet``: the ranks form a group and reduce one number. ``all_reduce`` and ``exchange`` (between two
-    ranks) move ``size_bytes`` as well, and how fast is compared.
+    ``meet``: the ranks form a group and reduce ``size_bytes``, which is one number unless more is at stake.
+    ``all_reduce`` and ``exchange`` (between two ranks) move ``size_bytes`` as well, and how fast is compared.
     """
 
     kind: Literal["meet", "all_reduce", "exchange"]  # what the ranks do in it

@@ -21,8 +21,10 @@ INTERRUPTED_AFTER = "interrupted after"
 #: … and of one that was not made because of it.
 OWN_PROCESS = "the doctor's own process"
 
-#: The reason of a check that ``--only`` does not name.
+#: The reason of a check that ``--only`` does not name, …
 NOT_SELECTED = "not selected by --only"
+#: … and of one that ``--skip`` does.
+SKIPPED_BY_NAME = "left out by --skip"
 
 F = TypeVar("F", bound=Fact)
 T = TypeVar("T")
@@ -120,6 +122,7 @@ class Options(Frozen):
     require_gpus: int | None = None  # --require-gpus: of the job in a run, of the node in a prolog
     prove: bool = True  # --prove: whether remedies may be tried
     model: str = ""  # the user's own, "package.module:factory"
+    baseline: str = ""  # the file of --baseline
 
 
 class Job(Frozen):

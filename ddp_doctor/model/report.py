@@ -179,6 +179,8 @@ class JobFacts(Frozen):
         None  # whether NICs read or write GPU memory; null where no data goes by the network
     )
     nvls: bool | None = None  # whether some GPU offers NVSwitch's multicast; null where none says so
+    measured_by: str | None = None  # who measured the all-reduces: nccl-tests, NCCL Inspector
+    gpus: str | None = None  # those that nccl-tests measured: 8 NVIDIA H100 80GB HBM3
 
 
 class LogsReport(Report):

@@ -1,9 +1,9 @@
 """What a file is that was given to the wrong command: ddp-doctor's own JSON, a notebook, a script."""
 
-import json
 import re
 
 from ddp_doctor.model.base import Json
+from ddp_doctor.parse.json_value import json_value
 
 RECORDING = "a recording of ddp-doctor"
 REPORT = "a report of ddp-doctor"
@@ -23,13 +23,14 @@ _KINDS = (
     ({"runs", "version", "$schema"}, "a report in SARIF"),
     ({"cells", "nbformat"}, "a Jupyter notebook"),
 )
+_LINE_END = re.compile(r"[\r\n]")
 _PYTHON = re.compile(r"#!.*\bpython")
 _SHELL = re.compile(r"#!.*\b(?:ba|da|k|z)?sh\b")
 
 
 def file_kind(text: str) -> str | None:
     """What this text is, by its first line or its keys; None where nothing here knows it."""
-    first = text.partition("\n")[0]
+    first = _LINE_END.split(text, maxsplit=1)[0]
     if _PYTHON.match(first):
         return PYTHON
     if _SHELL.match(first):
@@ -37,8 +38,8 @@ def file_kind(text: str) -> str | None:
     if not text.lstrip("\ufeff \t\r\n").startswith("{"):
         return None
     try:
-        return json_kind(json.loads(text.removeprefix("\ufeff"))) or JSON
-    except (ValueError, RecursionError):
+        return json_kind(json_value(text)) or JSON
+    except ValueError:
         return None
 
 

@@ -4,13 +4,13 @@ What is there is read by its keys; the version number says nothing that they do 
 and copies of it in other vendors' backends and in torchcomms).
 """
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ddp_doctor.facts.job_log import FlightDumpFact, GroupSeen
 from ddp_doctor.model.trial import FlightEntry
+from ddp_doctor.parse.json_value import NotJson, json_value
 from ddp_doctor.parse.plain_pickle import NotPlainData, plain_data
 from ddp_doctor.parse.text import as_utf8
 
@@ -82,13 +82,11 @@ def _content(data: bytes) -> Mapping[str, Any]:
         raise ValueError(f"the file is larger than {_LARGEST_BYTES // 1024**2} MiB and was not read")
     if data.lstrip().startswith(b"{"):
         try:
-            dump = json.loads(data)
-        except RecursionError:
-            raise ValueError("it is no JSON of a flight recorder: too deep") from None
-        except ValueError as error:
+            dump = json_value(data)
+        except NotJson as error:
             end = data.rstrip()
-            cut_off = getattr(error, "pos", 0) >= len(end) or not end.endswith(b"}")
-            raise ValueError("the file is cut off" if cut_off else "it is no JSON: damaged") from None
+            cut_off = error.at >= len(end) or not end.endswith(b"}")
+            raise ValueError("the file is cut off" if cut_off else f"it is damaged: {error}") from None
     else:
         try:
             dump = plain_data(data)

@@ -27,6 +27,27 @@ _CALLED = {
 }
 
 
+#: How Python's faulthandler begins what it prints of a process that a signal ends (Modules/faulthandler.c).
+FATAL = "Fatal Python error: "
+_CURRENT = re.compile(
+    r"^Current thread [^\n]*\(most recent call first\):\n(?P<frames>(?:  \S[^\n]*\n?)*)", re.MULTILINE
+)
+_LISTED = re.compile(r'^  File "(?P<file>[^"\n]*)", line (?P<line>\d+) in (?P<name>\S+)', re.MULTILINE)
+
+
+def fatal_stack(output: str) -> tuple[str, ...]:
+    """Where the thread stood whose fault ended the process, outermost first; () where none of Python's did.
+
+    Fatal Python error: Segmentation fault
+
+    Current thread 0x00007f4e3905cb80 [python] (most recent call first):
+      File "/home/me/net.py", line 7 in make
+    """
+    current = _CURRENT.search(output.rpartition(FATAL)[2]) if FATAL in output else None
+    frames = _LISTED.finditer(current["frames"]) if current else ()
+    return tuple(f"{frame['file']}:{frame['line']} in {frame['name']}" for frame in frames)[::-1]
+
+
 def is_of_the_job(frame: str) -> bool:
     """Whether a frame, or a file, is of the job's own code or of what it has installed beside torch."""
     return not _LIBRARY.search(frame)

@@ -42,7 +42,7 @@ _PLUGIN = re.compile(
 _CHANNELS = re.compile(r"\s(\d{1,3}) coll channels")
 #: Without GPU in 2.4, with the parent's address, colour and key for one that was split off.
 _INIT = re.compile(
-    r"comm (0x[0-9a-f]{1,16}) rank (\d{1,7}) nranks (\d{1,7})\b[^\r\n]{0,200}?- ?(?:Init )?(START|COMPLETE)"
+    r"comm (0x[0-9a-f]{1,16}) rank (\d{1,7}) nranks (\d{1,7})\b[^\r\n]{0,200}?- ?(?:Init |Destroy )?(START|COMPLETE)"
 )
 _END = r"(\d{1,7})(?:\[([0-9a-f]{1,12})\])?"
 _CHANNEL = re.compile(
@@ -58,7 +58,7 @@ _HCA = re.compile(
 _DEVICE = re.compile(
     r"comm 0x[0-9a-f]{1,16} rank (\d{1,7}) nranks (\d{1,7}) cudaDev \d{1,3}"
     r"(?: nvmlDev (\d{1,3}))? busId ([0-9a-f]{1,12})"
-    r"(?: commId (0x[0-9a-f]{1,16}))?(?: - Init (START|COMPLETE))?"
+    r"(?: commId (0x[0-9a-f]{1,16}))?(?: - (?:Init|Destroy) (START|COMPLETE))?"
 )
 _COLLNET = re.compile(r"CollNet \d+(?:/\d+)? : \d{1,7} \[(?:send|receive)\] via (COLLNET/[^\r\n]{1,80})")
 _NVLS = re.compile(r"NVLS multicast support is (not )?available on dev \d")

@@ -10,12 +10,13 @@ and state (addresses, interfaces, sets, limits) is unknown of a node that did no
 that may match or not. The port is closed only where every way through one hook ends in drop or reject.
 """
 
-import json
 import shlex
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+
+from ddp_doctor.parse.json_value import OTHER_SHAPE, json_value
 
 #: Whether a packet matches: None is unknown.
 Match = bool | None
@@ -47,8 +48,8 @@ class _Chain:
 def closed_in_nft(text: str, port: int, families: Collection[str]) -> End | None:
     """What closes the port by ``nft -j list ruleset``, in tables of these families: inet, ip, ip6."""
     chains: dict[str, _Chain] = {}
-    with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        for item in json.loads(text)["nftables"]:
+    with suppress(*OTHER_SHAPE):
+        for item in json_value(text)["nftables"]:
             for kind, value in item.items():
                 if kind in ("chain", "rule") and value["family"] in ("inet", "ip", "ip6"):
                     table = f"{value['family']} {value['table']}"

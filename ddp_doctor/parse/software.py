@@ -23,12 +23,12 @@ ldd of libtorch_cuda.so; a preloaded library has no arrow::
             libfabric.so.1 => not found
 """
 
-import json
 import posixpath
 import re
 from collections.abc import Iterable, Mapping
 
 from ddp_doctor.model.context import CommandResult
+from ddp_doctor.parse.json_value import OTHER_SHAPE, NotJson, json_object
 
 _NCCL_PIN = re.compile(r"nvidia-nccl-cu\d+\s*\(?\s*==\s*(\d+(?:\.\d+)+)", re.ASCII)
 _DRIVER = re.compile(
@@ -69,11 +69,11 @@ def nccl_answer(answer: CommandResult) -> dict[str, str | None]:
     A library that fails to load or crashes is at fault; a helper without an answer proves nothing.
     """
     try:
-        output = json.loads(last_line(answer.stdout))
+        output = json_object(last_line(answer.stdout))
         if "error" in output:
             return {"nccl_fault": str(output["error"])}
         return {"nccl_loaded": nccl_release(output["version_code"])}
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except OTHER_SHAPE:
         if answer.returncode is not None and answer.returncode < 0:
             return {"nccl_fault": f"asking it for its version ended with signal {-answer.returncode}"}
         how = "in time" if answer.status == "timed_out" else f"(exit code {answer.returncode})"
@@ -83,8 +83,8 @@ def nccl_answer(answer: CommandResult) -> dict[str, str | None]:
 def torch_folder(stdout: str) -> str | None:
     """Where torch is installed, of the answer of the helper script ``software``."""
     try:
-        folder = json.loads(last_line(stdout))["torch_folder"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        folder = json_object(last_line(stdout)).get("torch_folder")
+    except NotJson:
         return None
     return folder if isinstance(folder, str) and folder.startswith("/") else None
 

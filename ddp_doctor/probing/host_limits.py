@@ -15,14 +15,19 @@ them, which only root may read; they are not asked for::
     /sys/class/net/ens32/device/driver           -> ../../../../bus/pci/drivers/ena
 """
 
+import os
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from ipaddress import ip_address, ip_interface
+from typing import NamedTuple
 
+from ddp_doctor.facts.node.host import BusyProcess
+from ddp_doctor.knowledge.thresholds import BUSY_PROCESS_CPUS
 from ddp_doctor.knowledge.topology.cluster_kinds import Maker
 from ddp_doctor.model.context import Context, Disk, Interface
 from ddp_doctor.parse.cgroup import Reader
-from ddp_doctor.probing.kernel_files import end_of, first_line, names_in
+from ddp_doctor.probing.kernel_files import end_of, first_line, names_in, text_of
 from ddp_doctor.probing.pci_devices import NET
 
 _CLOCK_SOURCES = "/sys/devices/system/clocksource/clocksource0"
@@ -36,6 +41,15 @@ _TOO_LONG_TO_KEEP = ("/proc/stat", "/proc/self/mountinfo", "/proc/self/status")
 _DMI = "/sys/class/dmi/id"
 _LONGEST_NAME = 80
 _CAP_IPC_LOCK = 14  # linux/capability.h
+#: /proc/PID/stat: "4711 (stress-ng) R 1 …"; utime and stime are its fields 14 and 15, in ticks (proc_pid_stat(5)).
+_STAT = re.compile(
+    r"\d+ \((?P<name>.*)\) \S (?P<parent>\d{1,9})(?: -?\d+){9} (?P<user>\d{1,18}) (?P<system>\d{1,18})\b",
+    re.ASCII | re.DOTALL,
+)
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_BUSIEST = 2
+#: Seconds between two looks; a tick is a hundredth.
+_LOOKS_APART_S = 0.3
 
 
 def reader(ctx: Context) -> Reader:
@@ -127,6 +141,59 @@ def memory_bytes(meminfo: str, name: str) -> int | None:
     """One value of /proc/meminfo in bytes."""
     match = re.search(rf"^{name}:\s+(\d{{1,15}}) kB$", meminfo, re.MULTILINE | re.ASCII)
     return int(match[1]) * 1024 if match else None
+
+
+class CpuTime(NamedTuple):
+    """A process, who started it, and for how long it was on a CPU."""
+
+    name: str
+    parent: int
+    ticks: int
+
+
+def cpu_time(stat: str) -> CpuTime | None:
+    """Of /proc/PID/stat; a name may hold brackets and spaces. None for another text."""
+    found = _STAT.match(stat)
+    return (
+        CpuTime(found["name"], int(found["parent"]), int(found["user"]) + int(found["system"]))
+        if found
+        else None
+    )
+
+
+def busiest(ctx: Context) -> tuple[BusyProcess, ...]:
+    """The two processes that take most of the CPUs now, without this one and what it started."""
+    before, began = _cpu_times(ctx), ctx.clock()
+    threading.Event().wait(_LOOKS_APART_S)
+    after, took_s = _cpu_times(ctx), max(ctx.clock() - began, _LOOKS_APART_S)
+    own = end_of(ctx, "/proc/self") or ""
+    parents = {pid: process.parent for pid, process in after.items()}
+    found = [
+        BusyProcess(
+            name=now.name, pid=pid, cpus=round((now.ticks - before[pid].ticks) / _TICKS_PER_S / took_s, 2)
+        )
+        for pid, now in after.items()
+        if pid in before and not (own.isdecimal() and _is_below(pid, int(own), parents))
+    ]
+    much = [process for process in found if process.cpus >= BUSY_PROCESS_CPUS]
+    return tuple(sorted(much, key=lambda process: -process.cpus)[:_BUSIEST])
+
+
+def _cpu_times(ctx: Context) -> dict[int, CpuTime]:
+    """Of each process, by pid."""
+    stats = {int(pid): text_of(ctx, f"/proc/{pid}/stat") for pid in names_in(ctx, "/proc") if pid.isdecimal()}
+    return {pid: known for pid, stat in stats.items() if (known := cpu_time(stat or "")) is not None}
+
+
+def _is_below(pid: int, above: int, parents: Mapping[int, int]) -> bool:
+    """Whether it is this process, or was started by it."""
+    seen = set[int]()
+    while pid not in seen:
+        if pid == above:
+            return True
+        seen.add(pid)
+        pid = parents.get(pid, pid)
+    return False
 
 
 def load_1min(loadavg: str) -> float | None:

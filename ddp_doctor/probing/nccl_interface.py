@@ -7,7 +7,6 @@ The answers of the helper script ``nccl_interface``::
     {"absent": "libnccl.so.2: cannot open shared object file: No such file or directory"}
 """
 
-import json
 import re
 from collections.abc import Sequence
 from ipaddress import ip_address
@@ -15,6 +14,7 @@ from ipaddress import ip_address
 from ddp_doctor.facts.node.nccl import ConfFile, Reason
 from ddp_doctor.knowledge.network.interface_choice import Choice, holder
 from ddp_doctor.model.context import CommandResult, Context, Interface
+from ddp_doctor.parse.json_value import NotJson, json_object
 from ddp_doctor.parse.redact import KEPT_BACK, is_withheld
 from ddp_doctor.settings.nccl_conf import MOST_LINES, SYSTEM_FILE, conf_lines, set_by_files
 
@@ -49,10 +49,9 @@ def _last_object(stdout: str) -> dict[str, object]:
     """The JSON object in the last line: NCCL_DEBUG prints before it."""
     lines = stdout.strip().splitlines()
     try:
-        output = json.loads(lines[-1]) if lines else None
-    except (ValueError, RecursionError):
-        output = None
-    return output if isinstance(output, dict) else {}
+        return json_object(lines[-1]) if lines else {}
+    except NotJson:
+        return {}
 
 
 _UID = re.compile(r"^Uid:[ \t]+([0-9]{1,10})\b", re.MULTILINE)

@@ -60,7 +60,7 @@ def with_settings(env: Mapping[str, str], settings: Sequence[Setting], node: int
     for setting in settings:
         if setting.name in trials.OF_LAUNCHER:
             continue
-        if trials.read_by(setting.name) is None:
+        if trials.read_by(setting.name, setting.action) is None:
             raise Refused(f"no trial sets {setting.name[:80]!r}")
         value = setting.value or ""
         if not value.isprintable() or len(value) > _LONGEST_VALUE:

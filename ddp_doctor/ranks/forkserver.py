@@ -21,6 +21,7 @@ from ddp_doctor.ranks.environment import python_path
 from ddp_doctor.ranks.helper import Helper, HelperLost, was_killed
 from ddp_doctor.ranks.preload import AGENT_VARIABLE, AGENTS_SIGNALS, DDP_VARIABLE, RUN_FOLDER_VARIABLE
 from ddp_doctor.ranks.process import cpu_seconds, state
+from ddp_doctor.sources.proc import io_bytes
 
 #: Time for a killed process to end.
 _DEATH_S = 1.0
@@ -36,7 +37,7 @@ class Preload:
     import_s: float = 0.0
     error: str | None = None
     stuck_at: str | None = None
-    moving: bool = False  # it still computed when its time was up
+    moving: bool = False  # it still got on when its time was up
     lost: str | None = None
 
     @property
@@ -114,7 +115,7 @@ class ForkServer:
     def wait_ready(self, timeout_s: float) -> Preload:
         """Wait until torch is imported; past the deadline return where the import stands, and kill it.
 
-        An import that computed in the last second is slow, not stuck, and gets a share of its time once more.
+        An import that got on in the last second is slow, not stuck, and gets a share of its time once more.
         """
         began = time.monotonic()
         preload = self._wait(began + timeout_s, timeout_s)
@@ -128,10 +129,10 @@ class ForkServer:
     def _wait(self, deadline: float, timeout_s: float) -> Preload:
         """Wait until a deadline; the process stays alive, and no stack is taken."""
         preload: dict[str, object] = {}
-        read_at, used = 0.0, None
+        read_at, used = 0.0, self._used()
         while (now := time.monotonic()) < deadline:
             if now > deadline - LOOK_S and not read_at:
-                read_at, used = now, self._cpu_s()
+                read_at, used = now, self._used()
             with suppress(FileNotFoundError):
                 preload = json.loads((self._run_folder / "preload.json").read_text())
             if (lost := self.lost()) is not None:
@@ -142,18 +143,20 @@ class ForkServer:
                 error = preload.get("error")
                 return Preload(float(str(preload["import_s"])), str(error) if error else None)
             time.sleep(0.01)
-        return Preload(
-            timeout_s, stuck_at=str(preload.get("pid", "")), moving=self._has_computed(used, read_at)
-        )
+        moving = self._gets_on(used, time.monotonic() - read_at)
+        return Preload(timeout_s, stuck_at=str(preload.get("pid", "")), moving=moving)
 
-    def _has_computed(self, before: float | None, since: float) -> bool:
-        now = self._cpu_s()
-        if before is None or now is None:
+    def _gets_on(self, before: tuple[float | None, int | None], elapsed_s: float) -> bool:
+        """Whether the import computed or read something meanwhile, or waits for a processor that others have."""
+        (cpu_before, bytes_before), (cpu, read) = before, self._used()
+        if cpu_before is None or cpu is None:
             return False
-        return now - before >= STILL_CPU_S_PER_S * (time.monotonic() - since)
+        busy = cpu - cpu_before >= STILL_CPU_S_PER_S * elapsed_s or state(self._pid or 0) == "R"
+        return busy or read != bytes_before
 
-    def _cpu_s(self) -> float | None:
-        return cpu_seconds(self._pid) if self._pid is not None else None
+    def _used(self) -> tuple[float | None, int | None]:
+        """Processor time and bytes read and written so far."""
+        return (None, None) if self._pid is None else (cpu_seconds(self._pid), io_bytes(self._pid))
 
     @property
     def _pid(self) -> int | None:

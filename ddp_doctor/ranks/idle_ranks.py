@@ -7,8 +7,9 @@ ranks in a gloo collective used 0.00 and 0.01 s of processor in 5 s, and no byte
     /proc/PID/stat   utime 0.30 s, stime 0.01 s
     /proc/PID/io     rchar: 8342, wchar: 120      read(2) and write(2), of sockets too (proc(5))
 
-A rank that cannot be read counts as active, as does one in uninterruptible sleep, which may wait for a slow disk, and
-one that is ready to run, which on a busy machine may wait for a processor.
+A rank that cannot be read counts as active, as does one of which a thread, or a process that it started, is in
+uninterruptible sleep, which may wait for a slow disk, or ready to run: on a busy machine it may wait for a processor,
+and it is a thread of gloo's that moves the data for which the main one sleeps.
 """
 
 from collections.abc import Sequence
@@ -56,10 +57,19 @@ class IdleRanks:
             return True
         before, self._used[pid] = self._used.get(pid), _used(pid)
         used = self._used[pid]
-        if before is None or used is None or process.state(pid) in ("D", "R"):
+        if before is None or used is None or used.io_bytes != before.io_bytes:
             return True
-        busy = used.cpu_s - before.cpu_s >= STILL_CPU_S_PER_S * elapsed_s
-        return busy or used.io_bytes != before.io_bytes
+        return used.cpu_s - before.cpu_s >= STILL_CPU_S_PER_S * elapsed_s or _may_run(pid)
+
+
+def _may_run(pid: int) -> bool:
+    """Whether a thread of the rank's processes has a processor, waits for one, or for a disk."""
+    return any(
+        state and state[0] in ("D", "R")
+        for each in process.with_children(pid, _MOST_PROCESSES) or [pid]
+        for thread in proc.thread_ids(each)
+        if (state := proc.stat_fields(each, thread))
+    )
 
 
 def _used(pid: int) -> _Used | None:

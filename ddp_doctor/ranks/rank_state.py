@@ -14,7 +14,7 @@ from ddp_doctor.knowledge.deadlines import LATE_ENTRY_S
 from ddp_doctor.model.base import Json, grouped
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.trial import FlightEntry, Raised, RankEvidence, Step
-from ddp_doctor.parse.frames import of_the_job
+from ddp_doctor.parse.frames import fatal_stack, of_the_job
 from ddp_doctor.parse.nccl_log import digest
 from ddp_doctor.parse.redact import KEPT_BACK, is_withheld
 from ddp_doctor.ranks import process
@@ -25,11 +25,17 @@ from ddp_doctor.sources import proc
 #: Steps kept per rank: enough to see where the ranks parted, small enough for thousands of ranks.
 _STEPS_KEPT = 40
 _OUTPUT_KEPT = 4000
+#: … of so much that is read: Python lists all modules behind the stacks of a process that crashed.
+_OUTPUT_READ = 64 << 10
 _LONGEST_LINE = 120  # characters of a line of the job's code
 #: Bytes of NCCL's log that are read; the log of a rank with thousands of peers is longer.
 _NCCL_LOG_READ = 8 << 20
 #: Lines that torch prints in healthy runs too: about a name that older releases know, and hosts without reverse DNS.
-_CHATTER = ("TORCH_NCCL_TRACE_BUFFER_SIZE is deprecated", "hostname of the client socket cannot be retrieved")
+_CHATTER = (
+    "TORCH_NCCL_TRACE_BUFFER_SIZE is deprecated",
+    "hostname of the client socket cannot be retrieved",
+    "Extension modules: ",  # … and what Python says behind the stacks of one that crashed
+)
 
 
 class Worker(Protocol):
@@ -179,7 +185,7 @@ class RankState:
             state=self.state,
             wait_channel=self.wait_channel,
             cpu_s_per_s=self.cpu_s_per_s,
-            stack=tuple(answer.get("stack", ())) or self._faulthandler_stack(),
+            stack=tuple(answer.get("stack", ())) or self._faulthandler_stack() or self._fatal_stack(),
             source=_source(answer.get("stack", ()), answer.get("source", ())),
             flight=self._flight(answer),
             recorder=answer.get("recorder"),
@@ -216,9 +222,9 @@ class RankState:
 
     def _output(self) -> str:
         """What the rank printed last, unless it finished; NCCL's choices from its log in any case."""
-        lines = _tail(self.spec.path("out")).splitlines(keepends=True)
+        lines = _tail(self.spec.path("out"), _OUTPUT_READ).splitlines(keepends=True)
         kept = [line for line in lines if not any(words in line for words in _CHATTER)]
-        tail = "".join(f"{KEPT_BACK}\n" if is_withheld("", line) else line for line in kept)
+        tail = "".join(f"{KEPT_BACK}\n" if is_withheld("", line) else line for line in kept)[-_OUTPUT_KEPT:]
         if self.spec.backend != "nccl":
             return tail if not self.done else ""
         # NCCL up to 2.21 prints its version to stdout alone; under torchrun there is no file.
@@ -231,6 +237,9 @@ class RankState:
             answer: dict[str, Json] = json.load(file)
             return answer
         return {}
+
+    def _fatal_stack(self) -> tuple[str, ...]:
+        return fatal_stack(_tail(self.spec.path("out"), _OUTPUT_READ)) if self.exited_at is not None else ()
 
     def _faulthandler_stack(self) -> tuple[str, ...]:
         # The thread that got the signal, the main thread, is printed last, innermost line first.

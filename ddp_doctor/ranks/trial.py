@@ -176,8 +176,11 @@ class Trial:
 
     def _echoes_are_in(self, since_s: float) -> bool:
         # A death is followed by its peers' errors, which show who waited for whom.
+        # A rank that stands in no step is still on its way, to its peers or to the same end.
         settled = all(rank.over for rank in self._ranks)
-        return settled or self._record.limit_s is not None or since_s > deadlines.ECHO_GRACE_S
+        waits = all(rank.over or rank.open_step is not None for rank in self._ranks)
+        grace_s = deadlines.ECHO_GRACE_S if waits else deadlines.ON_ITS_WAY_S
+        return settled or self._record.limit_s is not None or since_s > grace_s
 
     def _forgive(self, pause_s: float) -> None:
         """Move all deadlines: the agent itself was stopped or starved (Ctrl-Z, a debugger)."""

@@ -52,7 +52,8 @@ def lines(finding: Finding, cause: JobCauseReport | None = None) -> Iterator[Lin
 
 def job_cause_lines(cause: JobCauseReport) -> Iterator[Line]:
     """What to do next to prove it, where it is, and what becomes of the same job started again."""
-    if cause.next_check and cause.confidence is not Confidence.PROVED:
+    to_read = cause.next_check.startswith("ddp-doctor lint")  # the line, also of what is proved
+    if cause.next_check and (to_read or cause.confidence is not Confidence.PROVED):
         yield Line(f"Next: {one_line(cause.next_check)}", hang=2)
     said = f"{_DOMAINS[cause.domain]} {_RESTARTS[cause.restart]}".strip()
     if said and cause.confidence is not Confidence.POSSIBLE:  # of a guess, neither is known
@@ -160,4 +161,4 @@ def _to_paste(settings: Sequence[Setting]) -> Iterator[Line]:
         else:
             yield Line(f"{shell.assignment(name, value)}{where}", indent=6, to_paste=True)
     if (left := len(hosts) - _MOST_VALUES) > 0:
-        yield Line(f"and {left} values more; --env-file has them all", indent=6)
+        yield Line(f"and {left} values more; --settings env:FILE has them all", indent=6)

@@ -8,13 +8,13 @@ node17  sick       12     4  2026-11-23 10:02  sick again and again
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ddp_doctor.facts.cluster import BaselineFact, HeldAgainst
-from ddp_doctor.knowledge.baselines import COMPARABLE, FEWEST_RUNS, loss, noise
+from ddp_doctor.facts.cluster import BaselineFact, HeldAgainst, RunDifferencesFact
+from ddp_doctor.knowledge.baselines import FEWEST_RUNS, in_words, loss, noise
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Verdict
 from ddp_doctor.model.fleet import CommonFinding, Difference, FleetNode, FleetReport, Outlier, Since
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.render.layout import Captioned, Table, folded
+from ddp_doctor.render.layout import Captioned, Table
 from ddp_doctor.render.text import amount, one_line
 from ddp_doctor.wording.nodes import hosts, name_list
 
@@ -106,21 +106,16 @@ def _outliers(outliers: Sequence[Outlier], *, each: bool) -> Iterator[tuple[str,
         for outlier in some if each else some[:1]:
             yield (
                 outlier.node,
-                f"{_words(outlier.name, outlier.labels)}{more}",
+                f"{in_words(outlier.name, outlier.labels)}{more}",
                 amount(outlier.value, outlier.unit),
                 amount(outlier.median, outlier.unit),
                 _change(outlier.name, outlier.value, outlier.median),
             )
 
 
-def _words(name: str, labels: dict[str, str | int | float]) -> str:
-    size = f" of {int(labels['bytes']) / 2**20:g} MiB" if "bytes" in labels else ""
-    return f"{COMPARABLE[name].words}{size}"
-
-
 def _change(name: str, value: float, median: float) -> str:
     """By how much it is slower (-) or faster."""
-    return f"{-100 * loss(name, value, median):+.0f} %"
+    return f"{round(-100 * loss(name, value, median)):+d} %"
 
 
 def _noise(beside: HeldAgainst) -> str:
@@ -156,27 +151,36 @@ def _where(recording: Recording, beside: HeldAgainst) -> str:
     return one_line(f"{hosts(recording, beside.nodes)}{gpu}") if beside.nodes else "all"
 
 
-def beside_lines(recording: Recording, width: int | None, *, each: bool) -> list[str]:
-    """What was measured beside a baseline, the slowest first; without ``each`` only where nothing else is judged."""
-    fact = recording.first(BaselineFact)
-    if fact is None or not (each or recording.options.command == "compare"):
-        return []
+def beside(recording: Recording) -> Captioned | None:
+    """What was measured beside a baseline, the slowest first, and what one alone of the two has; None for neither."""
+    fact, others = recording.first(BaselineFact), recording.first(RunDifferencesFact)
+    left_out = tuple(map(one_line, others.left_out)) if others else ()
+    if fact is None:
+        return (
+            Captioned(f"Not compared with {one_line(others.file)}:", Table((), []), left_out)
+            if others and left_out
+            else None
+        )
     rows = [
         (
-            _words(beside.name, beside.labels),
-            _where(recording, beside),
-            amount(beside.value, beside.unit),
-            amount(beside.median, beside.unit),
-            _change(beside.name, beside.value, beside.median),
-            _noise(beside),
+            in_words(held.name, held.labels),
+            _where(recording, held),
+            amount(held.value, held.unit),
+            amount(held.median, held.unit),
+            _change(held.name, held.value, held.median),
+            _noise(held),
         )
-        for beside in sorted(
-            fact.compared, key=lambda beside: -loss(beside.name, beside.value, beside.median)
-        )
+        for held in sorted(fact.compared, key=lambda held: -loss(held.name, held.value, held.median))
     ]
     runs = f"{fact.runs} healthy runs" if fact.runs > 1 else "one run"
     titles = ("measured", "where", "value", "before", "change", "noise")
-    return [
-        folded(f"Beside {runs} before ({one_line(fact.file)}):", width, indent=1),
-        *_table(rows if each else rows[:_SHOWN], titles).lines(width),
-    ]
+    return Captioned(f"Beside {runs} before ({one_line(fact.file)}):", _table(rows, titles), left_out)
+
+
+def beside_lines(recording: Recording, width: int | None, *, each: bool) -> tuple[str, ...]:
+    """The same on a screen; without ``each`` only where nothing else is judged, and the first rows."""
+    found = beside(recording)
+    if found is None or not (each or recording.options.command == "compare"):
+        return ()
+    shown = found.table if each else replace(found.table, rows=found.table.rows[:_SHOWN])
+    return replace(found, table=shown).lines(width)

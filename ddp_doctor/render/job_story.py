@@ -68,7 +68,7 @@ def words(report: Report, recording: Recording, *, each: bool = False) -> Iterat
         how = "Read in part" if file.lines else "Not read"
         yield f"{how}: {one_line(file.name)}: {one_line(file.unread or '')}"
     if not each and (left := len(unread) - _MOST_FILES) > 0:
-        yield f"Not read: {left} files more (-v names them)"
+        yield f"Not read: {left} more (-v names them)"
 
 
 def _about(job: JobLogFact, facts: JobFacts) -> str:

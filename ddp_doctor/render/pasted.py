@@ -164,6 +164,6 @@ def _notes(variable: Variable, form: _Form) -> Iterator[str]:
         value = form(variable.name, branch.value)
         yield shell.comment(f"on {name_list(branch.hosts)} only: {value}", variable.not_applied)
     if more := len(variable.per_host[_MOST_VALUES:]):
-        yield shell.comment(f"and {more} more values on other hosts; --env-file has them all")
+        yield shell.comment(f"and {more} more values on other hosts; --settings env:FILE has them all")
     if variable.everywhere and variable.not_applied:
         yield shell.comment(form(variable.name, variable.everywhere.value), variable.not_applied)

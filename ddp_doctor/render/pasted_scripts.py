@@ -22,7 +22,7 @@ _NOT_PASSED_ON = (
     " export SLURM_EXPORT_ENV=ALL"
 )
 _TOO_LONG = (
-    "Values that differ by host: too many for one variable; write them with --env-file to a folder that all"
+    "Values that differ by host: too many for one variable; write them with --settings env:FILE to a folder that all"
     " hosts see, and call: srun sh -c '. THAT_FILE; exec \"$@\"' sh PROGRAM ARGUMENTS"
 )
 

@@ -9,16 +9,22 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from ddp_doctor.render.screen import is_plain
 from ddp_doctor.render.text import amount, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
+def _can_write_over(out: "Console") -> bool:
+    """Whether it is a terminal whose cursor may be moved; FORCE_COLOR makes a file look like one."""
+    return out.is_terminal and out.file.isatty() and not is_plain()
+
+
 @contextmanager
 def bytes_read(out: "Console", *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
     """Progress on ``out`` while files are read: bytes of how many, where that is known, how fast, and the time."""
-    if quiet or not (out.is_terminal and out.file.isatty()):
+    if quiet or not _can_write_over(out):
         yield lambda _read, _total: None
         return
     from rich.live import Live
@@ -44,7 +50,7 @@ def bytes_read(out: "Console", *, quiet: bool) -> Iterator[Callable[[int, int], 
 @contextmanager
 def progress(out: "Console", checks: Sequence[str], *, quiet: bool) -> Iterator[Callable[[str], None]]:
     """Progress on ``out`` while the block runs: the number among ``checks`` of the one that runs, and the time."""
-    if quiet or not (out.is_terminal and out.file.isatty()):  # FORCE_COLOR makes a file look like one
+    if quiet or not _can_write_over(out):
         yield lambda _text: None
         return
     from rich.live import Live

@@ -1,5 +1,6 @@
 """The terminal that reports are printed on, and its colours. It imports no report: `lint` starts without them."""
 
+import os
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ddp_doctor.model.choices import Severity, Verdict
@@ -10,6 +11,13 @@ if TYPE_CHECKING:
 
 STYLE = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
 VERDICT_STYLE = {Verdict.HEALTHY: "bold green", Verdict.SICK: "bold red", Verdict.UNSURE: "bold yellow"}
+
+
+def is_plain() -> bool:
+    """Whether text alone may be written: NO_COLOR (no-color.org) comes before FORCE_COLOR; or a terminal that can no
+    more. Neither bold nor the lines of progress, which move the cursor, are text.
+    """
+    return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM", "").lower() in ("dumb", "unknown")
 
 
 def console(stream: TextIO, *, width: int | None = None, is_piped: bool = False) -> "Console":
@@ -30,6 +38,7 @@ def console(stream: TextIO, *, width: int | None = None, is_piped: bool = False)
     return PlainConsole(
         file=stream,
         force_terminal=False if is_piped else None,
+        color_system=None if is_plain() else "auto",
         highlight=False,
         markup=False,
         emoji=False,

@@ -57,31 +57,31 @@ def size_lines(measurements: Sequence[Measurement], width: int | None, *, all_ro
     is_ours = not any("type" in measurement.labels for measurement in measurements)
     caption = folded(f"all_reduce{', float32 sum' * is_ours}, the slowest rank:", width, indent=1)
     notes = [
-        line for text in untested(measurements) for line in folded(text, width, indent=1, hang=3).split("\n")
+        line
+        for text in untested(measurements, each=all_rows)
+        for line in folded(text, width, indent=1, hang=3).split("\n")
     ]
     return [caption, *table, *notes] if table else []
 
 
-def untested(measurements: Sequence[Measurement]) -> Iterator[str]:
-    """The sizes that were left out, what was short, and how much would do."""
+def untested(measurements: Sequence[Measurement], *, each: bool = False) -> Iterator[str]:
+    """The sizes that were left out, what was short, and where ``each`` is told how much would do."""
     for measurement in measurements:
         if measurement.name == "allreduce_untested_from":
-            yield f"{amount(measurement.value, 'B')} and above: not tested, {_shortage(measurement)}"
+            yield f"{amount(measurement.value, 'B')} and above: not tested, {_shortage(measurement, each=each)}"
 
 
-def _shortage(untested: Measurement) -> str:
+def _shortage(untested: Measurement, *, each: bool) -> str:
     told = untested.labels
     if told.get("short_of") == "memory":
         most, where = amount(float(told["needs_bytes"]), "B"), told.get("needs_on", "a host")
         return f"memory was short; all sizes need {most} free on {where}"
     if told.get("short_of") != "time":
         return "time or memory was short"  # a recording of before this was told
-    reached = amount(float(told["reaches_bytes"]), "B") if "reaches_bytes" in told else ""
     if "budget_s" in told:
-        return (
-            f"time was short; --budget {told['budget_s']:g} would do{f' up to {reached}' if reached else ''}"
-        )
-    if "needs_s" in told:
+        would_do = f"; --budget {told['budget_s']:g} would do"
+        return f"time was short{would_do if each and 'reaches_bytes' not in told else ''}"
+    if each and "needs_s" in told:
         return f"time was short; the next size needs {told['needs_s']:.0f} s, more than this check has"
     return "time was short"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
 
-from ddp_doctor.model.choices import Detail, Severity
+from ddp_doctor.model.choices import CheckStatus, Detail, Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import AttachReport, JobCauseReport, LogsReport, Report
@@ -17,6 +17,7 @@ from ddp_doctor.render.layout import command, folded, width_of
 from ddp_doctor.render.screen import STYLE, VERDICT_STYLE
 from ddp_doctor.render.text import one_line
 from ddp_doctor.render.used_transports import used_table
+from ddp_doctor.wording.findings import judges_times, only_a_busy_host
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,12 +40,7 @@ def show(
         _show_fleet(report, out, detail)
         return
     if detail is not Detail.VERDICT:
-        if isinstance(report, AttachReport):
-            live_story.show(report, recording, out, each=each)
-        elif isinstance(report, LogsReport):
-            job_story.show(report, recording, out, each=each)
-        else:
-            checks.show(report, recording, out, each=each)
+        _show_story(report, recording, out, each=each)
         _show_lines(tables.size_lines(report.measurements, width, all_rows=each), out)
         _show_lines(used_table(recording, width).splitlines(), out)
         _show_lines(tables.gpu_lines(report.measurements, width), out)
@@ -54,7 +50,7 @@ def show(
             from ddp_doctor.render.fleet import beside_lines
 
             _show_lines(beside_lines(recording, width, each=each), out)
-    for number, finding in enumerate(report.findings):
+    for number, finding in enumerate(_worth_a_look(report, each=each)):
         if number or detail is not Detail.VERDICT:
             out.print()
         _show_finding(finding, findings.cause_of(report, finding), out)
@@ -63,6 +59,30 @@ def show(
     if saved_as and detail is not Detail.VERDICT:
         out.print(f"Recording: {saved_as}", style="dim")
     _show_verdict(report, out)
+
+
+def _show_story(report: Report, recording: Recording, out: "Console", *, each: bool) -> None:
+    """What was read of a job, or what became of each check."""
+    if isinstance(report, AttachReport):
+        live_story.show(report, recording, out, each=each)
+    elif isinstance(report, LogsReport):
+        job_story.show(report, recording, out, each=each)
+    elif each or not _is_of_one_check(recording):
+        checks.show(report, recording, out, each=each)
+
+
+def _worth_a_look(report: Report, *, each: bool) -> list[Finding]:
+    """The findings; without ``each`` a busy host only where a time was judged, or a check did not end in time."""
+    late = any(check.status is CheckStatus.TIMED_OUT for check in report.checks)
+    if each or late or any(map(judges_times, report.findings)):
+        return list(report.findings)
+    return [finding for finding in report.findings if not only_a_busy_host(finding)]
+
+
+def _is_of_one_check(recording: Recording) -> bool:
+    """Whether its one check is the verdict: that of ``compare``, or of a topology that was pasted, of no machine."""
+    command = recording.options.command
+    return command == "compare" or (command == "topology" and recording.world is None)
 
 
 def _show_fleet(report: Report, out: "Console", detail: Detail) -> None:

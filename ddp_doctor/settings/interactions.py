@@ -126,8 +126,8 @@ def _no_algorithm(env: Env, nccl: Version) -> Conflict | None:
     if "NVLS" in algorithms.upper() and "AllReduce" in lacking and env.get("NCCL_NVLS_ENABLE"):
         names, leave = ["NCCL_ALGO", "NCCL_NVLS_ENABLE"], "leave"
     why = (
-        'The job ends with "no algorithm/protocol available" in NCCL 2.24 and later, where a list counts for all'
-        " collectives; allreduce:NAME restricts one of them."
+        'NCCL 2.24 and later end the job: with "Unrecognized element token" in init where they do not know a word, else'
+        ' with "no algorithm/protocol available", for a list counts for all collectives; allreduce:NAME restricts one.'
     )
     strange = misread("NCCL_ALGO", algorithms)
     return Conflict(
@@ -151,7 +151,8 @@ def _no_protocol(env: Env, _: Version) -> Conflict | None:
     return Conflict(
         ("NCCL_PROTO",),
         "leaves NCCL no protocol",
-        'The job ends with "no algorithm/protocol available" in its first collective.',
+        'The job ends with "Unrecognized element token" in init where NCCL does not know a word, else with'
+        ' "no algorithm/protocol available" in its first collective.',
         "NCCL src/graph/tuning.cc and src/enqueue.cc",
         ("NCCL_PROTO",),
         fails_from=(),

@@ -5,11 +5,13 @@ value of it can load code, write a file or reach another host than the ranks do:
 a run says.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import lru_cache
+from typing import Literal
 
 from ddp_doctor.settings.table import variables
 
+Action = Literal["set", "unset"]
 #: torchrun's --local-addr.
 LOCAL_ADDR = "PET_LOCAL_ADDR"
 #: Read by the launcher, before there are ranks: such a setting goes with others, and trials do without it.
@@ -46,17 +48,22 @@ def names() -> frozenset[str]:
     return frozenset(name for name, variable in variables().items() if variable.tried_with)
 
 
-def read_by(name: str) -> str | None:
-    """The backend whose ranks read the variable in a trial; None where it cannot be tried."""
+def read_by(name: str, action: Action = "set") -> str | None:
+    """The backend whose ranks read the variable in a trial; None where it cannot be tried.
+
+    NCCL reads all of its own when its first communicator is made, and without one it does what it does by itself.
+    """
     variable = variables().get(name)
-    return variable.tried_with if variable else None
+    if variable is None:
+        return None
+    return variable.tried_with or ("nccl" if action == "unset" and variable.owner == "nccl" else None)
 
 
-def why_not(names: Iterable[str], backend: str) -> str | None:
+def why_not(names: Iterable[str], backend: str, taken_away: Collection[str] = ()) -> str | None:
     """Why these settings cannot be tried with ranks of this backend; None where they can."""
     known = set(names)
     for name in sorted(known - OF_LAUNCHER or known):
-        reader = read_by(name)
+        reader = read_by(name, "unset" if name in taken_away else "set")
         if name.startswith(_READ_EARLY):
             return f"{name} is read when a library loads, which takes a run of its own: set it and run again"
         if reader is None:

@@ -20,6 +20,8 @@ from ddp_doctor.sources.live_process import Candidate, listening, network_of, nu
 _PATIENCE_S = 1.5
 _MOST_AT_ONCE = 8
 _LARGEST_BYTES = 32 << 20
+#: NCCL's RAS asks all other processes before it answers.
+_RAS_PATIENCE_S = 2.5
 _RAS_PORT = 28028  # NCCL 2.24, NCCL_RAS_ADDR
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 #: Of a unix socket its path, else a port of this host.
@@ -129,7 +131,7 @@ def ras_port(ranks: Iterable[Candidate]) -> int | None:
 
 def ras_status(port: int, end: float) -> str:
     """What RAS says of the job, "VERBOSE STATUS"; empty where it does not answer in time."""
-    patience_s = min(_PATIENCE_S, end - time.monotonic())
+    patience_s = min(_RAS_PATIENCE_S, end - time.monotonic())
     if patience_s <= 0:
         return ""
     with suppress(OSError), socket.create_connection(("localhost", port), patience_s) as connection:

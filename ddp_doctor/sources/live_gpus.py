@@ -1,11 +1,12 @@
 """Which GPU a process computes on, and how busy that is, by NVML in a process that may hang and be killed."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddp_doctor.facts.live_job import Refused
+from ddp_doctor.model.base import Json
+from ddp_doctor.parse.json_value import OTHER_SHAPE, json_object
 from ddp_doctor.sources import proc
 from ddp_doctor.sources.live_process import Candidate
 from ddp_doctor.sources.machine import LiveContext
@@ -35,19 +36,27 @@ def gpu_use(env: Mapping[str, str], end: float) -> GpuUse:
     """How busy the GPUs are now; what NVML has not told by the moment ``end`` of time.monotonic() is refused."""
     done = LiveContext(env, end).child("gpu_use", f"{_PATIENCE_S:g}")
     try:
-        answer = json.loads(done.stdout)
-    except ValueError:
+        return _use(json_object(done.stdout))
+    except OTHER_SHAPE:
         ended = (
             "it gave no answer in time" if done.status == "timed_out" else f"it ended with {done.returncode}"
         )
         words = done.stderr.strip().splitlines()[-1:] or [ended]
-        answer = {"error": done.status, "text": words[0], "gpus": []}
+        return _use({"error": done.status, "text": words[0], "gpus": []})
+
+
+def _use(answer: dict[str, Json]) -> GpuUse:
+    """Raises what is in OTHER_SHAPE."""
     by_pid: dict[int, tuple[int, int]] = {}
     for gpu in answer["gpus"]:
         for pid, held in gpu["bytes_of"].items():
-            by_pid[int(pid)] = max(by_pid.get(int(pid), (-1, 0)), (held, gpu["index"]))
+            by_pid[int(pid)] = max(by_pid.get(int(pid), (-1, 0)), (int(held), int(gpu["index"])))
     return GpuUse(
-        {gpu["index"]: gpu["busy_percent"] for gpu in answer["gpus"] if gpu["busy_percent"] is not None},
+        {
+            int(gpu["index"]): int(gpu["busy_percent"])
+            for gpu in answer["gpus"]
+            if gpu["busy_percent"] is not None
+        },
         {pid: index for pid, (_, index) in by_pid.items()},
         _why(answer) if answer["error"] else None,
     )

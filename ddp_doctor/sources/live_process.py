@@ -104,6 +104,7 @@ class Watched:
         self.pid = pid
         names = proc.threads(pid)
         self._autograd = [thread for thread, name in names.items() if name.startswith("pt_autograd")]
+        self._gloo = [thread for thread, name in names.items() if name == _GLOO]
         self._network = [thread for thread, name in names.items() if name == "gloo_tcp_loop"]
 
     def look(self, frames: tuple[str, ...] = (), *, holds_gil: bool = False) -> Look | None:
@@ -119,6 +120,7 @@ class Watched:
             main_cpu_s=proc.seconds(main) if main else 0.0,
             main_switches=_switches(self.pid, self.pid),
             autograd_switches=sum(_switches(self.pid, thread) for thread in self._autograd),
+            gloo_switches=sum(_switches(self.pid, thread) for thread in self._gloo),
             network_cpu_s=sum(
                 proc.seconds(of) for thread in self._network if (of := proc.stat_fields(self.pid, thread))
             ),

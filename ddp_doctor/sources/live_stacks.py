@@ -1,6 +1,5 @@
 """Python stacks of processes that run, by py-spy, which reads their memory and never stops them; else why not."""
 
-import json
 import os
 import pwd
 import re
@@ -12,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_doctor.facts.live_job import Refused
+from ddp_doctor.knowledge.live_frames import C10D_WRAPPER, GROUP_AT
+from ddp_doctor.parse.json_value import OTHER_SHAPE, json_value
 from ddp_doctor.sources import proc
 from ddp_doctor.sources.commands import find_executable, run_command
 
@@ -21,6 +22,9 @@ _MOST_AT_ONCE = 8
 _LARGEST_SOURCE_BYTES = 4 << 20
 _LONGEST_WORDS = 200
 _SYS_PTRACE = 1 << 19  # linux/capability.h
+#: With a kilobyte of each variable, so that lists of tensors do not hide what stands behind them.
+_LOCALS = "-lll"
+_NONE = ("None", "none")
 _NOT_INSTALLED = Refused(
     door="stacks", why="py-spy is not installed beside ddp-doctor", grant="pip install py-spy"
 )
@@ -53,9 +57,9 @@ def stacks(
 
 def _stack(program: str, pid: int, env: Mapping[str, str], end: float, *, with_groups: bool) -> Stack:
     words = [program, "dump", "--nonblocking", "--full-filenames", "--json", "--pid", str(pid)]
-    done = run_command(words + ["--locals"] * with_groups, env, min(_PATIENCE_S, end - time.monotonic()))
+    done = run_command(words + [_LOCALS] * with_groups, env, min(_PATIENCE_S, end - time.monotonic()))
     try:
-        threads = json.loads(done.stdout)
+        threads = json_value(done.stdout)
         numbers = {
             str(pid),
             *proc.status(pid).get("NSpid", "").split(),
@@ -71,24 +75,51 @@ def _stack(program: str, pid: int, env: Mapping[str, str], end: float, *, with_g
             )
         frames = list(reversed(main["frames"]))
         return Stack(
-            tuple(f"{frame['filename']}:{frame['line']} in {frame['name']}" for frame in frames),
+            tuple(map(_text, frames)),
             bool(main["owns_gil"]),
             _on_default_group(frames) if with_groups else None,
         )
-    except (ValueError, LookupError, TypeError):
+    except OTHER_SHAPE:
         return Stack(refused=why_refused(pid, done.stderr))
 
 
+def _text(frame: Mapping[str, object]) -> str:
+    return f"{frame['filename']}:{frame['line']} in {frame['name']}"
+
+
 def _on_default_group(frames: Sequence[dict[str, object]]) -> bool | None:
-    """Whether the outermost call of torch.distributed was given no group."""
-    for frame in frames:
-        if not re.search(r"/torch/distributed/", str(frame["filename"])):
+    """Whether the outermost call of torch.distributed was handed no group; None where it was, or that is not known.
+
+    The frame of torch's wrapper tells, which holds the arguments as they were given: the call itself puts the default
+    group in the place of none. Calls without a wrapper leave theirs alone. No other variable is looked at.
+    """
+    for at, frame in enumerate(frames):
+        if "/torch/distributed/" not in str(frame["filename"]):
             continue
         variables = frame.get("locals")
-        for variable in variables if isinstance(variables, list) else ():
-            if variable["name"] == "group":
-                return True if variable["repr"] in ("None", "none") else None
+        told = {v["name"]: str(v["repr"]) for v in (variables if isinstance(variables, list) else ())}
+        if C10D_WRAPPER.search(_text(frame)):
+            called = next((of for of in frames[at:] if not C10D_WRAPPER.search(_text(of))), frame)
+            name = str(called["name"]).rpartition(".")[2]
+            return True if _without_group(name, told.get("args", ""), told.get("kwargs", "")) else None
+        if "group" in told:
+            return True if told["group"] in _NONE else None
     return None
+
+
+def _without_group(call: str, args: str, kwargs: str) -> bool:
+    """By the arguments as py-spy prints them, ``(<Tensor at 0x7f00>, 0)`` and ``{"group": None}``."""
+    named = re.search(r'"group": ([^,}]+)', kwargs)
+    if named or "..." in kwargs or not kwargs:
+        return named is not None and named[1] in _NONE
+    flat, before = re.sub(r'"(?:[^"\\]|\\.)*"', "-", args[1:-1]), ""
+    while flat != before:
+        before, flat = flat, re.sub(r"[\[({<][^\[\](){}<>]*[\])}>]", "-", flat)
+    given = [one.strip() for one in flat.split(",") if one.strip()]
+    at = GROUP_AT.get(call)
+    if at is None or not args or "..." in given[: at + 1]:
+        return False
+    return len(given) <= at or given[at] in _NONE
 
 
 def why_refused(pid: int, said: str) -> Refused:

@@ -107,10 +107,14 @@ def open_files(pid: int) -> list[str]:
     return found
 
 
+def thread_ids(pid: int) -> list[int]:
+    """The ids of its threads, none where it has ended."""
+    try:
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return []
+
+
 def threads(pid: int) -> dict[int, str]:
     """The names of its threads."""
-    try:
-        numbers = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
-    except OSError:
-        return {}
-    return {number: (read(f"/proc/{pid}/task/{number}/comm") or "").strip() for number in numbers}
+    return {number: (read(f"/proc/{pid}/task/{number}/comm") or "").strip() for number in thread_ids(pid)}

@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping
 from ddp_doctor.knowledge.network.path_quality import BURST_BYTES
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.context import TcpInfo
+from ddp_doctor.parse.json_value import NotJson, json_object
 
 Answer = Callable[[Mapping[str, Json]], Mapping[str, Json]]
 
@@ -355,12 +356,9 @@ def _packed(content: Mapping[str, Json]) -> bytes:
 
 def _object(content: bytes) -> dict[str, Json]:
     try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise _foreign("no JSON") from error
-    if not isinstance(value, dict):
-        raise _foreign("no JSON object")
-    return value
+        return json_object(content)
+    except NotJson as error:
+        raise _foreign(str(error)) from error
 
 
 def _foreign(what: str) -> OSError:

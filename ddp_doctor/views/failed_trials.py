@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact, Transport
 from ddp_doctor.facts.node.topology import TopologyFact, TopologyMatrix
 from ddp_doctor.knowledge.topology.link_codes import nvlinks
+from ddp_doctor.knowledge.victims import is_unfit
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.finding import Reproducer
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
-from ddp_doctor.parse.complaints import Complaint, Kind, complaints
+from ddp_doctor.parse.complaints import Complaint, Kind, complaints, with_last_warning
 from ddp_doctor.parse.nccl_log import parse_nccl_log
 
 #: torch's watchdog aborts a rank whose communicator failed.
@@ -62,6 +63,18 @@ def _runs(rank: RankEvidence) -> bool:
 def explains(recording: Recording, trial: TrialRecord) -> bool:
     """Whether a rule of its own tells why this trial failed."""
     return any(complaint.trial is trial for complaint in _all_complaints(recording))
+
+
+@once_a_recording
+def what_did_not_fit(recording: Recording) -> list[tuple[TrialRecord, RankEvidence]]:
+    """The ranks whose exception says that what a peer sent does not fit, with their trials."""
+    return [
+        (trial, rank)
+        for trial in recording.trials
+        if trial.outcome in ("broken", "stuck")
+        for rank in trial.evidence
+        if rank.raised is not None and is_unfit(with_last_warning(rank.raised.message, rank.output_tail))
+    ]
 
 
 def all_complained(recording: Recording, nodes: Iterable[int], kind: Kind) -> bool:

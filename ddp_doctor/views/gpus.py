@@ -23,7 +23,8 @@ def nccl_without_gpu(recording: Recording) -> str | None:
     if len(looked_at) < max(len(readings), world.nnodes if world else 1):
         return None
     where = "no node shows one" if len(looked_at) > 1 else str(readings[0].reason)
-    return f"--backend nccl needs GPUs: {where}; leave it out, or test gloo with --backend gloo"
+    asked = "--backend nccl and --nproc-per-node gpu need GPUs"
+    return f"{asked}: {where}; leave it out, or test gloo with --backend gloo"
 
 
 def hits_of(recording: Recording, is_hit: Callable[[Gpu], object]) -> Hits:

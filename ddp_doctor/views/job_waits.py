@@ -19,6 +19,14 @@ _NAMES = {
 }
 
 
+#: The group whose ranks are the job's, as torch names it.
+_DEFAULT_GROUP = re.compile(r"0? ?\(?default_pg\)?|0")
+#: In torch's desync report (torch 2.4 to 2.15, c10d/TraceUtils.h): ranks, and the last that they called.
+_HAD_CALLED = re.compile(r"\[([\d, ]{1,4000})\] finished collective #(\d{1,18}), but didn't join")
+#: Ranks that one line lists.
+_MOST_RANKS = 100_000
+
+
 @dataclass(frozen=True)
 class Wait:
     """One rank in one process group: the collective that timed out, and the last one that it had called."""
@@ -53,20 +61,39 @@ def waits(fact: JobLogFact) -> Mapping[str, Mapping[int, Wait]]:
     groups: dict[str, dict[int, Wait]] = defaultdict(dict)
     said = [sign for sign in fact.signs if sign.sign == "watchdog-timeout" or "enqueued" in sign.values]
     # Some releases print the group not beside the time-out but in the line after it, with the same number.
-    by_number = {
-        (rank, sign.values["work"]): sign.values["group"]
-        for sign in said
-        if {"work", "group"} <= sign.values.keys()
-        for rank in _ranks(sign)
-    }
-    known = {sign.values["group"] for sign in said if "group" in sign.values}
+    spellings = {sign.values["group"] for sign in said if "group" in sign.values}
+    default = max(filter(_DEFAULT_GROUP.fullmatch, spellings), key=len, default="")
+    by_number: dict[tuple[int, str], set[str]] = defaultdict(set)
+    for sign in said:
+        if {"work", "group"} <= sign.values.keys():
+            for rank in _ranks(sign):
+                by_number[rank, sign.values["work"]].add(_group(sign, default))
+    known = {_group(sign, default) for sign in said if "group" in sign.values}
     only = next(iter(known)) if len(known) == 1 else ""
     for sign in said:
         for rank in _ranks(sign):
-            group = sign.values.get("group") or by_number.get((rank, sign.values.get("seq", ""))) or only
+            of_line = by_number.get((rank, sign.values.get("seq", "")), {only})
+            group = _group(sign, default) or (next(iter(of_line)) if len(of_line) == 1 else "")
             of_group = groups[group]
             of_group[rank] = _with(of_group.get(rank, Wait(rank)), sign)
+    if len(known) < 2:  # the report names ranks by their numbers in a group that it does not name
+        _add_reported(fact, groups[only])
     return groups
+
+
+def _group(sign: SignSeen, default: str) -> str:
+    """The group that a line names, each in one spelling."""
+    group = sign.values.get("group", "")
+    return default if group and _DEFAULT_GROUP.fullmatch(group) else group
+
+
+def _add_reported(fact: JobLogFact, of_group: dict[int, Wait]) -> None:
+    """What torch's desync report says of ranks that print nothing themselves."""
+    for sign in fact.signs:
+        for ranks, number in _HAD_CALLED.findall(sign.values.get("report", "")):
+            for rank in map(int, re.findall(r"\d{1,7}", ranks)[:_MOST_RANKS]):
+                if rank not in of_group:
+                    of_group[rank] = Wait(rank, (sign,), enqueued=int(number))
 
 
 def _ranks(sign: SignSeen) -> list[int]:

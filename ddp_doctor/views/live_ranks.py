@@ -1,11 +1,13 @@
 """What a rank of a job that runs does, and whether it gets on, by looks at it over some seconds."""
 
+import operator
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ddp_doctor.facts.live_job import ChildSeen, LiveRankFact
+from ddp_doctor.facts.live_job import ChildSeen, LiveRankFact, Look
 from ddp_doctor.knowledge import live_frames
 from ddp_doctor.parse.frames import of_the_job
 
@@ -34,6 +36,11 @@ _SENDING = 0.04
 #: A healthy loop sleeps and wakes far more often in some seconds than a thread that is waited for.
 _FEW_SWITCHES = 2
 _LITTLE_IO = 64 * 1024
+#: Between so many pairs of looks gloo's threads ran where a rank goes from collective to collective, or data comes in.
+#: Those of one that waits ran for a moment as it entered its last collective, between one pair.
+_EXCHANGES = 2
+#: A rank is called late by so many looks or more.
+_LOOKS_OF_LATE = 4
 #: A loop without work: so many places, in so many functions, of the job's own code and nothing below it.
 _PLACES_OF_A_LOOP, _FUNCTIONS_OF_A_LOOP = 4, 2
 
@@ -69,6 +76,19 @@ class Doing:
 
 def doing(rank: LiveRankFact) -> Doing:
     """What a rank does, by its looks."""
+    found = _doing(rank)
+    # However little time of a processor it gets, and whether it sleeps in each step.
+    moves = found.kind not in UNABLE and _exchanges(rank)
+    return replace(found, moves=True, loops=False) if moves else found
+
+
+def _exchanges(rank: LiveRankFact) -> bool:
+    """Whether it makes collectives with others, again and again. Beside NCCL's, gloo's may be those of a monitor."""
+    counts = [look.gloo_switches for look in rank.looks]
+    return not rank.over_nccl and sum(map(operator.lt, counts, counts[1:])) >= _EXCHANGES
+
+
+def _doing(rank: LiveRankFact) -> Doing:
     if unable := _unable(rank):
         kind, words = unable
         return Doing(
@@ -104,7 +124,8 @@ def _unable(rank: LiveRankFact) -> tuple[Literal["gone", "stopped", "kernel"], s
         return "stopped", f"held by {rank.traced_by or 'a debugger'}"
     if states == {"T"}:
         return "stopped", "stopped by a signal (state T)"
-    if states == {"D"} and _used(rank) <= _IDLE and _io(rank) <= _LITTLE_IO:
+    saves = any(live_frames.SAVES.search(frame) for frame in _frames(rank))
+    if states == {"D"} and _used(rank) <= _IDLE and _io(rank) <= _LITTLE_IO and not saves:
         return "kernel", rank.looks[-1].wait_channel or ""
     return None
 
@@ -158,10 +179,9 @@ def _loading(found: Doing) -> Doing:
     loaders = [child for child in found.fact.children if child.kind == "loader"]
     if not loaders:
         return _working(found)
-    worked = any(map(_worked, loaders))
+    moves = _loaders_get_on(found.fact, loaders)
     places = [_line(_in_worker(child.last.frames)) for child in loaders]
     place = next((place for place in places if place), "")
-    moves = worked or (not _same_stacks(found.fact) and not _rests(found.fact))
     return Doing(
         found.fact,
         "data",
@@ -186,14 +206,20 @@ def _of_script(frames: Sequence[str]) -> Sequence[str]:
     return frames[:place]
 
 
+def _loaders_get_on(rank: LiveRankFact, loaders: Sequence[ChildSeen]) -> bool | None:
+    """None where workers are woken again and again, and do nothing: they may poll for what never comes."""
+    if any(map(_worked, loaders)) or (not _same_stacks(rank) and not _rests(rank)):
+        return True
+    woken = [one for one in loaders if one.last.main_switches - one.first.main_switches > _FEW_SWITCHES]
+    if any(live_frames.IN_NETWORK.search(one.last.frames[-1]) for one in woken if one.last.frames):
+        return True
+    return None if woken else False
+
+
 def _worked(child: ChildSeen) -> bool:
-    """Whether a worker has computed, read, or been woken by what it waits for."""
+    """Whether a worker has computed or read."""
     first, last = child.first, child.last
-    return (
-        last.cpu_s - first.cpu_s > 0.02
-        or (last.io_bytes or 0) - (first.io_bytes or 0) > _LITTLE_IO
-        or last.main_switches - first.main_switches > _FEW_SWITCHES
-    )
+    return last.cpu_s - first.cpu_s > 0.02 or (last.io_bytes or 0) - (first.io_bytes or 0) > _LITTLE_IO
 
 
 def _working(found: Doing) -> Doing:
@@ -209,6 +235,8 @@ def _working(found: Doing) -> Doing:
         # Woken within a library, as by a network or a time-out; a line that sleeps again and again stands.
         is_woken = _switched(rank) > _FEW_SWITCHES and _line(_frames(rank)) != _frames(rank)[-1]
         moves, words = (None, "wakes now and then") if is_woken else (False, words)
+        if found.kind == "checkpoint":  # storage may take minutes to answer
+            moves, words = None, found.words
     elif found.kind in ("compile", "start"):
         moves = True if _used(rank) > _BUSY else None
     else:
@@ -296,3 +324,27 @@ def _line(frames: Sequence[str]) -> str:
     """The innermost frame of the job's own code."""
     own = of_the_job(frames)
     return own[-1] if own else ""
+
+
+# --- who comes last ------------------------------------------------------------------------------------
+
+
+def last_to_come(ranks: Sequence[Doing]) -> tuple[Doing, str, int, int] | None:
+    """The rank for which all others waited in nearly all looks, its line, in how many looks, and of how many."""
+    looks = list(zip(*(one.fact.looks for one in ranks), strict=False))
+    read = [at for at in looks if all(look.frames for look in at)]
+    last: dict[int, list[str]] = defaultdict(list)
+    for at in read:
+        outside = [number for number, look in enumerate(at) if not _waits_for_others(look)]
+        if len(outside) == 1:
+            last[outside[0]].append(_line(at[outside[0]].frames))
+    number, lines = max(last.items(), key=lambda of: len(of[1]), default=(0, []))
+    if len(ranks) < 2 or len(read) < _LOOKS_OF_LATE or 4 * len(lines) < 3 * len(read):
+        return None
+    return ranks[number], max(lines, key=lines.count), len(lines), len(read)
+
+
+def _waits_for_others(look: Look) -> bool:
+    inner = [frame for frame in look.frames if not live_frames.WRAPPERS.search(frame)]
+    in_backward = live_frames.BACKWARD.search(look.frames[-1]) is not None and look.state == "S"
+    return in_backward or bool(inner and live_frames.COLLECTIVE_FILES.search(inner[-1]))

@@ -3,7 +3,7 @@
 Reports carry it, so that nodes of many runs can be compared, and a baseline is held against its own hardware alone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ddp_doctor.facts.node.env_vars import EnvVars
@@ -18,7 +18,7 @@ from ddp_doctor.settings.agreement import is_compared, is_of_a_host
 
 
 def _gpus(fact: GpusFact) -> str | None:
-    return _counted([gpu.name or "unknown" for gpu in fact.gpus])
+    return counted([gpu.name or "unknown" for gpu in fact.gpus])
 
 
 def _cuda(fact: Software) -> str | None:
@@ -27,15 +27,16 @@ def _cuda(fact: Software) -> str | None:
 
 def _ports(fact: RdmaFact) -> str | None:
     """The rates of the ports that carry traffic: "8 400 Gbit/s"."""
-    return _counted([f"{port.rate_gbit_per_s or 0:g} Gbit/s" for _, port in fact.ports() if port.is_active])
+    return counted([f"{port.rate_gbit_per_s or 0:g} Gbit/s" for _, port in fact.ports() if port.is_active])
 
 
 def _speeds(fact: InterfacesFact) -> str | None:
     known = [each.speed_mbps for each in fact.interfaces if each.running and not each.loopback]
-    return _counted(sorted(f"{speed / 1000:g} Gbit/s" for speed in known if speed))
+    return counted(sorted(f"{speed / 1000:g} Gbit/s" for speed in known if speed))
 
 
-def _counted(names: list[str]) -> str | None:
+def counted(names: Sequence[str]) -> str | None:
+    """``7 NVIDIA H100, 1 NVIDIA A100``; None for none."""
     return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names)) or None
 
 
@@ -59,6 +60,11 @@ _MORE: dict[str, tuple[type[Fact], Callable[[Any], str | None]]] = {
 }
 #: Those without which a measurement is of another machine.
 HARDWARE = ("GPUs", "RDMA ports", "interfaces", "CPUs")
+
+
+def is_setting(trait: str) -> bool:
+    """Whether this is the name of a variable: one that is not there is not set."""
+    return trait.isupper() and trait not in VERSIONS
 
 
 @once_a_recording

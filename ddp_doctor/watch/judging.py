@@ -1,6 +1,7 @@
 """A child of the watcher that judges the job and prints what it finds: its memory goes when it ends."""
 
 import io
+import json
 import os
 import signal
 import sys
@@ -8,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -17,13 +19,20 @@ from ddp_doctor.watch.evidence import Output
 
 if TYPE_CHECKING:
     from ddp_doctor.app import Outcome
+    from ddp_doctor.views.live_jobs import LiveJob
 
 #: What an exit code says where the child did not end by itself.
 CUT_SHORT = -1
 #: What it says where a rank has ended while it was looked at.
 ENDED = 2
+#: What it says where ranks wait for one that is not known to hang; SLOW where that was just told.
+WAITS, SLOW = 4, 5
 #: What ``logs`` says of output that shows no end: the watcher has seen it.
 _NO_END = "end-not-shown"
+#: … and of the end of a stand-still, of which the watcher has told.
+_OF_A_STAND_STILL = (_NO_END, "job-failed-cause-not-proven", "scheduler-cancelled")
+_NOT_KNOWN = "slow, not known to hang"
+_LARGEST_SEEN_BYTES = 1 << 20
 
 
 class Judging:
@@ -71,15 +80,53 @@ class Judging:
         return self.code
 
 
+@dataclass(frozen=True)
+class Pictures:
+    """What ranks did in a look, kept from one child to the next in a file without a name.
+
+    ``after_s``: for so long all do the same before it is told, once. At ``now_s`` (monotonic) a rank has not moved for
+    ``still_s``.
+    """
+
+    file: int
+    after_s: float
+    now_s: float
+    still_s: float
+
+    def stand_for(self, picture: str) -> float:
+        """For how many seconds all ranks have done this, if that is to be told now; else 0.0."""
+        text = os.pread(self.file, _LARGEST_SEEN_BYTES, 0)
+        seen = _Seen(**json.loads(text)) if text else _Seen()
+        if seen.picture != picture or seen.since_s < self.now_s - self.still_s:
+            seen.picture, seen.since_s = picture, self.now_s
+        stood_s = self.now_s - seen.since_s
+        is_told = stood_s >= self.after_s and picture not in seen.told
+        seen.told += [picture] * is_told
+        written = json.dumps(asdict(seen)).encode()
+        if len(written) <= _LARGEST_SEEN_BYTES:
+            os.ftruncate(self.file, 0)
+            os.pwrite(self.file, written, 0)
+        return stood_s if is_told else 0.0
+
+
+@dataclass
+class _Seen:
+    picture: str = ""
+    since_s: float = 0.0
+    told: list[str] = field(default_factory=list)
+
+
 def judge_the_end(
     files: Sequence[str],
     outputs: Sequence[Output],
     env: Mapping[str, str],
     say: Callable[[], None],
+    *,
+    was_told: bool = False,
 ) -> int:
     """Print why the job failed, as ``logs`` does, after what ``say`` prints. Its exit code; 0 and 2 print nothing.
 
-    2 is wrong use: nothing could be read.
+    2 is wrong use: nothing could be read. ``was_told``: of the stand-still in which it ended.
     """
     from ddp_doctor.app.logs import logs
     from ddp_doctor.model.choices import ExitCode, UsageError
@@ -92,7 +139,7 @@ def judge_the_end(
     except UsageError:
         return ExitCode.USAGE.value
     causes = outcome.report.causes if isinstance(outcome.report, LogsReport) else ()
-    if all(cause.name == _NO_END for cause in causes):
+    if all(cause.name in (_OF_A_STAND_STILL if was_told else (_NO_END,)) for cause in causes):
         return ExitCode.HEALTHY.value
     say()
     _show(outcome, env)
@@ -107,8 +154,12 @@ def judge_what_runs(
     *,
     node: int | None = None,
     only_if_sure: bool = False,
+    pictures: Pictures | None = None,
 ) -> int:
-    """Print what keeps these ranks waiting, as ``attach`` does; its exit code.
+    """Print what keeps these ranks waiting, as ``attach`` does; its exit code, or WAITS or SLOW.
+
+    Where ranks wait for one that is not known to hang: a line once all have stood where they stand for as long as
+    ``pictures`` ask for, and at once without pictures.
 
     ``node``: the number of this one in a SLURM step of several. From the first those of all nodes are looked at, or
     these where SLURM does not allow it; of another it is no news that all of these wait. Where nothing can be told it
@@ -131,10 +182,32 @@ def judge_what_runs(
     if code == ExitCode.SICK.value:
         say(f"{why}{alone}:")
         _show(outcome, env, say)
-    elif code == ExitCode.UNSURE.value and not only_if_sure:
+        return code
+    picture = _picture(live_jobs(outcome.recording))
+    said = outcome.report.summary
+    if picture:
+        said = f"{said.removeprefix('Moving: ').rstrip('.')}; {_NOT_KNOWN}"
+    if picture and pictures is None:
+        say(f"{why}{alone}. {said}")
+        return WAITS
+    if picture and pictures and code == ExitCode.HEALTHY.value:
+        still_s = 0.0 if only_if_sure else pictures.stand_for(picture)
+        code, why = (
+            (SLOW if still_s else WAITS),
+            f"no rank has left its collective or its line for {still_s:.0f} s",
+        )
+    if code == SLOW or (code == ExitCode.UNSURE.value and not only_if_sure):
         saved_as = save_recording(outcome.recording, state_folder(env))
-        say(f"{why}{alone}. {outcome.report.summary} (`ddp-doctor replay {saved_as}` has more)")
+        say(f"{why}{alone}. {said} (`ddp-doctor replay {saved_as}` has more)")
     return code
+
+
+def _picture(jobs: Sequence["LiveJob"]) -> str:
+    """What each rank does and where; empty where none waits for another."""
+    from ddp_doctor.wording.live_ranks import says
+
+    ranks = [one for job in jobs for one in job.ranks]
+    return "; ".join(f"{one.rank}: {says(one)}" for one in ranks) if any(one.waits for one in ranks) else ""
 
 
 def _looked(pids: Sequence[int], env: Mapping[str, str], *, in_step: bool) -> tuple["Outcome", str]:

@@ -15,7 +15,7 @@ from ddp_doctor.ranks import process
 from ddp_doctor.sources import proc
 from ddp_doctor.watch.command import Command
 from ddp_doctor.watch.evidence import Evidence
-from ddp_doctor.watch.judging import CUT_SHORT, ENDED, Judging, judge_what_runs
+from ddp_doctor.watch.judging import CUT_SHORT, ENDED, SLOW, WAITS, Judging, Pictures, judge_what_runs
 from ddp_doctor.watch.progress import Progress
 
 #: Between two looks; after the first minutes more rarely.
@@ -91,12 +91,19 @@ class Lookout:
         self._patience_s = options.stuck_after_s
         self._has_told = False  # of the stand-still that goes on
         self._has_doubted = False  # whether it is one
+        self._has_waited = False  # for a rank that was at work, in a look before
+        self._pictures = os.memfd_create("seen")
         self._agent_came = False  # of the head's watcher, which tells of it
         self._early: _EarlyLook | None = None
         self.is_stuck = False  # and has told who keeps the others waiting
         self._living: dict[int, int] = {}  # the job's processes when it was killed, by pid their starts
         self._killed_s: float | None = None
         self._cut_short = 0  # judgements in a row
+
+    @property
+    def has_told(self) -> bool:
+        """Whether it has told of a stand-still that has not ended, be it a hang or not."""
+        return self.is_stuck or self._has_doubted
 
     def pause_s(self) -> float:
         """Seconds until the next look."""
@@ -148,7 +155,7 @@ class Lookout:
         if has_moved and not is_ending:
             if self._has_told or self._has_doubted:
                 self._say("the job moves again")
-            self._has_told = self._has_doubted = self._agent_came = self.is_stuck = False
+            self._has_told = self._has_doubted = self._agent_came = self.is_stuck = self._has_waited = False
         if self._early and now - still_s <= self._early.at_s:
             self._early.still_until_s = now
         sent_s = self._command.told.get(signal.SIGTERM)
@@ -173,8 +180,11 @@ class Lookout:
     ) -> None:
         self._judged_s, self._judged_pids = now, pids
         only_if_sure = self._has_doubted
+        pictures = Pictures(self._pictures, self._options.stuck_after_s, now, self._still_s)
         self._judging = Judging(
-            lambda: judge_what_runs(pids, os.environ, self._say, why, node=node, only_if_sure=only_if_sure),
+            lambda: judge_what_runs(
+                pids, os.environ, self._say, why, node=node, only_if_sure=only_if_sure, pictures=pictures
+            ),
             seconds,
         )
 
@@ -200,13 +210,13 @@ class Lookout:
 
     def _heed(self, code: int) -> None:
         if self._early and self._early.at_s > self._judged_s:
-            self._early.names_who = code == _STUCK
+            self._early.names_who = code in (_STUCK, WAITS)
             return
         if code == ENDED:
             return
         self._cut_short = self._cut_short + 1 if code == CUT_SHORT else 0
         self._has_told = code == _STUCK or self._cut_short > 1
-        self._has_doubted = self._has_doubted or code == _UNSURE
+        self._has_doubted = self._has_doubted or code in (_UNSURE, SLOW)
         self.is_stuck = code == _STUCK
         if self._cut_short > 1 and not self._has_head:
             self._say(
@@ -218,7 +228,9 @@ class Lookout:
             self._killed_s = time.monotonic()
             self._say(f"SIGTERM is sent to process {self._command.pid}, the command, because the job hangs")
             self._command.send(signal.SIGTERM)
-        if not self._has_told:
+        is_first_wait = code == WAITS and not self._has_waited  # the next look tells whether it goes on
+        self._has_waited = self._has_waited or code == WAITS
+        if not self._has_told and not is_first_wait:
             longest_s = _MOST_TIMES_LATER * self._options.stuck_after_s
             self._patience_s = min(2 * self._patience_s, longest_s)
 

@@ -143,14 +143,14 @@ class _Watcher:
             lookout.look()
         ended_s = time.monotonic()
         lookout.close()
-        self._end(ended_s, was_stuck=lookout.is_stuck)
+        self._end(ended_s, was_stuck=lookout.is_stuck, was_told=lookout.has_told)
         if command.code != 0:  # last, because it says more than the time-out that followed
             lookout.tell_early_look(ended_s)
         return command.leave_as_it_did()
 
     # --- the end ---
 
-    def _end(self, ended_s: float, *, was_stuck: bool) -> None:
+    def _end(self, ended_s: float, *, was_stuck: bool, was_told: bool) -> None:
         command = self._command
         while self._copies and not self._copies.has_ended() and time.monotonic() - ended_s < _COPYING_S:
             time.sleep(0.01)
@@ -173,7 +173,7 @@ class _Watcher:
         elif ended_s - command.told.get(signal.SIGINT, -_BY_HAND_S) < _BY_HAND_S:
             self._say(f"{how}. It was interrupted by hand, so nothing is judged")
         else:
-            self._judge(how, files, _GONE_S - (time.monotonic() - ended_s))
+            self._judge(how, files, _GONE_S - (time.monotonic() - ended_s), was_told=was_told)
 
     def _has_failed_elsewhere(self, ended_s: float) -> bool:
         """Whether another task of this node has, after or before the watcher's own ended well."""
@@ -189,15 +189,18 @@ class _Watcher:
             self._evidence.forget()
         return has_failed
 
-    def _judge(self, how: str, files: Sequence[str], seconds: float) -> None:
+    def _judge(self, how: str, files: Sequence[str], seconds: float, *, was_told: bool) -> None:
         outputs = [*self._outputs, *(output for _, of_task in self._evidence.tasks() for output in of_task)]
         code = _NOTHING_READ
         if files or outputs:
             say = partial(self._say, f"{how}. Why:")
-            code = Judging(lambda: judge_the_end(files, outputs, os.environ, say), seconds).wait()
+            judging = partial(judge_the_end, files, outputs, os.environ, say, was_told=was_told)
+            code = Judging(judging, seconds).wait()
         again = shlex.join(("ddp-doctor", "logs", *files, *(output.path for output in outputs)))
         if code == CUT_SHORT:
             self._say(f"{how}. There is too much to read in {seconds:.0f} s; this reads it all: {again}")
+        elif was_told and code in (_NOTHING_SAID, _NOTHING_READ):
+            self._say(f"{how}. It stood still until then; what was seen of that is told above")
         elif self._node:  # the first node's watcher says as much
             return
         elif code == _NOTHING_SAID or (code == _NOTHING_READ and (outputs or self._copies)):

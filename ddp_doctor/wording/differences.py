@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.finding import Culprit
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Reproducer
 from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.trial import RankEvidence, TrialRecord
 from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, hosts, name_list, node_culprit
-from ddp_doctor.wording.ranks import rank_culprit
+from ddp_doctor.wording.ranks import cause, rank_culprit
 
 #: A rank by its node rank and its local rank.
 Place = tuple[int, int]
@@ -114,3 +116,20 @@ def _rank_culprit(recording: Recording, node: int, local: int) -> Culprit:
     if local < len(ranks):
         return rank_culprit(recording, ranks[local], node)
     return node_culprit(recording, node).model_copy(update={"kind": "rank"})
+
+
+def made_ranks_fail(draft: Draft, told: Sequence[tuple[TrialRecord, RankEvidence]]) -> Draft:
+    """The difference as an error: ranks met, and ``told`` are those that got what does not fit."""
+    trial, rank = told[0]
+    said = cause(rank.raised.message if rank.raised else "")[:200]
+    seen = Evidence(
+        check=trial.judged_check or trial.checks[0], text=f"rank {rank.rank} got what does not fit: {said}"
+    )
+    return draft.model_copy(
+        update={
+            "severity": Severity.ERROR,
+            "evidence": (*draft.evidence, seen),
+            "detail": f"{draft.detail} The ranks met, and what one sent another did not fit.",
+            "reproduced_by": Reproducer(kind="meet", ranks=trial.ranks),
+        }
+    )

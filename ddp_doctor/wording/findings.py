@@ -1,11 +1,29 @@
 """How a rule makes a finding: whom it is about, its title, the evidence, the remedies."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Culprit, Draft, Evidence, MissingNode, Remedy, Reproducer
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Finding, MissingNode, Remedy, Reproducer
+
+#: The unit of a host's load, by which a finding about nothing else is known.
+LOAD = "processes for each CPU"
+#: Units of what a busy host makes worse: times, and amounts or rates in a time.
+_OF_TIME = re.compile(r"[mun\u00b5]?s|.+/s")
+
+
+def only_a_busy_host(finding: Finding) -> bool:
+    """Whether it says no more than that times may be long: of use beside a time that was judged."""
+    return bool(finding.evidence) and all(each.unit == LOAD for each in finding.evidence)
+
+
+def judges_times(finding: Finding) -> bool:
+    """Whether it rests on a time or a rate."""
+    return finding.severity is not Severity.INFO and any(
+        _OF_TIME.fullmatch(each.unit or "") for each in finding.evidence
+    )
 
 
 @dataclass(frozen=True)

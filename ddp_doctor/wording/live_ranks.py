@@ -1,9 +1,9 @@
 """How findings and the table speak of ranks that run."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 from ddp_doctor.knowledge.thresholds import GPU_BUSY_PERCENT
+from ddp_doctor.model.base import grouped
 from ddp_doctor.views.job_waits import collective_name
 from ddp_doctor.views.live_ranks import Doing
 from ddp_doctor.wording.ranks import capital, rank_list, short
@@ -26,8 +26,8 @@ def says(one: Doing) -> str:
 
 
 def call_name(one: Doing) -> str:
-    """``all-reduce``, ``the backward pass``, ``wait()``; of one that waits for its GPU, that."""
-    names = {"backward": "the backward pass", "wait": "wait()", "": "a wait for its GPU"}
+    """``all-reduce``, ``the backward pass``, ``wait()``; of one that waits for its GPU, work on it."""
+    names = {"backward": "the backward pass", "wait": "wait()", "": "work on the GPU"}
     return names.get(one.call) or collective_name(one.call)
 
 
@@ -43,10 +43,11 @@ def place(line: str) -> str:
 
 def waits_text(waiting: Sequence[Doing]) -> str:
     """Ranks 0-2 wait in all-reduce at train.py:31; rank 3 waits in barrier at train.py:40."""
-    by_call: dict[str, list[int]] = defaultdict(list)
-    for one in waiting:
-        by_call[called(one)].append(one.rank)
-    said = [f"{rank_list(ranks)} {verb(ranks, 'wait')} in {call}" for call, ranks in by_call.items()]
+    by_call = grouped(((one.kind, called(one)), one.rank) for one in waiting)
+    said = [
+        f"{rank_list(ranks)} {verb(ranks, 'wait')} {'for' if kind == 'gpu' else 'in'} {call}"
+        for (kind, call), ranks in by_call.items()
+    ]
     return f"{capital('; '.join(said))}." if said else ""
 
 

@@ -1,6 +1,7 @@
 """How findings speak of ranks: in words, and as culprits on a host."""
 
 import re
+import signal
 from collections.abc import Iterable, Iterator, Sequence
 
 from ddp_doctor.model.fact import Fact
@@ -11,6 +12,8 @@ from ddp_doctor.parse.frames import of_the_job
 from ddp_doctor.views.gpus import gpu_of
 from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, hosts, name_list
 
+#: A stack of the job's code is shown up to here: who calls itself fills a page.
+_MOST_FRAMES = 8
 #: A sentence names no more runs of consecutive ranks than these.
 RUNS_IN_A_SENTENCE = 8
 _LAST_ERROR = re.compile(r"last error:", re.IGNORECASE)
@@ -112,6 +115,8 @@ def stack_in_the_job(rank: RankEvidence) -> str:
     frames = [f"{line} in {function}{text}" for function, line, text in _in_the_job(rank)]
     if not frames:
         return f"rank {rank.rank} could not say where it stands"
+    left = len(frames) - _MOST_FRAMES
+    frames = [*frames[:_MOST_FRAMES], *([f"{left} more"] if left > 0 else [])]
     used = f"; {rank.cpu_s_per_s:.0%} of a core in the last second" if rank.cpu_s_per_s is not None else ""
     return f"rank {rank.rank} stands in {', called from '.join(frames)}{used}"
 
@@ -122,6 +127,17 @@ def _in_the_job(rank: RankEvidence) -> Iterator[tuple[str, str, str]]:
     for frame in reversed(of_the_job(rank.stack)):
         line, _, function = short(frame).partition(" in ")
         yield function, line, f" `{texts[frame]}`" if texts.get(frame) else ""
+
+
+def ended(rank: RankEvidence) -> str:
+    """``was killed by SIGFPE``, ``exited early with code 3``: how a process ended."""
+    code = rank.exit_code or 0
+    if code >= 0:
+        return f"exited early with code {code}"
+    if rank.out_of_memory and -code == signal.SIGKILL:
+        return "was killed by the kernel for lack of memory (OOM, SIGKILL)"
+    known = {number.value: number.name for number in signal.Signals}
+    return f"was killed by {known.get(-code, f'signal {-code}')}"
 
 
 def short(where: str) -> str:

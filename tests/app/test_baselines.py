@@ -9,11 +9,13 @@ from ddp_doctor import app
 from ddp_doctor.app import UsageError
 from ddp_doctor.app.baselines import compare, load_baseline, with_baseline
 from ddp_doctor.app.fleet import baseline_of, read_fleet
+from ddp_doctor.app.logs import logs
 from ddp_doctor.cli import commands
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.model.choices import Severity, Verdict
 from ddp_doctor.model.finding import Finding
 from tests.app.test_fleet import made
+from tests.job_logs.test_facts import INSPECTOR
 from tests.recorded import judged, load
 
 #: Healthy runs of a node, their speeds some per cent apart.
@@ -82,6 +84,140 @@ def test_one_run_tells_no_noise_so_what_is_slower_than_it_is_information_and_no_
     assert compare(earlier, later).report.exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("traits", "said"),
+    [
+        ({"torch": "2.9.0"}, "torch: 2.9.1+cu128 before, 2.9.0 now"),
+        ({"driver": "550.1"}, "driver: 580.95.05 before, 550.1 now"),
+        ({"NCCL": "2.21.5"}, "NCCL: 2.27.5 before, 2.21.5 now"),
+        ({"kernel": "5.4.0"}, "kernel: 5.15.0-105-generic before, 5.4.0 now"),
+        ({"NCCL_ALGO": "Tree"}, "NCCL_ALGO: not set before, Tree now"),
+    ],
+)
+def test_what_differs_from_the_run_before_is_said_where_nothing_is_slower(baseline, traits, said):
+    for earlier in (baseline, str(Path(baseline).with_name("4.json"))):
+        [finding] = held(earlier, 1.0, nodes=made("n", 20, traits=traits)["nodes"])
+
+        assert (finding.code, finding.severity, finding.culprits) == ("DD831", Severity.INFO, ())
+        assert [each.text for each in finding.evidence] == [said]
+        report = compare(earlier, str(Path(baseline).with_name("later"))).report
+        assert (report.verdict, report.exit_code) == (Verdict.HEALTHY, 0)
+        assert report.summary.endswith(f"; not as in {earlier}: {next(iter(traits))}.")
+
+
+def test_what_only_one_of_two_runs_tells_is_no_difference(baseline):
+    """A run with --only has not looked at all; a baseline of an older release tells the hardware alone."""
+    run = made("n", 20, traits={"NCCL_ALGO": "Tree"})
+    checks = [check for check in run["checks"] if check["id"] != "env_vars"]
+    [node] = run["nodes"]
+    del node["traits"]["torch"]
+    written = json.loads(Path(baseline).read_text())
+    older = Path(baseline).with_name("older")
+    older.write_text(
+        json.dumps({key: written[key] for key in written if key not in ("traits", "settings_known")})
+    )
+
+    assert held(str(older), 1.0, nodes=[node]) == ()
+    assert held(baseline, 1.0, nodes=[node], checks=checks) == ()
+    recording = compare(baseline, str(Path(baseline).with_name("later"))).recording
+    assert recording.readings[1].fact["left_out"] == [  # type: ignore[index]
+        f"known only of {baseline}: torch",
+        "known only here: NCCL_ALGO",
+    ]
+
+
+def test_a_run_of_any_verdict_is_compared_with(baseline):
+    earlier = Path(baseline).with_name("4.json")
+    earlier.write_text(json.dumps(json.loads(earlier.read_text()) | {"verdict": "sick", "exit_code": 1}))
+
+    [finding] = held(str(earlier), 0.5)
+
+    assert finding.code == "DD830"
+
+
+def nccl_tests(folder: Path, name: str, busbw: float, gpu: str = "NVIDIA H100", nccl: int = 22705) -> str:
+    """What ``logs --json`` writes of the output of nccl-tests."""
+    (folder / f"{name}.out").write_text(
+        f"# nccl-tests version 2.17.6 nccl-headers=22705 nccl-library={nccl}\n"
+        "# Collective test starting: all_reduce_perf\n"
+        f"#  Rank  0 Group  0 Pid  64904 on  n1 device  0 [0000:17:00] {gpu}\n"
+        f"#  Rank  1 Group  0 Pid  64904 on  n1 device  1 [0000:18:00] {gpu}\n"
+        f"     8388608       2097152     float     sum      -1    51.03  {busbw}  {busbw}      0\n"
+        f"    16777216       4194304     float     sum      -1    99.03  {busbw}  {busbw}      0\n"
+        "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 107.0\n"
+    )
+    written = folder / f"{name}.json"
+    written.write_text(logs([str(folder / f"{name}.out")]).report.as_json())
+    return str(written)
+
+
+def test_numbers_of_nccl_tests_are_compared_and_what_cannot_be_is_said(tmp_path):
+    fast, slow = nccl_tests(tmp_path, "fast", 164.5), nccl_tests(tmp_path, "slow", 104.5, nccl=22907)
+    (tmp_path / "inspector.out").write_text(INSPECTOR)
+    inspected = tmp_path / "inspector.json"
+    inspected.write_text(logs([str(tmp_path / "inspector.out")]).report.as_json())
+
+    as_fast, slower = compare(fast, nccl_tests(tmp_path, "same", 163.5)), compare(fast, slow)
+    others, in_job = (
+        compare(fast, nccl_tests(tmp_path, "a100", 164.5, "NVIDIA A100")),
+        compare(fast, str(inspected)),
+    )
+
+    assert (as_fast.report.exit_code, as_fast.report.findings) == (0, ())
+    assert slower.report.exit_code == 3
+    assert slower.report.summary == (
+        "Unsure: The run is 36 % slower than the run it is compared with, and how much of that is noise is not known;"
+        f" not as in {fast}: NCCL."
+    )
+    assert others.report.exit_code == 2
+    assert "GPUs 2 NVIDIA A100 here, 2 NVIDIA H100 there" in others.report.summary
+    assert in_job.recording.readings[1].fact == {
+        "kind": "run-differences/1",
+        "file": fast,
+        "differ": [{"name": "measured by", "before": "nccl-tests", "now": "NCCL Inspector"}],
+        "left_out": [
+            f"measured only in {fast}: all-reduce over 2 ranks (16 MiB)",
+            f"known only of {fast}: NCCL and GPUs",
+        ],
+    }
+
+
+def test_numbers_of_nccl_tests_are_held_against_a_run_over_nccl_and_not_over_gloo(tmp_path):
+    measured = nccl_tests(tmp_path, "nccl-tests", 164.5)
+    run = made("n", 1)
+    run["world"] |= {"world_size": 2, "nproc_per_node": 2}
+    sizes = {"bytes": 16777216, "ranks": 2}
+    run["measurements"] = [{"name": "allreduce_busbw", "value": 99e9, "unit": "B/s", "labels": sizes}]
+    [node] = run["nodes"]
+    node["traits"]["GPUs"] = "2 NVIDIA H100"
+    (tmp_path / "nccl").write_text(json.dumps(run))
+    run["world"]["backend"] = "gloo"
+    (tmp_path / "gloo").write_text(json.dumps(run))
+
+    over_nccl, over_gloo = (compare(measured, str(tmp_path / name)).report for name in ("nccl", "gloo"))
+
+    assert over_nccl.summary.startswith("Unsure: n is 40 % slower")
+    assert over_gloo.summary.startswith(
+        f"Unsure: {tmp_path}/gloo cannot be compared: {measured} is of other hardware"
+    )
+
+
+def test_stdin_twice_is_refused_with_what_to_do():
+    with pytest.raises(UsageError, match="name a file for the other"):
+        compare("-", "-")
+
+
+def test_two_runs_that_measured_nothing_are_not_healthy(tmp_path):
+    for name, torch in (("a", "2.9.0"), ("b", "2.10.0")):
+        (tmp_path / name).write_text(json.dumps(made("n", 1, traits={"torch": torch}) | {"measurements": []}))
+
+    report = compare(str(tmp_path / "a"), str(tmp_path / "b")).report
+
+    assert (report.verdict, report.exit_code) == (Verdict.UNSURE, 2)
+    assert "a has no measurement that another run can be compared with" in report.summary
+    assert [finding.code for finding in report.findings] == ["DD831"]
+
+
 def test_one_slow_link_of_three_nodes_names_its_node_and_no_other():
     [finding] = judged("baseline/one-link-of-three-nodes-slower").report.findings
 
@@ -100,17 +236,20 @@ def test_a_network_that_is_slower_between_all_nodes_is_blamed_on_none_of_them():
     assert finding.title.startswith("The network between all nodes is 50 % slower")
 
 
-def test_a_baseline_of_other_hardware_is_refused(baseline):
-    nodes = made("n", 20, traits={"GPUs": "8 NVIDIA A100"})["nodes"]
+def test_a_baseline_of_other_hardware_is_refused_and_what_differs_is_said_all_the_same(baseline):
+    other = {"GPUs": "8 NVIDIA A100", "driver": "550.1"}
+    [finding] = held(baseline, 1.0, nodes=made("n", 20, traits=other)["nodes"])
 
-    with pytest.raises(UsageError, match="of other hardware: GPUs 8 NVIDIA A100 here, 8 NVIDIA H100"):
-        held(baseline, 1.0, nodes=nodes)
+    report = compare(baseline, str(Path(baseline).with_name("later"))).report
+    assert (report.verdict, report.exit_code) == (Verdict.UNSURE, 2)
+    assert "of other hardware: GPUs 8 NVIDIA A100 here, 8 NVIDIA H100" in report.summary
+    assert (finding.code, finding.title) == ("DD831", f"Not as in {baseline}: driver and GPUs")
     [of_run] = [
         reading
         for reading in with_baseline(
             judged("p2p/one-slow-pair"), baseline, load_baseline(baseline)
         ).recording.readings
-        if reading.check == "baseline"
+        if reading.check == "baseline" and reading.misused
     ]
     assert "ranks of a node" in (of_run.reason or "")
 

@@ -8,9 +8,10 @@ import pytest
 
 from ddp_doctor.app import UsageError
 from ddp_doctor.app.running import _require_gpu, _require_torch
+from ddp_doctor.checks import CHECKS
+from ddp_doctor.engine.collect import plan_of, with_node_facts
 from ddp_doctor.facts.node.gpus import GpusFact
-from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Backend, Where
+from ddp_doctor.model.choices import Backend
 from ddp_doctor.model.fact import Absent, Failed
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.starters.place import Place
@@ -25,13 +26,17 @@ def _ask(answer: GpusFact | Exception) -> None:
             raise answer
         return answer
 
-    gpus = Check(id="gpus", title="GPUs", where=Where.NODE, probe=probe, facts=(GpusFact,))
+    gpus, allreduce = (next(check for check in CHECKS if check.id == name) for name in ("gpus", "allreduce"))
     options = Options(backend=Backend.NCCL, only=("allreduce",))
-    _require_gpu(Recording(options=options), RunRequest(options, {}), [gpus])
+    request = RunRequest(options, {})
+    plan = plan_of(options, [replace(gpus, probe=probe), allreduce])
+    _require_gpu(with_node_facts(Recording(options=options), plan, request), request)
 
 
 def test_nccl_without_a_gpu_is_refused_also_where_no_check_of_the_plan_looks_at_gpus():
-    with pytest.raises(UsageError, match="--backend nccl needs GPUs: no driver; leave it out, or test gloo"):
+    with pytest.raises(
+        UsageError, match=r"--backend nccl .*need GPUs: no driver; leave it out, or test gloo"
+    ):
         _ask(Absent("no driver"))
 
 

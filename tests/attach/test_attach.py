@@ -15,8 +15,8 @@ from ddp_doctor.model.report import AttachReport
 from ddp_doctor.sources import live_stacks, proc
 from ddp_doctor.sources.live_jobs import Host, LiveJob, of_slurm
 from ddp_doctor.sources.live_process import Candidate, below
+from tests.attach import RANKS
 from tests.attach.stillness import wait_until_still
-from tests.attach.worlds import RANKS
 
 #: What is to be named for each way, and which rank.
 NAMED = {

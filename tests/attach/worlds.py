@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-RANKS = 3
+from tests.attach import RANKS
 
 
 class Data(torch.utils.data.Dataset[torch.Tensor]):

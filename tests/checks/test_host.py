@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import resource
 import time
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from ddp_doctor import app
 from ddp_doctor.checks.node.host import CHECK, probe
-from ddp_doctor.facts.node.host import Host
+from ddp_doctor.facts.node.host import BusyProcess, Host
 from ddp_doctor.model.choices import Severity, Status, Verdict
 from ddp_doctor.model.context import Disk, Interface
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Options, Recording, World
+from ddp_doctor.probing import host_limits
 from ddp_doctor.sources.machine import LiveContext
 from tests.fakes import FakeContext
 
@@ -390,6 +392,67 @@ def test_a_slow_clock_and_a_busy_host_are_information():
     assert verdicts(but(clock_source="hpet")) == [("DD227", Severity.INFO)]
     assert verdicts(but(clock_source="kvm-clock")) == []
     assert verdicts(but(load_1min=300.0)) == [("DD227", Severity.INFO)]
+    assert verdicts(but(load_1min=200.0)) == []
+
+
+BUSY = but(
+    load_1min=300.0,
+    busiest=(BusyProcess(name="stress", pid=4711, cpus=63.7), BusyProcess(name="cc1plus", pid=99, cpus=0.9)),
+)
+
+
+def test_a_busy_host_is_told_with_its_load_and_the_two_busiest_processes_by_name_and_pid():
+    (finding,) = findings(recording(BUSY))
+    assert finding.title == "Measurements on node0 may come out too slow: load 300 on 128 CPUs"
+    assert finding.evidence[0].text == "busiest: stress (pid 4711, 64 CPUs) and cc1plus (pid 99, 0.9 CPUs)"
+    (redacted,) = findings(app.redacted(recording(BUSY)))
+    assert redacted.evidence[0].text == "in the last minute"
+    assert "stress" not in redacted.model_dump_json()
+
+
+def test_busy_hosts_are_one_finding_with_a_line_each():
+    (finding,) = findings(recording(BUSY, but(), but(load_1min=400.0)))
+    assert finding.title.endswith("too slow: more than two processes for each CPU ran or waited for one")
+    assert [one.text.partition(":")[0] for one in finding.evidence] == [
+        "busiest on node0",
+        "in the last minute on node2",
+    ]
+
+
+@dataclass
+class TwoLooks(FakeContext):
+    """Shows a file's first line at the first look, and its second from then on."""
+
+    seen: set[str] = field(default_factory=set)
+
+    def read(self, path: str) -> str:
+        lines = super().read(path).split("\n")
+        again = path in self.seen
+        self.seen.add(path)
+        return lines[-1] if again else lines[0]
+
+
+def test_the_busiest_processes_are_those_of_others_that_use_a_cpu_now():
+    second = os.sysconf("SC_CLK_TCK")
+    looks = {
+        1: ("init", 0, 900 * second, 900 * second),  # much long ago
+        20: ("a) b (c", 1, 0, 3 * second),
+        21: ("idle", 1, 0, 0),
+        22: ("cc1plus", 1, 5, 5 + second),
+        23: ("third", 1, 5, 5 + second // 2),
+        30: ("ddp-doctor", 1, 0, 4 * second),
+        31: ("a rank of ours", 30, 0, 4 * second),
+    }
+    line = "{} ({}) R {} 1 1 0 -1 4194304 1 0 0 0 {} 0 0 0 20 0 1 0 5 6 7"
+    files: dict[str, str | OSError] = {
+        f"/proc/{pid}/stat": "\n".join(line.format(pid, name, parent, ticks) for ticks in both)
+        for pid, (name, parent, *both) in looks.items()
+    }
+
+    found = host_limits.busiest(TwoLooks(files=files, links={"/proc/self": "30"}))
+
+    assert [(one.name, one.pid) for one in found] == [("a) b (c", 20), ("cc1plus", 22)]
+    assert found[0].cpus > 2 * found[1].cpus > 0
 
 
 def test_a_prolog_does_not_judge_roots_own_limits():

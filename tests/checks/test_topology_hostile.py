@@ -44,7 +44,7 @@ def test_nothing_hostile_leaves_a_pasted_text(
 ) -> None:
     paste, report, settings, picture = (tmp_path / kind for kind in ("txt", "json", "env", "svg"))
     paste.write_text(TEXTS[name])
-    outputs = Outputs({"json": str(report), "env_file": str(settings), "svg": str(picture)})
+    outputs = Outputs({"json": str(report), "env": str(settings), "svg": str(picture)})
 
     assert commands.topology(str(paste), outputs) in {0, 1, 2, 3}
 

@@ -46,12 +46,40 @@ def state(tmp_path: Path) -> dict[str, str]:
     ("args", "sentence"),
     [
         (["run", "--colour"], "--colour"),
-        (["run", "--only", "gpu"], "there is no check 'gpu'"),
+        (["run", "--only", "gpu"], "there is no check 'gpu'; did you mean gpus or gpu_speed"),
+        (["run", "--only", "p2"], "there is no check 'p2'; did you mean p2p?"),
+        (["run", "--skip", "reduce"], "there is no check 'reduce'; did you mean allreduce?"),
+        (["run", "--only", "driver"], "there is no check 'driver'; did you mean software or gpus?"),
+        (["run", "--only", "zzz"], "there is no check 'zzz'; `ddp-doctor checks` lists them"),
+        (["checks", "p2"], "there is no check 'p2'; did you mean p2p?"),
+        (
+            ["run", "--nproc_per_node", "x"],
+            "--nproc-per-node takes auto, gpu, cpu or a number from 1 to 1024",
+        ),
+        (
+            ["run", "--nproc_per_node=gpu", "--backend=gloo"],
+            "a rank for each GPU, which --backend gloo leaves alone",
+        ),
+        (["run", "--rdzv_endpoint=a:b"], "--rdzv-endpoint takes HOST:PORT"),
+        (
+            [
+                "run",
+                "--node_rank",
+                "0",
+                "--master_addr=a",
+                "--master_port",
+                "1",
+                "--join_timeout=9",
+                "--nnodes",
+                "x",
+            ],
+            "--nnodes takes a number",
+        ),
         (["run", "--only", "p2p, gpu"], "there is no check 'gpu'"),
         (["prolog", "--skip", "host,gpu"], "there is no check 'gpu'"),
         (["run", "--only", "p2p", "--skip", "host,p2p"], "--only and --skip both name p2p"),
-        (["run", "--nproc-per-node", "-3"], "--nproc-per-node takes auto or a number"),
-        (["run", "--nproc-per-node", "many"], "--nproc-per-node takes auto or a number"),
+        (["run", "--nproc-per-node", "-3"], "--nproc-per-node takes auto, gpu, cpu or a number"),
+        (["run", "--nproc-per-node", "many"], "--nproc-per-node takes auto, gpu, cpu or a number"),
         (["run", "--nnodes", "0"], "--nnodes takes a number from 1"),
         (["run", "--model", "net"], "there is no colon in 'net'"),
         (["run", "--model", "train/net.py:make"], "for this file: --model train.net:make"),
@@ -92,11 +120,16 @@ def state(tmp_path: Path) -> dict[str, str]:
             "--require-gpus is for slurm-prolog and slurm-healthcheck",
         ),
         (
-            ["replay", "-", "--redact", "--json", "x", "--env-file", "y"],
-            "--redact replaces names that --env-file needs",
+            ["replay", "-", "--redact", "--json", "x", "--settings", "env:y"],
+            "--redact replaces names that --settings env needs",
         ),
         (["prolog", "--unsure", "maybe"], "--unsure takes pass or fail"),
         (["nonsense"], "nonsense"),
+        (["attach", "--seconds", "0"], "give a number from 4, "),
+        (["attach", "--seconds", "-3"], "give a number from 4, "),
+        (["attach", "--seconds", "1e9"], "give a number from 4, "),
+        (["attach", "--seconds", "nan"], "give a number from 4, "),
+        (["watch", "--stuck-after", "inf", "--", "true"], "give a number from 10 to 86400"),
     ],
 )
 def test_a_wrong_request_is_one_sentence_and_exit_2(asked, args, sentence):
@@ -114,7 +147,7 @@ def test_a_wrong_request_is_one_sentence_and_exit_2(asked, args, sentence):
         (b"{}", "is not a recording"),
         (b'{"hello": 1}', "is not a recording"),
         (b"[1, 2]", "is not a recording"),
-        (b"\xff\xfe\x00garbage", "is not a text file"),
+        (b"\x89PNG\xff\xfegarbage", "is not a text file"),
         (b'{"schema_version": "2.0", "run_id": "x"}', "written by a newer ddp-doctor (schema 2.0"),
         (b'{"schema_version": "2.0", "readings": {"another": "shape"}}', "written by a newer ddp-doctor"),
         (b'{"schema_version": "1.0", "run_id": "x", "readings": [{"check": 3}]}', "is not a recording"),
@@ -274,7 +307,7 @@ def test_a_port_in_use_is_a_finding_with_its_holder_and_the_ranks_are_tested_on_
 
 
 def test_outputs_that_cannot_be_written_lose_nothing(asked, state):
-    targets = ("--json", "/dev/full", "--env-file", "/dev/full")
+    targets = ("--json", "/dev/full", "--settings", "env:/dev/full")
     done = asked("run", "-q", "--only", "host", *targets, env=state)
 
     assert done.returncode == 2, done
@@ -455,8 +488,6 @@ def test_the_options_of_run_are_these():
             "--backend",
             "--baseline",
             "--budget",
-            "--docker-args",
-            "--env-file",
             "--fail-on",
             "--hostfile",
             "--hosts",
@@ -467,7 +498,6 @@ def test_the_options_of_run_are_these():
             "--join-timeout",
             "--json",
             "--junit",
-            "--k8s-env",
             "--level",
             "--markdown",
             "--master-addr",
@@ -484,8 +514,8 @@ def test_the_options_of_run_are_these():
             "--prove",
             "--quiet",
         ),
-        *("--rdzv-endpoint", "--record", "--redact", "--require-gpus", "--sbatch-lines", "--skip"),
-        *("--torchrun-args", "--verbose", "-q", "-v"),
+        *("--rdzv-endpoint", "--record", "--redact", "--require-gpus", "--settings", "--skip"),
+        *("--verbose", "-q", "-v"),
     ]
 
 

@@ -47,6 +47,13 @@ def kept(tmp_path, monkeypatch) -> list[str]:
     return [str(Path(path or "").parent) for path in saved]
 
 
+@pytest.mark.parametrize(("fail_on", "code"), [("error", 0), ("warning", 1)])
+def test_env_fails_on_what_it_is_told_to(asked, tmp_path, fail_on, code):
+    (tmp_path / "job.sh").write_text("#!/bin/bash\nexport NCCL_IB_DISABLE=true\n")
+
+    assert asked("env", "--from", str(tmp_path / "job.sh"), "--fail-on", fail_on).returncode == code
+
+
 def test_the_runs_that_were_kept_are_listed_with_verdict_and_folder(kept, capsys):
     commands.list_runs()
 

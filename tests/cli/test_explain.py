@@ -1,14 +1,20 @@
 """``ddp-doctor explain`` by code, by how codes begin, by variable and by the text of an error."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from ddp_doctor.cli.explain import explain
 from ddp_doctor.engine.diagnose import all_rules
+from ddp_doctor.knowledge.endings import EXIT_CODES, SIGNALS
 from ddp_doctor.knowledge.error_texts import ERROR_TEXTS, LOOKED_FOR, ErrorText
+from ddp_doctor.knowledge.glossary import GLOSSARY
 from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.choices import UsageError
 from ddp_doctor.settings.table import variables
 
+ROOT = Path(__file__).parents[2]
 RULES = {rule.code: rule for rule in (*all_rules(), *LINT_RULES)}
 
 
@@ -35,6 +41,42 @@ RULES = {rule.code: rule for rule in (*all_rules(), *LINT_RULES)}
         ("Unable to find address for: ib0", '"Unable to find address for: "', "DDJ186 "),
         ("shm-too-small", "DDJ101 shm-too-small (error)\n", "\nRemedy\n"),
         ("subnet manager", "DD561 ", ""),
+        ("DD 401", "DD401 p2p-stalls-between-gpus (error)\n", "\nRemedy\n"),
+        ("SHM Too Small", "DDJ101 shm-too-small (error)\n", "\nRemedy\n"),
+        ("nccl ib disable", "NCCL_IB_DISABLE (read by nccl", "\nDefault: 0\n"),
+        ("137", "exit code 137 is 128 + 9: SIGKILL (signal 9;", "Xid 137: "),
+        ("Exit Code 139", "exit code 139 is 128 + 11: SIGSEGV", "DDJ193 "),
+        ("exitcode: -9", "SIGKILL (signal 9; torchrun: exitcode: -9; a shell: 137)", "DD612 "),
+        ("failed (exitcode: -11)", "SIGSEGV ", "DDJ193 "),
+        ("-11", "SIGSEGV ", "DDJ193 "),
+        ("ExitCode=0:9", "SIGKILL ", "DD612 "),
+        ("ExitCode=1:0", "exit code 1\n", "exception that nobody caught"),
+        ("SIGKILL", "SIGKILL ", "DD225 "),
+        ("Signal SIGBUS", "SIGBUS (signal 7;", "DD237 "),
+        ("signal 7", "SIGBUS (signal 7;", "DDJ102 "),
+        ("sig15", "SIGTERM ", "is a victim"),
+        ("KILLED", "SIGKILL ", "DD612 "),
+        ("Segmentation fault (core dumped)", "SIGSEGV ", "DDJ193 "),
+        ("exit code 127", "exit code 127\n", "did not find the command"),
+        ("status 255", "exit code 255\n", "ssh could not connect"),
+        ("exit code 77", "exit code 77\n", "The program's own"),
+        ("signal 63", "signal 63\n", "A real-time signal"),
+        ("xid79", "Xid 79: fallen off the bus. The host needs a reboot.\n", "DD330 "),
+        ("XID 13", "Xid 13: illegal instruction", "DD332 "),
+        ("NVRM: Xid (PCI:0000:17:00): 79", '"NVRM: Xid"', "Xid 79: fallen off the bus"),
+        ("kernel: NVRM: Xid (PCI:0000:17:00): 119, pid=4", '"NVRM: Xid"', "Xid 119: the GPU's system"),
+        ("xid 999", "Xid 999: not in the doctor's table", "Source: "),
+        ("allreduce", "all-reduce: a collective", "The check allreduce: "),
+        ("ALL REDUCE", "all-reduce: a collective", "`ddp-doctor run --only allreduce`"),
+        ("all_reduce", "all-reduce: a collective", "DD601 "),
+        ("p2p", "P2P: copies between GPUs", "The check p2p: "),
+        ("gpu speed", "The check gpu_speed: ", "`ddp-doctor run --only gpu_speed` runs it alone."),
+        ("busbw", "busbw: ", "2(n − 1)/n"),  # noqa: RUF001 - as the page has it
+        ("AlgBW", "algbw: ", "size divided by time"),
+        ("ring", "ring: the order", ""),
+        ("straggler", "straggler: a rank", ""),
+        ("rank", "rank: one process of the job", "RANK (read by launcher)"),
+        ("RANK", "RANK (read by launcher)", "Rules that speak of it"),
     ],
 )
 def test_what_is_named_is_explained(text, first, also):
@@ -59,7 +101,12 @@ def test_a_page_has_no_longer_lines_than_the_terminal_and_no_word_is_lost(width)
         ("nccl_ib_timeot", "did you mean 'NCCL_IB_TIMEOUT'?"),
         ("p2p-stalls-between-gpu", "did you mean 'p2p-stalls-between-gpus'"),
         ("duplicate device detected", "did you mean 'Duplicate GPU detected"),
-        ("", "nothing is known of ''"),
+        ("", "name a code, a variable or the text of an error; `ddp-doctor checks` lists the codes"),
+        (" \n\t", "name a code"),
+        ("x" * 10_000_000, "10000000 characters are no text of one error; `ddp-doctor logs FILE` reads"),
+        ("y" * 30_000, f"nothing is known of '{'y' * 60} ...'"),
+        ("\udcff\x00\x1b[31m", "the codes stand in every finding"),
+        ("exit code 4711", "nothing is known of 'exit code 4711'"),
     ],
 )
 def test_what_is_not_known_is_one_sentence_with_what_may_be_meant(text, sentence):
@@ -124,6 +171,15 @@ def test_a_text_that_names_a_cause_of_failed_jobs_names_what_looks_for_it_before
 
     assert f" {cause} (error)" in page
     assert all(f"{code} {RULES[code].name}" in page for code in LOOKED_FOR[cause])
+
+
+def test_every_ending_and_word_names_what_there_is():
+    known = {*SIGNALS.values(), *EXIT_CODES.values()}
+    page = (ROOT / "docs/explanation/glossary.md").read_text(encoding="utf-8")
+
+    assert {code for ending in known for code in ending.codes} <= RULES.keys()
+    rows = re.findall(r"^\| (.+?) \| (.+) \|$", page, re.MULTILINE)
+    assert [row for row in rows if row[0] in GLOSSARY] == [*GLOSSARY.items()]
 
 
 def test_an_explanation_has_no_markup_of_the_pages():

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.cli.outputs import OUTPUTS, LintResults, Outputs, Results
+from ddp_doctor.cli.complete import forms_of_settings
+from ddp_doctor.cli.outputs import OUTPUTS, LintResults, Outputs, Results, paths_of_forms
 from ddp_doctor.lint.report import lint_report
 from ddp_doctor.lint.rules import RULES
 from ddp_doctor.model.choices import Detail, FailOn, OutputFormat, UsageError
@@ -15,18 +16,18 @@ from tests.render.reports import error, report, world
 
 
 def test_a_path_may_hold_the_host_and_the_node_rank():
-    outputs = Outputs({"json": "out-%h-%n.json", "env_file": "%n.env", "record": "-", "svg": "%h.svg"})
+    outputs = Outputs({"json": "out-%h-%n.json", "env": "%n.env", "record": "-", "svg": "%h.svg"})
 
     assert outputs.at_node("node7", 3).paths == {
         "json": "out-node7-3.json",
-        "env_file": "3.env",
+        "env": "3.env",
         "record": "-",
         "svg": "node7.svg",
     }
     assert Outputs().at_node("node7", 3).paths == {}
 
 
-@pytest.mark.parametrize("name", ["docker_args", "k8s_env", "torchrun_args"])
+@pytest.mark.parametrize("name", ["docker", "kubernetes", "torchrun"])
 @pytest.mark.parametrize(("path", "has_value"), [("all.txt", False), ("%n.txt", True), ("%h.txt", True)])
 def test_a_file_for_each_node_holds_the_values_of_that_node(tmp_path, name, path, has_value):
     own = [Setting(name="NCCL_SOCKET_IFNAME", value=f"eth{rank}", node=f"node{rank}") for rank in (0, 1)]
@@ -98,6 +99,7 @@ def test_what_may_be_written_is_tried_and_nothing_is_left_behind(monkeypatch, tm
 @pytest.mark.parametrize(
     ("paths", "form", "sentence"),
     [
+        ({"env": "-", "docker": "-"}, OutputFormat.FULL, "only one output can go to stdout"),
         ({"json": "-", "record": "-"}, OutputFormat.FULL, "only one output can go to stdout"),
         ({"json": "-"}, OutputFormat.JSONL, "--output-format jsonl goes to stdout"),
     ],
@@ -105,6 +107,38 @@ def test_what_may_be_written_is_tried_and_nothing_is_left_behind(monkeypatch, tm
 def test_two_outputs_on_stdout_are_refused(paths, form, sentence):
     with pytest.raises(UsageError, match=sentence):
         Outputs(paths, form=form).refuse_unwritable()
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (("nccl.env",), "--settings takes FORM:PATH, as in env:nccl.env; forms are env, sbatch, docker, "),
+        (("",), "--settings takes FORM:PATH, as in env:FILE; forms are"),
+        (("k8s:x",), "knows no form 'k8s'; did you mean kubernetes:x? forms are"),
+        (("Docker:",), "did you mean docker:FILE"),
+        (("torchrn:x",), "did you mean torchrun:x"),
+        (("qqqq:x",), "knows no form 'qqqq'; forms are env"),
+        ((":x",), "knows no form ''; forms are env"),
+        (("json:x",), "knows no form 'json'; forms are env"),
+        (("env",), "--settings env has no path: env:FILE, or env:- for stdout"),
+        (("docker:",), "--settings docker has no path"),
+        (("env:a", "env:b"), "--settings env was given twice"),
+    ],
+)
+def test_a_form_of_settings_that_is_none_is_refused_with_the_way_out(given, sentence):
+    with pytest.raises(UsageError) as refused:
+        paths_of_forms(given)
+    assert sentence in str(refused.value)
+
+
+def test_each_form_of_settings_has_its_path_which_may_hold_colons():
+    assert paths_of_forms(["env:-", "docker:a:b", "kubernetes:/x/%h.yaml"]) == {
+        "env": "-",
+        "docker": "a:b",
+        "kubernetes": "/x/%h.yaml",
+    }
+    assert forms_of_settings("") == ["env:", "sbatch:", "docker:", "kubernetes:", "torchrun:"]
+    assert (forms_of_settings("k"), forms_of_settings("env:x")) == (["kubernetes:"], [])
 
 
 def test_a_folder_that_vanishes_during_the_run_is_one_sentence(tmp_path):

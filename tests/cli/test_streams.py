@@ -1,12 +1,18 @@
 """The command line where stdin, stdout or the locale are not what a program hopes for."""
 
 import json
+import os
+import pty
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.cli.test_cli import doctor
-from tests.forked import UNREAD
+from tests.forked import UNREAD, Forked
 from tests.recorded import path_of
 
 HERE = Path(__file__).parent.parent
@@ -29,7 +35,7 @@ def test_a_full_disk_behind_stdout_is_one_sentence_and_exit_2(asked, command):
     [
         ["topology", "--svg", "-", "--json", "-", TOPOLOGY],
         ["run", "--json", "-", "--record", "-"],
-        ["replay", "--json", "-", "--env-file", "-", "x.json"],
+        ["replay", "--json", "-", "--settings", "env:-", "x.json"],
     ],
 )
 def test_two_outputs_on_stdout_are_refused(asked, args):
@@ -75,19 +81,19 @@ def test_a_text_is_not_called_this_node(asked):
 
 
 def test_one_replay_writes_the_settings_in_every_form(asked, tmp_path):
-    forms = ("env-file", "sbatch-lines", "docker-args", "k8s-env", "torchrun-args")
+    forms = ("env", "sbatch", "docker", "kubernetes", "torchrun")
     recording = str(path_of("interfaces/docker0-on-both"))
     done = asked(
-        "replay", recording, *(word for form in forms for word in (f"--{form}", str(tmp_path / form)))
+        "replay", recording, *(word for form in forms for word in ("--settings", f"{form}:{tmp_path / form}"))
     )
 
     assert done.returncode == 1, done
     last = {path.name: path.read_text().splitlines()[-1] for path in tmp_path.iterdir()}
     assert set(last) == set(forms)
-    assert last["docker-args"] == "-e GLOO_SOCKET_IFNAME=eth0"
-    assert last["k8s-env"] == '    value: "eth0"'
-    assert last["torchrun-args"] == "env GLOO_SOCKET_IFNAME=eth0 torchrun"
-    for form in ("env-file", "sbatch-lines"):
+    assert last["docker"] == "-e GLOO_SOCKET_IFNAME=eth0"
+    assert last["kubernetes"] == '    value: "eth0"'
+    assert last["torchrun"] == "env GLOO_SOCKET_IFNAME=eth0 torchrun"
+    for form in ("env", "sbatch"):
         assert "\nexport GLOO_SOCKET_IFNAME=eth0\n" in (tmp_path / form).read_text()
 
 
@@ -122,3 +128,62 @@ def test_a_run_whose_reader_left_goes_on_and_writes_what_was_asked_for(asked, tm
     done = asked("run", "--only", "process_group", "--json", str(report), stdout=UNREAD, env=state)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(report.read_text())["verdict"] == "healthy"
+
+
+#: Each kind of output: help, words, tables, findings, progress.
+_COMMANDS = [
+    ["--help"],
+    [],
+    ["topology", TOPOLOGY],
+    ["replay", str(path_of("gpus/one-lost"))],
+    ["logs", str(HERE / "samples/topology/classic-two-socket.txt")],
+    ["lint", str(HERE / "conftest.py")],
+    ["env"],
+    ["fleet", str(path_of("gpus/one-lost"))],
+]
+
+
+@pytest.mark.parametrize(
+    ("env", "escapes"),
+    [
+        ({}, True),
+        ({"NO_COLOR": ""}, True),  # no-color.org: an empty one counts for nothing
+        ({"NO_COLOR": "1", "FORCE_COLOR": "1", "TTY_COMPATIBLE": "1", "COLORTERM": "truecolor"}, False),
+        ({"TERM": "dumb"}, False),
+    ],
+    ids=str,
+)
+def test_on_a_terminal_no_color_and_a_dumb_one_get_text_without_a_single_escape(
+    asked, env, escapes, monkeypatch
+):
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLORTERM"):
+        monkeypatch.delenv(name, raising=False)
+    env = {"TERM": "xterm-256color"} | env
+    said = [_on_a_terminal(asked, command, env) for command in _COMMANDS]
+
+    assert all(said)
+    if escapes:
+        assert {b"\x1b[1m", b"\x1b[1;31m", b"\x1b[2m"} <= set(re.findall(rb"\x1b\[[\d;]*m", b"".join(said)))
+    else:
+        assert [command for command, text in zip(_COMMANDS, said, strict=True) if b"\x1b" in text] == []
+
+
+def _on_a_terminal(asked: Forked, command: list[str], env: dict[str, str]) -> bytes:
+    """What a command writes on a terminal, to stdout and stderr."""
+    ours, theirs = pty.openpty()
+    read = list[bytes]()
+    reader = threading.Thread(target=lambda: read.extend(_all_of(ours)))
+    reader.start()
+    name = os.ttyname(theirs)
+    asked(*command, env=env, stdout=name, stderr=name)
+    os.close(theirs)
+    reader.join(90)
+    os.close(ours)
+    return b"".join(read)
+
+
+def _all_of(terminal: int) -> Iterator[bytes]:
+    """All that is written to it until nobody has it open any more."""
+    with suppress(OSError):  # EIO is the end of a terminal
+        while data := os.read(terminal, 65536):
+            yield data

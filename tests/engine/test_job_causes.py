@@ -104,7 +104,8 @@ def job(*signs: SignSeen, ranks: int | tuple[RankSeen, ...] = 0) -> Recording:
         numbered.append(sign.model_copy(update={"where": where}))
     if isinstance(ranks, int):
         ranks = tuple(RankSeen(rank=rank, host=f"node{rank // 4}") for rank in range(ranks))
-    files = (FileSeen(name="job.out", kind="output", lines=line),)
+    ends = (rank.last.line for rank in ranks if rank.last is not None)
+    files = (FileSeen(name="job.out", kind="output", lines=max(line, *ends, 0)),)
     fact = JobLogFact(files=files, signs=tuple(numbered), ranks=ranks, world_size=len(ranks) or None)
     return Recording(readings=(Reading(check="logs", status=Status.COLLECTED, fact=fact.recorded()),))
 

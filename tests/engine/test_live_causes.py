@@ -7,7 +7,15 @@ import pytest
 from ddp_doctor import app
 from ddp_doctor.app.outcome import blank, judge
 from ddp_doctor.engine.plan import Plan
-from ddp_doctor.facts.live_job import ChildSeen, LiveJobFact, LiveRankFact, Look, Refused, Unacknowledged
+from ddp_doctor.facts.live_job import (
+    ChildSeen,
+    Launched,
+    LiveJobFact,
+    LiveRankFact,
+    Look,
+    Refused,
+    Unacknowledged,
+)
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Node, Options, Recording, World
@@ -46,9 +54,15 @@ SAVES = (script(50), f"{TORCH}/serialization.py:967 in save", f"{TORCH}/serializ
 
 
 def rank(
-    number: int, *stacks: tuple[str, ...], state: str = "S", cpu: float = 0.0, switches: int = 0, **more: Any
+    number: int,
+    *stacks: tuple[str, ...],
+    state: str = "S",
+    cpu: float = 0.0,
+    switches: int = 0,
+    gloo: tuple[int, ...] = (0, 0, 0, 0),
+    **more: Any,
 ) -> LiveRankFact:
-    """A rank in four looks over four seconds, using ``cpu`` cores."""
+    """A rank in four looks over four seconds, using ``cpu`` cores; ``gloo``: what gloo's threads had run at each."""
     four = stacks if len(stacks) > 1 else stacks * 4
     looks = tuple(
         Look(
@@ -59,6 +73,7 @@ def rank(
             main_switches=switches * at,
             frames=frames,
             holds_gil=cpu > 0.5,
+            gloo_switches=gloo[min(at, 3)],
         )
         for at, frames in enumerate(four or ((),) * 4)
     )
@@ -70,9 +85,13 @@ def waiting(*numbers: int, name: str = "all_reduce", line: int = 20, **more: Any
     return [rank(number, call(name, line), **more) for number in numbers]
 
 
-def worker(cpu_s: float, switches: int = 0) -> ChildSeen:
+RECEIVES = (*IN_WORKER, "/usr/lib/python3.11/socket.py:718 in readinto")
+POLLS = (*IN_WORKER, "/opt/venv/lib/python3.11/site-packages/filelock/_api.py:300 in acquire")
+
+
+def worker(cpu_s: float, switches: int = 0, frames: tuple[str, ...] = IN_WORKER) -> ChildSeen:
     first, last = (
-        Look(at_s=at, state="S", cpu_s=cpu_s * at, main_switches=switches * at, frames=IN_WORKER)
+        Look(at_s=at, state="S", cpu_s=cpu_s * at, main_switches=switches * at, frames=frames)
         for at in (0, 4)
     )
     return ChildSeen(pid=900, kind="loader", first=first, last=last)
@@ -99,6 +118,16 @@ ASKS = [
     (script(50),),
 ]
 TIES = [*waiting(0, 1), *waiting(2, 3, name="all_gather", line=25)]
+AT_THE_GPU = [rank(at, (script(33),), over_nccl=True, waits_for_gpu=True, cpu=1.0) for at in range(4)]
+BEHIND = Launched(operation="AllReduce", by_rank=((1, 4),), others=5)
+AHEAD = Launched(operation="Broadcast", by_rank=((1, 1),), others=0)
+TIED = Launched(operation="AllReduce", by_rank=((0, 5), (1, 4)))
+MOVES: dict[str, Any] = {"cpu": 0.5, "switches": 400}
+LATE = [
+    rank(0, *[call("all_reduce")] * 3, (script(9),), **MOVES),
+    rank(1, (script(9),), (script(9),), (script(9),), call("all_reduce"), **MOVES),
+    rank(2, *[call("all_reduce")] * 4, **MOVES),
+]
 LOST = Unacknowledged(peer="10.0.0.2:4711", bytes=4096, retransmissions=5)
 
 SITUATIONS: dict[str, tuple[list[LiveRankFact], dict[str, Any], list[str], list[int], int]] = {
@@ -107,7 +136,17 @@ SITUATIONS: dict[str, tuple[list[LiveRankFact], dict[str, Any], list[str], list[
     "a data loader whose worker is at work": (
         [*waiting(0, 1, 2), rank(3, WAITS_FOR_DATA, children=(worker(0.5),))], {}, ["others-wait-for-work"], [], 0),
     "a data loader whose worker is woken by its network": (
-        [*waiting(0, 1, 2), rank(3, WAITS_FOR_DATA, children=(worker(0.0, 10),))], {}, ["others-wait-for-work"], [], 0),
+        [*waiting(0, 1, 2), rank(3, WAITS_FOR_DATA, children=(worker(0.0, 10, RECEIVES),))],
+        {}, ["others-wait-for-work"], [], 0),
+    "a data loader whose worker sleeps in a loop, or polls": (
+        [*waiting(0, 1, 2), rank(3, WAITS_FOR_DATA, children=(worker(0.0, 40),))],
+        {}, ["progress-not-known"], [], 3),
+    "a data loader whose worker polls for a lock by a library": (
+        [*waiting(0, 1, 2), rank(3, WAITS_FOR_DATA, children=(worker(0.0, 40, POLLS),))],
+        {}, ["progress-not-known"], [], 3),
+    "a data loader of which one worker polls, and another one works": (
+        [*waiting(0, 1, 2), rank(3, WAITS_FOR_DATA, children=(worker(0.0, 40), worker(0.5)))],
+        {}, ["others-wait-for-work"], [], 0),
     "an upload that wakes the rank now and then": (
         [rank(0, (script(50), "/usr/lib/python3.11/socket.py:718 in readinto"), switches=10), *waiting(1, 2, 3)],
         {}, ["progress-not-known"], [], 3),
@@ -132,6 +171,31 @@ SITUATIONS: dict[str, tuple[list[LiveRankFact], dict[str, Any], list[str], list[
         [fact.model_copy(update={"groups": 2, "default_group": True})
          for fact in (*waiting(0), *waiting(1, 2, 3, name="barrier", line=25))],
         {}, ["collective-mismatch"], [0], 1),
+    "several groups, one rank in a call that was handed one": (
+        [fact.model_copy(update={"groups": 2, "default_group": fact.rank > 0 or None})
+         for fact in (*waiting(0), *waiting(1, 2, 3, name="barrier", line=25))],
+        {}, ["cross-group-deadlock"], [], 1),
+    "several groups, of which one is not known, and two calls on the default one": (
+        [fact.model_copy(update={"groups": 2, "default_group": fact.rank < 3 or None})
+         for fact in (*waiting(0, 1), *waiting(2, 3, name="barrier", line=25))],
+        {}, ["collective-mismatch"], [], 1),
+    "a receiver whose sender has gone on, or never sent": (
+        [*waiting(0, 2, 3), *waiting(1, name="recv", line=25)], {}, ["collective-mismatch"], [], 1),
+    "a root that others, who have given it their data, may have left": (
+        [*waiting(0, name="gather", line=25), *waiting(1, 2, 3)], {}, ["collective-mismatch"], [], 1),
+    "NCCL's counts of a rank that launched another collective": (
+        AT_THE_GPU, {"launched": (BEHIND, AHEAD)}, ["collective-mismatch"], [1], 1),
+    "NCCL's counts of a rank that launched one fewer, and whose GPU may compute": (
+        AT_THE_GPU, {"launched": (BEHIND,)}, ["rank-behind"], [1], 3),
+    "NCCL's counts of a rank that launched one fewer, and waits in a call of another group": (
+        [*AT_THE_GPU[:1], *waiting(1, over_nccl=True), *AT_THE_GPU[2:]],
+        {"launched": (BEHIND,)}, ["rank-behind"], [1], 1),
+    "NCCL's counts of a rank that launched one more": (
+        AT_THE_GPU, {"launched": (AHEAD,)}, ["rank0-only-collective"], [1], 1),
+    "NCCL's counts of two ranks, one behind the other": (
+        AT_THE_GPU[:2], {"launched": (TIED,)}, ["rank-behind"], [], 3),
+    "NCCL's counts of another job's ranks": (
+        AT_THE_GPU[:2], {"launched": (BEHIND.model_copy(update={"others": None}),)}, ["progress-not-known"], [], 3),
     "a loop at one line": (
         [*waiting(0, 2, 3), rank(1, (script(70, "spin"),), cpu=1.0, state="R")],
         {}, ["stuck-outside-collective"], [1], 1),
@@ -161,19 +225,39 @@ SITUATIONS: dict[str, tuple[list[LiveRankFact], dict[str, Any], list[str], list[
         {}, ["others-wait-for-work"], [], 0),
     "a checkpoint that grows": (
         [rank(0, SAVES, SAVES[:2], cpu=0.3), *waiting(1, 2, 3, name="barrier")], {}, ["others-wait-for-work"], [], 0),
-    "a checkpoint on a file system that hangs": (
-        [rank(0, SAVES), *waiting(1, 2, 3, name="barrier")], {}, ["stuck-outside-collective"], [0], 1),
+    "a checkpoint on storage that does not answer for long": (
+        [rank(0, SAVES), *waiting(1, 2, 3, name="barrier")], {}, ["progress-not-known"], [], 3),
+    "a checkpoint that the kernel writes out": (
+        [rank(0, SAVES, state="D"), *waiting(1, 2, 3, name="barrier")], {}, ["progress-not-known"], [], 3),
     "a computation in C": (
         [rank(0, COMPUTES, cpu=1.0, state="R"), *waiting(1, 2, 3)], {}, ["progress-not-known"], [], 3),
     "a job that gets on": (
         [rank(at, call("all_reduce"), BACKWARD, cpu=0.5, switches=400) for at in range(4)], {}, [], [], 0),
+    "a rank that comes last in three of four looks": (
+        LATE, {}, ["others-wait-for-work"], [], 0),
+    "a rank that comes last in two of four looks": (
+        [*LATE[:1], rank(1, (script(9),), (script(9),), call("all_reduce"), call("all_reduce"), **MOVES), *LATE[2:]],
+        {}, [], [], 0),
+    "a rank that comes last, while others wait in their backward pass": (
+        [rank(0, *[BACKWARD] * 4, **MOVES), LATE[1]], {}, ["others-wait-for-work"], [], 0),
+    "a rank that is outside, while others compute their backward pass": (
+        [rank(0, *[BACKWARD] * 4, **{**MOVES, "state": "R"}), LATE[1]], {}, [], [], 0),
     "gloo's transfers, without a change of the stack": (
         [rank(at, call("all_reduce"), switches=40) for at in range(4)], {}, [], [], 0),
+    "ranks of which each sleeps in each step, on a machine that leaves them little time": (
+        [rank(at, (script(50),), cpu=0.01, switches=100, gloo=(0, 90, 170, 260)) for at in range(4)], {}, [], [], 0),
+    "stacks that are not read in time, of ranks that go from collective to collective": (
+        [rank(at, gloo=(0, 90, 170, 260)) for at in range(4)], {}, [], [], 0),
+    "data that comes in for long, in one collective": (
+        [rank(at, call("all_reduce"), gloo=(0, 9, 9, 30)) for at in range(4)], {}, [], [], 0),
+    "a lock, and ranks that began to wait between two looks": (
+        [*waiting(0, 2, 3, gloo=(0, 0, 7, 7)), rank(1, (script(70),))], {}, ["stuck-outside-collective"], [1], 1),
+    "a collective of NCCL that stands, beside a monitor that uses gloo": (
+        waiting(0, 1, 2, 3, over_nccl=True, cpu=1.0, state="R", switches=40, gloo=(0, 9, 18, 27)),
+        {}, ["collective-stalled"], [], 1),
     "NCCL's waits, which take a core": (
         waiting(0, 1, 2, 3, over_nccl=True, cpu=1.0, state="R", switches=40), {}, ["collective-stalled"], [], 1),
-    "waits for the GPU alone": (
-        [rank(at, (script(33),), over_nccl=True, waits_for_gpu=True, cpu=1.0) for at in range(4)],
-        {}, ["progress-not-known"], [], 3),
+    "waits for the GPU alone": (AT_THE_GPU, {}, ["progress-not-known"], [], 3),
     "stacks that may not be read": (
         [rank(at, refused=(Refused(door="stacks", why="kernel.yama.ptrace_scope is 1", grant="sudo sysctl x"),))
          for at in range(4)],
@@ -201,14 +285,61 @@ def test_what_keeps_a_job_waiting_is_named_and_no_innocent(situation: str):
     assert report.summary.startswith({0: "Moving: ", 1: "Stuck: ", 3: "Cannot tell: "}[code])
 
 
+@pytest.mark.parametrize(
+    ("situation", "said"),
+    [
+        ("a rank that comes last in three of four looks",
+         "Moving: Rank 1 (pid 101) is at train.py:9 in 3 of 4 looks, and ranks 0, 2 wait for it"),
+        ("a rank that comes last in two of four looks", "Moving: 3 ranks watched for 4 s, and they get on"),
+        ("a data loader whose worker sleeps in a loop, or polls",
+         ("Cannot tell: Rank 3 (pid 103) waits for data at train.py:40 (a worker of its data loader stands at "
+         "data.py:12) while ranks 0-2 wait: whether that ends shows only later")),
+    ],
+)  # fmt: skip
+def test_who_is_waited_for_is_told_with_its_line_and_nothing_that_is_not_proved(situation, said):
+    ranks, about, *_ = SITUATIONS[situation]
+
+    assert judge(recording(*ranks, **about)).report.summary == f"{said}."
+
+
+def test_where_stacks_do_not_tell_the_group_of_a_call_both_readings_are_given():
+    report = judge(recording(*SITUATIONS["several groups, one rank in a call that was handed one"][0])).report
+
+    assert report.findings[0].title.endswith(
+        "in different process groups, or in different collectives of one group"
+    )
+    assert "Rank 0 waits in all-reduce at train.py:20; ranks 1-3 wait in barrier" in report.findings[0].detail
+
+
+def test_what_nccl_counts_of_each_rank_stands_in_the_finding():
+    report = judge(recording(*AT_THE_GPU, launched=(BEHIND, AHEAD))).report
+
+    assert report.findings[0].title.endswith(": rank 1 called broadcast, rank 0 all-reduce")
+    counts = "all-reduce 5 on ranks 0, 2, 3, 4 on rank 1; broadcast 1 on rank 1, none on ranks 0, 2, 3."
+    assert counts in report.findings[0].detail
+
+
 def test_the_process_to_look_at_is_named_in_the_command_to_paste():
     report = judge(recording(*SITUATIONS["a lock"][0])).report
 
     assert isinstance(report, AttachReport)
     [blamed] = [one for one in report.ranks if one.blamed]
-    commands = [command for remedy in report.findings[0].remedies for command in remedy.commands]
-    assert commands == [f"py-spy dump --pid {blamed.pid}"]
-    assert report.causes[0].next_check.startswith(commands[0])
+    assert report.causes[0].next_check.startswith(f"py-spy dump --pid {blamed.pid} ")
+    assert [remedy.commands for remedy in report.findings[0].remedies] == [(), ()]
+
+
+def test_of_a_rank_that_stands_the_whole_stack_is_shown_and_what_the_kernel_says():
+    frames = tuple(script(at, f"step{at}") for at in range(20))
+    stands = rank(1, frames, kernel="read from the FIFO /data/in")
+
+    texts = [
+        evidence.text for evidence in judge(recording(*waiting(0, 2), stands)).report.findings[0].evidence
+    ]
+
+    assert texts[1].endswith(
+        "its stack: … > " + " > ".join(f"train.py:{at} in step{at}" for at in range(8, 20))
+    )
+    assert texts[2].endswith("the kernel: it waits in read from the FIFO /data/in")
 
 
 @pytest.mark.parametrize(("use", "is_said"), [((100, 100), True), ((100, 3), False), ((), False)])

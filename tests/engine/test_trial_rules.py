@@ -6,7 +6,7 @@ import pytest
 
 from ddp_doctor import app
 from ddp_doctor.engine.hang.judge import judge
-from ddp_doctor.engine.hang.rules import common, deaths, hangs, links, slowness
+from ddp_doctor.engine.hang.rules import common, deaths, failed_starts, hangs, links, slowness
 from ddp_doctor.facts.collectives import P2pFact, PairResult
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.model.choices import Confidence, Status
@@ -178,8 +178,8 @@ def test_the_interface_setting_of_nccl_is_named_only_where_it_is_set():
     environment[0]["fact"]["variables"]["NCCL_SOCKET_IFNAME"] = "ib0"
     readings = (*Recording.model_validate({**plain.model_dump(), "readings": environment}).readings,)
 
-    unset = _only(deaths.everywhere.apply(plain))
-    with_it = _only(deaths.everywhere.apply(plain.model_copy(update={"readings": readings})))
+    unset = _only(failed_starts.everywhere.apply(plain))
+    with_it = _only(failed_starts.everywhere.apply(plain.model_copy(update={"readings": readings})))
 
     assert unset.title == "The nccl process group cannot start: Bootstrap : no socket interface found"
     assert unset.culprits == ()

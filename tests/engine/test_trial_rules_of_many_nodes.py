@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddp_doctor.checks.cluster.consistency.versions import different_versions
-from ddp_doctor.engine.hang.rules import deaths, hangs, links, slowness
+from ddp_doctor.engine.hang.rules import deaths, failed_starts, hangs, links, slowness
 from ddp_doctor.facts.cluster import ConsistencyFact
 from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.choices import Status
@@ -147,7 +147,7 @@ def test_one_bus_number_on_two_nodes_is_two_gpus():
         for rank in (1, 3)
     }
 
-    found = _only(deaths.everywhere.apply(_run([2, 2], {}, "nccl", outcome="broken", of=of)))
+    found = _only(failed_starts.everywhere.apply(_run([2, 2], {}, "nccl", outcome="broken", of=of)))
 
     assert found.title == (
         "NCCL cannot start because ranks share a GPU: ranks 0, 1 on CUDA device 3000 of node0;"
@@ -308,12 +308,12 @@ OTHER_VERSION = (
 def test_another_nccl_version_is_one_finding_the_one_that_names_the_node():
     recording = _refusing(OTHER_VERSION, "2.27.5", "2.27.5", "2.27.3")
 
-    assert deaths.everywhere.apply(recording) == []
+    assert failed_starts.everywhere.apply(recording) == []
     assert _only(different_versions.apply(recording)).title.startswith("node2 runs NCCL 2.27.3")
 
 
 def test_another_nccl_version_that_no_node_told_is_said_in_the_words_of_nccl():
-    found = _only(deaths.everywhere.apply(_refusing(OTHER_VERSION, "2.27.5", "2.27.5")))
+    found = _only(failed_starts.everywhere.apply(_refusing(OTHER_VERSION, "2.27.5", "2.27.5")))
 
     assert found.title.startswith("The nccl process group cannot start: Mismatched NCCL version detected")
     assert (found.remedies[0].summary, found.remedies[0].commands) == (

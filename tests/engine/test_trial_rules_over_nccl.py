@@ -6,15 +6,16 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.ddp.user_model.building import raises, takes_another_gpu
-from ddp_doctor.engine.hang.rules import TRIAL_RULES, deaths, devices, hangs, links
+from ddp_doctor.engine.hang.rules import TRIAL_RULES, deaths, devices, failed_starts, hangs, links, settings
 from ddp_doctor.facts.ddp.user_model import Trouble, UserModel
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.facts.node.software import Software
-from ddp_doctor.model.choices import Status
+from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Recording, World
 from ddp_doctor.model.trial import Raised, RankEvidence, Step, TrialRecord
+from tests.recorded import judged, load
 
 ENTERED = Step(
     check="process_group", name="init_process_group", seq=1, detail="nccl", entered_at=2.0, where="w.py:98"
@@ -62,6 +63,9 @@ def _raised(message: str, *, kind: str = "RuntimeError", blames_peer: bool = Fal
     return {"raised": raised, "stack": (), **fields}
 
 
+RESET = _raised("Connection reset by peer [10.0.0.2]:4")
+
+
 def _reading(check: str, fact: Fact, *, node: int = 0, rank: int | None = None) -> Reading:
     return Reading(check=check, status=Status.COLLECTED, node=node, rank=rank, fact=fact.recorded())
 
@@ -90,6 +94,20 @@ def test_an_init_that_nobody_leaves_is_laid_to_a_link_with_the_network_before_p2
     assert found.culprits == ()
 
 
+@pytest.mark.parametrize(
+    ("ranks", "ended"),
+    [
+        (({}, {}), "none left it within 60 s"),
+        ((RESET, RESET), "all lost a peer in it (Connection reset by peer [10.0.0.2]:4)"),
+        ((RESET, {}), "rank 0 lost a peer in it (Connection reset by peer [10.0.0.2]:4)"),
+    ],
+)
+def test_of_ranks_that_lost_a_peer_none_is_said_to_have_waited(ranks, ended):
+    found = _only(hangs.nobody_left.apply(_run(*ranks)))
+
+    assert found.title == f"All 2 ranks entered init_process_group of the check process_group and {ended}"
+
+
 def test_an_init_over_gloo_that_nobody_leaves_is_laid_to_the_network_alone():
     found = _only(hangs.nobody_left.apply(_run({}, {}, backend="gloo")))
 
@@ -109,6 +127,107 @@ def test_of_two_ranks_the_one_still_in_init_makes_the_link_a_suspect_with_the_ne
     assert found.remedies[0].summary.startswith("Look at what connects them")
 
 
+# --- over the real NCCL on planted GPUs, in recordings -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("situation", "code", "title", "names", "taken_away"),
+    [
+        (
+            "nccl-both-ranks-raise-in-init",
+            "DD617",
+            "The nccl process group cannot start: nvmlDeviceGetHandleByPciBusId() failed: Not Found",
+            [],
+            {},
+        ),
+        (
+            "nccl-net-ib-without-adapters",
+            "DD617",
+            "The nccl process group cannot start with NCCL_NET=IB: Failed to initialize any NET plugin",
+            ["NCCL_NET"],
+            {"NCCL_NET": "proved", "NCCL_IB_HCA": "not_tried"},
+        ),
+        (
+            "nccl-buffsize-kills-every-rank",
+            "DD612",
+            "Every rank was killed by SIGFPE in all_reduce 29 of the check allreduce with NCCL_BUFFSIZE=4MB",
+            ["NCCL_BUFFSIZE"],
+            {"NCCL_BUFFSIZE": "proved"},
+        ),
+        (
+            "nccl-nodes-with-other-channels",
+            "DD551",
+            "NCCL_MAX_NCHANNELS differs: NCCL_MAX_NCHANNELS unset on node0; NCCL_MAX_NCHANNELS=1 on node1",
+            [],
+            {"NCCL_MAX_NCHANNELS": "proved"},
+        ),
+        (
+            "nccl-ranks-do-not-understand-each-other",
+            "DD621",
+            "The ranks do not understand each other in all_reduce 1 of the check process_group: every rank got what",
+            [],
+            {},
+        ),
+    ],
+)
+def test_the_first_finding_names_the_setting_that_a_trial_proves_and_no_rank(
+    situation, code, title, names, taken_away
+):
+    first = judged(f"hang/{situation}").report.findings[0]
+    proofs = {setting.name: remedy.proof.status for remedy in first.remedies for setting in remedy.settings}
+
+    assert (first.code, first.severity) == (code, Severity.ERROR)
+    assert first.title.startswith(title)
+    assert [(culprit.kind, culprit.name) for culprit in first.culprits if culprit.kind != "node"] == [
+        ("setting", name) for name in names
+    ]
+    assert proofs == taken_away
+
+
+def test_before_any_trial_a_crash_blames_no_setting_and_a_text_the_only_one_that_it_speaks_of():
+    crash, text = (
+        load(f"hang/{name}").model_copy(update={"experiments": ()})
+        for name in ("nccl-buffsize-kills-every-rank", "nccl-net-ib-without-adapters")
+    )
+    environment = _reading("env_vars", EnvVars(variables={"NCCL_NET": "IB", "NCCL_DEBUG": "WARN"}))
+
+    assert _only(deaths.died.apply(crash)).culprits == ()
+    assert _only(failed_starts.everywhere.apply(text)).culprits == ()
+    alone = _only(failed_starts.everywhere.apply(text.model_copy(update={"readings": (environment,)})))
+    assert [culprit.name for culprit in alone.culprits] == ["NCCL_NET"]
+
+
+@pytest.mark.parametrize(
+    ("message", "variables", "spoken_of"),
+    [
+        (
+            'Unrecognized element token "garbage" when',
+            {"NCCL_ALGO": "garbage", "NCCL_PROTO": "LL"},
+            ["NCCL_ALGO"],
+        ),
+        (
+            'Unrecognized element token "LL256" when',
+            {"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL256"},
+            ["NCCL_PROTO"],
+        ),
+        ("NCCL_ALGO was set to NVLS.", {"NCCL_ALGO": "NVLS", "NCCL_PROTO": "LL"}, ["NCCL_ALGO"]),
+        (
+            "XML Parse : expected >, got ' '",
+            {"NCCL_TOPO_FILE": "/a.xml", "NCCL_NET": "IB"},
+            ["NCCL_TOPO_FILE"],
+        ),
+        ("network IB not found.", {"NCCL_NET": "IB"}, ["NCCL_NET"]),
+        ("Unable to find address for: ib0", {"GLOO_SOCKET_IFNAME": "ib0"}, ["GLOO_SOCKET_IFNAME"]),
+        ("Cuda failure 2 'out of memory'", {"NCCL_NET": "IB", "NCCL_IB_TIMEOUT": "2"}, []),
+        ("unhandled system error (run with NCCL_DEBUG=INFO for details)", {"NCCL_DEBUG": "INFO"}, []),
+    ],
+)
+def test_the_settings_that_a_text_speaks_of_are_in_force_and_meant(message, variables, spoken_of):
+    recording = Recording(readings=(_reading("env_vars", EnvVars(variables=variables)),))
+
+    assert list(settings.spoken_of(recording, f"NCCL error\nLast error:\n{message}", 0)) == spoken_of
+
+
 # --- no interface, a shared GPU --------------------------------------------------------------------------
 
 
@@ -116,7 +235,7 @@ def test_the_setting_is_named_though_only_the_rank_that_makes_nccls_id_raised():
     environment = _reading("env_vars", EnvVars(variables={"NCCL_SOCKET_IFNAME": "ib9"}))
     recording = _run(_raised(VAGUE, blames_peer=True, output_tail=NO_INTERFACE), {}, {}, facts=(environment,))
 
-    found = _only(deaths.everywhere.apply(recording))
+    found = _only(failed_starts.everywhere.apply(recording))
 
     assert found.title == (
         "The nccl process group cannot start with NCCL_SOCKET_IFNAME=ib9: Bootstrap : no socket interface found"
@@ -163,7 +282,7 @@ def test_a_later_communicator_without_an_interface_is_the_ranks_own_exception():
 def test_all_ranks_without_an_interface_are_one_finding_in_the_words_of_nccl(message):
     ranks = [_raised(message.format(why="no socket interface found")) for _ in range(2)]
 
-    found = _only(deaths.everywhere.apply(_run(*ranks)))
+    found = _only(failed_starts.everywhere.apply(_run(*ranks)))
 
     assert found.title == "The nccl process group cannot start: Bootstrap : no socket interface found"
     assert found.detail == "Both ranks raised RuntimeError in init_process_group."
@@ -180,7 +299,7 @@ def test_a_gpu_that_two_ranks_share_is_named_by_the_exception_or_by_nccls_log(sh
     )
     recording = _run(rank, rank, {})
 
-    found = _only(deaths.everywhere.apply(recording))
+    found = _only(failed_starts.everywhere.apply(recording))
 
     assert found.title == "NCCL cannot start because ranks share a GPU: ranks 0, 1 on CUDA device 3000"
     assert _codes(recording) == {"DD617"}
@@ -306,6 +425,6 @@ def test_one_node_whose_torch_finds_no_backend_is_left_to_the_finding_on_torchs_
     ],
 )
 def test_an_unknown_backend_that_the_software_does_not_explain_is_told_in_its_own_words(facts):
-    found = _only(deaths.everywhere.apply(_run(UNKNOWN, UNKNOWN, facts=facts)))
+    found = _only(failed_starts.everywhere.apply(_run(UNKNOWN, UNKNOWN, facts=facts)))
 
     assert found.title == "The nccl process group cannot start: Unknown c10d backend type NCCL"

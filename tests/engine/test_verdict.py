@@ -148,7 +148,7 @@ def test_nccl_asked_for_where_no_node_shows_a_gpu_is_a_usage_error(backend, stat
     report = make_report(recording, Diagnosis(()), CHECKS)
 
     assert report.exit_code == exit_code
-    assert ("--backend nccl needs GPUs: no node shows one" in report.summary) == (exit_code == 2)
+    assert ("gpu need GPUs: no node shows one" in report.summary) == (exit_code == 2)
 
 
 def test_a_healthy_verdict_names_what_the_budget_left_out():

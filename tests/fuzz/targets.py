@@ -39,6 +39,7 @@ from ddp_doctor.parse import (
     flight_recorder,
     frames,
     hostlist,
+    json_value,
     nccl_log,
     options,
     packet_filter,
@@ -56,7 +57,7 @@ from ddp_doctor.parse.nccl_log import digest
 from ddp_doctor.parse.text import as_utf8, plain_lines
 from ddp_doctor.probing import host_limits, kernel, nccl_interface, setting_origins
 from ddp_doctor.settings.nccl_conf import conf_lines
-from ddp_doctor.settings.text import setting_text, shell_settings, shell_words
+from ddp_doctor.settings.text import launch_words, setting_text, shell_settings, shell_words
 from tests.fuzz.machine_targets import MACHINE_TARGETS
 from tests.fuzz.target import Target, direct, reader
 from tests.job_logs.dumps import DUMPS, as_json, as_pickle, verdicts
@@ -128,7 +129,7 @@ def _scanned(text: str) -> object:
     for chunk in (data[:half], data[half:]):
         scan.feed(chunk, _SEARCH(chunk))
     scan.end()
-    scan.last_lines((data[half:], data[:half]))
+    scan.ends.look((data[half:], data[:half]), scan.lines)
     return Job([scan]).fact(())
 
 
@@ -318,6 +319,7 @@ TARGETS: tuple[Target, ...] = (
     Target(ras.is_ras, lambda text: ras.is_ras(_of_bytes(text)), _RAS),
     Target(measured.is_nccl_tests, lambda text: measured.is_nccl_tests(_of_bytes(text)), (_NCCL_TESTS,)),
     Target(measured.is_inspector, lambda text: measured.is_inspector(_of_bytes(text)), (_INSPECTOR,)),
+    Target(ras.stand_still, lambda text: ras.stand_still(text, text), _RAS),
     Target(ras.text_of_ras, lambda text: ras.text_of_ras(_of_bytes(text)), _RAS, (ValueError,)),
     Target(
         measured.text_of_nccl_tests,
@@ -360,6 +362,20 @@ TARGETS: tuple[Target, ...] = (
     ),
     direct(options.require_factory, "train.models:make", "train/models.py:make", refuses=ValueError),
     direct(setting_text.read_setting_text, *_SETTINGS, refuses=setting_text.NoSettings),
+    direct(launch_words.resolver, "N=4\nexport G=8 # c\nsrun -N $N x\n"),
+    direct(
+        launch_words.job_of_operator,
+        "kind: PyTorchJob\nspec:\n  nprocPerNode: 8\n  replicas: 3\n  nvidia.com/gpu: 8\n",
+    ),
+    Target(launch_words.job_of, lambda text: launch_words.job_of(text.splitlines()), _SETTINGS),
+    Target(
+        launch_words.launch_of,
+        lambda text: launch_words.launch_of(text.split() or ["x"], 1, str, None),
+        (
+            "srun -N4 --gres=gpu:8 torchrun --nnodes 4 --nproc_per_node=8 x",
+            "mpirun -np 4 --map-by ppr:2:node python x",
+        ),
+    ),
     direct(shell_settings.is_kept, "echo NCCL_DEBUG=INFO >> ~/.bashrc", "make | tee log"),
     Target(shell_words.commands, lambda text: list(shell_words.commands(text)), _SETTINGS),
     Target(
@@ -434,6 +450,7 @@ TARGETS: tuple[Target, ...] = (
         ("MemTotal: 24 kB\nMemAvailable:   23492432 kB\n",),
     ),
     direct(host_limits.load_1min, "3.25 1.11 0.99 2/138 16370"),
+    direct(host_limits.cpu_time, "4711 (a) b (c) R 1 1 1 0 -1 4194304 1 0 0 0 250 17 0 0 20 0 1 0 5 6 7\n"),
     direct(host_limits.online_cpus, "cpu  1 2\ncpu0 3357 0 4313\ncpu1 1 2\n"),
     Target(
         host_limits.may_exceed_memlock,
@@ -463,6 +480,14 @@ TARGETS: tuple[Target, ...] = (
         ),
     ),
     direct(conf_lines, _CONF),
+    direct(json_value.json_value, _NCCL_TESTS, '["\\ud83d", NaN]', refuses=json_value.NotJson),
+    direct(json_value.json_object, _NCCL_TESTS, refuses=json_value.NotJson),
+    Target(
+        json_value.text_in,
+        lambda text: json_value.text_in(_of_bytes(text)),
+        (_NCCL_TESTS, "\xff\xfe{\0}\0"),
+        (json_value.NotJson,),
+    ),
     direct(
         file_kinds.file_kind, '{"readings": [], "run_id": ""}', "#!/bin/sh\n", '{"cells": 1, "nbformat": 4}'
     ),
@@ -519,6 +544,12 @@ TARGETS: tuple[Target, ...] = (
         ),
     ),
     direct(redact.looks_like_credential, "export TOKEN=abc", "http://user:secret@proxy:3128/x"),
+    direct(
+        frames.fatal_stack,
+        "Fatal Python error: Segmentation fault\n\n"
+        "Current thread 0x00007f4e3905cb80 [python] (most recent call first):\n"
+        '  File "/home/me/net.py", line 7 in make\n',
+    ),
     Target(
         frames.called,
         lambda text: frames.called(text.split("\n")),
@@ -595,6 +626,9 @@ NOT_FOREIGN: Mapping[str, str] = {
     "file_kinds.json_kind": "file_kinds.file_kind calls it",
     "host_limits.loopback_problem": "takes addresses that the kernel gave",
     "host_limits.reader": "hands text on",
+    "host_limits.busiest": "adds up what host_limits.cpu_time lets pass",
+    "accelerators.hidden": "accelerators.unsupported reads the same",
+    "accelerators.hiding": "looks for a few words in a variable",
     "kernel_files.text_of": "hands text on",
     "kernel_files.names_in": "hands names on",
     "kernel_files.target_of": "hands text on",

@@ -91,6 +91,33 @@ def test_the_title_of_what_is_not_proven_tells_who_saw_what(lines: list[str], ti
     assert [finding.title for finding in report.findings] == [title]
 
 
+RAISED = """Traceback (most recent call last):
+  File "/home/me/train.py", line 24, in main
+    big = torch.zeros(1 << 44)
+  File "/opt/venv/lib/python3.11/site-packages/numpy/_core/numeric.py", line 191, in ones
+    a = empty(shape, dtype, order)
+"""
+
+
+@pytest.mark.parametrize(
+    ("raised", "title"),
+    [
+        ("RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 70368744177664 bytes.",
+         "Not enough host memory on rank 1, at train.py:24: 70368744177664 bytes were asked for"),
+        ("numpy._core._exceptions._ArrayMemoryError: Unable to allocate 128. TiB for an array",
+         "Not enough host memory on rank 1, at train.py:24"),
+        ("MemoryError", "Not enough host memory on rank 1, at train.py:24"),
+    ],
+)  # fmt: skip
+def test_a_rank_without_memory_is_named_with_the_line_that_asked_for_it(
+    raised: str, title: str, tmp_path: Path
+):
+    lines = f"{RAISED}{raised}".splitlines()
+    (tmp_path / "job.out").write_text("".join(f"[rank1]: {line}\n" for line in lines))
+
+    assert [finding.title for finding in logs([str(tmp_path / "job.out")]).report.findings] == [title]
+
+
 LATE = (
     "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, Timeout(ms)=600000)"
 )

@@ -231,7 +231,7 @@ class Host:
 
 
 class Lab:
-    """``nodes`` hosts node0, node1, … on one switch.
+    """``nodes`` hosts node0, node1, … on one switch; ``name`` calls them otherwise.
 
     ``network`` and ``second_network`` are the first three numbers of the IPv4 addresses; node0 has
     .1. eth1 and its switch are there with ``second_nic``. The IPv6 addresses of eth0 are fd77::1 and on.
@@ -245,12 +245,13 @@ class Lab:
         second_nic: bool = False,
         second_network: str = "10.78.0",
         ipv6: Ipv6 = "none",
+        name: str = "node",
     ) -> None:
         sweep()
         compile_package()
         self.folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
         self.switch = Host("switch", nodes, self.folder / "switch")
-        self.hosts = tuple(Host(f"node{i}", i, self.folder / f"node{i}") for i in range(nodes))
+        self.hosts = tuple(Host(f"{name}{i}", i, self.folder / f"{name}{i}") for i in range(nodes))
         self.networks = (network, second_network) if second_nic else (network,)
         self._ipv6: Ipv6 = ipv6
 

@@ -68,7 +68,7 @@ def _command(
         *("python", "-m", "ddp_doctor", "run", "--nnodes", str(len(lab.hosts)), "--rdzv-endpoint", endpoint),
         *("--node-rank", str(host.index), "--nproc-per-node", "1", "--level", level),
         *("--json", str(host.folder / "out.json"), "--record", str(host.folder / "record.json")),
-        *("--env-file", str(host.folder / "settings.sh"), *(arguments or WITHOUT_DDP)),
+        *("--settings", f"env:{host.folder / 'settings.sh'}", *(arguments or WITHOUT_DDP)),
     )
     source = f". {host.folder}/settings.sh && " if env_files else ""
     return ("sh", "-c", f'{source}exec "$@"', "doctor", *doctor)

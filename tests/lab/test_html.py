@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 import subprocess
-from html import unescape
+from html import escape, unescape
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,12 @@ from typing import Any
 import pytest
 
 from ddp_doctor import app
+from ddp_doctor.app.fleet import fleet_outcome, read_fleet
+from ddp_doctor.app.logs import logs
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.render.html import page
+from tests.app.test_fleet import made
+from tests.job_logs.test_facts import ROWS
 from tests.recorded import load
 from tests.render.test_html import EVIL, hang_of, named_page
 
@@ -42,6 +46,8 @@ def opened(file: Path, text: str, *, width: int, scheme: str) -> tuple[str, list
             "--disable-gpu",
             "--disable-dev-shm-usage",
             "--no-first-run",
+            "--disable-quic",
+            "--disable-background-networking",
         ),
         *(f"--user-data-dir={file.parent}/profile", f"--window-size={width},900", "--enable-logging=stderr"),
         *(f"--blink-settings=preferredColorScheme={scheme}", "--virtual-time-budget=20000", "--dump-dom"),
@@ -65,6 +71,66 @@ def faults(tmp_path: Path, text: str, *, width: int, scheme: str) -> list[dict[s
         {"id": one["id"], "in": [node["html"] for node in one["nodes"]][:3]}
         for one in json.loads(unescape(found))
     ]
+
+
+#: Shows a page in a frame as wide as a telephone, and leaves in the page what of its words is beyond an edge of that.
+FRAME = """<body><iframe srcdoc="{}" style="border:0;width:390px;height:2000px"></iframe><script>onload = () => {{
+  const page = document.querySelector("iframe").contentDocument, beyond = [], left = document.createElement("pre");
+  for (const cell of page.querySelectorAll("td, th, p, li, pre, dt, dd, h1, h2, h3, summary")) {{
+    const words = page.createRange();
+    words.selectNodeContents(cell);
+    const boxes = [...words.getClientRects()].filter(box => box.width > 0);
+    const hidden = !boxes.length && getComputedStyle(cell.closest("thead") || cell).display != "none"
+      || boxes.some(box => box.right > 391 || box.left < -1);
+    if (cell.textContent.trim() && !cell.ariaHidden && !cell.closest("thead") && hidden) beyond.push(cell.textContent);
+  }}
+  left.id = "beyond";
+  left.textContent = JSON.stringify([page.querySelectorAll("td").length, beyond]);
+  document.body.append(left);
+}}</script></body>"""
+
+
+@pytest.mark.parametrize(
+    "situation",
+    [
+        "allreduce/not-repeatable",
+        "p2p/one-slow-pair",
+        "gpu_speed/four-a100-in-slots-of-eight-lanes",
+        "baseline/one-link-of-three-nodes-slower",
+        "env_vars/of-a-job-script",
+        "connectivity/node-at-100-mbit",
+        "1,024 ranks",
+        "fleet",
+        "nccl-tests",
+    ],
+)
+def test_on_a_telephone_no_number_is_hidden_or_beyond_the_edge(tmp_path: Path, situation: str):
+    text = _page(situation, tmp_path)
+    without_policy = re.sub("<meta http-equiv[^>]*>", "", text)
+    seen, _ = opened(tmp_path / "page.html", FRAME.format(escape(without_policy)), width=800, scheme=LIGHT)
+    (found,) = re.findall('<pre id="beyond">(.*?)</pre>', seen, re.DOTALL)
+    cells, beyond = json.loads(unescape(found))
+    assert cells > 0
+    assert beyond == []
+
+
+def _page(situation: str, folder: Path) -> str:
+    """The page of a recording, of a fleet with a slow and a sick node, or of the output of nccl-tests."""
+    if situation == "nccl-tests":
+        (folder / "job.out").write_text(ROWS)
+        outcome = logs([str(folder / "job.out")])
+    elif situation == "fleet":
+        for each in (
+            *(made(f"n{number}", 1) for number in range(6)),
+            made("slow", 1, speed=0.5),
+            made("bad", 1, "sick"),
+        ):
+            (folder / f"{each['run_id']}.json").write_text(json.dumps(each))
+        outcome = fleet_outcome(read_fleet([str(folder)], lambda _text: None), 0.0)
+    else:
+        recording = hang_of(128, guilty=77) if situation == "1,024 ranks" else load(situation)
+        outcome = app.judge(recording)
+    return page.render(outcome.report, outcome.recording)
 
 
 def test_a_host_that_is_called_script_is_text_and_nothing_is_loaded(tmp_path: Path):

@@ -90,6 +90,27 @@ def segfaults(ctx: RankContext) -> Done:
     return _all_reduce(ctx)
 
 
+def all_crash(ctx: RankContext) -> Done:
+    ctypes.string_at(0)  # the line that the report must name
+    return _all_reduce(ctx)
+
+
+def all_exit(ctx: RankContext) -> Done:
+    _all_reduce(ctx)
+    os._exit(0)
+
+
+def all_are_killed(ctx: RankContext) -> Done:
+    with ctx.step("all_reduce", "float32 [8] sum"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return Done()
+
+
+def all_abort(ctx: RankContext) -> Done:
+    os.write(2, b"terminate called after throwing an instance of 'std::bad_alloc'\n")
+    os.abort()
+
+
 def raises(ctx: RankContext) -> Done:
     if ctx.rank == BAD:
         raise ValueError("the data set is empty")

@@ -30,9 +30,11 @@ def rank(number: int, *steps: Step, **fields) -> RankEvidence:
     return RankEvidence(rank=number, began=True, state="S", steps=steps, **fields)
 
 
-def trial(*evidence: RankEvidence, outcome: Literal["stuck", "broken", "slow"] = "stuck") -> TrialRecord:
+def trial(
+    *evidence: RankEvidence, outcome: Literal["stuck", "broken", "slow"] = "stuck", **fields: Any
+) -> TrialRecord:
     return TrialRecord(
-        trial="t0",
+        **{"trial": "t0", **fields},
         ranks=tuple(one.rank for one in evidence),
         checks=("process_group", "allreduce", "p2p"),
         outcome=outcome,
@@ -155,6 +157,36 @@ def test_a_rank_that_torchrun_ended_is_an_echo_of_the_one_that_exited():
 def test_ranks_that_all_die_at_one_moment_blame_nobody():
     dead = [rank(n, exit_code=-9, exited_at=2.0) for n in range(3)]
     found = judge(trial(*dead, outcome="broken"))
+    assert (found.kind, found.suspects) == ("died-everywhere", ())
+
+
+def test_ranks_that_crash_in_one_place_seconds_apart_have_one_cause():
+    dead = [rank(n, WAITING, exit_code=-8, exited_at=2.0 + n) for n in range(3)]
+    found = judge(trial(*dead, outcome="broken"))
+    assert (found.kind, found.suspects) == ("died-everywhere", ())
+
+
+def test_ranks_that_crash_in_different_places_seconds_apart_are_not_put_together():
+    first = rank(0, step(1), exit_code=-11, exited_at=2.0)
+    found = judge(trial(first, rank(1, WAITING, exit_code=-11, exited_at=4.0), outcome="broken"))
+    assert (found.kind, found.suspects) == ("died", (0,))
+
+
+def untold(number: int, **fields: Any) -> RankEvidence:
+    """A rank of torchrun that is gone, and of whose code torchrun said nothing."""
+    return rank(number, WAITING, exit_code=0, exited_at=2.0).model_copy(update=fields)
+
+
+def test_of_torchruns_ranks_the_one_whose_signal_it_tells_went_first():
+    ranks = (untold(0), untold(1, exit_code=-9), untold(2, exit_code=-15))
+    found = judge(trial(*ranks, outcome="broken", launcher="torchrun"))
+    assert (found.kind, found.suspects) == ("died", (1,))
+
+
+@pytest.mark.parametrize("began", [True, False])
+def test_ranks_of_which_torchrun_tells_nothing_blame_nobody(began):
+    ranks = [untold(n, began=began, exit_code=0 if began else 1) for n in range(2)]
+    found = judge(trial(*ranks, outcome="broken", launcher="torchrun"))
     assert (found.kind, found.suspects) == ("unsure", ())
 
 
@@ -474,9 +506,94 @@ def test_victims_words_are_known(message):
     assert blames_peer(message)
 
 
+NCCL_SAYS = "NCCL error in: NCCLUtils.cpp:94, {}, NCCL version 2.27.5\n{}\nLast error:\n{}"
+#: Seen over NCCL 2.27.5 between ranks with different settings, and of gloo's and torch's own comparisons.
+UNFIT = [
+    NCCL_SAYS.format(
+        "internal error", "ncclInternalError", "Message truncated : received 1024 bytes instead of 512"
+    ),
+    NCCL_SAYS.format(
+        "internal error", "ncclInternalError", "Bootstrap Root : mismatch in info from procs, nranks 2 vs 3"
+    ),
+    NCCL_SAYS.format(
+        "internal error", "ncclInternalError", "Bootstrap Root : rank 1 of 3 ranks has already checked in"
+    ),
+    NCCL_SAYS.format(
+        "internal error", "ncclInternalError", "socketFinalizeAccept from 10.0.0.2<4>: wrong type 3 != 4"
+    ),
+    NCCL_SAYS.format(
+        "internal error",
+        "ncclInternalError",
+        "ncclSocketInit: connecting to address  with family 1 is neither AF_INET(2) nor AF_INET6(10)",
+    ),
+    "[enforce fail at gloo/transport/tcp/pair.cc:462] op.preamble.length <= op.nbytes. 64 vs 32",
+    "Received data size doesn't match expected size. Is there a distributed collective mismatch in your code?",
+    "Detected mismatch between collectives on ranks. Rank 0 is running collective: CollectiveFingerPrint(",
+    "DDP expects same model across all ranks, but Rank 0 has 4 params, while rank 1 has inconsistent 2 params.",
+    "params[0] in this process with sizes [4] appears not to match sizes of the same param in process 0.",
+]
+
+
+@pytest.mark.parametrize("message", UNFIT)
+@pytest.mark.parametrize("reader", [0, 1])
+def test_who_says_that_a_peer_sent_what_does_not_fit_is_not_blamed_nor_the_peer(message, reader):
+    said = Raised(type="DistBackendError", message=message, where="p.py:44")
+    ranks = (rank(n, WAITING, raised=said if n == reader else None) for n in range(2))
+    found = judge(trial(*ranks, outcome="broken"))
+    assert (found.kind, found.suspects) == ("at-odds", ())
+
+
+def test_what_a_library_says_beside_ranks_that_disagree_follows_from_that():
+    unfit = Raised(type="DistBackendError", message=UNFIT[0], where="p.py:44")
+    stumbled = unfit.model_copy(update={"message": NCCL_SAYS.format("internal error", "", "Cuda failure 1")})
+    found = judge(trial(rank(0, WAITING, raised=stumbled), rank(1, WAITING, raised=unfit), outcome="broken"))
+    assert (found.kind, found.suspects) == ("at-odds", ())
+
+
+@pytest.mark.parametrize(
+    "message", ["empty data set", NCCL_SAYS.format("", "", "x: No space left on device")]
+)
+def test_an_exception_of_a_ranks_own_is_the_cause_beside_one_that_got_what_does_not_fit(message):
+    unfit = Raised(type="DistBackendError", message=UNFIT[0], where="p.py:44")
+    own = Raised(type="ValueError", message=message, where="data.py:3")
+    found = judge(trial(rank(0, WAITING, raised=unfit), rank(1, WAITING, raised=own), outcome="broken"))
+    assert (found.kind, found.suspects) == ("raised", (1,))
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        ("nvmlDeviceGetHandleByPciBusId() failed: Not Found",) * 2,
+        ("nvmlDeviceGetHandleByPciBusId() failed: Not Found", "Cuda failure 'out of memory'"),
+    ],
+    ids=["one exception", "two exceptions"],
+)
+def test_ranks_that_all_raised_in_init_have_left_it_and_no_link_is_to_blame(messages):
+    """NCCL calls both a system error, which a peer may cause as well: its last warning decides."""
+    said = [NCCL_SAYS.format("unhandled system error", "ncclSystemError: …", words) for words in messages]
+    ranks = [
+        rank(n, init(), raised=Raised(type="DistBackendError", message=one, where="w.py:1", blames_peer=True))
+        for n, one in enumerate(said)
+    ]
+    found = judge(trial(*ranks, outcome="broken"))
+    assert (found.kind, found.suspects) == ("raised-everywhere", ())
+
+
+def test_ranks_that_all_timed_out_in_init_have_no_exception_of_their_own():
+    late = Raised(
+        type="DistBackendError", message="NCCL communicator timed out after 60000ms", where="w.py:1"
+    )
+    found = judge(trial(*(rank(n, init(), raised=late) for n in range(2)), outcome="broken"))
+    assert (found.kind, found.suspects) == ("all-entered", ())
+
+
 @pytest.mark.parametrize(
     "message",
     [
+        NCCL_SAYS.format("unhandled system error", "ncclSystemError", "Failed to initialize any NET plugin"),
+        NCCL_SAYS.format(
+            "unhandled system error", "ncclSystemError", "Call to ibv_create_qp failed with error 22"
+        ),
         "Unable to find address for: ib0",
         "unhandled system error\nLast error:\nBootstrap : no socket interface found",
         "ncclInvalidUsage\nLast error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 3000",

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from ddp_doctor.model.context import RankContext
-from ddp_doctor.ranks import process
+from ddp_doctor.ranks import idle_ranks, process
 from ddp_doctor.sources import proc
 from tests.launch import misbehaving
 from tests.launch.conftest import Play
@@ -89,3 +89,24 @@ def test_of_a_process_that_is_gone_nothing_is_told():
 
     assert proc.io_bytes(child.pid) is None
     assert process.with_children(child.pid, 64) == [child.pid]
+
+
+@pytest.mark.parametrize(
+    ("beside", "may_run"),
+    [("None", False), ("threading.Thread(target=spin, daemon=True).start()", True)],
+    ids=["all sleep", "another thread wants a processor"],
+)
+def test_a_rank_whose_main_thread_sleeps_may_run_by_another(beside: str, may_run: bool):
+    spin = "def spin():\n    while True: pass"
+    code = f"import sys, threading\n{spin}\n{beside}\nprint()\nsys.stdin.read()"
+    pipe = subprocess.PIPE
+    child = subprocess.Popen([sys.executable, "-Suc", code], stdin=pipe, stdout=pipe)
+    try:
+        assert child.stdout is not None
+        child.stdout.readline()
+        while process.state(child.pid) != "S":
+            time.sleep(0.01)
+        assert idle_ranks._may_run(child.pid) is may_run
+    finally:
+        child.kill()
+        child.communicate()

@@ -53,25 +53,23 @@ def seconds_until_interrupted(work: Callable[[], None]) -> float:
     return time.monotonic() - began
 
 
-@pytest.mark.serial
 def test_a_library_interrupted_while_it_holds_its_lock_gives_it_back():
     library = Library()
 
     def work() -> None:
         library.work()
-        time.sleep(5.0)
+        time.sleep(1000.0)
 
-    assert seconds_until_interrupted(work) < 1.0
+    assert seconds_until_interrupted(work) < PATIENCE_S
     assert not library.lock.locked()
 
 
-@pytest.mark.serial
 def test_a_library_that_waits_for_long_is_interrupted_all_the_same():
     def work() -> None:
         signal.raise_signal(signal.SIGTERM)
-        threading.Event().wait(5.0)
+        threading.Event().wait(1000.0)
 
-    assert seconds_until_interrupted(work) < 1.0
+    assert seconds_until_interrupted(work) < PATIENCE_S
 
 
 def test_the_doctors_own_code_is_interrupted_at_once():

@@ -57,6 +57,37 @@ def test_a_misbehaving_rank_is_named_and_nobody_else(play: Play, one_trial, prob
     assert not scenario.left
 
 
+@pytest.mark.parametrize(
+    ("probe", "title", "detail"),
+    [
+        (misbehaving.all_crash, "Every rank was killed by SIGSEGV in your code, misbehaving.py:", ""),
+        (
+            misbehaving.all_abort,
+            "Every rank was killed by SIGABRT in your code",
+            "an instance of 'std::bad_alloc'",
+        ),
+        (
+            misbehaving.all_are_killed,
+            "Every rank was killed by SIGKILL in all_reduce 1 of the check scenario",
+            "",
+        ),
+        (misbehaving.all_exit, "Every rank exited early with code 0 in the check scenario", ""),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_ranks_that_all_end_for_themselves_are_a_fault_and_no_rank_is_named(
+    play: Play, one_trial, probe, title, detail
+):
+    scenario = play(probe, ranks=2, deadline_s=PATIENCE_S)
+
+    assert (scenario.codes, [rank for rank in scenario.culprits if rank is not None]) == (["DD612"], [])
+    assert scenario.title.startswith(title)
+    assert detail in scenario.outcome.report.findings[0].detail
+    assert scenario.outcome.report.verdict is Verdict.SICK
+    ends = {reading.reason for reading in scenario.outcome.recording.of_check("scenario")}
+    assert all(why and why.startswith("its process ") for why in ends)
+
+
 @pytest.mark.lab  # long
 @pytest.mark.serial
 def test_a_rank_that_hangs_is_named_within_the_deadline_and_three_seconds(play: Play):

@@ -31,6 +31,12 @@ print(said.moving, said.import_s, "torch/__init__.py" in said.stuck_at)
     ("torch", "waits_s", "moving"),
     [
         pytest.param("while True: pass", 3.0, "True", id="one that computes is slow"),
+        pytest.param(
+            "import time\nwhile True: time.sleep(0.1); open('/proc/self/stat').read()",
+            3.0,
+            "True",
+            id="one that reads is slow, however little processor time it gets",
+        ),
         pytest.param("import time; time.sleep(99)", 6.0, "False", id="one that waits is stuck"),
     ],
 )

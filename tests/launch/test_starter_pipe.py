@@ -9,13 +9,15 @@ import sys
 AGENT = """
 import os, signal, sys, time
 from ddp_doctor.starters import starter_channel
-signal.signal(signal.SIGINT, lambda *_: print("SIGINT", flush=True))
-signal.signal(signal.SIGTERM, lambda *_: (print("SIGTERM", pipe.not_started(), flush=True), {end}))
+def say(*words):  # whole, and also where a signal comes in the middle of another line
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+signal.signal(signal.SIGINT, lambda *_: say("SIGINT"))
+signal.signal(signal.SIGTERM, lambda *_: (say("SIGTERM", pipe.not_started()), {end}))
 starter_channel._LAST_S = float(os.environ.get("LAST_S", "30"))
 env = dict(os.environ)
 pipe = starter_channel.take(env)
 is_handed_on = starter_channel.VARIABLE in env or starter_channel.VARIABLE in os.environ
-print(pipe is not None, is_handed_on, sys.stdin.read() == "", flush=True)
+say(pipe is not None, is_handed_on, sys.stdin.read() == "")
 time.sleep(60)
 """
 

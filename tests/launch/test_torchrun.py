@@ -2,8 +2,13 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+
+from ddp_doctor.model.trial import RankEvidence
+from ddp_doctor.ranks.torchrun import launch
 
 #: Started as a program of its own, so that its signals and children are its own.
 PROGRAM = """
@@ -88,3 +93,27 @@ print(sorted(name for name in sys.modules if name.startswith("ddp_doctor.checks.
 
     assert "'ddp_doctor.checks.cluster.torchrun'" in done.stdout
     assert "gpus" not in done.stdout
+
+
+#: torch 2.13, of two ranks of which the second was killed; of the first only the summary tells, where it does.
+TOLD = """W1123 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 16745 closing signal SIGTERM
+E1123 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: -9) local_rank: 1 (pid: 16747) of
+Failures:
+[1]:
+  rank      : 0 (local_rank: 0)
+  exitcode  : -15 (pid: 16745)
+"""
+
+
+def test_ranks_have_the_signals_that_torchrun_tells_and_only_those_that_it_ended_or_saw_end(tmp_path):
+    pids = (16745, 16747, 16749)
+    started: Any = launch.Launch(tmp_path, (), {})
+    started.workers = [SimpleNamespace(pid=pid) for pid in pids]
+    (tmp_path / "torchrun.out").write_text(TOLD)
+    ended = [RankEvidence(rank=n, pid=pid, exit_code=0, exited_at=2.0) for n, pid in enumerate(pids)]
+    elsewhere = RankEvidence(rank=3, node=1, pid=99, exit_code=0, exited_at=2.0)
+    alive = RankEvidence(rank=4, pid=16747)
+
+    told = started.with_exit_codes((*ended, elsewhere, alive))
+
+    assert [rank.exit_code for rank in told] == [-15, -9, 0, 0, None]

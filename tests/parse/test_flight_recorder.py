@@ -76,8 +76,8 @@ def test_dumps_are_told_from_other_files_by_what_they_hold_and_empty_ones_by_the
         (as_pickle(_DUMP)[:-40], "the file is cut off"),
         (pickle.dumps([1]), "it holds no entries of a flight recorder"),
         (b'{"a": 1}', "it holds no entries of a flight recorder"),
-        (b'{"entries" 1}', "it is no JSON: damaged"),
-        (b'{"entries":' + b"[" * 100_000, "it is no JSON of a flight recorder: too deep"),
+        (b'{"entries" 1}', "it is damaged: line 1 is no JSON"),
+        (b'{"entries":' + b"[" * 100_000 + b"]}", "it is damaged: it is nested too deeply"),
         (b"cos\nsystem\n.", "the pickle was not read: more than plain data at byte 0 (opcode c)"),
     ],
 )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddp_doctor.parse.frames import called, of_the_job
+from ddp_doctor.parse.frames import called, fatal_stack, of_the_job
 
 DOCTOR = ["<string>:1 in <module>", "/opt/ddp-doctor/ddp_doctor/ranks/worker.py:50 in forked"]
 PROBE = "/opt/ddp-doctor/ddp_doctor/probing/user_model"
@@ -54,3 +54,40 @@ def test_a_library_is_named_only_where_no_line_of_the_users_is():
 
     assert of_the_job([*DOCTOR, WAITS, library]) == [WAITS]
     assert of_the_job([*DOCTOR, library, f"{TORCH}/x.py:1 in f"]) == [library]
+
+
+CRASHED = """loading the data set
+Fatal Python error: Segmentation fault
+
+Thread 0x00007f4e155ff6c0 (most recent call first):
+  File "/usr/lib/python3.11/signal.py", line 82 in sigwait
+
+Current thread 0x00007f4e3905cb80 [python] (most recent call first):
+  File "/usr/lib/python3.11/ctypes/__init__.py", line 519 in string_at
+  File "/home/me/my net.py", line 7 in make
+  ...
+
+Current thread's C stack trace (most recent call first):
+  Binary file "/usr/bin/python", at _Py_DumpStack+0x2b [0x5f0]
+
+Extension modules: numpy._core._multiarray_umath (total: 1)
+"""
+
+
+def test_the_line_of_a_crash_is_that_of_the_thread_whose_fault_it_was():
+    assert fatal_stack(CRASHED) == (
+        "/home/me/my net.py:7 in make",
+        "/usr/lib/python3.11/ctypes/__init__.py:519 in string_at",
+    )
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        "",
+        CRASHED.partition("Current thread 0")[0],  # a thread of a library, which Python does not know
+        CRASHED.replace("Fatal Python error: ", ""),  # somebody asked for the stacks
+    ],
+)
+def test_a_crash_outside_python_or_none_at_all_has_no_line(output):
+    assert fatal_stack(output) == ()

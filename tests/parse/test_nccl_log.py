@@ -112,7 +112,7 @@ DEVICE = "comm 0x55d rank 1 nranks 4 cudaDev 0 nvmlDev 0 busId 1b000"
             [(1, "0x9", True), (1, "0xa", False)],
         ),
         ([f"{DEVICE} - Init COMPLETE"], []),  # before 2.16 without the id that joins the ranks
-        ([f"{DEVICE} commId 0x9 - Destroy COMPLETE"], []),
+        ([f"{DEVICE} commId 0x9 - Destroy COMPLETE"], [(1, "0x9", True)]),  # what is destroyed had begun
     ],
 )
 def test_communicators_are_begun_and_ended(lines: list[str], inits: list[tuple[int, str, bool]]):

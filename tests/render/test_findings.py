@@ -45,7 +45,7 @@ def test_thousands_of_nodes_with_values_of_their_own_are_a_few_lines_and_a_word_
     settings = [own(f"node{number}", f"eth{number}") for number in range(4096)]
     shown = [line.text for line in findings.lines(error(*settings))]
     assert len(pasted(*settings)) == 8
-    assert "and 4088 values more; --env-file has them all" in shown
+    assert "and 4088 values more; --settings env:FILE has them all" in shown
 
 
 def test_what_cannot_be_pasted_is_no_line_to_paste():

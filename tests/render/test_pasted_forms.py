@@ -251,7 +251,7 @@ def test_thousands_of_hosts_with_values_of_their_own_stay_a_few_comments():
     given = given_by(error(*each), on=world(*hosts))
     for form in (docker_args, k8s_env, torchrun_args):
         text = form(given)
-        assert "# and 4088 more values on other hosts; --env-file has them all\n" in text
+        assert "# and 4088 more values on other hosts; --settings env:FILE has them all\n" in text
         assert len(text) < 4000
 
 
@@ -259,7 +259,7 @@ def test_too_many_hosts_for_one_variable_of_a_batch_script_are_sent_to_the_env_f
     hosts = [f"a-long-name-of-a-node-{number:05}" for number in range(4096)]
     each = [Setting(name="GLOO_SOCKET_IFNAME", value=f"if-{host}", node=host) for host in hosts]
     text = sbatch_lines(given_by(error(*each), on=world(*hosts)))
-    assert "--env-file" in text
+    assert "--settings env:FILE" in text
     assert len(text) < 2000
 
 

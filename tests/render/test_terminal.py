@@ -13,6 +13,7 @@ from ddp_doctor.model.finding import NOTHING_TO_UNDO, Evidence, Finding, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import CheckResult, Measurement, Report, Tool
 from ddp_doctor.render import layout, screen, terminal
+from ddp_doctor.wording.findings import LOAD
 from tests.recorded import judged
 from tests.render.reports import Screen
 
@@ -265,6 +266,31 @@ def test_thousands_of_lines_of_evidence_are_cut_and_counted():
     assert "  - pair 23" in shown
     assert "  - and 4976 lines more in the JSON report" in shown
     assert len(shown) < 40
+
+
+def test_a_busy_host_is_told_beside_a_time_that_was_judged_and_else_with_v():
+    busy = Finding(
+        code="DD227",
+        name="slow-clock-or-busy-host",
+        severity=Severity.INFO,
+        title="busy",
+        confidence=Confidence.PROVED,
+        evidence=(Evidence(check="host", text="busiest: stress (pid 7)", value=8.0, unit=LOAD),),
+    )
+    clock = busy.model_copy(update={"evidence": (Evidence(check="host", text="hpet"),)})
+    slow = _finding(Evidence(check="p2p", text="slow", value=0.1, unit="GB/s"), title="slow")
+    wrong = _finding(Evidence(check="p2p", text="wrong", value=3.0, unit="elements"), title="wrong")
+    late = CheckResult(id="p2p", title="", status=CheckStatus.TIMED_OUT, reason="no answer")
+
+    def told(*findings: Finding, **more: Any) -> bool:
+        return any("DD227" in line for line in _shown(findings=findings, **more))
+
+    assert not told(busy)
+    assert not told(busy, wrong)
+    assert told(busy, slow)
+    assert told(busy, checks=(late,))
+    assert told(busy, detail=Detail.ALL)
+    assert told(clock)
 
 
 def test_another_node_shows_the_errors_the_verdict_and_who_has_the_rest():

@@ -51,6 +51,38 @@ def codes(text: str) -> list[str]:
     return sorted(finding.code for finding in app.read_settings(text).report.findings)
 
 
+@pytest.mark.parametrize(
+    ("line", "first", "then"),
+    [
+        *(
+            (f"NCCL_IB_DISABLE={word}", None, "1")
+            for word in ("true", "True", "yes", "on", "enable", '"yes"')
+        ),
+        ("NCCL_P2P_DISABLE=2", None, "1"),
+        ("NCCL_CHECKS_DISABLE=true", None, "1"),
+        ("NCCL_BUFFSIZE=4M", None, "4194304"),
+        ("NCCL_BUFFSIZE=4MB", None, "4194304"),
+        ("NCCL_NTHREADS=0512", None, "512"),
+        ("TORCH_NCCL_BLOCKING_WAIT=on", None, "1"),
+        ("TORCH_NCCL_BLOCKING_WAIT=off", None, "0"),
+        ("NCCL_IB_DISABLE=perhaps", None, ""),
+        ("NCCL_P2P_LEVEL=sys", "SYS", ""),
+        ("GLOO_SOCKET_IFNAME==eth0", "eth0", ""),
+    ],
+)
+def test_of_a_number_or_switch_that_is_misread_unset_comes_before_another_value(line, first, then):
+    findings = [
+        found for found in app.read_settings(f"{line}\n").report.findings if found.code in ("DD121", "DD122")
+    ]
+
+    offered = [setting.value for remedy in findings[0].remedies for setting in remedy.settings]
+    assert offered == ([first, then] if then else [first])
+
+
+def test_a_switch_that_is_off_by_chance_as_it_was_meant_is_left_alone():
+    assert codes("NCCL_IB_DISABLE=false\nNCCL_NVLS_ENABLE=off\nNCCL_DEBUG=WARN\n") in ([], ["DD124"])
+
+
 # --- what is in force -----------------------------------------------------------------------------
 
 

@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 
 from ddp_doctor import templates
 from ddp_doctor.cli import commands
+from tests.lab.processes import PATIENCE_S
 
 SCRIPTS = ("slurm-prolog", "slurm-healthcheck", "slurm-gate")
 WARM = '{"severity": "warning", "code": "DD308", "title": "warm"}'
@@ -65,7 +65,7 @@ class Script:
             *(f"{name}={value}" for name, value in env.items()),
             str(self.script),
         ]
-        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
+        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_every_template_is_sound_for_the_shell(shell: str, name: str) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} here")
     script = templates.text(name, '/opt/it\'s "here" $(reboot)/python\nreboot')
-    subprocess.run([shell, "-n"], input=script, text=True, check=True, timeout=10)
+    subprocess.run([shell, "-n"], input=script, text=True, check=True, timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -198,24 +198,23 @@ def test_the_listing_says_in_a_line_what_each_script_does() -> None:
     assert all(20 < len(line) <= 80 for line in lines)
 
 
-@pytest.mark.serial
 def test_a_doctor_that_hangs_is_ended_within_the_limit_and_the_job_starts(either: Script) -> None:
     either.stub("echo $$ > " + str(either.folder / "pid") + "\nexec /bin/sleep 1000")
-    started = time.monotonic()
-    done = either.run(limit_s=1)
+    limit_s = 1
+    while (done := either.run(limit_s=limit_s)).returncode == 0 and not (either.folder / "pid").exists():
+        limit_s *= 2  # the doctor had no time to begin
     assert done.returncode == 0
-    assert time.monotonic() - started < 8
-    assert "did not end within 1 s" in either.log.read_text()
+    assert f"did not end within {limit_s} s" in either.log.read_text()
     pid = (either.folder / "pid").read_text().strip()
     assert not Path(f"/proc/{pid}").exists()
 
 
-@pytest.mark.serial
 def test_a_helper_that_keeps_the_output_open_does_not_hold_the_prolog(either: Script) -> None:
-    either.stub("/usr/bin/setsid /bin/sleep 6 &\nexit 3")
-    started = time.monotonic()
+    fifo = either.folder / "end"
+    os.mkfifo(fifo)
+    either.stub(f"/usr/bin/setsid /bin/cat {fifo} &\nexit 3")
     assert either.run().returncode == 0
-    assert time.monotonic() - started < 4
+    fifo.write_text("")
 
 
 def test_a_missing_python_lets_the_job_start_and_says_so(either: Script) -> None:
@@ -271,15 +270,12 @@ def test_the_health_check_drains_nothing_that_is_not_sick(healthcheck: Script, c
     assert healthcheck.log.exists() == (code != 0)
 
 
-@pytest.mark.serial
 def test_a_scheduler_that_does_not_answer_does_not_hold_the_script(prolog: Script) -> None:
     scontrol = Scontrol(prolog.folder)
     scontrol.stub("exec /bin/sleep 1000")
     prolog.stub_report(REPORT % "sick", 1)
     edits = (("SCONTROL=\n", f"SCONTROL={scontrol.python}\n"), ("-k 1 10", "-k 1 0.5"))
-    started = time.monotonic()
     assert prolog.run(*edits, SLURMD_NODENAME="node0").returncode == 1
-    assert time.monotonic() - started < 5
     assert "SLURM could not be told" in prolog.log.read_text()
 
 
@@ -383,7 +379,7 @@ class Gate(Script):
             check=False,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=PATIENCE_S,
             env={"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "17", "TMPDIR": str(self.folder), **env},
         )
 
@@ -423,7 +419,6 @@ def test_a_gate_that_cannot_tell_lets_the_job_go_on(gate: Gate, verdict: str, co
     assert done.stderr == f"ddp-doctor gate: {note}\n"
 
 
-@pytest.mark.serial
 @pytest.mark.parametrize(
     ("stub", "note"),
     [
@@ -434,11 +429,9 @@ def test_a_gate_that_cannot_tell_lets_the_job_go_on(gate: Gate, verdict: str, co
 )
 def test_a_gate_without_a_working_doctor_lets_the_job_go_on(gate: Gate, stub: str, note: str) -> None:
     gate.stub(stub)
-    started = time.monotonic()
-    done = gate.job(limit_s="1")
+    done = gate.job(limit_s="1" if "sleep" in stub else "60")
     assert (done.returncode, done.stdout) == (0, "trained\n")
     assert done.stderr.startswith(f"ddp-doctor gate: {note}; the job goes on")
-    assert time.monotonic() - started < 8
 
 
 def test_the_gate_hands_the_jobs_environment_to_the_doctor(gate: Gate) -> None:

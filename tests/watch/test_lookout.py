@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.app.outcome import UsageError, blank
+from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.engine.plan import Plan
+from ddp_doctor.facts.live_job import LiveRankFact
 from ddp_doctor.model.recording import Options
 from ddp_doctor.watch import judging, lookout
 from ddp_doctor.watch.lookout import Lookout, WatchOptions
+from tests.engine.test_live_causes import SAVES, WAITS_FOR_DATA, rank, recording, waiting, worker
 
-MOVES, STUCK, UNSURE, CUT_SHORT = 0, 1, 3, judging.CUT_SHORT
+MOVES, STUCK, UNSURE, CUT_SHORT, WAITS, SLOW = 0, 1, 3, judging.CUT_SHORT, judging.WAITS, judging.SLOW
 
 
 class Played:
@@ -86,6 +88,20 @@ def test_a_job_that_gets_on_is_judged_more_and_more_rarely_and_nothing_is_said(m
 
     assert job.judged == pytest.approx([120, 360, 840, 1_320], abs=20)
     assert job.said == []
+
+
+def test_where_ranks_wait_for_one_at_work_the_next_look_comes_as_soon_as_it_can_tell_and_kills_nothing(
+    monkeypatch,
+):
+    job = Played(monkeypatch, [WAITS, SLOW, WAITS], kill=True)
+    job.stands_still(900)
+
+    assert job.judged == pytest.approx([120, 240, 480], abs=20)
+    assert [asked["only_if_sure"] for asked in job.asked if "pictures" in asked] == [False, False, True]
+    assert job.lookout.has_told
+    assert (job.sent, job.lookout.is_stuck) == ([], False)
+    job.moves()
+    assert (job.said, job.lookout.has_told) == (["the job moves again"], False)
 
 
 def test_a_job_that_hangs_is_judged_once_until_it_has_moved(monkeypatch):
@@ -160,6 +176,7 @@ def test_a_command_that_does_not_end_after_sigterm_is_judged_in_time_before_sigk
     [
         pytest.param(STUCK, 61, 5, True, id="its own watchdog has ended it"),
         pytest.param(STUCK, 61, 300, False, id="it has moved since then"),
+        pytest.param(WAITS, 61, 5, True, id="its ranks waited for one that was not known to hang"),
         pytest.param(UNSURE, 61, 5, False, id="it was not known who kept the others waiting"),
         pytest.param(STUCK, 200, 5, False, id="it was judged later"),
     ],
@@ -184,7 +201,7 @@ def test_in_a_step_the_watcher_of_the_first_node_looks_at_all_nodes(monkeypatch)
     job.stands_still(200)
 
     assert job.judged == pytest.approx([120], abs=20)
-    assert job.asked[-1] == {"node": 0, "only_if_sure": False}
+    assert job.asked[-1].items() >= {"node": 0, "only_if_sure": False}.items()
 
 
 @pytest.mark.parametrize(
@@ -198,7 +215,7 @@ def test_the_watcher_of_another_node_looks_by_itself_where_no_agent_of_the_first
     job.stands_still(450)
 
     assert job.judged == pytest.approx([180, 420], abs=20)
-    assert job.asked[-1] == {"node": 3, "only_if_sure": True}
+    assert job.asked[-1].items() >= {"node": 3, "only_if_sure": True}.items()
     job.moves()
     assert job.said == ["the job moves again"]
 
@@ -213,6 +230,60 @@ def test_the_watcher_of_another_node_says_nothing_of_what_the_first_one_has_look
     job.moves()
 
     assert (job.judged, job.said) == ([], [])
+
+
+def outcome_of(*ranks: LiveRankFact) -> Outcome:
+    """What attach says of such looks, without a look."""
+    return judge(recording(*ranks))
+
+
+#: Recorded looks at ranks that wait for one that is not known to hang, and what is said of them.
+SLOW_JOBS = {
+    "a first batch of five minutes": (
+        [*waiting(0, 1), rank(2, WAITS_FOR_DATA, children=(worker(0.5),))],
+        "Rank 2 (pid 102) waits for data at train.py:40 (a worker of its data loader is at data.py:12)",
+    ),
+    "a save of ten minutes": (
+        [rank(0, SAVES, SAVES[:2], cpu=0.3), *waiting(1, 2, name="barrier")],
+        "Rank 0 (pid 100) saves or loads a checkpoint at train.py:50",
+    ),
+}
+
+
+@pytest.mark.parametrize("situation", SLOW_JOBS)
+def test_that_no_rank_has_left_its_line_is_told_once_as_slow_and_not_as_a_hang(situation, monkeypatch):
+    ranks, expected = SLOW_JOBS[situation]
+    monkeypatch.setattr("ddp_doctor.app.attach.attach", lambda *_, **__: outcome_of(*ranks))
+    monkeypatch.setattr("ddp_doctor.app.folders.save_recording", lambda *_: "FILE")
+    said: list[str] = []
+    file = os.memfd_create("seen")
+
+    def look(now_s: float, still_s: float) -> int:
+        pictures = judging.Pictures(file, 120.0, now_s, still_s)
+        return judging.judge_what_runs([os.getpid()], {}, said.append, "why", pictures=pictures)
+
+    codes = [look(at, still) for at, still in ((1_120, 120), (1_240, 240), (1_480, 480), (1_600, 600))]
+    assert codes == [WAITS, SLOW, WAITS, WAITS]
+    assert [text.partition(f" for 120 s. {expected}")[1] != "" for text in said] == [True]
+    assert "; slow, not known to hang (`ddp-doctor replay FILE`" in said[0]
+    # It has moved since, and comes to the same place again.
+    assert look(2_000, 130) == WAITS
+    os.close(file)
+
+
+def test_a_rank_that_has_moved_between_two_looks_has_not_stood(monkeypatch):
+    monkeypatch.setattr(
+        "ddp_doctor.app.attach.attach",
+        lambda *_, **__: outcome_of(*SLOW_JOBS["a first batch of five minutes"][0]),
+    )
+    said: list[str] = []
+    file = os.memfd_create("seen")
+    for now_s, still_s in ((1_120.0, 120.0), (1_250.0, 120.0), (1_380.0, 120.0)):
+        pictures = judging.Pictures(file, 120.0, now_s, still_s)
+        code = judging.judge_what_runs([os.getpid()], {}, said.append, "why", pictures=pictures)
+        assert code == WAITS
+    os.close(file)
+    assert said == []
 
 
 @pytest.fixture

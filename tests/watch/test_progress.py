@@ -1,5 +1,6 @@
 """Which counts of a main thread mean that its rank moves."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -58,7 +59,7 @@ def job():
 
 @pytest.mark.parametrize(("each", "stands_still"), [(True, True), (False, False)])
 def test_each_rank_has_to_move_where_ranks_are_known_else_any_process(job, monkeypatch, each, stands_still):
-    clock = iter(range(1_000, 2_000, 10))
+    clock = itertools.count(1_000, 10)
     monkeypatch.setattr(progress, "_ranks_below", lambda _roots: (job, each))
     monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))
     monkeypatch.setattr(progress, "_has_moved", lambda rank, now: now.cpu_s > rank.counts.cpu_s)

@@ -11,13 +11,14 @@ from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.choices import Backend, Severity, Status
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Setting
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.remedies.kinds import NO_TRIAL, remedy
 from ddp_doctor.settings import agreement
 from ddp_doctor.settings.values import effective
 from ddp_doctor.settings.wording import shown
+from ddp_doctor.views.failed_trials import what_did_not_fit
 from ddp_doctor.views.software import nccl_backends
 from ddp_doctor.views.transports import settings_told
 from ddp_doctor.wording import differences
@@ -32,7 +33,8 @@ def different_settings(recording: Recording) -> Iterator[Draft]:
 
     What it finds
         The nodes whose environment differs from most, with all variables that do. An error for those with
-        which ranks hang or cannot connect (NCCL_ALGO, NCCL_PROTO, TORCH_DISTRIBUTED_DEBUG=DETAIL, …); information
+        which ranks hang or cannot connect (NCCL_ALGO, NCCL_PROTO, TORCH_DISTRIBUTED_DEBUG=DETAIL, …), and for all
+        that ranks must agree on where a rank said that what a peer sent does not fit; information
         for those that this backend does not read, and for interface names that some nodes lack.
         A default counts as unset. Logs, files, and names of a node's own interfaces may differ. Where the
         ranks of one node differ already, ranks-have-different-settings tells; and where a setting keeps NCCL
@@ -52,9 +54,15 @@ def different_settings(recording: Recording) -> Iterator[Draft]:
         parts = group[0].split
         few, many = hosts(recording, parts.few), differences.others(parts)
         title = _title(group, few, many, differences.values_with_nodes(recording, parts))
-        yield difference_draft(
-            recording, group, title, f"{group[0].name}: {group[0].effect}.", _SAME_SETTINGS
+        detail = f"{group[0].name}: {group[0].effect}."
+        at_stake = [difference.name for difference in group if difference.severity is not Severity.INFO]
+        taken_away = tuple(
+            Setting(name=name, action="unset", why="ranks then do the same") for name in at_stake
         )
+        told = what_did_not_fit(recording) if at_stake else ()
+        cure = _SAME_SETTINGS.model_copy(update={"settings": taken_away, "proof": NO_TRIAL} if told else {})
+        draft = difference_draft(recording, group, title, detail, cure)
+        yield differences.made_ranks_fail(draft, told) if told else draft
 
 
 @rule("DD555", "ranks-have-different-settings", Severity.WARNING, RankSettings)

@@ -114,12 +114,13 @@ def _meeting_point(
     if "/" in address or re.fullmatch(r"[^:]+:[0-9]+", address):
         text = f"{shown('MASTER_ADDR', address)} is not a bare host name or address"
         yield Fault(("MASTER_ADDR",), text, fatal=True)
-    elif _is_loopback(address) and (nodes := _nodes(env, numbers, launcher)) > 1:
+    elif is_loopback(address) and (nodes := _nodes(env, numbers, launcher)) > 1:
         text = f"MASTER_ADDR={address} means every node itself, but the job has {nodes} nodes"
         yield Fault(("MASTER_ADDR",), text)
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Whether an address means each host itself."""
     return re.fullmatch(r"localhost(\.localdomain)?|::1|127(\.[0-9]+)+", address) is not None
 
 

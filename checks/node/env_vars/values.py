@@ -25,6 +25,9 @@ from ddp_doctor.views.settings_read import MisreadValue
 from ddp_doctor.views.transports import settings_told
 from ddp_doctor.wording.nodes import name_list
 
+#: The types of the table whose values are numbers, or on and off.
+_NUMBERS = ("bool", "int", "size", "flag", "switch", "strict_bool", "strict_int", "python_int")
+
 
 @rule("DD121", "value-read-otherwise", Severity.WARNING, EnvVars)
 @one_per_cause
@@ -40,7 +43,7 @@ def value_read_otherwise(node: InForce) -> Iterator[Draft]:
         The library takes something else, or its default, and says nothing.
 
     Remedy
-        Write the value as the library reads it.
+        Unset a number or a switch that is misread, unless what it says is meant; write names as the library reads them.
 
     References
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
@@ -64,7 +67,7 @@ def value_refused(node: InForce) -> Iterator[Draft]:
         The job ends before its first step, or hangs in init_process_group (TORCH_FR_BUFFER_SIZE=many).
 
     Remedy
-        Write one of the values that are accepted, or unset the variable.
+        Unset the variable, or write one of the values that are accepted.
 
     References
         torch/csrc/distributed/c10d/Utils.hpp, getCvarBool and getCvarInt
@@ -90,9 +93,17 @@ def _value(wrong: MisreadValue, severity: Severity | None) -> Draft:
     variable, value, found = wrong.variable, wrong.value, wrong.found
     name = variable.name
     if found.instead is None:
-        remedy = unset({name: value}, found.becomes, f"Unset {name}, or give it a valid value")
+        remedies = [unset({name: value}, found.becomes, f"Unset {name}, or give it a valid value")]
+    elif (
+        variable.type in _NUMBERS
+    ):  # nobody has had what it says until now: what NCCL or torch takes comes first
+        meant = f"Set {shown(name, found.instead)} only if that is what was meant"
+        remedies = [
+            unset({name: value}, found.becomes),
+            set_to(name, found.instead, found.why, (name, value), meant),
+        ]
     else:
-        remedy = set_to(name, found.instead, found.why, (name, value))
+        remedies = [set_to(name, found.instead, found.why, (name, value))]
     when = f" It is read by: {variable.read_when}." if variable.read_when else ""
     saw = shown(name, value)
     return setting_draft(
@@ -100,7 +111,7 @@ def _value(wrong: MisreadValue, severity: Severity | None) -> Draft:
         f"{saw} {found.becomes}",
         saw,
         variable.source,
-        remedy,
+        *remedies,
         detail=found.why + when,
         severity=severity,
     )

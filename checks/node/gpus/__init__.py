@@ -57,12 +57,21 @@ def probe(ctx: Context) -> GpusFact:
     fact = gpus.model_copy(
         update=visible_devices.job_view(gpus.gpus, ctx.env, in_container=gpus.in_container)
     )
-    if not (fact.gpus or answer.error == "timed_out" or fact.gpus_expected() or fact.has_grant()):
-        others = None if _is_without_grant(fact) else accelerators.unsupported(ctx)
-        if others is not None:
-            raise Failed(f"{others}: not supported yet, so nothing was tested on them")
-        raise Absent(_absence(fact))
+    lent = fact.in_the_machine() and (fact.in_container or _is_without_grant(fact))
+    if not (fact.gpus or answer.error == "timed_out" or fact.gpus_expected() or fact.has_grant() or lent):
+        return _of_other_makers(ctx, fact)
     return fact
+
+
+def _of_other_makers(ctx: Context, fact: GpusFact) -> GpusFact:
+    """The fact with GPUs that a setting hides. Raises Failed for those that it cannot judge, and Absent for none."""
+    if not _is_without_grant(fact):
+        if (others := accelerators.unsupported(ctx)) is not None:
+            raise Failed(f"{others}: not supported yet, so nothing was tested on them")
+        if (others := accelerators.hidden(ctx)) is not None:
+            hiding = {"others_hidden": others, "others_hidden_by": accelerators.hiding(ctx)}
+            return fact.model_copy(update={**hiding, "nvml_error": None})
+    raise Absent(_absence(fact))
 
 
 def _ask(ctx: Context, limit_s: float) -> NvmlAnswer:
@@ -108,6 +117,7 @@ CHECK = Check(
     probe=probe,
     facts=(GpusFact,),
     rules=rules_in(condition, driver, memory, inventory, use, peers),
+    decides_world=(driver.driver_not_working, driver.driver_hangs, gpus_missing, inventory.too_few_visible),
     cost_s=0.3,
     is_essential=True,
     deadline_s=60.0,

@@ -23,13 +23,14 @@ laptop's processor, and cards for a display, count only where the installed torc
 Sources: linux drivers/gpu/drm/amd/amdkfd/kfd_topology.c; drivers/accel/habanalabs/common/habanalabs_drv.c
 """
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ddp_doctor.facts.node.gpus import BusId, Gpu, NvmlError
 from ddp_doctor.model.base import Frozen, grouped
 from ddp_doctor.model.context import Context
+from ddp_doctor.parse.json_value import NotJson, json_object
+from ddp_doctor.parse.software import last_line
 from ddp_doctor.parse.visible_devices import DELIBERATE_ENDS
 from ddp_doctor.probing.host_gpus import PCI
 from ddp_doctor.probing.kernel_files import end_of, first_line, names_in, text_of
@@ -83,20 +84,36 @@ class Accelerator:
 
 def unsupported(ctx: Context) -> str | None:
     """What is here that a job would use and the doctor cannot test: "8 AMD GPUs (AMD Instinct MI300X OAM)"."""
-    amd = [] if _are_hidden(ctx) else list(_amd(ctx))
-    if not any(accelerator.for_data_centres for accelerator in amd) and amd and not _torch_is_for_rocm(ctx):
-        amd = []
-    makers = grouped((accelerator.maker, accelerator.name) for accelerator in (*amd, *_gaudi(ctx)))
+    return _listed((*([] if hiding(ctx) else _of_a_job(ctx)), *_gaudi(ctx)))
+
+
+def hidden(ctx: Context) -> str | None:
+    """The AMD GPUs here that a setting hides from the job."""
+    return _listed(_of_a_job(ctx)) if hiding(ctx) else None
+
+
+def hiding(ctx: Context) -> str | None:
+    """The setting that hides all AMD GPUs from the job: ``HIP_VISIBLE_DEVICES="-1"``."""
+    values = {name: ctx.env[name] for name in HIDING if name in ctx.env}
+    found = (name for name, value in values.items() if value.strip().lower() in DELIBERATE_ENDS)
+    return next((f'{name}="{values[name]}"' for name in found), None)
+
+
+def _of_a_job(ctx: Context) -> list[Accelerator]:
+    """AMD's GPUs that a job would compute on."""
+    amd = list(_amd(ctx))
+    meant = any(accelerator.for_data_centres for accelerator in amd) or (amd and _torch_is_for_rocm(ctx))
+    return amd if meant else []
+
+
+def _listed(accelerators: Iterable[Accelerator]) -> str | None:
+    """ "8 AMD GPUs (AMD Instinct MI300X OAM)"; None for none."""
+    makers = grouped((accelerator.maker, accelerator.name) for accelerator in accelerators)
     words = [
         f"{len(names)} {maker}{'' if len(names) == 1 else 's'} ({', '.join(dict.fromkeys(names))})"
         for maker, names in makers.items()
     ]
     return " and ".join(words) or None
-
-
-def _are_hidden(ctx: Context) -> bool:
-    values = (ctx.env.get(name) for name in HIDING)
-    return any(value is not None and value.strip().lower() in DELIBERATE_ENDS for value in values)
 
 
 def _amd(ctx: Context) -> Iterator[Accelerator]:
@@ -136,7 +153,6 @@ def _is_door(name: str) -> bool:
 def _torch_is_for_rocm(ctx: Context) -> bool:
     """Whether the torch of this Python was built for AMD GPUs; False where that is unknown."""
     try:
-        answer = json.loads(ctx.child("software").stdout)
-    except ValueError:
+        return bool(json_object(last_line(ctx.child("software").stdout)).get("torch_hip"))
+    except NotJson:
         return False
-    return isinstance(answer, dict) and bool(answer.get("torch_hip"))

@@ -5,11 +5,12 @@ from collections import Counter
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from ddp_doctor.checks.node.gpus.condition import severity_of_use
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact
 from ddp_doctor.knowledge.gpu import nvml
-from ddp_doctor.model.choices import Severity, Status
+from ddp_doctor.model.choices import Backend, Severity, Status
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Setting
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
@@ -140,70 +141,106 @@ def _show_all(fact: GpusFact) -> Remedy:
 
 @rule("DD311", "job-sees-too-few-gpus", Severity.ERROR, GpusFact)
 def too_few_visible(recording: Recording) -> Iterator[Draft]:
-    """More ranks than GPUs they are shown, or a CUDA_VISIBLE_DEVICES that names a GPU which does not exist.
+    """A job that sees none of the machine's GPUs, fewer than it has ranks, or names one that does not exist.
 
     What it finds
-        With NCCL, more ranks on a node than a CUDA process is shown GPUs there: an error. An entry of
-        CUDA_VISIBLE_DEVICES that names no GPU, or names one twice, while the ranks still fit: a warning.
+        With NCCL, more ranks on a node than a CUDA process is shown GPUs there: an error. A machine that has GPUs
+        of which the job sees none, whatever hides them (CUDA_VISIBLE_DEVICES with a wrong first entry, empty, -1 or
+        NoDevFiles, HIP_VISIBLE_DEVICES, a SLURM step without a grant): an error for a run, unless --backend gloo
+        says that the job is meant for CPUs. An entry of CUDA_VISIBLE_DEVICES that names no GPU, or names one twice,
+        while the ranks still fit: a warning.
 
     Why it matters
         Rank N uses GPU N: ranks beyond the last die with "invalid device ordinal", and NCCL refuses two ranks
-        on one GPU. CUDA drops the first wrong entry and all after it without a word.
+        on one GPU. CUDA drops the first wrong entry and all after it without a word, and a job that sees no GPU
+        computes on the CPU, tens of times slower.
 
     Remedy
-        Start as many ranks as GPUs are shown, or correct CUDA_VISIBLE_DEVICES.
+        Start as many ranks as GPUs are shown, correct CUDA_VISIBLE_DEVICES, or say --backend gloo.
 
     References
         CUDA Programming Guide, CUDA Environment Variables; NVIDIA/nccl init.cc, "Duplicate GPU detected"
     """
-    for (ranks, shown, value, rejected), group in _selections(recording).items():
-        short = ranks > shown
-        count = f"only {shown} GPU{' is' if shown == 1 else 's are'} visible"
-        count = f"{ranks} ranks, but {count}" if short else count
-        setting = "" if value is None else f' with CUDA_VISIBLE_DEVICES="{value}"'
-        stop = f'; CUDA stops at its entry "{rejected}"' if rejected else ""
-        setting_culprit = [] if value is None else [Culprit(kind="setting", name="CUDA_VISIBLE_DEVICES")]
-        fewer = by_operator(f"Start one rank a GPU: --nproc-per-node {shown}.", scope="job")
+    for seen, group in _selections(recording).items():
+        short, fact = seen.ranks > seen.shown, group[0].fact
+        is_fatal = short or (
+            not seen.shown and recording.options.command != "prolog"
+        )  # that has a CPU job's, too
+        count = f"{seen.ranks} ranks, but {seen.words()}" if short else seen.words()
+        stop = f'; CUDA stops at its entry "{seen.rejected}"' if seen.rejected else ""
+        setting = f" with {seen.setting}" if seen.setting else ""
+        name = (seen.setting or "").partition("=")[0]
+        remedies = [_show_all(fact)]
+        if short and seen.shown:
+            remedies.append(by_operator(f"Start one rank a GPU: --nproc-per-node {seen.shown}.", scope="job"))
+        if not seen.shown:
+            remedies.append(by_operator("Where the CPU is meant, say so: --backend gloo.", scope="job"))
         yield proved(
-            (*setting_culprit, *node_culprits(recording, group)),
+            (*([Culprit(kind="setting", name=name)] if name else []), *node_culprits(recording, group)),
             f"{node_names(recording, group)}: {count}{setting}{stop}",
             Evidence(
-                text=f"a CUDA process is shown {shown} GPUs{setting}{stop}",
-                value=shown,
+                text=f"a process of the job is shown {seen.shown} GPUs{setting}{stop}",
+                value=seen.shown,
                 unit="GPUs",
-                expected=ranks if short else None,
+                expected=seen.ranks if short else None,
                 expected_from="one GPU a rank" if short else "every entry names a GPU",
             ),
-            *((_show_all(group[0].fact), fewer) if short and shown else (_show_all(group[0].fact),)),
-            detail=f"The driver has {len(group[0].fact.gpus)} GPUs there. {_slices(group[0].fact)}".strip(),
-            severity=asked_for(recording, Severity.ERROR if short else Severity.WARNING),
+            *remedies,
+            detail=" ".join(filter(None, (_there(fact), _slices(fact)))),
+            severity=asked_for(recording, Severity.ERROR if is_fatal else Severity.WARNING),
         )
 
 
-#: Ranks, GPUs shown, CUDA_VISIBLE_DEVICES and its wrong entry: nodes that share all of them are one finding.
-_Selection = tuple[int, int, str | None, str | None]
+class _Selection(NamedTuple):
+    """What the job is shown: nodes that share all of it are one finding."""
+
+    ranks: int
+    shown: int
+    there: str  # how many GPUs the machine has
+    setting: str | None  # that chose
+    rejected: str | None  # its wrong entry
+
+    def words(self) -> str:
+        """How many GPUs the job sees."""
+        if not self.shown:
+            return f"the job sees none of {self.there}"
+        return f"only {self.shown} GPU{' is' if self.shown == 1 else 's are'} visible"
 
 
 def _selections(recording: Recording) -> dict[_Selection, list[FactAt[GpusFact]]]:
     """The nodes on which the job is shown too few GPUs, or one of its entries names none."""
     groups: dict[_Selection, list[FactAt[GpusFact]]] = {}
-    world = recording.world
+    world, options = recording.world, recording.options
+    wants_gpus = options.command == "run" and options.backend is not Backend.GLOO
     for node in recording.facts(GpusFact):
         ranks = len(world.ranks_of(node.node)) if world is not None and world.backend == "nccl" else 0
-        selection = _selection(node.fact, ranks)
+        selection = _selection(node.fact, ranks, wants_gpus=wants_gpus)
         if selection is not None:
             groups.setdefault(selection, []).append(node)
     return groups
 
 
-def _selection(fact: GpusFact, ranks: int) -> _Selection | None:
+def _selection(fact: GpusFact, ranks: int, *, wants_gpus: bool) -> _Selection | None:
     shown = len(fact.visible)
-    if fact.nvml_error is not None or (ranks <= shown and fact.rejected is None):
+    blind = wants_gpus and not shown and bool(fact.in_the_machine() or fact.others_hidden)
+    if fact.nvml_error is not None or (ranks <= shown and fact.rejected is None and not blind):
         return None
     short = shortfall_of(fact, None)
     if short is not None and short.severity is Severity.ERROR and fact.rejected is None:
         return None  # DD303 names the missing GPUs; ranks without one are its victims
-    return ranks, shown, fact.environment.get("CUDA_VISIBLE_DEVICES"), fact.rejected
+    value, count = fact.environment.get("CUDA_VISIBLE_DEVICES"), fact.in_the_machine()
+    setting = None if value is None else f'CUDA_VISIBLE_DEVICES="{value}"'
+    there = fact.others_hidden or ("its only GPU" if count == 1 else f"the {count} GPUs there")
+    return _Selection(ranks, shown, there, fact.others_hidden_by or setting, fact.rejected)
+
+
+def _there(fact: GpusFact) -> str:
+    if fact.visible:
+        return f"The driver has {len(fact.gpus)} GPUs there."
+    nothing = (
+        "SLURM granted this step none. " if "SLURM_PROCID" in fact.environment and not fact.granted else ""
+    )
+    return f"{nothing}The job would compute on the CPU."
 
 
 def _slices(fact: GpusFact) -> str:

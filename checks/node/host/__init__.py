@@ -15,7 +15,7 @@ import errno
 import os
 from collections.abc import Iterator
 
-from ddp_doctor.checks.node.host import rules
+from ddp_doctor.checks.node.host import rules, slowed
 from ddp_doctor.checks.node.host.rules import shortage_draft, shortages
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.knowledge import thresholds
@@ -126,7 +126,7 @@ def probe(ctx: Context) -> Host:
     meminfo, group = read("/proc/meminfo") or "", cgroup.limits(read)
     shm, shm_problem = host_limits.shared_memory(ctx)
     maker = host_limits.maker(ctx)
-    return Host(
+    fact = Host(
         kernel=host_limits.kernel(read),
         in_container=host_gpus.in_container(ctx),
         cpus=ctx.cpus(),
@@ -155,6 +155,8 @@ def probe(ctx: Context) -> Host:
         asset_tag=maker.asset_tag,
         network_drivers=maker.network_drivers,
     )
+    busy = fact.load_per_cpu > thresholds.LOAD_PER_CPU
+    return fact.model_copy(update={"busiest": host_limits.busiest(ctx)}) if busy else fact
 
 
 CHECK = Check(
@@ -163,6 +165,6 @@ CHECK = Check(
     where=Where.NODE,
     probe=probe,
     facts=(Host,),
-    rules=(shared_memory_too_small, *rules_in(rules)),
+    rules=(shared_memory_too_small, *rules_in(rules, slowed)),
     cost_s=0.05,
 )

@@ -1,4 +1,4 @@
-"""DD222-DD227, DD240: too little locked memory, memory, open files or CPUs, slow hosts, and a loopback that is down."""
+"""DD222-DD226, DD240: too little locked memory, memory, open files or CPUs, and a loopback that is down."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -141,40 +141,6 @@ def _omp(fact: Host, ranks: int, _world: World) -> Severity | None:
     if ratio <= 1 or ranks < 2 or fact.omp_num_threads == 1 or fact.cpus_are_per_rank:
         return None
     return Severity.WARNING if ratio > thresholds.OMP_THREADS_PER_CPU else Severity.INFO
-
-
-@rule("DD227", "slow-clock-or-busy-host", Severity.INFO, Host)
-def slow_clock_or_busy_host(recording: Recording) -> Iterator[Draft]:
-    """Something slows the whole host: a slow clock source, or other work.
-
-    What it finds
-        hpet, acpi_pm or a timer tick as the clock source; a load of more than two for each CPU.
-
-    Why it matters
-        Measurements are off. A slow clock takes microseconds to read instead of some 20 ns, and the kernel
-        turns to it when it finds the processor's counter unstable.
-
-    Remedy
-        See in the kernel log why tsc was given up ("Marking clocksource unstable"); end the other work.
-
-    References
-        https://docs.kernel.org/timers/timekeeping.html
-    """
-    for fault, group in by_cause(recording.facts(Host), _slowed).items():
-        saw = Evidence(text=fault, expected_from="an idle host with tsc or a virtual clock")
-        detail = "What is measured here may be slower than the job will be."
-        yield proved(
-            of_nodes(recording, group),
-            f"Measurements on {{who}} may come out too slow: {fault}",
-            saw,
-            detail=detail,
-        )
-
-
-def _slowed(fact: Host) -> str | None:
-    if fact.clock_source in thresholds.SLOW_CLOCK_SOURCES:
-        return f"reading the clock takes long (clock source {fact.clock_source})"
-    return "other work keeps the CPUs busy" if fact.load_per_cpu > thresholds.LOAD_PER_CPU else None
 
 
 def _more_cpus(ranks: int) -> Remedy:

@@ -20,6 +20,8 @@ from ddp_doctor.settings.nccl_conf import files_read, set_by_files
 from ddp_doctor.settings.table import Agreement, never_read, variables
 from ddp_doctor.settings.values import effective, misread
 from ddp_doctor.settings.wording import printable, shown
+from ddp_doctor.views.failed_trials import what_did_not_fit
+from ddp_doctor.wording.differences import made_ranks_fail
 from ddp_doctor.wording.findings import Who, likely
 from ddp_doctor.wording.nodes import host, name_list, node_culprits, node_names, of_nodes
 
@@ -242,7 +244,8 @@ def nccl_conf_differs(recording: Recording) -> Iterator[Draft]:
     What it finds
         What NCCL has for a variable, of the environment or else of its files, differs between nodes, and a file
         gave it to one of them. As grave as between environments: an error for NCCL_ALGO, NCCL_PROTO and what else
-        hangs a job; names of a node's own devices may differ. Silent where DD436 tells what the setting forbids.
+        hangs a job, and where a rank got what does not fit; names of a node's own devices may differ. Silent where
+        DD436 tells what the setting forbids.
 
     Why it matters
         The ranks follow different settings though every environment is the same, so that a comparison of `env` finds
@@ -276,7 +279,9 @@ def nccl_conf_differs(recording: Recording) -> Iterator[Draft]:
             continue
         stake = agreement.difference(name, does, agreement.Job(backend=world.backend))
         if stake is not None:
-            yield _difference_draft(recording, name, has, from_file, stake)
+            told = what_did_not_fit(recording) if stake.weight != "minor" else ()
+            draft = _difference_draft(recording, name, has, from_file, stake)
+            yield made_ranks_fail(draft, told) if told else draft
 
 
 def _forbids_rdma(recording: Recording) -> set[str]:

@@ -136,6 +136,7 @@ CHECK = Check(
     probe=probe,
     facts=(Software,),
     rules=rules_in(nccl, installation, shadowing),
+    decides_world=(installation.cpu_torch_beside_gpus,),
     cost_s=0.1,
     is_essential=True,
 )

@@ -77,14 +77,14 @@ def cpu_torch_beside_gpus(recording: Recording) -> Iterator[Draft]:
 
     What it finds
         torch was built without CUDA (and without ROCm) while the NVIDIA driver is loaded and GPU devices are
-        there, not hidden from the job, and gloo was not asked for.
+        there, not hidden from the job (which DD311 finds), and gloo was not asked for.
 
     Why it matters
         The job runs on the CPU, tens of times slower, or dies at its first call to CUDA.
 
     Remedy
         Install a CUDA build that the driver supports. Where training on the CPU is meant, say so with
-        --backend gloo or CUDA_VISIBLE_DEVICES="".
+        --backend gloo.
 
     References
         https://pytorch.org/get-started/locally
@@ -96,7 +96,7 @@ def cpu_torch_beside_gpus(recording: Recording) -> Iterator[Draft]:
             f"torch {version} on {{who}} is a CPU build, so the GPUs stay idle",
             Evidence(text=text, expected_from=f"driver {driver}"),
             cuda_build(driver),
-            detail='If the CPU is meant, use --backend gloo or CUDA_VISIBLE_DEVICES="".',
+            detail="If the CPU is meant, use --backend gloo.",
         )
 
 

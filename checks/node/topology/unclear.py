@@ -41,10 +41,11 @@ def topology_partly_unclear(recording: Recording) -> Iterator[Draft]:
     for warnings, group in by_cause(
         recording.facts(TopologyFact), lambda fact: fact.warnings or None
     ).items():
+        said = f": {warnings[0]}" if len(warnings) == 1 else f", for {len(warnings)} reasons"
         yield proved(
             node_culprits(recording, group) if recording.world else (),
-            f"Part of the GPU topology of {hosts_of(recording, group)} is unclear: {warnings[0]}",
-            (Evidence(text=text) for text in warnings),
+            f"Part of the GPU topology of {hosts_of(recording, group)} is unclear{said}",
+            (Evidence(text=text) for text in (warnings if len(warnings) > 1 else ())),
             detail="What is unclear was left out; the rest was checked.",
         )
 

@@ -18,10 +18,15 @@ TIERS: Sequence[Tier] = ("kernel", "exception", "recorder", "ras", "nccl", "watc
 #: for what ends a process is followed by the stacks of its threads and by what its launcher says.
 _STILL_RUNS_LINES = 50
 _STILL_RUNS_LINES_OF_A_FAILED = 300
+#: What came so often is tried again and again; it has got over that where so many lines follow, or more.
+_TRIES = 3
+LEAST_LINES_OF_LIFE = 10
 #: So many other lines behind the first try to connect say that a later one succeeded.
 _LINES_OF_LIFE = 3
 #: Moments of different files that are closer than this have no order: clocks of hosts differ, logs have whole seconds.
 _SAME_MOMENT_S = 2.0
+#: Signs that count where the output ends with them, and how many lines may follow: a shell's, after a command's end.
+_LAST_WORDS = {"complaint": 0, "ended-badly": 3}
 #: Lines of an exception's message, below its first one.
 _MESSAGE_LINES = 40
 #: A zone of clocks is a whole number of quarters of an hour from UTC.
@@ -158,7 +163,8 @@ class Output:
 
     @cached_property
     def _last_line(self) -> dict[str, int]:
-        return {file.name: file.lines for file in self.fact.files}
+        """With which line each file ends: the stacks that follow a failure are a part of it."""
+        return {file.name: file.said or file.lines for file in self.fact.files}
 
     @cached_property
     def _ranks_in(self) -> Counter[str]:
@@ -169,17 +175,26 @@ class Output:
         """Whether the process that printed it went on for long after it."""
         if SIGNS[sign.sign][0].is_final:
             return False
+        if sign.in_init:
+            return True
         rank = None if sign.rank is None else self.ranks.get(sign.rank)
         last = rank.last if rank is not None else None
+        end = self._last_line.get(sign.where.file, 0)
         if last is not None and last.file == sign.where.file:
-            after = last.line - sign.where.line
+            end = min(end, last.line)
         elif last is not None:
             return False  # it went on in another file: no lines to count
-        else:
-            after = self._last_line.get(sign.where.file, 0) - sign.where.line
         in_file = self._ranks_in[sign.where.file]
-        most = _STILL_RUNS_LINES_OF_A_FAILED if self._is_known_to_have_failed else _STILL_RUNS_LINES
-        return after > most * max(in_file, 1)
+        return end - _last(sign) > self._still_runs_lines(sign) * max(in_file, 1)
+
+    def _still_runs_lines(self, sign: SignSeen) -> int:
+        """What tries again comes as far as before; what comes twice as far has got over it."""
+        if self._is_known_to_have_failed:
+            return _STILL_RUNS_LINES_OF_A_FAILED
+        if sign.times < _TRIES:
+            return _STILL_RUNS_LINES
+        round_lines = (_last(sign) - sign.where.line) // (sign.times - 1)
+        return min(max(2 * round_lines, LEAST_LINES_OF_LIFE), _STILL_RUNS_LINES)
 
     @cached_property
     def failed(self) -> bool:
@@ -215,9 +230,14 @@ class Output:
         return tuple(
             sign
             for sign in self.fact.signs
-            if sign.sign == "complaint" and self._last_line.get(sign.where.file) == sign.where.line
+            if sign.sign in _LAST_WORDS
+            and not sign.in_init
+            and self._lines_after(sign) <= _LAST_WORDS[sign.sign]
             if (sign.where.file, sign.where.line) not in self._ignored
         )
+
+    def _lines_after(self, sign: SignSeen) -> int:
+        return self._last_line.get(sign.where.file, _last(sign)) - _last(sign)
 
     def _was_tried_again(self, sign: SignSeen) -> bool:
         """Whether a store that refused a connection was reached later: torch warns at each try, and goes on."""
@@ -240,7 +260,8 @@ class Output:
 
     @cached_property
     def _is_known_to_have_failed(self) -> bool:
-        return bool(self.died) or any(ends_a_job(SIGNS[sign.sign][0]) for sign in self.fact.signs)
+        ends = any(ends_a_job(SIGNS[sign.sign][0]) for sign in self.fact.signs)
+        return bool(self.died) or ends or any(sign.sign == "ended-badly" for sign in self.last_complaints)
 
     # --- exceptions --------------------------------------------------------------------------------
 
@@ -294,6 +315,11 @@ class Output:
             if SIGNS[sign.sign][1] is not None:
                 lines[sign.where.file, sign.rank].append(sign.where.line)
         return lines
+
+
+def _last(sign: SignSeen) -> int:
+    """The last line that says it."""
+    return sign.where.line if sign.last_line is None else sign.last_line
 
 
 def _died(rank: RankSeen | None) -> bool:

@@ -22,9 +22,11 @@ What signs and rows must look like for it:
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
+from shlex import quote
 
 from ddp_doctor.engine.causes import live, networks, time_outs, unproven, wait_graph
 from ddp_doctor.engine.causes.evidence import (
+    LEAST_LINES_OF_LIFE,
     TIERS,
     Output,
     Suspect,
@@ -34,12 +36,13 @@ from ddp_doctor.engine.causes.evidence import (
 from ddp_doctor.engine.causes.exceptions import speaks_of_a_machine
 from ddp_doctor.engine.causes.judged import Judged, place_of
 from ddp_doctor.engine.causes.whose import culprits, places, rank_culprit, who
-from ddp_doctor.facts.job_log import JobLogFact, SignSeen
+from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact, SignSeen
 from ddp_doctor.knowledge.gpu.xids import XIDS
-from ddp_doctor.knowledge.job_causes import SIGNS, cause_named
+from ddp_doctor.knowledge.job_causes import FOUND_BY_LINT, SIGNS, cause_named
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.recording import Recording, once_a_recording
-from ddp_doctor.wording.ranks import capital
+from ddp_doctor.parse.frames import is_of_the_job
+from ddp_doctor.wording.ranks import capital, short
 
 
 @once_a_recording
@@ -48,7 +51,7 @@ def causes(recording: Recording) -> tuple[Judged, ...]:
     if recording.options.command == "attach":
         return live.judged(recording)
     fact = recording.first(JobLogFact) or JobLogFact(files=())
-    last = max((sign.attempt for sign in fact.signs), default=0)
+    last = _last_attempt(fact)
     output = _of_attempt(fact, last)
     hangs = [Suspect(j.cause, "recorder", j.confidence, judged=j) for j in wait_graph.judged(recording)]
     by_signs = (_by_the_moment(output, suspect) for suspect in suspects(output))
@@ -58,14 +61,37 @@ def causes(recording: Recording) -> tuple[Judged, ...]:
     if left:
         found = tuple(_judged(output, suspect) for suspect in output.in_order(left))
     elif output.failed:
-        found = unproven.judged(output)
+        found = networks.p2p_hang(recording, output) or unproven.judged(output)
     else:
         found = unproven.not_shown(recording, output)
+    found = tuple(_with_lint(recording, output, judged) for judged in found)
     earlier = [said for attempt in range(last) if (said := _of_earlier(_of_attempt(fact, attempt), attempt))]
     if not earlier or not found:
         return found
     detail = " ".join(filter(None, (found[0].detail, *earlier)))
     return replace(found[0], detail=detail), *found[1:]
+
+
+def _with_lint(recording: Recording, output: Output, judged: Judged) -> Judged:
+    """What reads the job's code comes first: the file of the culprits' stacks, else of any rank's."""
+    if judged.cause.name not in FOUND_BY_LINT:
+        return judged
+    named = {culprit.rank for culprit in judged.culprits}
+    stacks = [
+        (sign.rank, sign.values.get("where", "")) for sign in output.fact.signs if sign.sign == "exception"
+    ]
+    stacks += [
+        (at.fact.rank, frame) for at in recording.facts(FlightDumpFact) for frame in at.fact.frames[-1:]
+    ]
+    files = [(rank in named, _file_of(frame)) for rank, frame in stacks if frame and is_of_the_job(frame)]
+    script = next((file for _, file in sorted(files, key=lambda of: not of[0])), "SCRIPT")
+    lint = f"ddp-doctor lint {quote(script)}"
+    return replace(judged, next_check=f"{lint}; {judged.next_check or judged.cause.next_check}")
+
+
+def _file_of(frame: str) -> str:
+    """``/home/me/net.py`` of ``/home/me/net.py:31 in forward``."""
+    return frame.rpartition(" in ")[0].rpartition(":")[0]
 
 
 #: Faults of the network by what is set up wrongly: they show with the first transfers.
@@ -100,6 +126,17 @@ def _is_first(output: Output, suspect: Suspect) -> bool | None:
     return at_once or any(sign.sign == "test-without-results" for sign in output.fact.signs) or None
 
 
+def _last_attempt(fact: JobLogFact) -> int:
+    """torchrun's last one: of which something is said, or which followed and printed more than its beginning."""
+    ends = {file.name: file.said or file.lines for file in fact.files}
+    follow = (
+        sign.attempt + 1
+        for sign in fact.signs
+        if sign.sign == "restarted" and ends.get(sign.where.file, 0) - sign.where.line > LEAST_LINES_OF_LIFE
+    )
+    return max((*follow, *(sign.attempt for sign in fact.signs)), default=0)
+
+
 def _of_attempt(fact: JobLogFact, attempt: int) -> Output:
     """The output of one of torchrun's attempts. How ranks ended is known of the last one alone."""
     return Output(
@@ -130,7 +167,11 @@ def _judged(output: Output, suspect: Suspect) -> Judged:
         culprits(output, suspect),
         who(output, suspect),
         " ".join(filter(None, (capital(time_outs.waited(output)), _when(output, suspect)))),
-        values={**suspect.values, **_meaning(suspect.values.get("xid", ""))},
+        values={
+            **suspect.values,
+            **_meaning(suspect.values.get("xid", "")),
+            "raised_at": _raised_at(output, suspect),
+        },
     )
 
 
@@ -138,6 +179,14 @@ def _beside(output: Output, suspect: Suspect) -> Iterator[SignSeen]:
     """The first of the signs without which its own would say nothing."""
     needed = {name for sign in suspect.signs for name in SIGNS[sign.sign][0].beside}
     yield from islice((sign for sign in output.fact.signs if sign.sign in needed), 1)
+
+
+def _raised_at(output: Output, suspect: Suspect) -> str:
+    """``train.py:31``, the line of the job's own code, where a sign is the last line of a traceback; else empty."""
+    said = {(sign.where.file, sign.where.line) for sign in suspect.signs}
+    raised = (sign for sign in output.fact.signs if sign.sign == "exception")
+    at = next((one.values.get("where", "") for one in raised if (one.where.file, one.where.line) in said), "")
+    return short(at.partition(" in ")[0])
 
 
 def _meaning(xid: str) -> dict[str, str]:

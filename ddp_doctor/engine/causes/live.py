@@ -20,6 +20,7 @@ from functools import cached_property
 from ddp_doctor.engine.causes import wait_graph
 from ddp_doctor.engine.causes.evidence import Output, lines, suspects
 from ddp_doctor.engine.causes.judged import Judged
+from ddp_doctor.engine.causes.live_counts import by_counts
 from ddp_doctor.engine.causes.live_named import CAUSES, Named
 from ddp_doctor.engine.causes.live_unable import cannot_run, gone
 from ddp_doctor.engine.hang.judgement import minority
@@ -29,7 +30,7 @@ from ddp_doctor.knowledge.live_frames import ROOTED
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.views.live_jobs import LiveJob, live_jobs
-from ddp_doctor.views.live_ranks import Doing
+from ddp_doctor.views.live_ranks import Doing, last_to_come
 from ddp_doctor.wording.live_ranks import busy_text, called, place, plural, verb, waits_text
 from ddp_doctor.wording.ranks import capital, rank_list
 
@@ -91,7 +92,7 @@ class _Job(Named):
             return unable
         working = [one for one in self.outside if one.moves]
         if any(one.moves for one in self.able if one not in self.outside) or (working and not self.waiting):
-            return ()
+            return self._late()
         if working:
             return (self._at_work(working),)
         found = self._stands_still()
@@ -129,27 +130,29 @@ class _Job(Named):
         return sorted(self.ranks, key=lambda one: one.rank not in blamed)
 
     def by_ras(self, recording: Recording, instead_of: Judged) -> tuple[Judged, ...]:
-        """The rank that RAS sees behind, or not at all, where nothing better is known."""
+        """The rank that RAS sees behind, ahead, or not at all, where nothing better is known."""
         if instead_of.cause.name not in ("progress-not-known", "collective-stalled"):
             return ()
+        if found := by_counts(self):
+            return (found,)
         said = [
-            one
+            (one, sorted({int(sign.values["rank"]) for sign in one.signs if sign.values.get("rank")}))
             for at in recording.facts(JobLogFact)
             for one in suspects(Output(at.fact))
-            if one.tier == "ras"
+            if one.tier == "ras" and one.cause.name != "rank-behind"
         ]
         return tuple(
             Judged(
                 one.cause,
                 one.confidence,
                 (*lines(one.signs), *self.lines(self.ranks)),
-                self.culprits(sorted(one.ranks)),
-                self.who(sorted(one.ranks)),
+                self.culprits(ranks),
+                self.who(ranks),
                 waits_text(self.waiting),
                 one.values,
             )
-            for one in said
-            if one.ranks
+            for one, ranks in said
+            if ranks
         )
 
     # --- some wait for others -------------------------------------------------------------------------
@@ -160,8 +163,20 @@ class _Job(Named):
         does = first.words if len(alike) == 1 else plural(first.words)
         waiting = [one.rank for one in self.waiting]
         others = f"{rank_list(waiting)} {verb(waiting, 'wait')}"
-        values = {"does": does, "line": place(first.line), "others": others}
+        worker = next((place(one.helper_line) for one in alike if one.helper_line), "")
+        values = {"does": does, "line": place(first.line), "others": others, "worker": worker}
         return self.found("others-wait-for-work", Confidence.PROVED, alike, (), **values)
+
+    def _late(self) -> tuple[Judged, ...]:
+        """Of a job that gets on: the rank for which the others wait in each step."""
+        late = last_to_come(self.ranks)
+        if late is None:
+            return ()
+        one, line, looks, of = late
+        numbers = [other.rank for other in self.ranks if other is not one]
+        others = f"{rank_list(numbers)} {verb(numbers, 'wait')}"
+        values = {"does": "is", "line": place(line), "looks": f"{looks} of {of}", "others": others}
+        return (self.found("others-wait-for-work", Confidence.LIKELY, [one], (), **values),)
 
     def _outside(self, still: Sequence[Doing]) -> Judged:
         call = " or ".join(dict.fromkeys(map(called, self.waiting)))
@@ -173,7 +188,8 @@ class _Job(Named):
         stands = f"{it} {verb(still, does)} at {place(still[0].line)}" if at_one_place else ""
         sure = len(still) < len(self.waiting) and not loops
         confidence = Confidence.PROVED if sure else Confidence.LIKELY
-        return self.found("stuck-outside-collective", confidence, still, still, call=call, stands=stands)
+        found = self.found("stuck-outside-collective", confidence, still, still, call=call, stands=stands)
+        return replace(found, lines=(*found.lines[:1], *self.stands(still[0]), *found.lines[1:]))
 
     def _no_data(self, loading: Sequence[Doing]) -> Judged:
         everyone = len(loading) == len(self.ranks) > 1
@@ -189,14 +205,12 @@ class _Job(Named):
             for connection in one.fact.unacknowledged:
                 if connection.retransmissions >= _SENT_AGAIN:
                     return self._lost(one, connection)
-        by_call: dict[object, list[Doing]] = defaultdict(list)
-        one_group = all(one.fact.groups == 1 or one.fact.default_group for one in self.in_collective)
-        for one in self.in_collective:
-            by_call[one.call if one_group else (one.call, one.line)].append(one)
-        if len(by_call) > 1 and not one_group:
-            return self.found("cross-group-deadlock", Confidence.LIKELY, self.in_collective, ())
-        if len(by_call) > 1:
-            return self._calls_do_not_meet(list(by_call.values()))
+        of_default = [one for one in self.in_collective if one.fact.groups == 1 or one.fact.default_group]
+        if len({one.call for one in of_default}) > 1:
+            return self._calls_do_not_meet(of_default)
+        of_others = len(self.in_collective) - len(of_default)
+        if of_others and len({(one.call, one.line) for one in self.in_collective}) > 1:
+            return self._groups_or_calls()
         if self.for_gpu or self.job.is_elsewhere:
             return self._not_known()
         call = called(self.waiting[0])
@@ -221,20 +235,36 @@ class _Job(Named):
             {"peer": peer},
         )
 
-    def _calls_do_not_meet(self, groups: Sequence[Sequence[Doing]]) -> Judged:
-        calls = {one.call for one in self.in_collective}
-        can_compare = "wait" not in calls and calls.isdisjoint(ROOTED)
-        odd = minority([[one.rank for one in group] for group in groups]) if can_compare else ()
-        blamed = [one for one in self.in_collective if one.rank in odd]
-        one = (blamed or self.in_collective)[0]
-        other = next(of for of in reversed(self.in_collective) if of.call != one.call and of.rank not in odd)
+    def _groups_or_calls(self) -> Judged:
+        """Of ranks that handed over a group, or of which that is not known, the stacks do not tell which one."""
+        found = self.found("cross-group-deadlock", Confidence.LIKELY, self.in_collective, ())
+        if len({one.call for one in self.in_collective}) == 1:
+            return found
+        detail = (
+            f"{found.detail} Which groups these are on, the stacks do not tell: if it is one, its ranks call"
+        )
+        detail += " different collectives; else they take two groups in different orders."
+        otherwise = "in different collectives of one group"
+        return replace(found, detail=detail, values={**found.values, "otherwise": otherwise})
+
+    def _calls_do_not_meet(self, ranks: Sequence[Doing]) -> Judged:
+        """Different calls of these ranks, in one group."""
+        by_call: dict[str, list[Doing]] = defaultdict(list)
+        for one in ranks:
+            by_call[one.call].append(one)
+        can_compare = "wait" not in by_call and by_call.keys().isdisjoint(ROOTED)
+        knows_all = can_compare and len(ranks) == len(self.in_collective)
+        odd = minority([[one.rank for one in group] for group in by_call.values()]) if knows_all else ()
+        blamed = [one for one in ranks if one.rank in odd]
+        one = (blamed or min(by_call.values(), key=len))[0]
+        other = next(of for of in reversed(ranks) if of.call != one.call and of.rank not in odd)
         values = {
             "rank": str(one.rank),
             "op": called(one),
             "peer_rank": str(other.rank),
             "peer_op": called(other),
         }
-        who = blamed or self.in_collective
+        who = blamed or ranks
         return self.found("collective-mismatch", Confidence.LIKELY, who, blamed, **values)
 
     # --- not known ------------------------------------------------------------------------------------
@@ -265,7 +295,9 @@ class _Job(Named):
             who = self.who([one.rank for one in unclear])
             others = f"{rank_list(waiting)} {verb(waiting, 'wait')}"
             does = unclear[0].words if len(unclear) == 1 else plural(unclear[0].words)
-            return f"{who} {does}{at} while {others}: whether that ends shows only later"
+            helper = next((one.helper_line for one in unclear if one.helper_line), "")
+            worker = f" (a worker of its data loader stands at {place(helper)})" if helper else ""
+            return f"{who} {does}{at}{worker} while {others}: whether that ends shows only later"
         if self.job.is_elsewhere and self.waiting:
             others = (
                 f"only {rank_list(self.job.unseen)} can tell" if self.job.unseen else "only others can tell"

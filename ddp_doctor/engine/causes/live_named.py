@@ -11,12 +11,13 @@ from ddp_doctor.model.finding import Culprit
 from ddp_doctor.views.live_jobs import LiveJob
 from ddp_doctor.views.live_ranks import UNABLE, Doing
 from ddp_doctor.wording.live_ranks import busy_text, says, verb, waits_text
-from ddp_doctor.wording.ranks import rank_list
+from ddp_doctor.wording.ranks import rank_list, short
 
 CAUSES = {cause.name: cause for cause in JOB_CAUSES}
 #: Ranks that are named with their processes.
 _EACH = 2
 _MOST_LINES = 8
+_MOST_FRAMES = 12
 
 
 class Named:
@@ -87,6 +88,16 @@ class Named:
             else:
                 numbers = [one.rank for one in several]
                 yield LogLine(file=f"{rank_list(numbers)} on {host}", line=0, text=text)
+
+    def stands(self, one: Doing) -> Iterator[LogLine]:
+        """Where a rank stands, whole: its Python stack, and what the kernel says that it waits for."""
+        frames = next((look.frames for look in reversed(one.fact.looks) if look.frames), ())
+        if frames:
+            cut = "… > " * (len(frames) > _MOST_FRAMES)
+            yield self.line(one, f"its stack: {cut}{' > '.join(map(short, frames[-_MOST_FRAMES:]))}")
+        if one.fact.kernel:
+            where = one.fact.looks[-1].wait_channel
+            yield self.line(one, f"the kernel: it waits in {one.fact.kernel}{f' ({where})' if where else ''}")
 
     def line(self, one: Doing, text: str) -> LogLine:
         """What one rank does, as a line of its own."""

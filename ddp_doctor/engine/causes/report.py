@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ddp_doctor.engine.causes.judge import causes
 from ddp_doctor.engine.causes.live import blamed
+from ddp_doctor.facts.collectives import AllReduceFact
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
 from ddp_doctor.knowledge.job_causes.unproven import NOT_FAILED
@@ -22,6 +23,7 @@ from ddp_doctor.model.report import (
     Report,
 )
 from ddp_doctor.views.live_jobs import live_jobs, unreached
+from ddp_doctor.views.node_traits import counted
 from ddp_doctor.wording.live_ranks import call_name, says
 
 
@@ -139,7 +141,7 @@ def _of_live(recording: Recording, verdict: Verdict, findings: Sequence[Finding]
     watched_s = max((job.watched_s for job in jobs), default=0.0)
     ranks = f"{number} rank{'s' if number != 1 else ''}{of}"
     word = "Cannot tell" if verdict is Verdict.UNSURE else "Moving"
-    return f"{word}: {ranks} watched for {watched_s:.0f} s, and none keeps others waiting"
+    return f"{word}: {ranks} watched for {watched_s:.0f} s, and {'it gets' if number == 1 else 'they get'} on"
 
 
 def _not_seen(recording: Recording, verdict: Verdict) -> str:
@@ -178,11 +180,12 @@ def job_facts(recording: Recording) -> JobFacts:
     ]
     hosts = (*(rank.host for rank in job.ranks), *(log.host for log in logs))
     nvls = {log.nvls for log in logs} - {None}
+    measured = [at.fact for at in recording.facts(AllReduceFact)]
     return JobFacts(
         launcher=job.launcher,
         torch=job.torch_version,
         backend=job.backend,
-        nccl=next((_release(log) for log in logs if log.version), None),
+        nccl=next((_release(log) for log in logs if log.version), _common(fact.nccl for fact in measured)),
         driver_cuda=next((log.driver_cuda for log in logs if log.driver_cuda), None),
         ranks=next((size for size in worlds if size), None),
         nodes=tuple(dict.fromkeys(host for host in hosts if host)),
@@ -197,6 +200,8 @@ def job_facts(recording: Recording) -> JobFacts:
         transports=dict(sorted(Counter(kind for *_, kind in pairs).items())),
         gpudirect=any(gpudirect for _, _, gpudirect in over_net) if over_net else None,
         nvls=any(nvls) if nvls else None,
+        measured_by=_common(fact.measured_by for fact in measured),
+        gpus=_common(counted(fact.gpu_names) for fact in measured),
     )
 
 

@@ -11,6 +11,7 @@ neither, and then nothing is said here.
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from ddp_doctor.engine.causes.evidence import Output, Suspect, lines, ranks_of
 from ddp_doctor.engine.causes.judged import Judged
@@ -187,8 +188,10 @@ def _behind(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:
     behind = sorted(
         r for r, w in ranks.items() if w.enqueued is not None and w.enqueued < seq and w not in at_it
     )
-    if not behind or len(behind) >= len(at_it):
+    if not behind or len(behind) > len(at_it):
         return None
+    if len(behind) == len(at_it):
+        return _either(output, at_it, [ranks[rank] for rank in behind])
     worked = len(behind) == 1 and _worked(output, behind[0])
     name = "timeout-long-rank0-work" if worked else "stuck-outside-collective"
     far = ", ".join(sorted({str(ranks[rank].enqueued) for rank in behind}))
@@ -198,6 +201,34 @@ def _behind(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:
     )
     signs = [sign for wait in (*(ranks[rank] for rank in behind), *at_it) for sign in wait.signs[:1]]
     return _judged(output, name, Confidence.LIKELY, signs, behind, detail)
+
+
+def _either(output: Output, at_it: Sequence[Wait], behind: Sequence[Wait]) -> Judged | None:
+    """As many wait as had called less: the numbers tell that they differ, and not which of them is wrong."""
+    if any(wait.seq is not None for wait in behind):
+        return None
+    if len(behind) == 1 and _worked(output, behind[0].rank):
+        name, guilty = "timeout-long-rank0-work", [behind[0].rank]
+    else:
+        name, guilty = "stuck-outside-collective", []
+    here, there = ([wait.rank for wait in waits] for waits in (at_it, behind))
+    far = " and ".join(
+        sorted({str(wait.enqueued) if (wait.enqueued or 0) > 0 else "none" for wait in behind})
+    )
+    called = f"{capital(rank_list(there))} had called {far}"
+    either = f"{rank_list(there)} did not come, or {rank_list(here)} called one more"
+    verb = "waits" if len(here) == 1 else "wait"
+    detail = f"{called}, {rank_list(here)} {verb} in {at_it[0].collective}: {either}."
+    detail += " Look at both: the numbers blame neither."
+    signs = [sign for wait in (*behind, *at_it) for sign in wait.signs[:1]]
+    judged = _judged(output, name, Confidence.LIKELY, signs, guilty, detail)
+    if judged is None or guilty:
+        return judged
+    title = f"{called}, {rank_list(here)} {verb} in {at_it[0].seq}: {either}"
+    next_check = (
+        f"py-spy dump --pid PID of {rank_list(sorted((*here, *there)))} while they hang, or the dumps of both"
+    )
+    return replace(judged, cause=judged.cause._replace(title=title), next_check=next_check)
 
 
 def _some_are_ahead(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:

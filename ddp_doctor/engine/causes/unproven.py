@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from textwrap import shorten
 
 from ddp_doctor.engine.causes.evidence import Output, lines, ranks_of
 from ddp_doctor.engine.causes.judged import Judged
@@ -30,6 +31,10 @@ _PEER_GONE = (
 )
 #: Exit statuses of a shell for signals.
 _SIGNALS = {137: "SIGKILL", 139: "SIGSEGV", 135: "SIGBUS", 134: "SIGABRT", 143: "SIGTERM"}
+#: Who prints so many steps behind the beginning of a communicator runs: the line that it is complete is missing.
+_LINES_OF_WORK = 5
+#: Characters of the last line in a title.
+_LONGEST_WORDS = 80
 #: Lines of evidence from all kinds of signs together.
 _MOST_LINES = 8
 
@@ -46,7 +51,11 @@ def judged(output: Output) -> tuple[Judged, ...]:
 def _killed(output: Output) -> Iterator[Judged]:
     """SIGKILL without a word of who sent it: most often the kernel, out of memory."""
     cause = cause_named("host-oom-kill")
-    told = () if output.died or output.stuck else tuple(filter(_tells_of_a_kill, output.fact.signs))
+    told = tuple(
+        sign
+        for sign in output.fact.signs
+        if _tells_of_a_kill(sign) and not (output.died or output.stuck or output.got_over(sign))
+    )
     killed = [
         rank
         for rank in output.died
@@ -105,11 +114,7 @@ def _command_signal(sign: SignSeen) -> str | None:
     """The signal: by its name, as a negative exit code, or as a shell's."""
     values = sign.values
     code = int(values.get("exit") or 0)
-    return (
-        "SIGKILL"
-        if values.get("killed")
-        else values.get("signal") or _signal(None, code if code > 0 else 128 - code)
-    )
+    return values.get("signal") or _signal(None, code if code > 0 else 128 - code)
 
 
 def _no_server(output: Output) -> Iterator[Judged]:
@@ -212,7 +217,17 @@ def _unknown(output: Output) -> Iterator[Judged]:
             )
             if part
         ),
-        values={"what": (waits_for or timed_out or ended or "the job failed").rstrip(".")},
+        values={"what": (waits_for or timed_out or ended or _last_words(output)).rstrip(".")},
+    )
+
+
+def _last_words(output: Output) -> str:
+    """``The output ends with “make: *** [train] Error 1”``, where a shell or a service has the last word."""
+    said = [sign.where.text for sign in output.last_complaints if sign.sign == "ended-badly"]
+    return (
+        f"the output ends with “{shorten(said[-1], _LONGEST_WORDS, placeholder=' …')}”"
+        if said
+        else "the job failed"
     )
 
 
@@ -220,8 +235,12 @@ def not_shown(recording: Recording, output: Output) -> tuple[Judged, ...]:
     """Of a job that did not fail as far as it was read: that its end is not there, or its beginning not complete."""
     logs = [at.fact for at in recording.facts(NcclTransportFact)]
     begun, complete = sum(log.inits_begun for log in logs), sum(log.inits_complete for log in logs)
+    # A rank that has done with one shows that all came to it: of the others the line is missing.
+    done = {init.comm_id for log in logs for init in log.inits if init.complete}
+    complete += sum(not init.complete and init.comm_id in done for log in logs for init in log.inits)
+    goes_on = any(file.goes_on >= _LINES_OF_WORK for file in output.fact.files)
     cause, values = cause_named("end-not-shown"), {"why": output.unfinished}
-    if begun > complete and not output.unfinished:
+    if begun > complete and not goes_on and not output.unfinished:
         cause = cause_named("job-starting")
         several = "s" if begun > 1 else ""
         values = {"what": f"NCCL began {begun} communicator{several}, and {complete} became complete"}

@@ -32,7 +32,13 @@ from ddp_doctor.engine.hang.judgement import (
     where_it_waits,
 )
 from ddp_doctor.knowledge.deadlines import STILL_CPU_S_PER_S
-from ddp_doctor.knowledge.victims import aborted_over_a_peer, names_own_gpu, names_own_host
+from ddp_doctor.knowledge.victims import (
+    aborted_over_a_peer,
+    blames_peer,
+    is_a_librarys,
+    is_unfit,
+    names_own_gpu,
+)
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.trial import FlightEntry, RankEvidence, Step, TrialRecord
 from ddp_doctor.parse.complaints import with_last_warning
@@ -40,6 +46,8 @@ from ddp_doctor.parse.complaints import with_last_warning
 #: Deaths this close together have one cause: the forkserver, the agent or the machine.
 _SAME_MOMENT_S = 0.25
 _SIGABRT = -6
+#: Signals for what the process itself did: no death of a peer sends them.
+_OWN_FAULTS = (-4, -5, -7, -8, -11, -31)  # SIGILL, SIGTRAP, SIGBUS, SIGFPE, SIGSEGV, SIGSYS
 #: How a rank ends because another rank died: gloo and NCCL's watchdog abort a rank whose peer vanished,
 #: torchrun sends SIGTERM.
 _ANSWERS = (_SIGABRT, -15)
@@ -52,11 +60,27 @@ def judge(trial: TrialRecord) -> Judgement:
     ranks = [rank for rank in trial.evidence if not rank.done]
     if trial.outcome == "slow":
         return Judgement("slow", waiting=tuple(rank.rank for rank in ranks))
-    for cause in (_mismatch, _died, _raised, _stopped, _never_began, _behind, _uninterruptible, _deadlock):
+    causes = (
+        _mismatch,
+        _died,
+        _at_odds,
+        _raised,
+        _stopped,
+        _never_began,
+        _behind,
+        _uninterruptible,
+        _deadlock,
+    )
+    for cause in causes:
         found = cause(ranks, trial)
         if found is not None:
             return found
     return Judgement("unsure", waiting=numbers(ranks))
+
+
+def tells_of_a_peer(rank: RankEvidence) -> bool:
+    """Whether a rank's exception is about a peer. Where it leaves the cause out, the rank's log may have it."""
+    return blames_peer(_words(rank)) and not names_own_gpu(rank.output_tail)
 
 
 # --- the causes, most certain first --------------------------------------------------------------
@@ -69,8 +93,11 @@ def _died(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None
         wrong_size = any(_GLOO_SIZE.search(rank.output_tail) for rank in dead)
         return _aborted_over_a_mismatch(ranks) if wrong_size else None
     causes = _first_to_go(own, trial)
-    if not causes or (len(ranks) > 1 and len(causes) == len(ranks)):
+    untold = trial.launcher == "torchrun" and not any(rank.began for rank in ranks)  # its own failure
+    if not causes or untold:
         return Judgement("unsure", waiting=numbers(ranks))
+    if len(ranks) > 1 and len(causes) == len(ranks):
+        return Judgement("died-everywhere", waiting=numbers(ranks), step=shared_step(ranks))
     innocent = [rank for rank in ranks if rank not in causes]
     return Judgement("died", numbers(causes), numbers(innocent), shared_step(innocent))
 
@@ -79,12 +106,25 @@ def _first_to_go(dead: Sequence[RankEvidence], trial: TrialRecord) -> list[RankE
     """The ranks that did not die because of another death, as far as the moments can be compared."""
     nodes = {rank.node for rank in dead}
     known = clocks(by_step(trial), nodes) if len(nodes) > 1 else dict.fromkeys(nodes, Clock(0.0, 0.0))
+    first = [rank for rank in dead if not _may_be_an_answer(rank, trial)]
     if not known:  # no order between the nodes: a death that may be an answer names nobody
-        return [rank for rank in dead if rank.exit_code not in _ANSWERS]
+        return first
     gone = {rank.rank: (rank.exited_at or 0.0) - known[rank.node].ahead_s for rank in dead}
     margin = _SAME_MOMENT_S + 2 * max(clock.uncertainty_s for clock in known.values())
     at_once = [rank for rank in dead if gone[rank.rank] - min(gone.values()) <= margin]
-    return [rank for rank in at_once if rank.exit_code not in _ANSWERS] or at_once
+    unknown = trial.launcher == "torchrun" and not any(rank.exit_code for rank in at_once)
+    causes = [rank for rank in at_once if rank in first] or ([] if unknown else at_once)
+    alike = {(rank.exit_code, _last_step(rank)) for rank in causes if rank.exit_code in _OWN_FAULTS}
+    return [rank for rank in dead if rank in causes or (rank.exit_code, _last_step(rank)) in alike]
+
+
+def _may_be_an_answer(rank: RankEvidence, trial: TrialRecord) -> bool:
+    """Whether a peer's death may have ended the rank. Of torchrun's, 0 is a code that it did not tell."""
+    return rank.exit_code in _ANSWERS or (trial.launcher == "torchrun" and rank.exit_code == 0)
+
+
+def _last_step(rank: RankEvidence) -> tuple[str, int] | None:
+    return key_of(rank.steps[-1]) if rank.steps else None
 
 
 def _aborted_over_a_peer(rank: RankEvidence) -> bool:
@@ -105,7 +145,7 @@ def _aborted_over_a_mismatch(ranks: Sequence[RankEvidence]) -> Judgement:
 
 def _raised(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
     everyone = trial.evidence
-    own = [rank for rank in ranks if rank.raised is not None and not _blames_peer(rank)]
+    own = [rank for rank in ranks if rank.raised is not None and not tells_of_a_peer(rank)]
     if not own:
         return None
     alike: dict[object, list[RankEvidence]] = defaultdict(list)
@@ -113,8 +153,7 @@ def _raised(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | No
         assert rank.raised is not None
         alike[rank.raised.type, rank.raised.where].append(rank)
     if len(everyone) > 1 and len(own) == len(everyone):
-        kind: Kind = "raised-everywhere" if len(alike) == 1 else "unsure"
-        return Judgement(kind, waiting=numbers(ranks), step=shared_step(ranks))
+        return Judgement("raised-everywhere", waiting=numbers(ranks), step=shared_step(ranks))
     most = max(alike.values(), key=len)
     if len(everyone) > 1 and 2 * len(most) > len(everyone):
         return _what_most_met(ranks, trial, set(numbers(most)))
@@ -122,12 +161,20 @@ def _raised(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | No
     return Judgement("raised", numbers(own), numbers(innocent), shared_step(innocent))
 
 
-def _blames_peer(rank: RankEvidence) -> bool:
-    """Whether a rank's exception is about a peer. Where it leaves the cause out, the rank's log may have it."""
-    raised, log = rank.raised, rank.output_tail
-    if raised is None or not raised.blames_peer:
-        return False
-    return not (names_own_gpu(log) or names_own_host(with_last_warning(raised.message, log)))
+def _words(rank: RankEvidence) -> str:
+    return with_last_warning(rank.raised.message, rank.output_tail) if rank.raised else ""
+
+
+def _at_odds(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement | None:
+    """A rank that says that what a peer sent does not fit: who reads first says so, and either may be wrong.
+
+    Another one may then stumble over what it read. An exception of a rank's own host or code counts more.
+    """
+    said = [_words(rank) for rank in ranks if rank.raised is not None]
+    if not any(map(is_unfit, said)) or not all(is_a_librarys(one) or blames_peer(one) for one in said):
+        return None
+    left = [rank for rank in ranks if not _ended(rank)]
+    return Judgement("at-odds", waiting=numbers(left), step=shared_step(ranks))
 
 
 def _what_most_met(ranks: Sequence[RankEvidence], trial: TrialRecord, most: set[int]) -> Judgement:

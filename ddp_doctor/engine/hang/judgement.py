@@ -21,6 +21,7 @@ from ddp_doctor.model.trial import FlightEntry, RankEvidence, Step, TrialRecord
 
 Kind = Literal[
     "died",
+    "died-everywhere",
     "raised",
     "raised-everywhere",
     "stopped",
@@ -28,6 +29,7 @@ Kind = Literal[
     "never-began",
     "never-entered",
     "mismatch",
+    "at-odds",
     "pair",
     "all-entered",
     "left-behind",

@@ -27,7 +27,7 @@ from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.ranks.node_ranks import FIRST, NodeRanks
 from ddp_doctor.ranks.trial import TrialResult
 from ddp_doctor.ranks.worker.remedy_probe import TRYING
-from ddp_doctor.wording.ranks import cause, short
+from ddp_doctor.wording.ranks import cause, ended, short
 
 #: The check that tests links one by one.
 _PAIRWISE = "p2p"
@@ -69,11 +69,13 @@ class Agent:
             try:
                 meanwhile()
             finally:  # what torchrun said may be the cause
-                finished = result.record.outcome == "finished"
-                notes = launch.notes(deadlines.CHECK_S if finished else 0.0)
+                record = result.record
+                ends = record.outcome == "finished" or any(rank.exited_at for rank in record.evidence)
+                notes = launch.notes(deadlines.CHECK_S if ends else 0.0)
                 if result.cut_short is None:
-                    position = self.partial.trials.index(result.record)
-                    self.partial.trials[position] = result.record.model_copy(update={"notes": notes})
+                    position = self.partial.trials.index(record)
+                    told = {"notes": notes, "evidence": launch.with_exit_codes(record.evidence)}
+                    self.partial.trials[position] = record.model_copy(update=told)
 
     def run_checks(self, checks: Sequence[Check]) -> None:
         """All rank checks, in as many trials as it takes."""
@@ -294,7 +296,9 @@ def _have_met(record: TrialRecord) -> bool:
 
 
 def _why_unread(record: TrialRecord, rank: int) -> str:
-    raised = next((evidence.raised for evidence in record.evidence if evidence.rank == rank), None)
-    if raised is not None:
-        return f"{raised.type} at {short(raised.where)}: {cause(raised.message)[:300]}"
+    mine = next((evidence for evidence in record.evidence if evidence.rank == rank), None)
+    if mine is not None and mine.raised is not None:
+        return f"{mine.raised.type} at {short(mine.raised.where)}: {cause(mine.raised.message)[:300]}"
+    if mine is not None and mine.exit_code is not None and record.launcher == "forkserver":
+        return f"its process {ended(mine)}"
     return f"the ranks were ended before rank {rank} was through"

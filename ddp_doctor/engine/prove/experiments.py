@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import ValidationError
@@ -11,6 +11,7 @@ from ddp_doctor.agents.agent_group import RUN_IS_OVER
 from ddp_doctor.engine.node_run.agent import Agent
 from ddp_doctor.engine.prove.proofs import proof_of
 from ddp_doctor.facts.collectives import TrialMeasurement
+from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.model.choices import Level, Severity, Status
 from ddp_doctor.model.finding import Finding, Remedy, Reproducer, Setting
 from ddp_doctor.model.recording import Recording
@@ -19,7 +20,7 @@ from ddp_doctor.ranks.run import Run
 from ddp_doctor.ranks.trial import PAUSED, TrialResult
 from ddp_doctor.settings import trials
 from ddp_doctor.wording.proofs import in_force
-from ddp_doctor.wording.ranks import cause
+from ddp_doctor.wording.ranks import cause, ended
 
 _OPTED_OUT = "left out by --no-prove"
 _NO_RANKS = "this run could start no ranks to try it with"
@@ -105,7 +106,7 @@ def _why(record: TrialRecord) -> str:
     raised = [rank for rank in record.evidence if rank.raised is not None]
     if not raised:
         died = next((rank for rank in record.evidence if rank.exit_code is not None), None)
-        return f"rank {died.rank} ended with exit code {died.exit_code}" if died else "the trial broke off"
+        return f"rank {died.rank} {ended(died)}" if died else "the trial broke off"
     return _words(min(raised, key=_order))
 
 
@@ -137,23 +138,27 @@ def candidates(
     What is only worth knowing is tried at level thorough alone: it costs time on healthy machines.
     """
     world = recording.world
+    known = set(env).union(*(node.fact.variables for node in recording.facts(EnvVars)))
     least = Severity.INFO if recording.options.level is Level.THOROUGH else Severity.WARNING
     for finding in findings:
         if world is None or finding.reproduced_by is None or not finding.severity.at_least(least):
             continue
         made = [remedy for remedy in finding.remedies if remedy.settings and remedy.scope == "job"]
         if made:
-            yield [_candidate(finding, remedy, finding.reproduced_by, world.backend, env) for remedy in made]
+            yield [
+                _candidate(finding, remedy, finding.reproduced_by, world.backend, known) for remedy in made
+            ]
 
 
 def _candidate(
-    finding: Finding, remedy: Remedy, reproducer: Reproducer, backend: str, env: Mapping[str, str]
+    finding: Finding, remedy: Remedy, reproducer: Reproducer, backend: str, env: Collection[str]
 ) -> Candidate:
-    reason = trials.why_not((setting.name for setting in remedy.settings), backend)
+    unset = {setting.name for setting in remedy.settings if setting.action == "unset"}
+    reason = trials.why_not((setting.name for setting in remedy.settings), backend, unset)
     return Candidate(finding.code, remedy.settings, reproducer, reason or _from_a_file(remedy.settings, env))
 
 
-def _from_a_file(settings: Sequence[Setting], env: Mapping[str, str]) -> str | None:
+def _from_a_file(settings: Sequence[Setting], env: Collection[str]) -> str | None:
     """What a file sets can be overruled by the environment, but not taken away."""
     for setting in settings:
         if setting.action == "unset" and setting.node_rank is None and setting.name not in env:

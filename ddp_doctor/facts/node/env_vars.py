@@ -41,6 +41,29 @@ class Written(Frozen):
     path: Path = ()  # block and branch of a script, from the outermost inwards
 
 
+class Launch(Frozen):
+    """A command of a script that asks for nodes or starts ranks: its numbers, as far as they stand there."""
+
+    program: Literal["sbatch", "kubernetes", "srun", "mpirun", "torchrun"]
+    line: int
+    starts: Literal["", "torchrun", "python", "script"] = ""
+    nodes: tuple[int, int] | None = None  # the fewest and the most
+    tasks: int | None = None
+    tasks_per_node: int | None = None
+    gpus: int | None = None  # of the whole job
+    gpus_per_node: int | None = None
+    gpus_per_task: int | None = None
+    cpus_per_task: int | None = None
+    agents: tuple[int, int] | None = None  # torchrun's --nnodes, the fewest and the most
+    ranks_per_task: int | None = None  # torchrun's --nproc-per-node
+    node_rank: bool = False  # whether torchrun is told its own
+    endpoint: str = ""  # where torchrun is told to meet, if that is its own host; or "elsewhere"
+    path: Path = ()  # of the branch that it is in
+    environment: dict[str, str] = Field(
+        default_factory=dict
+    )  # of the script, as far as it decides who meets where
+
+
 class SettingText(Fact):
     """What a text sets, in its order."""
 
@@ -49,6 +72,8 @@ class SettingText(Fact):
     form: Form
     written: tuple[Written, ...] = ()
     calls_torchrun: bool = False
+    job: Launch | None = None  # what the lines for the scheduler ask for
+    launches: tuple[Launch, ...] = ()  # in their order
 
     def in_force(self) -> dict[str, Written]:
         """By name, the one that counts."""

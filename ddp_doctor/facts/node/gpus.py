@@ -165,6 +165,8 @@ class GpusFact(Fact):
     rejected: str | None = None  # the entry of CUDA_VISIBLE_DEVICES at which CUDA stops: it names no GPU
     hidden: bool = False  # CUDA_VISIBLE_DEVICES hides all on purpose
     used: tuple[int, ...] = ()  # NVML indices of the job's GPUs, also before CUDA_VISIBLE_DEVICES is set
+    others_hidden: str | None = None  # GPUs of another maker that a setting hides: "8 AMD GPUs (MI300X)"
+    others_hidden_by: str | None = None  # that setting: 'HIP_VISIBLE_DEVICES=""'
 
     def of_the_job(self) -> tuple[Gpu, ...]:
         """The GPUs to judge: others' on a shared node are not this job's business."""
@@ -193,6 +195,10 @@ class GpusFact(Fact):
         if self.in_container or ("SLURM_PROCID" in self.environment and not self.granted):
             return ()
         return tuple(gpu for gpu in self.pci_gpus or () if not gpu.passed_through)
+
+    def in_the_machine(self) -> int:
+        """How many NVIDIA GPUs there are that work, whether the job sees them or not."""
+        return len(self.gpus) or sum(name[6:].isdecimal() for name in self.device_nodes)
 
     def has_grant(self) -> bool:
         """Whether NVIDIA GPUs were granted. SLURM counts AMD's (/dev/kfd) under the same names."""

@@ -4,7 +4,16 @@ from typing import ClassVar
 
 from pydantic import PositiveInt
 
+from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.fact import Fact
+
+
+class BusyProcess(Frozen):
+    """A process that takes much of the CPUs. Its arguments, which may hold anything, are not kept."""
+
+    name: str  # as the kernel has it: 15 characters
+    pid: int
+    cpus: float  # how many it kept busy
 
 
 class Host(Fact):
@@ -19,6 +28,9 @@ class Host(Fact):
     host_cpus: int | None = None
     cpu_quota_cpus: float | None = None  # limit: the control group's processor time
     load_1min: float | None = None
+    busiest: tuple[
+        BusyProcess, ...
+    ] = ()  # of others, the two that take most; looked for under a high load only
     memory_total_bytes: int | None = None
     memory_available_bytes: int | None = None  # of the host
     cgroup_memory_limit_bytes: int | None = None  # limit

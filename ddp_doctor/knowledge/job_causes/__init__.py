@@ -14,6 +14,7 @@ from ddp_doctor.knowledge.job_causes import (
     host,
     launchers,
     live,
+    nccl_settings,
     nccl_tools,
     network,
     pointers,
@@ -35,6 +36,7 @@ _MODULES = (
     software,
     network,
     rdma,
+    nccl_settings,
     nccl_tools,
     code,
     ddp,
@@ -64,6 +66,14 @@ SIGNS: dict[str, tuple[Sign, JobCause | None]] = {
         for sign in module.SIGNS
     },
 }
+#: Causes in a job's code whose like ``ddp-doctor lint`` finds in the script.
+FOUND_BY_LINT = frozenset(
+    (
+        "backend-device-mismatch", "checkpoint-mismatch", "collective-mismatch", "cross-group-deadlock",
+        "ddp-ready-twice", "ddp-unused-parameters", "device-mismatch", "duplicate-gpu", "invalid-device-ordinal",
+        "pg-not-initialized", "rank0-only-collective", "stuck-outside-collective",
+    )
+)  # fmt: skip
 _BY_NAME = {cause.name: cause for cause in JOB_CAUSES}
 
 

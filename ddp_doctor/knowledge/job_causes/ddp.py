@@ -219,8 +219,8 @@ CAUSES = (
             ),
             Sign(
                 "nccl-sizes-differ",
-                ("Message truncated : received", "message truncated : receiv", "collective mismatch error"),
-                r"[Mm]essage truncated : receiv(?:ed|ing) (?P<bytes>\d+)(?:,\d+)? bytes instead of (?P<other_bytes>\d+)"
+                ("message truncated : receiv", "collective mismatch error"),
+                r"message truncated : receiv(?:ed|ing) (?P<bytes>\d+) bytes instead of (?P<other_bytes>\d+)"
                 r"|NET/IB : [^\n]{0,120}collective mismatch error,? local size (?P<local>\d+) remote",
                 tier="nccl",
             ),

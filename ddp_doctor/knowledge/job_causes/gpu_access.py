@@ -280,7 +280,8 @@ CAUSES = (
         finds="A hang at one of the first collectives on a node whose log says that its IOMMU translates addresses.",
         why="Writes of one GPU to another go through the IOMMU, and with some boards they never arrive.",
         remedies=(_WITHOUT_TRANSLATION, _WITHOUT_P2P),
-        next_check="NCCL_P2P_DISABLE=1 with the same job; cat /proc/cmdline; dmesg | grep -iE 'DMAR|AMD-Vi|iommu'",
+        next_check="ddp-doctor run --only topology,p2p; NCCL_P2P_DISABLE=1 with the same job;"
+        " cat /proc/cmdline; dmesg | grep -iE 'DMAR|AMD-Vi|iommu'",
         references=(_NCCL_GUIDE, "RCCL, src/init.cc (the warning on iommu=pt)"),
         signs=(
             Sign(
@@ -304,7 +305,7 @@ CAUSES = (
             _WITHOUT_P2P,
             Remedy(summary="Update the driver: newer ones refuse P2P where the GPU has none", scope="node"),
         ),
-        next_check="NCCL_P2P_DISABLE=1 with the same job; nvidia-smi topo -p2p r",
+        next_check="ddp-doctor run --only topology,p2p; NCCL_P2P_DISABLE=1 with the same job; nvidia-smi topo -p2p r",
         references=(_NCCL_GUIDE,),
         signs=(
             Sign(

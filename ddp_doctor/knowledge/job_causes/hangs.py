@@ -16,12 +16,14 @@ CAUSES = (
         " handled. The ranks that wait print the time-out and are victims.",
         remedies=(
             Remedy(
-                summary="Look at what that rank does after its last collective, and let all ranks do it, or none",
+                summary="End what it waits for there: who writes into that file or pipe, holds that lock, serves that"
+                " peer; and give such a wait a time-out",
                 scope="code",
             ),
             Remedy(
-                summary="Look where it stands while it hangs: from its host, with its process",
-                commands=("py-spy dump --pid PID",),
+                summary="Where it left the collective out, as below a condition on the rank: let all ranks call it,"
+                " or none",
+                scope="code",
             ),
         ),
         next_check="py-spy dump --pid PID of that rank while it hangs",
@@ -31,7 +33,8 @@ CAUSES = (
     JobCause(
         code="DDJ196",
         name="cross-group-deadlock",
-        title="Ranks wait for each other in different process groups[: {odd} took them in another order]",
+        title="Ranks wait for each other in different process groups[, or {otherwise}]"
+        "[: {odd} took them in another order]",
         domain="code",
         restart="no",
         finds="Ranks wait in collectives of several process groups, each for ranks that wait in another group, by the"

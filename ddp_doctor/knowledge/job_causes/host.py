@@ -152,7 +152,7 @@ CAUSES = (
     JobCause(
         code="DDJ109",
         name="host-out-of-memory",
-        title="Not enough host memory on {who}[: {bytes} bytes were asked for]",
+        title="Not enough host memory on {who}[, at {raised_at}][: {bytes} bytes were asked for]",
         domain="host",
         restart="no",
         finds="An allocation of host memory failed in the rank itself.",

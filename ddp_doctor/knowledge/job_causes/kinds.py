@@ -15,6 +15,11 @@ NCCL_WARN = r":\d{1,5} (?:\(\w{1,80}\) )?NCCL WARN "
 CUDA_ERRORS = "CUDA runtime, texts of cudaGetErrorString"
 #: Begins the note that parse/job_log/ras.py puts behind a line of NCCL's RAS.
 RAS_NOTE = "[RAS: "
+#: Commands that watch a job, and are ended with it.
+MONITORS = (
+    r"(?:nvidia-smi|dcgmi|gpustat|nvtop|rocm-smi"
+    r"|\b(?:h?top|vmstat|iostat|mpstat|sar|dstat|tail|sleep|monitor\w*)\b)"
+)
 #: How the output of nccl-tests begins; signs with this word count where its results never came.
 TEST_BEGINS = "# Using devices"
 

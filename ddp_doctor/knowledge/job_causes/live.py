@@ -112,11 +112,12 @@ CAUSES = (
     JobCause(
         code="DDJ306",
         name="others-wait-for-work",
-        title="{who} {does}[ at {line}], and {others} for it",
+        title="{who} {does}[ at {line}][ in {looks} looks]"
+        "[ (a worker of its data loader is at {worker})], and {others} for it",
         domain="code",
         restart="unknown",
         finds="A rank is at work of its own (it compiles, saves a checkpoint, evaluates, loads data), and the others"
-        " wait in a collective for it.",
+        " wait in a collective for it; or the job moves, and a rank comes last in three of four looks.",
         why="The job gets on. The GPUs of the others are idle, and a collective times out where the work takes longer"
         " than the time-out of its group.",
         remedies=(

@@ -6,7 +6,7 @@ transport/tcp; Slurm src/srun/libsrun/launch.c; Open MPI help-orterun.txt; MPICH
 """
 
 from ddp_doctor.knowledge import victims
-from ddp_doctor.knowledge.job_causes.kinds import Sign
+from ddp_doctor.knowledge.job_causes.kinds import MONITORS, Sign
 
 #: How ProcessGroupNCCL begins its lines, with the number and the description of the group since torch 2.3.
 _GROUP = r"(?:\[(?:PG (?:ID \d+ PG )?(?:GUID )?(?P<group>[^\]]*?) )?Rank (?P<group_rank>\d+)\] +)?"
@@ -137,12 +137,17 @@ _ENDS = (
         tier="nccl",
         role="pointer",
     ),
-    Sign(  # a shell's word for how a command ended
+    Sign(  # a shell's words for how a command ended; the shell may start it again
+        "command-killed",
+        (" Killed  ",),
+        rf"(?:^|: +)\d+ (?P<killed>Killed)  (?!.*{MONITORS})",
+        role="pointer",
+    ),
+    Sign(
         "core-dumped",
         ("(core dumped)",),
         r"(?P<signal>Segmentation fault|Bus error|Aborted|Illegal instruction|Floating point exception|Trace/breakpoint"
         r" trap)\s{1,20}\(core dumped\)",
-        tier="launcher",
         role="pointer",
     ),
     Sign(  # of a traceback whose beginning is missing: output that was cut, or only its end
@@ -222,11 +227,10 @@ _ENDS = (
         tier="launcher",
         role="pointer",
     ),
-    Sign(  # of a launcher that tells no rank: DeepSpeed's, accelerate's, a shell's
+    Sign(  # of a launcher that tells no rank: DeepSpeed's, accelerate's
         "command-ended",
-        ("exits with return code = ", "died with <Signals.", " Killed  "),
-        r"exits with return code = (?P<exit>-?[1-9]\d*)|died with <Signals\.(?P<signal>SIG[A-Z]+)"
-        r"|(?:^|: +)\d+ (?P<killed>Killed)  ",
+        ("exits with return code = ", "died with <Signals."),
+        r"exits with return code = (?P<exit>-?[1-9]\d*)|died with <Signals\.(?P<signal>SIG[A-Z]+)",
         tier="launcher",
         role="pointer",
     ),
@@ -258,18 +262,20 @@ _VICTIMS = (
     ),
     Sign(
         "told-to-dump",
-        (
-            "Observed flight recorder dump signal from another rank",
-            "Received a global timeout from another rank",
-            "Received a dump signal from another rank",
-        ),
+        ("Observed flight recorder dump signal from another rank",),
         role="victim",
     ),
     Sign(  # of the group that a rank was made with first; the number is of the rank that prints it
         "dump-signal",
-        ("Received a dump signal due to a collective timeout from",),
+        (
+            "Received a dump signal due to a collective timeout from",
+            "Received a dump signal from ",  # torch 2.3 to 2.5
+            "Received a global timeout from another rank",
+            "Received a timeout signal from this local rank",
+        ),
         _GROUP
-        + r"Received a dump signal due to a collective timeout from +(?:this local rank|rank (?P<by>\d+))"
+        + r"Received a (?:dump signal|global timeout|timeout signal)(?: due to a collective timeout)? from +"
+        r"(?:this local rank|another rank|rank (?P<by>\d+))"
         r"(?:.*?Last enqueued (?:\w+ )?work: (?P<enqueued>-?\d+), last completed (?:\w+ )?work: (?P<completed>-?\d+))?",
         role="victim",
     ),

@@ -209,7 +209,7 @@ CAUSES = (
                 ),
                 # torch repeats the texts of warnings behind "Last error:", without the file.
                 rf"(?:paths|search|topo|connect|xml|rings)\.(?:cc|h|cu){NCCL_WARN}(?:Error : )?(?:Could not find"
-                r" (?!real path|CPU close)|too many Topo links)"
+                r" (?!real path|CPU close|[^\n]{0,200}falling back)|too many Topo links)"
                 r"|No path computed to go from|Failed to find reverse path from remNode"
                 r"|Attribute \w+ of node \w+ not found",
                 tier="nccl",

@@ -2,12 +2,17 @@
 
 Sources: torch 1.1 to 2.15; accelerate utils/operations.py; DeepSpeed runtime/engine.py and comm/comm.py; Megatron-LM
 core/parallel_state.py and core/rerun_state_machine.py; Lightning; Horovod common/controller.cc; Ray exceptions.py; Open
-MPI; glibc malloc; LSF, Slurm; NCCL src/include/checks.h (NCCLCHECK).
+MPI; glibc malloc; LSF, Slurm; NCCL src/include/checks.h (NCCLCHECK); bash, dash, zsh, make, ninja, systemd, kubectl.
 """
 
-from ddp_doctor.knowledge.job_causes.kinds import Sign
+from ddp_doctor.knowledge.job_causes.kinds import MONITORS, Sign
 from ddp_doctor.model.choices import Confidence
 
+#: How shells name the signals that end a command, but SIGTERM, which ends what is no longer needed.
+_SIGNALS = (
+    r"(?i:killed|segmentation fault|bus error|abort(?:ed)?|illegal (?:hardware )?instruction"
+    r"|floating point exception)"
+)
 #: Signs of no cause of their own.
 SIGNS = (
     # Python's words in front of a traceback that ended nothing: of a destructor, of its logging.
@@ -21,8 +26,50 @@ SIGNS = (
     Sign(
         "complaint",
         ("NCCL WARN ", "Exception: "),
-        r"NCCL WARN (?!.*(?:libibverbs|real path|Plugin|Only EFA))"
+        r"NCCL WARN (?!.*(?:libibverbs|real path|Plugin|Only EFA|falling back"
+        r"|lib wrapper not initialized|requires GDRCopy))"  # NCCL 2.32 where libibverbs is missing
         r"|^(?:\[rank\d{1,7}\]: ?)?[\w.]{1,80}Exception: ",
+        role="context",
+    ),
+    # How a shell, make, a container or a service says that a command failed: a failure where the output ends with it.
+    # A monitor of the job is ended when the job is.
+    Sign(
+        "ended-badly",
+        (
+            "Killed",
+            "killed ",
+            "Segmentation fault",
+            "segmentation fault",
+            "Bus error",
+            "bus error",
+            "Aborted",
+            "abort ",
+            "Illegal instruction",
+            "illegal hardware instruction",
+            "Floating point exception",
+            "floating point exception",
+            "make: *** ",
+            "]: *** [",
+            "+  Exit ",
+            "build stopped: ",
+            "exit code",
+            "exit status",
+            "exited with",
+            "terminated with ",
+            "Exit status ",
+            "with error code",
+            "code=exited",
+            "code=killed",
+            "code=dumped",
+            "Failed with result",
+        ),
+        rf"^(?!.*{MONITORS})(?:(?:\S{{1,200}}: )?(?:line \d+: )?(?: *\d+ |\[\d+\][+-]? +)?{_SIGNALS}"
+        r"(?: \(core dumped\))?(?:$|\s{2,}|\s+\S*(?:python|torchrun|srun))"
+        r"|\[\d+\][+-]? +Exit [1-9]|g?make(?:\[\d+\])?: \*\*\* |ninja: build stopped"
+        r"|(?i:.{0,300}?\b(?:error|failed|failure|exited|terminated|exit)\b.{0,300}?"
+        r"\b(?:code|status)[\s:=]+(?:code )?-?[1-9]\d{0,9}\b)"
+        r"|.{0,200}Main process exited, code=(?!exited, status=0)|.{0,200}Failed with result '(?!success))",
+        tier="launcher",
         role="context",
     ),
     Sign("launcher-gave-up", ("errors.ChildFailedError",), tier="launcher", role="pointer"),

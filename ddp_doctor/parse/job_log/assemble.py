@@ -3,7 +3,7 @@
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from ddp_doctor.facts.collectives import AllReduceFact
 from ddp_doctor.facts.job_log import FileSeen, JobLogFact, LogLine, RankSeen, SignSeen
@@ -15,8 +15,14 @@ from ddp_doctor.parse.job_log.scan import FileScan, Seen
 
 #: Kept of a job; a log of nothing but errors has more.
 _MOST_SIGNS = 20_000
+#: What so many lines follow is near the end of its file.
+_NEAR_THE_END_LINES = 50
 #: The group whose ranks are the job's, as torch names it, or does not (before 2.3).
 _DEFAULT_GROUP = re.compile(r"(?:0? ?\(?default_pg\)?|0)?")
+
+
+#: A sign, the rank that said it first, all ranks that said it, and torchrun's attempt.
+_OfRanks: TypeAlias = tuple[Seen, int | None, set[int], int]
 
 
 class Job:
@@ -152,7 +158,7 @@ class Job:
         )
 
     def _signs(self) -> Iterator[SignSeen]:
-        merged: dict[tuple[object, ...], tuple[Seen, int | None, set[int], int]] = {}
+        merged: dict[tuple[object, ...], _OfRanks] = {}
         for scan in self._scans:
             for seen in sorted(scan.seen.values(), key=lambda seen: seen.where.line):
                 rank = self._rank_of(scan, seen.origin)
@@ -162,14 +168,13 @@ class Job:
                 said = tuple(
                     sorted((k, v) for k, v in seen.values.items() if k not in ("first_line", "frames"))
                 )
-                key = (seen.sign, seen.where.text, said, whose, attempt)
-                if key not in merged:
-                    if len(merged) < _MOST_SIGNS:
-                        merged[key] = (seen, rank, set() if rank is None else {rank}, attempt)
-                elif rank is None or rank in merged[key][2]:
-                    merged[key][0].times += seen.times
-                else:
-                    merged[key][2].add(rank)
+                key: tuple[object, ...] = (seen.sign, seen.where.text, said, whose, attempt)
+                if key in merged:
+                    merged[key] = self._merged(merged[key], scan, seen, rank)
+                    continue
+                if len(merged) >= _MOST_SIGNS:
+                    key = (seen.sign, scan.name)  # the last of them, for the end decides
+                merged[key] = (seen, rank, set() if rank is None else {rank}, attempt)
         for seen, rank, ranks, attempt in merged.values():
             yield SignSeen(
                 sign=seen.sign,
@@ -180,9 +185,25 @@ class Job:
                 at_s=seen.origin.at_s,
                 values=seen.values,
                 times=seen.times,
+                last_line=seen.last_line,
+                in_init=_is_in_init(self._scans, seen),
                 ranks=tuple(sorted(ranks)),
                 attempt=attempt,
             )
+
+    def _merged(self, of: _OfRanks, scan: FileScan, seen: Seen, rank: int | None) -> _OfRanks:
+        """One sign for all ranks that say the same: how that rank ends counts which has not got over it."""
+        kept, _, ranks, attempt = of
+        if rank is None or rank in ranks:
+            kept.times += seen.times
+        else:
+            ranks.add(rank)
+        if kept.where.file == scan.name:
+            kept.last_line = max(kept.last_line, seen.last_line)
+            return of
+        other = next(other for other in self._scans if other.name == kept.where.file)
+        is_end = _lines_after(scan, seen) <= _NEAR_THE_END_LINES < _lines_after(other, kept)
+        return (seen, rank, ranks, attempt) if is_end else of
 
     def _ranks(self, signs: Sequence[SignSeen]) -> list[RankSeen]:
         ranks: dict[int, dict[str, Any]] = {rank: {} for sign in signs for rank in sign.ranks}
@@ -214,7 +235,7 @@ class Job:
                 (self._rank_of(scan, stream.origin), stream.last, stream.last_at_s)
                 for stream in scan.streams.values()
             )
-            of_ranks = ((rank, line, at_s) for rank, (line, at_s) in scan.last_of_rank.items())
+            of_ranks = ((rank, line, at_s) for rank, (line, at_s) in scan.ends.of_rank.items())
             for rank, line, at_s in (*of_streams, *of_ranks):
                 if rank is not None and line is not None:
                     attempt = self._attempt(scan.name, line.line)
@@ -231,7 +252,7 @@ class Job:
         found = [
             (scan, ending)
             for scan in self._scans
-            for ending, where in scan.endings
+            for (ending, _), where in scan.endings.items()
             if self._attempt(scan.name, where.line) == self._last_attempt
         ]
         for scan, ending in sorted(found, key=lambda at: (at[1].rank is None, at[1].pid is None)):
@@ -240,6 +261,19 @@ class Job:
                 yield ending._replace(rank=rank)
             elif ending.pid is not None or self._task_is_rank or not ending.said.startswith("srun"):
                 yield ending
+
+
+def _is_in_init(scans: Sequence[FileScan], seen: Seen) -> bool:
+    if " WARN " not in seen.where.text or seen.origin.pid is None:
+        return False
+    process = f"{seen.origin.host}:{seen.origin.pid}".encode()
+    return any(
+        scan.nccl.is_in_init(process, seen.last_line) for scan in scans if scan.name == seen.where.file
+    )
+
+
+def _lines_after(scan: FileScan, seen: Seen) -> int:
+    return (scan.ends.said or scan.lines) - seen.last_line
 
 
 def _when(last: tuple[int, float, int, LogLine]) -> tuple[int, float, int]:

@@ -1,8 +1,9 @@
 """Files beside a job's output that are told by their beginning."""
 
-import json
 import re
 from datetime import datetime, timezone
+
+from ddp_doctor.parse.json_value import OTHER_SHAPE, json_value
 
 
 def is_recording(head: bytes) -> bool:
@@ -24,11 +25,11 @@ def text_of_error_file(data: bytes) -> str:
     {"py_callstack": …, "timestamp": seconds as text}}}, or a text as the outer message.
     """
     try:
-        said = json.loads(data)["message"]
+        said = json_value(data)["message"]
         extra = said.get("extraInfo", {}) if isinstance(said, dict) else {}
         text = extra.get("py_callstack") or (said["message"] if isinstance(said, dict) else said)
         seconds = extra.get("timestamp")
         when = f"{datetime.fromtimestamp(int(seconds), timezone.utc):%Y-%m-%dT%H:%M:%SZ} " if seconds else ""
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError, OSError) as error:
+    except (*OTHER_SHAPE, OSError) as error:
         raise ValueError("it is not what torchelastic writes into an error file, or is cut off") from error
     return "".join(f"{when}{line}\n" for line in str(text).splitlines())

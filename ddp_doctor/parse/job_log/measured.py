@@ -14,7 +14,6 @@ there is no root. Inspector, plugins/profiler/inspector of NCCL 2.28, one object
       "coll_algobw_gbs": 277.2, "coll_busbw_gbs": 485.1}}
 """
 
-import json
 import math
 import re
 from collections import Counter, defaultdict
@@ -24,6 +23,8 @@ from typing import Any
 
 from ddp_doctor.facts.collectives import AllReduceFact, SizeResult
 from ddp_doctor.knowledge.job_causes.kinds import TEST_BEGINS
+from ddp_doctor.parse.json_value import OTHER_SHAPE, json_value
+from ddp_doctor.parse.software import nccl_release
 
 #: Words of nccl-tests' lines.
 _ENDS = "Avg bus bandwidth"
@@ -32,6 +33,7 @@ TABLE_WORDS = (
     b"  none  ",
     b"Collective test starting: ",
     b"  Rank ",
+    b"# nccl-tests version ",
     TEST_BEGINS.encode(),
     _ENDS.encode(),
 )
@@ -40,7 +42,10 @@ _ROW = re.compile(
     r"(\d{1,12}(?:\.\d{1,4})?)\s+(\d{1,6}\.\d{1,4})\s+(\d{1,6}\.\d{1,4})\s+(\d{1,15}(?![\d.e])|\S{1,12})"
 )
 _ANY_ROW = re.compile(r"^\s*\d{1,15}\s+\d{1,15}\s+\w{3,12}\s+(?:sum|none)\s")
-_DEVICE = re.compile(r"^#\s+Rank\s+(\d{1,6})\b.{0,20}\bPid\b")
+_DEVICE = re.compile(
+    r"^#\s+Rank\s+(\d{1,6})\b.{0,20}\bPid\b(?:.{0,200}\[[\da-fx:.]{2,20}\]\s+(\S[^\[\]]{0,60}))?"
+)
+_LIBRARY = re.compile(r"^# nccl-tests version \S{1,20} .{0,40}\bnccl-library=(\d{4,6})\b")
 _MOST_SIZES = 64
 _CUT = "it is cut off, or not what NCCL writes"
 
@@ -50,7 +55,8 @@ class Table:
 
     def __init__(self) -> None:
         self.sizes: list[SizeResult] = []
-        self.ranks = 0
+        self._devices: dict[int, str] = {}  # by rank
+        self._nccl: str | None = None
         self.begun = False  # a test that has not ended
         self.begun_at = 0
         self.rows = 0
@@ -63,7 +69,9 @@ class Table:
         elif _ENDS in text:
             self.begun, self.rows = False, 0
         elif device := _DEVICE.match(text):
-            self.ranks = max(self.ranks, int(device[1]) + 1)
+            self._devices[int(device[1])] = (device[2] or "").strip()
+        elif library := _LIBRARY.match(text):
+            self._nccl = nccl_release(int(library[1]))
         elif "Collective test starting: " in text:
             self._test = text.rpartition(": ")[2].strip()
         elif _ANY_ROW.match(text):
@@ -79,7 +87,16 @@ class Table:
         """What was measured; ``ranks`` where the table does not tell."""
         if not self.sizes:
             return None
-        return AllReduceFact(ranks=self.ranks or ranks, tested=(), repeatable=True, sizes=tuple(self.sizes))
+        names = tuple(name for _, name in sorted(self._devices.items()))
+        return AllReduceFact(
+            ranks=max(self._devices, default=-1) + 1 or ranks,
+            tested=(),
+            repeatable=True,
+            sizes=tuple(self.sizes),
+            measured_by="nccl-tests",
+            gpu_names=names if all(names) else (),
+            nccl=self._nccl,
+        )
 
 
 def is_nccl_tests(head: bytes, _name: str = "") -> bool:
@@ -90,7 +107,7 @@ def is_nccl_tests(head: bytes, _name: str = "") -> bool:
 def text_of_nccl_tests(data: bytes) -> str:
     """The table that nccl-tests would have printed. Raises ValueError."""
     try:
-        report = json.loads(data)
+        report = json_value(data)
         test = next((str(arg) for arg in report.get("args", ()) if str(arg).endswith("_perf")), "")
         devices = report.get("devices") or report.get("config", {}).get("devices", ())
         lines = [f"# Collective test starting: {test.rpartition('/')[2]}"] if test else []
@@ -102,7 +119,7 @@ def text_of_nccl_tests(data: bytes) -> str:
             lines.append(f"  {int(row['size'])}  {int(row.get('count', 0))}  {row.get('type', 'float')}"
                          f"  {row.get('redop', 'sum')}  -1  {numbers}  {wrong}")  # fmt: skip
         count = int(report.get("out_of_bounds", {}).get("count", 0))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+    except OTHER_SHAPE as error:
         raise ValueError(_CUT) from error
     return "\n".join([*lines, f"# Out of bounds values : {count} {'FAILED' if count else 'OK'}", ""])
 
@@ -125,8 +142,8 @@ def inspected(data: bytes) -> Iterator[tuple[int, AllReduceFact]]:
         if b'"coll_perf"' not in line:
             continue
         try:
-            rank, ranks, values = _operation(json.loads(line))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+            rank, ranks, values = _operation(json_value(line))
+        except OTHER_SHAPE:
             continue
         lines += 1
         if values is not None:
@@ -138,7 +155,16 @@ def inspected(data: bytes) -> Iterator[tuple[int, AllReduceFact]]:
         if ranks == largest:
             often = Counter({size: len(times) for size, times in sizes.items()}).most_common(_MOST_SIZES)
             results = [_inspected(size, sizes[size]) for size, _ in sorted(often)]
-            yield rank, AllReduceFact(ranks=ranks, tested=(), repeatable=True, sizes=tuple(results))
+            yield (
+                rank,
+                AllReduceFact(
+                    ranks=ranks,
+                    tested=(),
+                    repeatable=True,
+                    sizes=tuple(results),
+                    measured_by="NCCL Inspector",
+                ),
+            )
 
 
 def _operation(entry: dict[str, Any]) -> tuple[int, int, tuple[int, float, float, float] | None]:

@@ -33,6 +33,10 @@ _DEVICE = re.compile(rb"comm 0x[0-9a-f]+ rank (\d{1,7}) nranks (\d{1,7}) cudaDev
 #: Processes of which lines are kept; of further ones only their ranks.
 _MOST_PROCESSES = 1_024
 _MOST_HEADS = 20_000
+#: "Init START" or "Init COMPLETE" ends a line.
+_WORD_AT_END = 16
+#: Of one process.
+_MOST_INITS = 100
 
 
 class NcclLines:
@@ -46,6 +50,9 @@ class NcclLines:
         self._heads: dict[bytes, bytes] = {}
         #: A line of its own, without a process.
         self.version: str | None = None
+        #: Numbers of the lines between which communicators of a process began and became complete.
+        self.inits: dict[bytes, list[tuple[int, int]]] = {}
+        self._begun: dict[bytes, int] = {}
         #: The largest communicator that a process was seen in: its rank there, the ranks, CUDA's number of the GPU.
         self.ranks: dict[bytes, tuple[int, int, int]] = {}
 
@@ -63,19 +70,34 @@ class NcclLines:
                         process, pair, b"CollNet 00 : " if b" via COLLNET" in pair else b"Channel 00 : "
                     )
 
-    def lines(self, chunk: bytes, places: Iterable[int]) -> None:
-        """Take those lines of a chunk in which NCCL_WORDS stand at these places, in order."""
-        end = 0
+    def lines(self, chunk: bytes, places: Iterable[int], number: int = 1) -> None:
+        """Take those lines of a chunk in which NCCL_WORDS stand at these places, in order; ``number`` is its first."""
+        end = counted = 0
         for at in places:
             if at >= end:
                 start = chunk.rfind(b"\n", 0, at) + 1
                 end = chunk.find(b"\n", at)
                 if end < 0:
                     end = len(chunk)
+                if b"Init " in chunk[max(start, end - _WORD_AT_END) : end]:
+                    number += chunk.count(b"\n", counted, start)
+                    counted = start
+                    self._note_init(chunk[start:end], number)
                 if end - start <= _LONGEST_LINE:
                     self._line(chunk[start:end])
                 else:
                     self._line(chunk[max(start, at - _LONGEST_LINE) : min(end, at + _LONGEST_LINE)])
+
+    def _note_init(self, line: bytes, number: int) -> None:
+        process = self._process(line.partition(_INFO)[0][-LONGEST_PREFIX:])
+        if b"Init START" in line:
+            self._begun.setdefault(process, number)
+        elif b"Init COMPLETE" in line and len(kept := self.inits.setdefault(process, [])) < _MOST_INITS:
+            kept.append((self._begun.pop(process, 0 if not kept else number), number))
+
+    def is_in_init(self, process: bytes, number: int) -> bool:
+        """Whether a line of a process stands within the beginning of a communicator that became complete."""
+        return any(first <= number <= last for first, last in self.inits.get(process, ()))
 
     def _line(self, line: bytes) -> None:
         head, info, said = line.partition(_INFO)

@@ -13,13 +13,14 @@
 Several stand behind each other. Templates of torchrun's prefix: torch/distributed/run.py --log-line-prefix-template.
 """
 
-import json
 import re
 from calendar import timegm
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any, NamedTuple
+
+from ddp_doctor.parse.json_value import json_object
 
 #: A line's beginning holds all prefixes; what is behind is looked at without them.
 LONGEST_PREFIX = 600
@@ -101,6 +102,9 @@ _STERN_POD = re.compile("\\+ ([\\w.-]{1,255}) \u203a ([\\w.-]{1,255})")
 _STERN = re.compile(r"(?P<host>[\w.-]{1,255}) ([\w.-]{1,255}) ")
 #: pdsh, DeepSpeed's launcher: a host is believed where what follows is surely a line of a rank.
 _PDSH = re.compile(rf"{_HOST}: (?P<surely>(?=\[rank\d|Traceback \(|[^\s:]{{1,255}}:\d+:\d+ \[\d))?")
+_SYSLOG_TIME = re.compile(rf"[A-Z][a-z]{{2}} +\d{{1,2}} {_CLOCK} ")
+#: Its messages of several lines have a time on the first alone, however the kernel log was written.
+_OF_DRIVER = "NVRM: "
 _REPEATED = re.compile(r" ?\[repeated (\d{1,7})x across cluster\](?: \(.{0,400}\))?$")
 _ONCE = frozenset(("time", "uptime", "glog", "logger", "nccl", "nccl2"))
 _NUMBERS = (
@@ -166,6 +170,7 @@ class Prefixes:
         self._year = year
         self._pdsh: set[str] = set()  # hosts
         self._stern: set[tuple[str, str]] = set()  # pod and container
+        self._driver: Origin | None = None  # of the last line of NVIDIA's driver that had a prefix
 
     def split(self, line: str, word: str = "") -> tuple[Origin, str]:
         """Who printed a clean line, and its text.
@@ -182,7 +187,12 @@ class Prefixes:
         if fields.get("launcher") == "ray" and (repeated := _REPEATED.search(text[-500:])):
             fields["times"] = int(repeated[1])
             text = text.removesuffix(repeated[0])
-        return Origin(**fields, stream="".join(stream)), text
+        origin = Origin(**fields, stream="".join(stream))
+        if (said := text.lstrip()).startswith(_OF_DRIVER):
+            if origin == Origin() and self._driver is not None:
+                return self._driver, said  # a further line of its message
+            self._driver = origin
+        return origin, text
 
     def _stripped(self, line: str, fields: dict[str, Any], stream: list[str]) -> str:
         at = 0
@@ -238,9 +248,9 @@ class Prefixes:
     def _unwrapped(self, line: str, fields: dict[str, Any]) -> str:
         """The text of a line of Docker's JSON; a line that is cut off stays as it is."""
         try:
-            entry = json.loads(line)
+            entry = json_object(line)
             text = entry["log"]
-        except (ValueError, KeyError, RecursionError):
+        except (ValueError, KeyError):
             return line
         when = re.match(_ISO, str(entry.get("time", "")))
         if when and (at_s := _seconds(when.groupdict(), self._year)) is not None:
@@ -252,6 +262,8 @@ def _extend(stream: list[str], kind: str, prefix: str) -> None:
     """Add a prefix to those that stand before each line of a text of several lines."""
     if kind == "glog" and stream and stream[-1].startswith("[rank"):
         stream.pop()  # the further lines of such a message have no prefix of torch's
+    elif kind == "syslog":
+        stream.append(_SYSLOG_TIME.sub("", prefix))
     elif kind not in _ONCE:
         stream.append(prefix)
     elif kind == "time" and not stream:

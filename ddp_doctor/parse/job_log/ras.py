@@ -22,9 +22,12 @@ ranks anew.
 
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
+
+from ddp_doctor.facts.live_job import Launched
+from ddp_doctor.parse.json_value import OTHER_SHAPE
 
 #: NCCL's and CUDA's versions stand in front of it; further down in a job's output scan.py finds it.
 _BEGINS_WITHIN = 500
@@ -39,6 +42,7 @@ _ONE = re.compile(
 _OF = re.compile(r"ranks have different (\w{1,30}) operation counts")
 _RANK = re.compile(r"^\s+Rank (\d{1,7}) .{0,80}?managed by process (\d{1,10}) on node (\S{1,255})")
 _DEAD = re.compile(r"Process (\d{1,10}) on node (\S{1,255}) managing GPU")
+_OF_PAIRS = ("Send", "Recv", "SendRecv")
 #: NCCL 2.28.9 leaves a comma out behind the GPU of a rank that is missing.
 _NO_COMMA = re.compile(r'("nvml_dev": -?\d{1,5})(\s+"status")')
 
@@ -56,6 +60,30 @@ def text_of_ras(data: bytes) -> str:
     lines = _of_text(text) if b"Job summary" in data else _of_json(text)
     times = Counter(note for _, note in lines)
     return "".join(f"{line}{_said(note, times[note] > 1) if note else ''}\n" for line, note in lines)
+
+
+def stand_still(first: str, last: str) -> tuple[Launched, ...]:
+    """The counts of the largest communicator that differ between its ranks and are the same in both answers, as text.
+
+    None where any of them has moved. Those of pairs, Send and Recv, may differ in a job that is well.
+    """
+    counts = [_differing(answer) for answer in (first, last)]
+    return counts[0] if counts[0] == counts[1] else ()
+
+
+def _differing(answer: str) -> tuple[Launched, ...]:
+    read = _Text(answer)
+    for line in answer.splitlines():
+        read.note(line)
+    return tuple(
+        Launched(
+            operation=operation,
+            by_rank=tuple(sorted(named.items())),
+            others=others[0] if len(others := tuple(set(read.unnamed[operation]))) == 1 else None,
+        )
+        for operation, named in read.named.items()
+        if operation not in _OF_PAIRS
+    )
 
 
 class _Note(NamedTuple):
@@ -90,6 +118,9 @@ class _Text:
 
     def __init__(self, text: str) -> None:
         self.most = [0]  # launched, by block
+        #: By operation of the world: what ranks by name have launched, and what ranks without names.
+        self.named: dict[str, dict[int, int]] = defaultdict(dict)
+        self.unnamed: dict[str, list[int]] = defaultdict(list)
         self._dead = set(_DEAD.findall(text)) if "considered dead" in text else set()
         self._sizes: dict[str, int] = {}
         self._error = ""
@@ -104,6 +135,8 @@ class _Text:
             return self._count(int(one[1]), int(one[2] or 0))
         if rank := _RANK.match(line):
             if self._error == "MISMATCH":
+                if self._launched in self.unnamed[self._operation]:
+                    self.unnamed[self._operation].remove(self._launched)
                 return self._count(int(rank[1]), self._launched)
             state = "dead" if (rank[2], rank[3]) in self._dead else "unresponsive"
             return _Note(int(rank[1]), state) if self._error == "INCOMPLETE" and self._is_world else None
@@ -131,9 +164,13 @@ class _Text:
         elif several := _SEVERAL.match(line):
             self._launched = int(several[1] or 0)
             self.most[-1] = max(self.most[-1], self._launched)
+            if self._is_world:
+                self.unnamed[self._operation].append(self._launched)
 
     def _count(self, rank: int, launched: int) -> _Note | None:
         self.most[-1] = max(self.most[-1], launched)
+        if self._is_world:
+            self.named[self._operation][rank] = launched
         return _Note(rank, "", launched, 0, self._operation) if self._is_world else None
 
 
@@ -146,7 +183,7 @@ def _of_json(text: str) -> _Lines:
         try:
             answer, end = decoder.raw_decode(text, at)
             lines += _of_answer(answer)
-        except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        except OTHER_SHAPE as error:
             raise ValueError("it is no answer of NCCL's RAS that can be read, or is cut off") from error
         at = text.find("{", end)
     return lines

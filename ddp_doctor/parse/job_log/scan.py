@@ -1,7 +1,8 @@
 """One pass over a file's bytes: lines without any word of a sign are not looked at."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddp_doctor.facts.job_log import LogLine
@@ -22,11 +23,13 @@ from ddp_doctor.parse.job_log.endings import (
     since_complete,
     unfinished_bar,
 )
+from ddp_doctor.parse.job_log.ends import OWN, Ends
 from ddp_doctor.parse.job_log.measured import TABLE_WORDS, Table
 from ddp_doctor.parse.job_log.nccl_lines import NCCL_WORDS, NcclLines
 from ddp_doctor.parse.job_log.prefix import LONGEST_PREFIX, Origin, Prefixes, clean
 from ddp_doctor.parse.job_log.ras import text_of_ras
-from ddp_doctor.parse.job_log.words import AFTER, BEFORE, pieces, search_for
+from ddp_doctor.parse.job_log.repeats import Repeats, Skip
+from ddp_doctor.parse.job_log.words import AFTER, BEFORE, pieces
 from ddp_doctor.parse.redact import masked
 
 #: Characters of a line that are kept.
@@ -42,10 +45,7 @@ _LONGEST_VALUE = 20 * LONGEST_TEXT
 _NO_NUMBER = re.compile(r"-?\d{19}")
 #: At the beginning each line is looked at, to learn who prints into the file, until so many show nobody new.
 _SAME_AGAIN = 300
-_MOST_STREAMS = 20_000
 _LONGEST_HEAD = 20_000
-#: How the watcher begins its lines, which quote and explain and are no words of the job's.
-_OWN = b"ddp-doctor: "
 
 _OTHERS: dict[bytes, str] = {
     **dict.fromkeys(FACT_WORDS, "fact"),
@@ -102,23 +102,7 @@ class Seen:
     origin: Origin
     values: dict[str, str] = field(default_factory=dict)
     times: int = 1
-
-
-@dataclass
-class Stream:
-    """Those lines of a file that have the same prefix: of one process, or of several where there is none."""
-
-    origin: Origin
-    last: LogLine | None = None
-    last_at_s: float | None = None
-
-
-#: Streams of lines without a prefix that tells processes apart.
-_OF_ANYBODY = frozenset(("", "time "))
-
-
-def _stream(origin: Origin) -> Stream:
-    return Stream(Origin() if origin.stream in _OF_ANYBODY else origin)
+    last_line: int = 0
 
 
 class _OfSign(SignBlock):
@@ -129,6 +113,10 @@ class _OfSign(SignBlock):
         self.sign = sign
 
 
+def _process(origin: Origin) -> tuple[object, ...]:
+    return origin.rank, origin.host, origin.pid, origin.stream
+
+
 class FileScan:
     """What one file's lines say. Feed it chunks of whole lines and the words that were found in them, in order."""
 
@@ -136,9 +124,7 @@ class FileScan:
         self.name = name
         self.lines = 0
         self.seen: dict[tuple[object, ...], Seen] = {}
-        self.streams: dict[str, Stream] = {}
-        self.last_of_rank: dict[int, tuple[LogLine, float | None]] = {}
-        self.endings: list[tuple[Ending, LogLine]] = []
+        self.endings: dict[tuple[Ending, int], LogLine] = {}  # by torchrun's attempt: the last that says it
         self.facts = JobFacts()
         self.nccl = NcclLines()
         self.measured = Table()
@@ -146,7 +132,14 @@ class FileScan:
         self.kernel = 0  # … that the kernel wrote
         self.head = 0  # lines that were all looked at
         self._prefixes = Prefixes(year)
+        self.ends = Ends(self._prefixes, self.where)
+        self.streams = self.ends.streams
         self._nothing_new = 0
+        self._restarts = 0  # torchrun's, so far
+        self._last_ending: tuple[Ending | None, int] = None, 0
+        #: Lines that say again what is kept, by the sign, the text and the process.
+        self._again: dict[tuple[object, ...], Seen] = {}
+        self._counts = 1, 0  # how often lines up to a number count: others like them were not read
         self._ras: list[tuple[int, str]] = []  # lines of all answers, with their numbers
         self._open: dict[str, list[Block]] = {}
         self._kept: dict[str, int] = {}
@@ -156,11 +149,13 @@ class FileScan:
 
     def feed(self, chunk: bytes, found: Sequence[tuple[int, int, int]]) -> None:
         """Take the next chunk; it ends with a line end but for a line that is longer than a chunk, and the last."""
-        self.nccl.lines(chunk, (start for word, start, _ in found if word in _NCCL))
+        first = self.lines + (not self._within_line)
+        self.nccl.lines(chunk, (start for word, start, _ in found if word in _NCCL), first)
         self.nccl.channels(chunk)
         self._note_last_signs(chunk, found)
         found = [hit for hit in found if hit[0] not in _APART]
-        number, at, next_found = self.lines + (not self._within_line), 0, 0
+        number, at, next_found = first, 0, 0
+        repeats = Repeats(chunk)
         while at < len(chunk):
             if not self._open and not self._is_head():
                 while next_found < len(found) and found[next_found][1] < at:
@@ -172,6 +167,11 @@ class FileScan:
                 at = start
             end = chunk.find(b"\n", at)
             end = len(chunk) if end < 0 else end
+            if skip := repeats.skip(at, end):
+                at, number = at + skip.times * skip.size, number + skip.times * skip.lines
+                end += skip.times * skip.size
+                next_found = bisect_left(found, at, lo=next_found, key=lambda hit: hit[1])
+                self._leave_out(skip, number)
             first = next_found
             while next_found < len(found) and found[next_found][1] < end:
                 next_found += 1
@@ -210,13 +210,20 @@ class FileScan:
                 line = chunk[max(start, last[1] - BEFORE) : last[1] + AFTER].partition(b"\n")[0]
                 self._last_signs[sign] = (clean(line), number)
 
+    def _leave_out(self, skip: Skip, number: int) -> None:
+        """What was left out counts with the next lines, which are like it, and which begin at this number."""
+        self._counts = skip.times + 1, number + skip.lines - 1
+        for blocks in self._open.values():
+            for block in blocks:
+                block.last_line += skip.times * skip.lines
+
     def _is_head(self) -> bool:
         return self._nothing_new < _SAME_AGAIN and self.head < _LONGEST_HEAD
 
     def _line(
         self, chunk: bytes, at: int, end: int, number: int, found: Sequence[tuple[int, int, int]]
     ) -> None:
-        if chunk.find(_OWN, at, min(end, at + LONGEST_PREFIX)) >= 0:
+        if chunk.find(OWN, at, min(end, at + LONGEST_PREFIX)) >= 0:
             return
         self._at = chunk, end
         words = {word for word, _, _ in found}
@@ -225,8 +232,11 @@ class FileScan:
             return
         head = clean(chunk[at : at + LONGEST_PREFIX].partition(b"\r")[0])
         prefix = head[: len(head) - len(self._prefixes.split(head)[1])]
+        last = b""
         for start, stop, inside in pieces(chunk, at, end, found):
-            piece = clean(chunk[start:stop])
+            if last == (last := chunk[start:stop]):
+                continue
+            piece = clean(last)
             self._text(piece if start == at or piece.startswith(prefix) else prefix + piece, number, inside)
 
     def _text(self, line: str, number: int, words: Collection[int]) -> None:
@@ -240,7 +250,8 @@ class FileScan:
         if "measured" in uses:
             self.measured.line(text, number)
         if "ending" in uses:
-            self.endings += [(ending, self.where(text, number)) for ending in endings_in(text)]
+            for ending in endings_in(text):
+                self._end(ending, text, number)
         if "traceback" in uses:
             self._begin(origin, Traceback(number, self._announced_for(number)))
         for use in uses & _BLOCKS.keys():
@@ -250,10 +261,14 @@ class FileScan:
 
     def _announced_for(self, number: int) -> int | None:
         """The local rank whose traceback mp.spawn announced in the line above."""
-        if not self.endings:
+        ending, line = self._last_ending
+        if ending is None or line != number - 1 or not SPAWN_RAISED.match(ending.said):
             return None
-        ending, where = self.endings[-1]
-        return ending.local_rank if where.line == number - 1 and SPAWN_RAISED.match(ending.said) else None
+        return ending.local_rank
+
+    def _end(self, ending: Ending, text: str, number: int) -> None:
+        self._last_ending = ending, number
+        self.endings[ending, self._restarts] = self.where(text, number)
 
     def _note_stream(self, origin: Origin) -> None:
         if self._is_head():
@@ -261,21 +276,16 @@ class FileScan:
             self.numbered += origin.launcher in ("srun", "mpirun")
             self.kernel += origin.kernel
             self._nothing_new += 1
-        known = self.streams.get(origin.stream)
-        if known is None and len(self.streams) < _MOST_STREAMS:
-            self.streams[origin.stream] = _stream(origin)
+        if self.ends.note(origin):
             self._nothing_new = 0
-        elif (
-            known
-            and known.origin.rank is None
-            and origin.rank is not None
-            and origin.stream not in _OF_ANYBODY
-        ):
-            known.origin = origin
 
     def _sign(self, sign: Sign, origin: Origin, text: str, line: str, number: int) -> None:
         if sign.lines > 1:
             self._begin(origin, _OfSign(sign, number, text))
+            return
+        key = (sign.id, text, *_process(origin), self._restarts)
+        if seen := self._again.get(key):
+            self._count(seen, origin, number)
             return
         pattern = _PATTERNS[sign.id]
         if match := pattern.search(text) or pattern.search(line):
@@ -283,7 +293,9 @@ class FileScan:
             values: dict[str, str | None] = match.groupdict()
             if sign.id not in self._kept and (tells := _BEFORE_SIGN.get(sign.tier)):
                 values |= tells(*self._at)
-            self._keep(sign.id, origin, self.where(text, number, start), values)
+            kept = self._keep(sign.id, origin, self.where(text, number, start), values)
+            if kept is not None and len(text) <= LONGEST_TEXT and len(self._again) < _MOST_OF_A_SIGN:
+                self._again[key] = kept
 
     def _begin(self, origin: Origin, block: Block) -> None:
         blocks = self._open.setdefault(origin.stream, [])
@@ -321,21 +333,33 @@ class FileScan:
             of_mpirun = isinstance(block, SignBlock) and ending_of_mpirun("\n".join(block.texts))
             ending = of_mpirun or (isinstance(block, Failure) and ending_of_summary(block.fields))
             if ending:
-                self.endings.append((ending, self.where(ending.said, block.first_line)))
+                self._end(ending, ending.said, block.first_line)
 
-    def _keep(self, sign: str, origin: Origin, where: LogLine, values: Mapping[str, str | None]) -> None:
-        key = (sign, where.text, origin.rank, origin.host, origin.pid, origin.stream)
+    def _keep(
+        self, sign: str, origin: Origin, where: LogLine, values: Mapping[str, str | None]
+    ) -> Seen | None:
+        key: tuple[object, ...] = (sign, where.text, *_process(origin), self._restarts)
+        if sign == "restarted":
+            self._restarts += 1
         if key in self.seen:
-            self.seen[key].times += origin.times
-            return
-        kept = self._kept[sign] = self._kept.get(sign, 0) + 1
-        if kept <= _MOST_OF_A_SIGN:
-            safe = {
-                name: masked(value[:_LONGEST_VALUE])
-                for name, value in values.items()
-                if value is not None and not _NO_NUMBER.match(value)
-            }
-            self.seen[key] = Seen(sign, where, origin, safe, origin.times)
+            self._count(self.seen[key], origin, where.line)
+            return self.seen[key]
+        self._kept[sign] = self._kept.get(sign, 0) + 1
+        if self._kept[sign] > _MOST_OF_A_SIGN:
+            key = (sign,)  # the last of them is kept, for the end decides
+        safe = {
+            name: masked(value[:_LONGEST_VALUE])
+            for name, value in values.items()
+            if value is not None and not _NO_NUMBER.match(value)
+        }
+        self.seen[key] = Seen(sign, where, origin, safe, 0)
+        self._count(self.seen[key], origin, where.line)
+        return self.seen[key] if len(key) > 1 else None
+
+    def _count(self, seen: Seen, origin: Origin, number: int) -> None:
+        count, until = self._counts
+        seen.times += origin.times * (count if number <= until else 1)
+        seen.last_line = number
 
     def where(self, text: str, number: int, word_at: int = 0) -> LogLine:
         """A line as it is kept: cut around what was found, and without credentials."""
@@ -345,53 +369,6 @@ class FileScan:
         shown = shown[min(start, LONGEST_TEXT) :]
         return LogLine(file=self.name, line=number, text=shown[:LONGEST_TEXT].rstrip())
 
-    def last_lines(self, chunks_from_the_end: Iterable[bytes]) -> None:
-        """Find the last line of each stream. Chunks of whole lines, the last first; no more are taken than are needed.
-
-        In the first two each line is looked at, in those before only where the prefix of a missing stream stands.
-        """
-        number = self.lines
-        for index, chunk in enumerate(chunks_from_the_end):
-            raw_lines = chunk.removesuffix(b"\n").split(b"\n")
-            if index < 2:
-                first = max(len(raw_lines) - _LONGEST_HEAD, 0)
-                rows: Iterable[int] = range(len(raw_lines) - 1, first - 1, -1)
-            else:
-                missing = {name for name, stream in self.streams.items() if stream.last is None} - _OF_ANYBODY
-                if not missing:
-                    break
-                rows = _rows_with(tuple(name.removeprefix("time ").encode() for name in missing), chunk)
-            for row in rows:
-                self._note_last(raw_lines[row], number - len(raw_lines) + 1 + row)
-            number -= len(raw_lines)
-            if all(stream.last for stream in self.streams.values()):
-                break
-
-    def _note_last(self, raw: bytes, number: int) -> None:
-        raw = raw.rstrip()
-        if not raw or _OWN in raw[:LONGEST_PREFIX]:
-            return
-        last = clean(raw[max(raw.rfind(b"\r") + 1, len(raw) - AFTER) :])
-        head = clean(raw[:LONGEST_PREFIX])
-        origin, text = self._prefixes.split(head)
-        prefix = head[: len(head) - len(text)]
-        _, text = self._prefixes.split(last if last.startswith(prefix) else prefix + last)
-        stream = self.streams.get(origin.stream)
-        if stream is None and len(self.streams) < _MOST_STREAMS:
-            stream = self.streams[origin.stream] = _stream(origin)
-        if not text.strip():
-            return
-        if stream is not None and stream.last is None:
-            stream.last, stream.last_at_s = self.where(text, number), origin.at_s
-        if origin.rank is not None and origin.rank not in self.last_of_rank:
-            self.last_of_rank[origin.rank] = (self.where(text, number), origin.at_s)
-
     def kind(self) -> str:
         """What the lines at the beginning look like."""
         return "kernel log" if self.kernel * 2 > self.head else "output"
-
-
-def _rows_with(prefixes: tuple[bytes, ...], chunk: bytes) -> Iterable[int]:
-    """The last line with each prefix, as numbers of lines in the chunk."""
-    last = {word: start for word, start, _ in search_for(prefixes)(chunk)}
-    return sorted({chunk.count(b"\n", 0, start) for start in last.values()}, reverse=True)

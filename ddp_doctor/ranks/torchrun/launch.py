@@ -19,6 +19,7 @@ from types import TracebackType
 import psutil
 
 from ddp_doctor.model.recording import OWN_PROCESS
+from ddp_doctor.model.trial import RankEvidence
 from ddp_doctor.ranks.environment import python_path, without_launcher
 from ddp_doctor.ranks.events import EventReader
 from ddp_doctor.ranks.helper import FROM_OUTSIDE, Helper
@@ -30,6 +31,11 @@ _LOADS_S = 1.0
 #: torch 2.13 distributed/elastic/multiprocessing/api.py, _terminate_process_handler.
 #: Before that, while it imports, SIGINT ends it as any Python.
 _SIGNALLED = re.compile(r"SignalException: Process \d+ got signal|^KeyboardInterrupt$", re.MULTILINE)
+#: ``failed (exitcode: -9) local_rank: 1 (pid: 4711)``, and in the summary ``exitcode  : -9 (pid: 4711)`` (the same file
+#: and multiprocessing/errors/__init__.py).
+_TOLD = re.compile(
+    r"exitcode\s{0,4}: (?P<code>-?\d{1,3})\)?(?: local_rank: \d{1,6})? \(pid: (?P<pid>\d{1,10})\)"
+)
 
 
 @dataclass
@@ -151,6 +157,17 @@ class Launch:
         if code == 0:
             return ("torchrun ended by itself",)
         return (f"torchrun ended with exit code {code}", self._last_output())
+
+    def with_exit_codes(self, evidence: Sequence[RankEvidence]) -> tuple[RankEvidence, ...]:
+        """The ranks with the codes that torchrun tells of its own: nobody else learns how they ended."""
+        told = {int(found["pid"]): int(found["code"]) for found in _TOLD.finditer(self._last_output())}
+        mine = {worker.pid for worker in self.workers}
+        return tuple(
+            rank.model_copy(update={"exit_code": told[rank.pid]})
+            if rank.exited_at is not None and rank.pid in mine and rank.pid in told
+            else rank
+            for rank in evidence
+        )
 
     def _last_output(self) -> str:
         return self._output.read_text(errors="replace")[-4000:]

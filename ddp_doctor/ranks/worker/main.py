@@ -56,6 +56,7 @@ def launched(spec: WorkerSpec) -> NoReturn:
     """Entry point of a rank that torchrun started; ends by itself, as a job would."""
     block_signals(signal.SIGUSR2)
     _redirect_output(spec)
+    faulthandler.enable()  # a forked rank has it from its server
     completed = run(spec)
     while not completed:
         signal.pause()

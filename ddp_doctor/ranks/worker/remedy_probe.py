@@ -20,7 +20,7 @@ def probe(ctx: LiveRankContext) -> TrialMeasurement:
     """Do what the trial's ``reproducer`` says."""
     reproducer = ctx.trial.reproducer
     assert reproducer is not None
-    met = timed_all_reduces(ctx, 4, 1)
+    met = timed_all_reduces(ctx, reproducer.size_bytes if reproducer.kind == "meet" else 4, 1)
     rate, wrong = None, met.wrong
     if reproducer.kind == "all_reduce" and not wrong:
         measured = timed_all_reduces(ctx, reproducer.size_bytes, _REPETITIONS)

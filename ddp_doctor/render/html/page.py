@@ -196,6 +196,8 @@ def _jobs(report: Report, recording: Recording) -> Iterator[Captioned]:
 
 
 def _tables(report: Report, recording: Recording) -> Iterator[Captioned]:
+    if held := fleet.beside(recording):
+        yield held
     if used := used_transports(recording):
         yield used
     if gpus := tables.gpu_table(report.measurements):

@@ -24,6 +24,7 @@ from ddp_doctor.facts.node.env_vars import Form, SettingText, Written
 from ddp_doctor.parse.redact import is_withheld
 from ddp_doctor.parse.text import plain_lines
 from ddp_doctor.settings.names import is_recorded
+from ddp_doctor.settings.text.launch_words import job_of, job_of_operator, resolver
 from ddp_doctor.settings.text.manifest_lines import Manifest
 from ddp_doctor.settings.text.shell_settings import Given, Shell, is_kept
 from ddp_doctor.settings.text.shell_words import commands, commands_and_signs
@@ -43,6 +44,7 @@ _NAMED = re.compile(r"(?:declare -\w+ |typeset -\w+ |export )?([A-Za-z_][A-Za-z0
 _BARE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 #: What an environment, a script or a manifest has, also where it sets nothing of ours.
 _SETS = re.compile(r"#!|#SBATCH|apiVersion:|FROM \S|" + _NAMED.pattern)
+_STARTS = re.compile(r"\b(?:srun|mpirun|mpiexec|torchrun|torch\.distributed\.(?:run|launch))\b")
 _TORCHRUN = re.compile(r"^[^#\n]*\b(?:torchrun|torch\.distributed\.(?:run|launch))\b", re.MULTILINE)
 #: What torch's and vLLM's collect_env print in front of the variables; they are a process's.
 _COLLECT_ENV = ("Collecting environment information", "PyTorch version: ", "vLLM Version: ")
@@ -86,7 +88,11 @@ def read_setting_text(text: str, also: Collection[str] = ()) -> SettingText:
     if lines and _PYTHON.match(lines[0]):
         raise NoSettings("is a Python script; `ddp-doctor lint` reads those")
     form = _form([*filter(None, lines)])
-    shell = Shell(is_wanted=lambda name: _is_wanted(_inside(name), also), exports_all=form != "script")
+    shell = Shell(
+        is_wanted=lambda name: _is_wanted(_inside(name), also),
+        exports_all=form != "script",
+        resolve=resolver("\n".join(lines)),
+    )
     if form == "environment" and not _is_quoted(lines):
         _read_plain(lines, shell)
     else:
@@ -95,9 +101,17 @@ def read_setting_text(text: str, also: Collection[str] = ()) -> SettingText:
         raise NoSettings(
             "sets no variable as the output of env, a job script, a Dockerfile or a manifest does"
         )
+    job, launches = job_of(lines) if form == "script" else None, shell.launches
+    if operator := job_of_operator("\n".join(lines)):
+        job, started = operator
+        launches = [*launches, started.model_copy(update={"environment": shell.environment()})]
     called = form == "script" and _TORCHRUN.search("\n".join(lines)) is not None
     return SettingText(
-        form=form, written=tuple(_written(given) for given in shell.given), calls_torchrun=called
+        form=form,
+        written=tuple(_written(given) for given in shell.given),
+        calls_torchrun=called,
+        job=job,
+        launches=tuple(launches),
     )
 
 
@@ -191,6 +205,7 @@ def _may_matter(text: str, shell: Shell) -> bool:
         or "set " in text
         or any(map(shell.is_wanted, words))
         or _BRANCHES.search(text) is not None
+        or _STARTS.search(text) is not None
         or ("$" in text and not shell.commands_in.keys().isdisjoint(words))
     )
 

@@ -4,7 +4,7 @@ import re
 import signal
 from collections.abc import Collection, Iterator
 
-from ddp_doctor.engine.hang.judge import judge
+from ddp_doctor.engine.hang.judge import judge, tells_of_a_peer
 from ddp_doctor.engine.hang.judgement import INIT, Judgement, Kind
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit, Evidence, Remedy
@@ -74,7 +74,7 @@ def _judged(recording: Recording) -> list[tuple[TrialRecord, Judgement]]:
 
 
 def _has_its_own_finding(recording: Recording, trial: TrialRecord) -> bool:
-    raised = [rank for rank in trial.evidence if rank.raised is not None and not rank.raised.blames_peer]
+    raised = [rank for rank in trial.evidence if rank.raised is not None and not tells_of_a_peer(rank)]
     if any(used_elsewhere(words_of(rank)) for rank in raised):
         return True
     return bool(raised) and all(_backend_is_not_offered(recording, rank) for rank in raised)
@@ -159,13 +159,13 @@ def names(recording: Recording, numbers: tuple[int, ...]) -> str:
 
 
 #: Frames that wait on behalf of somebody: torch, the standard library, the doctor's own worker.
-_LIBRARY = re.compile(r"/torch/|/ddp_doctor/ranks/|/lib/python3[^/]*/(?!site-packages|dist-packages)|<frozen")
+_LIBRARY = re.compile(r"/torch/|/ddp_doctor/ranks/|/lib/python3[^/]*/(?!site-packages|dist-packages)|^<")
 
 
 def stands(rank: RankEvidence) -> str:
     """Where the rank is, as far as the process could still report."""
     if rank.stack:
-        return f"it stands in {_frame(rank)}"
+        return f"it {'stands' if rank.exited_at is None else 'stood'} in {_frame(rank)}"
     if rank.steps:
         last = rank.steps[-1]
         return f"its last step was {step_words(last)} at {short(last.where)}"

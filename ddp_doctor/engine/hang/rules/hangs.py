@@ -21,6 +21,7 @@ from ddp_doctor.engine.hang.rules.common import (
     step_words,
     waiting_evidence,
     who_waits,
+    words_of,
 )
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy, Reproducer
@@ -34,7 +35,7 @@ from ddp_doctor.remedies.nccl import WITHOUT_NVLS
 from ddp_doctor.remedies.torch_calls import HUNG_CODE
 from ddp_doctor.views import failed_trials
 from ddp_doctor.wording.findings import NOBODY, finding, likely, possible
-from ddp_doctor.wording.ranks import capital, line_in_the_job, rank_list, stack_in_the_job
+from ddp_doctor.wording.ranks import capital, cause, line_in_the_job, rank_list, stack_in_the_job
 
 #: All ranks of a node say the same of NVLS; those of the first node tell.
 _RANKS_READ = 8
@@ -195,7 +196,8 @@ def nobody_left(recording: Recording) -> Iterator[Draft]:
         where = f" on {nodes} nodes" if nodes > 1 else ""
         step = f"{step_words(judgement.step)} of the check {check_of(trial, judgement)}"
         within = f"within {trial.waited_s:.0f} s"
-        title = f"All {len(trial.ranks)} ranks{where} entered {step} and none left it {within}"
+        ended = _none_left(trial) or f"none left it {within}"
+        title = f"All {len(trial.ranks)} ranks{where} entered {step} and {ended}"
         if judgement.kind == "left-behind":
             title = (
                 f"{names(recording, judgement.waiting)} did not leave {step} {within}; the other ranks did"
@@ -209,6 +211,16 @@ def nobody_left(recording: Recording) -> Iterator[Draft]:
             detail=_link_words(trial, judgement),
             reproduced_by=Reproducer(kind="meet", ranks=trial.ranks),
         )
+
+
+def _none_left(trial: TrialRecord) -> str:
+    """``rank 0 lost a peer in it (Connection reset by peer)``: who ended with such an error and waits no more."""
+    lost = [rank for rank in trial.evidence if rank.raised is not None]
+    if not lost:
+        return ""
+    what = f"lost a peer in it ({cause(words_of(lost[0]))[:160]})"
+    who = "all" if len(lost) == len(trial.evidence) else rank_list([rank.rank for rank in lost])
+    return f"{who} {what}"
 
 
 def _link_words(trial: TrialRecord, judgement: Judgement) -> str:

@@ -1,0 +1,133 @@
+"""What the options of a run or prolog name, and what of it was not run, for whatever reason: the run cannot be healthy.
+
+    --only p2p,rdma       a reading of each of these checks, on all nodes and ranks that have it
+    --model net:make      a forward and backward of that model, alone and in DDP
+    --require-gpus 8      a count of the GPUs on every node
+    --backend nccl        a rank over NCCL
+    --baseline FILE       a measurement that the file knows
+    --nnodes 2            a reading of every node
+
+What no option names may be absent, skipped or too dear: the summary says what was tested. That options contradict each
+other is refused before anything starts (engine/plan.py).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ddp_doctor.checks import checks_of
+from ddp_doctor.facts.cluster import BaselineFact
+from ddp_doctor.facts.node.gpus import GpusFact
+from ddp_doctor.model.choices import Backend, CheckStatus
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import CheckResult
+from ddp_doctor.wording.nodes import hosts
+
+_RAN = (CheckStatus.PASSED, CheckStatus.FOUND)
+_MODEL, _GPUS, _BASELINE = "user_model", "gpus", "baseline"
+
+
+@dataclass(frozen=True)
+class NotAsAsked:
+    """An option as it was typed, the check it names, and why that was not run, with what to do."""
+
+    option: str
+    check: str
+    why: str
+
+
+def listed(unmet: Sequence[NotAsAsked]) -> str:
+    """For the verdict's sentence."""
+    return f"what was asked for was not run: {'; '.join(f'{each.option} ({each.why})' for each in unmet)}"
+
+
+def not_run(recording: Recording, results: Sequence[CheckResult]) -> tuple[NotAsAsked, ...]:
+    """What was asked for and not run; nothing for commands that take no such options."""
+    by_id = {result.id: result for result in results}
+    if recording.options.command == "prolog":
+        return tuple(_gpus(recording, by_id))
+    if recording.options.command != "run":
+        return ()
+    return (
+        *_only(recording, by_id),
+        *_model(recording, by_id),
+        *_gpus(recording, by_id),
+        *_backend(recording),
+        *_baseline(recording, by_id),
+        *_nodes(recording),
+    )
+
+
+def _why(result: CheckResult | None) -> str:
+    return (result.reason or "it gave no result" if result else "it was not reached").removesuffix(".")
+
+
+def _only(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
+    for name in dict.fromkeys(recording.options.only):
+        result = by_id.get(name)
+        if result is None or result.status not in _RAN or result.reason:
+            yield NotAsAsked(f"--only {name}", name, _why(result))
+
+
+def _model(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
+    model = recording.options.model
+    if not model:
+        return
+    from ddp_doctor.facts.ddp.user_model import UserModel  # a prolog has none, and starts with every job
+
+    facts = [rank.fact for rank in recording.facts(UserModel)]
+    runs = [by_id[check.id] for check in checks_of("run") if check.runs_model(model) and check.id in by_id]
+    others = [result for result in runs if result.id != _MODEL and result.status in _RAN]
+    if facts and not all(fact.has_batch for fact in facts):
+        why = f"no forward was run; let {model} return (model, make_batch)"
+    elif stopped := [fact.stopped for fact in facts if fact.stopped]:
+        too_slow = "no step in DDP was run; let make_batch return a smaller batch"
+        why = too_slow if "time" in stopped else f"the ranks stopped at {stopped[0]}"
+    elif facts or others:
+        return
+    else:
+        why = _why(by_id.get(_MODEL))
+    yield NotAsAsked(f"--model {model}", _MODEL, why)
+
+
+def _gpus(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
+    """Where fewer are counted DD303 says so, unless it was ignored."""
+    required, world = recording.options.require_gpus, recording.world
+    if not required:
+        return
+    of_node = recording.options.command == "prolog"
+    counts = {
+        node.node: len(node.fact.gpus if of_node else node.fact.visible)
+        for node in recording.facts(GpusFact)
+        if node.fact.nvml_error is None
+    }
+    if len(counts) < (world.nnodes if world else 1):
+        result = by_id.get(_GPUS)
+        reason = result.reason if result else None
+        yield NotAsAsked(f"--require-gpus {required}", _GPUS, reason or "the GPUs could not be counted")
+    elif min(counts.values()) < required:
+        yield NotAsAsked(f"--require-gpus {required}", _GPUS, f"{min(counts.values())} were counted")
+
+
+def _backend(recording: Recording) -> Iterator[NotAsAsked]:
+    """``gloo`` also says what a job is meant for, and so does not ask for ranks."""
+    if recording.options.backend is Backend.NCCL and not any(
+        reading.rank is not None for reading in recording.collected()
+    ):
+        why = "no rank ran over NCCL; select a check of ranks, such as allreduce"
+        yield NotAsAsked("--backend nccl", "", why)
+
+
+def _baseline(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
+    if recording.options.baseline and recording.first(BaselineFact) is None:
+        reasons = [reading.reason for reading in recording.of_check(_BASELINE) if reading.reason]
+        why = reasons[0] if reasons else _why(by_id.get(_BASELINE))
+        yield NotAsAsked(f"--baseline {recording.options.baseline}", _BASELINE, why)
+
+
+def _nodes(recording: Recording) -> Iterator[NotAsAsked]:
+    world = recording.world
+    if world is None or world.nnodes == 1:
+        return
+    seen = {reading.node for reading in recording.readings} | {node.node_rank for node in world.nodes}
+    if unseen := [node for node in range(world.nnodes) if node not in seen]:
+        yield NotAsAsked(f"--nnodes {world.nnodes}", "", f"nothing was read on {hosts(recording, unseen)}")

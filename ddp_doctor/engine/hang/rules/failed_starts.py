@@ -1,0 +1,241 @@
+"""Process groups that cannot be made, and ranks that meet and do not understand each other."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from ddp_doctor.engine.hang.judge import tells_of_a_peer
+from ddp_doctor.engine.hang.rules.common import (
+    MOST_LINES,
+    check_of,
+    culprits,
+    judged,
+    step_words,
+    waiting_evidence,
+    words_of,
+)
+from ddp_doctor.engine.hang.rules.settings import not_cleared, spoken_of, with_values, without
+from ddp_doctor.engine.hang.rules.settings import proved as proved_settings
+from ddp_doctor.facts.node.interfaces import InterfacesFact
+from ddp_doctor.model.base import grouped
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Reproducer
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.model.trial import RankEvidence, TrialRecord
+from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.remedies.torch_calls import ONE_GPU_EACH
+from ddp_doctor.views.failed_trials import explains, what_did_not_fit
+from ddp_doctor.views.software import nodes_load_different_nccls
+from ddp_doctor.wording.findings import NOBODY, likely, proved
+from ddp_doctor.wording.nodes import host, name_list
+from ddp_doctor.wording.ranks import capital, cause, rank_list, ranks_at
+
+#: NCCL init.cc: "Mismatched NCCL version detected : rank 0 version 22705 rank 1 version 22703".
+_OTHER_VERSION = "Mismatched NCCL version"
+#: NCCL init.cc: "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 3000".
+_DUPLICATE = re.compile(
+    r"Duplicate GPU detected\s*: rank (\d+) and rank (\d+) both on CUDA device (\w+)", re.IGNORECASE
+)
+
+
+@rule("DD617", "process-group-cannot-start", Severity.ERROR)
+def everywhere(recording: Recording) -> Iterator[Draft]:
+    """A process group that cannot be made, for a reason that torch, gloo or NCCL names.
+
+    What it finds
+        Exceptions of all ranks, or of most, while the process group is set up or used for the first time, that do
+        not speak of a peer: an interface that does not exist, a library that is missing. Where one speaks of a
+        setting that is in force (NCCL_SOCKET_IFNAME, NCCL_NET, NCCL_ALGO), one rank's exception is enough, and
+        trials without the setting prove it. And two ranks on one GPU, which NCCL refuses.
+
+    Why it matters
+        The job will not start, on any rank.
+
+    Remedy
+        What the exception names. GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME must name interfaces of
+        this host. Two ranks on one GPU: choose the device by LOCAL_RANK.
+
+    References
+        gloo transport/tcp/device.cc ("Unable to find address for")
+        NCCL bootstrap.cc ("no socket interface found"), init.cc ("Duplicate GPU detected")
+    """
+    titles: set[str] = set()
+    for trial, judgement in judged(recording, "raised-everywhere", "raised", "unsure"):
+        sharing = sharing_a_gpu(trial)
+        if sharing:
+            yield _one_gpu(recording, sharing)
+            continue
+        ranks = pointing_at_settings(recording, trial)
+        if judgement.kind != "raised":  # one rank's exception is its own, unless it points at a setting
+            ranks = [rank for rank in trial.evidence if rank.raised and not tells_of_a_peer(rank)]
+        # A probe of the doctor's own that fails everywhere is unsure, not a fault.
+        if not ranks or not _makes_the_group(ranks[0]):
+            continue
+        if explains(recording, trial):
+            continue  # the rule of the cause reports it
+        draft = _cannot_start(recording, trial, ranks)
+        if draft.title not in titles and not _versions_differ(recording, ranks[0]):
+            titles.add(draft.title)  # torchrun's ranks and the doctor's own fail for one cause
+            yield draft
+
+
+def _versions_differ(recording: Recording, rank: RankEvidence) -> bool:
+    """Whether NCCL refuses its peers for their versions, and DD550 names the nodes with other ones."""
+    return _OTHER_VERSION in words_of(rank) and nodes_load_different_nccls(recording)
+
+
+def pointing_at_settings(recording: Recording, trial: TrialRecord) -> list[RankEvidence]:
+    """The ranks that cannot join for what a setting of their node says; of some only the first comes so far.
+
+    Only the rank that makes NCCL's unique id looks for an interface; the others wait for that id.
+    """
+    return [
+        rank
+        for rank in trial.evidence
+        if _makes_the_group(rank)
+        and not tells_of_a_peer(rank)
+        and spoken_of(recording, words_of(rank), rank.node)
+    ]
+
+
+def _makes_the_group(rank: RankEvidence) -> bool:
+    """Whether the rank is still setting up the process group, or using it for the first time."""
+    return bool(rank.steps) and rank.steps[-1].check == "process_group"
+
+
+def sharing_a_gpu(trial: TrialRecord) -> dict[tuple[int, str], set[int]]:
+    """The ranks that NCCL found on one GPU, by node and bus number; NCCL counts ranks within the trial."""
+    found: dict[tuple[int, str], set[int]] = {}
+    for rank in trial.evidence:
+        said = rank.output_tail + (rank.raised.message if rank.raised else "")
+        for first, second, device in _DUPLICATE.findall(said):
+            if max(int(first), int(second)) < len(trial.ranks):
+                ends = (trial.ranks[int(first)], trial.ranks[int(second)])
+                found.setdefault((rank.node, device), set()).update(ends)
+    return found
+
+
+def _one_gpu(recording: Recording, sharing: dict[tuple[int, str], set[int]]) -> Draft:
+    ranks = tuple(sorted(set().union(*sharing.values())))
+    places = [f"{rank_list(sorted(of))} on {_device(recording, at)}" for at, of in sharing.items()]
+    more = f"; and {len(places) - MOST_LINES} more GPUs" if places[MOST_LINES:] else ""
+    return proved(
+        culprits(recording, ranks),
+        f"NCCL cannot start because ranks share a GPU: {'; '.join(places[:MOST_LINES])}{more}",
+        (Evidence(check="process_group", text=f"NCCL: {place}") for place in places[:MOST_LINES]),
+        ONE_GPU_EACH,
+        detail='NCCL refuses a GPU that two ranks use ("Duplicate GPU detected"); each needs its own.',
+    )
+
+
+def _device(recording: Recording, at: tuple[int, str]) -> str:
+    """A GPU as NCCL names it, by its bus number, and its host where there are several."""
+    node, bus = at
+    several = recording.world is not None and recording.world.nnodes > 1
+    return f"CUDA device {bus}" + (f" of {host(recording, node)}" if several else "")
+
+
+def _cannot_start(recording: Recording, trial: TrialRecord, ranks: Sequence[RankEvidence]) -> Draft:
+    """``ranks`` raised it; the others of the trial wait for them."""
+    first = ranks[0]
+    assert first.raised is not None
+    message = words_of(first)
+    settings = spoken_of(recording, message, first.node)
+    left = not_cleared(recording, "DD617", settings)
+    to_blame = proved_settings(recording, "DD617", settings) or (left if len(left) == 1 else ())
+    about_interfaces = any(name.endswith("_SOCKET_IFNAME") for name in to_blame)
+    return proved(
+        (Culprit(kind="setting", name=name) for name in to_blame),
+        f"The {trial.backend} process group cannot start{with_values(recording, to_blame, first.node)}:"
+        f" {cause(message)[:160]}{_it_has(recording, first.node) if about_interfaces else ''}",
+        (Evidence(check="process_group", text=text) for text in _alike(ranks)),
+        *without(recording, settings),
+        *_after_refusal(message, to_blame),
+        detail=_who_raised(trial, ranks),
+        reproduced_by=Reproducer(kind="meet") if settings else None,
+    )
+
+
+def _alike(ranks: Sequence[RankEvidence]) -> Iterator[str]:
+    """What they said, each text once; with the ranks, where there are several."""
+    texts = grouped((" ".join(words_of(rank).split())[:400], rank.rank) for rank in ranks)
+    for text, numbers in list(texts.items())[:MOST_LINES]:
+        yield f"{rank_list(numbers)}: {text}" if len(texts) > 1 else text
+
+
+def _who_raised(trial: TrialRecord, ranks: Sequence[RankEvidence]) -> str:
+    everyone = len(ranks) == len(trial.ranks)
+    raising = capital(rank_list([rank.rank for rank in ranks]))
+    who = f"{'Both' if len(ranks) == 2 else f'All {len(ranks)}'} ranks" if everyone else raising
+    kinds = name_list(list(dict.fromkeys(rank.raised.type for rank in ranks if rank.raised)))
+    others = "" if everyone else "; the other ranks wait for it"
+    return f"{who} raised {kinds} in {ranks[0].steps[-1].name}{others}."
+
+
+def _it_has(recording: Recording, node: int) -> str:
+    """`` (vm has lo and eth0)``: the node's interfaces that ranks could use."""
+    facts = [there.fact for there in recording.facts(InterfacesFact) if there.node == node]
+    usable = [name.name for fact in facts for name in fact.interfaces if name.running and name.addresses]
+    return f" ({host(recording, node)} has {name_list(usable)})" if usable else ""
+
+
+def _after_refusal(message: str, to_blame: Sequence[str]) -> tuple[Remedy, ...]:
+    for name in to_blame:
+        if name.endswith("_SOCKET_IFNAME"):
+            return (remedy(f"Set {name} to an interface of this host", "ip -br address", scope="job"),)
+        return (remedy(f"Set {name} to what this NCCL and these nodes have", f"ddp-doctor explain {name}"),)
+    if "interface" in message:
+        return (remedy("Correct the interface that the error names", "ip -br address", scope="job"),)
+    if _OTHER_VERSION in message:
+        return (remedy("Start all nodes from the same image, module or virtual environment"),)
+    return (remedy("Correct what the exception names", scope="job"),)
+
+
+@rule(
+    "DD621",
+    "ranks-send-what-their-peers-do-not-expect",
+    Severity.ERROR,
+    explained_by=("DD236", "DD550", "DD551"),
+)
+def at_odds(recording: Recording) -> Iterator[Draft]:
+    """Ranks that met and do not understand each other.
+
+    What it finds
+        A rank whose exception says that what a peer sent does not fit: a message of another length or type, another
+        number of ranks, another call. The rank that reads first says so, so nobody is blamed. Where the nodes or
+        ranks differ in a setting, or in NCCL's version, that difference is the finding.
+
+    Why it matters
+        One rank ends with an internal error, and the others hang or report a broken connection.
+
+    Remedy
+        Give all ranks the same settings, the same NCCL, and the same calls in the same order.
+
+    References
+        NCCL src/bootstrap.cc ("Message truncated", "mismatch in info from procs"), src/misc/socket.cc ("wrong type")
+        gloo transport/tcp ("op.preamble.length")
+    """
+    found = [
+        (trial, judgement)
+        for trial, judgement in judged(recording, "at-odds")
+        if not explains(recording, trial)
+    ]
+    if not found:
+        return
+    trial, judgement = found[0]  # what they do not have in common, later checks stumble over as well
+    told = [rank for of_trial, rank in what_did_not_fit(recording) if of_trial is trial]
+    checks = [check_of(*other) for other in found]
+    step = step_words(told[0].steps[-1]) if told[0].steps else "their first step"
+    yield likely(
+        NOBODY,
+        f"The ranks do not understand each other in {step} of the check {checks[0]}:"
+        f" {ranks_at(recording, [rank.rank for rank in told])} got what does not fit"
+        f" ({cause(words_of(told[0]))[:160]})",
+        (
+            *(Evidence(check=checks[0], text=text) for text in _alike(told)),
+            *waiting_evidence(trial, judgement),
+            *(Evidence(check=check, text=f"the same in the check {check}") for check in checks[1:MOST_LINES]),
+        ),
+        remedy("Give all ranks the same settings and the same NCCL, and let them make the same calls"),
+        detail="Who reads first says so, and may be the one that is right: no rank is blamed.",
+    )

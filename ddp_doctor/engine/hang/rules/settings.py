@@ -1,0 +1,109 @@
+"""Settings that may be why ranks fail or die: which those are, trials without them, and what these proved.
+
+A text that names a setting, or its value, points at it. A crash names none, so each setting that the library reads is
+taken away in turn; one is blamed only where the ranks came through without it and failed again with it.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from ddp_doctor.engine.prove.proofs import proof_of
+from ddp_doctor.facts.node.env_vars import EnvVars
+from ddp_doctor.knowledge.error_texts import SPEAKS_OF
+from ddp_doctor.model.finding import Remedy, Reproducer
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.trial import Step, TrialRecord
+from ddp_doctor.remedies.kinds import NO_TRIAL, unset
+from ddp_doctor.settings.table import variables
+from ddp_doctor.settings.trials import LARGEST_BYTES, read_by
+from ddp_doctor.settings.wording import shown
+from ddp_doctor.views.reproducers import EXCHANGED_BYTES
+from ddp_doctor.views.settings_read import installed, misread_values
+from ddp_doctor.wording.ranks import cause
+
+#: Trials of a crash take some seconds each: of more settings nobody waits for.
+_MOST_TRIED = 4
+#: A value that stands in a text by chance proves nothing: a number, or a word this short.
+_LEAST_VALUE = 3
+#: Log settings: their names stand in NCCL's advice, and they change nothing that ranks do.
+_OF_LOGS = ("NCCL_DEBUG", "NCCL_WARN", "NCCL_LOG", "TORCH_CPP_LOG", "GLOO_LOG", "TORCH_FR", "TORCH_NCCL_DUMP")
+_SHAPE = re.compile(r"(?P<type>[a-z]+)(?P<bits>\d+) \[(?P<elements>\d+)\]")
+
+
+def in_force(recording: Recording, of_node: int | None = None) -> dict[str, str]:
+    """What is set on this node, or on some node, with the value of the first that has it."""
+    found: dict[str, str] = {}
+    for node in recording.facts(EnvVars):
+        for name, value in node.fact.variables.items():
+            if of_node in (None, node.node) and not name.startswith(_OF_LOGS):
+                found.setdefault(name, value)
+    return found
+
+
+def spoken_of(recording: Recording, message: str, node: int) -> tuple[str, ...]:
+    """The settings in force on the node that its message speaks of: by its words, by a name, or by a value."""
+    values = in_force(recording, node)
+    said = cause(message)
+    by_words = [name for words, names in SPEAKS_OF if words.search(message) for name in names]
+    by_name = [name for name in values if re.search(rf"\b{re.escape(name)}\b", said)]
+    by_value = [name for name, value in values.items() if name in variables() and _holds(said, value)]
+    found = [name for name in dict.fromkeys((*by_name, *by_words, *by_value)) if name in values]
+    named = [name for name in found if name in by_name or name in by_value]
+    return tuple(named or found)  # of several that the words may mean, the one whose value they repeat
+
+
+def _holds(text: str, value: str) -> bool:
+    if len(value) < _LEAST_VALUE or not re.search("[A-Za-z]", value):
+        return False
+    return re.search(rf"(?<![\w./-]){re.escape(value)}(?![\w/-])", text) is not None
+
+
+def read_by_library(recording: Recording, backend: str) -> tuple[str, ...]:
+    """The settings in force that ranks of this backend read, those with a value that means something else first."""
+    odd = {
+        value.variable.name
+        for node in recording.facts(EnvVars)
+        for value in misread_values(node.fact.variables, installed(recording)[node.node])
+    }
+    names = [name for name in in_force(recording) if read_by(name, "unset") == backend]
+    return tuple(sorted(names, key=lambda name: (name not in odd, name)))[:_MOST_TRIED]
+
+
+def without(recording: Recording, names: Sequence[str]) -> Iterator[Remedy]:
+    """Each of these variables taken away, for a trial."""
+    values = in_force(recording)
+    for name in names:
+        yield unset({name: values[name]}, "the library then decides itself", proof=NO_TRIAL)
+
+
+def proved(recording: Recording, code: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Those without which alone the ranks came through, and with which they failed again."""
+    return tuple(name for name in names if _outcome(recording, code, name) == "proved")
+
+
+def not_cleared(recording: Recording, code: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Those without which the ranks did not fail all the same."""
+    return tuple(name for name in names if _outcome(recording, code, name) != "disproved")
+
+
+def _outcome(recording: Recording, code: str, name: str) -> str | None:
+    for experiment in recording.experiments:
+        if experiment.code == code and [setting.name for setting in experiment.settings] == [name]:
+            return proof_of(experiment).status
+    return None
+
+
+def with_values(recording: Recording, names: Sequence[str], node: int | None = None) -> str:
+    """`` with NCCL_NET=IB``, as this node or the first has it; empty for none."""
+    values = in_force(recording, node)
+    return f" with {' and '.join(shown(name, values[name]) for name in names)}" if names else ""
+
+
+def repeating(trial: TrialRecord, step: Step | None) -> Reproducer:
+    """The smallest test that does what the ranks did: they meet, and reduce as much as this step moved."""
+    ranks = trial.ranks
+    if step is None or step.check == "process_group":
+        return Reproducer(kind="meet", ranks=ranks)
+    shape = _SHAPE.match(step.detail)
+    size = int(shape["bits"]) // 8 * int(shape["elements"]) if shape else EXCHANGED_BYTES
+    return Reproducer(kind="meet", ranks=ranks, size_bytes=min(max(size, 4), LARGEST_BYTES))

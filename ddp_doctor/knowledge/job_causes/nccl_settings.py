@@ -1,0 +1,85 @@
+"""Causes in NCCL's settings: values that it refuses, and ranks whose settings or releases do not fit each other."""
+
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
+from ddp_doctor.model.choices import Confidence
+from ddp_doctor.model.finding import Remedy, Setting
+
+CAUSES = (
+    JobCause(
+        code="DDJ157",
+        name="nccl-settings-differ",
+        title="Ranks met with different settings or releases of NCCL[: {bytes} bytes came for {other_bytes}]",
+        domain="host",
+        restart="no",
+        finds="While NCCL's ranks make a communicator, one gets more from a peer than it has room for, or takes a"
+        " peer's memory for that of another transport.",
+        why="What ranks tell each other then depends on NCCL's release and on settings such as NCCL_MAX_NCHANNELS,"
+        " NCCL_P2P_DISABLE and NCCL_NET: they must be equal on all ranks. Whoever reads first prints the error.",
+        remedies=(
+            Remedy(
+                summary="Give all ranks the same NCCL_* variables, the same nccl.conf and the same libnccl",
+                commands=("ddp-doctor run --only env_vars,nccl,software,consistency",),
+            ),
+        ),
+        next_check="ddp-doctor run --nnodes N: settings and releases in which nodes differ (DD551, DD236)",
+        references=(
+            "NCCL 2.21.5, 2.27.5 and 2.32.3 on planted GPUs; src/bootstrap.cc, src/misc/shmutils.cc",
+        ),
+        signs=(
+            Sign(
+                "bootstrap-message-truncated",
+                ("Message truncated : received",),
+                r"Message truncated : received (?P<bytes>\d+)(?:,\d+)? bytes instead of (?P<other_bytes>\d+)",
+                tier="nccl",
+            ),
+            Sign(
+                "segment-without-a-name",
+                ("Error while attaching to shared memory segment /dev/shm/nccl- ",),
+                tier="nccl",
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ158",
+        name="nccl-setting-refused",
+        title="NCCL refuses the setting of {who}[: {setting}]",
+        domain="host",
+        restart="no",
+        finds="NCCL_ALGO or NCCL_PROTO names what this NCCL does not know, or what cannot be had on these GPUs.",
+        why="One unknown word spoils the whole list. NCCL up to 2.21 passes over it in silence; newer ones refuse to"
+        " make the communicator, or fail in the first collective that has no way left.",
+        remedies=(
+            Remedy(
+                summary="Leave the choice to NCCL",
+                settings=(
+                    Setting(name="NCCL_ALGO", action="unset", why="NCCL chooses by size and topology"),
+                    Setting(name="NCCL_PROTO", action="unset", why="NCCL chooses by size and topology"),
+                ),
+            ),
+        ),
+        next_check="ddp-doctor env; ddp-doctor run --only env_vars,process_group",
+        references=(
+            "NCCL 2.21.5, 2.27.5 and 2.32.3 on planted GPUs",
+            "NCCL src/graph/tuning.cc (parseList), src/enqueue.cc; from 2.32 on src/tuning/cost_model.cc",
+        ),
+        signs=(
+            Sign(
+                "list-not-understood",
+                ("Unrecognized element token",),
+                r"Unrecognized element token \"(?P<setting>[^\"\n]{1,60})\"",
+                tier="nccl",
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "no-algorithm-left",
+                (
+                    "no algorithm/protocol available for",
+                    "No algorithm/protocol nor symKernelId available for",
+                ),
+                r"[nN]o algorithm/protocol[^\n]{0,160}?(?P<setting>NCCL_\w+ was set to [^\n.]{1,60})",
+                tier="nccl",
+                confidence=Confidence.PROVED,
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,72 @@
+r"""JSON from elsewhere, read by all in one way: any value, in any encoding of text, or one sentence on why it is none.
+
+A byte-order mark is no fault, nor is UTF-16, which PowerShell writes. NaN and infinities, which Python takes for JSON,
+are faults, and so are numbers that no float holds, and brackets in brackets without end.
+"""
+
+import json
+import math
+import re
+
+from ddp_doctor.model.base import Json
+
+#: What happens where a value has another shape than it is read for: a list for an object, a text for a number.
+OTHER_SHAPE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
+
+
+#: More digits than these are in no number that is meant; a float holds none of 309.
+_MOST_DIGITS = 300
+#: Two of them are one character; one alone is none, and no output takes it.
+_HALVES = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+class NotJson(ValueError):
+    """The text is no JSON; the message says what it is instead, in a few words. ``at``: where reading ended."""
+
+    def __init__(self, why: str, at: int = 0) -> None:
+        super().__init__(why)
+        self.at = at
+
+
+def text_in(data: bytes) -> str:
+    """The text of a file in any encoding that JSON may have, without a byte-order mark. Raises NotJson."""
+    try:
+        return data.decode(json.detect_encoding(data)).removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise NotJson("it is not a text file") from error
+
+
+def json_value(data: str | bytes) -> Json:
+    """The value in a text. Raises NotJson."""
+    text = text_in(data) if isinstance(data, bytes) else data.removeprefix("\ufeff")
+    try:
+        value = _DECODER.decode(text)
+    except json.JSONDecodeError as error:
+        why = f"line {error.lineno} is no JSON" if text.strip("\0 \r\n\t") else "it is empty"
+        raise NotJson(why, error.pos) from error
+    except RecursionError as error:
+        raise NotJson("it is nested too deeply") from error
+    if _HALVES.search(text):
+        value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+    return value
+
+
+def json_object(data: str | bytes) -> dict[str, Json]:
+    """The object in a text. Raises NotJson, also for a value of another kind."""
+    value = json_value(data)
+    if not isinstance(value, dict):
+        raise NotJson("it is no object of JSON")
+    return value
+
+
+def _finite(number: str) -> float:
+    if not math.isfinite(value := float(number)):
+        raise NotJson(f"{number[:20]} is not a finite number")
+    return value
+
+
+def _whole(number: str) -> int:
+    return int(number) if len(number) < _MOST_DIGITS else int(_finite(number))
+
+
+_DECODER = json.JSONDecoder(parse_int=_whole, parse_float=_finite, parse_constant=_finite)

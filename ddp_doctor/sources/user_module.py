@@ -1,0 +1,119 @@
+"""The module of ``--model MODULE:FACTORY``, found and read without running a line of it.
+
+A run imports it on its ranks only, after all other checks. What is certain before is told before: there is no such
+module, it is no Python, or nothing in it has the factory's name. What only an import can tell is left to the ranks.
+"""
+
+import ast
+import sys
+import warnings
+from collections.abc import Iterator
+from difflib import get_close_matches
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+#: Who uses one of these may make names that no line binds, or modules that no file holds.
+_DYNAMIC = {
+    "globals", "locals", "vars", "exec", "eval", "setattr", "modules", "__dict__", "__getattr__", "__path__",
+    "meta_path", "path_hooks", "extend_path", "import_module", "__import__",
+}  # fmt: skip
+
+
+def problem(name: str) -> str | None:
+    """Why no rank can use it, in a sentence; None where that is not certain."""
+    module, _, path = name.partition(":")
+    try:
+        found = _found(module)
+        if isinstance(found, str):
+            return found
+        return _lacks(found, path.partition(".")[0])
+    except Exception:  # noqa: BLE001 - finders and files of others; the ranks tell what is wrong with them
+        return None
+
+
+def _found(module: str) -> ModuleSpec | str:
+    """The module's place, or the sentence that there is none. Raises LookupError where it is not certain."""
+    here = str(Path.cwd())
+    parent: ModuleSpec | None = None
+    parts = module.split(".")
+    for number in range(1, len(parts) + 1):
+        full = ".".join(parts[:number])
+        spec = _spec(full, here, parent)
+        if spec is None:
+            if parent is not None and _is_dynamic(parent):
+                raise LookupError(full)
+            return f"there is no module {full!r} in {here} or on the Python path"
+        parent = spec
+    assert parent is not None
+    return parent
+
+
+def _spec(full: str, here: str, parent: ModuleSpec | None) -> ModuleSpec | None:
+    """As ``import`` would find it on a rank, which puts the working directory first."""
+    places = None
+    if parent is not None:
+        if parent.submodule_search_locations is None:
+            return None  # no package
+        places = list(parent.submodule_search_locations)
+    elif (spec := PathFinder.find_spec(full, [here])) is not None:
+        return spec
+    finders = (finder.find_spec(full, places) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+    return next((spec for spec in finders if spec is not None), None)
+
+
+def _source(spec: ModuleSpec) -> str | None:
+    read = getattr(spec.loader, "get_source", None)
+    source = read(spec.name) if read is not None else None
+    return source if isinstance(source, str) else None
+
+
+def _is_dynamic(package: ModuleSpec) -> bool:
+    """Whether it may have modules that are not in its folders; one without a file of its own has no such code."""
+    source = _source(package) if package.loader is not None else ""
+    return source is None or bool(_DYNAMIC.intersection(_words(ast.parse(source))))
+
+
+def _lacks(spec: ModuleSpec, wanted: str) -> str | None:
+    source = _source(spec)
+    if source is None:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(source, spec.origin or "", "exec", dont_inherit=True)  # makes code, and runs none of it
+            tree = ast.parse(source)
+    except SyntaxError as error:
+        return f"{spec.origin}:{error.lineno} is no Python that {sys.version.split()[0]} reads: {error.msg}"
+    bound = {*_bound(tree)}
+    if wanted in bound or "*" in bound or _DYNAMIC.intersection(_words(tree)):
+        return None
+    near = get_close_matches(wanted, [name for name in bound if not name.startswith("_")], 1)
+    return f"{spec.origin} has no function {wanted!r}{f', but {near[0]!r}' if near else ''}"
+
+
+def _bound(tree: ast.Module) -> Iterator[str]:
+    """Every name that some line binds, wherever, and every part of a module that one imports."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.name
+            case ast.Name(ctx=ast.Store()):
+                yield node.id
+            case ast.alias():
+                yield from (node.asname or node.name).split(".")
+            case ast.ImportFrom():
+                yield from (node.module or "").split(".")
+            case ast.MatchAs() | ast.MatchStar() | ast.ExceptHandler():
+                yield node.name or ""
+            case ast.MatchMapping():
+                yield node.rest or ""
+
+
+def _words(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.FunctionDef | ast.alias):
+            yield node.name

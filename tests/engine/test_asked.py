@@ -1,0 +1,185 @@
+"""What an option names and what was not run is never healthy, live as on replay; what no option names stays listed."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from ddp_doctor import app
+from ddp_doctor.checks import CHECKS
+from ddp_doctor.engine.collect import plan_of
+from ddp_doctor.facts.cluster import BaselineFact, HeldAgainst
+from ddp_doctor.facts.ddp.user_model import UserModel
+from ddp_doctor.facts.node.gpus import Gpu, GpusFact, NvmlError
+from ddp_doctor.facts.node.host import Host
+from ddp_doctor.model.choices import Backend, Status, UsageError, Verdict
+from ddp_doctor.model.fact import Fact, Reading
+from ddp_doctor.model.recording import Node, NotRun, Options, Recording, World
+from ddp_doctor.model.report import Report
+
+HOST = Host(cpus=8)
+GPUS = GpusFact(
+    gpus=tuple(Gpu(index=index) for index in range(8)), visible=tuple(range(8)), used=tuple(range(8))
+)
+BROKEN = GPUS.model_copy(
+    update={"nvml_error": NvmlError(code="x"), "hidden": True}
+)  # information, in a prolog
+MODEL = UserModel(model="net:make", device="cpu", world_size=2, has_batch=True, trainable=1)
+HELD = BaselineFact(
+    file="b.json",
+    runs=9,
+    compared=(
+        HeldAgainst.model_validate(
+            {
+                "name": "allreduce_busbw",
+                "unit": "B/s",
+                "value": 1e9,
+                "median": 1e9,
+                "mad": 1e7,
+                "worst": 9e8,
+                "runs": 9,
+            }
+        ),
+    ),
+)
+
+
+def read(check: str, fact: Fact | str, rank: int | None = None, node: int = 0) -> Reading:
+    """A reading with this fact, or one that was skipped for this reason."""
+    if isinstance(fact, str):
+        return Reading(check=check, status=Status.SKIPPED, reason=fact, rank=rank, node=node)
+    return Reading(check=check, status=Status.COLLECTED, fact=fact.recorded(), rank=rank, node=node)
+
+
+def judged(*readings: Reading, left_out: Sequence[NotRun] = (), nnodes: int = 1, **options: Any) -> Report:
+    """A run in which all that was read is well, through JSON and back as a replay reads it."""
+    hosts = tuple(Node(node_rank=node, hostname=f"node{node}") for node in range(1))
+    recording = Recording(
+        world=World(nnodes=nnodes, nproc_per_node=2, world_size=2 * nnodes, nodes=hosts),
+        options=Options(**options),
+        readings=(read("host", HOST), *readings),
+        not_run=tuple(left_out),
+    )
+    return app.judge(Recording.model_validate_json(recording.model_dump_json())).report
+
+
+NO_BATCH = "no forward was run; let net:make return (model, make_batch)"
+BUDGET = "does not fit the budget of 1 s; --budget 3 has room for all"
+PREFIX = "Unsure: what was asked for was not run: "
+
+
+@pytest.mark.parametrize(
+    ("options", "readings", "left_out", "says"),
+    [
+        ({"model": "net:make"}, [read("user_model", MODEL.model_copy(update={"has_batch": False}), 0)], [],
+         f"--model net:make ({NO_BATCH})"),
+        ({"model": "net:make"}, [], [NotRun(check="user_model", reason=BUDGET)], f"--model net:make ({BUDGET})"),
+        ({"model": "net:make"}, [], [], "--model net:make (it was not reached)"),
+        ({"model": "net:make"}, [read("user_model", "no time", 0)], [], "--model net:make (no time)"),
+        ({"model": "net:make"}, [read("user_model", MODEL.model_copy(update={"stopped": "time"}), 0)], [],
+         "--model net:make (no step in DDP was run; let make_batch return a smaller batch)"),
+        ({"require_gpus": 8, "command": "prolog"}, [read("gpus", BROKEN)], [],
+         "--require-gpus 8 (the GPUs could not be counted)"),
+        ({"require_gpus": 8}, [], [NotRun(check="gpus", reason="not selected by --only")],
+         "--require-gpus 8 (not selected by --only)"),
+        ({"require_gpus": 9, "ignore": ("DD303",)}, [read("gpus", GPUS)], [], "--require-gpus 9 (8 were counted)"),
+        ({"require_gpus": 8, "command": "prolog"}, [], [], "--require-gpus 8 (the GPUs could not be counted)"),
+        ({"only": ("host", "p2p")}, [read("p2p", "needs 2 ranks")], [], "--only p2p (needs 2 ranks)"),
+        ({"only": ("host", "gpus")}, [Reading(check="gpus", status=Status.ABSENT, reason="no GPU")], [],
+         "--only gpus (no GPU)"),
+        ({"only": ("host", "p2p")}, [], [NotRun(check="p2p", reason=BUDGET)], f"--only p2p ({BUDGET})"),
+        ({"only": ("host", "p2p", "rdma")}, [read("p2p", "this"), read("rdma", "that")], [],
+         "--only p2p (this); --only rdma (that)"),
+        ({"backend": Backend.NCCL}, [read("gpus", GPUS)], [],
+         "--backend nccl (no rank ran over NCCL; select a check of ranks, such as allreduce)"),
+        ({"baseline": "b.json"}, [read("baseline", "nothing that was measured here is in it")], [],
+         "--baseline b.json (nothing that was measured here is in it)"),
+        ({"nnodes": 2}, [], [], "--nnodes 2 (nothing was read on node rank 1)"),
+    ],
+)  # fmt: skip
+def test_what_an_option_names_and_was_not_run_makes_unsure_and_the_summary_says_what_to_do(
+    options: dict[str, Any], readings: list[Reading], left_out: list[NotRun], says: str
+):
+    report = judged(*readings, left_out=left_out, **options)
+
+    assert (report.verdict, report.exit_code) == (Verdict.UNSURE, 3)
+    assert report.summary == f"{PREFIX}{says}{'; ignored: DD303' if 'ignore' in options else ''}."
+
+
+@pytest.mark.parametrize(
+    ("options", "readings"),
+    [
+        ({"model": "net:make"}, [read("user_model", MODEL, 0), read("user_model", MODEL, 1)]),
+        ({"require_gpus": 8}, [read("gpus", GPUS)]),
+        ({"require_gpus": 0}, []),
+        ({"require_gpus": 8, "command": "prolog"}, [read("gpus", GPUS.model_copy(update={"visible": (0,)}))]),
+        ({"only": ("host",)}, [read("gpus", "not asked for")]),
+        ({"only": ("host",), "backend": Backend.GLOO}, []),
+        ({"backend": Backend.NCCL}, [read("gpus", GPUS), read("user_model", MODEL, 0)]),
+        ({"baseline": "b.json"}, [read("baseline", HELD)]),
+        ({"nnodes": 2}, [read("host", HOST, node=1)]),
+        ({}, [read("p2p", "needs 2 ranks"), Reading(check="gpus", status=Status.ABSENT, reason="no GPU")]),
+    ],
+)
+def test_what_was_asked_for_and_run_is_healthy_and_so_is_what_nobody_named(
+    options: dict[str, Any], readings: list[Reading]
+):
+    assert judged(*readings, **options).summary.startswith("Healthy")
+
+
+def test_a_check_of_which_only_a_part_was_run_is_not_shown_as_passed():
+    report = judged(read("user_model", MODEL.model_copy(update={"has_batch": False}), 0), model="net:make")
+    (own,) = (check for check in report.checks if check.id == "user_model")
+
+    assert (own.status.value, own.reason) == ("skipped", NO_BATCH)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"only": ("host",)}, "name user_model in --only, too"),
+        ({"skip": ("user_model", "step_time")}, "take user_model out of --skip"),
+    ],
+)
+def test_a_model_that_the_other_options_leave_out_is_refused_before_anything_starts(
+    options: dict[str, Any], words: str
+):
+    with pytest.raises(UsageError, match=f"--model net:make would not be run: {words}, or leave --model out"):
+        plan_of(Options(model="net:make", **options), CHECKS)
+
+
+@pytest.mark.parametrize(
+    "options", [{"only": ("allreduce",)}, {"skip": ("gpus", "software")}, {"budget_s": 1.0}]
+)
+def test_whether_ranks_use_gpus_is_looked_at_wherever_ranks_start(options: dict[str, Any]):
+    planned = [check.id for check in plan_of(Options(**options), CHECKS).checks]
+
+    assert {"gpus", "software"} <= {*planned}
+    assert planned == [check.id for check in CHECKS if check.id in planned]
+
+
+def test_without_ranks_gpus_are_looked_at_where_they_are_selected_or_required():
+    def planned(**options: Any) -> list[str]:
+        return [check.id for check in plan_of(Options(only=("host",), **options), CHECKS).checks]
+
+    assert planned() == ["host"]
+    assert "gpus" in planned(require_gpus=1)
+    assert "gpus" in planned(backend=Backend.NCCL)
+
+
+def test_of_gpus_that_nobody_selected_only_what_keeps_ranks_from_them_is_told():
+    hot = Gpu(index=0, ecc_volatile_uncorrected=3)
+    seen = GPUS.model_copy(update={"gpus": (hot,), "visible": (0,), "used": (0,)})
+    unselected = [NotRun(check="gpus", reason="left out by --skip")]
+
+    def told(fact: GpusFact, left_out: Sequence[NotRun]) -> list[str]:
+        return [finding.code for finding in judged(read("gpus", fact), left_out=left_out).findings]
+
+    assert told(seen, ()) == ["DD307"]
+    assert told(seen, unselected) == []
+    blind = seen.model_copy(update={"visible": (), "rejected": "9"})
+    assert told(blind, unselected) == ["DD311"]
+    shown = judged(read("gpus", seen), left_out=unselected).checks
+    assert [(check.id, check.status.value, check.reason) for check in shown][1:] == [
+        ("gpus", "skipped", "left out by --skip")
+    ]

@@ -1,0 +1,72 @@
+"""What the kernel says that a process waits for, of processes that do wait."""
+
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ddp_doctor.knowledge.system_calls import CALLS
+from ddp_doctor.sources import proc
+from ddp_doctor.sources.live_kernel import waits_for
+from tests.lab.processes import PATIENCE_S
+
+WAITS = {
+    "os.open('F', os.O_RDONLY)": ("open", " of the FIFO {F}"),
+    "os.read(os.open('F', os.O_RDWR), 1)": ("read", " from the FIFO {F}"),
+    "f = [open('L', 'w') for _ in '12']; [fcntl.flock(one, fcntl.LOCK_EX) for one in f]": (
+        "flock",
+        " of {L}",
+    ),
+    "p = socket.socketpair(); p[0].recv(1)": ("recv", " from a connection to 10.0.0.5:443"),
+    "p = socket.socketpair(); p[0].settimeout(1e6); p[0].recv(1)": (
+        "poll",
+        " on a connection to 10.0.0.5:443",
+    ),
+    "a, b = os.pipe(); p = select.epoll(); p.register(a); p.poll()": ("epoll", " on a pipe"),
+    "lock = threading.Lock(); lock.acquire(); lock.acquire()": (
+        "futex",
+        ", a lock or a signal of another thread",
+    ),
+    "time.sleep(1e6)": ("nanosleep", ", a sleep"),
+}
+
+
+@pytest.mark.skipif(platform.machine() not in CALLS, reason="the numbers of its calls are not known")
+@pytest.mark.parametrize("script", WAITS)
+def test_the_call_in_which_a_process_waits_is_named_with_its_file_or_peer(script: str, tmp_path: Path):
+    names = {"F": str(tmp_path / "in"), "L": str(tmp_path / "lock")}
+    (call, of), text = WAITS[script], script
+    for name, path in names.items():
+        text = text.replace(f"'{name}'", repr(path))
+    imports = "import fcntl, os, select, socket, threading, time"
+    make = f"os.mkfifo({names['F']!r})"
+    with subprocess.Popen((sys.executable, "-c", f"{imports}; {make}; {text}"), cwd=tmp_path) as process:
+        try:
+            if (
+                not _wait_until(lambda: Path(names["F"]).exists())
+                or proc.read(f"/proc/{process.pid}/syscall") is None
+            ):
+                pytest.skip("this kernel does not tell in which call a process is")
+            expected = of.format(**names)
+            _wait_until(lambda: waits_for(process.pid, _peer).endswith(expected) or process.poll())
+
+            said = waits_for(process.pid, _peer)
+        finally:
+            process.kill()
+    assert said.endswith(expected), said
+    assert call in said.removesuffix(expected)
+
+
+def _peer(_inode: str) -> str:
+    return "10.0.0.5:443"
+
+
+def _wait_until(is_so: Callable[[], object]) -> bool:
+    end = time.monotonic() + PATIENCE_S
+    while not is_so() and time.monotonic() < end:
+        time.sleep(0.01)
+    return bool(is_so())

@@ -1,0 +1,56 @@
+"""Whether a call of torch.distributed was handed a group, by what py-spy prints of the frames that hold it."""
+
+from typing import Any
+
+import pytest
+
+from ddp_doctor.sources import live_stacks
+
+C10D = "/opt/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+LOGGER = C10D.replace("distributed_c10d", "c10d_logger")
+TENSOR, GROUP = "<Tensor at 0x7f00>", "<torch._C._distributed_c10d.ProcessGroup at 0x7f01>"
+
+
+def frame(file: str, name: str, **variables: str) -> dict[str, Any]:
+    shown = [{"name": key, "repr": value} for key, value in variables.items()]
+    return {"filename": file, "name": name, "line": 83, "locals": shown}
+
+
+MAIN = frame("/home/me/train.py", "main", group=GROUP, args="()")
+
+
+def called(call: str, args: str, kwargs: str = "{}") -> list[dict[str, Any]]:
+    """The script, torch's wrapper, and the call, which has put the default group in the place of none."""
+    wrapper = frame(LOGGER, "_exception_logger.<locals>.wrapper", args=args, kwargs=kwargs)
+    return [MAIN, wrapper, frame(C10D, call, group=GROUP)]
+
+
+@pytest.mark.parametrize(
+    ("frames", "is_default"),
+    [
+        (called("barrier", "()"), True),
+        (called("barrier", f"({GROUP})"), None),
+        (called("barrier", "(None)"), True),
+        (called("barrier", "()", '{"device_ids": [0, 1]}'), True),
+        (called("all_reduce", f"({TENSOR})"), True),
+        (called("all_reduce", f"({TENSOR})", f'{{"op": <RedOpType at 0x7f>, "group": {GROUP}}}'), None),
+        (called("all_reduce", f"({TENSOR})", '{"async_op": False, "group": None}'), True),
+        (called("all_reduce", f"({TENSOR}, <RedOpType at 0x7f02>, {GROUP})"), None),
+        (called("broadcast", f"({TENSOR}, 0)"), True),
+        (called("broadcast", "()", f'{{"tensor": {TENSOR}, "src": 0}}'), True),
+        (called("all_gather", f"([{TENSOR}, {TENSOR}, {TENSOR}, {TENSOR}], {TENSOR})"), True),
+        (called("all_gather", f"([{TENSOR}, {TENSOR}, ...], ...)"), None),
+        (called("gather_object", '("a, (b", [None, None], 0)'), True),
+        (called("all_to_all_single", f"({TENSOR}, {TENSOR}, [1, 2], [2, 1])"), True),
+        (called("something_new", f"({TENSOR})"), None),
+        ([MAIN, frame(C10D, "monitored_barrier", group="None")], True),
+        ([MAIN, frame(C10D, "monitored_barrier", group=GROUP)], None),
+        ([MAIN, frame(C10D.replace("distributed_c10d", "fsdp/_runtime_utils"), "_post", state="-"),
+          *called("all_gather_into_tensor", f"({TENSOR}, {TENSOR})", f'{{"group": {GROUP}}}')[1:]], None),
+        ([MAIN], None),
+    ],
+)  # fmt: skip
+def test_a_call_is_on_the_default_group_where_it_was_handed_none_and_else_that_is_not_known(
+    frames, is_default
+):
+    assert live_stacks._on_default_group(frames) is is_default

@@ -1,0 +1,71 @@
+"""What is certain of --model before anything starts, told without running a line of the user's."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ddp_doctor.app import UsageError, running
+from ddp_doctor.model.choices import Level
+from ddp_doctor.model.recording import Options
+from ddp_doctor.sources.user_module import problem
+from ddp_doctor.starters.request import RunRequest
+
+RAN = "raise SystemExit('imported')\n"
+FILES = {
+    "net.py": f"{RAN}def make(): ...\nclass Nets:\n    def small(self): ...\nother = make\n",
+    "broken.py": f"{RAN}def make(:\n",
+    "late.py": f"{RAN}def make(): ...\nreturn make\n",  # only a compiler finds it
+    "latin.py": "# -*- coding: latin-1 -*-\nname = '\xe9'\ndef make(): ...\n",
+    "star.py": "from net import *\n",
+    "later.py": "globals()['make'] = print\n",
+    "lazily.py": "def __getattr__(name): return print\n",
+    "branch.py": "if True:\n    from net import other as make\n",
+    "pack/__init__.py": f"{RAN}from .inner import build\n",
+    "pack/inner.py": "build = make = print\n",
+    "open/__init__.py": "__path__.append('/elsewhere')\n",
+    "bare/inner.py": "def make(): ...\n",  # a namespace package
+    "empty.py": "",
+}
+
+
+@pytest.fixture(autouse=True)
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="latin-1" if name == "latin.py" else "utf-8")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("nosuch:make", "there is no module 'nosuch' in .* or on the Python path"),
+        ("nosuch.deeper:make", "there is no module 'nosuch' in"),
+        ("net.deeper:make", "there is no module 'net.deeper' in"),
+        ("pack.nosuch:make", "there is no module 'pack.nosuch' in"),
+        ("bare.nosuch:make", "there is no module 'bare.nosuch' in"),
+        ("Net:make", "there is no module 'Net' in"),
+        ("net:nosuch", r"net.py has no function 'nosuch'$"),
+        ("net:mak", r"net.py has no function 'mak', but 'make'$"),
+        ("net:Net.small", r"net.py has no function 'Net', but 'Nets'$"),
+        ("empty:make", r"empty.py has no function 'make'$"),
+        ("pack:make", r"__init__.py has no function 'make'$"),
+        ("broken:make", r"broken.py:2 is no Python that 3\.\d+\.\d+ reads: "),
+        ("late:make", r"late.py:3 is no Python that .* reads: 'return' outside function"),
+    ],
+)
+def test_what_no_rank_can_use_is_told_before_anything_starts(model: str, words: str):
+    assert re.search(words, problem(model) or "")
+    with pytest.raises(UsageError, match=f"--model {re.escape(model)} cannot be used: .*{words}"):
+        running.run(RunRequest(Options(model=model, level=Level.QUICK), {}))
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["net:make", "net:other", "net:Nets.small", "net:Nets.nosuch", "latin:make", "star:make", "later:make",
+     "lazily:make", "branch:make", "pack:build", "pack:inner.make", "pack.inner:make", "open.nosuch:make",
+     "bare.inner:make", "json:dumps", "math:sqrt"],
+)  # fmt: skip
+def test_what_only_an_import_can_tell_is_left_to_the_ranks(model: str):
+    assert problem(model) is None
