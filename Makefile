@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .PHONY: help run test test-parallel test-serial check lint types imports coverage report fuzz lab lab-parallel lab-serial
-.PHONY: lab-shell gpu torches bench single-file docs clean
+.PHONY: lab-shell planted planted-all gpu torches bench single-file docs clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -25,7 +25,7 @@ PER_CPU  = 3
 lab-parallel: PER_CPU = 2
 WORKERS ?= $(shell expr $(PER_CPU) '*' `nproc`)
 AT_ONCE  = --numprocesses=$(WORKERS) --dist=worksteal
-USUAL   := not lab and not gpu and not bench and not fuzz
+USUAL   := not lab and not planted and not gpu and not bench and not fuzz
 # What ARGS selects may all be serial, or none of it.
 NONE_IS_FINE = $(if $(ARGS),|| [ $$? -eq 5 ])
 
@@ -80,6 +80,13 @@ lab-serial: $(STAMP)
 
 lab-shell: $(STAMP)  ## hosts to try things on by hand (root; docs/how-to/lab.md)
 	@$(BIN)/python -m tests.lab.shell $(ARGS)
+
+planted: $(STAMP)  ## run two releases of the real NCCL on planted GPUs (root; 0.8 GB)
+	$(BIN)/python -m pytest --numprocesses=2 -m planted $(ARGS)
+
+planted-all: $(STAMP)  ## run the real NCCL on planted GPUs, all machines, faults and releases (root; 1.5 GB): build/planted.md
+	@mkdir -p build
+	$(BIN)/python -m tests.planted.table build/planted.md
 
 gpu: $(STAMP)  ## run the tests that need an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu $(ARGS)

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -21,15 +19,9 @@ from ddp_doctor.knowledge.versions import release
 from ddp_doctor.settings.releases import default_at, status_at
 from ddp_doctor.settings.table import variables
 from tests import elf
-from tests.once import once
+from tests.nccl_wheels import RELEASES, libnccl
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
-
-#: Bundled with torch 2.5 and 2.6, 2.9 and 2.10, and 2.13; the newest that the table knows. Each costs
-#: continuous integration half a minute. The table was also held against 2.26.2, 2.29.7 and 2.31.2.
-RELEASES = ("2.21.5", "2.27.5", "2.30.7", "2.32.3")
-
-LIBRARY = "nvidia/nccl/lib/libnccl.so.2"
 
 #: Texts that look like a variable, and what they are.
 NO_VARIABLES = {
@@ -67,23 +59,7 @@ os._exit(0)
 @pytest.fixture(scope="module", params=RELEASES)
 def nccl(request: pytest.FixtureRequest) -> tuple[str, Path]:
     """A release, and its library out of NVIDIA's wheel."""
-    return request.param, once(
-        f"nccl-{request.param}", lambda folder: _downloaded(request.param, folder)
-    ) / LIBRARY
-
-
-def _downloaded(nccl_release: str, folder: Path) -> None:
-    if shutil.disk_usage(folder).free < 2 * 10**9:
-        pytest.skip("needs 2 GB of disk for NVIDIA's wheel")
-    package = f"nvidia-nccl-cu12=={nccl_release}"
-    options = ("-q", "--no-deps", "--no-cache-dir", "--dest", folder)
-    command = (sys.executable, "-m", "pip", "download", *options, package)
-    if subprocess.run(command, capture_output=True, check=False).returncode != 0:
-        pytest.skip(f"needs a package index with {package}")
-    [wheel] = folder.glob("*.whl")
-    with zipfile.ZipFile(wheel) as packed:
-        packed.extract(LIBRARY, folder)
-    wheel.unlink()
+    return request.param, libnccl(request.param)
 
 
 def read_at(nccl_release: str) -> set[str]:

@@ -184,11 +184,12 @@ static unsigned fabric_health(const Device *gpu) {
 static int no_fabric(void) { return is("a100") || is("a100_pcie") || is("h100_nvl") || is("gh200") || is("vgpu"); }
 
 int nvmlDeviceGetGpuFabricInfoV(Device *gpu, FabricV2 *fabric) {
+    if (plain() || pages_retire() || no_fabric()) return NOT_SUPPORTED;
     if (fabric->version != 0x02000024) return ARGUMENT_VERSION_MISMATCH;
     fabric->status = is("fabric_failed") ? UNKNOWN : SUCCESS;
     fabric->state = fabric_state(gpu);
     fabric->healthMask = fabric_health(gpu);
-    return plain() || pages_retire() || no_fabric() ? NOT_SUPPORTED : SUCCESS;
+    return SUCCESS;
 }
 
 int nvmlSystemGetConfComputeState(ConfComputeState *state) {

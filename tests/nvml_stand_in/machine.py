@@ -1,11 +1,17 @@
 """A tree in place of /: what the kernel shows of a node, beside the stand-in for the driver's library."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
-from ddp_doctor.model.context import CommandResult
+from ddp_doctor.model.context import CommandResult, Context
+from ddp_doctor.model.fact import TookTooLong
 from ddp_doctor.sources.machine import LiveContext
-from tests.nvml_stand_in import answer
+from tests.lab.processes import PATIENCE_S
+from tests.nvml_stand_in import answer, environment
+
+Seen = TypeVar("Seen")
 
 BUSES = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
 
@@ -37,6 +43,16 @@ class Machine:
         """A context on this tree whose NVML is the stand-in with ``fault`` planted."""
         env = {"NVML_STAND_IN": fault, "DEFINES": " ".join(defines), **more}
         return StandInContext(env, time.monotonic() + 1000, root=str(self.root))
+
+    def seen_to_hang(self, probe: Callable[[Context], Seen], fault: str) -> Seen:
+        """What a probe says of a driver that hangs; that it had no time to reach it, it says too, and gets more."""
+        limit_s = 1.6
+        while True:
+            try:
+                return probe(self.context(environment(fault), limit_s))
+            except TookTooLong:
+                assert limit_s < PATIENCE_S
+                limit_s *= 2
 
     def context(self, env: dict[str, str], limit_s: float = 30) -> LiveContext:
         return LiveContext(env, time.monotonic() + limit_s, root=str(self.root))

@@ -120,6 +120,7 @@ int nvmlDeviceGetPciInfo_v3(Device *gpu, PciInfo *pci) {
     for (int at = 0; other && at < gpu->index; at++)
         if ((other = strchr(other, ','))) other++;
     if (other) snprintf(pci->busId, sizeof pci->busId, "%.16s", other);
+    snprintf(pci->busIdLegacy, sizeof pci->busIdLegacy, "%.12s", pci->busId + 4);
     return is("jetson") ? NOT_SUPPORTED : SUCCESS;
 }
 

@@ -115,6 +115,7 @@ int nvmlDeviceGetNvLinkRemotePciInfo_v2(Device *gpu, unsigned link, PciInfo *pci
     if (machine("dgx1")) return nvmlDeviceGetPciInfo_v3(&gpus[mesh[gpu->index][link]], pci);
     memset(pci, 0, sizeof *pci);
     snprintf(pci->busId, sizeof pci->busId, "00000000:%02X:00.0", 5 + link % 4);
+    snprintf(pci->busIdLegacy, sizeof pci->busIdLegacy, "%.12s", pci->busId + 4);
     return SUCCESS;
 }
 

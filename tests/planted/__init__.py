@@ -1,0 +1,45 @@
+"""Planted GPUs: the unchanged libnccl of NVIDIA's wheels, run on a machine without one.
+
+A machine is one of tests/machines. Its PCI tree and adapters become a /sys, its stand-in for libnvidia-ml says which
+GPUs there are, and from these two the planted CUDA (runtime and driver) and libibverbs answer, so that none of them can
+contradict another. Topology search, transports, tuning, bootstrap, messages and RAS are then NCCL's own. Kernels do
+nothing, data of collectives does not move, and time, bandwidth and what breaks inside a GPU are not to be seen:
+what comes of these machines is always called "planted", never "seen on a GPU".
+
+Nothing of NVIDIA's is changed or kept: the redirection of libnccl's own runtime lives in the memory of one process
+(redirect.c, docs/adr).
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests import nvml_stand_in
+from tests.once import once
+
+_HERE = Path(__file__).parent
+_CUDA = ("machine.c", "memory.c", "streams.c", "devices.c", "redirect.c")
+_FLAGS = ("-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-fvisibility=hidden")
+
+
+@cache
+def libraries() -> Path:
+    """A folder with libcuda, libnvidia-ml and libibverbs, for LD_LIBRARY_PATH; skips where there is no C compiler."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler (cc) to build the planted CUDA with")
+    return once("planted-libraries", _compile)
+
+
+def _compile(folder: Path) -> None:
+    sources = [str(_HERE / name) for name in _CUDA]
+    linked = ("-Wl,-soname,libcuda.so.1", "-ldl", "-lpthread")
+    subprocess.run(("cc", *_FLAGS, *sources, "-o", folder / "libcuda.so.1", *linked), check=True, timeout=60)
+    verbs = (f"-Wl,--version-script={_HERE / 'verbs.map'}", "-Wl,-soname,libibverbs.so.1", "-lpthread")
+    made = folder / "libibverbs.so.1"
+    subprocess.run(("cc", *_FLAGS, _HERE / "verbs.c", "-o", made, *verbs), check=True, timeout=60)
+    shutil.copy(Path(nvml_stand_in.library_folder()) / nvml_stand_in.SONAME, folder)

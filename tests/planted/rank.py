@@ -1,0 +1,103 @@
+"""One rank of the real NCCL among planted GPUs: ``rank.py LIBNCCL RANK WORLD DEVICE ID_FILE COLLECTIVES BYTES``.
+
+Prints what each call returned, as NCCL's own lines stand around it. The unique id goes from rank 0 to the others
+through a file.
+"""
+
+import ctypes
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+FLOAT32, SUM = 7, 0
+BY_LINE = 1
+_PATIENCE_S = 60
+
+
+class UniqueId(ctypes.Structure):
+    """128 bytes that say where rank 0 listens."""
+
+    _fields_ = (("bytes", ctypes.c_char * 128),)
+
+
+def main(library: str, rank: int, world: int, device: int, id_file: str, collectives: int, size: int) -> None:
+    """Make a communicator, call so many all-reduces, abort it. Exits at the first call that fails."""
+    libc = ctypes.CDLL(None)
+    libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, BY_LINE, 0)  # a rank that hangs is killed
+    cuda = ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
+    if cuda.planted_attach(library.encode()) <= 0:
+        sys.exit(f"{library} was not redirected")
+    nccl = ctypes.CDLL(library)
+    nccl.ncclGetErrorString.restype = nccl.ncclGetLastError.restype = ctypes.c_char_p
+
+    def check(call: str, code: int) -> None:
+        words = nccl.ncclGetErrorString(code).decode()
+        print(f"{call} -> {code} {words}", flush=True)
+        if code:
+            print(f"last error: {(nccl.ncclGetLastError(None) or b'').decode()}", flush=True)
+            os._exit(10 + code)
+
+    cuda.planted_set_device(device)
+    unique = UniqueId()
+    if rank == 0:
+        check("ncclGetUniqueId", nccl.ncclGetUniqueId(ctypes.byref(unique)))
+        hand_over(Path(id_file), bytes(unique))
+    else:
+        unique = UniqueId.from_buffer_copy(received(Path(id_file)))
+    communicator = ctypes.c_void_p()
+    check("ncclCommInitRank", nccl.ncclCommInitRank(ctypes.byref(communicator), world, unique, rank))
+    for _ in range(collectives):
+        data = ctypes.c_void_p()
+        cuda.planted_malloc(ctypes.byref(data), ctypes.c_size_t(size))
+        count = ctypes.c_size_t(size // 4)
+        check("ncclAllReduce", nccl.ncclAllReduce(data, data, count, FLOAT32, SUM, communicator, None))
+    exchange(cuda, nccl, check, communicator, rank, world)
+    check(
+        "ncclCommAbort", nccl.ncclCommAbort(communicator)
+    )  # destroying it waits for data, which do not move
+    os._exit(0)
+
+
+def exchange(
+    cuda: ctypes.CDLL,
+    nccl: ctypes.CDLL,
+    check: Callable[[str, int], None],
+    communicator: ctypes.c_void_p,
+    rank: int,
+    world: int,
+) -> None:
+    """Send to every other rank and receive from it, so that NCCL says which way it takes between each two."""
+    data = ctypes.c_void_p()
+    cuda.planted_malloc(ctypes.byref(data), ctypes.c_size_t(1 << 20))
+    check("ncclGroupStart", nccl.ncclGroupStart())
+    for peer in range(world):
+        if peer != rank:
+            for call in (nccl.ncclSend, nccl.ncclRecv):
+                code = call(data, ctypes.c_size_t(1), FLOAT32, peer, communicator, None)
+                if code:
+                    check(call.__name__, code)
+    check("ncclGroupEnd", nccl.ncclGroupEnd())
+
+
+def hand_over(file: Path, content: bytes) -> None:
+    """Write the file whole."""
+    part = file.with_suffix(".part")
+    part.write_bytes(content)
+    part.rename(file)
+
+
+def received(file: Path) -> bytes:
+    """What rank 0 wrote, once it has."""
+    end = time.monotonic() + _PATIENCE_S
+    while not file.exists():
+        if time.monotonic() > end:
+            sys.exit("rank 0 made no unique id")
+        time.sleep(0.01)
+    return file.read_bytes()
+
+
+if __name__ == "__main__":
+    _, path, own, of, gpu, id_path, calls, bytes_each = sys.argv
+    main(path, int(own), int(of), int(gpu), id_path, int(calls), int(bytes_each))

@@ -1,0 +1,58 @@
+"""The planted CUDA by itself: it shows GPUs as a driver does."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.planted import libraries
+
+ASK = """
+import ctypes, json, os, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+def ask():
+    count = ctypes.c_int(-1)
+    return [cuda.planted_device_count(ctypes.byref(count)), count.value]
+os.environ.update(json.loads(sys.argv[1]))
+told = [ask()]
+reader, writer = os.pipe()
+if os.fork() == 0:
+    os.write(writer, json.dumps(ask()).encode())
+    os._exit(0)
+os.close(writer)
+told.append(json.loads(os.read(reader, 100)))
+print(json.dumps(told))
+"""
+
+
+def asked(**env: str) -> list[list[int]]:
+    """Code and number of GPUs of a process that sets its environment once the library is loaded, and of its child."""
+    whole = {**os.environ, "LD_LIBRARY_PATH": str(libraries()), "NVML_STAND_IN": "four"}
+    whole.pop("CUDA_VISIBLE_DEVICES", None)
+    command = (sys.executable, "-c", ASK, json.dumps(env))
+    done = subprocess.run(command, env=whole, capture_output=True, text=True, check=True, timeout=60)
+    answer: list[list[int]] = json.loads(done.stdout)
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("shown", "count"),
+    [
+        ("1,3", 2),
+        ("3,x,1", 1),  # the first that names nothing ends the list
+        ("9", 0),
+        ("0,0", 0),  # a GPU named twice hides all
+        ("", 0),
+        ("GPU-8932f932-d72c,0", 2),
+    ],
+)
+def test_gpus_are_those_that_the_environment_leaves_at_the_first_call(shown: str, count: int):
+    assert asked(CUDA_VISIBLE_DEVICES=shown)[0] == [0 if count else 100, count]
+
+
+def test_a_child_forked_after_the_first_call_can_use_no_gpu():
+    initialization_error = 3
+
+    assert asked() == [[0, 4], [initialization_error, 0]]

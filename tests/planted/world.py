@@ -1,0 +1,182 @@
+"""Ranks of the real NCCL on planted machines, each machine a host with a network of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.lab.hosts import Host, Lab
+from tests.lab.processes import PATIENCE_S, HostProcess
+from tests.machines.whole import Whole
+from tests.planted import libraries
+from tests.planted.tree import REAL, plant
+
+RANK = Path(__file__).with_name("rank.py")
+#: So long nobody says or ends anything before ranks that still run are said to hang.
+_SILENCE_S = 4.0
+#: Processor time in a silence: a wait of NCCL's that spins takes more, one that sleeps less.
+_SPINNING_S, _SLEEPING_S = 3.0, 0.05
+#: ``Channel 00/0 : 0[0] -> 1[1] [send] via NET/IB/0/GDRDMA``
+_CHANNEL = re.compile(r"Channel \d+(?:/\d+)? : (\d+)\[\d+\] -> (\d+)\[\d+\](?: \[\w+\])? via (\S+)")
+Env = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What came of each rank: an exit code, negative for a signal, None for one that hung; and what it said."""
+
+    codes: tuple[int | None, ...]
+    said: tuple[str, ...]
+
+    @property
+    def hung(self) -> tuple[int, ...]:
+        """Ranks that neither ended nor said anything any more."""
+        return tuple(rank for rank, code in enumerate(self.codes) if code is None)
+
+    def lines(self, pattern: str) -> tuple[str, ...]:
+        """What NCCL said on any rank where it matches, each once, without time, host and process."""
+        found = dict.fromkeys(
+            line for text in self.said for line in text.splitlines() if re.search(pattern, line)
+        )
+        return tuple(dict.fromkeys(re.sub(r"^(\[[-\d :]+\] )?\S+:\d+:\d+ ", "", line) for line in found))
+
+    def via(self) -> dict[tuple[int, int], str]:
+        """Which transport NCCL uses from one rank to another: ``P2P/CUMEM/read`` is ``P2P/CUMEM``."""
+        channels = re.findall(
+            r"Channel \d+(?:/\d+)? : (\d+)\[\d+\] -> (\d+)\[\d+\](?: \[\w+\])? via (\S+)",
+            "\n".join(self.said),
+        )
+        return {(int(one), int(two)): way.removesuffix("/read") for one, two, way in channels}
+
+
+class Machines:
+    """Planted machines on one network; a context manager. Hosts are called planted-0 and on."""
+
+    def __init__(self, machines: Sequence[Whole]) -> None:
+        self.machines = machines
+        self._lab = Lab(nodes=len(machines), name="planted-")
+        self._runs = 0
+
+    def __enter__(self) -> Machines:
+        self._lab.__enter__()
+        try:
+            for host, machine in zip(self._lab.hosts, self.machines, strict=True):
+                _plant_sys(host, machine)
+        except BaseException:
+            self._lab.teardown()
+            raise
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._lab.teardown()
+
+    @property
+    def hosts(self) -> tuple[Host, ...]:
+        """The hosts, one a machine."""
+        return self._lab.hosts
+
+    def run(
+        self,
+        library: Path,
+        ranks: int,
+        *,
+        calls: int = 1,
+        size: int = 1 << 20,
+        env: Env | None = None,
+        of: Mapping[int, Env] | None = None,
+        missing: Sequence[int] = (),
+        devices: Sequence[int] | None = None,
+        told: Mapping[int, Mapping[str, object]] | None = None,
+    ) -> Ran:
+        """So many ranks, the same number on each machine, each with so many all-reduces of ``size`` bytes.
+
+        ``env`` is everyone's, ``of`` a rank's own; ``told`` is what one is told otherwise (library, rank, world).
+        """
+        self._runs += 1
+        each = ranks // len(self.hosts)
+        folder = self._lab.folder / f"run{self._runs}"
+        folder.mkdir()
+        started: dict[int, HostProcess] = {}
+        for rank in range(ranks):
+            if rank in missing:
+                continue
+            host, machine = self.hosts[rank // each], self.machines[rank // each]
+            asked = {"library": library, "rank": rank, "world": ranks, **((told or {}).get(rank, {}))}
+            device = devices[rank] if devices else rank % each
+            argv = (RANK, asked["library"], asked["rank"], asked["world"], device, folder / "id", calls, size)
+            whole = {
+                "LD_LIBRARY_PATH": str(libraries()),
+                "NCCL_DEBUG": "INFO",
+                **(machine.nvml or {}),
+                **(env or {}),
+                **((of or {}).get(rank, {})),
+            }
+            started[rank] = host.start([sys.executable, *map(str, argv)], env=whole)
+        codes = _await(list(started.values()))
+        said = {rank: process.output() + process.errors() for rank, process in started.items()}
+        return Ran(
+            tuple(codes.get(started[rank]) if rank in started else 0 for rank in range(ranks)),
+            tuple(said.get(rank, "") for rank in range(ranks)),
+        )
+
+
+def _await(processes: Sequence[HostProcess]) -> dict[HostProcess, int]:
+    """Exit codes of those that end; what hangs is killed."""
+    end = time.monotonic() + PATIENCE_S
+    quiet = _Quiet(processes)
+    while any(process.poll() is None for process in processes):
+        if quiet.for_good() or time.monotonic() > end:
+            break
+        time.sleep(0.05)
+    codes = {process: code for process in processes if (code := process.poll()) is not None}
+    for process in processes:
+        if process not in codes:
+            process.kill()
+            process.wait(PATIENCE_S)
+    return codes
+
+
+class _Quiet:
+    """Whether all that still run hang: none has printed or ended, and each spins or sleeps. One that has not had the
+    processor, on a busy machine, does neither."""
+
+    def __init__(self, processes: Sequence[HostProcess]) -> None:
+        self._processes = processes
+        self._last: object = None
+        self._since = 0.0
+        self._used: dict[int, float] = {}
+
+    def for_good(self) -> bool:
+        files = (file for process in self._processes for file in (process.stdout, process.stderr))
+        state = (sum(file.stat().st_size for file in files), *(process.poll() for process in self._processes))
+        pids = [pid for process in self._processes if process.poll() is None and (pid := process.pid)]
+        now = {pid: used for pid in pids if (used := _processor_s(pid)) is not None}
+        if state != self._last:
+            self._last, self._since, self._used = state, time.monotonic(), now
+        spent = [used - self._used.get(pid, used) for pid, used in now.items()]
+        return time.monotonic() - self._since > _SILENCE_S and all(
+            seconds > _SPINNING_S or seconds < _SLEEPING_S for seconds in spent
+        )
+
+
+def _processor_s(pid: int) -> float | None:
+    """Processor time of a process; None where it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _plant_sys(host: Host, machine: Whole) -> None:
+    """The machine's /sys in the place of the host's own, with the host's interfaces, CPUs and cgroups."""
+    root = host.folder / "sys"
+    root.mkdir()
+    plant(machine, root)
+    mounts = (f"[ ! -e /sys/{name} ] || mount --rbind /sys/{name} {root / name}" for name in REAL)
+    host.run(("sh", "-ec", "\n".join((*mounts, f"mount --rbind {root} /sys"))))
