@@ -96,7 +96,8 @@ def _slow_paths(recording: Recording, matrix: Matrix, paths: list[Path]) -> Draf
     are_two = len(matrix.nodes) == 2
     much = any(matrix.is_slow(path, path_quality.VERY_SLOW_RATIO) for path in paths)
     known = few and (much or not are_two)
-    around = detour(recording, lambda way: known and _is_faster(way, paths, rate))
+    may_help = known and not _is_refuted(recording)
+    around = detour(recording, lambda way: may_help and _is_faster(way, paths, rate))
     detail = "The other paths of these nodes are faster." if known else "Perhaps the network is built so."
     grave = (
         (Severity.ERROR if much else Severity.WARNING)
@@ -157,9 +158,9 @@ def slower_network_is_used(recording: Recording) -> Iterator[Draft]:
         All nodes have addresses in a second network, all paths tested there are well, and the median of single
         throughput samples there is at least twice that of the best samples in the network that gloo or NCCL
         takes; of two nodes the slower direction counts. An error from three times on, of which no more than
-        5 Gbit/s is expected. Information where the data goes over RDMA, and where a trial in the other network
-        was no faster: a short sample misleads where only a burst is fast. Silent where single nodes, losses or
-        late answers explain it: their findings have the same remedy.
+        5 Gbit/s is expected. Information where the data goes over RDMA. Silent where a trial in the other network
+        was no faster, for a short sample misleads on a busy host and where only a burst is fast; and where single
+        nodes, losses or late answers explain it: their findings have the same remedy.
 
     Why it matters
         gloo takes the interface of the host's own name, NCCL the first that it finds, and neither asks how
@@ -182,8 +183,7 @@ def slower_network_is_used(recording: Recording) -> Iterator[Draft]:
     mine, theirs = _interfaces_in_use(recording, matrix), _listed(way.interfaces.values())
     ratio = min(other_rate, network.JUDGED_BYTES_PER_S) / rate
     severity = Severity.ERROR if ratio >= network.SLOW_NODE_RATIO else Severity.WARNING
-    refuted = _is_refuted(recording)
-    yield finding(
+    yield likely(
         tuple(_culprits(recording, matrix, mine)),
         f"{backend} uses the slower network: {wording.rate(rate)} over {mine},"
         f" {wording.rate(other_rate)} over {theirs}",
@@ -196,21 +196,20 @@ def slower_network_is_used(recording: Recording) -> Iterator[Draft]:
             expected_from=f"{theirs} of the same nodes, one sample for each path",
         ),
         take(recording, way),
-        confidence=Confidence.POSSIBLE if refuted else Confidence.LIKELY,
-        detail=f"That was one short sample; a trial over {theirs} was no faster."
-        if refuted
-        else f"All nodes reach each other over {theirs} in {way.network}, {other_rate / rate:.0f} times faster. No"
+        detail=f"All nodes reach each other over {theirs} in {way.network}, {other_rate / rate:.0f} times faster. No"
         " backend checks which interface is fast.",
-        severity=Severity.INFO if refuted else unless_over_rdma(recording, severity),
+        severity=unless_over_rdma(recording, severity),
         reproduced_by=MOVE,
     )
 
 
 def faster_way(recording: Recording) -> Way | None:
-    """The fastest other network, where it is much faster than the one in use."""
+    """The fastest other network, where it is much faster than the one in use, as far as was tried."""
     matrix = Matrix.of(recording)
     found = next(iter(ways(recording)), None)
-    if found is None or not matrix.best_rates or any(peer.outcome != "ok" for peer in matrix.seen.values()):
+    if found is None or _is_refuted(recording) or not matrix.best_rates:
+        return None
+    if any(peer.outcome != "ok" for peer in matrix.seen.values()):
         return None
     expected = min(_rate_of(found, matrix), network.JUDGED_BYTES_PER_S)
     return found if expected >= network.FASTER_ELSEWHERE_RATIO * used_rate(matrix) else None
