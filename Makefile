@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .PHONY: help run test test-parallel test-serial check lint types imports coverage report fuzz lab lab-parallel lab-serial
-.PHONY: lab-shell planted planted-all gpu torches bench single-file docs clean
+.PHONY: lab-shell planted planted-all planted-torch gpu torches bench single-file docs clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -25,7 +25,7 @@ PER_CPU  = 3
 lab-parallel: PER_CPU = 2
 WORKERS ?= $(shell expr $(PER_CPU) '*' `nproc`)
 AT_ONCE  = --numprocesses=$(WORKERS) --dist=worksteal
-USUAL   := not lab and not planted and not gpu and not bench and not fuzz
+USUAL   := not lab and not planted and not planted_torch and not gpu and not bench and not fuzz
 # What ARGS selects may all be serial, or none of it.
 NONE_IS_FINE = $(if $(ARGS),|| [ $$? -eq 5 ])
 
@@ -87,6 +87,9 @@ planted: $(STAMP)  ## run two releases of the real NCCL on planted GPUs (root; 0
 planted-all: $(STAMP)  ## run the real NCCL on planted GPUs, all machines, faults and releases (root; 1.5 GB): build/planted.md
 	@mkdir -p build
 	$(BIN)/python -m tests.planted.table build/planted.md
+
+planted-torch: $(STAMP)  ## run torch's CUDA build and the doctor on planted GPUs (root; 7 GB) and write its table
+	$(BIN)/python -m tests.planted.page $(ARGS)
 
 gpu: $(STAMP)  ## run the tests that need an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu $(ARGS)

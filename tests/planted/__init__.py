@@ -39,6 +39,9 @@ def _compile(folder: Path) -> None:
     sources = [str(_HERE / name) for name in _CUDA]
     linked = ("-Wl,-soname,libcuda.so.1", "-ldl", "-lpthread")
     subprocess.run(("cc", *_FLAGS, *sources, "-o", folder / "libcuda.so.1", *linked), check=True, timeout=60)
+    made = folder / "libplanted-collectives.so"
+    beside = ("-O3", f"-L{folder}", "-l:libcuda.so.1", "-ldl", "-lpthread")
+    subprocess.run(("cc", *_FLAGS, _HERE / "collectives.c", "-o", made, *beside), check=True, timeout=60)
     verbs = (f"-Wl,--version-script={_HERE / 'verbs.map'}", "-Wl,-soname,libibverbs.so.1", "-lpthread")
     made = folder / "libibverbs.so.1"
     subprocess.run(("cc", *_FLAGS, _HERE / "verbs.c", "-o", made, *verbs), check=True, timeout=60)

@@ -64,7 +64,7 @@ struct Block {
 int block_at(const void *address, Block *found); /* a copy of the block that holds the address, or 0 */
 
 /* streams.c */
-void enqueue(void *stream, void (*work)(void *), void *argument);
+EXPORT void planted_enqueue(void *stream, void (*work)(void *), void *argument);
 void drain(void *stream);
 
 extern __thread int device_now;

@@ -40,7 +40,7 @@ static void *work_off(void *argument) {
     return NULL;
 }
 
-void enqueue(void *stream, void (*run)(void *), void *argument) {
+void planted_enqueue(void *stream, void (*run)(void *), void *argument) {
     Stream *its = of(stream);
     Work *work = malloc(sizeof *work);
     pthread_t thread;
@@ -63,7 +63,7 @@ static int idle(Stream *stream) {
 
 static void in_order(void *stream, void (*run)(void *), void *argument) {
     if (idle(of(stream))) run(argument);
-    else enqueue(stream, run, argument);
+    else planted_enqueue(stream, run, argument);
 }
 
 void drain(void *stream) {
@@ -162,7 +162,7 @@ static int cudaEventSynchronize(Event *event) { await(mark(event, event->asked))
 
 static int cudaStreamWaitEvent(void *stream, Event *event, unsigned flags) {
     (void)flags;
-    if (event->done < event->asked) enqueue(stream, await, mark(event, event->asked));
+    if (event->done < event->asked) planted_enqueue(stream, await, mark(event, event->asked));
     return OK;
 }
 

@@ -1,0 +1,54 @@
+"""Plants GPUs in a Python process that imports torch: its CUDA runtime, NCCL's, collectives, and operators.
+
+Each interpreter of an environment runs this at its start where PLANTED_TORCH names this file (torch.py writes the line
+into a .pth): the doctor's server of processes, ranks, torchrun, and helpers that look at GPUs.
+"""
+
+import ctypes
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+#: Of NVIDIA's wheels, below the folder of packages.
+_RUNTIMES = ("nvidia/cuda_runtime/lib/libcudart.so.12", "nvidia/nccl/lib/libnccl.so.2")
+
+
+class AroundTorch:
+    """Finds torch where it is, once, and plants GPUs when it has been executed."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Only of torch."""
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            cuda = ctypes.CDLL("libcuda.so.1")
+            ctypes.CDLL("libplanted-collectives.so", mode=ctypes.RTLD_GLOBAL)  # found before libnccl's names
+            execute(module)
+            _plant(module, cuda)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _plant(torch: ModuleType, cuda: ctypes.CDLL) -> None:
+    home = Path(str(torch.__file__)).parent
+    for library in _RUNTIMES:
+        if cuda.planted_attach(str(home.parent / library).encode()) <= 0:
+            raise ImportError(f"{library} was not redirected")
+    # Filed as torch's own, so that who looks at the stacks of a job finds the frames that it has on a GPU.
+    operators = Path(__file__).with_name("operators.py")
+    exec(compile(operators.read_text(), str(home / "_ops.py"), "exec"), {"__name__": "planted_operators"})
+
+
+sys.meta_path.insert(0, AroundTorch())

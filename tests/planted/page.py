@@ -1,0 +1,93 @@
+"""Run torch's CUDA build and the doctor on planted GPUs, and write what came of it: ``make planted-torch``.
+
+    python -m tests.planted.page [--environment FOLDER] [PYTEST ARGUMENTS]
+
+The environment is build/planted-torch, made where it is missing (7 GB) and kept. The results go into
+docs/reference/compatibility.md, under "planted". Exits with 1 where a test failed or none could run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+from tests.planted.with_torch import HOME, VARIABLE
+from tools.torches import PAGE, ROOT, Case, read_cases, torch_of
+
+#: Bundles NCCL 2.27.5. The package index has its CUDA build for Linux.
+TORCH = "2.9.1"
+BEGIN, END = (
+    "<!-- Written by `make planted-torch`. -->\n",
+    "<!-- End of what `make planted-torch` wrote. -->\n",
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0 where something ran and nothing failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.planted.page")
+    parser.add_argument("--environment", type=Path, default=HOME, metavar="FOLDER")
+    known, more = parser.parse_known_args(arguments)
+    if known.environment == HOME:
+        make_environment()
+    results = ROOT / "build/planted-torch.xml"
+    results.parent.mkdir(exist_ok=True)
+    results.unlink(missing_ok=True)
+    chosen = ("tests/planted/test_torch.py", "-m", "planted_torch", f"--junit-xml={results}", *more)
+    began = time.monotonic()
+    subprocess.run(
+        (sys.executable, "-m", "pytest", *chosen),
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, VARIABLE: str(known.environment.absolute())},
+    )
+    cases = tuple(read_cases(results))
+    text = section(torch_of(known.environment), cases, time.monotonic() - began)
+    PAGE.write_text(placed(PAGE.read_text("utf-8"), text), "utf-8")
+    outcomes = {case.outcome for case in cases}
+    return 0 if "passed" in outcomes and "failed" not in outcomes else 1
+
+
+def make_environment() -> None:
+    """torch's CUDA build and what the doctor requires, in the versions that the tests run with."""
+    if (HOME / ".installed").exists():
+        return
+    venv.create(HOME, clear=True, with_pip=True)
+    constraints = HOME / "constraints.txt"
+    pinned = (ROOT / "constraints.txt").read_text("utf-8")
+    constraints.write_text(re.sub(r"(?m)^torch==.*\n", "", pinned), "utf-8")
+    install = (HOME / "bin/python", "-m", "pip", "install", "-q", "--constraint", constraints)
+    subprocess.run((*install, f"torch=={TORCH}", "numpy", "--editable", ROOT), check=True)
+    (HOME / ".installed").touch()
+
+
+def section(torch: str, cases: Sequence[Case], seconds: float) -> str:
+    """The table, one row a test."""
+    today = datetime.now(timezone.utc).date().isoformat()
+    lines = [
+        f"{today}, torch {torch}, {seconds:.0f} s together:",
+        "",
+        "| what | came of it | seconds |",
+        "|---|---|---|",
+    ]
+    for case in cases:
+        words = case.name.rpartition(".test_")[2].replace("_", " ")
+        lines.append(f"| {words} | {case.outcome} | {case.seconds:.0f} |")
+    return "\n".join([*lines, ""])
+
+
+def placed(page: str, text: str) -> str:
+    """The page with the section anew."""
+    before, _, rest = page.partition(BEGIN)
+    return f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,190 @@
+"""torch's CUDA build on planted machines: scripts with ranks, and the doctor, from one end to the other.
+
+    with PlantedTorch([servers.hgx_a100_roce()]) as planted:
+        job = planted.ranks(script, 2)
+        run = planted.doctor("run", "--nproc-per-node", "2")
+
+NCCL, ProcessGroupNCCL, its watchdog and flight recorder are the real ones. The data of collectives move by our rule
+(collectives.c), and operators on "cuda" are computed on the CPU (operators.py).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.lab.hosts import ROOT, Host
+from tests.lab.processes import PATIENCE_S, HostProcess
+from tests.planted import libraries
+from tests.planted.world import Env, Machines
+
+#: The folder of an environment with a CUDA build of torch and what the doctor needs.
+VARIABLE = "PLANTED_TORCH_ENVIRONMENT"
+HOME = ROOT / "build/planted-torch"
+HOOK = Path(__file__).with_name("hook.py")
+#: Each interpreter of the environment reads this line at its start.
+_LINE = (
+    "import os; 'PLANTED_TORCH' in os.environ and __import__('runpy').run_path(os.environ['PLANTED_TORCH'])\n"
+)
+_PORT = "29500"
+#: Real devices that a planted /dev has too.
+_DEVICES = "null zero full random urandom tty ptmx stdin stdout stderr fd"
+
+
+def environment() -> Path:
+    """The environment, whose interpreters plant GPUs where PLANTED_TORCH is set; skips where there is none."""
+    folder = Path(os.environ.get(VARIABLE, HOME))
+    packages = next(folder.glob("lib/python3*/site-packages"), None)
+    if packages is None or not (packages / "nvidia/nccl").exists():
+        pytest.skip(f"needs an environment with a CUDA build of torch: `make planted-torch`, or {VARIABLE}")
+    line = packages / "planted.pth"
+    if not line.exists() or line.read_text() != _LINE:
+        line.write_text(_LINE)
+    return folder
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What came of a process: its exit code, negative for a signal, None for one that was killed as it hung."""
+
+    code: int | None
+    output: str
+    errors: str
+    seconds: float
+
+    @property
+    def said(self) -> str:
+        """All that it printed."""
+        return self.output + self.errors
+
+
+class PlantedTorch(Machines):
+    """Planted machines with torch; a context manager. Hosts are called planted-0 and on."""
+
+    def __enter__(self) -> PlantedTorch:
+        self.environment = environment()
+        super().__enter__()
+        try:
+            self.exchange = self._lab.folder / "exchange"
+            self.exchange.mkdir()
+            for host, machine in zip(self.hosts, self.machines, strict=True):
+                _plant_driver(host, dict(machine.board.tree.walk()))
+        except BaseException:
+            self._lab.teardown()
+            raise
+        return self
+
+    @property
+    def python(self) -> Path:
+        """The interpreter whose torch has planted GPUs."""
+        return self.environment / "bin/python"
+
+    def start(self, argv: Sequence[str | Path], *, host: int = 0, env: Env | None = None) -> HostProcess:
+        """Start a command on a host, with the environment's programs first on PATH."""
+        machine, its = self.machines[host], self.hosts[host]
+        whole = {
+            "PATH": f"{self.environment / 'bin'}:{its.environment['PATH']}",
+            "LD_LIBRARY_PATH": str(libraries()),
+            "PLANTED_TORCH": str(HOOK),
+            "PLANTED_EXCHANGE": str(self.exchange),
+            **(machine.nvml or {}),
+            **machine.env,
+            **(env or {}),
+        }
+        return its.start(argv, env=whole)
+
+    def start_doctor(self, *arguments: str | Path, host: int = 0, env: Env | None = None) -> HostProcess:
+        """Start ``ddp-doctor ARGUMENTS`` on a host."""
+        return self.start((self.python, "-m", "ddp_doctor", *arguments), host=host, env=env)
+
+    def doctor(
+        self, *arguments: str | Path, host: int = 0, env: Env | None = None, limit_s: float = 300
+    ) -> Ended:
+        """``ddp-doctor ARGUMENTS`` on a host, to its end."""
+        return ended(self.start_doctor(*arguments, host=host, env=env), limit_s)
+
+    def start_ranks(
+        self,
+        script: Path,
+        world: int,
+        *arguments: str,
+        env: Env | None = None,
+        of: Mapping[int, Env] | None = None,
+        missing: Sequence[int] = (),
+    ) -> dict[int, HostProcess]:
+        """Start the ranks of a script, the same number on each host; ``of`` is one rank's own environment."""
+        each = world // len(self.hosts)
+        started: dict[int, HostProcess] = {}
+        for rank in range(world):
+            if rank in missing:
+                continue
+            own = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank % each),
+                "WORLD_SIZE": str(world),
+                "LOCAL_WORLD_SIZE": str(each),
+                "MASTER_ADDR": self.hosts[0].address,
+                "MASTER_PORT": _PORT,
+                "OMP_NUM_THREADS": "1",
+                **(env or {}),
+                **((of or {}).get(rank, {})),
+            }
+            started[rank] = self.start((self.python, script, *arguments), host=rank // each, env=own)
+        return started
+
+    def ranks(
+        self,
+        script: Path,
+        world: int,
+        *arguments: str,
+        env: Env | None = None,
+        of: Mapping[int, Env] | None = None,
+        missing: Sequence[int] = (),
+        limit_s: float = PATIENCE_S,
+    ) -> dict[int, Ended]:
+        """The same, to the end of all; those that still run after ``limit_s`` are killed."""
+        started = self.start_ranks(script, world, *arguments, env=env, of=of, missing=missing)
+        end = time.monotonic() + limit_s
+        return {rank: ended(process, end - time.monotonic()) for rank, process in started.items()}
+
+
+def ended(process: HostProcess, limit_s: float) -> Ended:
+    """What came of it, at the latest after this time."""
+    try:
+        code: int | None = process.wait(max(limit_s, 0))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(PATIENCE_S)
+        code = None
+    seconds = (process.ended or time.monotonic()) - process.started
+    return Ended(code, process.output(), process.errors(), seconds)
+
+
+def _plant_driver(host: Host, tree: Mapping[str, object]) -> None:
+    """A /dev and a /proc/driver of the host's own with what the machine's tree has of a driver there."""
+    new, script = host.folder / "dev", ["mount -t tmpfs none $new", "mkdir $new/shm $new/pts $new/mqueue"]
+    new.mkdir()
+    script += [f"for it in {_DEVICES}; do [ ! -e /dev/$it ] || cp -a /dev/$it $new/; done"]
+    for path in tree:
+        if path.startswith("/dev/"):
+            at = f"$new/{path.removeprefix('/dev/')}"
+            script += [f"mkdir -p $(dirname {at})", f": >{at}"]
+    script += [
+        *("mount --bind /dev/pts $new/pts", "mount --move /dev/shm $new/shm", "mount --rbind $new /dev"),
+        *("mount -t tmpfs none /proc/driver", "mkdir /proc/driver/nvidia"),
+    ]
+    version = tree.get("/proc/driver/nvidia/version")
+    if isinstance(version, bytes):
+        script += [f"cat >/proc/driver/nvidia/version <<'END'\n{version.decode()}END"]
+    host.run(("sh", "-ec", "\n".join((f"new={new}", *script))))
+    if "/proc/2201/comm" in tree:
+        manager = host.folder / "nv-fabricmanager"
+        shutil.copy(shutil.which("sleep") or "/bin/sleep", manager)
+        host.start((manager, "86400"))
