@@ -1,4 +1,4 @@
-"""The real libnccl out of NVIDIA's wheels, each fetched once in a test run."""
+"""The real libnccl out of NVIDIA's wheels, each fetched once and kept in build/nccl (1.5 GB) until `make clean`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from tests.once import once
 #: continuous integration half a minute.
 RELEASES = ("2.21.5", "2.27.5", "2.30.7", "2.32.3")
 
+_KEPT = Path(__file__).parent.parent / "build/nccl"
 _LIBRARY = "nvidia/nccl/lib/libnccl.so.2"
 
 
 def libnccl(release: str) -> Path:
     """The library of a release; skips where there is no room for it, or no package index."""
-    return once(f"nccl-{release}", lambda folder: _download(release, folder)) / _LIBRARY
+    return once(release, lambda folder: _download(release, folder), within=_KEPT) / _LIBRARY
 
 
 def _download(release: str, folder: Path) -> None:

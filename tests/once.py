@@ -13,9 +13,10 @@ from pathlib import Path
 VARIABLE = "DOCTORS_TESTS_SHARE"
 
 
-def once(name: str, make: Callable[[Path], object]) -> Path:
-    """The folder of this name, filled by ``make``; whoever comes meanwhile waits."""
-    share = Path(os.environ.get(VARIABLE) or _of_this_process().name)
+def once(name: str, make: Callable[[Path], object], within: Path | None = None) -> Path:
+    """The folder of this name, filled by ``make``; whoever comes meanwhile waits. ``within`` outlives the test run."""
+    share = within or Path(os.environ.get(VARIABLE) or _of_this_process().name)
+    share.mkdir(parents=True, exist_ok=True)
     folder, made = share / name, share / f"{name}.made"
     with (share / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
