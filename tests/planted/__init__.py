@@ -24,6 +24,8 @@ from tests.once import once
 
 _HERE = Path(__file__).parent
 _CUDA = ("machine.c", "memory.c", "streams.c", "devices.c", "redirect.c")
+#: What a rank preloads.
+WAITS = "waits.so"
 _FLAGS = ("-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-fvisibility=hidden")
 
 
@@ -45,4 +47,5 @@ def _compile(folder: Path) -> None:
     verbs = (f"-Wl,--version-script={_HERE / 'verbs.map'}", "-Wl,-soname,libibverbs.so.1", "-lpthread")
     made = folder / "libibverbs.so.1"
     subprocess.run(("cc", *_FLAGS, _HERE / "verbs.c", "-o", made, *verbs), check=True, timeout=60)
+    subprocess.run(("cc", *_FLAGS, _HERE / "waits.c", "-o", folder / WAITS, "-ldl"), check=True, timeout=60)
     shutil.copy(Path(nvml_stand_in.library_folder()) / nvml_stand_in.SONAME, folder)

@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.planted import rank
+
 #: How a rank ends: the code of NCCL's result with which it left (5: invalid usage), the signal, a hang, or well.
-WELL, HANGS, SIGFPE, SIGSEGV = "well", "hangs", "SIGFPE", "SIGSEGV"
-_NAMES = {0: WELL, None: HANGS, -8: SIGFPE, -11: SIGSEGV}
+WELL, HANGS, SIGFPE, SIGSEGV, NO_ID = "well", "hangs", "SIGFPE", "SIGSEGV", "got no id"
+_NAMES = {0: WELL, None: HANGS, -8: SIGFPE, -11: SIGSEGV, rank.NO_ID: NO_ID}
 UNHANDLED, SYSTEM, INTERNAL, ARGUMENT, USAGE, REMOTE = "1", "2", "3", "4", "5", "6"
 
 
@@ -86,8 +88,8 @@ FAULTS = (
         "NCCL_SOCKET_IFNAME names no interface",
         _everyone(NCCL_SOCKET_IFNAME="nosuch0"),
         r"Bootstrap : no socket interface found",
-        (USAGE, HANGS),
-        {"2.21": (r"Bootstrap : no socket interface found", (INTERNAL, HANGS))},
+        (USAGE, NO_ID),
+        {"2.21": (r"Bootstrap : no socket interface found", (INTERNAL, NO_ID))},
     ),
     Fault(
         "NCCL_ALGO is no algorithm",

@@ -13,6 +13,8 @@ from pathlib import Path
 
 FLOAT32, SUM = 7, 0
 BY_LINE = 1
+#: Exit code of a rank that could not begin, since rank 0 failed before.
+NO_ID = 9
 _PATIENCE_S = 60
 
 
@@ -37,6 +39,8 @@ def main(library: str, rank: int, world: int, device: int, id_file: str, collect
         print(f"{call} -> {code} {words}", flush=True)
         if code:
             print(f"last error: {(nccl.ncclGetLastError(None) or b'').decode()}", flush=True)
+            if rank == 0 and not Path(id_file).exists():
+                hand_over(Path(id_file), b"")
             os._exit(10 + code)
 
     cuda.planted_set_device(device)
@@ -45,7 +49,10 @@ def main(library: str, rank: int, world: int, device: int, id_file: str, collect
         check("ncclGetUniqueId", nccl.ncclGetUniqueId(ctypes.byref(unique)))
         hand_over(Path(id_file), bytes(unique))
     else:
-        unique = UniqueId.from_buffer_copy(received(Path(id_file)))
+        content = received(Path(id_file))
+        if not content:
+            os._exit(NO_ID)
+        unique = UniqueId.from_buffer_copy(content)
     communicator = ctypes.c_void_p()
     check("ncclCommInitRank", nccl.ncclCommInitRank(ctypes.byref(communicator), world, unique, rank))
     for _ in range(collectives):

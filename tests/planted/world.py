@@ -13,14 +13,14 @@ from pathlib import Path
 from tests.lab.hosts import Host, Lab
 from tests.lab.processes import PATIENCE_S, HostProcess
 from tests.machines.whole import Whole
-from tests.planted import libraries
+from tests.planted import WAITS, libraries
 from tests.planted.tree import REAL, plant
 
 RANK = Path(__file__).with_name("rank.py")
-#: So long nobody says or ends anything before ranks that still run are said to hang.
-_SILENCE_S = 4.0
-#: Processor time in a silence: a wait of NCCL's that spins takes more, one that sleeps less.
-_SPINNING_S, _SLEEPING_S = 3.0, 0.05
+#: Ranks that still run hang once none of them has printed or ended and none works, looked at so often.
+_LOOKS, _BETWEEN_LOOKS_S = 20, 0.05
+#: Processor time without a word after which a wait spins: healthy ranks need 0.5 s where all work.
+_SPINNING_S = 2.0
 #: ``Channel 00/0 : 0[0] -> 1[1] [send] via NET/IB/0/GDRDMA``
 _CHANNEL = re.compile(r"Channel \d+(?:/\d+)? : (\d+)\[\d+\] -> (\d+)\[\d+\](?: \[\w+\])? via (\S+)")
 Env = Mapping[str, str]
@@ -111,6 +111,7 @@ class Machines:
             argv = (RANK, asked["library"], asked["rank"], asked["world"], device, folder / "id", calls, size)
             whole = {
                 "LD_LIBRARY_PATH": str(libraries()),
+                "LD_PRELOAD": str(libraries() / WAITS),
                 "NCCL_DEBUG": "INFO",
                 **(machine.nvml or {}),
                 **(env or {}),
@@ -132,7 +133,7 @@ def _await(processes: Sequence[HostProcess]) -> dict[HostProcess, int]:
     while any(process.poll() is None for process in processes):
         if quiet.for_good() or time.monotonic() > end:
             break
-        time.sleep(0.05)
+        time.sleep(_BETWEEN_LOOKS_S)
     codes = {process: code for process in processes if (code := process.poll()) is not None}
     for process in processes:
         if process not in codes:
@@ -142,35 +143,45 @@ def _await(processes: Sequence[HostProcess]) -> dict[HostProcess, int]:
 
 
 class _Quiet:
-    """Whether all that still run hang: none has printed or ended, and each spins or sleeps. One that has not had the
-    processor, on a busy machine, does neither."""
+    """Whether all that still run hang: at each of many looks all of them slept at once or had long been spinning, and
+    none has printed or ended since the first. One that waits for the processor does not sleep."""
 
     def __init__(self, processes: Sequence[HostProcess]) -> None:
         self._processes = processes
         self._last: object = None
-        self._since = 0.0
+        self._looks = 0
         self._used: dict[int, float] = {}
 
     def for_good(self) -> bool:
         files = (file for process in self._processes for file in (process.stdout, process.stderr))
         state = (sum(file.stat().st_size for file in files), *(process.poll() for process in self._processes))
         pids = [pid for process in self._processes if process.poll() is None and (pid := process.pid)]
-        now = {pid: used for pid in pids if (used := _processor_s(pid)) is not None}
         if state != self._last:
-            self._last, self._since, self._used = state, time.monotonic(), now
-        spent = [used - self._used.get(pid, used) for pid, used in now.items()]
-        return time.monotonic() - self._since > _SILENCE_S and all(
-            seconds > _SPINNING_S or seconds < _SLEEPING_S for seconds in spent
-        )
+            self._last, self._looks = state, 0
+            self._used = {pid: _processor_s(pid) for pid in pids}
+        if all(_asleep(pid) or _processor_s(pid) - self._used.get(pid, 0.0) > _SPINNING_S for pid in pids):
+            self._looks += 1
+        return self._looks >= _LOOKS
 
 
-def _processor_s(pid: int) -> float | None:
-    """Processor time of a process; None where it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
+def _asleep(pid: int) -> bool:
+    """Whether no thread of a process runs, waits for a processor, or for a disk."""
+    states = (_fields(thread)[0] for thread in Path(f"/proc/{pid}/task").glob("*"))
+    return all(state not in "RD" for state in states)
+
+
+def _processor_s(pid: int) -> float:
+    """Processor time of a process; 0 where it has ended."""
+    fields = _fields(Path(f"/proc/{pid}"))
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _fields(folder: Path) -> list[str]:
+    """What the kernel tells of a process or thread, after its name; that it is a zombie where it has ended."""
+    try:
+        return (folder / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ["Z", *["0"] * 20]
 
 
 def _plant_sys(host: Host, machine: Whole) -> None:
