@@ -32,6 +32,8 @@ _NAMED = re.compile(
     r"(?:trace|flight|fr|dump)[a-z_-]*?(?:_?rank)?_?\d+[^/]*$|(?:^|/)(?:rank_?)?\d+(?:[_.-][^/]*)?\.json$"
 )
 _KEYS = ("pg_config", "pg_status", "nccl_comm_state", "comm_lib_version", "collective_seq_id", "p2p_seq_id")
+#: All of these are empty where the recorder is off; each group that is made stands in the first (torch 2.9.1).
+_FILLED = ("pg_config", "pg_status", "entries", "nccl_comm_state")
 _RANK = re.compile(r"rank[_-]?(\d+)")
 _NUMBER = re.compile(r"^(\d+)(?=[_.-])|(\d+)(?:\.[a-z]+)*$")
 _TRANSFER = re.compile(r"(?:send|recv) (\d+) ?(?:->|<-) ?(\d+)")
@@ -95,6 +97,8 @@ def _content(data: bytes) -> Mapping[str, Any]:
             raise ValueError(said) from None
     if not isinstance(dump, Mapping) or not any(key in dump for key in ("entries", "pg_config", "pg_status")):
         raise ValueError("it holds no entries of a flight recorder")
+    if "pg_config" in dump and not any(dump.get(key) for key in _FILLED):
+        raise ValueError("the recorder kept nothing: TORCH_FR_BUFFER_SIZE is not set")
     return dump
 
 

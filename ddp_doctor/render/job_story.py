@@ -143,7 +143,7 @@ def _ended(rank: RankSeen) -> str:
 
 
 def _was_in(recording: Recording, job: JobLogFact) -> dict[int, str]:
-    """The collective that each rank was in, by its dump or else by its time-out."""
+    """The collective that each rank was in, by its dump, where that was read, or else by its time-out."""
     found = {
         rank: f"{collective_name(wait.op)} {wait.seq}"
         for of_group in waits(job).values()
@@ -152,7 +152,7 @@ def _was_in(recording: Recording, job: JobLogFact) -> dict[int, str]:
     }
     for at in recording.facts(FlightDumpFact):
         rank = at.fact.rank if at.fact.rank is not None else at.rank
-        if rank is not None:
+        if rank is not None and (at.fact.problem is None or rank not in found):
             found[rank] = _in_dump(at.fact)
     return found
 

@@ -117,6 +117,27 @@ def test_who_is_named_where_ranks_had_called_different_numbers(
     assert [c.rank for finding in report.findings for c in finding.culprits] == guilty
 
 
+def test_dumps_of_a_recorder_that_is_off_do_not_hide_what_the_time_outs_say(tmp_path: Path):
+    for rank in range(3):
+        (tmp_path / f"trace_{rank}").write_text(
+            '{"version": "2.10", "pg_config": {}, "comm_lib_version": "", "pg_status": {}, "entries": []}'
+        )
+    (tmp_path / "job.out").write_text(waits(0, 17) + waits(1, 17) + told(2, 16))
+
+    report = logs([str(tmp_path)]).report
+
+    assert isinstance(report, LogsReport)
+    assert [cause.name for cause in report.causes] == ["stuck-outside-collective"]
+    assert [c.rank for finding in report.findings for c in finding.culprits] == [2]
+
+
+def test_ranks_that_may_be_all_or_not_are_numbered_where_nothing_tells_how_many_there_are(tmp_path: Path):
+    """A rank that was killed or stopped prints nothing."""
+    (finding,) = judged(tmp_path, waits(0, 17) + waits(1, 17)).findings
+
+    assert finding.title.startswith("Rank 0 and rank 1 waited in all-reduce 17")
+
+
 TRACEBACK = (
     '[rank1]: Traceback (most recent call last):\n[rank1]:   File "/home/me/my train.py", line 7, in step\n'
 )

@@ -54,7 +54,7 @@ def causes(recording: Recording) -> tuple[Judged, ...]:
     last = _last_attempt(fact)
     output = _of_attempt(fact, last)
     hangs = [Suspect(j.cause, "recorder", j.confidence, judged=j) for j in wait_graph.judged(recording)]
-    by_signs = (_by_the_moment(output, suspect) for suspect in suspects(output))
+    by_signs = (_by_the_moment(recording, output, suspect) for suspect in suspects(output))
     spoken = (*by_signs, *networks.suspects(recording, output), *time_outs.suspects(output))
     is_open = output.failed or output.unfinished
     left = unexplained(output, [*hangs, *(spoken if is_open else ())])
@@ -102,14 +102,12 @@ _SET_UP = ("ib-unusable", "roce-gid-index", "ib-rail-unroutable", "ib-mtu-mismat
 _FEW_LINES = 5
 
 
-def _by_the_moment(output: Output, suspect: Suspect) -> Suspect:
+def _by_the_moment(recording: Recording, output: Output, suspect: Suspect) -> Suspect:
     """RDMA that fails in one of the first collectives is set up wrongly; after many, a part of it broke."""
     is_first, name = _is_first(output, suspect), suspect.cause.name
     if name == "ib-fabric-fault" and is_first:
-        is_roce = any(sign.sign == "over-roce" for sign in output.fact.signs)
-        return replace(
-            suspect, cause=cause_named("roce-gid-index" if is_roce else "ib-unusable") or suspect.cause
-        )
+        set_up = "roce-gid-index" if networks.is_over_roce(recording, suspect) else "ib-unusable"
+        return replace(suspect, cause=cause_named(set_up) or suspect.cause)
     if name == "ib-fabric-fault" and is_first is False:
         return replace(suspect, confidence=Confidence.LIKELY)
     if name in _SET_UP and is_first is False:
@@ -315,6 +313,11 @@ def _is_an_end(suspect: Suspect) -> bool:
     return suspect.cause.domain == "scheduler" and suspect.cause.restart == "on the same nodes"
 
 
+def _compared_over_ranks(output: Output, one: Suspect, by: Suspect) -> bool:  # noqa: ARG001 - as all steps
+    """Signs of a cause beside what comparing all ranks, or their dumps, says of it."""
+    return one.cause.name == by.cause.name and one.judged is None and by.judged is not None
+
+
 def _only_waited(output: Output, one: Suspect, by: Suspect) -> bool:  # noqa: ARG001 - as all steps
     """A time-out beside a cause by better evidence."""
     return one.tier == "watchdog" and by.tier not in ("watchdog", "launcher")
@@ -333,5 +336,6 @@ _EXPLAIN: Sequence[Callable[[Output, Suspect, Suspect], bool]] = (
     _earlier_warning,
     _ended_from_outside,
     _hung_until_the_end,
+    _compared_over_ranks,
     _only_waited,
 )

@@ -1,47 +1,74 @@
-"""What NCCL's choices on all ranks tell together: different networks, or paths over which nothing came."""
+"""What NCCL says on all ranks, taken together: networks, releases or worlds that differ, paths over which nothing came."""
 
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from ddp_doctor.engine.causes.evidence import Output, Suspect
+from ddp_doctor.engine.causes.evidence import Output, Suspect, lines
 from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.engine.causes.time_outs import collective_reached, is_first, waited
 from ddp_doctor.engine.causes.whose import places, rank_culprit
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
-from ddp_doctor.knowledge.job_causes import cause_named
+from ddp_doctor.knowledge.job_causes import SIGNS, cause_named
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.recording import Recording
+from ddp_doctor.settings.agreement import is_compared
 from ddp_doctor.views.job_waits import waits
 from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.ranks import capital
 
+#: Of evidence, for one cause.
+_MOST_LINES = 8
 #: What shows whether P2P moves data, and the IOMMU and ACS.
 _PROOF = "ddp-doctor run --only topology,p2p"
 
 
 def suspects(recording: Recording, output: Output) -> Iterator[Suspect]:
-    """Ranks whose NCCL uses another network than most; nobody is to blame where both have as many."""
-    cause = cause_named("net-transport-mismatch")
-    ranks_by_network: dict[str, list[int]] = defaultdict(list)
-    for at in recording.facts(NcclTransportFact):
-        if at.fact.network is not None and at.rank is not None:
-            ranks_by_network[at.fact.network].append(at.rank)
-    if cause is None or len(ranks_by_network) < 2:
+    """Ranks whose NCCL uses another network than most, was told another number of ranks, or is of another release."""
+    logs = [(at.rank, at.fact) for at in recording.facts(NcclTransportFact)]
+    networks = [(log.network, rank) for rank, log in logs if rank is not None and log.network is not None]
+    yield from _apart(output, "net-transport-mismatch", "NCCL uses {}", networks)
+    inits = [init for _, log in logs for init in log.inits]
+    for comm_id in dict.fromkeys(init.comm_id for init in inits):
+        told = [(str(init.ranks), init.rank) for init in inits if init.comm_id == comm_id]
+        yield from _apart(output, "world-sizes-differ", "NCCL was told of {} ranks", told)
+    if not any(init.complete for init in inits):
+        releases = [
+            (log.version, init.rank) for _, log in logs if log.version is not None for init in log.inits[:1]
+        ]
+        yield from _apart(output, "nccl-settings-differ", "NCCL is {}", releases)
+    if any(SIGNS[sign.sign][1] is cause_named("nccl-settings-differ") for sign in output.fact.signs):
+        for name in dict.fromkeys(name for _, log in logs for name in log.settings if is_compared(name)):
+            settings = [
+                (log.settings.get(name, "not set"), init.rank) for _, log in logs for init in log.inits[:1]
+            ]
+            yield from _apart(output, "nccl-settings-differ", f"{name} is {{}}", settings)
+
+
+def _apart(output: Output, name: str, said: str, values: Sequence[tuple[str, int]]) -> Iterator[Suspect]:
+    """Those whose value is not that of most; nobody is to blame where both have as many."""
+    cause, ranks_of = cause_named(name), grouped(values)
+    if cause is None or len(ranks_of) < 2:
         return
-    usual, *others = sorted(ranks_by_network, key=lambda network: -len(ranks_by_network[network]))
-    fewer = sorted(rank for network in others for rank in ranks_by_network[network])
-    known = sum(map(len, ranks_by_network.values()))
+    usual, *others = sorted(ranks_of, key=lambda value: -len(ranks_of[value]))
+    fewer = sorted({rank for value in others for rank in ranks_of[value]})
+    last = (output.ranks[rank].last for rank in fewer if rank in output.ranks)
     judged = Judged(
         cause,
         Confidence.LIKELY,
-        tuple(
-            last for rank in fewer if rank in output.ranks and (last := output.ranks[rank].last) is not None
-        ),
-        tuple(rank_culprit(output, rank) for rank in fewer) if 2 * len(fewer) < known else (),
+        lines(sign for sign in output.fact.signs if SIGNS[sign.sign][1] is cause)[:_MOST_LINES]
+        or tuple(line for line in last if line is not None),
+        tuple(rank_culprit(output, rank) for rank in fewer) if 2 * len(fewer) < len(values) else (),
         places(output, fewer),
-        detail=f"NCCL uses {' and '.join(others)} on {places(output, fewer)}, and {usual} on the others.",
+        detail=f"{said.format(' and '.join(others))} on {places(output, fewer)}, and {usual} on the others.",
     )
     yield Suspect(cause, "nccl", Confidence.LIKELY, judged=judged)
+
+
+def is_over_roce(recording: Recording, suspect: Suspect) -> bool:
+    """Whether the devices that signs name, else all that NCCL listed, are RoCE's: a port of another kind may be beside."""
+    layers = {hca.name: hca.link_layer for at in recording.facts(NcclTransportFact) for hca in at.fact.hcas}
+    named = [layers[name] for sign in suspect.signs if (name := sign.values.get("device")) in layers]
+    return {*(named or layers.values())} == {"RoCE"}
 
 
 def p2p_hang(recording: Recording, output: Output) -> tuple[Judged, ...]:

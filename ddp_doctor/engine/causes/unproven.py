@@ -11,11 +11,12 @@ from ddp_doctor.engine.causes.whose import places, rank_culprit
 from ddp_doctor.facts.job_log import SignSeen
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
 from ddp_doctor.knowledge.job_causes import SIGNS, cause_named
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.job_waits import waits
-from ddp_doctor.wording.ranks import capital
+from ddp_doctor.wording.ranks import capital, rank_list
 
 #: How a rank ends because another one did, or because the job was ended: nobody asks why.
 _ANSWERS = ("SIGTERM", "SIGABRT", "SIGINT")
@@ -243,10 +244,22 @@ def not_shown(recording: Recording, output: Output) -> tuple[Judged, ...]:
     if begun > complete and not goes_on and not output.unfinished:
         cause = cause_named("job-starting")
         several = "s" if begun > 1 else ""
-        values = {"what": f"NCCL began {begun} communicator{several}, and {complete} became complete"}
+        what = f"NCCL began {begun} communicator{several}, and {complete} became complete"
+        values = {"what": _not_come(logs) or what}
     if cause is None or not any(values.values()):
         return ()
     return (Judged(cause, Confidence.POSSIBLE, (), values=values),)
+
+
+def _not_come(logs: Sequence[NcclTransportFact]) -> str:
+    """The ranks, fewer than half, of a communicator that the others began and wait to complete."""
+    for inits in grouped((init.comm_id, init) for log in logs for init in log.inits).values():
+        came, sizes = {init.rank for init in inits}, {init.ranks for init in inits}
+        size = max(sizes)
+        if len(sizes) == 1 and len(came) < size < 2 * len(came) and not any(one.complete for one in inits):
+            absent = rank_list(sorted(set(range(size)) - came))
+            return f"NCCL began a communicator of {size} ranks, and nothing shows that {absent} came to it"
+    return ""
 
 
 def _joined(output: Output) -> str:

@@ -12,7 +12,7 @@ from ddp_doctor.wording.ranks import rank_list
 _EACH = 2
 #: What values of signs are, beside GPUs and ranks.
 #: A rank that prints these only noticed it: another one may differ.
-_BETWEEN_RANKS = ("collective-mismatch",)
+_BETWEEN_RANKS = ("collective-mismatch", "nccl-settings-differ", "world-sizes-differ")
 _KINDS: dict[str, CulpritKind] = {"device": "nic", "variable": "setting", "file": "file"}
 
 
@@ -28,7 +28,7 @@ def place(output: Output, rank: int) -> str:
 def places(output: Output, ranks: Iterable[int]) -> str:
     """Ranks for a sentence: each with its place where they are few, else ``ranks 0-4, 6, 7 (node0 and node1)``."""
     numbers = sorted(set(ranks))
-    if len(numbers) > 1 and set(numbers) == output.world and numbers[-1] == len(numbers) - 1:
+    if len(numbers) > 1 and len(numbers) == output.fact.world_size:
         return "both ranks" if len(numbers) == 2 else f"all {len(numbers)} ranks"
     if len(numbers) <= _EACH:
         return name_list([place(output, rank) for rank in numbers])

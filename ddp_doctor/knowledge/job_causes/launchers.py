@@ -151,7 +151,7 @@ CAUSES = (
             ),
             Sign(  # NCCL's own first contact
                 "rank-twice",
-                ("ranks has already checked in", "mismatch in info from procs"),
+                ("ranks has already checked in",),
                 tier="nccl",
                 confidence=Confidence.POSSIBLE,
             ),

@@ -37,6 +37,47 @@ CAUSES = (
                 ("Error while attaching to shared memory segment /dev/shm/nccl- ",),
                 tier="nccl",
             ),
+            Sign(  # what another release says of itself is read at other places: "nroots 1 vs 16796938"
+                "met-another-release",
+                ("mismatch in info from procs",),
+                r"mismatch in info from procs, nranks (\d+) vs \1\b",
+                tier="nccl",
+            ),
+        ),
+    ),
+    JobCause(
+        code="DDJ159",
+        name="world-sizes-differ",
+        title="Ranks were started with numbers that do not go together[: rank {rank} of a job of {world}]",
+        domain="code",
+        restart="no",
+        finds="A rank begins NCCL's communicator with another number of ranks than the others, or with a number beyond"
+        " them.",
+        why="RANK and WORLD_SIZE come from the launcher, or from a script that sets them itself. NCCL then waits for"
+        " a rank that does not exist: nobody but the rank beyond the world ends.",
+        remedies=(
+            Remedy(
+                summary="Start all nodes with the same --nnodes and --nproc-per-node, and leave RANK and WORLD_SIZE to"
+                " the launcher",
+                commands=("torchrun --nnodes 2 --nproc-per-node 8 --rdzv-endpoint=HOST:29500 train.py …",),
+            ),
+        ),
+        next_check="env | grep -E 'RANK|WORLD_SIZE' in each rank",
+        references=("NCCL 2.21.5, 2.27.5 and 2.32.3 on planted GPUs; src/init.cc, src/bootstrap.cc",),
+        signs=(
+            Sign(
+                "rank-beyond-world",
+                ("Invalid rank requested",),
+                r"Invalid rank requested ?: (?P<rank>\d+)/(?P<world>\d+)",
+                tier="nccl",
+                confidence=Confidence.PROVED,
+            ),
+            Sign(  # which of the two is wrong, the first rank does not know
+                "world-sizes-differ",
+                ("mismatch in info from procs", "mismatch in rank count from procs"),
+                r"nranks (\d+) vs (?!\1\b)\d|mismatch in rank count from procs",
+                tier="nccl",
+            ),
         ),
     ),
     JobCause(

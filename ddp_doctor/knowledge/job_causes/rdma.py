@@ -58,10 +58,7 @@ _WITHOUT_NODE = Remedy(
 )
 
 #: Signs of no cause of their own: what follows after a connection has failed.
-SIGNS = (
-    Sign("rdma-flushed", _GOT, completion("5"), tier="nccl", role="victim"),
-    Sign("over-roce", ("/RoCE",), r"NET/IB ?: (?:Using |\[\d+\] )[^\n]{0,80}?/RoCE\b", role="context"),
-)
+SIGNS = (Sign("rdma-flushed", _GOT, completion("5"), tier="nccl", role="victim"),)
 
 CAUSES = (
     JobCause(
