@@ -21,7 +21,7 @@ from ddp_doctor.starters.srun import by_srun
 from ddp_doctor.starters.ssh import is_here, names, over_ssh
 from ddp_doctor.starters.start_all_nodes import chosen, doctor
 from ddp_doctor.starters.started_process import Start
-from ddp_doctor.starters.starter_channel import StarterChannel
+from ddp_doctor.starters.starter_channel import StarterChannel, StarterPipe
 
 #: For a node to answer; ssh gives up after ten seconds.
 _ANSWER_S = 15.0
@@ -96,7 +96,13 @@ def _watching(seconds: float) -> tuple[str, ...]:
     return () if seconds == SECONDS else ("--seconds", f"{seconds:g}")
 
 
-def be_agent(pid: int | None, slurm_job: str | None, env: Mapping[str, str], seconds: float = SECONDS) -> int:
+def be_agent(
+    pipe: StarterPipe,
+    pid: int | None,
+    slurm_job: str | None,
+    env: Mapping[str, str],
+    seconds: float = SECONDS,
+) -> int:
     """Read this node for the command that started this one, and hand it what was read; the exit code."""
     channel = StarterChannel(number(env, _NUMBER, number(env, "SLURM_NODEID", 0)))
     channel.send("hello")
@@ -110,6 +116,7 @@ def be_agent(pid: int | None, slurm_job: str | None, env: Mapping[str, str], sec
         code = 2
     finally:
         channel.send("done", str(code))
+        pipe.wait_until_heard()
     return code
 
 

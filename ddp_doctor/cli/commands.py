@@ -141,8 +141,8 @@ def attach(
             f" works, to {_LONGEST_WATCH_S:g}; without it, it watches for {SECONDS:g} seconds"
         )
     env = dict(os.environ)
-    if starter_channel.take(env):
-        return be_agent(pid, slurm_job, env, seconds)
+    if pipe := starter_channel.take(env):
+        return be_agent(pipe, pid, slurm_job, env, seconds)
     with progress(screen.console(sys.stderr), (), quiet=outputs.quiet) as tell:
         if hosts:
             outcome = attach_to_hosts(hosts, ignore, tell, env, seconds)

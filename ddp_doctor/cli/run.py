@@ -149,6 +149,7 @@ def _test_for_starter(
         code = ExitCode.USAGE.value
     finally:
         starter.send("done", str(code))
+        pipe.wait_until_heard()
     return code
 
 

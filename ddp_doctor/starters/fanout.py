@@ -105,6 +105,7 @@ class FanOut:
         self._said_to_end: dict[int, tuple[float, str]] = {}  # since when, and how, by node rank
         self._reported_to_head: set[int] = set()
         self._headless = False
+        self._all_are_heard = False
         self._ending = False
         self.ended = Ended({rank: AgentState() for start in starts for rank in start.node_ranks})
 
@@ -189,6 +190,14 @@ class FanOut:
             if agent.code is not None and rank != 0 and not self.ended.have_met:
                 how = agent.refused or _too_soon(f"exit code {agent.code}")
                 self._report_to_head(rank, how)
+
+        lost = self.ended.not_started | self.ended.broken_off
+        if not self._all_are_heard and all(
+            agent.code is not None or rank in lost for rank, agent in self.ended.agents.items()
+        ):
+            self._all_are_heard = True
+            for channel in self._channels:
+                channel.send({"heard": True})
 
     def _note_how_it_ended(self, channel: Channel, why: str) -> None:
         for rank in channel.start.node_ranks:

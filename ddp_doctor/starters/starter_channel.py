@@ -13,6 +13,7 @@ The starter writes one JSON object a line::
     {"host": "node2", "failed": "Permission denied (publickey)."}     an agent that could not be started
     {"signal": 2}                                                     the user pressed Ctrl-C
     {"headless": true}                                                the head's agent is gone
+    {"heard": true}                                                   the last message of each agent is here
 
 When the pipe closes, the starter or the way to it (ssh, srun) is gone. The agent then ends too, so that
 nothing is left on its host.
@@ -154,6 +155,8 @@ def _unpacked(packed: str) -> str | None:
 VARIABLE = "DDP_DOCTOR_STARTER_PIPE"
 #: Longest that an agent may take for its partial report once the pipe has closed.
 _LAST_S = 30.0
+#: Longest that an agent stays after its last message; those of a run end together.
+_HEARD_S = 5.0
 #: Failures kept; a starter has at most one for each host.
 _MOST = 65_536
 
@@ -164,6 +167,7 @@ class StarterPipe:
     def __init__(self) -> None:
         self._failures: list[NotStarted] = []
         self._is_headless = threading.Event()
+        self._is_heard = threading.Event()
         self._is_in_roll_call = threading.Event()
         self._when_met: list[Callable[[], None]] = []
 
@@ -193,12 +197,22 @@ class StarterPipe:
         for tell in self._when_met:
             tell()
 
+    def wait_until_heard(self) -> bool:
+        """Stay after the last message until the starter has those of all agents, or is gone; False for neither.
+
+        Once all tasks of a step have ended, one of them by a signal, srun drops what they wrote last
+        (client_io_handler_abort in slurm_step_launch_wait_finish): in 3 of 12 tries with SLURM 22.05 lines of the others
+        were lost, and a report can be among them.
+        """
+        return self._is_heard.wait(_HEARD_S)
+
     def follow(self, fd: int) -> None:
         """Read the pipe until it closes, then end this process."""
         with suppress(OSError), os.fdopen(fd, "rb") as lines:
             for line in lines:
                 with suppress(ValueError, TypeError, KeyError):
                     self._take(json.loads(line))
+        self._is_heard.set()
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(_LAST_S)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -209,6 +223,8 @@ class StarterPipe:
         elif "headless" in message:
             self._is_headless.set()
             self._end_if_headless()
+        elif "heard" in message:
+            self._is_heard.set()
         elif "host" in message and len(self._failures) < _MOST:
             reason = str(message["failed"])[:1000]
             self._failures.append(NotStarted(hostname=str(message["host"]), reason=reason))

@@ -41,6 +41,7 @@ with interruptible() as interruption:
         wire.send("done", "130")
         os._exit(130)
 wire.send("done", "1")
+(folder / f"heard{rank}").write_text(str(starter.wait_until_heard()))
 os._exit(1)
 """
 HEAD = "wire.send('progress', 'p2p'); time.sleep(0.2); wire.send_recording('verdict')"
@@ -142,6 +143,17 @@ def test_without_the_head_hosts_that_do_not_answer_are_named_too(start, monkeypa
     seen, _ = ended([failed, mute])
 
     assert seen.not_started == {0: "no route", 1: "no answer within 1 s"}
+
+
+def test_agents_stay_until_the_last_message_of_each_is_here_for_srun_drops_what_is_still_on_its_way(
+    start, tmp_path
+):
+    killed = "os.kill(os.getpid(), 9)"
+    seen, _ = ended(start(HEAD, killed, "time.sleep(0.5)"))
+
+    assert seen.broken_off.keys() == {1}
+    assert [one.code for one in seen.agents.values()] == [1, None, 1]
+    assert [path.read_text() for path in sorted(tmp_path.glob("heard*"))] == ["True", "True"]
 
 
 def test_a_survivor_speaks_for_a_head_that_died(start):
