@@ -118,6 +118,7 @@ class FanOut:
                 while not self._is_over():
                     self._listen(0.1)
                     self._note_what_ended()
+                    self._dismiss()
                     self._handle_signals()
             finally:
                 for channel in self._channels:
@@ -191,10 +192,11 @@ class FanOut:
                 how = agent.refused or _too_soon(f"exit code {agent.code}")
                 self._report_to_head(rank, how)
 
+    def _dismiss(self) -> None:
+        """Let the agents go once the last message of each is here, or cannot come any more."""
         lost = self.ended.not_started | self.ended.broken_off
-        if not self._all_are_heard and all(
-            agent.code is not None or rank in lost for rank, agent in self.ended.agents.items()
-        ):
+        left = (rank for rank, agent in self.ended.agents.items() if agent.code is None and rank not in lost)
+        if not self._all_are_heard and next(left, None) is None:
             self._all_are_heard = True
             for channel in self._channels:
                 channel.send({"heard": True})

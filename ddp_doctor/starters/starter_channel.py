@@ -201,8 +201,8 @@ class StarterPipe:
         """Stay after the last message until the starter has those of all agents, or is gone; False for neither.
 
         Once all tasks of a step have ended, one of them by a signal, srun drops what they wrote last
-        (client_io_handler_abort in slurm_step_launch_wait_finish): in 3 of 12 tries with SLURM 22.05 lines of the others
-        were lost, and a report can be among them.
+        (client_io_handler_abort in slurm_step_launch_wait_finish): in 3 of 12 tries with SLURM 22.05 lines of the
+        others were lost, and a report can be among them.
         """
         return self._is_heard.wait(_HEARD_S)
 

@@ -1,4 +1,4 @@
-"""What NCCL says on all ranks, taken together: networks, releases or worlds that differ, paths over which nothing came."""
+"""What NCCL says on all ranks, taken together: what differs, and paths over which nothing came."""
 
 from collections.abc import Iterator, Sequence
 
@@ -65,7 +65,7 @@ def _apart(output: Output, name: str, said: str, values: Sequence[tuple[str, int
 
 
 def is_over_roce(recording: Recording, suspect: Suspect) -> bool:
-    """Whether the devices that signs name, else all that NCCL listed, are RoCE's: a port of another kind may be beside."""
+    """Whether the devices that signs name, else all that NCCL listed, are RoCE's, and none is of another kind."""
     layers = {hca.name: hca.link_layer for at in recording.facts(NcclTransportFact) for hca in at.fact.hcas}
     named = [layers[name] for sign in suspect.signs if (name := sign.values.get("device")) in layers]
     return {*(named or layers.values())} == {"RoCE"}
