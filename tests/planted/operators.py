@@ -53,7 +53,10 @@ class Operator:
             ):
                 raise NotImplementedError(f"planted: aten::{self.name} is not planted")
         # A number in the place of a tensor comes as a number, which another overload takes.
-        number = any(its and isinstance(one, (int, float, complex)) for its, one in zip(self.tensors, args))
+        number = any(
+            its and isinstance(one, (int, float, complex))
+            for its, one in zip(self.tensors, args, strict=False)
+        )
         return computed(self.any if number else self.found, args, kwargs)
 
 
