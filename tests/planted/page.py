@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     results = ROOT / "build/planted-torch.xml"
     results.parent.mkdir(exist_ok=True)
     results.unlink(missing_ok=True)
-    chosen = ("tests/planted/test_torch.py", "-m", "planted_torch", f"--junit-xml={results}", *more)
+    chosen = ("tests/planted", "-m", "planted_torch", f"--junit-xml={results}", *more)
     began = time.monotonic()
     subprocess.run(
         (sys.executable, "-m", "pytest", *chosen),

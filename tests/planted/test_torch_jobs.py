@@ -1,0 +1,120 @@
+"""Jobs over the real ProcessGroupNCCL that hang, as attach, watch and logs see them.
+
+Nothing here was seen on a GPU. ``make planted-torch`` runs these.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab.processes import PATIENCE_S
+from tests.machines import servers
+from tests.planted.test_nccl import skip_where_none_can_be_planted
+from tests.planted.with_torch import PlantedTorch, ended
+
+pytestmark = [pytest.mark.planted_torch, pytest.mark.timeout(1200)]
+
+RANKS = 3
+#: Some steps, and then rank 2 goes its own way: ``train.py WAY SECONDS``.
+TRAINS = """
+import os, signal, sys, threading
+from datetime import timedelta
+import torch, torch.distributed as dist
+way, seconds = sys.argv[1], float(sys.argv[2])
+rank = int(os.environ["RANK"])
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl")
+number = torch.ones(4, device="cuda")
+for _ in range(3):
+    dist.all_reduce(number)
+torch.cuda.synchronize()
+dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))
+if rank == 2 and way == "stopped":
+    os.kill(os.getpid(), signal.SIGSTOP)
+if rank == 2 and way == "outside":
+    threading.Event().wait()
+if rank == 2 and way == "other":
+    dist.broadcast(number, 2)
+else:
+    dist.all_reduce(number)
+torch.cuda.synchronize()
+"""
+
+
+@pytest.fixture(scope="module")
+def planted() -> Iterator[PlantedTorch]:
+    """A host with eight A100."""
+    skip_where_none_can_be_planted()
+    with PlantedTorch([servers.hgx_a100_roce()]) as machine:
+        yield machine
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(TRAINS)
+    return path
+
+
+def named(report: Path) -> list[tuple[str, list[int]]]:
+    """The causes and the ranks to blame, as the report has them."""
+    causes = json.loads(report.read_text())["causes"]
+    return [(cause["class"], [culprit["rank"] for culprit in cause["culprits"]]) for cause in causes]
+
+
+def test_attach_names_the_rank_that_called_another_collective_by_what_nccl_counts(
+    planted: PlantedTorch, script: Path, tmp_path: Path
+):
+    ranks = planted.start_ranks(script, RANKS, "other", "3600")
+    try:
+        found: list[tuple[str, list[int]]] = []
+        end = time.monotonic() + 4 * PATIENCE_S
+        while not found and time.monotonic() < end:  # ranks begin, and hang in a moment
+            planted.doctor("attach", "--json", tmp_path / "report.json")
+            if (tmp_path / "report.json").exists():
+                found = [cause for cause in named(tmp_path / "report.json") if cause[1]]
+    finally:
+        for process in ranks.values():
+            process.kill()
+
+    assert found == [("collective-mismatch", [2])]
+
+
+def test_logs_name_the_rank_that_never_came_beside_dumps_of_a_recorder_that_is_off(
+    planted: PlantedTorch, script: Path, tmp_path: Path
+):
+    """torch 2.9 writes a dump of each rank at a time-out also where TORCH_FR_BUFFER_SIZE is not set."""
+    dumps = {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "trace_")}
+    ranks = planted.start_ranks(script, RANKS, "outside", "5", env=dumps)
+    try:
+        ends = [ended(ranks[rank], 8 * PATIENCE_S) for rank in (0, 1)]  # 60 s after the time-out
+    finally:
+        ranks[2].kill()
+    said = [*(one.said for one in ends), ranks[2].output() + ranks[2].errors()]
+    (tmp_path / "job.out").write_text("".join(said))
+
+    run = planted.doctor(
+        "logs", tmp_path / "job.out", *tmp_path.glob("trace_*"), "--json", tmp_path / "r.json"
+    )
+
+    assert len([*tmp_path.glob("trace_*")]) == RANKS
+    assert named(tmp_path / "r.json") == [("stuck-outside-collective", [2])], run.said
+
+
+def test_watch_ends_a_job_whose_rank_is_stopped_and_says_which(
+    planted: PlantedTorch, script: Path, tmp_path: Path
+):
+    torchrun = (planted.python, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS))
+    run = planted.doctor(
+        *("watch", "--stuck-after", "10", "--on-hang", "kill", "--", *torchrun, script, "stopped", "3600"),
+        limit_s=8 * PATIENCE_S,
+    )
+
+    assert run.code not in (0, None), run.said
+    assert "Rank 2" in run.errors, run.said
+    assert "is stopped by a signal" in run.errors
