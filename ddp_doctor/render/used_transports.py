@@ -120,12 +120,14 @@ def _between(recording: Recording, place: Place) -> Iterator[tuple[_Kind, str]]:
         if crossing.transport.end != "receive" or network is None:
             continue
         way = ways.get(f"GPU{crossing.gpu}") if crossing.gpu is not None else None
-        is_known = way is not None and network[0] == "IB"
+        nic = hca_of(log, crossing.transport)
+        # A ring leaves a node by the NIC by which it came in, which another GPU may be nearer to (crossNic 0).
+        is_known = way is not None and network[0] == "IB" and (nic is None or nic in way.nics)
         predicted = _GPUDIRECT[way.gpudirect] if way and is_known else "-"
         used = f"{network[0]}, {_GPUDIRECT[network[2]]}" if network[0] == "IB" else network[0]
         differs = bool(way and is_known and way.gpudirect is not None and way.gpudirect is not network[2])
         rate = way.rate_gb_per_s if way and is_known else None
-        yield _Kind("between nodes", predicted, used, rate, differs), hca_of(log, crossing.transport) or "-"
+        yield _Kind("between nodes", predicted, used, rate, differs), nic or "-"
 
 
 def _whom(recording: Recording, kind: _Kind, those: list[tuple[int, str]]) -> str:

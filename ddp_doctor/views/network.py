@@ -10,8 +10,14 @@ from ddp_doctor.facts.node.nccl_log import NcclTransportFact, Transport
 from ddp_doctor.facts.node.rdma import RdmaFact
 from ddp_doctor.knowledge.network.interface_choice import Choice, gloo_choice, nccl_choice
 from ddp_doctor.knowledge.network.interface_faults import Offer, is_fine
-from ddp_doctor.knowledge.topology import link_codes, link_rates, nccl_paths
-from ddp_doctor.knowledge.topology.link_codes import DEFAULT_P2P_LIMIT, allowed, link_code, nvlinks
+from ddp_doctor.knowledge.topology import link_codes, nccl_paths
+from ddp_doctor.knowledge.topology.link_codes import (
+    DEFAULT_P2P_LIMIT,
+    NCCL_PATHS,
+    allowed,
+    link_code,
+    nvlinks,
+)
 from ddp_doctor.knowledge.topology.nccl_paths import GDR_LEVEL, WITHOUT_GPUDIRECT
 from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.views.transports import Place, first_trial, log_of, numbers_of_gpus, places, texts
@@ -100,10 +106,12 @@ _NOT_ASKED = (None, "whether module or dma-buf are there is not known")
 
 @dataclass(frozen=True)
 class ToNetwork:
-    """One GPU and the NICs nearest to it, by the names of their devices.
+    """One GPU and the NICs that NCCL takes for it, by the names of their devices.
 
-    Where they are far and another GPU, joined by NVLink, has one near, NCCL goes by way of that GPU (PXN,
-    src/graph/nccl_paths.cc, since 2.12): then ``code`` is "PXN", and NICs and rate are the other GPU's.
+    NCCL takes those with the most bandwidth, of these the nearest (src/graph/topo.cc, ncclTopoGetLocal; NCCL 2.21.5 to
+    2.32.3 on planted GPUs, 2026-11-23). Where they are far and another GPU, joined by NVLink, reaches one near it by
+    GPUDirect RDMA, it goes by way of that GPU (PXN, src/graph/paths.cc, since 2.12): then ``code`` is "PXN", and NICs
+    and rate are the other GPU's.
     """
 
     gpu: str
@@ -113,6 +121,12 @@ class ToNetwork:
     why: str
     rate_gb_per_s: float | None  # of one of these NICs
 
+    @property
+    def nccl_path(self) -> str:
+        """NCCL's word for the way: without GPUDirect RDMA it is by way of the CPU, however near the NIC."""
+        path = self.code if self.code == "PXN" else link_code(self.code).nccl_path
+        return "PHB" if path in {"PIX", "PXB"} and self.gpudirect is False else path
+
 
 def to_network(recording: Recording, place: Place) -> Iterator[ToNetwork]:
     """Each GPU with a NIC of known name that NCCL may use; a port that is down is passed over where it is known."""
@@ -120,34 +134,42 @@ def to_network(recording: Recording, place: Place) -> Iterator[ToNetwork]:
     ports = {hca.name: port for hca, port in rdma.chosen()} if rdma and rdma.unused_by is None else {}
     kernels = recording.at(KernelFact, place.seen.node)
     kernel = kernels[0].gpudirect_rdma() if kernels else _NOT_ASKED
-    nearest = {}
+    ways: dict[str, dict[str, ToNetwork]] = {}
     for gpu in fact.gpus:
-        known = {name: fact.links[gpu][nic] for nic, name in fact.hcas().items() if nic in fact.links[gpu]}
-        near = {name: code for name, code in known.items() if rdma is None or name in ports}
-        if near:
-            code = min(near.values(), key=lambda code: link_code(code).distance)
-            nics = tuple(name for name, code_of_nic in near.items() if code_of_nic == code)
-            model = place.gpus[gpu].name if gpu in place.gpus else None
-            speed = ports[nics[0]].rate_gbit_per_s if nics[0] in ports else None
-            rate = link_rates.slowest((place.slot(gpu), speed / 8 if speed else None))
+        model = place.gpus[gpu].name if gpu in place.gpus else None
+        for nic, name in fact.hcas().items():
+            code = fact.links[gpu].get(nic)
+            if code is None or (rdma is not None and name not in ports):
+                continue
+            speed = ports[name].rate_gbit_per_s if name in ports else None
+            rate = place.rate_to_nic(gpu, nic, code, speed / 8 if speed else None)
             able, why = nccl_paths.gpudirect(place.node, code, model, kernel=kernel)
-            nearest[gpu] = ToNetwork(gpu, nics, code, able, why, rate)
-    for gpu, own in nearest.items():
-        yield _by_another(place, own, [nic for nic in nearest.values() if nic.gpu != gpu]) or own
+            ways.setdefault(gpu, {})[name] = ToNetwork(gpu, (name,), code, able, why, rate)
+    for gpu, own in ways.items():
+        others = [(other, ways[other]) for other in ways if nvlinks(fact.links[gpu].get(other, ""))]
+        yield _taken(
+            [_by_another(place, own[nic], [its[nic] for _, its in others if nic in its]) for nic in own]
+        )
 
 
-def _by_another(place: Place, own: ToNetwork, others: Sequence[ToNetwork]) -> ToNetwork | None:
-    """The way over NVLink and another GPU's NIC, where the own NICs are beyond a host bridge."""
-    if allowed(own.code, DEFAULT_P2P_LIMIT) or place.node.is_on("NCCL_PXN_DISABLE"):
-        return None
-    links = place.fact.links[own.gpu]
-    near = (nic for nic in others if allowed(nic.code, DEFAULT_P2P_LIMIT) and nvlinks(links.get(nic.gpu, "")))
-    way = next(near, None)
-    return (
-        replace(way, gpu=own.gpu, code="PXN", why=f"over NVLink to a GPU with a NIC; {way.why}")
-        if way
-        else None
-    )
+def _by_another(place: Place, own: ToNetwork, others: Sequence[ToNetwork]) -> ToNetwork:
+    """The way over NVLink and another GPU to the NIC, where the own one is by way of the CPU."""
+    if allowed(own.nccl_path, DEFAULT_P2P_LIMIT) or place.node.is_on("NCCL_PXN_DISABLE"):
+        return own
+    way = next((way for way in others if allowed(way.nccl_path, DEFAULT_P2P_LIMIT)), None)
+    if way is None:
+        return own
+    return replace(way, gpu=own.gpu, code="PXN", why=f"over NVLink to a GPU with a NIC; {way.why}")
+
+
+def _taken(ways: Sequence[ToNetwork]) -> ToNetwork:
+    """The NICs that NCCL takes of all that a GPU can reach; the nearest where a rate is not known."""
+    rates = [way.rate_gb_per_s or 0.0 for way in ways]
+    most = max(rates) if all(rates) else None
+    fast = [way for way in ways if most is None or way.rate_gb_per_s == most]
+    near = min(NCCL_PATHS.index(way.nccl_path) for way in fast)
+    same = [way for way in fast if NCCL_PATHS.index(way.nccl_path) == near]
+    return replace(same[0], nics=tuple(way.nics[0] for way in same))
 
 
 _STAGED = re.compile(r"\[receive\] via NET/IB/\d{1,3}(?:\(\d{1,7}\))?(?:/Shared)?\s*$", re.MULTILINE)

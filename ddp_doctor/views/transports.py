@@ -73,22 +73,36 @@ class Place:
             [self.fact.links[gpu][nic] for nic in self.fact.nics if nic in self.fact.links[gpu]]
             for gpu in (first, second)
         ]
-        through = nccl_paths.bridged(self.fact.gpus, self.fact.links, first, second)
+        through = nccl_paths.bridged(self.fact.gpus, self.fact.links, first, second) > 0
         return nccl_paths.Pair(code, self.fact.p2p_status(first, second), through, nccl_paths.near(nics))
 
     def rate(self, pair: GpuPair, code: str, kind: nccl_paths.Kind) -> float | None:
         """The slowest part of the path, in one direction; None where a part is not known, and for the network."""
-        links, vendor = link_codes.nvlinks(code), self.fact.cpu_vendor
         if kind == "NET":
             return None
+        links = link_codes.nvlinks(code) or nccl_paths.bridged(self.fact.gpus, self.fact.links, *pair)
         if links and kind == "P2P":
             return link_rates.slowest(self._nvlinks(gpu, links) for gpu in pair)
         parts = [self.slot(gpu) for gpu in pair]
         if self._leaves_its_numa_node(pair, code):
-            parts.append(link_rates.between_sockets(vendor, self.fact.cpu_model))
+            parts.append(self._between_sockets())
         slowest = link_rates.slowest(parts)
         through_cpu = kind == "P2P" and not link_codes.allowed(code, "PXB")
-        return link_rates.through_cpu(slowest, vendor) if through_cpu else slowest
+        return link_rates.through_cpu(slowest, self.fact.cpu_vendor) if through_cpu else slowest
+
+    def rate_to_nic(self, gpu: str, nic: str, code: str, port: float | None) -> float | None:
+        """The slowest part of the path from a GPU to a NIC's port; None where a part is not known."""
+        parts = [self.slot(gpu), port]
+        of_nic = self._pcie(nic)
+        if of_nic is not None:
+            parts.append(of_nic)
+        if link_codes.crosses_sockets(code):
+            parts.append(self._between_sockets())
+        return link_rates.slowest(parts)
+
+    def _between_sockets(self) -> float | None:
+        fact = self.fact
+        return link_rates.between_sockets(fact.cpu_vendor, fact.cpu_family, fact.cpu_model, self.node.version)
 
     def _nvlinks(self, name: str, links: int) -> float | None:
         """What so many NVLinks of a GPU carry: by its generation, else by the speed that the driver reports."""
@@ -102,11 +116,13 @@ class Place:
         """What a GPU's PCIe slot carries: as NVML says it, else as /sys does."""
         gpu = self.gpus.get(name)
         known = link_rates.pcie(gpu.pcie_generation_max, gpu.pcie_width_max) if gpu else None
-        device = next(
-            (device for device in self.fact.pci if device.kind == "gpu" and device.name == name), None
-        )
-        if known is not None or device is None:
-            return known
+        return known if known is not None else self._pcie(name)
+
+    def _pcie(self, name: str) -> float | None:
+        """What the slot of a GPU or NIC carries as /sys says it."""
+        device = next((device for device in self.fact.pci if device.name == name), None)
+        if device is None:
+            return None
         return link_rates.pcie(link_rates.pcie_generation(device.link_speed), device.link_width)
 
     def _leaves_its_numa_node(self, pair: GpuPair, code: str) -> bool:

@@ -47,6 +47,7 @@ _STUCK = (
 _DRIVERS = "550.90.07\f../../../../bus/pci/drivers/mlx5_core\f/usr/lib/libcuda.so.550.90.07"
 
 MACHINE_TARGETS: tuple[Target, ...] = (
+    _of(cpus.cpu_family, "cpu family\t: 6\nmodel\t\t: 143\n"),
     _of(cpus.cpu_model, "cpu family\t: 6\nmodel\t\t: 143\n"),
     Target(
         pcie_tree.acs_problem, lambda text: pcie_tree.acs_problem(machine(text), ("0000:61:00.0",)), ("\0",)

@@ -34,22 +34,44 @@ def test_pcie_is_counted_by_generation_and_lanes():
 
 
 @pytest.mark.parametrize(
-    ("vendor", "model", "expected"),
+    ("vendor", "family", "model", "expected"),
     [
-        ("GenuineIntel", 0x4F, 6.0),
-        ("GenuineIntel", 0x55, 10.0),
-        ("GenuineIntel", 0x6A, 10.0),
-        ("GenuineIntel", 0x8F, 22.0),
-        ("GenuineIntel", 0xCF, 40.0),
-        ("GenuineIntel", None, None),
-        ("AuthenticAMD", None, 16.0),
-        ("ARM", None, 6.0),
-        ("Shanghai", 1, None),
-        (None, None, None),
+        ("GenuineIntel", 6, 0x4F, 6.0),
+        ("GenuineIntel", 6, 0x55, 10.0),
+        ("GenuineIntel", 6, 0x6A, 10.0),
+        ("GenuineIntel", 6, 0x8F, 22.0),
+        ("GenuineIntel", 6, 0xAD, 40.0),
+        ("GenuineIntel", 6, 0xCF, 40.0),
+        ("GenuineIntel", None, None, None),
+        ("AuthenticAMD", 23, None, 16.0),
+        ("AuthenticAMD", 25, None, 24.0),
+        ("AuthenticAMD", 26, None, 32.0),
+        ("AuthenticAMD", None, None, 16.0),
+        ("ARM", None, None, 6.0),
+        ("Shanghai", 7, 1, None),
+        (None, None, None, None),
     ],
 )
-def test_link_between_sockets(vendor: str | None, model: int | None, expected: float | None):
-    assert rates.between_sockets(vendor, model) == expected
+def test_link_between_sockets(
+    vendor: str | None, family: int | None, model: int | None, expected: float | None
+):
+    assert rates.between_sockets(vendor, family, model) == expected
+
+
+@pytest.mark.parametrize(
+    ("vendor", "family", "model", "of_releases"),
+    [
+        ("GenuineIntel", 6, 0x8F, (10.0, 22.0, 22.0, 22.0)),
+        ("GenuineIntel", 6, 0xCF, (10.0, 40.0, 40.0, 40.0)),
+        ("GenuineIntel", 6, 0xAD, (10.0, 22.0, 22.0, 40.0)),
+        ("AuthenticAMD", 25, None, (16.0, 16.0, 16.0, 24.0)),
+    ],
+)
+def test_releases_of_nccl_hold_the_link_between_sockets_for_faster_and_faster(
+    vendor: str, family: int, model: int | None, of_releases: tuple[float, ...]
+):
+    releases = ((2, 21, 5), (2, 27, 5), (2, 30, 7), (2, 32, 3))
+    assert tuple(rates.between_sockets(vendor, family, model, one) for one in releases) == of_releases
 
 
 def test_peer_traffic_through_intels_cpus_is_charged_more():

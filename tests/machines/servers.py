@@ -80,6 +80,25 @@ def a100_pcie(*, as_root: bool = False) -> Whole:
     return Whole(board, nvml=nvml, refused=refused, via=lambda _one, _two: "SHM/direct/direct")
 
 
+def nic_beside_each_gpu(node: int = 0) -> Whole:
+    """Two A100 PCIe, one a socket, each with an HDR card below its PCIe switch, so that the network may be faster than
+    the link between the sockets."""
+    board = Board()
+    parts.linux(board, node=node)
+    tree = rdma_trees.Tree()
+    tree.verbs("mlx5")
+    places = {}
+    for at in range(2):
+        board.seat(f"0000:{BUSES[at]}:00.0", parts.below(at, 0), device="0x20b5", node=at, cpus=CPUS[at])
+        tree.hca(f"mlx5_{at}", f"0000:{parts.NICS[at]}:00.0", at)
+        tree.port(f"mlx5_{at}", rate="200 Gb/sec (4X HDR)")
+        places[f"mlx5_{at}"] = (f"0000:{parts.NICS[at]}:00.0", parts.below(at, 1), at)
+    parts.driver(board, range(2), peermem=True)
+    refused = board.rdma(tree, places, node)
+    nvml = {"NVML_STAND_IN": "a100_pcie,two", "NVML_STAND_IN_TOPOLOGY": "pair"}
+    return Whole(board, f"node{node}", nvml=nvml, uuids=str(node), refused=refused)
+
+
 def h100_nvl(*, as_root: bool = False) -> Whole:
     """Four H100 NVL in bridged pairs, two a socket: 12 of 18 links by design, no fabric manager."""
     board = Board(as_root=as_root)

@@ -232,7 +232,8 @@ def _trial(machines: Sequence[Whole], world: World) -> TrialRecord:
 
 def _log(machine: Whole, rank: int, local: int, each: int, size: int) -> Iterator[str]:
     """What NCCL logs on one rank: to all of its node, and from the last to the next node."""
-    yield "NCCL version 2.27.5+cuda12.8"
+    major, rest = divmod(machine.nccl_version, 10000)
+    yield f"NCCL version {major}.{rest // 100}.{rest % 100}+cuda12.8"
     yield from machine.says.splitlines()
     yield f"comm 0x55d rank {rank} nranks {size} cudaDev {local} nvmlDev {local} busId 1b000 commId 0x9 - Init START"
     yield f"comm 0x55d rank {rank} nRanks {size} nNodes {size // each} localRanks {each} localRank {local} MNNVL 0"

@@ -10,6 +10,7 @@
  *   one, four (GPUs)
  * health.c adds more of them. Several may be given, with commas between them: "geforce,two".
  * NVML_STAND_IN_BUSES gives the GPUs other PCI addresses: "00010000:00:00.0,00020000:00:00.0".
+ * NVML_STAND_IN_PCIE gives them other links: "4x16,5x8".
  * -DFAULT='"gpu_lost"' plants one for processes whose environment is not ours, such as a SLURM prolog.
  * -DOLD_DRIVER leaves out what a 470 driver lacks, so that pynvml raises NVMLError_FunctionNotFound.
  *
@@ -242,10 +243,20 @@ int nvmlDeviceGetPowerUsage(Device *gpu, unsigned *milliwatts) {
 /* An idle GeForce lets its link run slowly; that of a laptop has half of the lanes. */
 static int idles(void) { return is("geforce") || is("laptop"); }
 
-int nvmlDeviceGetCurrPcieLinkGeneration(Device *gpu, unsigned *value) { (void)gpu; *value = idles() ? 1 : 5; return SUCCESS; }
-int nvmlDeviceGetMaxPcieLinkGeneration(Device *gpu, unsigned *value) { (void)gpu; *value = idles() ? 4 : 5; return SUCCESS; }
-int nvmlDeviceGetCurrPcieLinkWidth(Device *gpu, unsigned *value) { (void)gpu; *value = is("laptop") ? 8 : 16; return SUCCESS; }
-int nvmlDeviceGetMaxPcieLinkWidth(Device *gpu, unsigned *value) { (void)gpu; *value = 16; return SUCCESS; }
+/* What NVML_STAND_IN_PCIE has of a GPU, else these. */
+static int pcie(const Device *gpu, unsigned generation, unsigned width, unsigned *value, int wants_width) {
+    const char *set = getenv("NVML_STAND_IN_PCIE");
+    for (int at = 0; set && at < gpu->index; at++)
+        if ((set = strchr(set, ','))) set++;
+    if (set) sscanf(set, "%ux%u", &generation, &width);
+    *value = wants_width ? width : generation;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetCurrPcieLinkGeneration(Device *gpu, unsigned *value) { return pcie(gpu, idles() ? 1 : 5, 16, value, 0); }
+int nvmlDeviceGetMaxPcieLinkGeneration(Device *gpu, unsigned *value) { return pcie(gpu, idles() ? 4 : 5, 16, value, 0); }
+int nvmlDeviceGetCurrPcieLinkWidth(Device *gpu, unsigned *value) { return pcie(gpu, 5, is("laptop") ? 8 : 16, value, 1); }
+int nvmlDeviceGetMaxPcieLinkWidth(Device *gpu, unsigned *value) { return pcie(gpu, 5, 16, value, 1); }
 
 #ifndef OLD_DRIVER
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.checks.node.topology.formats.cpus import cpu_model, cpu_vendor
+from ddp_doctor.checks.node.topology.formats.cpus import cpu_family, cpu_model, cpu_vendor
 from tests.fakes import FakeContext
 
 
@@ -42,3 +42,9 @@ def test_this_machine_has_the_vendor_it_prints():
 )
 def test_model_is_intels_number_in_family_6(text: str, model: int | None):
     assert cpu_model(FakeContext(files={"/proc/cpuinfo": text})) == model
+
+
+def test_family_tells_the_generations_of_amd_apart():
+    amd = FakeContext(files={"/proc/cpuinfo": "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 1\n"})
+    assert cpu_family(amd) == 25
+    assert cpu_family(FakeContext()) is None

@@ -33,8 +33,10 @@ static int attribute(const Gpu *gpu, int name) {
         case 76: return gpu->minor;
         case 97: return hopper ? 227 << 10 : data_center ? 163 << 10 : 99 << 10; /* shared memory by choice */
         case 132: return hopper;                                    /* multicast */
-        case 41: case 102: case 103: case 115: case 116: return 1;  /* one address space, virtual memory, handles as
-                                                                       file descriptors, pools, GPUDirect RDMA */
+        case 41: case 102: case 103: case 115: return 1;            /* one address space, virtual memory, handles as
+                                                                       file descriptors, pools */
+        case 116: return !strstr(gpu->name, "GeForce");             /* GPUDirect RDMA */
+        case 124: return getenv("PLANTED_DMABUF") != NULL;          /* memory as a dma-buf */
         default: return 0;
     }
 }

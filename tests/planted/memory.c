@@ -292,9 +292,13 @@ EXPORT int cuMemGetAddressRange(uintptr_t *start, size_t *size, uintptr_t addres
     return OK;
 }
 
-EXPORT int cuMemGetHandleForAddressRange(void *handle, uintptr_t address, size_t size, int kind, unsigned long long flags) {
-    (void)handle; (void)address; (void)size; (void)kind; (void)flags;
-    return NOT_SUPPORTED;
+EXPORT int cuMemGetHandleForAddressRange(int *handle, uintptr_t address, size_t size, int kind, unsigned long long flags) {
+    Block block;
+    (void)size; (void)kind; (void)flags;
+    if (!getenv("PLANTED_DMABUF")) return NOT_SUPPORTED;
+    if (!block_at((void *)address, &block)) return INVALID_VALUE;
+    *handle = dup(block.file);
+    return OK;
 }
 
 EXPORT int cuPointerGetAttribute(void *value, int name, uintptr_t address) {

@@ -2,23 +2,23 @@
 
     python -m tests.planted.table build/planted.md
 
-Needs root, as the lab does, a C compiler and NVIDIA's wheels (1.5 GB); takes some fifteen minutes.
+Needs root, as the lab does, a C compiler and NVIDIA's wheels (1.5 GB); takes about an hour.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from os import environ
 from pathlib import Path
 
 from tests.nccl_wheels import RELEASES, libnccl
 from tests.once import VARIABLE
+from tests.planted import predictions
 from tests.planted.faults import FAULTS, Fault, end
-from tests.planted.machines import MACHINES, predicted
-from tests.planted.world import Machines, Ran
+from tests.planted.machines import MACHINES
+from tests.planted.world import Machines
 
 _HEAD = """# What the real NCCL does on planted machines
 
@@ -34,28 +34,8 @@ def main(page: Path) -> None:
     """Write the page."""
     with tempfile.TemporaryDirectory(prefix="ddp-doctor-tests-") as share:
         environ[VARIABLE] = share
-        lines = [_HEAD, *_machines(), "", *_faults()]
+        lines = [_HEAD, *predictions.lines(), "", *_faults()]
     page.write_text("\n".join(lines) + "\n")
-
-
-def _machines() -> Iterator[str]:
-    yield "## Machines\n\nTransport of each pair of GPUs that the doctor predicts, and that NCCL sets up.\n"
-    yield f"| machine | ranks | {' | '.join(RELEASES)} |\n|---|---|{'---|' * len(RELEASES)}"
-    for kind in MACHINES:
-        machines = kind.build()
-        foreseen = predicted(machines)
-        with Machines(machines) as planted:
-            cells = [_compared(foreseen, planted.run(libnccl(release), kind.ranks)) for release in RELEASES]
-        yield f"| {kind.name} | {kind.ranks} | {' | '.join(cells)} |"
-
-
-def _compared(foreseen: dict[tuple[int, int], str], ran: Ran) -> str:
-    ways = {pair: way.partition("/")[0] for pair, way in ran.via().items()}
-    equal = sum(ways.get(pair) == kind for pair, kind in foreseen.items())
-    seen = Counter(
-        way if way.startswith(("NET", "SHM")) else "/".join(way.split("/")[:2]) for way in ran.via().values()
-    )
-    return f"{equal} of {len(foreseen)}: {', '.join(f'{way} {count}' for way, count in sorted(seen.items()))}"
 
 
 def _faults() -> Iterator[str]:

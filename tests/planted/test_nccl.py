@@ -8,13 +8,17 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
 
 import pytest
 
 from tests.lab.hosts import why_no_lab
 from tests.nccl_wheels import libnccl
 from tests.planted.faults import FAULTS, Fault, end
-from tests.planted.machines import MACHINES, Kind, predicted
+from tests.planted.graph import SPEAKS, decided
+from tests.planted.machines import MACHINES, Kind, compared, predicted
+from tests.planted.real import REAL_TWO_A100, two_a100
 from tests.planted.world import Machines
 
 pytestmark = [pytest.mark.planted, pytest.mark.timeout(600)]
@@ -78,9 +82,19 @@ def test_nccl_takes_between_gpus_what_the_doctor_predicts(kind: Kind, release: s
     skip_where_none_can_be_planted()
     machines = kind.build()
     with Machines(machines) as planted:
-        ran = planted.run(libnccl(release), kind.ranks)
+        ran = planted.run(libnccl(release), kind.ranks, env=SPEAKS)
 
     assert set(ran.codes) == {0}
     assert ran.lines("is not planted") == ()
-    ways = {pair: way.partition("/")[0] for pair, way in ran.via().items()}
-    assert {pair: ways.get(pair) for pair in predicted(machines)} == predicted(machines)
+    asked, differ = compared(machines, predicted(machines, release), ran)
+    assert asked["transport"] == asked["rate"] == len(list(combinations(range(kind.ranks), 2)))
+    assert differ == []
+
+
+def test_two_planted_a100_are_to_nccl_what_two_real_ones_were():
+    skip_where_none_can_be_planted()
+    with Machines([two_a100()]) as planted:
+        ran = planted.run(libnccl("2.27.5"), 2, env=SPEAKS)
+
+    found = decided(ran.said[0])
+    assert replace(found, chosen=()) == REAL_TWO_A100

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from tests.machines.board import CPUS
@@ -11,6 +12,8 @@ from tests.machines.whole import Whole
 
 #: Folders of the real /sys that are put into a planted one: the host's own interfaces, CPUs and cgroups.
 REAL = ("class/net", "devices/virtual", "devices/system/cpu", "fs/cgroup")
+#: A family of CPUs from here on is told in two parts, which NCCL puts together otherwise than Linux does.
+_EXTENDED = 15
 
 
 def plant(machine: Whole, root: Path) -> None:
@@ -34,6 +37,20 @@ def plant(machine: Whole, root: Path) -> None:
         (folder / "cpumap").write_text(f"{_mask(cpus)}\n")
     for name in REAL:
         (root / name).mkdir(parents=True, exist_ok=True)
+
+
+def settings(machine: Whole, file: Path) -> dict[str, str]:
+    """What of a machine stands in no /sys: its CPUs, which NCCL asks by an instruction unless a ``file`` has them, and
+    whether memory of a GPU can be handed on as a dma-buf."""
+    told = dict(re.findall(r"(?m)^(.*?)\s*: (.*)$", machine.board.tree.read("/proc/cpuinfo")))
+    family = int(told.get("cpu family", 0))
+    family = family if family < _EXTENDED else _EXTENDED + (family - _EXTENDED << 4)
+    arch, vendor = ("x86_64", told["vendor_id"]) if "vendor_id" in told else ("arm64", "ARM")
+    kind = f'arch="{arch}" vendor="{vendor}" familyid="{family}" modelid="{told.get("model", 0)}"'
+    cpus = (f'<cpu numaid="{node}" {kind}/>' for node in range(len(CPUS)))
+    file.write_text("\n".join(('<system version="1">', *cpus, "</system>\n")))
+    is_open = "Open Kernel Module" in machine.board.tree.read("/proc/driver/nvidia/version")
+    return {"NCCL_TOPO_FILE": str(file), **({"PLANTED_DMABUF": "1"} if is_open else {})}
 
 
 def _complete(root: Path, bus_id: str, device: Path) -> None:

@@ -1,7 +1,8 @@
 /* A stand-in for libibverbs.so.1: the adapters of the planted /sys, queue pairs that connect, and no data.
  *
  * PLANTED_IB names a fault: memlock (no memory can be registered), modify (no queue pair reaches its peer),
- * completion (every send fails: retries exceeded), event (a port error after a second).
+ * completion (every send fails: retries exceeded), event (a port error after a second). PLANTED_DMABUF: the kernel
+ * registers dma-bufs.
  *
  * Layouts follow the public verbs.h of rdma-core 44; prototypes are our own.
  */
@@ -253,10 +254,11 @@ EXPORT Region *ibv_reg_mr_iova2(Domain *domain, void *address, size_t length, ui
     return ibv_reg_mr(domain, address, length, (int)access);
 }
 
-/* NCCL asks with a wrong descriptor whether the kernel knows dma-buf at all: this one does not. */
+/* NCCL asks with a wrong descriptor whether the kernel knows dma-buf at all. */
 EXPORT Region *ibv_reg_dmabuf_mr(Domain *domain, uint64_t offset, size_t length, uint64_t iova, int file, int access) {
-    (void)domain; (void)offset; (void)length; (void)iova; (void)file; (void)access;
-    errno = EOPNOTSUPP;
+    (void)offset;
+    if (getenv("PLANTED_DMABUF") && file >= 0) return ibv_reg_mr(domain, (void *)(uintptr_t)iova, length, access);
+    errno = getenv("PLANTED_DMABUF") ? EBADF : EOPNOTSUPP;
     return NULL;
 }
 

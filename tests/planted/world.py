@@ -14,7 +14,7 @@ from tests.lab.hosts import Host, Lab
 from tests.lab.processes import PATIENCE_S, HostProcess
 from tests.machines.whole import Whole
 from tests.planted import WAITS, libraries
-from tests.planted.tree import REAL, plant
+from tests.planted.tree import REAL, plant, settings
 
 RANK = Path(__file__).with_name("rank.py")
 #: Ranks that still run hang once none of them has printed or ended and none works, looked at so often.
@@ -113,6 +113,7 @@ class Machines:
                 "LD_LIBRARY_PATH": str(libraries()),
                 "LD_PRELOAD": str(libraries() / WAITS),
                 "NCCL_DEBUG": "INFO",
+                **settings(machine, host.folder / "cpus.xml"),
                 **(machine.nvml or {}),
                 **(env or {}),
                 **((of or {}).get(rank, {})),

@@ -32,6 +32,25 @@ def test_between_nodes_the_nics_stand_with_what_they_reach():
     assert "between nodes" in used_table(load("topology/transports-sockets-beside-infiniband"))
 
 
+def test_a_ring_over_the_nic_of_another_gpu_is_no_difference():
+    recording = load("topology/transports-infiniband-with-gpudirect")
+    (trial,) = recording.trials
+    evidence = tuple(
+        one.model_copy(update={"output_tail": one.output_tail.replace("NET/IB/0/GDRDMA", "NET/IB/1")})
+        for one in trial.evidence
+    )
+    data = recording.model_copy(
+        update={"trials": (trial.model_copy(update={"evidence": evidence}),)}
+    ).model_dump()
+    kernel = {"kind": "kernel/1", "peermem": "nvidia_peermem"}
+    told = ({"check": "kernel", "status": "collected", "node": node, "fact": kernel} for node in (0, 1))
+    data["readings"] = (*data["readings"], *told)
+
+    found = [row for row in rows(Recording.model_validate(data)) if row[0].startswith("between")]
+    assert ["between nodes, mlx5_1", "-", "IB, host memory"] in found
+    assert "differs" not in [row[-1] for row in found]
+
+
 @pytest.mark.parametrize("name", ["rdma/eight-rails-healthy", "gpus/one-nearly-full", "p2p/one-slow-pair"])
 def test_where_nccl_logged_nothing_there_is_no_table(name: str):
     assert used_table(load(name)) == ""

@@ -11,6 +11,8 @@ from ddp_doctor.render.topology.tables import network_table, transport_table
 from ddp_doctor.views.network import to_network
 from ddp_doctor.views.transports import places, used_within
 from tests import recorded
+from tests.machines import servers
+from tests.machines.whole import record
 from tests.simulated import group_fact
 
 
@@ -365,6 +367,48 @@ def test_level_and_port_that_is_not_chosen_decide_which_nic_and_how():
     without = with_fact(one_port, "env_vars", variables={"NCCL_PXN_DISABLE": "1"})
     assert [line.split()[:2] for line in network_lines(without)] == [["PIX", "GPU0"], ["SYS", "GPU1"]]
     assert network_table(to_network(load("nvswitch-all-p2p"), places(load("nvswitch-all-p2p"))[0])) == ""
+
+
+def with_port_rates(recording: Recording, **gbit_per_s: float) -> Recording:
+    fact = next(one.fact for one in recording.readings if one.check == "rdma") or {}
+    changed = [
+        {**hca, "ports": [{**port, "rate_gbit_per_s": gbit_per_s[hca["name"]]} for port in hca["ports"]]}
+        for hca in fact["hcas"]
+    ]
+    return with_fact(recording, "rdma", hcas=changed)
+
+
+def test_nccl_takes_the_nic_with_more_bandwidth_and_of_equal_ones_the_nearest():
+    recording = load("infiniband-with-gpudirect")
+    slow_and_near = with_port_rates(recording, mlx5_0=100.0, mlx5_1=400.0)
+    found = list(to_network(slow_and_near, places(slow_and_near)[0]))
+    assert [(way.gpu, way.nics, way.code, way.rate_gb_per_s) for way in found] == [
+        ("GPU0", ("mlx5_1",), "PXN", 48.0),
+        ("GPU1", ("mlx5_1",), "PIX", 48.0),
+    ]
+    alone = with_fact(slow_and_near, "env_vars", variables={"NCCL_PXN_DISABLE": "1"})
+    assert [(way.nics, way.code, way.rate_gb_per_s) for way in to_network(alone, places(alone)[0])] == [
+        (("mlx5_1",), "SYS", 22.0),
+        (("mlx5_1",), "PIX", 48.0),
+    ]
+    slower = with_port_rates(alone, mlx5_0=200.0, mlx5_1=400.0)
+    assert [way.nics for way in to_network(slower, places(slower)[0])] == [("mlx5_0",), ("mlx5_1",)]
+
+
+def test_nccl_goes_by_way_of_another_gpu_only_with_gpudirect_rdma():
+    one_port = with_fact(load("infiniband-with-gpudirect"), "rdma", settings={"NCCL_IB_HCA": "=mlx5_0"})
+    able = with_kernel(one_port, peermem="nvidia_peermem")
+    assert [way.code for way in to_network(able, places(able)[0])] == ["PIX", "PXN"]
+    unable = with_kernel(one_port, driver_version="570.86.15", driver_is_open=False)
+    found = [(way.code, way.nccl_path) for way in to_network(unable, places(unable)[0])]
+    assert found == [("PIX", "PHB"), ("SYS", "SYS")]
+
+
+def test_gpus_joined_through_a_third_have_the_rate_of_its_links():
+    (place,) = places(record([servers.v100_dgx1()]))
+    rates = {pair.gpus: pair.rate_gb_per_s for pair in place.expected()}
+    assert rates["GPU0", "GPU5"] == 20.0
+    assert rates["GPU0", "GPU7"] == 40.0  # two links to GPU 4, and two from there
 
 
 # --- how far GPUDirect RDMA goes -----------------------------------------------------------------

@@ -27,7 +27,7 @@ from ddp_doctor.checks.node.topology import (
     sockets,
     unclear,
 )
-from ddp_doctor.checks.node.topology.formats.cpus import cpu_model, cpu_vendor
+from ddp_doctor.checks.node.topology.formats.cpus import cpu_family, cpu_model, cpu_vendor
 from ddp_doctor.checks.node.topology.live import CannotAsk, ask_nvidia_smi, ask_nvml
 from ddp_doctor.checks.node.topology.pasted import read_pasted
 from ddp_doctor.facts.node.topology import (
@@ -70,7 +70,7 @@ def probe(ctx: Context) -> TopologyFact | TopologyHangFact:
     if isinstance(fact, TopologyHangFact):
         return fact
     settings = {name: ctx.env[name] for name in _SETTINGS if name in ctx.env}
-    cpu = {"cpu_vendor": cpu_vendor(ctx), "cpu_model": cpu_model(ctx)}
+    cpu = {"cpu_vendor": cpu_vendor(ctx), "cpu_family": cpu_family(ctx), "cpu_model": cpu_model(ctx)}
     return fact.model_copy(update={**cpu, "nccl_settings": settings})
 
 

@@ -148,6 +148,7 @@ class TopologyFact(TopologyMatrix, Fact):
     KIND: ClassVar[str] = "topology/1"
 
     cpu_vendor: str | None = None
+    cpu_family: int | None = None  # as /proc/cpuinfo prints it
     cpu_model: int | None = None  # the number that /proc/cpuinfo prints, of family 6 alone
     nccl_settings: dict[str, str] = Field(default_factory=dict)
     source: TopologySource | None = None

@@ -6,7 +6,7 @@ ncclTopoAddPci, ncclTopoGetInterCpuBw, and netdevices' speed in Mbit/s over 8000
 unknown: NCCL itself takes an unknown PCIe speed for Gen3 and an unknown network for 10 Gbit/s.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 #: Below this an all-reduce is bound by latency: eight A100 reach 73 % of their best busbw at 64 MiB, eight
 #: H200 72 %, eight B200 47 % (stas00/ml-engineering, network benchmarks).
@@ -41,10 +41,18 @@ _GENERATIONS = {
     "32": 5,
     "64.0": 6,
 }
-_AMD, _ARM = 16.0, 6.0
-#: Intel, family 6, by the model that /proc/cpuinfo prints, newest first: Emerald Rapids, Sapphire Rapids,
-#: Skylake, older.
-_INTEL = ((0xCF, 40.0), (0x8F, 22.0), (0x55, 10.0), (0, 6.0))
+#: Between the sockets, by vendor: since which release of NCCL, from which family or model on, newest first. Seen in
+#: NCCL 2.21.5, 2.27.5, 2.30.7 and 2.32.3 on planted GPUs, 2026-11-23: a rate is dated by the first of them that has it.
+_BETWEEN_SOCKETS: Mapping[str, tuple[tuple[tuple[int, ...], int, float], ...]] = {
+    # Zen 5, Zen 3 and 4; others
+    "AuthenticAMD": (((), 27, 16.0), ((2, 32), 26, 32.0), ((2, 32), 25, 24.0), ((), 0, 16.0)),
+    # of family 6: Emerald Rapids, Granite Rapids, Sapphire Rapids, Skylake, older
+    "GenuineIntel": (
+        *(((2, 27), 0xCF, 40.0), ((2, 27), 0xB0, 22.0), ((2, 32), 0xAD, 40.0), ((2, 27), 0x8F, 22.0)),
+        *(((), 0x55, 10.0), ((), 0, 6.0)),
+    ),
+    "ARM": (((), 0, 6.0),),
+}
 #: Intel's CPUs break peer traffic into small packets, so P2P through them is charged more.
 _INTEL_P2P = 5 / 6
 
@@ -77,11 +85,15 @@ def pcie(generation: int | None, width: int | None) -> float | None:
     return _PCIE[generation] * width / _LANES
 
 
-def between_sockets(vendor: str | None, model: int | None) -> float | None:
-    """The link between NUMA nodes; ``model`` is Intel's number in family 6."""
-    if vendor == "GenuineIntel" and model is not None:
-        return next(rate for since, rate in _INTEL if model >= since)
-    return {"AuthenticAMD": _AMD, "ARM": _ARM}.get(vendor or "")
+def between_sockets(
+    vendor: str | None, family: int | None, model: int | None, version: tuple[int, ...] = ()
+) -> float | None:
+    """The link between NUMA nodes; ``model`` is Intel's in family 6, ``version`` NCCL's, () for a recent one."""
+    number = {"GenuineIntel": model, "AuthenticAMD": family or 0, "ARM": 0}.get(vendor or "")
+    if number is None:
+        return None
+    rows = _BETWEEN_SOCKETS[vendor or ""]
+    return next(rate for since, first, rate in rows if number >= first and (not version or version >= since))
 
 
 def through_cpu(rate: float | None, vendor: str | None) -> float | None:

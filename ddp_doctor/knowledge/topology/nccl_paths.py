@@ -127,12 +127,13 @@ def gpudirect(
     return kernel if model is not None or kernel[0] is False else (None, kernel[1])
 
 
-def bridged(gpus: Sequence[str], links: Mapping[str, Mapping[str, str]], first: str, second: str) -> bool:
-    """Whether a third GPU is joined to both by NVLink, and they are not joined themselves."""
+def bridged(gpus: Sequence[str], links: Mapping[str, Mapping[str, str]], first: str, second: str) -> int:
+    """How many NVLinks join two GPUs through that third which has most to both; 0 where they are joined themselves."""
     if link_codes.nvlinks(links[first].get(second, "")):
-        return False
+        return 0
     others = (gpu for gpu in gpus if gpu not in (first, second))
-    return any(all(link_codes.nvlinks(links[gpu].get(end, "")) for end in (first, second)) for gpu in others)
+    through = (min(link_codes.nvlinks(links[gpu].get(end, "")) for end in (first, second)) for gpu in others)
+    return max(through, default=0)
 
 
 def near(codes_to_nics: Sequence[Sequence[str]]) -> bool:

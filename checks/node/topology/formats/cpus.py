@@ -48,11 +48,18 @@ def cpu_vendor(ctx: Context) -> str | None:
     return fields.get("vendor_id") or ("ARM" if "CPU implementer" in fields else None)
 
 
+def cpu_family(ctx: Context) -> int | None:
+    """The number of the family: 25 is AMD's Zen 3 and 4."""
+    return _number(_fields(ctx).get("cpu family", ""))
+
+
 def cpu_model(ctx: Context) -> int | None:
     """The number of the model within family 6, which is that of Intel's; None for other families."""
-    fields = _fields(ctx)
-    model = fields.get("model", "")
-    return int(model) if fields.get("cpu family") == "6" and model.isdecimal() and len(model) < 4 else None
+    return _number(_fields(ctx).get("model", "")) if cpu_family(ctx) == 6 else None
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() and len(text) < 4 else None
 
 
 def _fields(ctx: Context) -> dict[str, str]:

@@ -1,0 +1,82 @@
+"""What the doctor predicts of planted machines against what NCCL does, and what NCCL decides there, as facts.
+
+Both are made anew by ``make planted-all``: the first is part of its page, the second decided.json beside this file, of
+machine and release. The planted rates and channels are NCCL's own plans; no data have moved.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.nccl_wheels import RELEASES, libnccl
+from tests.planted import at_random
+from tests.planted.graph import SPEAKS, decided
+from tests.planted.machines import MACHINES, Kind, compared, predicted
+from tests.planted.world import Machines
+
+DECIDED = Path(__file__).with_name("decided.json")
+MADE_AT_RANDOM = 30
+#: Of this size the algorithm is asked for.
+_BYTES = 64 << 20
+
+
+def kinds() -> Iterator[Kind]:
+    """Those that have a name, then those put together at random."""
+    yield from MACHINES
+    for number in range(MADE_AT_RANDOM):
+        machines, ranks = at_random.hosts(number)
+        yield Kind(f"at random, {number}", lambda machines=machines: machines, ranks)  # type: ignore[misc]  # bound
+
+
+def lines() -> Iterator[str]:
+    """The part of the page; writes the facts when all is done."""
+    yield "## Machines\n"
+    yield "How much of what the doctor predicts NCCL does: transport and rate of each pair of GPUs; of two hosts which"
+    yield "NIC each GPU takes, by which path, how fast, and whether with GPUDirect RDMA.\n"
+    yield f"| machine | ranks | {' | '.join(RELEASES)} |\n|---|---|{'---|' * len(RELEASES)}"
+    facts: dict[str, dict[str, Any]] = {}
+    differences: list[str] = []
+    total: Counter[str] = Counter()
+    wrong: Counter[str] = Counter()
+    for kind in kinds():
+        machines, cells = kind.build(), []
+        with Machines(machines) as planted:
+            for release in RELEASES:
+                ran = planted.run(libnccl(release), kind.ranks, env=SPEAKS, size=_BYTES)
+                asked, differ = compared(machines, predicted(machines, release), ran)
+                cells.append(
+                    f"{asked.total() - len(differ)} of {asked.total()}"
+                    if not any(ran.codes)
+                    else "**failed**"
+                )
+                differences += [
+                    f"| {kind.name} | {release} | {question} | {words} |" for question, words in differ
+                ]
+                total += asked
+                wrong += Counter(question for question, _ in differ)
+                if not kind.name.startswith("at random"):
+                    facts.setdefault(kind.name, {})[release] = _facts(ran.said[0])
+        yield f"| {kind.name} | {kind.ranks} | {' | '.join(cells)} |"
+    yield "\n| question | equal | of |\n|---|---|---|"
+    yield from (
+        f"| {question} | {count - wrong[question]} | {count} |" for question, count in sorted(total.items())
+    )
+    yield "\n| machine | release | differs | words |\n|---|---|---|---|"
+    yield from differences
+    DECIDED.write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def _facts(said: str) -> dict[str, Any]:
+    """Of rank 0: channels, GB/s of the search, the all-reduce row of the tuning table, algorithm for 64 MiB."""
+    found = decided(said)
+    return {
+        "max_bw": found.most_gb_per_s,
+        "channels": found.channels,
+        "patterns": [" ".join(pattern) for pattern in found.patterns],
+        "allreduce": " ".join(found.allreduce),
+        "chosen": [" ".join(chosen) for chosen in found.chosen],
+    }
