@@ -23,6 +23,7 @@ run: $(STAMP)  ## test this machine: ddp-doctor run
 # from others.
 PER_CPU  = 3
 lab-parallel: PER_CPU = 2
+planted: PER_CPU = 1
 WORKERS ?= $(shell expr $(PER_CPU) '*' `nproc`)
 AT_ONCE  = --numprocesses=$(WORKERS) --dist=worksteal
 USUAL   := not lab and not planted and not planted_torch and not gpu and not bench and not fuzz
@@ -82,7 +83,7 @@ lab-shell: $(STAMP)  ## hosts to try things on by hand (root; docs/how-to/lab.md
 	@$(BIN)/python -m tests.lab.shell $(ARGS)
 
 planted: $(STAMP)  ## run two releases of the real NCCL on planted GPUs (root; 0.8 GB)
-	$(BIN)/python -m pytest --numprocesses=2 -m planted $(ARGS)
+	$(BIN)/python -m pytest $(AT_ONCE) -m planted tests/planted $(ARGS)
 
 planted-all: $(STAMP)  ## run the real NCCL on planted GPUs, all machines, faults and releases (root; 1.5 GB): build/planted.md
 	@mkdir -p build

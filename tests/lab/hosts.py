@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -49,8 +50,18 @@ def why_no_lab(*more_tools: str) -> str | None:
     """Why no lab can be made here; None where it can."""
     if os.geteuid() != 0:
         return "needs root"
-    missing = [tool for tool in (*TOOLS, *more_tools) if shutil.which(tool) is None]
-    return f"needs {', '.join(missing)}" if missing else None
+    if missing := [tool for tool in (*TOOLS, *more_tools) if shutil.which(tool) is None]:
+        return f"needs {', '.join(missing)}"
+    return _why_no_namespaces()
+
+
+@cache
+def _why_no_namespaces() -> str | None:
+    """What the kernel or the container that this runs in says to hosts of their own."""
+    done = subprocess.run(
+        ("unshare", *NAMESPACES, "--fork", "true"), check=False, capture_output=True, text=True
+    )
+    return f"needs namespaces: {done.stderr.strip()}" if done.returncode else None
 
 
 class Host:

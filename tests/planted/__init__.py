@@ -12,6 +12,7 @@ Nothing of NVIDIA's is changed or kept: the redirection of libnccl's own runtime
 
 from __future__ import annotations
 
+import platform
 import shutil
 import subprocess
 from functools import cache
@@ -19,7 +20,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import nvml_stand_in
+from tests import elf, nvml_stand_in
+from tests.lab.hosts import why_no_lab
 from tests.once import once
 
 _HERE = Path(__file__).parent
@@ -35,6 +37,26 @@ def libraries() -> Path:
     if shutil.which("cc") is None:
         pytest.skip("no C compiler (cc) to build the planted CUDA with")
     return once("planted-libraries", _compile)
+
+
+def why_none() -> str | None:
+    """Why no GPU can be planted here; None where one can."""
+    if platform.machine() != "x86_64":
+        return f"no GPU can be planted on {platform.machine()}: redirect.c writes jumps of x86_64"
+    return why_no_lab("cc")
+
+
+def why_not_before(library: Path) -> str | None:
+    """Why this libnccl cannot be redirected; None where it can."""
+    return None if _holds_the_runtime(library) else f"{library} has no symbols of a CUDA runtime to redirect"
+
+
+@cache
+def _holds_the_runtime(library: Path) -> bool:
+    try:
+        return any(name.startswith("cuda") for name, _ in elf.functions(library))
+    except KeyError:  # no table of symbols
+        return False
 
 
 def _compile(folder: Path) -> None:

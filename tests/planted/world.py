@@ -19,8 +19,8 @@ from tests.planted.tree import REAL, plant, settings
 RANK = Path(__file__).with_name("rank.py")
 #: Ranks that still run hang once none of them has printed or ended and none works, looked at so often.
 _LOOKS, _BETWEEN_LOOKS_S = 20, 0.05
-#: Processor time without a word after which a wait spins: healthy ranks need 0.5 s where all work.
-_SPINNING_S = 2.0
+#: Processor time without a word after which a wait spins: healthy ranks need 0.1 s.
+_SPINNING_S = 1.0
 #: ``Channel 00/0 : 0[0] -> 1[1] [send] via NET/IB/0/GDRDMA``
 _CHANNEL = re.compile(r"Channel \d+(?:/\d+)? : (\d+)\[\d+\] -> (\d+)\[\d+\](?: \[\w+\])? via (\S+)")
 Env = Mapping[str, str]
@@ -96,6 +96,7 @@ class Machines:
         """So many ranks, the same number on each machine, each with so many all-reduces of ``size`` bytes.
 
         ``env`` is everyone's, ``of`` a rank's own; ``told`` is what one is told otherwise (library, rank, world).
+        Fails where NCCL calls a function of CUDA that is not planted.
         """
         self._runs += 1
         each = ranks // len(self.hosts)
@@ -121,10 +122,12 @@ class Machines:
             started[rank] = host.start([sys.executable, *map(str, argv)], env=whole)
         codes = _await(list(started.values()))
         said = {rank: process.output() + process.errors() for rank, process in started.items()}
-        return Ran(
+        ran = Ran(
             tuple(codes.get(started[rank]) if rank in started else 0 for rank in range(ranks)),
             tuple(said.get(rank, "") for rank in range(ranks)),
         )
+        assert not (unknown := ran.lines("^planted: .* is not planted")), unknown
+        return ran
 
 
 def _await(processes: Sequence[HostProcess]) -> dict[HostProcess, int]:
