@@ -33,7 +33,7 @@ SPEAKS_OF: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = (
         ("NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_TOPO_FILE"),
     ),
     (
-        re.compile("Unrecognized element token|no algorithm/protocol", re.IGNORECASE),
+        re.compile("Unrecognized (?:element|prefix) token|no algorithm/protocol", re.IGNORECASE),
         ("NCCL_ALGO", "NCCL_PROTO"),
     ),
     (re.compile(r"\bXML\b"), ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE")),

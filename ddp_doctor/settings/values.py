@@ -1,6 +1,7 @@
 r"""What NCCL, torch, gloo and torchrun make of a variable's value, where that is not what it says.
 
     NCCL_IB_DISABLE=true       strtoll finds no digit and yields 0: InfiniBand stays on, without a word
+    NCCL_NVLS_ENABLE=off       the same, so it is off; NCCL 2.32 takes its default instead: it stays on
     NCCL_BUFFSIZE=4M           strtoll stops at the M: 4 bytes
     NCCL_P2P_LEVEL=sys         compared with SYS as it stands: ignored
     NCCL_DEBUG_FILE=/l/%r.log  only %h and %p are filled in: all ranks write one file named %r.log
@@ -9,7 +10,8 @@ r"""What NCCL, torch, gloo and torchrun make of a variable's value, where that i
 
 Each row of the table of variables names in ``type`` which of the readers below applies. Sources: NCCL 2.30.7
 src/misc/param.cc (numbers, the same in 2.4.8 and 2.12.12), src/graph/paths.cc ncclGetLevel, src/debug.cc,
-src/misc/socket.cc and src/os/linux.cc (interfaces), src/graph/tuning.cc parseList; torch 2.13
+src/misc/socket.cc and src/os/linux.cc (interfaces), src/graph/tuning.cc parseList; what the functions of
+libnccl 2.21.5 to 2.32.3 that read numbers return for odd ones (tests/lab/test_nccl_parameters.py); torch 2.13
 torch/csrc/distributed/c10d/Utils.hpp getCvarBool and getCvarInt, torch/distributed/argparse_util.py.
 """
 
@@ -18,7 +20,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from ddp_doctor.knowledge.versions import Version
 from ddp_doctor.settings.conditions import strtoll
+from ddp_doctor.settings.releases import default_at
 from ddp_doctor.settings.table import Variable, variables
 
 Fate = Literal["misread", "refused", "hangs"]
@@ -31,6 +35,9 @@ _OFF = {"false", "no", "off", "n", "f", "disable", "disabled", "none"}
 TRUE, FALSE = {"1", "true", "yes", "t", "y"}, {"0", "false", "no", "f", "n"}
 _SCALE = {"K": 1024, "M": 1024**2, "G": 1024**3}
 _LARGEST = 2**63
+#: From here on NCCL keeps its default for a word in the place of a number (libnccl 2.31.2 reads 0, 2.32.3 says "Invalid
+#: value true for NCCL_IB_DISABLE, using default 0." at the level ATTN).
+_WORDS_IGNORED_SINCE = (2, 32)
 #: Quotes as word processors make them, double and single, high and low.
 _QUOTES = "\u201c\u201d\u201e\u2018\u2019\u201a\u00ab\u00bb"
 _AROUND = f" \t\r\n\"'{_QUOTES}"
@@ -56,14 +63,19 @@ class Misread:
 Reader = Callable[[Variable, str], Misread | None]
 
 
-def misread(name: str, value: str) -> Misread | None:
-    """What is wrong with the value of a variable in the table; None where it means what it says."""
+def misread(name: str, value: str, nccl: Version = ()) -> Misread | None:
+    """What is wrong with the value of a variable in the table; None where it means what it says.
+
+    Where the release of NCCL is not known, ``()``, it is what most releases make of it.
+    """
     variable = variables().get(name)
     if variable is None or variable.type in _OTHERS:
         return None
     reader = _READERS.get(variable.type, _text)
     if not value:
         return _empty(variable, reader)
+    if is_ignored(name, value, nccl):
+        return _ignored_word(variable, value, nccl)
     found = reader(variable, value)
     if found is None and reader not in (_number, _strict_int, _python_int, _omp_threads):
         found = _text(variable, value)  # the readers of numbers skip white space themselves
@@ -73,6 +85,28 @@ def misread(name: str, value: str) -> Misread | None:
     return replace(
         found, why=f"{found.why} The quotes or white space around it are taken literally.", instead=bare
     )
+
+
+def is_ignored(name: str, value: str, nccl: Version) -> bool:
+    """Whether this NCCL keeps the default of a number, because the value is none."""
+    variable = variables().get(name)
+    if variable is None or variable.owner != "nccl" or nccl < _WORDS_IGNORED_SINCE or not value:
+        return False
+    return _READERS.get(variable.type) is _number and strtoll(value)[0] is None
+
+
+def _ignored_word(variable: Variable, value: str, nccl: Version) -> Misread | None:
+    meant = _meant(value)
+    if meant is not None and meant == default_at(variable, nccl):
+        return None
+    why = "NCCL reads a number. From 2.32 on it keeps its default for a word, and tells so with NCCL_DEBUG=ATTN alone."
+    return Misread("is ignored", why, meant)
+
+
+def _meant(value: str) -> str | None:
+    """The number of a word that says on or off."""
+    word = value.strip().lower()
+    return "1" if word in _ON else "0" if word in _OFF else None
 
 
 def effective(name: str, value: str | None) -> str | None:
@@ -113,10 +147,10 @@ def _number(variable: Variable, value: str) -> Misread | None:
     number, suffix = strtoll(value)
     word, suffix = value.strip().lower(), suffix.strip()
     if number is None:
-        why = "NCCL reads a number; a word without a leading digit is 0."
-        meant = "1" if word in _ON else None
-        return None if word in _OFF else Misread(f"is read as 0{_effect_of_zero(variable.name)}", why, meant)
-    if abs(number) >= _LARGEST:
+        why = "NCCL reads a number; a word without a leading digit is 0, and from 2.32 on ignored."
+        meant = _meant(value)
+        return None if meant == "0" else Misread(f"is read as 0{_effect_of_zero(variable.name)}", why, meant)
+    if not -_LARGEST <= number < _LARGEST:
         return Misread("is too large and ignored", "NCCL then keeps its default.")
     if suffix and not suffix.startswith("#"):
         scaled = str(number * _SCALE[suffix[0].upper()]) if suffix[0].upper() in _SCALE else None
@@ -186,7 +220,9 @@ def _names(variable: Variable, value: str) -> Misread | None:
     if re.search(rf"[*?!\[\s{_QUOTES}]", names):
         why = "Names are taken literally, as prefixes: no patterns, no quotes, no white space."
         meant = front + _as_list(re.sub(rf"[*{_QUOTES}]", "", names))
-        return Misread("matches no such device", why, None if meant == value or "!" in value else meant)
+        some = any(not re.search(rf"[*?!\[\s{_QUOTES}]", name) for name in names.split(","))
+        becomes = "matches other devices than it says" if some else "matches no such device"
+        return Misread(becomes, why, None if meant == value or "!" in value else meant)
     return None
 
 

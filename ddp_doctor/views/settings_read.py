@@ -76,7 +76,7 @@ class MisreadValue:
 def misread_values(env: Mapping[str, str], releases: Installed) -> Iterator[MisreadValue]:
     """The values of one environment that these releases misread or refuse."""
     for name, value in env.items():
-        found = misread(name, value)
+        found = misread(name, value, releases.nccl)
         if found:
             variable = variables()[name]
             at = releases.of(variable)

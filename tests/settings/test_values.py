@@ -109,7 +109,8 @@ def test_values_that_do_not_do_what_they_say():
         ("NCCL_SOCKET_IFNAME", "^docker0,^lo", "matches other devices than it says"),
         ("NCCL_SOCKET_IFNAME", "eth*", "matches no such device"),
         ("NCCL_SOCKET_IFNAME", '"eth0"', "is taken with what surrounds it"),
-        ("NCCL_IB_HCA", "mlx5_0, mlx5_1", "matches no such device"),
+        ("NCCL_IB_HCA", "mlx5_0, mlx5_1", "matches other devices than it says"),  # mlx5_0 alone, as NCCL says
+        ("NCCL_IB_HCA", "mlx5_0 mlx5_1", "matches no such device"),
         ("TORCH_FR_BUFFER_SIZE", "2k", "is read as 2"),
         ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "10min", "is read as 10"),
         ("USE_LIBUV", "true", "counts as off"),
@@ -182,6 +183,26 @@ def test_values_that_mean_what_they_say():
         ("PATH", "/usr/bin"),
     ]
     assert [case for case in cases if misread(*case) is not None] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "older", "since_2_32"),
+    [
+        ("NCCL_NVLS_ENABLE", "off", None, "is ignored"),  # 2 is the default: it stays on
+        ("NCCL_DMABUF_ENABLE", "true", "is read as 0, so it is switched off", None),
+        ("NCCL_IB_DISABLE", "true", "is read as 0, so nothing is disabled", "is ignored"),
+        ("NCCL_IB_DISABLE", "off", None, None),
+        ("NCCL_BUFFSIZE", "4MB", "is read as 4", "is read as 4"),
+        ("NCCL_SOCKET_NTHREADS", "many", "is read as 0", "is ignored"),
+    ],
+)
+def test_a_word_for_a_number_is_zero_up_to_nccl_2_31_and_nothing_from_2_32_on(name, value, older, since_2_32):
+    def said(nccl):
+        found = misread(name, value, nccl)
+        return found and found.becomes
+
+    assert said(()) == said((2, 31, 2)) == older
+    assert said((2, 32, 3)) == since_2_32
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from ddp_doctor.remedies.kinds import FOLLOWS, NO_TRIAL, unset
 from ddp_doctor.settings.nccl_conf import files_read, set_by_files
 from ddp_doctor.settings.releases import Installed
 from ddp_doctor.settings.table import variables
+from ddp_doctor.settings.values import is_ignored
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.views.settings_read import installed, judged, read_by_another_backend, with_rccl
 from ddp_doctor.views.software import nccl_backends
@@ -260,10 +261,12 @@ def settings_in_force(recording: Recording) -> list[InForce]:
             for name, value in environments[seen.node].items()
             if read_by_another_backend(name, backends.get(seen.node))
         }
+        values = {**own, **{name: value for name, (value, _) in ours.items()}}
+        nccl = releases[seen.node].nccl
         in_force = InForce(
             recording=recording,
             seen=seen,
-            values={**own, **{name: value for name, (value, _) in ours.items()}},
+            values={name: value for name, value in values.items() if not is_ignored(name, value, nccl)},
             places={name: place for name, (_, place) in ours.items()},
             installed=releases[seen.node],
             unread=unread,

@@ -139,7 +139,7 @@ def without_effect(node: InForce) -> Iterator[Draft]:
     """
     reported = settings_told(node.recording)
     for row, idle_names in silenced(node.values):
-        names = tuple(name for name in idle_names if misread(name, node.values[name]) is None)
+        names = tuple(name for name in idle_names if misread(name, node.values[name], node.nccl) is None)
         if row.name in reported or not names:
             continue
         pairs = node.listed((*([row.name] if row.name in node.values else []), *names))
@@ -253,7 +253,7 @@ def outside_range(node: InForce) -> Iterator[Draft]:
     """
     for name, value in node.values.items():
         known = out_of_range(name, node.values, node.nccl)
-        wrong = misread(name, value)
+        wrong = misread(name, value, node.nccl)
         if known is not None and (wrong is None or wrong.harmless):
             yield _range_draft(node, name, value, known)
 

@@ -100,24 +100,25 @@ CAUSES = (
         ),
         next_check="ddp-doctor env; ddp-doctor run --only env_vars,process_group",
         references=(
-            "NCCL 2.21.5, 2.27.5 and 2.32.3 on planted GPUs",
+            "NCCL 2.21.5, 2.27.5, 2.30.7 and 2.32.3 on planted GPUs",
             "NCCL src/graph/tuning.cc (parseList), src/enqueue.cc; from 2.32 on src/tuning/cost_model.cc",
         ),
         signs=(
             Sign(
                 "list-not-understood",
-                ("Unrecognized element token",),
-                r"Unrecognized element token \"(?P<setting>[^\"\n]{1,60})\"",
+                ("Unrecognized element token", "Unrecognized prefix token"),
+                r"Unrecognized (?:element|prefix) token \"(?P<setting>[^\"\n]{1,60})\"",
                 tier="nccl",
                 confidence=Confidence.PROVED,
             ),
             Sign(
                 "no-algorithm-left",
                 (
-                    "no algorithm/protocol available for",
+                    "o algorithm/protocol available",
                     "No algorithm/protocol nor symKernelId available for",
                 ),
-                r"[nN]o algorithm/protocol[^\n]{0,160}?(?P<setting>NCCL_\w+ was set to [^\n.]{1,60})",
+                r"[nN]o algorithm/protocol (?:nor symKernelId )?available"
+                r"(?:[^\n]{0,160}?(?P<setting>NCCL_\w+ was set to [^\n.]{1,60}))?",
                 tier="nccl",
                 confidence=Confidence.PROVED,
             ),

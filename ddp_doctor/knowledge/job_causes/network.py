@@ -377,7 +377,7 @@ CAUSES = (
                     "connect incompatible devices",
                     "with different link_layer",
                 ),
-                r"NET/IB : (?:Remote (?P<link>\S+) device is incompatible|Attempted to connect incompatible"
+                r"NET/IB : (?:Remote (?P<link>(?!UNSPECIFIED)\S+) device is incompatible|Attempted to connect incompatible"
                 r"|Can't (?:merge|connect) net devices)",
                 tier="nccl",
                 confidence=Confidence.PROVED,
