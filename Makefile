@@ -85,9 +85,8 @@ lab-shell: $(STAMP)  ## hosts to try things on by hand (root; docs/how-to/lab.md
 planted: $(STAMP)  ## run two releases of the real NCCL on planted GPUs (root; 0.8 GB)
 	$(BIN)/python -m pytest $(AT_ONCE) -m planted tests/planted $(ARGS)
 
-planted-all: $(STAMP)  ## run the real NCCL on planted GPUs, all machines, faults and releases (root; 1.5 GB): build/planted.md
-	@mkdir -p build
-	$(BIN)/python -m tests.planted.table build/planted.md
+planted-all: $(STAMP)  ## run the real NCCL on planted GPUs, all machines, faults, settings and releases (root; 1.5 GB): docs/reference/nccl-planted.md
+	$(BIN)/python -m tests.planted.table docs/reference/nccl-planted.md
 
 planted-torch: $(STAMP)  ## run torch's CUDA build and the doctor on planted GPUs (root; 7 GB) and write its table
 	$(BIN)/python -m tests.planted.page $(ARGS)

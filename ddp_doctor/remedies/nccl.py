@@ -1,10 +1,10 @@
 """Remedies that are settings of NCCL: what NCCL can do without, with the price of each,
 and what a container or an IMEX domain needs for it.
 
-Sources: NCCL user guide, Troubleshooting (Sharing Data, Docker, cuMem host allocations) and environment variables
-NCCL_SHM_DISABLE, NCCL_CUMEM_HOST_ENABLE, NCCL_NVLS_ENABLE, NCCL_MNNVL_ENABLE and NCCL_CUMEM_ENABLE; NCCL
-src/transport/shm.cc, src/misc/cudawrap.cc (ncclCuMemHostEnable), src/transport/nvls.cc and src/mnnvl.cc; NVIDIA
-IMEX service guide.
+Sources: NCCL 2.30.7 and 2.32.3 on planted GPUs (they reduce with NVLS although NCCL_P2P_DISABLE=1); NCCL user guide,
+Troubleshooting (Sharing Data, Docker, cuMem host allocations) and environment variables NCCL_SHM_DISABLE,
+NCCL_CUMEM_HOST_ENABLE, NCCL_NVLS_ENABLE, NCCL_MNNVL_ENABLE and NCCL_CUMEM_ENABLE; NCCL src/transport/shm.cc,
+src/misc/cudawrap.cc (ncclCuMemHostEnable), src/transport/nvls.cc and src/mnnvl.cc; NVIDIA IMEX service guide.
 """
 
 from ddp_doctor.model.finding import Remedy, Setting
@@ -74,7 +74,7 @@ DISABLE_P2P = by_setting(
     Setting(name="NCCL_P2P_DISABLE", value="1", why="NCCL then copies through shared memory"),
     cost=(
         "a proof and a stop-gap, not a cure: all GPUs of the node give up P2P, NVLink too, and what went"
-        " directly now crosses host memory twice"
+        " directly now crosses host memory twice; NVSwitches go on to reduce until NCCL_NVLS_ENABLE=0 is set too"
     ),
     conflicts=("NCCL_P2P_LEVEL",),
 )

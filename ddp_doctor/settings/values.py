@@ -38,6 +38,8 @@ _LARGEST = 2**63
 #: From here on NCCL keeps its default for a word in the place of a number (libnccl 2.31.2 reads 0, 2.32.3 says "Invalid
 #: value true for NCCL_IB_DISABLE, using default 0." at the level ATTN).
 _WORDS_IGNORED_SINCE = (2, 32)
+#: libnccl 2.21.5, 2.27.5 and 2.30.7 print nothing with NCCL_DEBUG=ATTN, on planted GPUs.
+_ATTN_SINCE = (2, 32)
 #: Quotes as word processors make them, double and single, high and low.
 _QUOTES = "\u201c\u201d\u201e\u2018\u2019\u201a\u00ab\u00bb"
 _AROUND = f" \t\r\n\"'{_QUOTES}"
@@ -74,6 +76,8 @@ def misread(name: str, value: str, nccl: Version = ()) -> Misread | None:
     reader = _READERS.get(variable.type, _text)
     if not value:
         return _empty(variable, reader)
+    if name == "NCCL_DEBUG" and value.upper() == "ATTN" and nccl and nccl < _ATTN_SINCE:
+        return Misread("is no level, so NCCL logs nothing", "NCCL has the level ATTN from 2.32 on.", "WARN")
     if is_ignored(name, value, nccl):
         return _ignored_word(variable, value, nccl)
     found = reader(variable, value)
@@ -99,7 +103,7 @@ def _ignored_word(variable: Variable, value: str, nccl: Version) -> Misread | No
     meant = _meant(value)
     if meant is not None and meant == default_at(variable, nccl):
         return None
-    why = "NCCL reads a number. From 2.32 on it keeps its default for a word, and tells so with NCCL_DEBUG=ATTN alone."
+    why = "NCCL reads a number. From 2.32 on it keeps its default for a word, and says so at the log level ATTN alone."
     return Misread("is ignored", why, meant)
 
 

@@ -1,8 +1,8 @@
 """All planted machines and faults with all releases: what NCCL did, as a page of tables.
 
-    python -m tests.planted.table build/planted.md
+    python -m tests.planted.table docs/reference/nccl-planted.md
 
-Needs root, as the lab does, a C compiler and NVIDIA's wheels (1.5 GB); takes about an hour.
+Needs root, as the lab does, a C compiler and NVIDIA's wheels (1.5 GB); takes an hour and more.
 """
 
 from __future__ import annotations
@@ -10,23 +10,26 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from os import environ
 from pathlib import Path
 
 from tests.nccl_wheels import RELEASES, libnccl
 from tests.once import VARIABLE
-from tests.planted import predictions
+from tests.planted import predictions, settings, words
 from tests.planted.faults import FAULTS, Fault, end
 from tests.planted.machines import MACHINES
 from tests.planted.world import Machines
 
-_HEAD = """# What the real NCCL does on planted machines
+_HEAD = """<!-- Written by `make planted-all`; edit tests/planted instead. -->
+
+# What the real NCCL does on planted machines
 
 The unchanged libnccl of NVIDIA's wheels, run on machines without a GPU: PCI tree, NVML, CUDA and verbs are stand-ins
-([how](../docs/adr/0020-the-real-nccl-on-planted-gpus.md)). Search of the topology, transports, messages and results are
+([how](../adr/0020-the-real-nccl-on-planted-gpus.md)). Search of the topology, transports, messages and results are
 NCCL's own; kernels do nothing, so nothing of time, bandwidth or broken hardware shows. **Nothing of this was seen on a
 GPU.**
-`make planted-all` writes this page.
+NCCL {releases}, {day}.
 """
 
 
@@ -34,13 +37,19 @@ def main(page: Path) -> None:
     """Write the page."""
     with tempfile.TemporaryDirectory(prefix="ddp-doctor-tests-") as share:
         environ[VARIABLE] = share
-        lines = [_HEAD, *predictions.lines(), "", *_faults()]
+        day = datetime.now(tz=timezone.utc).date()
+        head = _HEAD.format(releases=", ".join(RELEASES), day=day)
+        lines = [head, *predictions.lines(), "", *_faults(), "", *words.page(), "", *_settings()]
     page.write_text("\n".join(lines) + "\n")
 
 
 def _faults() -> Iterator[str]:
-    yield "## Faults\n\nOf two ranks: how each ends (the code of NCCL's result, a signal, a hang), and NCCL's line.\n"
-    yield "| fault | release | rank 0 | rank 1 | NCCL says |\n|---|---|---|---|---|"
+    yield (
+        "## Faults\n\nOf two ranks: how each ends (the code of NCCL's result, a signal, a hang), NCCL's line, and the"
+        " cause that `ddp-doctor logs` names. These are ranks without torch: no time-out, no launcher that tells of"
+        " an exit code.\n"
+    )
+    yield "| fault | release | rank 0 | rank 1 | NCCL says | logs names |\n|---|---|---|---|---|---|"
     dgx = next(kind for kind in MACHINES if kind.name == "two DGX H100").build()
     for hosts in (1, 2):
         with Machines(dgx[:hosts]) as planted:
@@ -59,7 +68,13 @@ def _row(planted: Machines, fault: Fault, release: str) -> str:
     ends = " | ".join(
         end(code) if rank not in how.get("missing", ()) else "-" for rank, code in enumerate(ran.codes)
     )
-    return f"| {fault.name} | {release} | {ends} | {line.replace('|', '&#124;')[:200]} |"
+    return f"| {fault.name} | {release} | {ends} | {line.replace('|', '&#124;')[:200]} | {words.named(ran)} |"
+
+
+def _settings() -> Iterator[str]:
+    dgx = next(kind for kind in MACHINES if kind.name == "two DGX H100").build()
+    with Machines(dgx[:1]) as one, Machines(dgx) as two:
+        yield from settings.page(settings.Plants(one, two))
 
 
 if __name__ == "__main__":

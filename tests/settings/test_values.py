@@ -197,9 +197,9 @@ def test_values_that_mean_what_they_say():
     ],
 )
 def test_a_word_for_a_number_is_zero_up_to_nccl_2_31_and_nothing_from_2_32_on(name, value, older, since_2_32):
-    def said(nccl):
+    def said(nccl: tuple[int, ...]) -> str | None:
         found = misread(name, value, nccl)
-        return found and found.becomes
+        return None if found is None else found.becomes
 
     assert said(()) == said((2, 31, 2)) == older
     assert said((2, 32, 3)) == since_2_32

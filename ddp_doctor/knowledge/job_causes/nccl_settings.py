@@ -86,7 +86,8 @@ CAUSES = (
         title="NCCL refuses the setting of {who}[: {setting}]",
         domain="host",
         restart="no",
-        finds="NCCL_ALGO or NCCL_PROTO names what this NCCL does not know, or what cannot be had on these GPUs.",
+        finds="NCCL_ALGO or NCCL_PROTO names what this NCCL does not know, or what cannot be had on these GPUs; or"
+        " NCCL_GRAPH_FILE names a file that is not there.",
         why="One unknown word spoils the whole list. NCCL up to 2.21 passes over it in silence; newer ones refuse to"
         " make the communicator, or fail in the first collective that has no way left.",
         remedies=(
@@ -95,6 +96,9 @@ CAUSES = (
                 settings=(
                     Setting(name="NCCL_ALGO", action="unset", why="NCCL chooses by size and topology"),
                     Setting(name="NCCL_PROTO", action="unset", why="NCCL chooses by size and topology"),
+                    Setting(
+                        name="NCCL_GRAPH_FILE", action="unset", why="NCCL searches rings and trees itself"
+                    ),
                 ),
             ),
         ),
@@ -108,6 +112,13 @@ CAUSES = (
                 "list-not-understood",
                 ("Unrecognized element token", "Unrecognized prefix token"),
                 r"Unrecognized (?:element|prefix) token \"(?P<setting>[^\"\n]{1,60})\"",
+                tier="nccl",
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "graph-file-not-there",
+                ("Could not open XML graph file",),
+                r"Could not open XML (?P<setting>graph file [^\s:]{1,200})",
                 tier="nccl",
                 confidence=Confidence.PROVED,
             ),

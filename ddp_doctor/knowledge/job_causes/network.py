@@ -366,8 +366,9 @@ CAUSES = (
         signs=(
             Sign(
                 "connection-of-other-kind",
-                ("socketFinalizeAccept",),
-                r"socketFinalizeAccept(?: from (?P<peer>[^\s<:]+)[^\n]{0,20})?: wrong (?:socket )?type",
+                ("socketFinalizeAccept", "Wrong socket type from"),
+                r"(?:socketFinalizeAccept|Wrong socket type)(?: from (?P<peer>[^\s<:]+))?[^\n]{0,20}"
+                r"(?:: wrong (?:socket )?type| \(peer \d+ != expected \d)",
                 tier="nccl",
             ),
             Sign(
@@ -377,8 +378,8 @@ CAUSES = (
                     "connect incompatible devices",
                     "with different link_layer",
                 ),
-                r"NET/IB : (?:Remote (?P<link>(?!UNSPECIFIED)\S+) device is incompatible|Attempted to connect incompatible"
-                r"|Can't (?:merge|connect) net devices)",
+                r"NET/IB : (?:Remote (?P<link>(?!UNSPECIFIED)\S+) device is incompatible"
+                r"|Attempted to connect incompatible|Can't (?:merge|connect) net devices)",
                 tier="nccl",
                 confidence=Confidence.PROVED,
             ),
