@@ -65,7 +65,8 @@ PEER_SILENT = (
 _UNFIT = re.compile(
     r"connecting to address.{0,80} with family \d+ is neither|message truncated ?: receiv\w+ \d+ bytes instead of"
     r"|mismatch in info from procs"
-    r"|rank \d+ of \d+ ranks has already checked in|wrong (?:type|magic) \w+ != |wrong socket type |version mismatch with remote peer"
+    r"|rank \d+ of \d+ ranks has already checked in|wrong (?:type|magic) \w+ != |wrong socket type "
+    r"|version mismatch with remote peer"
     r"|Mismatched response size|Proxy append mismatch|doesn't match any expected response"
     r"|posted incorrect receive info|Unexpected connections are not empty|number of devices=\d+ as remote"
     r"|op\.preamble|op\.nwritten|Received data size doesn't match expected size|distributed collective mismatch"
