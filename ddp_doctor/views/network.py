@@ -10,17 +10,25 @@ from ddp_doctor.facts.node.nccl_log import NcclTransportFact, Transport
 from ddp_doctor.facts.node.rdma import RdmaFact
 from ddp_doctor.knowledge.network.interface_choice import Choice, gloo_choice, nccl_choice
 from ddp_doctor.knowledge.network.interface_faults import Offer, is_fine
-from ddp_doctor.knowledge.topology import link_codes, nccl_paths
+from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.knowledge.topology.link_codes import (
     DEFAULT_P2P_LIMIT,
     NCCL_PATHS,
     allowed,
-    link_code,
     nvlinks,
 )
 from ddp_doctor.knowledge.topology.nccl_paths import GDR_LEVEL, WITHOUT_GPUDIRECT
 from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
-from ddp_doctor.views.transports import Place, first_trial, log_of, numbers_of_gpus, places, texts
+from ddp_doctor.views.transports import (
+    Place,
+    ToNetwork,
+    first_trial,
+    log_of,
+    numbers_of_gpus,
+    places,
+    texts,
+    ways_to_nics,
+)
 
 
 def chosen(fact: InterfacesFact, backend: str) -> Choice:
@@ -101,54 +109,13 @@ def hca_of(log: NcclTransportFact, transport: Transport) -> str | None:
     return names.pop() if len(names) == 1 else None
 
 
-_NOT_ASKED = (None, "whether module or dma-buf are there is not known")
-
-
-@dataclass(frozen=True)
-class ToNetwork:
-    """One GPU and the NICs that NCCL takes for it, by the names of their devices.
-
-    NCCL takes those with the most bandwidth, of these the nearest (src/graph/topo.cc, ncclTopoGetLocal; NCCL 2.21.5 to
-    2.32.3 on planted GPUs, 2026-11-23). Where they are far and another GPU, joined by NVLink, reaches one near it by
-    GPUDirect RDMA, it goes by way of that GPU (PXN, src/graph/paths.cc, since 2.12): then ``code`` is "PXN", and NICs
-    and rate are the other GPU's.
-    """
-
-    gpu: str
-    nics: tuple[str, ...]
-    code: str
-    gpudirect: bool | None
-    why: str
-    rate_gb_per_s: float | None  # of one of these NICs
-
-    @property
-    def nccl_path(self) -> str:
-        """NCCL's word for the way: without GPUDirect RDMA it is by way of the CPU, however near the NIC."""
-        path = self.code if self.code == "PXN" else link_code(self.code).nccl_path
-        return "PHB" if path in {"PIX", "PXB"} and self.gpudirect is False else path
-
-
 def to_network(recording: Recording, place: Place) -> Iterator[ToNetwork]:
     """Each GPU with a NIC of known name that NCCL may use; a port that is down is passed over where it is known."""
-    fact, rdma = place.fact, rdma_of(recording).get(place.seen.node)
-    ports = {hca.name: port for hca, port in rdma.chosen()} if rdma and rdma.unused_by is None else {}
-    kernels = recording.at(KernelFact, place.seen.node)
-    kernel = kernels[0].gpudirect_rdma() if kernels else _NOT_ASKED
-    ways: dict[str, dict[str, ToNetwork]] = {}
-    for gpu in fact.gpus:
-        model = place.gpus[gpu].name if gpu in place.gpus else None
-        for nic, name in fact.hcas().items():
-            code = fact.links[gpu].get(nic)
-            if code is None or (rdma is not None and name not in ports):
-                continue
-            speed = ports[name].rate_gbit_per_s if name in ports else None
-            rate = place.rate_to_nic(gpu, nic, code, speed / 8 if speed else None)
-            able, why = nccl_paths.gpudirect(place.node, code, model, kernel=kernel)
-            ways.setdefault(gpu, {})[name] = ToNetwork(gpu, (name,), code, able, why, rate)
+    ways = ways_to_nics(recording, place)
     for gpu, own in ways.items():
-        others = [(other, ways[other]) for other in ways if nvlinks(fact.links[gpu].get(other, ""))]
+        others = [ways[other] for other in ways if nvlinks(place.fact.links[gpu].get(other, ""))]
         yield _taken(
-            [_by_another(place, own[nic], [its[nic] for _, its in others if nic in its]) for nic in own]
+            [_by_another(place, own[nic], [its[nic] for its in others if nic in its]) for nic in own]
         )
 
 

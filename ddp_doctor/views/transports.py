@@ -1,13 +1,11 @@
-"""What NCCL should use between GPUs and nodes, what it did use by its log, and which settings forbid a way.
-
-DD434, DD436 and DD437 report the settings that forbid a way; the rules on settings leave them alone.
-"""
+"""What NCCL should use between GPUs and nodes, and what it did use by its log."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact
+from ddp_doctor.facts.node.kernel import KernelFact
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact, Transport
 from ddp_doctor.facts.node.rdma import RdmaFact
 from ddp_doctor.facts.node.software import Software
@@ -53,6 +51,9 @@ class Place:
     seen: FactAt[TopologyFact]
     gpus: Mapping[str, Gpu]
     node: nccl_paths.Node
+    beside: Mapping[str, float | None] = field(
+        default_factory=dict
+    )  # GB/s of the NIC at a GPU; None: not known
 
     @property
     def fact(self) -> TopologyFact:
@@ -74,7 +75,14 @@ class Place:
             for gpu in (first, second)
         ]
         through = nccl_paths.bridged(self.fact.gpus, self.fact.links, first, second) > 0
-        return nccl_paths.Pair(code, self.fact.p2p_status(first, second), through, nccl_paths.near(nics))
+        near = self._has_faster_network((first, second), code) if nccl_paths.near(nics) else False
+        return nccl_paths.Pair(code, self.fact.p2p_status(first, second), through, near)
+
+    def _has_faster_network(self, pair: GpuPair, code: str) -> bool | None:
+        """Whether the NIC at each of the two is faster than the link between their sockets; None: not known."""
+        slowest = link_rates.slowest(self.beside.get(gpu) for gpu in pair)
+        between = self.rate(pair, code, "SHM")
+        return None if slowest is None or between is None else slowest > between
 
     def rate(self, pair: GpuPair, code: str, kind: nccl_paths.Kind) -> float | None:
         """The slowest part of the path, in one direction; None where a part is not known, and for the network."""
@@ -133,6 +141,53 @@ class Place:
         return first is None or first != second
 
 
+_NOT_ASKED = (None, "whether module or dma-buf are there is not known")
+
+
+@dataclass(frozen=True)
+class ToNetwork:
+    """One GPU and the NICs that NCCL takes for it, by the names of their devices.
+
+    NCCL takes those with the most bandwidth, of these the nearest (src/graph/topo.cc, ncclTopoGetLocal; NCCL 2.21.5 to
+    2.32.3 on planted GPUs, 2026-11-23). Where they are far and another GPU, joined by NVLink, reaches one near it by
+    GPUDirect RDMA, it goes by way of that GPU (PXN, src/graph/paths.cc, since 2.12): then ``code`` is "PXN", and NICs
+    and rate are the other GPU's.
+    """
+
+    gpu: str
+    nics: tuple[str, ...]
+    code: str
+    gpudirect: bool | None
+    why: str
+    rate_gb_per_s: float | None  # of one of these NICs
+
+    @property
+    def nccl_path(self) -> str:
+        """NCCL's word for the way: without GPUDirect RDMA it is by way of the CPU, however near the NIC."""
+        path = self.code if self.code == "PXN" else link_codes.link_code(self.code).nccl_path
+        return "PHB" if path in {"PIX", "PXB"} and self.gpudirect is False else path
+
+
+def ways_to_nics(recording: Recording, place: Place) -> dict[str, dict[str, ToNetwork]]:
+    """By GPU and NIC, each way that NCCL may go without another GPU."""
+    fact, rdma = place.fact, next(iter(recording.at(RdmaFact, place.seen.node)), None)
+    ports = {hca.name: port for hca, port in rdma.chosen()} if rdma and rdma.unused_by is None else {}
+    kernels = recording.at(KernelFact, place.seen.node)
+    kernel = kernels[0].gpudirect_rdma() if kernels else _NOT_ASKED
+    ways: dict[str, dict[str, ToNetwork]] = {}
+    for gpu in fact.gpus:
+        model = place.gpus[gpu].name if gpu in place.gpus else None
+        for nic, name in fact.hcas().items():
+            code = fact.links[gpu].get(nic)
+            if code is None or (rdma is not None and name not in ports):
+                continue
+            speed = ports[name].rate_gbit_per_s if name in ports else None
+            rate = place.rate_to_nic(gpu, nic, code, speed / 8 if speed else None)
+            able, why = nccl_paths.gpudirect(place.node, code, model, kernel=kernel)
+            ways.setdefault(gpu, {})[name] = ToNetwork(gpu, (name,), code, able, why, rate)
+    return ways
+
+
 @once_a_recording
 def places(recording: Recording) -> list[Place]:
     """The nodes with a matrix, each with what decides its transports."""
@@ -153,7 +208,20 @@ def places(recording: Recording) -> list[Place]:
             version=release(version) if version else (),
             settings=settings,
         )
-        found.append(Place(matrix, by_name, node))
+        place = Place(matrix, by_name, node)
+        found.append(replace(place, beside=_beside(ways_to_nics(recording, place))))
+    return found
+
+
+def _beside(ways: Mapping[str, Mapping[str, ToNetwork]]) -> dict[str, float | None]:
+    """GB/s of the fastest NIC within PXB that reaches each GPU's memory; None where that is not known."""
+    found: dict[str, float | None] = {}
+    for gpu, nics in ways.items():
+        near = [way for way in nics.values() if link_codes.allowed(way.nccl_path, "PXB")]
+        rates = [way.rate_gb_per_s if way.gpudirect else None for way in near]
+        found[gpu] = (
+            max((rate for rate in rates if rate is not None), default=0.0) if None not in rates else None
+        )
     return found
 
 
@@ -246,106 +314,3 @@ def _pair(fact: TopologyFact, first: int | None, second: int | None) -> GpuPair 
         return None
     names = (f"GPU{min(first, second)}", f"GPU{max(first, second)}")
     return names if set(names) <= set(fact.gpus) else None
-
-
-_BETWEEN_GPUS = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_P2P_LEVEL")
-
-
-@dataclass(frozen=True)
-class Loss:
-    """What one setting costs one pair of GPUs."""
-
-    having: Expected
-    without: Expected
-
-    @property
-    def factor(self) -> float:
-        """How many times faster the way without the setting is; 1 where it is not known."""
-        fast, slow = self.without.rate_gb_per_s, self.having.rate_gb_per_s
-        return fast / slow if fast and slow else 1.0
-
-
-@dataclass(frozen=True)
-class Forbidden:
-    """One setting that costs the GPUs of some nodes the same."""
-
-    name: str
-    value: str
-    seen: tuple[FactAt[TopologyFact], ...]
-    losses: tuple[Loss, ...]
-
-    @property
-    def worst(self) -> Loss:
-        """The pair that loses most."""
-        return max(self.losses, key=lambda loss: loss.factor)
-
-    @property
-    def is_slower(self) -> bool:
-        """Whether it is known that a pair is slower for it: by NCCL's constants, or since it takes the network."""
-        return self.worst.factor > 1 or self.worst.having.choice.kind == "NET"
-
-
-@once_a_recording
-def between_gpus(recording: Recording) -> list[Forbidden]:
-    """The settings that keep pairs of GPUs from a faster way, each with the nodes on which it costs the same."""
-    if recording.options.command == "prolog":
-        return []  # the job's settings are not there yet
-    groups: dict[tuple[str, str, tuple[GpuPair, ...]], list[tuple[Place, list[Loss]]]] = {}
-    for place in places(recording):
-        for name in _BETWEEN_GPUS:
-            losses = _losses(place, name)
-            if losses:
-                cause = (name, place.node.settings[name], tuple(loss.having.gpus for loss in losses))
-                groups.setdefault(cause, []).append((place, losses))
-    return [
-        Forbidden(name, value, tuple(place.seen for place, _ in group), tuple(group[0][1]))
-        for (name, value, _), group in groups.items()
-    ]
-
-
-def _losses(place: Place, name: str) -> list[Loss]:
-    """The pairs that use another path because of this setting alone, where the path without it is certain."""
-    if name not in place.node.settings:
-        return []
-    others = {setting: value for setting, value in place.node.settings.items() if setting != name}
-    after = {pair.gpus: pair for pair in place.expected(replace(place.node, settings=others))}
-    losses = [Loss(pair, after[pair.gpus]) for pair in place.expected()]
-    order = ("P2P", "SHM", "NET")
-    return [
-        loss
-        for loss in losses
-        if loss.without.choice.sure
-        and order.index(loss.having.choice.kind) > order.index(loss.without.choice.kind)
-    ]
-
-
-def may_use_rdma(recording: Recording) -> bool:
-    """Whether the recording is of a job on NCCL over several nodes."""
-    world = recording.world
-    several = world is not None and world.nnodes > 1 and world.backend == "nccl"
-    return several and recording.options.command != "prolog"
-
-
-def rdma_in_use(facts: Sequence[FactAt[RdmaFact]]) -> bool:
-    """Whether some node uses its RDMA ports."""
-    return any(node.fact.unused_by is None and node.fact.chosen() for node in facts)
-
-
-def forbidding_rdma(fact: RdmaFact) -> tuple[str, bool] | None:
-    """The setting ``NAME=value`` that keeps a node from its RDMA ports, and whether all it gives up is RoCE."""
-    ports = fact.candidates()
-    if fact.unused_by is None or not ports:
-        return None
-    return fact.unused_by, all(port.is_roce for _, port in ports)
-
-
-@once_a_recording
-def settings_told(recording: Recording) -> frozenset[str]:
-    """The settings of which DD434 and DD436 say, above information, what they keep NCCL from."""
-    names = {forbidden.name for forbidden in between_gpus(recording) if forbidden.is_slower}
-    if may_use_rdma(recording):
-        facts = recording.facts(RdmaFact)
-        mixed = rdma_in_use(facts)
-        causes = {cause for node in facts if (cause := forbidding_rdma(node.fact)) is not None}
-        names |= {setting.partition("=")[0] for setting, roce in causes if mixed or not roce}
-    return frozenset(names)

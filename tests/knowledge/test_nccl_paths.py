@@ -80,7 +80,8 @@ def test_unknown_cpu_with_two_gpus_is_not_sure():
 
 
 def test_network_that_may_be_faster_than_the_link_between_the_sockets_is_not_sure():
-    assert chosen(INTEL, "SYS", near_network=True) == ("SHM", False)
+    assert chosen(INTEL, "SYS", near_network=None) == ("SHM", False)
+    assert chosen(INTEL, "SYS", near_network=True) == ("NET", True)
     assert chosen(INTEL, "SYS", near_network=True, NCCL_NET_DISABLE_INTRA="1") == ("SHM", True)
     assert chosen(INTEL, "NODE", near_network=True) == ("SHM", True)
 

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ddp_doctor.views.network import ToNetwork, to_network
-from ddp_doctor.views.transports import Expected, places
+from ddp_doctor.views.network import to_network
+from ddp_doctor.views.transports import Expected, ToNetwork, places
 from tests.machines import servers
 from tests.machines.whole import Whole, record
 from tests.nvml_stand_in.machine import BUSES

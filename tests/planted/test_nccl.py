@@ -9,7 +9,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations
+from math import comb
 from pathlib import Path
 
 import pytest
@@ -94,7 +94,8 @@ def test_nccl_takes_between_gpus_what_the_doctor_predicts(kind: Kind, release: s
 
     assert set(ran.codes) == {0}
     asked, differ = compared(machines, predicted(machines, release), ran)
-    assert asked["transport"] == asked["rate"] == len(list(combinations(range(kind.ranks), 2)))
+    pairs = len(machines) * comb(kind.ranks // len(machines), 2)
+    assert asked["transport"] + asked["transport, unsure"] == pairs
     assert differ == []
 
 

@@ -404,6 +404,16 @@ def test_nccl_goes_by_way_of_another_gpu_only_with_gpudirect_rdma():
     assert found == [("PIX", "PHB"), ("SYS", "SYS")]
 
 
+def test_the_network_is_used_within_a_node_where_it_is_faster_than_the_link_between_sockets():
+    machine = servers.nic_beside_each_gpu()
+    (pair,) = places(record([machine]))[0].expected()
+    assert (pair.code, pair.choice.kind, pair.choice.sure) == ("SYS", "NET", True)
+    slow = servers.nic_beside_each_gpu()
+    slow.board.tree.write("/sys/class/infiniband/mlx5_0/ports/1/rate", "100 Gb/sec (4X EDR)\n")
+    (pair,) = places(record([slow]))[0].expected()
+    assert (pair.choice.kind, pair.choice.sure) == ("SHM", True)
+
+
 def test_gpus_joined_through_a_third_have_the_rate_of_its_links():
     (place,) = places(record([servers.v100_dgx1()]))
     rates = {pair.gpus: pair.rate_gb_per_s for pair in place.expected()}

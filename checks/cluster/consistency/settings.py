@@ -19,8 +19,8 @@ from ddp_doctor.settings import agreement
 from ddp_doctor.settings.values import effective
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.views.failed_trials import what_did_not_fit
+from ddp_doctor.views.forbidden_ways import settings_told
 from ddp_doctor.views.software import nccl_backends
-from ddp_doctor.views.transports import settings_told
 from ddp_doctor.wording import differences
 from ddp_doctor.wording.differences import Place, Split, Who, split
 from ddp_doctor.wording.findings import proved

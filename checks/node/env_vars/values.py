@@ -21,8 +21,8 @@ from ddp_doctor.settings.trials import read_by
 from ddp_doctor.settings.values import effective, misread
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.views import settings_read
+from ddp_doctor.views.forbidden_ways import settings_told
 from ddp_doctor.views.settings_read import MisreadValue
-from ddp_doctor.views.transports import settings_told
 from ddp_doctor.wording.nodes import name_list
 
 #: The types of the table whose values are numbers, or on and off.

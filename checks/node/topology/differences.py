@@ -17,12 +17,12 @@ from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.settings.wording import shown
-from ddp_doctor.views import transports
+from ddp_doctor.views import forbidden_ways
+from ddp_doctor.views.forbidden_ways import Forbidden
 from ddp_doctor.views.network import Crossing, crossings, nodes_whose_log_has
 from ddp_doctor.views.reproducers import between, between_gpus
 from ddp_doctor.views.transports import (
     Expected,
-    Forbidden,
     Place,
     Used,
     first_trial_ended,
@@ -272,7 +272,7 @@ def forbidden(recording: Recording) -> Iterator[Draft]:
         NCCL user guide, environment variables NCCL_P2P_DISABLE, NCCL_P2P_LEVEL and NCCL_SHM_DISABLE
         NCCL src/graph/topo.h: the rates of links
     """
-    for found in transports.between_gpus(recording):
+    for found in forbidden_ways.between_gpus(recording):
         yield _draft(recording, found)
 
 

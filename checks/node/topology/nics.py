@@ -18,9 +18,9 @@ from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.hardware import LOAD_PEERMEM
 from ddp_doctor.remedies.kinds import remedy
-from ddp_doctor.views.network import Crossing, Staged, ToNetwork, rdma_of, staged, to_network
+from ddp_doctor.views.network import Crossing, Staged, rdma_of, staged, to_network
 from ddp_doctor.views.reproducers import between, everybody
-from ddp_doctor.views.transports import Place, log_of, places
+from ddp_doctor.views.transports import Place, ToNetwork, log_of, places
 from ddp_doctor.wording.findings import NOBODY, finding, possible, proved
 from ddp_doctor.wording.gpus import asked_for
 from ddp_doctor.wording.nodes import by_cause, host, hosts, name_list

@@ -23,7 +23,7 @@ from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import NO_TRIAL, unset
 from ddp_doctor.settings.nccl_conf import files_read, set_by_files
-from ddp_doctor.views import transports
+from ddp_doctor.views import forbidden_ways
 from ddp_doctor.views.gpus import gpu_of
 from ddp_doctor.views.network import Crossing, chosen, crossings, nodes_whose_log_has, rdma_of
 from ddp_doctor.views.reproducers import between_nodes
@@ -228,11 +228,11 @@ def rdma_forbidden(recording: Recording) -> Iterator[Draft]:
     References
         NCCL user guide, environment variables NCCL_IB_DISABLE and NCCL_NET
     """
-    if not transports.may_use_rdma(recording):
+    if not forbidden_ways.may_use_rdma(recording):
         return
     facts = recording.facts(RdmaFact)
-    mixed = transports.rdma_in_use(facts)
-    for (setting, roce), group in by_cause(facts, transports.forbidding_rdma).items():
+    mixed = forbidden_ways.rdma_in_use(facts)
+    for (setting, roce), group in by_cause(facts, forbidden_ways.forbidding_rdma).items():
         ports, (name, _, value) = group[0].fact.candidates(), setting.partition("=")
         yield likely(
             (Culprit(kind="setting", name=name), *node_culprits(recording, group)),

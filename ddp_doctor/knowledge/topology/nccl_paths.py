@@ -60,14 +60,14 @@ class Pair:
     """What decides between two GPUs.
 
     ``p2p_status`` is NVML's word for reading and writing ("OK", "CNS"), the worse of both, None where it
-    was not asked; ``bridged``: each is joined by NVLink to a third; ``near_network``: a NIC stands within
-    PXB of each, so that the network may be faster than the way through the CPU.
+    was not asked; ``bridged``: each is joined by NVLink to a third; ``near_network``: a NIC within PXB of each
+    is faster than the way through the CPU, None where that is not known.
     """
 
     code: str
     p2p_status: str | None = None
     bridged: bool = False
-    near_network: bool = False
+    near_network: bool | None = False
 
 
 def choose(node: Node, pair: Pair) -> Choice:
@@ -77,8 +77,10 @@ def choose(node: Node, pair: Pair) -> Choice:
         why = f"{choice.why}; NCCL_SHM_DISABLE=1 forbids shared memory"
         return replace(choice, kind="NET", why=why)
     stays = node.is_on("NCCL_NET_DISABLE_INTRA") or pair.bridged
-    if stays or not (pair.near_network and link_codes.crosses_sockets(pair.code)):
+    if stays or pair.near_network is False or not link_codes.crosses_sockets(pair.code):
         return choice
+    if pair.near_network:
+        return Choice("NET", "the NIC at each GPU is faster than the link between the sockets", choice.sure)
     more = "; the network instead, where it is faster than the link between the sockets"
     return replace(choice, why=choice.why + more, sure=False)
 

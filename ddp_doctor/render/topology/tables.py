@@ -20,8 +20,7 @@ from ddp_doctor.facts.node.topology import GpuNvlinks, NvlinksFact, P2pStatusFac
 from ddp_doctor.knowledge.topology.link_codes import CAPABILITIES, p2p_status
 from ddp_doctor.model.base import grouped
 from ddp_doctor.render.layout import Table, folded, matrix_lines
-from ddp_doctor.views.network import ToNetwork
-from ddp_doctor.views.transports import Expected, Place
+from ddp_doctor.views.transports import Expected, Place, ToNetwork
 
 #: More pairs of one kind than these are counted, not listed.
 _MOST_P2P_PAIRS = 12
