@@ -9,6 +9,7 @@ from ddp_doctor.checks.ddp.user_model.building import raises, takes_another_gpu
 from ddp_doctor.engine.hang.rules import TRIAL_RULES, deaths, devices, failed_starts, hangs, links, settings
 from ddp_doctor.facts.ddp.user_model import Trouble, UserModel
 from ddp_doctor.facts.node.env_vars import EnvVars
+from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.fact import Fact, Reading
@@ -220,6 +221,11 @@ def test_before_any_trial_a_crash_blames_no_setting_and_a_text_the_only_one_that
         ("Unable to find address for: ib0", {"GLOO_SOCKET_IFNAME": "ib0"}, ["GLOO_SOCKET_IFNAME"]),
         ("Cuda failure 2 'out of memory'", {"NCCL_NET": "IB", "NCCL_IB_TIMEOUT": "2"}, []),
         ("unhandled system error (run with NCCL_DEBUG=INFO for details)", {"NCCL_DEBUG": "INFO"}, []),
+        (  # which NCCL always has: what keeps it from its adapters is likelier
+            "Failed to initialize any NET plugin",
+            {"NCCL_NET": "IB", "NCCL_IB_HCA": "mlx5_99"},
+            ["NCCL_IB_HCA", "NCCL_NET"],
+        ),
     ],
 )
 def test_the_settings_that_a_text_speaks_of_are_in_force_and_meant(message, variables, spoken_of):
@@ -253,6 +259,15 @@ def test_the_rank_is_named_where_no_setting_leaves_it_without_an_interface():
     assert found.title.startswith("Rank 1 (CUDA device 1) raised RuntimeError")
     assert found.detail.startswith(f"It says: {VAGUE} Last error: Bootstrap : no socket interface found.")
     assert _codes(recording) == {"DD613"}
+
+
+@pytest.mark.parametrize(("shown", "codes"), [((0,), set()), ((0, 1), {"DD613"})])
+def test_a_rank_beyond_the_gpus_of_its_node_is_not_to_blame(shown: tuple[int, ...], codes: set[str]):
+    """job-sees-too-few-gpus says it; seen with torch 2.9.1 on planted GPUs."""
+    gpus = _reading("gpus", GpusFact(visible=shown))
+    lacking = _raised("CUDA error: invalid device ordinal", kind="AcceleratorError")
+
+    assert _codes(_run({}, lacking, facts=(gpus,))) == codes
 
 
 def test_a_rank_with_a_fault_of_its_own_is_named_beside_the_setting():

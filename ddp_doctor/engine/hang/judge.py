@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from ddp_doctor.engine.hang.judgement import (
+    ALONE,
     COLLECTIVES,
     INIT,
     Clock,
@@ -372,7 +373,7 @@ def _transfers(rank: RankEvidence, peer: int) -> int:
 def _deadlock(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
     """Everyone entered and nobody left: a link. A point-to-point step says which."""
     steps = {rank.rank: step for rank in ranks if (step := rank.open_step) is not None}
-    if len(steps) < len(ranks) or not steps:
+    if len(steps) < len(ranks) or not steps or ALONE & {step.name for step in steps.values()}:
         return None
     pairs = {
         (min(rank, peer), max(rank, peer))

@@ -46,6 +46,8 @@ COLLECTIVES = frozenset(
     {"all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "gather"}
     | {"reduce", "reduce_scatter", "scatter"}
 )
+#: Steps of gpu_speed in which each rank keeps its own GPU busy, and waits for nobody.
+ALONE = frozenset({"matmul", "copy", "host_copy"})
 #: The place of a rank that torch keeps in a collective; backward calls them from the autograd engine.
 _TORCH_WAITS = re.compile(r"/torch/(distributed|nn/parallel|autograd)/")
 #: … or in what no recorder knows: the making of a group, a barrier over the store.

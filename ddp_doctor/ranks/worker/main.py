@@ -17,8 +17,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
+from types import FrameType
 from typing import Any, NoReturn
 
 from ddp_doctor.knowledge.gpu.gpu_speed import allowance
@@ -168,14 +169,27 @@ def answer_requests(spec: WorkerSpec) -> None:
     ).start()
 
 
+def whole_stack(frames: Mapping[int, FrameType], main: int) -> list[traceback.FrameSummary]:
+    """Where the main thread stands, outermost first; in a backward, with what autograd's thread runs for it.
+
+    For a GPU autograd has threads of its own, in which hooks and functions of the job run. Python did not start them,
+    so their stacks begin in that code. Where several run, or none does, nothing is added.
+    """
+    stack = list(traceback.extract_stack(frames.get(main)))
+    if not stack or stack[-1].name != "_engine_run_backward":
+        return stack
+    others = [traceback.extract_stack(frame) for thread, frame in frames.items() if thread != main]
+    foreign = [other for other in others if other[0].filename != threading.__file__]
+    return [*stack, *foreign[0]] if len(foreign) == 1 else stack
+
+
 def _answer_each(path: str, backend: str) -> None:
     from ddp_doctor.ranks.worker.torch_private import flight_entries, retires_late
 
     main = threading.main_thread().ident
     while True:
         signal.sigwait({signal.SIGUSR2})
-        frame = sys._current_frames().get(main or 0)  # noqa: SLF001 - there is no public way
-        frames = traceback.extract_stack(frame)
+        frames = whole_stack(sys._current_frames(), main or 0)  # noqa: SLF001 - there is no public way
         stack = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
         source = [frame.line or "" for frame in frames]
         recorder, entries = flight_entries(backend)

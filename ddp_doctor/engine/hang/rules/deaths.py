@@ -25,6 +25,7 @@ from ddp_doctor.engine.hang.rules.common import (
 from ddp_doctor.engine.hang.rules.failed_starts import pointing_at_settings, sharing_a_gpu
 from ddp_doctor.engine.hang.rules.settings import proved as proved_settings
 from ddp_doctor.engine.hang.rules.settings import read_by_library, repeating, with_values, without
+from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
@@ -200,7 +201,7 @@ def raised(recording: Recording) -> Iterator[Draft]:
         torch.distributed.elastic.multiprocessing.errors, which reports the earliest failure
     """
     for trial, judgement in judged(recording, "raised"):
-        lacking = {rank.rank for rank in pointing_at_settings(recording, trial)}
+        lacking = {rank.rank for rank in pointing_at_settings(recording, trial)} | _beyond(recording, trial)
         if sharing_a_gpu(trial) or explains(recording, trial) or lacking.issuperset(judgement.suspects):
             continue  # process-group-cannot-start, or a rule of the cause, names who is concerned
         first = of_rank(trial, judgement.suspects[0])
@@ -214,6 +215,18 @@ def raised(recording: Recording) -> Iterator[Draft]:
             confidence=confidence(recording, trial, judgement),
             detail=f"It says: {_sentence(words_of(first))}{proof_words(recording, trial, judgement)}",
         )
+
+
+def _beyond(recording: Recording, trial: TrialRecord) -> set[int]:
+    """The ranks for which their node shows too few GPUs, as job-sees-too-few-gpus says."""
+    shown = {node.node: len(node.fact.visible) for node in recording.facts(GpusFact)}
+    world = recording.world
+    return {
+        rank.rank
+        for rank in trial.evidence
+        if world is not None and "invalid device ordinal" in words_of(rank)
+        if 0 < shown.get(rank.node, 0) <= world.local_rank(rank.rank)
+    }
 
 
 def _raised_where(rank: RankEvidence, check: str) -> str:

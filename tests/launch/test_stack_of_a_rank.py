@@ -1,0 +1,68 @@
+"""Where a rank stands, as it says itself."""
+
+import _thread
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ddp_doctor.ranks.worker.main import whole_stack
+
+
+def stands_in(*functions: Callable[[threading.Event, threading.Event], Any]) -> list[str]:
+    """The names on the stack of the first function's thread, among threads of the others that Python did not start."""
+    release, idents = threading.Event(), []
+    for function in functions:
+        stands = threading.Event()
+        idents.append(_thread.start_new_thread(function, (stands, release)))
+        assert stands.wait(60)
+    known = threading.Thread(target=release.wait, daemon=True)
+    known.start()
+    try:
+        frames = {one: frame for one, frame in sys._current_frames().items() if one in {*idents, known.ident}}
+        return [frame.name for frame in whole_stack(frames, idents[0])]
+    finally:
+        release.set()
+        known.join(60)
+
+
+def _engine_run_backward(stands: threading.Event, release: threading.Event) -> None:
+    """As torch's own in torch/autograd/graph.py, which waits for autograd's threads."""
+    lock = _thread.allocate_lock()
+    lock.acquire()
+
+    def end() -> None:
+        release.wait(60)
+        lock.release()
+
+    threading.Thread(target=end).start()
+    stands.set()
+    lock.acquire()
+
+
+def hook(stands: threading.Event, release: threading.Event) -> None:
+    stands.set()
+    release.wait(60)
+
+
+def test_a_hook_in_the_thread_that_autograd_has_for_a_gpu_is_where_the_rank_stands():
+    """Seen with torch 2.9.1 on planted GPUs: the main thread shows the call of backward alone."""
+    stack = stands_in(_engine_run_backward, hook)
+
+    assert stack[:2] == ["_engine_run_backward", "hook"]
+
+
+@pytest.mark.parametrize("functions", [(_engine_run_backward,), (_engine_run_backward, hook, hook)])
+def test_none_or_several_such_threads_add_nothing(functions: Any):
+    assert stands_in(*functions) == ["_engine_run_backward"]
+
+
+def test_outside_a_backward_the_main_thread_is_enough():
+    def forward(stands: threading.Event, release: threading.Event) -> None:
+        stands.set()
+        release.wait(60)
+
+    assert stands_in(forward, hook)[0] == "forward"
+    assert "hook" not in stands_in(forward, hook)
