@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-#: Of NVIDIA's wheels, below the folder of packages.
-_RUNTIMES = ("nvidia/cuda_runtime/lib/libcudart.so.12", "nvidia/nccl/lib/libnccl.so.2")
+#: Whichever torch has loaded.
+_RUNTIMES = ("libcudart.so.12", "libnccl.so.2")
 
 
 class AroundTorch:
@@ -44,7 +44,7 @@ class AroundTorch:
 def _plant(torch: ModuleType, cuda: ctypes.CDLL) -> None:
     home = Path(str(torch.__file__)).parent
     for library in _RUNTIMES:
-        if cuda.planted_attach(str(home.parent / library).encode()) <= 0:
+        if cuda.planted_attach(library.encode()) <= 0:
             raise ImportError(f"{library} was not redirected")
     # Filed as torch's own, so that who looks at the stacks of a job finds the frames that it has on a GPU.
     operators = Path(__file__).with_name("operators.py")

@@ -1,7 +1,7 @@
 /* The GPUs of this process: those of the stand-in for libnvidia-ml, less what CUDA_VISIBLE_DEVICES hides.
  *
  * The environment is read at a process's first call, as by the real driver: a trial sets CUDA_VISIBLE_DEVICES after
- * the fork. A child forked after that call can use no GPU.
+ * the fork. A child forked after that call can use no GPU. Of GPUs in slices a process is shown one slice.
  */
 #include <ctype.h>
 #include <dlfcn.h>
@@ -73,6 +73,8 @@ static void look(void) {
         gpu->bytes = memory.total;
         machine.all++;
     }
+    unsigned mig = 0, pending;
+    if (machine.all && NVML("nvmlDeviceGetMigMode")(machine.gpus[0].nvml, &mig, &pending) == 0 && mig) machine.all = 1;
     const char *list = getenv("CUDA_VISIBLE_DEVICES");
     if (list) show(list);
     else for (; machine.shown < machine.all; machine.shown++) machine.order[machine.shown] = machine.shown;

@@ -19,6 +19,8 @@ KEPT = {
     "is_pinned",
 }
 CPU = torch.device("cpu")
+#: They take tensors of several devices.
+MIXED = {"aten::copy_", "aten::index", "aten::_index_put_impl_", "aten::_foreach_copy_"}
 
 
 def register() -> object:
@@ -63,6 +65,13 @@ class Operator:
 def computed(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a call gives with tensors on the CPU in the place of those on a GPU."""
     flat = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, torch.Tensor) and one.is_cuda]
+    all_devices = {
+        one.device for one in tree_flatten((args, kwargs))[0] if isinstance(one, torch.Tensor) and one.dim()
+    }
+    if len(all_devices) > 1 and call.name().partition(".")[0] not in MIXED:
+        first, second = sorted(map(str, all_devices))[:2]
+        said = f"Expected all tensors to be on the same device, but found at least two devices, {first} and {second}!"
+        raise RuntimeError(said)
     wanted = kwargs.get("device")
     device = torch.device(wanted) if wanted is not None else flat[0].device
     if wanted is not None:

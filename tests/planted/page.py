@@ -78,8 +78,9 @@ def section(torch: str, cases: Sequence[Case], seconds: float) -> str:
         "|---|---|---|",
     ]
     for case in cases:
-        words = case.name.rpartition(".test_")[2].replace("_", " ")
-        lines.append(f"| {words} | {case.outcome} | {case.seconds:.0f} |")
+        words, _, which = case.name.rpartition(".test_")[2].partition("[")
+        what = words.replace("_", " ") + (f": {which.removesuffix(']')}" if which else "")
+        lines.append(f"| {what} | {case.outcome} | {case.seconds:.0f} |")
     return "\n".join([*lines, ""])
 
 

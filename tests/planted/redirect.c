@@ -84,7 +84,7 @@ static int best_table(const char *file) {
     return best;
 }
 
-/* Load a library and redirect its runtime: how many functions are ours now, or -1. */
+/* Load a library, or find the one of this name that is loaded, and redirect its runtime: how many functions are ours now, or -1. */
 EXPORT int planted_attach(const char *path) {
     struct link_map *map = NULL;
     struct stat status;
@@ -97,7 +97,7 @@ EXPORT int planted_attach(const char *path) {
         traps = mmap(NULL, 1 << 17, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         next_trap = traps;
     }
-    int at = open(path, O_RDONLY | O_CLOEXEC);
+    int at = open(map->l_name, O_RDONLY | O_CLOEXEC);
     if (at < 0 || fstat(at, &status) != 0) return -1;
     char *file = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_PRIVATE, at, 0);
     close(at);

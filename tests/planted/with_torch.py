@@ -167,6 +167,21 @@ def ended(process: HostProcess, limit_s: float) -> Ended:
     return Ended(code, process.output(), process.errors(), seconds)
 
 
+#: By these the doctor tells hosts from containers of one machine, and machines from virtual ones.
+_BOOT, _CPUS = "/proc/sys/kernel/random/boot_id", "/proc/cpuinfo"
+
+
+def _text(tree: Mapping[str, object], path: str) -> str:
+    content = tree.get(path)
+    return content.decode() if isinstance(content, bytes) else ""
+
+
+def _cpus(planted: str) -> str:
+    """The processors that are really there, which are virtual where the planted ones are."""
+    real = Path(_CPUS).read_text()
+    return real if " hypervisor" in planted else real.replace(" hypervisor", "")
+
+
 def _plant_driver(host: Host, tree: Mapping[str, object]) -> None:
     """A /dev and a /proc/driver of the host's own with what the machine's tree has of a driver there."""
     new, script = host.folder / "dev", ["mount -t tmpfs none $new", "mkdir $new/shm $new/pts $new/mqueue"]
@@ -180,9 +195,12 @@ def _plant_driver(host: Host, tree: Mapping[str, object]) -> None:
         *("mount --bind /dev/pts $new/pts", "mount --move /dev/shm $new/shm", "mount --rbind $new /dev"),
         *("mount -t tmpfs none /proc/driver", "mkdir /proc/driver/nvidia"),
     ]
-    version = tree.get("/proc/driver/nvidia/version")
-    if isinstance(version, bytes):
-        script += [f"cat >/proc/driver/nvidia/version <<'END'\n{version.decode()}END"]
+    if version := _text(tree, "/proc/driver/nvidia/version"):
+        script += [f"cat >/proc/driver/nvidia/version <<'END'\n{version}END"]
+    for name, text in {_BOOT: _text(tree, _BOOT), _CPUS: _cpus(_text(tree, _CPUS))}.items():
+        file = host.folder / Path(name).name
+        file.write_text(text)
+        script += [f"mount --bind {file} {name}"]
     host.run(("sh", "-ec", "\n".join((f"new={new}", *script))))
     if "/proc/2201/comm" in tree:
         manager = host.folder / "nv-fabricmanager"
