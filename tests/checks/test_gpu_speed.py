@@ -181,7 +181,7 @@ def test_an_older_driver_is_asked_by_its_older_names():
 
 
 def test_a_slice_is_found_by_its_own_uuid_however_cuda_begins_it():
-    seen = watched("mig", "GPU-5e7d0000-0000-4000-8000-000000000001")
+    seen = watched("mig", "GPU-5e7d0003-0000-4000-8000-000000000001")
     assert (seen.reason, seen.mig_enabled) == (None, True)
 
 

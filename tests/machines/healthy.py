@@ -114,6 +114,7 @@ MACHINES = (
     Healthy("HGX A100 with RoCE", lambda: [servers.hgx_a100_roce()], ("DD341", "DD423")),
     Healthy("two HGX A100 with RoCE", _pair(servers.hgx_a100_roce), ("DD341", "DD423")),
     Healthy("four A100 PCIe on two EPYC", lambda: [servers.a100_pcie()], ("DD341",)),
+    Healthy("four A10G without P2P", lambda: [servers.a10g_pcie()], ("DD341", "DD411", "DD421", "DD423")),
     Healthy(
         "workstation with two RTX 4090", lambda: [lent.workstation()], ("DD320", "DD341", "DD411", "DD421")
     ),

@@ -80,6 +80,22 @@ def a100_pcie(*, as_root: bool = False) -> Whole:
     return Whole(board, nvml=nvml, refused=refused, via=lambda _one, _two: "SHM/direct/direct")
 
 
+def a10g_pcie() -> Whole:
+    """Four A10G, two a PCIe switch, with access control on and an IOMMU that translates: no GPU reaches another."""
+    board = Board()
+    parts.linux(board, parts.EPYC, cpus=96)
+    buses = [f"0000:{bus}:00.0" for bus in BUSES[:4]]
+    for at, bus in enumerate(buses):
+        root, port = 0x15 + 0x20 * (at // 2), f"0000:{0x17 + 0x20 * (at // 2):02x}:0{at % 2}.0"
+        above = (f"pci0000:{root:02x}", f"0000:{root:02x}:01.1", f"0000:{root + 1:02x}:00.0", port)
+        board.seat(bus, above, device="0x2237", acs=0x1D)
+    board.iommu("DMA-FQ", buses)
+    parts.driver(board, range(4))
+    parts.everyday(board, buses[0])
+    nvml = {"NVML_STAND_IN": "a10g,four", "NVML_STAND_IN_TOPOLOGY": "no_p2p"}
+    return Whole(board, nvml=nvml, cpus=96, via=lambda _one, _two: "SHM/direct/direct")
+
+
 def nic_beside_each_gpu(node: int = 0) -> Whole:
     """Two A100 PCIe, one a socket, each with an HDR card below its PCIe switch, so that the network may be faster than
     the link between the sockets."""

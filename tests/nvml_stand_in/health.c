@@ -7,7 +7,7 @@
  * and of the whole node:
  *   fabric_in_progress · fabric_failed · power_capped_all · no_persistence · library · confidential
  * Healthy machines of other kinds: geforce · a100 (old errors, repaired) · v100 (pages retired) · h100_nvl
- *   mig_all · vgpu · jetson · wsl · laptop · a100_pcie · gh200 · gb200
+ *   mig_all · vgpu · jetson · wsl · laptop · a100_pcie · a10g · gh200 · gb200
  */
 #include "stand_in.h"
 

@@ -73,7 +73,7 @@ int nvmlSystemGetCudaDriverVersion_v2(int *version) {
 
 int nvmlDeviceGetUUID(Device *gpu, char *text, unsigned size) {
     if (gpu->slice >= 0)
-        snprintf(text, size, "MIG-5e7d0000-0000-4000-8000-00000000000%d", gpu->slice);
+        snprintf(text, size, "MIG-5e7d000%d-0000-4000-8000-00000000000%d", gpu->index, gpu->slice);
     else
         snprintf(text, size, "GPU-8932f93%d-d72c-4106-c12f-20bd9faed9f6", gpu->index);
     return SUCCESS;
@@ -88,6 +88,7 @@ static const Model models[] = {
     {"laptop", "NVIDIA GeForce RTX 4070 Laptop GPU", 8, 9, 8 * GIB},
     {"a100", "NVIDIA A100-SXM4-80GB", 8, 0, 80 * GIB},
     {"a100_pcie", "NVIDIA A100 80GB PCIe", 8, 0, 80 * GIB},
+    {"a10g", "NVIDIA A10G", 8, 6, 23 * GIB},
     {"gh200", "NVIDIA GH200 480GB", 9, 0, 96 * GIB},
     {"gb200", "NVIDIA GB200", 10, 0, 185 * GIB},
     {"v100", "Tesla V100-SXM2-32GB", 7, 0, 32 * GIB},
@@ -260,8 +261,8 @@ int nvmlDeviceGetMaxPcieLinkWidth(Device *gpu, unsigned *value) { return pcie(gp
 
 #ifndef OLD_DRIVER
 
-/* The slices are GPU 3's, whichever GPU is asked: only their names matter. */
-static Device slices[2] = {{SICK, 0}, {SICK, 1}};
+static Device slices[8][2] = {{{0, 0}, {0, 1}}, {{1, 0}, {1, 1}}, {{2, 0}, {2, 1}}, {{3, 0}, {3, 1}},
+                              {{4, 0}, {4, 1}}, {{5, 0}, {5, 1}}, {{6, 0}, {6, 1}}, {{7, 0}, {7, 1}}};
 
 int nvmlDeviceGetMemoryInfo_v2(Device *gpu, MemoryV2 *memory) {
     Memory old;
@@ -291,7 +292,7 @@ int nvmlGetExcludedDeviceCount(unsigned *count) {
 }
 
 int nvmlDeviceGetMigMode(Device *gpu, unsigned *current, unsigned *pending) {
-    *current = *pending = sick(gpu, "mig") || is("mig_all");
+    *current = *pending = sliced(gpu);
     return SUCCESS;
 }
 
@@ -302,8 +303,8 @@ int nvmlDeviceGetMaxMigDeviceCount(Device *gpu, unsigned *count) {
 }
 
 int nvmlDeviceGetMigDeviceHandleByIndex(Device *gpu, unsigned index, Device **slice) {
-    if ((gpu->index != SICK && !is("mig_all")) || index > 1) return NOT_FOUND;
-    *slice = &slices[index];
+    if (!sliced(gpu) || index > 1) return NOT_FOUND;
+    *slice = &slices[gpu->index][index];
     return SUCCESS;
 }
 

@@ -60,6 +60,9 @@ static inline int is(const char *name) {
 
 static inline int sick(const Device *gpu, const char *name) { return gpu->index == SICK && is(name); }
 
+/* Whether a GPU is cut into slices (MIG). */
+static inline int sliced(const Device *gpu) { return sick(gpu, "mig") || is("mig_all"); }
+
 /* A file that knows further fields of nvmlDeviceGetFieldValues defines this: 1 where it has filled in the value. */
 __attribute__((weak)) int topology_field(const Device *gpu, FieldValue *value);
 

@@ -31,8 +31,18 @@ static int named(const char *text, size_t length) {
     for (int at = 0; at < machine.all; at++)
         if (same(text, length, &machine.gpus[at])) return at;
     if (length == 0 || !isdigit((unsigned char)*text)) return -1;
-    int number = atoi(text);
-    return number < machine.all ? number : -1;
+    for (int at = 0; at < machine.all; at++)
+        if (machine.gpus[at].number == atoi(text)) return at;
+    return -1;
+}
+
+/* A process is shown one slice, whatever their number (MIG User Guide, "CUDA Device Enumeration"). */
+static void keep_one_slice(void) {
+    for (int at = 0; at < machine.shown; at++)
+        if (machine.gpus[machine.order[at]].slice) {
+            machine.order[0] = machine.order[at];
+            machine.shown = 1;
+        }
 }
 
 /* The first element that names nothing ends the list; a GPU named twice hides all. */
@@ -51,6 +61,23 @@ static void show(const char *list) {
     }
 }
 
+/* A GPU, or one of its slices, which has a name and a UUID of its own. */
+static void add(void *nvml, void *whole, void *named, int number) {
+    Gpu *gpu = &machine.gpus[machine.all++];
+    PciInfo pci;
+    Memory memory;
+    gpu->nvml = whole;
+    gpu->number = number;
+    gpu->slice = named != whole;
+    NVML("nvmlDeviceGetPciInfo_v3")(whole, &pci);
+    sscanf(pci.text, "%x:%x:%x", &gpu->domain, &gpu->bus, &gpu->device);
+    NVML("nvmlDeviceGetCudaComputeCapability")(whole, &gpu->major, &gpu->minor);
+    NVML("nvmlDeviceGetMemoryInfo")(named, &memory);
+    NVML("nvmlDeviceGetName")(named, gpu->name, sizeof gpu->name);
+    NVML("nvmlDeviceGetUUID")(named, gpu->uuid, sizeof gpu->uuid);
+    gpu->bytes = memory.total;
+}
+
 static void look(void) {
     machine.pid = getpid();
     void *nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
@@ -59,25 +86,21 @@ static void look(void) {
     NVML("nvmlDeviceGetCount_v2")(&count);
     NVML("nvmlSystemGetCudaDriverVersion_v2")(&machine.driver);
     *(void **)&p2p_status = dlsym(nvml, "nvmlDeviceGetP2PStatus");
-    for (unsigned at = 0; at < count && at < MOST_GPUS; at++) {
-        Gpu *gpu = &machine.gpus[machine.all];
-        PciInfo pci;
-        Memory memory;
-        if (NVML("nvmlDeviceGetHandleByIndex_v2")(at, &gpu->nvml) != 0) continue;
-        NVML("nvmlDeviceGetPciInfo_v3")(gpu->nvml, &pci);
-        sscanf(pci.text, "%x:%x:%x", &gpu->domain, &gpu->bus, &gpu->device);
-        NVML("nvmlDeviceGetCudaComputeCapability")(gpu->nvml, &gpu->major, &gpu->minor);
-        NVML("nvmlDeviceGetMemoryInfo")(gpu->nvml, &memory);
-        NVML("nvmlDeviceGetName")(gpu->nvml, gpu->name, sizeof gpu->name);
-        NVML("nvmlDeviceGetUUID")(gpu->nvml, gpu->uuid, sizeof gpu->uuid);
-        gpu->bytes = memory.total;
-        machine.all++;
+    for (unsigned at = 0; at < count; at++) {
+        void *whole, *slice;
+        unsigned now = 0, later;
+        if (NVML("nvmlDeviceGetHandleByIndex_v2")(at, &whole) != 0) continue;
+        NVML("nvmlDeviceGetMigMode")(whole, &now, &later);
+        if (!now) add(nvml, whole, whole, (int)at);
+        for (unsigned index = 0; now && NVML("nvmlDeviceGetMigDeviceHandleByIndex")(whole, index, &slice) == 0; index++)
+            add(nvml, whole, slice, (int)at);
     }
     unsigned mig = 0, pending;
     if (machine.all && NVML("nvmlDeviceGetMigMode")(machine.gpus[0].nvml, &mig, &pending) == 0 && mig) machine.all = 1;
     const char *list = getenv("CUDA_VISIBLE_DEVICES");
     if (list) show(list);
     else for (; machine.shown < machine.all; machine.shown++) machine.order[machine.shown] = machine.shown;
+    keep_one_slice();
 }
 
 int ready(void) {

@@ -28,6 +28,7 @@ MACHINES = (
     Kind("DGX H100", lambda: [servers.dgx_h100()], 8),
     Kind("HGX A100 with RoCE", lambda: [servers.hgx_a100_roce()], 8),
     Kind("four A100 PCIe", lambda: [servers.a100_pcie()], 4),
+    Kind("four A10G without P2P", lambda: [servers.a10g_pcie()], 4),
     Kind("H100 NVL", lambda: [servers.h100_nvl()], 4),
     Kind("DGX-1", lambda: [servers.v100_dgx1()], 8),
     Kind("GB200", lambda: [servers.gb200()], 4),

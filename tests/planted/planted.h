@@ -34,6 +34,7 @@ enum {
 
 typedef struct {
     void *nvml;
+    int number, slice; /* of the machine's GPU, and whether this is a part of it (MIG) */
     unsigned domain, bus, device;
     int major, minor;
     unsigned long long bytes;

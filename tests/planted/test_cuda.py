@@ -27,9 +27,9 @@ print(json.dumps(told))
 """
 
 
-def asked(**env: str) -> list[list[int]]:
+def asked(machine: str = "four", **env: str) -> list[list[int]]:
     """Code and number of GPUs of a process that sets its environment once the library is loaded, and of its child."""
-    whole = {**os.environ, "LD_LIBRARY_PATH": str(libraries()), "NVML_STAND_IN": "four"}
+    whole = {**os.environ, "LD_LIBRARY_PATH": str(libraries()), "NVML_STAND_IN": machine}
     whole.pop("CUDA_VISIBLE_DEVICES", None)
     command = (sys.executable, "-c", ASK, json.dumps(env))
     done = subprocess.run(command, env=whole, capture_output=True, text=True, check=True, timeout=60)
@@ -50,6 +50,15 @@ def asked(**env: str) -> list[list[int]]:
 )
 def test_gpus_are_those_that_the_environment_leaves_at_the_first_call(shown: str, count: int):
     assert asked(CUDA_VISIBLE_DEVICES=shown)[0] == [0 if count else 100, count]
+
+
+@pytest.mark.parametrize(
+    "shown", [None, "3", "MIG-5e7d0005-0000-4000-8000-000000000001", "MIG-5e7d0005,MIG-5e7d0006"]
+)
+def test_of_a_machine_in_slices_a_process_is_shown_one(shown: str | None):
+    env = {} if shown is None else {"CUDA_VISIBLE_DEVICES": shown}
+
+    assert asked("mig_all", **env)[0] == [0, 1]
 
 
 def test_a_child_forked_after_the_first_call_can_use_no_gpu():

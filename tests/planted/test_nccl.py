@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import comb
 from pathlib import Path
 
 import pytest
 
+from tests.machines import servers
 from tests.nccl_wheels import libnccl
 from tests.planted import why_none, why_not_before
-from tests.planted.faults import FAULTS, Fault, end
+from tests.planted.faults import FAULTS, USAGE, WELL, Fault, end
 from tests.planted.graph import SPEAKS, decided
 from tests.planted.machines import MACHINES, Kind, compared, predicted
 from tests.planted.real import REAL_TWO_A100, two_a100
@@ -106,6 +107,42 @@ def test_two_planted_a100_are_to_nccl_what_two_real_ones_were():
 
     found = decided(ran.said[0])
     assert replace(found, chosen=()) == REAL_TWO_A100
+
+
+@pytest.fixture(scope="module")
+def sliced() -> Iterator[Machines]:
+    """A DGX H100 whose GPUs are in two slices each (MIG)."""
+    skip_where_none_can_be_planted()
+    with Machines([servers.mig()]) as planted:
+        yield planted
+
+
+def _slice(gpu: int, number: int) -> dict[str, str]:
+    return {"CUDA_VISIBLE_DEVICES": f"MIG-5e7d000{gpu}-0000-4000-8000-00000000000{number}"}
+
+
+#: From 2.30 on NCCL tells slices by their UUID, before by the address of their GPU.
+ONE_GPU = r"Duplicate GPU detected|Multiple Ranks are using the same GPU/Partition"
+
+
+@pytest.mark.parametrize(
+    ("slices", "refused_by"),
+    [
+        ((), RELEASES),  # each process is shown the first slice
+        ((_slice(0, 0), _slice(0, 1)), RELEASES[:1]),
+        ((_slice(0, 0), _slice(1, 0)), ()),
+    ],
+    ids=["nothing chosen", "slices of one GPU", "slices of two GPUs"],
+)
+@pytest.mark.parametrize("release", RELEASES)
+def test_nccl_takes_slices_that_it_can_tell_apart(
+    sliced: Machines, slices: Sequence[dict[str, str]], refused_by: Sequence[str], release: str
+):
+    ran = sliced.run(nccl(release), 2, of=dict(enumerate(slices)), devices=(0, 0))
+
+    refused = release in refused_by
+    assert [end(code) for code in ran.codes] == [USAGE if refused else WELL] * 2, ran
+    assert bool(ran.lines(ONE_GPU)) is refused
 
 
 #: What libnccl is to rank.py, and calls a function of the runtime within it that NVIDIA may have added yesterday.

@@ -206,7 +206,7 @@ def test_gpus_of_others_are_refused_one_by_one() -> None:
 def test_mig_slices_are_listed_by_uuid() -> None:
     gpu = ask("mig")["gpus"][3]
     assert gpu["mig_enabled"] is True
-    assert [uuid[:12] for uuid in gpu["mig_uuids"]] == ["MIG-5e7d0000"] * 2
+    assert [uuid[:12] for uuid in gpu["mig_uuids"]] == ["MIG-5e7d0003"] * 2
 
 
 def test_a_process_on_a_gpu_is_told_by_pid_name_and_memory() -> None:
