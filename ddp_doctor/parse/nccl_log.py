@@ -119,7 +119,7 @@ def parse_nccl_log(text: str) -> NcclTransportFact:
         p2p_disable=settings.get("NCCL_P2P_DISABLE"),
         hcas=_once(_hca(hca) for line in _NET_IB.finditer(text) for hca in _HCA.finditer(line[0])),
         settings=settings,
-        devices=tuple(_device(*device) for device in _once(found.group(1, 3, 4) for found in devices)),
+        devices=_devices(devices),
         comm_sizes=_once(int(found[2]) for found in devices) or _once(int(init[3]) for init in complete),
         hosts=_once(int(found[1]) for found in _HOSTS.finditer(text)),
         network=network[1].strip() if network else None,
@@ -204,8 +204,15 @@ def _hca(found: re.Match[str]) -> Hca:
     return Hca(index=int(found[1]), name=found[2], link_layer=found[4], speed_mbps=speed)
 
 
-def _device(rank: str, nvml: str | None, bus_id: str) -> RankDevice:
-    return RankDevice(rank=int(rank), nvml=int(nvml) if nvml else None, bus_id=bus_id)
+def _devices(lines: Iterable[re.Match[str]]) -> tuple[RankDevice, ...]:
+    """Each rank's GPU once: the line at its end leaves out NVML's number (2.27.5, "Destroy COMPLETE")."""
+    found: dict[tuple[str, str], str | None] = {}
+    for rank, nvml, bus_id in (line.group(1, 3, 4) for line in lines):
+        found[rank, bus_id] = found.get((rank, bus_id)) or nvml
+    return tuple(
+        RankDevice(rank=int(rank), nvml=int(nvml) if nvml else None, bus_id=bus_id)
+        for (rank, bus_id), nvml in found.items()
+    )
 
 
 def _nvml_index(bracket: str | None) -> int | None:

@@ -16,7 +16,7 @@ from ddp_doctor.facts.live_job import (
     Refused,
     Unacknowledged,
 )
-from ddp_doctor.model.choices import Status
+from ddp_doctor.model.choices import Confidence, Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Node, Options, Recording, World
 from ddp_doctor.model.report import AttachReport
@@ -340,6 +340,14 @@ def test_of_a_rank_that_stands_the_whole_stack_is_shown_and_what_the_kernel_says
         "its stack: … > " + " > ".join(f"train.py:{at} in step{at}" for at in range(8, 20))
     )
     assert texts[2].endswith("the kernel: it waits in read from the FIFO /data/in")
+
+
+def test_a_rank_outside_is_likely_and_not_proved_to_be_what_gpus_wait_for():
+    """A GPU may still compute, and what it waits for shows nowhere."""
+    (finding,) = judge(recording(*AT_THE_GPU[:3], rank(3, (script(70),)))).report.findings
+
+    assert finding.title.startswith("Rank 3 (pid 103) never entered a collective on the GPU")
+    assert finding.confidence is Confidence.LIKELY
 
 
 @pytest.mark.parametrize(("use", "is_said"), [((100, 100), True), ((100, 3), False), ((), False)])

@@ -53,6 +53,7 @@ import os; os._exit(0)
 @pytest.fixture(params=[None, "0", "1"], ids=["as torch has it", "switch 0", "switch 1"])
 def switch(request, monkeypatch) -> None:
     """The value of TORCH_DIST_USE_NCCL2; a torch with one class reads it not at all."""
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "2000")  # torch 2.9.1 records nothing without it
     monkeypatch.delenv("TORCH_DIST_USE_NCCL2", raising=False)
     if request.param is not None:
         monkeypatch.setenv("TORCH_DIST_USE_NCCL2", request.param)

@@ -133,6 +133,7 @@ def test_new_checks_of_ddp_pass_over_nccl_between_gpus(tmp_path: Path):
     checks = ("process_group", *RANK_CHECKS[2:])
     outcome = runs.run(tmp_path, *runs.only(*checks), "--level", "thorough", "--budget", "180")
 
+    assert outcome.report["world"]["backend"] == "nccl"
     assert outcome.code == 0, outcome.report["summary"]
     assert outcome.codes() <= TOLD
     assert outcome.statuses()["gradient_modes"] in ("passed", "found")

@@ -89,6 +89,16 @@ def test_version_settings_and_devices():
     assert log.used_hcas() == ("mlx5_bond_0",)
 
 
+def test_the_line_at_a_ranks_end_is_no_second_gpu_of_it():
+    """NCCL 2.27.5 on a planted GPU."""
+    begin = "ncclCommInitRankConfig comm 0x7f1f5801f010 rank 0 nranks 1 cudaDev 0 nvmlDev 0 busId 1b000 commId 0x7877"
+    end = "comm 0x7f1f5801f010 rank 0 nranks 1 cudaDev 0 busId 1b000 - Destroy COMPLETE"
+
+    fact = parse_nccl_log(f"{begin} - Init START\n{begin} - Init COMPLETE\n{end}")
+
+    assert [(device.rank, device.nvml) for device in fact.devices] == [(0, 0)]
+
+
 def test_devices_listed_one_by_one_since_2_27():
     line = (
         f"{PREFIX}NET/IB: [2] mlx5_3:uverbs3:1/RoCE provider=Mlx5 speed=100000 context=0x1 pciPath=/sys ar=0"

@@ -179,14 +179,15 @@ class _Job(Named):
         return (self.found("others-wait-for-work", Confidence.LIKELY, [one], (), **values),)
 
     def _outside(self, still: Sequence[Doing]) -> Judged:
-        call = " or ".join(dict.fromkeys(map(called, self.waiting)))
+        call = " or ".join(dict.fromkeys(map(called, self.in_collective))) or "a collective on the GPU"
         if len(self.waiting) < len(still):
             return self.found("rank0-only-collective", Confidence.LIKELY, self.waiting, (), call=call)
         loops = all(one.loops for one in still)
         does, it = "loop" if loops else "stand", "it" if len(still) == 1 else "they"
         at_one_place = len({one.line for one in still}) == 1 and still[0].line
         stands = f"{it} {verb(still, does)} at {place(still[0].line)}" if at_one_place else ""
-        sure = len(still) < len(self.waiting) and not loops
+        # A GPU for which a rank waits may still compute.
+        sure = len(still) < len(self.in_collective) and not loops
         confidence = Confidence.PROVED if sure else Confidence.LIKELY
         found = self.found("stuck-outside-collective", confidence, still, still, call=call, stands=stands)
         return replace(found, lines=(*found.lines[:1], *self.stands(still[0]), *found.lines[1:]))
