@@ -95,8 +95,6 @@ static void look(void) {
         for (unsigned index = 0; now && NVML("nvmlDeviceGetMigDeviceHandleByIndex")(whole, index, &slice) == 0; index++)
             add(nvml, whole, slice, (int)at);
     }
-    unsigned mig = 0, pending;
-    if (machine.all && NVML("nvmlDeviceGetMigMode")(machine.gpus[0].nvml, &mig, &pending) == 0 && mig) machine.all = 1;
     const char *list = getenv("CUDA_VISIBLE_DEVICES");
     if (list) show(list);
     else for (; machine.shown < machine.all; machine.shown++) machine.order[machine.shown] = machine.shown;
