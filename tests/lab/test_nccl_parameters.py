@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor.knowledge.versions import release
+from ddp_doctor.settings.conditions import strtoll
 from ddp_doctor.settings.releases import default_at, status_at
 from ddp_doctor.settings.table import variables
+from ddp_doctor.settings.values import is_ignored, misread
 from tests import elf
 from tests.nccl_wheels import RELEASES, libnccl
 
@@ -86,16 +88,55 @@ def told(library: Path, functions: dict[str, int], **env: str) -> dict[str, int]
     return answer
 
 
-def defaults(library: Path) -> dict[str, int]:
-    """The default of each number that the library reads, by variable."""
+def readers(library: Path) -> tuple[dict[str, int], dict[str, str]]:
+    """The functions that read one number each, and the variable that each of them reads."""
     mangled = re.compile(r"_Z\d+ncclParam\w+?v")
     functions = {name: address for name, address in elf.functions(library) if mangled.fullmatch(name)}
     names = sorted(elf.names(elf.texts(library), "NCCL_") | set(variables()))
     marks = {name: 1_000_000 + number for number, name in enumerate(names)}
     marked = told(library, functions, **{name: str(mark) for name, mark in marks.items()})
-    unset = told(library, functions)
     of = {mark: name for name, mark in marks.items()}
-    return {of[mark]: unset[function] for function, mark in marked.items()}
+    return functions, {function: of[mark] for function, mark in marked.items()}
+
+
+def defaults(library: Path) -> dict[str, int]:
+    """The default of each number that the library reads, by variable."""
+    functions, reads = readers(library)
+    unset = told(library, functions)
+    return {name: unset[function] for function, name in reads.items()}
+
+
+#: Values of which NCCL makes something else than they say, or that look so.
+ODD = (
+    "7",
+    "-1",
+    "true",
+    "off",
+    "4MB",
+    "1.5",
+    "0x10",
+    "010",
+    "1e3",
+    " 7",
+    "7 ",
+    "'1'",
+    "nan",
+    "9" * 20,
+    str(-(2**63)),
+)
+
+
+def foretold(name: str, value: str, default: int, nccl_release: str) -> int:
+    """The number that NCCL reads, by the doctor's words of the value."""
+    if is_ignored(name, value, release(nccl_release)):
+        return default
+    wrong = misread(name, value, release(nccl_release))
+    if wrong is None:
+        return strtoll(value)[0] or 0
+    number = re.match(r"is read as (-?\d+)", wrong.becomes)
+    if number:
+        return int(number[1])
+    return default if "ignored" in wrong.becomes else strtoll(value)[0] or 0
 
 
 def test_table_knows_the_names_of_a_real_library_and_the_library_those_of_the_table(nccl):
@@ -118,3 +159,22 @@ def test_defaults_of_a_real_library_are_those_of_the_table(nccl):
     said = {name: str(IN_WORDS.get(default, default)) for name, default in table.items()}
     assert said == {name: str(default) for name, default in real.items()}
     assert len(real) > 90
+
+
+def test_a_real_library_reads_odd_numbers_as_the_doctor_says(nccl):
+    nccl_release, library = nccl
+    functions, reads = readers(library)
+    unset = told(library, functions)
+    numbers = {function: name for function, name in reads.items() if variables()[name].type != "text"}
+
+    otherwise = []
+    for value in ODD:
+        real = told(library, functions, **dict.fromkeys(reads.values(), value))
+        otherwise += [
+            (name, value, real[function])
+            for function, name in numbers.items()
+            if real[function] != foretold(name, value, unset[function], nccl_release)
+        ]
+
+    assert otherwise == []
+    assert len(numbers) > 90

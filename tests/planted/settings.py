@@ -80,7 +80,7 @@ _IB = r"NET/IB : (?:Using \[|No device)"
 _NONE = "No device found"
 _BOOTSTRAP = r"Bootstrap ?: "
 _NO_INTERFACE = "no socket interface found"
-_VIA = r"Channel 00/0 : 0\[0\] -> 1\[\d\] .*via"
+_VIA = r"Channel \d+(?:/\d)? : 0\[0\] -> 1\[\d\] .*via"
 _CHANNELS = "coll channels"
 _SET = "set by environment"
 _ODD = "out of range: it takes"
@@ -351,7 +351,8 @@ def seen(plants: Plants, row: Tried, release: str) -> Seen:
 def _line(ran: Ran, shows: str, expected: str) -> str:
     """The line that says what is expected, else the first that could."""
     lines = ran.lines(shows)
-    return next((line for line in lines if expected and re.search(expected, line)), next(iter(lines), ""))
+    line = next((line for line in lines if expected and re.search(expected, line)), next(iter(lines), ""))
+    return re.sub(r"^\[\d\] ", "", line)
 
 
 def page(plants: Plants) -> Iterator[str]:

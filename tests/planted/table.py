@@ -34,13 +34,15 @@ NCCL {releases}, {day}.
 
 
 def main(page: Path) -> None:
-    """Write the page."""
+    """Write the page, and beside it that of the machines, which takes longest."""
     with tempfile.TemporaryDirectory(prefix="ddp-doctor-tests-") as share:
         environ[VARIABLE] = share
         day = datetime.now(tz=timezone.utc).date()
         head = _HEAD.format(releases=", ".join(RELEASES), day=day)
-        lines = [head, *predictions.lines(), "", *_faults(), "", *words.page(), "", *_settings()]
-    page.write_text("\n".join(lines) + "\n")
+        lines = [head, *_faults(), "", *words.page(), "", *_settings()]
+        page.write_text("\n".join(lines) + "\n")
+        beside = page.with_name(f"{page.stem}-machines.md")
+        beside.write_text("\n".join((head, *predictions.lines())) + "\n")
 
 
 def _faults() -> Iterator[str]:
