@@ -193,7 +193,8 @@ FAULTS = (
     Fault(
         "another release on one rank",
         {},
-        r"Bootstrap Root : mismatch in info from procs, nranks 2 vs 2|Failed to malloc -?\d+ bytes",
+        r"Bootstrap Root : mismatch in info from procs, nranks 2 vs 2|Message truncated : received"
+        r"|Failed to malloc -?\d+ bytes",
         (HANGS, HANGS),
         other="2.21.5",
     ),
