@@ -30,7 +30,8 @@ from tools.man_page import man_page
 from tools.schemas import schema
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
-_BY_OTHERS = {"compatibility.md"}  # tools/torches.py writes it
+#: Written by tools/torches.py and tests/planted/table.py.
+_BY_OTHERS = {"compatibility.md", "nccl-planted.md", "nccl-planted-machines.md"}
 _NOTE = "<!-- Written by `make docs`; edit the code instead. -->\n"
 _PLACES = {
     Where.NODE: "once on the node, in the agent; no torch needed",
