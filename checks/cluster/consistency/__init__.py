@@ -8,7 +8,7 @@ how far its clock is from the head's, as the roll call measured it::
     node1  ddp-doctor 0.1.0  torch 2.8.0+cu128  NCCL 2.27.3  1 rank   clock +37.2 s  NCCL_ALGO=Tree
 
 torchrun starts ranks with the software and the environment of each node's own shell, and compares nothing.
-NCCL refuses a peer of another version; with another NCCL_ALGO the first all-reduce hangs on all nodes; a node that
+Ranks of different releases of NCCL hang; with another NCCL_ALGO the first all-reduce hangs on all nodes; a node that
 brings one rank less makes a smaller world, without a word. So the odd node is named before the job starts.
 """
 

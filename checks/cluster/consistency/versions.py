@@ -181,7 +181,9 @@ def different_versions(recording: Recording) -> Iterator[Draft]:
         gloo does not use.
 
     Why it matters
-        NCCL compares versions when it starts and refuses the whole job ("Mismatched NCCL version detected").
+        Ranks of different releases of NCCL wait for each other without end: they misread each other's first
+        message ("mismatch in info from procs", 2.21.5 to 2.32.3 on planted GPUs) before NCCL compares versions.
+        Only releases whose messages are alike come so far and are refused ("Mismatched NCCL version detected").
         Nobody tests torch against another torch; what differs shows as a hang, or not at all.
 
     Remedy
@@ -189,6 +191,7 @@ def different_versions(recording: Recording) -> Iterator[Draft]:
 
     References
         NCCL src/init.cc, initTransportsRank
+        docs/reference/nccl-planted.md
     """
     for group in together(_versions(recording)):
         parts = group[0].split
@@ -249,7 +252,9 @@ class _Component:
 def _components(*, on_nccl: bool) -> tuple[_Component, ...]:
     nccl, cuda = (Severity.ERROR, Severity.WARNING) if on_nccl else (Severity.INFO, Severity.INFO)
     refuses = (
-        "NCCL refuses peers of another version" if on_nccl else "gloo, which this run uses, does without NCCL"
+        "ranks of different releases of NCCL hang, or are refused"
+        if on_nccl
+        else "gloo, which this run uses, does without NCCL"
     )
     untested = "different versions of torch are not tested together"
     kernels, features = "the ranks compute with different kernels", "drivers differ in features and in faults"
