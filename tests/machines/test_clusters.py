@@ -20,6 +20,7 @@ KINDS: dict[str, Kind] = {
     "two GCP A3 Mega": "Google Cloud without RDMA",
     "two Azure ND H100 v5": "Azure with InfiniBand",
     "workstation with two RTX 4090": "Ethernet",
+    "four A10G without P2P": "unknown",
     "H100 NVL, prolog": "unknown",
     "H100 NVL in pairs": "unknown",
     "GH200, prolog": "unknown",
