@@ -115,7 +115,7 @@ class Place:
     def _nvlinks(self, name: str, links: int) -> float | None:
         """What so many NVLinks of a GPU carry: by its generation, else by the speed that the driver reports."""
         gpu = self.gpus.get(name)
-        known = link_rates.nvlink(gpu.compute_capability, links) if gpu else None
+        known = link_rates.nvlink(gpu.compute_capability, links, self.node.version) if gpu else None
         active = (link for gpu in self.fact.nvlinks if gpu.gpu == name for link in gpu.links if link.active)
         speed = min((link.gb_per_s for link in active if link.gb_per_s is not None), default=None)
         return known if known is not None else link_rates.nvlink_of_speed(speed, links)

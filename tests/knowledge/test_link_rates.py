@@ -20,6 +20,11 @@ def test_nvlinks_of_a_generation(capability: str, links: int, expected: float):
     assert rates.nvlink(capability, links) == pytest.approx(expected)
 
 
+def test_an_nccl_that_does_not_know_blackwell_takes_it_for_hopper():
+    assert rates.nvlink("10.0", 18, (2, 21, 5)) == rates.nvlink("9.0", 18, (2, 21, 5)) == pytest.approx(370.8)
+    assert rates.nvlink("10.0", 18, (2, 27, 5)) == pytest.approx(721.8)
+
+
 @pytest.mark.parametrize("capability", [None, "", "9", "x.y", "5.2"])
 def test_nvlinks_of_an_unknown_generation_are_unknown(capability: str | None):
     assert rates.nvlink(capability, 4) is None

@@ -86,6 +86,20 @@ def test_network_that_may_be_faster_than_the_link_between_the_sockets_is_not_sur
     assert chosen(INTEL, "NODE", near_network=True) == ("SHM", True)
 
 
+@pytest.mark.parametrize(
+    ("version", "takes"),
+    [
+        ((), ("NET", True)),
+        ((2, 21, 5), ("NET", True)),
+        ((2, 27, 5), ("NET", True)),
+        ((2, 30, 7), ("SHM", False)),
+        ((2, 32, 3), ("NET", True)),
+    ],
+)
+def test_one_release_stays_in_memory_where_others_take_the_faster_network(version, takes):
+    assert chosen(INTEL, "SYS", near_network=True, version=version) == takes
+
+
 def test_two_nvlinks_by_way_of_a_third_gpu_are_p2p():
     links = {"GPU0": {"GPU1": "SYS", "GPU2": "NV1"}, "GPU1": {"GPU0": "SYS", "GPU2": "NV2"}}
     links["GPU2"] = {"GPU0": "NV1", "GPU1": "NV2"}

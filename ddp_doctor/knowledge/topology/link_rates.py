@@ -21,8 +21,10 @@ BOUNDING = (
     *("NCCL_ALGO", "NCCL_PROTO"),
 )
 
-#: One NVLink by compute capability, newest first: 18 links of an H100 are 371.
+#: One NVLink by compute capability, newest first: 18 links of an H100 are 371. NCCL 2.21.5 takes Blackwell's for
+#: Hopper's, 2.27.5 knows them (on planted GPUs, 2026-11-23).
 _NVLINK = (((10, 0), 40.1), ((9, 0), 20.6), ((8, 7), 20.0), ((8, 6), 12.0), ((7, 0), 20.0), ((6, 0), 18.0))
+_KNOWS_BLACKWELL = (2, 27)
 #: The same by the speed that the driver prints of a link, fastest first: 53.125 (Blackwell), 26.562 (Hopper),
 #: 25.781 (Ampere, Volta), 19.531 (Pascal), 14.062 (the bridge of an RTX A6000).
 _NVLINK_SPEEDS = ((50.0, 40.1), (26.0, 20.6), (25.0, 20.0), (19.0, 18.0), (14.0, 12.0))
@@ -57,13 +59,14 @@ _BETWEEN_SOCKETS: Mapping[str, tuple[tuple[tuple[int, ...], int, float], ...]] =
 _INTEL_P2P = 5 / 6
 
 
-def nvlink(capability: str | None, links: int) -> float | None:
-    """``links`` NVLinks of a GPU of this compute capability ("9.0")."""
-    version = _numbers(capability)
-    if version is None:
+def nvlink(capability: str | None, links: int, version: tuple[int, ...] = ()) -> float | None:
+    """``links`` NVLinks of a GPU of this compute capability ("9.0"); ``version`` is NCCL's, () for a recent one."""
+    generation = _numbers(capability)
+    if generation is None:
         return None
+    rates = _NVLINK[1:] if version and version < _KNOWS_BLACKWELL else _NVLINK
     # NCCL compares 86 alone for the slower kind, and takes 87 and 89 for 80.
-    return next((rate * links for since, rate in _NVLINK if version >= since), None)
+    return next((rate * links for since, rate in rates if generation >= since), None)
 
 
 def nvlink_of_speed(gb_per_s: float | None, links: int) -> float | None:

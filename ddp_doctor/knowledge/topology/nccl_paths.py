@@ -26,6 +26,10 @@ GDR_LEVEL = "NCCL_NET_GDR_LEVEL"
 #: NCCL_NET_GDR_C2C is on by default: NICs of a Grace CPU reach the memory of its GPU.
 GDR_C2C_SINCE = (2, 27)
 
+#: On one planted machine 2.21.5, 2.27.5 and 2.32.3 took the network between the sockets of a node, and 2.30.7 shared
+#: memory ("via SHM/direct", 2026-11-23). Releases between were not tried.
+_STAY_IN_MEMORY = ((2, 28), (2, 32))
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -79,6 +83,8 @@ def choose(node: Node, pair: Pair) -> Choice:
     stays = node.is_on("NCCL_NET_DISABLE_INTRA") or pair.bridged
     if stays or pair.near_network is False or not link_codes.crosses_sockets(pair.code):
         return choice
+    if pair.near_network and _STAY_IN_MEMORY[0] <= node.version < _STAY_IN_MEMORY[1]:
+        return replace(choice, why=f"{choice.why}; other releases take the faster network", sure=False)
     if pair.near_network:
         return Choice("NET", "the NIC at each GPU is faster than the link between the sockets", choice.sure)
     more = "; the network instead, where it is faster than the link between the sockets"
