@@ -1,6 +1,7 @@
 /* Streams and events of planted GPUs: each stream has a thread of its own; what finds its stream idle runs at once.
  * Kernels do nothing and take no time. */
 #include "planted.h"
+#include <sys/mman.h>
 
 typedef struct Work Work;
 struct Work { void (*run)(void *); void *argument; Work *next; };
@@ -177,10 +178,21 @@ static int cudaEventElapsedTime(float *milliseconds, const Event *from, const Ev
 
 typedef struct { void *to; const void *from; size_t size; int value; } Copy;
 
+/* Zeros are given back to the system where they fill whole pages: NCCL clears gigabytes that nobody will use. */
+static void fill(char *to, int value, size_t size) {
+    uintptr_t first = ((uintptr_t)to + 4095) & ~(uintptr_t)4095, last = ((uintptr_t)to + size) & ~(uintptr_t)4095;
+    if (value || first >= last || madvise((void *)first, last - first, MADV_REMOVE)) {
+        memset(to, value, size);
+        return;
+    }
+    memset(to, 0, first - (uintptr_t)to);
+    memset((void *)last, 0, (uintptr_t)to + size - last);
+}
+
 static void copied(void *argument) {
     Copy *copy = argument;
     if (copy->from) memmove(copy->to, copy->from, copy->size);
-    else memset(copy->to, copy->value, copy->size);
+    else fill(copy->to, copy->value, copy->size);
     free(copy);
 }
 
@@ -219,7 +231,7 @@ static int cudaMemcpy2DAsync(char *to, size_t to_step, const char *from, size_t 
 }
 
 static int cudaMemsetAsync(void *to, int value, size_t size, void *stream) { copy(to, NULL, size, value, stream); return OK; }
-static int cudaMemset(void *to, int value, size_t size) { drain(NULL); memset(to, value, size); return OK; }
+static int cudaMemset(void *to, int value, size_t size) { drain(NULL); fill(to, value, size); return OK; }
 static int cudaLaunchHostFunc(void *stream, void (*run)(void *), void *argument) { in_order(stream, run, argument); return OK; }
 
 #define R(name) {#name, name}
