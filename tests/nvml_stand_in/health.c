@@ -32,7 +32,7 @@ typedef struct { unsigned environment, ccFeature, devToolsMode; } ConfComputeSta
 static int plain(void) { return is("geforce") || is("laptop") || is("wsl") || is("jetson"); }
 
 int nvmlSystemGetNVMLVersion(char *text, unsigned size) {
-    snprintf(text, size, is("library") ? "12.555.42.02" : is("wsl") ? "12.545.23.05" : "12.550.90.07");
+    snprintf(text, size, is("library") ? "12.555.42.02" : is("wsl") ? "12.545.23.05" : is("driver_580") ? "13.580.95.05" : "12.550.90.07");
     return SUCCESS;
 }
 
@@ -165,7 +165,7 @@ int nvmlDeviceGetSramEccErrorStatus(Device *gpu, SramStatus *status) {
 
 int nvmlDeviceGetGspFirmwareVersion(Device *gpu, char *text) {
     (void)gpu;
-    snprintf(text, 64, "550.90.07");
+    snprintf(text, 64, "%s", driver_version());
     return plain() || pages_retire() ? NOT_SUPPORTED : SUCCESS;
 }
 

@@ -7,7 +7,7 @@
  *   healthy (also when unset) · ecc · ecc_contained · throttled · throttled_once · busy · full · desktop
  *   exclusive · exclusive_taken · exclusive_mps · prohibited · mig · mixed · two (GPUs) · none · seven
  *   half_ours · gpu_lost · lost_later · reset · not_loaded · mismatch · no_permission · hang_init · hang_gpu · crash
- *   one, four (GPUs)
+ *   one, four (GPUs) · driver_580 (CUDA 13)
  * health.c adds more of them. Several may be given, with commas between them: "geforce,two".
  * NVML_STAND_IN_BUSES gives the GPUs other PCI addresses: "00010000:00:00.0,00020000:00:00.0".
  * NVML_STAND_IN_PCIE gives them other links: "4x16,5x8".
@@ -62,12 +62,12 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device **gpu) {
 }
 
 int nvmlSystemGetDriverVersion(char *text, unsigned size) {
-    snprintf(text, size, "550.90.07");
+    snprintf(text, size, "%s", driver_version());
     return SUCCESS;
 }
 
 int nvmlSystemGetCudaDriverVersion_v2(int *version) {
-    *version = 12040;
+    *version = is("driver_580") ? 13000 : 12040;
     return SUCCESS;
 }
 

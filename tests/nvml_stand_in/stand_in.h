@@ -60,6 +60,8 @@ static inline int is(const char *name) {
 
 static inline int sick(const Device *gpu, const char *name) { return gpu->index == SICK && is(name); }
 
+static inline const char *driver_version(void) { return is("driver_580") ? "580.95.05" : "550.90.07"; }
+
 /* Whether a GPU is cut into slices (MIG). */
 static inline int sliced(const Device *gpu) { return sick(gpu, "mig") || is("mig_all"); }
 

@@ -102,28 +102,38 @@ static void uuid_of(const Gpu *gpu, unsigned char *bytes) {
     }
 }
 
-/* cudaDeviceProp of CUDA 12: 1032 bytes; what NCCL and torch read of it, by its place. */
-static int cudaGetDeviceProperties_v2(char *properties, int device) {
+/* cudaDeviceProp: what NCCL and torch read of it, by its place. CUDA 13 has left some fields out. */
+static int told_of(char *properties, int device, size_t size, const int *later) {
     const Gpu *it = gpu(device);
     if (!it) return failed(INVALID_DEVICE);
     const struct { int place, value; } numbers[] = {
-        {308, 32}, {320, 1024}, {360, it->major}, {364, it->minor}, {388, attribute(it, 16)}, {584, (int)it->bus},
-        {588, (int)it->device}, {592, (int)it->domain}, {624, attribute(it, 39)},
+        {308, 32}, {320, 1024}, {360, it->major}, {364, it->minor}, {later[0], attribute(it, 16)}, {later[1], (int)it->bus},
+        {later[1] + 4, (int)it->device}, {later[1] + 8, (int)it->domain}, {later[2], attribute(it, 39)},
     };
     size_t shared = 48 << 10, by_choice = (size_t)attribute(it, 97), total = it->bytes;
-    memset(properties, 0, 1032);
+    memset(properties, 0, size);
     snprintf(properties, 256, "%s", it->name);
     uuid_of(it, (unsigned char *)properties + 256);
     memcpy(properties + 288, &total, sizeof total);
     memcpy(properties + 296, &shared, sizeof shared);
-    memcpy(properties + 696, &by_choice, sizeof by_choice);
+    memcpy(properties + later[3], &by_choice, sizeof by_choice);
     for (size_t at = 0; at < sizeof numbers / sizeof *numbers; at++)
         memcpy(properties + numbers[at].place, &numbers[at].value, sizeof(int));
     return OK;
 }
 
+/* CUDA 12, in which the name without a number is that of CUDA 11, and is not called. */
+static int cudaGetDeviceProperties_v2(char *properties, int device) {
+    return told_of(properties, device, 1032, (const int[]){388, 584, 624, 696});
+}
+
+/* CUDA 13 */
+static int cudaGetDeviceProperties(char *properties, int device) {
+    return told_of(properties, device, 1008, (const int[]){384, 568, 604, 672});
+}
+
 static int cudaDriverGetVersion(int *version) { *version = driver_version(); return OK; }
-static int cudaRuntimeGetVersion(int *version) { *version = 12090; return OK; }
+static int cudaRuntimeGetVersion(int *version) { *version = runtime_version; return OK; }
 static int cudaGetLastError(void) { int error = last_error; last_error = OK; return error; }
 static int cudaPeekAtLastError(void) { return last_error; }
 static int cudaDeviceSetLimit(int limit, size_t value) { (void)limit; (void)value; return OK; }
@@ -138,6 +148,7 @@ static const char *text_of(int error) {
         case INVALID_VALUE: return "invalid argument";
         case OUT_OF_MEMORY: return "out of memory";
         case NOT_INITIALIZED: return "initialization error";
+        case INSUFFICIENT_DRIVER: return "CUDA driver version is insufficient for CUDA runtime version";
         case NO_DEVICE: return "no CUDA-capable device is detected";
         case INVALID_DEVICE: return "invalid device ordinal";
         case PEER_ACCESS_UNSUPPORTED: return "peer access is not supported between these two devices";
@@ -220,7 +231,7 @@ static int cudaGetDriverEntryPointByVersion(const char *name, void **function, u
 const Entry DEVICE_CALLS[] = {
     R(cudaGetDeviceCount), R(cudaSetDevice), R(cudaGetDevice), R(cudaDeviceGetAttribute), R(cudaDeviceGetPCIBusId),
     R(cudaDeviceGetByPCIBusId), R(cudaDeviceCanAccessPeer), R(cudaDeviceEnablePeerAccess),
-    R(cudaGetDeviceProperties_v2), R(cudaDriverGetVersion), R(cudaRuntimeGetVersion), R(cudaGetLastError),
+    R(cudaGetDeviceProperties_v2), R(cudaGetDeviceProperties), R(cudaDriverGetVersion), R(cudaRuntimeGetVersion), R(cudaGetLastError),
     R(cudaPeekAtLastError), R(cudaDeviceSetLimit), R(cudaDeviceGetLimit), R(cudaSetDeviceFlags), R(cudaGetDeviceFlags),
     R(cudaDeviceReset), R(cudaGetErrorString), R(cudaGetErrorName), R(__cudaPushCallConfiguration),
     R(__cudaPopCallConfiguration), R(cudaFuncGetAttributes), R(cudaFuncSetAttribute), R(cudaGetFuncBySymbol),
@@ -292,6 +303,7 @@ EXPORT int cuGetProcAddress_v2(const char *name, void **function, int version, u
 
 /* For programs that use NCCL without a runtime of their own. */
 EXPORT int planted_set_device(int device) { return cudaSetDevice(device); }
+EXPORT void planted_runtime(int version) { runtime_version = version; }
 EXPORT int planted_device_count(int *count) { return cudaGetDeviceCount(count); }
 EXPORT int planted_malloc(void **address, size_t size) {
     void *found;

@@ -12,9 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-#: Whichever torch has loaded.
-_RUNTIMES = ("libcudart.so.12", "libnccl.so.2")
-
 
 class AroundTorch:
     """Finds torch where it is, once, and plants GPUs when it has been executed."""
@@ -43,7 +40,9 @@ class AroundTorch:
 
 def _plant(torch: ModuleType, cuda: ctypes.CDLL) -> None:
     home = Path(str(torch.__file__)).parent
-    for library in _RUNTIMES:
+    major, minor = map(int, str(torch.version.cuda).split("."))
+    cuda.planted_runtime(major * 1000 + minor * 10)
+    for library in (f"libcudart.so.{major}", "libnccl.so.2"):
         if cuda.planted_attach(library.encode()) <= 0:
             raise ImportError(f"{library} was not redirected")
     # Filed as torch's own, so that who looks at the stacks of a job finds the frames that it has on a GPU.

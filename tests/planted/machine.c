@@ -17,6 +17,7 @@ static struct {
     Gpu gpus[MOST_GPUS];
 } machine;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
+int runtime_version = 12090;
 static int (*p2p_status)(void *, void *, unsigned, unsigned *);
 
 /* NVML's stand-in compiled beside this file has all of them. */
@@ -104,7 +105,8 @@ static void look(void) {
 int ready(void) {
     pthread_once(&once, look);
     if (machine.pid != getpid()) return NOT_INITIALIZED;
-    return machine.shown ? OK : NO_DEVICE;
+    if (!machine.shown) return NO_DEVICE;
+    return machine.driver / 1000 < runtime_version / 1000 ? INSUFFICIENT_DRIVER : OK;
 }
 
 int visible(void) { return ready() ? 0 : machine.shown; }

@@ -304,8 +304,13 @@ EXPORT int cuMemGetHandleForAddressRange(int *handle, uintptr_t address, size_t 
 EXPORT int cuPointerGetAttribute(void *value, int name, uintptr_t address) {
     Block block;
     if (!block_at((void *)address, &block)) return INVALID_VALUE;
-    enum { DEVICE_ORDINAL = 9 };
-    *(int *)value = name == DEVICE_ORDINAL ? block.device : 0;
+    enum { MEMORY_TYPE = 2, DEVICE_ORDINAL = 9, CAN_BE_SHARED_BY_CUDA_IPC = 10 };
+    switch (name) {
+        case MEMORY_TYPE: *(int *)value = block.kind == HOST ? 1 : 2; break;
+        case DEVICE_ORDINAL: *(int *)value = block.device; break;
+        case CAN_BE_SHARED_BY_CUDA_IPC: *(int *)value = block.kind == DEVICE && block.file >= 0; break; /* not mapped */
+        default: *(int *)value = 0;
+    }
     return OK;
 }
 

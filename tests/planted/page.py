@@ -28,6 +28,9 @@ BEGIN, END = (
     "<!-- Written by `make planted-torch`. -->\n",
     "<!-- End of what `make planted-torch` wrote. -->\n",
 )
+#: The first line of what one torch came to.
+_SECTION = re.compile(r"(?m)^(?=\d{4}-\d\d-\d\d, torch )")
+_TORCH = re.compile(r"torch ([^,\s]+),")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -85,9 +88,13 @@ def section(torch: str, cases: Sequence[Case], seconds: float) -> str:
 
 
 def placed(page: str, text: str) -> str:
-    """The page with the section anew."""
+    """The page with the section of this torch anew; those of others stay."""
     before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}"
+    written, _, after = rest.partition(END)
+    sections = {_TORCH.findall(one)[0]: one.strip() for one in _SECTION.split(written) if one.strip()}
+    sections[_TORCH.findall(text)[0]] = text.strip()
+    whole = "\n\n".join(sections.values())
+    return f"{before}{BEGIN}\n{whole}\n\n{END}{after}"
 
 
 if __name__ == "__main__":

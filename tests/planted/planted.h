@@ -1,5 +1,5 @@
 /* What the files of the planted CUDA share. Prototypes are our own, after NVIDIA's public documentation of the
- * CUDA runtime and driver; layouts are those of CUDA 12. */
+ * CUDA runtime and driver; layouts are those of CUDA 12 and, where it differs, 13. */
 #ifndef PLANTED_H
 #define PLANTED_H
 
@@ -21,6 +21,7 @@ enum {
     NOT_INITIALIZED = 3,
     MAP_FAILED_HERE = 205,
     PEER_ACCESS_UNSUPPORTED = 217,
+    INSUFFICIENT_DRIVER = 35,
     NO_DEVICE = 100,
     INVALID_DEVICE = 101,
     INVALID_HANDLE = 400,
@@ -47,11 +48,12 @@ typedef struct {
 } Entry;
 
 /* machine.c: what the stand-in for libnvidia-ml says is there, as CUDA shows it to this process. */
-int ready(void);               /* OK, NO_DEVICE, or NOT_INITIALIZED in a child forked after the first call */
+int ready(void);               /* OK, NO_DEVICE, INSUFFICIENT_DRIVER, or NOT_INITIALIZED in a child forked after the first call */
 int visible(void);             /* GPUs that CUDA_VISIBLE_DEVICES leaves */
 const Gpu *gpu(int device);    /* NULL where there is no such device */
 int reaches(int one, int two); /* whether one can read the memory of two */
 int driver_version(void);
+extern int runtime_version;     /* of the CUDA that torch brings */
 
 /* memory.c */
 enum { DEVICE = 1, HOST = 2 };

@@ -239,6 +239,7 @@ const Entry STREAM_CALLS[] = {
     R(cudaStreamCreate), R(cudaStreamCreateWithFlags), R(cudaStreamCreateWithPriority), R(cudaStreamDestroy),
     R(cudaStreamSynchronize), R(cudaStreamQuery), R(cudaStreamGetId), R(cudaStreamGetPriority), R(cudaStreamGetFlags),
     R(cudaStreamIsCapturing), R(cudaThreadExchangeStreamCaptureMode), R(cudaStreamGetCaptureInfo_v2),
+    {"cudaStreamGetCaptureInfo", cudaStreamGetCaptureInfo_v2}, /* CUDA 13 */
     R(cudaDeviceGetStreamPriorityRange), R(cudaDeviceSynchronize), R(cudaEventCreate), R(cudaEventCreateWithFlags),
     R(cudaEventRecord), R(cudaEventRecordWithFlags), R(cudaEventDestroy), R(cudaEventQuery), R(cudaEventSynchronize),
     R(cudaStreamWaitEvent), R(cudaEventElapsedTime), R(cudaMemcpyAsync), R(cudaMemcpyPeerAsync), R(cudaMemcpy),

@@ -12,6 +12,7 @@ from tests.planted import libraries
 ASK = """
 import ctypes, json, os, sys
 cuda = ctypes.CDLL("libcuda.so.1")
+cuda.planted_runtime(int(sys.argv[2]))
 def ask():
     count = ctypes.c_int(-1)
     return [cuda.planted_device_count(ctypes.byref(count)), count.value]
@@ -27,11 +28,11 @@ print(json.dumps(told))
 """
 
 
-def asked(machine: str = "four", **env: str) -> list[list[int]]:
+def asked(machine: str = "four", runtime: int = 12090, /, **env: str) -> list[list[int]]:
     """Code and number of GPUs of a process that sets its environment once the library is loaded, and of its child."""
     whole = {**os.environ, "LD_LIBRARY_PATH": str(libraries()), "NVML_STAND_IN": machine}
     whole.pop("CUDA_VISIBLE_DEVICES", None)
-    command = (sys.executable, "-c", ASK, json.dumps(env))
+    command = (sys.executable, "-c", ASK, json.dumps(env), str(runtime))
     done = subprocess.run(command, env=whole, capture_output=True, text=True, check=True, timeout=60)
     answer: list[list[int]] = json.loads(done.stdout)
     return answer
@@ -59,6 +60,13 @@ def test_of_a_machine_in_slices_a_process_is_shown_one(shown: str | None):
     env = {} if shown is None else {"CUDA_VISIBLE_DEVICES": shown}
 
     assert asked("mig_all", **env)[0] == [0, 1]
+
+
+def test_cuda_13_refuses_a_driver_of_cuda_12():
+    insufficient_driver = 35
+
+    assert asked("four", 13020)[0] == [insufficient_driver, 0]
+    assert asked("four,driver_580", 13020)[0] == [0, 4]
 
 
 def test_a_child_forked_after_the_first_call_can_use_no_gpu():

@@ -22,6 +22,8 @@ import pytest
 
 from tests.lab.hosts import ROOT, Host
 from tests.lab.processes import PATIENCE_S, HostProcess
+from tests.machines import parts
+from tests.machines.whole import Whole
 from tests.planted import libraries
 from tests.planted.world import Env, Machines
 
@@ -70,6 +72,9 @@ class PlantedTorch(Machines):
 
     def __enter__(self) -> PlantedTorch:
         self.environment = environment()
+        if next(self.environment.glob("lib/python3*/site-packages/nvidia/cu13"), None):
+            for machine in self.machines:
+                _renew_driver(machine)
         super().__enter__()
         try:
             self.exchange = self._lab.folder / "exchange"
@@ -165,6 +170,16 @@ def ended(process: HostProcess, limit_s: float) -> Ended:
         code = None
     seconds = (process.ended or time.monotonic()) - process.started
     return Ended(code, process.output(), process.errors(), seconds)
+
+
+def _renew_driver(machine: Whole) -> None:
+    """The driver that CUDA 13 needs, in the place of the machine's."""
+    tree = machine.board.tree
+    for path, content in list(tree.walk()):
+        if isinstance(content, bytes) and parts.VERSION.encode() in content:
+            tree.write(path, content.replace(parts.VERSION.encode(), b"580.95.05"))
+    if machine.nvml:
+        machine.nvml = {**machine.nvml, "NVML_STAND_IN": f"{machine.nvml['NVML_STAND_IN']},driver_580"}
 
 
 #: By these the doctor tells hosts from containers of one machine, and machines from virtual ones.
