@@ -4,8 +4,9 @@ A message that names a fault of the rank's own host is never a victim's, whateve
 puts both under "unhandled system error".
 
 Sources: gloo transport/tcp/pair.cc (Connection closed by peer, Read error, Timed out waiting,
-Application timeout caused pair closure), c10d/socket.cpp, Utils.hpp and TCPStore.cpp (recvVector failed,
-Failed to recv, got 0 bytes, Broken pipe, client socket has timed out, seconds waiting for clients),
+Application timeout caused pair closure), c10d/socket.cpp, Utils.hpp, TCPStore.cpp and FileStore.cpp (recvVector
+failed, Failed to recv, got 0 bytes, Timeout waiting for key, Broken pipe, client socket has timed out, seconds waiting
+for clients),
 ProcessGroupNCCL.cpp (Watchdog caught collective operation timeout, communicator was aborted), connect(2),
 NCCL's ncclRemoteError and ncclSystemError texts. torch 2.15 c10d/nccl2, WorkNCCL.cpp and ProcessGroupNCCL.cpp
 (NCCL operation timed out, NCCL operation failed, Operation timed out after, Work timed out during finalize, Failed to
@@ -60,6 +61,7 @@ PEER_SILENT = (
     "failed to pass monitoredBarrier",
     "successfully reached monitoredBarrier",
     "in store based barrier",
+    "Timeout waiting for key",
 )
 #: What a peer sent is not what this rank expects: the two disagree, and the rank that reads first says so.
 _UNFIT = re.compile(

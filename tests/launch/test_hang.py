@@ -489,6 +489,7 @@ def test_most_ranks_that_raised_alike_blame_nobody_while_the_rest_waits():
         "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE)",
         "Application timeout caused pair closure",
         "The client socket has timed out after 600000ms while trying to connect",
+        "store->get('0') got error: Timeout waiting for key: default_pg/0//cuda//0 after 10000 ms",
         "NCCL error in: ProcessGroupNCCL.cpp:3, unhandled system error",
         "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?",
         "Failed to send, sent 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?",
