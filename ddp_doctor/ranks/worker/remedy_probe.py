@@ -34,7 +34,8 @@ def probe(ctx: LiveRankContext) -> TrialMeasurement:
 
 def _unread(ctx: LiveRankContext) -> tuple[str, ...]:
     """NCCL logs each variable that it reads, as "NAME set by environment to VALUE" or "NAME set to VALUE"."""
-    names = {setting.name: None for setting in ctx.trial.settings if setting.name.startswith("NCCL_")}
+    set_here = (setting.name for setting in ctx.trial.settings if setting.action == "set")
+    names = dict.fromkeys(name for name in set_here if name.startswith("NCCL_"))
     path = ctx.env.get("NCCL_DEBUG_FILE")
     if ctx.backend != "nccl" or not names or path is None:
         return ()
