@@ -73,7 +73,7 @@ def stand_still(first: str, last: str) -> tuple[Launched, ...]:
 
 def _differing(answer: str) -> tuple[Launched, ...]:
     read = _Text(answer)
-    for line in answer.splitlines():
+    for line in filter(None, answer.splitlines()):
         read.note(line)
     return tuple(
         Launched(
