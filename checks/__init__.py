@@ -13,18 +13,7 @@ This is the one door to the checks: nothing else here is imported by processes, 
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ddp_doctor.checks.node import (
-    env_vars,
-    gpus,
-    host,
-    interfaces,
-    kernel,
-    nccl,
-    pcie,
-    rdma,
-    software,
-    topology,
-)
+from ddp_doctor.checks.node import env_vars, gpus, host, interfaces, kernel, nccl, pcie, rdma, software, topology
 from ddp_doctor.checks.node.kernel import afterwards as kernel_after
 from ddp_doctor.checks.node.rdma import afterwards as rdma_after
 from ddp_doctor.checks.node.topology import read_pasted

@@ -18,9 +18,7 @@ def main(at_the_end: Callable[[], object] = lambda: None) -> None:
     # What imports make stays: to search it for cycles every 700 objects was a twentieth of a prolog.
     gc.set_threshold(10_000)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if (
-            signal.getsignal(number) is not signal.SIG_IGN
-        ):  # by nohup, or a shell that starts it in the background
+        if signal.getsignal(number) is not signal.SIG_IGN:  # by nohup, or a shell that starts it in the background
             signal.signal(number, lambda *_: _leave(at_the_end))
     from ddp_doctor.cli import streams
 

@@ -50,10 +50,7 @@ def _is_worker(config: pytest.Config) -> bool:
 
 def _inherit_nothing_odd() -> None:
     """What processes inherit is as a login has it: a script in the background, nohup or a strict site leave another."""
-    for number in set(signal.valid_signals()) - {
-        signal.SIGPIPE,
-        signal.SIGXFSZ,
-    }:  # those Python itself ignores
+    for number in set(signal.valid_signals()) - {signal.SIGPIPE, signal.SIGXFSZ}:  # those Python itself ignores
         if signal.getsignal(number) is signal.SIG_IGN:
             by_python = number == signal.SIGINT
             signal.signal(number, signal.default_int_handler if by_python else signal.SIG_DFL)
@@ -130,9 +127,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     in_lab = re.search(r"(?<!not )\blab\b", config.option.markexpr)
     workers = config.workerinput["workercount"]  # type: ignore[attr-defined]
-    first = [
-        item for item in items if item.get_closest_marker("ranks") or (in_lab and item.path.name not in BRIEF)
-    ]
+    first = [item for item in items if item.get_closest_marker("ranks") or (in_lab and item.path.name not in BRIEF)]
     begins = set(first)
     rest = [item for item in items if item not in begins]
     heads: list[list[pytest.Item]] = [[] for _ in range(workers)]

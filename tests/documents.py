@@ -82,10 +82,7 @@ def blocks() -> Iterator[Block]:
 def is_part(shown: str, printed: str) -> bool:
     """Whether what a document shows was printed; ``...`` on a line of its own leaves lines out."""
     lines = ["(?s:.*?)" if line.strip() == "..." else f"{re.escape(line)}\n" for line in _plain(shown)]
-    return (
-        re.search("^" + "".join(lines), "".join(f"{line}\n" for line in _plain(printed)), re.MULTILINE)
-        is not None
-    )
+    return re.search("^" + "".join(lines), "".join(f"{line}\n" for line in _plain(printed)), re.MULTILINE) is not None
 
 
 #: What differs from run to run and from machine to machine, and what stands for it.

@@ -80,10 +80,7 @@ class Forked:
             for own in (self._stdout, self._stderr):
                 own.write_text("")
             self._server.stdin.write(
-                json.dumps(
-                    [[self._name, *args], streams, {**os.environ, **(env or {})}, str(cwd or Path.cwd())]
-                )
-                + "\n"
+                json.dumps([[self._name, *args], streams, {**os.environ, **(env or {})}, str(cwd or Path.cwd())]) + "\n"
             )
             self._server.stdin.flush()
             code = int(self._server.stdout.readline())
@@ -92,10 +89,7 @@ class Forked:
 
 @contextmanager
 def forked(
-    folder: Path,
-    name: str = "ddp-doctor",
-    code: tuple[str, str] = _DOCTOR,
-    env: Mapping[str, str] | None = None,
+    folder: Path, name: str = "ddp-doctor", code: tuple[str, str] = _DOCTOR, env: Mapping[str, str] | None = None
 ) -> Iterator[Forked]:
     """A process that has run the first half of ``code``, as long as it is needed; its forks run the other half.
 

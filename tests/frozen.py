@@ -36,11 +36,7 @@ from tests.machines.whole import record
 from tests.recorded import SITUATIONS, load
 from tests.settings.cases import bad, clean
 
-FORMS = [
-    output.name
-    for output in OUTPUTS
-    if "topology" in output.commands and output.name not in ("json", "record")
-]
+FORMS = [output.name for output in OUTPUTS if "topology" in output.commands and output.name not in ("json", "record")]
 Answer = dict[str, str]
 
 
@@ -69,11 +65,7 @@ def of_script(name: str, text: str) -> Answer:
     fixed = report.model_copy(update={"run_id": "", "started_at": "", "duration_s": 0.0, "checks": ()})
     screen = StringIO()
     show_lint(fixed, console(screen, width=100))
-    return {
-        "report": fixed.as_json(),
-        "failed rules": repr(linted.failures),
-        "screen": screen.getvalue(),
-    }
+    return {"report": fixed.as_json(), "failed rules": repr(linted.failures), "screen": screen.getvalue()}
 
 
 def untimed(recording: Recording) -> Recording:
@@ -96,11 +88,7 @@ def answers() -> Iterator[tuple[str, Answer]]:
     for situation in SITUATIONS:
         yield f"recording {situation}", of_recording(load(situation))
     for machine in (*MACHINES, *FAULTS):
-        played = (
-            record(machine.nodes())
-            if isinstance(machine, Planted)
-            else record(machine.build(), machine.command)
-        )
+        played = record(machine.nodes()) if isinstance(machine, Planted) else record(machine.build(), machine.command)
         yield f"machine {machine.name}", of_recording(untimed(played))
     for kind, cases in (("bad", bad()), ("clean", clean())):
         for number, case in enumerate(cases):

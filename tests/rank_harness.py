@@ -70,12 +70,7 @@ class HarnessContext:
 
     @contextmanager
     def step(
-        self,
-        name: str,
-        detail: str = "",
-        *,
-        peers: Sequence[int] = (),
-        deadline_s: float | None = None,
+        self, name: str, detail: str = "", *, peers: Sequence[int] = (), deadline_s: float | None = None
     ) -> Iterator[None]:
         self.steps.append((name, detail))
         yield

@@ -23,12 +23,7 @@ HEALTHY_COUNTERS = {
     "port_xmit_discards": 0,
     "port_xmit_wait": 918273,
 }
-HEALTHY_HW_COUNTERS = {
-    "out_of_sequence": 0,
-    "packet_seq_err": 0,
-    "local_ack_timeout_err": 0,
-    "np_cnp_sent": 7,
-}
+HEALTHY_HW_COUNTERS = {"out_of_sequence": 0, "packet_seq_err": 0, "local_ack_timeout_err": 0, "np_cnp_sent": 7}
 
 #: One entry of a GID table: address, type, net device. A type of None is EINVAL, as in a container.
 Entry = tuple[str, str | None, str]
@@ -96,14 +91,7 @@ class Tree:
     ) -> None:
         """One port of a device, with a table of so many slots."""
         at = f"{CLASS}/{name}/ports/{number}"
-        told = {
-            "state": state,
-            "phys_state": phys,
-            "link_layer": layer,
-            "rate": rate,
-            "lid": "0x5",
-            "sm_lid": sm_lid,
-        }
+        told = {"state": state, "phys_state": phys, "link_layer": layer, "rate": rate, "lid": "0x5", "sm_lid": sm_lid}
         self.files |= {f"{at}/{key}": f"{value}\n" for key, value in told.items()}
         table = {0: (full("fe80::b83f:d203:aa:1"), "IB/RoCE v1", "")} if gids is None else gids
         for index in range(slots):
@@ -117,9 +105,7 @@ class Tree:
         for key, value in HEALTHY_HW_COUNTERS.items():
             self.files[f"{at}/hw_counters/{key}"] = f"{(counters or {}).get(key, value)}\n"
 
-    def netdev(
-        self, name: str, mtu: int = 4200, carrier_changes: int = 2, mode: str = "", slaves: str = ""
-    ) -> None:
+    def netdev(self, name: str, mtu: int = 4200, carrier_changes: int = 2, mode: str = "", slaves: str = "") -> None:
         """One network interface."""
         told: dict[str, object] = {"mtu": mtu, "operstate": "up", "carrier_changes": carrier_changes}
         if mode:
@@ -265,13 +251,7 @@ def efa(count: int = 4) -> Tree:
     tree = _base("efa")
     for at in range(count):
         name = f"rdmap{at}s6"
-        more = {
-            "driver": "efa",
-            "node_type": "7: <unknown>",
-            "hca_type": None,
-            "board_id": None,
-            "fw_ver": "0.0.0.0",
-        }
+        more = {"driver": "efa", "node_type": "7: <unknown>", "hca_type": None, "board_id": None, "fw_ver": "0.0.0.0"}
         tree.hca(name, f"0000:{0x50 + at:02x}:1b.0", at, **more)
         tree.port(name, layer="Unspecified", rate="100 Gb/sec (4X EDR)", sm_lid="0x0")
     return tree
@@ -294,9 +274,7 @@ def irdma() -> Tree:
         more = {"driver": "ice", "hca_type": None, "board_id": None, "fw_ver": "1.71"}
         tree.hca(f"rocep{1 + at}s0f0", f"0000:{0x31 + at:02x}:00.0", at, **more)
         table = {0: (full(f"10.2.{at}.1"), "RoCE v2", f"ens{at}f0")}
-        tree.port(
-            f"rocep{1 + at}s0f0", layer="Ethernet", rate="100 Gb/sec (4X EDR)", sm_lid="0x0", gids=table
-        )
+        tree.port(f"rocep{1 + at}s0f0", layer="Ethernet", rate="100 Gb/sec (4X EDR)", sm_lid="0x0", gids=table)
         tree.netdev(f"ens{at}f0", mtu=9000)
     return tree
 

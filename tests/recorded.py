@@ -69,11 +69,7 @@ def _formatted(value: object, indent: str) -> str:
     if isinstance(value, dict) and len(line) > _WIDTH:
         fields = (f"{json.dumps(name)}: {_formatted(field, indent)}" for name, field in value.items())
         return "{" + ", ".join(fields) + "}"
-    if (
-        isinstance(value, list)
-        and len(line) > _WIDTH
-        and any(isinstance(item, dict | list) for item in value)
-    ):
+    if isinstance(value, list) and len(line) > _WIDTH and any(isinstance(item, dict | list) for item in value):
         items = (f"{indent} {_formatted(item, indent + ' ')}" for item in value)
         return "[\n" + ",\n".join(items) + f"\n{indent}]"
     return line

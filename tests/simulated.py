@@ -34,9 +34,7 @@ _RANK_CHECKS = {
     "gradient_sync": "gradient_sync/averaged",
     "buffers": "buffers/broadcast",
 }
-_TRANSPORT = (
-    "node0:1:1 [0] NCCL INFO Channel {channel:02}/0 : {rank}[{gpu}] -> {next}[{next_gpu}] via P2P/CUMEM\n"
-)
+_TRANSPORT = "node0:1:1 [0] NCCL INFO Channel {channel:02}/0 : {rank}[{gpu}] -> {next}[{next_gpu}] via P2P/CUMEM\n"
 
 
 @cache
@@ -77,10 +75,7 @@ def recording(nodes: int, change: Change = _no_change, steps: int = 4) -> Record
         duration_s=12.0,
         world=world(nodes),
         options=Options(),
-        readings=(
-            *(_reading(check, at, None, change, size) for check in _NODE_CHECKS for at in range(nodes)),
-            *ranks,
-        ),
+        readings=(*(_reading(check, at, None, change, size) for check in _NODE_CHECKS for at in range(nodes)), *ranks),
         trials=(trial(nodes, steps),),
     )
 

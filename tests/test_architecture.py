@@ -92,13 +92,9 @@ def test_codes_and_names_are_well_formed():
     patterns = [(rule, r"DDJ[123]\d\d" if rule in JOB_RULES else r"DD[1-9]\d\d") for rule in RULES]
     of_lint = [(rule, r"DDL1\d\d") for rule in LINT_RULES]
 
+    assert [rule.code for rule, pattern in (*patterns, *of_lint) if not re.fullmatch(pattern, rule.code)] == []
     assert [
-        rule.code for rule, pattern in (*patterns, *of_lint) if not re.fullmatch(pattern, rule.code)
-    ] == []
-    assert [
-        rule.name
-        for rule, _ in (*patterns, *of_lint)
-        if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", rule.name)
+        rule.name for rule, _ in (*patterns, *of_lint) if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", rule.name)
     ] == []
 
 
@@ -123,9 +119,7 @@ def _headings(rule: Described) -> tuple[str, ...]:
 def test_every_rule_fires_in_one_recording_and_is_silent_in_another_that_has_its_facts():
     """That the codes are found which a recording expects, tests/test_recordings.py shows."""
     files = [raw(situation) for situation in SITUATIONS]
-    judged = [
-        (_kinds(file), bool(file.get("trials")), frozenset(file["expected"]["codes"])) for file in files
-    ]
+    judged = [(_kinds(file), bool(file.get("trials")), frozenset(file["expected"]["codes"])) for file in files]
     able = {
         rule.code: [
             found

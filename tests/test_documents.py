@@ -56,9 +56,7 @@ def test_an_answer_is_the_one_that_the_document_shows(asked, block: Block):
     assert is_part(block.text, done.stdout), done.stdout
 
 
-@pytest.mark.parametrize(
-    "block", [block for block in ALL if block.language not in ("console", "text")], ids=str
-)
+@pytest.mark.parametrize("block", [block for block in ALL if block.language not in ("console", "text")], ids=str)
 def test_what_is_not_typed_is_parsed(asked, block: Block):
     match block.language:
         case "python":

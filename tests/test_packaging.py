@@ -67,9 +67,7 @@ build_wheel(os.path.join(folder, "sdist"))
 @pytest.fixture(scope="module")
 def built() -> Built:
     folder = once("dist", _build_all)
-    (sdist,), (from_tree,), (from_sdist,) = (
-        folder.glob(each) for each in ("*.tar.gz", "tree/*.whl", "sdist/*.whl")
-    )
+    (sdist,), (from_tree,), (from_sdist,) = (folder.glob(each) for each in ("*.tar.gz", "tree/*.whl", "sdist/*.whl"))
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     return Built(names, _wheel_names(from_tree), _wheel_names(from_sdist), from_sdist)
@@ -161,9 +159,7 @@ def test_the_installed_wheel_works_from_an_empty_folder(
     assert not (target / "checks").exists()
     needed = [line for line in _requires(built.wheel) if "extra ==" not in line]
     assert needed, "pip takes what it needs from there"
-    assert [line for line in needed if "torch" in line] == [], (
-        "an installation would bring a torch, or change one"
-    )
+    assert [line for line in needed if "torch" in line] == [], "an installation would bring a torch, or change one"
 
     said = _run(sys.executable, "-c", _ASK, cwd=empty, PYTHONPATH=str(target))
     where, help_text, checks, script = said.split("\0")
@@ -190,9 +186,7 @@ def pyz(built: Built) -> Path:
     return next(folder.glob("*.pyz"))
 
 
-def _bare(
-    pyz: Path, home: Path, *words: str, before: str = "", **env: str
-) -> "subprocess.CompletedProcess[str]":
+def _bare(pyz: Path, home: Path, *words: str, before: str = "", **env: str) -> "subprocess.CompletedProcess[str]":
     """The file with an interpreter that has its own library alone, in the empty environment of a prolog.
 
     ``before``: what a shell does first, where it can mount.
@@ -267,9 +261,7 @@ def test_without_a_cache_to_trust_or_to_write_to_the_packages_are_there_for_one_
 
 @pytest.mark.lab
 def test_without_room_anywhere_a_sentence_says_where_it_looked(pyz: Path, home: Path):
-    full = "; ".join(
-        f"mount -t tmpfs -o size=1m none {folder}" for folder in ('"$HOME"', "/var/tmp", "/dev/shm")
-    )
+    full = "; ".join(f"mount -t tmpfs -o size=1m none {folder}" for folder in ('"$HOME"', "/var/tmp", "/dev/shm"))
 
     done = _bare(pyz, home, "prolog", before=f"{full};")
 

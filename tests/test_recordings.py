@@ -39,9 +39,7 @@ def test_a_remedy_reads_like_a_sentence():
         for remedy in finding.remedies
     }
 
-    assert [
-        summary for summary in summaries if not summary[0].isupper() and summary.split()[0] not in TYPED
-    ] == []
+    assert [summary for summary in summaries if not summary[0].isupper() and summary.split()[0] not in TYPED] == []
 
 
 def test_a_line_to_paste_is_whole():

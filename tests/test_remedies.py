@@ -88,9 +88,7 @@ def _is_read(offer: Offer, setting: Setting) -> bool:
 
 
 def test_its_values_are_read_as_they_are_meant():
-    readings = [
-        (offer, name, misread(name, value)) for offer in _offers() for name, value in offer.wanted.items()
-    ]
+    readings = [(offer, name, misread(name, value)) for offer in _offers() for name, value in offer.wanted.items()]
 
     assert [reading for reading in readings if reading[2] is not None] == []
 
@@ -159,20 +157,11 @@ def test_every_variable_that_trials_may_set_is_in_the_table():
 
 
 def test_each_setting_that_decides_about_others_is_told_of_some_setting():
-    told = {
-        name
-        for other in variables()
-        for value in ("0", "1", "IB")
-        for name in does_not_go_with({other: value})
-    }
-    in_conflict = {
-        name for variable in variables().values() for row in variable.conflicts for name in row.names
-    }
+    told = {name for other in variables() for value in ("0", "1", "IB") for name in does_not_go_with({other: value})}
+    in_conflict = {name for variable in variables().values() for row in variable.conflicts for name in row.names}
 
     assert {row.name for row in silencers() if not row.needed} <= told
-    assert {
-        name for name in in_conflict if not re.search(r"_(MIN|MAX)_", name)
-    } <= told  # those depend on numbers
+    assert {name for name in in_conflict if not re.search(r"_(MIN|MAX)_", name)} <= told  # those depend on numbers
 
 
 @pytest.mark.parametrize(

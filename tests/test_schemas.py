@@ -83,9 +83,7 @@ def test_what_lint_writes_of_every_rule_is_valid(tmp_path: Path):
         (("results", 0, "colour"), "red"),
     ],
 )
-def test_the_schema_of_sarif_would_refuse_what_is_wrong(
-    tmp_path: Path, place: tuple[Any, ...], value: object
-):
+def test_the_schema_of_sarif_would_refuse_what_is_wrong(tmp_path: Path, place: tuple[Any, ...], value: object):
     (tmp_path / "sick.py").write_text(SICK)
     log = json.loads(written(tmp_path)[0])
     part = log["runs"][0]
@@ -128,10 +126,7 @@ def test_a_report_has_all_that_its_last_version_had(name: str):
         (lambda new: new["$defs"]["Finding"]["properties"].pop("code"), "Finding.code is gone"),
         (lambda new: new["$defs"]["Verdict"]["enum"].remove("unsure"), "Verdict: enum without unsure"),
         (lambda new: new["$defs"]["Finding"]["required"].remove("code"), "Finding: required without code"),
-        (
-            lambda new: new["properties"]["duration_s"].update(type="string"),
-            "$.duration_s: type was number, is string",
-        ),
+        (lambda new: new["properties"]["duration_s"].update(type="string"), "$.duration_s: type was number, is string"),
         (
             lambda new: new["$defs"]["CheckResult"]["properties"]["reason"].pop("anyOf"),
             "CheckResult.reason: other types",

@@ -37,9 +37,7 @@ PASSES = {
         pytest.param("thorough", 3, marks=pytest.mark.lab),
     ],
 )
-def test_a_healthy_run_makes_every_check_of_its_level_and_replays_to_the_same(
-    asked, tmp_path, state, level, nproc
-):
+def test_a_healthy_run_makes_every_check_of_its_level_and_replays_to_the_same(asked, tmp_path, state, level, nproc):
     path, recording, env_file = tmp_path / "report.json", tmp_path / "recording.json", tmp_path / "env"
     written = ("--json", str(path), "--record", str(recording), "--settings", f"env:{env_file}")
 
@@ -67,10 +65,7 @@ def test_a_healthy_run_makes_every_check_of_its_level_and_replays_to_the_same(
     assert "# nothing to set" in env_file.read_text()
     assert len(list((tmp_path / "state").glob("ddp-doctor/runs/*/recording.json"))) == 1
 
-    first, again = (
-        json.loads(path.read_text()),
-        json.loads(asked("replay", str(recording), "--json", "-").stdout),
-    )
+    first, again = (json.loads(path.read_text()), json.loads(asked("replay", str(recording), "--json", "-").stdout))
     for lasting in ("findings", "verdict", "checks", "measurements", "summary"):
         assert again[lasting] == first[lasting]
 
@@ -79,16 +74,12 @@ def test_the_prolog_needs_no_environment_and_no_torch(tmp_path):
     path = tmp_path / "report.json"
     argv = [sys.executable, "-I", "-X", "importtime", "-m", "ddp_doctor", "prolog", "--json", str(path)]
 
-    done = subprocess.run(
-        argv, check=False, capture_output=True, text=True, cwd="/", env=MEASURED, timeout=PATIENCE_S
-    )
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd="/", env=MEASURED, timeout=PATIENCE_S)
     report = Report.model_validate_json(path.read_text())
 
     assert done.returncode == 0, done.stdout
     assert refused("report", path.read_text()) == []
-    assert [check.id for check in report.checks] == [
-        check.id for check in CHECKS if check.where.value == "node"
-    ]
+    assert [check.id for check in report.checks] == [check.id for check in CHECKS if check.where.value == "node"]
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "pydantic" in imported
     assert "torch" not in imported
@@ -98,10 +89,7 @@ def test_an_unsure_prolog_passes_unless_asked_to_fail(asked, tmp_path):
     everything = [word for check in CHECKS if check.where.value == "node" for word in ("--skip", check.id)]
     env = {"XDG_STATE_HOME": str(tmp_path)}
 
-    passes, fails = (
-        asked("prolog", *everything, env=env),
-        asked("prolog", *everything, "--unsure", "fail", env=env),
-    )
+    passes, fails = (asked("prolog", *everything, env=env), asked("prolog", *everything, "--unsure", "fail", env=env))
 
     assert "Unsure: nothing could be measured" in passes.stdout
     assert (passes.returncode, fails.returncode) == (0, 3)

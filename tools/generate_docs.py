@@ -97,9 +97,7 @@ def stale() -> list[str]:
     wanted = pages()
     files = {path.relative_to(REFERENCE).as_posix() for path in REFERENCE.rglob("*") if path.is_file()}
     present = files - _BY_OTHERS
-    differing = [
-        name for name in wanted if name in present and (REFERENCE / name).read_text() != wanted[name]
-    ]
+    differing = [name for name in wanted if name in present and (REFERENCE / name).read_text() != wanted[name]]
     return sorted({*differing, *(wanted.keys() ^ present)})
 
 
@@ -266,11 +264,7 @@ def variables_page() -> str:
 
 
 def _owner_section(owner: str) -> str:
-    rows = [
-        f"## {owner}\n",
-        "| variable | what it does | default | releases | of concern |",
-        "|---|---|---|---|---|",
-    ]
+    rows = [f"## {owner}\n", "| variable | what it does | default | releases | of concern |", "|---|---|---|---|---|"]
     for variable in sorted(variables().values(), key=lambda variable: variable.name):
         if variable.owner == owner:
             cells = (
@@ -279,9 +273,7 @@ def _owner_section(owner: str) -> str:
                 read_by(variable),
                 _effects(variable),
             )
-            rows.append(
-                " | ".join([f"| {variable.name}", *(cell.replace("|", "\\|") for cell in cells)]) + " |"
-            )
+            rows.append(" | ".join([f"| {variable.name}", *(cell.replace("|", "\\|") for cell in cells)]) + " |")
     return "\n".join(rows) + "\n"
 
 

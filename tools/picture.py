@@ -45,9 +45,7 @@ def pictures(printed: str) -> dict[str, str]:
 
     made = {}
     for name, theme in (("light", TerminalTheme(*_LIGHT)), ("dark", SVG_EXPORT_THEME)):
-        console = Console(
-            record=True, file=io.StringIO(), width=COLUMNS, force_terminal=True, highlight=False
-        )
+        console = Console(record=True, file=io.StringIO(), width=COLUMNS, force_terminal=True, highlight=False)
         console.print(Text.from_ansi(f"$ ddp-doctor {' '.join(COMMAND)}\n{printed}".rstrip()))
         svg = console.export_svg(title="ddp-doctor", theme=theme, unique_id=f"doctor-{name}")
         svg = re.sub(r"\s*@font-face \{.*?\}", "", svg, flags=re.DOTALL)

@@ -18,9 +18,7 @@ _ROOMS = ("ddp_doctor.model.", "ddp_doctor.lint.report")
 
 def schema(model: type[BaseModel]) -> str:
     """The schema of what is written of a model."""
-    made = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | model.model_json_schema(
-        mode="serialization"
-    )
+    made = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | model.model_json_schema(mode="serialization")
     models = {each.__name__: each for each in _all_below(BaseModel) if each.__module__.startswith(_ROOMS)}
     for name, definition in ((model.__name__, made), *made.get("$defs", {}).items()):
         said = _comments(models[name]) if name in models else {}
@@ -53,8 +51,6 @@ def _comments(model: type[BaseModel]) -> dict[str, str]:
 
 def _beside_or_above(lines: Sequence[str], field: ast.AnnAssign) -> str:
     beside = [line.partition("  # ")[2] for line in lines[field.lineno - 1 : field.end_lineno]]
-    above = itertools.takewhile(
-        lambda line: line.strip().startswith("#:"), reversed(lines[: field.lineno - 1])
-    )
+    above = itertools.takewhile(lambda line: line.strip().startswith("#:"), reversed(lines[: field.lineno - 1]))
     words = [line.strip().removeprefix("#:").strip() for line in above][::-1]
     return " ".join(filter(None, [*words, *beside]))

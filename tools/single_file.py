@@ -56,9 +56,7 @@ def make(wheel: Path, folder: Path) -> Path:
     target = folder / f"ddp-doctor-{__version__}-{tag}.pyz"
     with target.open("wb") as file:
         file.write(b"#!/usr/bin/env python3\n")
-        with zipfile.ZipFile(
-            file, "w"
-        ) as archive:  # of two members: Python reads the list of all before it starts
+        with zipfile.ZipFile(file, "w") as archive:  # of two members: Python reads the list of all before it starts
             archive.writestr(zipfile.ZipInfo("__main__.py", _DATE), f"{start}\n\n{call}\n")
             archive.writestr(zipfile.ZipInfo("packages.zip", _DATE), packages.getvalue())
     target.chmod(0o755)
@@ -68,11 +66,7 @@ def make(wheel: Path, folder: Path) -> Path:
 def _needed(requires: Iterable[str] | None) -> set[str]:
     """The packages that these requirements mean here, without their extras, and all that those need."""
     needs = map(Requirement, requires or ())
-    direct = {
-        canonicalize_name(need.name)
-        for need in needs
-        if not need.marker or need.marker.evaluate({"extra": ""})
-    }
+    direct = {canonicalize_name(need.name) for need in needs if not need.marker or need.marker.evaluate({"extra": ""})}
     direct -= LEFT_OUT
     return direct.union(*(_needed(metadata.requires(name)) for name in direct))
 
@@ -82,9 +76,7 @@ def _of_package(name: str) -> dict[str, bytes]:
     wanted = [
         file
         for file in metadata.files(name) or ()
-        if not {"..", "__pycache__", "tests"} & {*file.parts}
-        and file.suffix != ".pyi"
-        and file.name != "RECORD"
+        if not {"..", "__pycache__", "tests"} & {*file.parts} and file.suffix != ".pyi" and file.name != "RECORD"
     ]
     return {file.as_posix(): Path(str(file.locate())).read_bytes() for file in wanted}
 

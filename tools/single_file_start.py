@@ -37,9 +37,7 @@ def main(release: str, made_for: str, suffix: str, megabytes: int) -> None:
     passing = None if folder else _passing(problems)
     if not folder and not passing:
         where = "; ".join(problems)
-        _refuse(
-            f"no folder for its {megabytes} MB of packages: {where}. Name one with room: TMPDIR=/some/folder"
-        )
+        _refuse(f"no folder for its {megabytes} MB of packages: {where}. Name one with room: TMPDIR=/some/folder")
     sys.path[0] = folder or passing or ""  # in the place of the file itself
     from ddp_doctor.__main__ import main as run
 
@@ -121,10 +119,7 @@ def _unpacked_in(place: str, prefix: str) -> str:
     try:
         open(os.path.join(folder, _LOCK), "w").close()
         _hold(folder, fcntl.LOCK_SH)
-        with (
-            zipfile.ZipFile(os.path.dirname(__file__)) as file,
-            zipfile.ZipFile(file.open("packages.zip")) as inner,
-        ):
+        with zipfile.ZipFile(os.path.dirname(__file__)) as file, zipfile.ZipFile(file.open("packages.zip")) as inner:
             inner.extractall(folder)
     except BaseException as error:
         _remove(folder)

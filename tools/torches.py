@@ -114,9 +114,7 @@ def make_environment(version: str) -> Path:
         return folder
     BUILD.mkdir(parents=True, exist_ok=True)
     constraints = BUILD / f"{version}.txt"
-    constraints.write_text(
-        re.sub(r"(?m)^torch==.*", f"torch=={version}", sources[1].read_text("utf-8")), "utf-8"
-    )
+    constraints.write_text(re.sub(r"(?m)^torch==.*", f"torch=={version}", sources[1].read_text("utf-8")), "utf-8")
     names = {"CONSTRAINTS": str(constraints), "PYTHON": sys.executable}
     command = [str(ROOT / "tools" / "make_venv.sh"), str(folder)]
     subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, **names})

@@ -58,9 +58,7 @@ def slower(recording: Recording) -> Iterator[Draft]:
     rest = [each for each in compared if _is_slow(each)]
     of_paths, tested = ({each.nodes for each in some if _is_path(each)} for some in (rest, compared))
     is_everywhere = of_paths == tested  # the network, and no node
-    nodes = {
-        each.nodes[0] for each in rest if len(each.nodes) == 1 and not (is_everywhere and _is_path(each))
-    }
+    nodes = {each.nodes[0] for each in rest if len(each.nodes) == 1 and not (is_everywhere and _is_path(each))}
     for node in sorted(nodes):
         own = [each for each in rest if node in each.nodes or (len(nodes) == 1 and not each.nodes)]
         rest = [each for each in rest if each not in own]

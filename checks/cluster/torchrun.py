@@ -71,12 +71,7 @@ def probe(ctx: RankContext) -> TorchrunFact:
     )
 
 
-@rule(
-    "DD501",
-    "torchrun-does-not-bring-all-ranks-up",
-    Severity.ERROR,
-    explained_by=("DD211", "DD223", "DD240"),
-)
+@rule("DD501", "torchrun-does-not-bring-all-ranks-up", Severity.ERROR, explained_by=("DD211", "DD223", "DD240"))
 def ranks_missing(recording: Recording) -> Iterator[Draft]:
     """A torchrun that ended, or had to be ended, without any rank having arrived.
 
@@ -108,8 +103,7 @@ def ranks_missing(recording: Recording) -> Iterator[Draft]:
 def _by_hand(recording: Recording) -> Remedy:
     ranks = recording.world.nproc_per_node if recording.world else 1
     return remedy(
-        "Run torchrun by hand, and correct what it reports",
-        f"torchrun --nproc-per-node {ranks} --no-python hostname",
+        "Run torchrun by hand, and correct what it reports", f"torchrun --nproc-per-node {ranks} --no-python hostname"
     )
 
 

@@ -65,10 +65,7 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
     """Time, bandwidths and jitter per size, of the slowest rank, and the size at which it ended early."""
     fact = recording.first(AllReduceFact)
     for result in slowest(recording):
-        labels: dict[str, str | int | float] = {
-            "bytes": result.size_bytes,
-            "ranks": fact.ranks if fact else 0,
-        }
+        labels: dict[str, str | int | float] = {"bytes": result.size_bytes, "ranks": fact.ranks if fact else 0}
         if fact is not None and not fact.tested:  # by others, in a job's output
             labels["type"] = "not known"
         for name, value, unit in (
@@ -202,9 +199,7 @@ def wrong_result(recording: Recording) -> Iterator[Draft]:
     several = len({wrong.dtype for of_rank in sums for wrong in of_rank}) > 1
     on = ranks_at(recording, [rank.rank or 0 for rank in faulty])
     whose = (
-        "it is unclear whose contribution"
-        if blamed is None
-        else f"the contribution of {rank_at(recording, blamed)}"
+        "it is unclear whose contribution" if blamed is None else f"the contribution of {rank_at(recording, blamed)}"
     )
     yield finding(
         () if blamed is None else (rank_culprit(recording, blamed),),
@@ -222,9 +217,7 @@ def _against_wrong_sums(recording: Recording) -> Iterator[Remedy]:
     world = recording.world
     if world is not None and world.backend == "nccl":
         if world.nproc_per_node > 1:
-            yield DISABLE_P2P.model_copy(
-                update={"summary": "Rule P2P out: send the traffic through host memory"}
-            )
+            yield DISABLE_P2P.model_copy(update={"summary": "Rule P2P out: send the traffic through host memory"})
         yield SIMPLE_PROTOCOL
     yield by_administrator(
         "Look for memory errors; then take another release of the library, NCCL or torch",
@@ -241,9 +234,7 @@ def _size_of(fact: AllReduceFact) -> int:
 def _wrong_sums(fact: AllReduceFact) -> list[Wrong]:
     """The wrong sums, without the blame that an older recording may put on a few wrong elements."""
     sums = [wrong for wrong in fact.wrong if wrong.op == "sum"]
-    return [
-        wrong if wrong.elements == ELEMENTS else wrong.model_copy(update={"blamed": ()}) for wrong in sums
-    ]
+    return [wrong if wrong.elements == ELEMENTS else wrong.model_copy(update={"blamed": ()}) for wrong in sums]
 
 
 def _errors(fact: AllReduceFact) -> list[Evidence]:
@@ -297,9 +288,7 @@ _ONE_ALGORITHM = nccl.by_setting(
     "Set NCCL_ALGO to one fixed algorithm where bit-for-bit repeatability matters",
     Setting(name="NCCL_ALGO", value="Ring", why="a ring adds in one fixed order"),
     cost="speed: NCCL no longer takes trees or NVLink SHARP where these are faster",
-).model_copy(
-    update={"proof": Proof(reason="a trial compares sums with the true one, not two with each other")}
-)
+).model_copy(update={"proof": Proof(reason="a trial compares sums with the true one, not two with each other")})
 
 
 CHECK = Check(

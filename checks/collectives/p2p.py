@@ -143,9 +143,7 @@ def _without_p2p(recording: Recording, pairs: Iterable[tuple[int, int]]) -> tupl
         return (_LOOK_AT_MEMORY,)
     return (
         DISABLE_P2P.model_copy(
-            update={
-                "summary": "Try host memory in place of direct copies: if data is then right, P2P is to blame"
-            }
+            update={"summary": "Try host memory in place of direct copies: if data is then right, P2P is to blame"}
         ),
         REPAIR_PATH,
         _LOOK_AT_MEMORY,
@@ -236,9 +234,7 @@ def _slow(rates: _Rates) -> list[tuple[int, int]]:
     return sorted(pair for pair, rate in rates.items() if rate * SLOW_PAIR_RATIO < typical)
 
 
-def _slow_draft(
-    recording: Recording, pairs: Sequence[tuple[int, int]], rates: _Rates, *, across: bool
-) -> Draft:
+def _slow_draft(recording: Recording, pairs: Sequence[tuple[int, int]], rates: _Rates, *, across: bool) -> Draft:
     typical, worst = median_high(rates.values()), min(rates[pair] for pair in pairs)
     common = common_end(pairs)
     if common is not None:
@@ -277,9 +273,7 @@ def _other_ways(recording: Recording, pairs: Sequence[tuple[int, int]]) -> Itera
     limit = _limit_below(recording, pairs)
     if limit is not None:
         yield keep_near_p2p(limit).model_copy(
-            update={
-                "summary": f"Leave P2P to near GPUs, up to {limit}: the slow pairs then go through host memory"
-            }
+            update={"summary": f"Leave P2P to near GPUs, up to {limit}: the slow pairs then go through host memory"}
         )
 
 

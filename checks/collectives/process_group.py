@@ -165,9 +165,7 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
         yield Measurement(name="torch_import", value=rank.fact.import_s, unit="s", labels={"node": rank.node})
     if facts:
         labels: dict[str, str | int | float] = {"backend": facts[0].backend, "ranks": len(facts)}
-        yield Measurement(
-            name="init_process_group", value=max(f.init_s for f in facts), unit="s", labels=labels
-        )
+        yield Measurement(name="init_process_group", value=max(f.init_s for f in facts), unit="s", labels=labels)
         first = max(f.first_collective_s for f in facts)
         yield Measurement(name="first_collective", value=first, unit="s", labels=labels)
 

@@ -41,9 +41,7 @@ from ddp_doctor.wording.ranks import rank_at, rank_culprits, ranks_at
 #: see docs/explanation/ddp-semantics.md. First, of a difference that DDP does not see: it pairs the lists by place.
 _MIXED = "DDP goes by the place in the list and raises nothing: it averages what does not belong together."
 _REFUSED = "DDP refuses such a model, if it comes that far: its message counts parameters and names none."
-_UNSEEN = (
-    "DDP does not compare this: bytes arrive in the wrong place or form, a rank aborts, or all wait for ever."
-)
+_UNSEEN = "DDP does not compare this: bytes arrive in the wrong place or form, a rank aborts, or all wait for ever."
 _CONSEQUENCES: dict[Kind, str] = {
     "missing": _REFUSED,
     "extra": _REFUSED,
@@ -81,8 +79,7 @@ def model_differs_between_ranks(recording: Recording) -> Iterator[Draft]:
         https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/reducer.cpp
     """
     yield from _drafts(
-        recording,
-        [difference for difference in _of(recording, "parameter") if difference.kind not in _SILENT],
+        recording, [difference for difference in _of(recording, "parameter") if difference.kind not in _SILENT]
     )
 
 
@@ -147,7 +144,7 @@ def _drafts(recording: Recording, found: list[Difference]) -> Iterator[Draft]:
             f"The doctor's own model is not the same on {ranks} as on {peer}: {difference.words()}",
             Evidence(
                 text=f"{difference.kind} of {difference.names[0]}: {difference.here} on {ranks},"
-                f" {difference.there} on {peer}",
+                f" {difference.there} on {peer}"
             ),
             *offered,
             confidence=Confidence.PROVED if difference.sure else Confidence.LIKELY,
@@ -227,8 +224,7 @@ def _draft(recording: Recording, off: list[_Off], source: int, blameless: bool) 
     names = sorted({state.name for state in off})
     return likely(
         rank_culprits(recording, InitialState, () if blameless else ranks),
-        f"After wrapping, parameters or buffers on {ranks_at(recording, ranks)} are not rank {source}'s:"
-        f" {first.holds}",
+        f"After wrapping, parameters or buffers on {ranks_at(recording, ranks)} are not rank {source}'s: {first.holds}",
         Evidence(
             text=f"fingerprint of {first.name} on rank {first.rank}: {first.got}, and {first.wanted} on"
             f" rank {source} before",
@@ -281,9 +277,7 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
     if synced:
         spent = max(fact.wrap_s - (fact.wrap_without_sync_s or 0.0) for fact in synced if fact.wrap_s)
         size = {"bytes": synced[0].size_bytes}
-        yield Measurement(
-            name="initial_state_broadcast", value=max(spent, 0.0), unit="s", labels=labels | size
-        )
+        yield Measurement(name="initial_state_broadcast", value=max(spent, 0.0), unit="s", labels=labels | size)
     if facts:
         equal = sum(fact.same_seed == facts[0].same_seed for fact in facts)
         yield Measurement(name="initial_state_equal_by_seed", value=equal, unit="ranks", labels=labels)
@@ -316,10 +310,7 @@ def seeded_model(ctx: RankContext, seed: int) -> Any:
 
 def fingerprints(module: Any) -> dict[str, str]:
     """Name -> a fingerprint of the parameter's or buffer's bits; a tied name has its own entry."""
-    named = (
-        *module.named_parameters(remove_duplicate=False),
-        *module.named_buffers(remove_duplicate=False),
-    )
+    named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
     return {name: _fingerprint(tensor) for name, tensor in named}
 
 

@@ -63,9 +63,7 @@ class Arrivals:
                     self.unreadable += (validation.sender(value),)
                 client.follow(sorted(self._seen))
         for agent in [
-            agent
-            for agent in self.node_reports
-            if agent != HEAD and (self._is_gone(agent) or self._ended(agent))
+            agent for agent in self.node_reports if agent != HEAD and (self._is_gone(agent) or self._ended(agent))
         ]:
             del self.node_reports[agent]
 
@@ -81,11 +79,7 @@ class Arrivals:
     def _ended(self, agent: int) -> bool:
         """An agent that had come, and whose end the starter then reported."""
         rank, hosts = self.node_reports[agent].claimed_rank, self.place.expected_hosts
-        return (
-            rank is not None
-            and rank < len(hosts)
-            and hosts[rank] in {gone.hostname for gone in self.not_started()}
-        )
+        return rank is not None and rank < len(hosts) and hosts[rank] in {gone.hostname for gone in self.not_started()}
 
     def outcome(self) -> AttemptOutcome | None:
         """How the roll call ended; None while it goes on."""

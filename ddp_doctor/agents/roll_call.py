@@ -155,27 +155,19 @@ class RollCall:
 
     def _be_head(self, addresses: tuple[str, ...], mine: bool) -> AgentGroup:
         try:
-            self.control = control_store.start(
-                self.server, self.run_folder, control_store.ALL_ADDRESSES, self._port
-            )
+            self.control = control_store.start(self.server, self.run_folder, control_store.ALL_ADDRESSES, self._port)
         except RuntimeError as error:
             raise NotMet(self._fact("head", "held", error=str(error))) from error
-        self.client = StoreClient(
-            self.server, self.run_folder, "127.0.0.1", self._port, HEAD, self.place.nnodes
-        )
+        self.client = StoreClient(self.server, self.run_folder, "127.0.0.1", self._port, HEAD, self.place.nnodes)
         self.client.wait_connected(MUTE_S)
         opening = Opening(
-            run_id=self.run_id,
-            join_s=self.until - time.monotonic(),
-            launch=self.job.name if self.job.is_launch else "",
+            run_id=self.run_id, join_s=self.until - time.monotonic(), launch=self.job.name if self.job.is_launch else ""
         )
         self.client.put("head", opening.model_dump())
         self._addresses = addresses
         mine_too = {"claimed_rank": 0, "met_at": self._own_end(addresses), "job": self.job.name}
         own = self.own.model_copy(update=mine_too)
-        arrivals = Arrivals(
-            self.client, self.place, self.until, self.request.starter.not_started, {HEAD: own}
-        )
+        arrivals = Arrivals(self.client, self.place, self.until, self.request.starter.not_started, {HEAD: own})
         self.arrivals = arrivals
         look_at = time.monotonic() + _LOOK_FOR_HEAD_S
         while True:
@@ -199,9 +191,7 @@ class RollCall:
 
     def _own_end(self, addresses: tuple[str, ...]) -> str:
         """Where the others meet the head: the endpoint's address, if other hosts can reach it."""
-        return next(
-            (address for address in addresses if not address.startswith("127.") and address != "::1"), ""
-        )
+        return next((address for address in addresses if not address.startswith("127.") and address != "::1"), "")
 
     def _who_leads_there(self) -> str:
         """The run of the head at the endpoint, which is no address of this host; empty where there is none."""
@@ -231,11 +221,7 @@ class RollCall:
 
     def present(self) -> AgentGroup | None:
         """The agents that have come so far, to send them an end; None where this agent has met nobody."""
-        return (
-            None
-            if self.client is None
-            else AgentGroup(self.client, dict(enumerate(self.node_reports)), my_rank=0)
-        )
+        return None if self.client is None else AgentGroup(self.client, dict(enumerate(self.node_reports)), my_rank=0)
 
     def _head_fact(self, outcome: AttemptOutcome) -> RollCallFact:
         if outcome != "missing":
@@ -304,9 +290,7 @@ class RollCall:
             return self._call(way.address)
         except StoreLost as error:
             mute = str(error) == "no answer"
-            raise NotMet(
-                self._fact("follower", "mute" if mute else "foreign", way, error=str(error))
-            ) from error
+            raise NotMet(self._fact("follower", "mute" if mute else "foreign", way, error=str(error))) from error
 
     def _call(self, address: str) -> StoreClient:
         """A client of a store on which a head of ours has introduced itself. Raises StoreLost."""
@@ -328,9 +312,7 @@ class RollCall:
             "endpoint_host": self._host,
             "endpoint_port": self._port,
             "endpoint_addresses": way.addresses if way else self._addresses,
-            "attempts": tuple(
-                AttemptSeen.model_validate(vars(attempt)) for attempt in (way.attempts if way else ())
-            ),
+            "attempts": tuple(AttemptSeen.model_validate(vars(attempt)) for attempt in (way.attempts if way else ())),
             "error": way.error if way else "",
             "nnodes": self.place.nnodes,
             "claimed_rank": self.place.node_rank,
@@ -338,10 +320,7 @@ class RollCall:
             "job": self.job.name,
             "present": tuple(
                 Present(
-                    hostname=report.hostname,
-                    claimed_rank=report.claimed_rank,
-                    nnodes=report.nnodes,
-                    job=report.job,
+                    hostname=report.hostname, claimed_rank=report.claimed_rank, nnodes=report.nnodes, job=report.job
                 )
                 for report in self.node_reports.values()
             ),

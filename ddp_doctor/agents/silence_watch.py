@@ -92,9 +92,7 @@ class Watch:
         others = [rank for rank in self.group.others if rank != 0]
         answers = self._each(others)
         readings = [
-            self._reading(rank, answer, heartbeat=False)
-            for rank, (answer, _) in answers.items()
-            if answer != "answers"
+            self._reading(rank, answer, heartbeat=False) for rank, (answer, _) in answers.items() if answer != "answers"
         ]
         for rank, (answer, reply) in answers.items():
             silent = reply.get("head_silent_s") if isinstance(reply, dict) else None
@@ -113,8 +111,7 @@ class Watch:
     def _dial_all(self, nodes: Sequence[int], *, heartbeat: frozenset[int] = frozenset()) -> list[Reading]:
         """The answer of each node; ``heartbeat`` are those whose beats have stopped, the others give context."""
         return [
-            self._reading(rank, answer, heartbeat=rank in heartbeat)
-            for rank, (answer, _) in self._each(nodes).items()
+            self._reading(rank, answer, heartbeat=rank in heartbeat) for rank, (answer, _) in self._each(nodes).items()
         ]
 
     def _each(self, nodes: Sequence[int]) -> dict[int, tuple[Answer, Json]]:
@@ -134,9 +131,7 @@ class Watch:
 
     def _dial(self, contact: Contact) -> tuple[Answer, Json]:
         try:
-            line = sockets.dial(
-                contact.met_at or contact.advertised, contact.port, self.secret, CONFIRM_S / 2
-            )
+            line = sockets.dial(contact.met_at or contact.advertised, contact.port, self.secret, CONFIRM_S / 2)
         except OSError as error:
             return _ANSWERS.get(error.errno or 0, "refused"), None
         try:

@@ -49,17 +49,13 @@ class Beat:
     count: int = -1
     grew_at: float = 0.0
     fields: dict[str, Json] = field(default_factory=dict)
-    ahead_s: float | None = (
-        None  # the least that this clock was ahead of the other agent's, delivery included
-    )
+    ahead_s: float | None = None  # the least that this clock was ahead of the other agent's, delivery included
 
 
 class StoreClient:
     """One agent's messages, values and beats. ``my_id`` is HEAD, or -1 until ``join`` was answered."""
 
-    def __init__(
-        self, server: ForkServer, run_folder: Path, host: str, port: int, my_id: int, nnodes: int
-    ) -> None:
+    def __init__(self, server: ForkServer, run_folder: Path, host: str, port: int, my_id: int, nnodes: int) -> None:
         self.my_id = my_id
         self.beats: dict[int, Beat] = {}
         self.error: str | None = None

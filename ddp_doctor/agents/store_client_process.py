@@ -123,9 +123,7 @@ class _Carrier:
         there = [agent for agent in self._followed if agent in self._beats]
         if there:
             values = map(bytes, self._store.multi_get([f"beat/{agent}" for agent in there]))
-            new = {
-                agent: text for agent, text in zip(there, values, strict=True) if text != self._beats[agent]
-            }
+            new = {agent: text for agent, text in zip(there, values, strict=True) if text != self._beats[agent]}
             self._beats.update(new)
             if new:
                 self.send({"beats": {agent: _beat(text) for agent, text in new.items()}})

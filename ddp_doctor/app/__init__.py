@@ -4,14 +4,7 @@ Those about a job or many runs are imported from their modules, ``running``, ``a
 ``fleet`` and ``baselines``: a prolog has no time for what they need.
 """
 
-from ddp_doctor.app.inspection import (
-    judge_settings,
-    live_settings,
-    live_topology,
-    prolog,
-    read_settings,
-    read_topology,
-)
+from ddp_doctor.app.inspection import judge_settings, live_settings, live_topology, prolog, read_settings, read_topology
 from ddp_doctor.app.outcome import Outcome, Progress, UsageError, judge, judge_with_absent, not_started
 from ddp_doctor.app.recordings import load_recording, replay
 from ddp_doctor.app.redaction import redacted

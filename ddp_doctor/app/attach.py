@@ -25,13 +25,7 @@ from ddp_doctor.sources import live_doors, live_process, proc
 from ddp_doctor.sources.live_gpus import GpuUse, gpu_of, gpu_use, has_gpu
 from ddp_doctor.sources.live_jobs import Host, LiveJob, of_slurm
 from ddp_doctor.sources.live_kernel import waits_for
-from ddp_doctor.sources.live_process import (
-    Children,
-    Connections,
-    Watched,
-    connections,
-    unacknowledged,
-)
+from ddp_doctor.sources.live_process import Children, Connections, Watched, connections, unacknowledged
 from ddp_doctor.sources.live_stacks import Stack, source_line, stacks, why_refused
 
 #: Looks at each process, and how long they take: over four seconds a loop tells itself apart from work.
@@ -86,17 +80,13 @@ def _age_s() -> float:
 def _chosen(pids: Sequence[int] | None, slurm_job: str | None) -> list[LiveJob]:
     if pids is not None:
         return _of_processes(pids)
-    if slurm_job is not None and not re.fullmatch(
-        r"\d{1,10}(?:_\d{1,10})?(?:\.\d{1,10})?", slurm_job, re.ASCII
-    ):
+    if slurm_job is not None and not re.fullmatch(r"\d{1,10}(?:_\d{1,10})?(?:\.\d{1,10})?", slurm_job, re.ASCII):
         raise UsageError(f"{slurm_job!r} is not the number of a SLURM job, as 4711 or 4711_3 is")
     jobs = Host().jobs()
     if slurm_job is not None:
         jobs = [job for job in jobs if of_slurm(job, slurm_job)]
         if not jobs:
-            raise UsageError(
-                f"no process of SLURM job {slurm_job} on this host has torch loaded and may be read"
-            )
+            raise UsageError(f"no process of SLURM job {slurm_job} on this host has torch loaded and may be read")
     if not jobs:
         closed = next(filter(_is_closed, proc.pids()), None)
         if closed is not None:
@@ -185,9 +175,7 @@ class _Watch:
         self._servers: Mapping[int, live_doors.Address] = {}
         self._dumps: Mapping[int, bytes] = {}
         self._ras_said = ["", ""]
-        self._children = {
-            one.pid: Children(job.children[rank]) for job in jobs for rank, one in job.ranks.items()
-        }
+        self._children = {one.pid: Children(job.children[rank]) for job in jobs for rank, one in job.ranks.items()}
 
     def readings(self) -> tuple[Reading, ...]:
         started = time.monotonic()
@@ -274,16 +262,12 @@ class _Watch:
             backend=next((one.backend for one in job.ranks.values() if one.backend), None),
             refused=(*_pipes(job), *(use.refused for use in self._gpus if use.refused)),
             launched=stand_still(*self._ras_said),
-            watched_s=round(
-                max((looks[-1].at_s - looks[0].at_s for looks in ranks if looks), default=0.0), 3
-            ),
+            watched_s=round(max((looks[-1].at_s - looks[0].at_s for looks in ranks if looks), default=0.0), 3),
         )
 
     def _ranks(self, job: LiveJob) -> Iterator[tuple[int, LiveRankFact]]:
         rank_at = {
-            (this, other): rank
-            for rank, one in job.ranks.items()
-            for this, other, *_ in self._after[one.pid].values()
+            (this, other): rank for rank, one in job.ranks.items() for this, other, *_ in self._after[one.pid].values()
         }
         for rank, one in job.ranks.items():
             has_ended = not proc.stat_fields(one.pid)
@@ -321,26 +305,19 @@ class _Watch:
         connected = self._after[pid]
         return lambda inode: connected[inode][1] if inode in connected else ""
 
-    def _stacks_of_loaders(
-        self, children: Sequence[int], frames: Sequence[str]
-    ) -> dict[int, tuple[str, ...]]:
+    def _stacks_of_loaders(self, children: Sequence[int], frames: Sequence[str]) -> dict[int, tuple[str, ...]]:
         """Where the workers of a data loader stand, for which a rank waits."""
         if not any("/torch/utils/data/dataloader.py" in frame for frame in frames):
             return {}
         likely = [pid for pid in children if live_process.kind_of_child(pid) != "compiler"]
         loaders = [pid for pid in likely if live_process.kind_of_child(pid) == "loader"] or likely
-        return {
-            pid: stack.frames for pid, stack in stacks(loaders[:_MOST_LOADERS], self._env, self._end).items()
-        }
+        return {pid: stack.frames for pid, stack in stacks(loaders[:_MOST_LOADERS], self._env, self._end).items()}
 
     def _zombies(self, job: LiveJob) -> Iterator[tuple[int, LiveRankFact]]:
         for rank, (pid, ended) in job.zombies.items():
             look = Watched(pid).look()
             looks = (look,) if look else ()
-            yield (
-                rank,
-                LiveRankFact(job=job.key, host=self._host, pid=pid, rank=rank, looks=looks, ended=ended),
-            )
+            yield (rank, LiveRankFact(job=job.key, host=self._host, pid=pid, rank=rank, looks=looks, ended=ended))
 
     def _recorders(self, job: LiveJob) -> Iterator[tuple[int, FlightDumpFact]]:
         """The flight recorders that were open to us, with what was open in them at the first look and at the last."""

@@ -75,9 +75,7 @@ def attach_to_slurm_job(
     return _read([start], job.hosts, "slurm", ignore, progress, env, seconds)
 
 
-def attach_to_step(
-    ignore: tuple[str, ...], progress: Callable[[str], None], env: Mapping[str, str]
-) -> Outcome:
+def attach_to_step(ignore: tuple[str, ...], progress: Callable[[str], None], env: Mapping[str, str]) -> Outcome:
     """The step of SLURM of which this process is a task, on all its nodes. Raises UsageError."""
     job = env["SLURM_JOB_ID"]
     command = (*doctor(), "attach", "--slurm-job", f"{job}.{env['SLURM_STEP_ID']}")
@@ -97,11 +95,7 @@ def _watching(seconds: float) -> tuple[str, ...]:
 
 
 def be_agent(
-    pipe: StarterPipe,
-    pid: int | None,
-    slurm_job: str | None,
-    env: Mapping[str, str],
-    seconds: float = SECONDS,
+    pipe: StarterPipe, pid: int | None, slurm_job: str | None, env: Mapping[str, str], seconds: float = SECONDS
 ) -> int:
     """Read this node for the command that started this one, and hand it what was read; the exit code."""
     channel = StarterChannel(number(env, _NUMBER, number(env, "SLURM_NODEID", 0)))
@@ -144,9 +138,7 @@ def _read(
     world = World(
         nnodes=len(hosts),
         launcher=launcher,
-        nodes=tuple(
-            Node(node_rank=rank, hostname=_own_name(rank, readings, host)) for rank, host in enumerate(hosts)
-        ),
+        nodes=tuple(Node(node_rank=rank, hostname=_own_name(rank, readings, host)) for rank, host in enumerate(hosts)),
         expected_hosts=tuple(hosts),
     )
     fields = {"world": world, "readings": tuple(readings), "duration_s": time.monotonic() - started}

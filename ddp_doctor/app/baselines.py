@@ -54,9 +54,7 @@ def report_in(file: JsonFile) -> Report:
     for measured in report.measurements:
         for name in NUMBERS:
             if not isinstance(number := measured.labels.get(name, 0), int):
-                raise UsageError(
-                    f"{file.path} is no report of ddp-doctor: {measured.name} has {number!r} under {name}"
-                )
+                raise UsageError(f"{file.path} is no report of ddp-doctor: {measured.name} has {number!r} under {name}")
     return report
 
 

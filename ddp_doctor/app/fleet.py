@@ -16,14 +16,7 @@ from ddp_doctor.app.outcome import Outcome, UsageError, blank
 from ddp_doctor.engine.baseline import Labels, MeasuredRun, make_baseline, measured_run
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.engine.verdict import EXIT
-from ddp_doctor.knowledge.baselines import (
-    FEWEST_RUNS,
-    FLAPPING_CHANGES,
-    FUTURE_S,
-    LEMON_RUNS,
-    is_outlier,
-    loss,
-)
+from ddp_doctor.knowledge.baselines import FEWEST_RUNS, FLAPPING_CHANGES, FUTURE_S, LEMON_RUNS, is_outlier, loss
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity, Verdict
 from ddp_doctor.model.finding import Finding
@@ -170,9 +163,7 @@ def _files(paths: Sequence[str], fleet: Fleet) -> Iterator[str]:
             continue
         try:
             yield from sorted(
-                f"{found}"
-                for found in Path(path).rglob("*")
-                if found.name.endswith(_ENDINGS) and found.is_file()
+                f"{found}" for found in Path(path).rglob("*") if found.name.endswith(_ENDINGS) and found.is_file()
             )
         except OSError as error:
             fleet.leave_out(path, f"{path} cannot be read whole: {error.strerror}")
@@ -274,9 +265,7 @@ def _differences(nodes: Sequence[FleetNode]) -> Iterator[Difference]:
     known = [node for node in nodes if node.traits]
     for name in sorted({name for node in known for name in node.traits}):
         of_value = grouped(
-            (node.traits.get(name), node.hostname)
-            for node in known
-            if name in node.traits or is_setting(name)
+            (node.traits.get(name), node.hostname) for node in known if name in node.traits or is_setting(name)
         )
         if len(of_value) > 1:
             ordered = sorted(of_value.items(), key=lambda each: (-len(each[1]), each[0] or ""))
@@ -349,9 +338,7 @@ def _counts(report: FleetReport) -> Iterator[Measurement]:
     """What a dashboard shows of a fleet, by names that no run has."""
     verdicts = Counter(node.verdict for node in report.nodes)
     for verdict in _WORST_FIRST:
-        yield Measurement(
-            name="fleet_nodes", value=verdicts[verdict], unit="nodes", labels={"verdict": verdict.value}
-        )
+        yield Measurement(name="fleet_nodes", value=verdicts[verdict], unit="nodes", labels={"verdict": verdict.value})
     counts = {
         "lemons": sum(node.lemon for node in report.nodes),
         "flapping": sum(node.flapping for node in report.nodes),

@@ -43,9 +43,7 @@ def save_recording(recording: Recording, state: Path | None, copy_of: str | None
 
 def kept_runs(env: Mapping[str, str]) -> list[Path]:
     """The folders of the runs that were kept, the oldest first. No folder is made."""
-    bases = (
-        base / "runs" for base in own_bases(state_folder(env)) if is_ours(base) and is_ours(base / "runs")
-    )
+    bases = (base / "runs" for base in own_bases(state_folder(env)) if is_ours(base) and is_ours(base / "runs"))
     return sorted((run for base in bases for run in _runs(base)), key=lambda run: run.name)
 
 
@@ -65,23 +63,17 @@ def recording_at(path: Path) -> Path:
         return path / "recording.json"
     found = sorted((*path.glob("*.json"), *path.glob("*.json.gz")))
     if not found:
-        raise UsageError(
-            f"there is no recording in {path}; `ddp-doctor runs` lists those that were kept here"
-        )
+        raise UsageError(f"there is no recording in {path}; `ddp-doctor runs` lists those that were kept here")
     if len(found) > 1:
         named = ", ".join(file.name for file in found[:_NAMED])
-        raise UsageError(
-            f"there are {len(found)} files in {path} that may be recordings ({named} ...): name one"
-        )
+        raise UsageError(f"there are {len(found)} files in {path} that may be recordings ({named} ...): name one")
     return found[0]
 
 
 def meeting_folder(env: Mapping[str, str]) -> Path | None:
     """A folder that is the same on all ranks of this node; None if others can write to it and plant an exit code."""
     for base in (env.get("XDG_RUNTIME_DIR"), temporary_folder()):
-        folder = (
-            private_folder(Path(base) / f"ddp-doctor-{os.getuid()}") if base and is_folder(base) else None
-        )
+        folder = private_folder(Path(base) / f"ddp-doctor-{os.getuid()}") if base and is_folder(base) else None
         if folder is not None:
             return folder
     return None

@@ -17,13 +17,7 @@ from ddp_doctor.model.recording import NotRun, Options, Recording
 from ddp_doctor.model.report import EnvReport
 from ddp_doctor.parse.redact import open_and_withheld
 from ddp_doctor.probing.setting_origins import setting_origins
-from ddp_doctor.settings.in_force import (
-    by_branch,
-    installed_torch,
-    loaded_nccl,
-    settings_in_force,
-    torch_rocm,
-)
+from ddp_doctor.settings.in_force import by_branch, installed_torch, loaded_nccl, settings_in_force, torch_rocm
 from ddp_doctor.settings.table import never_read
 from ddp_doctor.settings.text.setting_text import NoSettings, read_setting_text
 from ddp_doctor.starters.request import RunRequest
@@ -64,9 +58,7 @@ def live_topology(env: Mapping[str, str], progress: Progress, ignore: tuple[str,
     """The topology of this machine, with what decides about P2P on it."""
     options = Options(command="topology", only=("topology",), ignore=ignore)
     plan = plan_of(options, [check for check in _of_node(options) if check.id == "topology"])
-    return judge(
-        with_node_facts(blank(options, plan, env), plan, RunRequest(options, env, progress=progress))
-    )
+    return judge(with_node_facts(blank(options, plan, env), plan, RunRequest(options, env, progress=progress)))
 
 
 _ENV = Options(command="env")
@@ -75,11 +67,7 @@ _LOOKED_AT = ("env_vars", "software", "nccl", "interfaces", "rdma")
 _IN_KUBERNETES = "KUBERNETES_SERVICE_HOST"
 
 _ORIGINS = Check(
-    id="env_vars",
-    title="Environment variables",
-    where=Where.NODE,
-    probe=setting_origins,
-    facts=(SettingOrigins,),
+    id="env_vars", title="Environment variables", where=Where.NODE, probe=setting_origins, facts=(SettingOrigins,)
 )
 
 

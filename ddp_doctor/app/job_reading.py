@@ -57,9 +57,7 @@ def _dump(file: JobFile, data: bytes) -> list[Reading]:
 #: A reader may raise UsageError or ValueError with a sentence.
 READERS: tuple[Reader, ...] = (
     Reader(
-        RECORDING,
-        lambda head, _: is_recording(head),
-        lambda file, data: recording_in(Path(file.name), data).readings,
+        RECORDING, lambda head, _: is_recording(head), lambda file, data: recording_in(Path(file.name), data).readings
     ),
     Reader("answers of NCCL's RAS", is_ras, lambda _, data: text_of_ras(data)),
     Reader("nccl-tests' report", is_nccl_tests, lambda _, data: text_of_nccl_tests(data)),
@@ -120,8 +118,7 @@ class _Reading:
     def _take(self, file: JobFile, pool: ThreadPoolExecutor) -> None:
         kind, lines, said, goes_on = "output", 0, None, 0
         reader = next(
-            (row for row in READERS if (file.head or not file.unread) and row.knows(file.head, file.name)),
-            None,
+            (row for row in READERS if (file.head or not file.unread) and row.knows(file.head, file.name)), None
         )
         if reader is not None:
             kind = reader.kind
@@ -205,9 +202,7 @@ def _collected(fact: Fact, rank: int | None = None, check: str = "logs") -> Read
 def _is_binary(head: bytes) -> bool:
     """Whether these bytes are no text: a twentieth are controls. Zeros, as crashes leave them, are not counted."""
     sample = head[:8192].replace(b"\0", b"")
-    return bool(head) and (
-        len(sample) * 4 < len(head[:8192]) or len(_CONTROLS.findall(sample)) * 20 > len(sample)
-    )
+    return bool(head) and (len(sample) * 4 < len(head[:8192]) or len(_CONTROLS.findall(sample)) * 20 > len(sample))
 
 
 def _nothing_read(files: Sequence[FileSeen]) -> str:

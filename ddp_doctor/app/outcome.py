@@ -60,11 +60,7 @@ def blank(options: Options, plan: Plan, env: Mapping[str, str] | None = None) ->
 
 
 def not_started(
-    options: Options,
-    hosts: Sequence[str],
-    endpoint: tuple[str, int],
-    launcher: Launcher,
-    reasons: Mapping[int, str],
+    options: Options, hosts: Sequence[str], endpoint: tuple[str, int], launcher: Launcher, reasons: Mapping[int, str]
 ) -> Outcome:
     """A run whose head could not be started, on the host where it was typed; ``reasons`` by node rank."""
     fact = RollCallFact(
@@ -75,14 +71,10 @@ def not_started(
         nnodes=len(hosts),
         hostname=hosts[0],
         present=tuple(
-            Present(hostname=host, nnodes=len(hosts))
-            for rank, host in enumerate(hosts)
-            if rank not in reasons
+            Present(hostname=host, nnodes=len(hosts)) for rank, host in enumerate(hosts) if rank not in reasons
         ),
         missing=tuple(sorted(reasons)),
-        not_started=tuple(
-            NotStarted(hostname=hosts[rank], reason=why) for rank, why in sorted(reasons.items())
-        ),
+        not_started=tuple(NotStarted(hostname=hosts[rank], reason=why) for rank, why in sorted(reasons.items())),
     )
     world = World(nnodes=len(hosts), world_size=len(hosts), launcher=launcher, expected_hosts=tuple(hosts))
     reading = Reading(check="roll_call", status=Status.COLLECTED, fact=fact.recorded())
@@ -95,15 +87,9 @@ def judge_with_absent(head: Recording, absent: Sequence[Recording]) -> Outcome:
     world = head.world or World()
     known = {node.hostname for node in world.nodes}
     nodes = [
-        node
-        for recording in absent
-        if recording.world
-        for node in recording.world.nodes
-        if node.hostname not in known
+        node for recording in absent if recording.world for node in recording.world.nodes if node.hostname not in known
     ]
-    readings = [
-        reading for recording in absent for reading in recording.readings if reading.check == "roll_call"
-    ]
+    readings = [reading for recording in absent for reading in recording.readings if reading.check == "roll_call"]
     return judge(
         head.model_copy(
             update={

@@ -48,21 +48,8 @@ _PUBLIC = frozenset(
     .nccl.conf nccl.conf pytorch csrc third_party gloo __w sitecustomize.py usercustomize.py torch.py
     """.split()  # noqa: SIM905  a list of words
 ).union(f"{module}.py" for module in sys.stdlib_module_names)
-_PACKAGES = {
-    "torch",
-    "nvidia",
-    "numpy",
-    "ddp_doctor",
-    "torchvision",
-    "psutil",
-    "pynvml",
-    "pydantic",
-    "rich",
-    "typer",
-}
-_LIBRARY = re.compile(
-    r"lib(?:nccl|cuda|cudart|cudnn|nvidia|nvrtc|torch|c10|gloo|ibverbs|mlx\d|efa|mpi|ucx)[\w.+-]*"
-)
+_PACKAGES = {"torch", "nvidia", "numpy", "ddp_doctor", "torchvision", "psutil", "pynvml", "pydantic", "rich", "typer"}
+_LIBRARY = re.compile(r"lib(?:nccl|cuda|cudart|cudnn|nvidia|nvrtc|torch|c10|gloo|ibverbs|mlx\d|efa|mpi|ucx)[\w.+-]*")
 _PYTHON = re.compile(r"python\d(\.\d+)?|<\w+>")
 
 _PATH = re.compile(r"(?<![\w./~-])(?:/[\w.+@%=~-]+)+/?")
@@ -75,8 +62,7 @@ _MAC = re.compile(r"(?<![\w:])(?:[0-9a-f]{2}:){5,19}[0-9a-f]{2}(?![\w:])", re.IG
 _GUID = re.compile(r"(?<![\w:.])(?:[0-9a-f]{4}:){3}[0-9a-f]{4}(?![\w:.])", re.IGNORECASE)
 _IPV4 = re.compile(r"(?<![\w.-])\d{1,3}(?:\.\d{1,3}){3}(?![\w-]|\.\d)")
 _IPV6 = re.compile(
-    r"(?<![\w:.])[0-9a-f]{0,4}(?::[0-9a-f]{0,4}){2,7}(?:\d?\.\d{1,3}\.\d{1,3}\.\d{1,3})?(?![\w:])",
-    re.IGNORECASE,
+    r"(?<![\w:.])[0-9a-f]{0,4}(?::[0-9a-f]{0,4}){2,7}(?:\d?\.\d{1,3}\.\d{1,3}\.\d{1,3})?(?![\w:])", re.IGNORECASE
 )
 _USER_AT = re.compile(r"(?<![\w.+-])([a-z_][\w.-]*)@(?=[a-z])", re.IGNORECASE)
 _HOST = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -85,9 +71,7 @@ _DROPPED_FIELDS = {"busiest"}
 _SERIAL_FIELDS = {"serial", "board_serial", "asset_tag"}
 _AZURE = "7783-7084-3265-9085-8269-3286-77"  # what every machine of Azure has for an asset tag
 #: Addresses of these stay in them.
-_RANGES = tuple(
-    map(IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "100.64.0.0/10"))
-)
+_RANGES = tuple(map(IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "100.64.0.0/10")))
 #: First bytes for those of others: of no network with a meaning of its own.
 _FIRST_BYTES = [number for number in range(20, 190) if number not in (100, 127, 169, 172)]
 _UNIQUE_LOCAL = 0xFC >> 1  # fc00::/7
@@ -136,9 +120,7 @@ def redacted(recording: Recording) -> Recording:
     try:
         return Recording.model_validate(redaction.value(data))
     except ValueError as error:
-        raise UsageError(
-            "the recording cannot be redacted: with other names it is no recording any more"
-        ) from error
+        raise UsageError("the recording cannot be redacted: with other names it is no recording any more") from error
 
 
 class _Redaction:

@@ -41,9 +41,7 @@ def run(request: RunRequest, checks: Sequence[Check] = CHECKS) -> Outcome:
         request, held = _on_a_free_port(request)
     part = _part_of(request.nnodes)  # imported before a signal can come in the middle of it
     with interruptible() as interruption, Session(request) as session:
-        node_run = part(
-            session, plan, blank(request.options, plan, request.env), {check.id: check for check in checks}
-        )
+        node_run = part(session, plan, blank(request.options, plan, request.env), {check.id: check for check in checks})
         try:
             interruption.arm()
             if node_run.needs_torch():

@@ -7,10 +7,7 @@ import typer
 
 from ddp_doctor.cli.app import app
 from ddp_doctor.cli.help import WHAT, Command, epilog
-from ddp_doctor.cli.options import (
-    IgnoreOption,
-    reported,
-)
+from ddp_doctor.cli.options import IgnoreOption, reported
 from ddp_doctor.cli.outputs import Outputs
 
 
@@ -28,8 +25,7 @@ def logs(
     paths: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="PATH|-...",
-            help="Output of the job, dumps of the flight recorder, folders of them, or stdin.",
+            metavar="PATH|-...", help="Output of the job, dumps of the flight recorder, folders of them, or stdin."
         ),
     ] = None,
     job: Annotated[
@@ -53,8 +49,7 @@ def logs(
 
 
 @app.command(
-    cls=Command,
-    epilog=epilog("ddp-doctor replay recording.json", "ddp-doctor replay --last --settings env:nccl.env"),
+    cls=Command, epilog=epilog("ddp-doctor replay recording.json", "ddp-doctor replay --last --settings env:nccl.env")
 )
 @reported
 def replay(

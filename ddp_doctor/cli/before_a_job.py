@@ -33,9 +33,7 @@ from ddp_doctor.model.choices import Backend, FailOn, Level
 
 @app.command(
     cls=Command,
-    context_settings={
-        "token_normalize_func": lambda name: name.replace("_", "-")
-    },  # torchrun takes both spellings
+    context_settings={"token_normalize_func": lambda name: name.replace("_", "-")},  # torchrun takes both spellings
     epilog=epilog(
         "ddp-doctor run",
         "ddp-doctor run --only p2p,allreduce --backend nccl",
@@ -66,9 +64,7 @@ def run(
     prove: Annotated[
         bool,
         typer.Option(
-            "--prove/--no-prove",
-            rich_help_panel=WHAT,
-            help="Try the recommended settings, with and without them.",
+            "--prove/--no-prove", rich_help_panel=WHAT, help="Try the recommended settings, with and without them."
         ),
     ] = True,
     model: ModelOption = "",
@@ -105,20 +101,14 @@ def run(
     return run(options, launch, outputs)
 
 
-@app.command(
-    cls=Command, epilog=epilog("ddp-doctor prolog", "ddp-doctor prolog --require-gpus 8 --unsure fail")
-)
+@app.command(cls=Command, epilog=epilog("ddp-doctor prolog", "ddp-doctor prolog --require-gpus 8 --unsure fail"))
 @reported
 def prolog(
     skip: SkipOption = None,
     require_gpus: NodeGpusOption = None,
     unsure: Annotated[
         str,
-        typer.Option(
-            metavar="pass|fail",
-            rich_help_panel=VERDICT,
-            help="What an unsure verdict exits with: 0, or 3.",
-        ),
+        typer.Option(metavar="pass|fail", rich_help_panel=VERDICT, help="What an unsure verdict exits with: 0, or 3."),
     ] = "pass",
     fail_on: FailOnOption = FailOn.ERROR,
     ignore: IgnoreOption = None,
@@ -142,8 +132,7 @@ def prolog(
 
 
 @app.command(
-    cls=Command,
-    epilog=epilog("ddp-doctor topology", "nvidia-smi topo -m | ddp-doctor topology - --svg node.svg"),
+    cls=Command, epilog=epilog("ddp-doctor topology", "nvidia-smi topo -m | ddp-doctor topology - --svg node.svg")
 )
 @reported
 def topology(
@@ -190,14 +179,11 @@ def env(
 
 
 @app.command(
-    cls=Command,
-    epilog=epilog("ddp-doctor lint train.py", "ddp-doctor lint src --select DDL1 --output-format github"),
+    cls=Command, epilog=epilog("ddp-doctor lint train.py", "ddp-doctor lint src --select DDL1 --output-format github")
 )
 @reported
 def lint(
-    files: Annotated[
-        list[str], typer.Argument(metavar="FILE|DIR|-...", help="Scripts, folders of them, or stdin.")
-    ],
+    files: Annotated[list[str], typer.Argument(metavar="FILE|DIR|-...", help="Scripts, folders of them, or stdin.")],
     select: Annotated[
         list[str] | None,
         typer.Option(
@@ -211,8 +197,7 @@ def lint(
     *,
     outputs: Outputs,
     quiet: Annotated[
-        bool,
-        typer.Option("--quiet", "-q", rich_help_panel=OUTPUTS, help="Nothing but errors and warnings."),
+        bool, typer.Option("--quiet", "-q", rich_help_panel=OUTPUTS, help="Nothing but errors and warnings.")
     ] = False,
 ) -> int:
     """Read training scripts, without running them, and say what is wrong with how they use DDP."""

@@ -46,9 +46,7 @@ def fleet(
 
 @app.command(
     cls=Command,
-    epilog=epilog(
-        "ddp-doctor compare baseline.json report.json", "ddp-doctor compare monday.json today.json"
-    ),
+    epilog=epilog("ddp-doctor compare baseline.json report.json", "ddp-doctor compare monday.json today.json"),
 )
 @reported
 def compare(

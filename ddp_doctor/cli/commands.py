@@ -52,9 +52,7 @@ def replay(path: Path | None, outputs: Outputs, *, last: bool = False, ignore: t
     """``ddp-doctor replay``: the same findings from the file alone. Raises UsageError."""
     if last is (path is not None):
         raise UsageError("name a recording, or give --last for the newest run that was kept here")
-    outcome = app.replay(
-        folders.newest_run(os.environ) if path is None else folders.recording_at(path), ignore
-    )
+    outcome = app.replay(folders.newest_run(os.environ) if path is None else folders.recording_at(path), ignore)
     if outcome.recording.options.command == "env":
         recording = app.redacted(outcome.recording) if outputs.redact else outcome.recording
         return _show_settings(app.judge_settings(recording), replace(outputs, redact=False))
@@ -93,9 +91,7 @@ def topology(file: str | None, outputs: Outputs, ignore: tuple[str, ...] = ()) -
     return report(replace(outcome, report=with_matrices), outputs)
 
 
-def logs(
-    paths: Sequence[str], outputs: Outputs, ignore: tuple[str, ...] = (), *, job: str | None = None
-) -> int:
+def logs(paths: Sequence[str], outputs: Outputs, ignore: tuple[str, ...] = (), *, job: str | None = None) -> int:
     """``ddp-doctor logs``: why a job failed. Raises UsageError where there is nothing to read."""
     from ddp_doctor.app.logs import logs
     from ddp_doctor.render.progress import bytes_read
@@ -175,9 +171,7 @@ def fleet(paths: Sequence[str], write_baseline: str | None, outputs: Outputs) ->
     return code
 
 
-def env(
-    file: str | None, outputs: Outputs, ignore: tuple[str, ...] = (), fail_on: FailOn = FailOn.ERROR
-) -> int:
+def env(file: str | None, outputs: Outputs, ignore: tuple[str, ...] = (), fail_on: FailOn = FailOn.ERROR) -> int:
     """``ddp-doctor env``: the settings in force here or in a text, and what is wrong with them."""
     options = Options(command="env", ignore=ignore, fail_on=fail_on)
     if file is None:
@@ -249,9 +243,7 @@ def template(name: str | None, require_gpus: int | None = None) -> str:
         width = max(map(len, templates.TEMPLATES))
         return "".join(f"{each:<{width}}  {does}\n" for each, does in templates.TEMPLATES.items())
     if require_gpus is not None and name not in templates.OF_ROOT:
-        raise UsageError(
-            f"--require-gpus is for {' and '.join(templates.OF_ROOT)}: a gate tests what its job has"
-        )
+        raise UsageError(f"--require-gpus is for {' and '.join(templates.OF_ROOT)}: a gate tests what its job has")
     try:
         text = templates.text(name, single_file=single_file(), require_gpus=require_gpus)
     except LookupError as error:

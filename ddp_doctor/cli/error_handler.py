@@ -40,9 +40,7 @@ def error_handler() -> Iterator[None]:
 
 
 def _failed() -> int:
-    print_to_stderr(
-        f"ddp-doctor failed itself, so the verdict is unsure; {keep_trace(traceback.format_exc())}"
-    )
+    print_to_stderr(f"ddp-doctor failed itself, so the verdict is unsure; {keep_trace(traceback.format_exc())}")
     return ExitCode.UNSURE.value
 
 

@@ -42,9 +42,7 @@ def explain(text: str, width: int = 100) -> str:
     """The page of what ``text`` names, in lines of at most ``width`` characters. Raises UsageError."""
     text = text.strip()
     if not text:
-        raise UsageError(
-            "name a code, a variable or the text of an error; `ddp-doctor checks` lists the codes"
-        )
+        raise UsageError("name a code, a variable or the text of an error; `ddp-doctor checks` lists the codes")
     if len(text) > _LONGEST:
         raise UsageError(
             f"{len(text)} characters are no text of one error; `ddp-doctor logs FILE` reads a job's output"
@@ -198,10 +196,7 @@ def _about(variable: Variable) -> Iterator[list[str]]:
     known = [
         *(f"{effect.values}: {effect.why}" for effect in variable.effects),
         *(f"Beside {listed(silencer.names)}: {silencer.why}" for silencer in variable.silencers),
-        *(
-            f"{' and '.join(conflict.names)} {conflict.says}: {conflict.why}"
-            for conflict in variable.conflicts
-        ),
+        *(f"{' and '.join(conflict.names)} {conflict.says}: {conflict.why}" for conflict in variable.conflicts),
         *(f"Where ranks differ: {agreement.effect}." for agreement in variable.agreements),
     ]
     yield ["", "What to know", *(f"    {line}" for line in known)] if known else []
@@ -238,9 +233,7 @@ def _behind(row: ErrorText) -> Iterator[str]:
 def _speak_of(text: str) -> str:
     """The rules whose pages have all of the words, unless they are nearly those of an error."""
     words = re.findall(r"\w+", text.lower()) if not _like(text) else []
-    rules = (
-        [rule for rule in _rules() if {*words} <= {*re.findall(r"\w+", rule.doc.lower())}] if words else []
-    )
+    rules = [rule for rule in _rules() if {*words} <= {*re.findall(r"\w+", rule.doc.lower())}] if words else []
     return "\n".join(line.removeprefix("    ") for line in _listed(rules)) + "\n" if rules else ""
 
 

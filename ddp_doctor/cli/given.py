@@ -33,13 +33,7 @@ def given_hosts(hosts: str | None, hostfile: str | None) -> tuple[str, ...]:
     if hosts is not None and hostfile is not None:
         raise UsageError("--hosts and --hostfile are two ways to say the same: give one")
     try:
-        found = (
-            read_host_file(given_text(hostfile))
-            if hostfile is not None
-            else ()
-            if hosts is None
-            else expand(hosts)
-        )
+        found = read_host_file(given_text(hostfile)) if hostfile is not None else () if hosts is None else expand(hosts)
     except ValueError as error:
         raise UsageError(str(error)) from error
     if hostfile is not None and not found:

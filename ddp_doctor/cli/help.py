@@ -36,9 +36,7 @@ _JUDGED = "Exit codes: 0 healthy, 1 sick, 2 wrong use, 3 unsure, 130 interrupted
 _TOLD = "Exit codes: 0 done, 2 wrong use, 3 the doctor failed itself."
 
 
-def epilog(
-    *examples: str, judges: bool = True, after: bool = False, live: bool = False, exits: str = ""
-) -> str:
+def epilog(*examples: str, judges: bool = True, after: bool = False, live: bool = False, exits: str = "") -> str:
     """What stands below the options of a command: lines to type, and what it exits with.
 
     ``after``: of a job that has ended; ``live``: of one that runs; ``exits`` says it of a command unlike the others.
@@ -94,8 +92,7 @@ class Commands(TyperGroup):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the commands, each with all of its summary, and the few options."""
         moments = [
-            (moment, [(name, summary(self.commands[name])) for name in names])
-            for moment, names in _MOMENTS.items()
+            (moment, [(name, summary(self.commands[name])) for name in names]) for moment, names in _MOMENTS.items()
         ]
         _write(formatter, [*moments, *headed(self, ctx)])
 
@@ -115,9 +112,7 @@ def _write(formatter: Any, sections: Sequence[tuple[str, list[tuple[str, str]]]]
     left = max((len(name) for name in names if len(name) <= widest), default=widest)
     for heading, records in sections:
         with formatter.section(_styled(heading, bold=True)):
-            formatter.write_dl(
-                [(_styled(name.ljust(left), fg="cyan"), text) for name, text in records], col_max=left
-            )
+            formatter.write_dl([(_styled(name.ljust(left), fg="cyan"), text) for name, text in records], col_max=left)
 
 
 def _styled(text: str, **style: Any) -> str:

@@ -18,27 +18,17 @@ from ddp_doctor.model.choices import Detail, FailOn, OutputFormat, UsageError
 def _list(flag: str, metavar: str, words: str, panel: str, completed: Callable[[str], list[str]]) -> Any:
     """An option that takes several names, after commas or when it is repeated."""
     return typer.Option(
-        flag,
-        autocompletion=completed,
-        metavar=metavar,
-        rich_help_panel=panel,
-        help=f"{words} (repeatable).",
+        flag, autocompletion=completed, metavar=metavar, rich_help_panel=panel, help=f"{words} (repeatable)."
     )
 
 
 VerboseOption = Annotated[
-    bool,
-    typer.Option(
-        "--verbose", "-v", rich_help_panel=UNDER_OUTPUTS, help="Print every check, and why or why not."
-    ),
+    bool, typer.Option("--verbose", "-v", rich_help_panel=UNDER_OUTPUTS, help="Print every check, and why or why not.")
 ]
 QuietOption = Annotated[
     bool,
     typer.Option(
-        "--quiet",
-        "-q",
-        rich_help_panel=UNDER_OUTPUTS,
-        help="Print findings and verdict only, and no progress.",
+        "--quiet", "-q", rich_help_panel=UNDER_OUTPUTS, help="Print findings and verdict only, and no progress."
     ),
 ]
 FailOnOption = Annotated[
@@ -49,12 +39,10 @@ IgnoreOption = Annotated[
     _list("--ignore", "CODES", "Leave rules out whose codes begin so: DD305,DD4", VERDICT, complete.codes),
 ]
 OnlyOption = Annotated[
-    list[str] | None,
-    _list("--only", "CHECKS", "Run only these checks: p2p,allreduce", WHAT, complete.names_of_checks),
+    list[str] | None, _list("--only", "CHECKS", "Run only these checks: p2p,allreduce", WHAT, complete.names_of_checks)
 ]
 SkipOption = Annotated[
-    list[str] | None,
-    _list("--skip", "CHECKS", "Leave these checks out: p2p,allreduce", WHAT, complete.names_of_checks),
+    list[str] | None, _list("--skip", "CHECKS", "Leave these checks out: p2p,allreduce", WHAT, complete.names_of_checks)
 ]
 ModelOption = Annotated[
     str,
@@ -77,9 +65,7 @@ RedactOption = Annotated[
 ]
 RequireGpusOption = Annotated[
     int | None,
-    typer.Option(
-        min=0, metavar="N", rich_help_panel=VERDICT, help="Sick unless the job may use at least N GPUs."
-    ),
+    typer.Option(min=0, metavar="N", rich_help_panel=VERDICT, help="Sick unless the job may use at least N GPUs."),
 ]
 BaselineOption = Annotated[
     str | None,
@@ -122,10 +108,7 @@ NprocOption = Annotated[
 NodeRankOption = Annotated[
     int | None,
     typer.Option(
-        envvar="PET_NODE_RANK",
-        metavar="R",
-        rich_help_panel=WHERE,
-        help="This node's number; the head's is 0.",
+        envvar="PET_NODE_RANK", metavar="R", rich_help_panel=WHERE, help="This node's number; the head's is 0."
     ),
 ]
 EndpointOption = Annotated[
@@ -140,36 +123,26 @@ EndpointOption = Annotated[
 MasterAddrOption = Annotated[
     str,
     typer.Option(
-        envvar="PET_MASTER_ADDR",
-        metavar="HOST",
-        rich_help_panel=WHERE,
-        help="The head, as torchrun names it.",
+        envvar="PET_MASTER_ADDR", metavar="HOST", rich_help_panel=WHERE, help="The head, as torchrun names it."
     ),
 ]
 MasterPortOption = Annotated[
     int | None,
-    typer.Option(
-        envvar="PET_MASTER_PORT", metavar="PORT", rich_help_panel=WHERE, help="The head's port (29500)."
-    ),
+    typer.Option(envvar="PET_MASTER_PORT", metavar="PORT", rich_help_panel=WHERE, help="The head's port (29500)."),
 ]
 
 HostsOption = Annotated[
     str | None,
-    typer.Option(
-        metavar="A,B", rich_help_panel=WHERE, help="Start on these hosts over ssh; the first is the head."
-    ),
+    typer.Option(metavar="A,B", rich_help_panel=WHERE, help="Start on these hosts over ssh; the first is the head."),
 ]
 HostfileOption = Annotated[
     str | None,
     typer.Option(
-        metavar="FILE",
-        rich_help_panel=WHERE,
-        help="Start on the hosts in this file over ssh, one on each line.",
+        metavar="FILE", rich_help_panel=WHERE, help="Start on the hosts in this file over ssh, one on each line."
     ),
 ]
 JoinTimeoutOption = Annotated[
-    float,
-    typer.Option(min=1.0, metavar="SECONDS", rich_help_panel=TIME, help="Time for all nodes to report in."),
+    float, typer.Option(min=1.0, metavar="SECONDS", rich_help_panel=TIME, help="Time for all nodes to report in.")
 ]
 _FormatOption = Annotated[
     OutputFormat,
@@ -246,8 +219,7 @@ def reported(command: Callable[..., int | None]) -> Callable[..., None]:
             ]
             options = {_name_of(output): _option(output) for output in offered}
             parameters += [
-                parameter.replace(name=name, default=None, annotation=option)
-                for name, option in options.items()
+                parameter.replace(name=name, default=None, annotation=option) for name, option in options.items()
             ]
             if command.__name__ in REDACTABLE:
                 parameters.append(parameter.replace(name="redact", default=False, annotation=RedactOption))
@@ -272,6 +244,5 @@ def _option(output: Output) -> Any:
     if output.is_form:
         return _SettingsOption
     return Annotated[
-        str | None,
-        typer.Option(output.option, metavar="PATH|-", rich_help_panel=UNDER_OUTPUTS, help=output.help),
+        str | None, typer.Option(output.option, metavar="PATH|-", rich_help_panel=UNDER_OUTPUTS, help=output.help)
     ]

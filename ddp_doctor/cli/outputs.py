@@ -215,9 +215,7 @@ class Outputs:
         if list(self.paths.values()).count("-") > 1:
             raise UsageError("only one output can go to stdout (-); give the others a path")
         if "-" in self.paths.values() and self._prints_data:
-            raise UsageError(
-                f"--output-format {self.form.value} goes to stdout, so give the other output a path"
-            )
+            raise UsageError(f"--output-format {self.form.value} goes to stdout, so give the other output a path")
         for output in OUTPUTS:
             _require_suffix(output, self.paths.get(output.name))
         for path in self.paths.values():
@@ -229,9 +227,7 @@ class Outputs:
 
     def at_node(self, host: str, node_rank: int) -> "Outputs":
         """With ``%h`` in paths as the host's name and ``%n`` as the node rank."""
-        paths = {
-            name: path.replace("%h", host).replace("%n", str(node_rank)) for name, path in self.paths.items()
-        }
+        paths = {name: path.replace("%h", host).replace("%n", str(node_rank)) for name, path in self.paths.items()}
         own = frozenset(name for name, path in self.paths.items() if path != paths[name])
         return replace(self, host=host, own=own, paths=paths)
 

@@ -8,10 +8,7 @@ import typer
 from ddp_doctor.cli import complete
 from ddp_doctor.cli.app import app
 from ddp_doctor.cli.help import Command, epilog
-from ddp_doctor.cli.options import (
-    NodeGpusOption,
-    reported,
-)
+from ddp_doctor.cli.options import NodeGpusOption, reported
 
 
 @app.command(cls=Command, epilog=epilog("ddp-doctor checks", "ddp-doctor checks p2p allreduce", judges=False))
@@ -20,9 +17,7 @@ def checks(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[CHECK...]",
-            help="Tell all about these; none lists all.",
-            autocompletion=complete.names_of_checks,
+            metavar="[CHECK...]", help="Tell all about these; none lists all.", autocompletion=complete.names_of_checks
         ),
     ] = None,
 ) -> None:
@@ -64,17 +59,14 @@ def explain(
 
 
 @app.command(
-    cls=Command,
-    epilog=epilog("ddp-doctor template slurm-prolog", "ddp-doctor template prometheus-rules", judges=False),
+    cls=Command, epilog=epilog("ddp-doctor template slurm-prolog", "ddp-doctor template prometheus-rules", judges=False)
 )
 @reported
 def template(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]",
-            help="The template's name; none lists them.",
-            autocompletion=complete.names_of_templates,
+            metavar="[NAME]", help="The template's name; none lists them.", autocompletion=complete.names_of_templates
         ),
     ] = None,
     require_gpus: NodeGpusOption = None,

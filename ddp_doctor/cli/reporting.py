@@ -14,9 +14,7 @@ from ddp_doctor.sources.own_folders import state_folder
 from ddp_doctor.starters.place import Place
 
 
-def save_and_report(
-    outcome: Outcome, outputs: Outputs, env: Mapping[str, str], here: Place | None = None
-) -> int:
+def save_and_report(outcome: Outcome, outputs: Outputs, env: Mapping[str, str], here: Place | None = None) -> int:
     """Save the recording before anything else can fail, then report; the exit code."""
     host = socket.gethostname()
     follows = outcome.spoken_by is not None or (here is not None and here.is_head is False)

@@ -127,9 +127,7 @@ def _planned(options: Options, nnodes: int) -> list[str]:
     return [check.id for check in plan_of(options, CHECKS, nnodes).checks]
 
 
-def _test_for_starter(
-    options: Options, launch: Launch, env: dict[str, str], pipe: starter_channel.StarterPipe
-) -> int:
+def _test_for_starter(options: Options, launch: Launch, env: dict[str, str], pipe: starter_channel.StarterPipe) -> int:
     """Be an agent that another ddp-doctor started: hand it the recording, and show nothing."""
     rank = launch.asked.node_rank
     starter = StarterChannel(number(env, "SLURM_NODEID", 0) if rank is None else rank)
@@ -183,9 +181,7 @@ def _outcome_of_agents(ended: Ended, here: StartedNodes, options: Options) -> Ou
             absent = [Recording.model_validate_json(text) for text in ended.recordings_of_absent]
             return app.judge_with_absent(Recording.model_validate_json(ended.recording), absent)
         except ValidationError:
-            print_to_stderr(
-                "ddp-doctor: what the agents saw cannot be read here; are all hosts on one release?"
-            )
+            print_to_stderr("ddp-doctor: what the agents saw cannot be read here; are all hosts on one release?")
             return None
     if ended.refused is not None:
         raise UsageError(ended.refused)
@@ -202,9 +198,7 @@ def _ranks(text: str) -> int | None:
         return min(os.cpu_count() or 1, _MOST_RANKS)
     if text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST_RANKS:
         return int(text)
-    raise UsageError(
-        f"--nproc-per-node takes auto, gpu, cpu or a number from 1 to {_MOST_RANKS}, not {text[:80]!r}"
-    )
+    raise UsageError(f"--nproc-per-node takes auto, gpu, cpu or a number from 1 to {_MOST_RANKS}, not {text[:80]!r}")
 
 
 def _for_gpus(options: Options, nproc_per_node: str) -> Options:
@@ -252,15 +246,11 @@ def _as_usage_error() -> Iterator[None]:
 def _wait_for_agent(world: OuterWorld, env: Mapping[str, str], budget_s: float) -> int:
     folder = folders.meeting_folder(env)
     if folder is None:
-        print_to_stderr(
-            f"ddp-doctor: local rank {world.local_rank} has no folder of its own to meet the agent in"
-        )
+        print_to_stderr(f"ddp-doctor: local rank {world.local_rank} has no folder of its own to meet the agent in")
         return ExitCode.UNSURE.value
     with outer_launcher.settings_shared(world, folder, env):
         code = outer_launcher.wait_for_agent(world, folder, budget_s + _WAIT_MARGIN_S)
     if code is None:
-        print_to_stderr(
-            f"ddp-doctor: local rank {world.local_rank} waited for the agent of this node, which is gone"
-        )
+        print_to_stderr(f"ddp-doctor: local rank {world.local_rank} waited for the agent of this node, which is gone")
         return ExitCode.UNSURE.value
     return code

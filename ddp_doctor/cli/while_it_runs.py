@@ -36,21 +36,13 @@ def attach(
     slurm_job: Annotated[
         str | None,
         typer.Option(
-            "--slurm-job",
-            metavar="ID",
-            rich_help_panel=WHAT,
-            help="Look at this job of SLURM on all its nodes.",
+            "--slurm-job", metavar="ID", rich_help_panel=WHAT, help="Look at this job of SLURM on all its nodes."
         ),
     ] = None,
     hosts: HostsOption = None,
     hostfile: HostfileOption = None,
     seconds: Annotated[
-        float | None,
-        typer.Option(
-            metavar="N",
-            rich_help_panel=TIME,
-            help="Watch for N seconds; by default 4.",
-        ),
+        float | None, typer.Option(metavar="N", rich_help_panel=TIME, help="Watch for N seconds; by default 4.")
     ] = None,
     ignore: IgnoreOption = None,
     *,
@@ -86,23 +78,18 @@ class OnHang(str, Enum):
 @reported
 def watch(
     command: Annotated[
-        list[str],
-        typer.Argument(metavar="CMD", help="What to run, as it would be run without the watcher."),
+        list[str], typer.Argument(metavar="CMD", help="What to run, as it would be run without the watcher.")
     ],
     stuck_after: Annotated[
         float,
         typer.Option(
-            min=10.0,
-            metavar="SECONDS",
-            rich_help_panel=TIME,
-            help="Judge a job of which a rank stands still so long.",
+            min=10.0, metavar="SECONDS", rich_help_panel=TIME, help="Judge a job of which a rank stands still so long."
         ),
     ] = 120.0,
     on_hang: Annotated[
         OnHang,
         typer.Option(
-            rich_help_panel=VERDICT,
-            help="kill sends CMD, and nobody else, SIGTERM once the job is known to hang.",
+            rich_help_panel=VERDICT, help="kill sends CMD, and nobody else, SIGTERM once the job is known to hang."
         ),
     ] = OnHang.REPORT,
     keep_output: Annotated[
@@ -123,8 +110,6 @@ def watch(
     from ddp_doctor.watch.watching import watch
 
     if not stuck_after <= _LONGEST_STUCK_S:
-        raise UsageError(
-            f"--stuck-after {stuck_after:g}: give a number from 10 to {_LONGEST_STUCK_S:g}, a day"
-        )
+        raise UsageError(f"--stuck-after {stuck_after:g}: give a number from 10 to {_LONGEST_STUCK_S:g}, a day")
     options = WatchOptions(stuck_after, on_hang is OnHang.KILL, keep_output)
     return watch(command, os.environ, options, lambda sentence: print_to_stderr(f"ddp-doctor: {sentence}"))

@@ -13,13 +13,7 @@ from statistics import median
 from typing import NamedTuple
 
 from ddp_doctor.facts.cluster import BaselineFact, HeldAgainst, RunDifferencesFact, TraitDiffers
-from ddp_doctor.knowledge.baselines import (
-    BEST_PATH,
-    COMPARABLE,
-    FEWEST_RUNS,
-    LEAST_BYTES,
-    loss,
-)
+from ddp_doctor.knowledge.baselines import BEST_PATH, COMPARABLE, FEWEST_RUNS, LEAST_BYTES, loss
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.baseline import BASELINE_SCHEMA_VERSION, Baseline, BaselineValue
 from ddp_doctor.model.choices import CheckStatus, Status, Verdict
@@ -92,9 +86,7 @@ def _figures(world: World | None, measured: Sequence[Measurement]) -> Iterator[F
             yield Figure(each.name, key, value, each.unit, nodes, None if gpu is None else int(gpu))
 
 
-def _place(
-    world: World | None, measured: Measurement
-) -> tuple[tuple[int, ...], dict[str, str | int | float]]:
+def _place(world: World | None, measured: Measurement) -> tuple[tuple[int, ...], dict[str, str | int | float]]:
     """The nodes it was measured of and, of a pair, what tells it from others in any run."""
     labels = measured.labels
     if world is None:  # in a job's output
@@ -192,9 +184,7 @@ def _traits(nodes: Sequence[Mapping[str, str]]) -> dict[str, str | None]:
 def make_baseline(runs: Sequence[MeasuredRun]) -> Baseline | None:
     """Of the healthy ones of the most frequent hardware; None where they are too few."""
     healthy = [run for run in runs if run.verdict is Verdict.HEALTHY and run.figures]
-    alike = max(
-        grouped((frozenset(run.hardware.items()), run) for run in healthy).values(), key=len, default=[]
-    )
+    alike = max(grouped((frozenset(run.hardware.items()), run) for run in healthy).values(), key=len, default=[])
     return _baseline(alike, FEWEST_RUNS)
 
 
@@ -257,12 +247,7 @@ def before(file: str, known: Baseline | MeasuredRun) -> Before:
     return Before(file, baseline, known.hardware, traits, known.settings_known)
 
 
-def _value(
-    name: str,
-    labels: Labels,
-    unit: str,
-    of_runs: Sequence[tuple[int, float]],
-) -> BaselineValue:
+def _value(name: str, labels: Labels, unit: str, of_runs: Sequence[tuple[int, float]]) -> BaselineValue:
     values = [value for _, value in of_runs]
     middle = median(values)
     return BaselineValue(

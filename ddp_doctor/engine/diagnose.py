@@ -71,9 +71,7 @@ def _rules_for(command: str) -> list[Rule]:
 def _causes_first(rules: Iterable[Rule]) -> list[Rule]:
     """The rules in an order in which each comes after those that explain its findings."""
     by_code = {rule.code: rule for rule in rules}
-    causes = {
-        code: [cause for cause in rule.explained_by if cause in by_code] for code, rule in by_code.items()
-    }
+    causes = {code: [cause for cause in rule.explained_by if cause in by_code] for code, rule in by_code.items()}
     return [by_code[code] for code in TopologicalSorter(causes).static_order()]
 
 
@@ -104,13 +102,9 @@ def _of_nobodys_choice(recording: Recording) -> frozenset[str]:
     """The rules that judge nothing: of checks that nobody selected, and that looked because they decide the world."""
     unselected = {each.check for each in recording.not_run if each.reason in (NOT_SELECTED, SKIPPED_BY_NAME)}
     deciding = [
-        check
-        for check in checks_of(recording.options.command)
-        if check.id in unselected and check.decides_world
+        check for check in checks_of(recording.options.command) if check.id in unselected and check.decides_world
     ]
-    return frozenset(
-        rule.code for check in deciding for rule in check.rules if rule not in check.decides_world
-    )
+    return frozenset(rule.code for check in deciding for rule in check.rules if rule not in check.decides_world)
 
 
 def _worst_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:

@@ -116,9 +116,7 @@ def _require_run(
         raise UnknownCheck(f"--model {model} would not be run: {way}, or leave --model out")
 
 
-def _reason_against(
-    check: Check, levels: tuple[Level, Level], only: Sequence[str], skip: Sequence[str]
-) -> str | None:
+def _reason_against(check: Check, levels: tuple[Level, Level], only: Sequence[str], skip: Sequence[str]) -> str | None:
     level, needed = levels
     if check.id in skip:
         return SKIPPED_BY_NAME

@@ -13,14 +13,7 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import CheckStatus, ExitCode, Severity, Status, Verdict
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import (
-    INTERRUPTED_AFTER,
-    NOT_SELECTED,
-    OWN_PROCESS,
-    SKIPPED_BY_NAME,
-    Recording,
-    World,
-)
+from ddp_doctor.model.recording import INTERRUPTED_AFTER, NOT_SELECTED, OWN_PROCESS, SKIPPED_BY_NAME, Recording, World
 from ddp_doctor.model.report import CheckResult, Measurement, Report, Tool, finished_at
 from ddp_doctor.views.gpus import nccl_without_gpu
 from ddp_doctor.views.open_files import out_of_files
@@ -85,21 +78,12 @@ def _in_part(result: CheckResult, unmet: Sequence[NotAsAsked]) -> CheckResult:
 
 
 def _verdict(
-    recording: Recording,
-    diagnosis: Diagnosis,
-    results: Sequence[CheckResult],
-    unmet: Sequence[NotAsAsked],
+    recording: Recording, diagnosis: Diagnosis, results: Sequence[CheckResult], unmet: Sequence[NotAsAsked]
 ) -> Verdict:
     """Sick iff a finding stands at or above --fail-on; unsure iff too little could be evaluated."""
     if any(finding.severity.at_least(_bar(recording)) for finding in diagnosis.findings):
         return Verdict.SICK
-    if (
-        not recording.collected()
-        or diagnosis.failures
-        or recording.interrupted
-        or nccl_without_gpu(recording)
-        or unmet
-    ):
+    if not recording.collected() or diagnosis.failures or recording.interrupted or nccl_without_gpu(recording) or unmet:
         return Verdict.UNSURE
     if any(
         finding.code.startswith(("DDJ1", "DDJ3")) and finding.severity is not Severity.INFO
@@ -140,18 +124,13 @@ def _bar(recording: Recording) -> Severity:
     return Severity(recording.options.fail_on.value)
 
 
-def check_results(
-    recording: Recording, findings: Sequence[Finding], checks: Sequence[Check]
-) -> list[CheckResult]:
+def check_results(recording: Recording, findings: Sequence[Finding], checks: Sequence[Check]) -> list[CheckResult]:
     """One result per check in order; checks this doctor does not know come last, by their readings."""
     reasons = {left_out.check: left_out.reason for left_out in recording.not_run}
     known = {check.id: check.title for check in checks}
     titles = known | {r.check: r.check for r in recording.readings if r.check not in known}
     found = {
-        item.check
-        for finding in findings
-        if finding.severity.at_least(Severity.WARNING)
-        for item in finding.evidence
+        item.check for finding in findings if finding.severity.at_least(Severity.WARNING) for item in finding.evidence
     }
     results = []
     for check_id, title in titles.items():
@@ -166,9 +145,7 @@ def _result(
     check_id: str, title: str, readings: Sequence[Reading], status: CheckStatus, reason: str | None
 ) -> CheckResult:
     duration_s = max((reading.duration_s for reading in readings), default=0.0)
-    return CheckResult(
-        id=check_id, title=title, status=status, reason=reason, duration_s=round(duration_s, 3)
-    )
+    return CheckResult(id=check_id, title=title, status=status, reason=reason, duration_s=round(duration_s, 3))
 
 
 def _status(
@@ -270,10 +247,7 @@ def _differ(diagnosis: Diagnosis) -> str:
 
 
 def _why_unsure(
-    recording: Recording,
-    results: Sequence[CheckResult],
-    diagnosis: Diagnosis,
-    unmet: Sequence[NotAsAsked],
+    recording: Recording, results: Sequence[CheckResult], diagnosis: Diagnosis, unmet: Sequence[NotAsAsked]
 ) -> str:
     stuck = [r for r in results if r.status in (CheckStatus.FAILED, CheckStatus.TIMED_OUT)]
     reasons = {result.reason or "" for result in stuck}
@@ -287,9 +261,7 @@ def _why_unsure(
     if measured and diagnosis.failures:
         return f"ddp-doctor's own rule {diagnosis.failures[0][0]} failed."
     names = ", ".join(result.id if reason else _stuck_where(recording, result.id) for result in stuck)
-    if measured and out_of_files(
-        recording
-    ):  # of a prolog, whose limits are not the job's: no fault of the node
+    if measured and out_of_files(recording):  # of a prolog, whose limits are not the job's: no fault of the node
         return f"{names} gave no result: ddp-doctor itself may not open enough files (ulimit -n)."
     what = f"{names} gave no result" if measured else "nothing could be measured"
     if _has_parts(recording, stuck):
@@ -346,9 +318,7 @@ def _untested(recording: Recording) -> str:
 def _left_out(recording: Recording) -> str:
     """What there was no time for: whoever set the budget may not know what that costs."""
     names = list(
-        dict.fromkeys(
-            left_out.check for left_out in recording.not_run if left_out.reason.startswith(TOO_DEAR)
-        )
+        dict.fromkeys(left_out.check for left_out in recording.not_run if left_out.reason.startswith(TOO_DEAR))
     )
     if not names:
         return ""

@@ -73,9 +73,7 @@ class RollCallFact(Fact):
     endpoint_addresses: tuple[str, ...] = ()  # what the name resolves to on this node
     attempts: tuple[AttemptSeen, ...] = ()
     error: str = ""  # the system's or the resolver's words
-    held_by: str = (
-        ""  # on the endpoint's host: "nc (pid 712)", as far as this user may know; or the other job
-    )
+    held_by: str = ""  # on the endpoint's host: "nc (pid 712)", as far as this user may know; or the other job
     nnodes: int = 1  # asked for on this node
     claimed_rank: int | None = None
     hostname: str = ""
@@ -83,9 +81,7 @@ class RollCallFact(Fact):
     present: tuple[Present, ...] = ()  # on the head: all who reported in, itself first
     missing: tuple[int, ...] = ()  # on the head: node ranks that no agent had claimed at the deadline
     not_started: tuple[NotStarted, ...] = ()
-    unreadable: tuple[
-        str, ...
-    ] = ()  # on the head: host names in cards of another shape, empty where none stood
+    unreadable: tuple[str, ...] = ()  # on the head: host names in cards of another shape, empty where none stood
     closed_by: ClosedPort | None = None  # on a head to which nobody came, where root could read it
     command: str = ""  # what to type on the other hosts
     asked_ranks: int | None = None  # --nproc-per-node on this node; None: auto
@@ -148,16 +144,7 @@ class RankSettings(Fact):
 #: program answered. ``broken``: answered, and then no more. ``burst_lost``: small messages arrive, larger ones
 #: never do. ``failed``: anything else, mostly of the dialling host, see ``error``.
 Outcome = Literal[
-    "ok",
-    "refused",
-    "timed_out",
-    "unreachable",
-    "denied",
-    "mute",
-    "foreign",
-    "broken",
-    "burst_lost",
-    "failed",
+    "ok", "refused", "timed_out", "unreachable", "denied", "mute", "foreign", "broken", "burst_lost", "failed"
 ]
 
 

@@ -25,9 +25,7 @@ class SignSeen(Frozen):
     rank: int | None = None
     host: str | None = None
     pid: int | None = None
-    at_s: float | None = (
-        None  # since the epoch, of a clock whose zone is not known; None where no time is printed
-    )
+    at_s: float | None = None  # since the epoch, of a clock whose zone is not known; None where no time is printed
     values: dict[str, str] = Field(default_factory=dict)  # what the sign's pattern names
     times: int = 1  # lines that say the same, of this process
     last_line: int | None = None  # the last of them, in the same file
@@ -101,8 +99,6 @@ class FlightDumpFact(Fact):
     written_at_s: float | None = None  # the file's time
     #: Of the newest open entry, or of the newest where none is; outermost first: /home/me/train.py:31 in main
     frames: tuple[str, ...] = ()
-    open_order: tuple[
-        str, ...
-    ] = ()  # its open collectives, GROUP:SEQ, in the order in which it enqueued them
+    open_order: tuple[str, ...] = ()  # its open collectives, GROUP:SEQ, in the order in which it enqueued them
     peers: tuple[str, ...] = ()  # the other ends of its open sends and receives, GROUP:NUMBER IN THE GROUP
     problem: str | None = None

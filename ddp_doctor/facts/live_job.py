@@ -13,19 +13,13 @@ class Look(Frozen):
     state: str  # R, S, D, T, t, Z as in /proc/PID/stat
     cpu_s: float = 0.0  # processor time of all its threads
     main_cpu_s: float = 0.0  # … of the thread that runs the script
-    main_switches: int = (
-        0  # how often that thread went to sleep or was put aside; no more of them: it has not run
-    )
+    main_switches: int = 0  # how often that thread went to sleep or was put aside; no more of them: it has not run
     autograd_switches: int = 0  # the same of the threads in which torch runs backward passes
-    gloo_switches: int = (
-        0  # … of the threads in which gloo makes collectives: one that waits for a rank sleeps
-    )
+    gloo_switches: int = 0  # … of the threads in which gloo makes collectives: one that waits for a rank sleeps
     network_cpu_s: float = 0.0  # processor time of gloo's threads that send and receive
     io_bytes: int | None = None  # through read(2), write(2) and the like; None where the kernel does not say
     wait_channel: str | None = None  # the kernel's function in which the main thread waits
-    frames: tuple[
-        str, ...
-    ] = ()  # its Python stack, outermost first: /home/me/train.py:31 in main; () where not read
+    frames: tuple[str, ...] = ()  # its Python stack, outermost first: /home/me/train.py:31 in main; () where not read
     holds_gil: bool = False  # whether it ran Python at that moment
 
 
@@ -75,12 +69,8 @@ class LiveRankFact(Fact):
     rank: int
     numbered_by: Literal["environment", "order of starts"] = "environment"
     user: str = ""
-    gpu: int | None = (
-        None  # NVML's number where NVML lists the process; else CUDA's by environment or local rank
-    )
-    gpu_use: tuple[
-        int, ...
-    ] = ()  # percent of the time in which that GPU ran a kernel of anybody, at each sample
+    gpu: int | None = None  # NVML's number where NVML lists the process; else CUDA's by environment or local rank
+    gpu_use: tuple[int, ...] = ()  # percent of the time in which that GPU ran a kernel of anybody, at each sample
     looks: tuple[Look, ...] = ()
     children: tuple[ChildSeen, ...] = ()
     unacknowledged: tuple[Unacknowledged, ...] = ()
@@ -112,7 +102,5 @@ class LiveJobFact(Fact):
     backend: str | None = None  # nccl, gloo: whose threads there are
     watched_s: float = 0.0  # from the first look to the last
     launched: tuple[Launched, ...] = ()
-    in_container: bool = (
-        False  # it was looked at from inside a pid namespace, so nothing outside of it was seen
-    )
+    in_container: bool = False  # it was looked at from inside a pid namespace, so nothing outside of it was seen
     refused: tuple[Refused, ...] = ()  # doors of the whole job

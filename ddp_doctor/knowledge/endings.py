@@ -17,9 +17,7 @@ class Ending(NamedTuple):
     codes: tuple[str, ...] = ()
 
 
-_CRASHED = (
-    "an address that is not the process's own: a fault in a C++ or CUDA extension, libraries that do not fit"
-)
+_CRASHED = "an address that is not the process's own: a fault in a C++ or CUDA extension, libraries that do not fit"
 #: Sources: signal(7); torch 2.15 distributed/elastic/multiprocessing; slurm.schedmd.com/job_exit_code.html.
 SIGNALS: dict[str, Ending] = {
     "SIGKILL": Ending(
@@ -42,26 +40,18 @@ SIGNALS: dict[str, Ending] = {
         " The lines before it say which.",
         ("DDJ193", "DD612"),
     ),
-    "SIGFPE": Ending(
-        "An integer was divided by zero in C++: often a setting out of its range.", ("DDJ193", "DD612")
-    ),
+    "SIGFPE": Ending("An integer was divided by zero in C++: often a setting out of its range.", ("DDJ193", "DD612")),
     "SIGILL": Ending("The program was built for another CPU, or is damaged.", ("DDJ193", "DD612")),
     "SIGINT": Ending("Ctrl-C, or the scheduler's way to cancel.", ("DDJ190",)),
     "SIGHUP": Ending("The terminal or the ssh session was closed: use sbatch or tmux.", ("DDJ180",)),
     "SIGQUIT": Ending("Ctrl-\\, or somebody who wanted a core dump.", ("DDJ190",)),
     "SIGPIPE": Ending("What read its output was gone: a `| head`, or a collector of logs that ended."),
-    "SIGUSR1": Ending(
-        "The scheduler's warning before the time limit (--signal), where the script does not handle it."
-    ),
-    "SIGUSR2": Ending(
-        "The scheduler's warning before the time limit (--signal), where the script does not handle it."
-    ),
+    "SIGUSR1": Ending("The scheduler's warning before the time limit (--signal), where the script does not handle it."),
+    "SIGUSR2": Ending("The scheduler's warning before the time limit (--signal), where the script does not handle it."),
     "SIGXCPU": Ending("The limit of processor time (ulimit -t) is used up."),
     "SIGXFSZ": Ending("A file became larger than ulimit -f allows."),
     "SIGSYS": Ending("A filter of system calls (seccomp, of a container) forbids one."),
-    "SIGSTOP": Ending(
-        "The process is stopped and not ended: the ranks of its job wait for it.", ("DD611", "DDJ301")
-    ),
+    "SIGSTOP": Ending("The process is stopped and not ended: the ranks of its job wait for it.", ("DD611", "DDJ301")),
     "SIGTSTP": Ending("Ctrl-Z: the process is stopped and not ended.", ("DD611", "DDJ301")),
 }
 #: Of programs and shells, not of signals.
@@ -75,9 +65,7 @@ EXIT_CODES: dict[int, Ending] = {
     2: Ending("Mostly wrong arguments: argparse, click and shells end so.", ("DDJ192",)),
     124: Ending("`timeout` ended the command after its time."),
     126: Ending("The shell found the command and may not run it: no permission to execute, or a folder."),
-    127: Ending(
-        "The shell did not find the command: PATH, a module that is not loaded, a container without it."
-    ),
+    127: Ending("The shell did not find the command: PATH, a module that is not loaded, a container without it."),
     255: Ending("ssh could not connect, or a program returned -1."),
 }
 #: The words in which shells and the C library print signals.
@@ -123,11 +111,7 @@ def endings(text: str) -> list[tuple[str, Ending]]:
 
 def _signal_in(text: str) -> str:
     named = _SIGNAL.fullmatch(text) or _SIGNAL.search(text)
-    name = (
-        named[1].upper()
-        if named and len(text) < 40
-        else _WORDS.get(text.lower().removesuffix(" (core dumped)"), "")
-    )
+    name = named[1].upper() if named and len(text) < 40 else _WORDS.get(text.lower().removesuffix(" (core dumped)"), "")
     return name if name in signal.Signals.__members__ else ""
 
 

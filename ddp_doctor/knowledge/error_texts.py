@@ -27,9 +27,7 @@ SPEAKS_OF: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = (
     (re.compile("find address for"), ("GLOO_SOCKET_IFNAME",)),
     (re.compile("no socket interface found"), ("NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY")),
     (
-        re.compile(
-            r"Failed to initialize any NET plugin|network \S{1,80} not found|Could not find NET with id"
-        ),
+        re.compile(r"Failed to initialize any NET plugin|network \S{1,80} not found|Could not find NET with id"),
         ("NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_TOPO_FILE"),
     ),
     (
@@ -41,10 +39,7 @@ SPEAKS_OF: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = (
         re.compile("communicator before the previous operation returned"),
         ("NCCL_COMM_BLOCKING", "TORCH_NCCL_USE_COMM_NONBLOCKING"),
     ),
-    (
-        re.compile("ibv_modify_qp failed"),
-        ("NCCL_IB_GID_INDEX", "NCCL_IB_ROCE_VERSION_NUM", "NCCL_IB_ADDR_FAMILY"),
-    ),
+    (re.compile("ibv_modify_qp failed"), ("NCCL_IB_GID_INDEX", "NCCL_IB_ROCE_VERSION_NUM", "NCCL_IB_ADDR_FAMILY")),
 )
 
 _WAITED = "This rank waited in vain: look for the rank that never came, not for the one that printed this."
@@ -90,9 +85,7 @@ ERROR_TEXTS = (
         "torch 2.15 c10d/ProcessGroupNCCL.cpp",
         ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
     ),
-    ErrorText(
-        "NCCL operation timed out", _WAITED, _HANGS, "torch 2.15 c10d/nccl2", ("TORCH_FR_BUFFER_SIZE",)
-    ),
+    ErrorText("NCCL operation timed out", _WAITED, _HANGS, "torch 2.15 c10d/nccl2", ("TORCH_FR_BUFFER_SIZE",)),
     ErrorText("Timed out waiting for recv operation to complete", _WAITED, _HANGS, "gloo transport/tcp"),
     ErrorText(
         "Connection closed by peer. This is typically caused by a remote worker crashing",
@@ -109,11 +102,7 @@ ERROR_TEXTS = (
         "torch 2.15 c10d/NCCLUtils.cpp",
     ),
     ErrorText(
-        "NCCL error unhandled cuda error",
-        _HIDDEN,
-        ("DD446", "DD306", "DD304", "DD330"),
-        _NCCL_RESULT,
-        ("NCCL_DEBUG",),
+        "NCCL error unhandled cuda error", _HIDDEN, ("DD446", "DD306", "DD304", "DD330"), _NCCL_RESULT, ("NCCL_DEBUG",)
     ),
     ErrorText("ncclUnhandledCudaError", _HIDDEN, ("DD446", "DD306", "DD304"), _NCCL_RESULT, ("NCCL_DEBUG",)),
     ErrorText(
@@ -130,9 +119,7 @@ ERROR_TEXTS = (
         _NCCL_RESULT,
         ("NCCL_DEBUG", "NCCL_SOCKET_IFNAME"),
     ),
-    ErrorText(
-        "NCCL error invalid usage", _HIDDEN, ("DD605", "DDL104", "DDL106"), _NCCL_RESULT, ("NCCL_DEBUG",)
-    ),
+    ErrorText("NCCL error invalid usage", _HIDDEN, ("DD605", "DDL104", "DDL106"), _NCCL_RESULT, ("NCCL_DEBUG",)),
     ErrorText(
         "Signal 9 (SIGKILL) received by PID exitcode -9",
         "The kernel (out of memory), the scheduler or a person killed the rank.",

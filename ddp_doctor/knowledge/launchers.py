@@ -27,12 +27,7 @@ OTHERS = (
 
 
 #: Where each scheduler names the job: man sbatch, PBS Professional User's Guide, LSF Command Reference, flux-submit(1).
-_JOB_IDS: Mapping[str, str] = {
-    "slurm": "SLURM_JOB_ID",
-    "pbs": "PBS_JOBID",
-    "lsf": "LSB_JOBID",
-    "flux": "FLUX_JOB_ID",
-}
+_JOB_IDS: Mapping[str, str] = {"slurm": "SLURM_JOB_ID", "pbs": "PBS_JOBID", "lsf": "LSB_JOBID", "flux": "FLUX_JOB_ID"}
 #: 4711, 4711[3].server, ƒ2oM8ehUQQw
 _JOB_ID = re.compile(r"[\w.\[\]-]{1,100}")
 

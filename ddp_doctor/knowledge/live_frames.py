@@ -33,11 +33,7 @@ ACTIVITIES = (
             r"|/triton/compiler/|/torch/utils/cpp_extension\.py"
         ),
     ),
-    Frames(
-        "checkpoint",
-        "saves or loads a checkpoint",
-        SAVES,
-    ),
+    Frames("checkpoint", "saves or loads a checkpoint", SAVES),
     Frames(
         "evaluation",
         "evaluates",
@@ -69,13 +65,7 @@ MEETINGS = ("init_process_group", "new_group", "new_subgroups", "monitored_barri
 #: Some ranks may leave these while others still wait in them: roots, those whose data the root has, and pairs.
 ROOTED = (
     *("broadcast", "scatter", "gather", "reduce", "send", "recv", "isend", "irecv", "batch_isend_irecv"),
-    *(
-        "broadcast_object_list",
-        "scatter_object_list",
-        "gather_object",
-        "send_object_list",
-        "recv_object_list",
-    ),
+    *("broadcast_object_list", "scatter_object_list", "gather_object", "send_object_list", "recv_object_list"),
 )
 #: The frame that holds the arguments of a collective as its caller gave them.
 C10D_WRAPPER = re.compile(r"/torch/distributed/c10d_logger\.py:\d+ in (?:[\w.<>]+\.)?wrapper$")
@@ -87,23 +77,10 @@ GROUP_AT = {
         2: (
             *("all_reduce", "all_reduce_coalesced", "broadcast", "broadcast_object_list", "all_to_all"),
             *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_single"),
-            *(
-                "all_gather_object",
-                "_all_gather_base",
-                "send",
-                "recv",
-                "send_object_list",
-                "recv_object_list",
-            ),
+            *("all_gather_object", "_all_gather_base", "send", "recv", "send_object_list", "recv_object_list"),
         ),
         3: (
-            *(
-                "reduce",
-                "reduce_scatter",
-                "reduce_scatter_tensor",
-                "reduce_scatter_single",
-                "_reduce_scatter_base",
-            ),
+            *("reduce", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single", "_reduce_scatter_base"),
             *("gather", "gather_object", "scatter", "scatter_object_list"),
         ),
         4: ("all_to_all_single",),

@@ -12,19 +12,12 @@ OLDEST_TORCH: Version = (2, 4)
 
 #: CUDA major version: the oldest Linux driver that runs all its minor versions.
 #: docs.nvidia.com/deploy/cuda-compatibility, "minor version compatibility".
-DRIVER_MINIMUM: dict[int, Version] = {
-    11: (450, 80, 2),
-    12: (525, 60, 13),
-    13: (580,),
-}
+DRIVER_MINIMUM: dict[int, Version] = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580,)}
 DRIVER_SOURCE = "docs.nvidia.com/deploy/cuda-compatibility, minor version compatibility"
 
 #: The newest CUDA series of torch's wheel index that a driver's age allows, newest first: the least
 #: driver, the index name. Indices: download.pytorch.org/whl, torch 2.6 to 2.13.
-WHEEL_INDEX: tuple[tuple[Version, str], ...] = (
-    ((580,), "cu130"),
-    ((525, 60, 13), "cu126"),
-)
+WHEEL_INDEX: tuple[tuple[Version, str], ...] = (((580,), "cu130"), ((525, 60, 13), "cu126"))
 
 #: torch release: the NCCL in its CUDA wheels, as pip's install logs of that release show (and as the
 #: wheel's own Requires-Dist says, which is what a run compares with).

@@ -23,10 +23,7 @@ from ddp_doctor.lint.values import Call, Value, written
 _GENERATORS = ("random.Random", "numpy.random.default_rng", "numpy.random.RandomState", "torch.Generator")
 _CLOCKS = frozenset(
     (
-        *(
-            f"time.{name}"
-            for name in ("time", "monotonic", "perf_counter", "process_time", "time_ns", "monotonic_ns")
-        ),
+        *(f"time.{name}" for name in ("time", "monotonic", "perf_counter", "process_time", "time_ns", "monotonic_ns")),
         *(f"datetime.{name}" for name in ("now", "utcnow", "datetime.now", "datetime.utcnow")),
     )
 )
@@ -41,9 +38,7 @@ _RANDOM = re.compile(
 def flags(script: Script, module: ast.ClassDef, parameters: ast.arguments) -> Iterator[tuple[str, bool]]:
     """Parameters of a forward that the training loop gives another value from step to step, and whether that may be
     None: ``model(x, random.random() < 0.5)``."""
-    calls = {
-        id(call): call for backward in training.backwards(script) for call in _forwards(script, backward)
-    }
+    calls = {id(call): call for backward in training.backwards(script) for call in _forwards(script, backward)}
     forwards = [call for call in calls.values() if not call.has_stars and _is_of(call, module)]
     by_position = [argument.arg for argument in (*parameters.posonlyargs, *parameters.args)][1:]
     names = [*by_position, *(argument.arg for argument in parameters.kwonlyargs)]
@@ -141,12 +136,7 @@ def of_one_rank(script: Script, test: Value) -> tuple[Reason, Value] | None:
     for part in _read_by(test):
         if isinstance(part, Call) and part.name in _CLOCKS:
             return "its own clock", part
-        if (
-            isinstance(part, Call)
-            and is_drawn(part)
-            and not rank_kind(part)
-            and not _is_seeded_alike(script, part)
-        ):
+        if isinstance(part, Call) and is_drawn(part) and not rank_kind(part) and not _is_seeded_alike(script, part):
             return "chance", part
         if _asks_for_a_batch(part):
             return "its own batch", part
@@ -200,9 +190,7 @@ def _is_seeded_alike(script: Script, drawn: Call) -> bool:
         for call in script.calls
         if "seed" in (call.method or call.name.rpartition(".")[2]).lower() and call.arguments
     )
-    return any(
-        not any(rank_kind(part) for given in call.arguments for part in given.sources()) for call in seeds
-    )
+    return any(not any(rank_kind(part) for given in call.arguments for part in given.sources()) for call in seeds)
 
 
 def _is_counted(value: Value) -> bool:

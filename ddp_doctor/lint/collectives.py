@@ -39,9 +39,7 @@ _NAMES = frozenset(
 #: Every rank has a part of what DeepSpeed writes.
 _OF_DEEPSPEED = ("save_checkpoint", "load_checkpoint")
 #: What Accelerate calls them; only the Accelerator's own methods count.
-_OF_ACCELERATE = frozenset(
-    ("wait_for_everyone", "gather", "gather_for_metrics", "reduce", "pad_across_processes")
-)
+_OF_ACCELERATE = frozenset(("wait_for_everyone", "gather", "gather_for_metrics", "reduce", "pad_across_processes"))
 #: What gathers the parts of all ranks: of a model under FSDP, and functions of FSDP that are given one. Source:
 #: torch/distributed/fsdp/_state_dict_utils.py of torch 2.13, in which all but LOCAL_STATE_DICT unshards.
 _OF_FSDP = ("state_dict", "clip_grad_norm_")
@@ -89,13 +87,9 @@ def operation(call: Call) -> str:
             return ""
         return f"checkpoint.{name}" if is_checkpoint else name
     if call.name == names.DDP:
-        is_of_all = call.lacks(names.SHARED_BY_DDP, "process_group", "device_mesh") and call.lacks(
-            None, "init_sync"
-        )
+        is_of_all = call.lacks(names.SHARED_BY_DDP, "process_group", "device_mesh") and call.lacks(None, "init_sync")
         return "DDP constructor" if is_of_all else ""
-    is_of_all = call.receiver is not None and any(
-        _is_of_a_library(call, made) for made in call.receiver.objects()
-    )
+    is_of_all = call.receiver is not None and any(_is_of_a_library(call, made) for made in call.receiver.objects())
     return call.method if is_of_all else ""
 
 
@@ -128,9 +122,7 @@ def _gathers(script: Script, call: Call) -> bool:
     if model is None:
         return False
     return is_result(model, _is_sharded_over_all) or any(
-        isinstance(state, Call)
-        and state.name in _FSDP_STATES
-        and list(model.objects()) == list(_given(state))
+        isinstance(state, Call) and state.name in _FSDP_STATES and list(model.objects()) == list(_given(state))
         for state in (*call.place.withs, *script.named(_FSDP_STATES[1]))
     )
 

@@ -50,9 +50,7 @@ def goes_to_gpu(move: Call) -> bool:
         return True
     options = list(target.alternatives())
     index = index_in(target) if len(options) == 1 else None
-    is_named = isinstance(options[0].node, ast.JoinedStr) and not options[0].text.startswith(
-        ("f'cuda:", 'f"cuda:')
-    )
+    is_named = isinstance(options[0].node, ast.JoinedStr) and not options[0].text.startswith(("f'cuda:", 'f"cuda:'))
     return index is not None and not is_named and rank_kind(index) is not None
 
 
@@ -86,15 +84,10 @@ def _text(value: Value) -> str | None:
 def _joined(value: Value) -> str | None:
     """The text of ``f"cuda:{GPU}"`` where all that it is made of is constant."""
     parts = [
-        part.parts[0] if isinstance(part.node, ast.FormattedValue) and part.parts else part
-        for part in value.parts
+        part.parts[0] if isinstance(part.node, ast.FormattedValue) and part.parts else part for part in value.parts
     ]
     constants = [part.constant for part in parts]
-    return (
-        "".join(map(str, constants))
-        if all(isinstance(constant, str | int) for constant in constants)
-        else None
-    )
+    return "".join(map(str, constants)) if all(isinstance(constant, str | int) for constant in constants) else None
 
 
 def fixed_gpu(value: Value | None) -> str | None:
@@ -112,11 +105,7 @@ def index_in(value: Value) -> Value | None:
         if isinstance(option.node, ast.JoinedStr) and option.kind == "other":
             holes = [part for part in option.parts if isinstance(part.node, ast.FormattedValue)]
             return holes[0].parts[0] if len(holes) == 1 and holes[0].parts else None
-        if (
-            isinstance(option.node, ast.BinOp)
-            and option.parts
-            and isinstance(prefix := option.parts[0].constant, str)
-        ):
+        if isinstance(option.node, ast.BinOp) and option.parts and isinstance(prefix := option.parts[0].constant, str):
             return option.parts[1] if prefix == "cuda:" else None  # "cuda:" + str(rank)
     return value
 
@@ -175,9 +164,7 @@ def _moves(script: Script) -> tuple[Call, ...]:
 def is_device_count(value: Value) -> bool:
     """Whether a value is the number of GPUs that a process sees."""
     options = list(value.alternatives())
-    return bool(options) and all(
-        isinstance(option, Call) and option.name in _DEVICE_COUNTS for option in options
-    )
+    return bool(options) and all(isinstance(option, Call) and option.name in _DEVICE_COUNTS for option in options)
 
 
 def starts_nccl(script: Script, group: Call) -> bool:
@@ -189,8 +176,7 @@ def starts_nccl(script: Script, group: Call) -> bool:
     if script.uses("TORCH_DIST_USE_NCCL2") or group.has_stars:
         return False
     return backend is None or any(
-        _NCCL.search(str(option.constant)) or option.name.endswith("Backend.NCCL")
-        for option in backend.alternatives()
+        _NCCL.search(str(option.constant)) or option.name.endswith("Backend.NCCL") for option in backend.alternatives()
     )
 
 

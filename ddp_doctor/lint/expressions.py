@@ -106,11 +106,7 @@ class Expressions:
     def _subscript(self, node: ast.Subscript) -> Value:
         owner, index = self.value(node.value), self.value(node.slice)
         if isinstance(index.node, ast.Constant):
-            if (
-                owner.kind == "tuple"
-                and isinstance(index.constant, int)
-                and index.constant < len(owner.parts)
-            ):
+            if owner.kind == "tuple" and isinstance(index.constant, int) and index.constant < len(owner.parts):
                 return owner.parts[index.constant]
             name = f"[{index.constant!r}]"
             found = self._store.get(_object(owner), name)
@@ -192,9 +188,7 @@ class Expressions:
         if len(args) < len(given):
             stars = [self.value(argument.value) for argument in given if isinstance(argument, ast.Starred)]
         if node.keywords:
-            keywords = {
-                keyword.arg: self.value(keyword.value) for keyword in node.keywords if keyword.arg is not None
-            }
+            keywords = {keyword.arg: self.value(keyword.value) for keyword in node.keywords if keyword.arg is not None}
             for keyword in node.keywords:
                 if keyword.arg is None:
                     options = self.value(keyword.value)
@@ -207,27 +201,12 @@ class Expressions:
         name, method = (callee.name if callee.kind == "free" else callee.reference), ""
         parts = (*args, *keywords.values(), *stars) if keywords or stars else args
         if receiver is not None:
-            made_of = (
-                owner if owner is not None and owner.kind == "choice" else receiver
-            )  # of all alternatives
+            made_of = owner if owner is not None and owner.kind == "choice" else receiver  # of all alternatives
             method, parts = callee.attribute, (made_of, *parts)
         self._order += 1
         place, order, root = self.place, self._order, self.root
         call = Call(  # names of arguments would take as long again
-            node,
-            "call",
-            name,
-            parts,
-            "",
-            callee,
-            method,
-            receiver,
-            args,
-            keywords,
-            bool(stars),
-            place,
-            order,
-            root,
+            node, "call", name, parts, "", callee, method, receiver, args, keywords, bool(stars), place, order, root
         )
         self.calls.append(call)
         self._enter(call, callee)
@@ -242,8 +221,7 @@ class Expressions:
             return None
         self._looked_into += 1
         is_changed = any(assignment.owner is value for assignment in self.assignments) or any(
-            value is call.receiver or value in call.args or value in call.keywords.values()
-            for call in self.calls
+            value is call.receiver or value in call.args or value in call.keywords.values() for call in self.calls
         )
         return None if is_changed else found
 
@@ -276,10 +254,7 @@ class Expressions:
     def _launch(self, call: Call) -> None:
         target = call.argument(0, "fn", "target", "function")
         function = next(
-            (option for option in target.alternatives() if isinstance(option, Function))
-            if target
-            else iter(()),
-            None,
+            (option for option in target.alternatives() if isinstance(option, Function)) if target else iter(()), None
         )
         if function is None:
             return
@@ -319,18 +294,12 @@ class Expressions:
             and not any(isinstance(target, ast.Starred) for target in targets)
         )
         for number, target in enumerate(targets):
-            part = (
-                whole.parts[number]
-                if fits
-                else Value(target, "element", parts=(value,), attribute=str(number))
-            )
+            part = whole.parts[number] if fits else Value(target, "element", parts=(value,), attribute=str(number))
             self.assign(target, part, node)
 
     def _note(self, node: ast.AST, target: ast.expr, name: str, owner: Value | None, value: Value) -> None:
         self._order += 1
-        self.assignments.append(
-            Assignment(node, target, name, owner, value, self.place, self._order, self.root)
-        )
+        self.assignments.append(Assignment(node, target, name, owner, value, self.place, self._order, self.root))
 
     def bind(self, name: str, value: Value) -> None:
         """Bind a name where the script would."""

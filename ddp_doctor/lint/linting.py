@@ -232,9 +232,7 @@ def _finding(script: Script, rule: LintRule, spot: Spot) -> LintFinding:
         column=_column(script.lines, line, getattr(node, "col_offset", 0)),
         end_line=getattr(node, "end_lineno", None) or line,
         end_column=_column(
-            script.lines,
-            getattr(node, "end_lineno", None) or line,
-            getattr(node, "end_col_offset", None) or 0,
+            script.lines, getattr(node, "end_lineno", None) or line, getattr(node, "end_col_offset", None) or 0
         ),
     )
 

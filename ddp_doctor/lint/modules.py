@@ -59,10 +59,7 @@ class Module:
     def given(self) -> frozenset[str]:
         """Parameters of the forward that every caller gives."""
         arguments = self.forward.args
-        return (
-            frozenset(argument.arg for argument in (*arguments.posonlyargs, *arguments.args)[1:])
-            - self.optional
-        )
+        return frozenset(argument.arg for argument in (*arguments.posonlyargs, *arguments.args)[1:]) - self.optional
 
 
 def wrapped_modules(script: Script, wrap: Call) -> list[Module]:
@@ -81,9 +78,7 @@ def wrapped_modules(script: Script, wrap: Call) -> list[Module]:
         if module is None:
             return []
         found[id(definition)] = module
-        waiting += [
-            call.local for call in _made_in(script, definition) if isinstance(call.local, ast.ClassDef)
-        ]
+        waiting += [call.local for call in _made_in(script, definition) if isinstance(call.local, ast.ClassDef)]
     return list(found.values())
 
 
@@ -97,12 +92,7 @@ def _module(script: Script, definition: ast.ClassDef) -> Module | None:
         ),
         None,
     )
-    if (
-        cls is None
-        or forward is None
-        or not cls.parts
-        or any(base.name != "torch.nn.Module" for base in cls.parts)
-    ):
+    if cls is None or forward is None or not cls.parts or any(base.name != "torch.nn.Module" for base in cls.parts):
         return None
     if any(cls in base.parts for base in script.classes):
         return None  # another class goes on where this one ends
@@ -127,9 +117,7 @@ def _module(script: Script, definition: ast.ClassDef) -> Module | None:
 
 def _made_in(script: Script, definition: ast.ClassDef) -> Iterator[Call]:
     return (
-        call
-        for call in script.calls
-        if call.place.cls is definition and _function(call.place.function) == "__init__"
+        call for call in script.calls if call.place.cls is definition and _function(call.place.function) == "__init__"
     )
 
 
@@ -190,9 +178,7 @@ def uses(definition: ast.ClassDef, name: str) -> Iterator[Use]:
                     continue
                 if is_init and (isinstance(child.ctx, ast.Store) or getattr(node, "attr", "") == "append"):
                     continue
-                is_argument = (
-                    isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and child in node.args
-                )
+                is_argument = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and child in node.args
                 yield Use(
                     is_init,
                     isinstance(node, ast.BinOp) or is_argument,
@@ -224,11 +210,7 @@ def has_branches(module: Module) -> bool:
 
 def never_used(script: Script, module: Module) -> Iterator[Value]:
     """Layers whose attribute nothing in the file reads."""
-    read = {
-        node.attr
-        for node in script.nodes
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
-    }
+    read = {node.attr for node in script.nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
     return (layer for name, layer in module.layers.items() if name not in read)
 
 
@@ -246,9 +228,7 @@ def sometimes_used(script: Script, module: Module) -> Iterator[Value]:
 
 def _by_chance(script: Script, module: Module) -> Iterator[int | str]:
     """Calls in the forward that are random or ask for the rank, by node, and the names that hold what they return."""
-    calls = {
-        id(call.node) for call in script.calls if call.place.function is module.forward and is_drawn(call)
-    }
+    calls = {id(call.node) for call in script.calls if call.place.function is module.forward and is_drawn(call)}
     yield from calls
     own, held = module.given | module.optional, set[str]()
     for node in ast.walk(module.forward) if calls else ():
@@ -325,11 +305,7 @@ def _surely_used(module: Module, statements: list[ast.stmt]) -> set[str]:
             continue
         behind = statements[number + 1 :]
         ways = [body if _leaves(body) else [*body, *behind] for body in (statement.body, statement.orelse)]
-        return (
-            used
-            | _attributes(statement.test)
-            | (_surely_used(module, ways[0]) & _surely_used(module, ways[1]))
-        )
+        return used | _attributes(statement.test) | (_surely_used(module, ways[0]) & _surely_used(module, ways[1]))
     return used
 
 
@@ -345,11 +321,7 @@ def _is_on_the_input(module: Module, test: ast.expr) -> bool:
     """``task == "left"``, ``random.random() < 0.5``: may differ from step to step, and from rank to rank."""
     if _is_chance(module, test) or _asks(module.flags, test):
         return True
-    if (
-        not isinstance(test, ast.Compare)
-        or len(test.comparators) != 1
-        or isinstance(test.ops[0], ast.Is | ast.IsNot)
-    ):
+    if not isinstance(test, ast.Compare) or len(test.comparators) != 1 or isinstance(test.ops[0], ast.Is | ast.IsNot):
         return False
     left, right = test.left, test.comparators[0]
     is_given = isinstance(left, ast.Name) and left.id in module.given

@@ -20,8 +20,7 @@ RankKind = Literal["rank", "local_rank", "spawn_index"]
 Chosen = Literal["zero", "others", "some"]
 
 _LOCAL = re.compile(
-    r"local_?rank|(^|_)lrank$|(^|_)local_?(proc|process)_?(id|index)$|^gpu_?rank$|local_process_index",
-    re.IGNORECASE,
+    r"local_?rank|(^|_)lrank$|(^|_)local_?(proc|process)_?(id|index)$|^gpu_?rank$|local_process_index", re.IGNORECASE
 )
 _GLOBAL = re.compile(
     r"(^|_)(global_?|world_?|dist_?|ddp_?|my_?)?rank$|^process_index$|^proc_?id$|^process_id$", re.IGNORECASE
@@ -196,9 +195,7 @@ def _main(name: str) -> RankTest | None:
     return RankTest("local_rank" if "local" in name.lower() else "rank", "zero")
 
 
-def _compared(
-    values: tuple[Value, ...], nodes: tuple[ast.expr, ast.expr], operator: ast.cmpop
-) -> RankTest | None:
+def _compared(values: tuple[Value, ...], nodes: tuple[ast.expr, ast.expr], operator: ast.cmpop) -> RankTest | None:
     (left, right), kind = values, _operand_kind(values[0], nodes[0])
     if kind is None and isinstance(operator, ast.Eq | ast.NotEq):  # 0 == rank
         kind = _operand_kind(right, nodes[1])
@@ -257,13 +254,7 @@ def _others_are_no_ranks(value: Value) -> bool:
 
 def _says_undistributed(value: Value) -> bool:
     text = value.text.lower()
-    return (
-        "distributed" in text
-        or "ddp" in text
-        or "is_initialized" in text
-        or "world_size" in text
-        or "-1" in text
-    )
+    return "distributed" in text or "ddp" in text or "is_initialized" in text or "world_size" in text or "-1" in text
 
 
 def _number(value: Value) -> float | None:

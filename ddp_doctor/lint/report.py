@@ -115,11 +115,7 @@ def _summary(
 ) -> str:
     by_severity = [
         _counted(count, word)
-        for severity, word in (
-            (Severity.ERROR, "error"),
-            (Severity.WARNING, "warning"),
-            (Severity.INFO, "info"),
-        )
+        for severity, word in ((Severity.ERROR, "error"), (Severity.WARNING, "warning"), (Severity.INFO, "info"))
         if (count := sum(finding.severity is severity for finding in findings))
     ]
     found = ", ".join(by_severity) or "nothing found"

@@ -112,6 +112,4 @@ class Store:
         for key in dict.fromkeys(key for bound in branches for key in bound):
             options = [branch.get(key) or self._values.get(key) for branch in branches]
             known = list({id(option): option for option in options if option is not None}.values())
-            self._bind(
-                key, known[0] if len(known) == 1 else Value(known[0].node, "choice", parts=tuple(known))
-            )
+            self._bind(key, known[0] if len(known) == 1 else Value(known[0].node, "choice", parts=tuple(known)))

@@ -192,9 +192,7 @@ class Trace(Expressions):
             self._lasting = [Condition(test, holds=else_ends, early=True)]
         return body_ends and else_ends
 
-    def _branch(
-        self, statements: Sequence[ast.stmt], condition: Condition
-    ) -> tuple[bool, Mapping[Key, Value]]:
+    def _branch(self, statements: Sequence[ast.stmt], condition: Condition) -> tuple[bool, Mapping[Key, Value]]:
         before = self.place
         self.place = before.under(condition)
         self._store.begin()

@@ -42,9 +42,7 @@ _EVALUATION = re.compile(
 _WORLD_SIZE = re.compile(
     r"(^|_)(world_?size|n_?gpus?|num_?gpus?|ngpus_per_node|gpus_per_node|nprocs?)$|^world$", re.IGNORECASE
 )
-_NOT_AN_OPTIMIZER = re.compile(
-    r"sched|profil|prof$|scaler|^env|sampler|meter$|timer$|bar$|^ema|warmup", re.IGNORECASE
-)
+_NOT_AN_OPTIMIZER = re.compile(r"sched|profil|prof$|scaler|^env|sampler|meter$|timer$|bar$|^ema|warmup", re.IGNORECASE)
 
 
 def made_of(value: Value | None) -> Iterator[Value]:
@@ -163,9 +161,7 @@ def optimizer_steps(script: Script) -> Iterator[Call]:
 
 def is_scaler_of(value: Value | None) -> bool:
     """Whether a value is torch's GradScaler."""
-    return value is not None and any(
-        call.name in SCALERS for call in value.objects() if isinstance(call, Call)
-    )
+    return value is not None and any(call.name in SCALERS for call in value.objects() if isinstance(call, Call))
 
 
 def uses_gpu(script: Script) -> bool:
@@ -251,9 +247,7 @@ def written_to(script: Script, value: Value) -> str:
     if node is None:
         return ""
     first = node.targets[0]
-    if isinstance(first, ast.Tuple) and isinstance(
-        node.value, ast.Tuple
-    ):  # train, val = DataLoader(), DataLoader()
+    if isinstance(first, ast.Tuple) and isinstance(node.value, ast.Tuple):  # train, val = DataLoader(), DataLoader()
         for target, given in zip(first.elts, node.value.elts, strict=False):
             if any(part is value.node for part in ast.walk(given)):
                 return written(target)
@@ -270,11 +264,7 @@ def _is_world_size(value: Value, depth: int) -> bool:
         if value.name.endswith("get_world_size") or value.method == "get_world_size":
             return True
         first = value.args[0] if value.args else None
-        if (
-            first is None
-            or not depth
-            or value.name not in ("int", "float", "max", "os.environ.get", "os.getenv")
-        ):
+        if first is None or not depth or value.name not in ("int", "float", "max", "os.environ.get", "os.getenv"):
             return False
         if isinstance(first.constant, str):
             return first.constant == "WORLD_SIZE"
@@ -306,8 +296,4 @@ def only_now_and_then(condition: Condition) -> bool:
 def _counts(value: Value, depth: int) -> bool:
     if any(isinstance(node, ast.Mod) for node in ast.walk(value.node)):
         return True
-    return (
-        bool(depth)
-        and value.kind in ("other", "choice")
-        and any(_counts(part, depth - 1) for part in value.parts)
-    )
+    return bool(depth) and value.kind in ("other", "choice") and any(_counts(part, depth - 1) for part in value.parts)

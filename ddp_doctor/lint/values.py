@@ -15,17 +15,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 Kind = Literal[
-    "name",
-    "free",
-    "constant",
-    "call",
-    "attribute",
-    "element",
-    "choice",
-    "tuple",
-    "parameter",
-    "loop",
-    "other",
+    "name", "free", "constant", "call", "attribute", "element", "choice", "tuple", "parameter", "loop", "other"
 ]
 
 #: Methods of a module that return the module itself.

@@ -253,12 +253,7 @@ class RankContext(Protocol):
         ...
 
     def step(
-        self,
-        name: str,
-        detail: str = "",
-        *,
-        peers: Sequence[int] = (),
-        deadline_s: float | None = None,
+        self, name: str, detail: str = "", *, peers: Sequence[int] = (), deadline_s: float | None = None
     ) -> AbstractContextManager[None]:
         """Mark a step that may block; ``peers`` are original ranks, empty means everyone.
 

@@ -74,9 +74,7 @@ class TookTooLong(CouldNotLook):
 C = TypeVar("C")
 
 
-def read(
-    check: str, probe: Callable[[C], Fact], context: C, node: int = 0, rank: int | None = None
-) -> Reading:
+def read(check: str, probe: Callable[[C], Fact], context: C, node: int = 0, rank: int | None = None) -> Reading:
     """The reading of one probe. Where the probe could not look, its reason is the reading's."""
     started_at, started = time.time(), time.monotonic()
     fact, status, reason, misused = None, Status.COLLECTED, None, False

@@ -40,9 +40,7 @@ class Culprit(Frozen):
         if self.kind == "pair":
             ends = sorted([(node, _number(self.rank)), (self.peer_node or "", _number(self.peer_rank))])
             return (self.kind, *ends[0], *ends[1], self.name or "")
-        name = (
-            re.sub(r":\d+$", "", self.name or "") if self.kind == "file" else (self.name or "").split(" (")[0]
-        )
+        name = re.sub(r":\d+$", "", self.name or "") if self.kind == "file" else (self.name or "").split(" (")[0]
         return (self.kind, node, _number(self.rank), name)
 
 

@@ -45,9 +45,7 @@ class World(Frozen):
 
     nnodes: int = 1  # all nodes, also those that did not come
     nproc_per_node: int = 1  # of the first node, where nodes differ
-    world_size: int = Field(
-        default=1, description="All ranks; 0 in the report of a command that starts none."
-    )
+    world_size: int = Field(default=1, description="All ranks; 0 in the report of a command that starts none.")
     backend: str = Field(
         default="gloo", description='Of the ranks; "none" in the report of a command that starts none.'
     )
@@ -180,23 +178,17 @@ class Recording(Frozen):
 
     def at(self, kind: type[F], node: int) -> list[F]:
         """The facts of one class from one node; indexed, because a search is too slow for thousands of nodes."""
-        by_node = self.once(
-            ("by node", kind), lambda: grouped((fact.node, fact.fact) for fact in self.facts(kind))
-        )
+        by_node = self.once(("by node", kind), lambda: grouped((fact.node, fact.fact) for fact in self.facts(kind)))
         return list(by_node.get(node, ()))
 
     def of_check(self, check_id: str) -> list[Reading]:
         """All readings of one check."""
-        by_check = self.once(
-            "by check", lambda: grouped((reading.check, reading) for reading in self.readings)
-        )
+        by_check = self.once("by check", lambda: grouped((reading.check, reading) for reading in self.readings))
         return list(by_check.get(check_id, ()))
 
     def of_kind(self, kind: str) -> Sequence[Reading]:
         """The readings whose fact is of this kind, without validation."""
-        by_kind = self.once(
-            "by kind", lambda: grouped((_kind(reading), reading) for reading in self.readings)
-        )
+        by_kind = self.once("by kind", lambda: grouped((_kind(reading), reading) for reading in self.readings))
         return by_kind.get(kind, ())
 
     def collected(self) -> list[Reading]:

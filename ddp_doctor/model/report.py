@@ -65,9 +65,7 @@ class Report(Frozen):
     duration_s: float  # of the run in seconds
     job: Job | None = None  # the scheduler's, where the run was part of one
     world: World | None = None  # the nodes and ranks that were tested; null where no machine was
-    nodes: tuple[
-        NodeVerdict, ...
-    ] = ()  # each node and what was found of it; empty where no machine was tested
+    nodes: tuple[NodeVerdict, ...] = ()  # each node and what was found of it; empty where no machine was tested
     verdict: Verdict  # sick: a finding at or above --fail-on; unsure: too little could be evaluated; healthy: neither
     exit_code: int  # of the command: 0 healthy, 1 sick, 2 wrongly used, 3 unsure, 130 interrupted
     summary: str  # the verdict in one sentence
@@ -87,9 +85,7 @@ class Report(Frozen):
 def finished_at(started_at: str, duration_s: float) -> str:
     """When a run ended that began at ``started_at``, to the second; empty where that is no time of RFC 3339."""
     try:
-        ended = datetime.fromisoformat(started_at.replace("Z", "+00:00")) + timedelta(
-            seconds=ceil(duration_s)
-        )
+        ended = datetime.fromisoformat(started_at.replace("Z", "+00:00")) + timedelta(seconds=ceil(duration_s))
     except (ValueError, OverflowError):
         return ""
     return ended.isoformat(timespec="seconds").replace("+00:00", "Z")
@@ -110,9 +106,7 @@ class SettingInForce(Frozen):
     source: str  # "environment", "FILE:LINE", "line N" of the text, or "torchrun"
     since: str | None = None  # who set it, as far as that is known
     overrides: tuple[Overruled, ...] = ()  # what other sources say, which does not count
-    default: str | None = (
-        None  # in the NCCL or torch that is here, else in the newest; None: unset; or "automatic"
-    )
+    default: str | None = None  # in the NCCL or torch that is here, else in the newest; None: unset; or "automatic"
     meaning: str | None = None  # None: nobody knows the name
     #: Whether NCCL or torch of the releases here read it.
     status: Literal["read", "not yet", "no longer", "renamed", "deprecated", "read by nothing", "unknown"]
@@ -156,28 +150,20 @@ class JobFacts(Frozen):
     launcher: str | None = None  # torchrun, srun, mpirun, ray, kubernetes
     torch: str | None = None  # its release
     backend: str | None = None  # the class behind the process groups: nccl, nccl2, nccl-legacy, gloo
-    nccl: str | None = (
-        None  # its release, and CUDA's it was built with: 2.27.5+cuda12.8; of several the first
-    )
+    nccl: str | None = None  # its release, and CUDA's it was built with: 2.27.5+cuda12.8; of several the first
     driver_cuda: str | None = None  # the newest CUDA that the driver knows
     ranks: int | None = None  # of the job
     nodes: tuple[str, ...] = ()  # host names
     communicators: tuple[int, ...] = ()  # NCCL's, by the number of their ranks
-    communicators_begun: int = (
-        0  # by a rank each; those of NCCL before 2.18.3 are known where they are complete
-    )
+    communicators_begun: int = 0  # by a rank each; those of NCCL before 2.18.3 are known where they are complete
     communicators_complete: int = 0  # … and ready on that rank
     rings: int | None = None  # of a communicator, the most there are
     interfaces: tuple[str, ...] = ()  # those that NCCL bootstraps over
     nics: tuple[str, ...] = ()  # RDMA ports that NCCL found
     plugins: tuple[str, ...] = ()  # of NCCL, loaded from outside
     network: tuple[str, ...] = ()  # what NCCL chose between nodes: IB, Socket, AWS Libfabric …
-    transports: dict[str, int] = Field(
-        default_factory=dict
-    )  # directed pairs of ranks by transport: P2P/CUMEM
-    gpudirect: bool | None = (
-        None  # whether NICs read or write GPU memory; null where no data goes by the network
-    )
+    transports: dict[str, int] = Field(default_factory=dict)  # directed pairs of ranks by transport: P2P/CUMEM
+    gpudirect: bool | None = None  # whether NICs read or write GPU memory; null where no data goes by the network
     nvls: bool | None = None  # whether some GPU offers NVSwitch's multicast; null where none says so
     measured_by: str | None = None  # who measured the all-reduces: nccl-tests, NCCL Inspector
     gpus: str | None = None  # those that nccl-tests measured: 8 NVIDIA H100 80GB HBM3
@@ -197,12 +183,8 @@ class LiveRank(Frozen):
     rank: int  # its number, where no environment tells it in the order of starts
     node: str  # its host
     pid: int  # of its process
-    gpu: int | None = (
-        None  # its number, as nvidia-smi shows it where the driver lists the process, else CUDA's
-    )
-    gpu_use: tuple[
-        int, ...
-    ] = ()  # percent of the time in which that GPU was busy, in two samples; no sign of progress
+    gpu: int | None = None  # its number, as nvidia-smi shows it where the driver lists the process, else CUDA's
+    gpu_use: tuple[int, ...] = ()  # percent of the time in which that GPU was busy, in two samples; no sign of progress
     state: str | None = None  # R, S, D, T, t or Z as in /proc/PID/stat
     does: str  # in some words
     collective: str | None = None  # in which it is: all-reduce; null outside of one

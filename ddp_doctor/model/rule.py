@@ -69,9 +69,7 @@ class Rule(Described):
         """
         if any(recording.first(kind) is None for kind in self.needs):
             return []
-        causes = (
-            [finding for finding in found if finding.code in self.explained_by] if self.explained_by else []
-        )
+        causes = [finding for finding in found if finding.code in self.explained_by] if self.explained_by else []
         drafts = ((draft, self._complete(draft)) for draft in self.function(recording))
         return [finding for draft, finding in drafts if not _explain(causes, finding, draft.nodes)]
 
@@ -104,9 +102,7 @@ def rule(
     """Make a Rule of a function; its docstring becomes the page of ``ddp-doctor explain``."""
 
     def decorate(function: RuleFunction) -> Rule:
-        return Rule(
-            code, name, severity, inspect.getdoc(function) or "", needs, function, explained_by, ranks
-        )
+        return Rule(code, name, severity, inspect.getdoc(function) or "", needs, function, explained_by, ranks)
 
     return decorate
 

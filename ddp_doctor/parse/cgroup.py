@@ -126,11 +126,7 @@ def _cpu_quota(read: Reader, folder: str, version: int) -> float | None:
 
 def _memory(read: Reader, folder: str, version: int) -> tuple[int, int | None] | None:
     """The limit of one level and what is free under it, or None where it has no limit."""
-    names = (
-        ("memory.max", "memory.current")
-        if version == 2
-        else ("memory.limit_in_bytes", "memory.usage_in_bytes")
-    )
+    names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
     limit, used = (_number(read(f"{folder}/{name}") or "") for name in names)
     if limit is None or limit >= _UNLIMITED_BYTES:
         return None

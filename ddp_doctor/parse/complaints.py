@@ -46,21 +46,11 @@ _PATTERNS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     ("mnnvl", re.compile(r"MNNVL \(cliqueSize \d{1,5}\) is available but not working[^\n]{0,200}")),
     (
         "cumem-host",
-        re.compile(
-            rf"(?<=transport/shm\.cc):\d{{1,5}} (?:\(\w{{1,80}}\) )?{_WARN}Cuda failure [^\n]{{1,200}}"
-        ),
+        re.compile(rf"(?<=transport/shm\.cc):\d{{1,5}} (?:\(\w{{1,80}}\) )?{_WARN}Cuda failure [^\n]{{1,200}}"),
     ),
-    (
-        "p2p",
-        re.compile(
-            rf"(?<=transport/p2p\.cc):\d{{1,5}} (?:\(\w{{1,80}}\) )?{_WARN}Cuda failure [^\n]{{1,200}}"
-        ),
-    ),
+    ("p2p", re.compile(rf"(?<=transport/p2p\.cc):\d{{1,5}} (?:\(\w{{1,80}}\) )?{_WARN}Cuda failure [^\n]{{1,200}}")),
     ("p2p", re.compile(r"failed to open CUDA IPC handle : [^\n]{1,200}")),
-    (
-        "memlock",
-        re.compile(r"Call to ibv_\w{1,40} failed(?: with error)?[ :]{1,3}Cannot allocate memory[^\n]{0,80}"),
-    ),
+    ("memlock", re.compile(r"Call to ibv_\w{1,40} failed(?: with error)?[ :]{1,3}Cannot allocate memory[^\n]{0,80}")),
     (
         "rdma-timeout",
         re.compile(

@@ -65,9 +65,7 @@ def still_open(last: FlightDumpFact, first: FlightDumpFact) -> FlightDumpFact:
         group.model_copy(
             update={
                 "entries": tuple(
-                    entry.model_copy(
-                        update={"open_twice": entry.is_open and (group.name, entry.seq) in before}
-                    )
+                    entry.model_copy(update={"open_twice": entry.is_open and (group.name, entry.seq) in before})
                     for entry in group.entries
                 )
             }
@@ -173,9 +171,7 @@ def _read(dump: Mapping[str, Any], fact: FlightDumpFact) -> FlightDumpFact:
             "newest_at_s": _newest_s(raw),
             "oldest_at_s": _oldest_s(raw),
             "frames": _frames((still_open or collectives)[-1:]),
-            "open_order": tuple(dict.fromkeys(f"{read.group}:{read.seq}" for _, read in still_open))[
-                :_MOST_OPEN
-            ],
+            "open_order": tuple(dict.fromkeys(f"{read.group}:{read.seq}" for _, read in still_open))[:_MOST_OPEN],
             "peers": _peers(raw),
         }
     )
@@ -274,11 +270,7 @@ def _oldest_s(raw: Iterable[Mapping[str, Any]]) -> float | None:
 def _frames(newest: Sequence[tuple[Mapping[str, Any], FlightEntry]]) -> tuple[str, ...]:
     """Outermost first; the dump has the innermost first."""
     frames = newest[0][0].get("frames") if newest else None
-    kept = (
-        [frame for frame in frames[:_MOST_FRAMES] if isinstance(frame, Mapping)]
-        if isinstance(frames, list)
-        else []
-    )
+    kept = [frame for frame in frames[:_MOST_FRAMES] if isinstance(frame, Mapping)] if isinstance(frames, list) else []
     return tuple(
         f"{_text(frame.get('filename'))}:{_whole(frame.get('line'))} in {_text(frame.get('name'))}"
         for frame in reversed(kept)

@@ -106,8 +106,7 @@ def _expand_item(item: str, room: int) -> list[str]:
     if count > room:
         raise ValueError(f"{_short(item)!r} names more than {MOST_HOSTS} hosts")
     numbers = [
-        [f"{number:0{width}d}" for first, last, width in span for number in range(first, last + 1)]
-        for span in spans
+        [f"{number:0{width}d}" for first, last, width in span for number in range(first, last + 1)] for span in spans
     ]
     return [_woven(parts[::2], chosen) for chosen in product(*numbers)]
 

@@ -136,9 +136,7 @@ def parse_nccl_log(text: str) -> NcclTransportFact:
         interfaces=_once(found[1] for found in _BOOTSTRAP.finditer(text)),
         no_cumem_host=_NO_CUMEM_HOST in text,
         driver_cuda=_driver_cuda(_DRIVER.search(text)),
-        sockets_over=_once(
-            name[1] for found in _NET_SOCKET.finditer(text) for name in _INTERFACE.finditer(found[1])
-        ),
+        sockets_over=_once(name[1] for found in _NET_SOCKET.finditer(text) for name in _INTERFACE.finditer(found[1])),
         plugins=_once(found[1].strip() for found in _PLUGIN.finditer(text)),
         no_provider=_NO_PROVIDER in text,
         channels=max((int(found[1]) for found in _CHANNELS.finditer(f"\n{text}")), default=None),

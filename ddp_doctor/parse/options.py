@@ -53,9 +53,7 @@ def require_factory(name: str, only: Collection[str] = ()) -> None:
     """Raises ValueError with a sentence for a name that cannot be one, or that a check of --only lacks."""
     if not name:
         if _CHECK in only:
-            raise ValueError(
-                f"--only {_CHECK} needs a model of yours: name what makes it with --model MODULE:FACTORY"
-            )
+            raise ValueError(f"--only {_CHECK} needs a model of yours: name what makes it with --model MODULE:FACTORY")
         return
     module, colon, factory = name.partition(":")
     if module.endswith(".py") or "/" in module:

@@ -76,9 +76,7 @@ def closed_in_iptables(text: str, port: int) -> End | None:
             elif line.startswith(":"):
                 name, policy, *_ = line[1:].split()
                 hook = name.lower() if policy != "-" else ""
-                chains[f"{table} {name}"] = _Chain(
-                    f"{table} {name}", [], hook, policy.lower(), table == "nat"
-                )
+                chains[f"{table} {name}"] = _Chain(f"{table} {name}", [], hook, policy.lower(), table == "nat")
             elif line.startswith("-A "):
                 _, name, *words = shlex.split(line)
                 chains[f"{table} {name}"].rules.append([_iptables_rule(words, table, port)])
@@ -94,9 +92,7 @@ def _closed(chains: dict[str, _Chain]) -> End | None:
     known: dict[str, set[End]] = {}
     for chain in chains.values():
         if chain.hook in _HOOKS:
-            ends = {
-                (chain.policy, chain.name) if end == _END else end for end in _ends(chains, chain.name, known)
-            }
+            ends = {(chain.policy, chain.name) if end == _END else end for end in _ends(chains, chain.name, known)}
             verdicts = {verdict for verdict, _ in ends}
             if chain.is_nat and "?" in verdicts:
                 return None
@@ -109,9 +105,7 @@ def _ends(chains: dict[str, _Chain], name: str, known: dict[str, set[End]]) -> s
     """All ways in which a packet may leave a chain; _END is that by its last rule. ``known`` are those of others."""
     if name in known:
         return known[name]
-    known[name] = {
-        ("?", name)
-    }  # of a loop, which the kernel does not allow, and of a chain that is not there
+    known[name] = {("?", name)}  # of a loop, which the kernel does not allow, and of a chain that is not there
     if name in chains:
         known[name] = _ends_of_rules(chains, name, known)
     return known[name]
@@ -162,11 +156,7 @@ def _nft_targets(expressions: list[dict[str, Any]], table: str, port: int) -> It
             for right, verdict in entries:
                 yield _both(match, _nft_match("==", value["key"], right, port)), _nft_target(verdict, table)
         elif kind not in _NO_MATTER:
-            if (
-                kind == "reject"
-                and table.startswith("inet")
-                and (value or {}).get("type") in ("icmp", "icmpv6")
-            ):
+            if kind == "reject" and table.startswith("inet") and (value or {}).get("type") in ("icmp", "icmpv6"):
                 match = _both(match, None)  # it rejects packets of one family alone
             yield match, _nft_target(expression, table)
 
@@ -277,8 +267,5 @@ def _iptables_is(option: str, values: list[str], port: int) -> Match:
         return mask & {"SYN"} == wanted - {"NONE"}
     if option in ("--dport", "--dports"):
         ranges = [part.partition(":") for part in value.split(",")]
-        return any(
-            int(first or 0) <= port <= int(last or (65535 if colon else first))
-            for first, colon, last in ranges
-        )
+        return any(int(first or 0) <= port <= int(last or (65535 if colon else first)) for first, colon, last in ranges)
     return None

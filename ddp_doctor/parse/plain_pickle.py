@@ -92,9 +92,7 @@ def _number(count: int) -> Callable[[_Machine], None]:
 
 
 def _text(count: int) -> Callable[[_Machine], None]:
-    return lambda machine: machine.stack.append(
-        machine.take(machine.number(count)).decode("utf-8", "surrogatepass")
-    )
+    return lambda machine: machine.stack.append(machine.take(machine.number(count)).decode("utf-8", "surrogatepass"))
 
 
 def _signed(machine: _Machine) -> None:

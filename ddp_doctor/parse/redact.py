@@ -10,9 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from ddp_doctor.parse.text import as_utf8
 
-_NAMES = re.compile(
-    r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE
-)
+_NAMES = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
 _VALUES = re.compile(
     r"://[^/\s:@]*:[^/\s@]+@"  # user:password@host
     r"|(?<![a-z0-9])(?:password|passwd|pwd|secret|token|api[_-]?key|access[_-]?key)\s*[=:]"
@@ -33,9 +31,7 @@ LONGEST_RECORDED = 4096
 
 def is_withheld(name: str, value: str) -> bool:
     """Whether a variable looks like a credential, by its name or value, or is too long for a setting."""
-    return bool(value) and (
-        len(value) > LONGEST_RECORDED or bool(_NAMES.search(name)) or bool(_VALUES.search(value))
-    )
+    return bool(value) and (len(value) > LONGEST_RECORDED or bool(_NAMES.search(name)) or bool(_VALUES.search(value)))
 
 
 def looks_like_credential(text: str) -> bool:
@@ -44,9 +40,7 @@ def looks_like_credential(text: str) -> bool:
 
 
 #: A credential with the words that give it away, to be cut out of a line: also behind an option, in JSON or a variable.
-_NAME = (
-    r"(?:token(?!s|iz)|secret|passw(?:or)?d|passphrase|credential|api[_-]?key|access[_-]?key|private[_-]?key)"
-)
+_NAME = r"(?:token(?!s|iz)|secret|passw(?:or)?d|passphrase|credential|api[_-]?key|access[_-]?key|private[_-]?key)"
 #: A character of it; an & ends it only where another field of an address follows.
 _VALUE = r"(?:[^\s'\",;)&]|&(?![\w.-]+=))"
 _IN_TEXT = re.compile(

@@ -31,9 +31,7 @@ from ddp_doctor.model.context import CommandResult
 from ddp_doctor.parse.json_value import OTHER_SHAPE, NotJson, json_object
 
 _NCCL_PIN = re.compile(r"nvidia-nccl-cu\d+\s*\(?\s*==\s*(\d+(?:\.\d+)+)", re.ASCII)
-_DRIVER = re.compile(
-    r"^NVRM version:.*?\bKernel Module\b.*?\s(\d{2,4}\.\d+(?:\.\d+)?)(?!\S)", re.ASCII | re.MULTILINE
-)
+_DRIVER = re.compile(r"^NVRM version:.*?\bKernel Module\b.*?\s(\d{2,4}\.\d+(?:\.\d+)?)(?!\S)", re.ASCII | re.MULTILINE)
 
 
 def nccl_release(code: int) -> str:

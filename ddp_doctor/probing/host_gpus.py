@@ -33,9 +33,7 @@ def pci_gpus(ctx: Context) -> tuple[PciGpu, ...] | None:
     except OSError:
         return None
     return tuple(
-        PciGpu(bus_id=bus_id, driver=_driver(ctx, bus_id))
-        for bus_id in bus_ids
-        if _is_nvidia_gpu(ctx, bus_id)
+        PciGpu(bus_id=bus_id, driver=_driver(ctx, bus_id)) for bus_id in bus_ids if _is_nvidia_gpu(ctx, bus_id)
     )
 
 

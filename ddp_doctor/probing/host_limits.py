@@ -91,15 +91,10 @@ def loopback_problem(interfaces: Callable[[], Sequence[Interface]]) -> str | Non
     if not any(interface.up for interface in loopbacks):
         return f"{name} is down"
     addresses = (
-        ip_interface(text.partition("%")[0])
-        for each in loopbacks
-        for text in each.addresses
-        if ":" not in text
+        ip_interface(text.partition("%")[0]) for each in loopbacks for text in each.addresses if ":" not in text
     )
     return (
-        None
-        if any(_LOCALHOST in address.network for address in addresses)
-        else f"{name} has no address {_LOCALHOST}"
+        None if any(_LOCALHOST in address.network for address in addresses) else f"{name} has no address {_LOCALHOST}"
     )
 
 
@@ -154,11 +149,7 @@ class CpuTime(NamedTuple):
 def cpu_time(stat: str) -> CpuTime | None:
     """Of /proc/PID/stat; a name may hold brackets and spaces. None for another text."""
     found = _STAT.match(stat)
-    return (
-        CpuTime(found["name"], int(found["parent"]), int(found["user"]) + int(found["system"]))
-        if found
-        else None
-    )
+    return CpuTime(found["name"], int(found["parent"]), int(found["user"]) + int(found["system"])) if found else None
 
 
 def busiest(ctx: Context) -> tuple[BusyProcess, ...]:
@@ -169,9 +160,7 @@ def busiest(ctx: Context) -> tuple[BusyProcess, ...]:
     own = end_of(ctx, "/proc/self") or ""
     parents = {pid: process.parent for pid, process in after.items()}
     found = [
-        BusyProcess(
-            name=now.name, pid=pid, cpus=round((now.ticks - before[pid].ticks) / _TICKS_PER_S / took_s, 2)
-        )
+        BusyProcess(name=now.name, pid=pid, cpus=round((now.ticks - before[pid].ticks) / _TICKS_PER_S / took_s, 2))
         for pid, now in after.items()
         if pid in before and not (own.isdecimal() and _is_below(pid, int(own), parents))
     ]

@@ -92,11 +92,7 @@ def modules(ctx: Context) -> dict[str, str]:
         loaded = set(ctx.listdir("/sys/module"))
     except OSError:
         return {}
-    return {
-        name: (first_line(ctx, f"/sys/module/{name}/version") or "")[:40]
-        for name in MODULES
-        if name in loaded
-    }
+    return {name: (first_line(ctx, f"/sys/module/{name}/version") or "")[:40] for name in MODULES if name in loaded}
 
 
 def driver(text: str | None) -> tuple[str | None, bool | None]:
@@ -108,9 +104,7 @@ def driver(text: str | None) -> tuple[str | None, bool | None]:
 def peermem(ctx: Context, loaded: dict[str, str]) -> str | None:
     """The peer memory module, or the file by which NCCL finds one."""
     names = [name for name in PEERMEM_MODULES if name in loaded]
-    return next(
-        iter(names), next((path for path in PEERMEM_FILES if first_line(ctx, path) is not None), None)
-    )
+    return next(iter(names), next((path for path in PEERMEM_FILES if first_line(ctx, path) is not None), None))
 
 
 def libraries(ctx: Context) -> dict[str, str]:

@@ -87,9 +87,7 @@ def _file(ctx: Context, path: str, reason: Reason) -> ConfFile | None:
         return ConfFile(path=path, reason=reason, problem=f"cannot be read: {error.strerror}")
     lines = conf_lines(text)
     whole = len(lines) < MOST_LINES
-    return ConfFile(
-        path=path, reason=reason, lines=lines, problem=None if whole else "is read no further than this"
-    )
+    return ConfFile(path=path, reason=reason, lines=lines, problem=None if whole else "is read no further than this")
 
 
 def _passwd_home(ctx: Context) -> str | None:

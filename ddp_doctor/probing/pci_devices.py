@@ -73,9 +73,7 @@ def _device(ctx: Context, link: str, name: str, kind: Literal["gpu", "nic", "net
     if place is None:
         return None
     bus_id, root, bridges = place
-    node, width = (
-        _number(first_line(ctx, f"{PCI}/{bus_id}/{file}")) for file in ("numa_node", "max_link_width")
-    )
+    node, width = (_number(first_line(ctx, f"{PCI}/{bus_id}/{file}")) for file in ("numa_node", "max_link_width"))
     return PciDevice(
         bus_id=bus_id,
         name=name,

@@ -48,8 +48,7 @@ def setting_origins(ctx: Context) -> SettingOrigins:
     ancestors = list(_ancestors(ctx))
     found = {name: _origin(name, value, ancestors) for name, value in env.items()}
     return SettingOrigins(
-        origins={name: origin for name, origin in found.items() if origin is not None},
-        files=_files(ctx, env),
+        origins={name: origin for name, origin in found.items() if origin is not None}, files=_files(ctx, env)
     )
 
 

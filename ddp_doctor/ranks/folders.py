@@ -61,8 +61,7 @@ def make_run_folder() -> Path:
             raise
         short = f", with less than {_LONGEST_PARENT} characters" if str(parent) != found else ""
         raise UsageError(
-            f"no folder for temporary files is writable ({parent}: {error.strerror}):"
-            f" set TMPDIR to one that is{short}"
+            f"no folder for temporary files is writable ({parent}: {error.strerror}): set TMPDIR to one that is{short}"
         ) from error
     return folder
 

@@ -48,11 +48,7 @@ class NodeRanks:
     _partial: TrialResult | None = None
 
     def run_trial(
-        self,
-        record: TrialRecord,
-        checks: Sequence[Check],
-        skip_pairs: Pairs = (),
-        remote: RemoteRanks | None = None,
+        self, record: TrialRecord, checks: Sequence[Check], skip_pairs: Pairs = (), remote: RemoteRanks | None = None
     ) -> TrialResult:
         """Fork the ranks and watch them to the end. An interruption keeps what was read until then.
 
@@ -108,9 +104,7 @@ class NodeRanks:
         start_s = deadlines.IMPORT_S if record.launcher == "torchrun" else deadlines.WORKER_START_S
         allowed = self._deadlines(record, checks)
         progress = self.run.progress if record.limit_s is None else _no_progress
-        idle_limits = {
-            check.id: check.still_s * self.crowd() for check in checks if check.still_s is not None
-        }
+        idle_limits = {check.id: check.still_s * self.crowd() for check in checks if check.still_s is not None}
         start_s *= self.crowd()
         trial = Trial(record, states, allowed, progress, start_s, remote, idle_limits, lost_helper)
         try:
@@ -132,11 +126,7 @@ class NodeRanks:
             return
         if not 0.0 < (record.limit_s or 0.0) <= trials.NCCL_TRIAL_S * self.crowd():
             raise Refused(f"no trial of a remedy takes {record.limit_s} seconds")
-        if (
-            not ranks
-            or len(set(ranks)) < len(ranks)
-            or not set(ranks) <= set(range(self.run.world.world_size))
-        ):
+        if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(self.run.world.world_size)):
             raise Refused(f"a trial of ranks that are not those of this run: {str(ranks)[:80]}")
         if not 0 < reproducer.size_bytes <= trials.LARGEST_BYTES:
             raise Refused(f"no trial of a remedy moves {reproducer.size_bytes} bytes")
@@ -151,9 +141,7 @@ class NodeRanks:
         folder.mkdir()
         return folder
 
-    def _specs(
-        self, record: TrialRecord, folder: Path, checks: Sequence[Check], skip_pairs: Pairs
-    ) -> list[WorkerSpec]:
+    def _specs(self, record: TrialRecord, folder: Path, checks: Sequence[Check], skip_pairs: Pairs) -> list[WorkerSpec]:
         allowed = self._deadlines(record, checks)
         tasks = tuple(
             Task(check.id, f"{check.probe.__module__}:{check.probe.__qualname__}", allowed[check.id])

@@ -124,9 +124,7 @@ def _count(*, of_host: bool) -> int:
     files = []
     for line in (proc.read("/proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(
-            ","
-        ):  # version 1: each controller has a tree of its own (cgroups(7))
+        if "memory" in controllers.split(","):  # version 1: each controller has a tree of its own (cgroups(7))
             files.append(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
         elif not controllers:
             files.append(f"/sys/fs/cgroup{path}/memory.events")

@@ -212,8 +212,7 @@ class RankState:
             return entries
         open_before = {entry["seq"] for entry in self.first_answer["flight"] if not entry["retired"]}
         return tuple(
-            entry.model_copy(update={"open_twice": not entry.retired and entry.seq in open_before})
-            for entry in entries
+            entry.model_copy(update={"open_twice": not entry.retired and entry.seq in open_before}) for entry in entries
         )
 
     def has_stack_dump(self) -> bool:

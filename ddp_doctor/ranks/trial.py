@@ -300,9 +300,7 @@ class Trial:
         self._ask(alive)
         again = [rank for rank in alive if rank.has_to_answer_twice()]
         if again:
-            time.sleep(
-                max(0.0, asked_at + deadlines.STACK_DUMP_S + deadlines.RECORDER_LAG_S - time.monotonic())
-            )
+            time.sleep(max(0.0, asked_at + deadlines.STACK_DUMP_S + deadlines.RECORDER_LAG_S - time.monotonic()))
             for rank in again:
                 rank.keep_first_answer()
                 rank.signal(signal.SIGUSR2)
@@ -374,6 +372,5 @@ class Trial:
     def _abandoned(evidence: Sequence[RankEvidence]) -> tuple[str, ...]:
         stuck = [rank for rank in evidence if rank.state == "D"]
         return tuple(
-            f"rank {rank.rank} (pid {rank.pid}) is in uninterruptible sleep and was abandoned"
-            for rank in stuck
+            f"rank {rank.rank} (pid {rank.pid}) is in uninterruptible sleep and was abandoned" for rank in stuck
         )

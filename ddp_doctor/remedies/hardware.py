@@ -6,12 +6,7 @@ from collections.abc import Sequence
 from ddp_doctor.facts.node.pcie import PcieFact
 from ddp_doctor.knowledge.gpu import gpudirect
 from ddp_doctor.knowledge.gpu.nvml import CLOCK_EVENTS_API, PERSISTENCE_GUIDE, XID_CATALOG
-from ddp_doctor.knowledge.thresholds import (
-    GIB,
-    LARGE_SHM_BYTES,
-    NCCL_SHM_PER_RANK_BYTES,
-    RECOMMENDED_SHM_BYTES,
-)
+from ddp_doctor.knowledge.thresholds import GIB, LARGE_SHM_BYTES, NCCL_SHM_PER_RANK_BYTES, RECOMMENDED_SHM_BYTES
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.remedies.kinds import by_administrator, by_operator, remedy
@@ -114,10 +109,7 @@ def mount_shared_memory(*, in_container: bool) -> Remedy:
 def locked_memory(launcher: str, *, in_container: bool) -> Remedy:
     """Unlimited locked memory, set where this process got its limit from."""
     if in_container:
-        summary, command = (
-            "Start the container with --ulimit memlock=-1",
-            "docker run --ulimit memlock=-1 IMAGE",
-        )
+        summary, command = ("Start the container with --ulimit memlock=-1", "docker run --ulimit memlock=-1 IMAGE")
     elif launcher == "slurm":
         summary = (
             "Let jobs take slurmd's limit, and make that unlimited: PropagateResourceLimitsExcept=MEMLOCK in "

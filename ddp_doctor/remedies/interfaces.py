@@ -98,9 +98,7 @@ def _leads_elsewhere(interfaces: Sequence[Interface], own: Sequence[str], name: 
     return bool(holders) and name not in holders
 
 
-def _one_value(
-    backend: str, known: Mapping[int, Collection[str]], interfaces: Mapping[int, str]
-) -> str | None:
+def _one_value(backend: str, known: Mapping[int, Collection[str]], interfaces: Mapping[int, str]) -> str | None:
     """A value for all nodes. gloo opens every name of a list, so there it must be one name.
 
     NCCL takes what it finds of a list, so there a node must not have two of the names; without the = they
@@ -116,27 +114,15 @@ def _one_value(
     return "=" + ",".join(wanted)
 
 
-def _each_its_own(
-    recording: Recording, backend: str, interfaces: Mapping[int, str], why: str
-) -> Iterator[Setting]:
+def _each_its_own(recording: Recording, backend: str, interfaces: Mapping[int, str], why: str) -> Iterator[Setting]:
     exactly = "" if backend == "gloo" else "="
     for node, interface in interfaces.items():
         yield Setting(
-            name=variable(backend),
-            value=f"{exactly}{interface}",
-            why=why,
-            node=host(recording, node),
-            node_rank=node,
+            name=variable(backend), value=f"{exactly}{interface}", why=why, node=host(recording, node), node_rank=node
         )
 
 
 def back_to(name: str, old: Iterable[str]) -> str:
     """The line that gives the variable its former value; in words where nodes had several, for the last would win."""
     lines = [f"export {shown(name, value)}" for value in sorted(set(old))]
-    return (
-        lines[0]
-        if len(lines) == 1
-        else f"on each node its own line again: {' or '.join(lines)}"
-        if lines
-        else ""
-    )
+    return lines[0] if len(lines) == 1 else f"on each node its own line again: {' or '.join(lines)}" if lines else ""

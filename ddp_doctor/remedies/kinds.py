@@ -37,14 +37,10 @@ def remedy(
 by_administrator = partial(remedy, undo=NOTHING_TO_UNDO, untried="it takes an administrator")
 #: For those who run the GPUs: to look at them, to reset or to replace one.
 by_operator = partial(
-    remedy,
-    undo="nothing is changed",
-    untried="it takes an operator or another allocation; the doctor changes nothing",
+    remedy, undo="nothing is changed", untried="it takes an operator or another allocation; the doctor changes nothing"
 )
 #: For those who write the training script.
-in_code = partial(
-    remedy, scope="code", undo=NOTHING_TO_UNDO, untried="the doctor runs none of the job's code"
-)
+in_code = partial(remedy, scope="code", undo=NOTHING_TO_UNDO, untried="the doctor runs none of the job's code")
 #: Why no trial proves a change of the script that would change what is trained.
 CHANGES_TRAINING = "it changes training code, and the doctor runs none of it"
 
@@ -97,9 +93,7 @@ def completed(finding: Finding, *, had_ranks: bool) -> Finding:
     if not any(remedy.settings for remedy in finding.remedies):
         return finding
     why_not = None if finding.reproduced_by else _NO_REPRODUCER if had_ranks else _NO_RANKS
-    remedies = tuple(
-        _completed(remedy, why_not) if remedy.settings else remedy for remedy in finding.remedies
-    )
+    remedies = tuple(_completed(remedy, why_not) if remedy.settings else remedy for remedy in finding.remedies)
     return finding.model_copy(update={"remedies": remedies})
 
 

@@ -20,9 +20,7 @@ def entry(name: str) -> str:
     return f"{ENV}#{name.lower().replace('_', '-')}"
 
 
-def by_setting(
-    summary: str, *settings: Setting, cost: str, undo: str = "", conflicts: tuple[str, ...] = ()
-) -> Remedy:
+def by_setting(summary: str, *settings: Setting, cost: str, undo: str = "", conflicts: tuple[str, ...] = ()) -> Remedy:
     """What these settings fix; a trial can prove it, and to unset what is set undoes it.
 
     ``conflicts`` are those that the tables of pairs do not know.

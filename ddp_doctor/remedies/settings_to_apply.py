@@ -85,11 +85,7 @@ class SettingsToApply:
 
 def settings_to_apply(report: Report) -> SettingsToApply:
     """What the remedies of a report come to."""
-    wishes = [
-        wish
-        for number, finding in enumerate(report.findings)
-        for wish in _wishes(number, finding, report.world)
-    ]
+    wishes = [wish for number, finding in enumerate(report.findings) for wish in _wishes(number, finding, report.world)]
     settled = _Settled()
     chosen = [wish for wish in wishes if wish.is_chosen]
     for wish in sorted(chosen, key=lambda wish: wish.remedy.proof.status != "proved"):
@@ -159,11 +155,7 @@ class _Settled:
                 return f"{_CONFLICT}: {by.code} wants {taken}"
         beside = (self._variables.get(name) for name in wish.remedy.conflicts)
         in_conflict = next((variable for variable in beside if variable and variable.sets), None)
-        return (
-            f"{_CONFLICT}: it does not go with {in_conflict.name} of {in_conflict.code}"
-            if in_conflict
-            else ""
-        )
+        return f"{_CONFLICT}: it does not go with {in_conflict.name} of {in_conflict.code}" if in_conflict else ""
 
     def shown(self, wish: _Wish, variable: Variable) -> Variable | None:
         """The variable with what became of it; None where another finding applies just this."""
@@ -215,9 +207,7 @@ def _chosen(finding: Finding, usable: Sequence[Remedy]) -> Remedy | None:
 
 def _is_sure(finding: Finding, remedy: Remedy) -> bool:
     """Needed by an error, or with a leftover that goes away."""
-    return finding.severity is Severity.ERROR or any(
-        _is_leftover(finding, setting) for setting in remedy.settings
-    )
+    return finding.severity is Severity.ERROR or any(_is_leftover(finding, setting) for setting in remedy.settings)
 
 
 def _is_leftover(finding: Finding, setting: Setting) -> bool:

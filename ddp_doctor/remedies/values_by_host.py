@@ -91,9 +91,7 @@ def _host(setting: Setting, world: World | None) -> str | None:
 def _is_all(own: dict[str, str | None], world: World | None) -> bool:
     """Whether every node of the run has a value of its own."""
     return (
-        world is not None
-        and len(world.nodes) == world.nnodes
-        and own.keys() >= {node.hostname for node in world.nodes}
+        world is not None and len(world.nodes) == world.nnodes and own.keys() >= {node.hostname for node in world.nodes}
     )
 
 

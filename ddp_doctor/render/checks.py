@@ -66,9 +66,7 @@ def show(report: Report, recording: Recording, out: "Console", *, each: bool) ->
         line = folded(f"{padded}{text}", width and width - 4, hang=column + 1)
         out.print(f" {mark} ", style=style, end="")
         out.print(line.replace("\n", "\n    "), style="dim" if mark == "--" else None)
-    legend = [
-        f"{mark} {_LEGEND[mark]}" for mark in dict.fromkeys(line.mark for line in lines) if mark in _LEGEND
-    ]
+    legend = [f"{mark} {_LEGEND[mark]}" for mark in dict.fromkeys(line.mark for line in lines) if mark in _LEGEND]
     if legend:
         why = "" if each or "--" not in {line.mark for line in lines} else " (why: -v)"
         out.print(folded(f"{', '.join(legend)}{why}", width, indent=4), style="dim")

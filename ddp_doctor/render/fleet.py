@@ -38,16 +38,8 @@ def lines(report: FleetReport, width: int | None, *, each: bool) -> Iterator[str
 def parts(report: FleetReport, *, each: bool) -> Iterator[Captioned]:
     """What is to be said of the fleet; parts that say nothing are left out. ``each``: also of nodes that are well."""
     tables: tuple[tuple[str, Rows, tuple[str, ...]], ...] = (
-        (
-            "Nodes to look at",
-            _nodes(report.nodes, each=each),
-            ("node", "verdict", "runs", "sick", "newest", ""),
-        ),
-        (
-            "Found in the newest runs",
-            [_common(common) for common in report.common],
-            ("code", "severity", "nodes", ""),
-        ),
+        ("Nodes to look at", _nodes(report.nodes, each=each), ("node", "verdict", "runs", "sick", "newest", "")),
+        ("Found in the newest runs", [_common(common) for common in report.common], ("code", "severity", "nodes", "")),
         (
             "Slower than nodes with the same hardware",
             [*_outliers(report.outliers, each=each)],
@@ -72,9 +64,7 @@ def _table(rows: Rows, titles: tuple[str, ...]) -> Table:
 
 
 def _nodes(nodes: Sequence[FleetNode], *, each: bool) -> Rows:
-    odd = [
-        node for node in nodes if each or node.verdict is not Verdict.HEALTHY or node.lemon or node.flapping
-    ]
+    odd = [node for node in nodes if each or node.verdict is not Verdict.HEALTHY or node.lemon or node.flapping]
     odd.sort(key=lambda node: (_ORDER.index(node.verdict), not node.lemon, -node.sick_runs))
     return [
         (
@@ -133,12 +123,7 @@ def _difference(difference: Difference) -> tuple[str, ...]:
 def _since(since: Since | None) -> list[str]:
     if since is None:
         return []
-    nodes = {
-        "fell sick": since.fell_sick,
-        "recovered": since.recovered,
-        "came": since.came,
-        "gone": since.gone,
-    }
+    nodes = {"fell sick": since.fell_sick, "recovered": since.recovered, "came": since.came, "gone": since.gone}
     found = {"new": since.findings_came, "gone": since.findings_gone}
     return [
         *(f"{what}: {name_list(names)}" for what, names in nodes.items() if names),

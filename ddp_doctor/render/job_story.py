@@ -37,9 +37,7 @@ def show(report: LogsReport, recording: Recording, out: "Console", *, each: bool
         out.print(line, style="dim" if number == 0 else None)
 
 
-def lines(
-    report: Report, recording: Recording, width: int | None = None, *, each: bool = False
-) -> Iterator[str]:
+def lines(report: Report, recording: Recording, width: int | None = None, *, each: bool = False) -> Iterator[str]:
     """The lines of the story; none where the report is of no job."""
     for number, text in enumerate(words(report, recording, each=each)):
         yield folded(text, width, hang=2 if number else 0)
@@ -90,8 +88,7 @@ def _table(rows: Sequence[tuple[str, ...]]) -> Table:
     """Without the columns that are empty in all rows."""
     kept = [column for column in range(len(_TITLES)) if column == 0 or any(row[column] for row in rows)]
     return Table(
-        tuple(_TITLES[column] for column in kept),
-        [tuple(row[column] or "-" for column in kept) for row in rows],
+        tuple(_TITLES[column] for column in kept), [tuple(row[column] or "-" for column in kept) for row in rows]
     )
 
 

@@ -111,9 +111,7 @@ class Table:
 
     def _sentence(self, row: Sequence[str]) -> str:
         named = zip(self.titles, row, strict=True)
-        first, *others = [
-            " ".join(f"{title} {cell}".split()) for title, cell in named if cell not in ("", "-")
-        ]
+        first, *others = [" ".join(f"{title} {cell}".split()) for title, cell in named if cell not in ("", "-")]
         if 0 in self.right:
             return ", ".join((first, *others))
         return f"{' '.join(row[0].split())}: {', '.join(others)}"
@@ -146,9 +144,7 @@ def matrix_lines(rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
             parts.append([])
         parts[-1].append(column)
     return [
-        "  ".join(row[column].ljust(widths[column]) for column in (0, *part)).rstrip()
-        for part in parts
-        for row in rows
+        "  ".join(row[column].ljust(widths[column]) for column in (0, *part)).rstrip() for part in parts for row in rows
     ]
 
 

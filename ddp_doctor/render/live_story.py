@@ -27,14 +27,7 @@ if TYPE_CHECKING:
 _MOST_ROWS = 12
 _TITLES = ("", "host", "pid", "GPU", "GPU use", "state", "gets on", "does")
 #: Of a process, by its letter in /proc/PID/stat.
-STATES = {
-    "R": "running",
-    "S": "sleeping",
-    "D": "in kernel",
-    "T": "stopped",
-    "t": "traced",
-    "Z": "ended",
-}
+STATES = {"R": "running", "S": "sleeping", "D": "in kernel", "T": "stopped", "t": "traced", "Z": "ended"}
 
 
 def show(report: AttachReport, recording: Recording, out: "Console", *, each: bool) -> None:
@@ -48,9 +41,7 @@ def show(report: AttachReport, recording: Recording, out: "Console", *, each: bo
         out.print(folded(f"{host} could not be read: {one_line(why)}", width_of(out), hang=2))
 
 
-def lines(
-    job: LiveJob, report: AttachReport, width: int | None = None, *, each: bool = False
-) -> Iterator[str]:
+def lines(job: LiveJob, report: AttachReport, width: int | None = None, *, each: bool = False) -> Iterator[str]:
     """The lines of one job."""
     for number, text in enumerate(words(job)):
         yield folded(text, width, hang=2 if number else 0)
@@ -88,8 +79,7 @@ def table(job: LiveJob, report: AttachReport, *, each: bool = False) -> Table:
     rows = [_row(group, is_blamed=group[0].rank in blamed, with_host=on_several) for group in groups]
     kept = [column for column in range(len(_TITLES)) if column == 0 or any(row[column] for row in rows)]
     return Table(
-        tuple(_TITLES[column] for column in kept),
-        [tuple(row[column] or "-" for column in kept) for row in rows],
+        tuple(_TITLES[column] for column in kept), [tuple(row[column] or "-" for column in kept) for row in rows]
     )
 
 

@@ -110,9 +110,7 @@ def _in_a_pod(option: str) -> str:
     name, _, value = option.partition("=")
     if name not in _IN_A_POD:
         return f"{option} of docker run"
-    return (
-        f"{option} of docker run is here: {_IN_A_POD[name].format(re.sub('(?<=[0-9])([mg])$', _unit, value))}"
-    )
+    return f"{option} of docker run is here: {_IN_A_POD[name].format(re.sub('(?<=[0-9])([mg])$', _unit, value))}"
 
 
 def _unit(found: re.Match[str]) -> str:
@@ -149,9 +147,7 @@ def _page(heading: str, given: SettingsToApply, comments: Sequence[str], end: st
     """The whole text: its source, the comments, and at the end the line or list, which may set nothing."""
     lines = [shell.remark(f"{heading}, recommended by {given.source}"), *comments]
     if not sets:
-        lines.append(
-            shell.comment("nothing is set" if given.variables or given.options else "nothing to set")
-        )
+        lines.append(shell.comment("nothing is set" if given.variables or given.options else "nothing to set"))
     return "\n".join([*lines, end]) + "\n"
 
 

@@ -35,9 +35,7 @@ def bytes_read(out: "Console", *, quiet: bool) -> Iterator[Callable[[int, int], 
     def line() -> Text:
         took_s = max(monotonic() - started, 1e-3)
         of = f" of {amount(all_of_it, 'B')}" if all_of_it else ""
-        return Text(
-            f"{amount(done, 'B')}{of} read, {amount(done / took_s, 'B/s')}, {took_s:.0f} s", style="dim"
-        )
+        return Text(f"{amount(done, 'B')}{of} read, {amount(done / took_s, 'B/s')}, {took_s:.0f} s", style="dim")
 
     def tell(read: int, total: int) -> None:
         nonlocal done, all_of_it

@@ -74,11 +74,7 @@ class _Families(Collector):
             "check_duration_seconds",
             "How long a check took on the slowest node or rank.",
             ("check",),
-            {
-                (check.id,): check.duration_s
-                for check in report.checks
-                if check.status is not CheckStatus.SKIPPED
-            },
+            {(check.id,): check.duration_s for check in report.checks if check.status is not CheckStatus.SKIPPED},
         )
         yield from self._family(
             "bandwidth_bytes_per_second",
@@ -87,12 +83,8 @@ class _Families(Collector):
             _bandwidths(report),
         )
         yield from self._counts()
-        yield from self._family(
-            "last_run_timestamp_seconds", "When the run ended, in Unix time.", (), _ended(report)
-        )
-        yield from self._family(
-            "last_run_duration_seconds", "How long the run took.", (), {(): report.duration_s}
-        )
+        yield from self._family("last_run_timestamp_seconds", "When the run ended, in Unix time.", (), _ended(report))
+        yield from self._family("last_run_duration_seconds", "How long the run took.", (), {(): report.duration_s})
 
     def _counts(self) -> Iterator[GaugeMetricFamily]:
         """What ``fleet`` counts, a family each."""
@@ -102,9 +94,7 @@ class _Families(Collector):
             told = f"How many {alike[0].unit} of the fleet are so."
             yield from self._family(name, told, tuple(alike[0].labels), samples)
 
-    def _family(
-        self, name: str, told: str, labels: Iterable[str], samples: _Samples
-    ) -> Iterator[GaugeMetricFamily]:
+    def _family(self, name: str, told: str, labels: Iterable[str], samples: _Samples) -> Iterator[GaugeMetricFamily]:
         family = GaugeMetricFamily(f"ddp_doctor_{name}", told, labels=("command", *labels))
         for values, value in samples.items():
             family.add_metric([self._command, *map(plain, values)], value)

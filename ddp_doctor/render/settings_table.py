@@ -68,12 +68,7 @@ def versions(report: EnvReport) -> str:
 def _cells(row: SettingInForce) -> tuple[str, ...]:
     source = f"{row.source}, {row.since}" if row.since else row.source
     default = "-" if row.status in _NOBODYS else _cut(row.default or "unset")
-    return (
-        _cut(row.name),
-        "(kept back)" if row.value is None else _cut(row.value),
-        default,
-        one_line(source),
-    )
+    return (_cut(row.name), "(kept back)" if row.value is None else _cut(row.value), default, one_line(source))
 
 
 def _cut(text: str) -> str:

@@ -35,8 +35,7 @@ def case(branches: Iterable[tuple[Sequence[str], str]]) -> str:
     lines = ['case "$(uname -n)" in']
     for patterns, command in branches:
         rows = (
-            "|".join(patterns[at : at + _PATTERNS_IN_A_LINE])
-            for at in range(0, len(patterns), _PATTERNS_IN_A_LINE)
+            "|".join(patterns[at : at + _PATTERNS_IN_A_LINE]) for at in range(0, len(patterns), _PATTERNS_IN_A_LINE)
         )
         lines.append("  " + "|\\\n    ".join(rows) + f") {command} ;;")
     return "\n".join([*lines, "esac"])

@@ -107,12 +107,7 @@ def gpu_rows(measurements: Sequence[Measurement]) -> list[GpuRow]:
 
 
 #: Names of the check gpu_speed, and what makes the table's unit of the report's.
-_GPU_RATES = {
-    "matmul_rate": 1e12,
-    "hbm_copy_bandwidth": 1e9,
-    "pcie_h2d_bandwidth": 1e9,
-    "pcie_d2h_bandwidth": 1e9,
-}
+_GPU_RATES = {"matmul_rate": 1e12, "hbm_copy_bandwidth": 1e9, "pcie_h2d_bandwidth": 1e9, "pcie_d2h_bandwidth": 1e9}
 
 
 def _gpu_row(rank: int, rates: dict[str, Measurement]) -> GpuRow:
@@ -236,9 +231,7 @@ def bucket_table(measurements: Sequence[Measurement]) -> Table | None:
     if not buckets:
         return None
     known = any(bucket.labels.get("first") for bucket in buckets)
-    how = (
-        "in the order in which they are ready" if known else "in the order of construction, last layer first"
-    )
+    how = "in the order in which they are ready" if known else "in the order of construction, last layer first"
     return Table(("bucket", "size", "parameters", how), list(_shown_buckets(buckets)), range(3))
 
 
@@ -267,12 +260,7 @@ def _shown_buckets(buckets: Sequence[Measurement]) -> Iterator[_Cells]:
 def _bucket_row(bucket: Measurement) -> _Cells:
     names = [str(bucket.labels.get(end, "")) for end in ("first", "last")]
     which = " to ".join(dict.fromkeys(name for name in names if name))
-    return (
-        str(bucket.labels["bucket"]),
-        _size(bucket.value),
-        str(bucket.labels.get("parameters") or "-"),
-        which,
-    )
+    return (str(bucket.labels["bucket"]), _size(bucket.value), str(bucket.labels.get("parameters") or "-"), which)
 
 
 def _size(count: float) -> str:

@@ -28,11 +28,7 @@ _SHORTEST_S = 0.05
 
 
 def show(
-    report: Report,
-    recording: Recording,
-    out: "Console",
-    saved_as: str | None = None,
-    detail: Detail = Detail.SCREEN,
+    report: Report, recording: Recording, out: "Console", saved_as: str | None = None, detail: Detail = Detail.SCREEN
 ) -> None:
     """Print the whole report."""
     width, each = width_of(out), detail is Detail.ALL

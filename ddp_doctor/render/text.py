@@ -29,9 +29,7 @@ def fold(text: str, width: int, hang: int = 0) -> str:
     folded = []
     for line in text.splitlines():
         further = " " * (len(line) - len(line.lstrip()) + hang)
-        folded += wrap(
-            line, width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False
-        ) or [""]
+        folded += wrap(line, width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False) or [""]
     return "\n".join(folded) + "\n"
 
 

@@ -103,9 +103,7 @@ def _pair(place: Place, expected: Expected, used: Used) -> _Kind:
     kinds, sure = used.kinds(), expected.choice.sure
     kind = next(iter(kinds)) if len(kinds) == 1 else ""
     rate = (
-        place.rate(expected.gpus, expected.code, "P2P" if kind == "P2P" else "SHM")
-        if kind in {"P2P", "SHM"}
-        else None
+        place.rate(expected.gpus, expected.code, "P2P" if kind == "P2P" else "SHM") if kind in {"P2P", "SHM"} else None
     )
     predicted = expected.choice.kind + ("" if sure else "?")
     differs = sure and kinds != {expected.choice.kind}

@@ -44,16 +44,10 @@ def is_compared(name: str) -> bool:
 def is_of_a_host(name: str) -> bool:
     """Whether a value of this variable means nothing on another host."""
     variable = variables().get(name)
-    return (
-        variable is not None
-        and bool(variable.may_differ)
-        and all(row.within_a_node for row in variable.agreements)
-    )
+    return variable is not None and bool(variable.may_differ) and all(row.within_a_node for row in variable.agreements)
 
 
-def difference(
-    name: str, values: frozenset[str | None], job: Job, *, within_a_node: bool = False
-) -> Agreement | None:
+def difference(name: str, values: frozenset[str | None], job: Job, *, within_a_node: bool = False) -> Agreement | None:
     """What it does that a variable has these (effective) values; None where that does not matter.
 
     ``within_a_node`` where ranks of one node have different values, not nodes.

@@ -52,9 +52,7 @@ class Condition:
             return next((operand for operand in self.operands if operand != _UNSET), None)
         if self.test == "not":
             return next(number for number in ("1", "0") if number not in self.operands)
-        return (
-            str(int(self.operands[0]) + 1) if self.test == "above" and self.operands[0].isdecimal() else None
-        )
+        return str(int(self.operands[0]) + 1) if self.test == "above" and self.operands[0].isdecimal() else None
 
 
 #: Names with their conditions, all of which must hold.

@@ -132,9 +132,7 @@ def logs_each_call(env: Mapping[str, str]) -> bool:
     asked = env.get("NCCL_DEBUG_SUBSYS", "").upper()
     chosen = _EACH_CALL.intersection(word.strip() for word in asked.removeprefix("^").split(","))
     return (
-        env.get("NCCL_DEBUG", "").upper() in ("INFO", "TRACE")
-        and bool(asked)
-        and bool(chosen) != asked.startswith("^")
+        env.get("NCCL_DEBUG", "").upper() in ("INFO", "TRACE") and bool(asked) and bool(chosen) != asked.startswith("^")
     )
 
 

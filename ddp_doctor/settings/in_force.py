@@ -147,9 +147,7 @@ def _of_text(text: SettingText) -> Iterator[SettingInForce]:
         others = tuple(
             Overruled(value=setting.value, source=f"line {setting.line}")
             for setting in reversed(all_written)
-            if setting not in possible.get(name, (last,))
-            and setting.void is None
-            and setting.value != last.value
+            if setting not in possible.get(name, (last,)) and setting.void is None and setting.value != last.value
         )
         row = _row(name, last.value, f"line {last.line}", others)
         yield row.model_copy(update={"note": by_branch(possible.get(name, ())) or _note(last)})
@@ -159,9 +157,7 @@ def by_branch(possible: tuple[Written, ...]) -> str | None:
     """The words about a name that has another value in another branch; None where it has one value."""
     if len({setting.value for setting in possible}) < 2:
         return None
-    elsewhere = ", ".join(
-        f"{setting.value or 'a value kept back'} (line {setting.line})" for setting in possible[1:]
-    )
+    elsewhere = ", ".join(f"{setting.value or 'a value kept back'} (line {setting.line})" for setting in possible[1:])
     return f"is not judged: where the script takes another branch it is {elsewhere}"
 
 
@@ -178,18 +174,12 @@ def _note(setting: Written) -> str | None:
 # --- what torchrun adds, and what all of it means -------------------------------------------------
 
 
-def _of_torchrun(
-    recording: Recording, text: SettingText | None, set_here: set[str]
-) -> Iterator[SettingInForce]:
+def _of_torchrun(recording: Recording, text: SettingText | None, set_here: set[str]) -> Iterator[SettingInForce]:
     """What its workers get; of a script that does not call it nothing is known."""
     if text is not None and text.form == "script" and not text.calls_torchrun:
         return
     process = recording.first(EnvVars)
-    if (
-        process is None
-        or process.launcher in ("torchrun", "mpi")
-        or (process.launcher and "RANK" in process.variables)
-    ):
+    if process is None or process.launcher in ("torchrun", "mpi") or (process.launcher and "RANK" in process.variables):
         return  # these are ranks, and no torchrun starts them
     for names, to in ((GIVEN_BY_TORCHRUN, "each worker"), (GIVEN_TO_SEVERAL, "several workers of one node")):
         for name, value in names.items():

@@ -70,9 +70,7 @@ def functions_without_algorithm(env: Mapping[str, str]) -> list[str]:
 def switched_off(env: Mapping[str, str]) -> tuple[str, ...]:
     """The algorithms that another setting takes away: NVLS without NVLink SHARP, CollNet without its plug-in."""
     nvls = ("NVLS", "NVLSTree") if env.get("NCCL_NVLS_ENABLE", "").strip() == _OFF else ()
-    collnet = (
-        () if env.get("NCCL_COLLNET_ENABLE", _OFF).strip() != _OFF else ("CollNetDirect", "CollNetChain")
-    )
+    collnet = () if env.get("NCCL_COLLNET_ENABLE", _OFF).strip() != _OFF else ("CollNetDirect", "CollNetChain")
     return (*nvls, *collnet)
 
 
@@ -173,11 +171,7 @@ def _too_many_sockets(env: Env, _: Version) -> Conflict | None:
     )
 
 
-_COMPUTED: tuple[Callable[[Env, Version], Conflict | None], ...] = (
-    _no_algorithm,
-    _no_protocol,
-    _too_many_sockets,
-)
+_COMPUTED: tuple[Callable[[Env, Version], Conflict | None], ...] = (_no_algorithm, _no_protocol, _too_many_sockets)
 
 
 def disagreeing(env: Env, installed: Installed) -> dict[str, str]:
@@ -240,7 +234,5 @@ def _harms(env: Env, name: str, value: str) -> bool:
     """Whether a further setting makes one of the environment do nothing, or contradicts it."""
     together = {**env, name: value}
     idle = {partner for row, others in silenced(together) if row.name == name for partner in others}
-    fighting = {
-        partner for found in conflicts(together, ()) if name in found.names for partner in found.names
-    }
+    fighting = {partner for found in conflicts(together, ()) if name in found.names for partner in found.names}
     return bool(env.keys() & (idle | fighting))

@@ -88,10 +88,7 @@ def _is_slip(word: str, meant: str, least: float = SAME_WORD) -> bool:
     if shorter < SHORTEST_MISSPELLED_WORD or 2 * shorter < least * both:  # no better ratio is possible
         return False
     digits = [character for character in word if character.isdigit()]
-    return (
-        digits == [character for character in meant if character.isdigit()]
-        and _similarity(word, meant) >= least
-    )
+    return digits == [character for character in meant if character.isdigit()] and _similarity(word, meant) >= least
 
 
 def _similarity(word: str, meant: str) -> float:

@@ -47,9 +47,7 @@ def _line(number: int, line: str) -> ConfLine:
     if not is_recorded(bare):
         return ConfLine(number=number, name=_shown(name) if bare.isidentifier() else "")
     value = value[:LONGEST]
-    return ConfLine(
-        number=number, name=_shown(name), value=None if is_withheld(name, value) else _shown(value)
-    )
+    return ConfLine(number=number, name=_shown(name), value=None if is_withheld(name, value) else _shown(value))
 
 
 def _shown(text: str) -> str:

@@ -13,11 +13,7 @@ RELEASES = f"NCCL 2.32.3 and {NEWEST_TORCH}"
 
 StatusAt = Literal["read", "not yet", "no longer", "renamed"]
 #: The names that the ranks and torch have for torch's classes behind "nccl" (views/software.py).
-_CLASSES: Mapping[str | None, Backend] = {
-    "nccl2": "nccl2",
-    "nccl-legacy": "nccl-legacy",
-    "nccl": "nccl-legacy",
-}
+_CLASSES: Mapping[str | None, Backend] = {"nccl2": "nccl2", "nccl-legacy": "nccl-legacy", "nccl": "nccl-legacy"}
 
 
 @dataclass(frozen=True)

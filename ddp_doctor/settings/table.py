@@ -107,9 +107,7 @@ class Conflict:
     why: str
     source: str
     without: tuple[str, ...]
-    fails_from: Version | None = (
-        None  # NCCL ends with an error from this release on, () for all; None: it does not
-    )
+    fails_from: Version | None = None  # NCCL ends with an error from this release on, () for all; None: it does not
     when: When = ()
 
     def fails(self, nccl: Version) -> bool | None:
@@ -158,9 +156,7 @@ class Variable:
     otherwise: Literal["ignored", "refused", "hangs"] = "ignored"  # what becomes of any other value
     scope: Scope | None = None  # None: as its name says (settings/effects.py)
     needed_for: str | None = None  # who needs a value of it that slows others
-    may_differ: Literal["", "yes", "in names"] = (
-        ""  # yes: nobody else notices; in names: of a host's own devices
-    )
+    may_differ: Literal["", "yes", "in names"] = ""  # yes: nobody else notices; in names: of a host's own devices
     tried_with: Literal["nccl", "gloo"] | None = None  # the backend whose ranks read it in a trial
     effects: tuple[Effect, ...] = ()
     ranges: tuple[Range, ...] = ()
@@ -172,11 +168,7 @@ class Variable:
     def what_it_does(self) -> str:
         """The meaning, and which class of torch's it is for."""
         older = {"nccl2": "newer", "nccl-legacy": "older"}
-        only = (
-            f" Only torch's {older[self.backend]} class for NCCL reads it, {self.backend}."
-            if self.backend
-            else ""
-        )
+        only = f" Only torch's {older[self.backend]} class for NCCL reads it, {self.backend}." if self.backend else ""
         return f"{self.meaning}{only}"
 
 

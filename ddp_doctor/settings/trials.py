@@ -69,7 +69,5 @@ def why_not(names: Iterable[str], backend: str, taken_away: Collection[str] = ()
         if reader is None:
             return f"no trial of ranks reads {name}"
         if reader != backend:
-            return (
-                f"{_SAID[reader]} reads {name}, and the ranks of this run use {_SAID.get(backend, backend)}"
-            )
+            return f"{_SAID[reader]} reads {name}, and the ranks of this run use {_SAID.get(backend, backend)}"
     return None

@@ -86,9 +86,7 @@ def misread(name: str, value: str, nccl: Version = ()) -> Misread | None:
     bare = value.strip(_AROUND)
     if found is None or bare == value or reader(variable, bare) is not None:
         return found
-    return replace(
-        found, why=f"{found.why} The quotes or white space around it are taken literally.", instead=bare
-    )
+    return replace(found, why=f"{found.why} The quotes or white space around it are taken literally.", instead=bare)
 
 
 def is_ignored(name: str, value: str, nccl: Version) -> bool:
@@ -125,21 +123,13 @@ def effective(name: str, value: str | None) -> str | None:
         plain = "1" if plain.lower() in TRUE else "0" if plain.lower() in FALSE else plain
     if variable.case == "any":
         plain = plain.upper()
-    return (
-        None if variable.default is not None and plain.lower() == variable.default.strip().lower() else plain
-    )
+    return None if variable.default is not None and plain.lower() == variable.default.strip().lower() else plain
 
 
 def _empty(variable: Variable, reader: Reader) -> Misread | None:
     if variable.owner == "nccl":
-        return Misread(
-            "is set but empty", "Empty numbers count as unset, empty names may not.", harmless=True
-        )
-    return (
-        None
-        if reader in (_text, _flag, _switch, _interfaces) or _takes_empty(variable)
-        else reader(variable, "")
-    )
+        return Misread("is set but empty", "Empty numbers count as unset, empty names may not.", harmless=True)
+    return None if reader in (_text, _flag, _switch, _interfaces) or _takes_empty(variable) else reader(variable, "")
 
 
 def _takes_empty(variable: Variable) -> bool:
@@ -213,9 +203,7 @@ def _names(variable: Variable, value: str) -> Misread | None:
     front = mark.group() if mark else ""
     if re.search(r"(^|,)[\^=]", names):
         why = "^ and = count at the front of the whole list; before a later name they are part of it."
-        return Misread(
-            "matches other devices than it says", why, front + re.sub(r"(^|,)[\^=]+", r"\1", names)
-        )
+        return Misread("matches other devices than it says", why, front + re.sub(r"(^|,)[\^=]+", r"\1", names))
     if variable.name != "NCCL_IB_HCA" and any(map(_is_address, names.split(","))):
         return Misread(
             "matches no interface",
@@ -238,8 +226,7 @@ def _as_list(names: str) -> str:
 def _is_address(name: str) -> bool:
     """Whether somebody wrote an address where a name belongs; ``eth0:1`` and ``ib0`` are none."""
     return (
-        re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,3}){3}(/[0-9]+)?|[0-9a-fA-F]*:[0-9a-fA-F:]*:[0-9a-fA-F]*", name)
-        is not None
+        re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,3}){3}(/[0-9]+)?|[0-9a-fA-F]*:[0-9a-fA-F:]*:[0-9a-fA-F]*", name) is not None
     )
 
 
@@ -274,9 +261,7 @@ def _strict_bool(variable: Variable, value: str) -> Misread | None:
     if word in TRUE | FALSE:
         return None
     meant = "1" if word in _ON else "0" if word in _OFF else None
-    return _refused(
-        variable, "torch takes 1, true, yes, t, y and 0, false, no, f, n, and nothing else.", meant
-    )
+    return _refused(variable, "torch takes 1, true, yes, t, y and 0, false, no, f, n, and nothing else.", meant)
 
 
 def _strict_int(variable: Variable, value: str) -> Misread | None:
@@ -337,9 +322,7 @@ def _text(variable: Variable, value: str) -> Misread | None:
 
 def _refused(variable: Variable, why: str, instead: str | None) -> Misread:
     if variable.otherwise == "hangs":
-        return Misread(
-            "is not accepted: init_process_group hangs or aborts in torch 2.13", why, instead, fate="hangs"
-        )
+        return Misread("is not accepted: init_process_group hangs or aborts in torch 2.13", why, instead, fate="hangs")
     becomes = "stops torchrun" if variable.owner == "torchrun" else "is refused with an error"
     return Misread(becomes, why, instead, fate="refused")
 

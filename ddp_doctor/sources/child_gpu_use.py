@@ -37,9 +37,7 @@ def _ask(answer: dict[str, Any]) -> None:
         handle, reason = nvml.call("nvmlDeviceGetHandleByIndex", index)
         if reason is None:
             gpu: dict[str, Any] = {"index": index, "unavailable": {}}
-            nvml.fill(
-                gpu, "busy_percent", "nvmlDeviceGetUtilizationRates", handle, use=lambda rates: rates.gpu
-            )
+            nvml.fill(gpu, "busy_percent", "nvmlDeviceGetUtilizationRates", handle, use=lambda rates: rates.gpu)
             found, _ = CALLS["processes"](nvml, handle, "nvmlDeviceGetComputeRunningProcesses")
             gpu["bytes_of"] = {process.pid: process.usedGpuMemory or 0 for process in found or ()}
             answer["gpus"].append(gpu)

@@ -175,12 +175,7 @@ def _processes(nvml: Nvml, gpu: dict[str, Any], handle: Any, kind: str, name: st
     if reason:
         gpu["unavailable"][f"{kind}_processes"] = reason
     return [
-        {
-            "pid": process.pid,
-            "kind": kind,
-            "name": _name(process.pid),
-            "memory_used_bytes": process.usedGpuMemory,
-        }
+        {"pid": process.pid, "kind": kind, "name": _name(process.pid), "memory_used_bytes": process.usedGpuMemory}
         for process in found or ()
     ]
 

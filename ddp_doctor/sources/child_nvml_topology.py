@@ -156,8 +156,7 @@ def _errors(nvml: Nvml, handle: Any, link: int) -> dict[str, int]:
     if fields:
         names = {ERROR_FIELDS[field] for field in fields}
         return {
-            name: max(value for field, value in fields.items() if ERROR_FIELDS[field] == name)
-            for name in sorted(names)
+            name: max(value for field, value in fields.items() if ERROR_FIELDS[field] == name) for name in sorted(names)
         }
     counted = {
         name: nvml.call("nvmlDeviceGetNvLinkErrorCounter", handle, link, number)[0]

@@ -32,12 +32,7 @@ import re
 from pathlib import Path
 
 #: torch/version.py's names and the names they are reported under.
-VERSION_NAMES = {
-    "__version__": "torch_version",
-    "cuda": "torch_cuda",
-    "hip": "torch_hip",
-    "git_version": "torch_git",
-}
+VERSION_NAMES = {"__version__": "torch_version", "cuda": "torch_cuda", "hip": "torch_hip", "git_version": "torch_git"}
 NCCL_PACKAGES = ("nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 NCCL_FILE = "libnccl.so.2"
 #: The group of entry points in which torch 2.15 and newer finds every backend (distributed_c10d.py).

@@ -87,9 +87,7 @@ def _find(nvml: Any, uuid: str) -> Any:
     """The GPU that has this UUID, or a slice with it. CUDA and NVML begin a slice's UUID differently."""
     for index in range(_ask(nvml, "nvmlDeviceGetCount") or 0):
         gpu = _ask(nvml, "nvmlDeviceGetHandleByIndex", index)
-        if gpu is not None and _bare(uuid) in map(
-            _bare, (_ask(nvml, "nvmlDeviceGetUUID", gpu), *_slices(nvml, gpu))
-        ):
+        if gpu is not None and _bare(uuid) in map(_bare, (_ask(nvml, "nvmlDeviceGetUUID", gpu), *_slices(nvml, gpu))):
             return gpu
     return None
 
@@ -135,9 +133,7 @@ def _sample(nvml: Any, gpu: Any, phase: str) -> GpuSample:
     return GpuSample(
         phase=phase,
         sm_clock_mhz=_ask(nvml, "nvmlDeviceGetClockInfo", gpu, _SM_CLOCK),
-        clock_events=None
-        if mask is None
-        else tuple(name for bit, name in CLOCK_EVENTS.items() if mask & bit),
+        clock_events=None if mask is None else tuple(name for bit, name in CLOCK_EVENTS.items() if mask & bit),
         temperature_c=_ask(nvml, "nvmlDeviceGetTemperature", gpu, _GPU_TEMPERATURE),
         power_w=None if power is None else power / 1000,
         pcie_generation=_ask(nvml, "nvmlDeviceGetCurrPcieLinkGeneration", gpu),

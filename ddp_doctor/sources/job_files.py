@@ -72,9 +72,7 @@ class JobFile:
             except EOFError:
                 self.unread = "it is cut off"
             except (CannotUnpack, *DAMAGED) as error:
-                self.unread = (
-                    str(error) if isinstance(error, CannotUnpack) else f"it is damaged: {_sentence(error)}"
-                )
+                self.unread = str(error) if isinstance(error, CannotUnpack) else f"it is damaged: {_sentence(error)}"
             else:
                 if not part:
                     break
@@ -131,9 +129,7 @@ class JobFile:
 
 
 def _sentence(error: BaseException) -> str:
-    return (error.strerror if isinstance(error, OSError) and error.strerror else str(error)) or type(
-        error
-    ).__name__
+    return (error.strerror if isinstance(error, OSError) and error.strerror else str(error)) or type(error).__name__
 
 
 def total_bytes(paths: Sequence[str]) -> int:
@@ -156,9 +152,7 @@ def job_files(paths: Sequence[str], starts: Mapping[str, int] = MappingProxyType
         for file in _opened(path, starts.get(path, 0)) if unread is None else (JobFile(path, unread),):
             count += 1
             if count > MOST_FILES:
-                yield JobFile(
-                    file.name, f"it and what follows are beyond the {MOST_FILES:,} files that are read"
-                )
+                yield JobFile(file.name, f"it and what follows are beyond the {MOST_FILES:,} files that are read")
                 return
             yield file
 
@@ -237,9 +231,7 @@ def _streams(name: str, file: Counted, modified_s: float | None) -> Iterator[Job
         if stream is not raw:
             head = _peeked(stream)
     except (CannotUnpack, *DAMAGED) as error:
-        yield JobFile(
-            name, str(error) if isinstance(error, CannotUnpack) else f"it is damaged: {_sentence(error)}"
-        )
+        yield JobFile(name, str(error) if isinstance(error, CannotUnpack) else f"it is damaged: {_sentence(error)}")
         return
     if _is_tar(head):
         yield from _tar_members(name, stream)

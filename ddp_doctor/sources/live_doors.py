@@ -85,9 +85,7 @@ def worker_servers(ranks: Iterable[Candidate], end: float) -> dict[int, Address]
     with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
         answers = pool.map(lambda address: _asked(address, "GET", "/handler/", end), likely.values())
         return {
-            pid: likely[pid]
-            for pid, answer in zip(likely, answers, strict=True)
-            if b"fr_trace_json" in (answer or b"")
+            pid: likely[pid] for pid, answer in zip(likely, answers, strict=True) if b"fr_trace_json" in (answer or b"")
         }
 
 
@@ -109,9 +107,7 @@ def _from_all(servers: Mapping[int, Address], handler: str, end: float) -> dict[
     if not servers:
         return {}
     with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
-        answers = pool.map(
-            lambda address: _asked(address, "POST", f"/handler/{handler}", end), servers.values()
-        )
+        answers = pool.map(lambda address: _asked(address, "POST", f"/handler/{handler}", end), servers.values())
         return {pid: answer for pid, answer in zip(servers, answers, strict=True) if answer}
 
 
@@ -120,11 +116,7 @@ def ras_port(ranks: Iterable[Candidate]) -> int | None:
     for one in ranks:
         port = one.env.get("NCCL_RAS_ADDR", "").rpartition(":")[2]
         wanted = int(port) if port.isdigit() else _RAS_PORT
-        if (
-            one.backend == "nccl"
-            and wanted in listening(one.pid)
-            and network_of(one.pid) == network_of(os.getpid())
-        ):
+        if one.backend == "nccl" and wanted in listening(one.pid) and network_of(one.pid) == network_of(os.getpid()):
             return wanted
     return None
 

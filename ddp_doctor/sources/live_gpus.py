@@ -21,9 +21,7 @@ class GpuUse:
     """The GPUs at one moment, by NVML's numbers, as nvidia-smi shows them."""
 
     busy: Mapping[int, int] = field(default_factory=dict)  # percent of the time in which any kernel ran
-    of: Mapping[int, int] = field(
-        default_factory=dict
-    )  # by pid; of several the one where it holds most memory
+    of: Mapping[int, int] = field(default_factory=dict)  # by pid; of several the one where it holds most memory
     refused: Refused | None = None
 
 
@@ -38,9 +36,7 @@ def gpu_use(env: Mapping[str, str], end: float) -> GpuUse:
     try:
         return _use(json_object(done.stdout))
     except OTHER_SHAPE:
-        ended = (
-            "it gave no answer in time" if done.status == "timed_out" else f"it ended with {done.returncode}"
-        )
+        ended = "it gave no answer in time" if done.status == "timed_out" else f"it ended with {done.returncode}"
         words = done.stderr.strip().splitlines()[-1:] or [ended]
         return _use({"error": done.status, "text": words[0], "gpus": []})
 
@@ -52,11 +48,7 @@ def _use(answer: dict[str, Json]) -> GpuUse:
         for pid, held in gpu["bytes_of"].items():
             by_pid[int(pid)] = max(by_pid.get(int(pid), (-1, 0)), (int(held), int(gpu["index"])))
     return GpuUse(
-        {
-            int(gpu["index"]): int(gpu["busy_percent"])
-            for gpu in answer["gpus"]
-            if gpu["busy_percent"] is not None
-        },
+        {int(gpu["index"]): int(gpu["busy_percent"]) for gpu in answer["gpus"] if gpu["busy_percent"] is not None},
         {pid: index for pid, (_, index) in by_pid.items()},
         _why(answer) if answer["error"] else None,
     )

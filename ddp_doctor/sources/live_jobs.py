@@ -10,15 +10,7 @@ from pathlib import Path
 
 from ddp_doctor.knowledge.launchers import launcher_of
 from ddp_doctor.sources import proc
-from ddp_doctor.sources.live_process import (
-    Candidate,
-    ancestors,
-    below,
-    candidate,
-    kind_of_child,
-    network_of,
-    number,
-)
+from ddp_doctor.sources.live_process import Candidate, ancestors, below, candidate, kind_of_child, network_of, number
 
 _LAUNCHERS = {"torchrun": "torchrun", "slurm": "srun", "mpi": "mpirun"}
 #: Of a second; the ranks of a job start within it of each other, or later.
@@ -67,9 +59,7 @@ class Host:
 
     def is_about(self, job: LiveJob, pid: int) -> bool:
         """Whether a process is of the job, or has started it."""
-        of_job = {one.pid for one in job.ranks.values()} | {
-            pid for pids in job.children.values() for pid in pids
-        }
+        of_job = {one.pid for one in job.ranks.values()} | {pid for pids in job.children.values() for pid in pids}
         return pid in of_job or any(pid in ancestors(one.pid) for one in job.ranks.values())
 
     def _ranks(self) -> Iterable[Candidate]:
@@ -213,7 +203,5 @@ def of_slurm(job: LiveJob, job_id: str) -> bool:
     if job_id in (one.env.get("SLURM_JOB_ID"), array):
         return True
     return bool(
-        re.search(
-            rf"/job_{re.escape(job_id)}(?:/|$)", proc.read(f"/proc/{one.pid}/cgroup") or "", re.MULTILINE
-        )
+        re.search(rf"/job_{re.escape(job_id)}(?:/|$)", proc.read(f"/proc/{one.pid}/cgroup") or "", re.MULTILINE)
     )

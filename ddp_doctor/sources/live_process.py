@@ -240,11 +240,7 @@ def _connections_around(pid: int) -> Connections:
 
 def to_other_addresses(of: Connections) -> tuple[tuple[str, str], ...]:
     """Both ends of those that leave the host, by which other hosts know this process."""
-    found = {
-        (this, other)
-        for this, other, *_ in of.values()
-        if this.rpartition(":")[0] != other.rpartition(":")[0]
-    }
+    found = {(this, other) for this, other, *_ in of.values() if this.rpartition(":")[0] != other.rpartition(":")[0]}
     return tuple(sorted(found)[:_MOST_CONNECTIONS])
 
 
@@ -280,16 +276,12 @@ def _address(text: str) -> str:
 
 
 def unacknowledged(
-    before: Connections,
-    after: Connections,
-    rank_at: Mapping[tuple[str, str], int],
+    before: Connections, after: Connections, rank_at: Mapping[tuple[str, str], int]
 ) -> tuple[Unacknowledged, ...]:
     """What was waiting to be acknowledged in both looks. ``rank_at``: ranks by (this end, the other end) of theirs."""
     found = []
     for inode, (this, other, queued, retransmissions) in after.items():
         if queued and inode in before and before[inode][2]:
             peer = rank_at.get((other, this))
-            found.append(
-                Unacknowledged(peer=other, peer_rank=peer, bytes=queued, retransmissions=retransmissions)
-            )
+            found.append(Unacknowledged(peer=other, peer_rank=peer, bytes=queued, retransmissions=retransmissions))
     return tuple(found)

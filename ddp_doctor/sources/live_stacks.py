@@ -25,9 +25,7 @@ _SYS_PTRACE = 1 << 19  # linux/capability.h
 #: With a kilobyte of each variable, so that lists of tensors do not hide what stands behind them.
 _LOCALS = "-lll"
 _NONE = ("None", "none")
-_NOT_INSTALLED = Refused(
-    door="stacks", why="py-spy is not installed beside ddp-doctor", grant="pip install py-spy"
-)
+_NOT_INSTALLED = Refused(door="stacks", why="py-spy is not installed beside ddp-doctor", grant="pip install py-spy")
 
 
 @dataclass(frozen=True)
@@ -40,9 +38,7 @@ class Stack:
     refused: Refused | None = None
 
 
-def stacks(
-    pids: Sequence[int], env: Mapping[str, str], end: float, *, with_groups: bool = False
-) -> dict[int, Stack]:
+def stacks(pids: Sequence[int], env: Mapping[str, str], end: float, *, with_groups: bool = False) -> dict[int, Stack]:
     """The stacks of all, several at a time, until the moment ``end`` of time.monotonic()."""
     beside = Path(sys.executable).with_name("py-spy")
     program = str(beside) if beside.exists() else find_executable("py-spy", env)
@@ -60,24 +56,17 @@ def _stack(program: str, pid: int, env: Mapping[str, str], end: float, *, with_g
     done = run_command(words + [_LOCALS] * with_groups, env, min(_PATIENCE_S, end - time.monotonic()))
     try:
         threads = json_value(done.stdout)
-        numbers = {
-            str(pid),
-            *proc.status(pid).get("NSpid", "").split(),
-        }  # in its own namespace it has another one
+        numbers = {str(pid), *proc.status(pid).get("NSpid", "").split()}  # in its own namespace it has another one
         main = next(
             (thread for thread in threads if str(thread["os_thread_id"]) in numbers),
             # One that a thread of its parent forked keeps the number that the thread had there.
             threads[0] if len(threads) == 1 else None,
         )
         if main is None:
-            return Stack(
-                refused=Refused(door="stacks", why="py-spy does not tell which thread runs the script")
-            )
+            return Stack(refused=Refused(door="stacks", why="py-spy does not tell which thread runs the script"))
         frames = list(reversed(main["frames"]))
         return Stack(
-            tuple(map(_text, frames)),
-            bool(main["owns_gil"]),
-            _on_default_group(frames) if with_groups else None,
+            tuple(map(_text, frames)), bool(main["owns_gil"]), _on_default_group(frames) if with_groups else None
         )
     except OTHER_SHAPE:
         return Stack(refused=why_refused(pid, done.stderr))

@@ -24,11 +24,7 @@ def interfaces() -> tuple[Interface, ...]:
     found = []
     for name, stat in ((name, stats[name]) for _, name in socket.if_nameindex() if name in stats):
         flags = getattr(stat, "flags", "").split(",")  # psutil 5.9.3 and newer
-        ours = [
-            address
-            for address in addresses.get(name, ())
-            if address.family in (socket.AF_INET, socket.AF_INET6)
-        ]
+        ours = [address for address in addresses.get(name, ()) if address.family in (socket.AF_INET, socket.AF_INET6)]
         found.append(
             Interface(
                 name=name,
@@ -95,10 +91,7 @@ def closed_by(port: int, addresses: Sequence[str], env: Mapping[str, str]) -> Cl
     families = {"ip6" if ":" in address else "ip" for address in addresses}
     if len(families) != 1:  # a node may come by either of two
         families = set()
-    command, found = (
-        "nft",
-        closed_in_nft(_said(env, "nft", "-j", "list", "ruleset"), port, {"inet", *families}),
-    )
+    command, found = ("nft", closed_in_nft(_said(env, "nft", "-j", "list", "ruleset"), port, {"inet", *families}))
     if found is None and families == {"ip"}:
         command, found = "iptables-save", closed_in_iptables(_said(env, "iptables-save"), port)
     if found is None:

@@ -177,10 +177,7 @@ def ask_system(nvml: Any, answer: dict[str, Any]) -> None:
     nvml.fill(answer, "nvml_version", "nvmlSystemGetNVMLVersion", use=_text)
     on = nvml.pynvml.__dict__.get("NVML_CC_SYSTEM_FEATURE_ENABLED", 1)
     nvml.fill(
-        answer,
-        "confidential_compute",
-        "nvmlSystemGetConfComputeState",
-        use=lambda state: bool(state.ccFeature == on),
+        answer, "confidential_compute", "nvmlSystemGetConfComputeState", use=lambda state: bool(state.ccFeature == on)
     )
 
 

@@ -47,12 +47,7 @@ def _accounted_folder(job_id: str, env: Mapping[str, str]) -> str:
 
 def _named_in(script: str, job_id: str, work_dir: Path, env: Mapping[str, str]) -> Iterator[Path]:
     """The files whose paths begin as the script says; what it puts together from more than these names is left out."""
-    known = {
-        "SLURM_JOB_ID": job_id,
-        "SLURM_JOBID": job_id,
-        "HOME": env.get("HOME", ""),
-        "USER": env.get("USER", ""),
-    }
+    known = {"SLURM_JOB_ID": job_id, "SLURM_JOBID": job_id, "HOME": env.get("HOME", ""), "USER": env.get("USER", "")}
     for value in _NAMED.findall(script):
         path = re.sub(r"\$\{?(\w+)\}?", lambda name: known.get(name[1], name[0]), value.strip())
         path = re.sub(r"%[hp]", "*", path)

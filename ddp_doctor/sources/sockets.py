@@ -231,9 +231,7 @@ def dial(address: str, port: int, token: str, timeout_s: float) -> TcpLine:
     EPROTO when something answered that is no agent of this run.
     """
     ends_at = time.monotonic() + timeout_s
-    family, _, _, _, target = socket.getaddrinfo(
-        address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
-    )[0]
+    family, _, _, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)[0]
     connection = socket.socket(family, socket.SOCK_STREAM)
     try:
         connection.settimeout(timeout_s)

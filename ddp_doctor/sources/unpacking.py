@@ -81,9 +81,7 @@ class Bounded(Counted):
         """Raises CannotUnpack where there is too much."""
         read = super().readinto(buffer)
         if self.count > max(FREE_BYTES, min(self._packed.count * _LARGEST_RATIO, _MOST_BYTES)):
-            raise CannotUnpack(
-                f"it swells to more than {_LARGEST_RATIO} times its size, so the rest was not read"
-            )
+            raise CannotUnpack(f"it swells to more than {_LARGEST_RATIO} times its size, so the rest was not read")
         return read
 
 

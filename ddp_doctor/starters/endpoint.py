@@ -76,9 +76,7 @@ def is_mine(addresses: tuple[str, ...]) -> bool:
     return False
 
 
-def approach(
-    host: str, port: int, until: float, tell: Callable[[str], None], timeout_s: float = CONNECT_S
-) -> Approach:
+def approach(host: str, port: int, until: float, tell: Callable[[str], None], timeout_s: float = CONNECT_S) -> Approach:
     """Connect, again and again while that makes sense: the port of a head that starts late is refused at first."""
     started = time.monotonic()
     alike: list[tuple[float, Approach]] = []  # the last rounds of one kind

@@ -184,9 +184,7 @@ class FanOut:
             self._note_how_it_ended(channel, channel.reason)
         for rank, (since, how) in self._said_to_end.items():
             if time.monotonic() > since + _LAST_WORD_S:
-                self._note_gone(
-                    rank, how if self.ended.agents[rank].has_answered else self._with_words(rank, how)
-                )
+                self._note_gone(rank, how if self.ended.agents[rank].has_answered else self._with_words(rank, how))
         for rank, agent in self.ended.agents.items():
             if agent.code is not None and rank != 0 and not self.ended.have_met:
                 how = agent.refused or _too_soon(f"exit code {agent.code}")
@@ -271,9 +269,7 @@ class FanOut:
     def _silent(self) -> list[int]:
         """The node ranks that have neither answered nor failed."""
         failed = self.ended.not_started
-        return [
-            rank for rank, agent in self.ended.agents.items() if not agent.has_answered and rank not in failed
-        ]
+        return [rank for rank, agent in self.ended.agents.items() if not agent.has_answered and rank not in failed]
 
     def _give_up_the_silent(self) -> None:
         """The head would not wait for them any longer either; it learns what kept them."""

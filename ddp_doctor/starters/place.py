@@ -154,9 +154,7 @@ class Asked:
             return None
         host, port = self.named
         if not 1 <= port <= 65535:
-            raise ValueError(
-                f"several nodes meet on a port from 1 to 65535 that all of them know, not {port}"
-            )
+            raise ValueError(f"several nodes meet on a port from 1 to 65535 that all of them know, not {port}")
         return host, port
 
 
@@ -200,12 +198,7 @@ def allocation(env: Mapping[str, str], outer: OuterWorld | None) -> Allocation |
     None inside a step (there each task is started by srun already) and under another launcher.
     """
     listed = env.get("SLURM_JOB_NODELIST", "")
-    if (
-        outer is not None
-        or HOSTS_VARIABLE in env
-        or not env.get("SLURM_JOB_ID", "").isdecimal()
-        or not listed
-    ):
+    if outer is not None or HOSTS_VARIABLE in env or not env.get("SLURM_JOB_ID", "").isdecimal() or not listed:
         return None
     hosts = expand(listed)
     return Allocation(env["SLURM_JOB_ID"], hosts, env.get("SLURMD_NODENAME") in hosts)
@@ -232,9 +225,7 @@ def _in_slurm_step(asked: Asked, env: Mapping[str, str]) -> Place:
     port = _port(f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}")
     where = asked.endpoint or ((hosts[0], port) if hosts else None)
     if where is None and size > 1:
-        raise ValueError(
-            "this SLURM step has no SLURM_STEP_NODELIST; name the head: --rdzv-endpoint HOST:PORT"
-        )
+        raise ValueError("this SLURM step has no SLURM_STEP_NODELIST; name the head: --rdzv-endpoint HOST:PORT")
     return Place(size, node_rank, None, where, hosts[:size], "slurm", is_started_by_us=True)
 
 
@@ -246,9 +237,7 @@ def _under_mpi(asked: Asked, env: Mapping[str, str]) -> Place:
     rank = number(env, "OMPI_COMM_WORLD_RANK", 0)
     where = asked.endpoint
     if where is None and env.get("MASTER_ADDR"):
-        where = Asked(
-            master_addr=env["MASTER_ADDR"], master_port=number(env, "MASTER_PORT", MASTER_PORT)
-        ).endpoint
+        where = Asked(master_addr=env["MASTER_ADDR"], master_port=number(env, "MASTER_PORT", MASTER_PORT)).endpoint
     if where is None and size > 1:
         where = (mpi_head(env), _port(env.get("PMIX_NAMESPACE", "")))
     return Place(size, None, rank, where, (), "mpi", is_started_by_us=True)
@@ -257,9 +246,7 @@ def _under_mpi(asked: Asked, env: Mapping[str, str]) -> Place:
 def _as_operator_says(asked: Asked, env: Mapping[str, str]) -> Asked:
     """In a pod of the older training operator WORLD_SIZE counts pods and RANK numbers them."""
     names = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
-    is_pod = (
-        "KUBERNETES_SERVICE_HOST" in env and "LOCAL_RANK" not in env and all(env.get(name) for name in names)
-    )
+    is_pod = "KUBERNETES_SERVICE_HOST" in env and "LOCAL_RANK" not in env and all(env.get(name) for name in names)
     if not is_pod or asked.nnodes or asked.endpoint:
         return asked
     if not all(env[name].isdecimal() for name in names[1:]):
@@ -276,13 +263,9 @@ def _by_options(asked: Asked, env: Mapping[str, str]) -> Place:
     size = nnodes(asked.nnodes)[1] if asked.nnodes else 1
     where = asked.endpoint if size > 1 else None
     if asked.node_rank is not None and not 0 <= asked.node_rank < size:
-        raise ValueError(
-            f"--node-rank {asked.node_rank} does not exist among {_nodes(size)}: ranks count from 0"
-        )
+        raise ValueError(f"--node-rank {asked.node_rank} does not exist among {_nodes(size)}: ranks count from 0")
     if size > 1 and asked.node_rank is not None and where is None:
-        raise ValueError(
-            "--node-rank needs the head's address: add --rdzv-endpoint HOST:PORT, the same on all hosts"
-        )
+        raise ValueError("--node-rank needs the head's address: add --rdzv-endpoint HOST:PORT, the same on all hosts")
     hosts = tuple(filter(None, env.get(HOSTS_VARIABLE, "").split(",")))
     launcher: Launcher = "kubernetes" if "KUBERNETES_SERVICE_HOST" in env else "plain"
     if hosts:
@@ -314,8 +297,7 @@ def _size(asked: Asked, started: int, launcher: str) -> int:
     least, most = nnodes(asked.nnodes)
     if least > started:
         raise ValueError(
-            f"--nnodes asks for {least}, but {launcher} has {_nodes(started)}: start it on more, or leave"
-            " --nnodes out"
+            f"--nnodes asks for {least}, but {launcher} has {_nodes(started)}: start it on more, or leave --nnodes out"
         )
     return min(most, started)
 

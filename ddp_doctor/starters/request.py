@@ -28,9 +28,7 @@ class RunRequest:
     join_timeout_s: float = 60.0
     progress: Callable[[str], None] = _ignore  # called with what the run does now
     announce: Callable[[str], None] = _ignore  # on the head, called with what to type on the other hosts
-    of_ranks: Callable[[], Sequence[Reading]] = (
-        tuple  # the settings that the launcher's other ranks here report
-    )
+    of_ranks: Callable[[], Sequence[Reading]] = tuple  # the settings that the launcher's other ranks here report
     baseline: tuple[str, Baseline] | None = None  # a file of healthy runs, to hold this one against
     starter: StarterPipe = field(default_factory=StarterPipe)  # where another ddp-doctor started this one
 

@@ -34,9 +34,7 @@ def start_all_nodes(
     """
     if asked.hosts:
         if outer is not None and outer.nnodes * outer.local_size > 1:
-            raise ValueError(
-                f"--hosts starts the nodes itself: type it once, not under {_BY[outer.launcher]}"
-            )
+            raise ValueError(f"--hosts starts the nodes itself: type it once, not under {_BY[outer.launcher]}")
         return _over_ssh(asked, env, arguments)
     if asked.node_rank is not None:
         return asked  # started by hand on each

@@ -129,9 +129,7 @@ class AgentState:
     def _take_piece(self, text: str) -> None:
         found = _PIECE.fullmatch(text)
         left = int(found[1]) if found else _MOST_PIECES
-        if (
-            not self._pieces or left != self._left - 1
-        ):  # the first of a recording, or the one before is incomplete
+        if not self._pieces or left != self._left - 1:  # the first of a recording, or the one before is incomplete
             self._pieces.clear()
         if found is None or left >= _MOST_PIECES:
             return

@@ -27,10 +27,7 @@ _COMMON = "slurm-common.sh"
 
 
 def text(
-    name: str,
-    python: str = sys.executable,
-    single_file: str | None = None,
-    require_gpus: int | None = None,
+    name: str, python: str = sys.executable, single_file: str | None = None, require_gpus: int | None = None
 ) -> str:
     """Template ``name``, calling the interpreter ``python``, an absolute path that is kept as it is.
 

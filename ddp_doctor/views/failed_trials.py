@@ -158,9 +158,7 @@ def _by_node(trial: TrialRecord) -> dict[int, list[RankEvidence]]:
     return grouped((rank.node, rank) for rank in trial.evidence)
 
 
-def _stalls_on(
-    matrix: TopologyMatrix, node: int, trial: TrialRecord, here: Sequence[RankEvidence]
-) -> Iterator[Stall]:
+def _stalls_on(matrix: TopologyMatrix, node: int, trial: TrialRecord, here: Sequence[RankEvidence]) -> Iterator[Stall]:
     check = trial.judged_check
     if check is None or check not in _STEPS:
         return
@@ -190,8 +188,7 @@ def _same_calls(trial: TrialRecord) -> bool:
     calls: dict[int, tuple[object, ...]] = {}
     entries = (entry for rank in trial.evidence for entry in rank.flight)
     return all(
-        calls.setdefault(entry.seq, (entry.op, entry.sizes, entry.dtypes))
-        == (entry.op, entry.sizes, entry.dtypes)
+        calls.setdefault(entry.seq, (entry.op, entry.sizes, entry.dtypes)) == (entry.op, entry.sizes, entry.dtypes)
         for entry in entries
     )
 

@@ -77,8 +77,7 @@ def _losses(place: Place, name: str) -> list[Loss]:
     return [
         loss
         for loss in losses
-        if loss.without.choice.sure
-        and order.index(loss.having.choice.kind) > order.index(loss.without.choice.kind)
+        if loss.without.choice.sure and order.index(loss.having.choice.kind) > order.index(loss.without.choice.kind)
     ]
 
 

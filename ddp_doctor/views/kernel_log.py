@@ -78,8 +78,7 @@ def hits_in_log(recording: Recording, counts: Callable[[NodeView, KernelEvent], 
 def switch_faults(recording: Recording) -> list[Hit]:
     """Fatal errors of NVSwitches of the last day."""
     return hits_in_log(
-        recording,
-        lambda view, event: event.kind == "sxid" and event.detail == "Fatal" and recent(view, event),
+        recording, lambda view, event: event.kind == "sxid" and event.detail == "Fatal" and recent(view, event)
     )
 
 

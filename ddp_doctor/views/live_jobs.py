@@ -20,9 +20,7 @@ class LiveJob:
 
     hosts: tuple[LiveJobFact, ...]
     ranks: tuple[Doing, ...]
-    missing: Mapping[
-        int, str | None
-    ]  # ranks that hosts should have and have not, and which host, where known
+    missing: Mapping[int, str | None]  # ranks that hosts should have and have not, and which host, where known
     is_elsewhere: bool  # whether it has ranks that nobody looked at
 
     @property
@@ -72,9 +70,7 @@ def live_jobs(recording: Recording) -> tuple[LiveJob, ...]:
     return tuple(_whole(hosts, sorted(seen, key=lambda one: one.rank), recording) for hosts, seen in jobs)
 
 
-def _are_one(
-    hosts: Sequence[LiveJobFact], ranks: Sequence[Doing], host: LiveJobFact, others: Sequence[Doing]
-) -> bool:
+def _are_one(hosts: Sequence[LiveJobFact], ranks: Sequence[Doing], host: LiveJobFact, others: Sequence[Doing]) -> bool:
     """Whether they meet at the same point and have no rank in common."""
     is_one_name = hosts[0].job == host.job and not _OF_ONE_HOST.search(host.job)
     return is_one_name and {one.rank for one in ranks}.isdisjoint(one.rank for one in others)
@@ -83,9 +79,7 @@ def _are_one(
 def _whole(hosts: Sequence[LiveJobFact], ranks: Sequence[Doing], recording: Recording) -> LiveJob:
     """With the ranks that should be on hosts that have none of them, and whether there are others."""
     seen = {one.rank for one in ranks}
-    missing: dict[int, str | None] = {
-        rank: host.host for host in hosts for rank in host.missing if rank not in seen
-    }
+    missing: dict[int, str | None] = {rank: host.host for host in hosts for rank in host.missing if rank not in seen}
     world, unseen = recording.world or World(), _unseen(hosts, ranks, missing)
     without = [reading.node for reading in recording.of_check("attach") if reading.status is Status.ABSENT]
     most = max((sum(one.fact.host == host.host for one in ranks) for host in hosts), default=0)

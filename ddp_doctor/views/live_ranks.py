@@ -91,14 +91,10 @@ def _exchanges(rank: LiveRankFact) -> bool:
 def _doing(rank: LiveRankFact) -> Doing:
     if unable := _unable(rank):
         kind, words = unable
-        return Doing(
-            rank, kind, line=_line(rank.looks[-1].frames) if rank.looks else "", moves=False, words=words
-        )
+        return Doing(rank, kind, line=_line(rank.looks[-1].frames) if rank.looks else "", moves=False, words=words)
     frames = _frames(rank)
     if not frames:
-        return Doing(
-            rank, "unknown", moves=None if _used(rank) > _IDLE or _switched(rank) > _FEW_SWITCHES else False
-        )
+        return Doing(rank, "unknown", moves=None if _used(rank) > _IDLE or _switched(rank) > _FEW_SWITCHES else False)
     if call := _collective(rank, frames):
         return Doing(rank, "collective", call, _line(frames), _moves_in_collective(rank, call))
     own = of_the_job(frames)
@@ -200,9 +196,7 @@ def _in_worker(frames: Sequence[str]) -> Sequence[str]:
 
 def _of_script(frames: Sequence[str]) -> Sequence[str]:
     """The frames above the data loader."""
-    place = next(
-        (at for at, frame in enumerate(frames) if "/torch/utils/data/dataloader.py" in frame), len(frames)
-    )
+    place = next((at for at, frame in enumerate(frames) if "/torch/utils/data/dataloader.py" in frame), len(frames))
     return frames[:place]
 
 

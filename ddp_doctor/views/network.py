@@ -11,12 +11,7 @@ from ddp_doctor.facts.node.rdma import RdmaFact
 from ddp_doctor.knowledge.network.interface_choice import Choice, gloo_choice, nccl_choice
 from ddp_doctor.knowledge.network.interface_faults import Offer, is_fine
 from ddp_doctor.knowledge.topology import link_codes
-from ddp_doctor.knowledge.topology.link_codes import (
-    DEFAULT_P2P_LIMIT,
-    NCCL_PATHS,
-    allowed,
-    nvlinks,
-)
+from ddp_doctor.knowledge.topology.link_codes import DEFAULT_P2P_LIMIT, NCCL_PATHS, allowed, nvlinks
 from ddp_doctor.knowledge.topology.nccl_paths import GDR_LEVEL, WITHOUT_GPUDIRECT
 from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.views.transports import (
@@ -114,9 +109,7 @@ def to_network(recording: Recording, place: Place) -> Iterator[ToNetwork]:
     ways = ways_to_nics(recording, place)
     for gpu, own in ways.items():
         others = [ways[other] for other in ways if nvlinks(place.fact.links[gpu].get(other, ""))]
-        yield _taken(
-            [_by_another(place, own[nic], [its[nic] for its in others if nic in its]) for nic in own]
-        )
+        yield _taken([_by_another(place, own[nic], [its[nic] for its in others if nic in its]) for nic in own])
 
 
 def _by_another(place: Place, own: ToNetwork, others: Sequence[ToNetwork]) -> ToNetwork:

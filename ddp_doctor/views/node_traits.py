@@ -48,10 +48,7 @@ VERSIONS: dict[str, tuple[type[Fact], Callable[[Any], str | None]]] = {
     "driver": (Software, lambda fact: fact.driver or fact.driver_problem),
     "GPUs": (GpusFact, _gpus),
     "Python": (Software, lambda fact: f"{fact.python}, {fact.machine}"),
-    "kernel": (
-        Host,
-        lambda fact: fact.kernel and f"{fact.kernel}{', in a container' * fact.in_container}",
-    ),
+    "kernel": (Host, lambda fact: fact.kernel and f"{fact.kernel}{', in a container' * fact.in_container}"),
 }
 _MORE: dict[str, tuple[type[Fact], Callable[[Any], str | None]]] = {
     "RDMA ports": (RdmaFact, _ports),

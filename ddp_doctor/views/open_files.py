@@ -13,9 +13,7 @@ from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.trial import RankEvidence
 
 #: strerror(EMFILE), as Python's exceptions have it; libuv, in torch's, writes it in small letters.
-_WORDS = re.compile(
-    rf"(?:OSError: )?(?:\[Errno {errno.EMFILE}\] )?too many open files[^\n]{{0,200}}", re.IGNORECASE
-)
+_WORDS = re.compile(rf"(?:OSError: )?(?:\[Errno {errno.EMFILE}\] )?too many open files[^\n]{{0,200}}", re.IGNORECASE)
 
 
 def is_low(fact: Host, world_size: int) -> bool:

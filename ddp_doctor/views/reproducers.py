@@ -13,17 +13,13 @@ from ddp_doctor.views.transports import first_trial, log_of, numbers_of_gpus
 EXCHANGED_BYTES = 16 << 20
 
 
-def between(
-    recording: Recording, ends: tuple[int, int], sick: Collection[tuple[int, int]] = ()
-) -> Reproducer:
+def between(recording: Recording, ends: tuple[int, int], sick: Collection[tuple[int, int]] = ()) -> Reproducer:
     """An exchange between two ranks; ``sick`` are the pairs with a fault, lower rank first."""
     low, high = min(ends), max(ends)
     bad = {(low, high), *sick}
     across = is_across(recording, (low, high))
     alike = [
-        rate
-        for pair, rate in _rates(recording).items()
-        if pair not in bad and is_across(recording, pair) == across
+        rate for pair, rate in _rates(recording).items() if pair not in bad and is_across(recording, pair) == across
     ]
     return Reproducer(
         kind="exchange",
@@ -56,9 +52,7 @@ def meeting(recording: Recording, nodes: Sequence[int]) -> Reproducer | None:
     world = recording.world
     if world is None or world.backend != "nccl":
         return None
-    ranks = next(
-        (tuple(ranks_of_node) for ranks_of_node in map(world.ranks_of, nodes) if len(ranks_of_node) > 1), None
-    )
+    ranks = next((tuple(ranks_of_node) for ranks_of_node in map(world.ranks_of, nodes) if len(ranks_of_node) > 1), None)
     return Reproducer(kind="meet", ranks=ranks) if ranks else None
 
 

@@ -47,8 +47,7 @@ def installed(recording: Recording) -> Mapping[int, Installed]:
     software = {node.node: node.fact for node in of_the_job(recording)}
     backends = nccl_backends(recording)
     return {
-        node.node: _installed(software.get(node.node), backends.get(node.node))
-        for node in recording.facts(EnvVars)
+        node.node: _installed(software.get(node.node), backends.get(node.node)) for node in recording.facts(EnvVars)
     }
 
 
@@ -90,6 +89,4 @@ def has_a_refused_value(recording: Recording) -> bool:
     of_node = installed(recording)
     # Most of thousands of nodes are equal.
     alike = {(frozenset(node.fact.variables.items()), of_node[node.node]) for node in judged(recording)}
-    return any(
-        value.stops(backend) for env, releases in alike for value in misread_values(dict(env), releases)
-    )
+    return any(value.stops(backend) for env, releases in alike for value in misread_values(dict(env), releases))

@@ -93,15 +93,9 @@ def causes(recording: Recording) -> list[Cause]:
     """Why nodes fell silent, one entry for each cause."""
     left = {farewell.fact.node for farewell in farewells(recording)}
     blocked = _blocked_before(recording)
-    all_seen = [
-        _as_news(silence, blocked)
-        for silence in recording.facts(SilenceFact)
-        if silence.fact.node not in left
-    ]
+    all_seen = [_as_news(silence, blocked) for silence in recording.facts(SilenceFact) if silence.fact.node not in left]
     counted = [silence for silence in all_seen if _counts(silence.fact)]
-    if counted and all(
-        silence.fact.stopped_s >= SILENT_S for silence in counted
-    ):  # so long that the others gave it up
+    if counted and all(silence.fact.stopped_s >= SILENT_S for silence in counted):  # so long that the others gave it up
         return [Cause("stopped", _silent(counted), _observers(counted), seen=tuple(counted))]
     alone = _lone_observer(recording, counted)
     if alone is not None:
@@ -135,9 +129,7 @@ def _counts(fact: SilenceFact) -> bool:
 def _lone_observer(recording: Recording, silences: Sequence[FactAt[SilenceFact]]) -> Cause | None:
     """The cause where the only observer has lost its own link, or no longer reaches several other nodes."""
     observers = _observers(silences)
-    if len(observers) != 1 or any(
-        silence.fact.answer not in (*_NO_ANSWER, "not_asked") for silence in silences
-    ):
+    if len(observers) != 1 or any(silence.fact.answer not in (*_NO_ANSWER, "not_asked") for silence in silences):
         return None
     silent = _silent(silences)
     if any(links_lost(recording, silence) for silence in silences):

@@ -51,9 +51,7 @@ def folder_without_backends(fact: Software) -> str | None:
 def nodes_without_backends(recording: Recording) -> frozenset[int]:
     """The nodes whose torch finds no backend."""
     return frozenset(
-        software.node
-        for software in of_the_job(recording)
-        if folder_without_backends(software.fact) is not None
+        software.node for software in of_the_job(recording) if folder_without_backends(software.fact) is not None
     )
 
 
@@ -68,16 +66,12 @@ def other_nccl(fact: Software) -> tuple[str, str, str, str | None] | None:
 def with_the_right_nccl(recording: Recording) -> dict[int, Software]:
     """The software of the nodes on which it is no error which NCCL torch would load (DD205)."""
     wrong = {software.node for software in of_the_job(recording) if _is_too_old(software.fact)}
-    return {
-        software.node: software.fact for software in recording.facts(Software) if software.node not in wrong
-    }
+    return {software.node: software.fact for software in recording.facts(Software) if software.node not in wrong}
 
 
 def _is_too_old(fact: Software) -> bool:
     found = other_nccl(fact)
-    return (
-        found is not None and versions.nccl_mismatch(release(found[0]), release(found[1])) is Severity.ERROR
-    )
+    return found is not None and versions.nccl_mismatch(release(found[0]), release(found[1])) is Severity.ERROR
 
 
 def nodes_load_different_nccls(recording: Recording) -> bool:

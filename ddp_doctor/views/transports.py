@@ -51,9 +51,7 @@ class Place:
     seen: FactAt[TopologyFact]
     gpus: Mapping[str, Gpu]
     node: nccl_paths.Node
-    beside: Mapping[str, float | None] = field(
-        default_factory=dict
-    )  # GB/s of the NIC at a GPU; None: not known
+    beside: Mapping[str, float | None] = field(default_factory=dict)  # GB/s of the NIC at a GPU; None: not known
 
     @property
     def fact(self) -> TopologyFact:
@@ -219,9 +217,7 @@ def _beside(ways: Mapping[str, Mapping[str, ToNetwork]]) -> dict[str, float | No
     for gpu, nics in ways.items():
         near = [way for way in nics.values() if link_codes.allowed(way.nccl_path, "PXB")]
         rates = [way.rate_gb_per_s if way.gpudirect else None for way in near]
-        found[gpu] = (
-            max((rate for rate in rates if rate is not None), default=0.0) if None not in rates else None
-        )
+        found[gpu] = max((rate for rate in rates if rate is not None), default=0.0) if None not in rates else None
     return found
 
 
@@ -235,12 +231,8 @@ def _gpus_of_job(recording: Recording, node: FactAt[TopologyFact]) -> int:
 @once_a_recording
 def first_trial(recording: Recording) -> TrialRecord | None:
     """The first trial with transports; further ones may try other settings."""
-    over_nccl = (
-        trial for trial in recording.trials if trial.backend == "nccl" and trial.launcher == "forkserver"
-    )
-    return next(
-        (trial for trial in over_nccl if any(" via " in rank.output_tail for rank in trial.evidence)), None
-    )
+    over_nccl = (trial for trial in recording.trials if trial.backend == "nccl" and trial.launcher == "forkserver")
+    return next((trial for trial in over_nccl if any(" via " in rank.output_tail for rank in trial.evidence)), None)
 
 
 def first_trial_ended(recording: Recording) -> bool:
@@ -290,9 +282,7 @@ def _is_of_the_world(log: NcclTransportFact, ranks: Sequence[int]) -> bool:
     return set(log.comm_sizes) <= {len(ranks)}
 
 
-def numbers_of_gpus(
-    recording: Recording, trial: TrialRecord, log: NcclTransportFact, node: int
-) -> dict[int, int]:
+def numbers_of_gpus(recording: Recording, trial: TrialRecord, log: NcclTransportFact, node: int) -> dict[int, int]:
     """NVML's index of the GPU of each rank of a node: by its UUID, else as the log's brackets have it."""
     printed: dict[int, set[int]] = {}
     for transport in log.transports:

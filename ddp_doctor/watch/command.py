@@ -20,21 +20,11 @@ from typing import NoReturn
 
 from ddp_doctor.ranks import process
 
-_FAULTS = {
-    signal.SIGSEGV,
-    signal.SIGBUS,
-    signal.SIGFPE,
-    signal.SIGILL,
-    signal.SIGABRT,
-    signal.SIGTRAP,
-    signal.SIGSYS,
-}
+_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
 #: The shell's job control: who stops by one of these is to be continued by ``fg``.
 _STOPS = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 #: What the watcher waits for in place of being interrupted, and passes on.
-PASSED_ON = (
-    signal.valid_signals() - _FAULTS - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGPIPE}
-)
+PASSED_ON = signal.valid_signals() - _FAULTS - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGPIPE}
 _WAITED_FOR = PASSED_ON | {signal.SIGCHLD}
 #: The listener is sent a signal of the group microseconds before or after the watcher; a busy machine is slower.
 _LISTENER_PATIENCE_S = 0.2
@@ -66,11 +56,7 @@ def become(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
 def _cannot(argv: Sequence[str], error: OSError) -> CannotStart:
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         found = "/" in argv[0] or shutil.which(argv[0])
-        why = (
-            "the interpreter in its first line was not found"
-            if found and os.path.exists(argv[0])
-            else "not found"
-        )
+        why = "the interpreter in its first line was not found" if found and os.path.exists(argv[0]) else "not found"
         return CannotStart(f"{argv[0]}: {why}", 127)
     return CannotStart(f"{argv[0]}: cannot be executed: {error.strerror}", 126)
 
@@ -85,9 +71,7 @@ class Command:
         self.pid = 0
         self.started_s = 0.0  # monotonic
         self.code: int | None = None  # once it has ended: its exit code, or a signal's number below zero
-        self.told: dict[
-            int, float
-        ] = {}  # signals that it was sent by way of the group or of the watcher; monotonic
+        self.told: dict[int, float] = {}  # signals that it was sent by way of the group or of the watcher; monotonic
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], streams: Mapping[int, int]) -> None:
         """Start it; ``streams``: descriptors in the place of its 1 and 2. Raises CannotStart."""
@@ -101,9 +85,7 @@ class Command:
             self.pid = self._spawn("/bin/sh", ("/bin/sh", script, *argv[1:]), env, streams)
         self.started_s = time.monotonic()
 
-    def _spawn(
-        self, file: str, argv: Sequence[str], env: Mapping[str, str], streams: Mapping[int, int]
-    ) -> int:
+    def _spawn(self, file: str, argv: Sequence[str], env: Mapping[str, str], streams: Mapping[int, int]) -> int:
         return os.posix_spawnp(
             file,
             list(argv),

@@ -53,11 +53,7 @@ class Evidence:
         self.problem = "there is no folder that is this user's alone"
         for base in own_bases(state_folder(self._env)):
             above = base / "watch"
-            if (
-                not private_folder(base)
-                or not private_folder(above)
-                or not (folder := private_folder(above / name))
-            ):
+            if not private_folder(base) or not private_folder(above) or not (folder := private_folder(above / name)):
                 continue
             self.problem = None
             if _free_bytes(folder) < _LEAST_FREE_BYTES:

@@ -192,10 +192,7 @@ def judge_what_runs(
         return WAITS
     if picture and pictures and code == ExitCode.HEALTHY.value:
         still_s = 0.0 if only_if_sure else pictures.stand_for(picture)
-        code, why = (
-            (SLOW if still_s else WAITS),
-            f"no rank has left its collective or its line for {still_s:.0f} s",
-        )
+        code, why = ((SLOW if still_s else WAITS), f"no rank has left its collective or its line for {still_s:.0f} s")
     if code == SLOW or (code == ExitCode.UNSURE.value and not only_if_sure):
         saved_as = save_recording(outcome.recording, state_folder(env))
         say(f"{why}{alone}. {said} (`ddp-doctor replay {saved_as}` has more)")

@@ -34,9 +34,7 @@ class KeptOutput:
         self.pid = os.fork()
         if self.pid == 0:
             with suppress(BaseException):
-                signal.pthread_sigmask(
-                    signal.SIG_BLOCK, signal.valid_signals()
-                )  # the job's last words come after them
+                signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the job's last words come after them
                 if is_ours or os.fork() == 0:
                     for write in self._ends:
                         os.close(write)
@@ -135,9 +133,7 @@ class _Kept:
             self._file = None
         if self._number > 2:
             self._path(self._number - 2).unlink(missing_ok=True)
-        self._file = os.open(
-            self._path(self._number), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
-        )
+        self._file = os.open(self._path(self._number), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._number += 1
         self._room = _FILE_BYTES
 

@@ -166,18 +166,13 @@ class Lookout:
             self._judge(now, pids, why, _JUDGING_S - 2 * _ENDS_ITSELF_S, self._node or None)
         elif self._is_left_to_head():
             return
-        elif (
-            still_s >= self._patience_s + _AGENT_S * self._has_head
-            and now - self._judged_s >= self._patience_s
-        ):
+        elif still_s >= self._patience_s + _AGENT_S * self._has_head and now - self._judged_s >= self._patience_s:
             why = f"a rank has not moved for {still_s:.0f} s"
             self._judge(now, pids, why, self._longest_s, self._node)
         elif self._options.stuck_after_s > still_s >= _EARLY_S:
             self._look_early(now, pids)
 
-    def _judge(
-        self, now: float, pids: Sequence[int], why: str, seconds: float, node: int | None = None
-    ) -> None:
+    def _judge(self, now: float, pids: Sequence[int], why: str, seconds: float, node: int | None = None) -> None:
         self._judged_s, self._judged_pids = now, pids
         only_if_sure = self._has_doubted
         pictures = Pictures(self._pictures, self._options.stuck_after_s, now, self._still_s)
@@ -196,9 +191,7 @@ class Lookout:
         self._early = _EarlyLook(now, now, os.memfd_create("said"))
         why = f"shortly before the job ended, a rank had not moved for over {_EARLY_S:.0f} s; this was seen then"
         self._judging = Judging(
-            lambda: judge_what_runs(pids, os.environ, self._say, why, only_if_sure=True),
-            _JUDGING_S,
-            self._early.said,
+            lambda: judge_what_runs(pids, os.environ, self._say, why, only_if_sure=True), _JUDGING_S, self._early.said
         )
 
     def _is_left_to_head(self) -> bool:
@@ -219,9 +212,7 @@ class Lookout:
         self._has_doubted = self._has_doubted or code in (_UNSURE, SLOW)
         self.is_stuck = code == _STUCK
         if self._cut_short > 1 and not self._has_head:
-            self._say(
-                f"a rank stands still, and {self._longest_s:.0f} s were not enough to look at all ranks"
-            )
+            self._say(f"a rank stands still, and {self._longest_s:.0f} s were not enough to look at all ranks")
         if code == _STUCK and self._options.kill_on_hang and self._killed_s is None:
             pids = process.with_children(self._command.pid, _MOST_PROCESSES) or [self._command.pid]
             self._living = {pid: started for pid in pids if (started := process.started(pid)) is not None}

@@ -106,9 +106,7 @@ def _ranks_below(roots: Iterable[int]) -> tuple[dict[int, int], bool]:
     tree = {pid for root in roots for pid in process.with_children(root, _MOST_PROCESSES) or (root,)}
     with_torch = {pid for pid in tree if "/libtorch" in (proc.read(f"/proc/{pid}/maps") or "")}
     rank_of = {pid: (proc.environment(pid) or {}).get("RANK") for pid in with_torch}
-    ranks = {
-        pid for pid, rank in rank_of.items() if rank is not None and rank_of.get(proc.parent(pid)) != rank
-    }
+    ranks = {pid for pid, rank in rank_of.items() if rank is not None and rank_of.get(proc.parent(pid)) != rank}
     starts = {pid: process.started(pid) for pid in ranks or filter(_has_groups, with_torch)}
     return {pid: started for pid, started in starts.items() if started is not None}, bool(ranks)
 

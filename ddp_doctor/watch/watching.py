@@ -32,9 +32,7 @@ _MOST_ANCESTORS = 64
 _LONGEST_NAME = 60
 
 
-def watch(
-    argv: Sequence[str], env: Mapping[str, str], options: WatchOptions, say: Callable[[str], None]
-) -> int:
+def watch(argv: Sequence[str], env: Mapping[str, str], options: WatchOptions, say: Callable[[str], None]) -> int:
     """Run the command and watch it; its exit code. A signal that ends it ends this process too.
 
     ``say`` prints a sentence on stderr. Where another watcher does the work this process becomes the command.
@@ -90,17 +88,13 @@ def _node(world: OuterWorld | None, env: Mapping[str, str]) -> int | None:
 def _tell(argv: Sequence[str], evidence: Evidence, say: Callable[[str], None], *, of_several: bool) -> None:
     command = _named(argv)
     if os.path.basename(argv[0]) == "srun":
-        say(
-            "the ranks that srun starts are not seen from here when they hang: write `srun ddp-doctor watch -- …`"
-        )
+        say("the ranks that srun starts are not seen from here when they hang: write `srun ddp-doctor watch -- …`")
     if evidence.folder is None:
         say(f"watching {command}; nothing is kept of it: {evidence.problem}")
         return
     each = ", and on other nodes in one of theirs" if of_several else ""
     say(f"watching {command}; if it fails, what it left is in {evidence.folder}{each}")
-    chosen = (
-        f"{name}={value.replace(f'{evidence.folder}/', '')}" for name, value in evidence.variables.items()
-    )
+    chosen = (f"{name}={value.replace(f'{evidence.folder}/', '')}" for name, value in evidence.variables.items())
     if evidence.variables:
         say(f"set, because you set none (files are in that folder): {' '.join(chosen)}")
 
@@ -157,9 +151,7 @@ class _Watcher:
         if command.code == 0 and not self._has_failed_elsewhere(ended_s):
             return
         if killed := self._oom.since_start():
-            self._evidence.note(
-                f"the watcher detected {killed} oom_kill events in the memory cgroup of the job"
-            )
+            self._evidence.note(f"the watcher detected {killed} oom_kill events in the memory cgroup of the job")
         files = self._evidence.files()
         how = f"{self._name} {_ended(command.code or 0)} {_after(ended_s - command.started_s)}"
         if command.code == 0:
@@ -179,9 +171,7 @@ class _Watcher:
         """Whether another task of this node has, after or before the watcher's own ended well."""
         while others := [pid for pid, _ in self._evidence.tasks() if not process.has_ended(pid)]:
             if time.monotonic() - ended_s > _OTHER_TASKS_S:
-                self._say(
-                    f"{self._name} ended well; other tasks of this node run on unwatched: {len(others)}"
-                )
+                self._say(f"{self._name} ended well; other tasks of this node run on unwatched: {len(others)}")
                 return False
             time.sleep(0.05)
         has_failed = self._evidence.has_error_of_other_task()

@@ -32,11 +32,7 @@ class Split(Generic[Who]):
     @property
     def few(self) -> tuple[Who, ...]:
         """Those that are not as most are; none where there are no most."""
-        return (
-            ()
-            if self.usual is None
-            else tuple(sorted(member for _, some in self.groups[1:] for member in some))
-        )
+        return () if self.usual is None else tuple(sorted(member for _, some in self.groups[1:] for member in some))
 
     @property
     def many(self) -> int:
@@ -122,9 +118,7 @@ def made_ranks_fail(draft: Draft, told: Sequence[tuple[TrialRecord, RankEvidence
     """The difference as an error: ranks met, and ``told`` are those that got what does not fit."""
     trial, rank = told[0]
     said = cause(rank.raised.message if rank.raised else "")[:200]
-    seen = Evidence(
-        check=trial.judged_check or trial.checks[0], text=f"rank {rank.rank} got what does not fit: {said}"
-    )
+    seen = Evidence(check=trial.judged_check or trial.checks[0], text=f"rank {rank.rank} got what does not fit: {said}")
     return draft.model_copy(
         update={
             "severity": Severity.ERROR,

@@ -100,16 +100,12 @@ def stuck_evidence(view: NodeView, process: StuckProcess) -> Evidence:
         f"blocked for more than {ago(since_s)}, says the kernel" if since_s else "",
     )
     text = ", ".join(part for part in parts if part) + f"; it did not run in {process.watched_s:g} s"
-    return Evidence(
-        check="kernel", text=text, expected_from="a call into the driver ends, or can be interrupted"
-    )
+    return Evidence(check="kernel", text=text, expected_from="a call into the driver ends, or can be interrupted")
 
 
 def stuck_processes(recording: Recording, nodes: Container[int]) -> tuple[Evidence, ...]:
     """The processes that are stuck inside the driver on these nodes."""
-    found = [
-        (view, process) for view in views(recording) if view.node in nodes for process in view.fact.stuck
-    ]
+    found = [(view, process) for view in views(recording) if view.node in nodes for process in view.fact.stuck]
     return tuple(stuck_evidence(view, process) for view, process in found[:LINES_OF_EVIDENCE])
 
 

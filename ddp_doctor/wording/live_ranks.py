@@ -62,9 +62,7 @@ def gpu_use(ranks: Sequence[Doing]) -> str:
 
 def busy_text(waiting: Sequence[Doing]) -> str:
     """That busy GPUs are no progress, where ranks of NCCL wait whose GPUs are."""
-    busy = [
-        one for one in waiting if one.fact.over_nccl and min(one.fact.gpu_use, default=0) >= GPU_BUSY_PERCENT
-    ]
+    busy = [one for one in waiting if one.fact.over_nccl and min(one.fact.gpu_use, default=0) >= GPU_BUSY_PERCENT]
     if not busy:
         return ""
     ranks = [one.rank for one in busy]

@@ -20,8 +20,7 @@ def complaint_lines(recording: Recording, group: Sequence[RankComplaint]) -> tup
     check = group[0].trial.judged_check or "process_group"
     return tuple(
         Evidence(
-            check=check,
-            text=f"NCCL on {rank_list(ranks)}{f' of {host(recording, node)}' if several else ''}: {text}",
+            check=check, text=f"NCCL on {rank_list(ranks)}{f' of {host(recording, node)}' if several else ''}: {text}"
         )
         for (node, text), ranks in list(alike.items())[:_MOST_LINES]
     )

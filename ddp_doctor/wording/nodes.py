@@ -38,9 +38,7 @@ def node_culprit(recording: Recording, node_rank: int) -> Culprit:
 
 def node_pair(recording: Recording, node_rank: int, peer: int) -> Culprit:
     """The path between two nodes as a culprit."""
-    return Culprit(
-        kind="pair", node=host(recording, node_rank), node_rank=node_rank, peer_node=host(recording, peer)
-    )
+    return Culprit(kind="pair", node=host(recording, node_rank), node_rank=node_rank, peer_node=host(recording, peer))
 
 
 def node_names(recording: Recording, facts: Sequence[FactAt[F]]) -> str:

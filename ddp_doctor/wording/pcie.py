@@ -8,8 +8,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.parse.pci import acs_words
 
 NCCL_ACS = (
-    "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
-    "#pci-access-control-services-acs"
+    "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html#pci-access-control-services-acs"
 )
 CUDA_IOMMU = "https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#iommu-on-linux"
 
@@ -24,9 +23,7 @@ def acs_evidence(fact: PcieFact, bridges: Sequence[str]) -> Evidence:
 
 def iommu_evidence(fact: PcieFact) -> Evidence | None:
     """That the IOMMU translates what the GPUs send, or None."""
-    kinds = sorted(
-        {device.iommu or "" for device in fact.endpoints() if device.kind == "gpu" and translated(device)}
-    )
+    kinds = sorted({device.iommu or "" for device in fact.endpoints() if device.kind == "gpu" and translated(device)})
     if not kinds:
         return None
     options = " ".join(fact.iommu_options) or "no option about it on the kernel's command line"

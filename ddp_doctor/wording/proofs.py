@@ -31,11 +31,7 @@ def in_force(settings: Iterable[Setting]) -> str:
     nodes: dict[str, list[str]] = {}
     known = list(settings)
     for setting in [setting for setting in known if setting.name not in OF_LAUNCHER] or known:
-        what = (
-            f"without {setting.name}"
-            if setting.action == "unset"
-            else shown(setting.name, setting.value or "")
-        )
+        what = f"without {setting.name}" if setting.action == "unset" else shown(setting.name, setting.value or "")
         nodes.setdefault(what, []).extend([setting.node] if setting.node else [])
     return ", ".join(f"{what}{_on(names)}" for what, names in nodes.items())
 
@@ -62,9 +58,7 @@ def outcome(attempts: Sequence[Attempt]) -> str:
     """What the trials of one kind came to; empty where there were none."""
     passed = [attempt for attempt in attempts if attempt.outcome == "passed"]
     if attempts and len(passed) == len(attempts):
-        return _passed(
-            [attempt.bytes_per_s for attempt in passed if attempt.bytes_per_s is not None], len(passed)
-        )
+        return _passed([attempt.bytes_per_s for attempt in passed if attempt.bytes_per_s is not None], len(passed))
     ends = Counter(_end(attempt) for attempt in attempts)
     several = len(attempts) > 1
     endings = [f"{end}{f' ({times} of {len(attempts)})' if several else ''}" for end, times in ends.items()]

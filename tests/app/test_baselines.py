@@ -64,9 +64,7 @@ def test_one_slow_gpu_of_a_healthy_node_is_named_and_all_eight_in_a_line_for_eac
     assert finding.title.startswith("GPU 3 of n is 40 % slower")
     assert all(each.text.endswith("on n, GPU 3") for each in finding.evidence)
     [of_all] = held(baseline, 0.6)
-    assert sum(each.text.endswith("the slowest of 8 such") for each in of_all.evidence) == len(
-        finding.evidence
-    )
+    assert sum(each.text.endswith("the slowest of 8 such") for each in of_all.evidence) == len(finding.evidence)
 
 
 def test_one_run_tells_no_noise_so_what_is_slower_than_it_is_information_and_no_verdict(baseline):
@@ -77,9 +75,7 @@ def test_one_run_tells_no_noise_so_what_is_slower_than_it_is_information_and_no_
     assert (finding.severity, finding.confidence.value) == (Severity.INFO, "possible")
     report = compare(earlier, later).report
     assert (report.verdict, report.exit_code) == (Verdict.UNSURE, 3)
-    assert report.summary.startswith(
-        "Unsure: n is 50 % slower than the run it is compared with, and how much"
-    )
+    assert report.summary.startswith("Unsure: n is 50 % slower than the run it is compared with, and how much")
     assert held(earlier, 0.97) == ()
     assert compare(earlier, later).report.exit_code == 0
 
@@ -113,9 +109,7 @@ def test_what_only_one_of_two_runs_tells_is_no_difference(baseline):
     del node["traits"]["torch"]
     written = json.loads(Path(baseline).read_text())
     older = Path(baseline).with_name("older")
-    older.write_text(
-        json.dumps({key: written[key] for key in written if key not in ("traits", "settings_known")})
-    )
+    older.write_text(json.dumps({key: written[key] for key in written if key not in ("traits", "settings_known")}))
 
     assert held(str(older), 1.0, nodes=[node]) == ()
     assert held(baseline, 1.0, nodes=[node], checks=checks) == ()
@@ -158,10 +152,7 @@ def test_numbers_of_nccl_tests_are_compared_and_what_cannot_be_is_said(tmp_path)
     inspected.write_text(logs([str(tmp_path / "inspector.out")]).report.as_json())
 
     as_fast, slower = compare(fast, nccl_tests(tmp_path, "same", 163.5)), compare(fast, slow)
-    others, in_job = (
-        compare(fast, nccl_tests(tmp_path, "a100", 164.5, "NVIDIA A100")),
-        compare(fast, str(inspected)),
-    )
+    others, in_job = (compare(fast, nccl_tests(tmp_path, "a100", 164.5, "NVIDIA A100")), compare(fast, str(inspected)))
 
     assert (as_fast.report.exit_code, as_fast.report.findings) == (0, ())
     assert slower.report.exit_code == 3
@@ -197,9 +188,7 @@ def test_numbers_of_nccl_tests_are_held_against_a_run_over_nccl_and_not_over_glo
     over_nccl, over_gloo = (compare(measured, str(tmp_path / name)).report for name in ("nccl", "gloo"))
 
     assert over_nccl.summary.startswith("Unsure: n is 40 % slower")
-    assert over_gloo.summary.startswith(
-        f"Unsure: {tmp_path}/gloo cannot be compared: {measured} is of other hardware"
-    )
+    assert over_gloo.summary.startswith(f"Unsure: {tmp_path}/gloo cannot be compared: {measured} is of other hardware")
 
 
 def test_stdin_twice_is_refused_with_what_to_do():
@@ -246,9 +235,7 @@ def test_a_baseline_of_other_hardware_is_refused_and_what_differs_is_said_all_th
     assert (finding.code, finding.title) == ("DD831", f"Not as in {baseline}: driver and GPUs")
     [of_run] = [
         reading
-        for reading in with_baseline(
-            judged("p2p/one-slow-pair"), baseline, load_baseline(baseline)
-        ).recording.readings
+        for reading in with_baseline(judged("p2p/one-slow-pair"), baseline, load_baseline(baseline)).recording.readings
         if reading.check == "baseline" and reading.misused
     ]
     assert "ranks of a node" in (of_run.reason or "")
@@ -277,9 +264,7 @@ def test_a_poisoned_baseline_is_refused_with_a_sentence(baseline, poison, senten
         load_baseline(baseline)
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"), [("", "it is empty"), ("{}", "no baseline"), (None, "is a report")]
-)
+@pytest.mark.parametrize(("text", "sentence"), [("", "it is empty"), ("{}", "no baseline"), (None, "is a report")])
 def test_a_foreign_file_is_no_baseline(tmp_path, text, sentence):
     (tmp_path / "x").write_text(json.dumps(made("n", 1)) if text is None else text)
 

@@ -87,9 +87,7 @@ def test_the_few_that_differ_and_the_slow_one_are_named(tmp_path):
 
     found = fleet(tmp_path, *alike, *odd, made("slow", 1, speed=0.7))
 
-    assert {
-        (each.name, value.value, value.nodes) for each in found.differences for value in each.values[1:]
-    } == {
+    assert {(each.name, value.value, value.nodes) for each in found.differences for value in each.values[1:]} == {
         ("driver", "550.1", ("old",)),
         ("NCCL_ALGO", "Tree", ("tree",)),
     }
@@ -112,9 +110,7 @@ def test_every_file_that_does_not_count_is_said_once_and_nothing_else_is_lost(tm
         "wrong.json": json.dumps(good | {"nodes": 7}),
         "label.json": json.dumps(good | {"run_id": "l", "measurements": [poisoned]}),
         "env.json": json.dumps(good | {"run_id": "e", "settings": []}),
-        "future.json": json.dumps(
-            made("late", 1, "sick") | {"run_id": "f", "started_at": tomorrow.isoformat()}
-        ),
+        "future.json": json.dumps(made("late", 1, "sick") | {"run_id": "f", "started_at": tomorrow.isoformat()}),
         "no report.txt": "skipped",
     }
     for name, text in files.items():
@@ -153,12 +149,7 @@ def test_what_came_and_went_is_told_from_the_newest_fleet_report_among_the_files
     found = fleet(tmp_path, made("sick", 2), made("well", 2, "sick"), made("new", 2)).since
 
     assert found is not None
-    assert (found.came, found.gone, found.fell_sick, found.recovered) == (
-        ("new",),
-        ("gone",),
-        ("well",),
-        ("sick",),
-    )
+    assert (found.came, found.gone, found.fell_sick, found.recovered) == (("new",), ("gone",), ("well",), ("sick",))
 
 
 @pytest.mark.parametrize("text", [None, "[]", "{"])
@@ -190,8 +181,5 @@ def test_a_fleet_is_written_whole_and_its_exit_code_is_the_verdict(capsys, tmp_p
 
     assert (code, capsys.readouterr().out.splitlines()[-1].split(" (")[0]) == (1, "Sick: 1 of 1 node, a.")
     assert read(str(tmp_path)).since is not None
-    assert (
-        'ddp_doctor_fleet_nodes{command="fleet",verdict="sick"} 1.0\n'
-        in (tmp_path / "fleet.prom").read_text()
-    )
+    assert 'ddp_doctor_fleet_nodes{command="fleet",verdict="sick"} 1.0\n' in (tmp_path / "fleet.prom").read_text()
     assert "<h2>Nodes beside each other</h2>" in (tmp_path / "fleet.html").read_text()

@@ -63,9 +63,7 @@ def test_no_name_of_a_site_is_left_and_what_everybody_has_stays():
 
 def test_what_names_have_in_common_stays():
     hosts, paths, uuids, addresses, _ = redacted_lines()
-    assert hosts.startswith(
-        "host1 host2.domain1 host1: 10.0.0.12/24 10.0.0.200:29500 10.0.8.1<0> 20.0.0.9"
-    ), hosts
+    assert hosts.startswith("host1 host2.domain1 host1: 10.0.0.12/24 10.0.0.200:29500 10.0.8.1<0> 20.0.0.9"), hosts
     assert paths == (
         "/home/user1/dir1/file1.py:12 /home/user1/dir1/dir2/file2.pt file1.py /dir3/dir4/dir1 user2@host1"
         " /usr/lib/libc.so.6"
@@ -85,12 +83,8 @@ def ipv4_mapped(line: str) -> str:
 
 def test_the_hosts_of_a_slurm_list_are_those_of_the_world():
     variables = {"SLURM_JOB_NODELIST": "gpu[017-019]", "SLURM_JOB_USER": "carol"}
-    reading = Reading(
-        check="env_vars", status=Status.COLLECTED, fact={"kind": EnvVars.KIND, "variables": variables}
-    )
-    [_, made] = app.redacted(
-        recording().model_copy(update={"readings": (*recording().readings, reading)})
-    ).readings
+    reading = Reading(check="env_vars", status=Status.COLLECTED, fact={"kind": EnvVars.KIND, "variables": variables})
+    [_, made] = app.redacted(recording().model_copy(update={"readings": (*recording().readings, reading)})).readings
     assert made.fact is not None
     assert made.fact["variables"] == {"SLURM_JOB_NODELIST": "host1,host2,host3", "SLURM_JOB_USER": "user3"}
 

@@ -34,9 +34,7 @@ def _ask(answer: GpusFact | Exception) -> None:
 
 
 def test_nccl_without_a_gpu_is_refused_also_where_no_check_of_the_plan_looks_at_gpus():
-    with pytest.raises(
-        UsageError, match=r"--backend nccl .*need GPUs: no driver; leave it out, or test gloo"
-    ):
+    with pytest.raises(UsageError, match=r"--backend nccl .*need GPUs: no driver; leave it out, or test gloo"):
         _ask(Absent("no driver"))
 
 
@@ -45,9 +43,7 @@ def test_nccl_is_not_refused_where_a_gpu_is_there_or_could_not_be_looked_at():
     _ask(Failed("NVML gave no answer"))
 
 
-def test_ranks_of_one_node_without_torch_are_refused_with_the_command_that_installs_it(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_ranks_of_one_node_without_torch_are_refused_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch):
     request = RunRequest(Options(), {})
     _require_torch(request)
 

@@ -107,9 +107,7 @@ def test_a_process_that_has_nothing_to_look_at_is_refused_in_a_sentence():
     with pytest.raises(UsageError, match="no process of SLURM job 999999999 on this host"):
         attach.attach(slurm_job="999999999")
     with subprocess.Popen(["sleep", "60"]) as other:
-        with pytest.raises(
-            UsageError, match=r"\(sleep\) has no torch loaded, nor has any process that it started"
-        ):
+        with pytest.raises(UsageError, match=r"\(sleep\) has no torch loaded, nor has any process that it started"):
             attach.attach([other.pid])
         other.kill()
 
@@ -145,8 +143,7 @@ def test_why_a_stack_was_refused_and_what_grants_it(
 
 
 @pytest.mark.parametrize(
-    ("asked", "is_it"),
-    [("4711", True), ("4711.0", True), ("4711.1", False), ("4712", False), ("4712.0", False)],
+    ("asked", "is_it"), [("4711", True), ("4711.0", True), ("4711.1", False), ("4712", False), ("4712.0", False)]
 )
 def test_a_job_of_slurm_is_named_by_its_number_and_a_step_of_it_by_both(asked: str, is_it: bool):
     rank = Candidate(0, 1, 1, {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0"}, {}, ["train"])

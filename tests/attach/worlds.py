@@ -70,11 +70,7 @@ def job(way: str, folder: Path) -> None:
         if os.fork() == 0:
             file = folder / f"{way}.store"
             dist.init_process_group(
-                "gloo",
-                init_method=f"file://{file}",
-                rank=rank,
-                world_size=RANKS,
-                timeout=timedelta(minutes=10),
+                "gloo", init_method=f"file://{file}", rank=rank, world_size=RANKS, timeout=timedelta(minutes=10)
             )
             (folder / f"{way}.{rank}").touch()
             train(way, rank)

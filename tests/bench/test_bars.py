@@ -55,10 +55,7 @@ def _interleaved(runs: int, *actions: Callable[[], float]) -> list[list[float]]:
 
 def _tell(what: str, values: Sequence[float]) -> float:
     median = statistics.median(values)
-    print(
-        f"\n  {what}: median {median:.3f} s ({min(values):.3f} to {max(values):.3f}, {len(values)} runs)",
-        end="",
-    )
+    print(f"\n  {what}: median {median:.3f} s ({min(values):.3f} to {max(values):.3f}, {len(values)} runs)", end="")
     return median
 
 
@@ -71,9 +68,7 @@ def _doctor(*args: str, code: int = 0) -> Callable[[], float]:
 
 
 def test_a_run_costs_little_more_than_a_torchrun_hello_world():
-    hello, quick, standard = _interleaved(
-        5, _hello(2), _doctor("--level", "quick"), _doctor("--level", "standard")
-    )
+    hello, quick, standard = _interleaved(5, _hello(2), _doctor("--level", "quick"), _doctor("--level", "standard"))
     base = _tell("torchrun hello-world, 2 ranks", hello)
     quick_ratio = _tell("run --level quick", quick) / base
     standard_ratio = _tell("run --level standard", standard) / base
@@ -174,9 +169,7 @@ def test_proving_one_finding_of_two_nodes_costs_little(plant, endpoint, kind):
 
     with Lab(nodes=2, second_nic=True) as lab:
         faults.plant(lab, plant)
-        with_proof, without = _interleaved(
-            5, lambda: of_two_hosts(lab), lambda: of_two_hosts(lab, "--no-prove")
-        )
+        with_proof, without = _interleaved(5, lambda: of_two_hosts(lab), lambda: of_two_hosts(lab, "--no-prove"))
     added = [one - other for one, other in zip(with_proof, without, strict=True)]
 
     assert _tell(f"time that proving one finding of two nodes adds, {kind} (bar 3 s)", added) <= 3.0

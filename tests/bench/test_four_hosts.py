@@ -28,9 +28,7 @@ def test_ten_healthy_runs_find_nothing_and_are_not_slower_than_a_hello_world():
         rounds = [(_seconds(lab, _doctor), _findings(lab), _seconds(lab, _torchrun)) for _ in range(RUNS)]
     doctor, found, hello = zip(*rounds, strict=True)
     ratio = statistics.median(doctor) / statistics.median(hello)
-    print(
-        f"\n  run --level quick, 4 hosts: {_spread(doctor)}\n  torchrun hello-world, 4 hosts: {_spread(hello)}"
-    )
+    print(f"\n  run --level quick, 4 hosts: {_spread(doctor)}\n  torchrun hello-world, 4 hosts: {_spread(hello)}")
     print(f"  ratio: {ratio:.2f} (bar 1.0); findings above info in {RUNS} runs: {sum(map(len, found))}")
 
     assert list(chain.from_iterable(found)) == []

@@ -13,9 +13,7 @@ from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Recording, World
 
 
-def record(
-    check: Check, facts: Sequence[Fact], ranks: Sequence[int] | None = None, backend: str = "gloo"
-) -> Recording:
+def record(check: Check, facts: Sequence[Fact], ranks: Sequence[int] | None = None, backend: str = "gloo") -> Recording:
     """A recording of one node per rank, as the agent would write it, read back from its JSON."""
     readings = tuple(
         Reading(check=check.id, status=Status.COLLECTED, node=rank, rank=rank, fact=fact.recorded())
@@ -42,9 +40,7 @@ def blamed(finding: Finding) -> list[int | None]:
 
 def planted(*rows: Any) -> Any:
     """Parametrise by a defect's name, what the ranks run, and the one finding of it: code, ranks to blame, words."""
-    cases = [
-        pytest.param(scenario, code, ranks, words, id=name) for name, scenario, code, ranks, *words in rows
-    ]
+    cases = [pytest.param(scenario, code, ranks, words, id=name) for name, scenario, code, ranks, *words in rows]
     return pytest.mark.parametrize(("scenario", "code", "ranks_blamed", "words"), cases)
 
 

@@ -14,9 +14,7 @@ class SysfsTree:
         self.root = root
         (root / "sys/bus/pci/devices").mkdir(parents=True)
 
-    def plug(
-        self, path: str, numa: int, *, kind: str = GPU, vendor: str = NVIDIA, names: tuple[str, ...] = ()
-    ) -> None:
+    def plug(self, path: str, numa: int, *, kind: str = GPU, vendor: str = NVIDIA, names: tuple[str, ...] = ()) -> None:
         """A device by its way from the host bridge; ``names`` are its links, as "infiniband/mlx5_0"."""
         device = self.root / "sys/devices" / path
         device.mkdir(parents=True)

@@ -20,13 +20,7 @@ from tests.recorded import judged
 
 
 def off(dtype: str = "int64", blamed: tuple[int, ...] = (2,), **more: Any) -> Wrong:
-    fields: dict[str, Any] = {
-        "op": "sum",
-        "elements": ELEMENTS,
-        "expected": 15.0,
-        "got": 19.0,
-        "alike": True,
-    } | more
+    fields: dict[str, Any] = {"op": "sum", "elements": ELEMENTS, "expected": 15.0, "got": 19.0, "alike": True} | more
     return Wrong(dtype=dtype, blamed=blamed, **fields)
 
 
@@ -112,9 +106,7 @@ def test_only_a_tensor_that_is_off_throughout_blames_by_original_number():
 
 
 def test_the_size_at_which_the_sweep_ended_early_is_measured():
-    names = {
-        one.name: one for one in allreduce.measurements(recording(*[seen(stopped_at_bytes=1 << 20)] * 4))
-    }
+    names = {one.name: one for one in allreduce.measurements(recording(*[seen(stopped_at_bytes=1 << 20)] * 4))}
     untested = names["allreduce_untested_from"]
     assert (untested.value, untested.unit, untested.labels) == (1 << 20, "B", {"ranks": 4})
     assert not list(allreduce.measurements(recording(seen())))
@@ -137,9 +129,7 @@ def test_busbw_is_that_of_nccl_tests(ranks: int, busbw: float):
 def test_a_sweep_that_time_cut_short_names_the_budget_that_does(monkeypatch, level, mb_per_s, reaches):
     first = swept(monkeypatch, level, mb_per_s, 60.0)
     short = seen(stopped_at_bytes=first.stopped_at, short_of=first.short_of, needs=first.needs)
-    (untested,) = allreduce.measurements(
-        recording(*[short] * 4).model_copy(update={"options": Options(level=level)})
-    )
+    (untested,) = allreduce.measurements(recording(*[short] * 4).model_copy(update={"options": Options(level=level)}))
     told = untested.labels
 
     assert (told["short_of"], "budget_s" in told, "reaches_bytes" in told) == (
@@ -176,9 +166,4 @@ def swept(monkeypatch: pytest.MonkeyPatch, level: Level, mb_per_s: float, budget
 def test_a_sweep_that_memory_cut_short_says_how_much_all_sizes_need():
     short = seen(stopped_at_bytes=1 << 26, short_of="memory", needs=(8.0 * 2**28, 8.0 * 2**30))
     (untested,) = allreduce.measurements(recording(*[short] * 4))
-    assert untested.labels == {
-        "ranks": 4,
-        "short_of": "memory",
-        "needs_bytes": 8.0 * 2**30,
-        "needs_on": "a host",
-    }
+    assert untested.labels == {"ranks": 4, "short_of": "memory", "needs_bytes": 8.0 * 2**30, "needs_on": "a host"}

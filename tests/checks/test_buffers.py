@@ -178,9 +178,7 @@ def synchronises_statistics_alone(ctx):
     """A SyncBatchNorm whose running statistics are right, and whose outputs are the rank's own."""
     module = synchronised_model(ctx)
     module.norm.register_forward_hook(
-        lambda _norm, given, _made: (
-            (given[0] - given[0].mean(0)) / (given[0].var(0, unbiased=False) + 1e-5).sqrt()
-        )
+        lambda _norm, given, _made: (given[0] - given[0].mean(0)) / (given[0].var(0, unbiased=False) + 1e-5).sqrt()
     )
     return module
 
@@ -317,10 +315,7 @@ def on_the_others(what: str, how: str) -> str:
     ),
     ("rank 1 with its own buffer", (stamps_again_in_forward, 1), "DD711", [1], "(node1)", "float_stamp"),
     ("rank 3 with its own buffer", (stamps_again_in_forward, 3), "DD711", [3], "(node3)", "float_stamp"),
-    (
-        *("statistics that stray in the second forward", (statistics_alone_stray,), "DD711", [1]),
-        "norm.running_var",
-    ),
+    (*("statistics that stray in the second forward", (statistics_alone_stray,), "DD711", [1]), "norm.running_var"),
     (
         *("parameters that are never broadcast", (never_starts_equal,), "DD712", []),
         on_the_others("parameters", "are not rank 0's"),

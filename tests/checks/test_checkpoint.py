@@ -246,7 +246,7 @@ def test_shards_load_at_another_world_size(ranks, on):
 def test_shards_load_in_a_group_of_one_rank_less(ranks):
     parts = [fact.sharded.resharded for fact in ranks.facts(healthy)]
     assert [(one.world_size, one.first, one.elements) for one in parts[:3]] == [
-        *((3, 0, 342), (3, 342, 342), (3, 684, 340)),
+        *((3, 0, 342), (3, 342, 342), (3, 684, 340))
     ]
     assert parts[3] is None
 
@@ -286,9 +286,7 @@ from ddp_doctor.checks.ddp.data_sharding.measure import sources
 print(sharded.reason_against(SimpleNamespace(world_size=2)))
 print([name for name, _ in sources("cpu")])
 """
-    ended = subprocess.run(
-        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60
-    )
+    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)
     assert ended.stdout.splitlines() == [
         "torch.distributed.checkpoint needs numpy, which these ranks lack",
         "['torch', 'random']",

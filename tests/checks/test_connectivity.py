@@ -113,9 +113,7 @@ def test_several_nodes_that_measure_each_other_at_once_find_nothing(listeners):
 
     def run(node: int) -> None:
         others = [other for other in range(3) if other != node]
-        peers = tuple(
-            Peer(other, f"node{other}", listeners[other].port, "127.0.0.1", "127.0.0.1") for other in others
-        )
+        peers = tuple(Peer(other, f"node{other}", listeners[other].port, "127.0.0.1", "127.0.0.1") for other in others)
         rows[node] = look(peers, node=node)
 
     threads = [threading.Thread(target=run, args=(node,)) for node in range(3)]
@@ -263,9 +261,7 @@ def test_a_host_that_cannot_dial_at_all_has_not_looked():
         context_of(oserror(errno.EMFILE), oserror(errno.EMFILE))
 
 
-@pytest.mark.parametrize(
-    ("largest", "passed", "lost"), [(1460, 1440, 4000), (1400, 1300, 1440), (8948, 8000, 131072)]
-)
+@pytest.mark.parametrize(("largest", "passed", "lost"), [(1460, 1440, 4000), (1400, 1300, 1440), (8948, 8000, 131072)])
 def test_a_black_hole_is_measured_by_what_still_passes(largest, passed, lost):
     (peer, well) = seen_of(Wire(largest=largest), Wire())
 
@@ -419,9 +415,7 @@ def only(recording: Recording) -> Finding:
 def named(finding: Finding) -> set[int | tuple[str, str]]:
     """Node ranks of nodes, host names of pairs."""
     return {
-        one.node_rank
-        if one.kind == "node" and one.node_rank is not None
-        else (str(one.node), str(one.peer_node))
+        one.node_rank if one.kind == "node" and one.node_rank is not None else (str(one.node), str(one.peer_node))
         for one in finding.culprits
     }
 
@@ -696,10 +690,7 @@ def test_a_slow_node_is_told_by_how_much():
     finding = only(matrix(4, lambda a, b: THIN if 2 in (a, b) else None))
 
     assert finding.severity is Severity.ERROR
-    assert (
-        finding.title
-        == "The network of node2 is 92 times slower than that of its peers: 12 MB/s against 1100 MB/s"
-    )
+    assert finding.title == "The network of node2 is 92 times slower than that of its peers: 12 MB/s against 1100 MB/s"
 
 
 def test_a_node_that_only_sends_slowly_is_named_by_that_side():
@@ -760,10 +751,7 @@ def test_samples_that_jump_on_busy_hosts_are_no_finding():
 
 
 def test_very_fast_paths_are_not_compared():
-    assert (
-        found(matrix(4, lambda a, b: {"throughput_bytes_per_s": (3e9 if 2 not in (a, b) else 3e8,) * 3}))
-        == []
-    )
+    assert found(matrix(4, lambda a, b: {"throughput_bytes_per_s": (3e9 if 2 not in (a, b) else 3e8,) * 3})) == []
 
 
 def rdma(node: int, devices: tuple[str, ...] = ("mlx5_0",), unused_by: str | None = None) -> Reading:

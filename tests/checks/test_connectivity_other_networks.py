@@ -37,18 +37,12 @@ def test_a_peer_is_looked_at_over_its_other_address_with_both_interfaces_names()
 
     (other,) = fact.peers[0].others
     assert (other.network, other.interface, other.peer_interface) == ("10.1.0.0/24", "eth1", "ens5")
-    assert (other.outcome, other.round_trips, other.round_trip_min_s) == (
-        "ok",
-        path_quality.OTHER_ROUND_TRIPS,
-        0.002,
-    )
+    assert (other.outcome, other.round_trips, other.round_trip_min_s) == ("ok", path_quality.OTHER_ROUND_TRIPS, 0.002)
     assert other.rate == pytest.approx(2e8)
     assert other.retransmits == 0
 
 
-@pytest.mark.parametrize(
-    ("number", "outcome"), [(errno.ETIMEDOUT, "timed_out"), (errno.ECONNREFUSED, "refused")]
-)
+@pytest.mark.parametrize(("number", "outcome"), [(errno.ETIMEDOUT, "timed_out"), (errno.ECONNREFUSED, "refused")])
 def test_a_dead_other_address_changes_nothing_about_the_one_in_use(number, outcome):
     context, fact = look({"10.0.0.1": Wire(), "10.1.0.1": oserror(number)}, ETH1)
 
@@ -74,9 +68,7 @@ def test_a_peer_that_is_slower_than_its_other_address_is_measured_again():
 
 def test_every_line_is_closed():
     context, _ = look({"10.0.0.1": Wire(), "10.1.0.1": Wire(busy=True)}, ETH1)
-    assert all(
-        line.closed for wire in context.wires.values() if isinstance(wire, Wire) for line in wire.lines
-    )
+    assert all(line.closed for wire in context.wires.values() if isinstance(wire, Wire) for line in wire.lines)
 
 
 @pytest.mark.serial
@@ -84,9 +76,7 @@ def test_real_lines_answer_at_two_addresses_and_a_dead_one_costs_no_seconds():
     listener = Listener()
     listener.admit(TOKEN)
     dead = replace_way(ETH1, network="192.0.2.0/24", address="127.0.0.3")
-    peers = (
-        Peer(1, "node1", listener.port, "127.0.0.1", "", (replace_way(ETH1, address="127.0.0.2"), dead)),
-    )
+    peers = (Peer(1, "node1", listener.port, "127.0.0.1", "", (replace_way(ETH1, address="127.0.0.2"), dead)),)
     started = time.monotonic()
     try:
         fact = probe(Deaf(peers=peers, deadline=time.monotonic() + 12))
@@ -154,8 +144,7 @@ def settings(finding: Finding) -> list[tuple[str, str | None, str | None]]:
 
 @pytest.mark.parametrize("nodes", [2, 4])
 @pytest.mark.parametrize(
-    ("rate", "severity"),
-    [(12e6, Severity.ERROR), (200e6, Severity.ERROR), (290e6, Severity.WARNING), (400e6, None)],
+    ("rate", "severity"), [(12e6, Severity.ERROR), (200e6, Severity.ERROR), (290e6, Severity.WARNING), (400e6, None)]
 )
 def test_a_slower_network_in_use_is_told_by_how_much_it_is_slower(nodes, rate, severity):
     told = found(two_networks(nodes, lambda a, b: slow(rate)))
@@ -224,9 +213,7 @@ def test_interfaces_of_different_names_are_a_setting_for_each_node_and_with_nccl
         ("GLOO_SOCKET_IFNAME", "ens5", "node0"),
         ("GLOO_SOCKET_IFNAME", "eth1", "node1"),
     ]
-    assert settings(only(two_networks(2, change, backend="nccl"))) == [
-        ("NCCL_SOCKET_IFNAME", "=ens5,eth1", None)
-    ]
+    assert settings(only(two_networks(2, change, backend="nccl"))) == [("NCCL_SOCKET_IFNAME", "=ens5,eth1", None)]
 
 
 BLOCKED = {"outcome": "timed_out", "connect_s": None, "round_trips": 0, "throughput_bytes_per_s": ()}
@@ -245,9 +232,7 @@ LOSSY = {"retransmits": 6}
         ("DD536", LOSSY, "all_reduce"),
     ],
 )
-def test_what_is_wrong_with_the_network_in_use_is_one_finding_with_the_other_one_as_remedy(
-    nodes, code, fault, kind
-):
+def test_what_is_wrong_with_the_network_in_use_is_one_finding_with_the_other_one_as_remedy(nodes, code, fault, kind):
     finding = only(two_networks(nodes, lambda a, b: fault if 1 in (a, b) else None))
 
     assert re.fullmatch(code, finding.code)
@@ -345,6 +330,4 @@ def test_where_host_names_lead_to_the_dead_network_torchrun_is_told_each_nodes_a
         ("PET_LOCAL_ADDR", "10.78.0.1", "node0"),
         ("PET_LOCAL_ADDR", "10.78.0.2", "node1"),
     ]
-    assert settings(only(load("connectivity/slower-network-is-used"))) == [
-        ("GLOO_SOCKET_IFNAME", "eth1", None)
-    ]
+    assert settings(only(load("connectivity/slower-network-is-used"))) == [("GLOO_SOCKET_IFNAME", "eth1", None)]

@@ -42,25 +42,12 @@ CPU_SOFTWARE = Software(python="3.11.7", machine="x86_64", torch_version="2.13.0
 
 
 def _recording(
-    nodes: int,
-    *facts: tuple[int, Fact],
-    backend: str = "nccl",
-    nproc: Any = (),
-    absent: Any = (),
-    **options: Any,
+    nodes: int, *facts: tuple[int, Fact], backend: str = "nccl", nproc: Any = (), absent: Any = (), **options: Any
 ) -> Recording:
     counts = tuple(nproc) or (2,) * nodes
     hosts = tuple(Node(node_rank=at, hostname=f"node{at}", nproc=counts[at]) for at in range(nodes))
-    world = World(
-        nnodes=nodes, nproc_per_node=counts[0], world_size=sum(counts), backend=backend, nodes=hosts
-    )
-    checks = {
-        Software: "software",
-        EnvVars: "env_vars",
-        GpusFact: "gpus",
-        Host: "host",
-        ConsistencyFact: "consistency",
-    }
+    world = World(nnodes=nodes, nproc_per_node=counts[0], world_size=sum(counts), backend=backend, nodes=hosts)
+    checks = {Software: "software", EnvVars: "env_vars", GpusFact: "gpus", Host: "host", ConsistencyFact: "consistency"}
     met = {node for node, fact in facts if isinstance(fact, ConsistencyFact)}
     plain = [(node, ConsistencyFact(tool_version="0.1.0")) for node in range(nodes) if node not in met]
     readings = [
@@ -113,9 +100,7 @@ def test_nodes_are_split_into_few_and_many(values):
 
 
 def test_values_of_which_none_is_usual_are_a_few_groups_in_words():
-    recording = _recording(
-        5, *((at, SOFTWARE.model_copy(update={"python": f"3.{9 + at}.1"})) for at in range(5))
-    )
+    recording = _recording(5, *((at, SOFTWARE.model_copy(update={"python": f"3.{9 + at}.1"})) for at in range(5)))
 
     assert _only(recording).title.endswith("; and 1 more")
 
@@ -123,9 +108,7 @@ def test_values_of_which_none_is_usual_are_a_few_groups_in_words():
 # --- versions ------------------------------------------------------------------------------------
 
 
-def _software(
-    nodes: int, odd: dict[int, dict[str, Any]], base: Software = SOFTWARE
-) -> list[tuple[int, Fact]]:
+def _software(nodes: int, odd: dict[int, dict[str, Any]], base: Software = SOFTWARE) -> list[tuple[int, Fact]]:
     return [(at, base.model_copy(update=odd.get(at, {}))) for at in range(nodes)]
 
 
@@ -147,9 +130,7 @@ def test_of_two_nodes_neither_is_the_odd_one():
     found = _only(_recording(2, *_software(2, {1: {"torch_version": "2.8.0+cu128"}})))
 
     assert (found.severity, found.culprits) == (Severity.WARNING, ())
-    assert found.title == (
-        "The nodes run different versions of torch: 2.9.1+cu128 on node0; 2.8.0+cu128 on node1"
-    )
+    assert found.title == ("The nodes run different versions of torch: 2.9.1+cu128 on node0; 2.8.0+cu128 on node1")
 
 
 def test_of_two_halves_neither_is_the_odd_one():
@@ -186,9 +167,7 @@ def test_how_much_a_version_matters(change: dict[str, Any], severity: Severity |
     assert [one.severity for one in found] == ([severity] if severity else [])
 
 
-@pytest.mark.parametrize(
-    "change", [{"nccl_loaded": "2.27.3"}, {"driver": "550.54.15"}, {"torch_cuda": "12.6"}]
-)
+@pytest.mark.parametrize("change", [{"nccl_loaded": "2.27.3"}, {"driver": "550.54.15"}, {"torch_cuda": "12.6"}])
 def test_what_gloo_does_not_use_is_information(change: dict[str, Any]):
     found = _only(_recording(3, *_software(3, {1: change}), backend="gloo"))
 
@@ -434,9 +413,7 @@ def test_with_gloo_asked_for_gpus_do_not_matter():
 
 
 def _clocks(*offsets: float | None) -> list[Finding]:
-    facts = [
-        (at, ConsistencyFact(tool_version="0.1.0", clock_offset_s=one)) for at, one in enumerate(offsets)
-    ]
+    facts = [(at, ConsistencyFact(tool_version="0.1.0", clock_offset_s=one)) for at, one in enumerate(offsets)]
     return _findings(_recording(len(offsets), *facts))
 
 

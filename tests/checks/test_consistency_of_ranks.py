@@ -37,8 +37,7 @@ def _recording(*nodes: tuple[Told, ...], backend: str = "nccl", more: Any = (), 
         nodes=hosts,
     )
     readings = tuple(
-        Reading(check=check, status=Status.COLLECTED, node=node, fact=fact.recorded())
-        for node, check, fact in facts
+        Reading(check=check, status=Status.COLLECTED, node=node, fact=fact.recorded()) for node, check, fact in facts
     )
     return Recording(world=here.model_copy(update=world), readings=readings)
 
@@ -87,18 +86,14 @@ def test_of_two_ranks_neither_is_blamed():
     found = _only(({}, TREE))
 
     assert found.culprits == ()
-    assert found.title == (
-        "NCCL_ALGO differs: NCCL_ALGO unset on local rank 0; NCCL_ALGO=Tree on local rank 1"
-    )
+    assert found.title == ("NCCL_ALGO differs: NCCL_ALGO unset on local rank 0; NCCL_ALGO=Tree on local rank 1")
 
 
 def test_what_is_usual_is_usual_on_all_nodes_together():
     found = _only(({}, {}), ({}, TREE))
 
     assert _ranks(found) == [("node1", 3)]
-    assert found.title == (
-        "local rank 1 of node1 has NCCL_ALGO=Tree where the other 3 ranks have NCCL_ALGO unset"
-    )
+    assert found.title == ("local rank 1 of node1 has NCCL_ALGO=Tree where the other 3 ranks have NCCL_ALGO unset")
 
 
 def test_one_script_on_all_nodes_is_one_finding_and_no_node_differs():
@@ -217,6 +212,4 @@ def test_no_secret_and_no_name_of_something_else_is_told():
         **TREE,
     }
 
-    assert settings_of(env) == Settings(
-        variables={**TREE, "NCCL_BUFFSIZE": "1\\udcff"}, withheld=("NCCL_NOTE",)
-    )
+    assert settings_of(env) == Settings(variables={**TREE, "NCCL_BUFFSIZE": "1\\udcff"}, withheld=("NCCL_NOTE",))

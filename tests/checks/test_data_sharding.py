@@ -199,11 +199,7 @@ def as_found(ctx):
     import torch
 
     def states() -> Any:
-        return (
-            torch.random.get_rng_state().tolist(),
-            random.getstate(),
-            pickle.dumps(np.random.get_state()),
-        )
+        return (torch.random.get_rng_state().tolist(), random.getstate(), pickle.dumps(np.random.get_state()))
 
     before = states()
     drawn = streams(ctx)
@@ -266,10 +262,7 @@ def test_a_world_that_lost_a_rank_s_fact_is_not_judged(ranks):
     ("a data set of another length", (with_sampler, one_sample_more), "DD751", [2], "node2"),
     ("an order that never changes", (with_sampler, deaf_to_epochs), "DD754", [], "warning"),
     ("one rank that misses set_epoch", (with_sampler, deaf_on_rank_1), "DD754", [1], "error"),
-    (
-        *("a rank with fewer steps", (with_sampler, short_on_rank_3), "DD755", [3]),
-        "3 of a data set of 16 instead of 4",
-    ),
+    (*("a rank with fewer steps", (with_sampler, short_on_rank_3), "DD755", [3]), "3 of a data set of 16 instead of 4"),
     (
         *("indices beyond the data set", (with_sampler, beyond_the_end_on_rank_0), "DD753", [0]),
         "rank 0 (node0) takes samples 10",

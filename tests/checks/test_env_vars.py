@@ -61,9 +61,7 @@ def recording(*environments: Mapping[str, str], backend: str = "gloo") -> Record
     nodes = tuple(Node(node_rank=rank, hostname=f"node{rank}") for rank in range(len(environments)))
     facts = [probe(FakeContext(env=env)) for env in environments]
     return Recording(
-        world=World(
-            nnodes=len(nodes), nproc_per_node=2, world_size=2 * len(nodes), backend=backend, nodes=nodes
-        ),
+        world=World(nnodes=len(nodes), nproc_per_node=2, world_size=2 * len(nodes), backend=backend, nodes=nodes),
         readings=tuple(
             Reading(check="env_vars", status=Status.COLLECTED, node=rank, fact=fact.recorded())
             for rank, fact in enumerate(facts)
@@ -97,16 +95,12 @@ def test_check_is_quick_and_runs_once_per_node():
 
 
 def test_only_names_that_matter_are_recorded_with_their_values():
-    fact = probe(
-        FakeContext(env={"RANK": "0", "NCCL_DEBUG": "INFO", "HOME": "/root", "DB_PASSWORD": "hunter2"})
-    )
+    fact = probe(FakeContext(env={"RANK": "0", "NCCL_DEBUG": "INFO", "HOME": "/root", "DB_PASSWORD": "hunter2"}))
     assert fact.variables == {"NCCL_DEBUG": "INFO", "RANK": "0"}
 
 
 def test_credentials_are_withheld_and_named():
-    fact = probe(
-        FakeContext(env={"PET_RDZV_ENDPOINT": "etcd://me:hunter2@host:2379", "TORCH_HUB_TOKEN": "abc"})
-    )
+    fact = probe(FakeContext(env={"PET_RDZV_ENDPOINT": "etcd://me:hunter2@host:2379", "TORCH_HUB_TOKEN": "abc"}))
     assert fact.variables == {}
     assert fact.withheld == ("PET_RDZV_ENDPOINT", "TORCH_HUB_TOKEN")
     assert "hunter2" not in fact.model_dump_json()
@@ -188,10 +182,7 @@ def test_nothing_that_the_installed_torchrun_exports_is_flagged():
     exported = set(re.findall(r'"([A-Z_]+)": ', source[start : source.index("def _shutdown", start)]))
     assert {"RANK", "TORCHELASTIC_RUN_ID", "TORCH_NCCL_ASYNC_ERROR_HANDLING"} <= exported
     assert exported <= set(TORCHRUN_WORKER)
-    for level in (
-        TORCHRUN_WORKER,
-        {**SLURM_TASK, **TORCHRUN_WORKER, "RANK": "1", "CUDA_VISIBLE_DEVICES": "0,1"},
-    ):
+    for level in (TORCHRUN_WORKER, {**SLURM_TASK, **TORCHRUN_WORKER, "RANK": "1", "CUDA_VISIBLE_DEVICES": "0,1"}):
         assert findings(level) == []
 
 
@@ -351,10 +342,7 @@ def test_same_line_on_two_nodes_is_one_finding_that_names_both():
 def test_one_line_whose_values_differ_from_node_to_node_is_one_finding():
     (finding,) = findings(*({"RANK": str(rank), "WORLD_SIZE": "4"} for rank in range(4)))
     assert finding.title.endswith("(on node0; alike on node1, node2 and node3)")
-    assert [one.text for one in finding.evidence[:2]] == [
-        "node0: RANK=0, WORLD_SIZE=4",
-        "node1: RANK=1, WORLD_SIZE=4",
-    ]
+    assert [one.text for one in finding.evidence[:2]] == ["node0: RANK=0, WORLD_SIZE=4", "node1: RANK=1, WORLD_SIZE=4"]
     assert {one.node for one in finding.culprits} == {"node0", "node1", "node2", "node3"}
 
 
@@ -381,23 +369,9 @@ def test_the_node_with_the_fault_is_named_alone():
         {"NCCL_DEBUG": "INFO"},
         {"NCCL_SOCKET_IFNAME": "eth0", "GLOO_SOCKET_IFNAME": "eth0"},
         {"NCCL_VERSION": "2.27.3-1", "NCCL_HOME": "/opt/nccl", "TORCH_CUDA_ARCH_LIST": "9.0"},
-        {
-            "OMP_NUM_THREADS": "8",
-            "CUDA_VISIBLE_DEVICES": "0,1",
-            "MASTER_ADDR": "localhost",
-            "MASTER_PORT": "29500",
-        },
-        {
-            "NCCL_NET": "AWS Libfabric",
-            "NCCL_TUNER_PLUGIN": "libnccl-ofi-tuner.so",
-            "OFI_NCCL_PROTOCOL": "RDMA",
-        },
-        {
-            "NCCL_FASTRAK_IFNAME": "eth1",
-            "NCCL_TUNER_CONFIG_PATH": "/x",
-            "NCCL_CROSS_NIC": "0",
-            "NCCL_PROTO": "Simple",
-        },
+        {"OMP_NUM_THREADS": "8", "CUDA_VISIBLE_DEVICES": "0,1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"},
+        {"NCCL_NET": "AWS Libfabric", "NCCL_TUNER_PLUGIN": "libnccl-ofi-tuner.so", "OFI_NCCL_PROTOCOL": "RDMA"},
+        {"NCCL_FASTRAK_IFNAME": "eth1", "NCCL_TUNER_CONFIG_PATH": "/x", "NCCL_CROSS_NIC": "0", "NCCL_PROTO": "Simple"},
         {"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1", "NCCL_SHM_DISABLE": "0", "NCCL_ALGO": "Ring"},
         {"TORCH_NCCL_AVOID_RECORD_STREAMS": "1", "NCCL_WORK_FIFO_DEPTH": "4194304", "TORCH_LOGS": "+dynamo"},
     ],

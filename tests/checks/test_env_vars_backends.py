@@ -55,24 +55,18 @@ def rank_on(backend_impl: str) -> ProcessGroupFact:
     )
 
 
-def recording(
-    env: dict[str, str], software: Software | None, *ranks: Fact, backend: str = "nccl"
-) -> Recording:
+def recording(env: dict[str, str], software: Software | None, *ranks: Fact, backend: str = "nccl") -> Recording:
     facts: list[tuple[str, Fact]] = [("env_vars", EnvVars(variables=env))]
     facts += [("software", software)] if software else []
     facts += [("process_group", rank) for rank in ranks]
     world = World(world_size=1, backend=backend, nodes=(Node(node_rank=0, hostname="node0"),))
     return Recording(
         world=world if backend else None,
-        readings=tuple(
-            Reading(check=check, status=Status.COLLECTED, fact=fact.recorded()) for check, fact in facts
-        ),
+        readings=tuple(Reading(check=check, status=Status.COLLECTED, fact=fact.recorded()) for check, fact in facts),
     )
 
 
-def findings(
-    env: dict[str, str], software: Software | None, *ranks: Fact, backend: str = "nccl"
-) -> list[Finding]:
+def findings(env: dict[str, str], software: Software | None, *ranks: Fact, backend: str = "nccl") -> list[Finding]:
     seen = recording(env, software, *ranks, backend=backend)
     return [finding for rule in CHECK.rules for finding in rule.apply(seen)]
 
@@ -147,8 +141,7 @@ def test_on_nccl2_what_both_classes_read_and_what_asks_for_the_default_is_left_a
 
 
 @pytest.mark.parametrize(
-    ("software", "env"),
-    [(TORCH_215, OLD_CLASS), (TORCH_214, {}), (TORCH_213, {}), (UNKNOWN, {}), (None, {})],
+    ("software", "env"), [(TORCH_215, OLD_CLASS), (TORCH_214, {}), (TORCH_213, {}), (UNKNOWN, {}), (None, {})]
 )
 def test_a_heartbeat_is_left_alone_where_it_is_read_or_the_class_is_not_known(software, env):
     assert findings({**HEARTBEAT, **env}, software) == []
@@ -166,9 +159,7 @@ def test_in_a_run_over_gloo_it_is_information():
 def test_the_list_of_settings_warns_of_it_though_it_starts_no_ranks():
     seen = recording(HEARTBEAT, TORCH_215, backend="gloo")
     seen = seen.model_copy(update={"options": Options(command="env")})
-    assert [(one.code, one.severity) for one in app.judge(seen).report.findings] == [
-        ("DD126", Severity.WARNING)
-    ]
+    assert [(one.code, one.severity) for one in app.judge(seen).report.findings] == [("DD126", Severity.WARNING)]
 
 
 @pytest.mark.parametrize(("software", "switch"), [(TORCH_215, OLD_CLASS), (TORCH_214, {}), (TORCH_213, {})])
@@ -241,9 +232,7 @@ def test_no_name_is_advised_that_this_torch_does_not_read():
     assert codes(old_name, TORCH_213) == codes(old_name, None) == []
     assert codes(old_name, TORCH_215) == ["DD113"]
     misspelled = only({"TORCH_DIST_NAN_CHEK": "1"}, TORCH_213)
-    assert [(one.name, one.action) for one in misspelled.remedies[0].settings] == [
-        ("TORCH_DIST_NAN_CHEK", "unset")
-    ]
+    assert [(one.name, one.action) for one in misspelled.remedies[0].settings] == [("TORCH_DIST_NAN_CHEK", "unset")]
 
 
 def test_only_a_plain_0_brings_the_older_class_back():
@@ -261,6 +250,4 @@ def test_env_says_which_class_reads_a_variable():
     report = judge_settings(recording(HEARTBEAT, TORCH_215, backend="")).report
     (row,) = [one for one in report.model_dump()["settings"] if one["name"] in HEARTBEAT]
     assert row["meaning"].endswith("Only torch's older class for NCCL reads it, nccl-legacy.")
-    assert [one.code for one in app.judge(recording(HEARTBEAT, TORCH_215, backend="")).report.findings] == [
-        "DD126"
-    ]
+    assert [one.code for one in app.judge(recording(HEARTBEAT, TORCH_215, backend="")).report.findings] == ["DD126"]

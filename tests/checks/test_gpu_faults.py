@@ -52,8 +52,7 @@ def fact_of(*gpus: Gpu, **values: Any) -> GpusFact:
 
 def judge(*facts: GpusFact, **options: Any) -> list[Finding]:
     readings = tuple(
-        Reading(check="gpus", status=Status.COLLECTED, node=at, fact=fact.recorded())
-        for at, fact in enumerate(facts)
+        Reading(check="gpus", status=Status.COLLECTED, node=at, fact=fact.recorded()) for at, fact in enumerate(facts)
     )
     hosts = tuple(Node(node_rank=at, hostname=f"node{at}") for at in range(len(facts)))
     world = World(nnodes=len(facts), world_size=len(facts), nodes=hosts)
@@ -168,9 +167,7 @@ def test_many_gpus_with_two_vbios_versions_are_one_piece_of_information() -> Non
         (None, "Whether the fabric manager runs cannot be seen from here."),
     ],
 )
-def test_a_fabric_that_is_not_ready_says_what_the_fabric_manager_does(
-    manager: bool | None, words: str
-) -> None:
+def test_a_fabric_that_is_not_ready_says_what_the_fabric_manager_does(manager: bool | None, words: str) -> None:
     waiting = fact_of(gpu(fabric_state="in_progress"), fabric_manager=manager, driver_version="550.90.07")
     (finding,) = judge(waiting)
     assert "error 802" in finding.detail
@@ -186,11 +183,7 @@ def test_a_fabric_that_waits_on_gpus_of_another_job_is_not_ours() -> None:
     ("library", "module", "expected"),
     [
         ("12.550.90.07", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri", []),
-        (
-            "12.555.42.02",
-            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri",
-            [("DD322", "warning")],
-        ),
+        ("12.555.42.02", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri", [("DD322", "warning")]),
         ("12.545.23.05", None, []),  # WSL
         (None, "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri", []),
         ("12.550.90.07", "gVisor", []),

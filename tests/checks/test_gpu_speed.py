@@ -7,15 +7,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.collectives import gpu_speed
-from ddp_doctor.checks.collectives.gpu_speed import (
-    HOST_COPY,
-    MATMUL,
-    Plan,
-    Workload,
-    measure,
-    rate,
-    summed_up,
-)
+from ddp_doctor.checks.collectives.gpu_speed import HOST_COPY, MATMUL, Plan, Workload, measure, rate, summed_up
 from ddp_doctor.checks.collectives.gpu_speed.comparison import median_without
 from ddp_doctor.facts.collectives import GpuSpeedFact
 from ddp_doctor.knowledge.gpu import gpu_speed as known
@@ -201,9 +193,7 @@ def test_without_nvml_there_is_a_reason_and_nothing_waits(fault: str, uuid: str,
 
 
 def test_the_link_counts_at_its_best_and_the_clock_during_the_products():
-    link = [
-        GpuSample(phase=HOST_COPY, pcie_generation=gen, pcie_width=16, sm_clock_mhz=300) for gen in (1, 5)
-    ]
+    link = [GpuSample(phase=HOST_COPY, pcie_generation=gen, pcie_width=16, sm_clock_mhz=300) for gen in (1, 5)]
     work = [
         GpuSample(phase=MATMUL, pcie_generation=1, pcie_width=16, sm_clock_mhz=mhz, clock_events=events)
         for mhz, events in ((1300, ("sw_power_cap",)), (1400, ()), (1500, ("sw_power_cap",)), (1450, None))
@@ -229,9 +219,7 @@ def only(situation: str) -> Finding:
 def test_a_slow_gpu_is_named_with_its_power_limit_beside_its_peers():
     finding = only("one-h100-at-half-its-power")
     assert (finding.code, finding.severity) == ("DD801", Severity.WARNING)
-    assert finding.title == (
-        "Rank 3 (GPU3): matrix products 39% slower than on the other 7 NVIDIA H100 80GB HBM3"
-    )
+    assert finding.title == ("Rank 3 (GPU3): matrix products 39% slower than on the other 7 NVIDIA H100 80GB HBM3")
     assert [(one.kind, one.rank, one.gpu) for one in finding.culprits] == [("gpu", 3, 3)]
     assert "349 of 350 W (others' limit 700)" in finding.evidence[1].text
     uuid = finding.culprits[0].name
@@ -255,18 +243,8 @@ def test_what_a_lowered_power_limit_costs_is_information_beside_the_finding_abou
         ("one-a100-three-times-slower", "DD801 error", ["gpu 0"], "matrix products 3.1 times slower"),
         ("one-of-sixteen-on-two-nodes", "DD801 warning", ["gpu 12"], "Rank 12 (node1, GPU4)"),
         ("two-4090-differ", "DD802 warning", ["pair 1-0"], "unsure which is at fault"),
-        (
-            "one-a100-on-four-lanes",
-            "DD803 error",
-            ["gpu 2"],
-            "PCIe link runs at Gen4 x4, the GPU supports Gen4 x16",
-        ),
-        (
-            "four-a100-in-slots-of-eight-lanes",
-            "DD803 info",
-            [f"gpu {rank}" for rank in range(4)],
-            "some slots",
-        ),
+        ("one-a100-on-four-lanes", "DD803 error", ["gpu 2"], "PCIe link runs at Gen4 x4, the GPU supports Gen4 x16"),
+        ("four-a100-in-slots-of-eight-lanes", "DD803 info", [f"gpu {rank}" for rank in range(4)], "some slots"),
         ("copies-below-their-link", "DD804 error", ["gpu 1"], "copies from the host at"),
         (
             "one-h100-brakes-under-load",

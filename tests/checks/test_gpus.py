@@ -38,8 +38,7 @@ NO_LIBRARY = {"LD_LIBRARY_PATH": "/nowhere"}
 
 def recorded(*facts: GpusFact, world: World | None = None, **options: Any) -> Recording:
     readings = tuple(
-        Reading(check="gpus", status=Status.COLLECTED, node=at, fact=fact.recorded())
-        for at, fact in enumerate(facts)
+        Reading(check="gpus", status=Status.COLLECTED, node=at, fact=fact.recorded()) for at, fact in enumerate(facts)
     )
     return Recording(world=world, options=Options(**options), readings=readings)
 
@@ -152,9 +151,7 @@ def test_an_exclusive_gpu_held_by_a_named_process_is_an_error(node: Machine) -> 
 def test_the_mps_server_in_exclusive_mode_is_well(node: Machine) -> None:
     fact = look(node, "exclusive_mps")
     server = GpuProcess(pid=7, kind="compute", name="nvidia-cuda-mps", memory_used_bytes=30 << 20)
-    gpus = tuple(
-        gpu.model_copy(update={"processes": (server,)}) if gpu.processes else gpu for gpu in fact.gpus
-    )
+    gpus = tuple(gpu.model_copy(update={"processes": (server,)}) if gpu.processes else gpu for gpu in fact.gpus)
     assert verdicts(recorded(fact.model_copy(update={"gpus": gpus}), world=world())) == []
 
 
@@ -178,9 +175,7 @@ def test_a_driver_hangs_also_where_no_gpu_shows_on_the_bus(bare: Machine) -> Non
 
 
 def test_no_gpu_and_no_driver_is_absent(bare: Machine) -> None:
-    with pytest.raises(
-        Absent, match="no NVIDIA GPU on this machine: no PCI device of vendor 10de, no driver"
-    ):
+    with pytest.raises(Absent, match="no NVIDIA GPU on this machine: no PCI device of vendor 10de, no driver"):
         probe(bare.context(NO_LIBRARY))
 
 
@@ -190,9 +185,7 @@ def test_this_very_machine_says_what_it_has() -> None:
     except Absent as absent:
         reason = str(absent)
     else:
-        reason = (
-            "" if fact.gpus or fact.nvml_error is not None or fact.gpus_expected() else "a fact about nothing"
-        )
+        reason = "" if fact.gpus or fact.nvml_error is not None or fact.gpus_expected() else "a fact about nothing"
     assert not reason or "NVIDIA GPU" in reason
 
 
@@ -296,12 +289,7 @@ def test_a_cpu_step_of_slurm_on_a_gpu_node_is_absent(node: Machine) -> None:
 
 
 def test_a_slurm_step_bound_to_two_of_eight_gpus_is_well(node: Machine) -> None:
-    slurm = {
-        "SLURM_STEP_GPUS": "4,5",
-        "SLURM_STEP_ID": "0",
-        "SLURM_PROCID": "0",
-        "CUDA_VISIBLE_DEVICES": "0,1",
-    }
+    slurm = {"SLURM_STEP_GPUS": "4,5", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "CUDA_VISIBLE_DEVICES": "0,1"}
     fact = look(node, "two", **slurm)
     assert verdicts(recorded(fact, world=world(2))) == []
 
@@ -309,11 +297,7 @@ def test_a_slurm_step_bound_to_two_of_eight_gpus_is_well(node: Machine) -> None:
 def test_slurm_granted_eight_and_the_driver_shows_two_is_an_error(bare: Machine) -> None:
     fact = look(bare, "two", SLURM_JOB_GPUS="0-7")
     finding, *rest = judge(recorded(fact))
-    assert (finding.code, finding.title, rest) == (
-        "DD303",
-        "node rank 0: the job can use only 2 of 8 GPUs",
-        [],
-    )
+    assert (finding.code, finding.title, rest) == ("DD303", "node rank 0: the job can use only 2 of 8 GPUs", [])
 
 
 def test_a_gpu_without_kernel_driver_beside_working_ones_is_a_warning(node: Machine) -> None:
@@ -356,17 +340,11 @@ def test_the_loaded_kernel_module_is_shown_beside_a_version_mismatch(node: Machi
         (CommandResult((), "missing", stderr="python: not found"), Failed, "python: not found"),
         (CommandResult((), "ended", 1, "", "Traceback\nKeyError: 3"), Failed, "KeyError: 3"),
         (CommandResult((), "ended", 0, '{"gpus": 3}'), Failed, "ended"),
-        (
-            CommandResult((), "ended", 0, '{"error": "pynvml_missing", "text": "no pynvml"}'),
-            Failed,
-            "nvidia-ml-py",
-        ),
+        (CommandResult((), "ended", 0, '{"error": "pynvml_missing", "text": "no pynvml"}'), Failed, "nvidia-ml-py"),
         (CommandResult((), "ended", 0, '{"error": "timed_out", "call": ""}'), TookTooLong, "had not reached"),
     ],
 )
-def test_a_child_without_an_answer_is_no_fact(
-    result: CommandResult, error: type[Exception], words: str
-) -> None:
+def test_a_child_without_an_answer_is_no_fact(result: CommandResult, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         probe(FakeContext(children={"nvml": result}))
 
@@ -468,9 +446,7 @@ def test_memory_that_a_process_of_grace_hopper_uses_is_a_warning() -> None:
         ("recover_imex_domain", [("DD304", "warning")]),
     ],
 )
-def test_what_the_driver_asks_for_is_taken_at_its_word(
-    action: str | None, expected: list[tuple[str, str]]
-) -> None:
+def test_what_the_driver_asks_for_is_taken_at_its_word(action: str | None, expected: list[tuple[str, str]]) -> None:
     assert verdicts(recorded(fact_of(gpu(recovery_action=action)))) == expected
 
 
@@ -549,9 +525,7 @@ def test_a_node_is_held_against_its_own_number_of_ranks() -> None:
     full, small = fact_of(*(gpu(at) for at in range(8))), fact_of(gpu(0), gpu(1))
     assert verdicts(recorded(full, small, world=nodes)) == []
     found = judge(recorded(small, small, world=nodes))
-    assert [(one.code, one.title) for one in found] == [
-        ("DD311", "node0: 8 ranks, but only 2 GPUs are visible"),
-    ]
+    assert [(one.code, one.title) for one in found] == [("DD311", "node0: 8 ranks, but only 2 GPUs are visible")]
 
 
 @pytest.mark.parametrize(
@@ -598,18 +572,7 @@ def test_a_wrong_entry_in_cuda_visible_devices_is_the_culprit(node: Machine) -> 
     assert verdicts(recorded(fact, world=world(2))) == [("DD311", "warning")]
 
 
-ONE_HIDES_ALL = [
-    "0,0",
-    "9",
-    "",
-    "-1",
-    "NoDevFiles",
-    "GPU-0a1b2c3d-1111",
-    "MIG-0a1b2c3d-1111",
-    "abc",
-    " ",
-    "-1,0",
-]
+ONE_HIDES_ALL = ["0,0", "9", "", "-1", "NoDevFiles", "GPU-0a1b2c3d-1111", "MIG-0a1b2c3d-1111", "abc", " ", "-1,0"]
 
 
 @pytest.mark.parametrize("value", ONE_HIDES_ALL)
@@ -619,9 +582,7 @@ def test_a_job_that_sees_none_of_the_machines_gpus_is_sick_unless_it_is_meant_fo
     fact = look(node, CUDA_VISIBLE_DEVICES=value)
     (finding,) = judge(recorded(fact, world=world(2, "gloo")))
     assert (finding.code, finding.severity) == ("DD311", Severity.ERROR)
-    assert finding.title.startswith(
-        f'node0: the job sees none of the 8 GPUs there with CUDA_VISIBLE_DEVICES="{value}"'
-    )
+    assert finding.title.startswith(f'node0: the job sees none of the 8 GPUs there with CUDA_VISIBLE_DEVICES="{value}"')
     assert [setting.name for setting in finding.remedies[0].settings] == ["CUDA_VISIBLE_DEVICES"]
     assert "--backend gloo" in finding.remedies[-1].summary
     meant = recorded(fact, world=world(2, "gloo"), backend=Backend.GLOO)
@@ -653,9 +614,7 @@ def test_a_step_that_slurm_granted_none_of_the_devices_it_can_see_is_sick_unless
     assert verdicts(recorded(fact, world=world(2, "gloo"), backend=Backend.GLOO)) == []
 
 
-def test_a_container_with_a_device_and_without_the_drivers_library_is_no_machine_without_gpus(
-    node: Machine,
-) -> None:
+def test_a_container_with_a_device_and_without_the_drivers_library_is_no_machine_without_gpus(node: Machine) -> None:
     node.file("/.dockerenv")
     node.file("/dev/nvidia0")  # NVIDIA_DRIVER_CAPABILITIES=compute, which leaves NVML out
     fact = probe(node.context({**NO_LIBRARY, "NVIDIA_VISIBLE_DEVICES": "all"}))
@@ -676,9 +635,7 @@ def test_required_gpus_are_missed_on_a_machine_without_any() -> None:
     reading = Reading(check="gpus", status=Status.ABSENT, reason="no NVIDIA GPU")
     recording = Recording(options=Options(require_gpus=2), readings=(reading,))
     findings = judge(recording)
-    assert [(one.code, one.title) for one in findings] == [
-        ("DD303", "node rank 0: the job can use none of 2 GPUs")
-    ]
+    assert [(one.code, one.title) for one in findings] == [("DD303", "node rank 0: the job can use none of 2 GPUs")]
     assert [result.status for result in check_results(recording, findings, (CHECK,))] == [CheckStatus.FOUND]
     assert judge(Recording(readings=(reading,))) == []
 

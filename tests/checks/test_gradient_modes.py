@@ -127,9 +127,7 @@ def rank_0_nudges(ctx, _state, bucket):
     import torch
 
     mean = honest(ctx, bucket)
-    return mean.then(
-        lambda one: torch.nextafter(one.value(), one.value() + 1) if ctx.rank == 0 else one.value()
-    )
+    return mean.then(lambda one: torch.nextafter(one.value(), one.value() + 1) if ctx.rank == 0 else one.value())
 
 
 def forgets_rank_1_from_the_third_step(ctx, state, bucket):
@@ -319,12 +317,7 @@ def test_wrappers_that_live_on_do_not_reduce_again(ranks):
         *("DD705", [1], "rank 1's share is missing"),
     ),
     (
-        *(
-            "a rank that keeps its own bucket view",
-            (hooked, rank_1_keeps_its_own, "bucket-view"),
-            "DD706",
-            [1],
-        ),
+        *("a rank that keeps its own bucket view", (hooked, rank_1_keeps_its_own, "bucket-view"), "DD706", [1]),
         "gradient_as_bucket_view=True",
     ),
     ("gradients cloned after", (after_backward, clones, "bucket-view"), "DD725", [], "warning", "weight0"),
@@ -379,10 +372,7 @@ def test_wrappers_that_live_on_do_not_reduce_again(ranks):
     ),
     ("DDP that refuses a mode", (without_its_switch, "checkpoint-static"), "DD723", [], "on every rank"),
     (
-        *(
-            "gradients that differ within rounding",
-            (replaced, "fp16_compress_hook", rank_0_nudges, "fp16-compress"),
-        ),
+        *("gradients that differ within rounding", (replaced, "fp16_compress_hook", rank_0_nudges, "fp16-compress")),
         *("DD726", [], "warning"),
     ),
 )

@@ -191,11 +191,7 @@ def test_measurements_tell_the_slowest_rank(ranks):
     assert CHECK.measurements is not None
     found = list(CHECK.measurements(recording(ranks.facts(gradient_sync.probe))))
     names = [one.name.removeprefix("gradient_sync_") for one in found]
-    assert names == [
-        "ddp_construct",
-        "forward",
-        "backward",
-    ]
+    assert names == ["ddp_construct", "forward", "backward"]
     assert all(one.unit == "s" and one.value > 0 for one in found)
     assert list(CHECK.measurements(Recording())) == []
 
@@ -220,13 +216,7 @@ def test_measurements_tell_the_slowest_rank(ranks):
         *("a rank that keeps its own gradient", (sabotaged, rank_1_keeps_its_own), "DD702", [1]),
         "The gradient on rank 1 (node1) is wrong",
     ),
-    (
-        "ranks that all keep their own gradient",
-        (sabotaged, everyone_keeps_its_own),
-        "DD702",
-        [],
-        "every rank",
-    ),
+    ("ranks that all keep their own gradient", (sabotaged, everyone_keeps_its_own), "DD702", [], "every rank"),
     ("a rank that gets NaN", (sabotaged, rank_3_gets_not_a_number), "DD702", [3], "not a finite number"),
     ("last bits that differ", (sabotaged, rank_0_is_one_bit_off), "DD702", [], "warning"),
     ("a parameter that DDP ignores", (ignored,), "DD702", [], "Wrong: weight3 of"),
@@ -236,18 +226,14 @@ def test_measurements_tell_the_slowest_rank(ranks):
         *("no_sync that never ends", (no_sync_never_ends,), "DD704", []),
         *("step after no_sync() the gradient on every rank is wrong", "the rank's own alone"),
     ),
-    (
-        *("what one rank accumulated and lost", (no_sync_forgets,), "DD704", []),
-        "rank 2's share counts 0.6667 times",
-    ),
+    (*("what one rank accumulated and lost", (no_sync_forgets,), "DD704", []), "rank 2's share counts 0.6667 times"),
 )
 def test_a_planted_defect_is_found_and_named(ranks, scenario, code, ranks_blamed, words):
     assert_found(judge(recording(ranks.facts(*scenario))), code, ranks_blamed, words)
 
 
 @pytest.mark.parametrize(
-    ("hook", "on", "code", "rank"),
-    [(drops_rank_2, (0, 2, 3), "DD701", 2), (rank_1_keeps_its_own, (0, 1), "DD702", 1)],
+    ("hook", "on", "code", "rank"), [(drops_rank_2, (0, 2, 3), "DD701", 2), (rank_1_keeps_its_own, (0, 1), "DD702", 1)]
 )
 def test_a_rank_keeps_its_number_in_a_smaller_world(ranks, hook, on, code, rank):
     assert blamed(only(judge(recording(ranks.facts(sabotaged, hook, on=on), on)), code)) == [rank]

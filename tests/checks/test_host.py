@@ -202,13 +202,8 @@ def test_a_file_system_says_why_no_file_can_be_made_on_it(monkeypatch, tmp_path)
     context = LiveContext({}, 0.0)
     assert context.disk(str(tmp_path)).problem is None
     real = os.statvfs(tmp_path)
-    changed = {
-        os.ST_RDONLY: (*real[:8], real.f_flag | os.ST_RDONLY, real.f_namemax),
-        0: (*real[:7], 0, *real[8:]),
-    }
-    for said, values in zip(
-        ("is mounted read-only", "has no room for one more file"), changed.values(), strict=True
-    ):
+    changed = {os.ST_RDONLY: (*real[:8], real.f_flag | os.ST_RDONLY, real.f_namemax), 0: (*real[:7], 0, *real[8:])}
+    for said, values in zip(("is mounted read-only", "has no room for one more file"), changed.values(), strict=True):
         monkeypatch.setattr(os, "statvfs", lambda _path, values=values: os.statvfs_result(values))
         assert context.disk(str(tmp_path)).problem == said
     monkeypatch.setattr(os, "statvfs", lambda _path: real)
@@ -371,8 +366,7 @@ def test_memory_counts_on_the_host_and_under_the_control_group():
 
 
 @pytest.mark.parametrize(
-    ("threads", "expected"),
-    [(None, None), (1, None), (16, None), (32, Severity.INFO), (64, Severity.WARNING)],
+    ("threads", "expected"), [(None, None), (1, None), (16, None), (32, Severity.INFO), (64, Severity.WARNING)]
 )
 def test_openmp_threads_against_cpus(threads, expected):
     found = verdicts(but(omp_num_threads=threads))

@@ -260,9 +260,7 @@ def test_values_of_a_wrong_rank_are_told(ranks):
     assert all(blamed(finding) == [] for finding in findings)
 
 
-@pytest.mark.parametrize(
-    "name", ["low", "frozen", "strided", "weight", "running", "counts", "step", "scale", "mask"]
-)
+@pytest.mark.parametrize("name", ["low", "frozen", "strided", "weight", "running", "counts", "step", "scale", "mask"])
 def test_one_tensor_that_one_rank_does_not_receive_names_both(ranks, name):
     finding = only(judge(recording(ranks.facts(leaves_out, name, (2,)))), "DD743")
 

@@ -129,10 +129,7 @@ def _listening(psutil) -> set[tuple[str, int]]:
 
 def fake(**changes: object) -> FakeContext:
     network = (LO, nic("eth0", "10.77.0.1/24"), nic("eth1", "10.78.0.1/24"))
-    files = {
-        "/proc/sys/net/ipv4/ip_local_port_range": "32768\t60999\n",
-        "/proc/sys/kernel/random/boot_id": "7e1c\n",
-    }
+    files = {"/proc/sys/net/ipv4/ip_local_port_range": "32768\t60999\n", "/proc/sys/kernel/random/boot_id": "7e1c\n"}
     links = {"/proc/self/ns/net": "net:[4026531840]"}
     given: dict[str, Any] = {
         "network": network,
@@ -262,14 +259,8 @@ def test_an_interface_that_one_node_lacks_is_an_error_of_that_node_and_its_setti
         for r in (1, 2, 3)
     ]
     finding = only(*with_ib, node("10.0.0.4", env=told))
-    assert (finding.code, finding.severity, finding.confidence) == (
-        "DD521",
-        Severity.ERROR,
-        Confidence.PROVED,
-    )
-    assert [(one.kind, one.node, one.name) for one in finding.culprits] == [
-        ("setting", "node3", "GLOO_SOCKET_IFNAME")
-    ]
+    assert (finding.code, finding.severity, finding.confidence) == ("DD521", Severity.ERROR, Confidence.PROVED)
+    assert [(one.kind, one.node, one.name) for one in finding.culprits] == [("setting", "node3", "GLOO_SOCKET_IFNAME")]
     assert settings(finding) == [("GLOO_SOCKET_IFNAME", "eth0"), ("GLOO_SOCKET_IFNAME", None)]
     assert finding.remedies[0].undo == "export GLOO_SOCKET_IFNAME=ib0"
 
@@ -315,11 +306,7 @@ def test_one_docker_address_on_two_nodes_is_an_error_of_both():
     nics = nic("docker0", "172.17.0.1/16")
     nodes = [fact(nic("eth0", f"10.0.0.{r}/24"), nics, own=(f"10.0.0.{r}",), env=env) for r in (1, 2)]
     finding = only(*nodes)
-    assert (finding.code, finding.severity, blamed(finding)) == (
-        "DD522",
-        Severity.ERROR,
-        ["node0", "node1"],
-    )
+    assert (finding.code, finding.severity, blamed(finding)) == ("DD522", Severity.ERROR, ["node0", "node1"])
     assert settings(finding) == [("GLOO_SOCKET_IFNAME", "eth0"), ("GLOO_SOCKET_IFNAME", None)]
     assert finding.evidence[0].text == "node0: 172.17.0.1 on docker0, because of GLOO_SOCKET_IFNAME=docker0"
 
@@ -392,9 +379,7 @@ def test_two_families_under_nccl_are_a_warning_where_every_node_speaks_both():
     assert (apart.severity, settings(apart)) == (Severity.ERROR, [("NCCL_SOCKET_FAMILY", "AF_INET6")])
 
 
-@pytest.mark.parametrize(
-    ("network", "severity"), [("10.77.0", Severity.WARNING), ("192.168.0", Severity.ERROR)]
-)
+@pytest.mark.parametrize(("network", "severity"), [("10.77.0", Severity.WARNING), ("192.168.0", Severity.ERROR)])
 def test_a_name_that_leads_nowhere_falls_back_to_loopback(network, severity):
     lost = fact(nic("eth0", f"{network}.2/24"), own=())
     finding = only(node(f"{network}.1"), lost)
@@ -424,10 +409,7 @@ def test_names_that_differ_are_a_setting_for_each_node_with_gloo_and_a_list_with
         ("GLOO_SOCKET_IFNAME", "eth0", "node2", 2),
     ]
     lost = [one.model_copy(update={"nccl": fact(env={"NCCL_SOCKET_IFNAME": "ib0"}).nccl}) for one in nodes]
-    assert settings(only_of(findings(*lost, backend="nccl"), "DD521"))[0] == (
-        "NCCL_SOCKET_IFNAME",
-        "=eth0,enp1s0",
-    )
+    assert settings(only_of(findings(*lost, backend="nccl"), "DD521"))[0] == ("NCCL_SOCKET_IFNAME", "=eth0,enp1s0")
 
 
 def only_of(found: list[Finding], code: str) -> Finding:
@@ -465,12 +447,7 @@ def test_four_thousand_nodes_are_judged_in_seconds():
 
 def test_nodes_that_had_different_values_are_not_all_given_the_last_of_them():
     made = name_interfaces(
-        Recording(),
-        "gloo",
-        {0: {"eth1"}, 1: {"eth1"}},
-        {0: "eth1", 1: "eth1"},
-        "why",
-        ["eth2", "eth0", "eth2"],
+        Recording(), "gloo", {0: {"eth1"}, 1: {"eth1"}}, {0: "eth1", 1: "eth1"}, "why", ["eth2", "eth0", "eth2"]
     )
 
     assert made.undo == (
@@ -481,18 +458,8 @@ def test_nodes_that_had_different_values_are_not_all_given_the_last_of_them():
 @pytest.mark.parametrize(
     ("setting", "value", "backend", "title"),
     [
-        (
-            "NCCL_SOCKET_IFNAME",
-            "foo",
-            "gloo",
-            "node0 has no interface 'foo' (it has lo, eth0): NCCL would not start",
-        ),
-        (
-            "GLOO_SOCKET_IFNAME",
-            "eth0,x",
-            "nccl",
-            "node0 has no interface 'x' (it has lo, eth0): gloo would not start",
-        ),
+        ("NCCL_SOCKET_IFNAME", "foo", "gloo", "node0 has no interface 'foo' (it has lo, eth0): NCCL would not start"),
+        ("GLOO_SOCKET_IFNAME", "eth0,x", "nccl", "node0 has no interface 'x' (it has lo, eth0): gloo would not start"),
         (
             "NCCL_SOCKET_IFNAME",
             "ib",

@@ -23,9 +23,7 @@ from tests.fakes import FakeContext
 UPTIME_S = 1_000_000.0
 DAY_S = 86400.0
 XID = "NVRM: Xid (PCI:0000:61:00): "
-REFUSED = CommandResult(
-    ("dmesg",), "ended", 1, "", "dmesg: read kernel buffer failed: Operation not permitted\n"
-)
+REFUSED = CommandResult(("dmesg",), "ended", 1, "", "dmesg: read kernel buffer failed: Operation not permitted\n")
 
 PCI = "/sys/bus/pci/devices"
 FILES: dict[str, str | OSError] = {
@@ -54,10 +52,7 @@ def test_the_probe_tells_what_the_kernel_shows_of_gpus_and_nics():
     context = FakeContext(files=FILES, links=LINKS, commands={"dmesg": f"[  900.500000] {XID}79, lost\n"})
     fact = probe(context)
     assert (fact.driver_version, fact.driver_is_open, fact.log_source) == ("550.90.07", False, "dmesg")
-    assert fact.bridges == {
-        "0000:61:00.0": ("0000:5d:01.0", "0000:5e:00.0"),
-        "0000:17:00.0": ("0000:16:01.0",),
-    }
+    assert fact.bridges == {"0000:61:00.0": ("0000:5d:01.0", "0000:5e:00.0"), "0000:17:00.0": ("0000:16:01.0",)}
     assert fact.rdma_devices == {"0000:17:00.0": "mlx5_0"}
     assert [(one.code, fact.age_s(one)) for one in fact.events] == [(79, 99.5)]
     assert f"{XID}79, lost" in (context.raw or "")
@@ -189,9 +184,7 @@ def test_how_grave_an_xid_that_stays_is_depends_on_what_nvml_says_now(
     ],
 )
 def test_a_gpu_off_the_bus_without_an_xid_is_told_without_one(gpus: GpusFact | None, title: str):
-    (finding,) = judge(
-        kernel((3600, OFF_BUS), (3599, "NVRM: loading NVIDIA UNIX x86_64 Kernel Module")), gpus
-    )
+    (finding,) = judge(kernel((3600, OFF_BUS), (3599, "NVRM: loading NVIDIA UNIX x86_64 Kernel Module")), gpus)
     assert finding.title == title
     assert finding.evidence[0].text.endswith("fallen off the bus and is not responding to commands.")
 
@@ -220,8 +213,7 @@ def test_two_gpus_with_one_xid_are_one_finding_that_names_both():
     both = nvml(bad, gpus=(*nvml(bad).gpus[:1], Gpu(index=1, bus_id="0000:9d:00.0", **bad)))
     (finding,) = judge(kernel((60, LOST), (50, other)), both)
     assert finding.title == (
-        "GPU 0 (0000:61:00.0) and GPU 1 (0000:9d:00.0) on node0:"
-        " lost, it has fallen off the bus or does not answer"
+        "GPU 0 (0000:61:00.0) and GPU 1 (0000:9d:00.0) on node0: lost, it has fallen off the bus or does not answer"
     )
     assert [one.text for one in finding.evidence if "Xid" in one.text] == [
         f"node0, 1 min ago: {LOST}",
@@ -231,10 +223,7 @@ def test_two_gpus_with_one_xid_are_one_finding_that_names_both():
 
 
 def test_the_xids_that_follow_the_first_are_told_with_it():
-    lines = (
-        (60, GSP),
-        (59, f"{XID}154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"),
-    )
+    lines = ((60, GSP), (59, f"{XID}154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"))
     (finding,) = judge(kernel(*lines), None)
     assert "Xid 119" in finding.title
     assert finding.evidence[0].text.endswith("; followed by Xid 154")
@@ -273,27 +262,12 @@ def test_a_gpu_set_aside_for_virtual_machines_is_not_ours():
 @pytest.mark.parametrize(
     ("age_s", "line", "gpus", "expected"),
     [
-        (
-            60,
-            f"{XID}63, pid=1, name=x, Row Remapper: New row marked for remapping",
-            nvml(),
-            [("DD331", "info")],
-        ),
+        (60, f"{XID}63, pid=1, name=x, Row Remapper: New row marked for remapping", nvml(), [("DD331", "info")]),
         (60, f"{XID}94, pid=1, name=x, Contained", nvml(), [("DD331", "info")]),
-        (
-            60,
-            f"{XID}109, pid=1, name=x, Ch 8, errorString CTX SWITCH TIMEOUT",
-            nvml(),
-            [("DD331", "warning")],
-        ),
+        (60, f"{XID}109, pid=1, name=x, Ch 8, errorString CTX SWITCH TIMEOUT", nvml(), [("DD331", "warning")]),
         (60, f"{XID}109, pid=1, name=x", nvml({"recovery_action": "none"}), [("DD331", "info")]),
         (60, f"{XID}145, RLW_RXPIPE Nonfatal XC0 i0 Link 13", nvml(), [("DD331", "info")]),
-        (
-            60,
-            f"{XID}149, NETIR Fatal XC0 i0 Link -1",
-            nvml({"recovery_action": "gpu_reset"}),
-            [("DD304", "error")],
-        ),
+        (60, f"{XID}149, NETIR Fatal XC0 i0 Link -1", nvml({"recovery_action": "gpu_reset"}), [("DD304", "error")]),
         (60, f"{XID}999, pid=1, name=x", nvml(), [("DD331", "info")]),
         (2 * DAY_S, f"{XID}94, pid=1, name=x, Contained", nvml(), []),
         (60, f"{XID}31, pid=1, name=x", nvml(), [("DD332", "info")]),
@@ -334,11 +308,7 @@ def test_an_old_driver_names_no_gpu_that_failed_to_start_so_the_missing_one_is_n
 
 @pytest.mark.parametrize(
     ("bridge", "expected"),
-    [
-        ("0000:5d:01.0", [("DD335", "warning")]),
-        ("0000:16:01.0", [("DD335", "warning")]),
-        ("0000:00:1c.5", []),
-    ],
+    [("0000:5d:01.0", [("DD335", "warning")]), ("0000:16:01.0", [("DD335", "warning")]), ("0000:00:1c.5", [])],
 )
 def test_pcie_errors_count_on_the_way_to_a_gpu_or_rdma_device_alone(bridge: str, expected: list[Any]):
     line = f"pcieport {bridge}: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer"
@@ -359,9 +329,7 @@ def test_a_failed_nic_is_named_by_its_rdma_device():
 
 
 def stuck(channel: str | None) -> StuckProcess:
-    return StuckProcess(
-        pid=5403, name="nvidia-smi", wait_channel=channel, device="/dev/nvidia0", watched_s=3.0
-    )
+    return StuckProcess(pid=5403, name="nvidia-smi", wait_channel=channel, device="/dev/nvidia0", watched_s=3.0)
 
 
 HUNG = (60, "INFO: task nvidia-smi:5403 blocked for more than 120 seconds.")

@@ -52,10 +52,7 @@ def verdicts(first: KernelFact, then: KernelAfterFact, gpus: GpusFact | None = N
         ("nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Fatal, Link 32 egress", [("DD342", "warning")]),
         ("nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress", []),
         ("mlx5_core 0000:17:00.0: poll_health:739:(pid 0): Fatal error 1 detected", [("DD343", "warning")]),
-        (
-            "pcieport 0000:5d:01.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=X",
-            [("DD343", "warning")],
-        ),
+        ("pcieport 0000:5d:01.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=X", [("DD343", "warning")]),
         ("pcieport 0000:00:1c.5: PCIe Bus Error: severity=Uncorrected (Fatal), type=X", []),
         ("pcieport 0000:5d:01.0: PCIe Bus Error: severity=Corrected, type=X", []),
     ],

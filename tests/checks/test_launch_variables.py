@@ -45,9 +45,9 @@ def test_empty_variables_count_as_missing():
     ],
 )
 def test_variables_that_no_rendezvous_can_work_with_are_fatal(changed, text):
-    assert [
-        (fault.text, fault.fatal) for fault in faults({**RANK_3_OF_8, **changed}, "slurm") if fault.fatal
-    ] == [(text, True)]
+    assert [(fault.text, fault.fatal) for fault in faults({**RANK_3_OF_8, **changed}, "slurm") if fault.fatal] == [
+        (text, True)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,7 @@ def test_contradictions_are_told_but_not_fatal(changed, launcher, text):
     assert not any(fault.fatal for fault in found)
 
 
-@pytest.mark.parametrize(
-    "address", ["node0", "10.0.0.1", "::1", "fe80::1", "localhost", "node0.cluster.local"]
-)
+@pytest.mark.parametrize("address", ["node0", "10.0.0.1", "::1", "fe80::1", "localhost", "node0.cluster.local"])
 def test_ordinary_variables_have_no_fault(address):
     assert list(faults({**RANK_3_OF_8, "MASTER_ADDR": address}, "mpi")) == [
         launch_variables.Fault(("RANK",), "RANK is 3, but the launcher set OMPI_COMM_WORLD_RANK=''")
@@ -114,9 +112,7 @@ def test_visible_devices_are_counted_up_to_the_end_of_the_list(devices, count):
 @given(
     st.dictionaries(
         st.sampled_from([*launch_variables.NUMBERS, "MASTER_ADDR", *launchers.OTHERS]),
-        st.one_of(
-            st.integers(-5, 99999).map(str), st.text(alphabet=st.characters(codec="utf-8"), max_size=12)
-        ),
+        st.one_of(st.integers(-5, 99999).map(str), st.text(alphabet=st.characters(codec="utf-8"), max_size=12)),
     ),
     st.sampled_from([None, "torchrun", "slurm", "mpi"]),
 )

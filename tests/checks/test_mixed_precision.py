@@ -88,9 +88,7 @@ def nudges_on_rank_0(ctx, bucket):
     import torch
 
     mean = honest(ctx, bucket)
-    return mean.then(
-        lambda one: torch.nextafter(one.value(), one.value() + 1) if ctx.rank == 0 else one.value()
-    )
+    return mean.then(lambda one: torch.nextafter(one.value(), one.value() + 1) if ctx.rank == 0 else one.value())
 
 
 def loses_rank_1(ctx, bucket):
@@ -191,23 +189,10 @@ def test_a_hook_that_averages_is_healthy(ranks):
         *("a rank that skips alone", (scaled_steps, keeps_infinities_to_itself), "DD730", []),
         *("rank 3 (node3) skipped the step", "Rank 3's gradient is infinite"),
     ),
-    (
-        "infinities that are removed",
-        (scaled_steps, removes_infinities),
-        "DD732",
-        [],
-        "no rank skips the step",
-    ),
+    ("infinities that are removed", (scaled_steps, removes_infinities), "DD732", [], "no rank skips the step"),
     ("a scale that does not back off", (never_backs_off,), "DD732", [], "the scale is not halved"),
     ("a sum under autocast", (scaled_steps, sums), "DD733", [], "the sum of the ranks' gradients"),
-    (
-        "weights that drift in their last bits",
-        (scaled_steps, nudges_on_rank_0),
-        "DD737",
-        [],
-        "warning",
-        "rank 0 (",
-    ),
+    ("weights that drift in their last bits", (scaled_steps, nudges_on_rank_0), "DD737", [], "warning", "rank 0 ("),
     (
         *("a sum before the division in float16", (half_steps, divides_last, "float16"), "DD734", []),
         *("float16", "every rank"),
@@ -242,8 +227,7 @@ def test_a_scale_of_ones_own_names_the_rank(ranks):
 
 
 @pytest.mark.parametrize(
-    ("scenario", "words"),
-    [(old_torch_on_rank_1, "no GradScaler"), (old_gpu_on_rank_1, "does not support bfloat16.")],
+    ("scenario", "words"), [(old_torch_on_rank_1, "no GradScaler"), (old_gpu_on_rank_1, "does not support bfloat16.")]
 )
 def test_what_one_rank_lacks_leaves_nobody_waiting(ranks, scenario, words):
     finding = only(judge(recording(ranks.facts(scenario, on=(0, 1)), (0, 1))), "DD738")

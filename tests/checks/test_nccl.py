@@ -23,9 +23,7 @@ from ddp_doctor.sources.machine import LiveContext
 from tests.checks.test_software import GPU_NODE, compile_library
 from tests.fakes import FakeContext
 
-needs_cc = pytest.mark.skipif(
-    shutil.which("cc") is None, reason="needs a C compiler (cc) to build stand-in libraries"
-)
+needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler (cc) to build stand-in libraries")
 
 
 def live(**env: str) -> LiveContext:
@@ -213,9 +211,7 @@ def findings(*facts: NcclFact, software: Software = GPU_NODE, command: str = "ru
     ]
     recording = Recording(
         started_at="2026-01-15T10:00:00+00:00",
-        world=World(
-            nnodes=len(facts), nproc_per_node=8, world_size=8 * len(facts), backend="nccl", nodes=nodes
-        ),
+        world=World(nnodes=len(facts), nproc_per_node=8, world_size=8 * len(facts), backend="nccl", nodes=nodes),
         options=Options(command=command),
         readings=tuple(readings),
     )
@@ -274,8 +270,7 @@ def test_a_line_that_does_nothing_is_named(line, says):
 
 
 @pytest.mark.parametrize(
-    "line",
-    ["", "# NCCL_IB_HCA", "NCCL_OFI_X=1", "TOKEN=x", "NCCL_IB_HCA=mlx5_0", "NCCL_FASTRAK_NUM_FLOWS=2", "A=1"],
+    "line", ["", "# NCCL_IB_HCA", "NCCL_OFI_X=1", "TOKEN=x", "NCCL_IB_HCA=mlx5_0", "NCCL_FASTRAK_NUM_FLOWS=2", "A=1"]
 )
 def test_comments_plugins_settings_and_foreign_names_are_left_alone(line):
     assert [code for code, _ in verdicts(conf(f"{line}\n")) if code == "DD230"] == []
@@ -316,10 +311,7 @@ EFA: Any = {"efa_devices": ("efa_0",)}
         (NcclFact(plugins=(NAMED.model_copy(update={"unclear": True}),)), []),
         (NcclFact(plugins=(NAMED.model_copy(update={"kind": "profiler"}),)), [("DD231", Severity.INFO)]),
         (NcclFact(plugins=(GOOD,)), []),
-        (
-            NcclFact(plugins=(GOOD.model_copy(update={"missing": ("libfabric.so.1",)}),)),
-            [("DD232", Severity.INFO)],
-        ),
+        (NcclFact(plugins=(GOOD.model_copy(update={"missing": ("libfabric.so.1",)}),)), [("DD232", Severity.INFO)]),
         (NcclFact(network="IB"), []),
         (NcclFact(network="Socket"), []),
         (NcclFact(network="AWS Libfabric"), [("DD233", Severity.ERROR)]),

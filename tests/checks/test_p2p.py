@@ -118,14 +118,9 @@ def _judge(
             size_bytes=64 << 20,
         )
 
-    facts = [
-        P2pFact(pairs=tuple(result(rank, peer) for peer in range(size) if peer != rank))
-        for rank in range(size)
-    ]
+    facts = [P2pFact(pairs=tuple(result(rank, peer) for peer in range(size) if peer != rank)) for rank in range(size)]
     readings = tuple(
-        Reading(
-            check="p2p", status=Status.COLLECTED, node=world.node_of(rank), rank=rank, fact=fact.recorded()
-        )
+        Reading(check="p2p", status=Status.COLLECTED, node=world.node_of(rank), rank=rank, fact=fact.recorded())
         for rank, fact in enumerate(facts)
     )
     recording = Recording(world=world, readings=readings, trials=trials)

@@ -41,9 +41,7 @@ class Machine:
                 "0x030200" if display else "0x020700",
                 "0x10de:0x2330" if display else "0x15b3:0x1021",
             )
-        self.link(
-            "sys/class/infiniband/mlx5_0/device", f"../../../devices/pci0000:15/{ROOT}/{UP}/{PORTS[2]}/{NIC}"
-        )
+        self.link("sys/class/infiniband/mlx5_0/device", f"../../../devices/pci0000:15/{ROOT}/{UP}/{PORTS[2]}/{NIC}")
         self.file("sys/kernel/iommu_groups/13/type", "DMA-FQ\n")
         self.link(f"sys/bus/pci/devices/{GPUS[0]}/iommu_group", f"{root}/sys/kernel/iommu_groups/13")
         self.file("sys/bus/pci/slots/5/address", f"{GPUS[0].partition('.')[0]}\n")
@@ -56,17 +54,11 @@ class Machine:
         folder = self.below / path
         folder.mkdir(parents=True)
         files = {"class": kind, "vendor": vendor, "device": device, "current_link_width": "16"}
-        files |= {
-            "max_link_width": "16",
-            "current_link_speed": speed,
-            "max_link_speed": "32.0 GT/s PCIe",
-        }
+        files |= {"max_link_width": "16", "current_link_speed": speed, "max_link_speed": "32.0 GT/s PCIe"}
         for name, text in files.items():
             (folder / name).write_text(f"{text}\n")
         space = (
-            config((0x100, 0x0001, 0x148), (0x148, 0x0019, 0))
-            if acs is None
-            else config((0x100, ACS, 0), control=acs)
+            config((0x100, 0x0001, 0x148), (0x148, 0x0019, 0)) if acs is None else config((0x100, ACS, 0), control=acs)
         )
         (folder / "config").write_bytes(space)
         self.link(f"sys/bus/pci/devices/{path.rpartition('/')[2]}", f"../../../devices/pci0000:15/{path}")
@@ -136,10 +128,7 @@ def test_this_very_machine_is_read():
         ({"/proc/cpuinfo": "flags\t: fpu hypervisor lahf_lm\n"}, "the CPU has the flag hypervisor"),
         ({"/sys/class/dmi/id/product_name": "Google Compute Engine\n"}, "Google Compute Engine"),
         ({"/proc/cpuinfo": "flags\t: fpu\n", "/sys/class/dmi/id/sys_vendor": "Supermicro\n"}, None),
-        (
-            {"/sys/class/dmi/id/sys_vendor": "Amazon EC2\n", "/sys/class/dmi/id/product_name": "p5.metal\n"},
-            None,
-        ),
+        ({"/sys/class/dmi/id/sys_vendor": "Amazon EC2\n", "/sys/class/dmi/id/product_name": "p5.metal\n"}, None),
     ],
 )
 def test_virtual_machines_are_told_from_metal(files: dict[str, str | OSError], expected: str | None):
@@ -162,8 +151,7 @@ def test_the_link_of_a_device_that_sleeps_is_not_known():
 
 def judge(*facts: Fact, nodes: int = 1) -> list[Finding]:
     readings = tuple(
-        Reading(check=one.KIND.partition("/")[0], status=Status.COLLECTED, fact=one.recorded())
-        for one in facts
+        Reading(check=one.KIND.partition("/")[0], status=Status.COLLECTED, fact=one.recorded()) for one in facts
     )
     world = World(nnodes=nodes, backend="nccl", nodes=(Node(hostname="node0"),))
     again = Recording.model_validate_json(Recording(world=world, readings=readings).model_dump_json())
@@ -188,9 +176,7 @@ def tree(machine: Machine) -> PcieFact:
     return probe(machine.context())
 
 
-GPUS_BY_NVML = GpusFact(
-    gpus=tuple(Gpu(index=index, bus_id=bus) for index, bus in enumerate(GPUS)), used=(0, 1)
-)
+GPUS_BY_NVML = GpusFact(gpus=tuple(Gpu(index=index, bus_id=bus) for index, bus in enumerate(GPUS)), used=(0, 1))
 NVLINK = TopologyFact(**dict(parse_matrix("\tGPU0\tGPU1\nGPU0\t X \tNV18\nGPU1\tNV18\t X \n")))
 
 
@@ -280,10 +266,7 @@ A, B, C = "0000:01:00.0", "0000:02:00.0", "0000:03:00.0"
         (tree_of(endpoint(A, 8, 8), endpoint(B, 16)), []),  # the slot has no more lanes
         (tree_of(endpoint(A, 16, speed_gt_per_s=2.5), endpoint(B, 16)), []),  # idle
         (tree_of(endpoint(A, 8, model="10de:1f82"), endpoint(B, 16)), [("DD422", "info")]),
-        (
-            tree_of(endpoint(A, 16, kind="nic", speed_gt_per_s=8.0), endpoint(B, 16, kind="nic")),
-            [("DD422", "warning")],
-        ),
+        (tree_of(endpoint(A, 16, kind="nic", speed_gt_per_s=8.0), endpoint(B, 16, kind="nic")), [("DD422", "warning")]),
         (tree_of(endpoint(A, 8, speed_max_gt_per_s=None), endpoint(B, 16)), []),  # not all is told
     ],
 )
@@ -298,12 +281,7 @@ def test_a_narrow_link_above_several_gpus_is_named_by_its_bridge():
             PcieDevice(bus_id=root, kind="bridge", model="8086:352a", width=width, **speed),
             PcieDevice(bus_id=up, kind="bridge", model="1000:c030", above=(root,), width=width, **speed),
             PcieDevice(
-                bus_id=up.replace("00.0", "01.0"),
-                kind="gpu",
-                model="10de:2330",
-                above=(root, up),
-                width=16,
-                **speed,
+                bus_id=up.replace("00.0", "01.0"), kind="gpu", model="10de:2330", above=(root, up), width=16, **speed
             ),
         )
 

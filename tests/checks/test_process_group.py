@@ -55,8 +55,7 @@ def test_an_import_that_fails_on_two_of_three_nodes_is_one_finding_that_names_bo
     (found,) = _findings(_recording(3, 1, _read(TorchImport(import_s=1.4), 0), *broken))
 
     assert found.title == (
-        "torch cannot be imported on node1 and node2:"
-        " ImportError: libcudart.so.13: cannot open shared object file"
+        "torch cannot be imported on node1 and node2: ImportError: libcudart.so.13: cannot open shared object file"
     )
     assert [one.node for one in found.culprits] == ["node1", "node2"]
     assert [one.check for one in found.evidence] == ["process_group", "allreduce"]
@@ -73,9 +72,7 @@ def test_nodes_whose_imports_fail_differently_are_two_findings():
 
 
 def test_an_import_that_still_computes_blames_no_node():
-    slow = TorchImport(
-        import_s=90.0, stuck_at='File "/nfs/torch/__init__.py", line 3 in <module>', moving=True
-    )
+    slow = TorchImport(import_s=90.0, stuck_at='File "/nfs/torch/__init__.py", line 3 in <module>', moving=True)
 
     assert _findings(_recording(1, 1, _read(slow, 0))) == []
 
@@ -85,9 +82,7 @@ def test_a_script_that_puts_all_ranks_on_gpu_0_of_every_node_is_one_finding():
 
     (found,) = _findings(_recording(64, 8, *ranks))
 
-    assert found.title.startswith(
-        "Ranks 0-7 run on one GPU of node0 (NVIDIA H100, GPU-0); ranks 8-15 run on "
-    )
+    assert found.title.startswith("Ranks 0-7 run on one GPU of node0 (NVIDIA H100, GPU-0); ranks 8-15 run on ")
     assert found.title.endswith("; and so on, on 60 GPUs more")
     assert len(found.culprits) == 512
     assert len(found.evidence) == 16

@@ -45,8 +45,7 @@ def recording(
     if nccl:
         software = Software(python="3.11.7", machine="x86_64", nccl_loaded=nccl).recorded()
         readings += [
-            Reading(check="software", status=Status.COLLECTED, node=at, fact=software)
-            for at in range(len(machines))
+            Reading(check="software", status=Status.COLLECTED, node=at, fact=software) for at in range(len(machines))
         ]
     nodes = tuple(Node(node_rank=at, hostname=f"node{at}") for at in range(len(machines)))
     size = shape["nnodes"] * shape["nproc_per_node"]
@@ -58,9 +57,7 @@ def recording(
 
 
 def findings(seen: Recording) -> list[Finding]:
-    assert all(reading.status in (Status.COLLECTED, Status.ABSENT) for reading in seen.readings), (
-        seen.readings
-    )
+    assert all(reading.status in (Status.COLLECTED, Status.ABSENT) for reading in seen.readings), seen.readings
     return [finding for rule in CHECK.rules for finding in rule.apply(seen)]
 
 
@@ -220,10 +217,7 @@ def test_storage_ports_beside_the_rails_are_worth_knowing_and_no_more():
     finding = only(two)
 
     assert (finding.code, finding.severity) == ("DD563", Severity.INFO)
-    assert (
-        finding.title
-        == "mlx5_8 on node0 and node1: NCCL may use this slower port together with the fast ones"
-    )
+    assert finding.title == "mlx5_8 on node0 and node1: NCCL may use this slower port together with the fast ones"
     value = "=" + ",".join(f"mlx5_{at}:1" for at in range(8))
     assert settings(finding) == [("set", "NCCL_IB_HCA", value)]
 
@@ -277,9 +271,7 @@ def test_a_port_that_is_up_under_its_name_on_all_other_nodes_is_named():
             tree.hca(f"mlx5_{at}", trees.bus(at), at)
             down = node == 4 and at == 1
             tree.port(
-                f"mlx5_{at}",
-                state="1: DOWN" if down else "4: ACTIVE",
-                phys="2: Polling" if down else "5: LinkUp",
+                f"mlx5_{at}", state="1: DOWN" if down else "4: ACTIVE", phys="2: Polling" if down else "5: LinkUp"
             )
 
     finding = only(recording(*pairs))
@@ -319,11 +311,7 @@ def test_one_rail_at_a_quarter_of_its_rate():
 def test_a_single_new_card_at_the_oldest_speed():
     tree = trees.infiniband()
     machine = Tree(
-        {
-            path: text
-            for path, text in tree.files.items()
-            if "mlx5_0" in path or "/uverbs0" in path or "/etc/" in path
-        },
+        {path: text for path, text in tree.files.items() if "mlx5_0" in path or "/uverbs0" in path or "/etc/" in path},
         tree.links,
     )
     machine.port("mlx5_0", rate="10 Gb/sec (4X SDR)")
@@ -391,9 +379,7 @@ def test_a_run_of_one_node_may_set_what_it_likes():
 def test_a_prefix_takes_a_storage_port():
     tree = trees.infiniband()
     tree.hca("mlx5_10", "0000:c1:00.0", 10, board_id="MT_2420110034")
-    tree.port(
-        "mlx5_10", layer="Ethernet", rate="25 Gb/sec (1X EDR)", gids=trees.roce_table("ens0", "10.9.0.1")
-    )
+    tree.port("mlx5_10", layer="Ethernet", rate="25 Gb/sec (1X EDR)", gids=trees.roce_table("ens0", "10.9.0.1"))
     tree.netdev("ens0")
     env = {"NCCL_IB_HCA": "mlx5_0,mlx5_1"}
 
@@ -582,9 +568,7 @@ def test_a_bond_that_lost_a_link_is_named_with_the_slave():
         pytest.param([trees.bond(down="ens1f1np1")], ["info"], id="a run of one node"),
     ],
 )
-def test_a_slave_that_is_down_is_a_warning_where_it_was_up_or_others_are(
-    machines: list[Tree], expected: list[str]
-):
+def test_a_slave_that_is_down_is_a_warning_where_it_was_up_or_others_are(machines: list[Tree], expected: list[str]):
     assert verdicts(recording(*machines)) == [("DD576", severity) for severity in expected]
 
 

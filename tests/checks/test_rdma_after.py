@@ -63,9 +63,7 @@ def test_states_and_counters_are_read_again_and_virtual_functions_left_out():
     assert (port.hca, port.number, port.state, port.counters["link_downed"]) == ("mlx5_0", 1, "ACTIVE", 1)
 
 
-@pytest.mark.parametrize(
-    "make", [trees.infiniband, trees.roce, trees.bond, trees.efa, trees.software, trees.irdma]
-)
+@pytest.mark.parametrize("make", [trees.infiniband, trees.roce, trees.bond, trees.efa, trees.software, trees.irdma])
 def test_machines_on_which_nothing_changed_give_nothing(make: Any):
     assert findings(recording([make(), make()], [make(), make()])) == []
 
@@ -95,10 +93,7 @@ def test_an_ethernet_link_that_went_down_shows_by_its_interface():
 
     finding = only(recording([trees.roce(0), trees.roce(1)], after))
 
-    assert (finding.code, finding.title) == (
-        "DD566",
-        "mlx5_5 on node0: the RDMA link went down while the ranks ran",
-    )
+    assert (finding.code, finding.title) == ("DD566", "mlx5_5 on node0: the RDMA link went down while the ranks ran")
 
 
 def test_a_port_that_was_down_all_along_is_left_to_the_other_check():
@@ -116,12 +111,7 @@ def test_packets_that_were_sent_again():
 
 @pytest.mark.parametrize(
     "counters",
-    [
-        {"out_of_sequence": 4000},
-        {"local_ack_timeout_err": 3},
-        {"port_xmit_wait": 10**9},
-        {"np_cnp_sent": 10**6},
-    ],
+    [{"out_of_sequence": 4000}, {"local_ack_timeout_err": 3}, {"port_xmit_wait": 10**9}, {"np_cnp_sent": 10**6}],
 )
 def test_what_well_networks_count_too(counters: dict[str, int]):
     assert findings(grown(counters)) == []
@@ -138,9 +128,7 @@ def test_losses_are_nobody_s_business_in_a_run_of_one_node():
     assert findings(grown({"local_ack_timeout_err": 31}, nodes=1)) == []
 
 
-@pytest.mark.parametrize(
-    "counters", [{"symbol_error": 100}, {"port_rcv_errors": 12}, {"link_error_recovery": 1}]
-)
+@pytest.mark.parametrize("counters", [{"symbol_error": 100}, {"port_rcv_errors": 12}, {"link_error_recovery": 1}])
 def test_errors_on_the_link(counters: dict[str, int]):
     finding = only(grown(counters))
 
@@ -160,9 +148,7 @@ def test_counters_that_somebody_cleared_are_not_compared():
 def test_a_second_look_that_failed_is_no_finding():
     seen = grown({"link_downed": 1})
     failed = tuple(
-        one.model_copy(update={"status": Status.TIMED_OUT, "fact": None})
-        if one.check == "rdma_after"
-        else one
+        one.model_copy(update={"status": Status.TIMED_OUT, "fact": None}) if one.check == "rdma_after" else one
         for one in seen.readings
     )
 

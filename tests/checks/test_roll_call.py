@@ -197,9 +197,7 @@ def test_a_head_that_closes_its_own_port_is_to_blame_and_what_the_others_met_wit
 
 
 def test_a_port_that_is_held_on_a_node_alone_is_told_with_what_was_tested_instead():
-    found = only(
-        met_by(head("held", (), nnodes=1, error="Address already in use", held_by="nc (pid 7)", waited_s=0))
-    )
+    found = only(met_by(head("held", (), nnodes=1, error="Address already in use", held_by="nc (pid 7)", waited_s=0)))
 
     assert (found.code, blamed(found)) == ("DD514", [("node", "node0", None)])
     assert "met on another port" in found.detail
@@ -279,14 +277,8 @@ def test_a_node_that_takes_itself_for_the_head_is_told_why_it_waits_alone():
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        (
-            {"outcome": "held", "role": "head", "error": "Address already in use"},
-            "is in use by another program",
-        ),
-        (
-            {"outcome": "held", "role": "head", "error": "Permission denied"},
-            "cannot listen on port 29400: Perm",
-        ),
+        ({"outcome": "held", "role": "head", "error": "Address already in use"}, "is in use by another program"),
+        ({"outcome": "held", "role": "head", "error": "Permission denied"}, "cannot listen on port 29400: Perm"),
         (
             {"outcome": "foreign", "error": "a store without a head"},
             "Another program, or the store of another job, listens",
@@ -355,9 +347,7 @@ def test_missing_nodes_are_named_by_the_scheduler_list_even_by_their_full_names(
 def test_missing_nodes_are_named_by_number_where_ranks_are_given_by_hand():
     found = only(met_by(head("missing", came(0, 1, 3), claimed_rank=0, missing=(2,))))
 
-    assert found.title.startswith(
-        "node rank 2 did not report in (not started, or cannot reach node0:29400): 3 of 4"
-    )
+    assert found.title.startswith("node rank 2 did not report in (not started, or cannot reach node0:29400): 3 of 4")
     assert (found.culprits, absent(found)) == ((), [(None, 2)])
     assert found.remedies[0].commands == (
         "ddp-doctor run --nnodes 4 --node-rank 2 --rdzv-endpoint node0:29400   # on node rank 2",
@@ -394,9 +384,7 @@ def test_a_host_that_could_not_be_started_is_one_of_those_that_did_not_come():
 
     found = only(met_by(fact, nnodes=4, expected_hosts=hosts))
 
-    assert found.title.startswith(
-        "node2 and node3 did not report in (not started, or cannot reach node0:29400): 2"
-    )
+    assert found.title.startswith("node2 and node3 did not report in (not started, or cannot reach node0:29400): 2")
     assert found.title.endswith("(Permission denied)")
     assert blamed(found) == [("node", "node2", None)]
     assert absent(found) == [("node2", 2), ("node3", 3)]
@@ -484,9 +472,7 @@ def test_of_a_node_too_many_the_option_is_blamed_for_any_may_be_the_one_that_is_
 def test_how_long_a_node_was_not_heard_stands_at_the_end_where_its_value_follows():
     (seen,) = only(recorded("node-lost-its-own-link")).evidence
 
-    assert seen.text.endswith(
-        "; node1 itself has lost the link of eth0; node1 has heard nothing of node0 for"
-    )
+    assert seen.text.endswith("; node1 itself has lost the link of eth0; node1 has heard nothing of node0 for")
     assert (seen.value, seen.unit) == (6.2, "s")
 
 
@@ -522,12 +508,7 @@ def misses(observer: int, node: int, answer: Answer, **more: Any) -> Reading:
 
 def named(recording: Recording) -> list[str]:
     """The nodes named alone."""
-    return [
-        one.node or ""
-        for found in fell_silent.apply(recording)
-        for one in found.culprits
-        if one.kind == "node"
-    ]
+    return [one.node or "" for found in fell_silent.apply(recording) for one in found.culprits if one.kind == "node"]
 
 
 def pairs(recording: Recording) -> set[tuple[str | None, str | None]]:
@@ -613,11 +594,7 @@ def test_two_nodes_that_go_dark_together_are_one_finding():
 
 def test_two_halves_of_a_split_network_blame_no_node():
     recording = company(
-        4,
-        misses(0, 2, "timed_out"),
-        misses(0, 3, "timed_out"),
-        sees(1, 2, "timed_out"),
-        sees(1, 3, "timed_out"),
+        4, misses(0, 2, "timed_out"), misses(0, 3, "timed_out"), sees(1, 2, "timed_out"), sees(1, 3, "timed_out")
     )
 
     assert named(recording) == []
@@ -739,9 +716,7 @@ def _own_report(draw: st.DrawFn, culprit: int, nodes: int, knows: bool) -> Itera
             yield sees(culprit, node, answer, heartbeat=node in missed, links_down=links)
 
 
-def _report(
-    draw: st.DrawFn, reporter: int, culprit: int, others: Sequence[int], answer: Answer
-) -> Iterable[Reading]:
+def _report(draw: st.DrawFn, reporter: int, culprit: int, others: Sequence[int], answer: Answer) -> Iterable[Reading]:
     yield misses(reporter, culprit, answer)
     for node in others:
         if culprit == 0:
@@ -759,9 +734,7 @@ def test_one_culprit_that_all_see_alike_is_the_only_one_named(case: tuple[int, i
 
 
 @given(one_culprit(), st.data())
-def test_where_reports_are_missing_no_innocent_is_named_alone(
-    case: tuple[int, int, Recording], data: st.DataObject
-):
+def test_where_reports_are_missing_no_innocent_is_named_alone(case: tuple[int, int, Recording], data: st.DataObject):
     culprit, nodes, recording = case
     kept = data.draw(st.lists(st.booleans(), min_size=nodes, max_size=nodes))
     readings = [one for at, one in enumerate(recording.readings) if at == 0 or kept[at]]

@@ -59,9 +59,7 @@ def recording(*facts: Software, command: str = "run", **options: Any) -> Recordi
     nodes = tuple(Node(node_rank=rank, hostname=f"node{rank}") for rank in range(len(facts)))
     return Recording(
         started_at="2026-01-15T10:00:00+00:00",
-        world=World(
-            nnodes=len(facts), nproc_per_node=8, world_size=8 * len(facts), backend="nccl", nodes=nodes
-        ),
+        world=World(nnodes=len(facts), nproc_per_node=8, world_size=8 * len(facts), backend="nccl", nodes=nodes),
         options=Options(command=command, **options),
         readings=tuple(
             Reading(check="software", status=Status.COLLECTED, node=rank, fact=fact.recorded())
@@ -270,11 +268,7 @@ FOUND = '{"python": "3.11.7", "machine": "x86_64", "torch_folder": "/opt/torch"}
         ({"PYTHONPATH": ":/a"}, ["/work/random.py"], [("/work/random.py", "PYTHONPATH")]),
         ({"PYTHONPATH": "lib"}, ["/work/lib/random.py"], [("/work/lib/random.py", "PYTHONPATH")]),
         ({"PYTHONPATH": "/opt:/b"}, ["/opt/torch/__init__.py"], [("/opt/torch/__init__.py", "PYTHONPATH")]),
-        (
-            {"PYTHONPATH": "/opt:/b"},
-            ["/opt/torch/__init__.py", "/opt/torch/_C.cpython-311.so", "/b/torch.py"],
-            [],
-        ),
+        ({"PYTHONPATH": "/opt:/b"}, ["/opt/torch/__init__.py", "/opt/torch/_C.cpython-311.so", "/b/torch.py"], []),
         ({"PYTHONPATH": ""}, ["/work/torch.py"], [("/work/torch.py", "working directory")]),
         ({}, ["/work/logging/__init__.py"], [("/work/logging/__init__.py", "working directory")]),
         ({"PYTHONSAFEPATH": "1"}, ["/work/logging/__init__.py"], []),
@@ -283,10 +277,7 @@ FOUND = '{"python": "3.11.7", "machine": "x86_64", "torch_folder": "/opt/torch"}
 )
 def test_files_in_the_place_of_pythons_own_modules_are_found_by_name(env, files, hidden):
     context = FakeContext(
-        env=env,
-        files=dict.fromkeys(files, ""),
-        links={"/proc/self/cwd": "/work"},
-        children={"software": FOUND},
+        env=env, files=dict.fromkeys(files, ""), links={"/proc/self/cwd": "/work"}, children={"software": FOUND}
     )
     assert [(module.file, module.by) for module in probe(context).hidden_modules] == hidden
 
@@ -311,10 +302,7 @@ def test_an_import_that_fails_is_explained_by_the_hidden_module_on_the_same_node
     seen = recording(GPU_NODE, but(hidden_modules=(hidden,)))
     failed = [
         Reading(
-            check="process_group",
-            status=Status.FAILED,
-            node=node,
-            fact=TorchImport(import_s=0, error=error).recorded(),
+            check="process_group", status=Status.FAILED, node=node, fact=TorchImport(import_s=0, error=error).recorded()
         )
         for node, error in enumerate(("ImportError: libcudart.so.12", "ImportError: Random"))
     ]
@@ -364,13 +352,8 @@ def test_driver_and_devices_come_from_proc_and_dev():
 
 
 def test_a_driver_that_cannot_be_asked_is_told_so():
-    for text, reason in (
-        (PermissionError(13, "Permission denied"), "Permission denied"),
-        ("???", "understood"),
-    ):
-        fact = probe(
-            FakeContext(files={"/proc/driver/nvidia/version": text}, children={"software": ANSWER + "}"})
-        )
+    for text, reason in ((PermissionError(13, "Permission denied"), "Permission denied"), ("???", "understood")):
+        fact = probe(FakeContext(files={"/proc/driver/nvidia/version": text}, children={"software": ANSWER + "}"}))
         assert fact.driver is None
         assert reason in (fact.driver_problem or "")
 
@@ -382,9 +365,7 @@ def test_without_ldd_the_wheels_copy_counts():
 
 
 def test_without_ldd_and_without_a_copy_nothing_is_claimed():
-    fact = probe(
-        FakeContext(children={"software": ANSWER + ', "torch_cuda_library": "/t/libtorch_cuda.so"}'})
-    )
+    fact = probe(FakeContext(children={"software": ANSWER + ', "torch_cuda_library": "/t/libtorch_cuda.so"}'}))
     assert (fact.nccl_library, fact.nccl_fault) == (None, None)
     assert "without ldd" in (fact.nccl_problem or "")
 
@@ -504,13 +485,7 @@ def test_known_faults_only_where_the_job_can_meet_them(fact, nodes, known):
 
 @pytest.mark.parametrize(
     ("torch", "nccl"),
-    [
-        ("2.4.1", "2.20.5"),
-        ("2.5.1", "2.21.5"),
-        ("2.6.0", "2.21.5"),
-        ("2.8.0", "2.27.3"),
-        ("2.13.0", "2.29.7"),
-    ],
+    [("2.4.1", "2.20.5"), ("2.5.1", "2.21.5"), ("2.6.0", "2.21.5"), ("2.8.0", "2.27.3"), ("2.13.0", "2.29.7")],
 )
 def test_no_released_pair_of_torch_and_nccl_is_blamed_wholesale(torch, nccl):
     assert verdicts(matching(nccl, torch), matching(nccl, torch)) == []
@@ -539,9 +514,7 @@ def test_files_and_metadata_of_different_versions_are_a_warning():
 
 
 def test_torch_of_nvidias_containers_is_whole():
-    container = but(
-        torch_version="2.6.0a0+ecf3bae40a.nv25.01", torch_metadata_version="2.6.0a0+ecf3bae40a.nv25.1"
-    )
+    container = but(torch_version="2.6.0a0+ecf3bae40a.nv25.01", torch_metadata_version="2.6.0a0+ecf3bae40a.nv25.1")
     assert verdicts(container) == []
 
 
@@ -552,9 +525,7 @@ def test_a_preloaded_library_wins_and_the_setting_that_brings_it_is_named(instal
     preloaded = probe(live(installation.folder, LD_PRELOAD=str(other)))
     assert (preloaded.nccl_loaded, preloaded.nccl_library) == ("2.29.7", str(other))
     assert preloaded.nccl_brought_by == f"LD_PRELOAD={other}"
-    (told,) = findings(
-        but(**preloaded.model_dump(include={"nccl_loaded", "nccl_library", "nccl_brought_by"}))
-    )
+    (told,) = findings(but(**preloaded.model_dump(include={"nccl_loaded", "nccl_library", "nccl_brought_by"})))
     assert f"brought by LD_PRELOAD={other}" in told.evidence[0].text
 
 
@@ -586,10 +557,7 @@ SIZES = {"nvidia-nccl-cu12": 12, "nvidia-nccl-cu13": 13}
         ({"nccl_file_bytes": 12}, Severity.INFO),
         ({"nccl_file_bytes": 13}, Severity.WARNING),
         ({"nccl_file_bytes": 13, "driver": "550.54.15"}, Severity.ERROR),
-        (
-            {"nccl_file_bytes": 13, "driver": "550.54.15", "forward_compatibility": "/c/compat"},
-            Severity.WARNING,
-        ),
+        ({"nccl_file_bytes": 13, "driver": "550.54.15", "forward_compatibility": "/c/compat"}, Severity.WARNING),
         ({"nccl_file_bytes": None}, Severity.WARNING),
     ],
 )

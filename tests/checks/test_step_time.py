@@ -79,9 +79,7 @@ def test_two_ranks_measure_every_kind_of_step_and_nobody_is_blamed(ranks):
     assert len(seen.alone_larger) == len(seen.step) == 3
     assert seen.fact.larger == 2
     assert facts[1].rounds[0].alone_s is None  # the other ranks waited
-    assert [
-        one.severity for one in judge(recording(facts, (0, 1))) if one.severity is not Severity.INFO
-    ] == []
+    assert [one.severity for one in judge(recording(facts, (0, 1))) if one.severity is not Severity.INFO] == []
 
 
 def test_the_ranks_agree_on_the_work_and_on_the_number_of_rounds(ranks):
@@ -279,10 +277,7 @@ def trials(best_s: float, predicted_s: float = 0.041, default_s: float = 0.061) 
     """The default and 1 MiB."""
     by = (1.0, 1.02, 0.98)
     both = ((25.0, 0.060, default_s), (1.0, predicted_s, best_s))
-    made = [
-        BucketTrial(cap_mib=cap, predicted_s=at, step_s=tuple(took * one for one in by))
-        for cap, at, took in both
-    ]
+    made = [BucketTrial(cap_mib=cap, predicted_s=at, step_s=tuple(took * one for one in by)) for cap, at, took in both]
     return Buckets(batch=8, compute_s=0.02, predicted_s={25.0: 0.060, 1.0: predicted_s}, trials=tuple(made))
 
 
@@ -291,10 +286,7 @@ def test_a_bucket_size_that_won_is_advised_with_what_was_predicted_and_measured(
 
     assert finding.severity is Severity.INFO
     assert finding.confidence is Confidence.POSSIBLE
-    assert (
-        "predicted 41 ms, measured 43 ms (42 to 44); default 25: predicted 60 ms, measured 61 ms"
-        in finding.detail
-    )
+    assert "predicted 41 ms, measured 43 ms (42 to 44); default 25: predicted 60 ms, measured 61 ms" in finding.detail
     assert "bucket_cap_mb=1" in finding.remedies[0].summary
     assert finding.remedies[0].proof.status == "not_tried"  # it is not the user's model
 
@@ -307,13 +299,7 @@ def test_with_your_user_model_the_advice_is_proved():
 
 @pytest.mark.parametrize(
     "measured",
-    [
-        trials(0.060),
-        trials(0.0595),
-        trials(0.070),
-        trials(0.043, predicted_s=0.020),
-        trials(0.043, default_s=0.1),
-    ],
+    [trials(0.060), trials(0.0595), trials(0.070), trials(0.043, predicted_s=0.020), trials(0.043, default_s=0.1)],
     ids=["no gain", "within noise", "a loss", "not as predicted", "default not as predicted"],
 )
 def test_a_bucket_size_that_did_not_win_as_predicted_is_not_advised(measured):
@@ -342,9 +328,7 @@ def test_a_slow_rank_is_a_warning_and_a_gpu_an_error_from_three_times_on(device,
 
 def test_a_rank_whose_gpu_is_slow_is_left_to_the_finding_of_its_gpu():
     def gpu(rate: float) -> GpuSpeedFact:
-        return GpuSpeedFact(
-            device="cuda:0", matmul_tflop_per_s=Rate(median=rate, least=rate, most=rate, repetitions=3)
-        )
+        return GpuSpeedFact(device="cuda:0", matmul_tflop_per_s=Rate(median=rate, least=rate, most=rate, repetitions=3))
 
     steps = [fact(rank=rank, ranks=4, device="cuda:0", on_cpu_share=None) for rank in range(4)]
     steps[3] = fact(0.020, 0.022, rank=3, ranks=4, device="cuda:0", on_cpu_share=None)

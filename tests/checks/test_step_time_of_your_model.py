@@ -38,9 +38,7 @@ def test_your_model_is_measured_with_its_own_gradients_and_options(ranks):
     facts = ranks.facts(whole, "healthy:wide_net", on=(0, 1))
 
     assert {fact.model for fact in facts} == {"tests.models.healthy:wide_net"}
-    assert {(fact.parameters, fact.gradient_bytes, fact.batch) for fact in facts} == {
-        (8, 4 * 4 * (64 * 64 + 64), None)
-    }
+    assert {(fact.parameters, fact.gradient_bytes, fact.batch) for fact in facts} == {(8, 4 * 4 * (64 * 64 + 64), None)}
     assert all(len(fact.rounds) == 5 and fact.same_work and fact.buckets for fact in facts)
 
 
@@ -101,13 +99,10 @@ def slow_third(facts: list[StepTimeFact], **changes: Any) -> list[StepTimeFact]:
     """Four ranks with a processor each, the third of which took ten times as long."""
     by_rank = [facts[0].model_copy(update={"on_cpu_share": 1.0, "ranks": 4, **changes}) for _ in range(4)]
     rounds = tuple(
-        one.model_copy(update={"compute_s": 0.010, "again_s": 0.010, "step_s": 0.1})
-        for one in facts[0].rounds
+        one.model_copy(update={"compute_s": 0.010, "again_s": 0.010, "step_s": 0.1}) for one in facts[0].rounds
     )
     slow = tuple(one.model_copy(update={"compute_s": 0.1, "again_s": 0.1}) for one in rounds)
-    return [
-        fact.model_copy(update={"rounds": slow if rank == 2 else rounds}) for rank, fact in enumerate(by_rank)
-    ]
+    return [fact.model_copy(update={"rounds": slow if rank == 2 else rounds}) for rank, fact in enumerate(by_rank)]
 
 
 def test_findings_name_your_model_and_no_rank_with_another_batch(ranks):

@@ -141,9 +141,7 @@ def with_its_bond(nccl: str) -> Recording:
     software = Software(python="3.11.7", machine="x86_64", nccl_loaded=nccl)
     facts = {"rdma": rdma_probe(rdma_trees.bond().context()), "software": software}
     matrix = load("topology/classic-two-socket-matrix-alone")
-    more = tuple(
-        Reading(check=check, status=Status.COLLECTED, fact=fact.recorded()) for check, fact in facts.items()
-    )
+    more = tuple(Reading(check=check, status=Status.COLLECTED, fact=fact.recorded()) for check, fact in facts.items())
     return matrix.model_copy(update={"readings": (*matrix.readings, *more)})
 
 
@@ -217,9 +215,7 @@ def stuck_on_two_nodes(used: int) -> Recording:
     assert recorded.world is not None
     channel = f"l4node:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 2[0] [send] via NET/IB/{used}/GDRDMA\n"
     trial = recorded.trials[1]
-    evidence = tuple(
-        one.model_copy(update={"output_tail": one.output_tail + channel}) for one in trial.evidence
-    )
+    evidence = tuple(one.model_copy(update={"output_tail": one.output_tail + channel}) for one in trial.evidence)
     return recorded.model_copy(
         update={
             "world": recorded.world.model_copy(update={"nnodes": 2, "world_size": 4}),
@@ -273,9 +269,7 @@ def test_exact_names_where_a_prefix_would_match_another_nic():
     text = sample("classic-two-socket.txt").replace("mlx5_bond_0", "mlx5_1").replace("mlx5_2", "mlx5_10")
     (reading,) = read_pasted(text)
     assert hca_values(Recording(readings=(reading,))) == ["mlx5_10,mlx5_3,mlx5_1"]
-    away = text.replace(
-        "GPU0     X      SYS     SYS     SYS     NODE", "GPU0     X      SYS     SYS     SYS     PIX "
-    )
+    away = text.replace("GPU0     X      SYS     SYS     SYS     NODE", "GPU0     X      SYS     SYS     SYS     PIX ")
     away = away.replace("NIC2    NODE", "NIC2    PIX ").replace(
         "NODE    NODE    SYS     32", "SYS     SYS     PIX     32"
     )
@@ -311,9 +305,7 @@ def test_the_same_pair_that_stalls_on_two_nodes_is_told_once_and_both_are_culpri
                 "rank": rank,
                 "node": rank // 2,
                 "check": "p2p",
-                "steps": (
-                    seen.steps[0].model_copy(update={"check": "p2p", "name": "send_recv", "peers": peers}),
-                ),
+                "steps": (seen.steps[0].model_copy(update={"check": "p2p", "name": "send_recv", "peers": peers}),),
                 "output_tail": f"n:1:1 [0] NCCL INFO Channel 00/0 : {rank}[0] -> {peers[0]}[1] via P2P/CUMEM\n",
             }
         )
@@ -382,9 +374,7 @@ def test_rules_are_fast_on_many_nodes():
     count = 512
     readings = tuple(reading.model_copy(update={"node": node}) for node in range(count))
     evidence = tuple(RankEvidence(rank=rank, node=rank // 8, began=True) for rank in range(8 * count))
-    trial = TrialRecord(
-        trial="0", backend="nccl", outcome="stuck", judged_check="allreduce", evidence=evidence
-    )
+    trial = TrialRecord(trial="0", backend="nccl", outcome="stuck", judged_check="allreduce", evidence=evidence)
     recording = Recording(readings=readings, trials=(trial,))
     started = time.process_time()
     (finding,) = judge(recording)

@@ -84,12 +84,7 @@ def test_eight_gpus_behind_nvswitch_are_a_matrix_as_nvidia_smi_prints_it(tree: S
     assert fact.gpus == tuple(f"GPU{at}" for at in range(8))
     assert {code for _, _, code in fact.gpu_pairs()} == {"NV18"}
     assert fact.nics == {f"NIC{at}": f"mlx5_{at}" for at in range(8)}
-    assert [fact.links["GPU5"][f"NIC{at}"] for at in range(8)] == ["SYS"] * 4 + [
-        "NODE",
-        "PIX",
-        "NODE",
-        "NODE",
-    ]
+    assert [fact.links["GPU5"][f"NIC{at}"] for at in range(8)] == ["SYS"] * 4 + ["NODE", "PIX", "NODE", "NODE"]
     assert fact.links["NIC5"]["GPU5"] == "PIX"
     assert (fact.cpu_affinity["GPU7"], fact.numa_affinity["GPU7"]) == ("32-63,96-127", "1")
     assert set(fact.gpu_numa_id.values()) == {"N/A"}
@@ -135,9 +130,7 @@ def test_inactive_links_join_nobody(look: Look, tree: SysfsTree) -> None:
     assert [code for _, _, code in fact.gpu_pairs()] == ["NODE"]
 
 
-def test_an_old_driver_does_not_say_what_links_lead_to_but_that_they_join(
-    look: Look, tree: SysfsTree
-) -> None:
+def test_an_old_driver_does_not_say_what_links_lead_to_but_that_they_join(look: Look, tree: SysfsTree) -> None:
     nvswitch_board(tree)
     fact = wired(look("nvswitch", "healthy", "OLD_DRIVER"))
     assert {code for _, _, code in fact.gpu_pairs()} == {"NV18"}
@@ -209,10 +202,7 @@ def test_without_a_gpu_nothing_is_started(tree: SysfsTree) -> None:
 def test_an_nvml_that_never_answers_is_a_fact_that_names_the_call(look: Look, tree: SysfsTree) -> None:
     gpu_on_the_bus(tree)
     limit_s = 0.5
-    while (
-        not isinstance(fact := look("hang_ancestor", "two", LIMIT=str(limit_s)), TopologyHangFact)
-        or not fact.call
-    ):
+    while not isinstance(fact := look("hang_ancestor", "two", LIMIT=str(limit_s)), TopologyHangFact) or not fact.call:
         assert limit_s < PATIENCE_S  # it had no time to reach the driver
         limit_s *= 2
     assert (fact.asked, fact.call) == ("NVML", "nvmlDeviceGetTopologyCommonAncestor")
@@ -320,9 +310,7 @@ def test_links_that_are_down_are_named_once_with_their_numbers(look: Look, tree:
     assert findings[0].evidence[0].text == "GPU3: inactive links 4, 11"
 
 
-def short_of_links(
-    fact: TopologyFact, keep: tuple[int, ...], active: int, name: str | None = None
-) -> TopologyFact:
+def short_of_links(fact: TopologyFact, keep: tuple[int, ...], active: int, name: str | None = None) -> TopologyFact:
     """These GPUs of the fact, the last of them with so many active links."""
     gpus = [fact.nvlinks[at] for at in keep]
     links = tuple(link.model_copy(update={"active": link.index < active}) for link in gpus[-1].links)

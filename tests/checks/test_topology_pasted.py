@@ -41,11 +41,7 @@ def judged(text: str, command: str = "topology") -> list[Finding]:
 
 
 def test_outputs_of_every_kind_are_read_in_their_order_as_one_host():
-    assert kinds(P2P + NVLINKS + "and so on\n" + MATRIX) == [
-        (0, "p2p-status/1"),
-        (0, "nvlinks/1"),
-        (0, "topology/1"),
-    ]
+    assert kinds(P2P + NVLINKS + "and so on\n" + MATRIX) == [(0, "p2p-status/1"), (0, "nvlinks/1"), (0, "topology/1")]
 
 
 def test_tables_of_another_capability_are_of_the_same_host_and_the_same_one_of_another():
@@ -146,9 +142,7 @@ def test_nvlink_without_p2p_is_an_error_that_names_the_pairs():
 
 def test_nvlink_without_p2p_is_silent_where_nccl_ran():
     evidence = tuple(RankEvidence(rank=rank, node=0, began=True) for rank in range(8))
-    trial = TrialRecord(
-        trial="0", backend="nccl", outcome="finished", checks=("allreduce",), evidence=evidence
-    )
+    trial = TrialRecord(trial="0", backend="nccl", outcome="finished", checks=("allreduce",), evidence=evidence)
     recording = load("topology/nvlink-without-p2p").model_copy(update={"trials": (trial,)})
     assert judge(recording) == []
 
@@ -261,18 +255,14 @@ def test_nvlink_without_p2p_is_found_where_nvml_tells_it():
         {"nccl_settings": {"NCCL_P2P_DISABLE": "1"}},
     ],
 )
-def test_nvlink_without_p2p_is_silent_for_mig_for_other_jobs_gpus_and_where_nccl_is_told(
-    fact: dict[str, object],
-):
+def test_nvlink_without_p2p_is_silent_for_mig_for_other_jobs_gpus_and_where_nccl_is_told(fact: dict[str, object]):
     assert "DD410" not in [finding.code for finding in judge(told_by_nvml(**fact))]
 
 
 def test_one_cause_on_many_nodes_is_one_finding_and_fast():
     one = load("topology/nvlink-without-p2p")
     count = 256
-    readings = tuple(
-        reading.model_copy(update={"node": node}) for node in range(count) for reading in one.readings
-    )
+    readings = tuple(reading.model_copy(update={"node": node}) for node in range(count) for reading in one.readings)
     started = time.process_time()
     (finding,) = judge(Recording(world=World(nnodes=count), readings=readings))
     assert time.process_time() - started < 8.0

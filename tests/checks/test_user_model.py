@@ -146,9 +146,7 @@ def test_experts_that_get_no_sample_are_no_fault_where_ddp_was_told_of_them(rank
     facts = ranks.facts(look, "healthy:experts", on=(0, 1, 2))
 
     assert any(local.unused.count or local.unused_everywhere.count for fact in facts for local in fact.local)
-    assert [
-        found for found in judge(recording(facts, (0, 1, 2))) if found.severity is not Severity.INFO
-    ] == []
+    assert [found for found in judge(recording(facts, (0, 1, 2))) if found.severity is not Severity.INFO] == []
     assert all(fact.stopped is None for fact in facts)
 
 
@@ -308,14 +306,8 @@ def test_what_fails_in_ddp_alone_ends_the_rank_with_its_words(ranks):
         ("planted:four_things", "returns a tuple of 4"),
         ("planted:misspelt", "returns 'make_batches' in its dict, which holds model, make_batch, loss, ddp"),
         ("planted:no_model", "returns type dict; it must return a torch.nn.Module"),
-        (
-            "planted:loss_of_torch",
-            "type CrossEntropyLoss as loss; it must be a function loss(output, batch)",
-        ),
-        (
-            "planted:inputs_and_target",
-            "make_batch returns (inputs, target), and forward(images) takes no target",
-        ),
+        ("planted:loss_of_torch", "type CrossEntropyLoss as loss; it must be a function loss(output, batch)"),
+        ("planted:inputs_and_target", "make_batch returns (inputs, target), and forward(images) takes no target"),
         ("planted:target_is_a_number", "make_batch returns (inputs, target)"),
         ("planted:target_is_words", "make_batch returns (inputs, target)"),
         ("planted:target_is_none", "make_batch returns (inputs, target)"),

@@ -52,27 +52,11 @@ def state(tmp_path: Path) -> dict[str, str]:
         (["run", "--only", "driver"], "there is no check 'driver'; did you mean software or gpus?"),
         (["run", "--only", "zzz"], "there is no check 'zzz'; `ddp-doctor checks` lists them"),
         (["checks", "p2"], "there is no check 'p2'; did you mean p2p?"),
-        (
-            ["run", "--nproc_per_node", "x"],
-            "--nproc-per-node takes auto, gpu, cpu or a number from 1 to 1024",
-        ),
-        (
-            ["run", "--nproc_per_node=gpu", "--backend=gloo"],
-            "a rank for each GPU, which --backend gloo leaves alone",
-        ),
+        (["run", "--nproc_per_node", "x"], "--nproc-per-node takes auto, gpu, cpu or a number from 1 to 1024"),
+        (["run", "--nproc_per_node=gpu", "--backend=gloo"], "a rank for each GPU, which --backend gloo leaves alone"),
         (["run", "--rdzv_endpoint=a:b"], "--rdzv-endpoint takes HOST:PORT"),
         (
-            [
-                "run",
-                "--node_rank",
-                "0",
-                "--master_addr=a",
-                "--master_port",
-                "1",
-                "--join_timeout=9",
-                "--nnodes",
-                "x",
-            ],
+            ["run", "--node_rank", "0", "--master_addr=a", "--master_port", "1", "--join_timeout=9", "--nnodes", "x"],
             "--nnodes takes a number",
         ),
         (["run", "--only", "p2p, gpu"], "there is no check 'gpu'"),
@@ -115,10 +99,7 @@ def state(tmp_path: Path) -> dict[str, str]:
         (["run", "--json", "/nowhere/out.json"], "cannot write /nowhere/out.json"),
         (["prolog", "--output-format", "xml"], "'xml' is not one of"),
         (["template", "pbs"], "there is no template 'pbs'"),
-        (
-            ["template", "slurm-gate", "--require-gpus", "8"],
-            "--require-gpus is for slurm-prolog and slurm-healthcheck",
-        ),
+        (["template", "slurm-gate", "--require-gpus", "8"], "--require-gpus is for slurm-prolog and slurm-healthcheck"),
         (
             ["replay", "-", "--redact", "--json", "x", "--settings", "env:y"],
             "--redact replaces names that --settings env needs",
@@ -176,20 +157,12 @@ def test_a_foreign_file_is_refused_with_the_reason(asked, tmp_path, content, sen
 @pytest.mark.parametrize(
     ("command", "content", "sentence"),
     [
-        (
-            "replay",
-            "report",
-            "is not a recording of ddp-doctor: it is a report of ddp-doctor; a recording is",
-        ),
+        ("replay", "report", "is not a recording of ddp-doctor: it is a report of ddp-doctor; a recording is"),
         ("replay", '{"cells": [], "nbformat": 4}', "it is a Jupyter notebook"),
         ("env --from", "recording", "PATH is a recording of ddp-doctor, and the output of env"),
         ("env --from", "report", "PATH is a report of ddp-doctor, and the output of env"),
         ("env --from", "#!/usr/bin/env python3\n", "is a Python script, and the output of env"),
-        (
-            "topology",
-            "recording",
-            "is a recording of ddp-doctor, and the output of nvidia-smi topo -m is wanted",
-        ),
+        ("topology", "recording", "is a recording of ddp-doctor, and the output of nvidia-smi topo -m is wanted"),
         ("lint", "recording", "a Python script is wanted; `ddp-doctor replay PATH` reads it"),
         ("lint", "report", "is a report of ddp-doctor, and a Python script is wanted"),
         ("lint", '{"cells": [], "nbformat": 4}', "is a Jupyter notebook, and a Python script is wanted"),
@@ -291,9 +264,7 @@ def test_json_on_stdout_leaves_the_words_to_stderr(asked, state):
 @pytest.mark.ranks
 def test_a_port_in_use_is_a_finding_with_its_holder_and_the_ranks_are_tested_on_another(state):
     hold = "import socket; it = socket.create_server(('127.0.0.1', 0)); print(it.getsockname()[1], flush=True); input()"
-    with subprocess.Popen(
-        (sys.executable, "-c", hold), stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as holder:
+    with subprocess.Popen((sys.executable, "-c", hold), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout
         port = holder.stdout.readline().decode().strip()
         env = {**state, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -484,14 +455,7 @@ def test_the_options_of_run_are_these():
     group: Any = typer.main.get_command(app)  # typer types it as a lone command
     command = group.commands["run"]
     assert sorted(option for parameter in command.params for option in parameter.opts) == [
-        *(
-            "--backend",
-            "--baseline",
-            "--budget",
-            "--fail-on",
-            "--hostfile",
-            "--hosts",
-        ),
+        *("--backend", "--baseline", "--budget", "--fail-on", "--hostfile", "--hosts"),
         *(
             "--html",
             "--ignore",
@@ -598,12 +562,7 @@ def test_what_the_agents_refuse_is_one_sentence_and_exit_2(asked, tools, state):
 @pytest.mark.lab  # long
 @pytest.mark.ranks
 def test_in_an_allocation_one_command_is_a_step_on_all_nodes(tools, state):
-    job = {
-        "SLURM_JOB_ID": "7",
-        "SLURM_JOB_NODELIST": "fan[1-2]",
-        "SLURMD_NODENAME": "fan1",
-        "SLURM_NODEID": "0",
-    }
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "fan[1-2]", "SLURMD_NODENAME": "fan1", "SLURM_NODEID": "0"}
     done = doctor(*quick(), env={**state, **tools, **job})
 
     assert done.returncode == 0, done
@@ -634,20 +593,14 @@ def test_typed_on_each_host_all_print_the_verdict_and_the_head_tells_what_to_typ
     assert (other.returncode, code) == (0, 0), other
     assert "Healthy: 2 ranks over gloo on 2 nodes" in shown
     # Both are on the endpoint's host here, so whoever takes the port first is the head.
-    short = [
-        f"The full report is the head's, {socket.gethostname()}.\n" in text for text in (shown, other.stdout)
-    ]
+    short = [f"The full report is the head's, {socket.gethostname()}.\n" in text for text in (shown, other.stdout)]
     assert sorted(short) == [False, True]
     assert other.stdout.splitlines()[-1] == shown.splitlines()[-1]
 
 
 def test_a_node_that_is_not_needed_leaves_with_exit_0(asked, state):
     step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NODEID": "1"}
-    nodes = {
-        "SLURM_STEP_NODELIST": "fan[1-2]",
-        "SLURM_STEP_NUM_NODES": "2",
-        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
-    }
+    nodes = {"SLURM_STEP_NODELIST": "fan[1-2]", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
     done = asked("run", "--nnodes", "1", env={**state, **step, **nodes})
 
     assert (done.returncode, done.stdout) == (0, "")

@@ -37,8 +37,7 @@ def kept(tmp_path, monkeypatch) -> list[str]:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     saved = [
         save_recording(
-            load(situation).model_copy(update={"run_id": f"2026010{day}T030405Z-0a1b2c"}),
-            tmp_path / "ddp-doctor",
+            load(situation).model_copy(update={"run_id": f"2026010{day}T030405Z-0a1b2c"}), tmp_path / "ddp-doctor"
         )
         for day, situation in enumerate((PAIR, "gpus/one-lost", "host/two-ranks-on-two-cpus"), 1)
     ]
@@ -76,11 +75,7 @@ def test_a_run_is_replayed_by_its_folder_and_the_newest_by_last(kept, capsys):
     ("files", "last", "sentence"),
     [
         ((), False, "there is no recording in"),
-        (
-            ("a.json", "b.json", "c.json.gz", "d.json"),
-            False,
-            "4 files in .* (a.json, b.json, c.json.gz ...): name one",
-        ),
+        (("a.json", "b.json", "c.json.gz", "d.json"), False, "4 files in .* (a.json, b.json, c.json.gz ...): name one"),
         (None, False, "name a recording, or give --last"),
         (("a.json",), True, "name a recording, or give --last"),
         (None, True, "no run was kept here yet"),

@@ -89,9 +89,7 @@ def test_bash_completes_options_checks_and_settings(tmp_path):
     program.write_text(f"#!{sys.executable}\nfrom ddp_doctor.__main__ import main\nmain()\n")
     program.chmod(0o755)
     typed = "COMP_WORDS=(ddp-doctor run --output-format c); COMP_CWORD=3"
-    script = (
-        f'{complete.script("bash")}\n{typed}; _ddp_doctor_completion ddp-doctor; echo "${{COMPREPLY[@]}}"'
-    )
+    script = f'{complete.script("bash")}\n{typed}; _ddp_doctor_completion ddp-doctor; echo "${{COMPREPLY[@]}}"'
     env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
 
     done = subprocess.run(("bash", "-c", script), env=env, capture_output=True, text=True, check=True)

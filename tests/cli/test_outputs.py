@@ -52,17 +52,13 @@ def test_a_node_that_is_not_the_head_writes_nothing_and_shows_its_words_on_stdou
 def test_every_output_of_the_table_can_be_written(tmp_path):
     """Renderers are imported when they are called, so no type checker sees that each is there."""
     of_machines = Results(report(error(), on=world("node0")), Recording(run_id="x", tool_version="1"))
-    of_scripts = LintResults(
-        lint_report([], FailOn.ERROR, datetime.now(timezone.utc)), RULES, (), FailOn.ERROR
-    )
+    of_scripts = LintResults(lint_report([], FailOn.ERROR, datetime.now(timezone.utc)), RULES, (), FailOn.ERROR)
 
     for output in OUTPUTS:
         target = tmp_path / output.name
         results = of_scripts if output.commands == ("lint",) else of_machines
         problems = Outputs({output.name: str(target)}).write(results)
-        assert problems == (
-            ["there is no matrix of GPUs to draw, so --svg writes nothing"] * (output.name == "svg")
-        )
+        assert problems == (["there is no matrix of GPUs to draw, so --svg writes nothing"] * (output.name == "svg"))
         assert target.exists() == (not problems)
 
 

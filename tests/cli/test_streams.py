@@ -20,8 +20,7 @@ TOPOLOGY = str(HERE / "samples/topology/classic-two-socket.txt")
 
 
 @pytest.mark.parametrize(
-    "command",
-    [["topology", TOPOLOGY], ["topology", "--svg", "-", TOPOLOGY], ["checks"], ["explain", "DD401"]],
+    "command", [["topology", TOPOLOGY], ["topology", "--svg", "-", TOPOLOGY], ["checks"], ["explain", "DD401"]]
 )
 def test_a_full_disk_behind_stdout_is_one_sentence_and_exit_2(asked, command):
     done = asked(*command, stdout="/dev/full")
@@ -83,9 +82,7 @@ def test_a_text_is_not_called_this_node(asked):
 def test_one_replay_writes_the_settings_in_every_form(asked, tmp_path):
     forms = ("env", "sbatch", "docker", "kubernetes", "torchrun")
     recording = str(path_of("interfaces/docker0-on-both"))
-    done = asked(
-        "replay", recording, *(word for form in forms for word in ("--settings", f"{form}:{tmp_path / form}"))
-    )
+    done = asked("replay", recording, *(word for form in forms for word in ("--settings", f"{form}:{tmp_path / form}")))
 
     assert done.returncode == 1, done
     last = {path.name: path.read_text().splitlines()[-1] for path in tmp_path.iterdir()}
@@ -153,9 +150,7 @@ _COMMANDS = [
     ],
     ids=str,
 )
-def test_on_a_terminal_no_color_and_a_dumb_one_get_text_without_a_single_escape(
-    asked, env, escapes, monkeypatch
-):
+def test_on_a_terminal_no_color_and_a_dumb_one_get_text_without_a_single_escape(asked, env, escapes, monkeypatch):
     for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLORTERM"):
         monkeypatch.delenv(name, raising=False)
     env = {"TERM": "xterm-256color"} | env

@@ -18,27 +18,15 @@ from ddp_doctor.model.recording import Node, NotRun, Options, Recording, World
 from ddp_doctor.model.report import Report
 
 HOST = Host(cpus=8)
-GPUS = GpusFact(
-    gpus=tuple(Gpu(index=index) for index in range(8)), visible=tuple(range(8)), used=tuple(range(8))
-)
-BROKEN = GPUS.model_copy(
-    update={"nvml_error": NvmlError(code="x"), "hidden": True}
-)  # information, in a prolog
+GPUS = GpusFact(gpus=tuple(Gpu(index=index) for index in range(8)), visible=tuple(range(8)), used=tuple(range(8)))
+BROKEN = GPUS.model_copy(update={"nvml_error": NvmlError(code="x"), "hidden": True})  # information, in a prolog
 MODEL = UserModel(model="net:make", device="cpu", world_size=2, has_batch=True, trainable=1)
 HELD = BaselineFact(
     file="b.json",
     runs=9,
     compared=(
         HeldAgainst.model_validate(
-            {
-                "name": "allreduce_busbw",
-                "unit": "B/s",
-                "value": 1e9,
-                "median": 1e9,
-                "mad": 1e7,
-                "worst": 9e8,
-                "runs": 9,
-            }
+            {"name": "allreduce_busbw", "unit": "B/s", "value": 1e9, "median": 1e9, "mad": 1e7, "worst": 9e8, "runs": 9}
         ),
     ),
 )
@@ -148,9 +136,7 @@ def test_a_model_that_the_other_options_leave_out_is_refused_before_anything_sta
         plan_of(Options(model="net:make", **options), CHECKS)
 
 
-@pytest.mark.parametrize(
-    "options", [{"only": ("allreduce",)}, {"skip": ("gpus", "software")}, {"budget_s": 1.0}]
-)
+@pytest.mark.parametrize("options", [{"only": ("allreduce",)}, {"skip": ("gpus", "software")}, {"budget_s": 1.0}])
 def test_whether_ranks_use_gpus_is_looked_at_wherever_ranks_start(options: dict[str, Any]):
     planned = [check.id for check in plan_of(Options(**options), CHECKS).checks]
 

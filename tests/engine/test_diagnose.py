@@ -24,9 +24,7 @@ def _found(*rules: Rule) -> set[str]:
 
 def _on(*nodes: int, severity: Severity = Severity.WARNING) -> Draft:
     return Draft(
-        title="a cause",
-        severity=severity,
-        culprits=tuple(Culprit(kind="node", node_rank=node) for node in nodes),
+        title="a cause", severity=severity, culprits=tuple(Culprit(kind="node", node_rank=node) for node in nodes)
     )
 
 
@@ -59,9 +57,7 @@ def test_an_error_is_explained_by_errors_alone(cause: Severity, effect: Severity
 
 
 @pytest.mark.parametrize(("named", "found"), [((1,), {"DD901", "DD902"}), ((1, 2), {"DD901"})])
-def test_a_finding_about_nodes_is_explained_where_all_of_them_are_named(
-    named: tuple[int, ...], found: set[str]
-):
+def test_a_finding_about_nodes_is_explained_where_all_of_them_are_named(named: tuple[int, ...], found: set[str]):
     effect = _rule("DD902", "DD901", draft=Draft(title="nodes 1 and 2 have less", nodes=(1, 2)))
 
     assert _found(_rule("DD901", draft=_on(*named)), effect) == found

@@ -85,9 +85,7 @@ def raised(rank: int, kind: str, message: str = "", line: int = 0, **given: Any)
     return said("exception", rank, line, type=kind, message=message, **given)
 
 
-def timed_out(
-    seq: int, *ranks: int, op: str = "ALLREDUCE", numel: int = 1024, **given: Any
-) -> list[SignSeen]:
+def timed_out(seq: int, *ranks: int, op: str = "ALLREDUCE", numel: int = 1024, **given: Any) -> list[SignSeen]:
     return [said("watchdog-timeout", rank, seq=seq, op=op, numel=numel, **given) for rank in ranks]
 
 
@@ -135,15 +133,12 @@ def ended(*how: str | int, lines: int = 100) -> tuple[RankSeen, ...]:
 
 ORDER = {
     "the kernel's word explains what NCCL and the watchdog say of the same host": (
-        job(
-            said("error-12", 1, host="node0"), said("xid79", host="node0", file="dmesg"), *timed_out(1, 0, 1)
-        ),
+        job(said("error-12", 1, host="node0"), said("xid79", host="node0", file="dmesg"), *timed_out(1, 0, 1)),
         ["gpu-off-bus node0"],
     ),
     "a CUDA error on the host of a lost GPU is of the kernel's word": (
         job(
-            raised(1, "RuntimeError", "CUDA error: unknown error", host="node0"),
-            said("xid79", host="node0", file="k"),
+            raised(1, "RuntimeError", "CUDA error: unknown error", host="node0"), said("xid79", host="node0", file="k")
         ),
         ["gpu-off-bus node0"],
     ),
@@ -180,10 +175,7 @@ ORDER = {
         ["rank-exception likely 3"],
     ),
     "a cause inside of an exception stands in for it": (
-        job(
-            raised(0, "RuntimeError", "Expected to have finished", 5, first_line=1),
-            said("unused-parameters", 0, 6),
-        ),
+        job(raised(0, "RuntimeError", "Expected to have finished", 5, first_line=1), said("unused-parameters", 0, 6)),
         ["unused 0"],
     ),
     "a cause on another rank does not": (
@@ -315,10 +307,7 @@ ENDS = {
         job(said("peer-gone", 0), said("peer-gone", 2), ranks=3),
         ["peer-died-secondary possible"],
     ),
-    "a rank died of SIGSEGV without a word": (
-        job(ranks=ended(0, "SIGSEGV")),
-        ["process-crashed possible 1"],
-    ),
+    "a rank died of SIGSEGV without a word": (job(ranks=ended(0, "SIGSEGV")), ["process-crashed possible 1"]),
     "a server refuses its clients: nobody listens there": (
         job(said("store-refused", 1, host="node0", port=29500), ranks=2),
         ["rendezvous-host-mismatch likely node0"],
@@ -365,9 +354,7 @@ def test_what_is_known_of_an_unproved_failure_is_said():
     (judged,) = causes(job(*timed_out(17, 0, 1, 3), ranks=ended(0, 0, "SIGABRT", 0)))
 
     assert judged.values["what"] == "ranks 0, 1, 3 waited in all-reduce 17 of 1024 elements"
-    assert judged.detail.startswith(
-        "Rank 2 printed no time-out: look there first. Rank 2 ended by SIGABRT. 16 "
-    )
+    assert judged.detail.startswith("Rank 2 printed no time-out: look there first. Rank 2 ended by SIGABRT. 16 ")
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,7 @@ import pytest
 from ddp_doctor import app
 from ddp_doctor.app.outcome import blank, judge
 from ddp_doctor.engine.plan import Plan
-from ddp_doctor.facts.live_job import (
-    ChildSeen,
-    Launched,
-    LiveJobFact,
-    LiveRankFact,
-    Look,
-    Refused,
-    Unacknowledged,
-)
+from ddp_doctor.facts.live_job import ChildSeen, Launched, LiveJobFact, LiveRankFact, Look, Refused, Unacknowledged
 from ddp_doctor.model.choices import Confidence, Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Node, Options, Recording, World
@@ -91,8 +83,7 @@ POLLS = (*IN_WORKER, "/opt/venv/lib/python3.11/site-packages/filelock/_api.py:30
 
 def worker(cpu_s: float, switches: int = 0, frames: tuple[str, ...] = IN_WORKER) -> ChildSeen:
     first, last = (
-        Look(at_s=at, state="S", cpu_s=cpu_s * at, main_switches=switches * at, frames=frames)
-        for at in (0, 4)
+        Look(at_s=at, state="S", cpu_s=cpu_s * at, main_switches=switches * at, frames=frames) for at in (0, 4)
     )
     return ChildSeen(pid=900, kind="loader", first=first, last=last)
 
@@ -101,22 +92,14 @@ def recording(*ranks: LiveRankFact, **about: Any) -> Recording:
     job = LiveJobFact(**{"job": "j", "host": "node1", "world_size": len(ranks), "watched_s": 4.0, **about})
     facts = [(None, job), *((fact.rank, fact) for fact in ranks)]
     readings = tuple(
-        Reading(check="attach", status=Status.COLLECTED, rank=number, fact=fact.recorded())
-        for number, fact in facts
+        Reading(check="attach", status=Status.COLLECTED, rank=number, fact=fact.recorded()) for number, fact in facts
     )
     return blank(Options(command="attach"), Plan(())).model_copy(update={"readings": readings})
 
 
-EVALUATES = [
-    (script(60), script(70, "evaluate"), f"{TORCH}/nn/modules/linear.py:{at} in forward") for at in range(4)
-]
+EVALUATES = [(script(60), script(70, "evaluate"), f"{TORCH}/nn/modules/linear.py:{at} in forward") for at in range(4)]
 COMPUTES = (script(61), "/opt/venv/lib/python3.11/site-packages/numpy/linalg/linalg.py:400 in solve")
-ASKS = [
-    (script(50),),
-    (script(50), "/usr/lib/python3.11/genericpath.py:19 in exists"),
-    (script(50),),
-    (script(50),),
-]
+ASKS = [(script(50),), (script(50), "/usr/lib/python3.11/genericpath.py:19 in exists"), (script(50),), (script(50),)]
 TIES = [*waiting(0, 1), *waiting(2, 3, name="all_gather", line=25)]
 AT_THE_GPU = [rank(at, (script(33),), over_nccl=True, waits_for_gpu=True, cpu=1.0) for at in range(4)]
 BEHIND = Launched(operation="AllReduce", by_rank=((1, 4),), others=5)
@@ -305,9 +288,7 @@ def test_who_is_waited_for_is_told_with_its_line_and_nothing_that_is_not_proved(
 def test_where_stacks_do_not_tell_the_group_of_a_call_both_readings_are_given():
     report = judge(recording(*SITUATIONS["several groups, one rank in a call that was handed one"][0])).report
 
-    assert report.findings[0].title.endswith(
-        "in different process groups, or in different collectives of one group"
-    )
+    assert report.findings[0].title.endswith("in different process groups, or in different collectives of one group")
     assert "Rank 0 waits in all-reduce at train.py:20; ranks 1-3 wait in barrier" in report.findings[0].detail
 
 
@@ -332,13 +313,9 @@ def test_of_a_rank_that_stands_the_whole_stack_is_shown_and_what_the_kernel_says
     frames = tuple(script(at, f"step{at}") for at in range(20))
     stands = rank(1, frames, kernel="read from the FIFO /data/in")
 
-    texts = [
-        evidence.text for evidence in judge(recording(*waiting(0, 2), stands)).report.findings[0].evidence
-    ]
+    texts = [evidence.text for evidence in judge(recording(*waiting(0, 2), stands)).report.findings[0].evidence]
 
-    assert texts[1].endswith(
-        "its stack: … > " + " > ".join(f"train.py:{at} in step{at}" for at in range(8, 20))
-    )
+    assert texts[1].endswith("its stack: … > " + " > ".join(f"train.py:{at} in step{at}" for at in range(8, 20)))
     assert texts[2].endswith("the kernel: it waits in read from the FIFO /data/in")
 
 
@@ -366,10 +343,7 @@ def test_a_gpu_that_is_busy_while_its_rank_waits_in_nccl_is_no_progress_and_that
 def test_of_several_jobs_each_is_judged_and_the_worst_decides():
     well = recording(*(rank(at, call("all_reduce"), BACKWARD, cpu=0.5) for at in range(2)))
     ill = recording(*waiting(0), rank(1, (script(70),), state="T"))
-    moved = [
-        reading.model_copy(update={"fact": {**(reading.fact or {}), "job": "other"}})
-        for reading in ill.readings
-    ]
+    moved = [reading.model_copy(update={"fact": {**(reading.fact or {}), "job": "other"}}) for reading in ill.readings]
 
     report = judge(well.model_copy(update={"readings": (*well.readings, *moved)})).report
 
@@ -398,9 +372,7 @@ def test_a_redacted_recording_gives_the_same_verdict_without_names():
 MEETING = "SLURM job 7, node1:29500"
 
 
-def of_nodes(
-    *parts: list[LiveRankFact] | str, key: str = MEETING, launcher: str = "ssh", size: int = 4
-) -> Recording:
+def of_nodes(*parts: list[LiveRankFact] | str, key: str = MEETING, launcher: str = "ssh", size: int = 4) -> Recording:
     """What several hosts have read: ranks, or why there are none; "-" where there was nothing to look at."""
     readings: list[Reading] = []
     for node, part in enumerate(parts):
@@ -414,9 +386,7 @@ def of_nodes(
         readings += [reading.model_copy(update={"node": node}) for reading in of_host.readings]
     nodes = tuple(Node(node_rank=node, hostname=f"node{node + 1}") for node in range(len(parts)))
     world = World(nnodes=len(parts), launcher=launcher, nodes=nodes)
-    return blank(Options(command="attach"), Plan(())).model_copy(
-        update={"world": world, "readings": tuple(readings)}
-    )
+    return blank(Options(command="attach"), Plan(())).model_copy(update={"world": world, "readings": tuple(readings)})
 
 
 REFUSED = "Permission denied (publickey)."

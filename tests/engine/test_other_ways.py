@@ -13,9 +13,7 @@ from ddp_doctor.model.fact import Reading
 def node_report(node: int, *nics: Interface, takes: str = "") -> NodeReport:
     fact = InterfacesFact(interfaces=nics, gloo=Choice(), nccl=Choice())
     reading = Reading(check="interfaces", status=Status.COLLECTED, fact=fact.recorded())
-    return NodeReport(
-        hostname=f"node{node}", nnodes=2, readings=(reading,), advertised=takes, port=4000 + node
-    )
+    return NodeReport(hostname=f"node{node}", nnodes=2, readings=(reading,), advertised=takes, port=4000 + node)
 
 
 def nic(name: str, *addresses: str, speed: int | None = None, running: bool = True) -> Interface:
@@ -24,9 +22,7 @@ def nic(name: str, *addresses: str, speed: int | None = None, running: bool = Tr
 
 def networks(*node_reports: NodeReport) -> list[list[tuple[str, str, str]]]:
     found = other_networks.contacts(dict(enumerate(node_reports)))
-    return [
-        [(one.network, one.interface, one.address) for one in contact.other_addresses] for contact in found
-    ]
+    return [[(one.network, one.interface, one.address) for one in contact.other_addresses] for contact in found]
 
 
 def test_a_second_network_is_named_by_each_nodes_own_interface():
@@ -64,9 +60,7 @@ def test_bridges_for_containers_links_that_are_down_and_networks_of_some_are_lef
     def node(number: int, *more: Interface) -> NodeReport:
         docker = nic("docker0", "172.17.0.1/16")
         dead = nic("eth1", f"10.1.0.{number}/24", running=number == 1)
-        return node_report(
-            number, nic("eth0", f"10.0.0.{number}/24"), docker, dead, *more, takes=f"10.0.0.{number}"
-        )
+        return node_report(number, nic("eth0", f"10.0.0.{number}/24"), docker, dead, *more, takes=f"10.0.0.{number}")
 
     assert networks(node(1), node(2, nic("eth2", "10.2.0.2/24"))) == [[], []]
 
@@ -83,9 +77,7 @@ def test_of_many_networks_the_fastest_are_looked_at():
 def test_a_node_that_told_no_interfaces_or_nonsense_leaves_none():
     whole = node_report(0, nic("eth0", "10.0.0.1/24"), nic("eth1", "10.1.0.1/24"), takes="10.0.0.1")
     silent = NodeReport(hostname="node1", nnodes=2)
-    junk = Reading(
-        check="interfaces", status=Status.COLLECTED, fact={"kind": "interfaces/1", "interfaces": 7}
-    )
+    junk = Reading(check="interfaces", status=Status.COLLECTED, fact={"kind": "interfaces/1", "interfaces": 7})
     broken = NodeReport(hostname="node1", nnodes=2, readings=(junk,))
     odd = node_report(1, nic("eth0", "10.0.0.x/24"), nic("eth1", "10.1.0.2/24"))
     for other in (silent, broken, odd):
@@ -100,11 +92,6 @@ def test_the_ways_between_two_nodes_are_those_that_both_have():
         }
     )
     (way,) = other_networks.between(mine, peer)
-    assert (way.network, way.interface, way.peer_interface, way.address) == (
-        "10.1.0.0/24",
-        "ens5",
-        "eth1",
-        "10.1.0.2",
-    )
+    assert (way.network, way.interface, way.peer_interface, way.address) == ("10.1.0.0/24", "ens5", "eth1", "10.1.0.2")
     alone = Contact(node=2, hostname="", port=1, advertised="", met_at="")
     assert other_networks.between(alone, peer) == ()

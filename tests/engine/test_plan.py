@@ -37,9 +37,7 @@ def test_what_looks_after_the_ranks_is_left_out_with_a_reason_where_none_run():
 
 
 def test_what_measures_the_users_model_too_runs_from_a_lower_level_on_where_one_is_named():
-    check = Check(
-        "steps", "Steps", Where.RANK, _nothing, (), level=Level.THOROUGH, level_with_model=Level.STANDARD
-    )
+    check = Check("steps", "Steps", Where.RANK, _nothing, (), level=Level.THOROUGH, level_with_model=Level.STANDARD)
 
     def chosen(level: Level, model: str) -> tuple[Check, ...]:
         return make_plan((check,), level, (), (), 60.0, model=model).checks

@@ -44,9 +44,7 @@ class Plays:
         self.arms: list[Arm] = []
         self.limits: list[float] = []
 
-    def __call__(
-        self, arm: Arm, _reproducer: Reproducer, settings: Sequence[Setting], limit_s: float
-    ) -> Attempt:
+    def __call__(self, arm: Arm, _reproducer: Reproducer, settings: Sequence[Setting], limit_s: float) -> Attempt:
         self.arms.append(arm)
         self.limits.append(limit_s)
         return self.scene(arm, settings)
@@ -62,9 +60,7 @@ def tried(
     return plays, kept
 
 
-def finding(
-    *remedies: Remedy, reproducer: Reproducer | None = MEET, severity: Severity = Severity.ERROR
-) -> Finding:
+def finding(*remedies: Remedy, reproducer: Reproducer | None = MEET, severity: Severity = Severity.ERROR) -> Finding:
     return Finding(
         code="DD521",
         name="no-usable-interface",
@@ -99,9 +95,7 @@ def test_a_control_is_given_a_multiple_of_what_the_treatment_took_before_it_has_
 
 
 def test_a_slow_interface_and_a_fast_one_are_measured_five_times_each_in_turns():
-    plays, (one,) = tried(
-        lambda arm, _: passes(arm, GB if arm == "treatment" else 0.1 * GB), reproducer=SPEED
-    )
+    plays, (one,) = tried(lambda arm, _: passes(arm, GB if arm == "treatment" else 0.1 * GB), reproducer=SPEED)
     proof = proof_of(one)
 
     assert plays.arms == ["treatment", "control"] * 5
@@ -111,9 +105,7 @@ def test_a_slow_interface_and_a_fast_one_are_measured_five_times_each_in_turns()
 
 
 def test_a_second_interface_that_is_slower_is_disproved():
-    _, (one,) = tried(
-        lambda arm, _: passes(arm, 0.1 * GB if arm == "treatment" else 0.3 * GB), reproducer=SPEED
-    )
+    _, (one,) = tried(lambda arm, _: passes(arm, 0.1 * GB if arm == "treatment" else 0.3 * GB), reproducer=SPEED)
 
     assert proof_of(one).status == "disproved"
     assert proof_of(one).reason == "it is slower"
@@ -260,9 +252,7 @@ def came_of(outcome: str, *evidence: RankEvidence, **more: object) -> Attempt:
 
 
 KILLED = RankEvidence(rank=1, exit_code=-9)
-VICTIM = RankEvidence(
-    rank=0, raised=Raised(type="RuntimeError", message="Connection closed by peer", blames_peer=True)
-)
+VICTIM = RankEvidence(rank=0, raised=Raised(type="RuntimeError", message="Connection closed by peer", blames_peer=True))
 FULL = RankEvidence(rank=0, raised=Raised(type="OSError", message="[Errno 28] No space left on device"))
 
 
@@ -329,11 +319,7 @@ def test_a_proof_belongs_to_the_value_that_was_tried():
 
 def test_the_price_of_a_remedy_is_told_against_the_healthy_pairs():
     reproducer = Reproducer(
-        kind="exchange",
-        ranks=(0, 3),
-        size_bytes=1 << 26,
-        healthy_bytes_per_s=18 * GB,
-        healthy="the other pairs",
+        kind="exchange", ranks=(0, 3), size_bytes=1 << 26, healthy_bytes_per_s=18 * GB, healthy="the other pairs"
     )
     _, (one,) = tried(
         lambda arm, _: passes(arm, 11.2 * GB) if arm == "treatment" else hangs(arm), reproducer=reproducer
@@ -396,9 +382,7 @@ def test_a_finding_that_does_not_say_how_it_shows_is_not_tried():
 
 def test_one_interface_that_is_not_there_is_one_finding_under_torchrun_and_in_the_doctors_own_trial():
     once = load("hang/gloo-interface-does-not-exist")
-    twice = once.model_copy(
-        update={"trials": (once.trials[0].model_copy(update={"trial": "t9"}), *once.trials)}
-    )
+    twice = once.model_copy(update={"trials": (once.trials[0].model_copy(update={"trial": "t9"}), *once.trials)})
 
     for recording in (once, twice):
         assert [one.code for one in diagnose(recording).findings].count("DD617") == 1

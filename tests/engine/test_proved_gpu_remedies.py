@@ -22,18 +22,8 @@ Outcome = Literal["passed", "hung", "failed"]
 
 #: Recording, code, the test that shows it, and the names that its remedies set or unset, in their order.
 OFFERED = [
-    (
-        "topology/classic-two-socket-with-recorded-facts",
-        "DD401",
-        "exchange",
-        ["NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE"],
-    ),
-    (
-        "topology/classic-two-socket-first-all-reduce",
-        "DD401",
-        "exchange",
-        ["NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE"],
-    ),
+    ("topology/classic-two-socket-with-recorded-facts", "DD401", "exchange", ["NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE"]),
+    ("topology/classic-two-socket-first-all-reduce", "DD401", "exchange", ["NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE"]),
     ("pcie/bends-the-path-of-a-stall", "DD401", "exchange", ["NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE"]),
     ("topology/transports-p2p-disabled-behind-nvswitch", "DD434", "exchange", ["NCCL_P2P_DISABLE"]),
     ("topology/transports-infiniband-disabled", "DD436", "exchange", ["NCCL_IB_DISABLE"]),
@@ -42,12 +32,7 @@ OFFERED = [
     ("topology/mnnvl-without-imex", "DD445", "meet", ["NCCL_MNNVL_ENABLE"]),
     ("topology/cumem-host-refused", "DD446", "meet", ["NCCL_CUMEM_HOST_ENABLE"]),
     ("topology/peer-memory-refused", "DD446", "meet", ["NCCL_CUMEM_ENABLE", "NCCL_P2P_DISABLE"]),
-    (
-        "interfaces/nccl-families-differ-and-ipv6-is-everywhere",
-        "DD524",
-        "meet",
-        ["NCCL_SOCKET_FAMILY"],
-    ),
+    ("interfaces/nccl-families-differ-and-ipv6-is-everywhere", "DD524", "meet", ["NCCL_SOCKET_FAMILY"]),
     ("nccl/shared-memory-full", "DD237", "meet", ["NCCL_SHM_DISABLE"]),
     ("rdma/gid-index-wrong-on-one-node", "DD568", "all_reduce", ["NCCL_IB_GID_INDEX"]),
     ("rdma/old-nccl-without-gid-index", "DD569", "all_reduce", ["NCCL_IB_GID_INDEX"]),
@@ -55,12 +40,7 @@ OFFERED = [
     ("rdma/on-one-node-only", "DD572", "all_reduce", ["NCCL_IB_DISABLE"]),
     ("rdma/hca-leaves-out-the-nearest", "DD577", "all_reduce", ["NCCL_IB_HCA"]),
     ("rdma/hca-prefix-takes-storage", "DD578", "all_reduce", ["NCCL_IB_HCA"]),
-    (
-        "rdma/send-times-out-and-packets-are-lost",
-        "DD584",
-        "exchange",
-        ["NCCL_IB_TIMEOUT", "NCCL_IB_DISABLE"],
-    ),
+    ("rdma/send-times-out-and-packets-are-lost", "DD584", "exchange", ["NCCL_IB_TIMEOUT", "NCCL_IB_DISABLE"]),
     ("rdma/send-times-out", "DD584", "exchange", ["NCCL_IB_DISABLE"]),
     ("allreduce/wrong-share-of-rank-2", "DD601", "all_reduce", ["NCCL_P2P_DISABLE", "NCCL_PROTO"]),
     ("p2p/corrupts-from-1-to-3", "DD606", "exchange", ["NCCL_P2P_DISABLE"]),
@@ -98,9 +78,7 @@ def tried(finding: Finding, remedy: Remedy, without: Outcome, treated: Outcome) 
     )
 
 
-def judged_with(
-    name: str, code: str, position: int, without: Outcome, treated: Outcome
-) -> tuple[Finding, Remedy]:
+def judged_with(name: str, code: str, position: int, without: Outcome, treated: Outcome) -> tuple[Finding, Remedy]:
     """The finding after one of its remedies, by its place among them, was tried; and that remedy as it was."""
     recording = load(name)
     before = found(recording, code)
@@ -110,16 +88,12 @@ def judged_with(
 
 
 @each
-def test_a_remedy_made_of_settings_says_what_a_trial_repeats(
-    name: str, code: str, kind: str, names: list[str]
-):
+def test_a_remedy_made_of_settings_says_what_a_trial_repeats(name: str, code: str, kind: str, names: list[str]):
     finding = found(load(name), code)
 
     assert finding.reproduced_by is not None
     assert finding.reproduced_by.kind == kind
-    assert [[one.name for one in remedy.settings] for remedy in made_of_settings(finding)] == [
-        [one] for one in names
-    ]
+    assert [[one.name for one in remedy.settings] for remedy in made_of_settings(finding)] == [[one] for one in names]
 
 
 @each
@@ -140,9 +114,7 @@ def test_what_hung_or_failed_and_passes_with_the_setting_is_proved_and_stands_in
     name: str, code: str, kind: str, names: list[str]
 ):
     for position in range(len(names)):
-        finding, remedy = judged_with(
-            name, code, position, "hung" if kind == "exchange" else "failed", "passed"
-        )
+        finding, remedy = judged_with(name, code, position, "hung" if kind == "exchange" else "failed", "passed")
 
         assert finding.remedies[0].settings == remedy.settings
         assert finding.remedies[0].proof.status == "proved"
@@ -150,9 +122,7 @@ def test_what_hung_or_failed_and_passes_with_the_setting_is_proved_and_stands_in
 
 
 @each
-def test_what_hangs_with_the_setting_too_is_not_recommended(
-    name: str, code: str, kind: str, names: list[str]
-):
+def test_what_hangs_with_the_setting_too_is_not_recommended(name: str, code: str, kind: str, names: list[str]):
     finding, remedy = judged_with(name, code, 0, "hung", "hung")
 
     assert finding.remedies[-1].settings == remedy.settings
@@ -183,9 +153,7 @@ def test_an_all_reduce_that_settings_hold_back_is_tried_without_them():
 
     finding = found(recording.model_copy(update={"readings": readings}), "DD440")
 
-    assert [(one.name, one.action) for one in finding.remedies[0].settings] == [
-        ("NCCL_MAX_NCHANNELS", "unset")
-    ]
+    assert [(one.name, one.action) for one in finding.remedies[0].settings] == [("NCCL_MAX_NCHANNELS", "unset")]
     assert finding.remedies[0].undo == "export NCCL_MAX_NCHANNELS=1"
     assert finding.reproduced_by is not None
     assert finding.reproduced_by.kind == "all_reduce"
@@ -241,9 +209,7 @@ def slow_pair(rates: dict[tuple[int, int], float], codes: dict[tuple[int, int], 
     exchanges = [
         P2pFact(
             pairs=tuple(
-                PairResult(
-                    peer=sum(pair) - rank, wrong_bytes=0, latency_us=20, bandwidth_gb_per_s=rate, size_bytes=1
-                )
+                PairResult(peer=sum(pair) - rank, wrong_bytes=0, latency_us=20, bandwidth_gb_per_s=rate, size_bytes=1)
                 for pair, rate in rates.items()
                 if rank in pair
             )

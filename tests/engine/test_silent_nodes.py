@@ -143,15 +143,7 @@ def test_links_that_share_a_node_name_it_where_another_pair_passed():
     four = world(4)
     passed = {
         "kind": "p2p/1",
-        "pairs": [
-            {
-                "peer": 1,
-                "wrong_bytes": 0,
-                "latency_us": 20.0,
-                "bandwidth_gb_per_s": 1.0,
-                "size_bytes": 1 << 20,
-            }
-        ],
+        "pairs": [{"peer": 1, "wrong_bytes": 0, "latency_us": 20.0, "bandwidth_gb_per_s": 1.0, "size_bytes": 1 << 20}],
     }
     reading = Reading(check="p2p", status=Status.COLLECTED, rank=0, fact=passed)
 
@@ -175,21 +167,11 @@ def test_one_rank_of_a_node_is_named_where_its_links_alone_hang():
     trials = [
         trial
         for other in (2, 3)
-        for trial in run(
-            two, [rank(two, 0, exchange(other)), rank(two, other, exchange(0))], check="p2p"
-        ).trials
+        for trial in run(two, [rank(two, 0, exchange(other)), rank(two, other, exchange(0))], check="p2p").trials
     ]
     passed = {
         "kind": "p2p/1",
-        "pairs": [
-            {
-                "peer": 3,
-                "wrong_bytes": 0,
-                "latency_us": 20.0,
-                "bandwidth_gb_per_s": 1.0,
-                "size_bytes": 1 << 20,
-            }
-        ],
+        "pairs": [{"peer": 3, "wrong_bytes": 0, "latency_us": 20.0, "bandwidth_gb_per_s": 1.0, "size_bytes": 1 << 20}],
     }
     reading = Reading(check="p2p", status=Status.COLLECTED, rank=1, fact=passed)
 

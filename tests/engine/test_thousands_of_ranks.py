@@ -107,16 +107,8 @@ def test_a_healthy_run_of_many_nodes_is_healthy_in_seconds():
     [
         (on_bad_node("gpus", lose_gpu_3), "DD304", "gpu"),
         (on_bad_node("host", lambda fact: fact.update(shm_free_bytes=0)), "DD221", "node"),
-        (
-            on_bad_node("software", lambda fact: fact.update(torch_problem="torch is missing")),
-            "DD201",
-            "node",
-        ),
-        (
-            on_bad_node("env_vars", lambda fact: fact["variables"].update(NCCL_IB_DISABLE="true")),
-            "DD121",
-            "setting",
-        ),
+        (on_bad_node("software", lambda fact: fact.update(torch_problem="torch is missing")), "DD201", "node"),
+        (on_bad_node("env_vars", lambda fact: fact["variables"].update(NCCL_IB_DISABLE="true")), "DD121", "setting"),
         (on_bad_node("buffers", keep_own_parameters), "DD712", "rank"),
         (on_bad_node("allreduce", lambda fact: fact.update(repeatable=False)), "DD602", "rank"),
         (on_bad_node("gpu_speed", multiply_slowly), "DD801", "gpu"),

@@ -63,9 +63,7 @@ def test_an_exception_of_your_model_in_ddp_is_named_with_its_own_line():
 
     found = _only(deaths.raised.apply(_with(load("torchrun/healthy"), trial)))
 
-    assert (
-        found.title == "Rank 1 raised KeyError at net.py:9 in the forward of your model in DDP; rank 0 waits"
-    )
+    assert found.title == "Rank 1 raised KeyError at net.py:9 in the forward of your model in DDP; rank 0 waits"
 
 
 def test_a_rank_that_dies_in_your_model_is_said_to_have_died_there():
@@ -86,9 +84,7 @@ def test_a_rank_that_dies_in_your_model_is_said_to_have_died_there():
 def test_uninterruptible_sleep_seen_once_is_likely_and_not_proved():
     trial = _stuck(_rank(0, state="D"), _rank(1))
 
-    assert _only(hangs.not_running.apply(_with(load("torchrun/healthy"), trial))).confidence is (
-        Confidence.LIKELY
-    )
+    assert _only(hangs.not_running.apply(_with(load("torchrun/healthy"), trial))).confidence is (Confidence.LIKELY)
 
 
 def test_a_later_trial_without_the_judged_check_proves_nothing():
@@ -202,9 +198,7 @@ def test_a_rank_may_come_late_where_other_work_keeps_all_nodes_busy():
 
     def on_nodes(*loads: float) -> Recording:
         readings = [
-            Reading(
-                check="host", node=node, status=Status.COLLECTED, fact=Host(cpus=2, load_1min=load).recorded()
-            )
+            Reading(check="host", node=node, status=Status.COLLECTED, fact=Host(cpus=2, load_1min=load).recorded())
             for node, load in enumerate(loads)
         ]
         return recording.model_copy(update={"readings": (*recording.readings, *readings)})
@@ -218,9 +212,9 @@ def test_what_most_ranks_left_and_one_still_receives_is_told_without_a_name():
     waiting = Step(check="gradient_sync", name="backward", seq=3, where="a.py:9")
     ahead = (wrapping.model_copy(update={"left_at": 1.0}), waiting)
     behind = _rank(3, flight=(FlightEntry(seq=28, op="broadcast"),), steps=(wrapping,))
-    trial = _stuck(
-        *(_rank(n, steps=ahead) for n in range(3)), behind, check="gradient_sync", waited_s=10.0
-    ).model_copy(update={"checks": ("process_group", "gradient_sync")})
+    trial = _stuck(*(_rank(n, steps=ahead) for n in range(3)), behind, check="gradient_sync", waited_s=10.0).model_copy(
+        update={"checks": ("process_group", "gradient_sync")}
+    )
 
     found = _only(hangs.nobody_left.apply(_with(load("torchrun/healthy"), trial)))
 
@@ -237,8 +231,7 @@ def test_four_ranks_of_which_no_two_exchange_data_are_one_finding_that_names_nob
     world = recording.world.model_copy(update={"world_size": 4})
     rounds = [((0, 3), (1, 2)), ((0, 2), (1, 3)), ((0, 1), (2, 3))]
     trials = [
-        _stuck(*(_rank(a, peers=(b,), check="p2p") for pair in two for a, b in (pair, pair[::-1])))
-        for two in rounds
+        _stuck(*(_rank(a, peers=(b,), check="p2p") for pair in two for a, b in (pair, pair[::-1]))) for two in rounds
     ]
 
     found = _only(links.pair.apply(_with(recording.model_copy(update={"world": world}), *trials)))
@@ -250,9 +243,7 @@ def test_four_ranks_of_which_no_two_exchange_data_are_one_finding_that_names_nob
 def _rounds(*rounds: tuple[tuple[int, int], ...]) -> list[TrialRecord]:
     """One trial after another in which these pairs of three ranks stand in their exchange."""
     return [
-        _stuck(
-            *(_rank(a, peers=(b,), check="p2p") for pair in two for a, b in (pair, pair[::-1])), check="p2p"
-        )
+        _stuck(*(_rank(a, peers=(b,), check="p2p") for pair in two for a, b in (pair, pair[::-1])), check="p2p")
         for two in rounds
     ]
 
@@ -262,10 +253,7 @@ def _three_ranks(*passed: tuple[int, int]) -> Recording:
     recording = load("torchrun/healthy")
     assert recording.world is not None
     world = recording.world.model_copy(update={"world_size": 3})
-    readings = [
-        Reading(check="p2p", status=Status.COLLECTED, rank=one, fact=_p2p_fact(other))
-        for one, other in passed
-    ]
+    readings = [Reading(check="p2p", status=Status.COLLECTED, rank=one, fact=_p2p_fact(other)) for one, other in passed]
     return recording.model_copy(update={"world": world, "readings": (*recording.readings, *readings)})
 
 

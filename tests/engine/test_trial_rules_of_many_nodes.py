@@ -26,9 +26,7 @@ def _step(seq: int = 3, *, entered: float = 1.0, left: float | None = None, **fi
     return Step(seq=seq, entered_at=entered, left_at=left, where="a.py:1", **{**given, **fields})
 
 
-def _run(
-    counts: list[int], steps: Mapping[int, Sequence[Step]], backend: str = "gloo", **fields: Any
-) -> Recording:
+def _run(counts: list[int], steps: Mapping[int, Sequence[Step]], backend: str = "gloo", **fields: Any) -> Recording:
     """A trial of all ranks of these nodes; ``of`` changes the evidence of single ranks."""
     world, of = _world(counts, backend), fields.pop("of", {})
     evidence = tuple(
@@ -51,10 +49,7 @@ def _only(findings: list[Finding]) -> Finding:
 
 
 def _pair(one: int, other: int) -> dict[int, list[Step]]:
-    return {
-        rank: [_step(check="p2p", name="send_recv", peers=(peer,))]
-        for rank, peer in ((one, other), (other, one))
-    }
+    return {rank: [_step(check="p2p", name="send_recv", peers=(peer,))] for rank, peer in ((one, other), (other, one))}
 
 
 def _hosts(culprits: tuple[Culprit, ...]) -> set[str | None]:
@@ -122,17 +117,12 @@ def test_pairs_all_over_the_world_name_nobody_in_one_finding():
 def test_between_nodes_the_remedy_for_a_gpu_pair_is_not_to_disable_peer_to_peer():
     done = {"done": True}
     across, within = (
-        links.pair.apply(
-            _run([2, 2], _pair(*ends), "nccl", judged_check="p2p", of=dict.fromkeys(others, done))
-        )
+        links.pair.apply(_run([2, 2], _pair(*ends), "nccl", judged_check="p2p", of=dict.fromkeys(others, done)))
         for ends, others in (((1, 2), (0, 3)), ((0, 1), (2, 3)))
     )
     unknown = hangs.nobody_left.apply(_run([2, 2], {rank: [_step()] for rank in range(4)}, "nccl"))
 
-    named = [
-        [setting.name for one in _only(found).remedies for setting in one.settings]
-        for found in (across, within)
-    ]
+    named = [[setting.name for one in _only(found).remedies for setting in one.settings] for found in (across, within)]
     assert named == [[], ["NCCL_P2P_DISABLE"]]
     assert len(_only(unknown).remedies) == 2
 
@@ -140,10 +130,7 @@ def test_between_nodes_the_remedy_for_a_gpu_pair_is_not_to_disable_peer_to_peer(
 def test_one_bus_number_on_two_nodes_is_two_gpus():
     said = "Duplicate GPU detected : rank {} and rank {} both on CUDA device 3000"
     of = {
-        rank: {
-            "raised": Raised(type="RuntimeError", message=said.format(rank, rank - 1)),
-            "steps": (_step(),),
-        }
+        rank: {"raised": Raised(type="RuntimeError", message=said.format(rank, rank - 1)), "steps": (_step(),)}
         for rank in (1, 3)
     }
 
@@ -291,8 +278,7 @@ def _refusing(message: str, *nccl: str) -> Recording:
         )
     ]
     readings = tuple(
-        Reading(check=check, status=Status.COLLECTED, node=node, fact=fact.recorded())
-        for check, node, fact in facts
+        Reading(check=check, status=Status.COLLECTED, node=node, fact=fact.recorded()) for check, node, fact in facts
     )
     run = _run([1] * len(nccl), {}, "nccl", outcome="broken", judged_check="process_group", of=of)
     return run.model_copy(update={"readings": readings})
@@ -325,9 +311,7 @@ def test_another_nccl_version_that_no_node_told_is_said_in_the_words_of_nccl():
 def test_the_words_of_an_exception_are_a_sentence_of_their_own():
     raised = Raised(type="ValueError", message="the data set is\n  empty", where="data.py:3")
 
-    found = _only(
-        deaths.raised.apply(_run([1, 1], {0: [_step()]}, outcome="broken", of={1: {"raised": raised}}))
-    )
+    found = _only(deaths.raised.apply(_run([1, 1], {0: [_step()]}, outcome="broken", of={1: {"raised": raised}})))
 
     assert found.detail == "It says: the data set is empty."
 

@@ -18,9 +18,7 @@ from ddp_doctor.model.recording import Node, Recording, World
 from ddp_doctor.model.trial import Raised, RankEvidence, Step, TrialRecord
 from tests.recorded import judged, load
 
-ENTERED = Step(
-    check="process_group", name="init_process_group", seq=1, detail="nccl", entered_at=2.0, where="w.py:98"
-)
+ENTERED = Step(check="process_group", name="init_process_group", seq=1, detail="nccl", entered_at=2.0, where="w.py:98")
 FIRST = Step(check="process_group", name="all_reduce", seq=1, entered_at=3.0, where="p.py:38")
 IN_TORCH = ("/v/torch/distributed/distributed_c10d.py:1830 in init_process_group",)
 NO_INTERFACE = "n:1:1 [0] bootstrap.cc:99 NCCL WARN Bootstrap : no socket interface found\n"
@@ -171,9 +169,7 @@ def test_of_two_ranks_the_one_still_in_init_makes_the_link_a_suspect_with_the_ne
         ),
     ],
 )
-def test_the_first_finding_names_the_setting_that_a_trial_proves_and_no_rank(
-    situation, code, title, names, taken_away
-):
+def test_the_first_finding_names_the_setting_that_a_trial_proves_and_no_rank(situation, code, title, names, taken_away):
     first = judged(f"hang/{situation}").report.findings[0]
     proofs = {setting.name: remedy.proof.status for remedy in first.remedies for setting in remedy.settings}
 
@@ -201,22 +197,10 @@ def test_before_any_trial_a_crash_blames_no_setting_and_a_text_the_only_one_that
 @pytest.mark.parametrize(
     ("message", "variables", "spoken_of"),
     [
-        (
-            'Unrecognized element token "garbage" when',
-            {"NCCL_ALGO": "garbage", "NCCL_PROTO": "LL"},
-            ["NCCL_ALGO"],
-        ),
-        (
-            'Unrecognized element token "LL256" when',
-            {"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL256"},
-            ["NCCL_PROTO"],
-        ),
+        ('Unrecognized element token "garbage" when', {"NCCL_ALGO": "garbage", "NCCL_PROTO": "LL"}, ["NCCL_ALGO"]),
+        ('Unrecognized element token "LL256" when', {"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL256"}, ["NCCL_PROTO"]),
         ("NCCL_ALGO was set to NVLS.", {"NCCL_ALGO": "NVLS", "NCCL_PROTO": "LL"}, ["NCCL_ALGO"]),
-        (
-            "XML Parse : expected >, got ' '",
-            {"NCCL_TOPO_FILE": "/a.xml", "NCCL_NET": "IB"},
-            ["NCCL_TOPO_FILE"],
-        ),
+        ("XML Parse : expected >, got ' '", {"NCCL_TOPO_FILE": "/a.xml", "NCCL_NET": "IB"}, ["NCCL_TOPO_FILE"]),
         ("network IB not found.", {"NCCL_NET": "IB"}, ["NCCL_NET"]),
         ("Unable to find address for: ib0", {"GLOO_SOCKET_IFNAME": "ib0"}, ["GLOO_SOCKET_IFNAME"]),
         ("Cuda failure 2 'out of memory'", {"NCCL_NET": "IB", "NCCL_IB_TIMEOUT": "2"}, []),
@@ -369,9 +353,7 @@ def test_a_rank_that_was_killed_is_named_beside_the_one_on_another_gpu():
 
 def _model(rank: int, message: str, found_device: str | None = None) -> Reading:
     trouble = Trouble(phase="forward", type="RuntimeError", message=message, where="/home/me/net.py:31")
-    fact = UserModel(
-        model="net:make", device=f"cuda:{rank}", world_size=2, trouble=trouble, found_device=found_device
-    )
+    fact = UserModel(model="net:make", device=f"cuda:{rank}", world_size=2, trouble=trouble, found_device=found_device)
     return _reading("user_model", fact, rank=rank)
 
 

@@ -45,9 +45,7 @@ def _report(nodes: int, *readings: Reading, nproc: int = 2) -> Report:
 
 
 def test_a_probe_that_fails_on_one_of_three_nodes_makes_unsure_and_names_it():
-    report = _report(
-        3, *(_reading(Status.FAILED if node == 1 else Status.COLLECTED, node) for node in range(3))
-    )
+    report = _report(3, *(_reading(Status.FAILED if node == 1 else Status.COLLECTED, node) for node in range(3)))
 
     (lamp,) = report.checks
     assert (lamp.status, lamp.reason) == (CheckStatus.FAILED, "on node1: it is failed")
@@ -63,9 +61,7 @@ def test_a_probe_that_fails_on_one_of_three_nodes_makes_unsure_and_names_it():
         (Status.FAILED, 3, "Unsure: nothing could be measured: it is failed."),
     ],
 )
-def test_what_no_rank_can_use_is_a_usage_error_where_nothing_else_failed(
-    others: Status, code: int, words: str
-):
+def test_what_no_rank_can_use_is_a_usage_error_where_nothing_else_failed(others: Status, code: int, words: str):
     ranks = [_reading(Status.FAILED, 0, rank=rank).model_copy(update={"misused": True}) for rank in range(2)]
     report = _report(1, _reading(others, 0), *ranks)
 
@@ -74,9 +70,7 @@ def test_what_no_rank_can_use_is_a_usage_error_where_nothing_else_failed(
 
 
 def test_what_fails_on_every_node_needs_no_names():
-    report = _report(
-        2, *(_reading(Status.TIMED_OUT, node) for node in range(2)), _reading(Status.COLLECTED, 0, 0)
-    )
+    report = _report(2, *(_reading(Status.TIMED_OUT, node) for node in range(2)), _reading(Status.COLLECTED, 0, 0))
 
     assert report.checks[0].reason == "it is timed_out"
     assert report.summary.startswith("Unsure: lamp gave no result")
@@ -90,9 +84,7 @@ def test_ranks_that_could_not_be_looked_at_are_named_with_their_host():
 
 
 def test_a_check_that_passes_where_it_could_look_says_where_it_could_not():
-    report = _report(
-        3, *(_reading(Status.ABSENT if node == 2 else Status.COLLECTED, node) for node in range(3))
-    )
+    report = _report(3, *(_reading(Status.ABSENT if node == 2 else Status.COLLECTED, node) for node in range(3)))
 
     (lamp,) = report.checks
     assert (lamp.status, lamp.reason) == (CheckStatus.PASSED, "on node2: it is absent")
@@ -103,25 +95,18 @@ def test_a_check_that_passes_where_it_could_look_says_where_it_could_not():
 def test_what_is_absent_everywhere_is_skipped_with_its_bare_reason(status: Status):
     report = _report(2, *(_reading(status, node) for node in range(2)))
 
-    assert (report.checks[0].status, report.checks[0].reason) == (
-        CheckStatus.SKIPPED,
-        f"it is {status.value}",
-    )
+    assert (report.checks[0].status, report.checks[0].reason) == (CheckStatus.SKIPPED, f"it is {status.value}")
 
 
 def test_one_node_is_not_named():
-    report = _report(
-        1, _reading(Status.COLLECTED, 0), _reading(Status.FAILED, 0, 1), _reading(Status.COLLECTED, 0, 0)
-    )
+    report = _report(1, _reading(Status.COLLECTED, 0), _reading(Status.FAILED, 0, 1), _reading(Status.COLLECTED, 0, 0))
 
     assert report.checks[1].reason == "it is failed"
     assert report.summary.startswith("Unsure: ring gave no result")
 
 
 def test_thousands_of_ranks_are_counted():
-    readings = [
-        _reading(Status.TIMED_OUT if rank % 2 else Status.COLLECTED, rank // 8, rank) for rank in range(8192)
-    ]
+    readings = [_reading(Status.TIMED_OUT if rank % 2 else Status.COLLECTED, rank // 8, rank) for rank in range(8192)]
 
     report = _report(1024, *readings, nproc=8)
 
@@ -161,10 +146,7 @@ def test_a_healthy_verdict_names_what_the_budget_left_out():
     report = make_report(recording, Diagnosis(()), CHECKS)
 
     assert report.verdict is Verdict.HEALTHY
-    assert (
-        report.summary
-        == "Healthy: 1 check of this node passed; not tested within the budget of 1 s: connectivity."
-    )
+    assert report.summary == "Healthy: 1 check of this node passed; not tested within the budget of 1 s: connectivity."
 
 
 def test_the_reason_of_a_check_that_was_too_dear_is_known_as_such():

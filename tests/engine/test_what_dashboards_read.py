@@ -80,8 +80,7 @@ def test_another_fault_or_culprit_has_another_fingerprint(other: Finding):
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "later"),
-    [("file", "train.py:12", "train.py:15"), ("nic", "mlx5_3", "mlx5_3 (0000:18:00.0)")],
+    ("kind", "name", "later"), [("file", "train.py:12", "train.py:15"), ("nic", "mlx5_3", "mlx5_3 (0000:18:00.0)")]
 )
 def test_a_line_that_moves_changes_no_fingerprint(kind: CulpritKind, name: str, later: str):
     assert found(kind=kind, name=name).fingerprint == found(kind=kind, name=later).fingerprint

@@ -54,9 +54,7 @@ def main(arguments: list[str]) -> int:
     if unknown:
         sys.stderr.write(f"no such target: {' '.join(unknown)}; there are: {' '.join(known)}\n")
         return 2
-    until = (
-        ("-seed=1", f"-runs={options.inputs}") if options.inputs else (f"-max_total_time={options.seconds}",)
-    )
+    until = ("-seed=1", f"-runs={options.inputs}") if options.inputs else (f"-max_total_time={options.seconds}",)
     with ThreadPoolExecutor(os.cpu_count()) as side_by_side:
         outcomes = list(side_by_side.map(lambda name: _fuzzed(known[name], until), options.names or known))
     fell = sum(not well for _, well in outcomes)

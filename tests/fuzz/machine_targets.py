@@ -33,25 +33,19 @@ def _with_settings(text: str) -> Context:
 
 
 _PATH = "../../devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:61:00.0/infiniband/mlx5_0"
-_CONF = (
-    "# c\nNCCL_SOCKET_IFNAME=eth0\nexport NCCL_DEBUG=INFO\n NCCL_IB_HCA = mlx5_0\nNCCL_P2P_LEVEL\nTOKEN=x\n"
-)
+_CONF = "# c\nNCCL_SOCKET_IFNAME=eth0\nexport NCCL_DEBUG=INFO\n NCCL_IB_HCA = mlx5_0\nNCCL_P2P_LEVEL\nTOKEN=x\n"
 _PORT = (
     "28.39.1002\f4: ACTIVE\f5: LinkUp\f400 Gb/sec (4X NDR)\fInfiniBand\ffe80:0000:0000:0000:0000:0000:0000:0001"
     "\fRoCE v2\feth0\f12\f0000:0000:0000:0000:0000:ffff:0a00:0001"
 )
 _KFD = "cpu_cores_count 0\nsimd_count 1216\ngfx_target_version 90402\nlocation_id 18176\ndomain 0\n"
-_STUCK = (
-    "5403 (nvidia-smi) D 5396 5403 5396 0 -1 4194560\fvoluntary_ctxt_switches:\t17\n\fuvm_gpu_retain_by_uuid"
-)
+_STUCK = "5403 (nvidia-smi) D 5396 5403 5396 0 -1 4194560\fvoluntary_ctxt_switches:\t17\n\fuvm_gpu_retain_by_uuid"
 _DRIVERS = "550.90.07\f../../../../bus/pci/drivers/mlx5_core\f/usr/lib/libcuda.so.550.90.07"
 
 MACHINE_TARGETS: tuple[Target, ...] = (
     _of(cpus.cpu_family, "cpu family\t: 6\nmodel\t\t: 143\n"),
     _of(cpus.cpu_model, "cpu family\t: 6\nmodel\t\t: 143\n"),
-    Target(
-        pcie_tree.acs_problem, lambda text: pcie_tree.acs_problem(machine(text), ("0000:61:00.0",)), ("\0",)
-    ),
+    Target(pcie_tree.acs_problem, lambda text: pcie_tree.acs_problem(machine(text), ("0000:61:00.0",)), ("\0",)),
     _of(pcie_tree.iommu_options, "root=/dev/x intel_iommu=on iommu=pt pci=noats\n"),
     Target(
         pcie_tree.read_device,
@@ -84,11 +78,7 @@ MACHINE_TARGETS: tuple[Target, ...] = (
     _of(kernel.read_log, "[    0.000000] Linux version 6.8.0-45-generic (gcc 13.2.0)\n"),
     _of(kernel.libraries, _DRIVERS),
     _of(kernel.modules, _DRIVERS),
-    Target(
-        kernel.peermem,
-        lambda text: kernel.peermem(machine(text), {"nvidia_peermem": text[:9]}),
-        ("550.90.07",),
-    ),
+    Target(kernel.peermem, lambda text: kernel.peermem(machine(text), {"nvidia_peermem": text[:9]}), ("550.90.07",)),
     _of(kernel.rdma_drivers, f"4: ACTIVE\f{_DRIVERS}"),
     _of(kernel.rdma_pci_devices, _PATH),
     _of(kernel_log.booted_at, "btime 1714567890\n", "350735.47 234388.90"),
@@ -106,17 +96,9 @@ MACHINE_TARGETS: tuple[Target, ...] = (
         lambda text: pci_devices.near_cpus(machine(text), "0000:61:00.0"),
         ("0\f0-31,64-95", "-1"),
     ),
-    Target(
-        pci_devices.net_devices,
-        lambda text: list(pci_devices.net_devices(machine(text))),
-        (f"{_PATH}\f0\f16",),
-    ),
+    Target(pci_devices.net_devices, lambda text: list(pci_devices.net_devices(machine(text))), (f"{_PATH}\f0\f16",)),
     _of(pci_devices.rdma_devices, f"{_PATH}\f0\f16"),
-    Target(
-        pci_devices.bridges_above,
-        lambda text: pci_devices.bridges_above(machine(text), "0000:61:00.0"),
-        (_PATH,),
-    ),
+    Target(pci_devices.bridges_above, lambda text: pci_devices.bridges_above(machine(text), "0000:61:00.0"), (_PATH,)),
     Target(pci_devices.device_of, lambda text: pci_devices.device_of(machine(text), "/x"), (_PATH,)),
     Target(rdma.read_hcas, lambda text: rdma.read_hcas(machine(text), ["mlx5_0", "efa_0"]), (_PORT, _PATH)),
     Target(
@@ -129,9 +111,7 @@ MACHINE_TARGETS: tuple[Target, ...] = (
     _of(verbs_library.verbs_library, "driver mlx5\n"),
     Target(
         verbs_library.verbs_providers,
-        lambda text: verbs_library.verbs_providers(
-            machine(text), "/usr/lib/x86_64-linux-gnu/libibverbs.so.1"
-        ),
+        lambda text: verbs_library.verbs_providers(machine(text), "/usr/lib/x86_64-linux-gnu/libibverbs.so.1"),
         ("driver mlx5\n",),
     ),
 )

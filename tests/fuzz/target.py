@@ -9,18 +9,7 @@ from tests.fakes import FakeContext
 
 #: What every folder of that machine holds: names that some parser looks for.
 NAMES = (
-    *(
-        "0000:61:00.0",
-        "0000:61:00.4",
-        "mlx5_0",
-        "efa_0",
-        "eth0",
-        "bond0",
-        "uverbs0",
-        "nvidia0",
-        "nvidiactl",
-        "kfd",
-    ),
+    *("0000:61:00.0", "0000:61:00.4", "mlx5_0", "efa_0", "eth0", "bond0", "uverbs0", "nvidia0", "nvidiactl", "kfd"),
     *("0", "1", "2", "5403", "accel0", "nvidia_peermem", "link_downed", "libibverbs.so.1", "mlx5.driver"),
 )
 

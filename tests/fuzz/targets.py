@@ -151,9 +151,7 @@ _LDD = (
     "\tlinux-vdso.so.1 (0x00007ffd)\n\tlibnccl.so.2 => /v/a (b)/libnccl.so.2 (0x00007f2a3c000000)\n"
     "\tlibnccl.so.2 => not found\n\t/opt/nccl/lib/libnccl.so.2 (0x00007f2a3c000000)\n"
 )
-_CONF = (
-    "# c\nNCCL_SOCKET_IFNAME=eth0\nexport NCCL_DEBUG=INFO\n NCCL_IB_HCA = mlx5_0\nNCCL_P2P_LEVEL\nTOKEN=x\n"
-)
+_CONF = "# c\nNCCL_SOCKET_IFNAME=eth0\nexport NCCL_DEBUG=INFO\n NCCL_IB_HCA = mlx5_0\nNCCL_P2P_LEVEL\nTOKEN=x\n"
 _CACHE = "1214 libs found in cache `/etc/ld.so.cache'\n\tlibnccl-net.so (libc6,x86-64) => /usr/lib/libnccl-net.so\n"
 _PATHS = ("LD_PRELOAD", "LD_LIBRARY_PATH")
 _JOB_SCRIPT = (
@@ -221,9 +219,7 @@ _RECORDINGS = tuple(
 )
 
 #: A script for most rules: local functions, a class, branches on the rank, loops.
-_SCRIPT = "\n".join(
-    sample.text for sample in OF_RULES if sample.rule.startswith("DDL10") and not sample.silent
-)
+_SCRIPT = "\n".join(sample.text for sample in OF_RULES if sample.rule.startswith("DDL10") and not sample.silent)
 
 _NFT = """{"nftables": [
 {"chain": {"family": "inet", "table": "filter", "name": "input", "type": "filter", "hook": "input", "policy": "drop"}},
@@ -276,9 +272,7 @@ TARGETS: tuple[Target, ...] = (
         _FLIGHT_DUMPS[1:],
         (plain_pickle.NotPlainData,),
     ),
-    Target(
-        flight_recorder.is_dump, lambda text: flight_recorder.is_dump(_of_bytes(text), text), _FLIGHT_DUMPS
-    ),
+    Target(flight_recorder.is_dump, lambda text: flight_recorder.is_dump(_of_bytes(text), text), _FLIGHT_DUMPS),
     Target(
         flight_recorder.read_dump,
         lambda text: verdicts([flight_recorder.read_dump(_of_bytes(text), "rank1.json", 1.0)]),
@@ -307,11 +301,7 @@ TARGETS: tuple[Target, ...] = (
         lambda text: pci.acs_control(text.encode("utf-8", "surrogatepass")),
         ("\0" * 0x100 + "\x0d\0\x01\0\x5f\0\x1d\0" + "\0" * 64,),
     ),
-    Target(
-        pci.is_cut_off,
-        lambda text: pci.is_cut_off(text.encode("utf-8", "surrogatepass")),
-        ("\0",),
-    ),
+    Target(pci.is_cut_off, lambda text: pci.is_cut_off(text.encode("utf-8", "surrogatepass")), ("\0",)),
     direct(cpus.cpu_ranges, "0-31,64-95", "0"),
     Target(cpus.share_a_cpu, lambda text: cpus.share_a_cpu(*text.partition("\f")[::2]), ("0-3,8\f5,7-9",)),
     direct(kernel_log.parse_kernel_log, *_KERNEL_LOGS),
@@ -327,22 +317,14 @@ TARGETS: tuple[Target, ...] = (
         (_NCCL_TESTS,),
         (ValueError,),
     ),
-    Target(
-        measured.inspected,
-        lambda text: list(measured.inspected(_of_bytes(text))),
-        (_INSPECTOR,),
-        (ValueError,),
-    ),
+    Target(measured.inspected, lambda text: list(measured.inspected(_of_bytes(text))), (_INSPECTOR,), (ValueError,)),
     Target(digest, lambda text: digest(text.splitlines()), (_NCCL_LOG,)),
     direct(complaints.complaints, _NCCL_COMPLAINTS),
     Target(
-        complaints.with_last_warning,
-        lambda text: complaints.with_last_warning("NCCL error", text),
-        (_NCCL_COMPLAINTS,),
+        complaints.with_last_warning, lambda text: complaints.with_last_warning("NCCL error", text), (_NCCL_COMPLAINTS,)
     ),
     direct(
-        complaints.used_elsewhere,
-        "ProcessGroupNCCL is bound to device cuda:0 but an operation was issued on cuda:1",
+        complaints.used_elsewhere, "ProcessGroupNCCL is bound to device cuda:0 but an operation was issued on cuda:1"
     ),
     direct(nccl_log.may_hold_facts, _NCCL_LOG.splitlines()[3]),
     direct(nccl_log.settings_in, _NCCL_LOG),
@@ -364,23 +346,17 @@ TARGETS: tuple[Target, ...] = (
     direct(setting_text.read_setting_text, *_SETTINGS, refuses=setting_text.NoSettings),
     direct(launch_words.resolver, "N=4\nexport G=8 # c\nsrun -N $N x\n"),
     direct(
-        launch_words.job_of_operator,
-        "kind: PyTorchJob\nspec:\n  nprocPerNode: 8\n  replicas: 3\n  nvidia.com/gpu: 8\n",
+        launch_words.job_of_operator, "kind: PyTorchJob\nspec:\n  nprocPerNode: 8\n  replicas: 3\n  nvidia.com/gpu: 8\n"
     ),
     Target(launch_words.job_of, lambda text: launch_words.job_of(text.splitlines()), _SETTINGS),
     Target(
         launch_words.launch_of,
         lambda text: launch_words.launch_of(text.split() or ["x"], 1, str, None),
-        (
-            "srun -N4 --gres=gpu:8 torchrun --nnodes 4 --nproc_per_node=8 x",
-            "mpirun -np 4 --map-by ppr:2:node python x",
-        ),
+        ("srun -N4 --gres=gpu:8 torchrun --nnodes 4 --nproc_per_node=8 x", "mpirun -np 4 --map-by ppr:2:node python x"),
     ),
     direct(shell_settings.is_kept, "echo NCCL_DEBUG=INFO >> ~/.bashrc", "make | tee log"),
     Target(shell_words.commands, lambda text: list(shell_words.commands(text)), _SETTINGS),
-    Target(
-        shell_words.commands_and_signs, lambda text: list(shell_words.commands_and_signs(text)), _SETTINGS
-    ),
+    Target(shell_words.commands_and_signs, lambda text: list(shell_words.commands_and_signs(text)), _SETTINGS),
     Target(setting_origins.file_settings, lambda text: list(setting_origins.file_settings(text)), _SETTINGS),
     direct(setting_origins.stat_of, "4711 (a) b) S 4700 1 1 "),
     direct(setting_origins.environ_of, "PATH=/bin\0NCCL_DEBUG=INFO\0"),
@@ -420,9 +396,7 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target(pieces, _in_pieces, ("10%\rNCCL WARN x\rTraceback",)),
     Target(prefix.clean, lambda text: prefix.clean(text.encode("utf-8", "surrogatepass")), ("\x1b[36ma",)),
-    Target(
-        endings.endings_in, lambda text: list(endings.endings_in(text)), tuple(_JOB_OUTPUT.splitlines()[-2:])
-    ),
+    Target(endings.endings_in, lambda text: list(endings.endings_in(text)), tuple(_JOB_OUTPUT.splitlines()[-2:])),
     direct(endings.ending_of_mpirun, "Process name: [[1,1],3]\n  Exit code:    1"),
     Target(
         endings.ending_of_summary,
@@ -463,9 +437,7 @@ TARGETS: tuple[Target, ...] = (
         ("CapEff:\t000001ffffffffff\n\f         0          0 4294967295",),
     ),
     direct(host_limits.omp_threads, "4", " 4,2", "0"),
-    Target(
-        host_limits.several_tasks, lambda text: host_limits.several_tasks(_env(_TASKS, text)), ("8(x2),4",)
-    ),
+    Target(host_limits.several_tasks, lambda text: host_limits.several_tasks(_env(_TASKS, text)), ("8(x2),4",)),
     Target(
         host_limits.rdma_unused_by,
         lambda text: host_limits.rdma_unused_by(_env(("NCCL_IB_DISABLE", "NCCL_NET"), text)),
@@ -474,10 +446,7 @@ TARGETS: tuple[Target, ...] = (
     Target(
         nccl_interface.library_choice,
         lambda text: nccl_interface.library_choice(_answer(text), (_ETH0,)),
-        (
-            '{"version_code": 22907, "address": "10.0.0.1"}',
-            '{"status": 5, "error": "no socket interface found"}',
-        ),
+        ('{"version_code": 22907, "address": "10.0.0.1"}', '{"status": 5, "error": "no socket interface found"}'),
     ),
     direct(conf_lines, _CONF),
     direct(json_value.json_value, _NCCL_TESTS, '["\\ud83d", NaN]', refuses=json_value.NotJson),
@@ -488,20 +457,12 @@ TARGETS: tuple[Target, ...] = (
         (_NCCL_TESTS, "\xff\xfe{\0}\0"),
         (json_value.NotJson,),
     ),
-    direct(
-        file_kinds.file_kind, '{"readings": [], "run_id": ""}', "#!/bin/sh\n", '{"cells": 1, "nbformat": 4}'
-    ),
-    Target(
-        packet_filter.closed_in_nft,
-        lambda text: packet_filter.closed_in_nft(text, 29400, ("inet", "ip")),
-        (_NFT,),
-    ),
+    direct(file_kinds.file_kind, '{"readings": [], "run_id": ""}', "#!/bin/sh\n", '{"cells": 1, "nbformat": 4}'),
+    Target(packet_filter.closed_in_nft, lambda text: packet_filter.closed_in_nft(text, 29400, ("inet", "ip")), (_NFT,)),
     Target(
         packet_filter.closed_in_iptables,
         lambda text: packet_filter.closed_in_iptables(text, 29400),
-        (
-            "*filter\n:INPUT DROP [0:0]\n:F2B - [0:0]\n-A INPUT -p tcp -m tcp --dport 22 -j ACCEPT\n-A INPUT -j F2B\n",
-        ),
+        ("*filter\n:INPUT DROP [0:0]\n:F2B - [0:0]\n-A INPUT -p tcp -m tcp --dport 22 -j ACCEPT\n-A INPUT -j F2B\n",),
     ),
     direct(software.cached, _CACHE),
     direct(software.missing_libraries, _LDD, "\tlibfabric.so.1 => not found\n"),
@@ -537,11 +498,7 @@ TARGETS: tuple[Target, ...] = (
     Target(
         redact.is_withheld,
         lambda text: redact.is_withheld(*(text.partition("=")[::2])),
-        (
-            "PET_RDZV_ENDPOINT=etcd://user:secret@host:2379",
-            "TOKEN=abc",
-            "N=ghp_16C7e42F292c6912E7710c838347Ae17",
-        ),
+        ("PET_RDZV_ENDPOINT=etcd://user:secret@host:2379", "TOKEN=abc", "N=ghp_16C7e42F292c6912E7710c838347Ae17"),
     ),
     direct(redact.looks_like_credential, "export TOKEN=abc", "http://user:secret@proxy:3128/x"),
     direct(
@@ -562,9 +519,7 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target(
         redact.shielded,
-        lambda text: redact.shielded(
-            dict(line.partition("=")[::2] for line in text.split("\n")), ("A", "TOKEN")
-        ),
+        lambda text: redact.shielded(dict(line.partition("=")[::2] for line in text.split("\n")), ("A", "TOKEN")),
         ("A=etcd://user:secret@host\nTOKEN=abc\nB=\udcff",),
     ),
     direct(as_utf8, "eth\udcff", "tr\xe4ning.py"),
@@ -590,9 +545,7 @@ TARGETS: tuple[Target, ...] = (
         ("0,1\f0-3\f4\fGPU-1,GPU-2",),
     ),
     Target(
-        visible_devices.job_gpus,
-        partial(_visible, lambda env: visible_devices.job_gpus(_EIGHT, env)),
-        ("0,1\f0-3",),
+        visible_devices.job_gpus, partial(_visible, lambda env: visible_devices.job_gpus(_EIGHT, env)), ("0,1\f0-3",)
     ),
 )
 

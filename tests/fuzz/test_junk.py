@@ -34,9 +34,7 @@ IN_ANY_CASE_BYTES = 16_000_000
 #: A parser that runs wild gets a MemoryError here, before the machine suffers.
 HARD_LIMIT_BYTES = 4 * 2**30
 
-LOG_LINE = (
-    "2026-01-15 10:00:00.123 node17:8811:8840 [3] NCCL INFO Channel 03/0 : 7[7] -> 0[0] via P2P/CUMEM\n"
-)
+LOG_LINE = "2026-01-15 10:00:00.123 node17:8811:8840 [3] NCCL INFO Channel 03/0 : 7[7] -> 0[0] via P2P/CUMEM\n"
 JUNK: Mapping[str, str] = {
     "one line": "a",
     "zero bytes": "\0",

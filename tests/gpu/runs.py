@@ -49,12 +49,7 @@ def environment(folder: Path) -> dict[str, str]:
 def run(folder: Path, *options: str) -> Outcome:
     """A run to its end."""
     done = subprocess.run(
-        command(folder, *options),
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env=environment(folder),
+        command(folder, *options), check=False, capture_output=True, text=True, timeout=200, env=environment(folder)
     )
     return read(folder, done.returncode, done.stderr)
 

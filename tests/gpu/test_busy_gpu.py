@@ -29,9 +29,7 @@ print("sum", int(held[:: 1 << 20].sum().item()), len(held[:: 1 << 20]), flush=Tr
 def holder() -> Iterator["subprocess.Popen[str]"]:
     if int(smi.query("memory.total")[0]["memory.total"]) < 22 * 1024:
         pytest.skip("needs a GPU of 22 GiB or more: CUDA and NCCL must fit beside the other program")
-    process = subprocess.Popen(
-        (sys.executable, "-c", HOLDER), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen((sys.executable, "-c", HOLDER), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         words = process.stdout.readline()

@@ -68,9 +68,7 @@ def test_buffers_on_a_gpu_are_rank_0s_and_sync_batch_norm_synchronises(ranks):
     assert judge_by(buffers.CHECK, record(buffers.CHECK, facts, PAIR)) == []
 
 
-@pytest.mark.parametrize(
-    "check", [initial_state, mixed_precision, data_sharding], ids=lambda one: one.CHECK.id
-)
+@pytest.mark.parametrize("check", [initial_state, mixed_precision, data_sharding], ids=lambda one: one.CHECK.id)
 @pytest.mark.parametrize("way", [on_gpu, in_tf32])
 def test_a_healthy_gpu_gives_no_finding(ranks, check, way):
     facts = ranks.facts(way, check.probe)

@@ -118,10 +118,6 @@ def test_a_rank_takes_no_more_memory_than_it_may(tmp_path: Path):
     assert max(seen) - before < MOST_BYTES / smi.MIB + 2048
 
 
-def test_gpus_of_one_healthy_machine_get_no_finding_above_info(
-    outcome: runs.Outcome, facts: list[GpuSpeedFact]
-):
-    above = [
-        one for one in outcome.report["findings"] if one["severity"] != "info" and one["code"][:3] == "DD8"
-    ]
+def test_gpus_of_one_healthy_machine_get_no_finding_above_info(outcome: runs.Outcome, facts: list[GpuSpeedFact]):
+    above = [one for one in outcome.report["findings"] if one["severity"] != "info" and one["code"][:3] == "DD8"]
     assert above == []

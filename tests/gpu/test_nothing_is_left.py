@@ -17,13 +17,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 ON_THE_GPU_MIB = 150
 #: What the driver itself may keep or let go between two looks.
 NOISE_MIB = 64
-OPTIONS = (
-    "--backend",
-    "nccl",
-    "--nproc-per-node",
-    "1",
-    *runs.only("process_group", "gpu_speed", "allreduce"),
-)
+OPTIONS = ("--backend", "nccl", "--nproc-per-node", "1", *runs.only("process_group", "gpu_speed", "allreduce"))
 
 
 @pytest.fixture
@@ -55,9 +49,7 @@ def test_after_a_run_the_gpu_is_as_it_was(tmp_path: Path):
     assert smi.settles_at_most(before + NOISE_MIB)
 
 
-def test_a_killed_rank_leaves_no_memory_and_is_named(
-    running: tuple["subprocess.Popen[bytes]", int], tmp_path: Path
-):
+def test_a_killed_rank_leaves_no_memory_and_is_named(running: tuple["subprocess.Popen[bytes]", int], tmp_path: Path):
     process, before = running
     (rank, *_) = ranks_of(process)
     rank.send_signal(signal.SIGKILL)
@@ -76,9 +68,7 @@ def test_a_killed_agent_leaves_no_memory(running: tuple["subprocess.Popen[bytes]
     assert smi.settles_at_most(before + NOISE_MIB)
 
 
-def test_a_stopped_rank_is_ended_and_leaves_no_memory(
-    running: tuple["subprocess.Popen[bytes]", int], tmp_path: Path
-):
+def test_a_stopped_rank_is_ended_and_leaves_no_memory(running: tuple["subprocess.Popen[bytes]", int], tmp_path: Path):
     process, before = running
     (rank, *_) = ranks_of(process)
     rank.send_signal(signal.SIGSTOP)

@@ -25,9 +25,7 @@ def rows(fact: GpusFact, *fields: str) -> list[dict[str, str]]:
 
 
 def test_identities_are_those_of_nvidia_smi(fact: GpusFact):
-    for gpu, row in zip(
-        fact.gpus, rows(fact, "index", "uuid", "pci.bus_id", "name", "compute_cap"), strict=True
-    ):
+    for gpu, row in zip(fact.gpus, rows(fact, "index", "uuid", "pci.bus_id", "name", "compute_cap"), strict=True):
         assert str(gpu.index) == row["index"]
         assert gpu.uuid == row["uuid"]
         assert gpu.bus_id == sysfs_bus_id(row["pci.bus_id"])

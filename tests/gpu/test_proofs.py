@@ -18,18 +18,9 @@ def test_a_socket_interface_that_is_not_there_is_proved_to_be_the_fault(tmp_path
 
     assert outcome.code == 1
     tried = [one for one in outcome.recording.experiments if one.attempts]
-    proved = [
-        one
-        for of in outcome.report["findings"]
-        for one in of["remedies"]
-        if one["proof"]["status"] == "proved"
-    ]
+    proved = [one for of in outcome.report["findings"] for one in of["remedies"] if one["proof"]["status"] == "proved"]
     assert [one.arm for one in tried[0].attempts] == ["treatment", "control", "treatment"]
-    assert proved[0]["settings"][0] == {
-        **proved[0]["settings"][0],
-        "name": "NCCL_SOCKET_IFNAME",
-        "action": "unset",
-    }
+    assert proved[0]["settings"][0] == {**proved[0]["settings"][0], "name": "NCCL_SOCKET_IFNAME", "action": "unset"}
 
 
 def test_a_setting_that_changes_nothing_is_tried_and_not_recommended(tmp_path: Path, monkeypatch):

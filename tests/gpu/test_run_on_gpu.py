@@ -102,9 +102,7 @@ def test_two_ranks_on_one_gpu_pass_all_rank_checks_over_the_network(tmp_path: Pa
         status = {check["id"]: check["status"] for check in report["checks"]}
         assert {status[check] for check in RANK_CHECKS[:2]} == {"passed"}
         assert not {
-            check: status[check]
-            for check in RANK_CHECKS
-            if status[check] not in ("passed", "found", "skipped")
+            check: status[check] for check in RANK_CHECKS if status[check] not in ("passed", "found", "skipped")
         }
         assert {finding["code"] for finding in report["findings"] if finding["code"] >= "DD7"} <= TOLD
     log = logged(Recording.model_validate_json((tmp_path / "recording0.json").read_text()))

@@ -43,9 +43,7 @@ def test_nvml_is_asked_and_not_nvidia_smi(live: TopologyFact):
     assert live.warnings == ()
 
 
-def test_every_path_between_gpus_is_the_one_that_nvidia_smi_prints(
-    live: TopologyFact, printed: TopologyMatrix
-):
+def test_every_path_between_gpus_is_the_one_that_nvidia_smi_prints(live: TopologyFact, printed: TopologyMatrix):
     assert live.gpus == printed.gpus
     for one in printed.gpus:
         for two in printed.gpus:

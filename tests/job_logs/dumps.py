@@ -44,8 +44,7 @@ def as_pickle(dump: Dump, protocol: int = 2) -> bytes:
         for entry in dump["entries"]
     ]
     status = {
-        number: {name: int(count) for name, count in counts.items()}
-        for number, counts in dump["pg_status"].items()
+        number: {name: int(count) for name, count in counts.items()} for number, counts in dump["pg_status"].items()
     }
     return pickle.dumps({**dump, "entries": entries, "pg_status": status}, protocol)
 

@@ -127,9 +127,7 @@ SITUATIONS = {
     "missing": Situation(_missing, "stuck-outside-collective", _the_last),
     "other-operation": Situation(_other_operation, "collective-mismatch", _the_last_of_more_than_two),
     "one-more": Situation(_one_more, "rank0-only-collective", _the_first_of_more_than_two),
-    "sub-group": Situation(
-        _in_a_sub_group, "stuck-outside-collective", lambda size: {members_of_sub(size)[-1]}
-    ),
+    "sub-group": Situation(_in_a_sub_group, "stuck-outside-collective", lambda size: {members_of_sub(size)[-1]}),
     "crossed-groups": Situation(_crossed_groups, "cross-group-deadlock", _the_last_of_more_than_two),
     "skipped-backward": Situation(_skipped_backward, "collective-mismatch", _the_last_of_more_than_two),
     "barrier-alone": Situation(_barrier_alone, "rank0-only-collective", _the_first_of_more_than_two),

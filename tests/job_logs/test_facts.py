@@ -165,28 +165,18 @@ SHM = "n1:71:90 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct\n"
         ),
         (ONE_HOST + NO_IB + TCP, []),
         (
-            HOSTS
-            + MLX
-            + "n1:71:90 [0] NCCL INFO NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'\n"
-            + RECEIVES,
+            HOSTS + MLX + "n1:71:90 [0] NCCL INFO NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'\n" + RECEIVES,
             ["DDJ202 warning it found neither nvidia_peermem nor dma-buf"],
         ),
-        (
-            HOSTS + RECEIVES,
-            ["DDJ202 info NCCL copies data between nodes through host memory, without GPUDirect RDMA"],
-        ),
+        (HOSTS + RECEIVES, ["DDJ202 info NCCL copies data between nodes through host memory, without GPUDirect RDMA"]),
         (HOSTS + RECEIVES + "/GDRDMA\n" + SENDS, []),
-        (
-            HOSTS.replace("eth0", "docker0"),
-            ["DDJ203 warning NCCL on n1 uses docker0, which reaches no other node"],
-        ),
+        (HOSTS.replace("eth0", "docker0"), ["DDJ203 warning NCCL on n1 uses docker0, which reaches no other node"]),
         (
             "n1:71:90 [0] NCCL INFO NCCL_P2P_DISABLE set by environment to 1.\n" + SHM,
             ["DDJ204 warning NCCL_P2P_DISABLE=1"],
         ),
         (
-            "n1:71:90 [0] NCCL INFO P2P is disabled between connected GPUs 0 and 1. You can repress this\n"
-            + SHM,
+            "n1:71:90 [0] NCCL INFO P2P is disabled between connected GPUs 0 and 1. You can repress this\n" + SHM,
             ["DDJ204 warning the driver refuses it between connected GPUs 0 and 1"],
         ),
         (
@@ -210,9 +200,7 @@ ROWS = """\
      8388608       2097152     float     sum      -1   510.30   16.44   16.44      0   508.00   16.51   16.51      0
     16777216       4194304     float     sum      -1     1020   16.45   16.45    N/A     1018   16.48   16.48    N/A
 """
-OF_2_9 = (
-    "  8388608   2097152   float     sum   510.30   16.44   16.44  4e-07   508.00   16.51   16.51  4e-07\n"
-)
+OF_2_9 = "  8388608   2097152   float     sum   510.30   16.44   16.44  4e-07   508.00   16.51   16.51  4e-07\n"
 JSON = (
     '{"args": ["./all_reduce_perf"], "config": {"devices": [{}, {}]}, "results": [{"size": 8388608, "count": 2097152,'
     ' "type": "float", "redop": "sum", "root": -1, "out_of_place": {"time": 510.3, "alg_bw": 16.44, "bus_bw": 16.44,'
@@ -241,14 +229,7 @@ INSPECTOR = "".join(
         ("# Collective test starting: reduce_scatter_perf\n" + ROWS, {}),
         (ROWS.replace("16.44   16.44", "16.44    8.22").replace("16.45   16.45", "16.45    8.22"), {}),
     ],
-    ids=[
-        "nccl-tests",
-        "of 2.9",
-        "its JSON",
-        "the slower rank of Inspector",
-        "reduce-scatter",
-        "half the bus",
-    ],
+    ids=["nccl-tests", "of 2.9", "its JSON", "the slower rank of Inspector", "reduce-scatter", "half the bus"],
 )
 def test_all_reduces_that_others_measured_are_measurements_as_ours(
     text: str, bus_gb_per_s: dict[int, float], tmp_path: Path

@@ -66,10 +66,7 @@ def _rank(fact: JobLogFact, number: int) -> RankSeen:
         ("Sun Mar  1 12:00:00 2026[1,2]<stdout>:x", Origin(rank=2, at_s=NOON_S, launcher="mpirun")),
         ("[pod/train-worker-1/pytorch] x", Origin(host="train-worker-1", launcher="kubernetes")),
         ("(TrainWorker pid=812, ip=10.0.0.2) x", Origin(host="10.0.0.2", pid=812, launcher="ray")),
-        (
-            "\x1b[36m(W pid=8)\x1b[0m x [repeated 3x across cluster]",
-            Origin(pid=8, launcher="ray", times=3),
-        ),
+        ("\x1b[36m(W pid=8)\x1b[0m x [repeated 3x across cluster]", Origin(pid=8, launcher="ray", times=3)),
         ("2026-03-01T13:00:00.25+01:00 x", Origin(at_s=NOON_S + 0.25)),
         ("2026-03-01T12:00:00.25Z stderr F x", Origin(at_s=NOON_S + 0.25)),
         ("[2026-03-01 12:00:00] n1:12:14 [3] NCCL WARN x", Origin(host="n1", pid=12, gpu=3, at_s=NOON_S)),
@@ -77,10 +74,7 @@ def _rank(fact: JobLogFact, number: int) -> RankSeen:
         ("Mar  1 12:00:00 n1 kernel: x", Origin(host="n1", at_s=NOON_S, kernel=True)),
         ("[12345.678901] x", Origin(kernel=True)),
         ("E0301 12:00:00.5 471 torch/distributed/api.py:8] x", Origin(pid=471, at_s=NOON_S + 0.5)),
-        (
-            '{"log":"[rank3]: x\\n","stream":"stderr","time":"2026-03-01T12:00:00Z"}',
-            Origin(rank=3, at_s=NOON_S),
-        ),
+        ('{"log":"[rank3]: x\\n","stream":"stderr","time":"2026-03-01T12:00:00Z"}', Origin(rank=3, at_s=NOON_S)),
         ("[epoch3]: x", Origin()),
         ("x", Origin()),
     ],
@@ -149,11 +143,7 @@ def test_lines_of_nccl_between_those_of_a_traceback_are_no_part_of_it(before: st
 
 
 def test_one_exception_on_all_ranks_is_one_sign(tmp_path: Path):
-    lines = (
-        f"[rank{rank}]: {text}\n"
-        for text in ("Traceback (most recent call last):", "E: x")
-        for rank in (2, 0, 1)
-    )
+    lines = (f"[rank{rank}]: {text}\n" for text in ("Traceback (most recent call last):", "E: x") for rank in (2, 0, 1))
 
     fact = _of(tmp_path, "".join(lines))
 
@@ -177,11 +167,7 @@ SUMMARY = """\
         (SUMMARY, 9, (None, "SIGKILL")),
         ("srun: error: node1: tasks 3,8-9: Exited with exit code 7\n", 9, (7, None)),
         ("srun: error: node1: task 9: Bus error (core dumped)\n", 9, (None, "SIGBUS")),
-        (
-            "mpirun noticed that process rank 9 with PID 0 on node node1 exited on signal 11 (x)\n",
-            9,
-            (None, "SIGSEGV"),
-        ),
+        ("mpirun noticed that process rank 9 with PID 0 on node node1 exited on signal 11 (x)\n", 9, (None, "SIGSEGV")),
         ("  Process name: [[61,1],9]\n  Exit code:    3\n", 9, (3, None)),
         (
             "[default1]:[rank9]: x\nE0301 12:00:00.5 4 a.py:8] failed (exitcode: 1) local_rank: 1 (pid: 3) of binary\n",
@@ -190,9 +176,7 @@ SUMMARY = """\
         ),
     ],
 )
-def test_launchers_tell_how_a_rank_ended(
-    text: str, rank: int, ended: tuple[int | None, str | None], tmp_path: Path
-):
+def test_launchers_tell_how_a_rank_ended(text: str, rank: int, ended: tuple[int | None, str | None], tmp_path: Path):
     fact = _of(tmp_path, text)
 
     assert (_rank(fact, rank).exit_code, _rank(fact, rank).signal) == ended
@@ -237,9 +221,7 @@ def test_the_last_line_of_a_silent_rank_is_found_far_back(tmp_path: Path, monkey
     assert last[3] == (len(spoke), "step 199 of rank 3")
 
 
-def test_a_file_that_begins_with_times_and_ends_without_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_file_that_begins_with_times_and_ends_without_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(job_files, "CHUNK_BYTES", 2_000)
 
     fact = _of(tmp_path, "2026-03-01 12:00:00 begun\n" + "step of anybody\n" * 1_000)
@@ -248,9 +230,7 @@ def test_a_file_that_begins_with_times_and_ends_without_is_read(
 
 
 @pytest.mark.parametrize("size", [64, 100, 1_000])
-def test_a_file_read_in_small_pieces_says_the_same(
-    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_file_read_in_small_pieces_says_the_same(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     filler = "filler line\n" * 40
     text = f"{filler}{TRACEBACKS}{filler}[rank5]: {SIGN}\n{SUMMARY}end"
     whole = _of(tmp_path, text)
@@ -297,12 +277,7 @@ def test_a_log_folder_of_torchrun_gives_ranks_from_its_paths_and_error_files(tmp
         folder.mkdir(parents=True)
         (folder / "stderr.log").write_text(f"step of {rank}\n")
     stack = 'Traceback (most recent call last):\n  File "t.py", line 3, in f\nValueError: x'
-    error = {
-        "message": {
-            "message": "ValueError: x",
-            "extraInfo": {"py_callstack": stack, "timestamp": "1772366400"},
-        }
-    }
+    error = {"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": stack, "timestamp": "1772366400"}}}
     (tmp_path / "none_ab/attempt_0/1/error.json").write_text(json.dumps(error))
 
     fact = _read(tmp_path)
@@ -372,10 +347,7 @@ def _link(name: str, kind: bytes) -> tarfile.TarInfo:
         (lambda path: _tar(path, "w", {"a": _link("a", tarfile.SYMTYPE)}), "a link or a device"),
         (lambda path: _tar(path, "w", {"a": _link("a", tarfile.LNKTYPE)}), "a link or a device"),
         (lambda path: _tar(path, "w", {"a": _link("a", tarfile.FIFOTYPE)}), "a link or a device"),
-        (
-            lambda path: _tar(path, "w", {"a": _zip(path, {"x": LOG}).read_bytes()}),
-            "archive within an archive",
-        ),
+        (lambda path: _tar(path, "w", {"a": _zip(path, {"x": LOG}).read_bytes()}), "archive within an archive"),
         (lambda path: path.write_bytes(gzip.compress(b"\n" * 4_000_000)), "swells"),
         (lambda path: _tar(path, "w:gz", {"a": b"\n" * 4_000_000}), "swells"),
         (lambda path: _zip(path, {"a": b"\n" * 4_000_000}), "swells"),
@@ -410,9 +382,7 @@ def test_nothing_read_is_a_usage_error_and_names_the_first(tmp_path: Path):
         job_reading.read_job([str(tmp_path / "nope.log"), str(tmp_path / "*.out")])
 
 
-def test_a_file_of_which_no_line_was_read_is_not_healthy_and_a_part_of_one_is_called_a_part(
-    tmp_path: Path,
-):
+def test_a_file_of_which_no_line_was_read_is_not_healthy_and_a_part_of_one_is_called_a_part(tmp_path: Path):
     steps = b"".join(b"step %d\n" % step for step in range(20_000))
     (tmp_path / "cut.gz").write_bytes(gzip.compress(steps)[:-12])
     (tmp_path / "random.gz").write_bytes(gzip.compress(os.urandom(900))[:20])
@@ -529,9 +499,7 @@ esac
 """
 
 
-def test_the_files_of_a_slurm_job_are_found_with_slurm_and_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_files_of_a_slurm_job_are_found_with_slurm_and_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "traces/4711").mkdir(parents=True)
     for name in ("slurm-4711.out", "slurm-47110.out", "out.txt", "traces/4711/rank_0", "bin"):

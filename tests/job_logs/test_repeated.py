@@ -66,28 +66,14 @@ def judged(folder: Path, *texts: str) -> tuple[int, list[str], str]:
         ("step 1\nKilled\nrestarting\n", "job-failed-cause-not-proven"),
         ("python train.py\nmake: *** [train] Error 1\n", "job-failed-cause-not-proven"),
     ],
-    ids=[
-        "traceback",
-        "loop of a shell",
-        "4 ranks",
-        "torchrun",
-        "no cause",
-        "memory",
-        "NCCL",
-        "killed",
-        "make",
-    ],
+    ids=["traceback", "loop of a shell", "4 ranks", "torchrun", "no cause", "memory", "NCCL", "killed", "make"],
 )
-def test_a_job_that_fails_each_time_has_failed_however_often(
-    once: str, cause: str, copies: int, tmp_path: Path
-):
+def test_a_job_that_fails_each_time_has_failed_however_often(once: str, cause: str, copies: int, tmp_path: Path):
     assert judged(tmp_path, once * copies)[1] == [cause]
 
 
 @pytest.mark.parametrize("most", [10, 5_000])
-def test_of_failures_that_all_differ_the_last_ones_count(
-    most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_of_failures_that_all_differ_the_last_ones_count(most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("ddp_doctor.parse.job_log.scan._MOST_OF_A_SIGN", most)
     monkeypatch.setattr("ddp_doctor.parse.job_log.assemble._MOST_SIGNS", most)
     text = "".join(f"run {number}\n{TRACEBACK.format(number)}" for number in range(100))
@@ -112,9 +98,7 @@ def test_torchruns_attempts_are_judged_by_the_last_though_all_print_the_same(tmp
 
 
 def test_a_rank_that_ends_with_what_another_rank_got_over_has_failed(tmp_path: Path):
-    code, causes, summary = judged(
-        tmp_path, TRACEBACK.format("") + steps(200), steps(200) + TRACEBACK.format("")
-    )
+    code, causes, summary = judged(tmp_path, TRACEBACK.format("") + steps(200), steps(200) + TRACEBACK.format(""))
 
     assert (code, causes) == (1, ["rank-exception"])
     assert judged(tmp_path, *[TRACEBACK.format("") + steps(200)] * 2)[:2] == (0, [])
@@ -237,12 +221,7 @@ def _numbered() -> Iterator[str]:
 def test_what_repeats_in_a_part_of_a_log_changes_nothing_that_is_said_of_the_rest(
     size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    parts = [
-        "".join(_numbered()),
-        (TRACEBACK.format("") + "again\n") * 900,
-        SHM * 3_000,
-        "".join(_numbered()),
-    ]
+    parts = ["".join(_numbered()), (TRACEBACK.format("") + "again\n") * 900, SHM * 3_000, "".join(_numbered())]
     (tmp_path / "job.out").write_text("".join(parts))
     monkeypatch.setattr("ddp_doctor.sources.job_files.CHUNK_BYTES", size)
     read = [JobLogFact.model_validate(job_reading.read_job([str(tmp_path / "job.out")])[0].fact)]

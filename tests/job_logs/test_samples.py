@@ -31,9 +31,9 @@ def test_the_cause_is_named_where_the_output_shows_it_and_nowhere_else(document:
         }
         assert (document in named) is not sample.silent, str(sample)
         for expected in sample.expected:
-            assert expected in (
-                {*named, *(who or {"nobody"}), named.get(document)} if named else {"nothing"}
-            ), str(sample)
+            assert expected in ({*named, *(who or {"nobody"}), named.get(document)} if named else {"nothing"}), str(
+                sample
+            )
         if not sample.silent and not any(e in {cause.name for cause in JOB_CAUSES} for e in sample.expected):
             assert set(named) == {document}, str(sample)
 
@@ -42,9 +42,7 @@ def test_every_cause_has_a_document_with_outputs_in_which_it_is_named_and_others
     for cause in set(JOB_CAUSES) - {*hangs.CAUSES, *live.CAUSES}:  # test_wait_graph.py, test_live.py
         title = (FOLDER / f"{cause.name}.md").read_text(encoding="utf-8").splitlines()[0]
         assert title == f"# {cause.code} {cause.name}"
-        assert {sample.silent for sample in SAMPLES if sample.cause == cause.name} == {False, True}, (
-            cause.name
-        )
+        assert {sample.silent for sample in SAMPLES if sample.cause == cause.name} == {False, True}, cause.name
 
 
 def test_signs_have_ids_of_their_own_and_words_that_can_be_searched_for():
@@ -60,26 +58,18 @@ def test_signs_have_ids_of_their_own_and_words_that_can_be_searched_for():
 
 CLOSED = "[rank{}]: RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:9445"
 GLOO = "[rank0]: RuntimeError: [unbound_buffer.cc:78] Timed out waiting 6000ms for recv operation to complete"
-ENDED = (
-    "E1123 04:31:09.690000 7067 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1)"
-)
+ENDED = "E1123 04:31:09.690000 7067 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1)"
 
 
 @pytest.mark.parametrize(
     ("lines", "title"),
     [
-        (
-            [CLOSED.format(0), "[rank1]: step 3"],
-            "Rank 1 went away without a word; rank 0 saw the connection closed",
-        ),
+        ([CLOSED.format(0), "[rank1]: step 3"], "Rank 1 went away without a word; rank 0 saw the connection closed"),
         (
             [CLOSED.format(0), CLOSED.format(2), "[rank1]: step 3", "[rank3]: step 3"],
             "A rank went away without a word; rank 0 and rank 2 saw the connection closed",
         ),
-        (
-            [GLOO, f"{ENDED} local_rank: 0 (pid: 7)"],
-            "A collective timed out on rank 0, and nothing shows why",
-        ),
+        ([GLOO, f"{ENDED} local_rank: 0 (pid: 7)"], "A collective timed out on rank 0, and nothing shows why"),
     ],
 )
 def test_the_title_of_what_is_not_proven_tells_who_saw_what(lines: list[str], title: str, tmp_path: Path):
@@ -109,18 +99,14 @@ RAISED = """Traceback (most recent call last):
         ("MemoryError", "Not enough host memory on rank 1, at train.py:24"),
     ],
 )  # fmt: skip
-def test_a_rank_without_memory_is_named_with_the_line_that_asked_for_it(
-    raised: str, title: str, tmp_path: Path
-):
+def test_a_rank_without_memory_is_named_with_the_line_that_asked_for_it(raised: str, title: str, tmp_path: Path):
     lines = f"{RAISED}{raised}".splitlines()
     (tmp_path / "job.out").write_text("".join(f"[rank1]: {line}\n" for line in lines))
 
     assert [finding.title for finding in logs([str(tmp_path / "job.out")]).report.findings] == [title]
 
 
-LATE = (
-    "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, Timeout(ms)=600000)"
-)
+LATE = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, Timeout(ms)=600000)"
 STEP = "step 5: loss 2.1"
 SUMMARY = """[0]:
   time      : 2026-11-23_04:31:09
@@ -129,37 +115,23 @@ SUMMARY = """[0]:
   exitcode  : -11 (pid: 71)
 """
 OUT_OF_MEMORY = "RuntimeError: CUDA error: out of memory"
-RESTART = (
-    "I1123 04:31:09.690000 70 api.py:900] Worker group FAILED. 1/1 attempts left; will restart worker group"
-)
+RESTART = "I1123 04:31:09.690000 70 api.py:900] Worker group FAILED. 1/1 attempts left; will restart worker group"
 CHANNEL = "{}:71:81 [0] NCCL INFO Channel 00/0 : 3[0] -> 5[0] [{}] via NET/IB/0{}"
 
 
 @pytest.mark.parametrize(
     ("lines", "said", "unsaid"),
     [
-        (
-            [f"[rank1]: {STEP}", GLOO, "[rank0]: gloo/transport/tcp"],
-            "TORCH_DISTRIBUTED_DEBUG=DETAIL",
-            "NCCL_DEBUG",
-        ),
+        ([f"[rank1]: {STEP}", GLOO, "[rank0]: gloo/transport/tcp"], "TORCH_DISTRIBUTED_DEBUG=DETAIL", "NCCL_DEBUG"),
         ([f"[rank0]:[E1 ProcessGroupNCCL.cpp:616] {LATE}"], "NCCL_DEBUG=WARN", "TORCH_DISTRIBUTED_DEBUG"),
-        (
-            ["NVRM: Xid (PCI:0000:2b:00): 109, pid=7, name=python"],
-            "a context switch took too long (Xid 109)",
-            "!",
-        ),
+        (["NVRM: Xid (PCI:0000:2b:00): 109, pid=7, name=python"], "a context switch took too long (Xid 109)", "!"),
         ([SUMMARY], "rank 1 crashed with SIGSEGV:", "localhost)"),
         (
             [OUT_OF_MEMORY, RESTART, "Fatal Python error: Segmentation fault"],
             "Attempt 0 had failed before: gpu-out-of-memory (",
             "no memory left",
         ),
-        (
-            [CHANNEL.format("a", "send", "/GDRDMA"), CHANNEL.format("b", "receive", "")],
-            "into b alone",
-            "Failed",
-        ),
+        ([CHANNEL.format("a", "send", "/GDRDMA"), CHANNEL.format("b", "receive", "")], "into b alone", "Failed"),
         ([CHANNEL.format("a", "send", ""), CHANNEL.format("b", "receive", "")], "without GPUDirect", "alone"),
     ],
 )

@@ -27,9 +27,7 @@ def late(rank: int, seq: int) -> str:
 
 
 def said(rank: int, words: str, group: str = DEFAULT) -> str:
-    return (
-        f"[rank{rank}]:[E1123 16:27:58.100000000 ProcessGroupNCCL.cpp:2241] [{group} Rank {rank}] {words}\n"
-    )
+    return f"[rank{rank}]:[E1123 16:27:58.100000000 ProcessGroupNCCL.cpp:2241] [{group} Rank {rank}] {words}\n"
 
 
 def waits(rank: int, seq: int, enqueued: int | None = None, group: str = DEFAULT) -> str:
@@ -41,9 +39,7 @@ def waits(rank: int, seq: int, enqueued: int | None = None, group: str = DEFAULT
 def told(rank: int, enqueued: int, group: str = DEFAULT) -> str:
     """torch 2.5 and later, of a rank that another one's time-out woke."""
     words = "Received a dump signal due to a collective timeout from  rank 0 and we will try our best to dump the debug"
-    numbers = (
-        f"info. Last enqueued NCCL work: {enqueued}, last completed NCCL work: {enqueued}.This is most likely"
-    )
+    numbers = f"info. Last enqueued NCCL work: {enqueued}, last completed NCCL work: {enqueued}.This is most likely"
     return said(rank, f"{words} {numbers}", group)
 
 
@@ -138,9 +134,7 @@ def test_ranks_that_may_be_all_or_not_are_numbered_where_nothing_tells_how_many_
     assert finding.title.startswith("Rank 0 and rank 1 waited in all-reduce 17")
 
 
-TRACEBACK = (
-    '[rank1]: Traceback (most recent call last):\n[rank1]:   File "/home/me/my train.py", line 7, in step\n'
-)
+TRACEBACK = '[rank1]: Traceback (most recent call last):\n[rank1]:   File "/home/me/my train.py", line 7, in step\n'
 
 
 @pytest.mark.parametrize(
@@ -148,17 +142,14 @@ TRACEBACK = (
     [
         (waits(0, 11) + told(1, 10), "ddp-doctor lint SCRIPT; "),
         (
-            TRACEBACK
-            + "[rank1]: RuntimeError: Detected mismatch between collectives on ranks. Rank 1 is running"
+            TRACEBACK + "[rank1]: RuntimeError: Detected mismatch between collectives on ranks. Rank 1 is running"
             " collective: CollectiveFingerPrint(SequenceNumber=3, OpType=BROADCAST), but Rank 0 is running collective:"
             " CollectiveFingerPrint(SequenceNumber=3, OpType=ALLREDUCE).\n",
             "ddp-doctor lint '/home/me/my train.py'; ",
         ),
     ],
 )
-def test_a_fault_in_the_code_points_to_lint_with_the_file_where_it_is_known(
-    text: str, check: str, tmp_path: Path
-):
+def test_a_fault_in_the_code_points_to_lint_with_the_file_where_it_is_known(text: str, check: str, tmp_path: Path):
     (cause,) = judged(tmp_path, text).causes
 
     assert cause.next_check.startswith(check)
@@ -188,12 +179,9 @@ def paths(via: str) -> str:
 BEGUN, COMPLETE, DESTROYED = both("Init START"), both("Init COMPLETE"), both("Destroy COMPLETE")
 STEPS = "".join(f"step {step} loss 0.1\n" for step in range(40))
 PATTERN = (
-    "node0:70:90 [0] graph/search.cc:1121 NCCL WARN Could not find a path for pattern 4, falling back to simple order"
-    "\n"
+    "node0:70:90 [0] graph/search.cc:1121 NCCL WARN Could not find a path for pattern 4, falling back to simple order\n"
 )
-PEER = (
-    "node0:70:90 [0] misc/cudawrap.cc:257 NCCL WARN Cuda failure 217 'peer access is not supported between'\n"
-)
+PEER = "node0:70:90 [0] misc/cudawrap.cc:257 NCCL WARN Cuda failure 217 'peer access is not supported between'\n"
 OF_2_32 = (
     "node0:70:90 [0] NCCL ATTN Failed to initialize NET plugin IB\n"
     "node0:70:90 [0] transport/net_ib/common.cc:88 (ncclIbInit) NCCL WARN lib wrapper not initialized.\n"

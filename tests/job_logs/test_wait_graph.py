@@ -166,11 +166,7 @@ def _all(of: Callable[[int], Dump], ranks: int = 4) -> list[FlightDumpFact]:
 def test_where_all_members_are_in_one_collective_no_rank_is_blamed():
     (found,) = verdicts(_all(lambda _rank: dump(entry(1, done=True), entry(2))))
 
-    assert (found.cause.name, found.culprits, found.confidence.value) == (
-        "collective-stalled",
-        (),
-        "possible",
-    )
+    assert (found.cause.name, found.culprits, found.confidence.value) == ("collective-stalled", (), "possible")
     assert "all members have entered it" in found.detail
 
 
@@ -252,9 +248,7 @@ def test_a_ring_that_was_overwritten_does_not_make_a_rank_absent():
         if rank == 1:  # its entries of group 1 are gone
             return dump(entry(900, done=True, at=4000), entry(901, at=4001), g1="[0, 1]")
         return dump(
-            entry(900, done=True, at=4000),
-            entry(901, at=4001),
-            *([entry(3, group="1", at=9)] if rank == 0 else []),
+            entry(900, done=True, at=4000), entry(901, at=4001), *([entry(3, group="1", at=9)] if rank == 0 else [])
         )
 
     assert named(_all(ring)) == ("collective-stalled", set())
@@ -301,10 +295,7 @@ def test_hundreds_of_ranks_are_judged_at_once():
 def test_the_detail_says_who_waits_where_and_where_the_culprit_stands():
     dumps = DUMPS["sub-group"]
     (found,) = verdicts(
-        [
-            read_dump(as_pickle(copy.deepcopy(dump)), f"trace_rank_{rank}", None)
-            for rank, dump in dumps.items()
-        ]
+        [read_dump(as_pickle(copy.deepcopy(dump)), f"trace_rank_{rank}", None) for rank, dump in dumps.items()]
     )
 
     assert found.detail == (

@@ -25,16 +25,12 @@ def test_loopback_addresses_sort_between_the_private_networks():
     assert packed("fe80::1%eth0") == packed("fe80::1")
 
 
-@pytest.mark.parametrize(
-    "name", ["docker0", "virbr0", "virbr0-nic", "br-0123456789ab", "podman1", "lxdbr0", "vmnet8"]
-)
+@pytest.mark.parametrize("name", ["docker0", "virbr0", "virbr0-nic", "br-0123456789ab", "podman1", "lxdbr0", "vmnet8"])
 def test_bridges_for_one_host_are_known_by_name(name):
     assert is_own_bridge(name)
 
 
-@pytest.mark.parametrize(
-    "name", ["eth0", "br0", "bond0", "br-data", "ib0", "cni0", "flannel.1", "docker", "dockerd0"]
-)
+@pytest.mark.parametrize("name", ["eth0", "br0", "bond0", "br-data", "ib0", "cni0", "flannel.1", "docker", "dockerd0"])
 def test_interfaces_that_may_lead_elsewhere_are_not_taken_for_bridges_of_one_host(name):
     assert not is_own_bridge(name)
 

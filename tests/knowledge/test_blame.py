@@ -134,11 +134,6 @@ def test_every_bad_path_is_explained_and_no_node_that_works(nodes, data):
     bad = data.draw(st.sets(st.sampled_from(sorted(every(nodes)))))
     found = judge(nodes, bad)
     for source, target in bad:
-        assert (
-            found.everyone
-            or source in found.outbound
-            or target in found.inbound
-            or (source, target) in found.paths
-        )
+        assert found.everyone or source in found.outbound or target in found.inbound or (source, target) in found.paths
     for node in found.nodes:
         assert any(node in path for path in bad)

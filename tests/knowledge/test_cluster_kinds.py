@@ -49,8 +49,5 @@ def test_the_kind_follows_from_what_is_told(maker: Maker, layers: list[str], has
 def test_names_that_nobody_knows_are_no_cloud(maker: Maker, layers: list[str]):
     cluster = cluster_of(maker, layers, has_efa=False)
 
-    assert cluster.kind in ("InfiniBand", "RoCE", "Ethernet", "unknown") or maker.vendor in (
-        "Amazon EC2",
-        "Google",
-    )
+    assert cluster.kind in ("InfiniBand", "RoCE", "Ethernet", "unknown") or maker.vendor in ("Amazon EC2", "Google")
     assert cluster.in_words.startswith(cluster.kind)

@@ -13,9 +13,7 @@ from ddp_doctor.knowledge.ddp import gradient_shares as closed
 SHARES = st.lists(st.integers(0, 7), min_size=1, max_size=9).map(tuple)
 
 
-def owed(
-    shares: tuple[int, ...], elements: int = 70, kind: str = "float32", rank: int = 0
-) -> closed.Expectation:
+def owed(shares: tuple[int, ...], elements: int = 70, kind: str = "float32", rank: int = 0) -> closed.Expectation:
     ranks = len(shares)
     place = code.Place("weight", 1, elements, rank, tuple(range(10, 10 + ranks)))
     return closed.Expectation(place, tuple(map(float, shares)), closed.tolerance(ranks, kind))
@@ -76,14 +74,9 @@ def test_fewer_elements_than_ranks_name_nobody():
 def test_a_loss_tells_which_parameters_it_depends_on():
     import torch
 
-    module = torch.nn.ModuleDict(
-        {"first": torch.nn.Linear(2, 2), "second": torch.nn.Linear(2, 2, bias=False)}
-    )
+    module = torch.nn.ModuleDict({"first": torch.nn.Linear(2, 2), "second": torch.nn.Linear(2, 2, bias=False)})
     batch = torch.ones(1, 2)
-    assert gradient_modes.parameters_used(module, module["first"](batch).sum()) == {
-        "first.weight",
-        "first.bias",
-    }
+    assert gradient_modes.parameters_used(module, module["first"](batch).sum()) == {"first.weight", "first.bias"}
     both = module["second"](module["first"](batch)).sum()
     assert gradient_modes.parameters_used(module, both) == {"first.weight", "first.bias", "second.weight"}
     assert gradient_modes.parameters_used(module, batch.sum()) == frozenset()

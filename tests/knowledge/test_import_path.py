@@ -34,14 +34,7 @@ def test_a_module_or_package_of_that_name_hides_pythons_own(tree, hidden):
         {"torch": (*IN_TORCH, "_C.cpython-311-x86_64-linux-gnu.so")},
         {"os.py": (), "site.py": (), "random.py": (), "logging": ("__init__.py",)},
     ],
-    ids=[
-        "own-package",
-        "no-module",
-        "no-init",
-        "not-hidden-or-not-needed",
-        "installed-torch",
-        "pythons-library",
-    ],
+    ids=["own-package", "no-module", "no-init", "not-hidden-or-not-needed", "installed-torch", "pythons-library"],
 )
 def test_what_python_does_not_load_in_their_place_hides_nothing(tree):
     assert hidden_modules(tree, tree.get) == {}

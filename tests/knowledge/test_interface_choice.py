@@ -78,12 +78,7 @@ def test_nccl_goes_down_its_order_as_interfaces_disappear():
 
 @pytest.mark.parametrize(
     ("family", "address"),
-    [
-        ("AF_INET6", "fd00:10::1"),
-        ("AF_INET", "10.79.0.1"),
-        ("AF_FOO", "10.79.0.1"),
-        ("af_inet6", "10.79.0.1"),
-    ],
+    [("AF_INET6", "fd00:10::1"), ("AF_INET", "10.79.0.1"), ("AF_FOO", "10.79.0.1"), ("af_inet6", "10.79.0.1")],
 )
 def test_nccl_takes_the_family_that_it_is_told_and_knows(family, address):
     assert nccl(ALL, family=family).address == address

@@ -57,9 +57,7 @@ def test_pcie_is_counted_by_generation_and_lanes():
         (None, None, None, None),
     ],
 )
-def test_link_between_sockets(
-    vendor: str | None, family: int | None, model: int | None, expected: float | None
-):
+def test_link_between_sockets(vendor: str | None, family: int | None, model: int | None, expected: float | None):
     assert rates.between_sockets(vendor, family, model) == expected
 
 

@@ -47,20 +47,8 @@ def test_equal_manifests_differ_in_nothing(ranks: int):
     [
         (with_parameters(FIRST, BIAS), "missing", "last.weight", "none", "there"),
         (with_parameters(FIRST, changed(BIAS, shape=(5,)), LAST), "shape", "first.bias", "(5)", "(4)"),
-        (
-            with_parameters(FIRST, changed(BIAS, shape=None), LAST),
-            "shape",
-            "first.bias",
-            "none yet",
-            "(4)",
-        ),
-        (
-            with_parameters(FIRST, BIAS, changed(LAST, dtype="bfloat16")),
-            "dtype",
-            "last.weight",
-            "bfloat16",
-            "float32",
-        ),
+        (with_parameters(FIRST, changed(BIAS, shape=None), LAST), "shape", "first.bias", "none yet", "(4)"),
+        (with_parameters(FIRST, BIAS, changed(LAST, dtype="bfloat16")), "dtype", "last.weight", "bfloat16", "float32"),
         (
             with_parameters(changed(FIRST, requires_grad=False), BIAS, LAST),
             "requires_grad",
@@ -97,18 +85,10 @@ def test_equal_manifests_differ_in_nothing(ranks: int):
             "end.weight",
             "last.weight",
         ),
-        (
-            with_parameters(FIRST, BIAS, changed(LAST, ignored=True)),
-            "ignored",
-            "last.weight",
-            "True",
-            "False",
-        ),
+        (with_parameters(FIRST, BIAS, changed(LAST, ignored=True)), "ignored", "last.weight", "True", "False"),
     ],
 )
-def test_the_odd_rank_of_four_is_named_with_what_differs(
-    odd: Manifest, kind: str, name: str, here: str, there: str
-):
+def test_the_odd_rank_of_four_is_named_with_what_differs(odd: Manifest, kind: str, name: str, here: str, there: str):
     found = of_four(odd)
 
     assert (found.what, found.kind, found.names, found.count) == ("parameter", kind, (name,), 1)
@@ -282,9 +262,7 @@ def told() -> Callable[[list[Manifest], int], tuple[dict[int, Manifest], list[st
         digests = [digest(one) for one in manifests]
         first = [digests.index(one) == index for index, one in enumerate(digests)]
         texts = [one.text() if speaks else "" for one, speaks in zip(manifests, first, strict=True)]
-        ctx: Any = Told(
-            place, tuple(range(5, 5 + len(manifests))), {"manifest-digest": digests, "manifest": texts}
-        )
+        ctx: Any = Told(place, tuple(range(5, 5 + len(manifests))), {"manifest-digest": digests, "manifest": texts})
         return module_manifest.of_all_ranks(ctx, manifests[place]), ctx.sent
 
     return ask

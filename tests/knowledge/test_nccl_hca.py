@@ -38,13 +38,7 @@ def test_a_value_takes_what_nccl_takes(value: str | None, taken: list[tuple[str,
 
 @pytest.mark.parametrize(
     ("value", "named"),
-    [
-        ("mlx5", []),
-        ("mlx5_1", ["mlx5_1"]),
-        ("=mlx5_1:1,mlx5_0", ["mlx5_0", "mlx5_1"]),
-        ("^mlx5_1", []),
-        ("", []),
-    ],
+    [("mlx5", []), ("mlx5_1", ["mlx5_1"]), ("=mlx5_1:1,mlx5_0", ["mlx5_0", "mlx5_1"]), ("^mlx5_1", []), ("", [])],
 )
 def test_a_prefix_names_no_device(value: str, named: list[str]):
     names = dict.fromkeys(name for name, _ in PORTS)

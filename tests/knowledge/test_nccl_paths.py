@@ -32,9 +32,7 @@ def chosen(node: dict[str, Any], code: str, status: str | None = "OK", **more: A
         ({**AMD_PAIR, "gpus": 4}, "PHB", "SHM"),
     ],
 )
-def test_by_default_p2p_ends_at_the_host_bridge_but_for_amds_pairs(
-    node: dict[str, Any], code: str, expected: str
-):
+def test_by_default_p2p_ends_at_the_host_bridge_but_for_amds_pairs(node: dict[str, Any], code: str, expected: str):
     assert chosen(node, code) == (expected, True)
 
 

@@ -18,8 +18,7 @@ def test_every_case_is_exact_in_its_type_in_any_order(ranks):
 
     for dtype, op in payload.exact_cases(ranks):
         shares = [
-            torch.tensor(payload.share(op, rank, ranks, dtype), dtype=getattr(torch, dtype))
-            for rank in range(ranks)
+            torch.tensor(payload.share(op, rank, ranks, dtype), dtype=getattr(torch, dtype)) for rank in range(ranks)
         ]
         total = shares[0]
         for share in reversed(shares[1:]):  # one by one, so that every partial result is rounded
@@ -64,14 +63,7 @@ def test_blame_takes_any_value_and_names_ranks_of_one_power(ranks, got):
 
 @pytest.mark.parametrize(
     ("blamed", "rank"),
-    [
-        ([(2,)], 2),
-        ([(0, 7), (0,)], 0),
-        ([(2,), (1,)], None),
-        ([(2,), ()], None),
-        ([(0, 7)], None),
-        ([], None),
-    ],
+    [([(2,)], 2), ([(0, 7), (0,)], 0), ([(2,), (1,)], None), ([(2,), ()], None), ([(0, 7)], None), ([], None)],
 )
 def test_a_rank_is_named_where_all_wrong_sums_allow_for_it_alone(blamed, rank):
     assert payload.agreed(blamed) == rank

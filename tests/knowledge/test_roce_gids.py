@@ -15,8 +15,7 @@ LOCAL = "fe80::ac0:ebff:feda:1cfb"
 def table(*rows: tuple[int, str, int | None]) -> tuple[Gid, ...]:
     """Rows of index, address and version; a version of None is another namespace's."""
     return tuple(
-        Gid(index=index, address=address, roce=version, hidden=version is None)
-        for index, address, version in rows
+        Gid(index=index, address=address, roce=version, hidden=version is None) for index, address, version in rows
     )
 
 
@@ -109,9 +108,7 @@ GIDS = st.builds(
     st.lists(GIDS, max_size=12, unique_by=lambda gid: gid.index),
     st.sampled_from([OLD, FIRST, NEW]),
     st.dictionaries(
-        st.sampled_from(
-            ["NCCL_IB_GID_INDEX", "NCCL_IB_ADDR_FAMILY", "NCCL_IB_ROCE_VERSION_NUM", "NCCL_IB_ADDR_RANGE"]
-        ),
+        st.sampled_from(["NCCL_IB_GID_INDEX", "NCCL_IB_ADDR_FAMILY", "NCCL_IB_ROCE_VERSION_NUM", "NCCL_IB_ADDR_RANGE"]),
         st.one_of(st.text(max_size=20), st.sampled_from(["3", "AF_INET6", "10.0.0.0/8", "::/0"])),
     ),
 )

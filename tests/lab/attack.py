@@ -86,9 +86,7 @@ class Run:
             return "agent"
         name, command = comm(pid), Path(f"/proc/{pid}/cmdline").read_bytes()
         parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        is_forkserver = (
-            b"multiprocessing.forkserver" in command
-        )  # and no folder called so among the arguments
+        is_forkserver = b"multiprocessing.forkserver" in command  # and no folder called so among the arguments
         if is_forkserver and "fork" in (name[11:] or "fork") and parent != self.process.pid:
             return "other"  # what an import starts is called as it until it becomes another program
         if name.startswith("ddp-doctor:"):
@@ -102,11 +100,7 @@ class Run:
         """The pid of such a process, once there is one; None where the run ended without."""
         deadline = time.monotonic() + timeout_s
         while self.process.poll() is None and time.monotonic() < deadline:
-            found = [
-                pid
-                for pid, name in self.alive().items()
-                if name == what and (what != "agent" or self._began())
-            ]
+            found = [pid for pid, name in self.alive().items() if name == what and (what != "agent" or self._began())]
             if found:
                 return random.choice(found)
             time.sleep(0.01)
@@ -226,10 +220,7 @@ class Round:
             run.kill()
         wrong += self._wrong(run, hit)
         report = run.report() or {}
-        return (
-            f"{name}: exit {run.process.returncode} after {took_s or 0:.1f} s; {report.get('summary', '-')}",
-            wrong,
-        )
+        return (f"{name}: exit {run.process.returncode} after {took_s or 0:.1f} s; {report.get('summary', '-')}", wrong)
 
     def _wrong(self, run: Run, hit: int | None) -> list[str]:
         left, said, code = run.left(), run.said(), run.process.returncode
@@ -237,11 +228,7 @@ class Round:
         if agent_killed:  # who would have removed it is gone; the next run does
             left = [what for what in left if not what.startswith("ddp-doctor-")]
         wrong = [f"left: {', '.join(left)}"] if left else []
-        wrong += [
-            f"{words!r} in what it says"
-            for words in ("Traceback", "Warning:", "failed itself")
-            if words in said
-        ]
+        wrong += [f"{words!r} in what it says" for words in ("Traceback", "Warning:", "failed itself") if words in said]
         report = run.report()
         if report is not None:
             return wrong + self._false(report, run.ranks_of(hit))
@@ -260,9 +247,7 @@ class Round:
             if finding["severity"] == "error" and not (named and named <= hit):
                 wrong.append(f"{finding['code']}: {finding['title']}")
         interrupted = report["exit_code"] == ExitCode.INTERRUPTED.value
-        if interrupted and not (
-            self.victim == "agent" and ("SIG" in self.action or "interrupt" in self.action)
-        ):
+        if interrupted and not (self.victim == "agent" and ("SIG" in self.action or "interrupt" in self.action)):
             wrong.append("interrupted by nobody")
         return wrong
 
@@ -280,10 +265,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="attack-", ignore_cleanup_errors=True) as folder:
             came, wrong = fight.play(Path(folder))
         what = f"{fight.ranks} ranks, {fight.action} {fight.victim} after {fight.delay_s:.2f} s"
-        print(
-            f"seed {seed}: {what}: {came}{''.join(f'{chr(10)}    WRONG: {words}' for words in wrong)}",
-            flush=True,
-        )
+        print(f"seed {seed}: {what}: {came}{''.join(f'{chr(10)}    WRONG: {words}' for words in wrong)}", flush=True)
         counts["wrong" if wrong else "right"] += 1
         counts[came.partition(";")[0].partition(": ")[2].partition(" after")[0]] += 1
     print(dict(counts))

@@ -117,9 +117,7 @@ def _ifname(name: str, codes: str, torchrun: str, hosts: str, **more: Any) -> Ro
     )
 
 
-def _struck(
-    name: str, fault: str, torchrun: str, strike: str, says: str | Mapping[str, str], **more: Any
-) -> Row:
+def _struck(name: str, fault: str, torchrun: str, strike: str, says: str | Mapping[str, str], **more: Any) -> Row:
     """A fault that strikes a node while its rank runs."""
     node = _struck_node(strike)
     by_node = {"all": says} if isinstance(says, str) else says

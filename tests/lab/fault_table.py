@@ -34,9 +34,7 @@ def markdown(outcomes: list[Outcome]) -> str:
     innocents = sum(len(outcome.innocents) for outcome in outcomes)
     slowest = max((it.seconds for it in outcomes if it.seconds is not None), default=0.0)
     share = 100 * len(right) / len(outcomes) if outcomes else 0.0
-    counted = (
-        f"{len(right)} of {len(outcomes)} right ({share:.0f} %), {innocents} innocents, slowest {slowest:g} s"
-    )
+    counted = f"{len(right)} of {len(outcomes)} right ({share:.0f} %), {innocents} innocents, slowest {slowest:g} s"
     return "\n".join([HEAD, *map(_line, outcomes), "", counted])
 
 

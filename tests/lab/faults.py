@@ -41,9 +41,7 @@ def plant(lab: Lab, text: str) -> Planted:
     given = words[0].split(":", len(wanted) - 1) if words else []  # the last one may hold colons
     try:
         values = [_value(lab, it.annotation, word) for it, word in zip(wanted, given, strict=False)]
-        bound = inspect.signature(FAULTS[name]).bind(
-            *([lab] if len(wanted) < len(parameters) else []), *values
-        )
+        bound = inspect.signature(FAULTS[name]).bind(*([lab] if len(wanted) < len(parameters) else []), *values)
     except (TypeError, ValueError, StopIteration):
         raise ValueError(f"{text!r} is not {usage(name)}") from None
     return FAULTS[name](*bound.args)

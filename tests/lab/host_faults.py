@@ -72,9 +72,7 @@ def loopback_name(host: Host, address: str = "127.0.1.1") -> Planted:
 
 def forget_name(host: Host, name: str) -> Planted:
     """A name does not resolve on the host."""
-    return _hosts_file(
-        host, [line for line in host.read_hosts().splitlines() if name not in line.split()[1:]]
-    )
+    return _hosts_file(host, [line for line in host.read_hosts().splitlines() if name not in line.split()[1:]])
 
 
 def names_of_family(lab: Lab, host: Host, family: int) -> Planted:

@@ -58,9 +58,7 @@ def why_no_lab(*more_tools: str) -> str | None:
 @cache
 def _why_no_namespaces() -> str | None:
     """What the kernel or the container that this runs in says to hosts of their own."""
-    done = subprocess.run(
-        ("unshare", *NAMESPACES, "--fork", "true"), check=False, capture_output=True, text=True
-    )
+    done = subprocess.run(("unshare", *NAMESPACES, "--fork", "true"), check=False, capture_output=True, text=True)
     return f"needs namespaces: {done.stderr.strip()}" if done.returncode else None
 
 
@@ -104,17 +102,7 @@ class Host:
     def boot(self) -> None:
         """Start the host's first process; ``ready`` waits for it."""
         self._init = subprocess.Popen(
-            (
-                "unshare",
-                *NAMESPACES,
-                "--fork",
-                "--kill-child",
-                "sh",
-                INIT,
-                self.name,
-                self.folder,
-                sys.executable,
-            ),
+            ("unshare", *NAMESPACES, "--fork", "--kill-child", "sh", INIT, self.name, self.folder, sys.executable),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -188,9 +176,7 @@ class Host:
     def net(self, *argv: str, text: str = "") -> str:
         """Run one of the lab's own tools in the host's network only, where process ids are the lab's."""
         inside = ("nsenter", f"--target={self._pid}", "--net", "--", *argv)
-        done = subprocess.run(
-            inside, check=False, capture_output=True, text=True, input=text, timeout=PATIENCE_S
-        )
+        done = subprocess.run(inside, check=False, capture_output=True, text=True, input=text, timeout=PATIENCE_S)
         return _checked(self, argv, done).stdout
 
     def ip(self, *lines: str) -> None:
@@ -375,10 +361,7 @@ def sweep() -> None:
 
 def compile_package() -> None:
     """Keep the package compiled, as an installation is: else each process of each host compiles it anew."""
-    for folder in (
-        ROOT / "ddp_doctor",
-        ROOT / "ddp_doctor/checks",
-    ):  # the second is a link, which is not followed
+    for folder in (ROOT / "ddp_doctor", ROOT / "ddp_doctor/checks"):  # the second is a link, which is not followed
         compileall.compile_dir(folder, quiet=2)
 
 

@@ -46,13 +46,8 @@ def lay_out(folder: Path) -> None:
         for end in (name, f"p{name}"):  # without the link-local addresses that IPv6 makes by itself
             sh(f"ip link set {end} addrgenmode none", f"ip link set {end} up")
         for address in addresses:
-            sh(
-                f"ip {'-6 ' if ':' in address else ''}addr add {address} dev {name}{' nodad' * (':' in address)}"
-            )
-    for name, text in (
-        ("hosts", ""),
-        ("resolv.conf", "nameserver 127.0.0.9\noptions timeout:1 attempts:1\n"),
-    ):
+            sh(f"ip {'-6 ' if ':' in address else ''}addr add {address} dev {name}{' nodad' * (':' in address)}")
+    for name, text in (("hosts", ""), ("resolv.conf", "nameserver 127.0.0.9\noptions timeout:1 attempts:1\n")):
         (folder / name).write_text(text)
         sh(f"mount --bind {folder / name} /etc/{name}")
 

@@ -21,12 +21,7 @@ class HostProcess:
         self.started = time.monotonic()
         with self.stdout.open("w") as stdout, self.stderr.open("w") as stderr:
             self._entering = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                env=dict(env),
-                start_new_session=True,
+                argv, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=dict(env), start_new_session=True
             )
         self.ended: float | None = None  # time.monotonic()
 

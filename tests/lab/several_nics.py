@@ -31,16 +31,11 @@ class Run:
     def settings(self) -> list[dict[str, Any]]:
         """All that is recommended to be set or unset, in any finding."""
         return [
-            setting
-            for one in self.report["findings"]
-            for remedy in one["remedies"]
-            for setting in remedy["settings"]
+            setting for one in self.report["findings"] for remedy in one["remedies"] for setting in remedy["settings"]
         ]
 
 
-def run(
-    lab: Lab, endpoint: str = FIRST, *arguments: str, env_files: bool = False, level: str = "quick"
-) -> Run:
+def run(lab: Lab, endpoint: str = FIRST, *arguments: str, env_files: bool = False, level: str = "quick") -> Run:
     """Run it on all hosts, without arguments all but the checks of DDP; ``env_files``: each sources its last first."""
     started = lab.start_everywhere(lambda host: _command(lab, host, endpoint, level, arguments, env_files))
     exits = {process.wait(_MOST_S) for process in started.values()}

@@ -71,9 +71,7 @@ class Shell:
         self.bin.mkdir(exist_ok=True)
         for host in self.lab.hosts:
             script = self.bin / host.name
-            script.write_text(
-                _script(host) if host.is_up else f"#!/bin/sh\necho {host.name} is off\nexit 1\n"
-            )
+            script.write_text(_script(host) if host.is_up else f"#!/bin/sh\necho {host.name} is off\nexit 1\n")
             script.chmod(0o755)
 
     def obey(self, line: str) -> str:

@@ -50,9 +50,7 @@ def seen(pid: int) -> tuple[str, str, str, int]:
 @pytest.fixture(scope="module")
 def job(ssh_lab: Lab) -> list[int]:
     """A rank on each host, the last of which stands still."""
-    started = [
-        host.start((sys.executable, SPREAD), env=rank_of(host.index, 3, "node0")) for host in ssh_lab.hosts
-    ]
+    started = [host.start((sys.executable, SPREAD), env=rank_of(host.index, 3, "node0")) for host in ssh_lab.hosts]
     for process in started:
         process.wait_for_output("begun")
     pids = [process.pid for process in started if process.pid is not None]
@@ -63,10 +61,7 @@ def job(ssh_lab: Lab) -> list[int]:
 def attached(ssh_lab: Lab, *options: str) -> tuple[int, dict[str, Any], str]:
     head = ssh_lab["node0"]
     done = head.run(
-        (*ATTACH, *options, "--json", "attach.json"),
-        env=environment(ssh_lab, head),
-        timeout_s=PATIENCE_S,
-        check=False,
+        (*ATTACH, *options, "--json", "attach.json"), env=environment(ssh_lab, head), timeout_s=PATIENCE_S, check=False
     )
     return done.returncode, json.loads((head.folder / "home/attach.json").read_text()), done.stdout
 
@@ -83,11 +78,7 @@ def test_over_ssh_the_rank_of_another_host_is_named_and_each_process_is_as_befor
 
     assert code == 1, text
     assert culprits(report) == [(2, "node2")]
-    assert [(one["rank"], one["node"]) for one in report["ranks"]] == [
-        (0, "node0"),
-        (1, "node1"),
-        (2, "node2"),
-    ]
+    assert [(one["rank"], one["node"]) for one in report["ranks"]] == [(0, "node0"), (1, "node1"), (2, "node2")]
     assert [seen(pid) for pid in job] == before
 
 
@@ -124,9 +115,7 @@ def test_a_job_in_a_container_is_read_from_the_host_by_the_numbers_and_files_of_
 
             report = attach([first]).report
             by_hand = ("nsenter", "-t", str(first), "-p", "-m", *ATTACH)
-            from_inside = subprocess.run(
-                by_hand, env=os.environ, cwd=ROOT, capture_output=True, text=True, check=False
-            )
+            from_inside = subprocess.run(by_hand, env=os.environ, cwd=ROOT, capture_output=True, text=True, check=False)
         finally:
             container.kill()
     assert isinstance(report, AttachReport)
@@ -216,9 +205,7 @@ def stack_seen_by(begins: Callable[[], None], pid: int) -> str:
 
     def look() -> str:
         stack = stacks([pid], os.environ, time.monotonic() + PATIENCE_S)[pid]
-        return (
-            f"{stack.refused.why}; {stack.refused.grant}" if stack.refused else "read" if stack.frames else ""
-        )
+        return f"{stack.refused.why}; {stack.refused.grant}" if stack.refused else "read" if stack.frames else ""
 
     return as_one_who(begins, look)
 
@@ -228,17 +215,10 @@ def test_what_the_kernel_refuses_is_said_as_it_is_and_a_filter_of_calls_refuses_
     with forked(lambda: None) as of_root, forked(sleep_as_daemon) as closed:
         assert stack_seen_by(lambda: None, of_root) == "read"
         assert stack_seen_by(filter_calls, of_root) == "read"  # py-spy reads /proc/PID/mem then
-        assert stack_seen_by(lambda: be(65534), of_root).startswith(
-            "it is a process of root; run this as root"
-        )
-        assert (
-            stack_seen_by(lambda: be(65534), closed)
-            == "it is a process of daemon; run this as daemon or as root"
-        )
+        assert stack_seen_by(lambda: be(65534), of_root).startswith("it is a process of root; run this as root")
+        assert stack_seen_by(lambda: be(65534), closed) == "it is a process of daemon; run this as daemon or as root"
         assert stack_seen_by(lambda: be(1), closed).startswith("the kernel closes it to its own user: ")
-        assert stack_seen_by(daemon_with_filter, closed).endswith(
-            "; run this as root, outside of what set NoNewPrivs"
-        )
+        assert stack_seen_by(daemon_with_filter, closed).endswith("; run this as root, outside of what set NoNewPrivs")
         assert stack_seen_by(lambda: None, closed) == "read"
 
 

@@ -18,9 +18,7 @@ mkdir dev; mount -t tmpfs tmpfs dev; cp -a /dev/null /dev/zero /dev/random /dev/
 ln -s /proc/self/fd dev/fd; mount --move dev /dev
 """
 #: Nothing can be written but on /dev/shm, as with Kubernetes' readOnlyRootFilesystem.
-READ_ONLY = (
-    "unset TMPDIR; for each in / /tmp; do mount --bind $each $each; mount -o remount,ro,bind $each; done"
-)
+READ_ONLY = "unset TMPDIR; for each in / /tmp; do mount --bind $each $each; mount -o remount,ro,bind $each; done"
 
 
 def doctor(tmp_path: Path, within: str, before: str, *arguments: str) -> tuple[int, dict[str, Any], str]:
@@ -30,9 +28,7 @@ def doctor(tmp_path: Path, within: str, before: str, *arguments: str) -> tuple[i
     script = f"set -e; {before}\nexec {sys.executable} -m ddp_doctor {' '.join(arguments)} --json -"
     env = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path)}
     command = (*within.split(), "bash", "-c", script)
-    done = subprocess.run(
-        command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
-    )
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
     assert "Traceback" not in done.stderr
     return done.returncode, json.loads(done.stdout or "{}"), done.stderr
 
@@ -42,19 +38,9 @@ def doctor(tmp_path: Path, within: str, before: str, *arguments: str) -> tuple[i
     ("within", "before", "code", "said"),
     [
         ("unshare -m", NO_SHM, "DD221", "/dev/shm does not exist"),
-        (
-            "unshare -m",
-            f"{NO_SHM} mkdir /dev/shm; mount -t tmpfs -o ro tmpfs /dev/shm",
-            "DD221",
-            "mounted read-only",
-        ),
+        ("unshare -m", f"{NO_SHM} mkdir /dev/shm; mount -t tmpfs -o ro tmpfs /dev/shm", "DD221", "mounted read-only"),
         ("unshare -n", "", "DD240", "lo is down"),
-        (
-            "unshare -n",
-            "ip link set lo up; ip address flush dev lo scope host",
-            "DD240",
-            "no address 127.0.0.1",
-        ),
+        ("unshare -n", "ip link set lo up; ip address flush dev lo scope host", "DD240", "no address 127.0.0.1"),
     ],
 )
 def test_a_host_without_it_is_sick_and_says_so(tmp_path, within, before, code, said, command):
@@ -74,7 +60,4 @@ def test_a_limit_of_twenty_files_explains_what_failed_for_it(tmp_path):
 def test_a_disk_that_nothing_can_be_written_to_is_said_in_a_sentence(tmp_path):
     exit_code, _, said = doctor(tmp_path, "unshare -m", f"cd /; {READ_ONLY}", "run", "--level", "quick")
     assert exit_code == 2
-    assert (
-        "no folder for temporary files is writable (/tmp: Read-only file system): set TMPDIR to one that is"
-        in said
-    )
+    assert "no folder for temporary files is writable (/tmp: Read-only file system): set TMPDIR to one that is" in said

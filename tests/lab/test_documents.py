@@ -91,9 +91,7 @@ def typed(command: str, home: Path) -> "subprocess.CompletedProcess[str]":
 
 
 RUN = [block for block in blocks() if block.language in ("console", "text") and block.note != "not run"]
-WITHOUT_A_GPU = pytest.mark.skipif(
-    Path("/dev/nvidiactl").exists(), reason="the documents show a machine without GPUs"
-)
+WITHOUT_A_GPU = pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="the documents show a machine without GPUs")
 
 
 @WITHOUT_A_GPU

@@ -19,9 +19,7 @@ IN_TIME = (
     *("head-never", "node2-never"),  # the end of the wait for nodes
     *("rank-stopped-of-4", "power-off-of-4"),  # the fault itself
 )
-CASES = [
-    pytest.param(row, id=row.id, marks=[pytest.mark.serial] if row.id in IN_TIME else []) for row in ROWS
-]
+CASES = [pytest.param(row, id=row.id, marks=[pytest.mark.serial] if row.id in IN_TIME else []) for row in ROWS]
 
 
 @pytest.mark.parametrize("row", CASES)

@@ -120,11 +120,7 @@ def test_nothing_runs_on_when_the_process_that_made_the_lab_ends(ended_by):
     if reason := why_no_lab():
         pytest.skip(reason)
     maker = subprocess.Popen(
-        (sys.executable, "-c", MAKE_A_LAB),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        cwd=ROOT,
+        (sys.executable, "-c", MAKE_A_LAB), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
     )
     with maker:
         assert maker.stdout is not None
@@ -132,9 +128,7 @@ def test_nothing_runs_on_when_the_process_that_made_the_lab_ends(ended_by):
         maker.send_signal(ended_by)
         maker.wait(PATIENCE_S)
     deadline = time.monotonic() + PATIENCE_S
-    while (
-        alive := [pid for pid in running if Path(f"/proc/{pid}").exists()]
-    ) and time.monotonic() < deadline:
+    while (alive := [pid for pid in running if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert alive == []
     sweep()

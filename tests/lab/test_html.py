@@ -61,16 +61,10 @@ def faults(tmp_path: Path, text: str, *, width: int, scheme: str) -> list[dict[s
     axe = resources.files("axe_core_python").joinpath("axe.min.js").read_text("utf-8")
     without_policy = re.sub("<meta http-equiv[^>]*>", "", text)
     seen, _ = opened(
-        tmp_path / "page.html",
-        without_policy.replace("</body>", RUN_AXE.format(axe)),
-        width=width,
-        scheme=scheme,
+        tmp_path / "page.html", without_policy.replace("</body>", RUN_AXE.format(axe)), width=width, scheme=scheme
     )
     (found,) = re.findall('<pre id="axe">(.*?)</pre>', seen, re.DOTALL)
-    return [
-        {"id": one["id"], "in": [node["html"] for node in one["nodes"]][:3]}
-        for one in json.loads(unescape(found))
-    ]
+    return [{"id": one["id"], "in": [node["html"] for node in one["nodes"]][:3]} for one in json.loads(unescape(found))]
 
 
 #: Shows a page in a frame as wide as a telephone, and leaves in the page what of its words is beyond an edge of that.

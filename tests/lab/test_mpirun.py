@@ -13,17 +13,7 @@ from tests.lab.sshd import environment, know_hosts, serve_ssh, why_no_ssh
 
 pytestmark = pytest.mark.lab
 
-RUN = (
-    sys.executable,
-    "-m",
-    "ddp_doctor",
-    "run",
-    "--level",
-    "quick",
-    *WITHOUT_DDP,
-    "--json",
-    "report-%h.json",
-)
+RUN = (sys.executable, "-m", "ddp_doctor", "run", "--level", "quick", *WITHOUT_DDP, "--json", "report-%h.json")
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +31,7 @@ def mpirun(lab: Lab, host: Host, *options: str) -> "subprocess.CompletedProcess[
     ssh = lab.folder / "ssh/ssh"
     mca = ("--allow-run-as-root", "--mca", "plm_rsh_agent", str(ssh), "--mca", "oob_tcp_if_include", "eth0")
     return host.run(
-        ("mpirun", *mca, "--map-by", "node", *options, *RUN),
-        env=environment(lab, host),
-        timeout_s=90,
-        check=False,
+        ("mpirun", *mca, "--map-by", "node", *options, *RUN), env=environment(lab, host), timeout_s=90, check=False
     )
 
 

@@ -107,23 +107,7 @@ def defaults(library: Path) -> dict[str, int]:
 
 
 #: Values of which NCCL makes something else than they say, or that look so.
-ODD = (
-    "7",
-    "-1",
-    "true",
-    "off",
-    "4MB",
-    "1.5",
-    "0x10",
-    "010",
-    "1e3",
-    " 7",
-    "7 ",
-    "'1'",
-    "nan",
-    "9" * 20,
-    str(-(2**63)),
-)
+ODD = ("7", "-1", "true", "off", "4MB", "1.5", "0x10", "010", "1e3", " 7", "7 ", "'1'", "nan", "9" * 20, str(-(2**63)))
 
 
 def foretold(name: str, value: str, default: int, nccl_release: str) -> int:

@@ -62,8 +62,7 @@ _SAMPLES = {
     'ddp_doctor_check_status{command="run", check="p2p", status="timed_out", instance="node1:9100"}': "1x400",
     'ddp_doctor_findings{command="run", code="DD402", severity="error", instance="node1:9100"}': "1x400",
     _RATE + '{command="run", measurement="busbw", bytes="64", instance="node1:9100"}': "9e9x336 1e9x60",
-    _RATE
-    + '{command="run", measurement="busbw", bytes="67108864", instance="node1:9100"}': "9e9x336 8e9x2 1e9x60",
+    _RATE + '{command="run", measurement="busbw", bytes="67108864", instance="node1:9100"}': "9e9x336 8e9x2 1e9x60",
     _RATE + '{command="run", measurement="hbm", gpu="3", instance="node1:9100"}': "2e12x336 1e12x2 2e12x60",
 }
 _WHY = " On that node, ddp-doctor replay --last "
@@ -175,11 +174,7 @@ scrape_configs: [{{job_name: node, static_configs: [{{targets: ["127.0.0.1:{expo
                 f"--web.listen-address=127.0.0.1:{exporter}",
             ),
             (
-                *(
-                    "prometheus",
-                    f"--config.file={folder}/prometheus.yml",
-                    "--scrape.discovery-reload-interval=100ms",
-                ),
+                *("prometheus", f"--config.file={folder}/prometheus.yml", "--scrape.discovery-reload-interval=100ms"),
                 *(f"--storage.tsdb.path={folder}/data", f"--web.listen-address=127.0.0.1:{self._port}"),
             ),
         )

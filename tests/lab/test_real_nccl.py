@@ -49,16 +49,7 @@ def _install_both(folder: Path) -> None:
         pytest.skip("needs 4 GB of disk for NVIDIA's wheels")
     subprocess.run((sys.executable, "-m", "venv", folder), check=True)
     for package in ("nvidia-nccl-cu12", "nvidia-nccl-cu13"):
-        command = (
-            folder / "bin/python",
-            "-m",
-            "pip",
-            "install",
-            "-q",
-            "--no-deps",
-            "--no-cache-dir",
-            package,
-        )
+        command = (folder / "bin/python", "-m", "pip", "install", "-q", "--no-deps", "--no-cache-dir", package)
         if subprocess.run(command, capture_output=True, check=False).returncode != 0:
             pytest.skip(f"needs a package index with {package}")
 
@@ -86,9 +77,7 @@ def test_of_two_packages_the_last_one_wins_and_the_doctor_sees_whose_file_is_the
 
 
 def _overwritten(fact: Software) -> list[Severity]:
-    recording = Recording(
-        readings=(Reading(check="software", status=Status.COLLECTED, fact=fact.recorded()),)
-    )
+    recording = Recording(readings=(Reading(check="software", status=Status.COLLECTED, fact=fact.recorded()),))
     return [finding.severity for finding in packages_overwrite.apply(recording)]
 
 
@@ -131,9 +120,7 @@ def test_a_plugin_that_nccl_finds_and_one_that_it_does_not_are_told_apart_as_it_
 
     found, missed = (asked(both, **env, NCCL_ENV_PLUGIN=name) for name in ("x", "y"))
     (ours,), (none,) = (
-        probe(
-            LiveContext({**env, "PATH": "/usr/bin:/bin", "NCCL_NET_PLUGIN": name}, time.monotonic() + 60)
-        ).plugins
+        probe(LiveContext({**env, "PATH": "/usr/bin:/bin", "NCCL_NET_PLUGIN": name}, time.monotonic() + 60)).plugins
         for name in ("x", "y")
     )
 

@@ -73,9 +73,7 @@ def test_the_other_network_is_proved_and_with_its_file_the_next_run_is_healthy(p
 ONE_FILE = (
     pytest.param(DEAD, {None: "eth1"}, id="one name"),
     pytest.param(
-        ("renamed-interface:node0:eth1:ens5", *DEAD),
-        {"node0": "ens5", "node1": "eth1"},
-        id="names that differ",
+        ("renamed-interface:node0:eth1:ens5", *DEAD), {"node0": "ens5", "node1": "eth1"}, id="names that differ"
     ),
 )
 

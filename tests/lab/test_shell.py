@@ -26,10 +26,7 @@ def test_a_host_is_entered_by_the_script_of_its_name(lab):
 
 def test_a_fault_is_planted_and_taken_away(lab):
     shell = Shell(lab)
-    assert (
-        shell.obey("plant environment:node1:GREETING=good day")
-        == "planted environment:node1:GREETING=good day"
-    )
+    assert shell.obey("plant environment:node1:GREETING=good day") == "planted environment:node1:GREETING=good day"
     greeting = (shell.bin / "node1", "sh", "-c", "echo $GREETING")
     assert subprocess.run(greeting, capture_output=True, text=True, check=True).stdout == "good day\n"
     assert "planted: environment:node1:GREETING=good day" in shell.obey("faults")

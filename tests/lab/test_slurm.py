@@ -33,9 +33,7 @@ def prolog_cluster() -> Iterator[Slurm]:
 def checked_cluster() -> Iterator[Slurm]:
     """Two nodes with the settings for a health check, every 2 s: with 1 s SLURM has no time for its pings."""
     yield from up(
-        HealthCheckProgram=f"/etc/slurm/{HEALTHCHECK}",
-        HealthCheckInterval="2",
-        HealthCheckNodeState="IDLE,CYCLE",
+        HealthCheckProgram=f"/etc/slurm/{HEALTHCHECK}", HealthCheckInterval="2", HealthCheckNodeState="IDLE,CYCLE"
     )
 
 
@@ -266,9 +264,7 @@ def test_a_health_check_that_is_unsure_drains_nothing(checked):
     break_doctor(checked, "node2")
     try:
         name = "ddp-doctor-healthcheck"
-        wait_for(
-            lambda: "the node stays as it is" in log_of(checked, "node2", name), PATIENCE_S, checked.logs
-        )
+        wait_for(lambda: "the node stays as it is" in log_of(checked, "node2", name), PATIENCE_S, checked.logs)
     finally:
         mend_doctor(checked, "node2")
     comes_to(checked, "node2", "idle")
@@ -299,9 +295,7 @@ def test_the_gate_lets_a_healthy_job_pass(slurm, measure):
     started = time.monotonic()
     assert bare.wait() == "COMPLETED"
     bare_s, started = time.monotonic() - started, time.monotonic()
-    job = gated(
-        slurm, install(slurm, "slurm-gate"), options=("-N2", "--ntasks-per-node=4", "--gpus-per-task=2")
-    )
+    job = gated(slurm, install(slurm, "slurm-gate"), options=("-N2", "--ntasks-per-node=4", "--gpus-per-task=2"))
     assert job.wait() == "COMPLETED", job.output
     measure("the gate on two nodes, level quick", time.monotonic() - started - bare_s)
     assert job.output.count("Healthy: ") == 1

@@ -87,10 +87,7 @@ def test_srun_takes_a_model_of_yours_to_every_node_and_names_the_rank_that_is_of
     assert done.returncode == 0, done.stdout
     report = json.loads((slurm.folder / "model.json").read_text())
     (finding,) = [one for one in report["findings"] if one["severity"] != "info"]
-    assert (finding["code"], [one["rank"] for one in finding["culprits"] if one["kind"] == "rank"]) == (
-        "DD781",
-        [1],
-    )
+    assert (finding["code"], [one["rank"] for one in finding["culprits"] if one["kind"] == "rank"]) == ("DD781", [1])
     wait_for(lambda: nothing_runs(slurm), PATIENCE_S, slurm.logs)
 
 
@@ -105,9 +102,7 @@ def test_typed_once_in_a_batch_script_it_starts_itself_on_all_nodes_and_reports_
 
 
 def test_typed_once_in_an_salloc_shell_it_tests_the_first_nodes_that_nnodes_takes(slurm):
-    line = (
-        f"GLOO_SOCKET_IFNAME=ib7 {' '.join(SHORT)} --nnodes 2 --json {slurm.folder}/salloc.json; echo exit $?"
-    )
+    line = f"GLOO_SOCKET_IFNAME=ib7 {' '.join(SHORT)} --nnodes 2 --json {slurm.folder}/salloc.json; echo exit $?"
     done = slurm.run("salloc", "-N3", "sh", "-c", line, timeout_s=200)
     assert done.stdout.endswith("exit 1\n"), done.stdout
     assert done.stdout.count("Sick: ") == 1
@@ -130,11 +125,7 @@ def test_a_node_whose_task_cannot_start_is_named(slurm, measure):
 
 def test_an_agent_that_dies_on_the_way_is_named_and_the_batch_script_gets_exit_code_1(slurm, measure):
     job = slurm.batch(f"{sys.executable} -m ddp_doctor run; echo exit $?", "-N2")
-    wait_for(
-        lambda: any(comm(pid).startswith("ddp-doctor:r") for pid in slurm["node2"].pids()),
-        PATIENCE_S,
-        slurm.logs,
-    )
+    wait_for(lambda: any(comm(pid).startswith("ddp-doctor:r") for pid in slurm["node2"].pids()), PATIENCE_S, slurm.logs)
     agent = next(pid for pid, line in doctors(slurm, "node2").items() if " run" in line)
     os.kill(agent, signal.SIGKILL)
     started = time.monotonic()
@@ -209,10 +200,7 @@ sys.exit("RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB")
 def test_in_a_step_one_watcher_a_node_explains_the_end_and_each_task_is_sent_sigterm_once(slurm):
     (slurm.folder / "terminated.py").write_text(TERMINATED)
     watch = f"{sys.executable} -m ddp_doctor watch --keep-output -- {sys.executable} -S"
-    job = slurm.batch(
-        f"XDG_STATE_HOME={slurm.folder}/state srun -N1 -n2 {watch} {slurm.folder}/terminated.py",
-        "-n2",
-    )
+    job = slurm.batch(f"XDG_STATE_HOME={slurm.folder}/state srun -N1 -n2 {watch} {slurm.folder}/terminated.py", "-n2")
     wait_for(lambda: job.output.count("ready") == 2, PATIENCE_S, slurm.logs)
 
     slurm.run("scancel", "--signal=TERM", job.number)
@@ -228,12 +216,8 @@ def test_in_a_step_one_watcher_a_node_explains_the_end_and_each_task_is_sent_sig
 
 def test_attach_and_one_watcher_read_all_nodes_of_a_job_beside_its_step_that_has_all_gpus(slurm):
     settings = f"export PYTHONPATH={ROOT} OMP_NUM_THREADS=1 WORLD_SIZE=2 MASTER_ADDR=node1 MASTER_PORT=29500"
-    watch = (
-        f"XDG_STATE_HOME={slurm.folder}/state srun {sys.executable} -m ddp_doctor watch --stuck-after 10 --"
-    )
-    job = slurm.batch(
-        f"{settings}; {watch} {sys.executable} -m tests.attach.spread", "-N2", "-n2", "--gpus=16"
-    )
+    watch = f"XDG_STATE_HOME={slurm.folder}/state srun {sys.executable} -m ddp_doctor watch --stuck-after 10 --"
+    job = slurm.batch(f"{settings}; {watch} {sys.executable} -m tests.attach.spread", "-N2", "-n2", "--gpus=16")
     try:
         wait_for(lambda: job.output.count("begun") == 2, PATIENCE_S, slurm.logs)
         wait_until_still(pid for pid in proc.pids() if proc.command(pid)[1:] == ["-m", "tests.attach.spread"])
@@ -246,13 +230,9 @@ def test_attach_and_one_watcher_read_all_nodes_of_a_job_beside_its_step_that_has
         slurm.run("scancel", job.number)
     assert done.returncode == 1, done.stdout + done.stderr
     found = json.loads(report.read_text())
-    assert [(one["rank"], one["node"]) for of in found["findings"] for one in of["culprits"]] == [
-        (1, "node2")
-    ]
+    assert [(one["rank"], one["node"]) for of in found["findings"] for one in of["culprits"]] == [(1, "node2")]
     assert unknown.returncode == 2
     assert unknown.stderr == "ddp-doctor: SLURM does not know job 4000000, or has forgotten it\n"
     job.wait()
     told = re.findall(r"ddp-doctor: Stuck: Rank 1 \(pid \d+ on node2\) never entered all-reduce", job.output)
-    assert len(told) == job.output.count("Stuck: ") == job.output.count("ddp-doctor: watching ") == 1, (
-        job.output
-    )
+    assert len(told) == job.output.count("Stuck: ") == job.output.count("ddp-doctor: watching ") == 1, job.output

@@ -46,10 +46,7 @@ def test_a_host_with_an_unknown_key_is_named_with_sshs_words_and_its_key_is_not_
     known.write_text(f"node0 {key}")
     started = time.monotonic()
     done = ssh_lab["node0"].run(
-        (*RUN, "-q", "--hosts", "node0,node1"),
-        env=environment(ssh_lab, ssh_lab["node0"]),
-        timeout_s=90,
-        check=False,
+        (*RUN, "-q", "--hosts", "node0,node1"), env=environment(ssh_lab, ssh_lab["node0"]), timeout_s=90, check=False
     )
 
     assert done.returncode == 1, done.stdout + done.stderr
@@ -60,14 +57,7 @@ def test_a_host_with_an_unknown_key_is_named_with_sshs_words_and_its_key_is_not_
 
 
 def test_a_model_of_yours_goes_to_every_host_and_the_rank_with_the_hook_is_named(ssh_lab):
-    options = (
-        "--only",
-        "user_model",
-        "--model",
-        "tests.models.planted:hooked_on_one_rank",
-        "--json",
-        "model.json",
-    )
+    options = ("--only", "user_model", "--model", "tests.models.planted:hooked_on_one_rank", "--json", "model.json")
     done = ssh_lab["node0"].run(
         (*RUN[:-2], *options, "--hosts", "node0,node1,node2", "--nproc-per-node", "1"),
         env=environment(ssh_lab, ssh_lab["node0"]),
@@ -79,9 +69,7 @@ def test_a_model_of_yours_goes_to_every_host_and_the_rank_with_the_hook_is_named
     report = json.loads((ssh_lab["node0"].folder / "home/model.json").read_text())
     (finding,) = [one for one in report["findings"] if one["severity"] != "info"]
     assert finding["code"] == "DD781"
-    assert [(one["rank"], one["node"]) for one in finding["culprits"] if one["kind"] == "rank"] == [
-        (1, "node1")
-    ]
+    assert [(one["rank"], one["node"]) for one in finding["culprits"] if one["kind"] == "rank"] == [(1, "node1")]
     assert "rank 1 alone has a hook on head.weight" in finding["title"]
     assert re.search(r"bucket +size +parameters", done.stdout)
 

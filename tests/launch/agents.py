@@ -44,9 +44,7 @@ class Agent:
         name = name or f"node{claims}"
         self.json = folder / f"{name}.json"
         self.said = folder / f"{name}.txt"
-        self.progress = (
-            folder / f"{name}.progress"
-        )  # and whatever else is told on stderr, which is a terminal
+        self.progress = folder / f"{name}.progress"  # and whatever else is told on stderr, which is a terminal
         argv = [
             *(sys.executable, "-m", module, "run", "--nnodes", str(nnodes)),
             *("--node-rank", str(claims), "--rdzv-endpoint", f"127.0.0.1:{port}", "--json", str(self.json)),

@@ -29,8 +29,7 @@ once = Agent.run_checks
 def then_attempts(agent: Agent, checks: Sequence[Check]) -> None:
     once(agent, checks)
     made = [
-        attempt_of("treatment", agent.attempt(reproducer, settings, limit))
-        for reproducer, settings, limit in TRIALS
+        attempt_of("treatment", agent.attempt(reproducer, settings, limit)) for reproducer, settings, limit in TRIALS
     ]
     Path(os.environ["DDP_DOCTOR_ATTEMPTS"]).write_text(json.dumps([one.model_dump() for one in made]))
 

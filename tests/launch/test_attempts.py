@@ -44,9 +44,7 @@ def agent() -> Iterator[Agent]:
         assert session.partial.readings[1:] == []
 
 
-def attempt(
-    agent: Agent, reproducer: Reproducer, settings: Sequence[Setting] = (), limit_s: float = 10.0
-) -> Attempt:
+def attempt(agent: Agent, reproducer: Reproducer, settings: Sequence[Setting] = (), limit_s: float = 10.0) -> Attempt:
     return attempt_of("treatment" if settings else "control", agent.attempt(reproducer, settings, limit_s))
 
 

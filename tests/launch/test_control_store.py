@@ -13,19 +13,14 @@ from ddp_doctor.ranks import control_store
 def server(*, alive: bool, log: str = "") -> Any:
     """A forkserver whose store never answers."""
     process = SimpleNamespace(
-        pid=os.getpid() if alive else 0,
-        exitcode=None if alive else 1,
-        kill=lambda: None,
-        join=lambda _s: None,
+        pid=os.getpid() if alive else 0, exitcode=None if alive else 1, kill=lambda: None, join=lambda _s: None
     )
     return SimpleNamespace(fork=lambda *_: process, log=lambda: log)
 
 
 def test_a_process_that_dies_leaves_its_last_words(tmp_path):
     log = "Traceback (most recent call last):\nOSError: [Errno 24] Too many open files\n"
-    with pytest.raises(
-        RuntimeError, match=r"died before it listened: OSError: \[Errno 24\] Too many open files$"
-    ):
+    with pytest.raises(RuntimeError, match=r"died before it listened: OSError: \[Errno 24\] Too many open files$"):
         control_store.start(server(alive=False, log=log), tmp_path, "127.0.0.1", 0)
 
 

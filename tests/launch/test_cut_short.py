@@ -84,9 +84,7 @@ def test_a_trial_that_loses_a_process_of_the_doctors_own_names_it_and_no_rank(
 
 
 def test_a_rank_that_was_through_before_the_interruption_makes_no_check_pass():
-    cut = Reading(
-        check="scenario", status=Status.SKIPPED, rank=1, reason="interrupted after 6 s; rank 1 stood"
-    )
+    cut = Reading(check="scenario", status=Status.SKIPPED, rank=1, reason="interrupted after 6 s; rank 1 stood")
     through = Reading(check="scenario", status=Status.COLLECTED, rank=0, fact={})
     recording = Recording(world=PAIR, interrupted=True, readings=(through, cut))
 
@@ -96,9 +94,7 @@ def test_a_rank_that_was_through_before_the_interruption_makes_no_check_pass():
 
 
 def _rank(rank: int, *stack: str, seq: int = 1, **more: Any) -> RankEvidence:
-    steps = tuple(
-        Step(check="p2p", name="send_recv", seq=number, where="p2p.py:9") for number in range(1, seq + 1)
-    )
+    steps = tuple(Step(check="p2p", name="send_recv", seq=number, where="p2p.py:9") for number in range(1, seq + 1))
     return RankEvidence(rank=rank, began=True, check="p2p", steps=steps, stack=stack, **more)
 
 
@@ -212,9 +208,7 @@ for number, line in enumerate(sys.argv[2:]):
 """
 
 
-def test_a_forkserver_that_is_stopped_or_killed_is_lost_and_one_whose_torch_crashes_or_raises_is_not(
-    tmp_path: Path,
-):
+def test_a_forkserver_that_is_stopped_or_killed_is_lost_and_one_whose_torch_crashes_or_raises_is_not(tmp_path: Path):
     lines = (
         "import os; os.kill(os.getpid(), 19)",
         "import os; os.kill(os.getpid(), 9)",
@@ -251,7 +245,5 @@ while process.state(child := process.with_children(os.getpid(), 9)[1]) != "T":
 process.kill_stopped_children()
 print(os.waitpid(child, 0)[1])
 """
-    done = subprocess.run(
-        (sys.executable, "-c", command), capture_output=True, text=True, timeout=60, check=True
-    )
+    done = subprocess.run((sys.executable, "-c", command), capture_output=True, text=True, timeout=60, check=True)
     assert int(done.stdout) == signal.SIGKILL

@@ -69,9 +69,7 @@ def test_a_port_that_the_launcher_of_this_process_holds_is_the_jobs_own():
     ask = "import sys; from ddp_doctor.starters.endpoint import is_held_by_launcher as it; print(it(int(sys.argv[1])))"
     with listen("127.0.0.1", 0) as server:
         port = server.getsockname()[1]
-        said = subprocess.run(
-            (sys.executable, "-c", ask, str(port)), check=True, capture_output=True, text=True
-        )
+        said = subprocess.run((sys.executable, "-c", ask, str(port)), check=True, capture_output=True, text=True)
         assert not is_held_by_launcher(port)  # it is this process itself
 
     assert said.stdout == "True\n"

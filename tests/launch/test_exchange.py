@@ -24,9 +24,7 @@ def client() -> Callable[[], Any]:
 
 def _all(client: Callable[[], Any], name: str, texts: list[str]) -> list[tuple[str, ...]]:
     with ThreadPoolExecutor(len(texts)) as ranks:
-        said = [
-            ranks.submit(exchange, client(), name, text, rank, len(texts)) for rank, text in enumerate(texts)
-        ]
+        said = [ranks.submit(exchange, client(), name, text, rank, len(texts)) for rank, text in enumerate(texts)]
         return [one.result(20) for one in said]
 
 
@@ -35,9 +33,7 @@ def test_each_rank_gets_what_every_rank_said(client: Callable[[], Any], texts: l
     assert _all(client, f"check/{hash(tuple(texts))}", texts) == [tuple(texts)] * 4
 
 
-def test_a_text_that_would_end_the_connection_is_refused(
-    client: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_text_that_would_end_the_connection_is_refused(client: Callable[[], Any], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "MOST_BYTES", 10)
 
     with pytest.raises(Failed, match="more than the control store carries"):

@@ -145,9 +145,7 @@ def test_without_the_head_hosts_that_do_not_answer_are_named_too(start, monkeypa
     assert seen.not_started == {0: "no route", 1: "no answer within 1 s"}
 
 
-def test_agents_stay_until_the_last_message_of_each_is_here_for_srun_drops_what_is_still_on_its_way(
-    start, tmp_path
-):
+def test_agents_stay_until_the_last_message_of_each_is_here_for_srun_drops_what_is_still_on_its_way(start, tmp_path):
     killed = "os.kill(os.getpid(), 9)"
     seen, _ = ended(start(HEAD, killed, "time.sleep(0.5)"))
 
@@ -171,9 +169,7 @@ def test_an_agent_that_dies_while_srun_lives_is_told_to_the_head_within_seconds(
         "os.write(1, written(0, 'recording', '') + written(0, 'refused', json.loads(input())['failed']))\n"
         "os.write(1, written(0, 'done', '1'))\n"
     )
-    seen, _ = ended(
-        [Start("srun", (sys.executable, "-c", code), os.environ, (0, 1), ends_by_host=srun.ends_by_host)]
-    )
+    seen, _ = ended([Start("srun", (sys.executable, "-c", code), os.environ, (0, 1), ends_by_host=srun.ends_by_host)])
 
     assert seen.broken_off == {1: "srun says: Killed"}
     assert seen.agents[0].refused == "its agent ended before the roll call was over: srun says: Killed"
@@ -186,9 +182,7 @@ def test_an_agent_whose_last_word_comes_after_sruns_has_not_broken_off():
         "sys.stderr.write('srun: error: a: task 0: Exited with exit code 1\\n'); sys.stderr.flush()\n"
         "time.sleep(0.4); os.write(1, written(0, 'done', '1'))\n"
     )
-    seen, _ = ended(
-        [Start("srun", (sys.executable, "-c", code), os.environ, (0,), ends_by_host=srun.ends_by_host)]
-    )
+    seen, _ = ended([Start("srun", (sys.executable, "-c", code), os.environ, (0,), ends_by_host=srun.ends_by_host)])
 
     assert not seen.broken_off
     assert seen.agents[0].code == 1
@@ -262,9 +256,7 @@ def test_too_many_hosts_for_the_hard_limit_are_refused_before_any_is_started(mon
     monkeypatch.setattr(resource, "getrlimit", lambda _what: (64, 256))
     start = Start("sh", ("sh", "-c", "exit"), os.environ, (0,))
 
-    with pytest.raises(
-        ValueError, match=r"200 hosts at once take \d+ open files, and this process may have 256"
-    ):
+    with pytest.raises(ValueError, match=r"200 hosts at once take \d+ open files, and this process may have 256"):
         FanOut([start] * 200, [], lambda _text: None, 1.0)
 
 

@@ -56,12 +56,7 @@ def recorded() -> list[Recorded]:
 def test_finished_collectives_are_there_in_their_order_and_retired(recorded):
     for rank in recorded:
         first, second = rank.entries[-2:]
-        assert (first.op, first.sizes, first.dtypes, first.retired) == (
-            "all_reduce",
-            ((8,),),
-            ("Float",),
-            True,
-        )
+        assert (first.op, first.sizes, first.dtypes, first.retired) == ("all_reduce", ((8,),), ("Float",), True)
         assert (second.op, second.sizes, second.retired) == ("broadcast", ((2, 3),), True)
         assert second.seq == first.seq + 1
 

@@ -22,9 +22,7 @@ class _OneOrder:
 def test_an_order_with_a_check_of_another_release_is_refused_by_its_name():
     group = _OneOrder({"do": "probe", "when": "between", "checks": ["connectivity", "weather"]})
     known = {check.id: check for check in CHECKS}
-    follower = FollowerAgent(
-        cast("Any", group), cast("Any", None), known, lambda _checks: [], PartialRecording()
-    )
+    follower = FollowerAgent(cast("Any", group), cast("Any", None), known, lambda _checks: [], PartialRecording())
 
     with pytest.raises(ValueError, match="no check weather"):
         follower.run()

@@ -11,9 +11,7 @@ from ddp_doctor.knowledge.victims import blames_peer
 from ddp_doctor.model.trial import FlightEntry, Raised, RankEvidence, Step, TrialRecord
 
 
-def step(
-    seq: int = 1, *, left: bool = False, check: str = "allreduce", peers=(), detail="float32 [8]", name=None
-):
+def step(seq: int = 1, *, left: bool = False, check: str = "allreduce", peers=(), detail="float32 [8]", name=None):
     return Step(
         check=check,
         name=name or ("send_recv" if peers else "all_reduce"),
@@ -30,9 +28,7 @@ def rank(number: int, *steps: Step, **fields) -> RankEvidence:
     return RankEvidence(rank=number, began=True, state="S", steps=steps, **fields)
 
 
-def trial(
-    *evidence: RankEvidence, outcome: Literal["stuck", "broken", "slow"] = "stuck", **fields: Any
-) -> TrialRecord:
+def trial(*evidence: RankEvidence, outcome: Literal["stuck", "broken", "slow"] = "stuck", **fields: Any) -> TrialRecord:
     return TrialRecord(
         **{"trial": "t0", **fields},
         ranks=tuple(one.rank for one in evidence),
@@ -43,9 +39,7 @@ def trial(
     )
 
 
-def flight(
-    op: str = "all_reduce", *sizes: int, seq: int = 5, retired: bool = False, group: str = ""
-) -> FlightEntry:
+def flight(op: str = "all_reduce", *sizes: int, seq: int = 5, retired: bool = False, group: str = "") -> FlightEntry:
     return FlightEntry(seq=seq, op=op, sizes=(tuple(sizes),), dtypes=("Float",), retired=retired, group=group)
 
 
@@ -61,10 +55,7 @@ PEER_GONE = (
 TORCH = "/lib/python3.11/site-packages/torch"
 ASKS_THE_STORE = {
     "flight": (FlightEntry(seq=0, op="all_reduce", sizes=((),), dtypes=("Float",), retired=True),),
-    "stack": (
-        "ddp_doctor/probing/user_model/probe.py:120 in compare",
-        "/x/ddp_doctor/ranks/store.py:37 in exchange",
-    ),
+    "stack": ("ddp_doctor/probing/user_model/probe.py:120 in compare", "/x/ddp_doctor/ranks/store.py:37 in exchange"),
 }
 BUSY = {"stack": ("train.py:91 in read_next",)}
 CLOSED = Raised(type="RuntimeError", message="Connection closed by peer [::1]:1", blames_peer=True)
@@ -80,8 +71,7 @@ def test_calls_of_two_groups_that_bear_one_number_are_no_mismatch():
     compared = flight("all_gather", 7, seq=5, group="pg_id 1")
     found = judge(
         trial(
-            rank(0, WAITING, flight=(flight("all_reduce", 8, group="pg_id 0"),)),
-            rank(1, WAITING, flight=(compared,)),
+            rank(0, WAITING, flight=(flight("all_reduce", 8, group="pg_id 0"),)), rank(1, WAITING, flight=(compared,))
         )
     )
     assert found.kind == "all-entered"
@@ -351,10 +341,7 @@ def test_a_rank_that_the_control_store_does_not_answer_is_not_blamed_and_no_pair
 
 
 def test_a_rank_that_still_makes_a_group_whose_other_ranks_went_on_is_not_blamed():
-    joins = {
-        "flight": (flight(retired=True),),
-        "stack": (f"{TORCH}/distributed/distributed_c10d.py:5 in new_group",),
-    }
+    joins = {"flight": (flight(retired=True),), "stack": (f"{TORCH}/distributed/distributed_c10d.py:5 in new_group",)}
     ahead = (step(4, name="new_group", left=True), step(5, name="load"))
     found = judge(trial(rank(0, *ahead), rank(1, step(4, name="new_group"), **joins), rank(2, *ahead)))
     assert (found.kind, found.suspects, found.waiting) == ("left-behind", (), (1,))
@@ -517,18 +504,14 @@ def test_victims_words_are_known(message):
 NCCL_SAYS = "NCCL error in: NCCLUtils.cpp:94, {}, NCCL version 2.27.5\n{}\nLast error:\n{}"
 #: Seen over NCCL 2.27.5 between ranks with different settings, and of gloo's and torch's own comparisons.
 UNFIT = [
-    NCCL_SAYS.format(
-        "internal error", "ncclInternalError", "Message truncated : received 1024 bytes instead of 512"
-    ),
+    NCCL_SAYS.format("internal error", "ncclInternalError", "Message truncated : received 1024 bytes instead of 512"),
     NCCL_SAYS.format(
         "internal error", "ncclInternalError", "Bootstrap Root : mismatch in info from procs, nranks 2 vs 3"
     ),
     NCCL_SAYS.format(
         "internal error", "ncclInternalError", "Bootstrap Root : rank 1 of 3 ranks has already checked in"
     ),
-    NCCL_SAYS.format(
-        "internal error", "ncclInternalError", "socketFinalizeAccept from 10.0.0.2<4>: wrong type 3 != 4"
-    ),
+    NCCL_SAYS.format("internal error", "ncclInternalError", "socketFinalizeAccept from 10.0.0.2<4>: wrong type 3 != 4"),
     NCCL_SAYS.format(
         "internal error",
         "ncclInternalError",
@@ -558,9 +541,7 @@ def test_what_a_library_says_beside_ranks_that_disagree_follows_from_that():
     assert (found.kind, found.suspects) == ("at-odds", ())
 
 
-@pytest.mark.parametrize(
-    "message", ["empty data set", NCCL_SAYS.format("", "", "x: No space left on device")]
-)
+@pytest.mark.parametrize("message", ["empty data set", NCCL_SAYS.format("", "", "x: No space left on device")])
 def test_an_exception_of_a_ranks_own_is_the_cause_beside_one_that_got_what_does_not_fit(message):
     unfit = Raised(type="DistBackendError", message=UNFIT[0], where="p.py:44")
     own = Raised(type="ValueError", message=message, where="data.py:3")
@@ -588,9 +569,7 @@ def test_ranks_that_all_raised_in_init_have_left_it_and_no_link_is_to_blame(mess
 
 
 def test_ranks_that_all_timed_out_in_init_have_no_exception_of_their_own():
-    late = Raised(
-        type="DistBackendError", message="NCCL communicator timed out after 60000ms", where="w.py:1"
-    )
+    late = Raised(type="DistBackendError", message="NCCL communicator timed out after 60000ms", where="w.py:1")
     found = judge(trial(*(rank(n, init(), raised=late) for n in range(2)), outcome="broken"))
     assert (found.kind, found.suspects) == ("all-entered", ())
 
@@ -599,9 +578,7 @@ def test_ranks_that_all_timed_out_in_init_have_no_exception_of_their_own():
     "message",
     [
         NCCL_SAYS.format("unhandled system error", "ncclSystemError", "Failed to initialize any NET plugin"),
-        NCCL_SAYS.format(
-            "unhandled system error", "ncclSystemError", "Call to ibv_create_qp failed with error 22"
-        ),
+        NCCL_SAYS.format("unhandled system error", "ncclSystemError", "Call to ibv_create_qp failed with error 22"),
         "Unable to find address for: ib0",
         "unhandled system error\nLast error:\nBootstrap : no socket interface found",
         "ncclInvalidUsage\nLast error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 3000",
@@ -634,8 +611,7 @@ GAVE_UP = [
     NEWER + "error - nccl hit async error: remote process exited or there was a network error\n",
     OLDER + LONG_WAIT,
     OLDER + LONG_WAIT + "\n" + MONITOR + "collective timeout or exception.",
-    OLDER
-    + "NCCL error: remote process exited or there was a network error\nLast error:\nsocketPoll: timed out",
+    OLDER + "NCCL error: remote process exited or there was a network error\nLast error:\nsocketPoll: timed out",
     PEER_GONE,
 ]
 FAILED_ITSELF = [
@@ -643,8 +619,7 @@ FAILED_ITSELF = [
     NEWER + "error - timeout watchdog detected operation error\n",
     OLDER + "CUDA error: an illegal memory access was encountered",
     OLDER + "CUDA error: an illegal memory access\n" + MONITOR + "collective timeout or exception.",
-    OLDER
-    + "NCCL error: unhandled system error\nLast error:\nCall to ibv_reg_mr failed: Cannot allocate memory",
+    OLDER + "NCCL error: unhandled system error\nLast error:\nCall to ibv_reg_mr failed: Cannot allocate memory",
     MONITOR + "ProcessGroupNCCL watchdog hang.",
     "double free or corruption (out)",
 ]
@@ -741,17 +716,13 @@ NO_WORDS = Raised(
 
 def test_an_exception_without_a_cause_names_the_rank_whose_nccl_log_has_one():
     said = "node0:1:1 [0] bootstrap.cc:99 NCCL WARN Bootstrap : no socket interface found\n"
-    found = judge(
-        trial(rank(0, init(), raised=NO_WORDS, output_tail=said), rank(1, init()), outcome="broken")
-    )
+    found = judge(trial(rank(0, init(), raised=NO_WORDS, output_tail=said), rank(1, init()), outcome="broken"))
     assert (found.kind, found.suspects) == ("raised", (0,))
 
 
 def test_an_exception_without_a_cause_names_nobody_where_nccls_log_tells_of_a_peer():
     said = "node0:1:1 [0] misc/socket.cc:99 NCCL WARN socketPollConnect: connect to 10.0.0.2 returned timed out\n"
-    found = judge(
-        trial(rank(0, init(), raised=NO_WORDS, output_tail=said), rank(1, init()), outcome="broken")
-    )
+    found = judge(trial(rank(0, init(), raised=NO_WORDS, output_tail=said), rank(1, init()), outcome="broken"))
     assert found.suspects == ()
 
 

@@ -79,9 +79,7 @@ def test_the_doctors_own_code_is_interrupted_at_once():
         signal.raise_signal(signal.SIGINT)
         reached.append("the next line")
 
-    own = FunctionType(
-        work.__code__, {**globals(), "__name__": "ddp_doctor.ranks.trial"}, closure=work.__closure__
-    )
+    own = FunctionType(work.__code__, {**globals(), "__name__": "ddp_doctor.ranks.trial"}, closure=work.__closure__)
     seconds_until_interrupted(own)
 
     assert reached == []

@@ -74,9 +74,7 @@ def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_the_agent_hears_all_ranks_at_once_and_they_leave_no_file(
-    tmp_path: Path, rank: Rank, patient: float
-) -> None:
+def test_the_agent_hears_all_ranks_at_once_and_they_leave_no_file(tmp_path: Path, rank: Rank, patient: float) -> None:
     ranks = [rank(1), rank(2)]
     started = time.monotonic()
 
@@ -88,9 +86,7 @@ def test_the_agent_hears_all_ranks_at_once_and_they_leave_no_file(
     assert files(tmp_path) == []
 
 
-def test_of_a_rank_that_never_comes_nothing_is_claimed_after_half_a_second(
-    tmp_path: Path, rank: Rank
-) -> None:
+def test_of_a_rank_that_never_comes_nothing_is_claimed_after_half_a_second(tmp_path: Path, rank: Rank) -> None:
     rank(2)
     started = time.monotonic()
 
@@ -102,16 +98,12 @@ def test_of_a_rank_that_never_comes_nothing_is_claimed_after_half_a_second(
 def test_a_rank_that_comes_while_the_agent_listens_is_heard(tmp_path: Path, rank: Rank) -> None:
     late = f"sleep 0.3; exec {sys.executable} -c '{RANK}' 2 {tmp_path}"
     rank(1)
-    with subprocess.Popen(
-        ["sh", "-c", late], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd=ROOT
-    ) as one:
+    with subprocess.Popen(["sh", "-c", late], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd=ROOT) as one:
         assert heard(tmp_path) == {0: {}, 1: TREE, 2: TREE}
         one.communicate(b"")
 
 
-def test_a_rank_that_was_killed_is_not_believed_and_its_file_goes_with_the_agent(
-    tmp_path: Path, rank: Rank
-) -> None:
+def test_a_rank_that_was_killed_is_not_believed_and_its_file_goes_with_the_agent(tmp_path: Path, rank: Rank) -> None:
     one = rank(1)
     one.kill()
     one.wait()
@@ -125,9 +117,7 @@ def test_a_rank_that_was_killed_is_not_believed_and_its_file_goes_with_the_agent
 def test_nothing_but_a_living_ranks_own_file_is_believed(tmp_path: Path, rank: Rank) -> None:
     rank(1)
     (tmp_path / "slurm-7-0-0.2.rank").symlink_to(tmp_path / "slurm-7-0-0.1.rank")
-    (tmp_path / "slurm-7-0-0.3.rank").hardlink_to(
-        tmp_path / "slurm-7-0-0.1.rank"
-    )  # of no rank of this launch
+    (tmp_path / "slurm-7-0-0.3.rank").hardlink_to(tmp_path / "slurm-7-0-0.1.rank")  # of no rank of this launch
     (tmp_path / "slurm-7-0-1.2.rank").hardlink_to(tmp_path / "slurm-7-0-0.1.rank")  # of another launch
 
     assert heard(tmp_path) == {0: {}, 1: TREE}
@@ -228,8 +218,7 @@ def test_a_setting_of_one_torchrun_rank_is_found_and_replayed(tmp_path: Path) ->
 @pytest.mark.ranks
 def test_a_gpu_and_a_log_for_each_torchrun_rank_are_nobodys_business(tmp_path: Path) -> None:
     script = (
-        "export CUDA_VISIBLE_DEVICES=$LOCAL_RANK NCCL_DEBUG_FILE=/tmp/$RANK.%h.%p"
-        " NCCL_DEBUG=WARN GLOO_SOCKET_IFNAME=lo"
+        "export CUDA_VISIBLE_DEVICES=$LOCAL_RANK NCCL_DEBUG_FILE=/tmp/$RANK.%h.%p NCCL_DEBUG=WARN GLOO_SOCKET_IFNAME=lo"
     )
 
     report, code = ended(started(tmp_path, script, "--only", "env_vars"), tmp_path)

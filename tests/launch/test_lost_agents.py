@@ -87,9 +87,7 @@ def test_an_agent_that_is_killed_before_the_roll_call_is_named_at_once(tools, to
 
     assert done.returncode == 1, done
     last = done.stdout.splitlines()[-1]
-    assert last.startswith(
-        f"Sick: {victim} could not be started: its agent ended before the roll call was over: "
-    )
+    assert last.startswith(f"Sick: {victim} could not be started: its agent ended before the roll call was over: ")
     assert ("Killed" if tool == "srun" else "255") in last
 
 
@@ -131,6 +129,4 @@ def test_what_kept_an_agent_from_the_roll_call_is_told_by_the_command_that_start
 
     assert done.returncode == 1, done
     assert done.stdout.count("ERROR") == 1
-    assert (
-        "the name localhost resolves to 127.0.0.1" in done.stdout.splitlines()[-1]
-    )  # the agent's own finding
+    assert "the name localhost resolves to 127.0.0.1" in done.stdout.splitlines()[-1]  # the agent's own finding

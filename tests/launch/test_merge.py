@@ -27,9 +27,7 @@ def _part(rank: int, outcome: str = "finished", judged: str | None = None, **evi
 
 
 def test_the_parts_of_a_hang_are_one_trial_in_the_order_of_the_ranks():
-    result = merged(
-        [_part(0, "stuck", "p2p"), _part(2, "stuck", "p2p"), _part(1, "stuck", "allreduce")], absent=()
-    )
+    result = merged([_part(0, "stuck", "p2p"), _part(2, "stuck", "p2p"), _part(1, "stuck", "allreduce")], absent=())
 
     assert [one.rank for one in result.record.evidence] == [0, 1, 2]
     assert result.record.judged_check == "allreduce"
@@ -51,9 +49,7 @@ def test_of_a_finished_trial_only_the_steps_are_kept_that_a_rank_of_any_node_ent
             for seq, (entered, left) in times.items()
         )
 
-    result = merged(
-        [_part(0, steps=steps(1.0)), _part(1, steps=steps(1.0)), _part(2, steps=steps(4.5))], absent=()
-    )
+    result = merged([_part(0, steps=steps(1.0)), _part(1, steps=steps(1.0)), _part(2, steps=steps(4.5))], absent=())
 
     assert [[step.seq for step in one.steps] for one in result.record.evidence] == [[2, 3], [2, 3], [2, 3]]
 

@@ -47,9 +47,7 @@ def test_a_misbehaving_rank_is_named_and_nobody_else(play: Play, one_trial, prob
 
     if code == "DD614" and not any(rank.flight for rank in scenario.outcome.recording.trials[0].evidence):
         assert (len(scenario.codes), scenario.culprits) == (1, []), scenario.outcome.report.findings
-        pytest.skip(
-            "this torch records no collective of gloo: that something is wrong is found, and nobody blamed"
-        )
+        pytest.skip("this torch records no collective of gloo: that something is wrong is found, and nobody blamed")
     assert scenario.codes == [code], scenario.outcome.report.findings
     assert scenario.culprits == [misbehaving.BAD]
     assert words in scenario.title
@@ -61,16 +59,8 @@ def test_a_misbehaving_rank_is_named_and_nobody_else(play: Play, one_trial, prob
     ("probe", "title", "detail"),
     [
         (misbehaving.all_crash, "Every rank was killed by SIGSEGV in your code, misbehaving.py:", ""),
-        (
-            misbehaving.all_abort,
-            "Every rank was killed by SIGABRT in your code",
-            "an instance of 'std::bad_alloc'",
-        ),
-        (
-            misbehaving.all_are_killed,
-            "Every rank was killed by SIGKILL in all_reduce 1 of the check scenario",
-            "",
-        ),
+        (misbehaving.all_abort, "Every rank was killed by SIGABRT in your code", "an instance of 'std::bad_alloc'"),
+        (misbehaving.all_are_killed, "Every rank was killed by SIGKILL in all_reduce 1 of the check scenario", ""),
         (misbehaving.all_exit, "Every rank exited early with code 0 in the check scenario", ""),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

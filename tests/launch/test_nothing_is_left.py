@@ -70,8 +70,6 @@ def test_a_stopped_forkserver_makes_the_run_unsure_and_blames_nobody(run: Run):
 
 @pytest.mark.lab  # long
 @pytest.mark.parametrize("seed", range(6))
-def test_a_round_of_the_attack_ends_in_time_leaves_nothing_and_gives_no_false_verdict(
-    seed: int, tmp_path: Path
-):
+def test_a_round_of_the_attack_ends_in_time_leaves_nothing_and_gives_no_false_verdict(seed: int, tmp_path: Path):
     _, wrong = Round(seed).play(tmp_path)
     assert wrong == []

@@ -80,9 +80,7 @@ def test_a_code_that_is_no_number_is_no_code(tmp_path: Path, text: str) -> None:
     assert outer_launcher.wait_for_agent(WORLD, tmp_path, 5) is None
 
 
-def test_the_agent_goes_on_without_a_lock_that_another_keeps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_agent_goes_on_without_a_lock_that_another_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outer_launcher, "_LOCK_S", 0.2)
     agent_file(tmp_path).write_text("agent\n3\n")
     with agent_file(tmp_path).open() as other:
@@ -120,9 +118,7 @@ def test_a_requeued_slurm_job_is_another_launch() -> None:
     assert first.key != again.key
 
 
-@pytest.mark.parametrize(
-    "env", [{"OMPI_COMM_WORLD_RANK": "0"}, {"TORCHELASTIC_RUN_ID": "none", "LOCAL_RANK": "0"}]
-)
+@pytest.mark.parametrize("env", [{"OMPI_COMM_WORLD_RANK": "0"}, {"TORCHELASTIC_RUN_ID": "none", "LOCAL_RANK": "0"}])
 def test_a_parent_is_known_by_its_pid_and_its_start(env: dict[str, str]) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         world, same = outer_world(env, child.pid), outer_world(env, child.pid)

@@ -40,12 +40,7 @@ BATCH = {
     "SLURM_TASKS_PER_NODE": "2(x3)",
 }
 #: The shell of salloc -N2 on a login node.
-SALLOC = {
-    "SLURM_JOB_ID": "4",
-    "SLURM_JOB_NODELIST": "fan[1-2]",
-    "SLURM_NNODES": "2",
-    "SLURM_TASKS_PER_NODE": "1(x2)",
-}
+SALLOC = {"SLURM_JOB_ID": "4", "SLURM_JOB_NODELIST": "fan[1-2]", "SLURM_NNODES": "2", "SLURM_TASKS_PER_NODE": "1(x2)"}
 #: The same with LaunchParameters=use_interactive_step: the shell runs on the first node.
 INTERACTIVE = {
     "SLURMD_NODENAME": "fan1",
@@ -224,11 +219,7 @@ def test_a_task_of_a_step_knows_its_node_the_head_and_a_port():
 
 
 def test_two_steps_and_two_jobs_have_ports_of_their_own():
-    ports = {
-        port(place_in({**STEP, "SLURM_JOB_ID": job, "SLURM_STEP_ID": step}))
-        for job in "123"
-        for step in "012"
-    }
+    ports = {port(place_in({**STEP, "SLURM_JOB_ID": job, "SLURM_STEP_ID": step})) for job in "123" for step in "012"}
 
     assert len(ports) == 9
 
@@ -337,8 +328,7 @@ def test_master_addr_is_taken_where_mpirun_hands_it_on(env):
         {**MPI_SECOND, "OMPI_COMM_WORLD_RANK": "0"},
         {**MPI_5, "OMPI_COMM_WORLD_RANK": "0"},
         {**MPI_5, "PMIX_NAMESPACE": "7"},
-        {**MPI_FIRST, "OMPI_MCA_orte_hnp_uri": "?", "PMIX_HOSTNAME": ""}
-        | {"OMPI_MCA_orte_local_daemon_uri": "x.3;"},
+        {**MPI_FIRST, "OMPI_MCA_orte_hnp_uri": "?", "PMIX_HOSTNAME": ""} | {"OMPI_MCA_orte_local_daemon_uri": "x.3;"},
     ],
 )
 def test_where_rank_0_cannot_be_known_the_user_is_asked_to_name_it(env):
@@ -347,9 +337,7 @@ def test_where_rank_0_cannot_be_known_the_user_is_asked_to_name_it(env):
 
 
 def test_a_subset_of_mpiruns_nodes_is_refused():
-    with pytest.raises(
-        ValueError, match="mpirun started 2 nodes: leave --nnodes out, or start 1 with mpirun"
-    ):
+    with pytest.raises(ValueError, match="mpirun started 2 nodes: leave --nnodes out, or start 1 with mpirun"):
         place_in(MPI_FIRST, nnodes="1")
 
 
@@ -358,9 +346,7 @@ def test_ranks_of_daemons_that_slurm_started_are_mpiruns():
 
 
 def test_one_host_under_mpirun_is_one_node():
-    assert (
-        place_in({**MPI_FIRST, "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_MCA_orte_num_nodes": "1"}).nnodes == 1
-    )
+    assert place_in({**MPI_FIRST, "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_MCA_orte_num_nodes": "1"}).nnodes == 1
 
 
 # --- torchrun ---------------------------------------------------------------------------------------
@@ -375,9 +361,7 @@ def test_under_torchrun_the_nodes_are_its_groups_and_the_port_is_another():
 
 
 def test_the_computed_port_is_never_torchruns_own():
-    ports = [
-        (str(one), port(place_in({**TORCHRUN, "MASTER_PORT": str(one)}))) for one in range(10_000, 29_000)
-    ]
+    ports = [(str(one), port(place_in({**TORCHRUN, "MASTER_PORT": str(one)}))) for one in range(10_000, 29_000)]
 
     assert [taken for taken, chosen in ports if int(taken) == chosen] == []
 
@@ -385,9 +369,7 @@ def test_the_computed_port_is_never_torchruns_own():
 def test_what_torchrun_read_from_pet_variables_is_its_own():
     env = {**TORCHRUN, "PET_NNODES": "1:4", "PET_RDZV_ENDPOINT": "train-worker-0:23456", "PET_NODE_RANK": "1"}
 
-    assert place_in(env, nnodes="1:4", rdzv_endpoint="train-worker-0:23456", node_rank=1) == place_in(
-        TORCHRUN
-    )
+    assert place_in(env, nnodes="1:4", rdzv_endpoint="train-worker-0:23456", node_rank=1) == place_in(TORCHRUN)
     assert place_in(env, rdzv_endpoint="node0:1234").endpoint == ("node0", 1234)
 
 
@@ -397,9 +379,7 @@ def test_what_torchrun_read_from_pet_variables_is_its_own():
 def test_a_pod_of_the_older_training_operator_is_a_node():
     hosts = ("train-master-0", "train-worker-0", "train-worker-1")
 
-    assert place_in(POD) == Place(
-        3, 2, None, ("train-master-0", 23456), hosts, "kubernetes", is_started_by_us=False
-    )
+    assert place_in(POD) == Place(3, 2, None, ("train-master-0", 23456), hosts, "kubernetes", is_started_by_us=False)
 
 
 @pytest.mark.parametrize("change", [{"LOCAL_RANK": "0"}, {"RANK": "x"}, {"MASTER_PORT": ""}])
@@ -408,9 +388,7 @@ def test_a_pod_whose_variables_are_no_operators_is_one_node(change):
 
 
 def test_an_elastic_job_takes_the_most_nodes_and_no_rank():
-    here = place_in(
-        {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}, nnodes="1:3", rdzv_endpoint="train-worker-0:23456"
-    )
+    here = place_in({"KUBERNETES_SERVICE_HOST": "10.96.0.1"}, nnodes="1:3", rdzv_endpoint="train-worker-0:23456")
 
     assert (here.nnodes, here.node_rank, here.launcher) == (3, None, "kubernetes")
     assert here.expected_hosts == ("train-worker-0", "train-worker-1", "train-worker-2")

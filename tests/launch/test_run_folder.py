@@ -14,10 +14,7 @@ import pytest
 from ddp_doctor.model.choices import UsageError
 from ddp_doctor.ranks import folders
 
-RUN = (
-    "import sys; from ddp_doctor.ranks import folders; "
-    "print(folders.make_run_folder(), flush=True); sys.stdin.read()"
-)
+RUN = "import sys; from ddp_doctor.ranks import folders; print(folders.make_run_folder(), flush=True); sys.stdin.read()"
 
 
 @pytest.fixture(autouse=True)
@@ -67,9 +64,7 @@ def test_without_a_writable_folder_the_sentence_says_why_and_what_to_set(tempora
     monkeypatch.setenv("TMPDIR", str(missing))
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(missing)])
 
-    with pytest.raises(
-        UsageError, match=r"writable \(/.*/missing: No such file or directory\): set TMPDIR to one"
-    ):
+    with pytest.raises(UsageError, match=r"writable \(/.*/missing: No such file or directory\): set TMPDIR to one"):
         folders.make_run_folder()
 
 

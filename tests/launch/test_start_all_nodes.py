@@ -65,9 +65,9 @@ def test_a_subset_is_the_first_hosts(tools):
 
 def test_one_node_needs_no_srun_where_the_command_runs_on_it(tools):
     assert start_all_nodes(Asked(nnodes="1"), {**BATCH, **tools}, None, ()) == Asked(nnodes="1")
-    assert start_all_nodes(
-        Asked(nnodes="1:4"), {**BATCH, **tools, "SLURM_JOB_NODELIST": "fan1"}, None, ()
-    ) == Asked(nnodes="1")
+    assert start_all_nodes(Asked(nnodes="1:4"), {**BATCH, **tools, "SLURM_JOB_NODELIST": "fan1"}, None, ()) == Asked(
+        nnodes="1"
+    )
     assert started(Asked(nnodes="1"), {**SALLOC, **tools}).hosts == ("fan1",)
 
 
@@ -119,12 +119,7 @@ def test_srun_does_not_see_what_would_change_the_step(tools):
         "PET_NNODES": "8",
         "SLURM_WAIT": "1",
     }
-    shown = {
-        "SLURM_JOB_ID": "7",
-        "SLURM_CONF": "/etc/slurm.conf",
-        "NCCL_DEBUG": "INFO",
-        "SLURM_JOB_NODELIST": "a",
-    }
+    shown = {"SLURM_JOB_ID": "7", "SLURM_CONF": "/etc/slurm.conf", "NCCL_DEBUG": "INFO", "SLURM_JOB_NODELIST": "a"}
     start = by_srun(["a"], ["x"], {**tools, **hidden, **shown})
 
     assert dict(start.env) == {**tools, **shown, "DDP_DOCTOR_STARTER_PIPE": "1"}
@@ -135,14 +130,8 @@ def test_srun_does_not_see_what_would_change_the_step(tools):
     [
         ({}, ["--overlap"]),
         ({"SLURM_GPUS_PER_NODE": "8"}, ["--overlap"]),
-        (
-            {"SLURM_GPUS_PER_TASK": "1", "SLURM_TASKS_PER_NODE": "8(x2)"},
-            ["--overlap", "--gpus-per-node", "8"],
-        ),
-        (
-            {"SLURM_GPUS_PER_TASK": "a100:2", "SLURM_TASKS_PER_NODE": "3,2"},
-            ["--overlap", "--gpus-per-node", "a100:4"],
-        ),
+        ({"SLURM_GPUS_PER_TASK": "1", "SLURM_TASKS_PER_NODE": "8(x2)"}, ["--overlap", "--gpus-per-node", "8"]),
+        ({"SLURM_GPUS_PER_TASK": "a100:2", "SLURM_TASKS_PER_NODE": "3,2"}, ["--overlap", "--gpus-per-node", "a100:4"]),
         ({"SLURM_GPUS": "4"}, []),
     ],
 )
@@ -244,9 +233,7 @@ def test_this_host_is_known_by_its_names_and_addresses():
 
 
 def test_an_alias_of_sshs_configuration_is_called_by_what_it_stands_for(tools, tmp_path):
-    (tmp_path / "ssh").write_text(
-        '#!/bin/sh\n[ "$1" = -G ] && echo "user root\nhostname 10.1.2.3\nport 22"\n'
-    )
+    (tmp_path / "ssh").write_text('#!/bin/sh\n[ "$1" = -G ] && echo "user root\nhostname 10.1.2.3\nport 22"\n')
 
     assert address_of("gpu-box.invalid", tools) == "10.1.2.3"
     assert address_of("localhost", tools) == "localhost"
@@ -281,9 +268,7 @@ def test_hosts_under_a_launcher_would_be_started_by_each_of_its_processes(env, l
 
 
 def test_without_ssh_the_user_is_told_what_to_do():
-    with pytest.raises(
-        ValueError, match="--hosts needs ssh, which is not on PATH; start the command on each host"
-    ):
+    with pytest.raises(ValueError, match="--hosts needs ssh, which is not on PATH; start the command on each host"):
         start_all_nodes(Asked(hosts=("a", "b")), {"PATH": "/nowhere"}, None, ())
 
 

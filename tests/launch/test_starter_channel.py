@@ -125,11 +125,5 @@ def test_what_is_no_message_is_none(line):
 
 
 def test_lines_of_others_are_no_messages():
-    for line in (
-        b"",
-        b"::ddp-doctor",
-        b'::ddp-doctor x hello ""',
-        b'::ddp-doctor 1 hello "',
-        b"Welcome to node1",
-    ):
+    for line in (b"", b"::ddp-doctor", b'::ddp-doctor x hello ""', b'::ddp-doctor 1 hello "', b"Welcome to node1"):
         assert read(line) is None

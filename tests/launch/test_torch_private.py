@@ -55,12 +55,7 @@ class _Group:
 
 @pytest.mark.parametrize(
     ("name", "has_nccl2", "expected"),
-    [
-        ("nccl", False, "nccl"),
-        ("nccl", True, "nccl-legacy"),
-        ("nccl2", True, "nccl2"),
-        ("acme", True, "acme"),
-    ],
+    [("nccl", False, "nccl"), ("nccl", True, "nccl-legacy"), ("nccl2", True, "nccl2"), ("acme", True, "acme")],
 )
 def test_the_class_is_told_by_what_torch_has_not_by_its_version(monkeypatch, name, has_nccl2, expected):
     from torch.distributed import distributed_c10d

@@ -51,9 +51,7 @@ def moves(size_bytes: int) -> dict[str, Any]:
         *((exchange(*ranks), "two ranks") for ranks in ((2,), (0, 1, 2))),
     ],
 )
-def test_a_trial_that_makes_no_sense_is_refused_with_a_sentence_before_anything_starts(
-    node_ranks, order, why
-):
+def test_a_trial_that_makes_no_sense_is_refused_with_a_sentence_before_anything_starts(node_ranks, order, why):
     with pytest.raises(Refused, match=why):
         node_ranks.run_trial(ordered(**order), ())
 

@@ -61,9 +61,7 @@ def wraps_it_all_the_same(ctx):
     from torch.nn.parallel import DistributedDataParallel
 
     with ctx.step("ddp_construct"):
-        DistributedDataParallel(
-            scenarios.odd_model("dtype" if ctx.rank == 1 else ""), process_group=ctx.group
-        )
+        DistributedDataParallel(scenarios.odd_model("dtype" if ctx.rank == 1 else ""), process_group=ctx.group)
         time.sleep(0.2)
     return CHECK.probe(ctx)
 

@@ -76,9 +76,7 @@ def test_a_factory_that_never_ends_anywhere_blames_no_rank_and_the_model_is_not_
     assert scenario.codes == ["DD785"]
     assert [rank for rank in scenario.culprits if rank is not None] == []
     assert scenario.title.startswith("Both ranks have hung for ")
-    assert (
-        f" in the function that builds your model, {line_of('this one as well')} `threading" in scenario.title
-    )
+    assert f" in the function that builds your model, {line_of('this one as well')} `threading" in scenario.title
     (left,) = scenario.outcome.recording.not_run
     assert (left.check, left.reason) == (
         "step_time",
@@ -127,6 +125,4 @@ def test_what_is_no_factory_is_a_usage_error_with_the_reason_in_the_last_line(wi
     report = scenario.outcome.report
     assert (report.verdict.value, report.exit_code) == ("unsure", 2)
     assert "cannot be used: tests.models.planted:gives_a_number returns type int" in report.summary
-    assert all(
-        "returns type int" in (one.reason or "") for one in scenario.outcome.recording.of_check("user_model")
-    )
+    assert all("returns type int" in (one.reason or "") for one in scenario.outcome.recording.of_check("user_model"))

@@ -20,19 +20,7 @@ WORLD = World(
     world_size=4,
     nodes=(Node(node_rank=0, hostname="node0"), Node(node_rank=1, hostname="node1")),
 )
-SHAPES: list[Any] = [
-    UNREADABLE,
-    None,
-    1,
-    "x",
-    [],
-    [1],
-    {},
-    {"a": 1},
-    [{"check": 1}],
-    {"do": "end"},
-    {"do": []},
-]
+SHAPES: list[Any] = [UNREADABLE, None, 1, "x", [], [1], {}, {"a": 1}, [{"check": 1}], {"do": "end"}, {"do": []}]
 
 
 def _node_report(**fields: Any) -> dict[str, Any]:
@@ -157,8 +145,7 @@ def test_a_beginning_without_a_place_for_each_node_is_unreadable():
         "world": WORLD,
         "ids": {0: 0, 1: 1},
         "contacts": [
-            {"node": node, "hostname": f"node{node}", "port": 1, "advertised": "", "met_at": ""}
-            for node in range(2)
+            {"node": node, "hostname": f"node{node}", "port": 1, "advertised": "", "met_at": ""} for node in range(2)
         ],
         "options": {},
         "checks": [],

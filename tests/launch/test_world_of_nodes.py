@@ -11,9 +11,7 @@ from ddp_doctor.model.recording import Node, World
 
 def _node_report(name: str, rank: int | None = None, order: int | None = None, **world: object) -> NodeReport:
     fields = {"nproc_per_node": 1, "backend": "gloo", "nodes": (Node(hostname=name),)} | world
-    return NodeReport(
-        hostname=name, nnodes=6, claimed_rank=rank, order=order, world=World.model_validate(fields)
-    )
+    return NodeReport(hostname=name, nnodes=6, claimed_rank=rank, order=order, world=World.model_validate(fields))
 
 
 def test_nodes_without_a_rank_are_numbered_by_their_arrival():
@@ -31,9 +29,11 @@ def test_what_no_agent_says_of_itself_is_no_card(wrong):
 
 
 def test_a_claimed_rank_is_kept_and_the_others_fill_the_gaps():
-    assert ranked(
-        {0: _node_report("head", 0), 1: _node_report("late"), 2: _node_report("claims one", 1)}
-    ) == {0: 0, 1: 2, 2: 1}
+    assert ranked({0: _node_report("head", 0), 1: _node_report("late"), 2: _node_report("claims one", 1)}) == {
+        0: 0,
+        1: 2,
+        2: 1,
+    }
 
 
 def test_the_launchers_order_counts_more_than_the_arrival():

@@ -49,9 +49,7 @@ def _of_rule(document: Path) -> list[Sample]:
         for part in (reported, silent)
         for name, script in _SCRIPT.findall(part)
     ]
-    assert len(samples) == text.count("\n### "), (
-        f"{document.name} has a heading without a sentence or a script"
-    )
+    assert len(samples) == text.count("\n### "), f"{document.name} has a heading without a sentence or a script"
     return samples
 
 

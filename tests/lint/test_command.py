@@ -49,12 +49,7 @@ def process(*args: str, cwd: Path, text: str | None = None) -> subprocess.Comple
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name, text in {
-        "sick.py": SICK,
-        "healthy.py": HEALTHY,
-        "warned.py": WARNED,
-        "note.txt": "print 'x'",
-    }.items():
+    for name, text in {"sick.py": SICK, "healthy.py": HEALTHY, "warned.py": WARNED, "note.txt": "print 'x'"}.items():
         (tmp_path / name).write_text(text)
     return tmp_path
 
@@ -102,9 +97,7 @@ def test_a_healthy_script_is_one_line_and_with_quiet_none(folder: Path):
 
 def test_the_last_line_names_the_worst_finding_and_information_has_one_word(folder: Path):
     start = "import torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as D\n"
-    (folder / "both.py").write_text(
-        f"{start}dist.init_process_group('nccl')\nD(m.to(0), device_ids=[0])\nprint(1)\n"
-    )
+    (folder / "both.py").write_text(f"{start}dist.init_process_group('nccl')\nD(m.to(0), device_ids=[0])\nprint(1)\n")
 
     lines = lint("both.py", cwd=folder).stdout.splitlines()
 
@@ -193,10 +186,7 @@ def test_what_cannot_be_done_is_one_sentence_and_exits_with_two(folder: Path, ar
     ("form", "line"),
     [
         ("concise", "sick.py:5:1: error DDL104 Every rank takes cuda:0"),
-        (
-            "github",
-            "::error title=DDL104 gpu-hard-coded,file=sick.py,line=5,col=1,endLine=5,endColumn=25::sick.py:5:1",
-        ),
+        ("github", "::error title=DDL104 gpu-hard-coded,file=sick.py,line=5,col=1,endLine=5,endColumn=25::sick.py:5:1"),
         ("jsonl", '"path": "sick.py", "line": 5, "column": 1'),
     ],
 )
@@ -278,9 +268,7 @@ def test_of_two_files_of_one_name_the_culprit_says_which(tmp_path: Path):
 
 
 def test_a_line_that_may_hold_a_secret_is_kept_back(folder: Path):
-    (folder / "secret.py").write_text(
-        "import os, torch\nos.environ['NCCL_CONNECT_TIMEOUT'] = 'token=abcdef'\n"
-    )
+    (folder / "secret.py").write_text("import os, torch\nos.environ['NCCL_CONNECT_TIMEOUT'] = 'token=abcdef'\n")
 
     done = lint("--json", "-", "secret.py", cwd=folder)
 
@@ -319,9 +307,7 @@ def test_sarif_has_what_its_schema_asks_for(folder: Path):
     assert (log["version"], run["columnKind"]) == ("2.1.0", "unicodeCodePoints")
     assert set(log) == {"$schema", "version", "runs"}
     assert [one["id"] for one in driver["rules"]] == [rule.code for rule in RULES]
-    assert all(
-        one["defaultConfiguration"]["level"] in ("error", "warning", "note") for one in driver["rules"]
-    )
+    assert all(one["defaultConfiguration"]["level"] in ("error", "warning", "note") for one in driver["rules"])
     assert all(len(one["fullDescription"]["text"]) < 1024 for one in driver["rules"])  # GitHub cuts it there
     assert all("\nRemedy\n" in one["help"]["text"] for one in driver["rules"])
     for result in run["results"]:
@@ -353,8 +339,6 @@ def test_neither_torch_nor_the_checks_are_imported(folder: Path):
         "import os; os._exit = lambda code: print([m for m in ('torch', 'ddp_doctor.checks') if m in sys.modules])\n"
         "from ddp_doctor.cli.main import entry; entry()"
     )
-    done = subprocess.run(
-        (sys.executable, "-c", code), check=False, capture_output=True, text=True, cwd=folder
-    )
+    done = subprocess.run((sys.executable, "-c", code), check=False, capture_output=True, text=True, cwd=folder)
 
     assert done.stdout.splitlines()[-1] == "[]", done.stderr

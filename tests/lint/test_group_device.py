@@ -33,11 +33,7 @@ def findings(group: str, gpu: str) -> list[LintFinding]:
     [
         ("offset", Severity.WARNING, "to GPU number LOCAL_RANK, but line 9 uses gpu"),
         ("other order", Severity.WARNING, "to GPU number LOCAL_RANK, but line 15 uses self.device"),
-        (
-            "spawned with an offset",
-            Severity.WARNING,
-            "to GPU number rank % device_count, but line 13 uses gpu",
-        ),
+        ("spawned with an offset", Severity.WARNING, "to GPU number rank % device_count, but line 13 uses gpu"),
         ("one rank", Severity.WARNING, "to GPU number rank % device_count, but line 5 uses 1"),
         ("list from outside", Severity.INFO, "which may differ from gpus[rank] in line 11"),
         ("slurm", Severity.INFO, "which may differ from gpu in line 11"),

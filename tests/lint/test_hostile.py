@@ -28,9 +28,7 @@ JUDGED = {
     "many choices of a GPU": HEAD + START + "torch.cuda.set_device(0)\n" * 5000,
     "many settings": f"{HEAD}import os\n{START}" + "os.environ['MASTER_PORT'] = '1'\n" * 3000,
     "many comments that take back": HEAD + START + "torch.cuda.set_device(0)  # noqa\n" * 5000,
-    "many backward passes": HEAD
-    + "m = DDP(n)\nfor x in y:\n"
-    + "  l = m(x)\n  l.backward()\n  print(l)\n" * 6000,
+    "many backward passes": HEAD + "m = DDP(n)\nfor x in y:\n" + "  l = m(x)\n  l.backward()\n  print(l)\n" * 6000,
     "many decisions by the loss": HEAD
     + "m = DDP(n)\nfor x in y:\n"
     + "  l = m(x)\n  if l > 1: continue\n  l.backward()\n" * 2000,

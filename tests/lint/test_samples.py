@@ -15,12 +15,8 @@ def test_samples_are_reported_on_the_lines_that_say_so_and_on_no_other(of: str, 
     samples = [sample for sample in (*OF_RULES, *PUBLIC) if sample.rule[:5] == of]
     linted = {str(sample): _linted(sample, tmp_path / str(number)) for number, sample in enumerate(samples)}
 
-    assert {
-        name: (file.unread, file.failures) for name, file in linted.items() if file.unread or file.failures
-    } == {}
-    found = {
-        name: {(finding.line, finding.code) for finding in file.findings} for name, file in linted.items()
-    }
+    assert {name: (file.unread, file.failures) for name, file in linted.items() if file.unread or file.failures} == {}
+    found = {name: {(finding.line, finding.code) for finding in file.findings} for name, file in linted.items()}
     assert found == {str(sample): sample.expected for sample in samples}
 
 

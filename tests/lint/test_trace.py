@@ -187,9 +187,7 @@ def test_the_index_that_spawn_gives_is_known_as_such():
 
 
 def test_a_call_knows_its_loops_and_context_managers():
-    found = script(
-        "for e in range(3):\n    for x in y:\n        with model.no_sync():\n            loss.backward()\n"
-    )
+    found = script("for e in range(3):\n    for x in y:\n        with model.no_sync():\n            loss.backward()\n")
     call = only(found.methods("backward"))
 
     assert len(call.loops) == 2

@@ -93,9 +93,7 @@ class Board:
             self.tree.link(f"{PCI}/{bus_id}/iommu_group", f"../../../kernel/iommu_groups/{group}")
             self.tree.write(f"/sys/kernel/iommu_groups/{group}/type", f"{kind}\n")
 
-    def rdma(
-        self, tree: Tree, places: Mapping[str, tuple[str, Above, int]], node: int = 0
-    ) -> dict[str, OSError]:
+    def rdma(self, tree: Tree, places: Mapping[str, tuple[str, Above, int]], node: int = 0) -> dict[str, OSError]:
         """The RDMA devices of a tree, seated at (bus id, above, NUMA node); what cannot be read of them.
 
         ``node`` makes the GUIDs those of another machine.

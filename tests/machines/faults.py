@@ -69,40 +69,31 @@ FAULTS = (
     Planted(
         "the same, and the driver could not start it",
         ("DD303 error node1",),
-        plant.both(
-            plant.nvml("seven"), plant.said("NVRM: GPU 0000:df:00.0: RmInitAdapter failed! (0x24:0x72:1568)")
-        ),
+        plant.both(plant.nvml("seven"), plant.said("NVRM: GPU 0000:df:00.0: RmInitAdapter failed! (0x24:0x72:1568)")),
     ),
     Planted("NVML crashes", ("DD301 error node1",), plant.nvml("crash")),
     Planted(
-        "NVML hangs, nvidia-smi is stuck",
-        ("DD302 error node1 GPU 3",),
-        plant.both(plant.nvml("hang_gpu"), plant.stuck),
+        "NVML hangs, nvidia-smi is stuck", ("DD302 error node1 GPU 3",), plant.both(plant.nvml("hang_gpu"), plant.stuck)
     ),
     Planted(
         "library of another version than the module",
         ("DD301 error node1",),
         plant.both(plant.nvml("mismatch"), plant.new_library),
     ),
-    Planted(
-        "no kernel module", ("DD301 error node1",), plant.both(plant.nvml("not_loaded"), plant.no_module)
-    ),
+    Planted("no kernel module", ("DD301 error node1",), plant.both(plant.nvml("not_loaded"), plant.no_module)),
     Planted(
         "row remapping pending, Xid 63",
         ("DD313 warning node1 GPU 3",),
         plant.both(
             plant.nvml("remap_pending"),
-            plant.said(
-                f"NVRM: Xid (PCI:{GPU[:-2]}): 63, pid=1, Row Remapper: New row marked for remapping, reset gpu"
-            ),
+            plant.said(f"NVRM: Xid (PCI:{GPU[:-2]}): 63, pid=1, Row Remapper: New row marked for remapping, reset gpu"),
         ),
     ),
     Planted(
         "row remapping failed, Xid 64",
         ("DD312 error node1 GPU 3",),
         plant.both(
-            plant.nvml("remap_failed"),
-            plant.said(f"NVRM: Xid (PCI:{GPU[:-2]}): 64, pid=1, Row Remapper failed"),
+            plant.nvml("remap_failed"), plant.said(f"NVRM: Xid (PCI:{GPU[:-2]}): 64, pid=1, Row Remapper failed")
         ),
     ),
     Planted(
@@ -153,9 +144,7 @@ FAULTS = (
         ("DD336 warning node1 mlx5_3 (0000:5e:00.0)",),
         plant.both(
             plant.down(3),
-            plant.said(
-                f"mlx5_core {NIC}: poll_health:739:(pid 0): device's health compromised - reached miss count"
-            ),
+            plant.said(f"mlx5_core {NIC}: poll_health:739:(pid 0): device's health compromised - reached miss count"),
         ),
     ),
     Planted("all InfiniBand ports of a node down", ("DD560 error 8 on node1",), plant.every(plant.down)),

@@ -58,11 +58,7 @@ def _storage_without_address(machine: Whole) -> None:
 def _half_of_the_rails(machine: Whole) -> None:
     """Four of eight cards have no cable, by design."""
     for at in (1, 3, 5, 7):
-        for name, text in (
-            ("state", "1: DOWN"),
-            ("phys_state", "2: Polling"),
-            ("rate", "10 Gb/sec (4X SDR)"),
-        ):
+        for name, text in (("state", "1: DOWN"), ("phys_state", "2: Polling"), ("rate", "10 Gb/sec (4X SDR)")):
             machine.board.tree.write(f"{CLASS}/mlx5_{at}/ports/1/{name}", f"{text}\n")
 
 
@@ -87,9 +83,7 @@ MACHINES = (
     Healthy("two DGX H100 of one name", _same_names, ("DD341", "DD423", "DD563")),
     Healthy("two DGX H100 with NCCL 2.20", _with(servers.dgx_h100, _older_nccl), ("DD341", "DD423", "DD563")),
     Healthy(
-        "two DGX H100, NCCL_IB_HCA=mlx5",
-        _with(servers.dgx_h100, _setting(NCCL_IB_HCA="mlx5")),
-        ("DD341", "DD423"),
+        "two DGX H100, NCCL_IB_HCA=mlx5", _with(servers.dgx_h100, _setting(NCCL_IB_HCA="mlx5")), ("DD341", "DD423")
     ),
     Healthy(
         "two DGX H100, NCCL_IB_GID_INDEX=3",
@@ -102,9 +96,7 @@ MACHINES = (
         ("DD341", "DD423", "DD563"),
     ),
     Healthy(
-        "two DGX H100 with half of the rails",
-        _with(servers.dgx_h100, _half_of_the_rails),
-        ("DD341", "DD423", "DD563"),
+        "two DGX H100 with half of the rails", _with(servers.dgx_h100, _half_of_the_rails), ("DD341", "DD423", "DD563")
     ),
     Healthy(
         "two DGX H100 that call themselves loopback",
@@ -115,9 +107,7 @@ MACHINES = (
     Healthy("two HGX A100 with RoCE", _pair(servers.hgx_a100_roce), ("DD341", "DD423")),
     Healthy("four A100 PCIe on two EPYC", lambda: [servers.a100_pcie()], ("DD341",)),
     Healthy("four A10G without P2P", lambda: [servers.a10g_pcie()], ("DD341", "DD411", "DD421", "DD423")),
-    Healthy(
-        "workstation with two RTX 4090", lambda: [lent.workstation()], ("DD320", "DD341", "DD411", "DD421")
-    ),
+    Healthy("workstation with two RTX 4090", lambda: [lent.workstation()], ("DD320", "DD341", "DD411", "DD421")),
     Healthy("H100 NVL in pairs", lambda: [servers.h100_nvl()], ("DD341",)),
     Healthy("two AWS p5", _pair(lent.aws), ("DD341",)),
     Healthy("AWS p4d", lambda: [lent.aws(model="0x20b0", nvml="a100")], ("DD341",)),

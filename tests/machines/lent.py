@@ -130,9 +130,7 @@ def gcp_a3(node: int = 0) -> Whole:
     board.tree.write("/sys/class/dmi/id/product_name", "Google Compute Engine\n")
     _driven(board, "gve", *(f"eth{at}" for at in range(5)))
     network = tuple(
-        _ETH.model_copy(
-            update={"name": f"eth{at}", "addresses": (f"10.{at}.0.{2 + node}/24",), "speed_mbps": None}
-        )
+        _ETH.model_copy(update={"name": f"eth{at}", "addresses": (f"10.{at}.0.{2 + node}/24",), "speed_mbps": None})
         for at in range(5)
     )
     return Whole(board, f"a3-{node}", nvml={}, uuids=str(node), network=network, between="NET/Socket/0")
@@ -185,9 +183,7 @@ def pods_with_roce(node: int = 0) -> Whole:
         refused=refused,
         env={**_IMAGE, "KUBERNETES_SERVICE_HOST": "10.96.0.1"},
         network=(
-            _ETH.model_copy(
-                update={"addresses": (f"192.168.7.{12 + node}/32",), "mtu": 1450, "speed_mbps": 10000}
-            ),
+            _ETH.model_copy(update={"addresses": (f"192.168.7.{12 + node}/32",), "mtu": 1450, "speed_mbps": 10000}),
         ),
     )
 
@@ -247,19 +243,12 @@ def pod() -> Whole:
     board.tree.remove("/proc/2201")
     other = "NVRM: Xid (PCI:0000:d1:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
     board.said(other, 600)
-    board.said(
-        "NVRM: Xid (PCI:0000:43:00): 13, pid=123, name=python3, Graphics Exception: ESR 0x504224=0x80000", 600
-    )
-    env = {
-        "KUBERNETES_SERVICE_HOST": "10.96.0.1",
-        "NVIDIA_VISIBLE_DEVICES": "GPU-00000000-d72c-4106-c12f-20bd9faed9f6",
-    }
+    board.said("NVRM: Xid (PCI:0000:43:00): 13, pid=123, name=python3, Graphics Exception: ESR 0x504224=0x80000", 600)
+    env = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "NVIDIA_VISIBLE_DEVICES": "GPU-00000000-d72c-4106-c12f-20bd9faed9f6"}
     machine.env, machine.host = env, "train-0"
     machine.nvml = {"NVML_STAND_IN": "one", "NVML_STAND_IN_BUSES": "00000000:61:00.0"}
     machine.shm = Disk(512 * GIB, 512 * GIB)
-    machine.network = (
-        _ETH.model_copy(update={"addresses": ("192.168.7.12/32",), "mtu": 1450, "speed_mbps": 10000}),
-    )
+    machine.network = (_ETH.model_copy(update={"addresses": ("192.168.7.12/32",), "mtu": 1450, "speed_mbps": 10000}),)
     return machine
 
 
@@ -267,9 +256,7 @@ def slurm_step() -> Whole:
     """A step of SLURM with two of eight GPUs in a control group; the log tells of other people's GPUs."""
     machine = dgx_h100()
     board = machine.board
-    board.said(
-        "NVRM: Xid (PCI:0000:d1:00): 94, pid=55, name=python3, Contained: SM (0x1). RST: No, D-RST: No", 3600
-    )
+    board.said("NVRM: Xid (PCI:0000:d1:00): 94, pid=55, name=python3, Contained: SM (0x1). RST: No, D-RST: No", 3600)
     board.said("NVRM: Xid (PCI:0000:d1:00): 13, pid=55, name=python3, Graphics Exception", 60)
     board.as_root = True  # a user who may read the log
     parts.allow(board, "0-15,64-79")
@@ -327,13 +314,7 @@ def laptop() -> Whole:
     board = Board()
     parts.linux(board, cpus=20, memory_gib=32)
     board.seat(
-        "0000:00:02.0",
-        ("pci0000:00",),
-        kind="0x030000",
-        vendor="0x8086",
-        device="0xa7a0",
-        driver="i915",
-        node=-1,
+        "0000:00:02.0", ("pci0000:00",), kind="0x030000", vendor="0x8086", device="0xa7a0", driver="i915", node=-1
     )
     board.seat(
         "0000:1b:00.0",

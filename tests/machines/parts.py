@@ -17,13 +17,7 @@ _IPOIB = Interface(name="ib0", addresses=("192.168.100.1/24",), speed_mbps=40000
 
 
 def linux(
-    board: Board,
-    cpu: str = XEON,
-    *,
-    node: int = 0,
-    virtual: str = "",
-    cpus: int = 128,
-    memory_gib: int = 2000,
+    board: Board, cpu: str = XEON, *, node: int = 0, virtual: str = "", cpus: int = 128, memory_gib: int = 2000
 ) -> None:
     """What every Linux shows; ``virtual`` is the maker of a virtual machine."""
     flag = " hypervisor" if virtual and cpu is not GRACE else ""
@@ -51,9 +45,7 @@ def linux(
     )
     allow(board, f"0-{cpus - 1}")
     board.tree.link("/proc/self/ns/net", "net:[4026531840]")
-    board.said(
-        "Linux version 5.15.0-105-generic (buildd@lcy02) (gcc 11.4.0) #115-Ubuntu SMP", board.uptime_s - 0.1
-    )
+    board.said("Linux version 5.15.0-105-generic (buildd@lcy02) (gcc 11.4.0) #115-Ubuntu SMP", board.uptime_s - 0.1)
 
 
 def allow(board: Board, cpus: str) -> None:
@@ -80,9 +72,7 @@ def driver(
         board.tree.write(f"/dev/{name}")
     for name in ("libcuda", "libnvidia-ml"):
         board.tree.link(f"/usr/lib/x86_64-linux-gnu/{name}.so.1", f"{name}.so.{version}")
-    board.said(
-        "nvidia-nvlink: Nvlink Core is being initialized, major device number 511", board.uptime_s - 20
-    )
+    board.said("nvidia-nvlink: Nvlink Core is being initialized, major device number 511", board.uptime_s - 20)
     board.said(f"NVRM: loading NVIDIA {words}  Release Build  (dvs-builder@U22)", board.uptime_s - 21)
     if switches:
         board.tree.write("/dev/nvidia-nvswitchctl")
@@ -103,20 +93,16 @@ def everyday(board: Board, gpu: str, nic: str | None = None, switch: str | None 
     board.said("NVRM: Persistence mode is deprecated and will be removed in a future release.", 100)
     if switch:
         board.said(
-            f"nvidia-nvswitch0: SXid (PCI:{switch}): 12028, Non-fatal, Link 33 egress non-posted PRIV error",
-            5000,
+            f"nvidia-nvswitch0: SXid (PCI:{switch}): 12028, Non-fatal, Link 33 egress non-posted PRIV error", 5000
         )
     if nic:
         board.said(f"mlx5_core {nic}: firmware version: 28.39.1002", board.uptime_s - 9)
         board.said(
-            f"mlx5_core {nic}: 504.112 Gb/s available PCIe bandwidth (32.0 GT/s PCIe x16 link)",
-            board.uptime_s - 9,
+            f"mlx5_core {nic}: 504.112 Gb/s available PCIe bandwidth (32.0 GT/s PCIe x16 link)", board.uptime_s - 9
         )
         board.said(f"mlx5_core {nic}: Port module event: module 0, Cable plugged", board.uptime_s - 7)
         board.said(f"pcieport {nic}: AER: Corrected error message received from {nic}", 400)
-        board.said(
-            f"mlx5_core {nic}: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)", 400
-        )
+        board.said(f"mlx5_core {nic}: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)", 400)
 
 
 # --- a DGX H100 ----------------------------------------------------------------------------------------

@@ -84,9 +84,7 @@ def every(one: Callable[[int], Callable[[Pair], None]]) -> Callable[[Pair], None
     return both(*(one(at) for at in range(8)))
 
 
-def via(
-    nodes: tuple[int, ...], within: str = "", between: str = "", says: str = ""
-) -> Callable[[Pair], None]:
+def via(nodes: tuple[int, ...], within: str = "", between: str = "", says: str = "") -> Callable[[Pair], None]:
     """What NCCL's log tells, where the fault shows in it."""
 
     def plant(pair: Pair) -> None:
@@ -152,12 +150,7 @@ def new_library(pair: Pair) -> None:
 def no_module(pair: Pair) -> None:
     """The driver is not loaded."""
     tree = pair[1].board.tree
-    for path in (
-        "/proc/driver",
-        "/sys/module/nvidia",
-        "/sys/module/nvidia_uvm",
-        "/sys/module/nvidia_peermem",
-    ):
+    for path in ("/proc/driver", "/sys/module/nvidia", "/sys/module/nvidia_uvm", "/sys/module/nvidia_peermem"):
         tree.remove(path)
     for at in range(8):
         tree.remove(f"/dev/nvidia{at}")

@@ -125,11 +125,7 @@ def h100_nvl(*, as_root: bool = False) -> Whole:
     parts.driver(board, range(4))
     parts.everyday(board, "0000:1b:00.0")
     nvml = {"NVML_STAND_IN": "h100_nvl,four", "NVML_STAND_IN_TOPOLOGY": "nvl"}
-    return Whole(
-        board,
-        nvml=nvml,
-        via=lambda one, two: "P2P/CUMEM" if one // 2 == two // 2 else "SHM/direct/direct",
-    )
+    return Whole(board, nvml=nvml, via=lambda one, two: "P2P/CUMEM" if one // 2 == two // 2 else "SHM/direct/direct")
 
 
 #: Pairs of a DGX-1 without a link between them.
@@ -162,11 +158,7 @@ def v100_dgx1(*, as_root: bool = False) -> Whole:
         if at % 2:
             tree.hca(f"mlx5_{pair}", f"0000:f{pair}:00.0", pair, hca_type="MT4115", board_id="MT_2180110032")
             tree.port(f"mlx5_{pair}", rate="100 Gb/sec (4X EDR)")
-            places[f"mlx5_{pair}"] = (
-                f"0000:f{pair}:00.0",
-                (*up, f"0000:{0x17 + 0x11 * pair:02x}:02.0"),
-                node,
-            )
+            places[f"mlx5_{pair}"] = (f"0000:f{pair}:00.0", (*up, f"0000:{0x17 + 0x11 * pair:02x}:02.0"), node)
     parts.driver(board, range(8), is_open=False, peermem=True)
     parts.everyday(board, "0000:1b:00.0", "0000:f0:00.0")
     refused = board.rdma(tree, places)
@@ -209,13 +201,7 @@ def gb200(node: int = 0, *, as_root: bool = False) -> Whole:
     buses = ",".join(f"0000{domain}:01:00.0" for domain in domains)
     nvml = {"NVML_STAND_IN": "gb200,four", "NVML_STAND_IN_TOPOLOGY": "c2c", "NVML_STAND_IN_BUSES": buses}
     return Whole(
-        board,
-        f"node{node}",
-        nvml=nvml,
-        uuids=str(node),
-        refused=refused,
-        cpus=144,
-        network=parts.interfaces(node),
+        board, f"node{node}", nvml=nvml, uuids=str(node), refused=refused, cpus=144, network=parts.interfaces(node)
     )
 
 
@@ -226,11 +212,7 @@ def gh200(*, as_root: bool = False) -> Whole:
     board.seat("0009:01:00.0", ("pci0009:00", "0009:00:00.0"), device="0x2342", cpus="0-71")
     parts.driver(board, range(1))
     parts.everyday(board, "0009:01:00.0")
-    nvml = {
-        "NVML_STAND_IN": "gh200,one",
-        "NVML_STAND_IN_TOPOLOGY": "c2c",
-        "NVML_STAND_IN_BUSES": "00000009:01:00.0",
-    }
+    nvml = {"NVML_STAND_IN": "gh200,one", "NVML_STAND_IN_TOPOLOGY": "c2c", "NVML_STAND_IN_BUSES": "00000009:01:00.0"}
     return Whole(board, nvml=nvml, cpus=72)
 
 

@@ -33,9 +33,7 @@ KINDS: dict[str, Kind] = {
 
 def kind_of(machine: Healthy) -> Kind:
     recording: Recording = record(machine.build())
-    kinds = {
-        cluster(recording, node).kind for node in range(recording.world.nnodes if recording.world else 1)
-    }
+    kinds = {cluster(recording, node).kind for node in range(recording.world.nnodes if recording.world else 1)}
     assert len(kinds) == 1
     return kinds.pop()
 

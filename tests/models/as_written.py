@@ -213,9 +213,7 @@ class RoundedWeights(nn.Linear):
 
 
 def rounded_weights():
-    return nn.Sequential(RoundedWeights(4), nn.ReLU(inplace=True), RoundedWeights(4)), lambda s: torch.randn(
-        8, 4
-    )
+    return nn.Sequential(RoundedWeights(4), nn.ReLU(inplace=True), RoundedWeights(4)), lambda s: torch.randn(8, 4)
 
 
 class Checkpointed(nn.Module):
@@ -285,9 +283,7 @@ class OfGraphs(nn.Module):
         self.layer = nn.Linear(4, 4)
 
     def forward(self, graph: Graph, weight: float = 1.0) -> Any:
-        return weight * torch.zeros_like(graph.x).index_add(
-            0, graph.edges[1], self.layer(graph.x)[graph.edges[0]]
-        )
+        return weight * torch.zeros_like(graph.x).index_add(0, graph.edges[1], self.layer(graph.x)[graph.edges[0]])
 
 
 def of_graphs():
@@ -306,9 +302,7 @@ class OfLengths(nn.Module):
         self.layer = nn.Linear(4, 4)
 
     def forward(self, x: Any, lengths: list[int]) -> Any:
-        return torch.stack(
-            [self.layer(one[:length]).square().mean() for one, length in zip(x, lengths, strict=True)]
-        )
+        return torch.stack([self.layer(one[:length]).square().mean() for one, length in zip(x, lengths, strict=True)])
 
 
 def of_lengths():

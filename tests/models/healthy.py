@@ -216,11 +216,7 @@ def labels_for_the_loss():
 
 
 def inputs_by_name_and_target():
-    return {
-        "model": ConvNet(),
-        "make_batch": lambda step: ({"images": images(step)}, classes(step)),
-        "loss": of_pair,
-    }
+    return {"model": ConvNet(), "make_batch": lambda step: ({"images": images(step)}, classes(step)), "loss": of_pair}
 
 
 class OfTwo(ConvNet):
@@ -236,11 +232,7 @@ def several_inputs_and_target():
     def loss(output: Any, batch: Any) -> Any:
         return nn.functional.cross_entropy(output, batch[-1])
 
-    return {
-        "model": OfTwo(),
-        "make_batch": lambda step: (images(step), torch.ones(1), classes(step)),
-        "loss": loss,
-    }
+    return {"model": OfTwo(), "make_batch": lambda step: (images(step), torch.ones(1), classes(step)), "loss": loss}
 
 
 def boolean_mask():

@@ -61,9 +61,6 @@ def _bound_to(folder: str) -> Forked:
     stack = ExitStack()
     atexit.register(stack.close)
     streams = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ddp-doctor-tests-")))
-    code = (
-        "import pynvml, runpy",
-        "sys.argv = args[1:]; runpy.run_path(sys.argv[0], run_name='__main__')",
-    )
+    code = ("import pynvml, runpy", "sys.argv = args[1:]; runpy.run_path(sys.argv[0], run_name='__main__')")
     env = {"LD_LIBRARY_PATH": folder, **MEASURED}
     return stack.enter_context(forked(streams, "child", code, env))

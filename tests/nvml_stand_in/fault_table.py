@@ -138,9 +138,7 @@ def record(case: Case, machine: Machine) -> Recording:
     context = machine.stand_in(case.fault)
     fact = probe(context)
     reading = Reading(check="gpus", status=Status.COLLECTED, node=0, fact=fact.recorded())
-    world = World(
-        nproc_per_node=case.gpus, world_size=case.gpus, nodes=(Node(node_rank=0, hostname="node0"),)
-    )
+    world = World(nproc_per_node=case.gpus, world_size=case.gpus, nodes=(Node(node_rank=0, hostname="node0"),))
     return Recording(options=Options(command="prolog"), world=world, readings=(reading,))
 
 

@@ -105,8 +105,7 @@ def test_a_dump_of_the_future_or_of_another_vendor_is_read_by_its_keys():
 def test_a_long_dump_is_read_by_what_is_around_the_first_open_collective_and_the_newest():
     entry = _DUMP["entries"][0]
     entries = [
-        {**entry, "record_id": 5000 + seq, "collective_seq_id": seq, "retired": seq < 1000}
-        for seq in range(1, 2001)
+        {**entry, "record_id": 5000 + seq, "collective_seq_id": seq, "retired": seq < 1000} for seq in range(1, 2001)
     ]
     fact = read_dump(as_json({**_DUMP, "entries": entries}), "rank0.json", None)
 
@@ -139,24 +138,12 @@ def hostile(path: str) -> Iterator[bytes]:
         f"Pmodule {path}\n.",
     )
     yield from (call.encode() for call in calls)
-    yield from (
-        b"\x80\x02\x82\x01.",
-        b"\x80\x02\x83\x01\x01.",
-        b"\x80\x02\x84\x01\x01\x01\x01.",
-        b"\x80\x02NQ.",
-    )
-    yield from (
-        b"\x80\x02}}b.",
-        b"\x80\x04\x8c\x02os\x8c\x06system\x93.",
-        b"\x80\x02))\x81.",
-        b"\x80\x04)}\x92.",
-    )
+    yield from (b"\x80\x02\x82\x01.", b"\x80\x02\x83\x01\x01.", b"\x80\x02\x84\x01\x01\x01\x01.", b"\x80\x02NQ.")
+    yield from (b"\x80\x02}}b.", b"\x80\x04\x8c\x02os\x8c\x06system\x93.", b"\x80\x02))\x81.", b"\x80\x04)}\x92.")
     yield from (b"\x80\x05\x96" + struct.pack("<Q", 2**40) + b".", b"\x80\x05\x97.", b"\x80\x05N\x98.")
     yield b"\x80\x04\x8d" + struct.pack("<Q", 2**60) + b"x."
     yield b"\x80\x04\x95" + struct.pack("<Q", 2**63) + b"N."
-    yield (
-        b"\x80\x02N" + b"r\xff\xff\xff\x7f" + b"N" + b"r\xff\xff\xff\xff" + b"."
-    )  # memos of 2 billion places
+    yield (b"\x80\x02N" + b"r\xff\xff\xff\x7f" + b"N" + b"r\xff\xff\xff\xff" + b".")  # memos of 2 billion places
     yield b"\x80\x02\x8b" + struct.pack("<i", 2**20) + b"\xff" * 2**20 + b"."
     yield b"L" + b"9" * 10**6 + b"L\n."
     yield b"I" + b"9" * 10**6 + b"\n."
@@ -164,11 +151,7 @@ def hostile(path: str) -> Iterator[bytes]:
     yield b"\x80\x02]" + b"(" * 10**5 + b"e" * 10**5 + b"."
     yield b"\x80\x02)" + b"\x85" * 10**5 + b"."
     yield b"\x80\x02}" + b")" + b"\x85" * 10**5 + b"Ns."  # a key whose hash takes the stack
-    laughs = (
-        b"\x80\x02]q\x00"
-        + b"".join(b"](" + b"h%c" % at * 10 + b"eq%c" % (at + 1) for at in range(100))
-        + b"."
-    )
+    laughs = b"\x80\x02]q\x00" + b"".join(b"](" + b"h%c" % at * 10 + b"eq%c" % (at + 1) for at in range(100)) + b"."
     yield laughs
     yield b"\x80\x02}(" + b"X\x07\x00\x00\x00entries" + laughs[2:-1] + b"u."
     yield b"\x80\x02]q\x00(" + b"h\x00" * 10**5 + b"e."
@@ -201,6 +184,4 @@ def test_a_dump_that_is_cut_off_at_any_byte_is_said_to_be_damaged():
             with pytest.raises(NotPlainData):
                 plain_data(data[:length])
     text = json.dumps(_DUMP["entries"][0]).encode()
-    assert all(
-        read_dump(b'{"entries": [' + text[:length], "rank0.json", None).problem for length in range(len(text))
-    )
+    assert all(read_dump(b'{"entries": [' + text[:length], "rank0.json", None).problem for length in range(len(text)))

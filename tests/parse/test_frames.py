@@ -9,10 +9,7 @@ PROBE = "/opt/ddp-doctor/ddp_doctor/probing/user_model"
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
 WAITS = "/home/user/net.py:15 in wait"
 
-IMPORT = [
-    f"{PROBE}/user_code.py:150 in find",
-    "/usr/lib64/python3.11/importlib/__init__.py:126 in import_module",
-]
+IMPORT = [f"{PROBE}/user_code.py:150 in find", "/usr/lib64/python3.11/importlib/__init__.py:126 in import_module"]
 FORWARD = [f"{PROBE}/batches.py:91 in forward", f"{TORCH}/nn/modules/module.py:1884 in _call_impl"]
 BACKWARD = [f"{PROBE}/passes.py:71 in run", f"{TORCH}/_tensor.py:623 in backward"]
 
@@ -26,10 +23,7 @@ BACKWARD = [f"{PROBE}/passes.py:71 in run", f"{TORCH}/_tensor.py:623 in backward
         (FORWARD, "your forward"),
         ([f"{PROBE}/batches.py:95 in loss", f"{PROBE}/batches.py:281 in _own_loss"], "your loss"),
         (BACKWARD, "your backward"),
-        (
-            [*FORWARD, "/home/user/net.py:9 in forward", f"{TORCH}/_tensor.py:623 in backward"],
-            "your backward",
-        ),
+        ([*FORWARD, "/home/user/net.py:9 in forward", f"{TORCH}/_tensor.py:623 in backward"], "your backward"),
         ([*BACKWARD, f"{TORCH}/utils/checkpoint.py:9 in recompute"], "your backward"),
     ],
 )
@@ -39,11 +33,7 @@ def test_what_of_the_users_model_runs_is_told_by_who_called_it(stack, running):
 
 
 def test_a_check_of_the_doctors_own_runs_no_code_of_the_users():
-    stack = [
-        *DOCTOR,
-        "/opt/ddp-doctor/ddp_doctor/checks/collectives/p2p.py:9 in probe",
-        f"{TORCH}/x.py:1 in f",
-    ]
+    stack = [*DOCTOR, "/opt/ddp-doctor/ddp_doctor/checks/collectives/p2p.py:9 in probe", f"{TORCH}/x.py:1 in f"]
 
     assert (called(stack), of_the_job(stack)) == ("", [])
     assert called([*DOCTOR, *FORWARD]) == ""  # in DDP, where no line of the user's is

@@ -43,12 +43,7 @@ def test_what_cannot_be_read_is_no_container() -> None:
 
 @pytest.mark.parametrize(
     ("vendor", "kind", "count"),
-    [
-        ("0x10de", "0x030000", 1),
-        ("0x10de", "0x030200", 1),
-        ("0x10de", "0x040300", 0),
-        ("0x1002", "0x030000", 0),
-    ],
+    [("0x10de", "0x030000", 1), ("0x10de", "0x030200", 1), ("0x10de", "0x040300", 0), ("0x1002", "0x030000", 0)],
 )
 def test_only_nvidias_display_devices_are_gpus(vendor: str, kind: str, count: int) -> None:
     files = {f"{DEVICE}/vendor": f"{vendor}\n", f"{DEVICE}/class": f"{kind}\n"}

@@ -40,8 +40,7 @@ def test_locked_memory_is_unlimited_for_root_of_the_host_only(capabilities, uid_
 
 
 @pytest.mark.parametrize(
-    ("value", "threads"),
-    [("4", 4), (" 8 ", 8), ("4,2", 4), ("0", None), ("", None), ("all", None), ("-1", None)],
+    ("value", "threads"), [("4", 4), (" 8 ", 8), ("4,2", 4), ("0", None), ("", None), ("all", None), ("-1", None)]
 )
 def test_openmp_threads(value, threads):
     assert omp_threads(value) == threads
@@ -77,8 +76,7 @@ def test_launchers_that_start_a_task_for_each_rank(env, several):
 
 
 @pytest.mark.parametrize(
-    ("size", "text"),
-    [(0, "0 bytes"), (512, "512 bytes"), (65536, "64 KiB"), (9637888, "9.2 MiB"), (1024**3, "1 GiB")],
+    ("size", "text"), [(0, "0 bytes"), (512, "512 bytes"), (65536, "64 KiB"), (9637888, "9.2 MiB"), (1024**3, "1 GiB")]
 )
 def test_sizes_for_people(size, text):
     assert in_units(size) == text

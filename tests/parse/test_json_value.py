@@ -65,9 +65,7 @@ VALUES = (
 
 def _places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     yield at
-    pairs = (
-        value.items() if isinstance(value, dict) else enumerate(value[:2] if isinstance(value, list) else ())
-    )
+    pairs = value.items() if isinstance(value, dict) else enumerate(value[:2] if isinstance(value, list) else ())
     for key, inner in pairs:
         yield from _places(inner, (*at, key))
 
@@ -107,15 +105,7 @@ def test_marks_of_byte_order_and_utf_16_are_read_and_half_a_character_is_replace
 
 
 #: By module; of others what is no file of JSON alone.
-_OF_PROGRAMS = (
-    "flight_recorder",
-    "ras",
-    "measured",
-    "kinds_of_files",
-    "live",
-    "accelerators",
-    "packet_filter",
-)
+_OF_PROGRAMS = ("flight_recorder", "ras", "measured", "kinds_of_files", "live", "accelerators", "packet_filter")
 
 
 @pytest.mark.parametrize(
@@ -123,9 +113,7 @@ _OF_PROGRAMS = (
     [
         pytest.param(target, id=target.name)
         for target in TARGETS
-        if target.name.startswith(
-            (*_OF_PROGRAMS, "software.torch_folder", "software.nccl_answer", "file_kinds")
-        )
+        if target.name.startswith((*_OF_PROGRAMS, "software.torch_folder", "software.nccl_answer", "file_kinds"))
     ],
 )
 def test_every_value_in_every_place_of_what_programs_write_is_read_or_refused(target: Target):
@@ -227,9 +215,7 @@ def _small_report() -> dict[str, Any]:
     return report
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"), [("a recording", "replay"), ("a recording", "fleet"), ("a report", "fleet")]
-)
+@pytest.mark.parametrize(("kind", "name"), [("a recording", "replay"), ("a recording", "fleet"), ("a report", "fleet")])
 def test_every_value_in_every_place_of_the_doctors_own_files_is_read_or_refused(tmp_path, kind, name):
     for text in _replaced(_WRITTEN[kind](), 2):
         _asked(name, tmp_path / "a.json", text.encode())
@@ -246,9 +232,7 @@ _OWN = (
 def test_all_that_is_from_elsewhere_is_read_by_one_reader():
     root = Path(app.__file__).parents[1]
     found = {
-        str(path.relative_to(root))
-        for path in root.rglob("*.py")
-        if re.search(r"\bjson\.loads?\(", path.read_text())
+        str(path.relative_to(root)) for path in root.rglob("*.py") if re.search(r"\bjson\.loads?\(", path.read_text())
     }
 
     assert {path for path in found if not path.startswith(_OWN)} == {"parse/json_value.py"}

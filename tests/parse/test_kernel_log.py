@@ -11,9 +11,7 @@ from ddp_doctor.facts.node.kernel import KernelEvent
 
 LOST = "NVRM: Xid (PCI:0000:2b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 BOOT = 1714560000.0
-LOADED = (
-    "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  570.195.03  Release Build  (dvs-builder@U22)"
-)
+LOADED = "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  570.195.03  Release Build  (dvs-builder@U22)"
 
 
 def events(*lines: str) -> tuple[KernelEvent, ...]:
@@ -51,30 +49,12 @@ def test_an_xid_is_read_in_every_form_of_the_log(line: str, at_s: float | None):
 @pytest.mark.parametrize(
     ("line", "device", "code", "pids", "detail"),
     [
-        (
-            "NVRM: Xid (PCI:0000:61:00): 45, pid=1496200, name=python3, Ch 0000000a",
-            "0000:61:00.0",
-            45,
-            (1496200,),
-            "",
-        ),
+        ("NVRM: Xid (PCI:0000:61:00): 45, pid=1496200, name=python3, Ch 0000000a", "0000:61:00.0", 45, (1496200,), ""),
         ("NVRM: Xid (PCI:0000:C1:00): 13, pid='77', name=python, Graphics", "0000:c1:00.0", 13, (77,), ""),
         ("NVRM: Xid (0000:01:00): 56, CMDre 00000000 00000080", "0000:01:00.0", 56, (), ""),
         ("NVRM: Xid (PCI:0000:3b:00 GPU-I:05): 31, pid=9, name=x", "0000:3b:00.0", 31, (9,), ""),
-        (
-            "NVRM: Xid (PCI:0019:01:00): 149, NETIR Fatal XC0 i0 Link -1 (0x000fe406)",
-            "0019:01:00.0",
-            149,
-            (),
-            "Fatal",
-        ),
-        (
-            "NVRM: Xid (PCI:0018:01:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13",
-            "0018:01:00.0",
-            145,
-            (),
-            "Nonfatal",
-        ),
+        ("NVRM: Xid (PCI:0019:01:00): 149, NETIR Fatal XC0 i0 Link -1 (0x000fe406)", "0019:01:00.0", 149, (), "Fatal"),
+        ("NVRM: Xid (PCI:0018:01:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13", "0018:01:00.0", 145, (), "Nonfatal"),
     ],
 )
 def test_xids_of_all_drivers_name_device_process_and_gravity(
@@ -89,11 +69,7 @@ def test_xids_of_all_drivers_name_device_process_and_gravity(
     [
         ("NVRM: GPU 0000:0a:00.0: RmInitAdapter failed! (0x24:0x72:1568)", "init_failed", "0000:0a:00.0"),
         ("NVRM: RmInitAdapter failed! (0x26:0x38:1096)", "init_failed", None),
-        (
-            "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, Non-fatal, Link 46 MC TS",
-            "sxid",
-            "0000:c1:00.0",
-        ),
+        ("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, Non-fatal, Link 46 MC TS", "sxid", "0000:c1:00.0"),
         (
             "pcieport 0000:00:02.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer",
             "pcie_uncorrected",
@@ -164,9 +140,7 @@ def test_a_recovery_action_that_is_taken_back_ends_the_xids_of_that_gpu_alone():
         "[2.000000] NVRM: Xid (PCI:0000:61:00): 119, pid=1, name=x, Timeout",
         f"[3.000000] NVRM: Xid (PCI:0000:2b:00): 154, GPU {over}",
     )
-    assert {(one.device, one.code, one.detail) for one in found if not one.past} == {
-        ("0000:61:00.0", 119, "")
-    }
+    assert {(one.device, one.code, one.detail) for one in found if not one.past} == {("0000:61:00.0", 119, "")}
 
 
 def test_a_nic_that_recovered_has_no_standing_fault():
@@ -189,10 +163,7 @@ def test_lines_before_the_time_asked_for_are_left_out():
 
 
 def test_the_beginning_of_a_log_that_lost_its_first_lines_is_known():
-    assert (
-        parse_kernel_log("[22845.204479] br0: port 1(p0-0) entered disabled state").begins_at_s
-        == 22845.204479
-    )
+    assert parse_kernel_log("[22845.204479] br0: port 1(p0-0) entered disabled state").begins_at_s == 22845.204479
 
 
 @pytest.mark.parametrize(
@@ -249,27 +220,19 @@ INDENT = " " * 15
         (tuple(f"<3>[ 1843.308145] {line}" for line in (BEGIN, MIDDLE, END)), 1843.308145),
         (tuple(f"[ 1843.308145][  T291] {line}" for line in (BEGIN, MIDDLE, END)), 1843.308145),
         ((f"{BOOT + 30:.6f} n7 kernel: {BEGIN}", f"{INDENT}{MIDDLE}", f"{INDENT}{END}"), 30.0),
-        (
-            tuple(f"Dec  2 11:49:53 n7 kernel: [  885.242168] {line}" for line in (BEGIN, MIDDLE, END)),
-            885.242168,
-        ),
+        (tuple(f"Dec  2 11:49:53 n7 kernel: [  885.242168] {line}" for line in (BEGIN, MIDDLE, END)), 885.242168),
         ((f"Dec  2 11:49:53 n7 kernel: [  885.242168] {BEGIN}#012{MIDDLE}#012{END}",), 885.242168),
         ((f"2024-05-01T10:41:00+00:00 n7 kernel: {BEGIN}\\x0a{MIDDLE}\\x0a{END}",), 60.0),
         ((f"[Sat Oct 12 18:35:32 2024] {BEGIN}", f"{INDENT}{MIDDLE}", f"{INDENT}{END}"), None),
         ((f"[9.5] {BEGIN} (PCI ID: 10de:1e07) installed in this", f"NVRM: system has {END[6:]}"), 9.5),
         ((f"[9.5] {BEGIN}", "(PCI ID: 10de:26b5)", f"has {END[6:]}"), 9.5),
-        (
-            (f"[9.5] {BEGIN}", "[9.6] usb 1-1: new device", f"[9.7] {LOADED[:14]}x", f"{MIDDLE}", f"{END}"),
-            9.5,
-        ),
+        ((f"[9.5] {BEGIN}", "[9.6] usb 1-1: new device", f"[9.7] {LOADED[:14]}x", f"{MIDDLE}", f"{END}"), 9.5),
         ((f"[9.5] {BEGIN} installed in this system has {END[6:]}",), 9.5),
         (("[9.5] NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.",), 9.5),
         (("[9.5] NVRM: GPU at 0000:b3:00.0 has fallen off the bus.",), 9.5),
     ],
 )
-def test_a_gpu_off_the_bus_without_an_xid_is_read_in_every_form_of_the_log(
-    lines: tuple[str, ...], at_s: float | None
-):
+def test_a_gpu_off_the_bus_without_an_xid_is_read_in_every_form_of_the_log(lines: tuple[str, ...], at_s: float | None):
     event = only(*lines, "[9999.0] NVRM: The NVIDIA probe routine failed for 1 device(s).")
     assert (event.kind, event.device, event.code, event.count) == ("off_bus", "0000:b3:00.0", None, 1)
     assert event.text.startswith("NVRM: ")
@@ -295,9 +258,7 @@ def test_what_the_driver_says_of_something_else_names_no_gpu(lines: tuple[str, .
 def test_of_two_messages_between_each_other_the_gpu_of_the_whole_one_is_named():
     other = BEGIN.replace("b3", "c4")
     unsupported = "NVRM: installed in this system is not supported by the"
-    assert (
-        only(*(f"[9.5] {line}" for line in (other, unsupported, BEGIN, MIDDLE, END))).device == "0000:b3:00.0"
-    )
+    assert only(*(f"[9.5] {line}" for line in (other, unsupported, BEGIN, MIDDLE, END))).device == "0000:b3:00.0"
 
 
 def test_a_gpu_that_a_load_of_the_driver_found_off_the_bus_is_so_until_the_next_load():

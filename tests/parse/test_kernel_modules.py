@@ -26,9 +26,7 @@ def test_the_version_line_tells_version_and_kind(text: str | None, expected: tup
 
 
 def test_only_loaded_modules_are_listed_and_a_missing_version_is_empty():
-    ctx = FakeContext(
-        files={"/sys/module/nvidia/version": "550.90.07\n", "/sys/module/nvidia_uvm/initstate": "live\n"}
-    )
+    ctx = FakeContext(files={"/sys/module/nvidia/version": "550.90.07\n", "/sys/module/nvidia_uvm/initstate": "live\n"})
     assert kernel.modules(ctx) == {"nvidia": "550.90.07", "nvidia_uvm": ""}
 
 

@@ -10,10 +10,7 @@ LINES: list[tuple[Kind, str]] = [
         "shm",
         "misc/shmutils.cc:87 NCCL WARN Error: failed to extend /dev/shm/nccl-A1 to 9637892 bytes, error: No space left",
     ),
-    (
-        "shm",
-        "include/shm.h:48 NCCL WARN Error while creating shared memory segment nccl-shm-recv-25 (size 9637888)",
-    ),
+    ("shm", "include/shm.h:48 NCCL WARN Error while creating shared memory segment nccl-shm-recv-25 (size 9637888)"),
     ("shm", "include/shm.h:28 NCCL WARN Call to posix_fallocate failed : No space left on device"),
     ("nvls", "transport/nvls.cc:598 NCCL WARN Cuda failure 1 'invalid argument'"),
     ("nvls", "transport/nvls.cc:287 (ncclNvlsInit) NCCL WARN Cuda failure 801 'operation not supported'"),
@@ -21,19 +18,10 @@ LINES: list[tuple[Kind, str]] = [
         "nvls",
         "transport/nvls.cc:254 NCCL WARN Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152 : CUDA",
     ),
-    (
-        "mnnvl",
-        "mnnvl.cc:71 NCCL WARN MNNVL (cliqueSize 8) is available but not working on this system. Check IMEX",
-    ),
-    (
-        "cumem-host",
-        "transport/shm.cc:590 NCCL WARN Cuda failure 217 'peer access is not supported between these two'",
-    ),
+    ("mnnvl", "mnnvl.cc:71 NCCL WARN MNNVL (cliqueSize 8) is available but not working on this system. Check IMEX"),
+    ("cumem-host", "transport/shm.cc:590 NCCL WARN Cuda failure 217 'peer access is not supported between these two'"),
     ("p2p", "transport/p2p.cc:289 NCCL WARN Cuda failure 101 'invalid device ordinal'"),
-    (
-        "p2p",
-        "transport/p2p.cc:238 NCCL WARN failed to open CUDA IPC handle : 217 peer access is not supported",
-    ),
+    ("p2p", "transport/p2p.cc:238 NCCL WARN failed to open CUDA IPC handle : 217 peer access is not supported"),
     (
         "memlock",
         "misc/ibvwrap.cc:252 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory errno 12",
@@ -85,9 +73,7 @@ def test_one_of_a_kind_is_enough():
 
 
 def test_a_missing_permission_is_told_from_missing_room():
-    (denied,) = complaints(
-        "Error: failed to create shared memory file /dev/shm/nccl-A, error Permission denied (13)"
-    )
+    (denied,) = complaints("Error: failed to create shared memory file /dev/shm/nccl-A, error Permission denied (13)")
 
     assert denied.denied
 

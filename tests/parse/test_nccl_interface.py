@@ -31,9 +31,7 @@ def test_the_environment_comes_before_the_users_file_and_that_before_the_systems
 
 
 def test_the_address_in_the_unique_id_is_the_choice():
-    choice = library_choice(
-        answer('NCCL version 2.32.3\n{"version_code": 1, "address": "10.0.0.1"}\n'), INTERFACES
-    )
+    choice = library_choice(answer('NCCL version 2.32.3\n{"version_code": 1, "address": "10.0.0.1"}\n'), INTERFACES)
     assert choice is not None
     assert (choice.interface, choice.address, choice.error) == ("eth0", "10.0.0.1", None)
 

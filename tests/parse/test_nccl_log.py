@@ -21,10 +21,7 @@ PREFIX = "wk:8811:8840 [0] NCCL INFO "
             "Channel 03/0 : 7[7] -> 0[0] via P2P/CUMEM/read",
             Transport(from_rank=7, to_rank=0, via="P2P/CUMEM/read", from_gpu=7, to_gpu=0),
         ),
-        (
-            "Channel 00 : 53[1c000] -> 54[88000] via P2P/IPC",
-            Transport(from_rank=53, to_rank=54, via="P2P/IPC"),
-        ),
+        ("Channel 00 : 53[1c000] -> 54[88000] via P2P/IPC", Transport(from_rank=53, to_rank=54, via="P2P/IPC")),
         ("Channel 00/0 : 0[3000] -> 1[4000] via P2P/IPC", Transport(from_rank=0, to_rank=1, via="P2P/IPC")),
         (
             "Ring 00 : 0[0] -> 1[1] via P2P/direct pointer",
@@ -34,10 +31,7 @@ PREFIX = "wk:8811:8840 [0] NCCL INFO "
             "Ring 00 : 0[0] -> 1[1] via direct shared memory",
             Transport(from_rank=0, to_rank=1, via="direct shared memory", from_gpu=0, to_gpu=1),
         ),
-        (
-            "Ring 01 : 3 -> 4 [send] via NET/Socket/0",
-            Transport(from_rank=3, to_rank=4, via="NET/Socket/0", end="send"),
-        ),
+        ("Ring 01 : 3 -> 4 [send] via NET/Socket/0", Transport(from_rank=3, to_rank=4, via="NET/Socket/0", end="send")),
         (
             "Channel 00 : 0[0] -> 1[1] via SHM/direct/direct",
             Transport(from_rank=0, to_rank=1, via="SHM/direct/direct", from_gpu=0, to_gpu=1),
@@ -45,12 +39,7 @@ PREFIX = "wk:8811:8840 [0] NCCL INFO "
         (
             "Channel 00/0 : 0[0] -> 8[0] [receive] via NET/IB/3(2)/GDRDMA(PCI)/Shared",
             Transport(
-                from_rank=0,
-                to_rank=8,
-                via="NET/IB/3(2)/GDRDMA(PCI)/Shared",
-                from_gpu=0,
-                to_gpu=0,
-                end="receive",
+                from_rank=0, to_rank=8, via="NET/IB/3(2)/GDRDMA(PCI)/Shared", from_gpu=0, to_gpu=0, end="receive"
             ),
         ),
     ],
@@ -100,9 +89,7 @@ def test_the_line_at_a_ranks_end_is_no_second_gpu_of_it():
 
 
 def test_devices_listed_one_by_one_since_2_27():
-    line = (
-        f"{PREFIX}NET/IB: [2] mlx5_3:uverbs3:1/RoCE provider=Mlx5 speed=100000 context=0x1 pciPath=/sys ar=0"
-    )
+    line = f"{PREFIX}NET/IB: [2] mlx5_3:uverbs3:1/RoCE provider=Mlx5 speed=100000 context=0x1 pciPath=/sys ar=0"
     assert parse_nccl_log(line).hcas == (Hca(index=2, name="mlx5_3", link_layer="RoCE", speed_mbps=100_000),)
 
 
@@ -115,10 +102,7 @@ DEVICE = "comm 0x55d rank 1 nranks 4 cudaDev 0 nvmlDev 0 busId 1b000"
         ([f"{DEVICE} commId 0x9 - Init START"], [(1, "0x9", False)]),
         ([f"{DEVICE} commId 0x9 - Init START", f"{DEVICE} commId 0x9 - Init COMPLETE"], [(1, "0x9", True)]),
         (
-            [
-                f"{DEVICE} commId 0x9 - Init COMPLETE",
-                f"[Rank 1] ncclCommSplit {DEVICE} commId 0xa - Init START",
-            ],
+            [f"{DEVICE} commId 0x9 - Init COMPLETE", f"[Rank 1] ncclCommSplit {DEVICE} commId 0xa - Init START"],
             [(1, "0x9", True), (1, "0xa", False)],
         ),
         ([f"{DEVICE} - Init COMPLETE"], []),  # before 2.16 without the id that joins the ranks
@@ -136,13 +120,7 @@ def test_communicators_are_begun_and_ended(lines: list[str], inits: list[tuple[i
         ([], None),
         (["NVLS multicast support is available on dev 0 (NVLS_NCHANNELS 16)"] * 2, True),
         (["NVLS multicast support is not available on dev 0"], False),
-        (
-            [
-                "NVLS multicast support is available on dev 0",
-                "NVLS multicast support is not available on dev 1",
-            ],
-            None,
-        ),
+        (["NVLS multicast support is available on dev 0", "NVLS multicast support is not available on dev 1"], None),
     ],
 )
 def test_multicast_is_told_where_all_gpus_say_the_same(lines: list[str], nvls: bool | None):

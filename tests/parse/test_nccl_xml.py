@@ -106,9 +106,7 @@ def test_what_is_wrong_is_refused_with_the_line(old: str, new: str, reason: str)
 
 def test_a_file_that_names_no_gpu_is_refused() -> None:
     bare = '<system version="1">\n<cpu numaid="0">\n<pci busid="0000:00:16.0"/>\n</cpu>\n</system>'
-    with pytest.raises(
-        TopologyError, match="line 3: the file does not say which of its PCI devices are GPUs"
-    ):
+    with pytest.raises(TopologyError, match="line 3: the file does not say which of its PCI devices are GPUs"):
         read(bare)
     with pytest.raises(TopologyError, match="line 1: the topology file holds no cpu"):
         read('<system version="1"></system>')

@@ -58,9 +58,7 @@ def test_titles_whose_uuid_was_taken_out_are_read(uuid: str, instead: str):
 
 def test_a_title_without_uuid_among_titles_with_it_takes_no_links():
     with pytest.raises(TopologyError, match="line 4: the state of an NVLink stands here without its GPU"):
-        read(
-            STATES.replace("\t Link 2", "GPU 7: 45C\n\t Link 2", 1).replace("\t Link 1: 14.062 GB/s\n", "", 1)
-        )
+        read(STATES.replace("\t Link 2", "GPU 7: 45C\n\t Link 2", 1).replace("\t Link 1: 14.062 GB/s\n", "", 1))
 
 
 def test_links_that_somebody_left_out_are_told():
@@ -106,9 +104,7 @@ def test_other_outputs_that_look_alike_are_none_of_it(text: str):
     assert read(text) == []
 
 
-@given(
-    st.lists(st.sampled_from([*STATES.splitlines(), "", "Link 7:", "\t Link 1: 5", "GPU 0:"]), max_size=12)
-)
+@given(st.lists(st.sampled_from([*STATES.splitlines(), "", "Link 7:", "\t Link 1: 5", "GPU 0:"]), max_size=12))
 def test_any_order_of_lines_is_read_or_refused(lines: list[str]):
     try:
         found = read("\n".join(lines))

@@ -25,9 +25,7 @@ def test_bus_ids_are_written_as_sysfs_writes_them(nvml: str, sysfs: str) -> None
 
 
 def test_an_error_answer_becomes_a_failure() -> None:
-    answer = parse_nvml(
-        '{"error": "timed_out", "call": "nvmlInit", "gpu": null, "text": "no answer", "gpus": []}'
-    )
+    answer = parse_nvml('{"error": "timed_out", "call": "nvmlInit", "gpu": null, "text": "no answer", "gpus": []}')
     failure = answer.failure()
     assert failure is not None
     assert (failure.code, failure.call, failure.gpu) == ("timed_out", "nvmlInit", None)
@@ -53,9 +51,7 @@ def test_what_is_no_answer_is_a_value_error(text: str) -> None:
         parse_nvml(text)
 
 
-@given(
-    st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x))
-)
+@given(st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
 def test_any_json_is_an_answer_or_a_value_error(value: object) -> None:
     try:
         parse_nvml(json.dumps({"gpus": [value], "error": value}))

@@ -13,20 +13,14 @@ def answer(**more: object) -> str:
     link = {"index": 0, "active": True, "remote": "gpu", "remote_bus_id": "00000000:43:00.0"}
     gpus = [
         {"index": 0, "bus_id": "00000000:1B:00.0", "nvlinks": [link, {**link, "index": 1, "active": False}]},
-        {
-            "index": 2,
-            "bus_id": "00000000:43:00.0",
-            "nvlinks": [{**link, "remote_bus_id": "00000000:1B:00.0"}],
-        },
+        {"index": 2, "bus_id": "00000000:43:00.0", "nvlinks": [{**link, "remote_bus_id": "00000000:1B:00.0"}]},
     ]
     return json.dumps({"error": None, "gpus": gpus, **more})
 
 
 def test_levels_and_statuses_are_put_in_nvidia_smis_words() -> None:
     read = parse_nvml_topology(
-        answer(
-            ancestors=[[0, 2, 20], [0, 9, 77]], p2p={"read": [[0, 2, 0], [2, 0, 3]], "write": [[0, 2, 99]]}
-        )
+        answer(ancestors=[[0, 2, 20], [0, 9, 77]], p2p={"read": [[0, 2, 0], [2, 0, 3]], "write": [[0, 2, 99]]})
     )
     assert read.pci_codes() == {"GPU0": {"GPU2": "PXB"}, "GPU2": {"GPU0": "PXB"}}
     assert read.p2p_words() == {
@@ -46,17 +40,13 @@ def test_a_bus_id_of_zeros_or_ones_tells_nothing(nothing: str) -> None:
     assert parse_nvml_topology(json.dumps({"gpus": gpus})).gpus[0].nvlinks[0].remote_bus_id is None
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", '{"gpus": [{}]}', '{"ancestors": [[1]]}', "Traceback"]
-)
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"gpus": [{}]}', '{"ancestors": [[1]]}', "Traceback"])
 def test_what_is_no_answer_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse_nvml_topology(text)
 
 
-@given(
-    st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x))
-)
+@given(st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
 def test_any_json_is_an_answer_or_a_value_error(value: object) -> None:
     try:
         parse_nvml_topology(json.dumps({"gpus": value}))

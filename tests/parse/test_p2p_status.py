@@ -50,11 +50,7 @@ def test_the_command_of_another_table_is_not_taken():
 def test_pairs_have_one_word_or_those_of_both_directions():
     (fact,) = read(THREE.replace("GPU1\tOK\tX", "GPU1\tU\tX"))
 
-    assert list(fact.pairs()) == [
-        ("GPU0", "GPU1", ("OK", "U")),
-        ("GPU0", "GPU2", ("CNS",)),
-        ("GPU1", "GPU2", ("NS",)),
-    ]
+    assert list(fact.pairs()) == [("GPU0", "GPU1", ("OK", "U")), ("GPU0", "GPU2", ("CNS",)), ("GPU1", "GPU2", ("NS",))]
 
 
 @pytest.mark.parametrize(

@@ -66,9 +66,7 @@ DROP, ACCEPT = {"drop": None}, {"accept": None}
         ([], False),
     ],
 )
-def test_a_port_is_closed_only_where_no_connection_of_another_host_may_pass(
-    rules: list[list[object]], is_closed: bool
-):
+def test_a_port_is_closed_only_where_no_connection_of_another_host_may_pass(rules: list[list[object]], is_closed: bool):
     assert closed_in_nft(_nft(*rules), PORT, {"inet"}) == (
         ("drop" if "reject" not in str(rules) else "reject", "inet t c") if is_closed else None
     )
@@ -79,9 +77,7 @@ def test_what_a_filter_of_another_family_or_of_what_goes_out_says_does_not_count
     assert closed_in_nft(_nft([DROP], hook="output"), PORT, {"inet"}) is None
     assert closed_in_nft(_nft([DROP], type="nat", hook="prerouting"), PORT, {"inet"}) is not None
     assert (
-        closed_in_nft(
-            _nft([{"dnat": {"port": 80}}], type="nat", hook="prerouting", policy="drop"), PORT, {"inet"}
-        )
+        closed_in_nft(_nft([{"dnat": {"port": 80}}], type="nat", hook="prerouting", policy="drop"), PORT, {"inet"})
         is None
     )
 
@@ -126,10 +122,7 @@ NAT = "COMMIT\n*nat\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -p tcp -m tcp"
         ("-A ufw-user-input -p tcp -m multiport --dports 80,8000:9000 -j ACCEPT", True),
         ("-A ufw-user-input -p tcp -m multiport --dports 80,29000:30000 -j ACCEPT", False),
         ("-A ufw-user-input -p tcp -m tcp ! --dport 29400 -j ACCEPT", True),
-        (
-            "-A ufw-user-input -p tcp -m tcp --tcp-flags FIN,SYN,RST,ACK SYN -m tcp --dport 29400 -j ACCEPT",
-            False,
-        ),
+        ("-A ufw-user-input -p tcp -m tcp --tcp-flags FIN,SYN,RST,ACK SYN -m tcp --dport 29400 -j ACCEPT", False),
         ("-A ufw-user-input -s 10.0.0.0/8 -j ACCEPT", False),
         ("-A ufw-user-input -i eth1 -j ACCEPT", False),
         ("-A ufw-user-input -m recent --name seen -j ACCEPT", False),

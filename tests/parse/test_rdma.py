@@ -78,8 +78,7 @@ def test_a_table_ends_after_a_row_of_empty_entries():
 
 
 @pytest.mark.parametrize(
-    ("mtu", "packets"),
-    [(1500, 1024), (2200, 2048), (4200, 4096), (9000, 4096), (1450, 1024), (300, 256), (0, 256)],
+    ("mtu", "packets"), [(1500, 1024), (2200, 2048), (4200, 4096), (9000, 4096), (1450, 1024), (300, 256), (0, 256)]
 )
 def test_an_mtu_leaves_packets_of(mtu: int, packets: int):
     assert verbs_mtu(mtu) == packets
@@ -87,8 +86,7 @@ def test_an_mtu_leaves_packets_of(mtu: int, packets: int):
 
 def test_the_library_is_found_where_the_loader_looks():
     conda = FakeContext(
-        env={"LD_LIBRARY_PATH": ":/opt/conda/lib:"},
-        links={"/opt/conda/lib/libibverbs.so.1": "libibverbs.so.1.14"},
+        env={"LD_LIBRARY_PATH": ":/opt/conda/lib:"}, links={"/opt/conda/lib/libibverbs.so.1": "libibverbs.so.1.14"}
     )
     mofed = FakeContext(
         files={"/etc/ld.so.conf.d/mofed.conf": "# of MLNX_OFED\n/opt/mellanox/lib\n"},
@@ -110,11 +108,7 @@ def test_only_the_system_s_library_is_asked_for_its_drivers():
 
 
 def test_drivers_have_other_names_in_user_space():
-    assert (provider_of("mlx5_core"), provider_of("ice"), provider_of("unheard_of")) == (
-        "mlx5",
-        "irdma",
-        None,
-    )
+    assert (provider_of("mlx5_core"), provider_of("ice"), provider_of("unheard_of")) == ("mlx5", "irdma", None)
 
 
 def test_efa_is_known_by_its_driver_whatever_udev_calls_it():

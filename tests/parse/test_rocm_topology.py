@@ -11,9 +11,7 @@ from ddp_doctor.facts.node.topology import RocmTopologyFact
 from ddp_doctor.parse.text import plain_lines
 
 WHOLE = (Path(__file__).parents[1] / "samples" / "topology" / "rocm-smi-showtopo.txt").read_text()
-ACCESS = (
-    "===== Link accessibility between two GPUs =====\n      GPU0  GPU1\nGPU0  True  False\nGPU1  False True\n"
-)
+ACCESS = "===== Link accessibility between two GPUs =====\n      GPU0  GPU1\nGPU0  True  False\nGPU1  False True\n"
 
 
 def read(text: str) -> list[RocmTopologyFact]:
@@ -50,15 +48,9 @@ def test_access_alone_is_read():
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (
-            WHOLE.replace("GPU3   PCIE         PCIE         XGMI         0", "", 1),
-            "the row of GPU3 is missing",
-        ),
+        (WHOLE.replace("GPU3   PCIE         PCIE         XGMI         0", "", 1), "the row of GPU3 is missing"),
         (WHOLE.replace("XGMI         PCIE         PCIE", "XGMI         PCIE", 1), "3 cells under 4 columns"),
-        (
-            WHOLE.replace("GPU1   15           0 ", "GPU1   PIX          0 ", 1),
-            "PIX in row GPU1 is no weight",
-        ),
+        (WHOLE.replace("GPU1   15           0 ", "GPU1   PIX          0 ", 1), "PIX in row GPU1 is no weight"),
         ("===== Hops between two GPUs =====\nnothing\n", "no table follows this title"),
     ],
 )

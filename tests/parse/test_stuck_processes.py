@@ -13,13 +13,7 @@ STUCK = "uvm_gpu_retain_by_uuid"
 
 
 def process(
-    pid: int,
-    state: str,
-    channel: str | None = "0",
-    *,
-    switches: int = 17,
-    flags: int = 4194560,
-    folder: str = "",
+    pid: int, state: str, channel: str | None = "0", *, switches: int = 17, flags: int = 4194560, folder: str = ""
 ) -> dict[str, str | OSError]:
     where = f"/proc/{pid}{folder}"
     files: dict[str, str | OSError] = {

@@ -186,10 +186,7 @@ def test_refusal_names_the_line_and_shows_it():
         (PAIR.replace("GPU1\tPIX", "GPU1\tNV#"), "no number of links"),
         (PAIR.replace("GPU1\tPIX", "GPU1\tCNS"), "topo -p2p"),
         (PAIR.replace("GPU1\tPIX\t", "GPU1\t\t"), "1 link cells under 2 columns"),
-        (
-            PAIR.replace("PIX\t0-7", "NV40-7"),
-            "line 2: the end of row GPU0 is cut or garbled, and GPU0-GPU1 is NV40",
-        ),
+        (PAIR.replace("PIX\t0-7", "NV40-7"), "line 2: the end of row GPU0 is cut or garbled, and GPU0-GPU1 is NV40"),
         (PAIR.replace("PIX\t0-7", "NV1824-47"), "GPU0-GPU1 is NV1824-47 there, PIX in row GPU1"),
         (PAIR.replace("\tPIX\t0-7\t0", "\tPX"), "GPU0-GPU1 is PX there, PIX in row GPU1"),
         (PAIR.replace("PIX", "NV0"), "NV0 in row GPU0 is no link code"),
@@ -242,11 +239,7 @@ PAIR_OF_4 = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV4\t0-7\nGPU1\tNV4\t X \t8-
 @pytest.mark.parametrize(
     ("text", "link", "says"),
     [
-        (
-            PAIR.replace("8-15", "15-8"),
-            "PIX",
-            "line 3: the affinity cells of GPU1 cannot be told apart: 15-8  0",
-        ),
+        (PAIR.replace("8-15", "15-8"), "PIX", "line 3: the affinity cells of GPU1 cannot be told apart: 15-8  0"),
         (PAIR.replace("8-15\t0", "8-11"), "PIX", "line 3: the affinity cells of GPU1 are cut off"),
         (PAIR.replace("8-15\t0", "8-"), "PIX", "affinity cells of GPU1 cannot be told apart: 8-"),
         (PAIR.replace("8-15\t0", ""), "PIX", "affinity cells of GPU1 are cut off before NUMA Affinity"),
@@ -265,11 +258,7 @@ PAIR_OF_4 = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV4\t0-7\nGPU1\tNV4\t X \t8-
         (PAIR.replace("X \tPIX\t0-7\t0", "X \tP"), "PIX", "line 2: the row of GPU0 is cut off"),
         (PAIR_OF_4.replace("NV4\t0-7", "NV40-7"), "NV4", "affinity cells of GPU0 cannot be told apart: -7"),
         (PAIR_OF_4.replace("NV4\t0-7", "NV424-47"), "NV4", "affinity cells of GPU0 cannot be told apart"),
-        (
-            PAIR_OF_4.replace("NV4", "NV18").replace("NV18\t0-7", "NV1"),
-            "NV18",
-            "affinity cells of GPU0 are cut off",
-        ),
+        (PAIR_OF_4.replace("NV4", "NV18").replace("NV18\t0-7", "NV1"), "NV18", "affinity cells of GPU0 are cut off"),
     ],
 )
 def test_links_that_are_certain_are_read_where_the_rest_of_a_row_is_not(text: str, link: str, says: str):
@@ -291,9 +280,7 @@ def test_a_row_that_is_cut_and_a_row_that_lost_a_cell_are_told_apart():
 
 def test_duplicate_row_is_told():
     text = PAIR + PAIR.split("\n")[2] + "\n"
-    with_links_only = (
-        text.replace("\t0-7\t0", "").replace("\t8-15\t0", "").replace("\tCPU Affinity\tNUMA Affinity", "")
-    )
+    with_links_only = text.replace("\t0-7\t0", "").replace("\t8-15\t0", "").replace("\tCPU Affinity\tNUMA Affinity", "")
     assert parse_matrix(with_links_only).warnings == ("row GPU1 appears twice",)
 
 
@@ -324,10 +311,7 @@ def made(draw: st.DrawFn) -> Made:
     nics = {f"NIC{number}" if numbered else name: name for number, name in enumerate(devices)}
     columns = [*gpus, *nics]
     pairs = {pair: draw(st.sampled_from(CODES)) for pair in combinations(columns, 2)}
-    links = {
-        one: {two: pairs.get((one, two)) or pairs[two, one] for two in columns if two != one}
-        for one in columns
-    }
+    links = {one: {two: pairs.get((one, two)) or pairs[two, one] for two in columns if two != one} for one in columns}
     width = draw(st.integers(1, 3))
     cpus = {gpu: draw(CPU_LISTS if width < 3 else st.none() | CPU_LISTS) for gpu in gpus}
     numas = {gpu: draw(NUMA_LISTS) if width > 1 else None for gpu in gpus}
@@ -392,23 +376,14 @@ def _check_damaged(one: Made, data: st.DataObject) -> None:
 def _check_separator_lost_in_every_row(one: Made, data: st.DataObject) -> None:
     columns = len(one.matrix.links)
     column = data.draw(st.integers(1, columns))
-    if (
-        "\t" not in one.text
-        or columns < 2
-        or column == columns
-        or not set(one.matrix.nics) <= {"NIC0", "NIC1"}
-    ):
+    if "\t" not in one.text or columns < 2 or column == columns or not set(one.matrix.nics) <= {"NIC0", "NIC1"}:
         return
     glued = re.sub(rf"^((?:GPU|NIC)\d(?:\t[^\t\r\n]*){{{column}}})\t", r"\1", one.text, flags=re.MULTILINE)
     assert parse_matrices(glued)[0].links == one.matrix.links
 
 
 @settings(max_examples=200, deadline=None)
-@given(
-    st.text(
-        alphabet=st.sampled_from("GPUNIC0123456789 \t\n\r|XSYPBHODEV/A-,.:_\x1b[4m\ufeff\x00"), max_size=300
-    )
-)
+@given(st.text(alphabet=st.sampled_from("GPUNIC0123456789 \t\n\r|XSYPBHODEV/A-,.:_\x1b[4m\ufeff\x00"), max_size=300))
 def test_any_text_is_read_or_refused(text: str):
     with suppress(TopologyError):
         assert parse_matrices(text)

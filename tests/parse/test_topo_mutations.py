@@ -72,16 +72,10 @@ def unharmed(text: str) -> Iterator[tuple[str, str]]:
     yield "indented", "\n".join(f"    {line}" for line in text.split("\n"))
     yield "leading blanks stripped", each_line(text, str.lstrip)
     yield "trailing tabs", each_line(text, lambda line: line.rstrip() + "\t\t\t\t")
-    yield (
-        "log lines",
-        "\n".join(f"INFO 07-11 10:02:0{n % 10} {line}" for n, line in enumerate(text.split("\n"))),
-    )
+    yield ("log lines", "\n".join(f"INFO 07-11 10:02:0{n % 10} {line}" for n, line in enumerate(text.split("\n"))))
     yield "numbered", "\n".join(f"{n + 1:6}\t{line}" for n, line in enumerate(text.split("\n")))
     yield "tabs as spaces", text.expandtabs(8)
-    yield (
-        "prompt and prose around",
-        f"GPU0 is slow.\nroot@s114:~# nvidia-smi topo -m\n{text}\nGPU0 is fine.\n",
-    )
+    yield ("prompt and prose around", f"GPU0 is slow.\nroot@s114:~# nvidia-smi topo -m\n{text}\nGPU0 is fine.\n")
     yield "rows the other way round", reversed_rows(text)
     yield "legend twice", text + "\n".join(text.split("\n")[table_lines(text).stop :])
 
@@ -153,9 +147,7 @@ def cell_changed(text: str) -> Altered:
         for found in last_of_each.values():
             for new in ("NV7", "", f"{found[0]}\t{found[0]}", "NV", "NV#", "CNS", "X", "72", "pix"):
                 if new != found[0]:
-                    yield with_line(
-                        text, index, lines[index][: found.start()] + new + lines[index][found.end() :]
-                    )
+                    yield with_line(text, index, lines[index][: found.start()] + new + lines[index][found.end() :])
 
 
 def lines_gone_or_moved(text: str) -> Altered:

@@ -135,9 +135,7 @@ def test_real_topology_files_of_nccl_are_read_exactly_or_refused():
             found = {(one.bus_id, str(one.numa_node)) for one in host.pci if one.kind == kind}
             assert found == {(one["busid"], one["numa"]) for one in expected[f"{kind}s"]}, entry["id"]
         named = {name for name in host.matrix.nics.values() if not name.startswith("NIC")}
-        assert named | {one.name for one in host.pci if one.kind == "net"} <= set(expected["nets"]), entry[
-            "id"
-        ]
+        assert named | {one.name for one in host.pci if one.kind == "net"} <= set(expected["nets"]), entry["id"]
         read += 1
     print(f"{read} read")
 

@@ -30,9 +30,7 @@ def test_an_endpoint_is_read(text, where):
     assert endpoint(text) == where
 
 
-@pytest.mark.parametrize(
-    "text", ["", ":1", "node0:", "node0:65536", "node0:http", "fd00::1", "a b:1", "a:1\n"]
-)
+@pytest.mark.parametrize("text", ["", ":1", "node0:", "node0:65536", "node0:http", "fd00::1", "a b:1", "a:1\n"])
 def test_what_is_no_endpoint_is_refused(text):
     with pytest.raises(ValueError, match="--rdzv-endpoint takes HOST:PORT"):
         endpoint(text)

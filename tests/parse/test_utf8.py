@@ -9,12 +9,7 @@ from ddp_doctor.parse.text import as_utf8
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [
-        ("eth0", "eth0"),
-        ("träning", "träning"),
-        (os.fsdecode(b"eth\xff"), r"eth\udcff"),
-        ("\ud83d", r"\ud83d"),
-    ],
+    [("eth0", "eth0"), ("träning", "träning"), (os.fsdecode(b"eth\xff"), r"eth\udcff"), ("\ud83d", r"\ud83d")],
 )
 def test_half_characters_are_written_out_and_others_kept(text: str, expected: str):
     assert as_utf8(text) == expected

@@ -8,14 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact
-from ddp_doctor.parse.visible_devices import (
-    granted_gpus,
-    hides_all,
-    job_gpus,
-    job_view,
-    select_devices,
-    visible_gpus,
-)
+from ddp_doctor.parse.visible_devices import granted_gpus, hides_all, job_gpus, job_view, select_devices, visible_gpus
 
 UUIDS = (
     "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6",
@@ -89,9 +82,7 @@ def test_gpus_that_may_not_be_opened_are_not_counted() -> None:
 SLICED = Gpu(index=1, uuid=UUIDS[1], mig_enabled=True, mig_uuids=("MIG-5e7d-a", "MIG-77aa-b"))
 
 
-@pytest.mark.parametrize(
-    "value", [None, "0,1", "1", "MIG-5e7d", "MIG-5e7d-a,MIG-77aa-b", f"MIG-{UUIDS[1]}/1/0"]
-)
+@pytest.mark.parametrize("value", [None, "0,1", "1", "MIG-5e7d", "MIG-5e7d-a,MIG-77aa-b", f"MIG-{UUIDS[1]}/1/0"])
 def test_with_mig_a_process_is_shown_one_slice_and_no_whole_gpu(value: str | None) -> None:
     assert shown(value, (FOUR[0], SLICED)) == [1]
 
@@ -166,9 +157,7 @@ def test_outside_a_container_the_runtimes_variable_grants_nothing() -> None:
 
 
 @given(
-    st.dictionaries(
-        st.sampled_from(["SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE"]), st.text(max_size=20)
-    )
+    st.dictionaries(st.sampled_from(["SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE"]), st.text(max_size=20))
 )
 def test_strange_grants_are_counted_or_left_without_raising(env: dict[str, str]) -> None:
     granted = granted_gpus(env)

@@ -20,14 +20,7 @@ from tests.machines.board import CPUS, PCI, Above, Board
 from tests.machines.whole import Whole
 
 #: The stand-in's word for a model, its PCIe generation and how many NVLinks it has.
-_MODELS = (
-    ("v100", 3, 6),
-    ("a100", 4, 12),
-    ("a100_pcie", 4, 0),
-    ("geforce", 4, 0),
-    ("", 5, 18),
-    ("h100_nvl", 5, 12),
-)
+_MODELS = (("v100", 3, 6), ("a100", 4, 12), ("a100_pcie", 4, 0), ("geforce", 4, 0), ("", 5, 18), ("h100_nvl", 5, 12))
 _INTEL = (79, 85, 106, 143, 173, 207)
 _AMD = ((23, 49), (25, 1), (25, 17), (26, 2))
 _RATES = ("100 Gb/sec (4X EDR)", "200 Gb/sec (4X HDR)", "400 Gb/sec (4X NDR)")
@@ -58,9 +51,7 @@ class Complex:
         at, self.taken = self.taken, self.taken + 1
         root, port = f"pci0000:{self.bus:02x}", f"0000:{self.bus:02x}:01.0"
         if self.kind == "ports":
-            return Seat(
-                f"0000:{self.bus + 1 + at:02x}:00.0", (root, f"0000:{self.bus:02x}:{at + 1:02x}.0"), self.node
-            )
+            return Seat(f"0000:{self.bus + 1 + at:02x}:00.0", (root, f"0000:{self.bus:02x}:{at + 1:02x}.0"), self.node)
         above = (root, port, f"0000:{self.bus + 1:02x}:00.0")
         if self.kind == "switches" and at % 2:
             below = (
@@ -69,9 +60,7 @@ class Complex:
                 f"0000:{self.bus + 4:02x}:{at:02x}.0",
             )
             return Seat(f"0000:{self.bus + 5 + at:02x}:00.0", (*above, *below), self.node)
-        return Seat(
-            f"0000:{self.bus + 5 + at:02x}:00.0", (*above, f"0000:{self.bus + 2:02x}:{at:02x}.0"), self.node
-        )
+        return Seat(f"0000:{self.bus + 5 + at:02x}:00.0", (*above, f"0000:{self.bus + 2:02x}:{at:02x}.0"), self.node)
 
 
 def hosts(number: int) -> tuple[list[Whole], int]:
@@ -89,8 +78,7 @@ def at_random(number: int, node: int = 0, gpus: int | None = None) -> Whole:
     board = Board(as_root=True)
     parts.linux(board, _cpu(dice), node=node)
     complexes = [
-        Complex(0x10 * at, dice.randrange(2), dice.choice(("ports", "switch", "switches")))
-        for at in range(1, 5)
+        Complex(0x10 * at, dice.randrange(2), dice.choice(("ports", "switch", "switches"))) for at in range(1, 5)
     ]
     places = sorted((dice.choice(complexes).seat() for _ in range(gpus)), key=lambda seat: seat.bus_id)
     acs = dice.choice((0, 0, _REDIRECTS))
@@ -133,17 +121,13 @@ def _adapters(dice: Random, board: Board, complexes: list[Complex], node: int) -
     """Up to three, each fifth with its port down; the first works."""
     tree = rdma_trees.Tree()
     tree.verbs("mlx5")
-    seats = sorted(
-        (dice.choice(complexes).seat() for _ in range(dice.randint(1, 3))), key=lambda seat: seat.bus_id
-    )
+    seats = sorted((dice.choice(complexes).seat() for _ in range(dice.randint(1, 3))), key=lambda seat: seat.bus_id)
     for at, seat in enumerate(seats):
         tree.hca(f"mlx5_{at}", seat.bus_id, at)
         works = at == 0 or dice.random() < 0.8
         state, phys = ("4: ACTIVE", "5: LinkUp") if works else ("1: DOWN", "3: Disabled")
         tree.port(f"mlx5_{at}", rate=dice.choice(_RATES), state=state, phys=phys)
-    return board.rdma(
-        tree, {f"mlx5_{at}": (it.bus_id, it.above, it.node) for at, it in enumerate(seats)}, node
-    )
+    return board.rdma(tree, {f"mlx5_{at}": (it.bus_id, it.above, it.node) for at, it in enumerate(seats)}, node)
 
 
 def _wiring(dice: Random, places: list[Seat], links: int) -> str:
@@ -151,9 +135,7 @@ def _wiring(dice: Random, places: list[Seat], links: int) -> str:
     joined = dice.choice((_none, _pairs, _ring, _all, _switch))(len(places), links) if links else {}
     status = _CHIPSET if not joined and dice.random() < 0.25 else 0
     devices = [
-        PciDevice(
-            bus_id=it.bus_id, name="", kind="gpu", root=it.above[0], bridges=it.above[1:], numa_node=it.node
-        )
+        PciDevice(bus_id=it.bus_id, name="", kind="gpu", root=it.above[0], bridges=it.above[1:], numa_node=it.node)
         for it in places
     ]
     levels = {code: level for level, code in LEVELS.items() if level}

@@ -40,9 +40,7 @@ class Fault:
 
     def seen_by(self, release: str) -> tuple[str, tuple[str, str]]:
         """The words and the ends of a release."""
-        return next(
-            (row for start, row in self.of.items() if release.startswith(start)), (self.says, self.ends)
-        )
+        return next((row for start, row in self.of.items() if release.startswith(start)), (self.says, self.ends))
 
 
 def _everyone(**env: str) -> dict[str, Any]:
@@ -65,12 +63,7 @@ FAULTS = (
         (HANGS, HANGS),
         {"2.21": (r"mismatch in rank count from procs (2 : 3|3 : 2)", (HANGS, HANGS))},
     ),
-    Fault(
-        "a rank beyond the world",
-        {"told": {1: {"rank": 2}}},
-        r"Invalid rank requested : 2/2",
-        (HANGS, ARGUMENT),
-    ),
+    Fault("a rank beyond the world", {"told": {1: {"rank": 2}}}, r"Invalid rank requested : 2/2", (HANGS, ARGUMENT)),
     Fault(
         "two ranks on one GPU",
         {"devices": (0, 0)},
@@ -119,12 +112,7 @@ FAULTS = (
         _BOTH_REFUSE,
         {"2.21": (r"Error: network IB not found", _BOTH_REFUSE)},
     ),
-    Fault(
-        "NCCL_IB_HCA names no adapter",
-        _everyone(NCCL_IB_HCA="mlx5_99"),
-        r"NET/IB : No device found",
-        (WELL, WELL),
-    ),
+    Fault("NCCL_IB_HCA names no adapter", _everyone(NCCL_IB_HCA="mlx5_99"), r"NET/IB : No device found", (WELL, WELL)),
     Fault(
         "NCCL_NET_PLUGIN names no plug-in",
         _everyone(NCCL_NET_PLUGIN="nosuch"),
@@ -161,12 +149,7 @@ FAULTS = (
         _second(NCCL_NET="Socket"),
         r"socketFinalizeAccept.*: wrong type \d != \d",
         (INTERNAL, INTERNAL),
-        {
-            "2.32": (
-                r"Wrong socket type from \S+ \(peer \d != expected \d",
-                (f"{REMOTE}|{HANGS}", f"{REMOTE}|{HANGS}"),
-            )
-        },
+        {"2.32": (r"Wrong socket type from \S+ \(peer \d != expected \d", (f"{REMOTE}|{HANGS}", f"{REMOTE}|{HANGS}"))},
         hosts=2,
     ),
     Fault(

@@ -15,15 +15,11 @@ _FROM = re.compile(r"NCCL INFO (GPU|NET)/(\S+) :(.*)")
 _TO = re.compile(r"(GPU|NET)/(\S+) \(\d+/([\d.]+)/(\w+)\)")
 _NIC = re.compile(r"\[(\d+)\](\w+):\d+/\w+")
 #: Of sends and receives between two ranks: rings and trees are Channel 00/0.
-_BY_NIC = re.compile(
-    r"Channel \d+/1 : (\d+)\[\d+\] -> (\d+)\[\d+\] \[(send|receive)\] via NET/IB/(\d+)(/GDRDMA)?"
-)
+_BY_NIC = re.compile(r"Channel \d+/1 : (\d+)\[\d+\] -> (\d+)\[\d+\] \[(send|receive)\] via NET/IB/(\d+)(/GDRDMA)?")
 _PATTERN = re.compile(
     r"Pattern (\d+), crossNic \d, nChannels (\d+), bw ([\d.]+)/([\d.]+), type (\w+/\w+), sameChannels (\d)"
 )
-_CHOSEN = re.compile(
-    r"AllReduce: (\d+) Bytes -> Algo (\S+) proto (\S+) channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\}"
-)
+_CHOSEN = re.compile(r"AllReduce: (\d+) Bytes -> Algo (\S+) proto (\S+) channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\}")
 
 
 @dataclass(frozen=True)

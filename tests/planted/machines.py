@@ -65,9 +65,7 @@ def predicted(machines: Sequence[Whole], release: str) -> Prediction:
 Difference = tuple[str, str]  # of what, and in words
 
 
-def compared(
-    machines: Sequence[Whole], foreseen: Prediction, ran: Ran
-) -> tuple[Counter[str], list[Difference]]:
+def compared(machines: Sequence[Whole], foreseen: Prediction, ran: Ran) -> tuple[Counter[str], list[Difference]]:
     """How many answers of each question were asked, and those that differ from what NCCL says or does."""
     asked: Counter[str] = Counter()
     differ: list[Difference] = []
@@ -78,9 +76,7 @@ def compared(
     return asked, differ
 
 
-def _answers(
-    machines: Sequence[Whole], foreseen: Prediction, ran: Ran
-) -> Iterator[tuple[str, object, object, object]]:
+def _answers(machines: Sequence[Whole], foreseen: Prediction, ran: Ran) -> Iterator[tuple[str, object, object, object]]:
     """Question, whom about, the doctor's answer and NCCL's; what the doctor calls unsure is another question."""
     each, ways = len(ran.said) // len(machines), ran.via()
     seen = [

@@ -56,8 +56,7 @@ class Operator:
                 raise NotImplementedError(f"planted: aten::{self.name} is not planted")
         # A number in the place of a tensor comes as a number, which another overload takes.
         number = any(
-            its and isinstance(one, (int, float, complex))
-            for its, one in zip(self.tensors, args, strict=False)
+            its and isinstance(one, (int, float, complex)) for its, one in zip(self.tensors, args, strict=False)
         )
         return computed(self.any if number else self.found, args, kwargs)
 
@@ -65,9 +64,7 @@ class Operator:
 def computed(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a call gives with tensors on the CPU in the place of those on a GPU."""
     flat = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, torch.Tensor) and one.is_cuda]
-    all_devices = {
-        one.device for one in tree_flatten((args, kwargs))[0] if isinstance(one, torch.Tensor) and one.dim()
-    }
+    all_devices = {one.device for one in tree_flatten((args, kwargs))[0] if isinstance(one, torch.Tensor) and one.dim()}
     if len(all_devices) > 1 and call.name().partition(".")[0] not in MIXED:
         first, second = sorted(map(str, all_devices))[:2]
         said = f"Expected all tensors to be on the same device, but found at least two devices, {first} and {second}!"

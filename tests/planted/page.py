@@ -24,10 +24,7 @@ from tools.torches import PAGE, ROOT, Case, read_cases, torch_of
 
 #: Bundles NCCL 2.27.5. The package index has its CUDA build for Linux.
 TORCH = "2.9.1"
-BEGIN, END = (
-    "<!-- Written by `make planted-torch`. -->\n",
-    "<!-- End of what `make planted-torch` wrote. -->\n",
-)
+BEGIN, END = ("<!-- Written by `make planted-torch`. -->\n", "<!-- End of what `make planted-torch` wrote. -->\n")
 #: The first line of what one torch came to.
 _SECTION = re.compile(r"(?m)^(?=\d{4}-\d\d-\d\d, torch )")
 _TORCH = re.compile(r"torch ([^,\s]+),")

@@ -49,22 +49,16 @@ def lines() -> Iterator[str]:
                 ran = planted.run(libnccl(release), kind.ranks, env=SPEAKS, size=_BYTES)
                 asked, differ = compared(machines, predicted(machines, release), ran)
                 cells.append(
-                    f"{asked.total() - len(differ)} of {asked.total()}"
-                    if not any(ran.codes)
-                    else "**failed**"
+                    f"{asked.total() - len(differ)} of {asked.total()}" if not any(ran.codes) else "**failed**"
                 )
-                differences += [
-                    f"| {kind.name} | {release} | {question} | {words} |" for question, words in differ
-                ]
+                differences += [f"| {kind.name} | {release} | {question} | {words} |" for question, words in differ]
                 total += asked
                 wrong += Counter(question for question, _ in differ)
                 if not kind.name.startswith("at random"):
                     facts.setdefault(kind.name, {})[release] = _facts(ran.said[0])
         yield f"| {kind.name} | {kind.ranks} | {' | '.join(cells)} |"
     yield "\n| question | equal | of |\n|---|---|---|"
-    yield from (
-        f"| {question} | {count - wrong[question]} | {count} |" for question, count in sorted(total.items())
-    )
+    yield from (f"| {question} | {count - wrong[question]} | {count} |" for question, count in sorted(total.items()))
     if differences:
         yield "\n| machine | release | differs | words |\n|---|---|---|---|"
         yield from differences

@@ -61,9 +61,7 @@ def main(library: str, rank: int, world: int, device: int, id_file: str, collect
         count = ctypes.c_size_t(size // 4)
         check("ncclAllReduce", nccl.ncclAllReduce(data, data, count, FLOAT32, SUM, communicator, None))
     exchange(cuda, nccl, check, communicator, rank, world)
-    check(
-        "ncclCommAbort", nccl.ncclCommAbort(communicator)
-    )  # destroying it waits for data, which do not move
+    check("ncclCommAbort", nccl.ncclCommAbort(communicator))  # destroying it waits for data, which do not move
     os._exit(0)
 
 

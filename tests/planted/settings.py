@@ -53,9 +53,7 @@ class Tried:
     @property
     def name(self) -> str:
         """``NCCL_ALGO=garbage``."""
-        return " ".join(
-            f"{name}={value!r}" if " " in value else f"{name}={value}" for name, value in self.env.items()
-        )
+        return " ".join(f"{name}={value!r}" if " " in value else f"{name}={value}" for name, value in self.env.items())
 
 
 def at(release: str, usual: str, of: ByRelease) -> str:
@@ -66,12 +64,8 @@ def at(release: str, usual: str, of: ByRelease) -> str:
 def doctor_says(env: Mapping[str, str], release: str) -> str:
     """What the doctor finds wrong with these settings where this NCCL is loaded."""
     nccl = parsed(release)
-    found = [
-        f"{name} {wrong.becomes}" for name, value in env.items() if (wrong := misread(name, value, nccl))
-    ]
-    ranges = [
-        f"{name} {beyond.says}" for name in env if not found and (beyond := out_of_range(name, env, nccl))
-    ]
+    found = [f"{name} {wrong.becomes}" for name, value in env.items() if (wrong := misread(name, value, nccl))]
+    ranges = [f"{name} {beyond.says}" for name in env if not found and (beyond := out_of_range(name, env, nccl))]
     against = [f"{' and '.join(row.names)} {row.says}" for row in conflicts(env, nccl)]
     return "; ".join((*found, *ranges, *against)) or _NOTHING
 
@@ -95,9 +89,7 @@ def _hca(value: str, nccl: str, doctor: str = _NOTHING) -> Tried:
 def _ifname(value: str, nccl: str, doctor: str = _NOTHING) -> Tried:
     refused = nccl == _NO_INTERFACE
     ends = ("5", {"2.21": "3"}) if refused else (WELL, {})
-    return Tried(
-        {"NCCL_SOCKET_IFNAME": value}, "one", _BOOTSTRAP, nccl, doctor, ends=ends[0], ends_of=ends[1]
-    )
+    return Tried({"NCCL_SOCKET_IFNAME": value}, "one", _BOOTSTRAP, nccl, doctor, ends=ends[0], ends_of=ends[1])
 
 
 def _card(name: str, value: str) -> Tried:
@@ -144,20 +136,13 @@ SETTINGS: tuple[Tried, ...] = (
         doctor_of=_WORD,
     ),
     Tried(
-        {"NCCL_P2P_DISABLE": "true"},
-        "pair",
-        _VIA,
-        "via P2P",
-        "is read as 0, so nothing is disabled",
-        doctor_of=_WORD,
+        {"NCCL_P2P_DISABLE": "true"}, "pair", _VIA, "via P2P", "is read as 0, so nothing is disabled", doctor_of=_WORD
     ),
     Tried({"NCCL_P2P_DISABLE": "2"}, "pair", _VIA, "via P2P", "does not disable P2P"),
     Tried({"NCCL_P2P_LEVEL": "sys"}, "pair", _VIA, "via P2P", "is ignored"),
     Tried({"NCCL_P2P_LEVEL": "FOO"}, "pair", _VIA, "via P2P", "is ignored"),
     Tried({"NCCL_P2P_LEVEL": "0"}, "pair", _VIA, "via SHM"),
-    Tried(
-        {"NCCL_BUFFSIZE": "4MB"}, "pair", f"NCCL_BUFFSIZE {_SET}", r"to 4\.", "is read as 4", ends="SIGFPE"
-    ),
+    Tried({"NCCL_BUFFSIZE": "4MB"}, "pair", f"NCCL_BUFFSIZE {_SET}", r"to 4\.", "is read as 4", ends="SIGFPE"),
     Tried({"NCCL_BUFFSIZE": "0"}, "pair", f"NCCL_BUFFSIZE {_SET}", r"to 0\.", "too small", ends="SIGFPE"),
     _list("NCCL_ALGO", "garbage", "Unrecognized element token", "is refused for 'garbage'"),
     _list("NCCL_ALGO", "Ring,Foo", "Unrecognized element token", "is refused for 'Foo'"),
@@ -228,9 +213,7 @@ SETTINGS: tuple[Tried, ...] = (
     _channels({"NCCL_MAX_NCHANNELS": "0"}, " 1 coll", _ODD),
     _channels({"NCCL_MIN_NCHANNELS": "8", "NCCL_MAX_NCHANNELS": "2"}, " 8 coll", "contradict each other"),
     _channels({"NCCL_MIN_CTAS": "8", "NCCL_MAX_CTAS": "2"}, " 2 coll", "contradict each other"),
-    _channels(
-        {"NCCL_MIN_P2P_NCHANNELS": "8", "NCCL_MAX_P2P_NCHANNELS": "2"}, " 8 p2p", "contradict each other"
-    ),
+    _channels({"NCCL_MIN_P2P_NCHANNELS": "8", "NCCL_MAX_P2P_NCHANNELS": "2"}, " 8 p2p", "contradict each other"),
     Tried({"NCCL_NVLS_ENABLE": "3"}, "pair", f"NCCL_NVLS_ENABLE {_SET}", r"to 3\.", _ODD),
     Tried(
         {"NCCL_SOCKET_NTHREADS": "100"},

@@ -67,9 +67,7 @@ def _row(planted: Machines, fault: Fault, release: str) -> str:
     ran = planted.run(libnccl(release), 2, **how)
     says, _ = fault.seen_by(release)
     line = next(iter(ran.lines(says)), "**not said**") if says else "nothing"
-    ends = " | ".join(
-        end(code) if rank not in how.get("missing", ()) else "-" for rank, code in enumerate(ran.codes)
-    )
+    ends = " | ".join(end(code) if rank not in how.get("missing", ()) else "-" for rank, code in enumerate(ran.codes))
     return f"| {fault.name} | {release} | {ends} | {line.replace('|', '&#124;')[:200]} | {words.named(ran)} |"
 
 

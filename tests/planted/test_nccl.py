@@ -67,18 +67,13 @@ def hosts() -> Iterator[dict[int, Machines]]:
 
 
 @pytest.mark.parametrize("release", RELEASES)
-@pytest.mark.parametrize(
-    "fault", [fault for fault in FAULTS if fault.name in NAMES], ids=lambda fault: fault.name
-)
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.name in NAMES], ids=lambda fault: fault.name)
 def test_nccl_meets_a_fault_as_the_table_has_it(hosts: dict[int, Machines], fault: Fault, release: str):
     says, ends = fault.seen_by(release)
 
     ran = hosts[fault.hosts].run(nccl(release), 2, **fault.how)
 
-    assert [bool(re.fullmatch(of, end(code))) for of, code in zip(ends, ran.codes, strict=True)] == [
-        True,
-        True,
-    ], ran
+    assert [bool(re.fullmatch(of, end(code))) for of, code in zip(ends, ran.codes, strict=True)] == [True, True], ran
     if says:
         assert ran.lines(says)
     else:
@@ -155,14 +150,10 @@ int ncclGetUniqueId(void *id) { return cudaOfTomorrow(id) ? 1 : cudaFree(0); }
 """
 
 
-def test_a_function_that_is_not_planted_names_itself_and_fails_the_test(
-    hosts: dict[int, Machines], tmp_path: Path
-):
+def test_a_function_that_is_not_planted_names_itself_and_fails_the_test(hosts: dict[int, Machines], tmp_path: Path):
     (tmp_path / "newer.c").write_text(NEWER)
     library = tmp_path / "libnccl.so.2"
-    subprocess.run(
-        ("cc", "-shared", "-fPIC", "-O1", tmp_path / "newer.c", "-o", library), check=True, timeout=60
-    )
+    subprocess.run(("cc", "-shared", "-fPIC", "-O1", tmp_path / "newer.c", "-o", library), check=True, timeout=60)
 
     with pytest.raises(AssertionError, match="planted: cudaOfTomorrow is not planted"):
         hosts[1].run(library, 1)

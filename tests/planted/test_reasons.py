@@ -30,9 +30,7 @@ def _no_compiler(_patch: Patch, tools: Path) -> None:
 
 
 def _no_namespaces(_patch: Patch, tools: Path) -> None:
-    (tools / "unshare").write_text(
-        "#!/bin/sh\necho 'unshare: unshare failed: Operation not permitted' >&2\nexit 1\n"
-    )
+    (tools / "unshare").write_text("#!/bin/sh\necho 'unshare: unshare failed: Operation not permitted' >&2\nexit 1\n")
 
 
 @pytest.mark.parametrize(

@@ -285,13 +285,7 @@ FAULTS = (
         _RANK_1,
         options=of_model("killed"),
     ),
-    Fault(
-        "a rank is stopped",
-        "DD611",
-        "Rank 1 .* is stopped .*; rank 0 waits",
-        _RANK_1,
-        options=of_model("stopped"),
-    ),
+    Fault("a rank is stopped", "DD611", "Rank 1 .* is stopped .*; rank 0 waits", _RANK_1, options=of_model("stopped")),
 )
 
 

@@ -98,17 +98,13 @@ def test_logs_name_the_rank_that_never_came_beside_dumps_of_a_recorder_that_is_o
     said = [*(one.said for one in ends), ranks[2].output() + ranks[2].errors()]
     (tmp_path / "job.out").write_text("".join(said))
 
-    run = planted.doctor(
-        "logs", tmp_path / "job.out", *tmp_path.glob("trace_*"), "--json", tmp_path / "r.json"
-    )
+    run = planted.doctor("logs", tmp_path / "job.out", *tmp_path.glob("trace_*"), "--json", tmp_path / "r.json")
 
     assert len([*tmp_path.glob("trace_*")]) == RANKS
     assert named(tmp_path / "r.json") == [("stuck-outside-collective", [2])], run.said
 
 
-def test_watch_ends_a_job_whose_rank_is_stopped_and_says_which(
-    planted: PlantedTorch, script: Path, tmp_path: Path
-):
+def test_watch_ends_a_job_whose_rank_is_stopped_and_says_which(planted: PlantedTorch, script: Path, tmp_path: Path):
     torchrun = (planted.python, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS))
     run = planted.doctor(
         *("watch", "--stuck-after", "10", "--on-hang", "kill", "--", *torchrun, script, "stopped", "3600"),

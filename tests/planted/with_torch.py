@@ -32,9 +32,7 @@ VARIABLE = "PLANTED_TORCH_ENVIRONMENT"
 HOME = ROOT / "build/planted-torch"
 HOOK = Path(__file__).with_name("hook.py")
 #: Each interpreter of the environment reads this line at its start.
-_LINE = (
-    "import os; 'PLANTED_TORCH' in os.environ and __import__('runpy').run_path(os.environ['PLANTED_TORCH'])\n"
-)
+_LINE = "import os; 'PLANTED_TORCH' in os.environ and __import__('runpy').run_path(os.environ['PLANTED_TORCH'])\n"
 _PORT = "29500"
 #: Real devices that a planted /dev has too.
 _DEVICES = "null zero full random urandom tty ptmx stdin stdout stderr fd"
@@ -109,9 +107,7 @@ class PlantedTorch(Machines):
         """Start ``ddp-doctor ARGUMENTS`` on a host."""
         return self.start((self.python, "-m", "ddp_doctor", *arguments), host=host, env=env)
 
-    def doctor(
-        self, *arguments: str | Path, host: int = 0, env: Env | None = None, limit_s: float = 300
-    ) -> Ended:
+    def doctor(self, *arguments: str | Path, host: int = 0, env: Env | None = None, limit_s: float = 300) -> Ended:
         """``ddp-doctor ARGUMENTS`` on a host, to its end."""
         return ended(self.start_doctor(*arguments, host=host, env=env), limit_s)
 

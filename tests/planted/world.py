@@ -40,16 +40,13 @@ class Ran:
 
     def lines(self, pattern: str) -> tuple[str, ...]:
         """What NCCL said on any rank where it matches, each once, without time, host and process."""
-        found = dict.fromkeys(
-            line for text in self.said for line in text.splitlines() if re.search(pattern, line)
-        )
+        found = dict.fromkeys(line for text in self.said for line in text.splitlines() if re.search(pattern, line))
         return tuple(dict.fromkeys(re.sub(r"^(\[[-\d :]+\] )?\S+:\d+:\d+ ", "", line) for line in found))
 
     def via(self) -> dict[tuple[int, int], str]:
         """Which transport NCCL uses from one rank to another: ``P2P/CUMEM/read`` is ``P2P/CUMEM``."""
         channels = re.findall(
-            r"Channel \d+(?:/\d+)? : (\d+)\[\d+\] -> (\d+)\[\d+\](?: \[\w+\])? via (\S+)",
-            "\n".join(self.said),
+            r"Channel \d+(?:/\d+)? : (\d+)\[\d+\] -> (\d+)\[\d+\](?: \[\w+\])? via (\S+)", "\n".join(self.said)
         )
         return {(int(one), int(two)): way.removesuffix("/read") for one, two, way in channels}
 

@@ -46,9 +46,7 @@ def test_a_disproved_remedy_is_nowhere():
 
 
 def test_an_error_whose_first_remedy_is_words_alone_applies_the_settings_of_the_next():
-    assert applied(given_by(error(Remedy(summary="repair it"), remedy(P2P_OFF)))) == [
-        ("DD601", "NCCL_P2P_DISABLE")
-    ]
+    assert applied(given_by(error(Remedy(summary="repair it"), remedy(P2P_OFF)))) == [("DD601", "NCCL_P2P_DISABLE")]
 
 
 def test_what_a_warning_proved_goes_before_what_an_error_only_suggests():
@@ -60,10 +58,7 @@ def test_what_a_warning_proved_goes_before_what_an_error_only_suggests():
 def test_a_remedy_in_conflict_is_applied_not_even_in_part():
     given = given_by(error(P2P_OFF), error(remedy(ETH1, P2P_ON), code="DD602"))
     assert applied(given) == [("DD601", "NCCL_P2P_DISABLE")]
-    assert [one.name for one in given.variables if one.code == "DD602"] == [
-        "NCCL_SOCKET_IFNAME",
-        "NCCL_P2P_DISABLE",
-    ]
+    assert [one.name for one in given.variables if one.code == "DD602"] == ["NCCL_SOCKET_IFNAME", "NCCL_P2P_DISABLE"]
 
 
 @pytest.mark.parametrize("conflicting_first", [True, False])
@@ -94,16 +89,9 @@ def test_a_remedy_shared_by_two_findings_is_judged_for_each():
 
 
 def test_two_sizes_of_shared_memory_are_a_conflict_and_two_capabilities_are_not():
-    sizes = given_by(
-        error(remedy(container=["--shm-size=2g"])), error(remedy(container=["--shm-size=4g"]), code="DD2")
-    )
-    caps = given_by(
-        error(remedy(container=["--cap-add=A"])), error(remedy(container=["--cap-add=B"]), code="DD2")
-    )
-    assert [one.not_applied for one in sizes.options] == [
-        "",
-        "conflict, not applied: DD601 wants --shm-size=2g",
-    ]
+    sizes = given_by(error(remedy(container=["--shm-size=2g"])), error(remedy(container=["--shm-size=4g"]), code="DD2"))
+    caps = given_by(error(remedy(container=["--cap-add=A"])), error(remedy(container=["--cap-add=B"]), code="DD2"))
+    assert [one.not_applied for one in sizes.options] == ["", "conflict, not applied: DD601 wants --shm-size=2g"]
     assert [one.not_applied for one in caps.options] == ["", ""]
 
 
@@ -116,11 +104,7 @@ def test_an_option_that_is_no_option_is_left_out():
 
 def on(host: str | None, value: str | None, rank: int | None = None) -> Setting:
     return Setting(
-        name="NCCL_SOCKET_IFNAME",
-        value=value,
-        action="set" if value else "unset",
-        node=host,
-        node_rank=rank,
+        name="NCCL_SOCKET_IFNAME", value=value, action="set" if value else "unset", node=host, node_rank=rank
     )
 
 
@@ -174,10 +158,7 @@ def test_a_remedy_with_a_part_that_cannot_be_pasted_is_not_applied_at_all():
 
 
 def test_a_variable_of_the_launcher_is_not_said_to_be_proved_by_trials_that_do_without_it():
-    both = (
-        Setting(name="GLOO_SOCKET_IFNAME", value="eth1"),
-        Setting(name="PET_LOCAL_ADDR", value="10.78.0.1"),
-    )
+    both = (Setting(name="GLOO_SOCKET_IFNAME", value="eth1"), Setting(name="PET_LOCAL_ADDR", value="10.78.0.1"))
     name, address = given_by(error(remedy(*both, proof=PROVED))).variables
 
     assert "proved: 1 GB/s -> 5 GB/s" in name.because

@@ -30,9 +30,7 @@ def remedy(*settings: Setting, proof: Proof | None = None, **more: Sequence[str]
     return Remedy(summary="mend it", settings=settings, proof=proof or Proof()).model_copy(update=fields)
 
 
-def finding(
-    code: str, severity: Severity, *remedies: Remedy | Setting, proof: Proof | None = None
-) -> Finding:
+def finding(code: str, severity: Severity, *remedies: Remedy | Setting, proof: Proof | None = None) -> Finding:
     """With these remedies, or with one that is made of these settings."""
     whole = tuple(one for one in remedies if isinstance(one, Remedy))
     loose = tuple(one for one in remedies if isinstance(one, Setting))
@@ -82,20 +80,7 @@ def given_by(*findings: Finding, on: World | None = None) -> SettingsToApply:
 _NASTY = (
     *("'", '"', "`touch canary`", "$(touch canary)", "${PATH}", "a b", "", " ", "=eth1", "~root", "!!", "\\"),
     *("x\ntouch canary\n", "x\rtouch canary", "\x00", "\x1b]52;c;eA==\x07", "\u202etouch", "\ud800", "\x85x"),
-    *(
-        "';touch canary;'",
-        "*/",
-        "#",
-        "%s%n",
-        "-n",
-        "--",
-        ";;",
-        "esac",
-        ") touch canary ;; *",
-        "a|b",
-        "&",
-        ">canary",
-    ),
+    *("';touch canary;'", "*/", "#", "%s%n", "-n", "--", ";;", "esac", ") touch canary ;; *", "a|b", "&", ">canary"),
     *("é", "\U0001f600", "{a,b}", "*", "[a-z]", "$'\\x41'", "$$", "$(HOME)", "$$(HOME)", "x" * 5000),
 )
 _NAMES = ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "MASTER_ADDR", "OMP_NUM_THREADS", "UCX_TLS", "FI_PROVIDER")
@@ -116,9 +101,7 @@ class _Hostile:
         return tuple(make() for _ in range(self._dice.randint(least, most)))
 
     def text(self) -> str:
-        signs = "".join(
-            chr(self._dice.randrange(self.pick(0x250, 0x110000))) for _ in range(self.pick(*range(7)))
-        )
+        signs = "".join(chr(self._dice.randrange(self.pick(0x250, 0x110000))) for _ in range(self.pick(*range(7))))
         return self.pick(self.pick(*_NASTY), signs, self.pick(*_NASTY) + self.pick(*_NASTY))
 
     def mostly(self, *good: T) -> T | str:
@@ -142,9 +125,7 @@ class _Hostile:
             settings=self.some(self.setting, 1, 2),
             undo=self.text(),
             proof=Proof(
-                status=self.pick("proved", "proved", "disproved", "not_tried"),
-                before=self.text(),
-                after=self.text(),
+                status=self.pick("proved", "proved", "disproved", "not_tried"), before=self.text(), after=self.text()
             ),
             conflicts=self.pick((), (), ("NCCL_IB_HCA",), ("x\ntouch canary",)),
             container=self.some(lambda: self.mostly(*_OPTIONS), 0, 1),

@@ -62,10 +62,7 @@ def proof_line(*settings: Setting, **proof: str) -> str:
 
 
 def test_what_was_tried_is_told_without_what_the_trials_did_without():
-    both = (
-        Setting(name="GLOO_SOCKET_IFNAME", value="eth1"),
-        Setting(name="PET_LOCAL_ADDR", value="10.78.0.1"),
-    )
+    both = (Setting(name="GLOO_SOCKET_IFNAME", value="eth1"), Setting(name="PET_LOCAL_ADDR", value="10.78.0.1"))
 
     said = proof_line(*both, status="proved", before="no end in 1.0 s", after="passes (2 of 2)")
 
@@ -87,11 +84,7 @@ def test_that_nothing_is_to_be_measured_is_not_said_and_that_nothing_was_tried_i
     gone = Setting(name="NCCL_TIMEOUT", action="unset")
 
     def told(proof: Proof) -> list[str]:
-        return [
-            line.text
-            for line in findings.lines(warning(gone, proof=proof))
-            if line.text.startswith("Not tried")
-        ]
+        return [line.text for line in findings.lines(warning(gone, proof=proof)) if line.text.startswith("Not tried")]
 
     assert told(FOLLOWS) == []
     assert told(NO_TRIAL) == [f"Not tried: {NO_TRIAL.reason}"]

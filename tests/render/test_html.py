@@ -172,9 +172,7 @@ def test_a_redacted_page_has_other_names(tmp_path: Path):
     assert outputs.write(Results(outcome.report, outcome.recording)) == []
     written = (tmp_path / "page.html").read_text()
     assert "host1" in written
-    assert not [
-        node for node in judged("roll_call/node-killed-whole").report.nodes if node.hostname in written
-    ]
+    assert not [node for node in judged("roll_call/node-killed-whole").report.nodes if node.hostname in written]
 
 
 def hang_of(nodes: int, guilty: int) -> Recording:
@@ -184,9 +182,7 @@ def hang_of(nodes: int, guilty: int) -> Recording:
         is_guilty = rank.rank == guilty
         steps = rank.steps[:3] if is_guilty else (*rank.steps[:3], simulated.step(3, left_at=None))
         stands = (
-            "data.py:33 in fetch"
-            if is_guilty
-            else "/opt/venv/torch/distributed/distributed_c10d.py:3252 in all_reduce"
+            "data.py:33 in fetch" if is_guilty else "/opt/venv/torch/distributed/distributed_c10d.py:3252 in all_reduce"
         )
         here = {"done": False, "exit_code": None, "state": "S", "steps": steps, "stack": (stands,)}
         return rank.model_copy(update=here)

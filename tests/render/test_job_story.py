@@ -8,15 +8,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor import app
-from ddp_doctor.facts.job_log import (
-    FileSeen,
-    FlightDumpFact,
-    GroupSeen,
-    JobLogFact,
-    LogLine,
-    RankSeen,
-    SignSeen,
-)
+from ddp_doctor.facts.job_log import FileSeen, FlightDumpFact, GroupSeen, JobLogFact, LogLine, RankSeen, SignSeen
 from ddp_doctor.model.choices import Detail, Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.recording import Options, Recording
@@ -35,21 +27,12 @@ def line(text: str, number: int = 1) -> LogLine:
 def rank(number: int, *, gpus: int = 4, **ended: Any) -> RankSeen:
     last = line(f"step {number}20 loss 2.{number}", 500 + number)
     fields = {"signal": "SIGABRT", **ended}
-    return RankSeen(
-        rank=number,
-        host=f"node{number // gpus}",
-        pid=900 + number,
-        gpu=number % gpus,
-        last=last,
-        **fields,
-    )
+    return RankSeen(rank=number, host=f"node{number // gpus}", pid=900 + number, gpu=number % gpus, last=last, **fields)
 
 
 def time_out(ranks: range) -> SignSeen:
     values = {"seq": "17", "op": "ALLREDUCE", "numel": "1024"}
-    return SignSeen(
-        sign="watchdog-timeout", where=line("Watchdog caught …", 480), values=values, ranks=(*ranks,)
-    )
+    return SignSeen(sign="watchdog-timeout", where=line("Watchdog caught …", 480), values=values, ranks=(*ranks,))
 
 
 def recording(*facts: Fact, signs: tuple[SignSeen, ...] = (), ranks: tuple[RankSeen, ...] = ()) -> Recording:
@@ -57,12 +40,8 @@ def recording(*facts: Fact, signs: tuple[SignSeen, ...] = (), ranks: tuple[RankS
         FileSeen(name=OUT, kind="output", lines=1500),
         FileSeen(name="core.7", kind="binary", unread="it is binary"),
     )
-    job = JobLogFact(
-        files=files, signs=signs, ranks=ranks, world_size=len(ranks) or None, launcher="torchrun"
-    )
-    readings = tuple(
-        Reading(check="logs", status=Status.COLLECTED, fact=fact.recorded()) for fact in (job, *facts)
-    )
+    job = JobLogFact(files=files, signs=signs, ranks=ranks, world_size=len(ranks) or None, launcher="torchrun")
+    readings = tuple(Reading(check="logs", status=Status.COLLECTED, fact=fact.recorded()) for fact in (job, *facts))
     return Recording(run_id="r", options=Options(command="logs"), readings=readings)
 
 
@@ -100,10 +79,7 @@ def test_the_cause_its_place_and_the_verdict_are_told_in_words_of_a_job_that_has
     text = shown(FAILED)
 
     assert "8 ranks on 2 nodes, torchrun; 1 file, 1,500 lines\nNot read: core.7: it is binary\n" in text
-    assert (
-        "ERROR DDJ160 Rank 5 (node1, GPU1) stopped in data.py:17: IndexError: list index out of range\n"
-        in text
-    )
+    assert "ERROR DDJ160 Rank 5 (node1, GPU1) stopped in data.py:17: IndexError: list index out of range\n" in text
     assert "Ranks 0-4, 6, 7 (node0 and node1) waited in all-reduce 17 of 1024 elements." in text
     assert "- slurm-4711.out:470: IndexError: list …" in text
     assert "The fault is in the job's code. Started again as it is, the job fails again." in text
@@ -118,9 +94,7 @@ def test_a_story_is_no_wider_than_the_terminal(width: int):
 
 
 def test_thousands_of_ranks_are_a_few_rows_and_each_has_one_where_all_is_asked_for():
-    many = recording(
-        signs=(time_out(range(4096)),), ranks=tuple(rank(number, gpus=8) for number in range(4096))
-    )
+    many = recording(signs=(time_out(range(4096)),), ranks=tuple(rank(number, gpus=8) for number in range(4096)))
 
     assert " ranks 0-4095  512 hosts  SIGABRT  all-reduce 17" in shown(many)
     assert len(shown(many).splitlines()) < 25
@@ -158,9 +132,9 @@ def test_what_dumps_say_stands_beside_the_ranks():
     torn = FlightDumpFact(file="rank2", rank=2, problem="it is cut off")
     text = shown(recording(dump(0, retired=True), dump(1, retired=False), torn))
 
-    assert [
-        row.split("  ")[-1].strip() for row in text.splitlines() if row.startswith((" rank", " !! rank"))
-    ] == [*("at rest after 3", "all-reduce 3", "dump: it is cut off")]
+    assert [row.split("  ")[-1].strip() for row in text.splitlines() if row.startswith((" rank", " !! rank"))] == [
+        *("at rest after 3", "all-reduce 3", "dump: it is cut off")
+    ]
 
 
 def test_a_rank_to_blame_that_left_nothing_has_a_row_too_and_counts():

@@ -62,16 +62,11 @@ def test_a_verdict_that_no_check_tells_of_has_a_case_of_its_own():
     passed = (("gpus", CheckStatus.PASSED),)
 
     assert cases(checks=passed) == {"gpus": []}
-    assert cases(checks=passed, verdict=Verdict.UNSURE) == {
-        "gpus": [],
-        "verdict": [("error", "In a sentence.")],
-    }
+    assert cases(checks=passed, verdict=Verdict.UNSURE) == {"gpus": [], "verdict": [("error", "In a sentence.")]}
     assert cases(error(), checks=passed, verdict=Verdict.SICK)["verdict"] == [("failure", "DD601 A fault")]
 
 
 def test_names_that_xml_cannot_hold_are_shown_without_what_it_refuses():
     foreign = error().model_copy(update={"title": 'GPU <3> & \x1b]\x00\ud800\uffff\n"it\'s"'})
 
-    assert cases(foreign, verdict=Verdict.SICK)["verdict"] == [
-        ("failure", 'DD601 GPU <3> & ?]???\n"it\'s"'),
-    ]
+    assert cases(foreign, verdict=Verdict.SICK)["verdict"] == [("failure", 'DD601 GPU <3> & ?]???\n"it\'s"')]

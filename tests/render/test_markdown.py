@@ -70,15 +70,11 @@ def test_nobody_is_told_of_a_name_with_an_at_and_no_issue_is_linked():
 
 def test_a_line_to_paste_cannot_end_its_own_code():
     command = "echo ````\n```\n<b>x</b>"
-    [code, _] = [token.content for token in tokens(block("x", command=command)) if token.type == "fence"] + [
-        ""
-    ]
+    [code, _] = [token.content for token in tokens(block("x", command=command)) if token.type == "fence"] + [""]
     assert code == f"{command}\n"
 
 
-@pytest.mark.parametrize(
-    "secret", ["hf_abcdefghijklmnopqrstuvwxyz", "etcd://user:secret@host:1", "Bearer abcdefghijk"]
-)
+@pytest.mark.parametrize("secret", ["hf_abcdefghijklmnopqrstuvwxyz", "etcd://user:secret@host:1", "Bearer abcdefghijk"])
 def test_what_looks_like_a_credential_is_left_out(secret: str):
     text = block(f"torch said {secret}", command=f"export X={secret}", reason=secret)
     assert secret not in text

@@ -143,9 +143,7 @@ def test_torchrun_starts_with_just_the_values(tmp_path, shell, given_out):
     after = environments(shell, texts, tmp_path, then=":", before=before)
 
     for given, found in zip(given_out, after, strict=True):
-        everywhere = [
-            (one.name, one.everywhere) for one in given.variables if one.everywhere and not one.not_applied
-        ]
+        everywhere = [(one.name, one.everywhere) for one in given.variables if one.everywhere and not one.not_applied]
         changed = {**before, **{name.replace("ADDR", "addr"): branch.value for name, branch in everywhere}}
         assert found == {name: value for name, value in changed.items() if value is not None}
 
@@ -206,10 +204,7 @@ def test_a_candidate_is_shown_in_every_form_as_a_comment(form):
 
 
 def test_an_image_s_variable_that_has_to_go_is_never_set_to_nothing():
-    docker, pod = (
-        docker_args(given_by(error(GONE, IFNAME))),
-        k8s_env(given_by(error(GONE, IFNAME))),
-    )
+    docker, pod = (docker_args(given_by(error(GONE, IFNAME))), k8s_env(given_by(error(GONE, IFNAME))))
 
     assert docker_words(docker) == ["-e", "NCCL_SOCKET_IFNAME==eth1"]
     assert "# NCCL_P2P_LEVEL has to go: from ENV of the image, " in docker
@@ -265,9 +260,7 @@ def test_too_many_hosts_for_one_variable_of_a_batch_script_are_sent_to_the_env_f
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_batch_script_exports_what_is_for_all_and_carries_what_is_not(tmp_path: Path, shell):
-    given = given_by(
-        error(Setting(name="NCCL_IB_HCA", value="=mlx5_0")), error(*BY_HOST, code="DD602"), on=TWO
-    )
+    given = given_by(error(Setting(name="NCCL_IB_HCA", value="=mlx5_0")), error(*BY_HOST, code="DD602"), on=TWO)
     text = sbatch_lines(given)
     batch = environment(shell, text, tmp_path, host="node0")
 
@@ -280,9 +273,7 @@ def test_a_batch_script_exports_what_is_for_all_and_carries_what_is_not(tmp_path
 
 
 def test_options_of_a_container_are_arguments_of_docker_and_comments_on_a_pod():
-    given = given_by(
-        error(remedy(IFNAME, container=["--shm-size=2g", "--ulimit=memlock=-1", "--cap-add=SYS_NICE"]))
-    )
+    given = given_by(error(remedy(IFNAME, container=["--shm-size=2g", "--ulimit=memlock=-1", "--cap-add=SYS_NICE"])))
     pod = k8s_env(given)
 
     assert docker_words(docker_args(given)) == [

@@ -16,9 +16,7 @@ from tests.recorded import judged
 from tests.render.reports import error, report, warning, world
 
 #: Labels of which there may be as many values as nodes, message sizes or world sizes; the others are fixed words.
-LABELS = {"command", "version", "verdict", "node", "code", "severity", "check", "status"} | {
-    *prometheus._OF_BANDWIDTH
-}
+LABELS = {"command", "version", "verdict", "node", "code", "severity", "check", "status"} | {*prometheus._OF_BANDWIDTH}
 
 
 def series(given: Report, command: str = "run") -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -49,9 +47,7 @@ def of(name: str, given: Report) -> dict[tuple[str, ...], float]:
 def test_a_slow_pair_of_ranks_is_a_sick_node_with_codes_bandwidths_and_the_time_of_its_run():
     given = judged("p2p/one-slow-pair").report
 
-    assert of("verdict", given) == {("healthy",): 0, ("sick",): 0, ("unsure",): 0} | {
-        (given.verdict.value,): 1
-    }
+    assert of("verdict", given) == {("healthy",): 0, ("sick",): 0, ("unsure",): 0} | {(given.verdict.value,): 1}
     assert of("findings", given) == {(finding.code, finding.severity.value): 1 for finding in given.findings}
     slowest = min(each.value for each in given.measurements if each.name == "p2p_bandwidth")
     assert min(of("bandwidth_bytes_per_second", given).values()) == slowest
@@ -85,25 +81,18 @@ def test_nodes_have_their_own_verdicts_and_findings_and_the_worst_of_one_name_co
         ('"a\nb\\', "sick"),
         ("?", "healthy"),
     }
-    assert of("node_findings", given) == {
-        ('"a\nb\\', "DD601", "error"): 1,
-        ("DD402", "node0", "warning"): 1,
-    }
+    assert of("node_findings", given) == {('"a\nb\\', "DD601", "error"): 1, ("DD402", "node0", "warning"): 1}
 
 
 def test_of_many_pairs_the_slowest_stands_for_all_and_what_is_no_number_is_left_out():
     rates = [("rank", rank, rate) for rank, rate in ((0, 3e9), (1, 1e9), (2, float("nan")), (3, 2e9))]
     measured = [
-        Measurement(
-            name="p2p_bandwidth", value=rate, unit="B/s", labels={label: rank, "bytes": 64, "node": 1}
-        )
+        Measurement(name="p2p_bandwidth", value=rate, unit="B/s", labels={label: rank, "bytes": 64, "node": 1})
         for label, rank, rate in rates
     ]
     other = Measurement(name="p2p_latency", value=1e-6, unit="s", labels={})
     nodes = (NodeVerdict(node_rank=1, hostname="node1", verdict=Verdict.HEALTHY),)
-    given = report(on=world("node0", "node1")).model_copy(
-        update={"measurements": (*measured, other), "nodes": nodes}
-    )
+    given = report(on=world("node0", "node1")).model_copy(update={"measurements": (*measured, other), "nodes": nodes})
 
     assert of("bandwidth_bytes_per_second", given) == {("64", "gloo", "node1", "p2p_bandwidth"): 1e9}
 

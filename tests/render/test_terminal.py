@@ -34,9 +34,7 @@ def _shown(recording: Recording | None = None, detail: Detail = Detail.SCREEN, *
 
 
 def test_a_check_that_could_not_look_on_one_node_says_so_beside_its_mark():
-    gpus = CheckResult(
-        id="gpus", title="GPUs", status=CheckStatus.PASSED, reason="on node2: no GPU", duration_s=0.1
-    )
+    gpus = CheckResult(id="gpus", title="GPUs", status=CheckStatus.PASSED, reason="on node2: no GPU", duration_s=0.1)
 
     assert " ok gpus GPUs (0.10 s); not tested on node2: no GPU" in _shown(detail=Detail.ALL, checks=(gpus,))
     assert _shown(checks=(gpus,))[:2] == [" ok node gpus", " -- gpus on node2: no GPU"]
@@ -154,12 +152,7 @@ def _finding(*evidence: Evidence, **fields: Any) -> Finding:
 
 def test_evidence_stands_in_units_of_its_size():
     trip = Evidence(
-        check="connectivity",
-        text="round trip",
-        value=0.050292,
-        unit="s",
-        expected=2.6e-05,
-        expected_from="peers",
+        check="connectivity", text="round trip", value=0.050292, unit="s", expected=2.6e-05, expected_from="peers"
     )
     rate = Evidence(check="connectivity", text="throughput", value=1.18398e7, unit="B/s")
 
@@ -174,9 +167,7 @@ def test_an_expectation_is_told_once_for_all_lines_that_share_it():
         Evidence(check="connectivity", text=f"to node{node}", value=9, expected=0, expected_from="peers")
         for node in (0, 1)
     ]
-    shown = _shown(
-        findings=(_finding(*lines, Evidence(check="connectivity", text="to node2", expected_from="x")),)
-    )
+    shown = _shown(findings=(_finding(*lines, Evidence(check="connectivity", text="to node2", expected_from="x")),))
 
     assert [line for line in shown if line.startswith("  - ")] == [
         "  - to node0: 9 (expected 0, peers)",
@@ -223,9 +214,7 @@ def _on_a_terminal(finding: Finding, width: int, summary: str) -> list[str]:
 
 def test_a_terminal_breaks_prose_between_words_and_a_command_as_a_shell_reads_it():
     command = "sudo nft insert rule inet filter input ip saddr { 10.77.0.1, 10.77.0.2 } accept   # on node2"
-    opened = Remedy(
-        summary="Let the nodes of the job in on all ephemeral ports, everywhere", commands=(command,)
-    )
+    opened = Remedy(summary="Let the nodes of the job in on all ephemeral ports, everywhere", commands=(command,))
     finding = _finding(
         Evidence(check="connectivity", text="node0 dials node2 at 10.77.0.3:35815: Connection timed out"),
         title="Inbound to node2 is blocked for ephemeral ports",
@@ -351,7 +340,6 @@ def test_a_command_that_is_broken_is_still_the_same_to_a_shell():
     for width in (10, 30, 50, 200):
         broken = layout.command(text, width, indent=6)
         whole, read = (
-            subprocess.run(("bash", "-c", line), capture_output=True, check=True).stdout
-            for line in (text, broken)
+            subprocess.run(("bash", "-c", line), capture_output=True, check=True).stdout for line in (text, broken)
         )
         assert read == whole, broken

@@ -22,9 +22,7 @@ from tests.recorded import load
 
 TESTS = Path(__file__).parents[1]
 SAMPLES = TESTS / "samples" / "topology"
-MATRICES = sorted(
-    path.name for path in SAMPLES.glob("*.txt") if not path.name.startswith(("nvlink-", "p2p-", "rocm-"))
-)
+MATRICES = sorted(path.name for path in SAMPLES.glob("*.txt") if not path.name.startswith(("nvlink-", "p2p-", "rocm-")))
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -75,9 +73,7 @@ def test_a_fabric_of_all_to_all_is_one_bar_and_not_28_lines():
 def test_few_gpus_wired_each_to_each_are_not_said_to_have_a_switch():
     matrix = read("grace-gpu-numa-ids.txt")
     links = {
-        one: {two: "NV6" if two in matrix.gpus else code for two, code in row.items()}
-        if one in matrix.gpus
-        else row
+        one: {two: "NV6" if two in matrix.gpus else code for two, code in row.items()} if one in matrix.gpus else row
         for one, row in matrix.links.items()
     }
     svg = ET.fromstring(topology_svg([Picture("a", matrix.model_copy(update={"links": links}))]))
@@ -152,9 +148,7 @@ def test_hostile_names_are_text_and_nothing_else():
 
 
 def test_the_picture_needs_nothing_from_elsewhere():
-    text = topology_svg([Picture("a", read("classic-two-socket.txt"))]).replace(
-        "http://www.w3.org/2000/svg", ""
-    )
+    text = topology_svg([Picture("a", read("classic-two-socket.txt"))]).replace("http://www.w3.org/2000/svg", "")
     assert not re.search(r"https?:|url\(|href|@import", text)
 
 
@@ -170,15 +164,9 @@ def matrices(draw: st.DrawFn) -> TopologyMatrix:
     names = [*gpus, *nics]
     choice = draw(st.lists(CODES, min_size=1, max_size=7))
     seed = draw(st.integers(0, 10**6))
-    pairs = {
-        pair: choice[(seed + 7 * index) % len(choice)] for index, pair in enumerate(combinations(names, 2))
-    }
-    pairs = {
-        pair: "SYS" if pair[1] in nics and code.startswith("NV") else code for pair, code in pairs.items()
-    }
-    links = {
-        one: {two: pairs.get((one, two)) or pairs[two, one] for two in names if two != one} for one in names
-    }
+    pairs = {pair: choice[(seed + 7 * index) % len(choice)] for index, pair in enumerate(combinations(names, 2))}
+    pairs = {pair: "SYS" if pair[1] in nics and code.startswith("NV") else code for pair, code in pairs.items()}
+    links = {one: {two: pairs.get((one, two)) or pairs[two, one] for two in names if two != one} for one in names}
     numa = {gpu: draw(st.sampled_from(["0", "1", "N/A", None])) for gpu in gpus}
     return TopologyMatrix(
         gpus=tuple(gpus),
@@ -195,12 +183,7 @@ def overlap(one: Rect, two: Rect) -> bool:
 
 
 def holds(outer: Rect, inner: Rect) -> bool:
-    return (
-        outer.x <= inner.x
-        and inner.right <= outer.right
-        and outer.y <= inner.y
-        and inner.bottom <= outer.bottom
-    )
+    return outer.x <= inner.x and inner.right <= outer.right and outer.y <= inner.y and inner.bottom <= outer.bottom
 
 
 def check_places(matrix: TopologyMatrix) -> None:

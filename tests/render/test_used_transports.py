@@ -12,8 +12,7 @@ from tests.recorded import load
 def rows(recording: Recording) -> list[list[str]]:
     """The cells of each row."""
     return [
-        [cell.strip() for cell in line.split("  ") if cell.strip()]
-        for line in used_table(recording).splitlines()[1:]
+        [cell.strip() for cell in line.split("  ") if cell.strip()] for line in used_table(recording).splitlines()[1:]
     ]
 
 
@@ -39,9 +38,7 @@ def test_a_ring_over_the_nic_of_another_gpu_is_no_difference():
         one.model_copy(update={"output_tail": one.output_tail.replace("NET/IB/0/GDRDMA", "NET/IB/1")})
         for one in trial.evidence
     )
-    data = recording.model_copy(
-        update={"trials": (trial.model_copy(update={"evidence": evidence}),)}
-    ).model_dump()
+    data = recording.model_copy(update={"trials": (trial.model_copy(update={"evidence": evidence}),)}).model_dump()
     kernel = {"kind": "kernel/1", "peermem": "nvidia_peermem"}
     told = ({"check": "kernel", "status": "collected", "node": node, "fact": kernel} for node in (0, 1))
     data["readings"] = (*data["readings"], *told)

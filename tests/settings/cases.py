@@ -82,11 +82,7 @@ class Case:
             facts.append(("nccl", NcclFact(conf=(ConfFile(path=SYSTEM_FILE, reason="system", lines=lines),))))
         nodes = tuple(Node(node_rank=at, hostname=f"node{at}") for at in range(self.nnodes))
         world = World(
-            nnodes=self.nnodes,
-            nproc_per_node=2,
-            world_size=2 * self.nnodes,
-            backend=self.backend,
-            nodes=nodes,
+            nnodes=self.nnodes, nproc_per_node=2, world_size=2 * self.nnodes, backend=self.backend, nodes=nodes
         )
         return Recording(
             world=world if self.backend else None,

@@ -80,15 +80,7 @@ def test_values_that_cost_nothing_are_left_alone():
 
 def test_the_values_of_concern_can_be_named():
     said = {effect.values for variable in variables().values() for effect in variable.effects}
-    assert {
-        "any value",
-        "1",
-        "LOC or 0",
-        "all but 0",
-        "below 4",
-        "above 0",
-        "a list that keeps LL128",
-    } <= said
+    assert {"any value", "1", "LOC or 0", "all but 0", "below 4", "above 0", "a list that keeps LL128"} <= said
 
 
 def test_no_default_is_of_concern():

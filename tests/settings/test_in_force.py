@@ -54,10 +54,7 @@ def codes(text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "first", "then"),
     [
-        *(
-            (f"NCCL_IB_DISABLE={word}", None, "1")
-            for word in ("true", "True", "yes", "on", "enable", '"yes"')
-        ),
+        *((f"NCCL_IB_DISABLE={word}", None, "1") for word in ("true", "True", "yes", "on", "enable", '"yes"')),
         ("NCCL_P2P_DISABLE=2", None, "1"),
         ("NCCL_CHECKS_DISABLE=true", None, "1"),
         ("NCCL_BUFFSIZE=4M", None, "4194304"),
@@ -71,9 +68,7 @@ def codes(text: str) -> list[str]:
     ],
 )
 def test_of_a_number_or_switch_that_is_misread_unset_comes_before_another_value(line, first, then):
-    findings = [
-        found for found in app.read_settings(f"{line}\n").report.findings if found.code in ("DD121", "DD122")
-    ]
+    findings = [found for found in app.read_settings(f"{line}\n").report.findings if found.code in ("DD121", "DD122")]
 
     offered = [setting.value for remedy in findings[0].remedies for setting in remedy.settings]
     assert offered == ([first, then] if then else [first])
@@ -105,18 +100,14 @@ def test_the_environment_overrules_the_files_and_the_users_file_the_systems():
 
 
 def test_an_empty_variable_still_overrules_the_file():
-    found = rows(
-        EnvVars(variables={"NCCL_DEBUG": ""}), NcclFact(conf=(conf("/a/.nccl.conf", "NCCL_DEBUG=INFO"),))
-    )
+    found = rows(EnvVars(variables={"NCCL_DEBUG": ""}), NcclFact(conf=(conf("/a/.nccl.conf", "NCCL_DEBUG=INFO"),)))
     assert (found["NCCL_DEBUG"].value, len(found["NCCL_DEBUG"].overrides)) == ("", 1)
 
 
 @pytest.mark.parametrize(("nccl", "counts"), [("2.21.5", False), ("2.27.5", True), (None, True)])
 def test_a_named_file_counts_only_where_this_nccl_reads_it(nccl, counts):
     software = Software(python="3.11", machine="x86_64", nccl_loaded=nccl)
-    found = rows(
-        EnvVars(variables={}), software, NcclFact(conf=(conf("/x.conf", "NCCL_DEBUG=INFO", "named"),))
-    )
+    found = rows(EnvVars(variables={}), software, NcclFact(conf=(conf("/x.conf", "NCCL_DEBUG=INFO", "named"),)))
     assert ("NCCL_DEBUG" in found) == counts
 
 
@@ -131,9 +122,7 @@ def test_torchrun_gives_only_what_is_unset_and_nothing_to_its_own_workers():
     found = rows(EnvVars(variables={"OMP_NUM_THREADS": "8"}))
     assert found["OMP_NUM_THREADS"].source == "environment"
     assert found["TORCH_NCCL_ASYNC_ERROR_HANDLING"].source == "torchrun"
-    assert rows(EnvVars(variables={"TORCHELASTIC_RUN_ID": "x"}, launcher="torchrun")).keys() == {
-        "TORCHELASTIC_RUN_ID"
-    }
+    assert rows(EnvVars(variables={"TORCHELASTIC_RUN_ID": "x"}, launcher="torchrun")).keys() == {"TORCHELASTIC_RUN_ID"}
 
 
 @pytest.mark.parametrize("launcher", ["slurm", "mpi"])
@@ -168,10 +157,7 @@ def test_default_and_status_are_those_of_the_loaded_release():
     old = Software(python="3.11", machine="x86_64", nccl_loaded="2.16.5")
     first = Software(python="3.11", machine="x86_64", nccl_loaded="2.17.1")
     assert rows(env, old)["NCCL_NVLS_ENABLE"].status == "not yet"
-    assert (rows(env, first)["NCCL_NVLS_ENABLE"].status, rows(env, first)["NCCL_NVLS_ENABLE"].default) == (
-        "read",
-        "1",
-    )
+    assert (rows(env, first)["NCCL_NVLS_ENABLE"].status, rows(env, first)["NCCL_NVLS_ENABLE"].default) == ("read", "1")
     assert (rows(env)["NCCL_NVLS_ENABLE"].status, rows(env)["NCCL_NVLS_ENABLE"].default) == ("read", "2")
     assert rows(env)["NCCL_TIMEOUT"].status == "read by nothing"
     assert rows(env)["NCCL_XYZZY"].status == "unknown"
@@ -197,9 +183,7 @@ def test_a_job_script_is_judged_with_the_lines_that_count():
 
 
 def test_a_name_that_nothing_reads_is_told_also_where_its_value_is_not_known():
-    report = report_of(
-        app.read_settings("#!/bin/bash\nexport NCCL_TIMEOUT=$T NCCL_IB_DISABLE=$N\nsrun x.py\n")
-    )
+    report = report_of(app.read_settings("#!/bin/bash\nexport NCCL_TIMEOUT=$T NCCL_IB_DISABLE=$N\nsrun x.py\n"))
     assert [finding.code for finding in report.findings] == ["DD112"]
     notes = {row.name: row.note for row in report.settings}
     assert notes == {"NCCL_TIMEOUT": None, "NCCL_IB_DISABLE": "is not judged: depends on $N"}
@@ -213,9 +197,7 @@ def test_what_one_queue_to_the_gpu_is_good_for_is_told_with_the_advice_to_unset_
 
 
 def test_what_a_script_sets_for_its_ranks_is_not_left_over():
-    script = (
-        "#!/bin/bash\nexport MASTER_ADDR=node0 MASTER_PORT=29500 WORLD_SIZE=16 RANK=0 PET_NNODES=2\nsrun x\n"
-    )
+    script = "#!/bin/bash\nexport MASTER_ADDR=node0 MASTER_PORT=29500 WORLD_SIZE=16 RANK=0 PET_NNODES=2\nsrun x\n"
     assert codes(script) == []
     assert "DD101" in codes(LOGIN + "RANK=3\nWORLD_SIZE=8\n")
 
@@ -348,11 +330,7 @@ def test_of_a_torch_for_rocm_nothing_is_judged_that_rccl_reads():
         }
     )
     rocm = Software(
-        python="3.12.3",
-        machine="x86_64",
-        torch_version="2.7.0+rocm6.3",
-        torch_hip="6.3.42131",
-        nccl_loaded="2.22.3",
+        python="3.12.3", machine="x86_64", torch_version="2.7.0+rocm6.3", torch_hip="6.3.42131", nccl_loaded="2.22.3"
     )
     report = report_of(app.judge_settings(recorded(env, rocm)))
 
@@ -362,8 +340,5 @@ def test_of_a_torch_for_rocm_nothing_is_judged_that_rccl_reads():
         "is not judged: RCCL reads it, of which there is no table here"
     }
     text = shown(report)
-    assert (
-        "torch here is built for ROCm 6.3.42131: AMD's RCCL reads NCCL_* and RCCL_*, which are not judged"
-        in text
-    )
+    assert "torch here is built for ROCm 6.3.42131: AMD's RCCL reads NCCL_* and RCCL_*, which are not judged" in text
     assert "unset NCCL_" not in text

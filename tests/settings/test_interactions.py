@@ -40,11 +40,7 @@ def test_a_setting_that_does_nothing_is_told_with_the_one_that_decides(env, deci
         {"NCCL_IB_GID_INDEX": "0", "NCCL_IB_ROCE_VERSION_NUM": "2"},
         {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "ALL"},
         {"NCCL_IB_QPS_PER_CONNECTION": "2", "NCCL_IB_SPLIT_DATA_ON_QPS": "1"},
-        {
-            "TORCH_FR_BUFFER_SIZE": "2000",
-            "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",
-            "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        },
+        {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_TRACE_BUFFER_SIZE": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"},
     ],
     ids=str,
 )
@@ -56,12 +52,7 @@ def test_settings_that_go_together_are_left_alone(env):
     ("env", "says", "nccl", "fails"),
     [
         ({"NCCL_NET": "IB", "NCCL_IB_DISABLE": "1"}, "leave NCCL no network", (), True),
-        (
-            {"NCCL_ALGO": "Tree"},
-            "leaves AllGather and Broadcast without an algorithm",
-            (),
-            None,
-        ),
+        ({"NCCL_ALGO": "Tree"}, "leaves AllGather and Broadcast without an algorithm", (), None),
         ({"NCCL_ALGO": "Tree"}, "leaves AllGather and Broadcast without an algorithm", (2, 24, 3), True),
         (
             {"NCCL_ALGO": "NVLS", "NCCL_NVLS_ENABLE": "0"},

@@ -55,6 +55,4 @@ def test_a_file_that_cannot_be_read_has_a_reason():
 def test_a_status_without_a_user_leaves_the_home_folder_of_the_environment():
     files = {"/proc/self/status": "Uid:\t\n", "/h/.nccl.conf": "NCCL_DEBUG=INFO\n"}
 
-    assert [file.path for file in conf_files(FakeContext(env={"HOME": "/h"}, files=files))] == [
-        "/h/.nccl.conf"
-    ]
+    assert [file.path for file in conf_files(FakeContext(env={"HOME": "/h"}, files=files))] == ["/h/.nccl.conf"]

@@ -9,16 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor.settings.conditions import Condition
-from ddp_doctor.settings.table import (
-    DATA,
-    Conflict,
-    Effect,
-    Silencer,
-    Variable,
-    _sections,
-    _variables,
-    variables,
-)
+from ddp_doctor.settings.table import DATA, Conflict, Effect, Silencer, Variable, _sections, _variables, variables
 from ddp_doctor.settings.values import _OTHERS, _READERS
 
 ROW = "[CUDA_X]\nmeaning = Nothing.\ntype = int\nsource = here\n"
@@ -40,9 +31,7 @@ def test_the_rows_are_in_order():
 
 @pytest.mark.parametrize("path", sorted(DATA.rglob("*.ini")), ids=lambda path: path.stem)
 def test_the_files_are_what_configparser_takes_them_for(path):
-    parser = ConfigParser(
-        interpolation=None, delimiters=("=",), default_section=""
-    )  # refuses what stands twice
+    parser = ConfigParser(interpolation=None, delimiters=("=",), default_section="")  # refuses what stands twice
     parser.optionxform = str  # type: ignore[assignment,method-assign]  # keys are written as they are read
     parser.read_string(path.read_text(encoding="utf-8"))
 
@@ -99,15 +88,9 @@ def test_a_row_that_is_none_is_refused(tmp_path, text):
 
 def test_what_follows_from_a_value_is_about_variables_of_the_table_and_says_so_in_a_sentence():
     for variable in variables().values():
-        rows: list[Effect | Silencer | Conflict] = [
-            *variable.effects,
-            *variable.silencers,
-            *variable.conflicts,
-        ]
+        rows: list[Effect | Silencer | Conflict] = [*variable.effects, *variable.silencers, *variable.conflicts]
         assert {name for row in rows for name, _ in row.when} <= variables().keys(), variable.name
-        assert {name for row in variable.conflicts for name in row.without} <= variables().keys(), (
-            variable.name
-        )
+        assert {name for row in variable.conflicts for name in row.without} <= variables().keys(), variable.name
         for text in (*(row.why for row in rows), *(row.beyond for row in variable.ranges)):
             assert re.fullmatch(r"[A-Za-z0-9].{8,200}[.]", text), variable.name
         for source in (*(row.source for row in rows), *(row.source for row in variable.ranges)):

@@ -47,9 +47,7 @@ def test_a_shell_that_was_started_without_it_set_it():
 
 
 def test_a_process_of_another_user_may_have_set_it():
-    assert origin((7, "bash", HAS), (6, "slurmstepd", None)) == Origin(
-        how="given", process="slurmstepd", pid=6
-    )
+    assert origin((7, "bash", HAS), (6, "slurmstepd", None)) == Origin(how="given", process="slurmstepd", pid=6)
 
 
 def test_the_first_process_of_a_container_was_started_with_it():
@@ -75,13 +73,7 @@ def test_the_start_up_file_that_says_the_same_is_named():
         "/etc/environment": "NCCL_DEBUG=INFO\n",
         "/etc/profile.d/nccl.sh": "export NCCL_P2P_LEVEL=SYS\n",
     }
-    env = {
-        "HOME": "/home/user",
-        "NCCL_DEBUG": "INFO",
-        "NCCL_ALGO": "Tree",
-        "NCCL_PROTO": "$P",
-        "NCCL_P2P_LEVEL": "SYS",
-    }
+    env = {"HOME": "/home/user", "NCCL_DEBUG": "INFO", "NCCL_ALGO": "Tree", "NCCL_PROTO": "$P", "NCCL_P2P_LEVEL": "SYS"}
     assert setting_origins(machine(env, [(7, "bash", HAS_NOT)], files)).files == {
         "NCCL_DEBUG": "/home/user/.bashrc:2",
         "NCCL_P2P_LEVEL": "/etc/profile.d/nccl.sh:1",

@@ -24,10 +24,7 @@ def written(text: str, name: str):
 def test_a_line_of_a_script_sets_what_it_hands_to_a_command():
     cases = [
         ("export NCCL_DEBUG=INFO", {"NCCL_DEBUG": "INFO"}),
-        (
-            "  export  NCCL_DEBUG=INFO NCCL_ALGO='Ring Tree'  # why",
-            {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring Tree"},
-        ),
+        ("  export  NCCL_DEBUG=INFO NCCL_ALGO='Ring Tree'  # why", {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring Tree"}),
         ('declare -x NCCL_DEBUG="INFO"', {"NCCL_DEBUG": "INFO"}),
         ("NCCL_DEBUG=INFO python train.py", {"NCCL_DEBUG": "INFO"}),
         ("env -u X NCCL_DEBUG=INFO python train.py", {"NCCL_DEBUG": "INFO"}),
@@ -48,10 +45,7 @@ def test_a_line_of_a_script_sets_what_it_hands_to_a_command():
             {"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL"},
         ),
         ("mpirun -np 2 -x NCCL_DEBUG=INFO -x PATH python x.py", {"NCCL_DEBUG": "INFO"}),
-        (
-            "mpiexec -genv NCCL_DEBUG INFO -env NCCL_ALGO=Ring python x.py",
-            {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring"},
-        ),
+        ("mpiexec -genv NCCL_DEBUG INFO -env NCCL_ALGO=Ring python x.py", {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring"}),
         (
             "srun bash -lc 'export NCCL_DEBUG=INFO; OMP_NUM_THREADS=4 torchrun x.py'",
             {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4"},
@@ -86,10 +80,7 @@ def test_a_line_of_a_script_sets_what_it_hands_to_a_command():
             'export NCCL_SOCKET_IFNAME=ib0\nexport GLOO_SOCKET_IFNAME="$NCCL_SOCKET_IFNAME"',
             {"NCCL_SOCKET_IFNAME": "ib0", "GLOO_SOCKET_IFNAME": "ib0"},
         ),
-        (
-            "export NCCL_DEBUG=INFO\nunset NCCL_DEBUG\nrun -e NCCL_DEBUG=$NCCL_DEBUG",
-            {"NCCL_DEBUG": "$NCCL_DEBUG"},
-        ),
+        ("export NCCL_DEBUG=INFO\nunset NCCL_DEBUG\nrun -e NCCL_DEBUG=$NCCL_DEBUG", {"NCCL_DEBUG": "$NCCL_DEBUG"}),
         ('Environment="NCCL_DEBUG=INFO" NCCL_ALGO=Ring', {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring"}),
         ("set -gx NCCL_DEBUG INFO", {"NCCL_DEBUG": "INFO"}),
         ("set -x", {}),
@@ -142,18 +133,9 @@ def test_of_values_in_several_branches_all_are_told_that_may_count(script, expec
         ('args: ["-c", "export NCCL_DEBUG=INFO && torchrun x.py"]\n', {"NCCL_DEBUG": "INFO"}),
         ('command:\n- bash\n- "-c"\n- "export NCCL_DEBUG=INFO; torchrun x.py"\n', {"NCCL_DEBUG": "INFO"}),
         ("environment:\n  NCCL_DEBUG: ~\n  NCCL_ALGO: null\n  NCCL_PROTO: LL\n", {"NCCL_PROTO": "LL"}),
-        (
-            "environment:\n  NCCL_DEBUG: INFO\n  NCCL_ALGO: 'Ring'\n",
-            {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring"},
-        ),
-        (
-            'environment:\n  - NCCL_DEBUG=INFO\n  - "NCCL_ALGO=Ring"\n',
-            {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring"},
-        ),
-        (
-            '"Env": [\n  "NCCL_DEBUG=INFO",\n  "NCCL_ALGO=Ring"\n]\n',
-            {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring"},
-        ),
+        ("environment:\n  NCCL_DEBUG: INFO\n  NCCL_ALGO: 'Ring'\n", {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring"}),
+        ('environment:\n  - NCCL_DEBUG=INFO\n  - "NCCL_ALGO=Ring"\n', {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring"}),
+        ('"Env": [\n  "NCCL_DEBUG=INFO",\n  "NCCL_ALGO=Ring"\n]\n', {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring"}),
         ("- name: NCCL_DEBUG\n  image: x\n  ports: y\n  value: INFO\n", {}),
     ],
 )
@@ -188,9 +170,7 @@ def test_a_bare_assignment_in_a_script_does_not_count_until_it_is_exported():
 
 
 def test_the_later_line_counts_and_unset_takes_all_before_it_away():
-    script = (
-        "#!/bin/sh\nexport NCCL_DEBUG=WARN\nexport NCCL_DEBUG=INFO\nexport NCCL_ALGO=Ring\nunset NCCL_ALGO\n"
-    )
+    script = "#!/bin/sh\nexport NCCL_DEBUG=WARN\nexport NCCL_DEBUG=INFO\nexport NCCL_ALGO=Ring\nunset NCCL_ALGO\n"
     assert values(script) == {"NCCL_DEBUG": "INFO"}
     assert [one.line for one in written(script, "NCCL_DEBUG")] == [2, 3]
     assert written(script, "NCCL_ALGO")[0].void == "is unset in line 5"
@@ -244,9 +224,7 @@ def test_a_value_that_only_the_shell_knows_says_on_what_it_depends(value, depend
 
 
 def test_lines_that_a_backslash_joins_keep_their_numbers():
-    script = (
-        "#!/bin/sh\ndocker run \\\n  -e NCCL_DEBUG=INFO \\\n  -e NCCL_ALGO=Ring img\nexport NCCL_PROTO=LL\n"
-    )
+    script = "#!/bin/sh\ndocker run \\\n  -e NCCL_DEBUG=INFO \\\n  -e NCCL_ALGO=Ring img\nexport NCCL_PROTO=LL\n"
     assert [(one.name, one.line) for one in read_setting_text(script).written] == [
         ("NCCL_DEBUG", 3),
         ("NCCL_ALGO", 4),
@@ -304,24 +282,7 @@ def test_a_secret_is_not_kept(line, head):
 @given(
     st.lists(
         st.sampled_from(
-            [
-                "NCCL_DEBUG",
-                "=",
-                "INFO",
-                " ",
-                "\n",
-                "\\",
-                "'",
-                '"',
-                "$(",
-                ")",
-                "export ",
-                "${",
-                "}",
-                "#",
-                ";",
-                "-e ",
-            ]
+            ["NCCL_DEBUG", "=", "INFO", " ", "\n", "\\", "'", '"', "$(", ")", "export ", "${", "}", "#", ";", "-e "]
         )
     )
 )
@@ -337,9 +298,7 @@ def test_any_shell_is_read_or_refused_and_lines_are_in_the_text(pieces):
 
 @given(
     st.text(
-        alphabet=st.characters(
-            codec="utf-8", exclude_characters="\r\n\0'\x08\x1b\xa0&", exclude_categories=["Cs"]
-        ),
+        alphabet=st.characters(codec="utf-8", exclude_characters="\r\n\0'\x08\x1b\xa0&", exclude_categories=["Cs"]),
         max_size=60,
     )
 )

@@ -47,9 +47,7 @@ print(json.dumps(accepted))
 
 
 @pytest.mark.ranks
-@pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="the loopback interface is called lo on Linux"
-)
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the loopback interface is called lo on Linux")
 def test_torch_and_gloo_refuse_what_the_table_says_they_refuse():
     answer = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", ASK_TORCH],

@@ -38,11 +38,7 @@ def run(env: dict[str, str], limit_s: float = 10) -> "subprocess.CompletedProces
 
 def test_a_healthy_node_gives_eight_whole_gpus() -> None:
     answer = ask()
-    assert (answer["error"], answer["driver_version"], answer["cuda_driver_version"]) == (
-        None,
-        "550.90.07",
-        "12.4",
-    )
+    assert (answer["error"], answer["driver_version"], answer["cuda_driver_version"]) == (None, "550.90.07", "12.4")
     assert [gpu["index"] for gpu in answer["gpus"]] == list(range(8))
     gpu = answer["gpus"][3]
     assert gpu == {
@@ -165,11 +161,7 @@ def test_an_inforom_that_fails_its_checksum_is_told_from_one_that_cannot_be_chec
 
 @pytest.mark.parametrize(
     ("fault", "code"),
-    [
-        ("not_loaded", "driver_not_loaded"),
-        ("mismatch", "lib_rm_version_mismatch"),
-        ("no_permission", "no_permission"),
-    ],
+    [("not_loaded", "driver_not_loaded"), ("mismatch", "lib_rm_version_mismatch"), ("no_permission", "no_permission")],
 )
 def test_a_driver_that_refuses_is_named_as_nvml_names_it(fault: str, code: str) -> None:
     answer = ask(fault)
@@ -250,8 +242,6 @@ def test_a_library_that_crashes_takes_only_the_child() -> None:
 
 
 def test_it_imports_nothing_of_the_doctor() -> None:
-    code = (
-        f"import sys, runpy; runpy.run_path({str(SCRIPT)!r}); print([m for m in sys.modules if 'ddp' in m])"
-    )
+    code = f"import sys, runpy; runpy.run_path({str(SCRIPT)!r}); print([m for m in sys.modules if 'ddp' in m])"
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -74,7 +74,5 @@ def test_a_pipe_whose_writer_comes_late_is_read_to_its_end(tmp_path):
 
 def test_stdin_is_read_for_a_dash():
     command = "from ddp_doctor.sources.given import read_given; print(read_given('-'))"
-    done = subprocess.run(
-        [sys.executable, "-c", command], input=b"GPU0", capture_output=True, timeout=60, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", command], input=b"GPU0", capture_output=True, timeout=60, check=True)
     assert done.stdout == b"b'GPU0'\n"

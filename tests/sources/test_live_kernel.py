@@ -17,20 +17,11 @@ from tests.lab.processes import PATIENCE_S
 WAITS = {
     "os.open('F', os.O_RDONLY)": ("open", " of the FIFO {F}"),
     "os.read(os.open('F', os.O_RDWR), 1)": ("read", " from the FIFO {F}"),
-    "f = [open('L', 'w') for _ in '12']; [fcntl.flock(one, fcntl.LOCK_EX) for one in f]": (
-        "flock",
-        " of {L}",
-    ),
+    "f = [open('L', 'w') for _ in '12']; [fcntl.flock(one, fcntl.LOCK_EX) for one in f]": ("flock", " of {L}"),
     "p = socket.socketpair(); p[0].recv(1)": ("recv", " from a connection to 10.0.0.5:443"),
-    "p = socket.socketpair(); p[0].settimeout(1e6); p[0].recv(1)": (
-        "poll",
-        " on a connection to 10.0.0.5:443",
-    ),
+    "p = socket.socketpair(); p[0].settimeout(1e6); p[0].recv(1)": ("poll", " on a connection to 10.0.0.5:443"),
     "a, b = os.pipe(); p = select.epoll(); p.register(a); p.poll()": ("epoll", " on a pipe"),
-    "lock = threading.Lock(); lock.acquire(); lock.acquire()": (
-        "futex",
-        ", a lock or a signal of another thread",
-    ),
+    "lock = threading.Lock(); lock.acquire(); lock.acquire()": ("futex", ", a lock or a signal of another thread"),
     "time.sleep(1e6)": ("nanosleep", ", a sleep"),
 }
 
@@ -46,10 +37,7 @@ def test_the_call_in_which_a_process_waits_is_named_with_its_file_or_peer(script
     make = f"os.mkfifo({names['F']!r})"
     with subprocess.Popen((sys.executable, "-c", f"{imports}; {make}; {text}"), cwd=tmp_path) as process:
         try:
-            if (
-                not _wait_until(lambda: Path(names["F"]).exists())
-                or proc.read(f"/proc/{process.pid}/syscall") is None
-            ):
+            if not _wait_until(lambda: Path(names["F"]).exists()) or proc.read(f"/proc/{process.pid}/syscall") is None:
                 pytest.skip("this kernel does not tell in which call a process is")
             expected = of.format(**names)
             _wait_until(lambda: waits_for(process.pid, _peer).endswith(expected) or process.poll())

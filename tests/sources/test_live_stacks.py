@@ -50,7 +50,5 @@ def called(call: str, args: str, kwargs: str = "{}") -> list[dict[str, Any]]:
         ([MAIN], None),
     ],
 )  # fmt: skip
-def test_a_call_is_on_the_default_group_where_it_was_handed_none_and_else_that_is_not_known(
-    frames, is_default
-):
+def test_a_call_is_on_the_default_group_where_it_was_handed_none_and_else_that_is_not_known(frames, is_default):
     assert live_stacks._on_default_group(frames) is is_default

@@ -87,9 +87,7 @@ SCRIPT = """
 @pytest.mark.parametrize("isolated", [0, 1])
 def test_a_helper_is_isolated_exactly_where_the_doctor_is(tmp_path, isolated):
     helper = tmp_path / "child_flags.py"
-    helper.write_text(
-        "import json, sys; print(json.dumps([sys.flags.isolated, sys.argv[1:], sys.executable]))"
-    )
+    helper.write_text("import json, sys; print(json.dumps([sys.flags.isolated, sys.argv[1:], sys.executable]))")
     flags = ["-I"] if isolated else []
     done = subprocess.run(
         [sys.executable, *flags, "-c", textwrap.dedent(SCRIPT), str(tmp_path / "machine.py")],

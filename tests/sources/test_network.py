@@ -35,10 +35,7 @@ def test_loopback_is_here_and_interfaces_come_by_index():
 def test_a_mask_becomes_a_prefix_length():
     assert network._prefix_length("255.255.252.0", socket.AF_INET) == 22
     assert network._prefix_length("ffff:ffff:ffff:ffff::", socket.AF_INET6) == 64
-    assert (network._prefix_length(None, socket.AF_INET), network._prefix_length(None, socket.AF_INET6)) == (
-        32,
-        128,
-    )
+    assert (network._prefix_length(None, socket.AF_INET), network._prefix_length(None, socket.AF_INET6)) == (32, 128)
 
 
 def test_localhost_resolves_to_loopback():
@@ -77,9 +74,7 @@ def libnccl(folder: Path, body: str) -> dict[str, object]:
         f"int ncclGetUniqueId(unsigned char *id) {{ {body} }}\n"
     )
     library = folder / "libnccl.so.2"
-    subprocess.run(
-        (CC, "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)), input=code, text=True, check=True
-    )
+    subprocess.run((CC, "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)), input=code, text=True, check=True)
     env = {"LD_LIBRARY_PATH": f"/nowhere:{folder}"}
     done = subprocess.run((sys.executable, HELPER), env=env, capture_output=True, text=True, check=False)
     found = json.loads(done.stdout.splitlines()[-1])

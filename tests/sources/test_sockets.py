@@ -37,9 +37,7 @@ def _answer(question):
     return {"you asked": question["n"]} if "n" in question else {}
 
 
-def ask(
-    address: str, port: int, token: str, question: Mapping[str, Json], timeout_s: float
-) -> dict[str, Json]:
+def ask(address: str, port: int, token: str, question: Mapping[str, Json], timeout_s: float) -> dict[str, Json]:
     line = dial(address, port, token, timeout_s)
     try:
         return line.ask(question, timeout_s)
@@ -315,9 +313,7 @@ def test_an_answer_that_is_no_object_is_refused(answer):
 
         thread = threading.Thread(target=reply)
         thread.start()
-        with pytest.raises(
-            OSError, match=r"no JSON|no object|nested too deeply|not a text file|it is empty"
-        ) as raised:
+        with pytest.raises(OSError, match=r"no JSON|no object|nested too deeply|not a text file|it is empty") as raised:
             ask("127.0.0.1", server.getsockname()[1], TOKEN, {}, 2)
         thread.join(60)
 

@@ -37,9 +37,7 @@ class Script:
 
     def stub(self, body: str) -> None:
         self.python.parent.mkdir(parents=True, exist_ok=True)
-        self.python.write_text(
-            f'#!/bin/sh\nprintf "<%s>" "$@" >> {self.calls}; echo >> {self.calls}\n{body}\n'
-        )
+        self.python.write_text(f'#!/bin/sh\nprintf "<%s>" "$@" >> {self.calls}; echo >> {self.calls}\n{body}\n')
         self.python.chmod(0o755)
 
     def stub_report(self, report: str, code: int) -> None:
@@ -48,9 +46,7 @@ class Script:
         prepared.write_text(report)
         self.stub(f'[ "$2" = -c ] && exec {sys.executable} "$@"\ncp {prepared} "$6"\nexit {code}')
 
-    def run(
-        self, *edits: tuple[str, str], limit_s: int = 20, **env: str
-    ) -> "subprocess.CompletedProcess[str]":
+    def run(self, *edits: tuple[str, str], limit_s: int = 20, **env: str) -> "subprocess.CompletedProcess[str]":
         text = templates.text(self.template, str(self.python))
         text = re.sub(r"^LIMIT_S=\d+", f"LIMIT_S={limit_s}", text, flags=re.MULTILINE)
         text = re.sub(r"^LOG=\S+", f"LOG={self.log}", text, flags=re.MULTILINE)
@@ -59,12 +55,7 @@ class Script:
             text = text.replace(old, new)
         self.script.write_text(text)
         self.script.chmod(0o755)
-        command = [
-            "/usr/bin/env",
-            "-i",
-            *(f"{name}={value}" for name, value in env.items()),
-            str(self.script),
-        ]
+        command = ["/usr/bin/env", "-i", *(f"{name}={value}" for name, value in env.items()), str(self.script)]
         return subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
@@ -106,9 +97,7 @@ def test_every_name_has_a_text_without_placeholders() -> None:
 
 def test_the_packaged_files_are_exactly_the_named_ones() -> None:
     folder = Path(templates.__file__).parent
-    packaged = {
-        path.name for path in folder.iterdir() if path.suffix not in (".py", ".pyc") and path.is_file()
-    }
+    packaged = {path.name for path in folder.iterdir() if path.suffix not in (".py", ".pyc") and path.is_file()}
     others = {"slurm-common.sh", "prometheus-rules.yml", "grafana-dashboard.json"}
     assert packaged == others | {f"{name}.sh" for name in SCRIPTS}
 
@@ -459,11 +448,7 @@ def _lost(given: object, read: object, place: str = "") -> list[str]:
     if isinstance(given, dict) and isinstance(read, dict):
         return [lost for key in given for lost in _lost(given[key], read.get(key), f"{place}.{key}")]
     if isinstance(given, list) and isinstance(read, list) and len(given) == len(read):
-        return [
-            lost
-            for number, each in enumerate(given)
-            for lost in _lost(each, read[number], f"{place}[{number}]")
-        ]
+        return [lost for number, each in enumerate(given) for lost in _lost(each, read[number], f"{place}[{number}]")]
     return [] if given == read else [place]
 
 

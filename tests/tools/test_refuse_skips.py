@@ -49,8 +49,6 @@ def test_one_refused_skip_among_several_files_is_enough(tmp_path):
 
 @pytest.mark.parametrize("allowed", refuse_skips.ALLOWED, ids=lambda allowed: allowed.pattern)
 def test_what_is_allowed_is_a_reason_that_some_test_gives(allowed):
-    texts = (
-        path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py") if path != Path(__file__)
-    )
+    texts = (path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py") if path != Path(__file__))
 
     assert any("pytest.skip(" in text and allowed.search(text) for text in texts)

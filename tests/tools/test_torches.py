@@ -64,8 +64,7 @@ def test_results_of_pytest_are_read_by_subject(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("cases", "good"),
-    [((HEALTHY, SKIPPED), True), ((HEALTHY, FAILED), False), ((SKIPPED,), False), ((), False)],
+    ("cases", "good"), [((HEALTHY, SKIPPED), True), ((HEALTHY, FAILED), False), ((SKIPPED,), False), ((), False)]
 )
 def test_only_what_was_tried_and_did_not_fail_is_good(cases, good):
     assert Trial("2.4.1", "oldest supported", cases).is_good is good

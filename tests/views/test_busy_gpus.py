@@ -11,11 +11,7 @@ GIB = 2**30
 
 
 def gpu(index: int = 0, **values: Any) -> Gpu:
-    sound = {
-        "uuid": f"GPU-{index}",
-        "memory_total_bytes": 80 * GIB,
-        "memory_used_bytes": 4 << 20,
-    }
+    sound = {"uuid": f"GPU-{index}", "memory_total_bytes": 80 * GIB, "memory_used_bytes": 4 << 20}
     return Gpu(index=index, **{**sound, **values})
 
 

@@ -65,9 +65,7 @@ def recording(*facts: Fact, backend: str = "nccl", command: str = "run") -> Reco
         pytest.param(software(True, OFFERED), None, "nccl2", id="nccl2 is the default"),
         pytest.param(software(True, OFFERED), "0", "nccl-legacy", id="switched back"),
         pytest.param(software(True, OFFERED), "false", "nccl2", id="only 0 switches back"),
-        pytest.param(
-            software(True, OFFERED, "1"), None, "nccl-legacy", id="nccl2 is offered, not the default"
-        ),
+        pytest.param(software(True, OFFERED, "1"), None, "nccl-legacy", id="nccl2 is offered, not the default"),
         pytest.param(software(True, OFFERED, "1"), "1", "nccl2", id="switched on"),
         pytest.param(software(True, OFFERED, "1"), "0", "nccl-legacy", id="only 1 switches on"),
         pytest.param(software(True, OFFERED, None), None, None, id="a switch that is read otherwise"),

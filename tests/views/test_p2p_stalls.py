@@ -21,9 +21,7 @@ def channel(one: int, two: int, via: str = "P2P/CUMEM", bracket: bool = True) ->
 
 
 def waiting(rank: int, peers: tuple[int, ...] = (), check: str = "allreduce", **more) -> RankEvidence:
-    step = Step(
-        check=check, name="send_recv" if peers else "all_reduce", seq=1, detail="float32 [8]", peers=peers
-    )
+    step = Step(check=check, name="send_recv" if peers else "all_reduce", seq=1, detail="float32 [8]", peers=peers)
     fields: dict[str, Any] = {
         "began": True,
         "check": check,
@@ -93,8 +91,7 @@ def test_another_cause_is_no_stall_of_p2p(other: RankEvidence):
 
 
 @pytest.mark.parametrize(
-    "changed",
-    [{"backend": "gloo"}, {"outcome": "broken"}, {"judged_check": "buffers"}, {"outcome": "finished"}],
+    "changed", [{"backend": "gloo"}, {"outcome": "broken"}, {"judged_check": "buffers"}, {"outcome": "finished"}]
 )
 def test_another_trial_is_no_stall_of_p2p(changed: dict[str, str]):
     assert find_stalls({0: PAIR}, [stuck(waiting(0), waiting(1), **changed)]) == []

@@ -26,9 +26,7 @@ def judge(recording: Recording) -> list[Finding]:
 
 def with_log(recording: Recording, change: Any) -> Recording:
     (trial,) = recording.trials
-    evidence = tuple(
-        one.model_copy(update={"output_tail": change(one.output_tail)}) for one in trial.evidence
-    )
+    evidence = tuple(one.model_copy(update={"output_tail": change(one.output_tail)}) for one in trial.evidence)
     return recording.model_copy(update={"trials": (trial.model_copy(update={"evidence": evidence}),)})
 
 
@@ -197,9 +195,7 @@ def test_roce_that_is_forbidden_is_information_and_on_one_node_nothing():
             hca["ports"][0]["link_layer"] = "Ethernet"
     (finding,) = judge(Recording.model_validate(data))
     assert (finding.code, finding.severity.value) == ("DD436", "info")
-    alone = recording.model_copy(
-        update={"world": recording.world and recording.world.model_copy(update={"nnodes": 1})}
-    )
+    alone = recording.model_copy(update={"world": recording.world and recording.world.model_copy(update={"nnodes": 1})})
     assert "DD436" not in codes_of(alone)
 
 
@@ -213,9 +209,7 @@ def test_staging_through_host_memory_beside_a_near_nic_is_one_finding():
 
 
 def test_level_that_forbids_gpudirect_is_to_be_unset():
-    recording = with_fact(
-        load("infiniband-without-gpudirect"), "env_vars", variables={"NCCL_NET_GDR_LEVEL": "LOC"}
-    )
+    recording = with_fact(load("infiniband-without-gpudirect"), "env_vars", variables={"NCCL_NET_GDR_LEVEL": "LOC"})
     (finding,) = judge(recording)
     assert "NCCL_NET_GDR_LEVEL=LOC forbids it" in finding.detail
     assert finding.remedies[0].settings[0].action == "unset"
@@ -235,9 +229,7 @@ def test_staging_is_right_for_consumer_gpus_far_nics_and_kernels_that_cannot():
     assert codes_of(Recording.model_validate(data)) == []
     kernel = {"kind": "kernel/1", "driver_version": "570.86.15", "driver_is_open": False}
     data = recording.model_dump(mode="json")
-    data["readings"] += [
-        {"check": "kernel", "status": "collected", "node": node, "fact": kernel} for node in (0, 1)
-    ]
+    data["readings"] += [{"check": "kernel", "status": "collected", "node": node, "fact": kernel} for node in (0, 1)]
     assert codes_of(Recording.model_validate(data)) == []
 
 
@@ -287,13 +279,7 @@ def test_rates_come_from_the_topology_alone_where_the_gpus_were_not_read():
     fact["nvlinks"] = [{"gpu": f"GPU{at}", "links": [link]} for at in range(8)]
     (place,) = places(Recording.model_validate(data))
     assert {one.rate_gb_per_s for one in place.expected()} == {370.8}
-    device = {
-        "kind": "gpu",
-        "root": "pci0000:15",
-        "link_speed": "32.0 GT/s PCIe",
-        "link_width": 16,
-        "bus_id": "x",
-    }
+    device = {"kind": "gpu", "root": "pci0000:15", "link_speed": "32.0 GT/s PCIe", "link_width": 16, "bus_id": "x"}
     fact["pci"] = [{**device, "name": f"GPU{at}"} for at in range(8)]
     (place,) = places(Recording.model_validate(data))
     assert place.rate(("GPU0", "GPU1"), "PIX", "P2P") == 48.0
@@ -318,9 +304,7 @@ def test_all_reduce_far_below_its_slowest_link_names_the_pair_and_both_rates():
         pytest.param("process_group", {"gpu_uuid": "GPU-00000000-0000-4000-8000-00000000000a"}, id="shared"),
     ],
 )
-def test_slow_all_reduce_is_no_finding_where_something_else_may_explain_it(
-    check: str, change: dict[str, Any]
-):
+def test_slow_all_reduce_is_no_finding_where_something_else_may_explain_it(check: str, change: dict[str, Any]):
     data = load("nvlink-at-a-tenth").model_dump(mode="json")
     for reading in data["readings"]:
         if reading["check"] == check:
@@ -350,16 +334,12 @@ def test_nic_below_the_switch_reaches_gpu_memory_where_the_kernel_can():
         " PIX   GPU0, GPU1  GPUDirect RDMA  48 GB/s  nvidia_peermem is loaded"
     ]
     closed = with_kernel(recording, driver_version="570.86.15", driver_is_open=False)
-    assert network_lines(closed)[0].startswith(
-        " PIX   GPU0, GPU1  host memory  48 GB/s  no peer memory module"
-    )
+    assert network_lines(closed)[0].startswith(" PIX   GPU0, GPU1  host memory  48 GB/s  no peer memory module")
     assert "GPUDirect RDMA?" in network_lines(recording)[0]
 
 
 def test_level_and_port_that_is_not_chosen_decide_which_nic_and_how():
-    recording = with_fact(
-        load("infiniband-with-gpudirect"), "env_vars", variables={"NCCL_NET_GDR_LEVEL": "LOC"}
-    )
+    recording = with_fact(load("infiniband-with-gpudirect"), "env_vars", variables={"NCCL_NET_GDR_LEVEL": "LOC"})
     assert "host memory" in network_lines(recording)[0]
     assert "NCCL_NET_GDR_LEVEL=LOC is set" in network_lines(recording)[0]
     one_port = with_fact(load("infiniband-with-gpudirect"), "rdma", settings={"NCCL_IB_HCA": "=mlx5_0"})
@@ -428,8 +408,7 @@ def test_nics_behind_the_cpu_give_a_level_to_measure_and_nothing_that_is_sure():
     (finding,) = judge(load("nic-behind-the-host-bridge"))
     assert (finding.code, finding.severity.value) == ("DD441", "info")
     assert finding.title == (
-        "NCCL does not use GPUDirect RDMA for GPU0 and GPU1 of node0 and node1:"
-        " NCCL_NET_GDR_LEVEL=PHB may be faster"
+        "NCCL does not use GPUDirect RDMA for GPU0 and GPU1 of node0 and node1: NCCL_NET_GDR_LEVEL=PHB may be faster"
     )
     assert finding.evidence[0].text == "GPU0 to mlx5_0 is NODE; nvidia_peermem is loaded"
     (remedy,) = finding.remedies
@@ -444,20 +423,15 @@ ALONE = {"nnodes": 1, "nproc_per_node": 2, "world_size": 2, "backend": "nccl"}
 @pytest.mark.parametrize(
     "changed",
     [
-        pytest.param(
-            with_fact(load(BEHIND), "env_vars", variables={"NCCL_NET_GDR_LEVEL": "SYS"}), id="somebody chose"
-        ),
+        pytest.param(with_fact(load(BEHIND), "env_vars", variables={"NCCL_NET_GDR_LEVEL": "SYS"}), id="somebody chose"),
         pytest.param(with_fact(load(BEHIND), "kernel", peermem=None), id="it is not possible"),
         pytest.param(with_fact(load(BEHIND), "kernel", driver_is_open=None, peermem=None), id="not known"),
         pytest.param(with_fact(load(BEHIND), "topology", cpu_vendor="ARM"), id="another kind of CPU"),
         pytest.param(with_fact(load(BEHIND), "topology", job_gpus=[]), id="no GPU of the job"),
         pytest.param(with_fact(load(BEHIND), "rdma", unused_by="NCCL_NET=Socket"), id="no RDMA is used"),
+        pytest.param(with_log(load(BEHIND), lambda log: log.replace("NET/IB/0", "NET/IB/0/GDRDMA")), id="it is used"),
         pytest.param(
-            with_log(load(BEHIND), lambda log: log.replace("NET/IB/0", "NET/IB/0/GDRDMA")), id="it is used"
-        ),
-        pytest.param(
-            load(BEHIND).model_copy(update={"world": World.model_validate(ALONE), "trials": ()}),
-            id="one node",
+            load(BEHIND).model_copy(update={"world": World.model_validate(ALONE), "trials": ()}), id="one node"
         ),
     ],
 )

@@ -115,9 +115,7 @@ def test_without_a_folder_nothing_is_set_and_the_reason_is_told(env, tmp_path, m
         ("8:pids:/\n4:memory:/job\n0::/\n", "/sys/fs/cgroup/memory/job/memory.oom_control"),
     ],
 )
-def test_what_the_kernel_killed_is_counted_in_the_jobs_own_memory_cgroup_and_not_on_the_host(
-    monkeypatch, groups, file
-):
+def test_what_the_kernel_killed_is_counted_in_the_jobs_own_memory_cgroup_and_not_on_the_host(monkeypatch, groups, file):
     texts = {"/proc/self/cgroup": groups, file: "low 0\noom_kill 1\n", "/proc/vmstat": "oom_kill 7\n"}
     monkeypatch.setattr("ddp_doctor.sources.proc.read", texts.get)
     counter = OomCounter(of_host=False)

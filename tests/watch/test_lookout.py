@@ -90,9 +90,7 @@ def test_a_job_that_gets_on_is_judged_more_and_more_rarely_and_nothing_is_said(m
     assert job.said == []
 
 
-def test_where_ranks_wait_for_one_at_work_the_next_look_comes_as_soon_as_it_can_tell_and_kills_nothing(
-    monkeypatch,
-):
+def test_where_ranks_wait_for_one_at_work_the_next_look_comes_as_soon_as_it_can_tell_and_kills_nothing(monkeypatch):
     job = Played(monkeypatch, [WAITS, SLOW, WAITS], kill=True)
     job.stands_still(900)
 
@@ -204,12 +202,8 @@ def test_in_a_step_the_watcher_of_the_first_node_looks_at_all_nodes(monkeypatch)
     assert job.asked[-1].items() >= {"node": 0, "only_if_sure": False}.items()
 
 
-@pytest.mark.parametrize(
-    "command", [["python", "train.py"], ["ddp-doctor", "attach", "--slurm-job", "4711.1"]]
-)
-def test_the_watcher_of_another_node_looks_by_itself_where_no_agent_of_the_first_has_come(
-    monkeypatch, command
-):
+@pytest.mark.parametrize("command", [["python", "train.py"], ["ddp-doctor", "attach", "--slurm-job", "4711.1"]])
+def test_the_watcher_of_another_node_looks_by_itself_where_no_agent_of_the_first_has_come(monkeypatch, command):
     job = Played(monkeypatch, [UNSURE, STUCK], node=3)
     job.commands.append(command)
     job.stands_still(450)
@@ -273,8 +267,7 @@ def test_that_no_rank_has_left_its_line_is_told_once_as_slow_and_not_as_a_hang(s
 
 def test_a_rank_that_has_moved_between_two_looks_has_not_stood(monkeypatch):
     monkeypatch.setattr(
-        "ddp_doctor.app.attach.attach",
-        lambda *_, **__: outcome_of(*SLOW_JOBS["a first batch of five minutes"][0]),
+        "ddp_doctor.app.attach.attach", lambda *_, **__: outcome_of(*SLOW_JOBS["a first batch of five minutes"][0])
     )
     said: list[str] = []
     file = os.memfd_create("seen")
@@ -294,9 +287,7 @@ def looked(monkeypatch, tmp_path) -> list[str]:
         raise UsageError("there is no srun on PATH")
 
     recording = blank(Options(command="attach"), Plan(()), {})
-    outcome = SimpleNamespace(
-        report=SimpleNamespace(exit_code=UNSURE, summary="Cannot tell."), recording=recording
-    )
+    outcome = SimpleNamespace(report=SimpleNamespace(exit_code=UNSURE, summary="Cannot tell."), recording=recording)
     monkeypatch.setattr("ddp_doctor.app.attach_nodes.attach_to_step", no_step)
     monkeypatch.setattr("ddp_doctor.app.attach.attach", lambda *_, **__: outcome)
     monkeypatch.setattr("ddp_doctor.app.folders.save_recording", lambda *_: "FILE")
@@ -314,9 +305,7 @@ def looked(monkeypatch, tmp_path) -> list[str]:
         (1, ""),
     ],
 )
-def test_where_slurm_starts_nothing_the_first_node_is_looked_at_and_of_others_no_news_is_told(
-    looked, node, said
-):
+def test_where_slurm_starts_nothing_the_first_node_is_looked_at_and_of_others_no_news_is_told(looked, node, said):
     judging.judge_what_runs([os.getpid()], {}, looked.append, "why", node=node)
 
     assert looked == [said] * bool(said)

@@ -42,8 +42,7 @@ def job():
     pipe = subprocess.PIPE
     scripts = ("input()", "input()", "while True: pass")
     started = [
-        subprocess.Popen((sys.executable, "-S", "-uc", f"print()\n{text}"), stdin=pipe, stdout=pipe)
-        for text in scripts
+        subprocess.Popen((sys.executable, "-S", "-uc", f"print()\n{text}"), stdin=pipe, stdout=pipe) for text in scripts
     ]
     for process in started:
         assert process.stdout is not None

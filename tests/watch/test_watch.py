@@ -208,9 +208,7 @@ def test_what_the_watcher_cannot_see_it_says_before_srun_and_after_a_bad_end(wat
 
 
 def test_output_that_is_kept_is_passed_on_as_it_is_and_explains_the_end(watching, state):
-    process = watching(
-        "--keep-output", "--", "sh", "-c", f"printf 'a\\r\\t'; {FAILING}", stderr=subprocess.STDOUT
-    )
+    process = watching("--keep-output", "--", "sh", "-c", f"printf 'a\\r\\t'; {FAILING}", stderr=subprocess.STDOUT)
     said = process.stdout.buffer.read().decode()
 
     assert process.wait(PATIENCE_S) == 1

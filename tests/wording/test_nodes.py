@@ -13,9 +13,7 @@ class Colour(Fact):
 
 def seen(*colours: str) -> Recording:
     return Recording(
-        world=World(
-            nnodes=2, nodes=(Node(node_rank=0, hostname="alpha"), Node(node_rank=1, hostname="beta"))
-        ),
+        world=World(nnodes=2, nodes=(Node(node_rank=0, hostname="alpha"), Node(node_rank=1, hostname="beta"))),
         readings=tuple(
             Reading(check="c", status=Status.COLLECTED, node=node, fact=Colour(name=colour).recorded())
             for node, colour in enumerate(colours)

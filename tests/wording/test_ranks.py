@@ -32,11 +32,7 @@ def _on(counts: list[int], backend: str = "gloo") -> Recording:
         ([2, 3, 4], [2, 3, 4, 5, 6, 7, 8], "all 7 ranks of n1 and n2"),
         ([8, 8, 8], range(6, 14), "ranks 6-13 (n0 and n1)"),
         ([2] * 64, range(2, 128), "all 126 ranks of n1, n2, n3, n4 and 59 more"),
-        (
-            [2] * 64,
-            range(0, 128, 2),
-            "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 56 more (n0, n1, n2, n3 and 60 more)",
-        ),
+        ([2] * 64, range(0, 128, 2), "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 56 more (n0, n1, n2, n3 and 60 more)"),
     ],
 )
 def test_ranks_read_as_a_person_would_say_them(counts, ranks, words):
@@ -93,10 +89,7 @@ _GPUS = [
     _of("gpus", node=node, kind="gpus/1", gpus=[{"index": at, "uuid": f"GPU-{node}-{at}"} for at in range(6)])
     for node in (0, 1)
 ]
-_GROUP = [
-    _of("process_group", rank, rank // 2, **group_fact(f"GPU-{rank // 2}-{4 + rank % 2}"))
-    for rank in range(4)
-]
+_GROUP = [_of("process_group", rank, rank // 2, **group_fact(f"GPU-{rank // 2}-{4 + rank % 2}")) for rank in range(4)]
 
 
 def test_a_rank_has_the_gpu_that_nvml_knows_by_its_uuid_and_not_its_cuda_device():

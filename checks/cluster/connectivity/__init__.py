@@ -62,9 +62,7 @@ def _sample(ctx: NodesContext, measurements: Sequence[ShortMeasurement]) -> None
     """Throughput in the other networks, within their common time."""
     until = min(ctx.clock() + path_quality.OTHER_SAMPLES_S, ctx.deadline - 1.0)
     for measurement in measurements:
-        measurement.sample(
-            min(path_quality.SAMPLE_S, path_quality.OTHER_SAMPLES_S / len(measurements)), until
-        )
+        measurement.sample(min(path_quality.SAMPLE_S, path_quality.OTHER_SAMPLES_S / len(measurements)), until)
 
 
 def _came_from_elsewhere(peer: Peer) -> bool:
@@ -92,9 +90,7 @@ def _at_once(calls: Iterable[Callable[[], None]]) -> None:
 
 def _doubtful(dialled: list[Dialled], measurements: list[list[ShortMeasurement]]) -> list[Dialled]:
     """The peers that looked slow against the others of this row, or other networks: by chance, perhaps."""
-    elsewhere = [
-        min(measurement.rate, path_quality.JUDGED_BYTES_PER_S) for row in measurements for measurement in row
-    ]
+    elsewhere = [min(measurement.rate, path_quality.JUDGED_BYTES_PER_S) for row in measurements for measurement in row]
     best = max([*(dial.rate or 0.0 for dial in dialled), *elsewhere], default=0.0)
     slow = [dial for dial in dialled if (dial.rate or best) * path_quality.DOUBTFUL_RATIO < best]
     return [dial for dial in slow if not dial.lost_packets]  # that explains it
@@ -106,9 +102,7 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
         for peer in node.fact.peers:
             labels: dict[str, str | int | float] = {"node": node.node, "peer": peer.node}
             if peer.round_trip_min_s is not None:
-                yield Measurement(
-                    name="reach_round_trip", value=peer.round_trip_min_s, unit="s", labels=labels
-                )
+                yield Measurement(name="reach_round_trip", value=peer.round_trip_min_s, unit="s", labels=labels)
             if peer.throughput_bytes_per_s:
                 rate = max(peer.throughput_bytes_per_s)
                 yield Measurement(name="reach_throughput", value=rate, unit="B/s", labels=labels)

@@ -233,9 +233,7 @@ def advertised_address_leads_elsewhere(recording: Recording) -> Iterator[Draft]:
     )
 
 
-def _given_out(
-    recording: Recording, matrix: Matrix, paths: Iterable[Path], nodes: Collection[int]
-) -> Iterator[str]:
+def _given_out(recording: Recording, matrix: Matrix, paths: Iterable[Path], nodes: Collection[int]) -> Iterator[str]:
     """ "10.77.0.2 (node1, eth0)": the addresses of these nodes."""
     for node, address in sorted({(path[1], matrix.seen[path].address) for path in paths}):
         if node in nodes:

@@ -210,9 +210,7 @@ class Matrix:
         losses = self.losses
         bad = {pair for pair, loss in losses.items() if _loses(loss)}
         good = {
-            pair
-            for pair, loss in losses.items()
-            if not loss.retransmits and loss.round_trips >= LOSSLESS_ROUND_TRIPS
+            pair for pair, loss in losses.items() if not loss.retransmits and loss.round_trips >= LOSSLESS_ROUND_TRIPS
         }
         return blame(both_ways(bad), both_ways(good))
 
@@ -266,9 +264,7 @@ class Matrix:
         peers = self.seen.items()
         return ((path, peer.throughput_bytes_per_s) for path, peer in peers if peer.throughput_bytes_per_s)
 
-    def _judge(
-        self, bad: Callable[[PeerConnectivity], bool], good: Callable[[PeerConnectivity], bool]
-    ) -> Blame:
+    def _judge(self, bad: Callable[[PeerConnectivity], bool], good: Callable[[PeerConnectivity], bool]) -> Blame:
         judged = {path: peer for path, peer in self.seen.items() if not _loopback_fails(peer)}
         return blame(
             {path for path, peer in judged.items() if bad(peer)},

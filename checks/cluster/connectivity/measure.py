@@ -157,9 +157,7 @@ class Dialled(_Measurement):
         assert self._line is not None
         self._found |= {"burst_bytes": path_quality.BURST_BYTES}
         try:
-            self._found["burst_s"] = self._line.send(
-                path_quality.BURST_BYTES, self._left(path_quality.BURST_S)
-            )
+            self._found["burst_s"] = self._line.send(path_quality.BURST_BYTES, self._left(path_quality.BURST_S))
         except TimeoutError:
             self._hang_up()
             self._climb()

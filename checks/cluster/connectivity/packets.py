@@ -60,9 +60,7 @@ def look(recording: Recording, matrix: Matrix, nodes: Iterable[int]) -> Remedy:
     """Look at the interface of each node, by its name where that is known."""
     addresses = matrix.address_of
     known = {node: wording.interface_name(recording, node, addresses.get(node, "")) for node in nodes}
-    return wording.look_at_link(
-        [(host(recording, node), name or "INTERFACE") for node, name in known.items()]
-    )
+    return wording.look_at_link([(host(recording, node), name or "INTERFACE") for node, name in known.items()])
 
 
 def touching(paths: Iterable[Path], nodes: Collection[int]) -> set[Path]:
@@ -105,9 +103,7 @@ def slow_answers(recording: Recording) -> Iterator[Draft]:
     matrix = Matrix.of(recording)
     answers, found = matrix.answers, matrix.slow_to_answer
     if len(matrix.nodes) == 2:
-        found = Blame(
-            paths=tuple(pair for pair, answer_s in answers.items() if answer_s >= path_quality.SLOW_ANSWER_S)
-        )
+        found = Blame(paths=tuple(pair for pair, answer_s in answers.items() if answer_s >= path_quality.SLOW_ANSWER_S))
     for nodes, paths in ((found.nodes, ()), ((), found.paths)):
         pairs = sorted({pair for pair in answers if set(pair) & set(nodes) or pair in paths})
         if pairs:
@@ -189,9 +185,7 @@ def loses_packets(recording: Recording) -> Iterator[Draft]:
 
 
 def _lossy(recording: Recording, matrix: Matrix, found: Blame, losses: dict[Path, Loss]) -> Draft:
-    lost, trips = (
-        sum(getattr(loss, name) for loss in losses.values()) for name in ("retransmits", "round_trips")
-    )
+    lost, trips = (sum(getattr(loss, name) for loss in losses.values()) for name in ("retransmits", "round_trips"))
     around = detour(recording, lambda way: not way.loses_packets)
     delay_s = lost / trips * path_quality.RETRANSMIT_S
     heavy = delay_s >= (path_quality.SLOW_NODE_RATIO - 1) * median(loss.median_s for loss in losses.values())
@@ -274,9 +268,7 @@ def _swallowed(recording: Recording, matrix: Matrix, path: Path) -> Evidence:
     )
 
 
-def _smaller_mtu(
-    recording: Recording, matrix: Matrix, path: Path, passed: int, found: Blame
-) -> Iterator[Remedy]:
+def _smaller_mtu(recording: Recording, matrix: Matrix, path: Path, passed: int, found: Blame) -> Iterator[Remedy]:
     peer, addresses = matrix.seen[path], matrix.address_of
     yield wording.one_mtu(recording, path[0], peer.address, passed, peer.mss_bytes)
     nodes = matrix.nodes if found.everyone else found.nodes or sorted({*found.paths[0]})

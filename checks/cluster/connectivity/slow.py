@@ -57,9 +57,7 @@ def _slow_nodes(recording: Recording, matrix: Matrix, nodes: list[int], found: B
     rates, usual = matrix.best_rates, matrix.usual_rate
     sides = {node: _slow_side(found, node, rates) for node in nodes}
     mine = {node: median(rates[path] for path in side) for node, side in sides.items()}
-    around = detour(
-        recording, lambda way: all(_is_faster(way, side, mine[node]) for node, side in sides.items())
-    )
+    around = detour(recording, lambda way: all(_is_faster(way, side, mine[node]) for node, side in sides.items()))
     rate, names = median(mine.values()), hosts(recording, nodes)
     ratio, its = usual / rate, "its" if len(nodes) == 1 else "their"
     of_three = len(matrix.nodes) == 3 and ratio < path_quality.VERY_SLOW_RATIO
@@ -99,13 +97,7 @@ def _slow_paths(recording: Recording, matrix: Matrix, paths: list[Path]) -> Draf
     may_help = known and not _is_refuted(recording)
     around = detour(recording, lambda way: may_help and _is_faster(way, paths, rate))
     detail = "The other paths of these nodes are faster." if known else "Perhaps the network is built so."
-    grave = (
-        (Severity.ERROR if much else Severity.WARNING)
-        if known
-        else Severity.WARNING
-        if much
-        else Severity.INFO
-    )
+    grave = (Severity.ERROR if much else Severity.WARNING) if known else Severity.WARNING if much else Severity.INFO
     return finding(
         wording.path_culprits(recording, paths),
         f"Throughput {wording.path_words(recording, paths)} is {usual / rate:.0f} times lower than on the"
@@ -137,11 +129,7 @@ def _slow_side(found: Blame, node: int, rates: dict[Path, float]) -> list[Path]:
 def _explained(matrix: Matrix) -> Blame:
     """What loses or delays packets is slow for that reason."""
     lossy, late = matrix.lossy, matrix.slow_to_answer
-    return Blame(
-        everyone=lossy.everyone,
-        inbound=(*lossy.nodes, *late.nodes),
-        paths=(*lossy.paths, *late.paths),
-    )
+    return Blame(everyone=lossy.everyone, inbound=(*lossy.nodes, *late.nodes), paths=(*lossy.paths, *late.paths))
 
 
 def _is_told(path: Path, explained: Blame) -> bool:
@@ -241,11 +229,7 @@ def _is_refuted(recording: Recording) -> bool:
     tried = [experiment for experiment in recording.experiments if experiment.code == "DD538"]
     attempts = [attempt for experiment in tried for attempt in experiment.attempts]
     there = [attempt for attempt in attempts if attempt.arm == "treatment"]
-    here = [
-        attempt.bytes_per_s
-        for attempt in attempts
-        if attempt.arm == "control" and attempt.bytes_per_s is not None
-    ]
+    here = [attempt.bytes_per_s for attempt in attempts if attempt.arm == "control" and attempt.bytes_per_s is not None]
     if not there or any(attempt.outcome != "passed" for attempt in there):
         return bool(there)
     rates = [attempt.bytes_per_s for attempt in there if attempt.bytes_per_s is not None]
@@ -255,9 +239,7 @@ def _is_refuted(recording: Recording) -> bool:
 def _interfaces_in_use(recording: Recording, matrix: Matrix) -> str:
     """ "eth0", "eth0 and ens5"; an address where no name is known."""
     taken = {path[1]: peer.address for path, peer in matrix.seen.items()}
-    return _listed(
-        wording.interface_name(recording, node, address) or address for node, address in taken.items()
-    )
+    return _listed(wording.interface_name(recording, node, address) or address for node, address in taken.items())
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -159,9 +159,7 @@ def trace_path(recording: Recording, paths: Iterable[Path], addresses: Mapping[i
     )
 
 
-def one_mtu(
-    recording: Recording, node: int, address: str, passed_bytes: int, mss_bytes: int | None
-) -> Remedy:
+def one_mtu(recording: Recording, node: int, address: str, passed_bytes: int, mss_bytes: int | None) -> Remedy:
     """Give the path one MTU. ``address``: of a peer behind it."""
     headers = _HEADERS_V6 if is_ipv6(address) else _HEADERS_V4
     ping = (mss_bytes or 8948) + _PING

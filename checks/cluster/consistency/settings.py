@@ -56,9 +56,7 @@ def different_settings(recording: Recording) -> Iterator[Draft]:
         title = _title(group, few, many, differences.values_with_nodes(recording, parts))
         detail = f"{group[0].name}: {group[0].effect}."
         at_stake = [difference.name for difference in group if difference.severity is not Severity.INFO]
-        taken_away = tuple(
-            Setting(name=name, action="unset", why="ranks then do the same") for name in at_stake
-        )
+        taken_away = tuple(Setting(name=name, action="unset", why="ranks then do the same") for name in at_stake)
         told = what_did_not_fit(recording) if at_stake else ()
         cure = _SAME_SETTINGS.model_copy(update={"settings": taken_away, "proof": NO_TRIAL} if told else {})
         draft = difference_draft(recording, group, title, detail, cure)
@@ -136,9 +134,7 @@ def _between_nodes(recording: Recording) -> Iterator[Difference[int]]:
     names = {name for fact in environments.values() for name in fact.variables}
     job = _job(recording)
     for name in sorted(names.difference(_within_nodes(recording), settings_told(recording))):
-        values = {
-            node: fact.variables.get(name) for node, fact in environments.items() if name not in fact.withheld
-        }
+        values = {node: fact.variables.get(name) for node, fact in environments.items() if name not in fact.withheld}
         difference = _difference(name, values, job)
         if difference is not None:
             yield difference
@@ -151,9 +147,7 @@ def _between_ranks(recording: Recording, silent: int) -> Iterator[Difference[Pla
         difference = _difference(name, values, job, len(values) + silent, within_a_node=True)
         if difference is None:
             continue
-        if (
-            agreement.is_of_a_host(name) and len({node for node, _ in values}) > 1
-        ):  # most mean nothing elsewhere
+        if agreement.is_of_a_host(name) and len({node for node, _ in values}) > 1:  # most mean nothing elsewhere
             difference = replace(difference, split=replace(difference.split, usual=None))
         yield difference
 
@@ -162,9 +156,7 @@ def _between_ranks(recording: Recording, silent: int) -> Iterator[Difference[Pla
 def _within_nodes(recording: Recording) -> Mapping[str, Mapping[Place, str | None]]:
     """Every rank's values of the variables that differ between the ranks of some node."""
     facts = recording.facts(RankSettings)
-    names = {
-        name for node in facts for environment in node.fact.ranks.values() for name in environment.variables
-    }
+    names = {name for node in facts for environment in node.fact.ranks.values() for name in environment.variables}
     found: dict[str, Mapping[Place, str | None]] = {}
     for name in sorted(names):
         values = {
@@ -182,12 +174,7 @@ def _within_nodes(recording: Recording) -> Mapping[str, Mapping[Place, str | Non
 
 
 def _difference(
-    name: str,
-    values: Mapping[Who, str | None],
-    job: agreement.Job,
-    there_are: int = 0,
-    *,
-    within_a_node: bool = False,
+    name: str, values: Mapping[Who, str | None], job: agreement.Job, there_are: int = 0, *, within_a_node: bool = False
 ) -> Difference[Who] | None:
     """The difference in one variable, from who has which value; None where there is none or it may differ."""
     if len(set(values.values())) < 2:
@@ -234,9 +221,7 @@ def _gpus(recording: Recording) -> dict[int, int]:
     """How many GPUs each node shows the job; a node that has none says that none is there."""
     absent = (reading for reading in recording.of_check("gpus") if reading.status is Status.ABSENT)
     return {reading.node: 0 for reading in absent} | {
-        node.node: len(node.fact.visible)
-        for node in recording.facts(GpusFact)
-        if node.fact.nvml_error is None
+        node.node: len(node.fact.visible) for node in recording.facts(GpusFact) if node.fact.nvml_error is None
     }
 
 
@@ -247,13 +232,7 @@ def _counted(counts: Mapping[int, int], what: str) -> Split[int] | None:
     return split({node: (count, shown(count)) for node, count in counts.items()})
 
 
-@rule(
-    "DD552",
-    "nodes-bring-different-numbers-of-ranks",
-    Severity.WARNING,
-    ConsistencyFact,
-    explained_by=_LACKING_GPUS,
-)
+@rule("DD552", "nodes-bring-different-numbers-of-ranks", Severity.WARNING, ConsistencyFact, explained_by=_LACKING_GPUS)
 def different_ranks(recording: Recording) -> Iterator[Draft]:
     """Nodes that bring fewer or more ranks than the others.
 
@@ -304,14 +283,7 @@ def _explained_by_gpus(recording: Recording) -> bool:
     return ranks is not None and gpus is not None and ranks.parts == gpus.parts
 
 
-@rule(
-    "DD554",
-    "nodes-have-different-gpus",
-    Severity.WARNING,
-    ConsistencyFact,
-    GpusFact,
-    explained_by=_LACKING_GPUS,
-)
+@rule("DD554", "nodes-have-different-gpus", Severity.WARNING, ConsistencyFact, GpusFact, explained_by=_LACKING_GPUS)
 def different_gpus(recording: Recording) -> Iterator[Draft]:
     """Nodes that show the job fewer GPUs than the others, or none.
 
@@ -339,9 +311,7 @@ def different_gpus(recording: Recording) -> Iterator[Draft]:
     matters = without or _explained_by_gpus(recording)
     stops = without and recording.options.backend is Backend.NCCL
     yield proved(
-        [node_culprit(recording, node) for node in without]
-        if stops
-        else differences.odd_culprits(recording, parts),
+        [node_culprit(recording, node) for node in without] if stops else differences.odd_culprits(recording, parts),
         _unlike(recording, parts),
         Evidence(text=differences.values_with_nodes(recording, parts)),
         remedy(

@@ -16,15 +16,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views.software import with_the_right_nccl
-from ddp_doctor.wording.differences import (
-    Split,
-    Who,
-    odd_culprits,
-    odd_values,
-    others,
-    split,
-    values_with_nodes,
-)
+from ddp_doctor.wording.differences import Split, Who, odd_culprits, odd_values, others, split, values_with_nodes
 from ddp_doctor.wording.findings import likely, proved
 from ddp_doctor.wording.nodes import host, hosts, name_list, node_culprit, node_pair
 from ddp_doctor.wording.ranks import capital
@@ -45,9 +37,7 @@ def together(differences: Iterable[Difference[Who]]) -> list[list[Difference[Who
     """Groups that part them in the same way, each with the worst first: one image, or one shell, is one cause."""
     groups = grouped((difference.split.parts, difference) for difference in differences)
     order = list(Severity)
-    return [
-        sorted(group, key=lambda difference: order.index(difference.severity)) for group in groups.values()
-    ]
+    return [sorted(group, key=lambda difference: order.index(difference.severity)) for group in groups.values()]
 
 
 def difference_draft(
@@ -138,9 +128,7 @@ def clocks_apart(recording: Recording) -> Iterator[Draft]:
     )
 
 
-def _clock_title(
-    recording: Recording, clocks: Mapping[int, float], off: Mapping[int, float], worst: int
-) -> str:
+def _clock_title(recording: Recording, clocks: Mapping[int, float], off: Mapping[int, float], worst: int) -> str:
     if 2 * len(off) >= len(clocks):
         first, last = min(clocks, key=lambda node: clocks[node]), max(clocks, key=lambda node: clocks[node])
         apart = clocks[last] - clocks[first]
@@ -148,9 +136,7 @@ def _clock_title(
     way = "ahead of" if off[worst] > 0 else "behind"
     few = hosts(recording, sorted(off))
     if len(off) == 1:
-        return (
-            f"The clock of {few} is {_span(abs(off[worst]))} {way} those of the other {len(clocks) - 1} nodes"
-        )
+        return f"The clock of {few} is {_span(abs(off[worst]))} {way} those of the other {len(clocks) - 1} nodes"
     return f"The clocks of {few} are up to {_span(abs(off[worst]))} from those of the other nodes"
 
 
@@ -161,9 +147,7 @@ def _span(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
 
 
-def _clock_culprits(
-    recording: Recording, clocks: Mapping[int, float], off: Mapping[int, float]
-) -> tuple[Culprit, ...]:
+def _clock_culprits(recording: Recording, clocks: Mapping[int, float], off: Mapping[int, float]) -> tuple[Culprit, ...]:
     """The few that are off; of two nodes the pair, for one of them is; else nobody."""
     if 2 * len(off) < len(clocks):
         return tuple(node_culprit(recording, node) for node in sorted(off))
@@ -235,15 +219,12 @@ class _Component:
 
     def difference(self, software: Mapping[int, Software]) -> Difference[int] | None:
         """How the nodes differ, of those on which it is known."""
-        versions_by_node = {
-            node: version for node, fact in software.items() if (version := self.version_of(fact))
-        }
+        versions_by_node = {node: version for node, fact in software.items() if (version := self.version_of(fact))}
         found = split({node: (version, version) for node, version in versions_by_node.items()})
         if found is None:
             return None
         one_series = (
-            self.series < _ALL
-            and len({release(version)[: self.series] for version in versions_by_node.values()}) == 1
+            self.series < _ALL and len({release(version)[: self.series] for version in versions_by_node.values()}) == 1
         )
         severity = Severity.INFO if one_series else self.severity
         return Difference(self.name, found, severity, self.effect, self.source)

@@ -3,12 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from ddp_doctor.checks.cluster.roll_call.endpoint import facts_with
-from ddp_doctor.checks.cluster.roll_call.wording import (
-    command_for,
-    endpoint,
-    start_again,
-    who_came,
-)
+from ddp_doctor.checks.cluster.roll_call.wording import command_for, endpoint, start_again, who_came
 from ddp_doctor.facts.cluster import RollCallFact
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
@@ -61,9 +56,7 @@ def _claim(hostname: str, rank: int) -> Culprit:
 
 
 def _duplicates(recording: Recording, fact: RollCallFact) -> Iterator[Draft]:
-    claims = grouped(
-        (node.claimed_rank, node.hostname) for node in fact.present if node.claimed_rank is not None
-    )
+    claims = grouped((node.claimed_rank, node.hostname) for node in fact.present if node.claimed_rank is not None)
     for rank, hosts in claims.items():
         if len(hosts) < 2:
             continue
@@ -133,17 +126,11 @@ def _different_numbers(recording: Recording, fact: RollCallFact) -> Draft:
     most = max(map(len, hosts_by_number.values()), default=0)
     usual = [number for number, hosts in hosts_by_number.items() if len(hosts) == most]
     odd = [
-        host
-        for number, hosts in hosts_by_number.items()
-        if len(usual) == 1 and number != usual[0]
-        for host in hosts
+        host for number, hosts in hosts_by_number.items() if len(usual) == 1 and number != usual[0] for host in hosts
     ]
     each = "; ".join(f"{name_list(hosts)}: {number}" for number, hosts in sorted(hosts_by_number.items()))
     return proved(
-        tuple(
-            Culprit(kind="setting", node=host, node_rank=_rank_of(fact, host), name="--nnodes")
-            for host in odd
-        )
+        tuple(Culprit(kind="setting", node=host, node_rank=_rank_of(fact, host), name="--nnodes") for host in odd)
         or (Culprit(kind="setting", name="--nnodes"),),
         f"--nnodes is not the same on all nodes: {each}",
         Evidence(text=f"--nnodes by host: {each}", expected_from="one number on all nodes"),

@@ -4,16 +4,7 @@ from collections.abc import Iterator, Sequence
 from ipaddress import ip_address
 from typing import Literal
 
-from ddp_doctor.checks.cluster.roll_call.wording import (
-    Group,
-    endpoint,
-    fix,
-    names,
-    paths,
-    reader,
-    readers,
-    same_host,
-)
+from ddp_doctor.checks.cluster.roll_call.wording import Group, endpoint, fix, names, paths, reader, readers, same_host
 from ddp_doctor.facts.cluster import AttemptOutcome, RollCallFact
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, MissingNode, Remedy
@@ -24,16 +15,7 @@ from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.nodes import by_cause
 
 Obstacle = Literal[
-    "unresolved",
-    "loopback",
-    "family",
-    "rejected",
-    "refused",
-    "timed_out",
-    "unreachable",
-    "held",
-    "other",
-    "job",
+    "unresolved", "loopback", "family", "rejected", "refused", "timed_out", "unreachable", "held", "other", "job"
 ]
 
 
@@ -88,9 +70,7 @@ def own_addresses(recording: Recording, fact: RollCallFact) -> list[str]:
     """This node's addresses by which others can meet it."""
     nodes = recording.world.nodes if recording.world else ()
     mine = next((node for node in nodes if node.hostname == fact.hostname), None)
-    return [
-        address for of in (mine.addresses.values() if mine else ()) for address in of if leads_out(address)
-    ]
+    return [address for of in (mine.addresses.values() if mine else ()) for address in of if leads_out(address)]
 
 
 def _no_family(recording: Recording, fact: RollCallFact) -> bool:
@@ -184,8 +164,7 @@ def unresolved(recording: Recording) -> Iterator[Draft]:
             f" {fact.error or 'no address'}",
             "Without an address the node cannot find the others, and they wait for it.",
             tuple(
-                culprit.model_copy(update={"kind": "setting", "name": "--rdzv-endpoint"})
-                for culprit in readers(group)
+                culprit.model_copy(update={"kind": "setting", "name": "--rdzv-endpoint"}) for culprit in readers(group)
             ),
             fix(
                 "Correct the name, make it known there (DNS, /etc/hosts), or use the IP address of the head node",

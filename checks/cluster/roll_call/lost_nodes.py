@@ -123,9 +123,7 @@ def _verb(nodes: Sequence[int], verb: str) -> str:
 
 
 def _paths(recording: Recording, cause: Cause) -> str:
-    return " and between ".join(
-        f"{host(recording, node)} and {host(recording, peer)}" for node, peer in cause.pairs
-    )
+    return " and between ".join(f"{host(recording, node)} and {host(recording, peer)}" for node, peer in cause.pairs)
 
 
 def _since(cause: Cause) -> str:
@@ -206,9 +204,7 @@ def _remedy(recording: Recording, cause: Cause) -> Remedy:
         summary = f"On {where}, look at the cable, the switch port and the driver of {name_list(links)}"
         return _on_node(summary, *(f"ip -s link show {name}" for name in links), "sudo dmesg -T | tail -n 50")
     if cause.how == "cut-off":
-        return _on_node(
-            f"Look at the network of {where}: interface, cable, switch port", "ip -br link", "ip -s link"
-        )
+        return _on_node(f"Look at the network of {where}: interface, cable, switch port", "ip -br link", "ip -s link")
     if cause.how in ("stopped", "frozen"):
         return _on_node(
             f"On {where}, find what stopped it: T is stopped (SIGCONT), D waits for a device or file system",
@@ -226,19 +222,14 @@ def _remedy(recording: Recording, cause: Cause) -> Remedy:
 
 
 _on_node = partial(
-    look_at,
-    scope="node",
-    cost="the job runs without the node meanwhile",
-    undo="give the node back to the scheduler",
+    look_at, scope="node", cost="the job runs without the node meanwhile", undo="give the node back to the scheduler"
 )
 
 
 def _between(recording: Recording, cause: Cause) -> Remedy:
     first, second = (host(recording, node) for node in cause.pairs[0])
     if cause.how == "beats":
-        summary = (
-            f"Look whether {_endpoint(recording)} stays open between {first} and {second}; then run again"
-        )
+        summary = f"Look whether {_endpoint(recording)} stays open between {first} and {second}; then run again"
     else:
         summary = f"Test the path between {first} and {second} from both ends: firewall, switch, cable; then run again"
     return look_at(
@@ -261,12 +252,7 @@ def _farewell(recording: Recording, silence: FactAt[SilenceFact]) -> Draft:
         NOBODY,
         f"{name} left before the end: {how}",
         Evidence(text=f"{name} took its leave: {why}"),
-        advice(
-            again,
-            scope="job",
-            cost="the time of one run",
-            untried="there is no fault to prove",
-        ),
+        advice(again, scope="job", cost="the time of one run", untried="there is no fault to prove"),
         detail="What was not tested until then is not known. Nothing was found against the node.",
         severity=Severity.INFO,
     )

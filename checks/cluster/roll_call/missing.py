@@ -130,9 +130,7 @@ def _never_came(recording: Recording, fact: RollCallFact) -> Draft:
     came = f"{len(fact.present)} of {fact.nnodes} nodes reported in within {time_given(fact)}"
     who = name_list(gone.names) if gone.named else "the others"
     why = f"not started, or cannot reach {endpoint(fact)}"
-    title = (
-        f"{who} did not report in ({why}): {came}" if gone.named else f"{came}, only {here}; {who} were {why}"
-    )
+    title = f"{who} did not report in ({why}): {came}" if gone.named else f"{came}, only {here}; {who} were {why}"
     return finding(
         _unstarted(fact, gone),
         f"{title}{_reason(fact)}",
@@ -215,8 +213,7 @@ def _unstarted(fact: RollCallFact, gone: _Missing) -> tuple[Culprit, ...]:
     """Those of the missing nodes of which it is known what kept them."""
     ranks = {node.node: node.node_rank for node in gone.nodes}
     return tuple(
-        Culprit(kind="node", node=node.hostname, node_rank=ranks.get(node.hostname))
-        for node in fact.not_started
+        Culprit(kind="node", node=node.hostname, node_rank=ranks.get(node.hostname)) for node in fact.not_started
     )
 
 
@@ -235,9 +232,7 @@ def _commands(recording: Recording, fact: RollCallFact, gone: _Missing) -> tuple
 
 
 def _not_started_evidence(fact: RollCallFact) -> tuple[Evidence, ...]:
-    return tuple(
-        Evidence(text=f"{node.hostname} was not started: {node.reason}") for node in fact.not_started
-    )
+    return tuple(Evidence(text=f"{node.hostname} was not started: {node.reason}") for node in fact.not_started)
 
 
 def _who_is_missing(recording: Recording, fact: RollCallFact) -> _Missing:

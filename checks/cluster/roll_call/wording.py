@@ -80,8 +80,7 @@ def who_came(present: Sequence[Present]) -> Evidence:
         for node in present
     ]
     return Evidence(
-        text=f"reported in: {', '.join(said)}",
-        expected_from="each host has a node rank of its own, or none is given",
+        text=f"reported in: {', '.join(said)}", expected_from="each host has a node rank of its own, or none is given"
     )
 
 
@@ -108,9 +107,7 @@ def open_port(fact: RollCallFact, whom: str, *commands: str) -> Remedy:
 #: For a host or network that failed after the roll call.
 look_at = partial(advice, untried="somebody has to look at the host or the network first")
 #: For a command that was started with the wrong options, or not at all.
-start_again = partial(
-    advice, scope="job", untried=ANOTHER_START, cost="none", undo="start with the former options"
-)
+start_again = partial(advice, scope="job", untried=ANOTHER_START, cost="none", undo="start with the former options")
 
 #: Where one command starts all nodes, nobody types anything on the others: what to do instead.
 LAUNCHERS = {

@@ -195,9 +195,7 @@ class _NotMeasured(Exception):
     """The message is the reason."""
 
 
-def _step(
-    ctx: RankContext, name: str, what: str, results: _Results, work: Callable[[], dict[str, Any]]
-) -> None:
+def _step(ctx: RankContext, name: str, what: str, results: _Results, work: Callable[[], dict[str, Any]]) -> None:
     """Work that may fail for lack of memory, which must not keep this rank from meeting the others."""
     import torch
 
@@ -236,9 +234,7 @@ def _matmul(ctx: RankContext, watch: GpuWatch, workload: Workload) -> dict[str, 
     size = fitting[0]
     # The same numbers on every rank: the power that a product takes depends on them.
     generator = torch.Generator(ctx.device).manual_seed(1)
-    left, right = (
-        torch.randn(size, size, device=ctx.device, dtype=dtype, generator=generator) for _ in range(2)
-    )
+    left, right = (torch.randn(size, size, device=ctx.device, dtype=dtype, generator=generator) for _ in range(2))
     out = torch.empty_like(left)
     with watch.during(MATMUL):
         measured = rate(ctx, lambda: torch.mm(left, right, out=out), 2 * size**3 / 1e12, workload.matmul)
@@ -286,11 +282,7 @@ def _host(ctx: RankContext, watch: GpuWatch, workload: Workload) -> dict[str, An
     with watch.during(HOST_COPY):
         into = rate(ctx, lambda: there.copy_(host, non_blocking=True), size / 1e9, workload.host_copy)
         back = rate(ctx, lambda: host.copy_(there, non_blocking=True), size / 1e9, workload.host_copy)
-    return {
-        "host_to_device_gb_per_s": into,
-        "device_to_host_gb_per_s": back,
-        "host_copy_bytes": size,
-    }
+    return {"host_to_device_gb_per_s": into, "device_to_host_gb_per_s": back, "host_copy_bytes": size}
 
 
 def probe(ctx: RankContext) -> GpuSpeedFact:

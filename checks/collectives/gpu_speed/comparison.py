@@ -39,12 +39,7 @@ class Metric:
         return rate
 
 
-MATMUL = Metric(
-    "matmul_tflop_per_s",
-    "matrix products",
-    "TFLOP/s",
-    lambda fact: (fact.matmul_dtype, fact.matmul_size),
-)
+MATMUL = Metric("matmul_tflop_per_s", "matrix products", "TFLOP/s", lambda fact: (fact.matmul_dtype, fact.matmul_size))
 COPY = Metric("copy_gb_per_s", "copies within its memory", "GB/s", lambda fact: fact.copy_bytes)
 INTO = Metric("host_to_device_gb_per_s", "copies from the host", "GB/s")
 BACK = Metric("device_to_host_gb_per_s", "copies to the host", "GB/s")
@@ -104,9 +99,7 @@ def judged(recording: Recording) -> Sequence[Measured]:
     return [
         gpu
         for gpu in everyone
-        if rank_of(gpu) not in crowded
-        and ranks[gpu.fact.gpu_uuid or gpu.rank] < 2
-        and not gpu.fact.load.mig_enabled
+        if rank_of(gpu) not in crowded and ranks[gpu.fact.gpu_uuid or gpu.rank] < 2 and not gpu.fact.load.mig_enabled
     ]
 
 
@@ -220,9 +213,7 @@ FOLLOW_THE_PATH = by_operator(
 )
 
 
-def evidence(
-    recording: Recording, gpus: Sequence[Measured], besides: Sequence[Measured]
-) -> Iterator[Evidence]:
+def evidence(recording: Recording, gpus: Sequence[Measured], besides: Sequence[Measured]) -> Iterator[Evidence]:
     """One line per GPU, beside the typical GPU of its model, which leaves out those of ``besides``."""
     usual = _usual(recording, besides)
     for gpu in gpus[:LINES_OF_EVIDENCE]:
@@ -257,8 +248,7 @@ def _usual(recording: Recording, besides: Sequence[Measured]) -> GpuLoad:
     clocks = [gpu.fact.load.sm_clock_mhz for gpu in others if gpu.fact.load.sm_clock_mhz is not None]
     limits = [gpu.fact.load.power_limit_w for gpu in others if gpu.fact.load.power_limit_w is not None]
     return GpuLoad(
-        sm_clock_mhz=median_low(clocks) if clocks else None,
-        power_limit_w=median_low(limits) if limits else None,
+        sm_clock_mhz=median_low(clocks) if clocks else None, power_limit_w=median_low(limits) if limits else None
     )
 
 

@@ -187,9 +187,7 @@ def host_copies_slow(recording: Recording) -> Iterator[Draft]:
 
 def _judged(recording: Recording) -> list[Measured]:
     elsewhere = reduced_beside_peers(recording)
-    return [
-        gpu for gpu in judged(recording) if rank_of(gpu) not in elsewhere and not gpu.fact.load.confidential
-    ]
+    return [gpu for gpu in judged(recording) if rank_of(gpu) not in elsewhere and not gpu.fact.load.confidential]
 
 
 def _model_and_link(gpu: Measured) -> Hashable:

@@ -73,11 +73,7 @@ def _grade(rates: Slow, limited: frozenset[tuple[int, str]]) -> Severity:
     gpu = rates[0].gpu
     capped = gpu.fact.load.clock_events.get("sw_power_cap", 0.0) >= gpu_speed.IN_FORCE_SHARE
     own = (gpu.node, gpu.fact.gpu_uuid) in limited
-    return (
-        Severity.INFO
-        if own and capped and {compared.metric for compared in rates} == {MATMUL}
-        else Severity.WARNING
-    )
+    return Severity.INFO if own and capped and {compared.metric for compared in rates} == {MATMUL} else Severity.WARNING
 
 
 def _slower_draft(recording: Recording, slow: Slow, severity: Severity) -> Draft:
@@ -118,9 +114,7 @@ def unequally_fast(recording: Recording) -> Iterator[Draft]:
             yield _unsure_draft(recording, slow, below, above)
 
 
-def _unsure_draft(
-    recording: Recording, slow: Slow, below: Sequence[Measured], above: Sequence[Measured]
-) -> Draft:
+def _unsure_draft(recording: Recording, slow: Slow, below: Sequence[Measured], above: Sequence[Measured]) -> Draft:
     ranks = [rank_of(gpu) for gpu in below], [rank_of(gpu) for gpu in above]
     pair = len(below) == len(above) == 1
     both = "both" if pair else "all"
@@ -220,9 +214,7 @@ def slowed_under_load(recording: Recording) -> Iterator[Draft]:
 def slowed_by_hardware(recording: Recording) -> frozenset[int]:
     """The ranks whose GPU's hardware holds its clocks down under load, and did not before."""
     return frozenset(
-        rank
-        for rank, gpu in _slowed(recording).items()
-        if set(_in_force(gpu.fact)) & set(gpu_speed.HARDWARE_SLOWDOWNS)
+        rank for rank, gpu in _slowed(recording).items() if set(_in_force(gpu.fact)) & set(gpu_speed.HARDWARE_SLOWDOWNS)
     )
 
 
@@ -230,9 +222,7 @@ def slowed_by_hardware(recording: Recording) -> frozenset[int]:
 def _slowed(recording: Recording) -> Mapping[int, Measured]:
     slowed = {}
     before = {
-        (node.node, gpu.uuid): gpu.clock_events or ()
-        for node in recording.facts(GpusFact)
-        for gpu in node.fact.gpus
+        (node.node, gpu.uuid): gpu.clock_events or () for node in recording.facts(GpusFact) for gpu in node.fact.gpus
     }
     for gpu in recording.facts(GpuSpeedFact):
         known_before = before.get((gpu.node, gpu.fact.gpu_uuid), ())
@@ -245,9 +235,7 @@ def _in_force(fact: GpuSpeedFact) -> list[str]:
     if fact.load.looks < gpu_speed.FEWEST_LOOKS:
         return []
     shares = fact.load.clock_events
-    return [
-        name for name in gpu_speed.SLOWDOWNS_UNDER_LOAD if shares.get(name, 0.0) >= gpu_speed.IN_FORCE_SHARE
-    ]
+    return [name for name in gpu_speed.SLOWDOWNS_UNDER_LOAD if shares.get(name, 0.0) >= gpu_speed.IN_FORCE_SHARE]
 
 
 def _times_slower(recording: Recording) -> Mapping[int, float]:
@@ -278,11 +266,7 @@ def _lines(recording: Recording, gpus: Sequence[Measured]) -> Iterator[Evidence]
         shares = gpu.fact.load.clock_events
         reasons = ", ".join(f"{name} in {shares[name]:.0%}" for name in _in_force(gpu.fact))
         factor = slower.get(rank_of(gpu), 1.0)
-        rate = (
-            f"; {comparison.slower(factor)} than its peers"
-            if factor >= 1 / (1 - gpu_speed.SLOWER_SHARE)
-            else ""
-        )
+        rate = f"; {comparison.slower(factor)} than its peers" if factor >= 1 / (1 - gpu_speed.SLOWER_SHARE) else ""
         yield Evidence(
             text=f"{rank_at(recording, rank_of(gpu))}: {reasons} of {gpu.fact.load.looks} looks{rate}",
             expected_from="none of them in a well cooled and well fed GPU",

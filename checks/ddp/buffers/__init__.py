@@ -204,9 +204,7 @@ def stamp_off(ctx: RankContext, name: str, tensor: Any, place: int = 0) -> OffSt
     return off.model_copy(update={"from_rank": ctx.ranks[int(off.got) - 1]})
 
 
-def _off(
-    name: str, tensor: Any, expected: Sequence[float], relative: float, absolute: float = 0.0
-) -> OffState | None:
+def _off(name: str, tensor: Any, expected: Sequence[float], relative: float, absolute: float = 0.0) -> OffState | None:
     """The worst element beyond the tolerance, None where all are right."""
     import torch
 

@@ -47,9 +47,7 @@ def _some_right(wrong: Sequence[_RankState], broadcast: bool) -> bool:
     return len({rank for rank, _, _ in wrong} - silent) < fact.world_size - len(silent)
 
 
-def _draft(
-    recording: Recording, group: Sequence[_RankState], title: str, blamed: Sequence[int], wanted: str
-) -> Draft:
+def _draft(recording: Recording, group: Sequence[_RankState], title: str, blamed: Sequence[int], wanted: str) -> Draft:
     rank, fact, off = group[0]
     ranks = ranks_at(recording, [rank for rank, _, _ in group])
     names = sorted({tensor.name for _, _, offs in group for tensor in offs})
@@ -191,10 +189,7 @@ def sync_batch_norm_not_synchronised(recording: Recording) -> Iterator[Draft]:
     References
         https://pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
     """
-    what, wanted = (
-        "SyncBatchNorm's statistics on {ranks} are wrong",
-        "closed form over the batches of all ranks",
-    )
+    what, wanted = ("SyncBatchNorm's statistics on {ranks} are wrong", "closed form over the batches of all ranks")
     yield from drafts(recording, "sync_batch_norm_off", what, wanted)
 
 
@@ -223,8 +218,5 @@ def batch_normalised_with_other_statistics(recording: Recording) -> Iterator[Dra
         what, wanted = "BatchNorm's outputs on {ranks} are wrong", "closed form with the rank's own batch"
         yield from drafts(recording, "normalised_off", what, wanted)
     if not any(fact.sync_batch_norm_off for fact in facts):
-        what, wanted = (
-            "SyncBatchNorm's outputs on {ranks} are wrong",
-            "closed form with the batches of all ranks",
-        )
+        what, wanted = ("SyncBatchNorm's outputs on {ranks} are wrong", "closed form with the batches of all ranks")
         yield from drafts(recording, "sync_normalised_off", what, wanted)

@@ -21,9 +21,7 @@ ONE_WRITER = in_code(
     "    torch.save(state, f'{path}.part'); os.replace(f'{path}.part', path)",
     "dist.barrier()",
     cost="none",
-    references=(
-        "https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints",
-    ),
+    references=("https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints",),
 )
 
 NEW_NAMES = in_code(
@@ -76,17 +74,13 @@ def checkpoint_torn_or_changed(recording: Recording) -> Iterator[Draft]:
     if not bad:
         return
     rank, worst = bad[0]
-    short = (
-        f", {worst.size_bytes} of {worst.told_bytes} bytes" if worst.size_bytes != worst.told_bytes else ""
-    )
+    short = f", {worst.size_bytes} of {worst.told_bytes} bytes" if worst.size_bytes != worst.told_bytes else ""
     everyone = len({rank.rank for rank, _ in bad}) == rank.fact.world_size
     yield likely(
         () if everyone else _culprits(recording, bad),
         f"The checkpoint that rank {_saver(recording)} saved is incomplete or changed when {_who(recording, bad)} reads"
         f" it{short}",
-        Evidence(
-            text=f"bytes that rank {rank.rank} reads", value=worst.size_bytes, expected=worst.told_bytes
-        ),
+        Evidence(text=f"bytes that rank {rank.rank} reads", value=worst.size_bytes, expected=worst.told_bytes),
         LOOK_AT_STORAGE,
         ONE_WRITER,
         detail=f"File {FILE} in {rank.fact.folder}, version {worst.version}"
@@ -118,11 +112,7 @@ def checkpoint_is_old(recording: Recording) -> Iterator[Draft]:
             _culprits(recording, bad),
             f"{capital(_who(recording, bad))} still reads the old checkpoint after rank {_saver(recording)} has"
             " saved a new one",
-            Evidence(
-                text=f"version that rank {rank.rank} reads",
-                value=worst.holds_version,
-                expected=worst.version,
-            ),
+            Evidence(text=f"version that rank {rank.rank} reads", value=worst.holds_version, expected=worst.version),
             NEW_NAMES,
             LOOK_AT_STORAGE,
             detail=f"File {FILE} in {rank.fact.folder}: version {worst.holds_version} in place of {worst.version}.",

@@ -82,9 +82,7 @@ def load(ctx: RankContext, folder: Path) -> Sharded:
     from torch.distributed.checkpoint.api import CheckpointException
 
     known: Any = checkpoint
-    missing = [
-        rank for rank in range(ctx.world_size) if not any((folder / FOLDER).glob(f"__{rank}_*.distcp"))
-    ]
+    missing = [rank for rank in range(ctx.world_size) if not any((folder / FOLDER).glob(f"__{rank}_*.distcp"))]
     loaded = Sharded(shards=ctx.world_size - len(missing), missing=tuple(missing))
     expected = torch.arange(ctx.world_size * ELEMENTS_OF_A_RANK, dtype=torch.float32)
     held: dict[str, Any] = {"weight": torch.full_like(expected, -1.0)}

@@ -24,11 +24,7 @@ from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.ranks import rank_list, ranks_at
 
 #: The passes that a share records, and their names in a sentence.
-_PASSES = {
-    "first": "in epoch 0",
-    "again": "in a second pass without set_epoch()",
-    "next_epoch": "after set_epoch(1)",
-}
+_PASSES = {"first": "in epoch 0", "again": "in a second pass without set_epoch()", "next_epoch": "after set_epoch(1)"}
 
 
 #: The rules about samplers with wrong arguments: they make wrong shards.
@@ -93,11 +89,7 @@ def order_stays_after_set_epoch(recording: Recording) -> Iterator[Draft]:
         recording,
         f"set_epoch(1) does not change the order of the data on {ranks_at(recording, stays)}",
         "A sampler shuffles by its seed and the epoch that set_epoch() told it."
-        + (
-            ""
-            if everywhere
-            else " On the other ranks it does, so that the shards overlap and leave samples out."
-        ),
+        + ("" if everywhere else " On the other ranks it does, so that the shards overlap and leave samples out."),
         [] if everywhere else stays,
         Evidence(
             text=f"order of epoch 1 on rank {stays[0]} is that of epoch 0: {some(facts[stays[0]].shares[0].first)}"
@@ -152,9 +144,7 @@ def ranks_take_different_numbers_of_steps(recording: Recording) -> Iterator[Draf
 
 def _deaf(facts: Facts) -> list[int]:
     """The ranks whose order set_epoch() does not change."""
-    return sorted(
-        rank for rank, fact in facts.items() if all(share.first == share.next_epoch for share in fact.shares)
-    )
+    return sorted(rank for rank, fact in facts.items() if all(share.first == share.next_epoch for share in fact.shares))
 
 
 def _of(shares: Mapping[int, Share]) -> tuple[int, bool]:

@@ -146,9 +146,7 @@ def judge_indices(by_rank: Mapping[int, Sequence[int]], length: int, drop_last: 
             holders[index].append(rank)
     missing = tuple(index for index in range(length) if index not in holders)
     repeated = {
-        index: tuple(ranks)
-        for index, ranks in sorted(holders.items())
-        if len(ranks) > 1 and 0 <= index < length
+        index: tuple(ranks) for index, ranks in sorted(holders.items()) if len(ranks) > 1 and 0 <= index < length
     }
     again = sum(len(ranks) - 1 for ranks in repeated.values())
     may_drop = length % len(by_rank) if drop_last else 0

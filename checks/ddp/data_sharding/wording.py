@@ -107,12 +107,8 @@ def cases(facts: Facts) -> list[dict[int, Share]]:
 
 def differing(facts: Facts, what: Callable[[Share], int | None]) -> Split[int] | None:
     """How the ranks' shares differ in something; None where they agree."""
-    values = {
-        rank: tuple(dict.fromkeys(what(share) for share in fact.shares)) for rank, fact in facts.items()
-    }
-    return split(
-        {rank: (value, name_list([str(number) for number in value])) for rank, value in values.items()}
-    )
+    values = {rank: tuple(dict.fromkeys(what(share) for share in fact.shares)) for rank, fact in facts.items()}
+    return split({rank: (value, name_list([str(number) for number in value])) for rank, value in values.items()})
 
 
 def parted(recording: Recording, parts: Split[int], unit: str = "") -> str:

@@ -56,12 +56,8 @@ def wrap(ctx: RankContext, way: Way, module: Any) -> Any:
     """The module in DistributedDataParallel, as the mode wants it."""
     from torch.nn.parallel import DistributedDataParallel
 
-    cap_bytes = (
-        BUCKET_CAP_BYTES if way.many_buckets else sum(parameter.nbytes for parameter in module.parameters())
-    )
-    return DistributedDataParallel(
-        module, process_group=ctx.group, bucket_cap_mb=cap_bytes / 2**20, **way.options
-    )
+    cap_bytes = BUCKET_CAP_BYTES if way.many_buckets else sum(parameter.nbytes for parameter in module.parameters())
+    return DistributedDataParallel(module, process_group=ctx.group, bucket_cap_mb=cap_bytes / 2**20, **way.options)
 
 
 def measure(ctx: RankContext, wrapped: Wrap = wrap, names: tuple[str, ...] = ()) -> GradientModes:
@@ -194,9 +190,7 @@ class _ModeProbe:
     def _off(self, differ: list[bool]) -> tuple[OffInMode, ...]:
         """What is not the mean, or not the same on all ranks."""
         compared = [
-            found.model_copy(
-                update={"gradient": found.gradient.model_copy(update={"identical": not differs})}
-            )
+            found.model_copy(update={"gradient": found.gradient.model_copy(update={"identical": not differs})})
             for found, differs in zip(self._compared, differ, strict=True)
         ]
         return tuple(found for found in compared if not found.gradient.equal or not found.gradient.identical)

@@ -99,16 +99,12 @@ def branches_differ_without_find_unused_parameters(recording: Recording) -> Iter
     References
         https://pytorch.org/docs/stable/notes/ddp.html
     """
-    unused_by_rank = {
-        rank: set(mode.unused) for rank, mode in modes(recording, "unused") if mode.unused is not None
-    }
+    unused_by_rank = {rank: set(mode.unused) for rank, mode in modes(recording, "unused") if mode.unused is not None}
     if not unused_by_rank:
         return
     everywhere = set.intersection(*unused_by_rank.values())
     left_out = grouped(
-        (name, rank)
-        for rank, unused in sorted(unused_by_rank.items())
-        for name in sorted(unused - everywhere)
+        (name, rank) for rank, unused in sorted(unused_by_rank.items()) for name in sorted(unused - everywhere)
     )
     words = [f"{name} is unused on {ranks_at(recording, ranks)}" for name, ranks in sorted(left_out.items())]
     yield likely(

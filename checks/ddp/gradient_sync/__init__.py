@@ -56,9 +56,7 @@ def wrap(ctx: RankContext, module: Any) -> Any:
     from torch.nn.parallel import DistributedDataParallel
 
     with ctx.step("ddp_construct", f"{len(list(module.parameters()))} parameters"):
-        return DistributedDataParallel(
-            module, process_group=ctx.group, bucket_cap_mb=BUCKET_CAP_BYTES / 2**20
-        )
+        return DistributedDataParallel(module, process_group=ctx.group, bucket_cap_mb=BUCKET_CAP_BYTES / 2**20)
 
 
 def measure(ctx: RankContext, model: Any, ddp_construct_s: float = 0.0) -> GradientSync:
@@ -132,9 +130,7 @@ def _identical(ctx: RankContext, grads: Sequence[Any]) -> list[bool]:
     return [bool(is_same) for is_same in same]
 
 
-def _phase(
-    ctx: RankContext, model: Any, grads: Sequence[Any], scale: int, identical: Iterator[bool] | None
-) -> Phase:
+def _phase(ctx: RankContext, model: Any, grads: Sequence[Any], scale: int, identical: Iterator[bool] | None) -> Phase:
     """Compare all gradients; without ``identical`` each must be the rank's own, else the mean."""
     off, worst = [], 0.0
     for number, (name, parameter) in enumerate(model.module.named_parameters()):

@@ -27,9 +27,7 @@ class Off:
 def off_in(ranks: Sequence[FactAt[GradientSync]], *phases: str) -> list[Off]:
     """What is off in these phases of all ranks."""
     phases_of_ranks = ((rank, getattr(rank.fact, phase)) for rank in ranks for phase in phases)
-    return [
-        Off(rank.rank or 0, rank.fact.world_size, off) for rank, phase in phases_of_ranks for off in phase.off
-    ]
+    return [Off(rank.rank or 0, rank.fact.world_size, off) for rank, phase in phases_of_ranks for off in phase.off]
 
 
 def lost_a_step(held: gradient_code.Reading) -> bool:
@@ -158,9 +156,7 @@ def no_sync_still_synchronises(recording: Recording) -> Iterator[Draft]:
     ranks = recording.facts(GradientSync)
     before = {(found.gradient.parameter, found.gradient.held.holds) for found in off_in(ranks, "step")}
     off_inside = off_in(ranks, "no_sync")
-    wrong = [
-        found for found in off_inside if (found.gradient.parameter, found.gradient.held.holds) not in before
-    ]
+    wrong = [found for found in off_inside if (found.gradient.parameter, found.gradient.held.holds) not in before]
     for off in by_cause(wrong):
         what = f"Inside no_sync() the gradient on {who(recording, off)} is not the rank's own"
         yield draft(recording, what, off, minority(off, wrong))

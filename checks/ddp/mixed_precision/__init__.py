@@ -101,9 +101,7 @@ def measure_scaled(
         bits = int(gradient_code.checksum(module.weight.detach().reshape(-1)))
         stepped = descent.steps > before
         steps.append(ScaledStep(infinite=infinite, stepped=stepped, scale=scale.get_scale(), bits=bits))
-    return measured.model_copy(
-        update={"scale": SCALE, "tolerance": relative, "off": off, "steps": tuple(steps)}
-    )
+    return measured.model_copy(update={"scale": SCALE, "tolerance": relative, "off": off, "steps": tuple(steps)})
 
 
 def _product(ctx: RankContext) -> Any:
@@ -161,9 +159,7 @@ def _backward(ctx: RankContext, model: Any, scale: Any, dtype: str, *, infinite:
 def _off(ctx: RankContext, grad: Any, relative: float) -> gradient_code.OffGradient | None:
     place = gradient_code.Place("weight", 0, ELEMENTS * ctx.world_size, ctx.group_rank, ctx.ranks)
     expected = gradient_shares.Expectation(place, (1.0,) * ctx.world_size, relative)
-    compared = gradient_shares.compare(
-        expected, None if grad is None else grad.detach().reshape(-1), identical=None
-    )
+    compared = gradient_shares.compare(expected, None if grad is None else grad.detach().reshape(-1), identical=None)
     return None if compared.equal else compared
 
 
@@ -173,9 +169,7 @@ LARGE = {"float16": 1.5 * 2.0**15, "bfloat16": 1.5 * 2.0**127}
 
 def measure_half(ctx: RankContext, dtype: str, wrapped: Wrap = wrap) -> Half:
     """A step with coded gradients and one with large ones."""
-    measured = Half(
-        dtype=dtype, large=LARGE[dtype], tolerance=gradient_shares.tolerance(ctx.world_size, dtype)
-    )
+    measured = Half(dtype=dtype, large=LARGE[dtype], tolerance=gradient_shares.tolerance(ctx.world_size, dtype))
     refused = not_reduced(ctx, dtype)
     if refused:
         return measured.model_copy(update={"not_looked": refused})
@@ -190,9 +184,7 @@ def measure_half(ctx: RankContext, dtype: str, wrapped: Wrap = wrap) -> Half:
     return measured.model_copy(
         update={
             "off": compared if wrong else None,
-            "relative_error": None
-            if compared.max_abs_error is None
-            else compared.max_abs_error / compared.expected,
+            "relative_error": None if compared.max_abs_error is None else compared.max_abs_error / compared.expected,
             "large_mean": float(large) if bool(large.isfinite()) else None,
         }
     )

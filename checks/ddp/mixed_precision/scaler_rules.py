@@ -57,8 +57,7 @@ def ranks_skip_scaled_steps_apart(recording: Recording) -> Iterator[Draft]:
     why = f"rank {source}'s gradient is infinite" if infinite else "all gradients are finite"
     yield likely(
         rank_culprits(recording, MixedPrecision, minority(wrong, steps)),
-        f"{capital(why)}: {ranks_at(recording, skipped)} skipped the step,"
-        f" {ranks_at(recording, stepped)} took it",
+        f"{capital(why)}: {ranks_at(recording, skipped)} skipped the step, {ranks_at(recording, stepped)} took it",
         Evidence(
             text="ranks that took the step",
             value=len(stepped),
@@ -190,11 +189,7 @@ def weights_differ_after_scaled_steps(recording: Recording) -> Iterator[Draft]:
         https://github.com/pytorch/pytorch/issues/109191
     """
     steps = first_difference(recording, lambda step: step.bits)
-    if (
-        not steps
-        or off_gradients(recording)
-        or first_difference(recording, lambda step: (step.stepped, step.scale))
-    ):
+    if not steps or off_gradients(recording) or first_difference(recording, lambda step: (step.stepped, step.scale)):
         return
     ranks, _ = odd_ranks(steps, lambda step: step.bits)
     yield likely(
@@ -216,9 +211,7 @@ RankSteps = list[tuple[int, ScaledStep]]
 def scaled_by_format(recording: Recording) -> list[list[tuple[int, Scaled]]]:
     """The results of each rank, for each format of autocast that was tested."""
     ranks = recording.facts(MixedPrecision)
-    formats = zip(
-        *[[(rank.rank or 0, scaled) for scaled in rank.fact.scaled] for rank in ranks], strict=False
-    )
+    formats = zip(*[[(rank.rank or 0, scaled) for scaled in rank.fact.scaled] for rank in ranks], strict=False)
     return [list(ranks) for ranks in formats if not any(scaled.not_looked for _, scaled in ranks)]
 
 
@@ -245,9 +238,7 @@ def minority(ranks: Sequence[int], steps: RankSteps) -> Sequence[int]:
 
 def off_gradients(recording: Recording) -> list[tuple[int, gradient_code.OffGradient]]:
     """The gradients under autocast that are not the mean."""
-    return [
-        (rank, scaled.off) for ranks in scaled_by_format(recording) for rank, scaled in ranks if scaled.off
-    ]
+    return [(rank, scaled.off) for ranks in scaled_by_format(recording) for rank, scaled in ranks if scaled.off]
 
 
 def known_before(recording: Recording) -> bool:

@@ -6,15 +6,7 @@ from statistics import median
 from typing import Any
 
 from ddp_doctor.checks.ddp.step_time.rounds import BUCKET_GAIN
-from ddp_doctor.checks.ddp.step_time.work import (
-    Plan,
-    Work,
-    built,
-    one_pass,
-    samples_for,
-    timed,
-    wrap,
-)
+from ddp_doctor.checks.ddp.step_time.work import Plan, Work, built, one_pass, samples_for, timed, wrap
 from ddp_doctor.facts.ddp.step_time import Buckets, BucketTrial
 from ddp_doctor.knowledge.ddp import buckets
 from ddp_doctor.model.context import RankContext
@@ -53,10 +45,7 @@ def bucket_sizes(
         rounds = max(plan.fewest, min(plan.rounds, int(plan.budget_s / (2 * step_s))))
         trials = _measured(ctx, work, ddp, (best, predicted), int(agreed(ctx, rounds, of_first=True)))
     return Buckets(
-        batch=work.samples,
-        compute_s=backward.forward_s + backward.backward_s,
-        predicted_s=predicted,
-        trials=trials,
+        batch=work.samples, compute_s=backward.forward_s + backward.backward_s, predicted_s=predicted, trials=trials
     )
 
 
@@ -105,9 +94,7 @@ def _passes(ctx: RankContext, work: Work) -> buckets.Backward:
     return buckets.Backward(
         forward_s=median(backward.forward_s for backward in passes),
         backward_s=median(backward.backward_s for backward in passes),
-        gradients=tuple(
-            buckets.Gradient(gradient.size_bytes, at) for gradient, at in zip(order, ready, strict=True)
-        ),
+        gradients=tuple(buckets.Gradient(gradient.size_bytes, at) for gradient, at in zip(order, ready, strict=True)),
     )
 
 
@@ -173,11 +160,6 @@ def _measured(
         for cap in caps if number % 2 == 0 else reversed(caps):
             took[cap].append(step(cap, f"round {number + 1} of {rounds}"))
     return tuple(
-        BucketTrial(
-            cap_mib=cap,
-            predicted_s=predicted[cap],
-            buckets_bytes=built(models[cap]),
-            step_s=tuple(took[cap]),
-        )
+        BucketTrial(cap_mib=cap, predicted_s=predicted[cap], buckets_bytes=built(models[cap]), step_s=tuple(took[cap]))
         for cap in caps
     )

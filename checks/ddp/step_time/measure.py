@@ -15,16 +15,7 @@ from typing import Any
 
 from ddp_doctor.checks.ddp.step_time.buckets import bucket_sizes
 from ddp_doctor.checks.ddp.step_time.rounds import LARGEST_ALONE
-from ddp_doctor.checks.ddp.step_time.work import (
-    Plan,
-    ProcessorTime,
-    Work,
-    built,
-    one_pass,
-    samples_for,
-    timed,
-    wrap,
-)
+from ddp_doctor.checks.ddp.step_time.work import Plan, ProcessorTime, Work, built, one_pass, samples_for, timed, wrap
 from ddp_doctor.facts.ddp.step_time import Profile, Round, StepTimeFact
 from ddp_doctor.knowledge.ddp.buckets import MIB, Curve, bucket_bytes
 from ddp_doctor.model.choices import Level
@@ -240,9 +231,7 @@ def _fitted(ctx: RankContext, work: Work, plan: Plan) -> tuple[Work, float]:
     if work.make is not None:
         work = work.sized(samples_for(work, took, plan.aim_s, LARGEST_ALONE))
         took = _quickest(ctx, work)
-        work = work.sized(
-            samples_for(work, took, plan.aim_s, LARGEST_ALONE)
-        )  # small batches are slow for their size
+        work = work.sized(samples_for(work, took, plan.aim_s, LARGEST_ALONE))  # small batches are slow for their size
         took = _quickest(ctx, work)
     return work, took
 

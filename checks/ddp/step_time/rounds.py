@@ -188,8 +188,7 @@ def summary(recording: Recording) -> Summary | None:
     if not ranks or len(ranks) != ranks[0].fact.ranks:
         return None
     first = next(
-        (rank.fact for rank in ranks if rank.fact.rounds and rank.fact.rounds[0].alone_s is not None),
-        ranks[0].fact,
+        (rank.fact for rank in ranks if rank.fact.rounds and rank.fact.rounds[0].alone_s is not None), ranks[0].fact
     )
     rounds = list(zip(*(rank.fact.rounds for rank in ranks), strict=False))
     if not rounds:
@@ -201,9 +200,7 @@ def summary(recording: Recording) -> Summary | None:
         step=_slowest(rounds, "step_s"),
         communicate=_slowest(rounds, "communicate_s"),
         alone=tuple(timing.alone_s for timing in first.rounds if timing.alone_s is not None),
-        alone_larger=tuple(
-            timing.alone_larger_s for timing in first.rounds if timing.alone_larger_s is not None
-        ),
+        alone_larger=tuple(timing.alone_larger_s for timing in first.rounds if timing.alone_larger_s is not None),
     )
 
 
@@ -218,9 +215,7 @@ def crowded(recording: Recording) -> bool:
 
 def too_few_processors(recording: Recording) -> bool:
     """Whether the ranks of some node have more threads than processors."""
-    nodes = grouped(
-        (rank.node, rank.fact) for rank in recording.facts(StepTimeFact) if rank.fact.device == "cpu"
-    )
+    nodes = grouped((rank.node, rank.fact) for rank in recording.facts(StepTimeFact) if rank.fact.device == "cpu")
     return any(_are_too_few(facts) for facts in nodes.values())
 
 

@@ -6,13 +6,7 @@ from math import ceil
 from statistics import median
 
 from ddp_doctor.checks.ddp.step_time import rounds
-from ddp_doctor.checks.ddp.step_time.rounds import (
-    Summary,
-    crowded,
-    mostly_disturbed,
-    summary,
-    too_few_processors,
-)
+from ddp_doctor.checks.ddp.step_time.rounds import Summary, crowded, mostly_disturbed, summary, too_few_processors
 from ddp_doctor.facts.collectives import GpuSpeedFact
 from ddp_doctor.facts.ddp.step_time import StepTimeFact
 from ddp_doctor.knowledge.ddp.buckets import MIB
@@ -142,8 +136,7 @@ def slower_than_one(recording: Recording) -> Iterator[Draft]:
 _FEWEST_RANKS = 3
 _FEWEST_TIMINGS = 6
 _INSPECT = remedy(
-    "Look at what else runs on the node, at the processors that the rank is bound to, and at clocks and"
-    " temperature",
+    "Look at what else runs on the node, at the processors that the rank is bound to, and at clocks and temperature",
     "ps -eo pid,ni,psr,pcpu,comm --sort=-pcpu | head",
     "lscpu --extended",
     undo=NOTHING_TO_UNDO,
@@ -235,9 +228,7 @@ def _is_disturbed(rank: FactAt[StepTimeFact]) -> bool:
 def _detail_of_rank(slow: Sequence[FactAt[StepTimeFact]], *, disturbed: bool) -> str:
     waited = "In DDP every rank waits for the slowest one, in every step."
     if slow[0].fact.model:
-        waited += (
-            " All had the same batch; what the model does on this rank only (logging, checks) counts too."
-        )
+        waited += " All had the same batch; what the model does on this rank only (logging, checks) counts too."
     if not disturbed:
         return waited
     share = min(rank.fact.on_cpu_share or 0.0 for rank in slow)
@@ -255,9 +246,7 @@ def _severity_of_rank(fact: StepTimeFact, factor: float, *, disturbed: bool) -> 
     return Severity.ERROR if sure and factor >= rounds.MUCH_SLOWER else Severity.WARNING
 
 
-def _evidence_of_rank(
-    recording: Recording, slow: Sequence[int], timings: dict[int, list[float]]
-) -> Iterator[Evidence]:
+def _evidence_of_rank(recording: Recording, slow: Sequence[int], timings: dict[int, list[float]]) -> Iterator[Evidence]:
     for rank in slow[:4]:
         others = _others(rank, timings)
         yield Evidence(

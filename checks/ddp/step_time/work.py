@@ -46,9 +46,7 @@ class Work:
     loss: Callable[[Any, Any], Any]  # (module or what wraps it, batch) -> a tensor of one element
     name: str = ""  # of the user's own
     samples: int | None = None
-    make: Callable[[int], Any] | None = (
-        None  # a batch of so many samples; None where no such batch can be made
-    )
+    make: Callable[[int], Any] | None = None  # a batch of so many samples; None where no such batch can be made
     most: int = _LARGEST_BATCH  # samples for which there is memory
     options: Mapping[str, Any] = field(default_factory=dict)  # for DDP
     copies: int = 2  # of the module in DDP, for which there is memory
@@ -201,9 +199,7 @@ def yours(ctx: RankContext) -> Work:
     try:
         ready = probe.ready()
     except Stopped:
-        raise Skip(
-            f"not tested: {ctx.model} does not go with DDP ({probe.seen['stopped']}), see user_model"
-        ) from None
+        raise Skip(f"not tested: {ctx.model} does not go with DDP ({probe.seen['stopped']}), see user_model") from None
     _require_steps(ctx, ready)
     batch = ready.batches[0]
     common = batches.common(ctx, batch)
@@ -224,9 +220,7 @@ def _require_steps(ctx: RankContext, ready: Ready) -> None:
         raise Skip(f"not measured: {ctx.model} returns no make_batch, and inputs are not guessed")
     copes = ready.options.get("find_unused_parameters") or ready.options.get("static_graph")
     if ready.unused and not copes:
-        raise Skip(
-            f"not tested: parameters of {ctx.model} get no gradient, which DDP waits for (DD775, DD776)"
-        )
+        raise Skip(f"not tested: parameters of {ctx.model} get no gradient, which DDP waits for (DD775, DD776)")
 
 
 def _loss(module: Any, batch: Batch) -> Any:
@@ -253,9 +247,7 @@ def _copies(ctx: RankContext, model: Any) -> int:
 
     state = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
     gradients = sum(
-        parameter.numel() * parameter.element_size()
-        for parameter in model.parameters()
-        if parameter.requires_grad
+        parameter.numel() * parameter.element_size() for parameter in model.parameters() if parameter.requires_grad
     )
     left = ctx.gpu_memory_bytes - _SLACK * (torch.cuda.max_memory_allocated() + gradients)
     fit = int(left // (_SLACK * (state + 2 * gradients)))  # a gradient, and its place in a bucket

@@ -45,9 +45,7 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
     labels: dict[str, str | int | float] = {"ranks": len(facts)}
     for fact in [fact for fact in facts if fact.buckets is not None][:1]:
         assert fact.buckets is not None
-        yield Measurement(
-            name="user_model_gradient_bytes", value=float(fact.gradient_bytes), unit="B", labels=labels
-        )
+        yield Measurement(name="user_model_gradient_bytes", value=float(fact.gradient_bytes), unit="B", labels=labels)
         yield Measurement(name="user_model_buckets", value=float(fact.buckets.count), unit="", labels=labels)
         yield Measurement(
             name="user_model_largest_bucket", value=float(fact.buckets.largest_bytes), unit="B", labels=labels

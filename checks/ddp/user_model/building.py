@@ -2,14 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.user_model.wording import (
-    at,
-    code,
-    culprits,
-    facts,
-    on_ranks,
-    rank_of,
-)
+from ddp_doctor.checks.ddp.user_model.wording import at, code, culprits, facts, on_ranks, rank_of
 from ddp_doctor.facts.ddp.user_model import Trouble, UserModel
 from ddp_doctor.knowledge.ddp import manifests
 from ddp_doctor.knowledge.thresholds import FEW_SAMPLES, SMALL_BATCH
@@ -47,17 +40,12 @@ def named_differently(recording: Recording) -> Iterator[Draft]:
         return
     usual = max(groups, key=lambda name: (bool(name), len(groups[name])))
     odd = [rank for name, group in groups.items() if name != usual for rank in group]
-    others = ", ".join(
-        sorted({f"--model {rank.fact.model}" if rank.fact.model else "no --model" for rank in odd})
-    )
+    others = ", ".join(sorted({f"--model {rank.fact.model}" if rank.fact.model else "no --model" for rank in odd}))
     yield proved(
         culprits(recording, odd),
         f"{capital(on_ranks(recording, odd))} {'was' if len(odd) == 1 else 'were'} started with {others},"
         f" the other ranks with --model {usual}",
-        (
-            Evidence(text=f"{name or 'no --model'} on {on_ranks(recording, group)}")
-            for name, group in groups.items()
-        ),
+        (Evidence(text=f"{name or 'no --model'} on {on_ranks(recording, group)}") for name, group in groups.items()),
         remedy(f"Start every node with --model {usual}", scope="job"),
         detail="Nothing of the model was tested: ranks with different models would hang.",
     )
@@ -100,9 +88,7 @@ def raises(recording: Recording) -> Iterator[Draft]:
             (*culprits(recording, ranks), *([code(trouble.where)] if trouble.where else [])),
             f"{_DOING[trouble.phase].format(model=ranks[0].fact.model)} raises {trouble.type}{at(trouble.where)}"
             f" on {on_ranks(recording, ranks)}",
-            Evidence(
-                text=f"{trouble.type} in {trouble.phase} on rank {rank_of(ranks[0])}{at(trouble.where)}"
-            ),
+            Evidence(text=f"{trouble.type} in {trouble.phase} on rank {rank_of(ranks[0])}{at(trouble.where)}"),
             _after(trouble),
             detail=f"{trouble.type}: {trouble.message or 'it says nothing'}",
         )
@@ -135,22 +121,16 @@ _DOING = {
 
 def _after(trouble: Trouble) -> Remedy:
     if "initialize the default process group twice" in trouble.message:
-        return in_model_code(
-            "Take init_process_group out of what the factory calls: it belongs to the script"
-        )
+        return in_model_code("Take init_process_group out of what the factory calls: it belongs to the script")
     if trouble.type == "SystemExit":
-        return in_model_code(
-            'Put what ends the program under `if __name__ == "__main__"`: the module is imported here'
-        )
+        return in_model_code('Put what ends the program under `if __name__ == "__main__"`: the module is imported here')
     if trouble.type == "ModuleNotFoundError":
         return in_model_code(
             "Install what is missing for the Python that runs the job, and run ddp-doctor with that one"
         )
     if "more than 1 value per channel" in trouble.message:
         return in_model_code("Give BatchNorm more than one sample a rank, or use GroupNorm or SyncBatchNorm")
-    return in_model_code(
-        f"Fix {short(trouble.where)}, where it is raised" if trouble.where else "Fix what it says"
-    )
+    return in_model_code(f"Fix {short(trouble.where)}, where it is raised" if trouble.where else "Fix what it says")
 
 
 @rule("DD772", "user-model-takes-another-gpu", Severity.ERROR, UserModel)
@@ -177,10 +157,7 @@ def takes_another_gpu(recording: Recording) -> Iterator[Draft]:
     yield proved(
         culprits(recording, off),
         f"{off[0].fact.model} sets the current CUDA device to {shown} on {on_ranks(recording, off)}",
-        (
-            Evidence(text=f"rank {rank_of(rank)}: {rank.fact.found_device}, not {rank.fact.device}")
-            for rank in off[:8]
-        ),
+        (Evidence(text=f"rank {rank_of(rank)}: {rank.fact.found_device}, not {rank.fact.device}") for rank in off[:8]),
         in_model_code("Choose the device by LOCAL_RANK in the script, and leave it alone in the module"),
         detail=f"Rank {rank_of(off[0])} should use {off[0].fact.device}.",
     )
@@ -212,18 +189,11 @@ def differs(recording: Recording) -> Iterator[Draft]:
             rank_culprits(recording, UserModel, found.ranks) if found.sure else (),
             f"Your model is not the same on {where} as on rank {found.peer}: {found.words()}",
             Evidence(
-                text=f"{found.kind} of {found.names[0]}: {found.here} on {where},"
-                f" {found.there} on rank {found.peer}"
+                text=f"{found.kind} of {found.names[0]}: {found.here} on {where}, {found.there} on rank {found.peer}"
             ),
-            in_model_code(
-                "Build the same model on every rank: look for what depends on the rank or the node"
-            ),
+            in_model_code("Build the same model on every rank: look for what depends on the rank or the node"),
             detail=f"It is {', '.join(found.names)}."
-            + (
-                ""
-                if found.sure
-                else " No more than half of the ranks agree, so it is unsure which are right."
-            ),
+            + ("" if found.sure else " No more than half of the ranks agree, so it is unsure which are right."),
         )
 
 
@@ -252,21 +222,14 @@ def on_another_device(recording: Recording) -> Iterator[Draft]:
         off = [
             (tuple((tensor.kind, tensor.name, tensor.device) for tensor in found), rank)
             for rank in facts(recording)
-            if (
-                found := [
-                    tensor for tensor in rank.fact.misplaced if (tensor.kind != "attribute") is is_state
-                ]
-            )
+            if (found := [tensor for tensor in rank.fact.misplaced if (tensor.kind != "attribute") is is_state])
         ]
         for shown, ranks in grouped(off).items():
             yield _misplaced(recording, shown, ranks, is_state)
 
 
 def _misplaced(
-    recording: Recording,
-    shown: tuple[tuple[str, str, str], ...],
-    ranks: list[FactAt[UserModel]],
-    is_state: bool,
+    recording: Recording, shown: tuple[tuple[str, str, str], ...], ranks: list[FactAt[UserModel]], is_state: bool
 ) -> Draft:
     kind, name, device = shown[0]
     more = f" and {len(shown) - 1} more" if len(shown) > 1 else ""
@@ -358,9 +321,7 @@ def few_samples(recording: Recording) -> Iterator[Draft]:
             cost="An exchange among the ranks in every such layer, forward and backward",
             reference="generated/torch.nn.SyncBatchNorm.html",
         ),
-        in_model_code(
-            "A larger batch a rank, or GroupNorm, which needs no batch", cost="Memory, or another model"
-        ),
+        in_model_code("A larger batch a rank, or GroupNorm, which needs no batch", cost="Memory, or another model"),
         detail="Each rank normalises with its own batch alone; what counts is the batch of make_batch, which should"
         " be as large as the job's.",
         severity=None if least.samples <= FEW_SAMPLES else Severity.INFO,

@@ -2,15 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.user_model.wording import (
-    at,
-    code,
-    culprits,
-    facts,
-    names,
-    on_ranks,
-    rank_of,
-)
+from ddp_doctor.checks.ddp.user_model.wording import at, code, culprits, facts, names, on_ranks, rank_of
 from ddp_doctor.facts.ddp.user_model import Call, LocalPass, Parting, UserModel
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
@@ -44,9 +36,7 @@ def unused_everywhere(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.pytorch.org/docs/stable/notes/ddp.html
     """
-    ranks = [
-        rank for rank in facts(recording) if any(local.unused_everywhere.count for local in rank.fact.local)
-    ]
+    ranks = [rank for rank in facts(recording) if any(local.unused_everywhere.count for local in rank.fact.local)]
     if not ranks:
         return
     fact = ranks[0].fact
@@ -94,9 +84,7 @@ def unequal_graphs(recording: Recording) -> Iterator[Draft]:
         https://docs.pytorch.org/docs/stable/notes/ddp.html
     """
     for step in sorted({local.step for rank in facts(recording) for local in rank.fact.local}):
-        of_step = [
-            (rank, local) for rank in facts(recording) for local in rank.fact.local if local.step == step
-        ]
+        of_step = [(rank, local) for rank in facts(recording) for local in rank.fact.local if local.step == step]
         lacking = [(rank, local) for rank, local in of_step if local.unused.count]
         if lacking:
             yield _unequal(recording, of_step, lacking)
@@ -113,11 +101,7 @@ def _unequal(
     fact, local = lacking[0][0].fact, lacking[0][1]
     frozen = [(rank, here.frozen) for rank, here in lacking if here.frozen.count]
     reason = f"; {_different_calls(*parted[0])}" if parted else ""
-    reason = (
-        f"; the forward takes requires_grad from {names(frozen[0][1])} there"
-        if frozen and not parted
-        else reason
-    )
+    reason = f"; the forward takes requires_grad from {names(frozen[0][1])} there" if frozen and not parted else reason
     sure = 2 * len(odd) < fact.world_size
     return proved(
         (*(culprits(recording, odd) if sure else ()), *_lines(parted)),
@@ -125,8 +109,7 @@ def _unequal(
         f" {_where(recording, lacking)}{reason}",
         tuple(
             Evidence(
-                text=f"without a gradient on rank {rank_of(rank)}: {names(here.unused)}",
-                value=float(here.unused.count),
+                text=f"without a gradient on rank {rank_of(rank)}: {names(here.unused)}", value=float(here.unused.count)
             )
             for rank, here in lacking[:8]
         )
@@ -134,9 +117,7 @@ def _unequal(
             Evidence(text=f"the forward took requires_grad away on rank {rank_of(rank)}: {names(some)}")
             for rank, some in frozen[:8]
         ),
-        in_model_code(
-            "Let all ranks take the same path: decide by what they share, not by the rank or its data"
-        ),
+        in_model_code("Let all ranks take the same path: decide by what they share, not by the rank or its data"),
         *(() if fact.finds_unused else (_FIND_UNUSED,)),
         detail=f"With batch {local.step} the ranks take different paths through the model."
         + (

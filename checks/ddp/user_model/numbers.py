@@ -2,15 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.user_model.wording import (
-    at,
-    code,
-    culprits,
-    facts,
-    names,
-    on_ranks,
-    rank_of,
-)
+from ddp_doctor.checks.ddp.user_model.wording import at, code, culprits, facts, names, on_ranks, rank_of
 from ddp_doctor.facts.ddp.user_model import UserModel
 from ddp_doctor.knowledge.ddp import gradient_tolerance
 from ddp_doctor.model.base import grouped
@@ -60,18 +52,14 @@ def not_the_mean(recording: Recording) -> Iterator[Draft]:
             expected=first.expected,
             expected_from="float64 mean of the ranks' own gradients",
         ),
-        in_model_code(
-            "Look for what takes the parameter away from DDP: an ignore list, hooks, a reentrant checkpoint"
-        ),
+        in_model_code("Look for what takes the parameter away from DDP: an ignore list, hooks, a reentrant checkpoint"),
         detail=f"Not the mean: {', '.join(parameters[:16])}. {fact.compared_elements} elements were compared.",
     )
 
 
 def _unknown(recording: Recording) -> Iterator[Draft]:
     """Parameters that exist, or are trainable, only after DDP has wrapped the model."""
-    found = [
-        (rank, local.unknown) for rank in facts(recording) for local in rank.fact.local if local.unknown.count
-    ]
+    found = [(rank, local.unknown) for rank in facts(recording) for local in rank.fact.local if local.unknown.count]
     if not found:
         return
     (first, unknown), ranks = found[0], list({rank_of(rank): rank for rank, _ in found}.values())
@@ -117,9 +105,7 @@ def drift(recording: Recording) -> Iterator[Draft]:
     if not ranks:
         return
     fact = ranks[0].fact
-    odd = (
-        culprits(recording, ranks) if 2 * len(ranks) < fact.world_size else ()
-    )  # else perhaps the first is off
+    odd = culprits(recording, ranks) if 2 * len(ranks) < fact.world_size else ()  # else perhaps the first is off
     yield likely(
         (*odd, *(code(name) for name in fact.drifted.names[:8])),
         f"After a step {names(fact.drifted)} of {fact.model} on {on_ranks(recording, ranks)} is not what it is"
@@ -130,9 +116,7 @@ def drift(recording: Recording) -> Iterator[Draft]:
             expected=0.0,
             expected_from="the first rank's",
         ),
-        in_model_code(
-            "Look for what changes these parameters outside of the optimiser: in the forward, or by hooks"
-        ),
+        in_model_code("Look for what changes these parameters outside of the optimiser: in the forward, or by hooks"),
         detail="Their gradients were the mean within rounding.",
     )
 
@@ -215,10 +199,7 @@ def not_repeatable(recording: Recording) -> Iterator[Draft]:
             expected=0.0,
             expected_from="the same work done twice",
         ),
-        in_model_code(
-            "Seed every generator, and call torch.use_deterministic_algorithms(True)",
-            cost="Slower kernels",
-        ),
+        in_model_code("Seed every generator, and call torch.use_deterministic_algorithms(True)", cost="Slower kernels"),
         detail="The gradients after synchronisation were not compared: each pass has gradients of its own."
         if (worst.fact.repeat_error or 0.0) > gradient_tolerance.REPEATED
         else "The gradients after synchronisation are compared with that much more tolerance.",
@@ -331,15 +312,11 @@ def _gradient_draft(recording: Recording, apart: list[FactAt[UserModel]]) -> Dra
         (
             *(
                 Evidence(
-                    text=f"another gradient on {on_ranks(recording, group)}: {names(some)}",
-                    value=float(some.count),
+                    text=f"another gradient on {on_ranks(recording, group)}: {names(some)}", value=float(some.count)
                 )
                 for some, group in list(grouped((rank.fact.apart, rank) for rank in apart).items())[:8]
             ),
-            *(
-                Evidence(text=f"{who} alone has a hook on {name}{at(where)}")
-                for who, name, where in hooks[:8]
-            ),
+            *(Evidence(text=f"{who} alone has a hook on {name}{at(where)}") for who, name, where in hooks[:8]),
         ),
         in_model_code("Register the same hooks on every rank, and let none depend on the rank")
         if hooks
@@ -352,6 +329,4 @@ def _hooks_of_one(first: FactAt[UserModel], peer: FactAt[UserModel]) -> list[tup
     """The hooks that only one of the two ranks has: rank, parameter, line."""
     here, there = (rank.fact.hooks for rank in (first, peer))
     pairs = ((first, set(here) - set(there)), (peer, set(there) - set(here)))
-    return sorted(
-        (f"rank {rank_of(rank)}", hook.parameter, hook.where) for rank, hooks in pairs for hook in hooks
-    )
+    return sorted((f"rank {rank_of(rank)}", hook.parameter, hook.where) for rank, hooks in pairs for hook in hooks)

@@ -77,9 +77,7 @@ def fails_in_a_step(recording: Recording) -> Iterator[Draft]:
     for trial in recording.trials:
         if trial.judged_check != _CHECK or trial.outcome != "broken":
             continue
-        messages = [
-            rank.raised.message for rank in trial.evidence if rank.raised and rank.raised.type == "StepFailed"
-        ]
+        messages = [rank.raised.message for rank in trial.evidence if rank.raised and rank.raised.type == "StepFailed"]
         if not messages or len(messages) < len(trial.ranks):
             continue
         yield proved(

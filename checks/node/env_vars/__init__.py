@@ -20,9 +20,7 @@ from ddp_doctor.settings.names import is_recorded
 
 def probe(ctx: Context) -> EnvVars:
     """Read the environment. Never fails; an empty one is an answer too."""
-    recorded = {
-        name: value for name, value in ctx.env.items() if is_recorded(name) or name in launchers.OTHERS
-    }
+    recorded = {name: value for name, value in ctx.env.items() if is_recorded(name) or name in launchers.OTHERS}
     known, withheld = open_and_withheld(recorded)
     return EnvVars(
         variables=known,

@@ -54,16 +54,9 @@ def debugging(node: InForce) -> Iterator[Draft]:
     differ = differing(node.recording)
     logs_calls = logs_each_call(node.values)
     for name, effect in _of_kind(node, "debug"):
-        if (
-            name == "NCCL_DEBUG_SUBSYS" or name in differ
-        ):  # reported with NCCL_DEBUG, without which it does nothing
+        if name == "NCCL_DEBUG_SUBSYS" or name in differ:  # reported with NCCL_DEBUG, without which it does nothing
             continue
-        if (
-            name == "NCCL_DEBUG"
-            and effect.mild
-            and not logs_calls
-            and (node.ranks or MANY_RANKS) < MANY_RANKS
-        ):
+        if name == "NCCL_DEBUG" and effect.mild and not logs_calls and (node.ranks or MANY_RANKS) < MANY_RANKS:
             continue
         names = (name, "NCCL_DEBUG_SUBSYS") if name == "NCCL_DEBUG" and logs_calls else (name,)
         yield setting_draft(
@@ -109,9 +102,7 @@ def old_cure(node: InForce) -> Iterator[Draft]:
             continue
         unknown = node.hardware.gpus is None and node.nnodes is not None  # a run that did not look
         unread = node.backend not in ("nccl", "")
-        spares = (
-            scope(name) == "nvls" and node.hardware.gpus is None
-        )  # memory, for which some set it on purpose
+        spares = scope(name) == "nvls" and node.hardware.gpus is None  # memory, for which some set it on purpose
         mild = effect.mild or is_a_choice(name, node.values[name]) or unknown or unread or spares
         yield setting_draft(
             (name,),
@@ -127,10 +118,7 @@ def old_cure(node: InForce) -> Iterator[Draft]:
 
 def _try_without(node: InForce, name: str) -> Remedy:
     why, summary = "NCCL chooses by itself then", f"Unset {name} and measure again"
-    cost = (
-        variables()[name].needed_for
-        or "none, unless it was set against a hang or wrong data: then that returns"
-    )
+    cost = variables()[name].needed_for or "none, unless it was set against a hang or wrong data: then that returns"
     return node.without([name], why, summary, NO_TRIAL).model_copy(update={"cost": cost})
 
 
@@ -157,9 +145,7 @@ def _costs_rdma(node: InForce) -> bool:
     here = node.hardware
     if has_the_efa_plugin(node.values):
         return False
-    return (
-        here.rdma is not False if node.nnodes is None else node.nnodes > 1 and here.rdma is here.gpus is None
-    )
+    return here.rdma is not False if node.nnodes is None else node.nnodes > 1 and here.rdma is here.gpus is None
 
 
 @rule("DD125", "setting-risks-wrong-data-or-hangs", Severity.WARNING, EnvVars)

@@ -19,9 +19,7 @@ from ddp_doctor.wording.findings import finding
 _LOOPBACK = ("lo", "=lo", "lo0")
 _ENDPOINT = "--rdzv-endpoint"
 _FIRST_NODE = 'Give the name of the first node: $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
-_ONE_EACH = (
-    "Start one torchrun on each node (--ntasks-per-node=1), with as many ranks as GPUs and the job's --nnodes"
-)
+_ONE_EACH = "Start one torchrun on each node (--ntasks-per-node=1), with as many ranks as GPUs and the job's --nnodes"
 _BY_TASK = "Start as many tasks on a node as it gives GPUs to the job"
 _SRUN = "man srun: one task a node, unless the options or those of the job say otherwise"
 _TORCHRUN = "torch/distributed/run.py: each torchrun is one of --nnodes, and starts --nproc-per-node ranks"
@@ -159,9 +157,7 @@ def counts_disagree(recording: Recording) -> Iterator[Draft]:
             yield finding(
                 [Culprit(kind="setting", name="torchrun" if by_torchrun else "srun")],
                 fault.title,
-                Evidence(
-                    text=f"line {launch.line}: {fault.why}", expected_from=_TORCHRUN if by_torchrun else _SRUN
-                ),
+                Evidence(text=f"line {launch.line}: {fault.why}", expected_from=_TORCHRUN if by_torchrun else _SRUN),
                 in_job_script(_ONE_EACH if by_torchrun else _BY_TASK),
                 confidence=Confidence.LIKELY,
                 severity=fault.severity,
@@ -230,9 +226,7 @@ def _tasks_of_a_node(job: Launch | None, launch: Launch) -> int | None:
     if launch.program == "mpirun":
         return launch.tasks_per_node
     nodes = _exact(job, launch)
-    tasks = launch.tasks or (
-        job.tasks if job and launch.nodes is None and launch.tasks_per_node is None else None
-    )
+    tasks = launch.tasks or (job.tasks if job and launch.nodes is None and launch.tasks_per_node is None else None)
     if tasks:
         return tasks // nodes if nodes and tasks % nodes == 0 else 1 if tasks == 1 else None
     if launch.tasks_per_node:

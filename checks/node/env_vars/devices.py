@@ -91,10 +91,7 @@ def _absent_draft(
         has, it = ("has", "it") if len(group) == 1 else ("have", host(recording, first.node))
         title = f"{nodes} {has} no interface {' or '.join(map(repr, missing))} ({it} has {usable}): {fails}"
     return proved(
-        (
-            culprit.model_copy(update={"kind": "setting", "name": name})
-            for culprit in node_culprits(recording, group)
-        ),
+        (culprit.model_copy(update={"kind": "setting", "name": name}) for culprit in node_culprits(recording, group)),
         title,
         Evidence(check="interfaces", text=f"running, with an address: {usable}", expected_from=_DOCS),
         unset({name: value}, "no such interface here"),
@@ -175,13 +172,7 @@ def different_networks(node: InForce) -> Iterator[Draft]:
         https://docs.pytorch.org/docs/stable/distributed.html
     """
     gloo, nccl = node.values.get(GLOO_IFNAME, ""), node.values.get(NCCL_IFNAME, "")
-    if (
-        node.nnodes == 1
-        or not gloo
-        or len(nccl) < 2
-        or misread(GLOO_IFNAME, gloo)
-        or misread(NCCL_IFNAME, nccl)
-    ):
+    if node.nnodes == 1 or not gloo or len(nccl) < 2 or misread(GLOO_IFNAME, gloo) or misread(NCCL_IFNAME, nccl):
         return
     if not any(nccl_matcher(nccl)(name) for name in gloo.split(",") if name):
         names = (GLOO_IFNAME, NCCL_IFNAME)

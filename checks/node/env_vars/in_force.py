@@ -70,9 +70,7 @@ def _on_nodes(recording: Recording, alike: Mapping[Draft, list[FactAt[EnvVars]]]
         title = f"{title} (on {node_names(recording, group)}{also})"
     if others:
         evidence = tuple(
-            evidence_here.model_copy(
-                update={"text": f"{node_names(recording, of_draft)}: {evidence_here.text}"}
-            )
+            evidence_here.model_copy(update={"text": f"{node_names(recording, of_draft)}: {evidence_here.text}"})
             for draft_here, of_draft in list(alike.items())[:VALUES_SHOWN]
             for evidence_here in draft_here.evidence
         )
@@ -156,17 +154,14 @@ def _is_ll128_safe(recording: Recording, topology: TopologyFact, cards: tuple[Gp
         return False
     job, links = _job(topology), topology.links
     far = [
-        (a, b)
-        for a, b in combinations(job, 2)
-        if not nvlinks(links[a].get(b, "")) and not bridged(job, links, a, b)
+        (a, b) for a, b in combinations(job, 2) if not nvlinks(links[a].get(b, "")) and not bridged(job, links, a, b)
     ]
     if far:
         return False
     if recording.world is None or recording.world.nnodes < 2:
         return True
     near = [
-        any(allowed(links[gpu][nic], DEFAULT_P2P_LIMIT) for nic in topology.nics if nic in links[gpu])
-        for gpu in job
+        any(allowed(links[gpu][nic], DEFAULT_P2P_LIMIT) for nic in topology.nics if nic in links[gpu]) for gpu in job
     ]
     if not topology.nics:  # a plug-in may have devices of its own
         return None
@@ -211,9 +206,7 @@ class InForce:
             if name in self.values
         )
 
-    def without(
-        self, names: Iterable[str], why: str, summary: str = "", proof: Proof | None = None
-    ) -> Remedy:
+    def without(self, names: Iterable[str], why: str, summary: str = "", proof: Proof | None = None) -> Remedy:
         """Take these settings away: out of the environment, or overruled by the default where a file sets them."""
         pairs = {name: self.values[name] for name in names if name in self.values}
         in_files = {name: self.places[name] for name in pairs if name in self.places}

@@ -113,11 +113,7 @@ def _inconsistent(
     severity: Severity | None = None,
 ) -> Draft:
     signs = ("TORCHELASTIC_RUN_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
-    saw = {
-        name: env[name]
-        for name in dict.fromkeys((*names, *launch_variables.RENDEZVOUS, *signs))
-        if name in env
-    }
+    saw = {name: env[name] for name in dict.fromkeys((*names, *launch_variables.RENDEZVOUS, *signs)) if name in env}
     return setting_draft(
         names,
         text,
@@ -155,9 +151,7 @@ def local_rank_beyond_visible_gpus(node: InForce) -> Iterator[Draft]:
     for name, more in needed.items():
         value = env.get(name, "")
         if fact.launcher and count and value.isdecimal() and int(value) + more > count:
-            title = (
-                f"{shown(name, value)} needs {int(value) + more} GPUs, but CUDA_VISIBLE_DEVICES shows {count}"
-            )
+            title = f"{shown(name, value)} needs {int(value) + more} GPUs, but CUDA_VISIBLE_DEVICES shows {count}"
             pairs = {name: value, "CUDA_VISIBLE_DEVICES": env["CUDA_VISIBLE_DEVICES"]}
             remedy = in_job_script(
                 "Start one rank per visible GPU, or list more GPUs; with one GPU per task use device 0"

@@ -91,9 +91,7 @@ def _ranks(numbers: Mapping[str, int]) -> Iterator[Fault]:
 def _sizes(numbers: Mapping[str, int], launcher: Launcher | None) -> Iterator[Fault]:
     for size in SIZES:
         if size in numbers and numbers[size] < 1:
-            yield Fault(
-                (size,), f"{size}={numbers[size]} is not possible: it is at least 1", size == "WORLD_SIZE"
-            )
+            yield Fault((size,), f"{size}={numbers[size]} is not possible: it is at least 1", size == "WORLD_SIZE")
     world, local = numbers.get("WORLD_SIZE", 1), numbers.get("LOCAL_WORLD_SIZE", 1)
     if launcher == "torchrun":  # counts the workers itself, and nodes may have different numbers of them
         return
@@ -102,9 +100,7 @@ def _sizes(numbers: Mapping[str, int], launcher: Launcher | None) -> Iterator[Fa
         yield Fault(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), text)
 
 
-def _meeting_point(
-    env: Mapping[str, str], numbers: Mapping[str, int], launcher: Launcher | None
-) -> Iterator[Fault]:
+def _meeting_point(env: Mapping[str, str], numbers: Mapping[str, int], launcher: Launcher | None) -> Iterator[Fault]:
     port, address = numbers.get("MASTER_PORT"), env.get("MASTER_ADDR", "").strip()
     if port is not None and not 0 <= port <= 65535:
         yield Fault(("MASTER_PORT",), f"MASTER_PORT={port} is not possible: ports end at 65535", fatal=True)
@@ -157,9 +153,7 @@ def consequence(env: Mapping[str, str]) -> str:
     """What a script that is started by hand in this environment would do."""
     rank, lacking = env.get("RANK"), missing(env, None)
     if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        return (
-            "init_process_group() looks for a store that torchrun alone starts, and waits until its time-out."
-        )
+        return "init_process_group() looks for a store that torchrun alone starts, and waits until its time-out."
     if is_alone(env):
         return "They describe a job of one rank, which needs no other."
     if not rank:
@@ -172,9 +166,7 @@ def consequence(env: Mapping[str, str]) -> str:
     if fault:
         return f"init_process_group() fails: {fault}."
     size, address, port = (printable(env[name]) for name in RENDEZVOUS[1:])
-    return (
-        f"A script started here joins as rank {rank} of {size} at {address}:{port} and waits for the others."
-    )
+    return f"A script started here joins as rank {rank} of {size} at {address}:{port} and waits for the others."
 
 
 def visible(devices: str) -> int:

@@ -57,9 +57,7 @@ def variable_misspelled(node: InForce) -> Iterator[Draft]:
             set_to(meant, better, why, (name, value))
             if meant not in env and node.installed.reads(meant)
             else unset({name: value}, why),
-            detail=f"So {shown(meant, env[meant])} stands."
-            if meant in env
-            else f"So {meant} keeps its default.",
+            detail=f"So {shown(meant, env[meant])} stands." if meant in env else f"So {meant} keeps its default.",
             confidence=Confidence.LIKELY,
             severity=Severity.INFO if env.get(meant) == value else None,
         )
@@ -141,11 +139,7 @@ def variable_obsolete(node: InForce) -> Iterator[Draft]:
             continue
         at, library = installed.of(old), _library(old)
         gone = status_at(old, at) != "read" if at else is_gone(old)
-        until = (
-            f"{library} {old.last} was the last to read it"
-            if old.last
-            else "it is deprecated, though still read"
-        )
+        until = f"{library} {old.last} was the last to read it" if old.last else "it is deprecated, though still read"
         here = f" in {library} {dotted(at)}" if at else ""
         title = f"{name} does nothing{here}: {until}" if gone else f"{name} is outdated: {until}"
         if old.replaced_by:
@@ -165,11 +159,7 @@ def variable_obsolete(node: InForce) -> Iterator[Draft]:
 
 
 #: Obsolete settings that ask for what NCCL does today, so that nobody waits for their effect in vain.
-_TODAYS_WAY = {
-    ("NCCL_IB_CUDA_SUPPORT", "1"),
-    ("NCCL_CHECKS_DISABLE", "1"),
-    ("TORCH_NCCL_AVOID_RECORD_STREAMS", "1"),
-}
+_TODAYS_WAY = {("NCCL_IB_CUDA_SUPPORT", "1"), ("NCCL_CHECKS_DISABLE", "1"), ("TORCH_NCCL_AVOID_RECORD_STREAMS", "1")}
 #: Settings of newer releases that ask for what the older ones do.
 _EARLIER_WAY = {("TORCH_DIST_USE_NCCL2", "0")}
 
@@ -203,9 +193,7 @@ def variable_not_yet_read(node: InForce) -> Iterator[Draft]:
         at = installed.of(new) if new else ()
         if not at or new is None or status_at(new, at) != "not yet":
             continue
-        minor = (
-            name.startswith("NCCL_DEBUG") or effective(name, value) is None or (name, value) in _EARLIER_WAY
-        )
+        minor = name.startswith("NCCL_DEBUG") or effective(name, value) is None or (name, value) in _EARLIER_WAY
         library = _library(new)
         since = f"read from {library} {new.first} on"
         a_torch = "a torch with NCCL" if library == "NCCL" else "torch"
@@ -277,9 +265,7 @@ def of_the_other_backend(node: InForce) -> Iterator[Draft]:
 def _remedies(node: InForce, known: Variable, value: str, other: str | None, wanted: str) -> Iterator[Remedy]:
     env, why = node.env, f"only {known.backend} reads it"
     if other is not None and other not in env and node.installed.reads(other):
-        yield set_to(
-            other, wanted, f"does the same, and {why}", (known.name, value), f"Set {shown(other, wanted)}"
-        )
+        yield set_to(other, wanted, f"does the same, and {why}", (known.name, value), f"Set {shown(other, wanted)}")
     yield unset({known.name: value}, why)
     if node.installed.reads(SWITCH):
         yield _other_class(known.backend == "nccl2", env.get(SWITCH))

@@ -2,13 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from ddp_doctor.checks.node.env_vars.in_force import (
-    InForce,
-    at_most,
-    differing,
-    one_per_cause,
-    setting_draft,
-)
+from ddp_doctor.checks.node.env_vars.in_force import InForce, at_most, differing, one_per_cause, setting_draft
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Reproducer
@@ -76,11 +70,7 @@ def value_refused(node: InForce) -> Iterator[Draft]:
         if value.found.fate != "misread":
             sure = value.stops(node.backend)
             draft = _value(value, None if sure else Severity.WARNING)
-            yield (
-                _reproduced_by_ranks(draft)
-                if sure and read_by(value.variable.name) == node.backend
-                else draft
-            )
+            yield (_reproduced_by_ranks(draft) if sure and read_by(value.variable.name) == node.backend else draft)
 
 
 def _reproduced_by_ranks(draft: Draft) -> Draft:
@@ -94,26 +84,15 @@ def _value(wrong: MisreadValue, severity: Severity | None) -> Draft:
     name = variable.name
     if found.instead is None:
         remedies = [unset({name: value}, found.becomes, f"Unset {name}, or give it a valid value")]
-    elif (
-        variable.type in _NUMBERS
-    ):  # nobody has had what it says until now: what NCCL or torch takes comes first
+    elif variable.type in _NUMBERS:  # nobody has had what it says until now: what NCCL or torch takes comes first
         meant = f"Set {shown(name, found.instead)} only if that is what was meant"
-        remedies = [
-            unset({name: value}, found.becomes),
-            set_to(name, found.instead, found.why, (name, value), meant),
-        ]
+        remedies = [unset({name: value}, found.becomes), set_to(name, found.instead, found.why, (name, value), meant)]
     else:
         remedies = [set_to(name, found.instead, found.why, (name, value))]
     when = f" It is read by: {variable.read_when}." if variable.read_when else ""
     saw = shown(name, value)
     return setting_draft(
-        (name,),
-        f"{saw} {found.becomes}",
-        saw,
-        variable.source,
-        *remedies,
-        detail=found.why + when,
-        severity=severity,
+        (name,), f"{saw} {found.becomes}", saw, variable.source, *remedies, detail=found.why + when, severity=severity
     )
 
 

@@ -54,9 +54,7 @@ def probe(ctx: Context) -> GpusFact:
         fabric_manager=host_gpus.fabric_manager_runs(ctx, nodes),
         in_container=host_gpus.in_container(ctx),
     )
-    fact = gpus.model_copy(
-        update=visible_devices.job_view(gpus.gpus, ctx.env, in_container=gpus.in_container)
-    )
+    fact = gpus.model_copy(update=visible_devices.job_view(gpus.gpus, ctx.env, in_container=gpus.in_container))
     lent = fact.in_the_machine() and (fact.in_container or _is_without_grant(fact))
     if not (fact.gpus or answer.error == "timed_out" or fact.gpus_expected() or fact.has_grant() or lent):
         return _of_other_makers(ctx, fact)

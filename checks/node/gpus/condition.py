@@ -65,9 +65,7 @@ def needs_recovery(recording: Recording) -> Iterator[Draft]:
             recording,
             hits,
             " and ".join(dict.fromkeys(_recovery_words(gpu) for _, gpu in hits)),
-            lambda gpu: Evidence(
-                text=_recovery_words(gpu) + _ecc_words(gpu), expected_from=nvml.MEMORY_ERRORS
-            ),
+            lambda gpu: Evidence(text=_recovery_words(gpu) + _ecc_words(gpu), expected_from=nvml.MEMORY_ERRORS),
             RESET_GPU,
             detail="The driver says so itself. Other GPUs of the node may stop answering with it.",
             severity=severity,

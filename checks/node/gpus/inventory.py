@@ -81,10 +81,7 @@ def gpus_missing(recording: Recording) -> Iterator[Draft]:
         NVIDIA Xid catalog, Xid 79; NVIDIA open-gpu-kernel-modules, "RmInitAdapter failed"
     """
     absent = [reading for reading in recording.of_check("gpus") if reading.status is Status.ABSENT]
-    facts = [
-        *recording.facts(GpusFact),
-        *(FactAt(GpusFact(), reading.node, None, reading) for reading in absent),
-    ]
+    facts = [*recording.facts(GpusFact), *(FactAt(GpusFact(), reading.node, None, reading) for reading in absent)]
     required, of_node = recording.options.require_gpus, recording.options.command == "prolog"
     shortfall = partial(shortfall_of, required=required, of_node=of_node)
     for short, group in by_cause(facts, shortfall).items():
@@ -134,9 +131,7 @@ def _show_all(fact: GpusFact) -> Remedy:
         undo=f"export CUDA_VISIBLE_DEVICES={shlex.quote(value)}",
         references=(nvml.CUDA_VARIABLES,),
     )
-    return unset.model_copy(
-        update={"settings": (Setting(name="CUDA_VISIBLE_DEVICES", action="unset", why=why),)}
-    )
+    return unset.model_copy(update={"settings": (Setting(name="CUDA_VISIBLE_DEVICES", action="unset", why=why),)})
 
 
 @rule("DD311", "job-sees-too-few-gpus", Severity.ERROR, GpusFact)
@@ -163,9 +158,7 @@ def too_few_visible(recording: Recording) -> Iterator[Draft]:
     """
     for seen, group in _selections(recording).items():
         short, fact = seen.ranks > seen.shown, group[0].fact
-        is_fatal = short or (
-            not seen.shown and recording.options.command != "prolog"
-        )  # that has a CPU job's, too
+        is_fatal = short or (not seen.shown and recording.options.command != "prolog")  # that has a CPU job's, too
         count = f"{seen.ranks} ranks, but {seen.words()}" if short else seen.words()
         stop = f'; CUDA stops at its entry "{seen.rejected}"' if seen.rejected else ""
         setting = f" with {seen.setting}" if seen.setting else ""
@@ -237,9 +230,7 @@ def _selection(fact: GpusFact, ranks: int, *, wants_gpus: bool) -> _Selection | 
 def _there(fact: GpusFact) -> str:
     if fact.visible:
         return f"The driver has {len(fact.gpus)} GPUs there."
-    nothing = (
-        "SLURM granted this step none. " if "SLURM_PROCID" in fact.environment and not fact.granted else ""
-    )
+    nothing = "SLURM granted this step none. " if "SLURM_PROCID" in fact.environment and not fact.granted else ""
     return f"{nothing}The job would compute on the CPU."
 
 
@@ -290,9 +281,7 @@ def mig_mode(recording: Recording) -> Iterator[Draft]:
             recording,
             hits,
             "in MIG mode: each process sees one slice of it",
-            lambda gpu: Evidence(
-                text=f"MIG mode on, {len(gpu.mig_uuids)} slices", expected_from=nvml.MIG_GUIDE
-            ),
+            lambda gpu: Evidence(text=f"MIG mode on, {len(gpu.mig_uuids)} slices", expected_from=nvml.MIG_GUIDE),
             WHOLE_GPUS,
             detail="NCCL has no peer-to-peer path between slices.",
             severity=Severity.INFO,

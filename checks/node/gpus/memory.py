@@ -74,9 +74,7 @@ def repair_failed(recording: Recording) -> Iterator[Draft]:
             recording,
             hits,
             "a bad row of its memory could not be replaced",
-            lambda gpu: Evidence(
-                text=f"row remapping failed; {_rows(gpu)}", expected_from=nvml.MEMORY_ERRORS
-            ),
+            lambda gpu: Evidence(text=f"row remapping failed; {_rows(gpu)}", expected_from=nvml.MEMORY_ERRORS),
             REPLACE_GPU,
             detail="A reset does not fix it: the bank of memory has no spare row left, or the ROM took no entry.",
             severity=Severity.ERROR,

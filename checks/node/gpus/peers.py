@@ -74,9 +74,7 @@ def ecc_differs(recording: Recording) -> Iterator[Draft]:
                 recording,
                 few,
                 f"ECC is {state}, unlike on other GPUs of this model",
-                lambda gpu: Evidence(
-                    text=f"ECC {'on' if gpu.ecc_enabled else 'off'}", expected_from="alike on all"
-                ),
+                lambda gpu: Evidence(text=f"ECC {'on' if gpu.ecc_enabled else 'off'}", expected_from="alike on all"),
                 ECC_ALIKE,
                 detail=f"Of model {model}, {len(off)} of {len(off) + len(on)} GPUs run without ECC.",
                 severity=Severity.WARNING,
@@ -106,11 +104,7 @@ class _Limit:
 
 
 _POWER = _Limit(
-    "power limit",
-    "W",
-    lambda gpu: gpu.power_limit_w,
-    lambda gpu: gpu.power_limit_default_w,
-    LIMIT_POWER_ALIKE,
+    "power limit", "W", lambda gpu: gpu.power_limit_w, lambda gpu: gpu.power_limit_default_w, LIMIT_POWER_ALIKE
 )
 _CLOCK = _Limit(
     "application clock",
@@ -177,9 +171,7 @@ def _lowered(recording: Recording, limit: _Limit) -> Iterator[Draft]:
             yield _draft(recording, limit, far, words, default, Severity.INFO)
 
 
-def _draft(
-    recording: Recording, limit: _Limit, hits: Hits, words: str, expected: float, severity: Severity
-) -> Draft:
+def _draft(recording: Recording, limit: _Limit, hits: Hits, words: str, expected: float, severity: Severity) -> Draft:
     alike = severity is Severity.INFO
     return gpu_draft(
         recording,
@@ -254,6 +246,4 @@ def _odd_sizes(hits: Hits) -> Hits:
 def _firmware_evidence(gpu: Gpu) -> Evidence:
     size = (gpu.memory_total_bytes or 0) / thresholds.GIB
     gsp = f", GSP firmware {gpu.gsp_firmware_version}" if gpu.gsp_firmware_version else ""
-    return Evidence(
-        text=f"VBIOS {gpu.vbios_version}, {size:.1f} GiB{gsp}", expected_from="one version on all is usual"
-    )
+    return Evidence(text=f"VBIOS {gpu.vbios_version}, {size:.1f} GiB{gsp}", expected_from="one version on all is usual")

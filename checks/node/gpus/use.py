@@ -166,9 +166,7 @@ def compute_mode_refuses(recording: Recording) -> Iterator[Draft]:
             recording,
             hits,
             "its compute mode does not allow the ranks to use it",
-            lambda gpu: Evidence(
-                text=_mode_words(gpu), expected_from="one rank a GPU needs one CUDA context"
-            ),
+            lambda gpu: Evidence(text=_mode_words(gpu), expected_from="one rank a GPU needs one CUDA context"),
             DEFAULT_MODE,
             detail="Opening the GPU fails with cudaErrorDevicesUnavailable.",
             severity=severity,
@@ -254,9 +252,7 @@ def no_peer_access(recording: Recording) -> Iterator[Draft]:
     """
     virtual = hits_of(recording, lambda gpu: gpu.virtualization == "vgpu")
     if virtual:
-        yield _draft(
-            recording, virtual, "a virtual GPU (vGPU), which may not copy to others directly (P2P)", "vGPU"
-        )
+        yield _draft(recording, virtual, "a virtual GPU (vGPU), which may not copy to others directly (P2P)", "vGPU")
     on = [node for node in recording.facts(GpusFact) if node.fact.confidential_compute]
     protected = [(node.node, gpu) for node in on for gpu in node.fact.of_the_job()]
     if protected:
@@ -269,9 +265,7 @@ def _draft(recording: Recording, hits: Hits, words: str, seen: str) -> Draft:
         recording,
         hits,
         words,
-        lambda gpu: Evidence(
-            text=f"{seen} ({gpu.name})", expected_from="whole GPUs reach each other directly"
-        ),
+        lambda gpu: Evidence(text=f"{seen} ({gpu.name})", expected_from="whole GPUs reach each other directly"),
         detail="NCCL then moves data through the host's memory, at a fraction of the rate.",
         severity=Severity.INFO,
     )

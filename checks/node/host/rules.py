@@ -64,9 +64,7 @@ def shortage_draft(
     """A finding about all nodes of a shortage, which says whose figures it shows."""
     if len(short.nodes) > 1:
         saw = saw.model_copy(update={"text": f"worst on {host(recording, short.worst.node)}: {saw.text}"})
-    return likely(
-        of_nodes(recording, short.nodes), title, saw, remedy, detail=detail, severity=short.severity
-    )
+    return likely(of_nodes(recording, short.nodes), title, saw, remedy, detail=detail, severity=short.severity)
 
 
 @rule("DD224", "too-few-cpus-for-ranks", Severity.WARNING, Host)
@@ -126,9 +124,7 @@ def omp_threads_oversubscribe_cpus(recording: Recording) -> Iterator[Draft]:
         text = f"{ranks} ranks with OMP_NUM_THREADS={fact.omp_num_threads}"
         title = f"{text} start {threads} threads on the {has:g} CPUs of {{who}}"
         detail = "OpenMP threads spin while they wait, so work on the CPU slows down in every rank."
-        saw = Evidence(
-            text=text, value=threads, unit="threads", expected=has, expected_from="one thread for each CPU"
-        )
+        saw = Evidence(text=text, value=threads, unit="threads", expected=has, expected_from="one thread for each CPU")
         yield shortage_draft(recording, short, title, saw, _fewer_threads(ranks, int(has)), detail=detail)
 
 
@@ -194,11 +190,7 @@ def locked_memory_too_low_for_rdma(recording: Recording) -> Iterator[Draft]:
         allowed, devices = fact.memlock_bytes or 0, ", ".join(fact.rdma_devices)
         text, wanted = f"RLIMIT_MEMLOCK {in_units(allowed)} beside {devices}", thresholds.RDMA_MEMLOCK_BYTES
         saw = Evidence(
-            text=text,
-            value=allowed,
-            unit="B",
-            expected=wanted,
-            expected_from="NCCL's user guide asks for unlimited",
+            text=text, value=allowed, unit="B", expected=wanted, expected_from="NCCL's user guide asks for unlimited"
         )
         title = f"Only {in_units(allowed)} of memory may be locked on {{who}}, too little for RDMA"
         remedy = hardware.locked_memory(short.world.launcher, in_container=fact.in_container)

@@ -44,11 +44,7 @@ def slow_clock_or_busy_host(recording: Recording) -> Iterator[Draft]:
         )
     busy = [node for node in recording.facts(Host) if _slow_clock(node.fact) is None and _is_busy(node.fact)]
     if busy:
-        load = (
-            _load(busy[0].fact)
-            if len(busy) == 1
-            else "more than two processes for each CPU ran or waited for one"
-        )
+        load = _load(busy[0].fact) if len(busy) == 1 else "more than two processes for each CPU ran or waited for one"
         yield proved(
             of_nodes(recording, busy),
             f"Measurements on {{who}} may come out too slow: {load}",

@@ -15,13 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from ddp_doctor.checks.node.interfaces import rules
 from ddp_doctor.facts.node.interfaces import InterfacesFact
-from ddp_doctor.knowledge.network.interface_choice import (
-    NCCL_COMM_ID,
-    SETTINGS,
-    Choice,
-    gloo_choice,
-    nccl_choice,
-)
+from ddp_doctor.knowledge.network.interface_choice import NCCL_COMM_ID, SETTINGS, Choice, gloo_choice, nccl_choice
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Context, Interface
@@ -71,9 +65,7 @@ def _own_addresses(ctx: Context, hostname: str) -> tuple[tuple[str, ...] | None,
         return (), error.strerror or str(error)
 
 
-def _libnccl(
-    ctx: Context, foretold: Choice, env: Mapping[str, str], found: Sequence[Interface]
-) -> Choice | None:
+def _libnccl(ctx: Context, foretold: Choice, env: Mapping[str, str], found: Sequence[Interface]) -> Choice | None:
     if NCCL_COMM_ID in env:
         return None  # the id would hold that address, and not a choice
     answer = ctx.child("nccl_interface")

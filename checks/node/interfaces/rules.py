@@ -14,13 +14,7 @@ from ddp_doctor.checks.node.interfaces.wording import (
 )
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.knowledge.network.interface_choice import GLOO_IFNAME
-from ddp_doctor.knowledge.network.interface_faults import (
-    apart,
-    better_interfaces,
-    can_speak,
-    family_sides,
-    faults,
-)
+from ddp_doctor.knowledge.network.interface_faults import apart, better_interfaces, can_speak, family_sides, faults
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
@@ -96,9 +90,7 @@ def address_families_differ(recording: Recording) -> Iterator[Draft]:
     if not old or not new:
         return
     backend = interfaces.backend_name(old[0].backend)
-    both = all(can_speak(offer, ipv6=True) for offer in old) and all(
-        can_speak(offer, ipv6=False) for offer in new
-    )
+    both = all(can_speak(offer, ipv6=True) for offer in old) and all(can_speak(offer, ipv6=False) for offer in new)
     fewer = min(old, new, key=len)
     sides = [hosts(recording, (offer.node for offer in side)) for side in (new, old)]
     severity = Severity.WARNING if both and backend != "gloo" else Severity.ERROR
@@ -194,9 +186,7 @@ def no_usable_interface(recording: Recording) -> Iterator[Draft]:
         if first.backend == "gloo" and first.setting and values.misread(GLOO_IFNAME, first.setting):
             continue  # DD122 names a value that gloo cannot take
         choice = f" with {shown(first.choice.setting, first.setting or '')}" if first.choice.setting else ""
-        title = (
-            f"{group.backend} has no usable interface on {group.nodes(recording)}{choice}: {group.fault.why}"
-        )
+        title = f"{group.backend} has no usable interface on {group.nodes(recording)}{choice}: {group.fault.why}"
         yield draft(recording, group, title)
 
 
@@ -222,9 +212,7 @@ def address_hidden_from_other_nodes(recording: Recording) -> Iterator[Draft]:
     """
     for group in groups(offers_of(recording), "hidden", lambda offer: (offer.setting, offer.address)):
         first = group.sick[0]
-        choice = (
-            f", because of {shown(first.choice.setting, first.setting or '')}" if first.choice.setting else ""
-        )
+        choice = f", because of {shown(first.choice.setting, first.setting or '')}" if first.choice.setting else ""
         title = (
             f"{group.backend} on {group.nodes(recording)} tells the other nodes the address {group.given_out}"
             f" ({first.choice.interface}){choice}: {group.fault.why}"

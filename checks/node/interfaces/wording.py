@@ -6,14 +6,7 @@ from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.knowledge.network import interface_faults
 from ddp_doctor.knowledge.network.addresses import address_of, is_ipv6
 from ddp_doctor.knowledge.network.interface_choice import NCCL_FAMILY
-from ddp_doctor.knowledge.network.interface_faults import (
-    Better,
-    Fault,
-    Kind,
-    Offer,
-    better_interfaces,
-    can_speak,
-)
+from ddp_doctor.knowledge.network.interface_faults import Better, Fault, Kind, Offer, better_interfaces, can_speak
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Reproducer, Setting
 from ddp_doctor.model.recording import Recording
@@ -71,12 +64,7 @@ def hosts_entry(
 
 
 def _address_on(offer: Offer, interface: str | None, ipv6: bool) -> str | None:
-    held = [
-        address_of(address)
-        for each in offer.interfaces
-        if each.name == interface
-        for address in each.addresses
-    ]
+    held = [address_of(address) for each in offer.interfaces if each.name == interface for address in each.addresses]
     return next((address for address in held if is_ipv6(address) == ipv6), None)
 
 
@@ -208,9 +196,7 @@ def culprits(recording: Recording, offers: Sequence[Offer]) -> tuple[Culprit, ..
 def evidence(recording: Recording, offers: Sequence[Offer]) -> tuple[Evidence, ...]:
     """What the first of these nodes give out, and why."""
     source = interfaces.DIAL_RULE if offers[0].backend == "gloo" else interfaces.NCCL_ORDER
-    return tuple(
-        Evidence(text=_choice_in_words(recording, offer), expected_from=source) for offer in offers[:SHOWN]
-    )
+    return tuple(Evidence(text=_choice_in_words(recording, offer), expected_from=source) for offer in offers[:SHOWN])
 
 
 def _choice_in_words(recording: Recording, offer: Offer) -> str:

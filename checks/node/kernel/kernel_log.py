@@ -59,19 +59,8 @@ _OFF_BUS_BEGINS = re.compile(rf"NVRM: The NVIDIA GPU {_BUS}\b")
 _NEWLINE = re.compile(r"#012|\\x0a")
 #: Lines that may stand between the first and the last of that message: its own, and those of other CPUs.
 _MOST_BETWEEN = 12
-_GOES_ON = (
-    "(PCI ID",
-    "installed",
-    "in this",
-    "this system",
-    "system has",
-    "has fallen",
-    "fallen off",
-    "off the bus",
-)
-_AER = re.compile(
-    rf"\b{_BUS}: (?:AER: )?PCIe Bus Error: severity=(Corrected|Correctable|Uncorrected|Uncorrectable)\b"
-)
+_GOES_ON = ("(PCI ID", "installed", "in this", "this system", "system has", "has fallen", "fallen off", "off the bus")
+_AER = re.compile(rf"\b{_BUS}: (?:AER: )?PCIe Bus Error: severity=(Corrected|Correctable|Uncorrected|Uncorrectable)\b")
 _NIC = re.compile(
     rf"mlx5_core {_BUS}[ :].{{0,80}}?(device's health compromised|Fatal error \d{{1,9}} detected"
     r"|health recovery flow aborted|health recovery succeeded)"
@@ -155,9 +144,7 @@ class _Groups:
 
     def pass_over(self, kinds: tuple[Kind, ...], device: str | None = None) -> None:
         """Mark earlier events of these kinds as past, for one device or for all."""
-        for entry in [
-            group for group in self.groups if group.kind in kinds and device in (None, group.device)
-        ]:
+        for entry in [group for group in self.groups if group.kind in kinds and device in (None, group.device)]:
             self.groups[entry._replace(past=True)] = self.groups.pop(entry)
 
     def driver_loaded(self) -> None:

@@ -90,9 +90,7 @@ def out_of_order(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deploy/xid-errors
     """
     for (code, severity, standing), all_hits in _staying(recording).items():
-        hits = [
-            fault for fault in all_hits if standing != "out" or not _is_reported(fault.view, fault.device)
-        ]
+        hits = [fault for fault in all_hits if standing != "out" or not _is_reported(fault.view, fault.device)]
         if not hits:
             continue
         known = _meaning(hits[0].event)
@@ -151,9 +149,7 @@ def _staying(recording: Recording) -> _Staying:
             standing = _standing(view, staying[0])
             severity = _severity(standing, recent=_within(view, staying[0], RECENT_S))
             if severity is not None:
-                others = {
-                    f"{event.code}" for event in staying[1:] if event.code not in (staying[0].code, None)
-                }
+                others = {f"{event.code}" for event in staying[1:] if event.code not in (staying[0].code, None)}
                 note = f"followed by Xid {', '.join(sorted(others))}" if others else ""
                 fault = Hit(view, device, staying[0], note)
                 found.setdefault((staying[0].code or 0, severity, standing), []).append(fault)
@@ -260,9 +256,7 @@ def _is_pending(view: NodeView, event: KernelEvent) -> bool:
     if gpu is None:
         return False
     pending = gpu.row_remap_pending or gpu.page_retirement_pending
-    return bool(
-        (event.code == _REMAPPED and pending) or (event.code == _CONTAINED and gpu.ecc_volatile_uncorrected)
-    )
+    return bool((event.code == _REMAPPED and pending) or (event.code == _CONTAINED and gpu.ecc_volatile_uncorrected))
 
 
 @rule("DD332", "gpu-programs-crashed", Severity.INFO, KernelFact)

@@ -74,9 +74,7 @@ def _cache(ctx: Context) -> Mapping[str, str]:
     return software.cached(answer.stdout) if answer.ok else {}
 
 
-def _found(
-    ctx: Context, wanted: nccl_plugins.Wanted, cache: Mapping[str, str], *, look_further: bool
-) -> str | None:
+def _found(ctx: Context, wanted: nccl_plugins.Wanted, cache: Mapping[str, str], *, look_further: bool) -> str | None:
     """The file that dlopen takes, in its order; first the RPATHs of a conda environment."""
     conda = ctx.env.get("CONDA_PREFIX")
     first = (f"{conda}/lib",) if conda else ()
@@ -104,9 +102,7 @@ def _beside_torch(ctx: Context) -> Iterator[str]:
 
 
 def _elsewhere(ctx: Context, wanted: nccl_plugins.Wanted) -> tuple[str, ...]:
-    return tuple(
-        folder for folder in nccl_plugins.USUAL_FOLDERS if set(wanted.names) & set(names_in(ctx, folder))
-    )
+    return tuple(folder for folder in nccl_plugins.USUAL_FOLDERS if set(wanted.names) & set(names_in(ctx, folder)))
 
 
 def _missing(ctx: Context, path: str) -> tuple[str, ...]:

@@ -126,9 +126,7 @@ def no_numa_calls(recording: Recording) -> Iterator[Draft]:
         NCCL src/misc/cudawrap.cc, ncclCuMemHostEnable; NCCL user guide, Troubleshooting, cuMem host allocations
     """
     nodes = [
-        node
-        for node in recording.facts(Host)
-        if node.fact.in_container and log_of(recording, node.node).no_cumem_host
+        node for node in recording.facts(Host) if node.fact.in_container and log_of(recording, node.node).no_cumem_host
     ]
     if nodes:
         yield likely(

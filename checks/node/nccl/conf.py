@@ -180,9 +180,7 @@ def _by_problem(recording: Recording) -> Iterator[tuple[str, list[FactAt[NcclFac
     yield from groups.items()
 
 
-def _alike(
-    recording: Recording, lines_of: _LinesOf
-) -> Iterator[tuple[tuple[str, ...], list[FactAt[NcclFact]]]]:
+def _alike(recording: Recording, lines_of: _LinesOf) -> Iterator[tuple[tuple[str, ...], list[FactAt[NcclFact]]]]:
     """What ``lines_of`` says of each node's files, with the nodes of which it says the same."""
     groups = grouped(
         (lines, node)
@@ -270,9 +268,7 @@ def nccl_conf_differs(recording: Recording) -> Iterator[Draft]:
             for node, found in in_files.items()
         }
         from_file = [
-            node
-            for node in facts
-            if name in in_files[node.node] and name not in environments[node.node].variables
+            node for node in facts if name in in_files[node.node] and name not in environments[node.node].variables
         ]
         does = frozenset(effective(name, value) for value in has.values())
         if len(does) < 2 or not from_file:
@@ -291,11 +287,7 @@ def _forbids_rdma(recording: Recording) -> set[str]:
 
 
 def _difference_draft(
-    recording: Recording,
-    name: str,
-    has: dict[int, str | None],
-    from_file: list[FactAt[NcclFact]],
-    stake: Agreement,
+    recording: Recording, name: str, has: dict[int, str | None], from_file: list[FactAt[NcclFact]], stake: Agreement
 ) -> Draft:
     stakes = [
         f"{host(recording, node)}: {f'{name} unset' if value is None else shown(name, value)}"

@@ -115,8 +115,7 @@ def nccl_network_that_none_has(recording: Recording) -> Iterator[Draft]:
             of_nodes(recording, group),
             f'No NCCL plug-in on {{who}} provides the network named in NCCL_NET="{printable(name)}"',
             Evidence(
-                text="no network plug-in that loads is found",
-                expected_from="NCCL src/plugin/net.cc, ncclNetInit",
+                text="no network plug-in that loads is found", expected_from="NCCL src/plugin/net.cc, ncclNetInit"
             ),
             *([in_folder(elsewhere)] if elsewhere else []),
             nccl.by_setting(
@@ -144,9 +143,7 @@ def _lies_in(fact: NcclFact) -> str | None:
 
 def _plugins(recording: Recording, chosen: Callable[[Plugin], bool]) -> dict[Plugin, list[FactAt[NcclFact]]]:
     return grouped(
-        (plugin, node)
-        for node in nccl_of_gpu_nodes(recording)
-        for plugin in filter(chosen, node.fact.plugins)
+        (plugin, node) for node in nccl_of_gpu_nodes(recording) for plugin in filter(chosen, node.fact.plugins)
     )
 
 
@@ -247,9 +244,7 @@ def network_plugin_on_some_nodes(recording: Recording) -> Iterator[Draft]:
     References
         NCCL src/plugin/net.cc, ncclNetInit
     """
-    asked = [
-        node for node in nccl_of_gpu_nodes(recording) if (node.fact.network or "").lower() not in OWN_NETWORKS
-    ]
+    asked = [node for node in nccl_of_gpu_nodes(recording) if (node.fact.network or "").lower() not in OWN_NETWORKS]
     having = [node for node in asked if any(network.works for network in node.fact.networks())]
     without = [node for node in asked if node not in having]
     if not having or not without:
@@ -261,8 +256,7 @@ def network_plugin_on_some_nodes(recording: Recording) -> Iterator[Draft]:
         f"NCCL finds a network plug-in on {node_names(recording, having)}, and none that loads on"
         f" {node_names(recording, without)}",
         Evidence(
-            text=f"{path} on {node_names(recording, having)} only",
-            expected_from="NCCL src/plugin/net.cc, ncclNetInit",
+            text=f"{path} on {node_names(recording, having)} only", expected_from="NCCL src/plugin/net.cc, ncclNetInit"
         ),
         _SAME_IMAGE,
         detail="Nodes that choose different networks fail or hang where they connect.",

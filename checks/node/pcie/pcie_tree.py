@@ -24,9 +24,7 @@ _VIRTUAL = re.compile(
 )
 
 
-def read_device(
-    ctx: Context, bus_id: str, kind: DeviceKind, slots: dict[str, str], name: str = ""
-) -> PcieDevice:
+def read_device(ctx: Context, bus_id: str, kind: DeviceKind, slots: dict[str, str], name: str = "") -> PcieDevice:
     """One device with its link; of a bridge its access control, as far as that is shown."""
     folder = f"{PCI}/{bus_id}"
     ids = (first_line(ctx, f"{folder}/{part}") or "" for part in ("vendor", "device"))

@@ -136,9 +136,7 @@ def iommu_translates(recording: Recording) -> Iterator[Draft]:
     References
         https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#iommu-on-linux
     """
-    translating = [
-        node for node in recording.facts(PcieFact) if not node.fact.virtual and _translates(recording, node)
-    ]
+    translating = [node for node in recording.facts(PcieFact) if not node.fact.virtual and _translates(recording, node)]
     for evidence, group in by_cause(translating, iommu_evidence).items():
         yield possible(
             of_nodes(recording, group),
@@ -153,9 +151,7 @@ def iommu_translates(recording: Recording) -> Iterator[Draft]:
 def _translates(recording: Recording, node: FactAt[PcieFact]) -> bool:
     mine, linked = jobs_gpus(recording, node.node), _nvlinked(recording, node.node)
     gpus = [
-        device
-        for device in node.fact.endpoints()
-        if device.kind == "gpu" and (mine is None or device.bus_id in mine)
+        device for device in node.fact.endpoints() if device.kind == "gpu" and (mine is None or device.bus_id in mine)
     ]
     return any(
         translated(gpu) and translated(peer) and frozenset((gpu.bus_id, peer.bus_id)) not in linked
@@ -300,11 +296,7 @@ def _links(recording: Recording, node: FactAt[PcieFact]) -> Iterator[_Link]:
     if node.fact.virtual:
         return
     mine = jobs_gpus(recording, node.node)
-    ends = [
-        device
-        for device in node.fact.endpoints()
-        if device.kind != "gpu" or mine is None or device.bus_id in mine
-    ]
+    ends = [device for device in node.fact.endpoints() if device.kind != "gpu" or mine is None or device.bus_id in mine]
     bridges = {bus for device in ends for bus in device.above}
     for device in (*ends, *(device for device in node.fact.devices if device.bus_id in bridges)):
         port = node.fact.device(device.above[-1]) if device.above else None

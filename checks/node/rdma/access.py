@@ -67,8 +67,7 @@ def on_some_nodes_only(recording: Recording) -> Iterator[Draft]:
         nodes = sorted(lacking)
         yield likely(
             (node_culprit(recording, node) for node in nodes),
-            f"No RDMA port is up on {hosts(recording, nodes)}, while"
-            f" {hosts(recording, with_rdma)} will use RDMA",
+            f"No RDMA port is up on {hosts(recording, nodes)}, while {hosts(recording, with_rdma)} will use RDMA",
             (Evidence(text=f"{host(recording, node)}: {lacking[node]}") for node in nodes[:8]),
             _LOOK,
             SOCKETS_ON_ALL,

@@ -15,13 +15,7 @@ from ddp_doctor.checks.node.rdma.wording import (
 )
 from ddp_doctor.facts.node.rdma import Port, RdmaFact
 from ddp_doctor.knowledge.network import roce_gids
-from ddp_doctor.knowledge.network.roce_gids import (
-    INDEX,
-    PASSES_HIDDEN_SINCE,
-    SEARCH_SETTINGS,
-    SEARCHES_SINCE,
-    Choice,
-)
+from ddp_doctor.knowledge.network.roce_gids import INDEX, PASSES_HIDDEN_SINCE, SEARCH_SETTINGS, SEARCHES_SINCE, Choice
 from ddp_doctor.knowledge.versions import Version, dotted
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
@@ -92,13 +86,7 @@ def _entry_in_words(entry: Entry) -> str:
         return entry.choice.why
     if gid is None:
         return f"entry {entry.choice.index} is empty; {entry.choice.why}"
-    kind = (
-        "of another network namespace"
-        if gid.hidden
-        else f"RoCE v{gid.roce}"
-        if gid.roce
-        else "of unknown type"
-    )
+    kind = "of another network namespace" if gid.hidden else f"RoCE v{gid.roce}" if gid.roce else "of unknown type"
     local = ", link-local" if gid.is_link_local else ""
     return f"entry {entry.choice.index} is {gid.address} ({kind}{local}); {entry.choice.why}"
 
@@ -145,9 +133,7 @@ def without_address(recording: Recording) -> Iterator[Draft]:
     """
     bare = [entry for entry in entries(recording) if not entry.is_fit and not entry.has_fit]
     if bare:
-        detail = (
-            "NCCL is left with link-local or RoCE v1 addresses, which routers and many switches do not carry."
-        )
+        detail = "NCCL is left with link-local or RoCE v1 addresses, which routers and many switches do not carry."
         what = f"no IPv4 address{'' if len(bare) == 1 else 'es'} for RoCE v2"
         yield _draft(recording, bare, what, [GIVE_ADDRESS, _ipv6(recording)], detail)
 
@@ -156,9 +142,7 @@ def _ipv6(recording: Recording) -> Remedy | None:
     """The other family, where every port of every node has an entry of it that NCCL would take."""
     everywhere = entries(recording)
     env = {roce_gids.FAMILY: "AF_INET6"}
-    choices = [
-        roce_gids.nccl_choice(entry.port.gids, entry.nccl or PASSES_HIDDEN_SINCE, env) for entry in everywhere
-    ]
+    choices = [roce_gids.nccl_choice(entry.port.gids, entry.nccl or PASSES_HIDDEN_SINCE, env) for entry in everywhere]
     old = any(entry.nccl is not None and entry.nccl < SEARCHES_SINCE for entry in everywhere)
     if old or not all(choice.gid and choice.gid.is_routable for choice in choices):
         return None
@@ -185,9 +169,7 @@ def index_elsewhere(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-gid-index
         NVIDIA/nccl issues 718 and 890
     """
-    astray = [
-        entry for entry in entries(recording) if not entry.is_fit and entry.has_fit and _is_steered(entry)
-    ]
+    astray = [entry for entry in entries(recording) if not entry.is_fit and entry.has_fit and _is_steered(entry)]
     if not astray:
         return
     settings = {
@@ -201,11 +183,7 @@ def index_elsewhere(recording: Recording) -> Iterator[Draft]:
     remedies = [_common(recording), UPGRADE_NCCL] if old else [unset_index(settings)]
     detail = "The port's table of addresses (GIDs) has an IPv4 address of RoCE v2 at another index."
     yield _draft(
-        recording,
-        astray,
-        f"{shown_settings} selects an address (GID) that other nodes do not reach",
-        remedies,
-        detail,
+        recording, astray, f"{shown_settings} selects an address (GID) that other nodes do not reach", remedies, detail
     )
 
 
@@ -236,9 +214,7 @@ def index_needed(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-gid-index
         NVIDIA/nccl issues 426, 1538 and 1573
     """
-    needy = [
-        entry for entry in entries(recording) if not entry.is_fit and entry.has_fit and not _is_steered(entry)
-    ]
+    needy = [entry for entry in entries(recording) if not entry.is_fit and entry.has_fit and not _is_steered(entry)]
     if needy:
         versions = {entry.nccl for entry in needy if entry.nccl}
         which = f"NCCL {dotted(min(versions))}" if versions else "NCCL"

@@ -171,9 +171,7 @@ def link_errors(recording: Recording) -> Iterator[Draft]:
         https://docs.kernel.org/admin-guide/abi-stable.html
     """
     some = {
-        identity(change.hit): change
-        for change in changes(recording)
-        if _has_errors(change) and not _went_down(change)
+        identity(change.hit): change for change in changes(recording) if _has_errors(change) and not _went_down(change)
     }
     if some:
         hits = [change.hit for change in some.values()]
@@ -200,14 +198,10 @@ def _has_errors(change: Change) -> bool:
 _PEER = re.compile(r"from peer ([0-9a-fA-F.:]{2,45})<")
 _MOST_PORTS = 6
 _RESENT = "Packets were sent again meanwhile and the links stayed up, so that packets get lost on the way."
-_NOTHING_RESENT = (
-    "Nothing that was counted tells why: addresses, MTU, routes and the switch are what to look at."
-)
+_NOTHING_RESENT = "Nothing that was counted tells why: addresses, MTU, routes and the switch are what to look at."
 
 
-@rule(
-    "DD584", "rdma-send-never-acknowledged", Severity.ERROR, explained_by=("DD566", "DD567", "DD568", "DD569")
-)
+@rule("DD584", "rdma-send-never-acknowledged", Severity.ERROR, explained_by=("DD566", "DD567", "DD568", "DD569"))
 def never_acknowledged(recording: Recording) -> Iterator[Draft]:
     """A send over RDMA failed because its acknowledgement never came (status 12).
 
@@ -296,8 +290,7 @@ def _lossy(recording: Recording) -> list[Change]:
     return [
         change
         for change in changes(recording)
-        if change.is_used
-        and change.growth((*GAPS, *ROCE_GAPS) if change.hit[2].is_roce else GAPS) >= LEAST_ERRORS
+        if change.is_used and change.growth((*GAPS, *ROCE_GAPS) if change.hit[2].is_roce else GAPS) >= LEAST_ERRORS
     ]
 
 
@@ -308,13 +301,9 @@ def _counted(recording: Recording, lossy: Sequence[Change]) -> Iterator[Evidence
         yield Evidence(check="rdma_after", text=text)
 
 
-def _remedies(
-    recording: Recording, group: Sequence[RankComplaint], lossy: Sequence[Change]
-) -> Iterator[Remedy]:
+def _remedies(recording: Recording, group: Sequence[RankComplaint], lossy: Sequence[Change]) -> Iterator[Remedy]:
     node = group[0].node
-    env: Mapping[str, str] = next(
-        (at.fact.variables for at in recording.facts(EnvVars) if at.node == node), {}
-    )
+    env: Mapping[str, str] = next((at.fact.variables for at in recording.facts(EnvVars) if at.node == node), {})
     settings = {**env, **settings_in(texts(recording).get(node, ""))}
     if sooner := lowered(settings):
         summary = f"Take {name_list(list(sooner))} away, which make NCCL give up sooner"

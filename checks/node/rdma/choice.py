@@ -78,10 +78,7 @@ def _beside(others: Sequence[Hit], fast: Iterable[Sequence[tuple[Hca, Port]]]) -
 
 
 def _is_well_chosen(
-    recording: Recording,
-    node: FactAt[RdmaFact],
-    best: Sequence[tuple[Hca, Port]],
-    slower: Sequence[tuple[Hca, Port]],
+    recording: Recording, node: FactAt[RdmaFact], best: Sequence[tuple[Hca, Port]], slower: Sequence[tuple[Hca, Port]]
 ) -> bool:
     """Whether NCCL will leave the others alone: they are of one kind with the best, and farther from all GPUs."""
     if {port.link_layer for _, port in best} != {port.link_layer for _, port in slower}:
@@ -216,9 +213,7 @@ def _named_and_extra(fact: RdmaFact, value: str) -> tuple[list[tuple[Hca, Port]]
 
 def _with_equals(recording: Recording, value: str, hits: Sequence[Hit]) -> list[Remedy]:
     nodes = {node for node, _, _ in hits}
-    ports = {
-        node.node: _named_and_extra(node.fact, value)[0] for node in users(recording) if node.node in nodes
-    }
+    ports = {node.node: _named_and_extra(node.fact, value)[0] for node in users(recording) if node.node in nodes}
     remedy = use_ports(recording, ports, "the names stand for themselves")
     return [remedy] if remedy else []
 

@@ -124,8 +124,7 @@ def is_cut_off(recording: Recording, node: int) -> bool:
 @once_a_recording
 def _cut_off(recording: Recording) -> set[int]:
     layers = {
-        node.node: {port.link_layer for _, port in fast_and_others(node.fact.chosen())[0]}
-        for node in users(recording)
+        node.node: {port.link_layer for _, port in fast_and_others(node.fact.chosen())[0]} for node in users(recording)
     }
     usual = {layer for found in layers.values() for layer in found}
     return {node for node, found in layers.items() if not found or (len(usual) > 1 and found == {"Ethernet"})}
@@ -189,9 +188,7 @@ def named_by_setting(fact: RdmaFact, hca: Hca, port: Port) -> bool:
     return asked and (nccl_hca.names_in_full(value, hca.name) or not fact.chosen())
 
 
-def fast_and_others(
-    ports: Sequence[tuple[Hca, Port]],
-) -> tuple[list[tuple[Hca, Port]], list[tuple[Hca, Port]]]:
+def fast_and_others(ports: Sequence[tuple[Hca, Port]]) -> tuple[list[tuple[Hca, Port]], list[tuple[Hca, Port]]]:
     """The ports of the kind that carries most together, at half of its best rate or more, and the rest."""
     rates: dict[str | None, float] = {}
     for _, port in ports:

@@ -18,13 +18,7 @@ from ddp_doctor.checks.node.rdma.nodes import (
     odd_by_state,
     users,
 )
-from ddp_doctor.checks.node.rdma.wording import (
-    START_SUBNET_MANAGER,
-    Hit,
-    look_at_bond,
-    look_at_link,
-    port_draft,
-)
+from ddp_doctor.checks.node.rdma.wording import START_SUBNET_MANAGER, Hit, look_at_bond, look_at_link, port_draft
 from ddp_doctor.facts.node.rdma import Hca, NetDevice, Port, RdmaFact
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
@@ -62,9 +56,7 @@ def port_down(recording: Recording) -> Iterator[Draft]:
             recording,
             hits,
             "the RDMA port is down" if len(hits) == 1 else "the RDMA ports are down",
-            lambda port_at: _down_in_words(
-                port_at, odd.get(identity(port_at)), named_by=identity(port_at) in named
-            ),
+            lambda port_at: _down_in_words(port_at, odd.get(identity(port_at)), named_by=identity(port_at) in named),
             look_at_link(hits, "A link that is down"),
             detail=detail,
             severity=severity,
@@ -82,16 +74,11 @@ def _named_and_down(recording: Recording) -> dict[tuple[int, str, int], tuple[Hi
 
 
 def _by_severity(
-    recording: Recording,
-    odd: dict[tuple[int, str, int], Odd],
-    named: dict[tuple[int, str, int], tuple[Hit, bool]],
+    recording: Recording, odd: dict[tuple[int, str, int], Odd], named: dict[tuple[int, str, int], tuple[Hit, bool]]
 ) -> dict[Severity, list[Hit]]:
     found: dict[Severity, list[Hit]] = {}
     failed = {(nic.view.node, nic.device) for nic in failed_nics(recording)}
-    hits = {
-        **{key: port_at for key, (port_at, _) in named.items()},
-        **{key: port.hit for key, port in odd.items()},
-    }
+    hits = {**{key: port_at for key, (port_at, _) in named.items()}, **{key: port.hit for key, port in odd.items()}}
     for key in sorted(hits):
         last = (key in named and not named[key][1]) or (key in odd and is_cut_off(recording, key[0]))
         severity = Severity.ERROR if last else for_later_jobs(recording, Severity.WARNING)
@@ -139,9 +126,7 @@ def no_subnet_manager(recording: Recording) -> Iterator[Draft]:
             recording,
             some,
             "the link is up, but no subnet manager has activated the port",
-            lambda port_at: (
-                f"state {port_at[2].state}, LID {port_at[2].lid}, subnet manager's LID {port_at[2].sm_lid}"
-            ),
+            lambda port_at: f"state {port_at[2].state}, LID {port_at[2].lid}, subnet manager's LID {port_at[2].sm_lid}",
             START_SUBNET_MANAGER,
             detail="An InfiniBand port carries nothing before a subnet manager has given it an address.",
             severity=severity,
@@ -251,9 +236,7 @@ def lost_a_link(recording: Recording) -> Iterator[Draft]:
 
 def _draft(recording: Recording, bonds: Sequence[_Bond], severity: Severity) -> Draft:
     by_hit = {id(bond.hit): bond for bond in bonds}
-    names = dict.fromkeys(
-        (bond.netdev.name, " and ".join(netdev.name for netdev in bond.lost())) for bond in bonds
-    )
+    names = dict.fromkeys((bond.netdev.name, " and ".join(netdev.name for netdev in bond.lost())) for bond in bonds)
     what = "; ".join(f"its bond {bond} has lost {slaves}" for bond, slaves in list(names)[:2])
     return port_draft(
         recording,

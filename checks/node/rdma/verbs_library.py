@@ -41,9 +41,7 @@ _PROVIDER = {
 
 def verbs_library(ctx: Context) -> str | None:
     """The path of the library, or None."""
-    return next(
-        (path for path in (f"{folder}/{LIBRARY}" for folder in _folders(ctx)) if _exists(ctx, path)), None
-    )
+    return next((path for path in (f"{folder}/{LIBRARY}" for folder in _folders(ctx)) if _exists(ctx, path)), None)
 
 
 def verbs_providers(ctx: Context, library: str | None) -> tuple[str, ...] | None:

@@ -163,13 +163,9 @@ START_SUBNET_MANAGER = by_administrator(
 )
 
 
-def use_ports(
-    recording: Recording, ports: Mapping[int, Sequence[tuple[Hca, Port]]], why: str
-) -> Remedy | None:
+def use_ports(recording: Recording, ports: Mapping[int, Sequence[tuple[Hca, Port]]], why: str) -> Remedy | None:
     """NCCL_IB_HCA with these ports of each node, None where a name cannot be written in it."""
-    values = {
-        node: nccl_hca.exactly((hca.name, port.number) for hca, port in some) for node, some in ports.items()
-    }
+    values = {node: nccl_hca.exactly((hca.name, port.number) for hca, port in some) for node, some in ports.items()}
     return _per_node(recording, nccl_hca.HCA, values, why, "other RDMA ports stay idle")
 
 
@@ -180,9 +176,7 @@ def use_index(recording: Recording, indices: Mapping[int, int | None], why: str)
     return _per_node(recording, INDEX, values, why, cost)
 
 
-def _per_node(
-    recording: Recording, name: str, values: Mapping[int, str | None], why: str, cost: str
-) -> Remedy | None:
+def _per_node(recording: Recording, name: str, values: Mapping[int, str | None], why: str, cost: str) -> Remedy | None:
     known = [value for value in values.values() if value is not None]
     if not known or len(known) < len(values):
         return None
@@ -206,10 +200,7 @@ def unset_index(settings: Mapping[str, str]) -> Remedy:
     names = [name for name in (INDEX, *SEARCH_SETTINGS) if name in settings]
     return nccl.by_setting(
         f"Unset {name_list(names)}: NCCL 2.21 and newer find the right GID of each port themselves",
-        *(
-            Setting(name=name, action="unset", why="it points at another entry than NCCL would take")
-            for name in names
-        ),
+        *(Setting(name=name, action="unset", why="it points at another entry than NCCL would take") for name in names),
         cost="none, unless the fabric needs that very entry",
         undo="; ".join(f"export {shown(name, settings[name])}" for name in names),
         conflicts=_WITHOUT_RDMA,
@@ -274,10 +265,7 @@ LOSSLESS = by_administrator(
     "ethtool -S INTERFACE | grep -e pause -e discard",
     scope="cluster",
     cost="an administrator's work on hosts and switches; NCCL_IB_TC is the class that is intended",
-    references=(
-        nccl.entry("NCCL_IB_TC"),
-        f"{nccl.TROUBLE}#rdma-over-converged-ethernet-roce",
-    ),
+    references=(nccl.entry("NCCL_IB_TC"), f"{nccl.TROUBLE}#rdma-over-converged-ethernet-roce"),
 )
 
 

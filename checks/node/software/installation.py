@@ -240,9 +240,7 @@ def torch_finds_no_backend(recording: Recording) -> Iterator[Draft]:
         torch 2.15 torch/distributed/distributed_c10d.py, Backend._ensure_backend_registered
     """
     for folder, group in by_cause(of_the_job(recording), folder_without_backends).items():
-        text = (
-            f"{folder} looks for entry points torch.distributed.backends, and no package has one called gloo"
-        )
+        text = f"{folder} looks for entry points torch.distributed.backends, and no package has one called gloo"
         yield proved(
             of_nodes(recording, group),
             "torch on {who} finds no backend, neither gloo nor NCCL: its package metadata is missing",

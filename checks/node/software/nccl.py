@@ -203,8 +203,7 @@ def copy_without_effect(recording: Recording) -> Iterator[Draft]:
             of_nodes(recording, group),
             f"torch on {{who}} does not load the libnccl that {printable(by)} names",
             Evidence(
-                text=f"{printable(file)} lies there, and {printable(instead)}",
-                expected_from="ldd of libtorch_cuda.so",
+                text=f"{printable(file)} lies there, and {printable(instead)}", expected_from="ldd of libtorch_cuda.so"
             ),
             detail="The RPATH of torch's own libraries comes before LD_LIBRARY_PATH.",
         )

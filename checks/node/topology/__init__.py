@@ -30,13 +30,7 @@ from ddp_doctor.checks.node.topology import (
 from ddp_doctor.checks.node.topology.formats.cpus import cpu_family, cpu_model, cpu_vendor
 from ddp_doctor.checks.node.topology.live import CannotAsk, ask_nvidia_smi, ask_nvml
 from ddp_doctor.checks.node.topology.pasted import read_pasted
-from ddp_doctor.facts.node.topology import (
-    NvlinksFact,
-    P2pStatusFact,
-    RocmTopologyFact,
-    TopologyFact,
-    TopologyHangFact,
-)
+from ddp_doctor.facts.node.topology import NvlinksFact, P2pStatusFact, RocmTopologyFact, TopologyFact, TopologyHangFact
 from ddp_doctor.knowledge import thresholds
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
@@ -47,13 +41,7 @@ from ddp_doctor.probing import host_gpus
 
 __all__ = ["CHECK", "probe", "read_pasted"]
 
-_SETTINGS = (
-    "NCCL_P2P_DISABLE",
-    "NCCL_P2P_LEVEL",
-    "NCCL_IB_HCA",
-    "NCCL_IGNORE_DISABLED_P2P",
-    "NCCL_TOPO_FILE",
-)
+_SETTINGS = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_IB_HCA", "NCCL_IGNORE_DISABLED_P2P", "NCCL_TOPO_FILE")
 
 
 def probe(ctx: Context) -> TopologyFact | TopologyHangFact:

@@ -29,11 +29,7 @@ def cluster(recording: Recording, node: int) -> Cluster:
     """The kind of one node, unknown where nothing was recorded that tells."""
     host = next(iter(recording.at(Host, node)), None)
     rdma = rdma_of(recording).get(node)
-    maker = (
-        Maker(host.vendor, host.product, host.asset_tag, host.network_drivers)
-        if host is not None
-        else Maker()
-    )
+    maker = Maker(host.vendor, host.product, host.asset_tag, host.network_drivers) if host is not None else Maker()
     has_efa = rdma is not None and any(hca.is_efa for hca in rdma.hcas)
     return cluster_of(maker, _layers(rdma), has_efa=has_efa)
 
@@ -41,11 +37,7 @@ def cluster(recording: Recording, node: int) -> Cluster:
 def _layers(rdma: RdmaFact | None) -> set[str]:
     """The link layers of the active ports; software devices and Azure's accelerated Ethernet are no fabric."""
     ports = rdma.ports() if rdma is not None else ()
-    return {
-        port.link_layer
-        for hca, port in ports
-        if port.is_active and port.link_layer and hca.bus_id is not None
-    }
+    return {port.link_layer for hca, port in ports if port.is_active and port.link_layer and hca.bus_id is not None}
 
 
 def evidence(recording: Recording, node: int) -> tuple[Evidence, ...]:
@@ -60,10 +52,7 @@ _TOPOLOGY_FILES: dict[Kind, tuple[str, str]] = {
         "AWS ships one for p4d and later kinds with aws-ofi-nccl, which points NCCL at it by itself",
         "find /opt/amazon/ofi-nccl /opt/aws-ofi-nccl -name '*topo*.xml'",
     ),
-    "Azure with InfiniBand": (
-        "Azure ships one for each ND kind with its HPC images",
-        "ls /opt/microsoft/*topo*.xml",
-    ),
+    "Azure with InfiniBand": ("Azure ships one for each ND kind with its HPC images", "ls /opt/microsoft/*topo*.xml"),
 }
 _ANY = (
     "ask the provider; AWS ships such files with aws-ofi-nccl, Azure with its HPC images",
@@ -119,11 +108,7 @@ def p2p_over_pcie_unproved(recording: Recording) -> Iterator[Draft]:
     if recording.options.command != "topology":
         return
     tested = nodes_nccl_ran_on(recording.trials) | hosts_crossing_sockets(recording)
-    nodes = [
-        node
-        for node in recording.facts(TopologyFact)
-        if node.node not in tested and not tree_hidden(node.fact)
-    ]
+    nodes = [node for node in recording.facts(TopologyFact) if node.node not in tested and not tree_hidden(node.fact)]
     open_paths = {node.node: _open_paths(recording, node) for node in nodes}
     groups = grouped((open_paths[node.node], node) for node in nodes if open_paths[node.node])
     for paths, group in groups.items():
@@ -137,9 +122,7 @@ def _open_paths(recording: Recording, node: FactAt[TopologyFact]) -> _Paths:
         return ()
     refused = pairs_without_p2p(recording, node.node)
     on_amd = fact.cpu_vendor in {None, link_codes.SYS_BY_DEFAULT_VENDOR}
-    bridged = connected(
-        fact.gpus, [(gpu, peer) for gpu, peer, code in fact.gpu_pairs() if link_codes.nvlinks(code)]
-    )
+    bridged = connected(fact.gpus, [(gpu, peer) for gpu, peer, code in fact.gpu_pairs() if link_codes.nvlinks(code)])
     by_code: dict[str, list[tuple[str, str]]] = {}
     for gpu, peer, code in fact.gpu_pairs():
         near = link_codes.allowed(code, link_codes.DEFAULT_P2P_LIMIT)
@@ -147,8 +130,7 @@ def _open_paths(recording: Recording, node: FactAt[TopologyFact]) -> _Paths:
         if bridged[gpu] != bridged[peer] and (near or on_amd or few) and (gpu, peer) not in refused:
             by_code.setdefault(code, []).append((gpu, peer))
     return tuple(
-        (code, tuple(by_code[code]))
-        for code in sorted(by_code, key=lambda code: link_codes.link_code(code).distance)
+        (code, tuple(by_code[code])) for code in sorted(by_code, key=lambda code: link_codes.link_code(code).distance)
     )
 
 
@@ -159,9 +141,7 @@ def _unproved(recording: Recording, paths: _Paths, group: Sequence[FactAt[Topolo
         f"No fault seen, but if a job hangs on {hosts_of(recording, group)}, suspect direct copies (P2P) over PCIe"
         f" first: {shown}",
         (_path_evidence(group[0].fact, code, pairs) for code, pairs in paths),
-        DISABLE_P2P.model_copy(
-            update={"summary": "Only if it hangs: one trial shows whether P2P is to blame"}
-        ),
+        DISABLE_P2P.model_copy(update={"summary": "Only if it hangs: one trial shows whether P2P is to blame"}),
         REPAIR_PATH.model_copy(update={"summary": "If that helps, repair the path: ACS, or the IOMMU"}),
         detail="Most such machines work. Some announce P2P over PCIe and do not carry it, and the first"
         " all-reduce spins for ever. Libraries with an all-reduce of their own (vLLM, SGLang) copy directly"

@@ -18,9 +18,7 @@ from ddp_doctor.wording.nodes import hosts, node_culprit
 
 WITHOUT_CUMEM_HOST = nccl.by_setting(
     "Let NCCL share host memory through /dev/shm, as it did before 2.24",
-    Setting(
-        name="NCCL_CUMEM_HOST_ENABLE", value="0", why="NCCL then needs no NUMA calls for its host memory"
-    ),
+    Setting(name="NCCL_CUMEM_HOST_ENABLE", value="0", why="NCCL then needs no NUMA calls for its host memory"),
     cost="little: it takes room in /dev/shm, 10 MiB for each pair of ranks",
 )
 REPAIR_IMEX = by_administrator(
@@ -65,9 +63,7 @@ def _draft(
     )
 
 
-_LOOK_AT_SWITCHES = (
-    "Look at the fabric manager, whose release must be the driver's; after a restart reset the GPUs"
-)
+_LOOK_AT_SWITCHES = "Look at the fabric manager, whose release must be the driver's; after a restart reset the GPUs"
 
 
 @rule("DD444", "nvlink-sharp-cannot-start", Severity.ERROR)

@@ -21,16 +21,7 @@ from ddp_doctor.views import forbidden_ways
 from ddp_doctor.views.forbidden_ways import Forbidden
 from ddp_doctor.views.network import Crossing, crossings, nodes_whose_log_has
 from ddp_doctor.views.reproducers import between, between_gpus
-from ddp_doctor.views.transports import (
-    Expected,
-    Place,
-    Used,
-    first_trial_ended,
-    log_of,
-    only_p2p,
-    places,
-    used_within,
-)
+from ddp_doctor.views.transports import Expected, Place, Used, first_trial_ended, log_of, only_p2p, places, used_within
 from ddp_doctor.wording.findings import finding, likely
 from ddp_doctor.wording.nodes import name_list, node_culprits, of_nodes
 from ddp_doctor.wording.ranks import ranks_at
@@ -142,17 +133,10 @@ def p2p_beyond_limit(recording: Recording) -> Iterator[Draft]:
         settings = {name: value for name, value in place.node.settings.items() if name != "NCCL_P2P_LEVEL"}
         if len(settings) == len(place.node.settings):
             continue
-        default = {
-            expected.gpus: expected for expected in place.expected(replace(place.node, settings=settings))
-        }
+        default = {expected.gpus: expected for expected in place.expected(replace(place.node, settings=settings))}
         for used in used_within(recording, place):
             expected = default.get(used.gpus)
-            if (
-                expected
-                and used.kinds() == {"P2P"}
-                and expected.choice.kind == "SHM"
-                and expected.choice.sure
-            ):
+            if expected and used.kinds() == {"P2P"} and expected.choice.kind == "SHM" and expected.choice.sure:
                 level = place.node.settings["NCCL_P2P_LEVEL"]
                 found.setdefault(level, []).append((place, used, expected.code))
     for level, group in found.items():
@@ -204,10 +188,7 @@ def _explained(recording: Recording, place: Place, used: Used) -> tuple[str, Rem
     nodes = recording.world.nnodes if recording.world else 1
     numbers = tuple(int(gpu.removeprefix("GPU")) for gpu in used.gpus)
     if max(log.hosts, default=1) > nodes:
-        return (
-            f"NCCL takes the ranks for {max(log.hosts)} hosts; the run has {nodes}",
-            wording.ONE_HOST_ID,
-        )
+        return (f"NCCL takes the ranks for {max(log.hosts)} hosts; the run has {nodes}", wording.ONE_HOST_ID)
     if numbers in log.refused or numbers[::-1] in log.refused:
         return "NCCL was told by NVML that P2P is off between them", wording.SHOW_CHOICE
     if "NCCL_HOSTID" in place.node.settings:
@@ -215,9 +196,7 @@ def _explained(recording: Recording, place: Place, used: Used) -> tuple[str, Rem
     return "nothing that was recorded explains it", wording.SHOW_CHOICE
 
 
-def _drafts(
-    recording: Recording, what: str, expected: Kind, is_meant: Callable[[Difference], bool]
-) -> Iterator[Draft]:
+def _drafts(recording: Recording, what: str, expected: Kind, is_meant: Callable[[Difference], bool]) -> Iterator[Draft]:
     """The differences from this ``expected`` way that are meant, by their cause; ``what`` the GPUs are."""
     meant = [
         difference
@@ -290,7 +269,7 @@ def _draft(recording: Recording, found: Forbidden) -> Draft:
                 text=f"{'-'.join(loss.having.gpus)} is {loss.having.code}"
                 f"{wording.rate(loss.without.rate_gb_per_s)},"
                 f" {loss.without.choice.why}; now {loss.having.choice.kind}"
-                f"{wording.rate(loss.having.rate_gb_per_s)}",
+                f"{wording.rate(loss.having.rate_gb_per_s)}"
             )
             for loss in found.losses[: wording.MOST_PAIRS]
         ),
@@ -331,9 +310,7 @@ def one_machine(recording: Recording) -> Iterator[Draft]:
         NCCL user guide, Troubleshooting, Sharing Data: /dev/shm and containers
     """
     machines = grouped(
-        (node.fact.host_id.partition(" ")[0], node)
-        for node in recording.facts(InterfacesFact)
-        if node.fact.host_id
+        (node.fact.host_id.partition(" ")[0], node) for node in recording.facts(InterfacesFact) if node.fact.host_id
     )
     shared = [group for group in machines.values() if len(group) > 1]
     speaking = set(nodes_whose_log_has(recording, _NETWORK)) if shared else set()
@@ -360,9 +337,7 @@ def _one_machine_draft(
         (
             Evidence(check="interfaces", text="they have one boot id"),
             *(
-                Evidence(
-                    text=f"NCCL's log: {ranks_at(recording, crossing.ranks)} via {crossing.transport.via}"
-                )
+                Evidence(text=f"NCCL's log: {ranks_at(recording, crossing.ranks)} via {crossing.transport.via}")
                 for crossing in found[: wording.MOST_PAIRS]
             ),
         ),

@@ -71,9 +71,7 @@ class WiredGpu(Frozen):
     def _of_one_spelling(cls, links: tuple[Nvlink, ...]) -> tuple[Nvlink, ...]:
         """Bus ids as /sys writes them; NVML has zeros or ones where it does not say."""
         return tuple(
-            link.model_copy(update={"remote_bus_id": _known_bus_id(link.remote_bus_id)})
-            if link.remote_bus_id
-            else link
+            link.model_copy(update={"remote_bus_id": _known_bus_id(link.remote_bus_id)}) if link.remote_bus_id else link
             for link in links
         )
 
@@ -101,9 +99,7 @@ class NvmlTopology(Frozen):
 
     def nvlinks(self) -> tuple[GpuNvlinks, ...]:
         """The links of each GPU that has any."""
-        return tuple(
-            GpuNvlinks(gpu=gpu.column, name=gpu.name, links=gpu.nvlinks) for gpu in self.ours() if gpu.nvlinks
-        )
+        return tuple(GpuNvlinks(gpu=gpu.column, name=gpu.name, links=gpu.nvlinks) for gpu in self.ours() if gpu.nvlinks)
 
     def pci_codes(self) -> Pairs:
         """The way between two GPUs over PCI alone, as ``nvidia-smi topo -mp`` has it."""
@@ -180,9 +176,7 @@ def live_matrix(answer: NvmlTopology, bus: Bus) -> TopologyMatrix:
         links={name: {peer: row[peer] for peer in links if peer != name} for name, row in links.items()},
         cpu_affinity={name: _affinity(gpu.cpu_affinity) for name, gpu in gpus.items()},
         numa_affinity={name: _affinity(gpu.numa_affinity) for name, gpu in gpus.items()},
-        gpu_numa_id={
-            name: _NONE if gpu.gpu_numa_id is None else str(gpu.gpu_numa_id) for name, gpu in gpus.items()
-        },
+        gpu_numa_id={name: _NONE if gpu.gpu_numa_id is None else str(gpu.gpu_numa_id) for name, gpu in gpus.items()},
         warnings=_warnings(hidden, bus),
     )
 
@@ -276,10 +270,7 @@ def _fact(ctx: Context, answer: NvmlTopology) -> TopologyFact:
 
 def _bus(ctx: Context, gpus: tuple[WiredGpu, ...]) -> Bus:
     devices = {gpu.column: pci_devices.gpu_device(ctx, gpu.column, gpu.bus_id) for gpu in gpus if gpu.bus_id}
-    return Bus(
-        gpus={name: device for name, device in devices.items() if device},
-        nics=pci_devices.rdma_devices(ctx),
-    )
+    return Bus(gpus={name: device for name, device in devices.items() if device}, nics=pci_devices.rdma_devices(ctx))
 
 
 def _near_cpus(ctx: Context, bus: Bus) -> dict[str, str]:

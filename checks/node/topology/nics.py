@@ -53,15 +53,12 @@ def not_used(recording: Recording) -> Iterator[Draft]:
         pairs = name_list(list(dict.fromkeys(f"{found.nic} to {found.gpu}" for found in group)))
         yield finding(
             (_culprit(recording, found.crossing, found.nic) for found in group),
-            f"GPUDirect RDMA is not used between NICs and the GPUs near them on"
-            f" {hosts(recording, nodes)}: {pairs}",
+            f"GPUDirect RDMA is not used between NICs and the GPUs near them on {hosts(recording, nodes)}: {pairs}",
             map(_evidence, group[: wording.MOST_PAIRS]),
             advice,
             confidence=Confidence.POSSIBLE if advice is wording.SHOW_NETWORK else Confidence.LIKELY,
             detail=f"NCCL goes through host memory there. {reason}.",
-            reproduced_by=between(recording, group[0].crossing.ranks)
-            if advice is not wording.SHOW_NETWORK
-            else None,
+            reproduced_by=between(recording, group[0].crossing.ranks) if advice is not wording.SHOW_NETWORK else None,
         )
 
 
@@ -69,7 +66,7 @@ def _evidence(found: Staged) -> Evidence:
     receiver, sender = found.crossing.ranks
     return Evidence(
         text=f"{found.gpu} and {found.nic} are {found.code}; NCCL's log: rank {receiver} receives from rank {sender}"
-        f" via {found.crossing.transport.via}",
+        f" via {found.crossing.transport.via}"
     )
 
 

@@ -75,9 +75,7 @@ def _short_bridges(linked: Mapping[Pair, int]) -> list[Shortfall]:
     ]
 
 
-def _short_behind_switch(
-    gpus: Sequence[str], linked: Mapping[Pair, int], without: Sequence[str]
-) -> list[Shortfall]:
+def _short_behind_switch(gpus: Sequence[str], linked: Mapping[Pair, int], without: Sequence[str]) -> list[Shortfall]:
     own = {gpu: max(links for pair, links in linked.items() if gpu in pair) for gpu in gpus}
     switched = all(links == min(own[gpu], own[peer]) for (gpu, peer), links in linked.items())
     if not switched or not _enough(list(own.values())):

@@ -51,9 +51,7 @@ def p2p_stalls(recording: Recording) -> Iterator[Draft]:
         return
     hosts = [node for node in recording.facts(TopologyFact) if node.node in {stall.node for stall in found}]
     fact = hosts[0].fact
-    pairs = ", ".join(
-        dict.fromkeys(f"{'-'.join(stall.gpus)} ({stall.via} over {stall.code})" for stall in found)
-    )
+    pairs = ", ".join(dict.fromkeys(f"{'-'.join(stall.gpus)} ({stall.via} over {stall.code})" for stall in found))
     yield finding(
         (culprit(recording, stall.node, stall.gpus, stall.ranks) for stall in found),
         f"GPUs on {hosts_of(recording, hosts)} stall when NCCL copies directly between them: {pairs}",
@@ -92,9 +90,7 @@ def _stall_evidence(stalls: Sequence[Stall], fact: TopologyFact) -> Iterator[Evi
     text = f"{rank_list([rank for stall in stalls for rank in stall.ranks])} entered and did not leave"
     yield Evidence(check=check, text=text, value=trial.waited_s, unit="s")
     for stall in stalls:
-        yield Evidence(
-            check=check, text=f"NCCL's log: ranks {stall.ranks[0]} and {stall.ranks[1]} via {stall.via}"
-        )
+        yield Evidence(check=check, text=f"NCCL's log: ranks {stall.ranks[0]} and {stall.ranks[1]} via {stall.via}")
         yield _path_evidence(stall.gpus, stall.code)
     limit, why = fact.p2p_limit(stalls[0].log)
     if all(link_codes.allowed(stall.code, limit) for stall in stalls):

@@ -265,9 +265,7 @@ def _detail(lack: _Lack) -> str:
     if lack.by_setting:
         return "NCCL would copy directly here; it goes through host memory because a setting says so."
     if lack.uneven:
-        return (
-            "Other GPUs behind PCIe switches here have P2P, so these are the slow part of every all-reduce."
-        )
+        return "Other GPUs behind PCIe switches here have P2P, so these are the slow part of every all-reduce."
     return "NCCL copies through host memory here. That is usual for these GPUs or boards, and nothing fails."
 
 

@@ -11,12 +11,7 @@ from itertools import islice
 from ddp_doctor.checks.node.topology.formats.gpu_tables import find_p2p_tables, find_rocm_topologies
 from ddp_doctor.checks.node.topology.formats.nccl_xml import find_nccl_topologies
 from ddp_doctor.checks.node.topology.formats.nvlink_table import find_nvlinks
-from ddp_doctor.checks.node.topology.formats.topo_matrix import (
-    TopologyError,
-    find_matrices,
-    refuse_binary,
-    why_none,
-)
+from ddp_doctor.checks.node.topology.formats.topo_matrix import TopologyError, find_matrices, refuse_binary, why_none
 from ddp_doctor.facts.node.topology import NvlinksFact, P2pStatusFact, RocmTopologyFact, TopologyFact
 from ddp_doctor.knowledge.topology.link_codes import CAPABILITY_NAMES
 from ddp_doctor.model.choices import Status
@@ -56,9 +51,7 @@ def _matrices(lines: Sequence[str]) -> Iterable[Found | TopologyError]:
             continue
         at, matrix = found
         unsure = "; ".join(matrix.warnings) if matrix.unknown_links() else None
-        yield Found(
-            at, TopologyFact(**dict(matrix)), TopologyFact.KIND, frozenset(matrix.gpus), unsure=unsure
-        )
+        yield Found(at, TopologyFact(**dict(matrix)), TopologyFact.KIND, frozenset(matrix.gpus), unsure=unsure)
 
 
 def _p2p_tables(lines: Sequence[str]) -> Iterable[Found]:
@@ -120,8 +113,7 @@ def read_pasted(text: str) -> tuple[Reading, ...]:
     found.sort(key=lambda table: table.lines.start)
     hosts = list(_hosts(found))
     readings = [
-        _reading(_with_tables(table, host, found, hosts), host)
-        for table, host in zip(found, hosts, strict=True)
+        _reading(_with_tables(table, host, found, hosts), host) for table, host in zip(found, hosts, strict=True)
     ]
     readings += [_refused(error) for error in refused]
     return (readings[0].model_copy(update={"raw": raw}), *readings[1:])
@@ -174,9 +166,7 @@ def _with_tables(table: Found, host: int, found: Sequence[Found], hosts: Sequenc
 
 def _reading(table: Found, host: int) -> Reading:
     status = Status.FAILED if table.unsure else Status.COLLECTED
-    return Reading(
-        check="topology", status=status, node=host, fact=table.fact.recorded(), reason=table.unsure
-    )
+    return Reading(check="topology", status=status, node=host, fact=table.fact.recorded(), reason=table.unsure)
 
 
 def _refused(error: TopologyError, raw: str | None = None) -> Reading:

@@ -29,15 +29,7 @@ from ddp_doctor.views.network import Crossing, chosen, crossings, nodes_whose_lo
 from ddp_doctor.views.reproducers import between_nodes
 from ddp_doctor.views.transports import Expected, Place, log_of, places, used_within
 from ddp_doctor.wording.findings import NOBODY, likely, possible
-from ddp_doctor.wording.nodes import (
-    by_cause,
-    host,
-    hosts,
-    name_list,
-    node_culprit,
-    node_culprits,
-    node_names,
-)
+from ddp_doctor.wording.nodes import by_cause, host, hosts, name_list, node_culprit, node_culprits, node_names
 from ddp_doctor.wording.ranks import ranks_at
 
 
@@ -164,11 +156,7 @@ def sockets_used(recording: Recording) -> Iterator[Draft]:
         for crossing in crossings(recording, node):
             network_name = crossing.transport.network
             ends = (rdma.get(node), rdma.get(crossing.other))
-            if (
-                network_name
-                and network_name[0] == "Socket"
-                and all(end and _usable(end, log) for end in ends)
-            ):
+            if network_name and network_name[0] == "Socket" and all(end and _usable(end, log) for end in ends):
                 groups.setdefault(_reason(log), []).append(crossing)
     for reason, group in groups.items():
         nodes = list(dict.fromkeys(crossing.node for crossing in group))
@@ -178,13 +166,9 @@ def sockets_used(recording: Recording) -> Iterator[Draft]:
             f"NCCL uses TCP (NET/Socket) on {hosts(recording, nodes)},"
             f" though RDMA ports are active there: {_names(ports)}",
             (
-                Evidence(
-                    check="rdma", text=f"active on {host(recording, nodes[0])}: {_names(ports)}{_rate(ports)}"
-                ),
+                Evidence(check="rdma", text=f"active on {host(recording, nodes[0])}: {_names(ports)}{_rate(ports)}"),
                 *(
-                    Evidence(
-                        text=f"NCCL's log: {ranks_at(recording, crossing.ranks)} via {crossing.transport.via}"
-                    )
+                    Evidence(text=f"NCCL's log: {ranks_at(recording, crossing.ranks)} via {crossing.transport.via}")
                     for crossing in group[: wording.MOST_PAIRS]
                 ),
             ),
@@ -196,9 +180,7 @@ def sockets_used(recording: Recording) -> Iterator[Draft]:
 def _usable(fact: RdmaFact, log: NcclTransportFact) -> bool:
     """Whether nothing that other rules report keeps NCCL from this node's ports."""
     chosen_tcp = log.settings.get("NCCL_IB_DISABLE", "0") != "0" or "NCCL_NET" in log.settings
-    return (
-        bool(fact.chosen()) and fact.unused_by is None and fact.verbs_library is not None and not chosen_tcp
-    )
+    return bool(fact.chosen()) and fact.unused_by is None and fact.verbs_library is not None and not chosen_tcp
 
 
 def _reason(log: NcclTransportFact) -> str:
@@ -264,9 +246,7 @@ def _price(recording: Recording, node: FactAt[RdmaFact]) -> str:
     fast = max((port.rate_gbit_per_s or 0.0 for _, port in node.fact.candidates()), default=0.0)
     interfaces = next(iter(recording.at(InterfacesFact, node.node)), None)
     name = chosen(interfaces, "nccl").interface if interfaces else None
-    speeds = (
-        {interface.name: interface.speed_mbps for interface in interfaces.interfaces} if interfaces else {}
-    )
+    speeds = {interface.name: interface.speed_mbps for interface in interfaces.interfaces} if interfaces else {}
     return wording.price(fast / 8 or None, network(speeds.get(name or "")))
 
 
@@ -303,11 +283,7 @@ def one_socket(recording: Recording) -> Iterator[Draft]:
     world, best = recording.world, best_of_large(recording)
     if world is None or world.nnodes < 2 or best is None:
         return
-    slow = {
-        node: rate
-        for node in nodes_whose_log_has(recording, _SOCKET)
-        if (rate := _interface(recording, node))
-    }
+    slow = {node: rate for node in nodes_whose_log_has(recording, _SOCKET) if (rate := _interface(recording, node))}
     nodes = [node for node, rate in slow.items() if best.busbw_gb_per_s < SOCKETS_SHARE * rate]
     if not nodes or len(nodes) < len(slow):
         return
@@ -337,9 +313,7 @@ def one_socket(recording: Recording) -> Iterator[Draft]:
 def _interface(recording: Recording, node: int) -> float | None:
     """GB/s of the interface under NCCL's one connection; None where it is slow, not known, or there are several."""
     log, rdma = log_of(recording, node), rdma_of(recording).get(node)
-    settings = next(
-        (place.node.settings for place in places(recording) if place.seen.node == node), log.settings
-    )
+    settings = next((place.node.settings for place in places(recording) if place.seen.node == node), log.settings)
     several = log.sockets is not None or {"NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"} & set(settings)
     plain = any(
         crossing.transport.network and crossing.transport.network[0] == "Socket"

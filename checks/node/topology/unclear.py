@@ -38,9 +38,7 @@ def topology_partly_unclear(recording: Recording) -> Iterator[Draft]:
     References
         nvidia-smi topo -m; nvidia-smi -q -d MIG
     """
-    for warnings, group in by_cause(
-        recording.facts(TopologyFact), lambda fact: fact.warnings or None
-    ).items():
+    for warnings, group in by_cause(recording.facts(TopologyFact), lambda fact: fact.warnings or None).items():
         said = f": {warnings[0]}" if len(warnings) == 1 else f", for {len(warnings)} reasons"
         yield proved(
             node_culprits(recording, group) if recording.world else (),

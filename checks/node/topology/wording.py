@@ -27,14 +27,7 @@ def culprit(recording: Recording, node: int, gpus: Sequence[str], ranks: Sequenc
     rank, peer = ranks or (None, None)
     name = "-".join(gpus)
     return Culprit(
-        kind="pair",
-        node=host,
-        node_rank=node,
-        rank=rank,
-        gpu=number,
-        peer_node=host,
-        peer_rank=peer,
-        name=name,
+        kind="pair", node=host, node_rank=node, rank=rank, gpu=number, peer_node=host, peer_rank=peer, name=name
     )
 
 
@@ -120,9 +113,7 @@ SHOW_CHOICE = _explain(
     "nvidia-smi topo -p2p w",
 )
 SHOW_NETWORK = _explain(
-    "Start the job with NCCL's log, and look at what it says of each network device",
-    "INIT,NET,GRAPH",
-    "ibv_devinfo",
+    "Start the job with NCCL's log, and look at what it says of each network device", "INIT,NET,GRAPH", "ibv_devinfo"
 )
 
 ONE_HOST_ID = remedy(
@@ -173,9 +164,7 @@ REPAIR_FABRIC = by_administrator(
 GO_WITHOUT_P2P = nccl.by_setting(
     "Let NCCL start without P2P between these GPUs until that is repaired",
     Setting(
-        name="NCCL_IGNORE_DISABLED_P2P",
-        value="1",
-        why="NCCL then takes another path for these GPUs instead of failing",
+        name="NCCL_IGNORE_DISABLED_P2P", value="1", why="NCCL then takes another path for these GPUs instead of failing"
     ),
     cost="these GPUs talk through host memory, several times slower than NVLink, and all wait for them",
 )
@@ -200,9 +189,7 @@ LOOK_AT_BOARD = by_administrator(
 )
 
 
-def use_hca(
-    devices: tuple[str, ...], others: tuple[str, ...], why: str, gid_index: str | None = None
-) -> Remedy:
+def use_hca(devices: tuple[str, ...], others: tuple[str, ...], why: str, gid_index: str | None = None) -> Remedy:
     """Point NCCL at these RDMA devices; the GID index is only named, never guessed.
 
     ``gid_index`` says in words what is known of it; where nothing is, the commands that tell are given.
@@ -218,10 +205,7 @@ def use_hca(
         settings=(Setting(name="NCCL_IB_HCA", value=value, why=why),),
         commands=()
         if gid_index
-        else (
-            "show_gids",
-            *(f"grep . /sys/class/infiniband/{name}/ports/1/gid_attrs/types/*" for name in devices),
-        ),
+        else ("show_gids", *(f"grep . /sys/class/infiniband/{name}/ports/1/gid_attrs/types/*" for name in devices)),
         cost="other NICs stay idle; nothing changes within one node",
         undo="unset NCCL_IB_HCA",
         proof=Proof(reason="it takes several nodes to try"),

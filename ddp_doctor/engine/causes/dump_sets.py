@@ -45,9 +45,7 @@ def _sets(pool: Sequence[FlightDumpFact], world_size: int | None) -> Iterable[Du
     readable = _each_process_once(fact for fact in pool if fact.problem is None)
     jobs = _split([fact for fact in readable if fact.newest_at_s is not None])
     last = [job for job in jobs if not any(_is_followed(job, other) for other in jobs)]
-    silent = [
-        fact for fact in readable if fact.newest_at_s is None
-    ]  # it made no collective, so it fits any job
+    silent = [fact for fact in readable if fact.newest_at_s is None]  # it made no collective, so it fits any job
     for job in last or ([silent] if silent else []):
         others = silent if job is not silent and len(last) == 1 else []
         yield _set([*job, *others], pool, world_size)
@@ -63,17 +61,13 @@ def _set(job: Sequence[FlightDumpFact], pool: Sequence[FlightDumpFact], said: in
     unread = {rank: fact for rank, fact in unread.items() if size is None or rank < size}
     least = max([*dumps, *unread], default=-1) + 1
     # gloo tells the members of the group that was made last: mostly the default one, and no other is larger.
-    told = max(
-        (len(group.ranks) for fact in current for group in fact.groups if group.name == "0"), default=0
-    )
+    told = max((len(group.ranks) for fact in current for group in fact.groups if group.name == "0"), default=0)
     if size is None and told >= least:
         size = told
     world = range(least if size is None else size)
     files = {fact.file for fact in dumps.values()}
     ranks = set(dumps)
-    earlier = tuple(
-        fact for fact in pool if fact.problem is None and fact.file not in files and fact.rank not in ranks
-    )
+    earlier = tuple(fact for fact in pool if fact.problem is None and fact.file not in files and fact.rank not in ranks)
     return DumpSet(dumps, unread, earlier, tuple(world), size is not None)
 
 
@@ -120,7 +114,5 @@ def _is_stale(fact: FlightDumpFact, newest: FlightDumpFact) -> bool:
         return True
     if any(group.wrapped for group in newest.groups):  # its first collectives are no longer known
         highest = {group.name: group.highest_seq for group in newest.groups}
-        return any(
-            group.highest_seq > highest.get(group.name, group.highest_seq) + 1 for group in fact.groups
-        )
+        return any(group.highest_seq > highest.get(group.name, group.highest_seq) + 1 for group in fact.groups)
     return sum(not entry.is_open for group in fact.groups for entry in group.entries) >= _SURELY_MET

@@ -94,9 +94,7 @@ class Waits:
             return True
         seen = group.seen.get(rank)
         if seen is None or (seen.highest_seq == 0 and seen.wrapped):
-            return not any(
-                other.wrapped for other in dump.groups
-            )  # else its entries may have been overwritten
+            return not any(other.wrapped for other in dump.groups)  # else its entries may have been overwritten
         return seen.highest_seq < entry.seq
 
     def _transfers(self) -> Iterator[Wait]:
@@ -130,9 +128,7 @@ class Waits:
         for wait in self.waits:
             edges[wait.rank] |= wait.missing
         inside = _before_a_circle(edges)
-        return {
-            wait.rank: wait for wait in reversed(self.waits) if wait.rank in inside and wait.missing & inside
-        }
+        return {wait.rank: wait for wait in reversed(self.waits) if wait.rank in inside and wait.missing & inside}
 
     @cached_property
     def in_other_orders(self) -> dict[int, Wait]:
@@ -142,9 +138,7 @@ class Waits:
         """
         if self.awaited or len(self.waiting) < len(self.job.world):
             return {}
-        by_call = {
-            (wait.rank, f"{wait.group.name}:{wait.entry.seq}"): wait for wait in self.waits if wait.entry
-        }
+        by_call = {(wait.rank, f"{wait.group.name}:{wait.entry.seq}"): wait for wait in self.waits if wait.entry}
         orders = {
             rank: tuple(call for call in dump.open_order if (rank, call) in by_call)
             for rank, dump in self.job.dumps.items()

@@ -85,8 +85,7 @@ class Output:
     def hosts_of(self, signs: Iterable[SignSeen]) -> list[str]:
         """The hosts on which they were printed, as far as prefixes tell."""
         hosts = (
-            sign.host or getattr(self.ranks.get(-1 if sign.rank is None else sign.rank), "host", None)
-            for sign in signs
+            sign.host or getattr(self.ranks.get(-1 if sign.rank is None else sign.rank), "host", None) for sign in signs
         )
         return list(dict.fromkeys(host for host in hosts if host))
 
@@ -132,9 +131,7 @@ class Output:
         times = [at_s for sign in other.signs if (at_s := self.at_s(sign)) is not None]
         since_s = min(times, default=float("inf")) + _SAME_MOMENT_S
         return bool(one.signs and other.signs) and all(
-            first[sign.where.file] < sign.where.line
-            if sign.where.file in first
-            else (self.at_s(sign) or 0.0) > since_s
+            first[sign.where.file] < sign.where.line if sign.where.file in first else (self.at_s(sign) or 0.0) > since_s
             for sign in one.signs
         )
 
@@ -215,9 +212,7 @@ class Output:
 
     def _is_hint_beside_output(self, sign: SignSeen) -> bool:
         """Whether a kernel log tells of something that need not have ended the job, whose output is there as well."""
-        is_hint = (
-            SIGNS[sign.sign][0].confidence is Confidence.POSSIBLE and sign.where.file in self._kernel_logs
-        )
+        is_hint = SIGNS[sign.sign][0].confidence is Confidence.POSSIBLE and sign.where.file in self._kernel_logs
         return is_hint and len(self._kernel_logs) < len(self.fact.files)
 
     @cached_property
@@ -230,9 +225,7 @@ class Output:
         return tuple(
             sign
             for sign in self.fact.signs
-            if sign.sign in _LAST_WORDS
-            and not sign.in_init
-            and self._lines_after(sign) <= _LAST_WORDS[sign.sign]
+            if sign.sign in _LAST_WORDS and not sign.in_init and self._lines_after(sign) <= _LAST_WORDS[sign.sign]
             if (sign.where.file, sign.where.line) not in self._ignored
         )
 
@@ -241,9 +234,7 @@ class Output:
 
     def _was_tried_again(self, sign: SignSeen) -> bool:
         """Whether a store that refused a connection was reached later: torch warns at each try, and goes on."""
-        refused = [
-            s for s in self.fact.signs if s.sign == "store-refused" and s.where.file == sign.where.file
-        ]
+        refused = [s for s in self.fact.signs if s.sign == "store-refused" and s.where.file == sign.where.file]
         if sign.where not in (s.where for s in refused):
             return False
         lines_since = self._last_line.get(sign.where.file, 0) - min(s.where.line for s in refused) + 1
@@ -279,11 +270,7 @@ class Output:
     @cached_property
     def _ignored(self) -> frozenset[tuple[str, int]]:
         """The lines of tracebacks of which Python says that they end nothing."""
-        below = {
-            (sign.where.file, sign.where.line + 1)
-            for sign in self.fact.signs
-            if sign.sign == "exception-ignored"
-        }
+        below = {(sign.where.file, sign.where.line + 1) for sign in self.fact.signs if sign.sign == "exception-ignored"}
         return frozenset(
             (sign.where.file, line)
             for sign in self.fact.signs
@@ -328,9 +315,7 @@ def _died(rank: RankSeen | None) -> bool:
 
 def ends_a_job(sign: Sign) -> bool:
     """Whether a sign by itself says that the job failed, whatever is printed behind it."""
-    return (sign.tier == "watchdog" and not sign.beside) or (
-        sign.role == "pointer" and sign.tier == "launcher"
-    )
+    return (sign.tier == "watchdog" and not sign.beside) or (sign.role == "pointer" and sign.tier == "launcher")
 
 
 def suspects(output: Output) -> Iterator[Suspect]:

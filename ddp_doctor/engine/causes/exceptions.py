@@ -35,8 +35,7 @@ _OTHERS_FAULT = {
 }
 #: Words of exceptions that a fault of a machine brings.
 _MACHINE = re.compile(
-    r"CUDA|NCCL|cuDNN|cuBLAS|GPU|device|memory|killed|signal|Accelerator|bus error|gloo|OSError",
-    re.IGNORECASE,
+    r"CUDA|NCCL|cuDNN|cuBLAS|GPU|device|memory|killed|signal|Accelerator|bus error|gloo|OSError", re.IGNORECASE
 )
 #: How an exception of a DataLoader's worker begins in the rank.
 _IN_WORKER = re.compile(r"Caught \w+ in DataLoader worker process")

@@ -56,12 +56,7 @@ def _evidence(logs: Sequence[Log], text: str) -> tuple[Evidence, ...]:
 
 
 def _draft(
-    logs: Sequence[Log],
-    title: str,
-    said: str,
-    severity: Severity,
-    remedies: Sequence[Remedy],
-    detail: str = "",
+    logs: Sequence[Log], title: str, said: str, severity: Severity, remedies: Sequence[Remedy], detail: str = ""
 ) -> Draft:
     return Draft(
         title=capital(title),
@@ -84,9 +79,7 @@ def _why_sockets(log: NcclTransportFact) -> tuple[str, str, Severity, Remedy]:
     if off is not None:
         value = log.settings[off]
         unset = Setting(name=off, value=None, action="unset", why="NCCL looks for RDMA devices again")
-        remedy = Remedy(
-            summary=f"Leave {off} unset, unless the RDMA network is known to be broken", settings=(unset,)
-        )
+        remedy = Remedy(summary=f"Leave {off} unset, unless the RDMA network is known to be broken", settings=(unset,))
         return f"{off}={value} forbids RDMA", f"{off} set to {value}", Severity.WARNING, remedy
     if log.no_provider:
         remedy = Remedy(
@@ -232,9 +225,7 @@ def interface_of_containers(recording: Recording) -> Iterator[Draft]:
     for name, logs in groups.items():
         remedy = Remedy(
             summary="Exclude it, or name the interface that reaches the other nodes",
-            settings=(
-                Setting(name="NCCL_SOCKET_IFNAME", value=f"^lo,{name}", why="NCCL takes the next interface"),
-            ),
+            settings=(Setting(name="NCCL_SOCKET_IFNAME", value=f"^lo,{name}", why="NCCL takes the next interface"),),
         )
         title = f"NCCL on {_nodes(logs)} uses {name}, which reaches no other node"
         yield _draft(logs, title, f"Bootstrap : Using {name}", Severity.WARNING, (remedy,))

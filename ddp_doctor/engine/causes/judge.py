@@ -25,14 +25,7 @@ from itertools import islice
 from shlex import quote
 
 from ddp_doctor.engine.causes import live, networks, time_outs, unproven, wait_graph
-from ddp_doctor.engine.causes.evidence import (
-    LEAST_LINES_OF_LIFE,
-    TIERS,
-    Output,
-    Suspect,
-    lines,
-    suspects,
-)
+from ddp_doctor.engine.causes.evidence import LEAST_LINES_OF_LIFE, TIERS, Output, Suspect, lines, suspects
 from ddp_doctor.engine.causes.exceptions import speaks_of_a_machine
 from ddp_doctor.engine.causes.judged import Judged, place_of
 from ddp_doctor.engine.causes.whose import culprits, places, rank_culprit, who
@@ -77,12 +70,8 @@ def _with_lint(recording: Recording, output: Output, judged: Judged) -> Judged:
     if judged.cause.name not in FOUND_BY_LINT:
         return judged
     named = {culprit.rank for culprit in judged.culprits}
-    stacks = [
-        (sign.rank, sign.values.get("where", "")) for sign in output.fact.signs if sign.sign == "exception"
-    ]
-    stacks += [
-        (at.fact.rank, frame) for at in recording.facts(FlightDumpFact) for frame in at.fact.frames[-1:]
-    ]
+    stacks = [(sign.rank, sign.values.get("where", "")) for sign in output.fact.signs if sign.sign == "exception"]
+    stacks += [(at.fact.rank, frame) for at in recording.facts(FlightDumpFact) for frame in at.fact.frames[-1:]]
     files = [(rank in named, _file_of(frame)) for rank, frame in stacks if frame and is_of_the_job(frame)]
     script = next((file for _, file in sorted(files, key=lambda of: not of[0])), "SCRIPT")
     lint = f"ddp-doctor lint {quote(script)}"
@@ -137,18 +126,14 @@ def _last_attempt(fact: JobLogFact) -> int:
 
 def _of_attempt(fact: JobLogFact, attempt: int) -> Output:
     """The output of one of torchrun's attempts. How ranks ended is known of the last one alone."""
-    return Output(
-        fact.model_copy(update={"signs": tuple(sign for sign in fact.signs if sign.attempt == attempt)})
-    )
+    return Output(fact.model_copy(update={"signs": tuple(sign for sign in fact.signs if sign.attempt == attempt)}))
 
 
 def _of_earlier(output: Output, attempt: int) -> str:
     """``Attempt 0 had failed before: gpu-out-of-memory (job.out:12).``"""
     left = output.in_order(unexplained(output, list(suspects(output))))
     where = lines(left[0].signs)[:1] if left else ()
-    return (
-        f"Attempt {attempt} had failed before: {left[0].cause.name} ({place_of(where[0])})." if where else ""
-    )
+    return f"Attempt {attempt} had failed before: {left[0].cause.name} ({place_of(where[0])})." if where else ""
 
 
 def _judged(output: Output, suspect: Suspect) -> Judged:
@@ -165,11 +150,7 @@ def _judged(output: Output, suspect: Suspect) -> Judged:
         culprits(output, suspect),
         who(output, suspect),
         " ".join(filter(None, (capital(time_outs.waited(output)), _when(output, suspect)))),
-        values={
-            **suspect.values,
-            **_meaning(suspect.values.get("xid", "")),
-            "raised_at": _raised_at(output, suspect),
-        },
+        values={**suspect.values, **_meaning(suspect.values.get("xid", "")), "raised_at": _raised_at(output, suspect)},
     )
 
 

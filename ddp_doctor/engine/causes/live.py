@@ -241,9 +241,7 @@ class _Job(Named):
         found = self.found("cross-group-deadlock", Confidence.LIKELY, self.in_collective, ())
         if len({one.call for one in self.in_collective}) == 1:
             return found
-        detail = (
-            f"{found.detail} Which groups these are on, the stacks do not tell: if it is one, its ranks call"
-        )
+        detail = f"{found.detail} Which groups these are on, the stacks do not tell: if it is one, its ranks call"
         detail += " different collectives; else they take two groups in different orders."
         otherwise = "in different collectives of one group"
         return replace(found, detail=detail, values={**found.values, "otherwise": otherwise})
@@ -259,12 +257,7 @@ class _Job(Named):
         blamed = [one for one in ranks if one.rank in odd]
         one = (blamed or min(by_call.values(), key=len))[0]
         other = next(of for of in reversed(ranks) if of.call != one.call and of.rank not in odd)
-        values = {
-            "rank": str(one.rank),
-            "op": called(one),
-            "peer_rank": str(other.rank),
-            "peer_op": called(other),
-        }
+        values = {"rank": str(one.rank), "op": called(one), "peer_rank": str(other.rank), "peer_op": called(other)}
         who = blamed or ranks
         return self.found("collective-mismatch", Confidence.LIKELY, who, blamed, **values)
 
@@ -272,11 +265,7 @@ class _Job(Named):
 
     def _not_known(self) -> Judged:
         refused = self._refused
-        details = [
-            f"{capital(refused.why)}." if refused else "",
-            waits_text(self.waiting),
-            busy_text(self.waiting),
-        ]
+        details = [f"{capital(refused.why)}." if refused else "", waits_text(self.waiting), busy_text(self.waiting)]
         return Judged(
             CAUSES["progress-not-known"],
             Confidence.POSSIBLE,
@@ -300,9 +289,7 @@ class _Job(Named):
             worker = f" (a worker of its data loader stands at {place(helper)})" if helper else ""
             return f"{who} {does}{at}{worker} while {others}: whether that ends shows only later"
         if self.job.is_elsewhere and self.waiting:
-            others = (
-                f"only {rank_list(self.job.unseen)} can tell" if self.job.unseen else "only others can tell"
-            )
+            others = f"only {rank_list(self.job.unseen)} can tell" if self.job.unseen else "only others can tell"
             who = "All ranks that were seen" if len(waiting) == len(self.able) else self.who(waiting)
             does = "wait" if len(waiting) == len(self.able) else verb(waiting, "wait")
             return f"{who} {does} in {called(self.waiting[0])}; for whom, {others}, which nobody has seen"
@@ -311,10 +298,7 @@ class _Job(Named):
             return f"{self.who(waiting)} {said}, and nothing shows whether work goes on there"
         places = {place(one.line) for one in self.able if one.line}
         at = f" at {places.pop()}" if len(places) == 1 else ""
-        who, does = (
-            self.who([one.rank for one in self.able]),
-            "loop" if unclear and unclear[0].loops else "stand",
-        )
+        who, does = (self.who([one.rank for one in self.able]), "loop" if unclear and unclear[0].loops else "stand")
         return f"{who} {verb(self.able, does)}{at}, and no rank is in a collective"
 
     @cached_property

@@ -34,9 +34,7 @@ def by_counts(seen: Named) -> Judged | None:
     may_compute = name == "rank-behind" and any(one.kind == "gpu" or one.moves for one in blamed)
     sure = odd and not may_compute
     confidence = Confidence.LIKELY if sure else Confidence.POSSIBLE
-    detail = (
-        f"NCCL's RAS counts, the same in two answers: {'; '.join(_words(*one) for one in counts.items())}."
-    )
+    detail = f"NCCL's RAS counts, the same in two answers: {'; '.join(_words(*one) for one in counts.items())}."
     if not odd:
         detail += " As many ranks are behind as ahead: look at both."
     elif may_compute:
@@ -86,9 +84,7 @@ def _by_rank(launched: Launched, size: int) -> Mapping[int, int]:
 def _words(operation: str, by_rank: Mapping[int, int]) -> str:
     """``all-reduce 5 on ranks 0, 2, 3, 4 on rank 1``."""
     ranks_of = grouped((count, rank) for rank, count in by_rank.items())
-    said = (
-        f"{count or 'none'} on {rank_list(ranks)}" for count, ranks in sorted(ranks_of.items(), reverse=True)
-    )
+    said = (f"{count or 'none'} on {rank_list(ranks)}" for count, ranks in sorted(ranks_of.items(), reverse=True))
     return f"{_name(operation)} {', '.join(said)}"
 
 

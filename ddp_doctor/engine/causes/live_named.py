@@ -31,12 +31,7 @@ class Named:
         self.waiting = [*self.in_collective, *self.for_gpu]
 
     def found(
-        self,
-        name: str,
-        confidence: Confidence,
-        who: Sequence[Doing],
-        culprits: Sequence[Doing],
-        **values: str,
+        self, name: str, confidence: Confidence, who: Sequence[Doing], culprits: Sequence[Doing], **values: str
     ) -> Judged:
         """A cause, with the lines of all ranks, ``who`` first."""
         rest = [one for one in self.ranks if one not in who]
@@ -64,9 +59,7 @@ class Named:
     def culprits(self, ranks: Sequence[int]) -> tuple[Culprit, ...]:
         """These ranks, as those to blame."""
         gpus = {one.rank: one.fact.gpu for one in self.ranks}
-        return tuple(
-            Culprit(kind="rank", rank=rank, node=self.node(rank), gpu=gpus.get(rank)) for rank in ranks
-        )
+        return tuple(Culprit(kind="rank", rank=rank, node=self.node(rank), gpu=gpus.get(rank)) for rank in ranks)
 
     def node(self, rank: int) -> str | None:
         """The host of a rank, also of one that is missing there; None where that is not known."""

@@ -39,9 +39,7 @@ def gone(seen: Named) -> Iterator[Judged]:
             continue
         values = {
             "is": verb(ranks, "are"),
-            "how": f"ended by {how}"
-            if how.startswith("SIG")
-            else "ended without an error" * (how == _WELL) or how,
+            "how": f"ended by {how}" if how.startswith("SIG") else "ended without an error" * (how == _WELL) or how,
             "others": f"{rank_list(others)} {verb(others, 'are')}" if others else "",
         }
         confidence = Confidence.LIKELY if how in ("", _WELL) else Confidence.PROVED

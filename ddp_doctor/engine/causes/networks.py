@@ -32,15 +32,11 @@ def suspects(recording: Recording, output: Output) -> Iterator[Suspect]:
         told = [(str(init.ranks), init.rank) for init in inits if init.comm_id == comm_id]
         yield from _apart(output, "world-sizes-differ", "NCCL was told of {} ranks", told)
     if not any(init.complete for init in inits):
-        releases = [
-            (log.version, init.rank) for _, log in logs if log.version is not None for init in log.inits[:1]
-        ]
+        releases = [(log.version, init.rank) for _, log in logs if log.version is not None for init in log.inits[:1]]
         yield from _apart(output, "nccl-settings-differ", "NCCL is {}", releases)
     if any(SIGNS[sign.sign][1] is cause_named("nccl-settings-differ") for sign in output.fact.signs):
         for name in dict.fromkeys(name for _, log in logs for name in log.settings if is_compared(name)):
-            settings = [
-                (log.settings.get(name, "not set"), init.rank) for _, log in logs for init in log.inits[:1]
-            ]
+            settings = [(log.settings.get(name, "not set"), init.rank) for _, log in logs for init in log.inits[:1]]
             yield from _apart(output, "nccl-settings-differ", f"{name} is {{}}", settings)
 
 
@@ -84,15 +80,9 @@ def p2p_hang(recording: Recording, output: Output) -> tuple[Judged, ...]:
     if apart or not set(output.ranks) <= {wait.rank for wait in came}:
         return ()
     over = name_list(sorted({"/".join(path.via.split("/")[:2]) for path in paths}))
-    rings = (
-        "all rings are connected"
-        if any("all rings" in log.connected for log in logs)
-        else "GPUs are connected"
-    )
+    rings = "all rings are connected" if any("all rings" in log.connected for log in logs) else "GPUs are connected"
     hosts = name_list(sorted({log.host for log in logs if log.host})) or "the node"
-    title = (
-        f"Data between the GPUs of {hosts} may not arrive over {over}: collective {number} hung, and {rings}"
-    )
+    title = f"Data between the GPUs of {hosts} may not arrive over {over}: collective {number} hung, and {rings}"
     detail = (
         f"{capital(waited(output))} NCCL says that {rings}, over {over}. An IOMMU that translates addresses, or ACS on"
         " PCIe bridges, may keep such transfers from arriving: what is set up, and whether P2P moves data,"

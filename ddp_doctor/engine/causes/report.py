@@ -13,15 +13,7 @@ from ddp_doctor.knowledge.job_causes.unproven import NOT_FAILED
 from ddp_doctor.model.choices import Severity, Verdict
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.report import (
-    AttachReport,
-    CauseLine,
-    JobCauseReport,
-    JobFacts,
-    LiveRank,
-    LogsReport,
-    Report,
-)
+from ddp_doctor.model.report import AttachReport, CauseLine, JobCauseReport, JobFacts, LiveRank, LogsReport, Report
 from ddp_doctor.views.live_jobs import live_jobs, unreached
 from ddp_doctor.views.node_traits import counted
 from ddp_doctor.wording.live_ranks import call_name, says
@@ -32,10 +24,7 @@ def with_causes(report: Report, recording: Recording) -> LogsReport:
     order = [judged.cause.code for judged in causes(recording)]
     findings = sorted(
         report.findings,
-        key=lambda finding: (
-            finding.code not in order,
-            order.index(finding.code) if finding.code in order else 0,
-        ),
+        key=lambda finding: (finding.code not in order, order.index(finding.code) if finding.code in order else 0),
     )
     fields = {**dict(report), "findings": tuple(findings), "causes": _causes(recording)}
     if recording.options.command == "attach":
@@ -103,17 +92,14 @@ def summary(recording: Recording, verdict: Verdict, findings: Sequence[Finding])
         return f"{_of_live(recording, verdict, findings)}{_not_seen(recording, verdict)}"
     codes = [judged.cause.code for judged in causes(recording)]
     named = sorted(
-        (finding for finding in findings if finding.code in codes),
-        key=lambda finding: codes.index(finding.code),
+        (finding for finding in findings if finding.code in codes), key=lambda finding: codes.index(finding.code)
     )
     others = f" (and {len(named) - 1} more)" if len(named) > 1 else ""
     if named and any(finding.severity is Severity.ERROR for finding in named):
         worst = next(finding for finding in named if finding.severity is Severity.ERROR)
         return f"Failed: {worst.title.rstrip('.')}{others}"
     if named:
-        title = re.sub(
-            "^[A-Z](?=[a-z ])", lambda letter: letter[0].lower(), named[0].title
-        )  # not of NCCL, P2P
+        title = re.sub("^[A-Z](?=[a-z ])", lambda letter: letter[0].lower(), named[0].title)  # not of NCCL, P2P
         if named[0].name in NOT_FAILED:
             return named[0].title.rstrip(".")
         return f"Failed, cause not proven: {title.rstrip('.')}{others}"
@@ -127,11 +113,7 @@ def summary(recording: Recording, verdict: Verdict, findings: Sequence[Finding])
 def _of_live(recording: Recording, verdict: Verdict, findings: Sequence[Finding]) -> str:
     """The verdict on jobs that run."""
     others = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
-    for severity, word in (
-        (Severity.ERROR, "Stuck"),
-        (Severity.WARNING, "Cannot tell"),
-        (Severity.INFO, "Moving"),
-    ):
+    for severity, word in ((Severity.ERROR, "Stuck"), (Severity.WARNING, "Cannot tell"), (Severity.INFO, "Moving")):
         named = next((finding for finding in findings if finding.severity is severity), None)
         if named is not None:
             return f"{word}: {named.title.rstrip('.')}{others}"
@@ -153,9 +135,7 @@ def _not_seen(recording: Recording, verdict: Verdict) -> str:
 
 
 def _what_was_read(recording: Recording) -> str:
-    files = [
-        file for at in recording.facts(JobLogFact) for file in at.fact.files if file.lines or not file.unread
-    ]
+    files = [file for at in recording.facts(JobLogFact) for file in at.fact.files if file.lines or not file.unread]
     number = "1 file" if len(files) == 1 else f"{len(files)} files"
     return f"what was read of {number}" if any(file.unread for file in files) else number
 
@@ -165,19 +145,12 @@ def job_facts(recording: Recording) -> JobFacts:
     job = recording.first(JobLogFact) or JobLogFact(files=())
     logs = [at.fact for at in recording.facts(NcclTransportFact)]
     dumps = [at.fact for at in recording.facts(FlightDumpFact)]
-    sizes = {size for log in logs for size in log.comm_sizes} | {
-        init.ranks for log in logs for init in log.inits
-    }
+    sizes = {size for log in logs for size in log.comm_sizes} | {init.ranks for log in logs for init in log.inits}
     pairs = {(t.from_rank, t.to_rank, _kind(t.via)) for log in logs for t in log.transports}
     seen = {rank.rank for rank in job.ranks} | {dump.rank for dump in dumps}
     over_net = [network for log in logs for t in log.transports if (network := t.network) is not None]
     seen |= {rank for dump in dumps for group in dump.groups for rank in group.ranks}
-    worlds = [
-        job.world_size,
-        *(dump.world_size for dump in dumps),
-        max(sizes, default=None),
-        len(seen) or None,
-    ]
+    worlds = [job.world_size, *(dump.world_size for dump in dumps), max(sizes, default=None), len(seen) or None]
     hosts = (*(rank.host for rank in job.ranks), *(log.host for log in logs))
     nvls = {log.nvls for log in logs} - {None}
     measured = [at.fact for at in recording.facts(AllReduceFact)]

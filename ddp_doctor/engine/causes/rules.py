@@ -36,9 +36,7 @@ def filled(template: str, values: Mapping[str, str]) -> str:
     kept = _OPTIONAL.sub(
         lambda part: part[1] if all(values.get(name) for name in _BRACES.findall(part[1])) else "", template
     )
-    text = _BRACES.sub(
-        lambda brace: shorten(values.get(brace[1]) or "", _LONGEST_VALUE, placeholder=" …"), kept
-    )
+    text = _BRACES.sub(lambda brace: shorten(values.get(brace[1]) or "", _LONGEST_VALUE, placeholder=" …"), kept)
     return " ".join(re.sub(r" (?=[,.;:](?:\s|$))", "", text).split())
 
 
@@ -101,9 +99,7 @@ def _rule(cause: JobCause) -> Rule:
         "Remedy": [f"{remedy.summary}." for remedy in cause.remedies],
         "References": cause.references,
     }
-    doc = "\n\n".join(
-        "\n".join([title, *(f"    {line}" for line in lines)]) for title, lines in sections.items()
-    )
+    doc = "\n\n".join("\n".join([title, *(f"    {line}" for line in lines)]) for title, lines in sections.items())
     return Rule(cause.code, cause.name, _NO_FAULT.get(cause.name, Severity.ERROR), doc, (), found)
 
 

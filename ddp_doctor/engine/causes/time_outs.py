@@ -71,9 +71,7 @@ def waited(output: Output) -> str:
             if wait.seq is not None:
                 by_collective[wait.collective].append(wait.rank)
         in_group = f" of {group}" if group else ""
-        said += [
-            f"{places(output, ranks)} waited in {what}{in_group}" for what, ranks in by_collective.items()
-        ]
+        said += [f"{places(output, ranks)} waited in {what}{in_group}" for what, ranks in by_collective.items()]
     return f"{'; '.join(said)}." if said else ""
 
 
@@ -98,12 +96,7 @@ def collective_reached(output: Output) -> int:
 
 
 def _judged(
-    output: Output,
-    name: str,
-    confidence: Confidence,
-    signs: Sequence[SignSeen],
-    guilty: Collection[int],
-    detail: str,
+    output: Output, name: str, confidence: Confidence, signs: Sequence[SignSeen], guilty: Collection[int], detail: str
 ) -> Judged | None:
     cause = cause_named(name)
     if cause is None:
@@ -185,9 +178,7 @@ def _behind(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:
     waiting = [wait for wait in ranks.values() if wait.seq is not None]
     seq = max((wait.seq or 0 for wait in waiting), default=0)
     at_it = [wait for wait in waiting if wait.seq == seq]
-    behind = sorted(
-        r for r, w in ranks.items() if w.enqueued is not None and w.enqueued < seq and w not in at_it
-    )
+    behind = sorted(r for r, w in ranks.items() if w.enqueued is not None and w.enqueued < seq and w not in at_it)
     if not behind or len(behind) > len(at_it):
         return None
     if len(behind) == len(at_it):
@@ -212,9 +203,7 @@ def _either(output: Output, at_it: Sequence[Wait], behind: Sequence[Wait]) -> Ju
     else:
         name, guilty = "stuck-outside-collective", []
     here, there = ([wait.rank for wait in waits] for waits in (at_it, behind))
-    far = " and ".join(
-        sorted({str(wait.enqueued) if (wait.enqueued or 0) > 0 else "none" for wait in behind})
-    )
+    far = " and ".join(sorted({str(wait.enqueued) if (wait.enqueued or 0) > 0 else "none" for wait in behind}))
     called = f"{capital(rank_list(there))} had called {far}"
     either = f"{rank_list(there)} did not come, or {rank_list(here)} called one more"
     verb = "waits" if len(here) == 1 else "wait"
@@ -225,9 +214,7 @@ def _either(output: Output, at_it: Sequence[Wait], behind: Sequence[Wait]) -> Ju
     if judged is None or guilty:
         return judged
     title = f"{called}, {rank_list(here)} {verb} in {at_it[0].seq}: {either}"
-    next_check = (
-        f"py-spy dump --pid PID of {rank_list(sorted((*here, *there)))} while they hang, or the dumps of both"
-    )
+    next_check = f"py-spy dump --pid PID of {rank_list(sorted((*here, *there)))} while they hang, or the dumps of both"
     return replace(judged, cause=judged.cause._replace(title=title), next_check=next_check)
 
 

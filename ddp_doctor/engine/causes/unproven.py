@@ -22,14 +22,7 @@ from ddp_doctor.wording.ranks import capital, rank_list
 _ANSWERS = ("SIGTERM", "SIGABRT", "SIGINT")
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 #: Signs of victims whose connection to another rank broke.
-_PEER_GONE = (
-    "peer-gone",
-    "connect-refused",
-    "rdma-flushed",
-    "rendezvous-lost",
-    "store-gone",
-    "ray-worker-gone",
-)
+_PEER_GONE = ("peer-gone", "connect-refused", "rdma-flushed", "rendezvous-lost", "store-gone", "ray-worker-gone")
 #: Exit statuses of a shell for signals.
 _SIGNALS = {137: "SIGKILL", 139: "SIGSEGV", 135: "SIGBUS", 134: "SIGABRT", 143: "SIGTERM"}
 #: Who prints so many steps behind the beginning of a communicator runs: the line that it is complete is missing.
@@ -87,9 +80,7 @@ def _crashed(output: Output) -> Iterator[Judged]:
     """A rank that ended by a signal of its own, without a word."""
     ranks = [rank for rank in output.died if _signal(rank.signal, rank.exit_code) in _CRASHES]
     commands = _commands_ended(output, _CRASHES)
-    signals = [_signal(rank.signal, rank.exit_code) for rank in ranks] + [
-        _command_signal(c) for c in commands
-    ]
+    signals = [_signal(rank.signal, rank.exit_code) for rank in ranks] + [_command_signal(c) for c in commands]
     # A page of /dev/shm for which there is no room ends so, and little else.
     cause = cause_named("shm-too-small-dataloader" if "SIGBUS" in signals else "process-crashed")
     if cause is None or not signals:
@@ -124,18 +115,12 @@ def _no_server(output: Output) -> Iterator[Judged]:
         ("store-refused", "rendezvous-host-mismatch"),
         ("store-unreached", "firewall-or-unreachable"),
     ):
-        signs = [
-            sign
-            for sign in output.fact.signs
-            if sign.sign == name and sign.values.get("errno", "111") == "111"
-        ]
+        signs = [sign for sign in output.fact.signs if sign.sign == name and sign.values.get("errno", "111") == "111"]
         cause = cause_named(cause_name)
         if not signs or cause is None:
             continue
         at, port = signs[0].values.get("host", ""), signs[0].values.get("port", "")
-        unresolved = any(
-            s.sign == "name-not-resolved" and s.values.get("name") == at for s in output.fact.signs
-        )
+        unresolved = any(s.sign == "name-not-resolved" and s.values.get("name") == at for s in output.fact.signs)
         if unresolved:
             cause = cause_named("hostname-unresolvable") or cause
         yield Judged(
@@ -144,13 +129,7 @@ def _no_server(output: Output) -> Iterator[Judged]:
             lines(signs)[:_MOST_LINES],
             (Culprit(kind="node", node=at),) if at else (),
             places(output, ranks_of(signs)) if ranks_of(signs) else "a node",
-            values={
-                "server": at,
-                "peer": at,
-                "name": at,
-                "port": port,
-                "reason": "it did not answer in time",
-            },
+            values={"server": at, "peer": at, "name": at, "port": port, "reason": "it did not answer in time"},
         )
         return
 
@@ -225,11 +204,7 @@ def _unknown(output: Output) -> Iterator[Judged]:
 def _last_words(output: Output) -> str:
     """``The output ends with “make: *** [train] Error 1”``, where a shell or a service has the last word."""
     said = [sign.where.text for sign in output.last_complaints if sign.sign == "ended-badly"]
-    return (
-        f"the output ends with “{shorten(said[-1], _LONGEST_WORDS, placeholder=' …')}”"
-        if said
-        else "the job failed"
-    )
+    return f"the output ends with “{shorten(said[-1], _LONGEST_WORDS, placeholder=' …')}”" if said else "the job failed"
 
 
 def not_shown(recording: Recording, output: Output) -> tuple[Judged, ...]:
@@ -265,9 +240,7 @@ def _not_come(logs: Sequence[NcclTransportFact]) -> str:
 def _joined(output: Output) -> str:
     """``Only 2 of 3 ranks joined the job.``"""
     told = (sign.values for sign in output.fact.signs if sign.sign in ("store-clients", "store-barrier"))
-    return next(
-        (f"Only {v['came']} of {v['world']} ranks joined the job." for v in told if v.get("came")), ""
-    )
+    return next((f"Only {v['came']} of {v['world']} ranks joined the job." for v in told if v.get("came")), "")
 
 
 def _silent(output: Output, late: list[SignSeen]) -> str:

@@ -34,14 +34,7 @@ from ddp_doctor.wording.ranks import capital, rank_list
 
 _CAUSES = {cause.name: cause for cause in JOB_CAUSES}
 #: Ranks of a group give these as many numbers; other collectives may take other shapes on each rank.
-_ALIKE = (
-    "all_reduce",
-    "allreduce_coalesced",
-    "broadcast",
-    "reduce",
-    "_all_gather_base",
-    "_reduce_scatter_base",
-)
+_ALIKE = ("all_reduce", "allreduce_coalesced", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base")
 _MOST_LINES = 8
 #: A dump written so soon after its newest collective may be of a job that goes on.
 _GOES_ON_S = 2.0
@@ -52,9 +45,7 @@ def judged(recording: Recording) -> tuple[Judged, ...]:
     outputs = [at.fact for at in recording.facts(JobLogFact)]
     hosts = {rank.rank: rank.host for output in outputs for rank in output.ranks if rank.host}
     sizes = {output.world_size for output in outputs if output.world_size}
-    jobs = sets_of(
-        [at.fact for at in recording.facts(FlightDumpFact)], min(sizes) if len(sizes) == 1 else None
-    )
+    jobs = sets_of([at.fact for at in recording.facts(FlightDumpFact)], min(sizes) if len(sizes) == 1 else None)
     return tuple(found for job in jobs if (found := _judged(Waits(job, hosts))) is not None)
 
 
@@ -88,9 +79,7 @@ def _starting(waits: Waits, silent: Sequence[int]) -> Judged:
 def _signature(entries: Sequence[FlightEntry]) -> object:
     """What must agree between ranks: the operation, and how many numbers of which type where all give as many."""
     first = entries[0]
-    if (
-        len(entries) > 1 or first.op not in _ALIKE
-    ):  # several of one number were coalesced; not all may be kept
+    if len(entries) > 1 or first.op not in _ALIKE:  # several of one number were coalesced; not all may be kept
         return {entry.op for entry in entries} == {first.op}, first.op
     return first.op, sum(map(prod, first.sizes)), first.dtypes
 
@@ -108,9 +97,7 @@ def _mismatch(waits: Waits) -> Judged | None:
             for rank, entries in calls[seq].items():
                 alike[_signature(entries)].append(rank)
             if len(alike) > 1:
-                return _of_mismatch(
-                    waits, group, {rank: entries[0] for rank, entries in calls[seq].items()}, alike
-                )
+                return _of_mismatch(waits, group, {rank: entries[0] for rank, entries in calls[seq].items()}, alike)
     return None
 
 
@@ -118,10 +105,7 @@ def _of_mismatch(
     waits: Waits, group: Group, calls: Mapping[int, FlightEntry], alike: dict[object, list[int]]
 ) -> Judged:
     odd = minority(alike.values())
-    said = [
-        f"{rank_list(ranks)} called {_shape_text(calls[ranks[0]])}"
-        for ranks in sorted(alike.values(), key=len)
-    ]
+    said = [f"{rank_list(ranks)} called {_shape_text(calls[ranks[0]])}" for ranks in sorted(alike.values(), key=len)]
     seq = calls[min(calls)].seq
     undecided = "" if odd else " No call has a majority, so no rank is named."
     detail = f"At number {seq} of {group.words}, {'; '.join(said)}.{undecided}{_where(waits, odd)}"
@@ -163,21 +147,15 @@ def _circle(waits: Waits) -> Judged | None:
         odd = ()
     orders = [f"{rank_list(ranks)} in {first[ranks[0]].call}" for ranks in in_group.values()]
     detail = f"They wait for each other: {'; '.join(orders)}.{_where(waits, odd)}"
-    lines = [
-        (rank, f"rank {rank} waits in {first[rank].call}") for rank in (*odd, *sorted(set(first) - set(odd)))
-    ]
+    lines = [(rank, f"rank {rank} waits in {first[rank].call}") for rank in (*odd, *sorted(set(first) - set(odd)))]
     who = odd or tuple(first)
     values = {"odd": rank_list(odd)} if odd else {}
-    return _found(
-        waits, "cross-group-deadlock", Confidence.PROVED, odd, lines, detail, who=who, values=values
-    )
+    return _found(waits, "cross-group-deadlock", Confidence.PROVED, odd, lines, detail, who=who, values=values)
 
 
 def _outside(waits: Waits) -> Judged | None:
     """Ranks that others wait for and that wait in nothing; or the one rank that made a collective more."""
-    idle = tuple(
-        sorted(rank for rank in waits.awaited if rank in waits.job.dumps and rank not in waits.waiting)
-    )
+    idle = tuple(sorted(rank for rank in waits.awaited if rank in waits.job.dumps and rank not in waits.waiting))
     if not idle:
         return None
     direct = waits.waits_for(idle)
@@ -194,29 +172,18 @@ def _outside(waits: Waits) -> Judged | None:
     if not named:
         detail += " Whether it is late, or the others called one collective more, the dumps do not tell."
     elif not certain:
-        detail += (
-            f" Or {rank_list(callers)} called one collective more: with one rank on each side, look at both."
-        )
+        detail += f" Or {rank_list(callers)} called one collective more: with one rank on each side, look at both."
     lines = [(rank, _last_text(call.group, rank)) for rank in idle]
     lines += [(wait.rank, f"rank {wait.rank} waits in {wait.call}") for wait in direct]
     return _found(
-        waits,
-        "stuck-outside-collective",
-        confidence,
-        named,
-        lines,
-        detail,
-        who=idle,
-        values={"call": call.call},
+        waits, "stuck-outside-collective", confidence, named, lines, detail, who=idle, values={"call": call.call}
     )
 
 
 def _has_called(call: Wait, rank: int) -> bool:
     """Whether the operation is one that the absent rank has called before, in the same group."""
     seen = call.group.seen.get(rank)
-    return (
-        seen is not None and call.entry is not None and call.entry.op in {entry.op for entry in seen.entries}
-    )
+    return seen is not None and call.entry is not None and call.entry.op in {entry.op for entry in seen.entries}
 
 
 def _one_more(waits: Waits, call: Wait, idle: tuple[int, ...]) -> Judged:
@@ -259,19 +226,10 @@ def _unreachable(waits: Waits) -> Judged | None:
         if unread is not None:
             lines.append((rank, f"rank {rank}: {unread.problem}"))
     lines += [(wait.rank, f"rank {wait.rank} waits in {wait.call}") for wait in direct]
-    detail = (
-        f"{_waits_text(direct)}, and nothing shows that {rank_list(absent)} came: {_no_dump(waits, absent)}."
-    )
+    detail = f"{_waits_text(direct)}, and nothing shows that {rank_list(absent)} came: {_no_dump(waits, absent)}."
     confidence = Confidence.LIKELY if named else Confidence.POSSIBLE
     return _found(
-        waits,
-        "rank-unreachable",
-        confidence,
-        named,
-        lines,
-        detail,
-        who=absent,
-        values={"call": direct[0].call},
+        waits, "rank-unreachable", confidence, named, lines, detail, who=absent, values={"call": direct[0].call}
     )
 
 
@@ -302,11 +260,7 @@ def _stalled(waits: Waits) -> Judged | None:
     call = waits.waits[0]
     sure = call.group.members_are_known and not waits.job.absent
     detail = _waits_text(waits.waits)
-    detail += (
-        ", and all members have entered it."
-        if sure
-        else "; whether others should come, the dumps do not tell."
-    )
+    detail += ", and all members have entered it." if sure else "; whether others should come, the dumps do not tell."
     lines = [(wait.rank, f"rank {wait.rank} waits in {wait.call}") for wait in waits.waits]
     return _found(
         waits,
@@ -346,10 +300,7 @@ def _waits_text(waits: Sequence[Wait]) -> str:
     by_call: dict[str, list[int]] = defaultdict(list)
     for wait in waits:
         by_call[wait.call].append(wait.rank)
-    said = [
-        f"{rank_list(ranks)} {'waits' if len(ranks) == 1 else 'wait'} in {call}"
-        for call, ranks in by_call.items()
-    ]
+    said = [f"{rank_list(ranks)} {'waits' if len(ranks) == 1 else 'wait'} in {call}" for call, ranks in by_call.items()]
     return capital("; ".join(said))
 
 
@@ -372,11 +323,7 @@ def _found(
     return Judged(
         _CAUSES[name],
         confidence,
-        tuple(
-            LogLine(file=files[rank], line=0, text=text)
-            for rank, text in lines[:_MOST_LINES]
-            if rank in files
-        ),
+        tuple(LogLine(file=files[rank], line=0, text=text) for rank, text in lines[:_MOST_LINES] if rank in files),
         tuple(Culprit(kind="rank", rank=rank) for rank in culprits),
         rank_list(who),
         detail,

@@ -68,9 +68,7 @@ def culprits(output: Output, suspect: Suspect) -> tuple[Culprit, ...]:
     """Whom the signs themselves name, else who printed them; nobody where every rank says the same of its code."""
     named = _ends(output, suspect) or tuple(
         dict.fromkeys(
-            culprit
-            for sign in suspect.signs
-            if (culprit := _named(output, sign.values, sign.host)) is not None
+            culprit for sign in suspect.signs if (culprit := _named(output, sign.values, sign.host)) is not None
         )
     )
     if named:
@@ -92,9 +90,7 @@ def _ends(output: Output, suspect: Suspect) -> tuple[Culprit, ...]:
 
     Error 12 on many nodes towards one address is that address's; one node's towards many is its own.
     """
-    pairs = {
-        (_printed_by(output, sign), sign.values["peer"]) for sign in suspect.signs if "peer" in sign.values
-    }
+    pairs = {(_printed_by(output, sign), sign.values["peer"]) for sign in suspect.signs if "peer" in sign.values}
     near, far = {near for near, _ in pairs} - {None}, {peer for _, peer in pairs}
     if len(near) > 1 and len(far) == 1:
         return (Culprit(kind="node", node=far.pop()),)

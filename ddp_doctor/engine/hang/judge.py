@@ -33,13 +33,7 @@ from ddp_doctor.engine.hang.judgement import (
     where_it_waits,
 )
 from ddp_doctor.knowledge.deadlines import STILL_CPU_S_PER_S
-from ddp_doctor.knowledge.victims import (
-    aborted_over_a_peer,
-    blames_peer,
-    is_a_librarys,
-    is_unfit,
-    names_own_gpu,
-)
+from ddp_doctor.knowledge.victims import aborted_over_a_peer, blames_peer, is_a_librarys, is_unfit, names_own_gpu
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.trial import FlightEntry, RankEvidence, Step, TrialRecord
 from ddp_doctor.parse.complaints import with_last_warning
@@ -61,17 +55,7 @@ def judge(trial: TrialRecord) -> Judgement:
     ranks = [rank for rank in trial.evidence if not rank.done]
     if trial.outcome == "slow":
         return Judgement("slow", waiting=tuple(rank.rank for rank in ranks))
-    causes = (
-        _mismatch,
-        _died,
-        _at_odds,
-        _raised,
-        _stopped,
-        _never_began,
-        _behind,
-        _uninterruptible,
-        _deadlock,
-    )
+    causes = (_mismatch, _died, _at_odds, _raised, _stopped, _never_began, _behind, _uninterruptible, _deadlock)
     for cause in causes:
         found = cause(ranks, trial)
         if found is not None:
@@ -248,9 +232,7 @@ def _announced_mismatch(ranks: Sequence[RankEvidence]) -> Judgement | None:
     return None
 
 
-def _off_the_plan(
-    ranks: Sequence[RankEvidence], calls: dict[int, FlightEntry], compared: int
-) -> tuple[int, ...]:
+def _off_the_plan(ranks: Sequence[RankEvidence], calls: dict[int, FlightEntry], compared: int) -> tuple[int, ...]:
     """Between two equal halves: the ranks whose real call is not the one they had announced.
 
     Empty where that is true of more than half of them: then the announcements are wrong.

@@ -99,9 +99,7 @@ def where_it_waits(rank: RankEvidence) -> Literal["collective", "store", "outsid
         return "store"
     if not rank.flight and stands_in:
         step = rank.open_step
-        waits = (
-            step is not None and step.name in COLLECTIVES
-        )  # for work that it queued: torch is not in its stack
+        waits = step is not None and step.name in COLLECTIVES  # for work that it queued: torch is not in its stack
         return "collective" if waits or _TORCH_WAITS.search(stands_in) else "outside"
     if not rank.flight:
         return "unknown"
@@ -154,9 +152,7 @@ class Clock:
 def by_step(trial: TrialRecord) -> Met:
     """The ranks that took each step."""
     return grouped(
-        ((step.check, step.seq), (rank.rank, rank.node, step))
-        for rank in trial.evidence
-        for step in rank.steps
+        ((step.check, step.seq), (rank.rank, rank.node, step)) for rank in trial.evidence for step in rank.steps
     )
 
 
@@ -176,9 +172,7 @@ def clocks(met: Met, nodes: Collection[int]) -> dict[int, Clock]:
 def _left(entered: Collection[tuple[int, int, Step]]) -> dict[int, float]:
     """When each node left a step."""
     left = grouped(
-        (node, step.left_at)
-        for _, node, step in entered
-        if step.name in _LEFT_TOGETHER and step.left_at is not None
+        (node, step.left_at) for _, node, step in entered if step.name in _LEFT_TOGETHER and step.left_at is not None
     )
     return {node: median_low(times) for node, times in left.items()}
 

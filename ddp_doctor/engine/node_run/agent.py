@@ -52,9 +52,7 @@ class Agent:
         """The ranks there are."""
         return self.node_ranks.run.world
 
-    def run_under_torchrun(
-        self, checks: Sequence[Check], meanwhile: Callable[[], None] = lambda: None
-    ) -> None:
+    def run_under_torchrun(self, checks: Sequence[Check], meanwhile: Callable[[], None] = lambda: None) -> None:
         """One trial whose ranks the real torchrun starts; ``meanwhile`` runs while torchrun shuts down."""
         record = self._record(checks, tuple(range(self.world.world_size)), "torchrun")
         remote = self._order("torchrun", record, checks)
@@ -160,9 +158,7 @@ class Agent:
         """The checks without a reading have failed, and the machine is not to blame."""
         read = {reading.check for reading in self.partial.readings if reading.rank is not None}
         self.partial.readings.extend(
-            Reading(check=check.id, status=Status.FAILED, reason=why)
-            for check in checks
-            if check.id not in read
+            Reading(check=check.id, status=Status.FAILED, reason=why) for check in checks if check.id not in read
         )
 
     def _fit(self, checks: list[Check]) -> list[Check]:
@@ -175,9 +171,7 @@ class Agent:
                 self.partial.leave_out((check,), "the time budget was used up")
             elif len(self._ranks) < self._needed(check):
                 have = "is left" if len(self._ranks) < self.world.world_size else "is all this run has"
-                self.partial.leave_out(
-                    (check,), f"needs {self._needed(check)} ranks, {len(self._ranks)} {have}"
-                )
+                self.partial.leave_out((check,), f"needs {self._needed(check)} ranks, {len(self._ranks)} {have}")
             else:
                 fitting.append(check)
         return fitting

@@ -33,9 +33,7 @@ def note_interruption(partial: PartialRecording, checks: Sequence[Check], left_o
         check = trial.checks[-1] if trial.launcher == "torchrun" else trial.judged_check
         if trial.outcome == "interrupted" and check is not None and check not in failed:
             _note_unread(partial, trial, check)
-    known = {reading.check for reading in partial.readings} | {
-        check.check for check in (*left_out, *partial.not_run)
-    }
+    known = {reading.check for reading in partial.readings} | {check.check for check in (*left_out, *partial.not_run)}
     partial.leave_out((check for check in checks if check.id not in known), _NOT_BEGUN)
 
 
@@ -44,12 +42,7 @@ def _note_unread(partial: PartialRecording, trial: TrialRecord, check: str) -> N
     reason = interrupted_after(trial.waited_s, where_ranks_stood(trial))
     partial.readings.extend(
         Reading(
-            check=check,
-            status=Status.SKIPPED,
-            node=rank.node,
-            rank=rank.rank,
-            reason=reason,
-            duration_s=trial.waited_s,
+            check=check, status=Status.SKIPPED, node=rank.node, rank=rank.rank, reason=reason, duration_s=trial.waited_s
         )
         for rank in trial.evidence
         if rank.rank not in read

@@ -41,9 +41,7 @@ class GroupMember(NodeRun):
 
     def __post_init__(self) -> None:
         session = self.session
-        self.roll_call = RollCall(
-            self.request, self.place, session.server, session.run_folder, self.recording.run_id
-        )
+        self.roll_call = RollCall(self.request, self.place, session.server, session.run_folder, self.recording.run_id)
 
     @property
     def place(self) -> Place:

@@ -114,9 +114,7 @@ class ManyNodes(GroupMember):
         untested = [check for check in (*self.between(), *self.rank_checks()) if check.id != ROLL_CALL]
         self.partial.leave_out(untested, "the nodes did not meet")
         names = {check.id for check in untested}
-        kept = [
-            reading for reading in self.partial.readings if reading.check not in names
-        ]  # not torch's import
+        kept = [reading for reading in self.partial.readings if reading.check not in names]  # not torch's import
         self.partial.readings[:] = at_node(kept, own)
         self.note_roll_call(failed.fact, own)
 
@@ -195,8 +193,7 @@ class ManyNodes(GroupMember):
         """A trial of which this node saw only its own ranks is no ground to judge anybody."""
         aside = {"outcome": "interrupted", "lost_nodes": lost}
         self.partial.trials[:] = [
-            trial if trial.outcome == "finished" else trial.model_copy(update=aside)
-            for trial in self.partial.trials
+            trial if trial.outcome == "finished" else trial.model_copy(update=aside) for trial in self.partial.trials
         ]
 
     def interrupted(self) -> None:

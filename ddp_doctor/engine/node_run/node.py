@@ -28,9 +28,7 @@ class NodeRun:
     session: Session
     plan: Plan
     recording: Recording
-    known: Mapping[
-        str, Check
-    ]  # all checks there are, by id: on several nodes the head's plan is every node's
+    known: Mapping[str, Check]  # all checks there are, by id: on several nodes the head's plan is every node's
     report: Report | None = None  # the head's, on the other nodes
     spoken_by: str | None = None  # the head's name, on the other nodes
     started: float = field(default_factory=time.monotonic)

@@ -33,10 +33,7 @@ def between(mine: Contact, peer: Contact) -> tuple[OtherWay, ...]:
     own = {here.network: here.interface for here in mine.other_addresses}
     return tuple(
         OtherWay(
-            network=there.network,
-            interface=own[there.network],
-            peer_interface=there.interface,
-            address=there.address,
+            network=there.network, interface=own[there.network], peer_interface=there.interface, address=there.address
         )
         for there in peer.other_addresses
         if there.network in own
@@ -47,9 +44,7 @@ def _other_addresses(node_reports: Mapping[int, NodeReport]) -> dict[int, tuple[
     networks = _other_networks(node_reports)
     return {
         node: tuple(
-            OtherAddress(
-                network=str(network), interface=held[node].interface.name, address=held[node].address
-            )
+            OtherAddress(network=str(network), interface=held[node].interface.name, address=held[node].address)
             for network, held in networks.items()
         )
         for node in node_reports

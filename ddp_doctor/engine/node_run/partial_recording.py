@@ -40,9 +40,7 @@ class PartialRecording:
         Such a failure is never passed over in silence.
         """
         if not self.fail_unread(checks, why, trace):
-            self.readings[:0] = [
-                _failed(check, why, trace) for check in checks[-1:]
-            ]  # the first reason is shown
+            self.readings[:0] = [_failed(check, why, trace) for check in checks[-1:]]  # the first reason is shown
 
     def fail_unread(self, checks: Sequence[Check], why: str, trace: str = "") -> bool:
         """The checks that have no reading have failed; whether there are any."""

@@ -73,9 +73,7 @@ class Session:
         self.can_fork = preload.ok
         problem = None if preload.ok else "torch cannot be imported"
         if preload.moving:
-            problem = (
-                f"torch was still being imported after {preload.import_s:.0f} s: this machine is slow or busy"
-            )
+            problem = f"torch was still being imported after {preload.import_s:.0f} s: this machine is slow or busy"
         if preload.lost is not None:
             self.partial.fail_unread(checks, preload.lost)
             return False

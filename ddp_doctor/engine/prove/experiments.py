@@ -130,9 +130,7 @@ class Candidate:
     reason: str | None = None
 
 
-def candidates(
-    recording: Recording, findings: Sequence[Finding], env: Mapping[str, str]
-) -> Iterator[list[Candidate]]:
+def candidates(recording: Recording, findings: Sequence[Finding], env: Mapping[str, str]) -> Iterator[list[Candidate]]:
     """The remedies of each finding that says how it shows, those of the worst finding first.
 
     What is only worth knowing is tried at level thorough alone: it costs time on healthy machines.
@@ -145,9 +143,7 @@ def candidates(
             continue
         made = [remedy for remedy in finding.remedies if remedy.settings and remedy.scope == "job"]
         if made:
-            yield [
-                _candidate(finding, remedy, finding.reproduced_by, world.backend, known) for remedy in made
-            ]
+            yield [_candidate(finding, remedy, finding.reproduced_by, world.backend, known) for remedy in made]
 
 
 def _candidate(
@@ -162,9 +158,7 @@ def _from_a_file(settings: Sequence[Setting], env: Collection[str]) -> str | Non
     """What a file sets can be overruled by the environment, but not taken away."""
     for setting in settings:
         if setting.action == "unset" and setting.node_rank is None and setting.name not in env:
-            return (
-                f"{setting.name} does not come from the environment of the ranks, and a trial changes no file"
-            )
+            return f"{setting.name} does not come from the environment of the ranks, and a trial changes no file"
     return None
 
 
@@ -285,11 +279,7 @@ class _Turns:
 
 
 def prove(
-    recording: Recording,
-    findings: Sequence[Finding],
-    run: Run,
-    agent: Agent | None,
-    kept: list[Experiment],
+    recording: Recording, findings: Sequence[Finding], run: Run, agent: Agent | None, kept: list[Experiment]
 ) -> None:
     """Try the remedies of the findings on the agent's ranks, as long as the run has time; fills ``kept``."""
 

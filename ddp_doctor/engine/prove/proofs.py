@@ -15,8 +15,7 @@ def with_proofs(findings: Sequence[Finding], experiments: Sequence[Experiment]) 
     if not experiments:
         return tuple(findings)
     tried = {
-        _key(experiment.code, experiment.settings, experiment.reproducer): experiment
-        for experiment in experiments
+        _key(experiment.code, experiment.settings, experiment.reproducer): experiment for experiment in experiments
     }
     return tuple(_with_proofs(finding, tried) for finding in findings)
 
@@ -90,11 +89,7 @@ def _compared(
     reproducer: Reproducer, controls: Sequence[Attempt], treated: Sequence[Attempt], before: str, after: str
 ) -> Proof:
     passed = [attempt for attempt in controls if attempt.outcome == "passed"]
-    price = (
-        proofs.price(reproducer, median(_rates(treated, "treatment")))
-        if _rates(treated, "treatment")
-        else None
-    )
+    price = proofs.price(reproducer, median(_rates(treated, "treatment"))) if _rates(treated, "treatment") else None
     if not passed:
         return Proof(status="proved", before=before, after=after, reason=price)
     slow, fast = _rates(controls, "control"), _rates(treated, "treatment")
@@ -122,9 +117,7 @@ def _why_unclear(slow: Sequence[float], fast: Sequence[float]) -> str:
 
 
 def _rates(attempts: Sequence[Attempt], arm: Arm) -> list[float]:
-    return [
-        attempt.bytes_per_s for attempt in attempts if attempt.arm == arm and attempt.bytes_per_s is not None
-    ]
+    return [attempt.bytes_per_s for attempt in attempts if attempt.arm == arm and attempt.bytes_per_s is not None]
 
 
 def _gains(fast: Sequence[float], slow: Sequence[float]) -> bool:

@@ -67,9 +67,7 @@ class LocalPass(Frozen):
     unused: Names = Names()  # trainable parameters that got no gradient here, and do on another rank
     unused_everywhere: Names = Names()
     frozen: Names = Names()  # trainable parameters from which the forward took requires_grad
-    unknown: Names = (
-        Names()
-    )  # got a gradient, and were not trainable or not there before: DDP does not know them
+    unknown: Names = Names()  # got a gradient, and were not trainable or not there before: DDP does not know them
     parting: Parting | None = None
 
 
@@ -149,9 +147,7 @@ class UserModel(Fact):
     same_batch_loss: float | None = None  # with rank 0's batch and seed and equal parameters
     same_batch_loss_of_first: float | None = None
     no_same_batch: str | None = None  # why this was not compared
-    same_batch_peer: int | None = (
-        None  # the rank whose gradients of that batch the own ones were compared with
-    )
+    same_batch_peer: int | None = None  # the rank whose gradients of that batch the own ones were compared with
     apart: Names = Names()  # parameters whose gradient is another one than the peer's
     hooks: tuple[Hook, ...] = ()  # of parameters whose gradient is another one on some rank
     off: tuple[OffGradient, ...] = ()

@@ -59,9 +59,7 @@ class Launch(Frozen):
     node_rank: bool = False  # whether torchrun is told its own
     endpoint: str = ""  # where torchrun is told to meet, if that is its own host; or "elsewhere"
     path: Path = ()  # of the branch that it is in
-    environment: dict[str, str] = Field(
-        default_factory=dict
-    )  # of the script, as far as it decides who meets where
+    environment: dict[str, str] = Field(default_factory=dict)  # of the script, as far as it decides who meets where
 
 
 class SettingText(Fact):
@@ -84,9 +82,7 @@ class SettingText(Fact):
         found: dict[str, tuple[Written, ...]] = {}
         for written in reversed(self.written):
             later = found.get(written.name, ())
-            if written.void is None and not any(
-                written.path[: len(earlier.path)] == earlier.path for earlier in later
-            ):
+            if written.void is None and not any(written.path[: len(earlier.path)] == earlier.path for earlier in later):
                 found[written.name] = (*later, written)
         return found
 

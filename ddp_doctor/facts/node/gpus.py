@@ -182,9 +182,7 @@ class GpusFact(Fact):
         if gpu.bus_id is not None or sum(gpu.bus_id is None for gpu in self.gpus) > 1:
             return gpu.bus_id
         known = {gpu.bus_id for gpu in self.gpus} | set(self.excluded_bus_ids)
-        left = [
-            gpu.bus_id for gpu in self.pci_gpus or () if gpu.driver == "nvidia" and gpu.bus_id not in known
-        ]
+        left = [gpu.bus_id for gpu in self.pci_gpus or () if gpu.driver == "nvidia" and gpu.bus_id not in known]
         return left[0] if len(left) == 1 else None
 
     def gpus_expected(self) -> tuple[PciGpu, ...]:
@@ -209,6 +207,4 @@ class GpusFact(Fact):
         listed = {*(gpu.bus_id for gpu in self.gpus), *self.excluded_bus_ids}
         if "SLURM_PROCID" in self.environment or None in listed:
             return ()
-        return tuple(
-            gpu.bus_id for gpu in self.gpus_expected() if gpu.driver == "nvidia" and gpu.bus_id not in listed
-        )
+        return tuple(gpu.bus_id for gpu in self.gpus_expected() if gpu.driver == "nvidia" and gpu.bus_id not in listed)

@@ -28,9 +28,7 @@ class Host(Fact):
     host_cpus: int | None = None
     cpu_quota_cpus: float | None = None  # limit: the control group's processor time
     load_1min: float | None = None
-    busiest: tuple[
-        BusyProcess, ...
-    ] = ()  # of others, the two that take most; looked for under a high load only
+    busiest: tuple[BusyProcess, ...] = ()  # of others, the two that take most; looked for under a high load only
     memory_total_bytes: int | None = None
     memory_available_bytes: int | None = None  # of the host
     cgroup_memory_limit_bytes: int | None = None  # limit

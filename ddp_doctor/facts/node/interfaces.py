@@ -21,8 +21,6 @@ class InterfacesFact(Fact):
     gloo: Choice
     nccl: Choice  # predicted from NCCL's rules
     libnccl: Choice | None = None  # what the library itself chose
-    settings: dict[str, str] = Field(
-        default_factory=dict
-    )  # the variables that choose an interface, where set
+    settings: dict[str, str] = Field(default_factory=dict)  # the variables that choose an interface, where set
     port_range: tuple[int, int] | None = None  # ip_local_port_range: the ports the backends listen on
     host_id: str | None = None  # of the booted kernel and the network namespace: of one set of interfaces

@@ -20,9 +20,7 @@ class StuckProcess(Frozen):
     watched_s: float = 0.0
 
 
-Kind = Literal[
-    "xid", "sxid", "off_bus", "init_failed", "pcie_corrected", "pcie_uncorrected", "nic_fault", "hung_task"
-]
+Kind = Literal["xid", "sxid", "off_bus", "init_failed", "pcie_corrected", "pcie_uncorrected", "nic_fault", "hung_task"]
 
 
 class KernelEvent(Frozen):

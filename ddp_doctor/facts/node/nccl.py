@@ -54,9 +54,7 @@ class NcclFact(Fact):
     KIND: ClassVar[str] = "nccl/1"
 
     conf: tuple[ConfFile, ...] = ()  # in NCCL's order
-    overruled: dict[str, str] = Field(
-        default_factory=dict
-    )  # the environment's values of names that files set
+    overruled: dict[str, str] = Field(default_factory=dict)  # the environment's values of names that files set
     plugins: tuple[Plugin, ...] = ()
     network: str | None = None  # NCCL_NET, of the environment or a file
     efa_devices: tuple[str, ...] = ()

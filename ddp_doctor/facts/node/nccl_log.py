@@ -104,9 +104,7 @@ class NcclTransportFact(Fact):
     connected: tuple[str, ...] = ()  # "all rings", "NVLS tree"
     inits: tuple[CommInit, ...] = ()  # since 2.16.2, and those begun since 2.18.3
     patterns: tuple[Pattern, ...] = ()
-    sockets: tuple[int, int] | None = (
-        None  # threads, and sockets of each; not printed where the main thread sends
-    )
+    sockets: tuple[int, int] | None = None  # threads, and sockets of each; not printed where the main thread sends
     interfaces: tuple[str, ...] = ()  # those that ranks bootstrap over: "eth0"
     no_cumem_host: bool = False  # CUDA gives no host memory on a NUMA node; NCCL takes /dev/shm
     host: str | None = None  # of the process, where the lines are of one

@@ -70,9 +70,7 @@ class PcieFact(Fact):
     def endpoints(self) -> list[PcieDevice]:
         """The GPUs and RDMA devices, without those of virtual machines."""
         return [
-            device
-            for device in self.devices
-            if device.kind != "bridge" and device.bus_id not in self.passed_through
+            device for device in self.devices if device.kind != "bridge" and device.bus_id not in self.passed_through
         ]
 
     def neighbours(self) -> list[tuple[PcieDevice, PcieDevice, tuple[str, ...]]]:
@@ -89,9 +87,7 @@ class PcieFact(Fact):
 
     def redirecting(self, bridges: tuple[str, ...]) -> tuple[str, ...]:
         """Those of the bridges that send traffic between peers up to the root."""
-        return tuple(
-            device.bus_id for device in self.devices if device.bus_id in bridges and device.redirects
-        )
+        return tuple(device.bus_id for device in self.devices if device.bus_id in bridges and device.redirects)
 
 
 def _shared(first: tuple[str, ...], second: tuple[str, ...]) -> int:

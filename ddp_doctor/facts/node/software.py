@@ -48,9 +48,7 @@ class Software(Fact):
     nccl_files: tuple[str, ...] = ()  # copies where the wheels and LD_LIBRARY_PATH have them
     nccl_library: str | None = None  # the file torch would load
     nccl_loaded: str | None = None  # what that file itself says
-    nccl_brought_by: str | None = (
-        None  # LD_PRELOAD=FILE or LD_LIBRARY_PATH=FOLDER, where one brings that file
-    )
+    nccl_brought_by: str | None = None  # LD_PRELOAD=FILE or LD_LIBRARY_PATH=FOLDER, where one brings that file
     nccl_offered: dict[str, str] = Field(default_factory=dict)  # other copies that these settings name
     nccl_fault: str | None = None  # what went wrong in loading and asking it
     nccl_problem: str | None = None  # why it is not known which one, or which version

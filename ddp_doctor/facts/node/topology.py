@@ -24,9 +24,7 @@ class Nvlink(Frozen):
     remote: Literal["gpu", "switch", "cpu"] | None = None
     remote_bus_id: str | None = None  # as /sys writes it: "0000:1b:00.0"
     errors: dict[str, int] = Field(default_factory=dict)  # "replay", "recovery", "crc": counted since reset
-    errors_per_s: dict[str, float] = Field(
-        default_factory=dict
-    )  # how fast they grew; empty: not looked twice
+    errors_per_s: dict[str, float] = Field(default_factory=dict)  # how fast they grew; empty: not looked twice
 
 
 class GpuNvlinks(Frozen):
@@ -174,9 +172,7 @@ class TopologyFact(TopologyMatrix, Fact):
     def refuses_p2p(self, first: str, second: str) -> bool:
         """Whether the driver says that one of two GPUs may not read or write the other; NCCL asks it too."""
         ways = ((first, second), (second, first))
-        words = {
-            self.p2p.get(name, {}).get(a, {}).get(b, "OK") for name in ("read", "write") for a, b in ways
-        }
+        words = {self.p2p.get(name, {}).get(a, {}).get(b, "OK") for name in ("read", "write") for a, b in ways}
         return words != {"OK"}
 
     def p2p_status(self, first: str, second: str) -> str | None:

@@ -66,12 +66,7 @@ class OffGradient(Frozen):
 
     def evidence(self, of: str) -> Evidence:
         """The worst element of the gradient, ``of weight on rank 1``."""
-        return Evidence(
-            text=f"worst element of the {of}",
-            value=self.got,
-            expected=self.expected,
-            expected_from=KNOWN,
-        )
+        return Evidence(text=f"worst element of the {of}", value=self.got, expected=self.expected, expected_from=KNOWN)
 
 
 @dataclass(frozen=True)
@@ -189,11 +184,7 @@ def read(entered: Sequence[float], rank: int, relative: float = 0.0) -> Reading:
     if not off:
         return Reading(holds="mean")
     if len(present) == 1 and abs(entered[present[0]] - ranks) <= ranks * close:
-        return (
-            Reading(holds="own")
-            if present == [rank]
-            else Reading(holds="one_rank", shares={present[0]: ranks})
-        )
+        return Reading(holds="own") if present == [rank] else Reading(holds="one_rank", shares={present[0]: ranks})
     if max(entered) - min(entered) <= 2 * close:
         return Reading(holds="scaled", scale=_rounded(fmean(entered)))
     if len(off) <= min(MAX_OFF_RANKS, ranks - 1):

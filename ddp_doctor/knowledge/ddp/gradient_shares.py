@@ -51,9 +51,7 @@ def expected(expectation: Expectation) -> Any:
 
     ranks, index = len(expectation.shares), torch.arange(expectation.place.elements)
     own = torch.tensor(expectation.shares, dtype=torch.float64)[index % ranks]
-    return gradient_code.factor(expectation.place.number, index, ranks) * (
-        own + sum(expectation.shares) / ranks
-    )
+    return gradient_code.factor(expectation.place.number, index, ranks) * (own + sum(expectation.shares) / ranks)
 
 
 def compare(expectation: Expectation, grad: Any, identical: bool | None) -> gradient_code.OffGradient:
@@ -76,9 +74,7 @@ def compare(expectation: Expectation, grad: Any, identical: bool | None) -> grad
         max_abs_error=float(error[worst]) if finite else None,
         equal=equal,
         identical=identical,
-        held=gradient_code.Reading(holds="mean")
-        if equal
-        else _held(expectation, grad, values, finite=finite),
+        held=gradient_code.Reading(holds="mean") if equal else _held(expectation, grad, values, finite=finite),
     )
 
 

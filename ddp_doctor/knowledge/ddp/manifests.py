@@ -115,9 +115,7 @@ class Difference(Frozen):
             more = f", and {self.count - 1} more differ in name" if self.count > 1 else ""
             return f"{self.what} {self.names[0]} is called {self.here}{more}"
         if self.kind == "tied":
-            return (
-                f"{name} {verb} {self.here if ' ' in self.here else f'tied to {self.here}'}, not {self.there}"
-            )
+            return f"{name} {verb} {self.here if ' ' in self.here else f'tied to {self.here}'}, not {self.there}"
         has = "have" if self.count > 1 else "has"
         return f"{name} {has} {self.kind.replace('strides', 'memory format')} {self.here} instead of {self.there}"
 
@@ -137,9 +135,7 @@ def kept(rank: int, by_rank: Mapping[int, Manifest]) -> Manifested:
 
 def restored(by_rank: Mapping[int, Manifested]) -> dict[int, Manifest]:
     """The ranks' manifests from what their facts keep; none for a rank whose manifest no fact keeps."""
-    known = {
-        reported.digest: reported.manifest for reported in by_rank.values() if reported.manifest is not None
-    }
+    known = {reported.digest: reported.manifest for reported in by_rank.values() if reported.manifest is not None}
     return {rank: known[reported.digest] for rank, reported in by_rank.items() if reported.digest in known}
 
 
@@ -251,16 +247,12 @@ def _order(what: What, groups: Sequence[_Group]) -> Iterator[tuple[str, _Vote]]:
     """The names that all have, where they stand in another order; the first that is elsewhere."""
     common = set.intersection(*(set(group.by_name) for group in groups))
     orders = [tuple(tensor.name for tensor in group.tensors if tensor.name in common) for group in groups]
-    for vote in _vote(
-        what, "order", list(zip((group.ranks for group in groups), orders, strict=True)), _listed
-    ):
+    for vote in _vote(what, "order", list(zip((group.ranks for group in groups), orders, strict=True)), _listed):
         theirs, wanted = (
             next(order for group, order in zip(groups, orders, strict=True) if rank in group.ranks)
             for rank in (vote.ranks[0], vote.peer)
         )
-        place = next(
-            index for index, pair in enumerate(zip(theirs, wanted, strict=True)) if len(set(pair)) > 1
-        )
+        place = next(index for index, pair in enumerate(zip(theirs, wanted, strict=True)) if len(set(pair)) > 1)
         here, there = (f"number {place} is {order[place]}" for order in (theirs, wanted))
         yield wanted[place], _Vote(what, "order", vote.ranks, vote.peer, vote.sure, here, there)
 

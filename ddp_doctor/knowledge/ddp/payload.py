@@ -12,25 +12,9 @@ import math
 from collections.abc import Iterable
 
 #: Bits of an integer that the type holds exactly, sign not counted.
-EXACT_BITS = {
-    "float64": 53,
-    "float32": 24,
-    "bfloat16": 8,
-    "float16": 11,
-    "int64": 62,
-    "int32": 30,
-    "uint8": 8,
-}
+EXACT_BITS = {"float64": 53, "float32": 24, "bfloat16": 8, "float16": 11, "int64": 62, "int32": 30, "uint8": 8}
 #: Largest power of two that a product may reach.
-_EXPONENT = {
-    "float64": 1000,
-    "float32": 120,
-    "bfloat16": 120,
-    "float16": 15,
-    "int64": 62,
-    "int32": 30,
-    "uint8": 7,
-}
+_EXPONENT = {"float64": 1000, "float32": 120, "bfloat16": 120, "float16": 15, "int64": 62, "int32": 30, "uint8": 7}
 _KIB, _MIB = 1 << 10, 1 << 20
 #: CPU ranks on one node above which a quick run keeps to one case of each kind.
 CROWD = 16

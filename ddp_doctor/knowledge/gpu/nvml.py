@@ -13,9 +13,7 @@ MEMORY_ERRORS = (
 XID_CATALOG = "NVIDIA Xid catalog, https://docs.nvidia.com/deploy/xid-errors/"
 CLOCK_EVENTS_API = "NVML API reference, nvmlClocksEventReasons, https://docs.nvidia.com/deploy/nvml-api/"
 PAGE_RETIREMENT = "NVIDIA Dynamic Page Retirement, https://docs.nvidia.com/deploy/dynamic-page-retirement/"
-FABRIC_GUIDE = (
-    "NVIDIA Fabric Manager User Guide, https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/"
-)
+FABRIC_GUIDE = "NVIDIA Fabric Manager User Guide, https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/"
 FABRIC_API = "NVML API reference, nvmlGpuFabricInfo_v2_t, https://docs.nvidia.com/deploy/nvml-api/"
 PERSISTENCE_GUIDE = "NVIDIA Driver Persistence, https://docs.nvidia.com/deploy/driver-persistence/"
 MIG_GUIDE = "NVIDIA MIG User Guide, https://docs.nvidia.com/datacenter/tesla/mig-user-guide/"
@@ -101,8 +99,7 @@ NVML_FAULTS = {
     ),
     "library_not_found_in_container": Fault(
         "the GPUs were granted, but the driver's library libnvidia-ml.so.1 is not in this container",
-        "Start the container with the driver: docker run --gpus all, apptainer --nv, or the GPU resource of "
-        "the pod.",
+        "Start the container with the driver: docker run --gpus all, apptainer --nv, or the GPU resource of the pod.",
         ("ldconfig -p | grep libnvidia-ml",),
         "job",
     ),

@@ -12,8 +12,7 @@ CAUSES = (
         title="{who} stopped[ in {where}]: {type}[: {message}]",
         domain="code",
         restart="no",
-        finds="A rank ended with a Python exception that is not about another rank, and that no other cause"
-        " explains.",
+        finds="A rank ended with a Python exception that is not about another rank, and that no other cause explains.",
         why="The other ranks wait for the one that stopped, and fail later with time-outs and closed connections.",
         remedies=(
             Remedy(
@@ -50,10 +49,7 @@ CAUSES = (
             Remedy(summary="End what else holds memory on the GPU", commands=("nvidia-smi",), scope="node"),
         ),
         next_check="nvidia-smi --query-compute-apps=pid,used_memory --format=csv on the host, before the job starts",
-        references=(
-            "torch 2.4 to 2.15, c10/cuda/CUDACachingAllocator.cpp",
-            "CUDA runtime, cudaErrorMemoryAllocation",
-        ),
+        references=("torch 2.4 to 2.15, c10/cuda/CUDACachingAllocator.cpp", "CUDA runtime, cudaErrorMemoryAllocation"),
         signs=(
             Sign(
                 "cuda-out-of-memory",
@@ -91,10 +87,7 @@ CAUSES = (
         signs=(
             Sign(
                 "two-devices",
-                (
-                    "all tensors to be on the same device",
-                    "DistributedDataParallel device_ids and output_device",
-                ),
+                ("all tensors to be on the same device", "DistributedDataParallel device_ids and output_device"),
                 r"(?:on the same device, but (?:found at least two devices, |got )(?P<found>[^!(]{1,80})|"
                 r"on the same device\b|device_ids and output_device arguments only work)",
                 confidence=Confidence.PROVED,
@@ -130,9 +123,7 @@ CAUSES = (
             ),
         ),
         next_check="print(tensor.device, dist.get_backend_config()) in front of the collective that is named",
-        references=(
-            "torch 2.4 to 2.15, c10d/ProcessGroup.hpp, c10d/ProcessGroupNCCL.cpp, distributed_c10d.py",
-        ),
+        references=("torch 2.4 to 2.15, c10d/ProcessGroup.hpp, c10d/ProcessGroupNCCL.cpp, distributed_c10d.py",),
         signs=(
             Sign(
                 "no-backend-for-device",
@@ -187,8 +178,7 @@ CAUSES = (
         " GPUs that this job does not have.",
         remedies=(
             Remedy(
-                summary="Save model.module.state_dict(), and load it before wrapping the model in DDP",
-                scope="code",
+                summary="Save model.module.state_dict(), and load it before wrapping the model in DDP", scope="code"
             ),
             Remedy(summary="Load with torch.load(…, map_location='cpu', weights_only=True)", scope="code"),
         ),
@@ -260,8 +250,7 @@ CAUSES = (
         why="A learning rate that is too high, a bad sample, half precision and, seldom, a sick GPU lead there.",
         remedies=(
             Remedy(
-                summary="Restart from the last checkpoint with a lower learning rate, or skip the batch",
-                scope="code",
+                summary="Restart from the last checkpoint with a lower learning rate, or skip the batch", scope="code"
             ),
             Remedy(summary="Train in bfloat16, which needs no loss scale", scope="code"),
         ),
@@ -311,8 +300,7 @@ CAUSES = (
                 scope="code",
             ),
         ),
-        next_check="CUDA_LAUNCH_BLOCKING=1 in a short run: the traceback then shows the line, or the batch on the"
-        " CPU",
+        next_check="CUDA_LAUNCH_BLOCKING=1 in a short run: the traceback then shows the line, or the batch on the CPU",
         references=("torch, aten/src/ATen/native/cuda; CUDA runtime, cudaErrorAssert",),
         signs=(
             Sign(

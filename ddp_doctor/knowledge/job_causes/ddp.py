@@ -15,8 +15,7 @@ CAUSES = (
         why="They need the group; a model with SyncBatchNorm needs it in a run on one GPU too.",
         remedies=(
             Remedy(
-                summary="Call init_process_group first, in every process, and start the job by torchrun",
-                scope="code",
+                summary="Call init_process_group first, in every process, and start the job by torchrun", scope="code"
             ),
             Remedy(summary="On one GPU use BatchNorm in place of SyncBatchNorm", scope="code"),
         ),
@@ -25,10 +24,7 @@ CAUSES = (
         signs=(
             Sign(
                 "no-default-group",
-                (
-                    "Default process group has not been initialized",
-                    "Default process group is not initialized",
-                ),
+                ("Default process group has not been initialized", "Default process group is not initialized"),
                 confidence=Confidence.PROVED,
             ),
         ),
@@ -43,10 +39,7 @@ CAUSES = (
         why="DDP reduces each bucket when all of its gradients are there; a branch that is not taken leaves it"
         " incomplete.",
         remedies=(
-            Remedy(
-                summary="Make every parameter take part in the loss, or freeze those that do not",
-                scope="code",
-            ),
+            Remedy(summary="Make every parameter take part in the loss, or freeze those that do not", scope="code"),
             Remedy(
                 summary="Let DDP look for them: DistributedDataParallel(…, find_unused_parameters=True)",
                 scope="code",
@@ -80,10 +73,7 @@ CAUSES = (
         " weights, or a call past forward().",
         why="DDP reduces a gradient once; what comes after that would be lost.",
         remedies=(
-            Remedy(
-                summary="Use checkpoint(…, use_reentrant=False), and drop find_unused_parameters",
-                scope="code",
-            ),
+            Remedy(summary="Use checkpoint(…, use_reentrant=False), and drop find_unused_parameters", scope="code"),
             Remedy(
                 summary="Where the graph is the same in each step: DistributedDataParallel(…, static_graph=True)",
                 scope="code",
@@ -173,8 +163,7 @@ CAUSES = (
                 scope="code",
             ),
         ),
-        next_check="TORCH_DISTRIBUTED_DEBUG=DETAIL in a short run: torch then compares every collective over the"
-        " ranks",
+        next_check="TORCH_DISTRIBUTED_DEBUG=DETAIL in a short run: torch then compares every collective over the ranks",
         references=(
             "torch 2.4 to 2.15, c10d/ProcessGroupWrapper.cpp, c10d/reducer.cpp, c10d/TraceUtils.h",
             "gloo transport/tcp/pair.cc",
@@ -207,9 +196,7 @@ CAUSES = (
                 confidence=Confidence.PROVED,
             ),
             Sign(  # Horovod, common/stall_inspector.cc
-                "submitted-by-some-ranks",
-                ("broadcasted by subset of ranks",),
-                tier="watchdog",
+                "submitted-by-some-ranks", ("broadcasted by subset of ranks",), tier="watchdog"
             ),
             Sign(
                 "gloo-sizes-differ",
@@ -233,12 +220,10 @@ CAUSES = (
         domain="code",
         restart="no",
         finds="One rank waits in a barrier or another collective, while the others wait in the one after it.",
-        why="Saving, evaluation and logging below “if rank == 0” often end in a barrier; every rank has to come to"
-        " it.",
+        why="Saving, evaluation and logging below “if rank == 0” often end in a barrier; every rank has to come to it.",
         remedies=(
             Remedy(
-                summary="Call what holds a collective on every rank, and let it decide inside who writes",
-                scope="code",
+                summary="Call what holds a collective on every rank, and let it decide inside who writes", scope="code"
             ),
         ),
         next_check="TORCH_FR_BUFFER_SIZE=2000 and TORCH_FR_DUMP_TEMP_FILE=/shared/fr_ : ddp-doctor logs reads the"
@@ -256,10 +241,7 @@ CAUSES = (
         finds="Some ranks time out in a collective, while one goes on with work of its own until then.",
         why="The others wait no longer than the time-out of the process group: 10 minutes with NCCL, 30 with gloo.",
         remedies=(
-            Remedy(
-                summary="Give it more time: init_process_group(timeout=timedelta(hours=2))",
-                scope="code",
-            ),
+            Remedy(summary="Give it more time: init_process_group(timeout=timedelta(hours=2))", scope="code"),
             Remedy(summary="Prepare the data before the job, or on every rank its part", scope="code"),
         ),
         next_check="py-spy dump --pid PID of that rank, while the others wait",
@@ -279,8 +261,7 @@ CAUSES = (
         " record have the reason.",
         remedies=(
             Remedy(
-                summary="Read the output of the rank at the address that the messages name, and its host's kernel"
-                " log",
+                summary="Read the output of the rank at the address that the messages name, and its host's kernel log",
                 commands=("dmesg -T | tail", "sacct -j JOB"),
             ),
         ),

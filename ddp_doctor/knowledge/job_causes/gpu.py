@@ -65,11 +65,7 @@ CAUSES = (
                 tier="kernel",
                 confidence=Confidence.PROVED,
             ),
-            Sign(
-                "cuda-nvlink-error",
-                ("uncorrectable NVLink error detected",),
-                confidence=Confidence.PROVED,
-            ),
+            Sign("cuda-nvlink-error", ("uncorrectable NVLink error detected",), confidence=Confidence.PROVED),
             Sign("nvlink-without-p2p", ("P2P is disabled between NVLINK connected GPUs",), tier="nccl"),
         ),
     ),
@@ -117,16 +113,8 @@ CAUSES = (
         next_check="nvidia-smi on that node, and dmesg | grep -iE 'Xid|fallen off|pcieport'",
         references=(CATALOG, "NVIDIA/open-gpu-kernel-modules, arch/nvalloc/unix/src/osinit.c"),
         signs=(
-            Sign(
-                "xid-off-bus", _XID, rf"{XID_LINE}(?P<xid>79)\b", tier="kernel", confidence=Confidence.PROVED
-            ),
-            Sign(
-                "off-bus",
-                ("has fallen off the bus",),
-                OFF_BUS_LINE,
-                tier="kernel",
-                confidence=Confidence.PROVED,
-            ),
+            Sign("xid-off-bus", _XID, rf"{XID_LINE}(?P<xid>79)\b", tier="kernel", confidence=Confidence.PROVED),
+            Sign("off-bus", ("has fallen off the bus",), OFF_BUS_LINE, tier="kernel", confidence=Confidence.PROVED),
             # One message of three lines; lines of other CPUs may stand between them.
             Sign(
                 "off-bus-in-lines",
@@ -168,9 +156,7 @@ CAUSES = (
             Remedy(
                 summary="Run the driver without the GSP firmware until then, where the GPU and the proprietary"
                 " driver allow",
-                commands=(
-                    "echo 'options nvidia NVreg_EnableGpuFirmware=0' > /etc/modprobe.d/nvidia-gsp.conf",
-                ),
+                commands=("echo 'options nvidia NVreg_EnableGpuFirmware=0' > /etc/modprobe.d/nvidia-gsp.conf",),
                 scope="node",
                 cost="a restart; not possible with the open kernel modules",
                 undo="remove the file and restart",
@@ -178,11 +164,7 @@ CAUSES = (
         ),
         next_check="dmesg | grep Xid: whether another Xid of that GPU came first; nvidia-smi -q | grep -i GSP",
         references=(CATALOG, "NVIDIA driver README, chapter on GSP firmware"),
-        signs=(
-            Sign(
-                "xid-gsp", _XID, rf"{XID_LINE}(?P<xid>119|120)\b", tier="kernel", confidence=Confidence.PROVED
-            ),
-        ),
+        signs=(Sign("xid-gsp", _XID, rf"{XID_LINE}(?P<xid>119|120)\b", tier="kernel", confidence=Confidence.PROVED),),
     ),
     JobCause(
         code="DDJ114",
@@ -235,9 +217,7 @@ CAUSES = (
             ),
             Remedy(
                 summary="Go on without NVLS until then",
-                settings=(
-                    Setting(name="NCCL_NVLS_ENABLE", value="0", why="the switches do not reduce any more"),
-                ),
+                settings=(Setting(name="NCCL_NVLS_ENABLE", value="0", why="the switches do not reduce any more"),),
                 cost="all-reduces within the node are slower on GPUs with NVSwitches",
             ),
         ),
@@ -302,12 +282,7 @@ CAUSES = (
                 confidence=Confidence.POSSIBLE,
             ),
             # Of the tier of exceptions: a program did it, and may say better itself what it did.
-            Sign(
-                "xid-of-program",
-                _XID,
-                rf"{XID_LINE}(?P<xid>13|31|137)\b",
-                confidence=Confidence.POSSIBLE,
-            ),
+            Sign("xid-of-program", _XID, rf"{XID_LINE}(?P<xid>13|31|137)\b", confidence=Confidence.POSSIBLE),
         ),
     ),
     JobCause(

@@ -31,8 +31,7 @@ SET_DEVICE = Remedy(
     scope="code",
 )
 _ONE_RANK_A_GPU = Remedy(
-    summary="Start no more ranks on a node than it shows GPUs",
-    commands=("torchrun --nproc-per-node=gpu …",),
+    summary="Start no more ranks on a node than it shows GPUs", commands=("torchrun --nproc-per-node=gpu …",)
 )
 _WITHOUT_P2P = Remedy(
     summary="Test with NCCL_P2P_DISABLE=1: where the job runs then, P2P is the fault. This is a diagnosis, no cure",
@@ -60,19 +59,10 @@ SIGNS = (
         ("DMAR: IOMMU enabled", "Default domain type: Translated", 'Missing "iommu=pt"'),
         role="context",
     ),
-    Sign(
-        "geforce",
-        ("NVIDIA GeForce", "GeForce RTX", "NVIDIA RTX PRO"),
-        role="context",
-    ),
+    Sign("geforce", ("NVIDIA GeForce", "GeForce RTX", "NVIDIA RTX PRO"), role="context"),
     Sign("test-without-end", (TEST_BEGINS,), role="context"),
     Sign("test-without-results", (TEST_BEGINS,), role="context"),
-    Sign(
-        "nvls-last",
-        ("NCCL INFO NVLS comm 0x",),
-        role="context",
-        unless=("Init COMPLETE", "Connected NVLS tree"),
-    ),
+    Sign("nvls-last", ("NCCL INFO NVLS comm 0x",), role="context", unless=("Init COMPLETE", "Connected NVLS tree")),
 )
 
 CAUSES = (
@@ -155,9 +145,7 @@ CAUSES = (
         why="Before NCCL 2.30 two slices of one GPU count as the same GPU, and MIG has no P2P in any version.",
         remedies=(
             Remedy(summary="Give each rank a whole GPU: switch MIG off, or ask the scheduler for full GPUs"),
-            Remedy(
-                summary="Train on one slice without DDP, or with the gloo backend", cost="gloo is far slower"
-            ),
+            Remedy(summary="Train on one slice without DDP, or with the gloo backend", cost="gloo is far slower"),
         ),
         next_check="nvidia-smi -L; echo $CUDA_VISIBLE_DEVICES in each rank",
         references=("NCCL 2.5 to 2.30, src/init.cc and src/graph/topo.cc", "NVIDIA MIG user guide"),
@@ -165,11 +153,7 @@ CAUSES = (
         signs=(
             Sign(
                 "slices-of-one-gpu",
-                (
-                    "Duplicate GPU detected : rank",
-                    "anks are using the same GPU",
-                    "anks detected using the same GPU",
-                ),
+                ("Duplicate GPU detected : rank", "anks are using the same GPU", "anks detected using the same GPU"),
                 beside=("mig-device",),
             ),
             Sign("slice-refused", *_REFUSED, tier="nccl", beside=("mig-device",)),
@@ -184,10 +168,7 @@ CAUSES = (
         finds="NCCL finds two ranks of one node on the same GPU.",
         why="Each process starts on GPU 0 unless it chooses another. Ranks that skip torch.cuda.set_device, or a"
         " node with more ranks than GPUs, meet on one.",
-        remedies=(
-            SET_DEVICE,
-            _ONE_RANK_A_GPU,
-        ),
+        remedies=(SET_DEVICE, _ONE_RANK_A_GPU),
         next_check="print(os.environ['LOCAL_RANK'], torch.cuda.current_device()) in each rank, before"
         " init_process_group",
         references=("NCCL 2.5 to 2.30, src/init.cc and src/graph/topo.cc",),
@@ -210,12 +191,7 @@ CAUSES = (
                 r"Multiple [Rr]anks (?:are|detected) using the same GPU",
                 confidence=Confidence.PROVED,
             ),
-            Sign(
-                "usage-refused",
-                *_REFUSED,
-                tier="nccl",
-                confidence=Confidence.POSSIBLE,
-            ),
+            Sign("usage-refused", *_REFUSED, tier="nccl", confidence=Confidence.POSSIBLE),
         ),
     ),
     JobCause(
@@ -250,11 +226,7 @@ CAUSES = (
                 tier="kernel",
             ),
             Sign(  # of lspci -vvv: requests between devices go up to the root complex
-                "acs-redirects",
-                ("ACSCtl:",),
-                r"ACSCtl:.{0,80}ReqRedir\+",
-                tier="nccl",
-                confidence=Confidence.POSSIBLE,
+                "acs-redirects", ("ACSCtl:",), r"ACSCtl:.{0,80}ReqRedir\+", tier="nccl", confidence=Confidence.POSSIBLE
             ),
             Sign(
                 "acs-hint",
@@ -285,11 +257,7 @@ CAUSES = (
         references=(_NCCL_GUIDE, "RCCL, src/init.cc (the warning on iommu=pt)"),
         signs=(
             Sign(
-                "hang-with-iommu",
-                *_HANGS,
-                confidence=Confidence.POSSIBLE,
-                beside=("iommu-translates",),
-                is_final=True,
+                "hang-with-iommu", *_HANGS, confidence=Confidence.POSSIBLE, beside=("iommu-translates",), is_final=True
             ),
         ),
     ),
@@ -307,11 +275,7 @@ CAUSES = (
         ),
         next_check="ddp-doctor run --only topology,p2p; NCCL_P2P_DISABLE=1 with the same job; nvidia-smi topo -p2p r",
         references=(_NCCL_GUIDE,),
-        signs=(
-            Sign(
-                "hang-of-geforce", *_HANGS, confidence=Confidence.POSSIBLE, beside=("geforce",), is_final=True
-            ),
-        ),
+        signs=(Sign("hang-of-geforce", *_HANGS, confidence=Confidence.POSSIBLE, beside=("geforce",), is_final=True),),
     ),
     JobCause(
         code="DDJ122",
@@ -324,11 +288,8 @@ CAUSES = (
         " plain P2P works.",
         remedies=(
             Remedy(
-                summary="Set NCCL_NVLS_ENABLE=0: where the job runs then, it was NVLS. Then look at the fabric"
-                " manager",
-                settings=(
-                    Setting(name="NCCL_NVLS_ENABLE", value="0", why="the switches do not reduce any more"),
-                ),
+                summary="Set NCCL_NVLS_ENABLE=0: where the job runs then, it was NVLS. Then look at the fabric manager",
+                settings=(Setting(name="NCCL_NVLS_ENABLE", value="0", why="the switches do not reduce any more"),),
                 commands=("systemctl status nvidia-fabricmanager", "nvidia-smi -q | grep -A2 Fabric"),
                 cost="all-reduces within the node are slower on GPUs with NVSwitches",
             ),
@@ -356,10 +317,7 @@ CAUSES = (
         " number is not the local rank.",
         why="CUDA numbers the GPUs of CUDA_VISIBLE_DEVICES from 0; global ranks, and ranks beyond the last GPU,"
         " have none.",
-        remedies=(
-            _ONE_RANK_A_GPU,
-            Remedy(summary="Select the GPU by LOCAL_RANK, never by RANK", scope="code"),
-        ),
+        remedies=(_ONE_RANK_A_GPU, Remedy(summary="Select the GPU by LOCAL_RANK, never by RANK", scope="code")),
         next_check="nvidia-smi -L; echo $CUDA_VISIBLE_DEVICES, within the job",
         references=("CUDA runtime, cudaErrorInvalidDevice",),
         signs=(

@@ -62,9 +62,7 @@ CAUSES = (
         why="A rank that was killed, whose host is gone, or that is being torn down writes none. The absence is no"
         " proof: its own output and its host's kernel log decide.",
         remedies=(
-            Remedy(
-                summary="Read the output and the kernel log of that rank's host first", commands=("dmesg -T",)
-            ),
+            Remedy(summary="Read the output and the kernel log of that rank's host first", commands=("dmesg -T",)),
         ),
         next_check="dmesg -T on that rank's host, and the scheduler's record of the job",
         references=("torch issue 196968: a rank in teardown writes no dump",),

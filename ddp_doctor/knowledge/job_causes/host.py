@@ -14,17 +14,14 @@ CAUSES = (
         finds="The kernel, the cgroup's limit, Slurm, Kubernetes or Ray says that it ended a process over memory.",
         why="A process that is killed leaves no word; its peers only see that the connection is closed.",
         remedies=(
-            Remedy(
-                summary="Ask the scheduler for more memory", commands=("sbatch --mem=… or --mem-per-gpu=…",)
-            ),
+            Remedy(summary="Ask the scheduler for more memory", commands=("sbatch --mem=… or --mem-per-gpu=…",)),
             Remedy(
                 summary="Use less: fewer DataLoader workers, a smaller prefetch_factor, no dataset copied into every"
                 " rank, weights loaded with mmap=True",
                 scope="code",
             ),
         ),
-        next_check="dmesg -T | grep -i -E 'oom|killed process' on the host; sacct -j JOB -o"
-        " JobID,State,MaxRSS,ReqMem",
+        next_check="dmesg -T | grep -i -E 'oom|killed process' on the host; sacct -j JOB -o JobID,State,MaxRSS,ReqMem",
         references=(
             "Linux mm/oom_kill.c",
             "Slurm src/plugins/task/cgroup, src/slurmd/slurmstepd (oom-kill events)",
@@ -90,9 +87,7 @@ CAUSES = (
         " stops"
         " and takes the job with it.",
         remedies=(
-            Remedy(
-                summary="Make room, or write elsewhere", commands=("df -h", "df -i", "quota -s"), scope="node"
-            ),
+            Remedy(summary="Make room, or write elsewhere", commands=("df -h", "df -i", "quota -s"), scope="node"),
             Remedy(
                 summary="Move what torch and Triton keep off a small home or /tmp",
                 settings=(
@@ -143,9 +138,7 @@ CAUSES = (
         references=("errno(3): EMFILE", "torch, torch/utils/data/dataloader.py"),
         signs=(
             Sign(
-                "too-many-files",
-                ("Too many open files", "received 0 items of ancdata"),
-                confidence=Confidence.PROVED,
+                "too-many-files", ("Too many open files", "received 0 items of ancdata"), confidence=Confidence.PROVED
             ),
         ),
     ),
@@ -161,9 +154,7 @@ CAUSES = (
         " more than it has, it kills the process later instead.",
         remedies=(
             Remedy(summary="Ask the scheduler for more memory", commands=("sbatch --mem=…",)),
-            Remedy(
-                summary="Load less at once: mmap=True, fewer workers, no copy in every rank", scope="code"
-            ),
+            Remedy(summary="Load less at once: mmap=True, fewer workers, no copy in every rank", scope="code"),
         ),
         next_check="free -h; ulimit -v; the cgroup's memory.max, on the rank's host",
         references=("torch, c10/core/impl/alloc_cpu.cpp", "Python: MemoryError"),
@@ -175,11 +166,7 @@ CAUSES = (
                 r"(?P<bytes>\d+) bytes)?",
                 confidence=Confidence.PROVED,
             ),
-            Sign(
-                "memory-error",
-                ("MemoryError",),
-                r"(?:^|\s|\._?(?:Array)?)MemoryError(?:: |$)",
-            ),
+            Sign("memory-error", ("MemoryError",), r"(?:^|\s|\._?(?:Array)?)MemoryError(?:: |$)"),
         ),
     ),
     JobCause(
@@ -203,8 +190,7 @@ CAUSES = (
                 container=("--ulimit=memlock=-1",),
             ),
         ),
-        next_check="srun bash -c 'ulimit -l' (or the same through mpirun, or in the container): it must say"
-        " unlimited",
+        next_check="srun bash -c 'ulimit -l' (or the same through mpirun, or in the container): it must say unlimited",
         references=("NCCL 2.3 to 2.30, src/misc/ibvwrap.cc", "libibverbs: Cannot allocate memory (ENOMEM)"),
         signs=(
             Sign(

@@ -93,10 +93,7 @@ CAUSES = (
                 commands=("torchrun --standalone …", "torchrun --master-port=29511 …"),
             ),
             Remedy(summary="End what holds it", commands=("ss -ltnp 'sport = :29500'",), scope="node"),
-            Remedy(
-                summary="Take MASTER_PORT in the script: init_process_group(init_method='env://')",
-                scope="code",
-            ),
+            Remedy(summary="Take MASTER_PORT in the script: init_process_group(init_method='env://')", scope="code"),
         ),
         next_check="ss -ltnp 'sport = :PORT' on that host",
         references=("torch 1.10 to 2.15, c10d/socket.cpp, TCPStoreLibUvBackend.cpp", "errno(3): EADDRINUSE"),
@@ -132,15 +129,11 @@ CAUSES = (
         remedies=(
             Remedy(
                 summary="Give every job an endpoint and an id of its own",
-                commands=(
-                    "torchrun --rdzv-endpoint=HOST:$((20000 + SLURM_JOB_ID % 20000)) --rdzv-id=$SLURM_JOB_ID …",
-                ),
+                commands=("torchrun --rdzv-endpoint=HOST:$((20000 + SLURM_JOB_ID % 20000)) --rdzv-id=$SLURM_JOB_ID …",),
             ),
         ),
         next_check="ss -tnp 'sport = :PORT' on the endpoint's host: are there peers of another job?",
-        references=(
-            "torch 2.4 to 2.15, c10d/TCPStore.cpp; distributed/elastic/rendezvous/dynamic_rendezvous.py",
-        ),
+        references=("torch 2.4 to 2.15, c10d/TCPStore.cpp; distributed/elastic/rendezvous/dynamic_rendezvous.py",),
         signs=(
             Sign(
                 "foreign-store",
@@ -150,17 +143,9 @@ CAUSES = (
                 confidence=Confidence.LIKELY,
             ),
             Sign(  # NCCL's own first contact
-                "rank-twice",
-                ("ranks has already checked in",),
-                tier="nccl",
-                confidence=Confidence.POSSIBLE,
+                "rank-twice", ("ranks has already checked in",), tier="nccl", confidence=Confidence.POSSIBLE
             ),
-            Sign(
-                "rendezvous-closed",
-                ("RendezvousClosedError",),
-                tier="launcher",
-                confidence=Confidence.POSSIBLE,
-            ),
+            Sign("rendezvous-closed", ("RendezvousClosedError",), tier="launcher", confidence=Confidence.POSSIBLE),
         ),
     ),
     JobCause(
@@ -175,10 +160,7 @@ CAUSES = (
         remedies=(
             Remedy(
                 summary="Give a name or address that the first node has itself, or tell it that it is the host",
-                commands=(
-                    "torchrun --rdzv-conf=is_host=1 …  # on the first node",
-                    "torchrun --rdzv-conf=is_host=0 …",
-                ),
+                commands=("torchrun --rdzv-conf=is_host=1 …  # on the first node", "torchrun --rdzv-conf=is_host=0 …"),
             ),
         ),
         next_check="ss -ltn on the first node while the job starts: is the port of the endpoint listed?",
@@ -214,8 +196,7 @@ CAUSES = (
         " while.",
         remedies=(
             Remedy(
-                summary="Use the address in place of the name",
-                commands=("torchrun --rdzv-endpoint=10.0.0.1:29400 …",),
+                summary="Use the address in place of the name", commands=("torchrun --rdzv-endpoint=10.0.0.1:29400 …",)
             ),
             Remedy(summary="Add the name to /etc/hosts or DNS on every node", scope="cluster"),
         ),
@@ -281,22 +262,14 @@ CAUSES = (
                 settings=(Setting(name="GLOO_SOCKET_IFNAME", value="eth0"),),
                 undo="unset GLOO_SOCKET_IFNAME",
             ),
-            Remedy(
-                summary="Let each host's name resolve to its address in the network, in /etc/hosts",
-                scope="node",
-            ),
+            Remedy(summary="Let each host's name resolve to its address in the network, in /etc/hosts", scope="node"),
         ),
         next_check="getent hosts $(hostname), on every node",
         references=("gloo transport/tcp/pair.cc; torch, c10d/ProcessGroupGloo.cpp",),
         signs=(
             Sign(
                 "gloo-dials-loopback",
-                (
-                    "ERROR failed to connect",
-                    "connectFullMesh failed",
-                    "SO_ERROR: Connection refused",
-                    " connect [127.",
-                ),
+                ("ERROR failed to connect", "connectFullMesh failed", "SO_ERROR: Connection refused", " connect [127."),
                 r"(?:ERROR failed to connect.*|Connection refused, )remote=\[(?P<peer>127\.[\d.]+)\]"
                 r"|\] connect \[(?P<at>127\.[\d.]+)\]:\d+: Connection refused",
                 tier="launcher",
@@ -314,10 +287,7 @@ CAUSES = (
                 tier="launcher",
             ),
             Sign(  # ranks that never reached each other
-                "gloo-without-mesh",
-                ("connectFullMesh failed",),
-                tier="launcher",
-                confidence=Confidence.POSSIBLE,
+                "gloo-without-mesh", ("connectFullMesh failed",), tier="launcher", confidence=Confidence.POSSIBLE
             ),
         ),
     ),
@@ -360,10 +330,7 @@ CAUSES = (
                 summary="Have Python print the stack of a crash",
                 settings=(Setting(name="PYTHONFAULTHANDLER", value="1"),),
             ),
-            Remedy(
-                summary="Look for packages built against another torch or CUDA",
-                commands=("python -m pip check",),
-            ),
+            Remedy(summary="Look for packages built against another torch or CUDA", commands=("python -m pip check",)),
         ),
         next_check="PYTHONFAULTHANDLER=1, and ulimit -c unlimited; then coredumpctl gdb PID",
         references=("signal(7)", "Python: faulthandler", "Linux arch/x86/mm/fault.c (segfault at)"),

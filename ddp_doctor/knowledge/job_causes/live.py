@@ -16,9 +16,7 @@ CAUSES = (
         finds="A rank of a job that runs is stopped: by SIGSTOP or Ctrl-Z, by a debugger, or with its control group.",
         why="It does not run until somebody lets it go on. Every collective waits for it, until the job's time-out.",
         remedies=(
-            Remedy(
-                summary="Let it go on, or find out who stopped it", commands=("kill -CONT PID",), scope="node"
-            ),
+            Remedy(summary="Let it go on, or find out who stopped it", commands=("kill -CONT PID",), scope="node"),
         ),
         next_check="grep -E 'State|TracerPid' /proc/PID/status on its host",
         references=_PROC,
@@ -34,10 +32,7 @@ CAUSES = (
         why="A rank that has ended comes to no collective any more. The others wait until their time-out, if they do"
         " not notice the closed connection.",
         remedies=(
-            Remedy(
-                summary="Read its own output and the host's kernel log, then end the job",
-                commands=("dmesg -T",),
-            ),
+            Remedy(summary="Read its own output and the host's kernel log, then end the job", commands=("dmesg -T",)),
         ),
         next_check="dmesg -T on its host, and ddp-doctor logs with the job's output",
         references=_PROC,
@@ -54,8 +49,7 @@ CAUSES = (
         " The other ranks wait in a collective for this one.",
         remedies=(
             Remedy(
-                summary="Look at the line of the worker: a lock, a read or a request without a time-out",
-                scope="code",
+                summary="Look at the line of the worker: a lock, a read or a request without a time-out", scope="code"
             ),
             Remedy(
                 summary="Give the DataLoader timeout=, so that it raises, and multiprocessing_context='spawn' where the"
@@ -141,9 +135,7 @@ CAUSES = (
         why="A rank that computes for long and one in an endless loop look alike for some seconds, and without stacks"
         " many things do.",
         remedies=(
-            Remedy(
-                summary="Attach again in a minute, as root or with the setting that the report names for stacks"
-            ),
+            Remedy(summary="Attach again in a minute, as root or with the setting that the report names for stacks"),
         ),
         next_check="ddp-doctor attach again in a minute, on every host of the job",
         references=_STACKS,

@@ -22,9 +22,7 @@ CAUSES = (
             ),
         ),
         next_check="ddp-doctor run --nnodes N: settings and releases in which nodes differ (DD551, DD236)",
-        references=(
-            "NCCL 2.21.5, 2.27.5 and 2.32.3 on planted GPUs; src/bootstrap.cc, src/misc/shmutils.cc",
-        ),
+        references=("NCCL 2.21.5, 2.27.5 and 2.32.3 on planted GPUs; src/bootstrap.cc, src/misc/shmutils.cc",),
         signs=(
             Sign(
                 "bootstrap-message-truncated",
@@ -96,9 +94,7 @@ CAUSES = (
                 settings=(
                     Setting(name="NCCL_ALGO", action="unset", why="NCCL chooses by size and topology"),
                     Setting(name="NCCL_PROTO", action="unset", why="NCCL chooses by size and topology"),
-                    Setting(
-                        name="NCCL_GRAPH_FILE", action="unset", why="NCCL searches rings and trees itself"
-                    ),
+                    Setting(name="NCCL_GRAPH_FILE", action="unset", why="NCCL searches rings and trees itself"),
                 ),
             ),
         ),
@@ -124,10 +120,7 @@ CAUSES = (
             ),
             Sign(
                 "no-algorithm-left",
-                (
-                    "o algorithm/protocol available",
-                    "No algorithm/protocol nor symKernelId available for",
-                ),
+                ("o algorithm/protocol available", "No algorithm/protocol nor symKernelId available for"),
                 r"[nN]o algorithm/protocol (?:nor symKernelId )?available"
                 r"(?:[^\n]{0,160}?(?P<setting>NCCL_\w+ was set to [^\n.]{1,60}))?",
                 tier="nccl",

@@ -17,9 +17,7 @@ CAUSES = (
         finds="A process that NCCL's RAS could not reach: dead after 60 seconds, unresponsive before.",
         why="The process has ended, is stopped, or its host or network is gone. The other ranks wait for it.",
         remedies=(
-            Remedy(
-                summary="Read that process's output and its host's kernel log first", commands=("dmesg -T",)
-            ),
+            Remedy(summary="Read that process's output and its host's kernel log first", commands=("dmesg -T",)),
         ),
         next_check="ps -o pid,stat,wchan:20,cmd -p PID on that host; dmesg -T",
         references=(_RAS,),
@@ -49,9 +47,7 @@ CAUSES = (
         " one beside a time-out.",
         why="The other ranks wait in an operation that this rank has not launched: it stands in its own code, is"
         " slow, or took another way. The counts are of launches; what is complete they do not tell.",
-        remedies=(
-            Remedy(summary="Look at what that rank does", commands=("py-spy dump --pid PID",), scope="code"),
-        ),
+        remedies=(Remedy(summary="Look at what that rank does", commands=("py-spy dump --pid PID",), scope="code"),),
         next_check="ncclras again after 10 seconds; py-spy dump --pid PID of that rank",
         references=(_RAS,),
         signs=(

@@ -20,9 +20,7 @@ from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Remedy, Setting
 
 _SOCKETS = "NCCL 2.4 to 2.30, src/misc/socket.cc and src/os/linux.cc"
-_BOOTSTRAP = (
-    "NCCL 2.3 to 2.30, src/bootstrap.cc, src/transport/net_socket.cc and src/transport/net_ib/init.cc"
-)
+_BOOTSTRAP = "NCCL 2.3 to 2.30, src/bootstrap.cc, src/transport/net_socket.cc and src/transport/net_ib/init.cc"
 _PLUGINS = "NCCL 2.4 to 2.30, src/plugin/net.cc and src/plugin/plugin_open.cc"
 _CONNECT = ("onnect to ", "PollConnect to ")
 #: Loopback, link-local, and the bridges of Docker and libvirt as they are set up unless told otherwise.
@@ -41,9 +39,7 @@ _NO_INTERFACE = (
     "NET/IB : No IP interface found",
 )
 _NAME = Setting(
-    name="NCCL_SOCKET_IFNAME",
-    value="eth0",
-    why="the interface that joins the nodes; ip route get PEER names it",
+    name="NCCL_SOCKET_IFNAME", value="eth0", why="the interface that joins the nodes; ip route get PEER names it"
 )
 
 #: Signs of no cause of their own: nobody listens there any more, or not yet.
@@ -55,9 +51,7 @@ SIGNS = (
         tier="nccl",
         role="victim",
     ),
-    Sign(
-        "interface-set", ("NCCL_SOCKET_IFNAME set",), r"NCCL_SOCKET_IFNAME set (?:by \w+ )?to", role="context"
-    ),
+    Sign("interface-set", ("NCCL_SOCKET_IFNAME set",), r"NCCL_SOCKET_IFNAME set (?:by \w+ )?to", role="context"),
     # Each rank is alone on its node, as the launcher was told.
     Sign(
         "one-rank-a-node",
@@ -129,13 +123,9 @@ CAUSES = (
         domain="host",
         restart="no",
         finds="NCCL finds no interface of its own choice: only loopback and bridges, or none that is up.",
-        why="NCCL needs an address over which ranks meet, on a single node, too. A container without network has"
-        " none.",
+        why="NCCL needs an address over which ranks meet, on a single node, too. A container without network has none.",
         remedies=(
-            Remedy(
-                summary="Give the container the network of its host",
-                container=("--network=host",),
-            ),
+            Remedy(summary="Give the container the network of its host", container=("--network=host",)),
             Remedy(
                 summary="On a single node, let NCCL use loopback",
                 settings=(Setting(name="NCCL_SOCKET_IFNAME", value="lo", why="all ranks are on one node"),),
@@ -165,11 +155,7 @@ CAUSES = (
         " loopback, of a container's bridge or of one link.",
         why="NCCL takes the first interface that it finds, unless told otherwise. An address such as 127.0.0.1 or"
         " 172.17.0.1 is another machine's own on each node.",
-        remedies=(
-            Remedy(
-                summary="Name the interface that joins the nodes, as each node calls it", settings=(_NAME,)
-            ),
-        ),
+        remedies=(Remedy(summary="Name the interface that joins the nodes, as each node calls it", settings=(_NAME,)),),
         next_check='ip -br addr on each node; NCCL_DEBUG=INFO shows the choice behind "Bootstrap: Using"',
         references=(_SOCKETS, _BOOTSTRAP),
         instead_of=("no-socket-interface",),
@@ -184,11 +170,7 @@ CAUSES = (
                 lines=12,
             ),
             Sign(  # far apart, or of several processes
-                "interface-missing",
-                _NO_INTERFACE,
-                tier="nccl",
-                confidence=Confidence.PROVED,
-                beside=("interface-set",),
+                "interface-missing", _NO_INTERFACE, tier="nccl", confidence=Confidence.PROVED, beside=("interface-set",)
             ),
             Sign(
                 "oob-interface-missing",
@@ -231,14 +213,10 @@ CAUSES = (
         remedies=(
             Remedy(
                 summary="Tell NCCL the hosts apart",
-                settings=(
-                    Setting(name="NCCL_HOSTID", value="$SLURM_NODEID", why="another value on each node"),
-                ),
+                settings=(Setting(name="NCCL_HOSTID", value="$SLURM_NODEID", why="another value on each node"),),
             ),
             Remedy(
-                summary="Give each host a name of its own",
-                commands=("hostnamectl set-hostname NAME",),
-                scope="node",
+                summary="Give each host a name of its own", commands=("hostnamectl set-hostname NAME",), scope="node"
             ),
         ),
         next_check="hostname; cat /proc/sys/kernel/random/boot_id on each node",
@@ -270,12 +248,7 @@ CAUSES = (
         next_check="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET; ddp-doctor check nccl on that node",
         references=(_PLUGINS, "aws/aws-ofi-nccl, src/nccl_ofi_net.cpp"),
         signs=(
-            Sign(
-                "no-net-plugin",
-                ("Failed to initialize any NET plugin",),
-                tier="nccl",
-                confidence=Confidence.PROVED,
-            ),
+            Sign("no-net-plugin", ("Failed to initialize any NET plugin",), tier="nccl", confidence=Confidence.PROVED),
             Sign(
                 "net-plugin-not-initialised",
                 ("Failed to initialize NET plugin",),
@@ -317,12 +290,7 @@ CAUSES = (
         finds="NCCL finds a network plug-in whose interface it does not speak.",
         why="A plug-in offers a few versions of its interface, and an NCCL speaks a few. Plug-ins of clouds name"
         " the drivers that they support as well.",
-        remedies=(
-            Remedy(
-                summary="Install plug-in, NCCL and driver of one set that the provider names",
-                scope="node",
-            ),
-        ),
+        remedies=(Remedy(summary="Install plug-in, NCCL and driver of one set that the provider names", scope="node"),),
         next_check="NCCL_DEBUG=INFO: the lines of NET/Plugin and of the plug-in's version",
         references=(_PLUGINS,),
         signs=(
@@ -373,11 +341,7 @@ CAUSES = (
             ),
             Sign(
                 "link-layers-differ",
-                (
-                    "is incompatible with the local",
-                    "connect incompatible devices",
-                    "with different link_layer",
-                ),
+                ("is incompatible with the local", "connect incompatible devices", "with different link_layer"),
                 r"NET/IB : (?:Remote (?P<link>(?!UNSPECIFIED)\S+) device is incompatible"
                 r"|Attempted to connect incompatible|Can't (?:merge|connect) net devices)",
                 tier="nccl",

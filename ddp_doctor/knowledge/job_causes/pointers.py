@@ -45,10 +45,7 @@ _TIME_OUTS = (
     ),
     Sign(
         "desync-report",
-        (
-            "lagging/dead/mismatched ranks that caused the desync",
-            "are the lagging ranks that caused this timeout",
-        ),
+        ("lagging/dead/mismatched ranks that caused the desync", "are the lagging ranks that caused this timeout"),
         r"(?s)caused the desync are:\s*(?P<report>.{1,600})|\[(?P<lagging>[\d, ]+)\] are the lagging ranks",
         tier="watchdog",
         role="pointer",
@@ -99,12 +96,7 @@ _TIME_OUTS = (
         tier="watchdog",
         role="pointer",
     ),
-    Sign(
-        "rendezvous-timeout",
-        ("RendezvousTimeoutError",),
-        tier="watchdog",
-        role="pointer",
-    ),
+    Sign("rendezvous-timeout", ("RendezvousTimeoutError",), tier="watchdog", role="pointer"),
     Sign(
         "store-unreached",
         ("The client socket has timed out after", "connect() timed out. Original timeout was "),
@@ -138,10 +130,7 @@ _ENDS = (
         role="pointer",
     ),
     Sign(  # a shell's words for how a command ended; the shell may start it again
-        "command-killed",
-        (" Killed  ",),
-        rf"(?:^|: +)\d+ (?P<killed>Killed)  (?!.*{MONITORS})",
-        role="pointer",
+        "command-killed", (" Killed  ",), rf"(?:^|: +)\d+ (?P<killed>Killed)  (?!.*{MONITORS})", role="pointer"
     ),
     Sign(
         "core-dumped",
@@ -260,11 +249,7 @@ _VICTIMS = (
         r"(?:Sending process (?P<pid>\d+) )?closing signal",
         role="victim",
     ),
-    Sign(
-        "told-to-dump",
-        ("Observed flight recorder dump signal from another rank",),
-        role="victim",
-    ),
+    Sign("told-to-dump", ("Observed flight recorder dump signal from another rank",), role="victim"),
     Sign(  # of the group that a rank was made with first; the number is of the rank that prints it
         "dump-signal",
         (
@@ -273,8 +258,7 @@ _VICTIMS = (
             "Received a global timeout from another rank",
             "Received a timeout signal from this local rank",
         ),
-        _GROUP
-        + r"Received a (?:dump signal|global timeout|timeout signal)(?: due to a collective timeout)? from +"
+        _GROUP + r"Received a (?:dump signal|global timeout|timeout signal)(?: due to a collective timeout)? from +"
         r"(?:this local rank|another rank|rank (?P<by>\d+))"
         r"(?:.*?Last enqueued (?:\w+ )?work: (?P<enqueued>-?\d+), last completed (?:\w+ )?work: (?P<completed>-?\d+))?",
         role="victim",
@@ -289,11 +273,7 @@ _VICTIMS = (
         ),
         role="victim",
     ),
-    Sign(
-        "barrier-broken",
-        ("successfully reached monitoredBarrier, but received errors",),
-        role="victim",
-    ),
+    Sign("barrier-broken", ("successfully reached monitoredBarrier, but received errors",), role="victim"),
     Sign("teardown-abort", ("terminate called without an active exception",), role="victim"),
     Sign("worker-terminated", ("is killed by signal: Terminated",), role="victim"),
     # A step is also cancelled where one of its tasks fails (srun --kill-on-bad-exit); the job is not.

@@ -202,8 +202,7 @@ CAUSES = (
     JobCause(
         code="DDJ148",
         name="ib-rail-unroutable",
-        title="RDMA port[ {device}] of {who} has no route to its peer's[ {remote_gid}]: they may be on different"
-        " rails",
+        title="RDMA port[ {device}] of {who} has no route to its peer's[ {remote_gid}]: they may be on different rails",
         domain="network",
         restart="no",
         finds="Connecting two RDMA ports timed out.",
@@ -215,9 +214,7 @@ CAUSES = (
                 settings=(Setting(name="NCCL_CROSS_NIC", value="0", why="the same NIC number at both ends"),),
                 cost="rings that need other NICs get slower",
             ),
-            Remedy(
-                summary="Set up routes between the rails, or cable them alike on all nodes", scope="cluster"
-            ),
+            Remedy(summary="Set up routes between the rails, or cable them alike on all nodes", scope="cluster"),
         ),
         next_check="NCCL_CROSS_NIC=0 with the same job; ib_write_bw -d DEVICE between the two ports that the line"
         " names",
@@ -255,10 +252,7 @@ CAUSES = (
                 summary="Have NCCL choose the GID by itself (from NCCL 2.21 on)",
                 settings=(
                     Setting(
-                        name="NCCL_IB_GID_INDEX",
-                        value=None,
-                        action="unset",
-                        why="NCCL looks for RoCE v2 and IPv4",
+                        name="NCCL_IB_GID_INDEX", value=None, action="unset", why="NCCL looks for RoCE v2 and IPv4"
                     ),
                 ),
             ),
@@ -361,10 +355,7 @@ CAUSES = (
         references=("AWS, Get started with EFA and NCCL", "libfabric prov/efa, efa_errno.h"),
         signs=(
             Sign(
-                "efa-no-answer",
-                ("Unresponsive receiver", "nreachable remote"),
-                r"NET/OFI|\befa\b|EFA|RC:",
-                tier="nccl",
+                "efa-no-answer", ("Unresponsive receiver", "nreachable remote"), r"NET/OFI|\befa\b|EFA|RC:", tier="nccl"
             ),
             Sign(  # libfabric makes an address handle, which asks the device for the way there
                 "efa-address-refused",

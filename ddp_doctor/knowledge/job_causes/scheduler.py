@@ -21,9 +21,7 @@ CAUSES = (
             ),
         ),
         next_check="sacct -j JOB -o JobID,State,Elapsed,Timelimit",
-        references=(
-            "Slurm src/slurmd/slurmstepd/req.c, src/slurmd/slurmd/req.c; Kubernetes activeDeadlineSeconds",
-        ),
+        references=("Slurm src/slurmd/slurmstepd/req.c, src/slurmd/slurmd/req.c; Kubernetes activeDeadlineSeconds",),
         signs=(
             Sign(
                 "time-limit",
@@ -76,14 +74,9 @@ CAUSES = (
         finds="Slurm says CANCELLED without a reason, or the launcher got SIGTERM, SIGINT or SIGQUIT.",
         why="A person (scancel), the scheduler or the system ended it. What the ranks print after that follows from"
         " it.",
-        remedies=(
-            Remedy(summary="Ask the scheduler who did it", commands=("sacct -j JOB -o JobID,State,End",)),
-        ),
+        remedies=(Remedy(summary="Ask the scheduler who did it", commands=("sacct -j JOB -o JobID,State,End",)),),
         next_check="sacct -j JOB -o JobID,State,End,Comment; kubectl describe pod POD",
-        references=(
-            "Slurm src/slurmd/slurmstepd/req.c",
-            "torch 2.4 to 2.15, distributed/elastic/agent/server/api.py",
-        ),
+        references=("Slurm src/slurmd/slurmstepd/req.c", "torch 2.4 to 2.15, distributed/elastic/agent/server/api.py"),
         # The judge: not named where scheduler-time-limit, scheduler-preempted or scheduler-node-failure is.
         signs=(
             Sign(

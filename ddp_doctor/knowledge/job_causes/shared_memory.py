@@ -30,17 +30,11 @@ CAUSES = (
             ),
         ),
         next_check="df -h /dev/shm; ls -lh /dev/shm, in the container of the job",
-        references=(
-            "NCCL 2.3 to 2.30, src/include/shm.h, src/misc/shmutils.cc, src/os/linux.cc (wording by version)",
-        ),
+        references=("NCCL 2.3 to 2.30, src/include/shm.h, src/misc/shmutils.cc, src/os/linux.cc (wording by version)",),
         signs=(
             Sign(
                 "shm-no-space",
-                (
-                    "shared memory segment",
-                    "Error: failed to extend",
-                    "Error: failed to create shared memory file",
-                ),
+                ("shared memory segment", "Error: failed to extend", "Error: failed to create shared memory file"),
                 r"(?:shared memory (?:segment|file)|failed to extend)(?:.*?(?:\(size | to )(?P<size>\d+))?"
                 r".*No space left on device",
                 tier="nccl",
@@ -48,11 +42,7 @@ CAUSES = (
             ),
             Sign(
                 "shm-posix-fallocate",
-                (
-                    "Call to posix_fallocate failed",
-                    "Call to fallocate failed",
-                    "Unable to allocate shared memory (",
-                ),
+                ("Call to posix_fallocate failed", "Call to fallocate failed", "Unable to allocate shared memory ("),
                 r"No space left on device",
                 tier="nccl",
                 confidence=Confidence.PROVED,
@@ -118,20 +108,15 @@ CAUSES = (
         domain="host",
         restart="no",
         finds="NCCL or torch may not make a file in /dev/shm, or may not open the one that another rank made.",
-        why="Ranks of one node hand data over in files in /dev/shm, which every rank must be allowed to make and"
-        " open.",
+        why="Ranks of one node hand data over in files in /dev/shm, which every rank must be allowed to make and open.",
         remedies=(
             Remedy(
-                summary="Make it writable for all, as it is by default",
-                commands=("chmod 1777 /dev/shm",),
-                scope="node",
+                summary="Make it writable for all, as it is by default", commands=("chmod 1777 /dev/shm",), scope="node"
             ),
             Remedy(summary="Start all ranks of a node as one user"),
         ),
         next_check="ls -ld /dev/shm; id, as the job's user in its container",
-        references=(
-            "NCCL 2.3 to 2.30, src/misc/shmutils.cc, src/os/linux.cc; torch, aten/src/ATen/MapAllocator.cpp",
-        ),
+        references=("NCCL 2.3 to 2.30, src/misc/shmutils.cc, src/os/linux.cc; torch, aten/src/ATen/MapAllocator.cpp",),
         signs=(
             Sign(
                 "shm-denied",
@@ -176,10 +161,7 @@ CAUSES = (
                 commands=("docker run --ipc=host …",),
                 container=("--ipc=host",),
             ),
-            Remedy(
-                summary="Keep systemd from removing it: RemoveIPC=no in /etc/systemd/logind.conf",
-                scope="node",
-            ),
+            Remedy(summary="Keep systemd from removing it: RemoveIPC=no in /etc/systemd/logind.conf", scope="node"),
         ),
         next_check="numactl --hardware: a node of 0 MB; and NCCL_CUMEM_HOST_ENABLE=0 in a short run",
         references=("NCCL 2.23 to 2.30, src/transport/shm.cc, src/misc/shmutils.cc",),

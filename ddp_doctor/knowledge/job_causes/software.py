@@ -9,10 +9,7 @@ _COMPATIBILITY = "https://docs.nvidia.com/deploy/cuda-compatibility/"
 _SAME_NCCL = Remedy(
     summary="Keep the one NCCL that torch was built for: remove others from pip and from LD_LIBRARY_PATH and"
     " LD_PRELOAD",
-    commands=(
-        "pip list | grep -i nccl",
-        "LD_DEBUG=libs python -c 'import torch' 2>&1 | grep -i libnccl",
-    ),
+    commands=("pip list | grep -i nccl", "LD_DEBUG=libs python -c 'import torch' 2>&1 | grep -i libnccl"),
 )
 
 CAUSES = (
@@ -63,11 +60,7 @@ CAUSES = (
         finds="CUDA says that the driver is older than the runtime, or cannot compile its code.",
         why="A CUDA runtime needs a driver of its time or newer: CUDA 12 one from 525 on, CUDA 13 one from 580 on.",
         remedies=(
-            Remedy(
-                summary="Update the driver of the node",
-                scope="node",
-                cost="all programs on its GPUs have to end",
-            ),
+            Remedy(summary="Update the driver of the node", scope="node", cost="all programs on its GPUs have to end"),
             Remedy(
                 summary="Install torch, and NCCL, for an older CUDA",
                 commands=("pip install torch --index-url https://download.pytorch.org/whl/cu126",),
@@ -154,11 +147,7 @@ CAUSES = (
             ),
             Remedy(
                 summary="Compile extensions anew for the GPU",
-                settings=(
-                    Setting(
-                        name="TORCH_CUDA_ARCH_LIST", value="9.0", why="the compute capability of the GPU"
-                    ),
-                ),
+                settings=(Setting(name="TORCH_CUDA_ARCH_LIST", value="9.0", why="the compute capability of the GPU"),),
             ),
         ),
         next_check="python -c 'import torch; print(torch.cuda.get_device_capability(), torch.cuda.get_arch_list())'",
@@ -190,9 +179,7 @@ CAUSES = (
             ),
             Remedy(
                 summary="In a virtual machine, name the topology file of its provider",
-                settings=(
-                    Setting(name="NCCL_TOPO_FILE", value="/path/to/topo.xml", why="what the machine hides"),
-                ),
+                settings=(Setting(name="NCCL_TOPO_FILE", value="/path/to/topo.xml", why="what the machine hides"),),
             ),
         ),
         next_check="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH NCCL_TOPO_DUMP_FILE=topo.xml",
@@ -227,8 +214,7 @@ CAUSES = (
         why="A libnccl of another package, or one in LD_LIBRARY_PATH, is loaded in place of torch's own. The"
         " packages nvidia-nccl-cu12 and nvidia-nccl-cu13 write the same file.",
         remedies=(_SAME_NCCL,),
-        next_check="LD_DEBUG=libs python -c 'import torch' 2>&1 | grep libnccl; ddp-doctor check software on each"
-        " node",
+        next_check="LD_DEBUG=libs python -c 'import torch' 2>&1 | grep libnccl; ddp-doctor check software on each node",
         references=("ld.so(8)", "NCCL 2.23 to 2.30, src/init.cc and src/dev_runtime.cc"),
         signs=(
             Sign(
@@ -237,11 +223,7 @@ CAUSES = (
                 r"undefined symbol: (?P<symbol>p?nccl\w+)",
                 confidence=Confidence.PROVED,
             ),
-            Sign(
-                "nccl-versions-differ",
-                ("Mismatched NCCL version detected",),
-                confidence=Confidence.PROVED,
-            ),
+            Sign("nccl-versions-differ", ("Mismatched NCCL version detected",), confidence=Confidence.PROVED),
             Sign(
                 "nccl-other-than-compiled",
                 ("This application was compiled with NCCL version", "compiled with too old version of NCCL"),
@@ -260,9 +242,7 @@ CAUSES = (
         remedies=(
             Remedy(
                 summary="Install torch's package for CUDA",
-                commands=(
-                    "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126",
-                ),
+                commands=("pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126",),
             ),
             Remedy(summary="Use the backend gloo where there are no GPUs", scope="code"),
         ),
@@ -290,8 +270,7 @@ CAUSES = (
                 cost="torch is tested with its own version of NCCL alone",
             ),
         ),
-        next_check="the same job with NCCL_DEBUG=INFO; https://github.com/NVIDIA/nccl/issues for the words of the"
-        " line",
+        next_check="the same job with NCCL_DEBUG=INFO; https://github.com/NVIDIA/nccl/issues for the words of the line",
         references=("NCCL 2.7 to 2.30, src/init.cc, src/proxy.cc and src/graph/connect.cc",),
         instead_of=("process-crashed",),
         signs=(
@@ -324,9 +303,7 @@ CAUSES = (
             Remedy(
                 summary="Have the container runtime bring the driver's utilities",
                 settings=(
-                    Setting(
-                        name="NVIDIA_DRIVER_CAPABILITIES", value="compute,utility", why="utility brings NVML"
-                    ),
+                    Setting(name="NVIDIA_DRIVER_CAPABILITIES", value="compute,utility", why="utility brings NVML"),
                 ),
                 container=("--gpus=all",),
             ),

@@ -31,10 +31,7 @@ CAUSES = (
             Remedy(
                 summary="Start it again so that the next failure is recorded: with gloo, torch can compare the calls of"
                 " ranks",
-                commands=(
-                    "export TORCH_DISTRIBUTED_DEBUG=DETAIL",
-                    "torchrun --log-dir=/shared/logs --tee 3 …",
-                ),
+                commands=("export TORCH_DISTRIBUTED_DEBUG=DETAIL", "torchrun --log-dir=/shared/logs --tee 3 …"),
                 cost="each collective takes longer",
             ),
         ),
@@ -55,14 +52,9 @@ CAUSES = (
         " never complete, and nothing says that the job failed.",
         why="Ranks import, join and compile for minutes at the beginning of a large job. One that does not come keeps"
         " all others waiting.",
-        remedies=(
-            Remedy(summary="Read its output again some minutes later: what stands still has not come"),
-        ),
+        remedies=(Remedy(summary="Read its output again some minutes later: what stands still has not come"),),
         next_check="py-spy dump --pid PID of a rank that has not come; ddp-doctor logs again, some minutes later",
-        references=(
-            "NCCL 2.18 to 2.30, src/init.cc (Init START, Init COMPLETE)",
-            "torch 2.15 c10d/FlightRecorder.hpp",
-        ),
+        references=("NCCL 2.18 to 2.30, src/init.cc (Init START, Init COMPLETE)", "torch 2.15 c10d/FlightRecorder.hpp"),
         signs=(),
     ),
     JobCause(

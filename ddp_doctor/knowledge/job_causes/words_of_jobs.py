@@ -75,22 +75,13 @@ SIGNS = (
     Sign("launcher-gave-up", ("errors.ChildFailedError",), tier="launcher", role="pointer"),
     Sign(
         "killed-by-code",
-        (
-            "exit code 137",
-            "exit status 137",
-            "exited with code 137",
-            "terminated by signal 9",
-            "signal: killed",
-        ),
+        ("exit code 137", "exit status 137", "exited with code 137", "terminated by signal 9", "signal: killed"),
         r"(?:code|status) (?P<exit>137)\b|by signal (?P<number>9)\b|signal: (?P<killed>killed)",
         tier="launcher",
         role="pointer",
     ),
     Sign(
-        "cuda-error",
-        ("CUDA error: ", "Test CUDA failure "),
-        r"Error: CUDA error: |Test CUDA failure ",
-        role="pointer",
+        "cuda-error", ("CUDA error: ", "Test CUDA failure "), r"Error: CUDA error: |Test CUDA failure ", role="pointer"
     ),
     Sign(
         "nccl-error-by-name",
@@ -116,11 +107,7 @@ SIGNS = (
     # torch's warnings of rank 0's store, also where rank 0 has only ended before the others.
     Sign(
         "store-gone",
-        (
-            "recvValue failed on SocketImpl(",
-            "sendBytes failed on SocketImpl(",
-            '"should dump" flag on TCPStore',
-        ),
+        ("recvValue failed on SocketImpl(", "sendBytes failed on SocketImpl(", '"should dump" flag on TCPStore'),
         role="victim",
         beside=("closing-signal", "exit-code", "exception", "nccl-error"),
     ),
@@ -234,11 +221,7 @@ _CODE = {
     "corrupt-data": (
         Sign(
             "archive-cut",
-            (
-                "ended before the end-of-stream marker was reached",
-                "BadGzipFile: ",
-                "pickle data was truncated",
-            ),
+            ("ended before the end-of-stream marker was reached", "BadGzipFile: ", "pickle data was truncated"),
             r"(?P<reason>ended before the end-of-stream marker|BadGzipFile: [^\n]{0,80}|pickle data was truncated)",
         ),
     ),
@@ -289,13 +272,7 @@ _SCHEDULERS = {
     "scheduler-cancelled": (
         Sign(
             "ended-by-owner",
-            (
-                "TERM_OWNER",
-                "TERM_FORCE_OWNER",
-                "TERM_ADMIN",
-                "has been revoked",
-                "srun: Force Terminated job",
-            ),
+            ("TERM_OWNER", "TERM_FORCE_OWNER", "TERM_ADMIN", "has been revoked", "srun: Force Terminated job"),
             r"TERM_(?:FORCE_)?OWNER|TERM_ADMIN|Job allocation \d+ has been revoked|srun: Force Terminated job",
             tier="launcher",
         ),

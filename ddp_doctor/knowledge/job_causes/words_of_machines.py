@@ -11,9 +11,7 @@ from ddp_doctor.model.choices import Confidence
 _XID = ("NVRM: Xid",)
 _NO_WAY = r"(?P<reason>No route to host|Connection timed out|Network is unreachable|Operation timed out)"
 #: Xids of which another sign knows more, and those that mean nothing for the GPU.
-_KNOWN_XIDS = (
-    r"13|31|43|45|46|48|62|63|64|74|79|92|94|95|109|110|119|120|136|137|140|14[3-9]|150|15[4-6]|158|171|172"
-)
+_KNOWN_XIDS = r"13|31|43|45|46|48|62|63|64|74|79|92|94|95|109|110|119|120|136|137|140|14[3-9]|150|15[4-6]|158|171|172"
 
 _HOST = {
     "host-oom-kill": (
@@ -29,11 +27,7 @@ _HOST = {
         Sign("torch-file-not-written", ("unable to write to file </torch_",), r"</torch_[^>]*>\s*$"),
     ),
     "disk-full": (
-        Sign(
-            "no-temporary-directory",
-            ("No usable temporary directory found in",),
-            confidence=Confidence.POSSIBLE,
-        ),
+        Sign("no-temporary-directory", ("No usable temporary directory found in",), confidence=Confidence.POSSIBLE),
     ),
     "host-out-of-memory": (
         Sign(
@@ -89,11 +83,7 @@ _GPU = {
     "gsp-timeout": (
         Sign(
             "gsp-history",
-            (
-                "RPC event history (CPU <- GSP)",
-                "RPC history (CPU -> GSP)",
-                "waiting for RPC response from GPU",
-            ),
+            ("RPC event history (CPU <- GSP)", "RPC history (CPU -> GSP)", "waiting for RPC response from GPU"),
             r"NVRM: .*(?:RPC (?:event )?history|of waiting for RPC response from GPU\d+ GSP)",
             tier="kernel",
         ),
@@ -178,11 +168,7 @@ _GPU = {
         ),
         Sign(
             "driver-too-old-by-name",
-            (
-                "cudaErrorInsufficientDriver",
-                "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
-                "cudaErrorUnsupportedPtxVersion",
-            ),
+            ("cudaErrorInsufficientDriver", "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "cudaErrorUnsupportedPtxVersion"),
         ),
     ),
     "driver-library-mismatch": (
@@ -206,11 +192,7 @@ _GPU = {
     "nvml-missing": (
         Sign(
             "nvml-of-others",
-            (
-                "NVMLError_",
-                "Failed to initialize NVML: Driver",
-                "couldn't communicate with the NVIDIA driver",
-            ),
+            ("NVMLError_", "Failed to initialize NVML: Driver", "couldn't communicate with the NVIDIA driver"),
             r"NVMLError_(?:LibraryNotFound|DriverNotLoaded)|NVML: Driver Not Loaded|communicate with the NVIDIA driver",
         ),
         Sign(
@@ -225,11 +207,7 @@ _NETWORK = {
     "firewall-or-unreachable": (
         Sign(
             "gloo-cannot-connect",
-            (
-                "SO_ERROR: No route to host",
-                "SO_ERROR: Connection timed out",
-                "SO_ERROR: Network is unreachable",
-            ),
+            ("SO_ERROR: No route to host", "SO_ERROR: Connection timed out", "SO_ERROR: Network is unreachable"),
             rf"SO_ERROR: {_NO_WAY}, remote=\[(?:::ffff:)?(?P<peer>[^\]\s]{{1,80}})\]:(?P<port>\d{{1,5}})",
         ),
         Sign(  # older gloo

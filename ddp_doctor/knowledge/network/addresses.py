@@ -71,10 +71,7 @@ def is_in(address: str, network: Network) -> bool:
 
 
 def shared_interface(
-    hosts: Mapping[int, Sequence[Interface]],
-    *,
-    ipv6: bool | None = None,
-    in_use: frozenset[str] = frozenset(),
+    hosts: Mapping[int, Sequence[Interface]], *, ipv6: bool | None = None, in_use: frozenset[str] = frozenset()
 ) -> dict[int, str]:
     """For each host its interface on a network (of the family) that all have; empty where there is none.
 
@@ -91,9 +88,7 @@ def shared_interface(
         used = sum(held_address.address in in_use for held_address in held)
         return used, min(held_address.interface.speed_mbps or 0 for held_address in held)
 
-    return {
-        host: held_address.interface.name for host, held_address in shared[max(shared, key=worth)].items()
-    }
+    return {host: held_address.interface.name for host, held_address in shared[max(shared, key=worth)].items()}
 
 
 def shared_networks(
@@ -105,10 +100,7 @@ def shared_networks(
         return {}
     shared = reduce(lambda left, right: left & right, (set(offer) for offer in offers))
     usable = [network for network in offers[0] if network in shared and _is_network(network, offers)]
-    return {
-        network: {host: offer[network] for host, offer in zip(hosts, offers, strict=True)}
-        for network in usable
-    }
+    return {network: {host: offer[network] for host, offer in zip(hosts, offers, strict=True)} for network in usable}
 
 
 def _networks(interfaces: Sequence[Interface], ipv6: bool | None) -> dict[Network, Held]:

@@ -48,9 +48,7 @@ def holder(interfaces: Sequence[Interface], address: str) -> str | None:
     return None
 
 
-def gloo_choice(
-    interfaces: Sequence[Interface], env: Mapping[str, str], own_addresses: Sequence[str] | None
-) -> Choice:
+def gloo_choice(interfaces: Sequence[Interface], env: Mapping[str, str], own_addresses: Sequence[str] | None) -> Choice:
     """gloo's choice: the interface that is set, else the address of the host's own name, else loopback.
 
     ``own_addresses`` are those that the name resolves to, in the resolver's order; None where the resolver
@@ -108,9 +106,7 @@ def nccl_choice(interfaces: Sequence[Interface], env: Mapping[str, str]) -> Choi
         if found:
             return found.model_copy(update={"why": why})
     if family:
-        return Choice(
-            error=f"no running interface has an address of {NCCL_FAMILY}={family}", setting=NCCL_FAMILY
-        )
+        return Choice(error=f"no running interface has an address of {NCCL_FAMILY}={family}", setting=NCCL_FAMILY)
     return Choice(error="no running interface has an address")
 
 

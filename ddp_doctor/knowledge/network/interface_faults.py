@@ -84,9 +84,7 @@ def _fault_of_loopback(offer: Offer) -> Fault:
 
 
 def _is_down(offer: Offer) -> bool:
-    return any(
-        interface.name == offer.choice.interface and not interface.running for interface in offer.interfaces
-    )
+    return any(interface.name == offer.choice.interface and not interface.running for interface in offer.interfaces)
 
 
 def victims(sick: Sequence[Offer], offers: Iterable[Offer]) -> list[Offer]:
@@ -102,8 +100,7 @@ def victims(sick: Sequence[Offer], offers: Iterable[Offer]) -> list[Offer]:
     return [
         offer
         for offer in offers
-        if any(_dials(offer, sick_offer) for sick_offer in dialled)
-        or any(_is_in(offer, network) for network in dead)
+        if any(_dials(offer, sick_offer) for sick_offer in dialled) or any(_is_in(offer, network) for network in dead)
     ]
 
 

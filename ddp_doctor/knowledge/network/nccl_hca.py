@@ -50,9 +50,7 @@ def absent(value: str, names: Collection[str]) -> tuple[str, ...]:
         return ()
     exact = is_exact(value)
     words = (word for word, _ in entries(value))
-    return tuple(
-        word for word in words if not any(name == word if exact else name.startswith(word) for name in names)
-    )
+    return tuple(word for word in words if not any(name == word if exact else name.startswith(word) for name in names))
 
 
 def matcher(value: str | None) -> Callable[[str, int], bool]:
@@ -62,8 +60,7 @@ def matcher(value: str | None) -> Callable[[str, int], bool]:
 
     def matches(name: str, port: int) -> bool:
         named = any(
-            (name == word if exact else name.startswith(word)) and number in (None, port)
-            for word, number in listed
+            (name == word if exact else name.startswith(word)) and number in (None, port) for word, number in listed
         )
         return (named or not listed) != excluded
 

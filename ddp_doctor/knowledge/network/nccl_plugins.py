@@ -57,15 +57,7 @@ DEFAULT_FOLDERS = (
 
 #: Libraries that a CUDA build of torch has loaded before NCCL looks for plug-ins: a plug-in that needs one
 #: loads, though ldd alone does not find it (dlopen takes a library that is loaded under the same name).
-LOADED_BY_TORCH = (
-    "libcuda",
-    "libcudart",
-    "libnccl",
-    "libnvidia-ml",
-    "libnvToolsExt",
-    "libcupti",
-    "libstdc++",
-)
+LOADED_BY_TORCH = ("libcuda", "libcudart", "libnccl", "libnvidia-ml", "libnvToolsExt", "libcupti", "libstdc++")
 
 
 @dataclass(frozen=True)
@@ -88,9 +80,7 @@ def wanted(kind: PluginKind, value: str | None) -> tuple[Wanted, ...]:
     if value.lower() == "none":
         return ()
     asked = [name for name in value.split(",") if name] if kind == "net" else [value]
-    return tuple(
-        Wanted(name, _names(prefix, name)) for name in asked if not "STATIC_PLUGIN".startswith(name.upper())
-    )
+    return tuple(Wanted(name, _names(prefix, name)) for name in asked if not "STATIC_PLUGIN".startswith(name.upper()))
 
 
 def _names(prefix: str, asked: str) -> tuple[str, ...]:

@@ -42,10 +42,7 @@ _ETHERNET = frozenset(
 
 
 _Fabric = Literal["InfiniBand", "RoCE"]
-_PORTS: dict[_Fabric, str] = {
-    "InfiniBand": "active InfiniBand ports",
-    "RoCE": "active RDMA ports on Ethernet",
-}
+_PORTS: dict[_Fabric, str] = {"InfiniBand": "active InfiniBand ports", "RoCE": "active RDMA ports on Ethernet"}
 #: Each cloud with its fabric and without, and which fabric that is.
 _CLOUDS: dict[str, tuple[Kind | None, Kind, _Fabric | None]] = {
     "AWS": (None, "AWS without EFA", None),
@@ -80,9 +77,7 @@ class Cluster:
 def cluster_of(maker: Maker, layers: Collection[str], *, has_efa: bool) -> Cluster:
     """The kind by maker, drivers and ``layers``: "InfiniBand" and "Ethernet", of the fabric's active RDMA ports."""
     cloud, evidence = _cloud(maker)
-    fabric: _Fabric | None = (
-        "InfiniBand" if "InfiniBand" in layers else "RoCE" if "Ethernet" in layers else None
-    )
+    fabric: _Fabric | None = "InfiniBand" if "InfiniBand" in layers else "RoCE" if "Ethernet" in layers else None
     if has_efa:
         return Cluster("AWS with EFA", (*evidence, "RDMA devices of the driver efa"))
     if cloud is not None:

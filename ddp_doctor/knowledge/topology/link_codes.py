@@ -85,9 +85,7 @@ def p2p_level(value: str) -> str | None:
     return _OLD_LEVELS[min(int(digits[0]), len(_OLD_LEVELS) - 1)] if digits else None
 
 
-def p2p_limit(
-    gpus: int, cpu_vendor: str | None, level: str | None, version: tuple[int, ...] = ()
-) -> tuple[str, str]:
+def p2p_limit(gpus: int, cpu_vendor: str | None, level: str | None, version: tuple[int, ...] = ()) -> tuple[str, str]:
     """How far NCCL lets ``gpus`` GPUs of a node talk directly, and what says so.
 
     ``level`` is the value of NCCL_P2P_LEVEL. A CPU of unknown vendor may be the one with the wider limit.

@@ -16,10 +16,7 @@ LEAST_BYTES = 64 << 20
 FAR_BELOW = 3.0
 #: Settings that keep NCCL from moving more at once, or from another way to move it (NCCL user guide, environment
 #: variables); without them it chooses by the size of the message and the links.
-BOUNDING = (
-    *("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_NTHREADS", "NCCL_BUFFSIZE"),
-    *("NCCL_ALGO", "NCCL_PROTO"),
-)
+BOUNDING = (*("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_NTHREADS", "NCCL_BUFFSIZE"), *("NCCL_ALGO", "NCCL_PROTO"))
 
 #: One NVLink by compute capability, newest first: 18 links of an H100 are 371. NCCL 2.21.5 takes Blackwell's for
 #: Hopper's, 2.27.5 knows them (on planted GPUs, 2026-11-23).
@@ -31,18 +28,7 @@ _NVLINK_SPEEDS = ((50.0, 40.1), (26.0, 20.6), (25.0, 20.0), (19.0, 18.0), (14.0,
 #: PCIe, 16 lanes, by generation.
 _PCIE = {1: 3.0, 2: 6.0, 3: 12.0, 4: 24.0, 5: 48.0, 6: 96.0}
 _LANES = 16
-_GENERATIONS = {
-    "2.5": 1,
-    "5.0": 2,
-    "5": 2,
-    "8.0": 3,
-    "8": 3,
-    "16.0": 4,
-    "16": 4,
-    "32.0": 5,
-    "32": 5,
-    "64.0": 6,
-}
+_GENERATIONS = {"2.5": 1, "5.0": 2, "5": 2, "8.0": 3, "8": 3, "16.0": 4, "16": 4, "32.0": 5, "32": 5, "64.0": 6}
 #: Between the sockets, by vendor: since which release of NCCL, from which family or model on, newest first. Seen in
 #: NCCL 2.21.5, 2.27.5, 2.30.7 and 2.32.3 on planted GPUs, 2026-11-23: a rate is dated by the first of them that has it.
 _BETWEEN_SOCKETS: Mapping[str, tuple[tuple[tuple[int, ...], int, float], ...]] = {

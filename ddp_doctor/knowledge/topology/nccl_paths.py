@@ -118,9 +118,7 @@ def _path(pair: Pair) -> str:
     return "NVB" if pair.bridged and path != "NVL" else path
 
 
-def gpudirect(
-    node: Node, code: str, model: str | None, *, kernel: tuple[bool | None, str]
-) -> tuple[bool | None, str]:
+def gpudirect(node: Node, code: str, model: str | None, *, kernel: tuple[bool | None, str]) -> tuple[bool | None, str]:
     """Whether NCCL lets a NIC read and write a GPU's memory itself, and why; None where it is not known.
 
     By default up to PXB (src/graph/paths.cc, ncclTopoCheckGdr); ``kernel`` says whether module or dma-buf are there.

@@ -29,9 +29,7 @@ def show(report: LintReport, out: "Console", *, quiet: bool = False) -> None:
             _show_finding(finding, out)
         out.print()
     for file in report.unread:
-        out.print(
-            f"{one_line(file.path)}:{file.line}:1: not looked at: {one_line(file.reason)}", style="yellow"
-        )
+        out.print(f"{one_line(file.path)}:{file.line}:1: not looked at: {one_line(file.reason)}", style="yellow")
     if report.unread:
         out.print()
     if not quiet or report.verdict is not Verdict.HEALTHY:

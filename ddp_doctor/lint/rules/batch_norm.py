@@ -96,9 +96,7 @@ def left_apart(script: Script) -> Iterator[Spot]:
 def _has_statistics(call: Call) -> bool:
     """Whether it is a BatchNorm layer that keeps statistics, or a model that has such."""
     kept = call.argument(4, "track_running_stats")
-    return bool(_MODELS.match(call.name)) or (
-        call.name in _LAYERS and (kept is None or kept.constant is not False)
-    )
+    return bool(_MODELS.match(call.name)) or (call.name in _LAYERS and (kept is None or kept.constant is not False))
 
 
 def _batch_size(script: Script, loader: Call) -> int | None:

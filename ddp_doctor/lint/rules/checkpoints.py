@@ -23,8 +23,7 @@ from ddp_doctor.model.choices import Severity
 _STRIPPED = ("consume_prefix", "unwrap", "removeprefix", "get_model_state_dict")
 #: Words in conditions and decorators which show that one process may save alone.
 _ONE_OF_ALL = re.compile(
-    r"main|master|rank|primary|chief|leader|root|proc|gpu|local|device|is_save|should_save|writer|log",
-    re.IGNORECASE,
+    r"main|master|rank|primary|chief|leader|root|proc|gpu|local|device|is_save|should_save|writer|log", re.IGNORECASE
 )
 _PLACED = re.compile(r"gpu|cuda|cpu|device|distributed|ddp|rank", re.IGNORECASE)
 _PER_RANK = re.compile(r"rank|proc|worker|shard|BytesIO|buffer|stream", re.IGNORECASE)
@@ -116,9 +115,7 @@ def saved_on_every_rank(script: Script) -> Iterator[Spot]:
             continue
         saved = call.argument(0, "obj")
         inner = saved.owner if saved is not None and saved.attribute == "module" else saved
-        if training.surely_ddp(inner) or any(
-            part.method == "state_dict" for part in training.calls_in(saved)
-        ):
+        if training.surely_ddp(inner) or any(part.method == "state_dict" for part in training.calls_in(saved)):
             yield Spot(
                 call,
                 "Every rank writes this checkpoint to the same path",
@@ -196,9 +193,7 @@ def sharded_read(script: Script) -> Iterator[Spot]:
         path = call.argument(0, "f")
         if path is None or any(_ASKED.search(condition.test.text) for condition in call.conditions):
             continue
-        if folders.intersection(_places(path)) or any(
-            ".distcp" in _text(source) for source in path.sources()
-        ):
+        if folders.intersection(_places(path)) or any(".distcp" in _text(source) for source in path.sources()):
             yield Spot(
                 call,
                 "torch.load cannot read what torch.distributed.checkpoint wrote",

@@ -54,9 +54,7 @@ def failed_step_skipped(script: Script) -> Iterator[Spot]:
     """
     for call in collectives(script):
         for guard in call.place.guards if call.method == "backward" else ():
-            yield from _swallowed(
-                script, guard, call.loops, f"the {described(call)} in line {call.call.lineno}"
-            )
+            yield from _swallowed(script, guard, call.loops, f"the {described(call)} in line {call.call.lineno}")
     for call in script.calls:
         if call.place.guards and training.is_forward(script, call) and not training.no_gradients(call):
             yield from _skipped_behind(script, call)
@@ -89,11 +87,7 @@ def _skipped_behind(script: Script, forward: Call) -> Iterator[Spot]:
     """A forward in a ``try`` whose handler says ``continue``, with the backward behind it."""
     guard = forward.place.guards[-1]
     for handler, caught in zip(guard.node.handlers, guard.caught, strict=True):
-        if (
-            not guard.loops
-            or not isinstance(handler.body[-1], ast.Continue)
-            or not _may_be_of_one_rank(caught)
-        ):
+        if not guard.loops or not isinstance(handler.body[-1], ast.Continue) or not _may_be_of_one_rank(caught):
             continue
         behind = (
             call
@@ -117,9 +111,7 @@ def _may_be_of_one_rank(caught: Value | None) -> bool:
     if caught is None:
         return True
     options = (
-        option
-        for part in (caught.parts if caught.kind == "tuple" else (caught,))
-        for option in part.alternatives()
+        option for part in (caught.parts if caught.kind == "tuple" else (caught,)) for option in part.alternatives()
     )
     return any(
         option.kind == "name"
@@ -142,9 +134,7 @@ def _goes_on(body: Iterable[ast.stmt], *, is_in_function: bool) -> bool:
         if isinstance(called, ast.Call) and written(called.func) in _ENDS:
             return False
         if isinstance(statement, ast.If):
-            ways = [
-                _goes_on(way, is_in_function=is_in_function) for way in (statement.body, statement.orelse)
-            ]
+            ways = [_goes_on(way, is_in_function=is_in_function) for way in (statement.body, statement.orelse)]
             if not any(ways):
                 return False
     return True
@@ -153,19 +143,7 @@ def _goes_on(body: Iterable[ast.stmt], *, is_in_function: bool) -> bool:
 #: Arguments behind these may be ``async_op``, with which a handle is returned.
 _BEFORE_ASYNC_OP = 3
 _OPERATORS = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.AugAssign)
-_NEEDS_A_NUMBER = (
-    "float",
-    "int",
-    "bool",
-    "abs",
-    "round",
-    "sum",
-    "max",
-    "min",
-    "len",
-    "math.isnan",
-    "math.isfinite",
-)
+_NEEDS_A_NUMBER = ("float", "int", "bool", "abs", "round", "sum", "max", "min", "len", "math.isnan", "math.isfinite")
 
 
 @lint_rule("DDL152", "result-of-a-collective-used", Severity.ERROR, concerns=always)
@@ -204,9 +182,7 @@ def result_used(script: Script) -> Iterator[Spot]:
 
 def _without_a_result(script: Script) -> Iterator[Call]:
     """The collectives, of whatever group, that surely return None."""
-    for call in script.named(
-        *(f"torch.distributed.{name}" for name in names.COLLECTIVES if name != "new_group")
-    ):
+    for call in script.named(*(f"torch.distributed.{name}" for name in names.COLLECTIVES if name != "new_group")):
         is_plain = call.lacks(None, "async_op") and len(call.args) <= _BEFORE_ASYNC_OP
         if is_plain and not any(argument.constant is True for argument in call.args):
             yield call
@@ -233,9 +209,7 @@ def _used_values(script: Script, returned: Collection[Call]) -> list[tuple[Value
     for value in values:
         _gather(value, seen)
     by_node = {id(call.node): call for call in returned}
-    tests_of = (
-        node.test for node in script.nodes if isinstance(node, ast.If | ast.While | ast.IfExp | ast.Assert)
-    )
+    tests_of = (node.test for node in script.nodes if isinstance(node, ast.If | ast.While | ast.IfExp | ast.Assert))
     named = (by_node[id(node)] for test in tests_of for node in _decisive(test) if id(node) in by_node)
     return [
         *((call, False) for call in named),
@@ -247,13 +221,7 @@ def _used_values(script: Script, returned: Collection[Call]) -> list[tuple[Value
 def _decisive(test: ast.expr) -> Iterator[ast.expr]:
     """What a test asks, behind ``not``, ``and`` and ``or``."""
     yield test
-    inner = (
-        test.values
-        if isinstance(test, ast.BoolOp)
-        else [test.operand]
-        if isinstance(test, ast.UnaryOp)
-        else []
-    )
+    inner = test.values if isinstance(test, ast.BoolOp) else [test.operand] if isinstance(test, ast.UnaryOp) else []
     for part in inner:
         yield from _decisive(part)
 

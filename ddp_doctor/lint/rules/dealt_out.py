@@ -20,23 +20,8 @@ from ddp_doctor.model.choices import Severity
 #: What keeps the number of its elements, or has as many as the indices that it is given.
 _KEEPS = frozenset(
     (
-        *(
-            "torch.utils.data.Subset",
-            "torch.utils.data.TensorDataset",
-            "list",
-            "tuple",
-            "sorted",
-            "zip",
-            "enumerate",
-        ),
-        *(
-            "numpy.array",
-            "numpy.asarray",
-            "torch.tensor",
-            "torch.as_tensor",
-            "torch.from_numpy",
-            "torch.stack",
-        ),
+        *("torch.utils.data.Subset", "torch.utils.data.TensorDataset", "list", "tuple", "sorted", "zip", "enumerate"),
+        *("numpy.array", "numpy.asarray", "torch.tensor", "torch.as_tensor", "torch.from_numpy", "torch.stack"),
     )
 )
 _DEALS = ("numpy.array_split", "torch.tensor_split", "torch.chunk")
@@ -115,9 +100,7 @@ def _gone_through(loop: Loop) -> Value | None:
         over = over.args[0]
     for made in over.objects() if over is not None else ():
         if isinstance(made, Call) and made.name == names.LOADER:
-            is_plain = made.lacks(training.SAMPLER, "sampler") and made.lacks(
-                training.BATCH_SAMPLER, "batch_sampler"
-            )
+            is_plain = made.lacks(training.SAMPLER, "sampler") and made.lacks(training.BATCH_SAMPLER, "batch_sampler")
             return made.argument(0, "dataset") if is_plain else None
     return over
 
@@ -161,11 +144,7 @@ def _is_dealt(value: Value) -> bool:
         if value.method == "shard":
             return _is_by_rank(value.argument(1, "index"), value.argument(0, "num_shards"))
         first = {"range": 0, "itertools.islice": 1}.get(value.name)
-        return (
-            first is not None
-            and len(value.args) == first + 3
-            and _is_by_rank(value.args[first], value.args[-1])
-        )
+        return first is not None and len(value.args) == first + 3 and _is_by_rank(value.args[first], value.args[-1])
     is_chosen = isinstance(node, ast.ListComp) and value.kind == "other"
     return is_chosen and any(map(_is_every_nth, value.parts))
 
@@ -198,17 +177,12 @@ def _is_evened_out(script: Script, share: Value, loop: Loop, divisors: list[str]
         return True
     if any(isinstance(node, ast.Break | ast.Return) for node in ast.walk(loop.node)):
         return True
-    if any(
-        call.receiver is not None and share in call.receiver.objects() for call in script.methods(*_GROWS)
-    ):
+    if any(call.receiver is not None and share in call.receiver.objects() for call in script.methods(*_GROWS)):
         return True
     return any(
-        call.name.startswith("torch.distributed.")
-        and any(share in given.sources() for given in call.arguments)
+        call.name.startswith("torch.distributed.") and any(share in given.sources() for given in call.arguments)
         for call in script.calls
-    ) or any(
-        isinstance(each.node, ast.AugAssign) and share in each.value.sources() for each in script.assignments
-    )
+    ) or any(isinstance(each.node, ast.AugAssign) and share in each.value.sources() for each in script.assignments)
 
 
 def _sizes(share: Value) -> frozenset[str]:

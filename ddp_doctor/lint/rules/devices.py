@@ -35,9 +35,7 @@ _OWN_GPU = (
     'torch.distributed.init_process_group("nccl", device_id=device)   # torch 2.3 and newer',
 )
 #: Functions from elsewhere that may choose the GPU or start the group.
-_MAY_SET_UP = re.compile(
-    r"init|setup|set_up|dist|ddp|launch|prepare|device|gpu|cuda|slurm|spawn|runner", re.IGNORECASE
-)
+_MAY_SET_UP = re.compile(r"init|setup|set_up|dist|ddp|launch|prepare|device|gpu|cuda|slurm|spawn|runner", re.IGNORECASE)
 _BEFORE_CUDA = "torch.cuda.device"
 
 
@@ -91,12 +89,7 @@ def _is_of_one_caller(script: Script, wrap: Call, device: Value) -> bool:
 def _hard_coded(call: Call, device: Value | None, *, sure: bool) -> Iterator[Spot]:
     gpu = fixed_gpu(device)
     if gpu is not None and sure:
-        yield Spot(
-            call,
-            f"Every rank takes {gpu}",
-            remedy="Take the GPU whose number is LOCAL_RANK",
-            write=_OWN_GPU,
-        )
+        yield Spot(call, f"Every rank takes {gpu}", remedy="Take the GPU whose number is LOCAL_RANK", write=_OWN_GPU)
 
 
 @lint_rule("DDL105", "global-rank-as-device", Severity.WARNING)
@@ -191,12 +184,7 @@ def gpu_not_chosen(script: Script) -> Iterator[Spot]:
 
 
 def _chooses_gpu(script: Script) -> bool:
-    wanted = (
-        names.SET_DEVICE,
-        _BEFORE_CUDA,
-        "torch.accelerator.set_device_index",
-        "torch.set_default_device",
-    )
+    wanted = (names.SET_DEVICE, _BEFORE_CUDA, "torch.accelerator.set_device_index", "torch.set_default_device")
     if script.calls_any(*wanted) or script.has_unknown_star:
         return True
     return any(True for _ in script.methods("set_device"))
@@ -342,11 +330,7 @@ def gloo_for_gpus(script: Script) -> Iterator[Spot]:
     """
     starts = list(script.named(names.INIT))
     backends = [call.argument(0, "backend") for call in starts]
-    if (
-        not starts
-        or has_one_rank(script)
-        or any(backend is None or backend.constant != "gloo" for backend in backends)
-    ):
+    if not starts or has_one_rank(script) or any(backend is None or backend.constant != "gloo" for backend in backends):
         return
     for wrap in script.wraps:
         gpu = [move for move in moves_before(script, wrap) if not move.conditions and goes_to_gpu(move)]

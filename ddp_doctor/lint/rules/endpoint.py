@@ -149,9 +149,7 @@ def _worlds(script: Script) -> Iterator[tuple[Call, Value | None, Value | None]]
 def _is_global_rank(value: Value) -> bool:
     if GLOBAL_RANKS & environment(value):
         return True
-    return any(
-        isinstance(source, Call) and source.name == "torch.distributed.get_rank" for source in behind(value)
-    )
+    return any(isinstance(source, Call) and source.name == "torch.distributed.get_rank" for source in behind(value))
 
 
 def _sets(script: Script, variable: str) -> bool:

@@ -20,9 +20,7 @@ _WRITERS = ("torch.utils.tensorboard.SummaryWriter", "tensorboardX.SummaryWriter
 _DATASETS = ("torchvision.datasets.", "torchaudio.datasets.", "torchtext.datasets.")
 _LETS_ONE_FIRST = ("lock", "first", "zero", "once", "main")
 #: Functions that are given a model and do not call it.
-_CALLS_NOTHING = frozenset(
-    ("print", "len", "id", "type", "isinstance", "hasattr", "torch.save", "copy.deepcopy")
-)
+_CALLS_NOTHING = frozenset(("print", "len", "id", "type", "isinstance", "hasattr", "torch.save", "copy.deepcopy"))
 
 
 @lint_rule("DDL163", "every-rank-downloads", Severity.WARNING)
@@ -44,9 +42,7 @@ def every_rank_downloads(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/vision/stable/datasets.html
     """
-    starts = [
-        call for call in script.calls if call.name in (names.SPAWN, "torch.multiprocessing.start_processes")
-    ]
+    starts = [call for call in script.calls if call.name in (names.SPAWN, "torch.multiprocessing.start_processes")]
     for call in script.calls:
         download = call.keywords.get("download")
         if not call.name.startswith(_DATASETS) or download is None or download.constant is not True:
@@ -111,9 +107,7 @@ def memory_given_back(script: Script) -> Iterator[Spot]:
     """
     steps = [backward for backward in script.methods("backward") if backward.loops]
     for call in script.named("torch.cuda.empty_cache"):
-        if any(
-            call.loops and call.loops[-1] is step.loops[-1] and _always_with(call, step) for step in steps
-        ):
+        if any(call.loops and call.loops[-1] is step.loops[-1] and _always_with(call, step) for step in steps):
             yield Spot(
                 call,
                 "torch.cuda.empty_cache() in every step: the CPU waits, and the next step asks for the memory again",

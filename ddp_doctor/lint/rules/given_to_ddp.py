@@ -28,27 +28,20 @@ _ARGUMENTS = frozenset(
 _OF_THE_GROUP = "Give it to init_process_group"
 _INSTEAD = {
     **dict.fromkeys(("backend", "init_method", "world_size", "rank", "store"), _OF_THE_GROUP),
-    **dict.fromkeys(
-        ("timeout", "time_out", "group_timeout"), f"{_OF_THE_GROUP}: timeout=timedelta(minutes=30)"
-    ),
-    **dict.fromkeys(
-        ("device", "device_id", "devices", "gpu", "gpus", "gpu_ids", "local_rank"), "device_ids is meant"
-    ),
+    **dict.fromkeys(("timeout", "time_out", "group_timeout"), f"{_OF_THE_GROUP}: timeout=timedelta(minutes=30)"),
+    **dict.fromkeys(("device", "device_id", "devices", "gpu", "gpus", "gpu_ids", "local_rank"), "device_ids is meant"),
     **dict.fromkeys(("group", "pg"), "process_group is meant"),
     **dict.fromkeys(
         ("sync_bn", "sync_batchnorm"), "Convert the model with SyncBatchNorm.convert_sync_batchnorm before"
     ),
     **dict.fromkeys(
-        ("accumulation_steps", "gradient_accumulation_steps"),
-        "Run the passes before the last inside of no_sync()",
+        ("accumulation_steps", "gradient_accumulation_steps"), "Run the passes before the last inside of no_sync()"
     ),
     **dict.fromkeys(
         ("auto_wrap_policy", "sharding_strategy", "cpu_offload", "sync_module_states", "use_orig_params"),
         "It is an argument of FullyShardedDataParallel",
     ),
-    **dict.fromkeys(
-        ("delay_allreduce", "message_size"), "It is an argument of Apex's class of the same name"
-    ),
+    **dict.fromkeys(("delay_allreduce", "message_size"), "It is an argument of Apex's class of the same name"),
 }
 
 
@@ -70,9 +63,7 @@ def unknown_argument(script: Script) -> Iterator[Spot]:
     References
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
-    partial = (
-        call for call in script.named("functools.partial") if call.args and _is_ddp_itself(call.args[0])
-    )
+    partial = (call for call in script.named("functools.partial") if call.args and _is_ddp_itself(call.args[0]))
     for call in (*script.named(names.DDP), *partial):
         for name in call.keywords:
             if name in _ARGUMENTS:
@@ -101,11 +92,7 @@ _WRAPPERS = {
     "deepspeed.tp_model_init": "DeepSpeed",
 }
 #: Where each takes the model.
-_MODEL_AT = {
-    "deepspeed.initialize": 1,
-    "deepspeed.DeepSpeedEngine": 1,
-    "deepspeed.runtime.engine.DeepSpeedEngine": 1,
-}
+_MODEL_AT = {"deepspeed.initialize": 1, "deepspeed.DeepSpeedEngine": 1, "deepspeed.runtime.engine.DeepSpeedEngine": 1}
 _ZERO_INIT = ("deepspeed.zero.Init", "deepspeed.zero.partition_parameters.Init")
 
 

@@ -122,17 +122,13 @@ def _choices(script: Script) -> Iterator[_Choice]:
 def _argument(call: Call, position: int, name: str) -> ast.expr | None:
     """An argument as the call writes it, not the origin of its value; None if ``**options`` gives it."""
     given = call.call.args[position : position + 1]
-    return next(
-        (keyword.value for keyword in call.call.keywords if keyword.arg == name), given[0] if given else None
-    )
+    return next((keyword.value for keyword in call.call.keywords if keyword.arg == name), given[0] if given else None)
 
 
 def _spot(script: Script, group: Call, choice: _Choice, way: Way) -> Spot:
     by = "LOCAL_RANK" if "LOCAL_RANK" in script.texts else "rank % device_count"
     line, text = choice.call.call.lineno, choice.text
-    but = (
-        f"but line {line} uses {text}" if way == "surely" else f"which may differ from {text} in line {line}"
-    )
+    but = f"but line {line} uses {text}" if way == "surely" else f"which may differ from {text} in line {line}"
     is_index = index_in(choice.device) is choice.device
     return Spot(
         group,
@@ -165,9 +161,7 @@ def _rank_of(script: Script, group: Call) -> Value | None:
     exported = (
         assignment.value
         for assignment in script.assignments
-        if assignment.name == "RANK"
-        and assignment.owner is not None
-        and assignment.owner.reference == "os.environ"
+        if assignment.name == "RANK" and assignment.owner is not None and assignment.owner.reference == "os.environ"
     )
     return group.argument(4, "rank") or next(exported, None)
 
@@ -249,7 +243,6 @@ def _looked_up(index: Value) -> Way | None:
         if None not in numbers:
             return None if numbers == [f"cuda:{number}" for number in range(len(numbers))] else "surely"
     is_counted = any(
-        isinstance(source, Call) and (source.name == "range" or is_device_count(source))
-        for source in gpus.sources()
+        isinstance(source, Call) and (source.name == "range" or is_device_count(source)) for source in gpus.sources()
     )
     return None if is_counted else "by what is not known"

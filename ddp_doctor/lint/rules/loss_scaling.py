@@ -64,9 +64,7 @@ def without_scaler(script: Script) -> Iterator[Spot]:
                         remedy="Scale the loss with torch.amp.GradScaler, or use bfloat16 where the GPU has it",
                         write=('scaler = torch.amp.GradScaler("cuda")',),
                     )
-            half = (
-                _cast_to_half(part) if isinstance(part, Call) and training.is_forward(script, part) else None
-            )
+            half = _cast_to_half(part) if isinstance(part, Call) and training.is_forward(script, part) else None
             if half is not None:
                 yield Spot(
                     half,
@@ -157,21 +155,13 @@ def clipped_while_scaled(script: Script) -> Iterator[Spot]:
     """
     for clip in script.named(*_CLIPS):
         around = [
-            call
-            for call in script.calls
-            if call.root == clip.root and call.place.function is clip.place.function
+            call for call in script.calls if call.root == clip.root and call.place.function is clip.place.function
         ]
-        behind = [
-            call for call in around if call.method == "step" and clip.precedes(call) and _is_scaler_call(call)
-        ]
-        before = [
-            call for call in around if call.precedes(clip) and call.method == "backward" and _is_scaled(call)
-        ]
+        behind = [call for call in around if call.method == "step" and clip.precedes(call) and _is_scaler_call(call)]
+        before = [call for call in around if call.precedes(clip) and call.method == "backward" and _is_scaled(call)]
         if not behind or not before or _exclude(clip, behind[0]) or _exclude(clip, before[-1]):
             continue
-        unscaled = [
-            call for call in script.methods("unscale_") if before[-1].precedes(call) and call.precedes(clip)
-        ]
+        unscaled = [call for call in script.methods("unscale_") if before[-1].precedes(call) and call.precedes(clip)]
         if not unscaled:
             yield Spot(
                 clip,
@@ -205,9 +195,7 @@ def made_anew(script: Script) -> Iterator[Spot]:
             if not scaler.loops or scaler.loops[-1] not in step.loops or not _is_of(step, scaler):
                 continue
             is_every_step = scaler.loops[-1] is step.loops[-1]
-            if not is_every_step and "epoch" not in written(
-                getattr(scaler.loops[-1].node, "target", step.node)
-            ):
+            if not is_every_step and "epoch" not in written(getattr(scaler.loops[-1].node, "target", step.node)):
                 continue  # a run of its own
             yield Spot(
                 scaler,
@@ -283,9 +271,7 @@ def _cast_to_half(forward: Call) -> Call | None:
             and source.receiver is not None
         ):
             dtype = source.argument(0, "dtype") if source.method == "to" else None
-            if source.method == "half" or (
-                dtype is not None and dtype.name in ("torch.float16", "torch.half")
-            ):
+            if source.method == "half" or (dtype is not None and dtype.name in ("torch.float16", "torch.half")):
                 return source
     return None
 
@@ -306,17 +292,13 @@ def _is_scaler_call(call: Call) -> bool:
 
 def _is_scaled(call: Call) -> bool:
     receiver = call.receiver
-    return (
-        isinstance(receiver, Call) and receiver.method == "scale" and training.is_scaler_of(receiver.receiver)
-    )
+    return isinstance(receiver, Call) and receiver.method == "scale" and training.is_scaler_of(receiver.receiver)
 
 
 def _is_passed_on(script: Script, scaler: Call) -> bool:
     """Whether the scaler is passed to a function that cannot be followed."""
     for call in script.calls:
-        if call.local is None and any(
-            option is scaler for given in call.arguments for option in given.objects()
-        ):
+        if call.local is None and any(option is scaler for given in call.arguments for option in given.objects()):
             return True
     return any(
         assignment.owner is not None

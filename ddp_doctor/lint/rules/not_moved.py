@@ -22,18 +22,7 @@ from ddp_doctor.model.choices import Severity
 _MAKERS = frozenset(
     f"torch.{name}"
     for name in (
-        *(
-            "tensor",
-            "as_tensor",
-            "from_numpy",
-            "ones",
-            "zeros",
-            "full",
-            "rand",
-            "randn",
-            "arange",
-            "linspace",
-        ),
+        *("tensor", "as_tensor", "from_numpy", "ones", "zeros", "full", "rand", "randn", "arange", "linspace"),
         *("eye", "Tensor", "FloatTensor"),
     )
 )
@@ -46,9 +35,7 @@ _WEIGHT_AT = {
     },
 }
 #: Methods whose result is a number, or a tensor of one, which goes with tensors of any device.
-_NO_TENSOR = frozenset(
-    ("item", "tolist", "numpy", "size", "dim", "numel", "sum", "mean", "max", "min", "prod")
-)
+_NO_TENSOR = frozenset(("item", "tolist", "numpy", "size", "dim", "numel", "sum", "mean", "max", "min", "prod"))
 #: Functions that are given a model and move nothing.
 _KEEPS_IN_PLACE = ("torch.", "print", "len", "id", "type", "isinstance", "hasattr", "copy.", "sum", "super")
 _MODULES = re.compile(r"^(torch\.nn\.[A-Z]\w+|torchvision\.models\.\w+(\.\w+)?)$")
@@ -113,10 +100,7 @@ def _is_moved_with(script: Script, loss: Call) -> bool:
     """Whether a loss is moved, gets other weights, or belongs to a class that may move it."""
     if any(True for _ in moved(script, loss)) or (loss.place.cls is not None and loss.place.cls.bases):
         return True
-    return any(
-        assignment.owner is not None and loss in assignment.owner.objects()
-        for assignment in script.assignments
-    )
+    return any(assignment.owner is not None and loss in assignment.owner.objects() for assignment in script.assignments)
 
 
 def _put_in_late(script: Script, wrap: Call) -> Iterator[Spot]:
@@ -150,9 +134,7 @@ def _moved_one_by_one(script: Script, wrap: Call) -> Iterator[Spot]:
         parts = _parts(script, whole)
         if any(_is_touched(part, _gpu_moves(script)) for part in parts):
             for part in (each for each in parts if not _is_touched(each, _receivers(script))):
-                yield _spot(
-                    part, "This part of the model stays in host memory, but others are moved to the GPU"
-                )
+                yield _spot(part, "This part of the model stays in host memory, but others are moved to the GPU")
         if not parts:
             yield from _moved_alone(script, whole)
 
@@ -161,9 +143,7 @@ def _parts(script: Script, whole: Call) -> list[Value]:
     """The new modules with parameters that a module of the script, or a Sequential, is put together of."""
     if whole.local is None and whole.name != "torch.nn.Sequential":
         return []
-    by_name = {
-        assignment.name: assignment.value for assignment in script.assignments if assignment.owner is whole
-    }
+    by_name = {assignment.name: assignment.value for assignment in script.assignments if assignment.owner is whole}
     given = (option for part in (*whole.arguments, *by_name.values()) for option in part.objects())
     new = {id(option): option for option in given if _is_new(option) and _is_trained(script, option)}
     return list(new.values())
@@ -174,9 +154,7 @@ def _moved_alone(script: Script, whole: Call) -> Iterator[Spot]:
     inner = [move for move in script.methods("to", "cuda") if _owner_of(move.receiver) is whole]
     names_of_parts = {move.receiver.attribute for move in inner if move.receiver is not None}
     if len(names_of_parts) == 1 and moves_to_device(inner[0]):
-        yield _spot(
-            inner[0], "Only this part of the model is moved to the GPU: the rest stays in host memory"
-        )
+        yield _spot(inner[0], "Only this part of the model is moved to the GPU: the rest stays in host memory")
 
 
 def _owner_of(value: Value | None) -> Value | None:
@@ -259,9 +237,7 @@ def _spot(at: Value, title: str) -> Spot:
 
 
 def _is_layer(value: Value) -> bool:
-    return isinstance(value, Call) and (
-        bool(modules.LAYERS.match(value.name)) or isinstance(value.local, ast.ClassDef)
-    )
+    return isinstance(value, Call) and (bool(modules.LAYERS.match(value.name)) or isinstance(value.local, ast.ClassDef))
 
 
 def _is_new(value: Value) -> bool:
@@ -281,9 +257,7 @@ def _is_on_cpu(value: Value, depth: int = 8) -> bool:
 def _made_on_cpu(value: Value, depth: int) -> bool:
     if isinstance(value, Call):
         if value.name in _MAKERS:
-            return value.lacks(None, "device") and not any(
-                "device" in each.text for each in value.place.withs
-            )
+            return value.lacks(None, "device") and not any("device" in each.text for each in value.place.withs)
         return (
             value.receiver is not None
             and not moves_to_device(value)

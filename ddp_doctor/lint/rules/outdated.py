@@ -40,20 +40,14 @@ def cuda_amp_deprecated(script: Script) -> Iterator[Spot]:
     for name in ("autocast", "GradScaler"):
         call = next(script.named(f"torch.cuda.amp.{name}"), None)
         if call is not None:
-            yield Spot(
-                call,
-                f"torch.cuda.amp.{name} is deprecated",
-                remedy=f'Write torch.amp.{name}("cuda", ...)',
-            )
+            yield Spot(call, f"torch.cuda.amp.{name} is deprecated", remedy=f'Write torch.amp.{name}("cuda", ...)')
     for node in script.tree.body:
         if not (isinstance(node, ast.ImportFrom) and node.module == "torch.cuda.amp"):
             continue
         for name in ("custom_fwd", "custom_bwd"):
             if any(alias.name == name for alias in node.names):
                 yield Spot(
-                    node,
-                    f"torch.cuda.amp.{name} is deprecated",
-                    remedy=f'Write torch.amp.{name}(device_type="cuda")',
+                    node, f"torch.cuda.amp.{name} is deprecated", remedy=f'Write torch.amp.{name}(device_type="cuda")'
                 )
 
 
@@ -141,8 +135,4 @@ def private_call_deprecated(script: Script) -> Iterator[Spot]:
         ):
             continue
         for call in calls:
-            yield Spot(
-                call,
-                f"{name} is private, and deprecated",
-                remedy=f"Call torch.distributed.{instead}",
-            )
+            yield Spot(call, f"{name} is private, and deprecated", remedy=f"Call torch.distributed.{instead}")

@@ -90,9 +90,7 @@ def loader_in_the_way(script: Script) -> Iterator[Spot]:
         workers = call.argument(training.WORKERS, "num_workers")
         pinned = call.argument(training.PIN_MEMORY, "pin_memory")
         if workers is None or (workers.kind == "constant" and workers.constant == 0):
-            yield _loader(
-                call, "This loader reads its batches in the training process: the GPU waits", "num_workers"
-            )
+            yield _loader(call, "This loader reads its batches in the training process: the GPU waits", "num_workers")
         elif pinned is None or (pinned.kind == "constant" and pinned.constant is False):
             yield _loader(
                 call,

@@ -64,11 +64,7 @@ def on_some_ranks(script: Script) -> Iterator[Spot]:
         return
     for call in collectives(script):
         for condition, who in _chosen(call.conditions):
-            if (
-                condition.early
-                or len(_sides(script)[_site(call)]) > 1
-                or id(call.place.function) in _handed_on(script)
-            ):
+            if condition.early or len(_sides(script)[_site(call)]) > 1 or id(call.place.function) in _handed_on(script):
                 continue
             line = getattr(condition.test.node, "lineno", 0)
             yield Spot(
@@ -112,15 +108,8 @@ def skipped_on_some_ranks(script: Script) -> Iterator[Spot]:
 @lru_cache(maxsize=1)  # where anything is to be said
 def _handed_on(script: Script) -> set[int]:
     """Functions that something unknown may call on the other ranks: ``optimizer.step(closure)``."""
-    given = (
-        value
-        for call in script.calls
-        if call.local is None and not is_launch(call)
-        for value in call.arguments
-    )
-    return {
-        id(option.node) for value in given for option in value.alternatives() if isinstance(option, Function)
-    }
+    given = (value for call in script.calls if call.local is None and not is_launch(call) for value in call.arguments)
+    return {id(option.node) for value in given for option in value.alternatives() if isinstance(option, Function)}
 
 
 Site = tuple[object, str]
@@ -190,15 +179,11 @@ def _rules_out(condition: Condition, other: Condition) -> bool:
 
 def _splits_roles(script: Script) -> bool:
     """Parameter servers and pipelines: ranks have different jobs, and communicate in other ways."""
-    return any(
-        module.startswith(("torch.distributed.rpc", "torch.distributed.pipelin")) for module in script.modules
-    )
+    return any(module.startswith(("torch.distributed.rpc", "torch.distributed.pipelin")) for module in script.modules)
 
 
 #: Functions after which all ranks have the same number.
-_AGREES = re.compile(
-    r"reduce|gather|sync|broadcast|average|avg|mean|world|dist|agree|any_rank|all_rank", re.IGNORECASE
-)
+_AGREES = re.compile(r"reduce|gather|sync|broadcast|average|avg|mean|world|dist|agree|any_rank|all_rank", re.IGNORECASE)
 
 
 #: Each is compared with all collectives; no script that people write has more.
@@ -255,11 +240,7 @@ def by_data(script: Script) -> Iterator[Spot]:
 
 
 def _missed_by(script: Script, leave: Leave, condition: Condition) -> Iterator[Call]:
-    return (
-        call
-        for call in collectives(script)
-        if call.root == leave.root and misses(leave, condition, call.place)
-    )
+    return (call for call in collectives(script) if call.root == leave.root and misses(leave, condition, call.place))
 
 
 def _is_on_both_sides(script: Script, call: Call, condition: Condition) -> bool:
@@ -371,13 +352,6 @@ def _is_numeric(value: Value) -> bool:
     for node in ast.walk(value.node):
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], identities):
             return False
-        if isinstance(node, ast.Call) and written(node.func) in (
-            "isinstance",
-            "hasattr",
-            "len",
-            "callable",
-        ):
+        if isinstance(node, ast.Call) and written(node.func) in ("isinstance", "hasattr", "len", "callable"):
             return False
-    return isinstance(value, Call) or isinstance(
-        value.node, ast.Compare | ast.UnaryOp | ast.BoolOp | ast.Subscript
-    )
+    return isinstance(value, Call) or isinstance(value.node, ast.Compare | ast.UnaryOp | ast.BoolOp | ast.Subscript)

@@ -74,10 +74,7 @@ def without_sampler(script: Script) -> Iterator[Spot]:
                 call,
                 "This DataLoader gives every rank the whole data set",
                 remedy="Hand it a DistributedSampler instead of shuffle, and call set_epoch in every epoch",
-                write=(
-                    "sampler = DistributedSampler(dataset)",
-                    "loader = DataLoader(dataset, sampler=sampler)",
-                ),
+                write=("sampler = DistributedSampler(dataset)", "loader = DataLoader(dataset, sampler=sampler)"),
             )
 
 
@@ -157,9 +154,7 @@ def _told(script: Script) -> set[int] | None:
     found = set[int]()
     for call in calls:
         samplers = [sampler for sampler in _samplers(call.receiver) if sampler.kind != "constant"]
-        if not samplers or not all(
-            isinstance(sampler, Call) and _is_sampler(sampler) for sampler in samplers
-        ):
+        if not samplers or not all(isinstance(sampler, Call) and _is_sampler(sampler) for sampler in samplers):
             return None
         is_once = not call.loops and any(each.root == call.root for each in training.passes(script))
         epoch = call.argument(0, "epoch")

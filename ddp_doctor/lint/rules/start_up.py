@@ -194,17 +194,10 @@ def setting_read_by_nothing(script: Script) -> Iterator[Spot]:
     """
     for setting in settings(script):
         is_ours = setting.name.upper().startswith(_FAMILIES)
-        known = (
-            _about(setting.name) if is_ours else None
-        )  # the table takes as long to read as several scripts
+        known = _about(setting.name) if is_ours else None  # the table takes as long to read as several scripts
         if known is not None:
             what, instead, severity = known
-            yield Spot(
-                setting.node,
-                what,
-                remedy=f"Set {instead}" if instead else "Remove it",
-                severity=severity,
-            )
+            yield Spot(setting.node, what, remedy=f"Set {instead}" if instead else "Remove it", severity=severity)
 
 
 def _about(name: str) -> tuple[str, str | None, Severity] | None:
@@ -290,9 +283,7 @@ def setting_too_late(script: Script) -> Iterator[Spot]:
     for setting in settings(script):
         reader = _read_before(script, setting)
         if reader is not None:
-            may_come_later = (
-                reader.name == names.INIT and _is_read_by_nccl(setting) and reader.lacks(8, "device_id")
-            )
+            may_come_later = reader.name == names.INIT and _is_read_by_nccl(setting) and reader.lacks(8, "device_id")
             line = reader.call.lineno
             yield Spot(
                 setting.node,
@@ -307,10 +298,7 @@ def setting_too_late(script: Script) -> Iterator[Spot]:
 def _read_before(script: Script, setting: Assignment | _Default) -> Call | None:
     """The call that has already read the variable; None if that is not sure."""
     if setting.name == "CUDA_VISIBLE_DEVICES":
-        readers = [
-            *script.named(names.SET_DEVICE),
-            *(call for call in script.methods("cuda") if not call.args),
-        ]
+        readers = [*script.named(names.SET_DEVICE), *(call for call in script.methods("cuda") if not call.args)]
     elif _is_read_by_nccl(setting):  # when its first communicator is made, by the group itself or by DDP
         groups = [group for group in script.named(names.INIT) if starts_nccl(script, group)]
         readers = [*script.wraps, *sorted(groups, key=lambda group: group.lacks(8, "device_id"))]
@@ -381,9 +369,7 @@ def _import_of(script: Script, module: str) -> ast.AST:
     """The statement that imports a module; where there is none, the first import."""
     imports = [node for node in script.tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     for node in imports:
-        named = (
-            [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
-        )
+        named = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
         if any(name.partition(".")[0] == module for name in named):
             return node
     return imports[0] if imports else script.tree

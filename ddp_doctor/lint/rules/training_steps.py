@@ -105,9 +105,7 @@ def never_synchronised(script: Script) -> Iterator[Spot]:
     """
     if not any(script.methods("no_sync")) or any(map(training.reduces_gradients, script.calls)):
         return
-    passes = [
-        backward for backward in training.backwards(script) if training.surely_ddp(_model(script, backward))
-    ]
+    passes = [backward for backward in training.backwards(script) if training.surely_ddp(_model(script, backward))]
     contexts = [next(_no_syncs(script, backward), None) for backward in passes]
     steps = list(training.optimizer_steps(script))
     if passes and steps and all(contexts):
@@ -165,9 +163,7 @@ def _is_micro_step(call: Call, steps: list[Call], clears: list[Call]) -> bool:
 
 _WAITS = ("item", "cpu", "tolist", "numpy")
 #: What the host knows of a tensor without the GPU, and what has already been read.
-_HOST_SIDE = re.compile(
-    r"\.(shape|dtype|device|ndim|item|size|dim|numel|tolist|numpy|cpu)\b|\b(len|float|int|type)\("
-)
+_HOST_SIDE = re.compile(r"\.(shape|dtype|device|ndim|item|size|dim|numel|tolist|numpy|cpu)\b|\b(len|float|int|type)\(")
 
 
 @lint_rule("DDL138", "host-waits-in-every-step", Severity.INFO)
@@ -197,9 +193,7 @@ def waits(script: Script) -> Iterator[Spot]:
         pass_of = passes.get(id(call.loops[-1])) if call.loops else None
         if pass_of is None or id(pass_of.loops[-1].node) in reported:
             continue
-        if not any(training.forwards_in(script, value) for value in _read(call)) or training.no_gradients(
-            call
-        ):
+        if not any(training.forwards_in(script, value) for value in _read(call)) or training.no_gradients(call):
             continue
         if all(map(_is_on_the_rank_alone, training.beyond(call, pass_of))):
             reported.add(id(pass_of.loops[-1].node))
@@ -231,8 +225,6 @@ def _printed(value: Value) -> Iterator[Value]:
         for part in value.parts:
             yield from _printed(part)
     elif not any(
-        _HOST_SIDE.search(option.text)
-        for option in value.alternatives()
-        if not isinstance(option.node, ast.Constant)
+        _HOST_SIDE.search(option.text) for option in value.alternatives() if not isinstance(option.node, ast.Constant)
     ):
         yield value

@@ -202,11 +202,7 @@ def _divisions(value: Value, depth: int = _DEEPEST) -> tuple[int, Value | None]:
 
 
 def _divisions_of(value: Value, depth: int) -> tuple[int, Value | None]:
-    if (
-        isinstance(value, Call)
-        and value.name in ("int", "max", "round", "math.ceil", "math.floor")
-        and value.args
-    ):
+    if isinstance(value, Call) and value.name in ("int", "max", "round", "math.ceil", "math.floor") and value.args:
         return max((_divisions(argument, depth - 1) for argument in value.args), key=lambda pair: pair[0])
     sides = training.operation(value)
     if sides is None:
@@ -250,11 +246,7 @@ def _multiplied(value: Value, depth: int) -> Value | None:
 def _is_summed(division: Value) -> bool:
     for part in training.made_of(division):
         sides = training.operation(part)
-        if (
-            sides is not None
-            and isinstance(sides[0], ast.Mult)
-            and any(map(training.is_world_size, sides[1:]))
-        ):
+        if sides is not None and isinstance(sides[0], ast.Mult) and any(map(training.is_world_size, sides[1:])):
             return True
         if isinstance(part, Call) and _SUMMED.search(part.text):
             return True

@@ -83,9 +83,7 @@ def _is_in_a_group(script: Script, call: Call) -> bool:
 def _stand_for_each_other(call: Call, other: Call) -> bool:
     """Whether two wrappers are in two branches, so that a run has one of them."""
     return any(
-        mine.test is its.test and mine.holds != its.holds
-        for mine in call.conditions
-        for its in other.conditions
+        mine.test is its.test and mine.holds != its.holds for mine in call.conditions for its in other.conditions
     )
 
 
@@ -159,9 +157,7 @@ def _wraps_of(value: Value) -> Iterator[Call]:
 def _was_moved(wrap: Call) -> bool:
     """Whether what was wrapped had been moved before, or comes from where that cannot be seen."""
     model = wrap.argument(0, "module")
-    return model is None or any(
-        isinstance(source, Call) and source.method in _MOVES for source in model.sources()
-    )
+    return model is None or any(isinstance(source, Call) and source.method in _MOVES for source in model.sources())
 
 
 @lint_rule("DDL127", "unused-parameters-searched-in-vain", Severity.WARNING)
@@ -233,20 +229,14 @@ def not_allowed_for(script: Script) -> Iterator[Spot]:
             if modules.reads_indirectly(script, module):
                 continue
             for layer in modules.never_used(script, module):
-                yield _unused(
-                    layer, f"No forward uses this layer of {module.definition.name}: the second step fails"
-                )
+                yield _unused(layer, f"No forward uses this layer of {module.definition.name}: the second step fails")
             for layer in modules.sometimes_used(script, module):
-                title = (
-                    f"Only some steps reach this layer of {module.definition.name}: a step without it fails"
-                )
+                title = f"Only some steps reach this layer of {module.definition.name}: a step without it fails"
                 yield _unused(layer, title, Severity.WARNING)
 
 
 def _unused(layer: Value, title: str, severity: Severity | None = None) -> Spot:
-    remedy = (
-        "Wrap with find_unused_parameters=True" if severity else "Remove the layer, or use it in the forward"
-    )
+    remedy = "Wrap with find_unused_parameters=True" if severity else "Remove the layer, or use it in the forward"
     cost = "DDP walks the autograd graph after every forward" if severity else ""
     return Spot(layer, title, remedy=remedy, cost=cost, severity=severity)
 
@@ -291,11 +281,7 @@ def one_unit(script: Script) -> Iterator[Spot]:
         https://pytorch.org/tutorials/intermediate/FSDP_tutorial.html
     """
     units = list(script.named(names.FSDP[1]))
-    if (
-        len({id(unit.node) for unit in units}) == 1
-        and not units[0].loops
-        and not script.calls_any(names.FSDP[0])
-    ):
+    if len({id(unit.node) for unit in units}) == 1 and not units[0].loops and not script.calls_any(names.FSDP[0]):
         policy = units[0].argument(None, "offload_policy")
         if is_result(policy, lambda made: made.name == _OFFLOAD_POLICY):
             yield _one_unit(units[0], "Call fully_shard on each layer first, then on the model")
@@ -315,10 +301,6 @@ def _one_unit(call: Call, remedy: str) -> Spot:
 def _offloads(call: Call) -> bool:
     def offloads_parameters(made: Call) -> bool:
         offloads = made.argument(0, "offload_params")
-        return (
-            made.name == "torch.distributed.fsdp.CPUOffload"
-            and offloads is not None
-            and offloads.constant is True
-        )
+        return made.name == "torch.distributed.fsdp.CPUOffload" and offloads is not None and offloads.constant is True
 
     return is_result(call.argument(3, "cpu_offload"), offloads_parameters)

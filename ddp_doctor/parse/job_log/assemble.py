@@ -32,17 +32,13 @@ class Job:
         self._scans = scans
         self._paths = {scan.name: of_path(scan.name) for scan in scans}
         self.world_size = self._first("world_size") or self._largest_communicator() or None
-        launchers = [scan.facts.launcher for scan in scans] + [
-            origin.launcher for _, origin in self._origins()
-        ]
+        launchers = [scan.facts.launcher for scan in scans] + [origin.launcher for _, origin in self._origins()]
         known = [launcher for launcher in launchers if launcher]
         # which srun and mpirun may have started
         self.launcher = "torchrun" if "torchrun" in known else next(iter(known), None)
         pairs = [(scan, origin) for scan, origin in self._origins() if origin.rank is not None]
         self._offset = self._offsets(pairs)
-        numbers = [
-            local for scan, origin in self._origins() if (local := self._local(scan, origin)) is not None
-        ]
+        numbers = [local for scan, origin in self._origins() if (local := self._local(scan, origin)) is not None]
         self._local_is_rank = all(offset == 0 for offset in self._offset.values()) and (
             self.world_size is None or self.world_size <= max(numbers, default=0) + 1
         )
@@ -153,9 +149,7 @@ class Job:
     def _sole_rank(self, scan: FileScan) -> int | None:
         """The rank of a file in which one process of NCCL speaks, and no prefix tells others apart."""
         processes = {_process(process) for process in scan.nccl.ranks}
-        return (
-            self._of_process.get(processes.pop()) if len(processes) == 1 and len(scan.streams) == 1 else None
-        )
+        return self._of_process.get(processes.pop()) if len(processes) == 1 and len(scan.streams) == 1 else None
 
     def _signs(self) -> Iterator[SignSeen]:
         merged: dict[tuple[object, ...], _OfRanks] = {}
@@ -165,9 +159,7 @@ class Job:
                 rank = self._rank_said(seen) if rank is None else rank
                 attempt = self._attempt(scan.name, seen.where.line)
                 whose = "rank" if rank is not None else (seen.origin.host, seen.origin.pid)
-                said = tuple(
-                    sorted((k, v) for k, v in seen.values.items() if k not in ("first_line", "frames"))
-                )
+                said = tuple(sorted((k, v) for k, v in seen.values.items() if k not in ("first_line", "frames")))
                 key: tuple[object, ...] = (seen.sign, seen.where.text, said, whose, attempt)
                 if key in merged:
                     merged[key] = self._merged(merged[key], scan, seen, rank)
@@ -232,17 +224,14 @@ class Job:
         last: dict[int, tuple[int, float, int, LogLine]] = {}
         for scan in self._scans:
             of_streams = (
-                (self._rank_of(scan, stream.origin), stream.last, stream.last_at_s)
-                for stream in scan.streams.values()
+                (self._rank_of(scan, stream.origin), stream.last, stream.last_at_s) for stream in scan.streams.values()
             )
             of_ranks = ((rank, line, at_s) for rank, (line, at_s) in scan.ends.of_rank.items())
             for rank, line, at_s in (*of_streams, *of_ranks):
                 if rank is not None and line is not None:
                     attempt = self._attempt(scan.name, line.line)
                     last[rank] = max(
-                        last.get(rank, (-1, -1.0, 0, line)),
-                        (attempt, at_s or 0.0, line.line, line),
-                        key=_when,
+                        last.get(rank, (-1, -1.0, 0, line)), (attempt, at_s or 0.0, line.line, line), key=_when
                     )
         for rank, (*_, line) in last.items():
             yield rank, {"last": line}
@@ -267,9 +256,7 @@ def _is_in_init(scans: Sequence[FileScan], seen: Seen) -> bool:
     if " WARN " not in seen.where.text or seen.origin.pid is None:
         return False
     process = f"{seen.origin.host}:{seen.origin.pid}".encode()
-    return any(
-        scan.nccl.is_in_init(process, seen.last_line) for scan in scans if scan.name == seen.where.file
-    )
+    return any(scan.nccl.is_in_init(process, seen.last_line) for scan in scans if scan.name == seen.where.file)
 
 
 def _lines_after(scan: FileScan, seen: Seen) -> int:
@@ -284,9 +271,7 @@ _FIELDS = frozenset(RankSeen.model_fields) - {"rank"}
 
 
 def _fill(known: dict[str, Any], values: Mapping[str, Any]) -> None:
-    known.update(
-        {name: value for name, value in values.items() if name in _FIELDS and known.get(name) is None}
-    )
+    known.update({name: value for name, value in values.items() if name in _FIELDS and known.get(name) is None})
 
 
 def _process(process: bytes) -> tuple[str, int]:

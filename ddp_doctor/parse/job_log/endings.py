@@ -126,11 +126,7 @@ def ending_of_summary(fields: Mapping[str, str]) -> Ending | None:
 def ending_of_mpirun(text: str) -> Ending | None:
     """The rank of mpirun's "Process name … Exit code"."""
     found = _MPIRUN_EXIT.search(text)
-    return (
-        Ending(int(found["rank"]), found[0].replace("\n", " "), exit_code=int(found["code"]))
-        if found
-        else None
-    )
+    return Ending(int(found["rank"]), found[0].replace("\n", " "), exit_code=int(found["code"])) if found else None
 
 
 def _numbers(tasks: str) -> Iterator[int]:

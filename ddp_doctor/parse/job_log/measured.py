@@ -42,9 +42,7 @@ _ROW = re.compile(
     r"(\d{1,12}(?:\.\d{1,4})?)\s+(\d{1,6}\.\d{1,4})\s+(\d{1,6}\.\d{1,4})\s+(\d{1,15}(?![\d.e])|\S{1,12})"
 )
 _ANY_ROW = re.compile(r"^\s*\d{1,15}\s+\d{1,15}\s+\w{3,12}\s+(?:sum|none)\s")
-_DEVICE = re.compile(
-    r"^#\s+Rank\s+(\d{1,6})\b.{0,20}\bPid\b(?:.{0,200}\[[\da-fx:.]{2,20}\]\s+(\S[^\[\]]{0,60}))?"
-)
+_DEVICE = re.compile(r"^#\s+Rank\s+(\d{1,6})\b.{0,20}\bPid\b(?:.{0,200}\[[\da-fx:.]{2,20}\]\s+(\S[^\[\]]{0,60}))?")
 _LIBRARY = re.compile(r"^# nccl-tests version \S{1,20} .{0,40}\bnccl-library=(\d{4,6})\b")
 _MOST_SIZES = 64
 _CUT = "it is cut off, or not what NCCL writes"
@@ -134,9 +132,7 @@ def inspected(data: bytes) -> Iterator[tuple[int, AllReduceFact]]:
 
     Raises ValueError where no line can be read. The last line of a job that was killed is cut off.
     """
-    found: dict[tuple[int, int], dict[int, list[tuple[float, float, float]]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
+    found: dict[tuple[int, int], dict[int, list[tuple[float, float, float]]]] = defaultdict(lambda: defaultdict(list))
     lines = 0
     for line in data.splitlines():
         if b'"coll_perf"' not in line:
@@ -158,11 +154,7 @@ def inspected(data: bytes) -> Iterator[tuple[int, AllReduceFact]]:
             yield (
                 rank,
                 AllReduceFact(
-                    ranks=ranks,
-                    tested=(),
-                    repeatable=True,
-                    sizes=tuple(results),
-                    measured_by="NCCL Inspector",
+                    ranks=ranks, tested=(), repeatable=True, sizes=tuple(results), measured_by="NCCL Inspector"
                 ),
             )
 
@@ -171,16 +163,10 @@ def _operation(entry: dict[str, Any]) -> tuple[int, int, tuple[int, float, float
     """The rank, the ranks, and of an all-reduce bytes, microseconds and both bandwidths."""
     header = entry.get("header", entry)  # some collectors write both as one object
     done = entry["coll_perf"]
-    time_us, algbw, busbw = (
-        float(done[f"coll_{name}"]) for name in ("exec_time_us", "algobw_gbs", "busbw_gbs")
-    )
+    time_us, algbw, busbw = (float(done[f"coll_{name}"]) for name in ("exec_time_us", "algobw_gbs", "busbw_gbs"))
     if done["coll"] != "AllReduce" or not math.isfinite(time_us + algbw + busbw) or time_us <= 0:
         return 0, 0, None
-    return (
-        int(header["rank"]),
-        int(header["n_ranks"]),
-        (int(done["coll_msg_size_bytes"]), time_us, algbw, busbw),
-    )
+    return (int(header["rank"]), int(header["n_ranks"]), (int(done["coll_msg_size_bytes"]), time_us, algbw, busbw))
 
 
 def _inspected(size: int, runs: list[tuple[float, float, float]]) -> SizeResult:

@@ -66,9 +66,7 @@ class NcclLines:
                 head, _, said = line.partition(b"\0")
                 pair = said[:_LONGEST_LINE].partition(b"\r")[0]
                 if b" via " in pair and (process := self._process(head[-LONGEST_PREFIX:])):
-                    self._keep(
-                        process, pair, b"CollNet 00 : " if b" via COLLNET" in pair else b"Channel 00 : "
-                    )
+                    self._keep(process, pair, b"CollNet 00 : " if b" via COLLNET" in pair else b"Channel 00 : ")
 
     def lines(self, chunk: bytes, places: Iterable[int], number: int = 1) -> None:
         """Take those lines of a chunk in which NCCL_WORDS stand at these places, in order; ``number`` is its first."""

@@ -29,9 +29,7 @@ _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 _CLOCK = r"(?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<fraction>\d{1,9}))?"
 _ISO = rf"(?P<date>\d{{4}}-\d\d-\d\d)[T _]{_CLOCK}(?P<zone>Z|[+-]\d\d:?\d\d)?"
 _CTIME = rf"[A-Z][a-z]{{2}} (?P<month_name>[A-Z][a-z]{{2}}) +(?P<day>\d{{1,2}}) {_CLOCK} (?P<year>\d{{4}})"
-_NCCL_NEXT = (
-    r"(?=(?:\S{1,300}:\d+ (?:\([^)]{0,200}\) )?|\d[\d.]* \S{1,200} )?NCCL (?:WARN|INFO|TRACE|CALL|DIAG) )"
-)
+_NCCL_NEXT = r"(?=(?:\S{1,300}:\d+ (?:\([^)]{0,200}\) )?|\d[\d.]* \S{1,200} )?NCCL (?:WARN|INFO|TRACE|CALL|DIAG) )"
 _HOST = r"(?P<host>[A-Za-z0-9][\w.-]{0,254})"
 
 
@@ -50,10 +48,7 @@ _BRACKETS = _compiled(
     ("kubernetes", r"\[pod/(?P<host>[\w.-]{1,255})/[\w.-]{1,255}\] ?"),
     ("mpirun", r"\[[\w.@-]{1,200}@\d+,(?P<rank>\d{1,7})\]<(?:stdout|stderr|stddiag)>: ?"),
     ("torchrun", r"\[[A-Za-z_][\w.]{0,60}?-?(?P<local>\d{1,7}):(?P<rank>\d{1,7})(?:\|[^\]]{0,80})?\]:[ ]?"),
-    (
-        "torchrun",
-        r"\[(?!epoch|step|iter|batch)[A-Za-z_][\w.]{0,60}?-?(?P<local>\d{1,7})(?:\|[^\]]{0,80})?\]:[ ]?",
-    ),
+    ("torchrun", r"\[(?!epoch|step|iter|batch)[A-Za-z_][\w.]{0,60}?-?(?P<local>\d{1,7})(?:\|[^\]]{0,80})?\]:[ ]?"),
 )
 _BRACKETS_OF_DIGITS = _compiled(
     ("time", rf"\[{_ISO}\] ?"),
@@ -68,10 +63,7 @@ _LETTERS = _compiled(
         "nccl",
         rf"(?P<host>[^\s:\[\]]{{1,255}}):(?P<pid>\d{{1,10}}):\d{{1,10}} (?:\[(?P<gpu>-?\d{{1,3}})\] )?{_NCCL_NEXT}",
     ),
-    (
-        "glog",
-        rf"[IWEF](?P<month>\d\d)(?P<day>\d\d) {_CLOCK} +(?P<pid>\d{{1,16}}) (?:\S{{1,200}}:\d+\])? ?",
-    ),
+    ("glog", rf"[IWEF](?P<month>\d\d)(?P<day>\d\d) {_CLOCK} +(?P<pid>\d{{1,16}}) (?:\S{{1,200}}:\d+\])? ?"),
     (
         "syslog",
         rf"(?P<month_name>[A-Z][a-z]{{2}}) +(?P<day>\d{{1,2}}) {_CLOCK} {_HOST} [\w./()-]{{1,60}}(?:\[\d+\])?: ?",
@@ -87,17 +79,13 @@ _DIGITS = _compiled(
     ("srun", r" {0,6}(?P<task>\d{1,7}): "),
     *((kind, pattern.pattern) for kind, pattern in _LETTERS[:1]),  # a host may be an address
 )
-_RAY = _compiled(
-    ("ray", r"\([\w.:<>\[\]-]{1,100} pid=(?P<pid>\d{1,10})(?:, ip=(?P<host>[\w.:-]{1,255}))?\) ?")
-)
+_RAY = _compiled(("ray", r"\([\w.:<>\[\]-]{1,100} pid=(?P<pid>\d{1,10})(?:, ip=(?P<host>[\w.:-]{1,255}))?\) ?"))
 #: By a prefix's first character, and the second of one in brackets; "a" and "0" stand for letters and digits.
 _ROWS = {"a": _LETTERS, "0": _DIGITS, "(": _RAY, "[a": _BRACKETS, "[0": _BRACKETS_OF_DIGITS}
 #: How lines begin whose prefixes are learned.
 _OPEN = frozenset(("a", "0", "+"))
 #: Behind a time, as journald and rsyslog write it.
-_PROGRAM = re.compile(
-    rf"{_HOST} (?P<program>kernel|systemd[\w-]*|slurm[\w-]*|nvidia[\w-]*|dmesg)(?:\[\d+\])?: ?"
-)
+_PROGRAM = re.compile(rf"{_HOST} (?P<program>kernel|systemd[\w-]*|slurm[\w-]*|nvidia[\w-]*|dmesg)(?:\[\d+\])?: ?")
 _STERN_POD = re.compile("\\+ ([\\w.-]{1,255}) \u203a ([\\w.-]{1,255})")
 _STERN = re.compile(r"(?P<host>[\w.-]{1,255}) ([\w.-]{1,255}) ")
 #: pdsh, DeepSpeed's launcher: a host is believed where what follows is surely a line of a rank.
@@ -107,20 +95,12 @@ _SYSLOG_TIME = re.compile(rf"[A-Z][a-z]{{2}} +\d{{1,2}} {_CLOCK} ")
 _OF_DRIVER = "NVRM: "
 _REPEATED = re.compile(r" ?\[repeated (\d{1,7})x across cluster\](?: \(.{0,400}\))?$")
 _ONCE = frozenset(("time", "uptime", "glog", "logger", "nccl", "nccl2"))
-_NUMBERS = (
-    ("rank", "rank"),
-    ("local", "local_rank"),
-    ("task", "task"),
-    ("pid", "pid"),
-    ("gpu", "gpu"),
-)
+_NUMBERS = (("rank", "rank"), ("local", "local_rank"), ("task", "task"), ("pid", "pid"), ("gpu", "gpu"))
 _LAUNCHERS = frozenset(("torchrun", "srun", "mpirun", "kubernetes", "ray"))
 
 _ANSI = re.compile(r"\x1b\][^\x07\x1b\n]{0,400}(?:\x07|\x1b\\)?|[\x1b\x9b]\[?[0-?]*[ -/]*[@-~]")
 #: Controls but the tab, and the marks that turn the direction of text.
-_CONTROLS = re.compile(
-    "[\x00-\x08\x0a-\x1f\x7f-\x9f\u200b\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069\ufeff]"
-)
+_CONTROLS = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u200b\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069\ufeff]")
 #: The start of another process's text in the middle of a line, where writes of several were mixed.
 _INNER = re.compile(rf"\[rank\d{{1,7}}\]:|[A-Za-z0-9][\w.-]{{0,100}}:\d+:\d+ \[-?\d{{1,3}}\] {_NCCL_NEXT}")
 
@@ -273,10 +253,7 @@ def _extend(stream: list[str], kind: str, prefix: str) -> None:
 def _seconds(groups: Mapping[str, str | None], year: int) -> float | None:
     """Seconds since the epoch; of a clock without a zone, as if it were UTC. None where there is no such time."""
     month = groups.get("month_name")
-    date = (
-        groups.get("date")
-        or f"{groups.get('year') or year}-{month or groups.get('month')}-{groups.get('day')}"
-    )
+    date = groups.get("date") or f"{groups.get('year') or year}-{month or groups.get('month')}-{groups.get('day')}"
     midnight_s = _midnight_s(date)
     if midnight_s is None:
         return None

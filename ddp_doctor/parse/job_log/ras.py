@@ -33,12 +33,8 @@ from ddp_doctor.parse.json_value import OTHER_SHAPE
 _BEGINS_WITHIN = 500
 _TABLE_ROW = re.compile(r"^\s{0,12}(\d{1,6})(?:\s+[\d-]{1,15}){3}\s+(\d{1,7})\s+\d{1,8}\s+[A-Z]")
 _BLOCK = re.compile(r"^\s{0,4}#(\d{1,6})-\d{1,6} \(\w{1,40}\) ([A-Z]{4,20})")
-_SEVERAL = re.compile(
-    r"^\s+\d+ ranks have (?:launched up to operation (\d{1,18})|not launched any operations)"
-)
-_ONE = re.compile(
-    r"^\s+Rank (\d{1,7}) has (?:launched up to operation (\d{1,18})|not launched any operations)"
-)
+_SEVERAL = re.compile(r"^\s+\d+ ranks have (?:launched up to operation (\d{1,18})|not launched any operations)")
+_ONE = re.compile(r"^\s+Rank (\d{1,7}) has (?:launched up to operation (\d{1,18})|not launched any operations)")
 _OF = re.compile(r"ranks have different (\w{1,30}) operation counts")
 _RANK = re.compile(r"^\s+Rank (\d{1,7}) .{0,80}?managed by process (\d{1,10}) on node (\S{1,255})")
 _DEAD = re.compile(r"Process (\d{1,10}) on node (\S{1,255}) managing GPU")
@@ -49,9 +45,7 @@ _NO_COMMA = re.compile(r'("nvml_dev": -?\d{1,5})(\s+"status")')
 
 def is_ras(head: bytes, _name: str = "") -> bool:
     """Whether a file is what ncclras, or RAS's socket, answers."""
-    return b"Job summary\n===" in head[:_BEGINS_WITHIN] or (
-        b'"communicators"' in head and b'"missing_ranks' in head
-    )
+    return b"Job summary\n===" in head[:_BEGINS_WITHIN] or (b'"communicators"' in head and b'"missing_ranks' in head)
 
 
 def text_of_ras(data: bytes) -> str:

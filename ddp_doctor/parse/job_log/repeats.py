@@ -46,10 +46,7 @@ class Repeats:
         same, step, grows = 0, _FIRST_BYTES, True
         while grows or step >= size:
             start, stop = at + same, at + same + step
-            if (
-                stop <= len(self._chunk)
-                and self._chunk[start:stop] == self._chunk[start - size : stop - size]
-            ):
+            if stop <= len(self._chunk) and self._chunk[start:stop] == self._chunk[start - size : stop - size]:
                 same += step
                 step = min(step * 2, _MOST_BYTES) if grows else step
             else:

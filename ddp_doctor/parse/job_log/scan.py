@@ -220,9 +220,7 @@ class FileScan:
     def _is_head(self) -> bool:
         return self._nothing_new < _SAME_AGAIN and self.head < _LONGEST_HEAD
 
-    def _line(
-        self, chunk: bytes, at: int, end: int, number: int, found: Sequence[tuple[int, int, int]]
-    ) -> None:
+    def _line(self, chunk: bytes, at: int, end: int, number: int, found: Sequence[tuple[int, int, int]]) -> None:
         if chunk.find(OWN, at, min(end, at + LONGEST_PREFIX)) >= 0:
             return
         self._at = chunk, end
@@ -326,18 +324,14 @@ class FileScan:
             self._ras += block.numbered
         elif isinstance(block, _OfSign):
             if match := _PATTERNS[block.sign.id].search("\n".join(block.texts)):
-                self._keep(
-                    block.sign.id, origin, self.where(block.texts[0], block.first_line), match.groupdict()
-                )
+                self._keep(block.sign.id, origin, self.where(block.texts[0], block.first_line), match.groupdict())
         else:
             of_mpirun = isinstance(block, SignBlock) and ending_of_mpirun("\n".join(block.texts))
             ending = of_mpirun or (isinstance(block, Failure) and ending_of_summary(block.fields))
             if ending:
                 self._end(ending, ending.said, block.first_line)
 
-    def _keep(
-        self, sign: str, origin: Origin, where: LogLine, values: Mapping[str, str | None]
-    ) -> Seen | None:
+    def _keep(self, sign: str, origin: Origin, where: LogLine, values: Mapping[str, str | None]) -> Seen | None:
         key: tuple[object, ...] = (sign, where.text, *_process(origin), self._restarts)
         if sign == "restarted":
             self._restarts += 1

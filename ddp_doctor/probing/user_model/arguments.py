@@ -52,9 +52,7 @@ def arguments(given: Any, form: Form) -> Arguments:
     if _binds_without_last(given, form) and (chosen is None or _cannot_be(_last(given, form), given[-1])):
         raise no_argument(given, form)
     if chosen is None:
-        names = (
-            ", ".join(map(repr, given)) if isinstance(given, Mapping) else f"{len(choices[0][0])} arguments"
-        )
+        names = ", ".join(map(repr, given)) if isinstance(given, Mapping) else f"{len(choices[0][0])} arguments"
         raise Misuse(
             f"make_batch returns {names}, which forward({', '.join(form.forward.parameters)}) does not take"
             f" ({_problem(form.forward, choices[0])}); what only the loss needs takes {_WITH_A_LOSS}"
@@ -132,9 +130,7 @@ def _cannot_be(parameter: inspect.Parameter, value: Any) -> bool:
         return False
     if isinstance(value, torch.Tensor):
         return value.dtype is not torch.bool and (value.dim() < 2 or _numbers_classes(value))
-    return isinstance(value, int | str) or (
-        isinstance(value, list) and any(isinstance(word, str) for word in value)
-    )
+    return isinstance(value, int | str) or (isinstance(value, list) and any(isinstance(word, str) for word in value))
 
 
 def _numbers_classes(value: Any) -> bool:

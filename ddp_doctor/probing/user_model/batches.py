@@ -10,14 +10,7 @@ from typing import Any
 
 from ddp_doctor.facts.ddp.user_model import Misplaced
 from ddp_doctor.model.context import RankContext
-from ddp_doctor.probing.user_model.arguments import (
-    Form,
-    arguments,
-    form_of,
-    is_several,
-    may_hold_a_target,
-    no_argument,
-)
+from ddp_doctor.probing.user_model.arguments import Form, arguments, form_of, is_several, may_hold_a_target, no_argument
 from ddp_doctor.probing.user_model.user_code import SEED, Loaded, Misuse, seed
 
 
@@ -106,9 +99,7 @@ class Batch:
                 module(*self.args[:-1])
             except Exception:  # noqa: BLE001 - what it raised before is what there is to say
                 return
-            raise no_argument(
-                self.given, self.form, f"raises {raised} with it, and nothing with the inputs alone"
-            )
+            raise no_argument(self.given, self.form, f"raises {raised} with it, and nothing with the inputs alone")
 
 
 def _moves_itself(value: Any) -> bool:
@@ -126,9 +117,7 @@ def leaves(value: Any) -> Iterator[tuple[str, Any]]:
     return ((place, leaf) for place, leaf in _parts(value) if isinstance(leaf, torch.Tensor))
 
 
-def _parts(
-    value: Any, is_one: Callable[[Any], bool] = lambda _: False, place: str = ""
-) -> Iterator[tuple[str, Any]]:
+def _parts(value: Any, is_one: Callable[[Any], bool] = lambda _: False, place: str = "") -> Iterator[tuple[str, Any]]:
     """What the nest is made of; what ``is_one`` is not gone into."""
     items: list[tuple[str, Any]] | None = None
     if not is_one(value):
@@ -156,9 +145,7 @@ def make(ctx: RankContext, loaded: Loaded, step: int) -> tuple[Batch, tuple[Misp
     seed(SEED + 1000 * step + ctx.group_rank + 1)
     given = loaded.make_batch(step)
     form = form_of(loaded)
-    batch = Batch(
-        {str(key): value for key, value in given.items()} if isinstance(given, Mapping) else given, form
-    )
+    batch = Batch({str(key): value for key, value in given.items()} if isinstance(given, Mapping) else given, form)
     if not any(isinstance(leaf, torch.Tensor) or _moves_itself(leaf) for _, leaf in batch.parts()):
         raise Misuse(
             f"make_batch({step}) returns type {type(given).__name__} without a tensor or an object with a .to()"
@@ -280,15 +267,11 @@ def _own_loss(loss: Callable[[Any, Any], Any], output: Any, given: Any) -> Any:
 
     value = loss(output, given)
     if not isinstance(value, torch.Tensor):
-        raise Misuse(
-            f"loss(output, batch) returns type {type(value).__name__}; it must be a tensor of one number"
-        )
+        raise Misuse(f"loss(output, batch) returns type {type(value).__name__}; it must be a tensor of one number")
     if value.numel() != 1:
         raise Misuse(f"loss(output, batch) returns a tensor of shape {list(value.shape)}; take its mean()")
     if not value.requires_grad and any(tensor.requires_grad for _, tensor in leaves(output)):
-        raise Misuse(
-            "loss(output, batch) returns a tensor without a gradient; leave .item() and .detach() out"
-        )
+        raise Misuse("loss(output, batch) returns a tensor without a gradient; leave .item() and .detach() out")
     return _real(value).reshape(())
 
 

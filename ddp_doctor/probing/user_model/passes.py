@@ -202,11 +202,7 @@ def parting(own: int, texts: Sequence[str], ranks: Sequence[int]) -> Parting | N
         return None
     here, there = ([tuple(call) for call in json.loads(text)] for text in (own_text, majority))
     index = next(
-        (
-            at
-            for at, (own_call, peer_call) in enumerate(zip(here, there, strict=False))
-            if own_call != peer_call
-        ),
+        (at for at, (own_call, peer_call) in enumerate(zip(here, there, strict=False)) if own_call != peer_call),
         min(len(here), len(there)),
     )
     peer = ranks[texts.index(majority)]

@@ -52,11 +52,7 @@ class ModelProbe:
         self.ctx = ctx
         self._took_s: list[float] = []
         self._unused_somewhere = False  # on any rank: all ranks must wrap in the same way
-        self.seen: dict[str, Any] = {
-            "model": ctx.model,
-            "device": ctx.device,
-            "world_size": ctx.world_size,
-        }
+        self.seen: dict[str, Any] = {"model": ctx.model, "device": ctx.device, "world_size": ctx.world_size}
 
     def run(self) -> UserModel:
         """Run all phases, or those that the ranks can do together. Raises Failed and Skip."""
@@ -204,9 +200,7 @@ class ModelProbe:
 
         if self.ctx.device != "cpu":
             return
-        first = next(
-            (name for name, module in model.named_modules() if isinstance(module, SyncBatchNorm)), None
-        )
+        first = next((name for name, module in model.named_modules() if isinstance(module, SyncBatchNorm)), None)
         if first is not None:  # on all ranks: their manifests agree
             raise Failed(
                 f"{self.ctx.model} has SyncBatchNorm ({first}), which works on GPUs only, and these ranks are"
@@ -243,9 +237,7 @@ class ModelProbe:
         ctx = self.ctx
         unused = [place for place, used in enumerate(done.used) if not used]
         with ctx.step("compare_graphs", f"pass {step}"):
-            all_unused = [
-                set(json.loads(text)) for text in ctx.exchange(f"unused {step}", json.dumps(unused))
-            ]
+            all_unused = [set(json.loads(text)) for text in ctx.exchange(f"unused {step}", json.dumps(unused))]
             texts = ctx.exchange(f"calls {step}", passes.calls_text(done.noted))
         names = done.names
         everywhere = set.intersection(*all_unused)
@@ -283,9 +275,7 @@ class ModelProbe:
         # DDP packs its buckets again after the first step, and its logging data show so in the third.
         for step in (*_BATCHES, _BATCHES[0]):
             steps.restore_buffers(model, saved)
-            got, self.seen["forward_s"], self.seen["backward_s"] = steps.synchronised(
-                ctx, ddp, given[step], step
-            )
+            got, self.seen["forward_s"], self.seen["backward_s"] = steps.synchronised(ctx, ddp, given[step], step)
             if spread > gradient_tolerance.REPEATED:
                 continue  # the model uses a generator without a seed: each pass has other gradients
             compared = steps.compare(ctx, step, model, own[step], got, spread)

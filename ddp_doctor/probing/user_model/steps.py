@@ -148,9 +148,7 @@ def drifted(ctx: RankContext, model: Any) -> Names:
     with ctx.step("compare_parameters", "after the steps"):
         texts = ctx.exchange("parameters-after", " ".join(marks))
     first = texts[0].split()
-    names = [
-        name for (name, _), mine, theirs in zip(trainable(model), marks, first, strict=True) if mine != theirs
-    ]
+    names = [name for (name, _), mine, theirs in zip(trainable(model), marks, first, strict=True) if mine != theirs]
     return Names(names=tuple(names[:MOST_NAMES]), count=len(names))
 
 

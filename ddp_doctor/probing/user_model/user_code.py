@@ -169,9 +169,7 @@ def not_taken(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
 
 #: What a factory may return by name.
 _NAMES = ("model", "make_batch", "loss", "ddp")
-_TO_RETURN = (
-    "a torch.nn.Module, (model, make_batch), or a dict or an object with model, make_batch, loss and ddp"
-)
+_TO_RETURN = "a torch.nn.Module, (model, make_batch), or a dict or an object with model, make_batch, loss and ddp"
 
 
 def made(name: str, factory: Callable[[], Any]) -> Loaded:
@@ -181,9 +179,7 @@ def made(name: str, factory: Callable[[], Any]) -> Loaded:
     _require_model(name, parts["model"])
     make_batch, loss, options = (parts.get(part) for part in _NAMES[1:])
     _require_function(name, make_batch, "make_batch(step)", 1, "lambda step: batch")
-    _require_function(
-        name, loss, "loss(output, batch)", 2, "lambda output, batch: mse_loss(output, batch[1])"
-    )
+    _require_function(name, loss, "loss(output, batch)", 2, "lambda output, batch: mse_loss(output, batch[1])")
     _require_options(name, options or {})
     return Loaded(parts["model"], make_batch, loss, dict(options or {}))
 
@@ -203,11 +199,7 @@ def _parts(name: str, returned: Any) -> Mapping[str, Any]:
     else:
         parts = {part: getattr(returned, part) for part in _NAMES if hasattr(returned, part)}
     if "model" not in parts:
-        kind = (
-            f"a tuple of {len(returned)}"
-            if isinstance(returned, tuple)
-            else f"type {type(returned).__name__}"
-        )
+        kind = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else f"type {type(returned).__name__}"
         raise Misuse(f"{name} returns {kind}; it must return {_TO_RETURN}")
     return parts
 

@@ -33,9 +33,7 @@ _LOADS_S = 1.0
 _SIGNALLED = re.compile(r"SignalException: Process \d+ got signal|^KeyboardInterrupt$", re.MULTILINE)
 #: ``failed (exitcode: -9) local_rank: 1 (pid: 4711)``, and in the summary ``exitcode  : -9 (pid: 4711)`` (the same file
 #: and multiprocessing/errors/__init__.py).
-_TOLD = re.compile(
-    r"exitcode\s{0,4}: (?P<code>-?\d{1,3})\)?(?: local_rank: \d{1,6})? \(pid: (?P<pid>\d{1,10})\)"
-)
+_TOLD = re.compile(r"exitcode\s{0,4}: (?P<code>-?\d{1,3})\)?(?: local_rank: \d{1,6})? \(pid: (?P<pid>\d{1,10})\)")
 
 
 @dataclass
@@ -86,11 +84,7 @@ class Launch:
     """A running torchrun. Leaving the context kills its whole session."""
 
     def __init__(
-        self,
-        folder: Path,
-        specs: Sequence[WorkerSpec],
-        env: Mapping[str, str],
-        meeting: Meeting | None = None,
+        self, folder: Path, specs: Sequence[WorkerSpec], env: Mapping[str, str], meeting: Meeting | None = None
     ) -> None:
         for spec in specs:
             # Their environment is torchrun's to make; a file is no place for the user's secrets.
@@ -101,10 +95,7 @@ class Launch:
         self._argv = [
             *(sys.executable, "-m", _MODULE),
             *(str(os.getpid()), "--nproc-per-node", str(len(specs))),
-            *(
-                "--log-dir",
-                str(folder),
-            ),  # by default a folder in TMPDIR, which a killed torchrun leaves there
+            *("--log-dir", str(folder)),  # by default a folder in TMPDIR, which a killed torchrun leaves there
             *(meeting.options() if meeting else ()),
             *(("--local-addr", env[LOCAL_ADDR]) if meeting and env.get(LOCAL_ADDR) else ()),
             *("-m", "ddp_doctor.ranks.torchrun.worker", str(folder)),

@@ -164,9 +164,7 @@ def answer_requests(spec: WorkerSpec) -> None:
     """Register faulthandler and start the answering thread; SIGUSR2 must be blocked already."""
     stacks = os.open(spec.path("stacks"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-    threading.Thread(
-        target=_answer_each, args=(spec.path("stack_dump.json"), spec.backend), daemon=True
-    ).start()
+    threading.Thread(target=_answer_each, args=(spec.path("stack_dump.json"), spec.backend), daemon=True).start()
 
 
 def whole_stack(frames: Mapping[int, FrameType], main: int) -> list[traceback.FrameSummary]:

@@ -80,12 +80,7 @@ class LiveRankContext:
         return NvmlWatch(uuid)
 
     def step(
-        self,
-        name: str,
-        detail: str = "",
-        *,
-        peers: Sequence[int] = (),
-        deadline_s: float | None = None,
+        self, name: str, detail: str = "", *, peers: Sequence[int] = (), deadline_s: float | None = None
     ) -> "_Step":
         """Mark a step that may block (see the Protocol)."""
         self._seq += 1

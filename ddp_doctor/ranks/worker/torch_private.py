@@ -49,12 +49,7 @@ def flight_entries(backend: str) -> tuple[str | None, list[FlightEntry]]:
     for name, text in _dumps(backend):
         try:
             entries = [entry_of(entry) for entry in json.loads(text)["entries"] if not entry.get("is_p2p")]
-        except (
-            KeyError,
-            TypeError,
-            ValueError,
-            AttributeError,
-        ):  # an unknown backend: no "entries" and no error
+        except (KeyError, TypeError, ValueError, AttributeError):  # an unknown backend: no "entries" and no error
             continue
         if entries:
             return name, entries[-_ENTRIES_KEPT:]

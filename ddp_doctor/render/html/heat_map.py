@@ -92,9 +92,7 @@ def _grid(title: str, rates: Ends, names: Mapping[int, str]) -> HeatMap:
     )
 
 
-def _cell(
-    rates: Ends, ends: tuple[int, int], typical: float, scale: float, said: Mapping[int, str]
-) -> Cell | None:
+def _cell(rates: Ends, ends: tuple[int, int], typical: float, scale: float, said: Mapping[int, str]) -> Cell | None:
     rate = rates.get(ends)
     if rate is None:
         return None

@@ -248,11 +248,7 @@ def _settings(report: Report, recording: Recording) -> dict[str, object]:
 
 def _untested(selected: list[CheckResult]) -> Iterator[tuple[list[CheckResult], str, str]]:
     """The checks without a result, those for the same reason together, and those that were not made everywhere."""
-    words = {
-        CheckStatus.SKIPPED: "not tested",
-        CheckStatus.TIMED_OUT: "timed out",
-        CheckStatus.FAILED: "failed",
-    }
+    words = {CheckStatus.SKIPPED: "not tested", CheckStatus.TIMED_OUT: "timed out", CheckStatus.FAILED: "failed"}
     idle = [check for check in selected if check.status in words]
     for same in sorted(checks.alike(idle), key=lambda same: same[0].status is CheckStatus.SKIPPED):
         yield same, words[same[0].status], same[0].reason or ""

@@ -73,9 +73,7 @@ class Timeline:
 
 def timelines(report: Report, recording: Recording) -> Iterator[Timeline]:
     """Of the trials that did not come to their end; where all did, of the first."""
-    seen = [
-        trial for trial in recording.trials if any(rank.steps or not rank.done for rank in trial.evidence)
-    ]
+    seen = [trial for trial in recording.trials if any(rank.steps or not rank.done for rank in trial.evidence)]
     failed = [trial for trial in seen if trial.outcome != "finished"]
     blamed = _blamed(report)
     for trial in (failed or seen[:1])[:_MOST_TRIALS]:
@@ -97,9 +95,7 @@ def _blamed(report: Report) -> dict[int, tuple[str, ...]]:
 
 
 def _timeline(recording: Recording, trial: TrialRecord, blamed: dict[int, tuple[str, ...]]) -> Timeline:
-    start = min(
-        (step.entered_at for rank in trial.evidence for step in rank.steps[-_MOST_STEPS:]), default=0.0
-    )
+    start = min((step.entered_at for rank in trial.evidence for step in rank.steps[-_MOST_STEPS:]), default=0.0)
     moments = [moment for rank in trial.evidence for moment in _moments(rank, trial.waited_s)]
     end = max([*moments, start + 1e-6])
     groups = _alike(trial.evidence, blamed)
@@ -123,9 +119,7 @@ def _silent(recording: Recording, trial: TrialRecord, blamed: dict[int, tuple[st
     """The ranks that took part and of which nothing came, by node."""
     world = recording.world
     known = {rank.rank for rank in trial.evidence}
-    by_node = grouped(
-        (world.node_of(rank) if world else 0, rank) for rank in trial.ranks if rank not in known
-    )
+    by_node = grouped((world.node_of(rank) if world else 0, rank) for rank in trial.ranks if rank not in known)
     for node, ranks in by_node.items():
         lost = "Contact with its node was lost" if node in trial.lost_nodes else "It left nothing"
         codes = dict.fromkeys(code for rank in ranks for code in blamed.get(rank, ()))
@@ -144,13 +138,7 @@ def _moments(rank: RankEvidence, waited_s: float) -> Iterator[float]:
 
 def _ended(rank: RankEvidence, judged: float) -> float:
     """When a rank's last step was over: as it raised or ended, or else as the trial was judged."""
-    return (
-        rank.raised.at
-        if rank.raised is not None
-        else rank.exited_at
-        if rank.exited_at is not None
-        else judged
-    )
+    return rank.raised.at if rank.raised is not None else rank.exited_at if rank.exited_at is not None else judged
 
 
 def _alike(ranks: Sequence[RankEvidence], blamed: dict[int, tuple[str, ...]]) -> list[list[RankEvidence]]:

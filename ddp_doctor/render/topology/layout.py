@@ -114,8 +114,7 @@ def _sizes(machine: Machine, labels: Mapping[str, str]) -> _Sizes:
         for box in machine.boxes
     ]
     wanted = min(
-        ceil(max(alone, default=0) / 2) if max(alone, default=0) > 2 else max(alone, default=0),
-        _MOST_NIC_ROWS,
+        ceil(max(alone, default=0) / 2) if max(alone, default=0) > 2 else max(alone, default=0), _MOST_NIC_ROWS
     )
     depth = max((_depth(group) for group in groups), default=0)
     return _Sizes(nic_width, max(rows, wanted - gpu_rows), gpu_rows, depth)
@@ -162,9 +161,7 @@ class _Boxed:
                 if group.gpus or group.code:
                     x = self._tile(group, x)
                     ends.append(x - GAP)
-            loose = [
-                nic for group in bridge.groups if not group.gpus and not group.code for nic in group.nics
-            ]
+            loose = [nic for group in bridge.groups if not group.gpus and not group.code for nic in group.nics]
             if loose:
                 x = self._stack(loose, x)
                 ends.append(x - GAP)

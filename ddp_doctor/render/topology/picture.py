@@ -97,9 +97,7 @@ class _Drawing:
         for bridge, place in self.layout.bars:
             name = "bridge" if bridge.count else "untold"
             self.canvas.rect(place.x, place.y, place.width, place.height, name, radius=4)
-            self.canvas.text(
-                place.middle, place.y + 15, _bar_words(bridge.count, place.width), "muted", size=11
-            )
+            self.canvas.text(place.middle, place.y + 15, _bar_words(bridge.count, place.width), "muted", size=11)
         for code, place in sorted(self.layout.frames, key=lambda frame: frame[0], reverse=True):  # PXB first
             self.canvas.rect(place.x, place.y, place.width, place.height, code.lower())
             self.canvas.text(place.x + 7, place.y + 12, code, "muted", size=10, anchor="start")
@@ -117,9 +115,7 @@ class _Drawing:
             self.canvas.rect(place.x - 2, place.y - 2, place.width + 4, place.height + 4, "bad", radius=8)
         middle = place.y + place.height / 2
         shown = _fitting(name, place.width)
-        self.canvas.text(
-            place.middle, middle + (-2 if label else 4), shown, size=13 if is_gpu else 12, bold=is_gpu
-        )
+        self.canvas.text(place.middle, middle + (-2 if label else 4), shown, size=13 if is_gpu else 12, bold=is_gpu)
         if label:
             self.canvas.text(place.middle, middle + 12, _fitting(label, place.width), "muted", size=10.5)
         self.canvas.close_group()
@@ -133,9 +129,7 @@ class _Drawing:
             bad = self.drawn_pairs.get((gpu, peer))
             label = f"NV{count}" if len(self.machine.bridged) <= _MOST_LABELS else ""
             if bad is None:
-                hanging = max(
-                    hanging, self._bow(gpu, peer, "nvlink", label, 26, width=1.5 + 2.5 * count / most)
-                )
+                hanging = max(hanging, self._bow(gpu, peer, "nvlink", label, 26, width=1.5 + 2.5 * count / most))
         for (gpu, peer), rule in self.drawn_pairs.items():
             code = self.picture.matrix.links[gpu].get(peer, "?")
             hanging = max(hanging, self._bow(gpu, peer, "bad", f"{code} · {rule}", 46, width=3))
@@ -172,9 +166,7 @@ class _Drawing:
                 )
             if short:
                 words = "bad-text halo" if gpu in self.faulty else "muted halo"
-                self.canvas.text(
-                    place.middle + 6, top - 5, f"NV{fabric.links[gpu]}", words, anchor="start", bold=True
-                )
+                self.canvas.text(place.middle + 6, top - 5, f"NV{fabric.links[gpu]}", words, anchor="start", bold=True)
         self.canvas.rect(left, top, right - left, _BAR, "fabric")
         kind = "NVSwitch" if fabric.switched else "NVLink"
         least = min(fabric.links.values())
@@ -182,9 +174,7 @@ class _Drawing:
         words = f"{kind}: all {len(places)} GPUs reach each other over {codes}"
         shorter = f"{kind} {codes}"
         fits = _PIXELS_A_LETTER * len(words) < right - left - 16
-        self.canvas.text(
-            (left + right) / 2, top + 19, words if fits else shorter, "on-fabric", size=13, bold=True
-        )
+        self.canvas.text((left + right) / 2, top + 19, words if fits else shorter, "on-fabric", size=13, bold=True)
         self.bottom = top + _BAR + 12
 
     # --- words below ------------------------------------------------------------------------------

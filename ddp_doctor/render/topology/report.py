@@ -28,13 +28,7 @@ from ddp_doctor.model.report import Report, TopologyReport
 from ddp_doctor.render.files import CannotWrite
 from ddp_doctor.render.layout import folded, matrix_lines, width_of
 from ddp_doctor.render.topology.picture import Picture, topology_svg
-from ddp_doctor.render.topology.tables import (
-    network_table,
-    nvlinks_text,
-    p2p_text,
-    rocm_text,
-    transport_table,
-)
+from ddp_doctor.render.topology.tables import network_table, nvlinks_text, p2p_text, rocm_text, transport_table
 from ddp_doctor.views.network import to_network
 from ddp_doctor.views.transports import places
 from ddp_doctor.wording.nodes import F
@@ -154,9 +148,7 @@ def _host_name(recording: Recording, node: int, hosts: int) -> str:
 def _about(report: Report, node: int) -> tuple[Finding, ...]:
     """The findings that blame something of this node."""
     return tuple(
-        finding
-        for finding in report.findings
-        if any((culprit.node_rank or 0) == node for culprit in finding.culprits)
+        finding for finding in report.findings if any((culprit.node_rank or 0) == node for culprit in finding.culprits)
     )
 
 
@@ -174,10 +166,7 @@ def show(recording: Recording, out: "Console") -> None:
         for node, place in zip(matrices(recording), expected, strict=True):
             if node.node == host:
                 out.print(styled_matrix(matrix_text(node.fact, width)))
-                for table in (
-                    transport_table(place, width),
-                    network_table(to_network(recording, place), width),
-                ):
+                for table in (transport_table(place, width), network_table(to_network(recording, place), width)):
                     if table:
                         out.print(table)
         for text in _tables(recording, host, width):
@@ -190,6 +179,4 @@ def _tables(recording: Recording, host: int, width: int | None) -> Iterator[str]
     texts = [p2p_text(node.fact) for node in recording.facts(P2pStatusFact) if node.node == host]
     texts += [nvlinks_text(node.fact) for node in recording.facts(NvlinksFact) if node.node == host]
     yield from (folded(line, width, hang=6) for text in texts for line in text.split("\n"))
-    yield from (
-        rocm_text(node.fact, width) for node in recording.facts(RocmTopologyFact) if node.node == host
-    )
+    yield from (rocm_text(node.fact, width) for node in recording.facts(RocmTopologyFact) if node.node == host)

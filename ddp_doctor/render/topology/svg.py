@@ -12,10 +12,7 @@ _COLOURS: Mapping[str, tuple[str, str]] = {
     "muted": ("fill:#57606a", "fill:#9198a1"),
     "box": ("fill:#f6f8fa;stroke:#8c959f", "fill:#161b22;stroke:#656c76"),
     "bridge": ("fill:#d8dee4;stroke:#8c959f", "fill:#30363d;stroke:#656c76"),
-    "untold": (
-        "fill:none;stroke:#8c959f;stroke-dasharray:5 4",
-        "fill:none;stroke:#656c76;stroke-dasharray:5 4",
-    ),
+    "untold": ("fill:none;stroke:#8c959f;stroke-dasharray:5 4", "fill:none;stroke:#656c76;stroke-dasharray:5 4"),
     "pix": ("fill:#ffffff;stroke:#57606a", "fill:#0d1117;stroke:#9198a1"),
     "pxb": ("fill:none;stroke:#57606a;stroke-dasharray:2 3", "fill:none;stroke:#9198a1;stroke-dasharray:2 3"),
     "wire": ("fill:none;stroke:#8c959f;stroke-width:1.5", "fill:none;stroke:#656c76;stroke-width:1.5"),
@@ -43,9 +40,7 @@ class Canvas:
         self.top = top
         self.elements: list[str] = []
 
-    def rect(
-        self, x: float, y: float, width: float, height: float, name: str, *, radius: float = 6.0
-    ) -> None:
+    def rect(self, x: float, y: float, width: float, height: float, name: str, *, radius: float = 6.0) -> None:
         """A rectangle of class ``name``."""
         place = f'x="{x:.1f}" y="{y + self.top:.1f}" width="{width:.1f}" height="{height:.1f}"'
         self.elements.append(f'<rect class="{name}" {place} rx="{radius:g}"/>')
@@ -71,9 +66,7 @@ class Canvas:
         ends = f'x1="{x1:.1f}" y1="{y1 + self.top:.1f}" x2="{x2:.1f}" y2="{y2 + self.top:.1f}"'
         self.elements.append(f'<line class="{name}" {ends}/>')
 
-    def arc(
-        self, x1: float, x2: float, y: float, depth: float, name: str, *, width: float | None = None
-    ) -> None:
+    def arc(self, x1: float, x2: float, y: float, depth: float, name: str, *, width: float | None = None) -> None:
         """A bow that hangs from two points of one height."""
         low, high = y + self.top + depth, y + self.top
         path = f"M{x1:.1f},{high:.1f} C{x1:.1f},{low:.1f} {x2:.1f},{low:.1f} {x2:.1f},{high:.1f}"

@@ -31,9 +31,7 @@ def p2p_text(fact: P2pStatusFact) -> str:
     """Which pairs have what, the exceptions first."""
     pairs = grouped((" or ".join(words), f"{gpu}-{peer}") for gpu, peer, words in fact.pairs())
     if list(pairs) in ([], ["OK"]):
-        return "\n".join(
-            [f"{_asked(fact)}: {'OK between all GPUs' if pairs else 'one GPU only'}", *_doubts(fact)]
-        )
+        return "\n".join([f"{_asked(fact)}: {'OK between all GPUs' if pairs else 'one GPU only'}", *_doubts(fact)])
     parts = [f"{words} between {_listed(names)}" for words, names in pairs.items() if words != "OK"]
     if "OK" in pairs:
         parts.append(f"OK between {_listed(pairs['OK'])}")
@@ -63,9 +61,7 @@ def _listed(names: Sequence[str], most: int = _MOST_P2P_PAIRS, noun: str = "pair
 
 def nvlinks_text(fact: NvlinksFact) -> str:
     """One line a GPU."""
-    return "\n".join(
-        [*(f"{gpu.gpu:5} {gpu.name or 'GPU'}: {_links(gpu)}" for gpu in fact.gpus), *_doubts(fact)]
-    )
+    return "\n".join([*(f"{gpu.gpu:5} {gpu.name or 'GPU'}: {_links(gpu)}" for gpu in fact.gpus), *_doubts(fact)])
 
 
 def _links(gpu: GpuNvlinks) -> str:
@@ -89,8 +85,7 @@ def rocm_text(fact: RocmTopologyFact, width: int | None = None) -> str:
         lines += matrix_lines([["", *fact.gpus], *rows], width)
     nodes = Counter(fact.numa_node.values())
     lines += [
-        f"NUMA node {node}: {number} {'GPU' if number == 1 else 'GPUs'}"
-        for node, number in sorted(nodes.items())
+        f"NUMA node {node}: {number} {'GPU' if number == 1 else 'GPUs'}" for node, number in sorted(nodes.items())
     ]
     return "\n".join([*lines, *_doubts(fact)])
 

@@ -186,10 +186,7 @@ def _box(matrix: TopologyMatrix, title: str, cpus: str, devices: Sequence[str]) 
         return Box(title, cpus, (Bridge(_merged(groups), 0),))
     lead = {index: str(index) for index, _ in enumerate(groups)}
     number = {id(group): lead[index] for index, group in enumerate(groups)}
-    links = [
-        (number[id(first[left])], number[id(first[peer])])
-        for left, peer in _pairs_within(matrix, devices, "PHB")
-    ]
+    links = [(number[id(first[left])], number[id(first[peer])]) for left, peer in _pairs_within(matrix, devices, "PHB")]
     root = connected(list(lead.values()), links)
     bridges = grouped((root[str(index)], group) for index, group in enumerate(groups))
     return Box(title, cpus, tuple(_bridges(list(bridges.values()))))
@@ -244,9 +241,7 @@ def _group(matrix: TopologyMatrix, members: Sequence[str]) -> Group:
     )
     framed = [_group(matrix, part) for part in parts if len(part) > 1]
     order = {name: index for index, name in enumerate(matrix.links)}
-    inside = sorted(
-        [*([single] if alone else []), *framed], key=lambda part: order[(*part.gpus, *part.nics)[0]]
-    )
+    inside = sorted([*([single] if alone else []), *framed], key=lambda part: order[(*part.gpus, *part.nics)[0]])
     return Group("PXB", gpus, nics, tuple(inside))
 
 

@@ -37,30 +37,8 @@ _TORCHRUN = {
 #: Options without a value.
 _FLAGS = frozenset(
     (
-        *(
-            "-l",
-            "--label",
-            "-u",
-            "--unbuffered",
-            "--exclusive",
-            "--overlap",
-            "--exact",
-            "--pty",
-            "-v",
-            "-Q",
-            "-q",
-        ),
-        *(
-            "-O",
-            "--overcommit",
-            "-s",
-            "--oversubscribe",
-            "-K",
-            "--kill-on-bad-exit",
-            "-k",
-            "--no-kill",
-            "--multi-prog",
-        ),
+        *("-l", "--label", "-u", "--unbuffered", "--exclusive", "--overlap", "--exact", "--pty", "-v", "-Q", "-q"),
+        *("-O", "--overcommit", "-s", "--oversubscribe", "-K", "--kill-on-bad-exit", "-k", "--no-kill", "--multi-prog"),
         *("--allow-run-as-root", "--oversubscribe", "--tag-output", "--report-bindings"),
         *("--standalone", "-m", "--module", "--no-python", "--run-path"),
     )
@@ -81,9 +59,7 @@ _GPUS_OF_POD = re.compile(r"^[ \t]+[\"']?nvidia\.com/gpu[\"']?:[ \t]*[\"']?(\d{1
 _RANKS_OF_POD = re.compile(r"^[ \t]+nprocPerNode:[ \t]*[\"']?(\d{1,6})\b", re.MULTILINE)
 _EACH = re.compile(r"(?:ppr:)?(\d{1,6})(?::node.*)?")
 #: ``NNODES=4`` on a line of its own.
-_CONSTANT = re.compile(
-    r"^(?:export[ \t]+)?([A-Za-z_]\w*)=([\"']?)(\d{1,6})\2[ \t]*(?:#.*)?$", re.ASCII | re.MULTILINE
-)
+_CONSTANT = re.compile(r"^(?:export[ \t]+)?([A-Za-z_]\w*)=([\"']?)(\d{1,6})\2[ \t]*(?:#.*)?$", re.ASCII | re.MULTILINE)
 _VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})", re.ASCII)
 #: More words are no command that starts a job.
 _MOST_WORDS = 400
@@ -126,13 +102,9 @@ def job_of_operator(text: str) -> tuple[Launch, Launch] | None:
     if kind is None or not replicas or len(_TRAINING.findall(text)) > 1:
         return None
     nodes = (sum(replicas), sum(replicas))
-    gpus, ranks = (
-        {int(found) for found in pattern.findall(text)} for pattern in (_GPUS_OF_POD, _RANKS_OF_POD)
-    )
+    gpus, ranks = ({int(found) for found in pattern.findall(text)} for pattern in (_GPUS_OF_POD, _RANKS_OF_POD))
     line = text.count("\n", 0, kind.start()) + 1
-    job = Launch(
-        program="kubernetes", line=line, nodes=nodes, gpus_per_node=gpus.pop() if len(gpus) == 1 else None
-    )
+    job = Launch(program="kubernetes", line=line, nodes=nodes, gpus_per_node=gpus.pop() if len(gpus) == 1 else None)
     each = ranks.pop() if len(ranks) == 1 else None
     return job, Launch(program="torchrun", line=line, starts="torchrun", agents=nodes, ranks_per_task=each)
 
@@ -145,9 +117,7 @@ def launch_of(words: Sequence[str], line: int, resolve: Resolve, around: Launch 
     launch = around
     if options is not None:
         rest = _behind(words)
-        launch = Launch(
-            program="srun" if name == "srun" else "mpirun", line=line, **dict(_fields(words[1:], options))
-        )
+        launch = Launch(program="srun" if name == "srun" else "mpirun", line=line, **dict(_fields(words[1:], options)))
         words = rest
     while words and ("=" in words[0] or posixpath.basename(words[0]) in ("env", "numactl", "time", "exec")):
         words = words[1:]
@@ -156,11 +126,7 @@ def launch_of(words: Sequence[str], line: int, resolve: Resolve, around: Launch 
     name = posixpath.basename(words[0])
     is_module = _PYTHON.fullmatch(name) and any(word in _TORCHRUN_MODULES for word in words[1:6])
     if name == "torchrun" or is_module:
-        start = (
-            1
-            if name == "torchrun"
-            else next(at for at, word in enumerate(words) if word in _TORCHRUN_MODULES) + 1
-        )
+        start = 1 if name == "torchrun" else next(at for at, word in enumerate(words) if word in _TORCHRUN_MODULES) + 1
         fields = dict(_fields([_dashed(word) for word in words[start:]], _TORCHRUN))
         launch = launch or Launch(program="torchrun", line=line)
         return launch.model_copy(update={**fields, "line": line, "starts": "torchrun"})
@@ -189,11 +155,7 @@ def _length(words: Sequence[str], at: int) -> int:
     word = words[at]
     if word in _PAIRS:
         return 3
-    joined = (
-        "=" in word
-        or word in _FLAGS
-        or (re.fullmatch(r"-[A-Za-z]\S+", word) and word not in (*_MPI, "-npernode"))
-    )
+    joined = "=" in word or word in _FLAGS or (re.fullmatch(r"-[A-Za-z]\S+", word) and word not in (*_MPI, "-npernode"))
     return 1 if joined or word.startswith("$") else 2
 
 
@@ -202,12 +164,7 @@ def _fields(words: Sequence[str], options: dict[str, str]) -> Iterator[tuple[str
     at = 0
     while at < len(words) and words[at].startswith("-"):
         name, equals, value = words[at].partition("=")
-        if (
-            name not in options
-            and re.fullmatch(r"-[A-Za-z]\S+", name)
-            and name[:2] in options
-            and options is _SLURM
-        ):
+        if name not in options and re.fullmatch(r"-[A-Za-z]\S+", name) and name[:2] in options and options is _SLURM:
             name, equals, value = name[:2], "=", name[2:]
         length = 1 if equals else _length(words, at)
         if not equals and length > 1:

@@ -64,9 +64,7 @@ _HERE_DOCUMENT = re.compile(r"<<-?\s*\\?['\"]?(\w+)")
 _DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?[-=]([^${}`'\"\\]+)\}", re.ASCII)
 _COMMAND = re.compile(r"(?:\$\(|`)\s*([\w./-]{0,40})", re.ASCII)
 #: What begins, ends or divides a part of a script that runs only sometimes.
-_BRANCHES = re.compile(
-    r"\b(?:if|else|elif|fi|case|esac|for|while|until|select|done|function)\b|;;|[{}]|\(\)|&&$|\|\|$"
-)
+_BRANCHES = re.compile(r"\b(?:if|else|elif|fi|case|esac|for|while|until|select|done|function)\b|;;|[{}]|\(\)|&&$|\|\|$")
 #: Every login has three of them, and few scripts set three.
 _OF_A_LOGIN = frozenset(("PATH", "HOME", "PWD", "USER", "SHELL", "SHLVL", "LANG", "HOSTNAME", "_"))
 #: Names that ``set`` prints and ``env`` does not: there, quotes are the shell's.
@@ -98,9 +96,7 @@ def read_setting_text(text: str, also: Collection[str] = ()) -> SettingText:
     else:
         _read_lines(lines, shell)
     if not shell.given and not any(map(_SETS.match, lines)):
-        raise NoSettings(
-            "sets no variable as the output of env, a job script, a Dockerfile or a manifest does"
-        )
+        raise NoSettings("sets no variable as the output of env, a job script, a Dockerfile or a manifest does")
     job, launches = job_of(lines) if form == "script" else None, shell.launches
     if operator := job_of_operator("\n".join(lines)):
         job, started = operator
@@ -146,8 +142,7 @@ def _form(lines: Sequence[str]) -> Form:
 def _is_quoted(lines: Sequence[str]) -> bool:
     """Whether a shell printed it in its own quotes."""
     return any(
-        line.startswith(("declare -", "typeset -", "export ")) or line.partition("=")[0] in _OF_SET
-        for line in lines
+        line.startswith(("declare -", "typeset -", "export ")) or line.partition("=")[0] in _OF_SET for line in lines
     )
 
 
@@ -235,9 +230,7 @@ def _read_shell(text: str, number: int, shell: Shell) -> None:
 
 def _stop_if_many(shell: Shell) -> None:
     if len(shell.given) > MOST_SETTINGS:
-        raise NoSettings(
-            f"sets more than {MOST_SETTINGS} variables of NCCL, torch or gloo, which no job does"
-        )
+        raise NoSettings(f"sets more than {MOST_SETTINGS} variables of NCCL, torch or gloo, which no job does")
 
 
 def _written(given: Given) -> Written:
@@ -247,17 +240,10 @@ def _written(given: Given) -> Written:
     default = _DEFAULT.fullmatch(value) if depends_on else None
     if default:
         return Written(
-            name=name,
-            line=given.line,
-            value=default[2],
-            unless_set=default[1],
-            void=given.void,
-            path=given.path,
+            name=name, line=given.line, value=default[2], unless_set=default[1], void=given.void, path=given.path
         )
     command = _COMMAND.search(value) if depends_on else None
     if command:  # what is in a command may be anything
         depends_on = f"$({command[1]} …)"
         value = value[: command.start()] + depends_on
-    return Written(
-        name=name, line=given.line, value=value, depends_on=depends_on, void=given.void, path=given.path
-    )
+    return Written(name=name, line=given.line, value=value, depends_on=depends_on, void=given.void, path=given.path)

@@ -142,12 +142,7 @@ class Shell:
         here, found = self.branches.path, {}
         for name in _OF_MEETING:
             last = next(
-                (
-                    given
-                    for given in reversed(self.given)
-                    if given.name == name and not (given.void or given.own)
-                ),
-                None,
+                (given for given in reversed(self.given) if given.name == name and not (given.void or given.own)), None
             )
             if last and last.depends_on is None and here[: len(last.path)] == last.path:
                 found[name] = last.value
@@ -310,8 +305,7 @@ class Shell:
 def is_kept(text: str) -> bool:
     """Whether a line of shell writes into a file that later shells or jobs read."""
     return any(
-        _WRITES.search(text[max(name.start() - _LONGEST_PATH, 0) : name.start()])
-        for name in _KEPT.finditer(text)
+        _WRITES.search(text[max(name.start() - _LONGEST_PATH, 0) : name.start()]) for name in _KEPT.finditer(text)
     )
 
 

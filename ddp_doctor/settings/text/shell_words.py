@@ -121,15 +121,7 @@ def _read(kind: str, raw: str) -> tuple[str, str | None]:
     return ("", None) if raw in "\"'" else (raw, raw if raw in "$`" else None)
 
 
-_OPENS = {
-    "if": "fi",
-    "case": "esac",
-    "for": "done",
-    "while": "done",
-    "until": "done",
-    "select": "done",
-    "{": "}",
-}
+_OPENS = {"if": "fi", "case": "esac", "for": "done", "while": "done", "until": "done", "select": "done", "{": "}"}
 _CLOSES = frozenset(_OPENS.values())
 _NEXT = frozenset(("else", "elif"))
 _GO_ON = frozenset(("then", "do", "!", "time"))

@@ -192,10 +192,7 @@ def _fact(table: Table, capability: str | None) -> P2pStatusFact:
         if row[gpu] != "X" or list(row.values()).count("X") != 1:
             raise TopologyError(f"row {gpu} does not have its X under {gpu}", table.line)
     return P2pStatusFact(
-        capability=capability,
-        gpus=table.gpus,
-        statuses=_others(table),
-        warnings=tuple(table.warnings),
+        capability=capability, gpus=table.gpus, statuses=_others(table), warnings=tuple(table.warnings)
     )
 
 

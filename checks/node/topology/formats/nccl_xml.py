@@ -59,10 +59,7 @@ class NcclTopology:
     def amd_links(self) -> dict[str, dict[str, str]]:
         """What rocm-smi calls the way between two GPUs."""
         gpus = self.matrix.gpus
-        return {
-            gpu: {two: "XGMI" if (gpu, two) in self.xgmi else "PCIE" for two in gpus if two != gpu}
-            for gpu in gpus
-        }
+        return {gpu: {two: "XGMI" if (gpu, two) in self.xgmi else "PCIE" for two in gpus if two != gpu} for gpu in gpus}
 
     def numa_nodes(self) -> dict[str, int]:
         """The NUMA node of each GPU that has one."""
@@ -183,9 +180,7 @@ class _Host:
         """The GPUs with their names in the matrix, in order."""
         numbers = [gpu.dev for gpu in self.gpus]
         are_numbered = None not in numbers and len(set(numbers)) == len(numbers)
-        ordered = sorted(
-            self.gpus, key=lambda gpu: (gpu.dev or 0, "") if are_numbered else (0, gpu.device.bus_id)
-        )
+        ordered = sorted(self.gpus, key=lambda gpu: (gpu.dev or 0, "") if are_numbered else (0, gpu.device.bus_id))
         for at, gpu in enumerate(ordered):
             gpu.device = gpu.device.model_copy(update={"name": f"GPU{gpu.dev if are_numbered else at}"})
         return ordered
@@ -257,9 +252,7 @@ def _gpu(pci: Tag, gpu: Tag | None, device: PciDevice) -> _Gpu:
         target = "switch" if switch else link.get("target").lower()
         links[target] = links.get(target, 0) + int(count)
     dev = own.get("dev")
-    is_amd = (
-        next(own.named("xgmi"), None) is not None or "gcn" in own.attributes or pci.get("vendor") == "0x1002"
-    )
+    is_amd = next(own.named("xgmi"), None) is not None or "gcn" in own.attributes or pci.get("vendor") == "0x1002"
     return _Gpu(device, int(dev) if re.fullmatch(r"[0-9]{1,4}", dev) else None, links, is_amd)
 
 

@@ -105,9 +105,7 @@ def _take(section: _Section, text: str, index: int) -> bool:
 def _fact(sections: Sequence[_Section]) -> NvlinksFact:
     gpus = tuple(
         GpuNvlinks(
-            gpu=f"GPU{section.number}",
-            name=section.name,
-            links=tuple(section.links[n] for n in sorted(section.links)),
+            gpu=f"GPU{section.number}", name=section.name, links=tuple(section.links[n] for n in sorted(section.links))
         )
         for section in sections
     )

@@ -51,9 +51,7 @@ class Tail:
     fields: tuple[int, ...] | None
 
 
-def read_tails(
-    tails: Sequence[Tail], titles: Sequence[str]
-) -> tuple[dict[str, dict[str, str]], list[Unclear]]:
+def read_tails(tails: Sequence[Tail], titles: Sequence[str]) -> tuple[dict[str, dict[str, str]], list[Unclear]]:
     """The cells of every row by column title, blank ones left out; none of a row that is unclear."""
     tails = [_with_none_apart(tail) for tail in tails]
     placed = {tail.label: _placed(tail, titles) for tail in tails}
@@ -144,8 +142,7 @@ def _equal_or_apart(cpus: str, known: Sequence[str]) -> bool:
     if cpus == _NONE:
         return True
     return all(
-        other_cpus == cpus
-        or not any(a <= d and c <= b for a, b in cpu_ranges(cpus) for c, d in cpu_ranges(other_cpus))
+        other_cpus == cpus or not any(a <= d and c <= b for a, b in cpu_ranges(cpus) for c, d in cpu_ranges(other_cpus))
         for other_cpus in known
     )
 

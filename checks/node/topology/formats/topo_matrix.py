@@ -29,21 +29,8 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from ddp_doctor.checks.node.topology.formats.topo_affinity import (
-    CPU,
-    GPU_NUMA,
-    NUMA,
-    Unclear,
-    cpu_ranges,
-    read_tails,
-)
-from ddp_doctor.checks.node.topology.formats.topo_rows import (
-    DEVICE,
-    GPU,
-    Block,
-    TopologyError,
-    read_blocks,
-)
+from ddp_doctor.checks.node.topology.formats.topo_affinity import CPU, GPU_NUMA, NUMA, Unclear, cpu_ranges, read_tails
+from ddp_doctor.checks.node.topology.formats.topo_rows import DEVICE, GPU, Block, TopologyError, read_blocks
 from ddp_doctor.facts.node.topology import TopologyMatrix
 from ddp_doctor.knowledge.topology.link_codes import NUMBERED
 from ddp_doctor.parse.text import plain_lines
@@ -290,9 +277,7 @@ def fill_gaps(block: Block, unclear: Collection[str]) -> None:
         block.links[label] = {name: code for name, code in both.items() if code}
 
 
-def _compare_with_the_others(
-    block: Block, label: str, rest: str, printed: Mapping[str, Mapping[str, str]]
-) -> None:
+def _compare_with_the_others(block: Block, label: str, rest: str, printed: Mapping[str, Mapping[str, str]]) -> None:
     """A row that is cut keeps what another row says too: a cell that is lost would have moved the others."""
     row = block.links[label]
     doubtful = next((name for name in block.header.columns if name != label and name not in row), "")

@@ -292,11 +292,7 @@ def _cells(label: str, text: str, line: int, count: int) -> tuple[list[str], str
                 after_codes = cells.pop()
             return cells, after_codes, Tail(label, line, (), None)
         if len(cells) == count - 1 and _GLUED_CODE.match(after_codes):
-            return (
-                cells,
-                after_codes,
-                Tail(label, line, (after_codes, *(field[0] for field in behind)), None),
-            )
+            return (cells, after_codes, Tail(label, line, (after_codes, *(field[0] for field in behind)), None))
         if after_codes:
             raise TopologyError(_unknown_cell(label, token[0], len(cells), count), line, text)
     raise TopologyError(f"row {label} has more link cells than the {count} columns", line, text)
@@ -312,16 +308,12 @@ def _unknown_cell(label: str, cell: str, read: int, count: int) -> str:
     return f"{cell[:40]} in row {label} is no link code of nvidia-smi topo -m"
 
 
-def _fields(
-    text: str, starts: Sequence[int], end: int, behind: Sequence[re.Match[str]]
-) -> tuple[int, ...] | None:
+def _fields(text: str, starts: Sequence[int], end: int, behind: Sequence[re.Match[str]]) -> tuple[int, ...] | None:
     """How many tabs each cell behind the links stands right of the first affinity field."""
     ends = [end, *(field.end() for field in behind)]
     gaps = [(end, field.start()) for end, field in zip(ends, behind, strict=False)]
     if "\t" in text[end:].rstrip():
-        steps = [
-            end - start if text[start:end].strip("\t") == "" else 0 for start, end in _after_x(text, gaps)
-        ]
+        steps = [end - start if text[start:end].strip("\t") == "" else 0 for start, end in _after_x(text, gaps)]
     elif "\t" not in text.rstrip() and _on_tab_stops(text, starts):
         steps = [end // 8 - start // 8 if end % 8 == 0 else 0 for start, end in gaps]
     else:

@@ -59,9 +59,7 @@ def parse_xml(text: str, first_line: int = 1) -> Tag:
     try:
         builder.parser.Parse(text.encode("utf-8", "replace"), True)
     except expat.ExpatError as error:
-        raise XmlError(
-            f"this is no XML: {expat.ErrorString(error.code)}", first_line + error.lineno - 1
-        ) from None
+        raise XmlError(f"this is no XML: {expat.ErrorString(error.code)}", first_line + error.lineno - 1) from None
     return builder.root
 
 

@@ -185,9 +185,7 @@ def place(rank: RankEvidence) -> str | None:
     return short(rank.steps[-1].where) if rank.steps else None
 
 
-def rank_evidence(
-    recording: Recording, trial: TrialRecord, judgement: Judgement, rank: RankEvidence
-) -> Evidence:
+def rank_evidence(recording: Recording, trial: TrialRecord, judgement: Judgement, rank: RankEvidence) -> Evidence:
     """One rank's process state, position and processor time."""
     world = recording.world
     place = f"{world.hostname(rank.node)}, " if world is not None and world.nnodes > 1 else ""
@@ -201,14 +199,7 @@ def process_words(rank: RankEvidence) -> str:
     """What the kernel says of the rank's process."""
     if rank.exited_at is not None:
         return f"gone {rank.exited_at:.1f} s after the start"
-    states = {
-        "R": "running",
-        "S": "sleeping",
-        "D": "uninterruptible",
-        "T": "stopped",
-        "t": "traced",
-        "Z": "dead",
-    }
+    states = {"R": "running", "S": "sleeping", "D": "uninterruptible", "T": "stopped", "t": "traced", "Z": "dead"}
     wait = f" in {rank.wait_channel}" if rank.wait_channel and rank.wait_channel != "0" else ""
     return f"process {states.get(rank.state or '', 'state unknown')}{wait}"
 
@@ -238,9 +229,7 @@ def all_well_without(recording: Recording, trial: TrialRecord, judgement: Judgem
     later = recording.trials[recording.trials.index(trial) + 1 :]
     check = trial.judged_check or check_of(trial, judgement)
     return any(
-        again.outcome == "finished"
-        and check in again.checks
-        and not set(again.ranks) & set(judgement.suspects)
+        again.outcome == "finished" and check in again.checks and not set(again.ranks) & set(judgement.suspects)
         for again in later
     )
 
@@ -286,10 +275,7 @@ def _network_remedy(recording: Recording, pairs: Collection[tuple[int, int]]) ->
     world = recording.world
     nodes = {(world.node_of(source), world.node_of(target)) for source, target in pairs} if world else set()
     paths = sorted((source, target) for source, target in nodes if source != target)
-    traces = (
-        f"tracepath {host(recording, target)}   # on {host(recording, source)}"
-        for source, target in paths[:2]
-    )
+    traces = (f"tracepath {host(recording, target)}   # on {host(recording, source)}" for source, target in paths[:2])
     return remedy(
         "Look at what connects them: firewall rules, the interface, the name each resolves to, the largest"
         " packet that passes",

@@ -98,8 +98,7 @@ def _all_died(recording: Recording, trials: Sequence[TrialRecord]) -> Draft:
     judgement = Judgement("died-everywhere")
     return proved(
         [Culprit(kind="setting", name=name) for name in to_blame] or line,
-        f"{_deaths(recording, trial, [rank.rank for rank in dead])} in {where}"
-        f"{with_values(recording, to_blame)}",
+        f"{_deaths(recording, trial, [rank.rank for rank in dead])} in {where}{with_values(recording, to_blame)}",
         (*(rank_evidence(recording, trial, judgement, rank) for rank in dead[:MOST_LINES]), *elsewhere),
         *without(recording, to_blame or settings),
         _alone(recording) if yours else _after_death(recording, first),
@@ -148,15 +147,11 @@ def _after_death(recording: Recording, rank: RankEvidence) -> Remedy:
     killed = "sudo dmesg -T | grep -i 'killed process'"
     killed += f"   # on {host(recording, rank.node)}" if several else ""
     if rank.out_of_memory:
-        return remedy(
-            "Give the job more memory (cgroup or --mem), or run fewer ranks per node", killed, scope="job"
-        )
+        return remedy("Give the job more memory (cgroup or --mem), or run fewer ranks per node", killed, scope="job")
     if code >= 0:
         return remedy("Read the rank's last output: no signal ended it", scope="code")
     if code == -signal.SIGKILL:
-        return remedy(
-            f"{_WHO_SENT}: the kernel for lack of memory, a time limit, an epilog, an administrator", killed
-        )
+        return remedy(f"{_WHO_SENT}: the kernel for lack of memory, a time limit, an epilog, an administrator", killed)
     return next(
         (cure for signals, cure in _CURES if -code in signals),
         remedy(f"{_WHO_SENT}: a time limit, an epilog, an administrator"),

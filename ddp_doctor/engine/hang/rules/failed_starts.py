@@ -92,9 +92,7 @@ def pointing_at_settings(recording: Recording, trial: TrialRecord) -> list[RankE
     return [
         rank
         for rank in trial.evidence
-        if _makes_the_group(rank)
-        and not tells_of_a_peer(rank)
-        and spoken_of(recording, words_of(rank), rank.node)
+        if _makes_the_group(rank) and not tells_of_a_peer(rank) and spoken_of(recording, words_of(rank), rank.node)
     ]
 
 
@@ -191,12 +189,7 @@ def _after_refusal(message: str, to_blame: Sequence[str]) -> tuple[Remedy, ...]:
     return (remedy("Correct what the exception names", scope="job"),)
 
 
-@rule(
-    "DD621",
-    "ranks-send-what-their-peers-do-not-expect",
-    Severity.ERROR,
-    explained_by=("DD236", "DD550", "DD551"),
-)
+@rule("DD621", "ranks-send-what-their-peers-do-not-expect", Severity.ERROR, explained_by=("DD236", "DD550", "DD551"))
 def at_odds(recording: Recording) -> Iterator[Draft]:
     """Ranks that met and do not understand each other.
 
@@ -215,11 +208,7 @@ def at_odds(recording: Recording) -> Iterator[Draft]:
         NCCL src/bootstrap.cc ("Message truncated", "mismatch in info from procs"), src/misc/socket.cc ("wrong type")
         gloo transport/tcp ("op.preamble.length")
     """
-    found = [
-        (trial, judgement)
-        for trial, judgement in judged(recording, "at-odds")
-        if not explains(recording, trial)
-    ]
+    found = [(trial, judgement) for trial, judgement in judged(recording, "at-odds") if not explains(recording, trial)]
     if not found:
         return
     trial, judgement = found[0]  # what they do not have in common, later checks stumble over as well

@@ -62,9 +62,7 @@ def never_entered(recording: Recording) -> Iterator[Draft]:
     """
     for trial, judgement in judged(recording, "never-entered"):
         first = of_rank(trial, judgement.suspects[0])
-        title, seen, cure = (_in_your_code if called(first.stack) else _in_a_check)(
-            recording, trial, judgement, first
-        )
+        title, seen, cure = (_in_your_code if called(first.stack) else _in_a_check)(recording, trial, judgement, first)
         doing = "it is busy, not waiting" if (first.cpu_s_per_s or 0.0) > 0.5 else process_words(first)
         yield finding(
             culprits(recording, judgement.suspects),
@@ -85,9 +83,7 @@ def _in_a_check(recording: Recording, trial: TrialRecord, judgement: Judgement, 
     return title, evidence(recording, trial, judgement), remedy(f"Find out what keeps it: {stands(rank)}")
 
 
-def _in_your_code(
-    _recording: Recording, trial: TrialRecord, judgement: Judgement, rank: RankEvidence
-) -> _Words:
+def _in_your_code(_recording: Recording, trial: TrialRecord, judgement: Judgement, rank: RankEvidence) -> _Words:
     hangs = "hangs" if len(judgement.suspects) == 1 else "hang"
     waits = f"{rank_list(judgement.waiting)} {'has' if len(judgement.waiting) == 1 else 'have'} waited"
     title = f"{hangs} in {called(rank.stack)}{line_in_the_job(rank)}; {waits} {trial.waited_s:.0f} s"
@@ -115,13 +111,10 @@ def not_running(recording: Recording) -> Iterator[Draft]:
     for trial, judgement in judged(recording, "stopped", "uninterruptible"):
         stopped = judgement.kind == "stopped"
         first = of_rank(trial, judgement.suspects[0])
-        what = (
-            "is stopped (state T)" if stopped else f"hangs in the kernel ({first.wait_channel or 'state D'})"
-        )
+        what = "is stopped (state T)" if stopped else f"hangs in the kernel ({first.wait_channel or 'state D'})"
         cure = (
             remedy(
-                "Find out who stopped it; SIGCONT lets it go on",
-                f"kill -CONT PID  # the doctor's own was {first.pid}",
+                "Find out who stopped it; SIGCONT lets it go on", f"kill -CONT PID  # the doctor's own was {first.pid}"
             )
             if stopped
             else remedy("Repair or reboot the node: no signal ends such a process")
@@ -158,8 +151,7 @@ def never_began(recording: Recording) -> Iterator[Draft]:
         by = " by torchrun" if trial.launcher == "torchrun" else ""
         yield likely(
             culprits(recording, judgement.suspects),
-            f"{names(recording, judgement.suspects)} {were} started{by} and never reported in"
-            f"{who_waits(judgement)}",
+            f"{names(recording, judgement.suspects)} {were} started{by} and never reported in{who_waits(judgement)}",
             evidence(recording, trial, judgement),
             remedy("In the job, look at what this rank's process does", "py-spy dump --pid PID"),
             detail="; ".join(trial.notes[:1]),
@@ -199,9 +191,7 @@ def nobody_left(recording: Recording) -> Iterator[Draft]:
         ended = _none_left(trial) or f"none left it {within}"
         title = f"All {len(trial.ranks)} ranks{where} entered {step} and {ended}"
         if judgement.kind == "left-behind":
-            title = (
-                f"{names(recording, judgement.waiting)} did not leave {step} {within}; the other ranks did"
-            )
+            title = f"{names(recording, judgement.waiting)} did not leave {step} {within}; the other ranks did"
         yield possible(
             NOBODY,
             title,

@@ -196,9 +196,7 @@ def _others_passed(recording: Recording, stuck: _Stuck, suspects: Collection[int
     """
     for trial, _ in stuck.values():
         through = [rank for rank in trial.evidence if rank.done and rank.rank not in suspects]
-        across = len({rank.node for rank in through}) > 1 or not all(
-            is_across(recording, pair) for pair in stuck
-        )
+        across = len({rank.node for rank in through}) > 1 or not all(is_across(recording, pair) for pair in stuck)
         if len(through) > 1 and across:  # on two nodes, where only paths between nodes hang
             return True
     return any(not set(pair) & set(suspects) for pair in _passed(recording, stuck))

@@ -52,9 +52,7 @@ def spoken_of(recording: Recording, message: str, node: int) -> tuple[str, ...]:
     by_name = [name for name in values if re.search(rf"\b{re.escape(name)}\b", said)]
     by_value = [name for name, value in values.items() if name in variables() and _holds(said, value)]
     found = [name for name in dict.fromkeys((*by_name, *by_words, *by_value)) if name in values]
-    found.sort(
-        key=lambda name: name == "NCCL_NET" and values[name].upper() in _BUILT_IN
-    )  # it has these everywhere
+    found.sort(key=lambda name: name == "NCCL_NET" and values[name].upper() in _BUILT_IN)  # it has these everywhere
     named = [name for name in found if name in by_name or name in by_value]
     return tuple(named or found)  # of several that the words may mean, the one whose value they repeat
 
