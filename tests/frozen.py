@@ -4,31 +4,54 @@
     python -m tests.frozen compare before.json.xz after.json.xz
 
 A change that rearranges code and means to change nothing leaves this file as it was. It holds the report, the text
-on the screen and the forms of the settings, of every recording, machine, planted fault and case of settings, and
-what `lint` says of its samples.
+on the screen and the forms of the settings, of every recording, machine, planted fault, case of settings, sample of a
+job's output, set of dumps and look at a running job; what `lint` says of its samples, `fleet` and `compare` of a
+folder; and `explain` of every code and variable, and the help of every command.
 """
 
 import json
 import lzma
+import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from typer.main import get_command
+from typer.testing import CliRunner
+
 from ddp_doctor import app
+from ddp_doctor.app.baselines import compare
+from ddp_doctor.app.fleet import fleet_outcome, read_fleet
+from ddp_doctor.app.job_reading import read_job
+from ddp_doctor.app.outcome import blank
+from ddp_doctor.cli.explain import explain
+from ddp_doctor.cli.main import app as cli
 from ddp_doctor.cli.outputs import OUTPUTS, Outputs, Results
+from ddp_doctor.engine.diagnose import all_rules
+from ddp_doctor.engine.plan import Plan
+from ddp_doctor.knowledge.gpu.xids import XIDS
 from ddp_doctor.lint.linting import lint_bytes
 from ddp_doctor.lint.render.text import show as show_lint
 from ddp_doctor.lint.report import lint_report
+from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.choices import Detail, FailOn
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.render import terminal
 from ddp_doctor.render.screen import console
 from ddp_doctor.render.topology import report as topology
+from ddp_doctor.settings.table import variables
+from tests.app.test_fleet import made
+from tests.engine.test_live_causes import FAR
+from tests.engine.test_live_causes import SITUATIONS as LOOKS
+from tests.engine.test_live_causes import recording as looks
+from tests.job_logs.documents import SAMPLES
+from tests.job_logs.dumps import DUMPS, as_json
 from tests.lint.documents import OF_RULES, PUBLIC
 from tests.machines.faults import FAULTS, Planted
 from tests.machines.healthy import MACHINES
@@ -38,6 +61,8 @@ from tests.settings.cases import bad, clean
 
 FORMS = [output.name for output in OUTPUTS if "topology" in output.commands and output.name not in ("json", "record")]
 Answer = dict[str, str]
+DATELESS = {"run_id": "run", "started_at": "2026-11-01T10:00:00Z"}
+JUDGED_AT = {"finished_at": "2026-11-01T10:00:00Z"}
 
 
 def of_recording(recording: Recording) -> Answer:
@@ -48,7 +73,7 @@ def of_recording(recording: Recording) -> Answer:
     terminal.show(outcome.report, recording, console(screen, width=100), "FILE", Detail.ALL)
     topology.show(recording, console(matrices, width=100))
     answer = {
-        "report": report.as_json(),
+        "report": report.model_copy(update=JUDGED_AT).as_json(),
         "failed rules": repr(outcome.rule_failures),
         "screen": screen.getvalue(),
         "topology": matrices.getvalue(),
@@ -62,10 +87,50 @@ def of_script(name: str, text: str) -> Answer:
     """What `lint` says of one script."""
     linted = lint_bytes(name, text.encode())
     report = lint_report([linted], FailOn.ERROR, datetime.now(timezone.utc))
-    fixed = report.model_copy(update={"run_id": "", "started_at": "", "duration_s": 0.0, "checks": ()})
+    fixed = report.model_copy(update={"run_id": "", "started_at": "", "duration_s": 0.0, "checks": (), **JUDGED_AT})
     screen = StringIO()
     show_lint(fixed, console(screen, width=100))
     return {"report": fixed.as_json(), "failed rules": repr(linted.failures), "screen": screen.getvalue()}
+
+
+def of_files(files: Mapping[str, bytes]) -> Answer:
+    """What `logs` says of what a job left."""
+    with _folder(files):
+        recording = blank(Options(command="logs"), Plan(()))
+        return of_recording(dateless(recording.model_copy(update={"readings": read_job([*files])})))
+
+
+def of_runs(command: str, files: Mapping[str, bytes]) -> Answer:
+    """What `fleet` or `compare` says of reports."""
+    with _folder(files):
+        outcome = (
+            compare(*files) if command == "compare" else fleet_outcome(read_fleet([*files], lambda _text: None), 0.0)
+        )
+    report = outcome.report.model_copy(update=DATELESS | JUDGED_AT | {"duration_s": 0.0})
+    screen = StringIO()
+    terminal.show(report, outcome.recording, console(screen, width=100), "FILE", Detail.ALL)
+    return {"report": report.as_json(), "screen": screen.getvalue()}
+
+
+@contextmanager
+def _folder(files: Mapping[str, bytes]) -> Iterator[None]:
+    """A new working directory with these files, so that their names are always the same."""
+    home = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            for name, content in files.items():
+                Path(name).parent.mkdir(parents=True, exist_ok=True)
+                Path(name).write_bytes(content)
+                os.utime(name, (0, 0))
+            yield
+        finally:
+            os.chdir(home)
+
+
+def dateless(recording: Recording) -> Recording:
+    """A recording that was made just now, without its name and date."""
+    return recording.model_copy(update=DATELESS)
 
 
 def untimed(recording: Recording) -> Recording:
@@ -95,6 +160,39 @@ def answers() -> Iterator[tuple[str, Answer]]:
             yield f"setting {kind} {number} {case.name}", of_recording(untimed(case.recording()))
     for sample in (*OF_RULES, *PUBLIC):
         yield f"sample {sample}", of_script("train.py", sample.text)
+    for name, answer in _jobs():
+        yield name, answer
+    for name in texts_to_explain():
+        yield f"explain {name}", {"page": explain(name)}
+    for name in sorted(get_command(cli).commands):  # type: ignore[attr-defined]
+        yield f"help {name}", {"screen": CliRunner().invoke(cli, [name, "--help"]).output}
+
+
+def _jobs() -> Iterator[tuple[str, Answer]]:
+    """Jobs that ended, that run, and runs beside each other."""
+    for number, sample in enumerate(SAMPLES):
+        yield f"output {number} {sample}", of_files({name: text.encode() for name, text in sample.files.items()})
+    for situation, dumps in DUMPS.items():
+        yield f"dumps {situation}", of_files({f"dumps/rank{rank}.json": as_json(dump) for rank, dump in dumps.items()})
+    for situation, (ranks, about, *_) in LOOKS.items():
+        yield f"looks {situation}", of_recording(dateless(looks(*ranks, **about)))
+    for situation, (several, *_) in FAR.items():
+        yield f"looks {situation}", of_recording(dateless(several))
+    yield "looks hung-loader", of_recording(app.load_recording(Path("tests/attach/hung-loader.json")))
+    runs = [made(host, day) for host in ("a", "b", "c") for day in range(1, 5)]
+    runs += [made("d", day, "sick" if day % 2 else "healthy") for day in range(1, 7)]
+    runs += [made("e", 5, speed=0.6), made("f", 5, traits={"driver": "470.1"})]
+    files = {f"{run['run_id']}.json": json.dumps(run).encode() for run in runs}
+    yield "fleet", of_runs("fleet", {**files, "torn.json": b'{"tool": "ddp-doc', "null.json": b"null"})
+    for earlier, later in (("a-1", "a-2"), ("a-1", "e-5"), ("a-1", "f-5"), ("d-1", "a-1")):
+        pair = {f"{name}.json": files[f"{name}.json"] for name in (earlier, later)}
+        yield f"compare {earlier} {later}", of_runs("compare", pair)
+
+
+def texts_to_explain() -> list[str]:
+    """Every code and variable, and texts of errors."""
+    codes = [rule.code for rule in (*all_rules(), *LINT_RULES)]
+    return [*codes, *variables(), *sorted({sample.cause for sample in SAMPLES}), *(f"Xid {xid}" for xid in XIDS)]
 
 
 def differences(old: dict[str, Answer], new: dict[str, Answer]) -> Iterator[tuple[str, str]]:
