@@ -11,7 +11,6 @@ from collections import defaultdict
 from functools import cache
 from graphlib import TopologicalSorter
 from importlib import metadata
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.engine.hang.rules import TRIAL_RULES
 from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.rule import Described
+from ddp_doctor.model.rule import HEADINGS
 from tests.conftest import IMPORTED
 from tests.documents import pinned
 from tests.recorded import SITUATIONS, raw
@@ -34,7 +33,6 @@ from tools import generate_docs
 ROOT = Path(__file__).parent.parent
 RULES = all_rules()
 
-SECTIONS = ("What it finds", "Why it matters", "Remedy", "References")
 LONGEST_MODULE = 400
 LONGEST_FUNCTION = 60
 
@@ -106,14 +104,10 @@ def test_the_codes_of_a_check_come_from_one_hundred():
 
 
 def test_every_rule_has_the_four_sections_of_its_page_in_order():
-    sections = {rule.code: _headings(rule) for rule in (*RULES, *LINT_RULES)}
+    headings = {rule.code: [heading for heading in rule.sections if heading] for rule in (*RULES, *LINT_RULES)}
 
-    assert {code: headings for code, headings in sections.items() if headings != SECTIONS} == {}
-
-
-def _headings(rule: Described) -> tuple[str, ...]:
-    above = [line for line, below in pairwise(rule.doc.splitlines()) if below.startswith("    ")]
-    return tuple(line for line in above if line and not line.startswith(" "))
+    assert {code: found for code, found in headings.items() if found != [*HEADINGS.values()]} == {}
+    assert [rule.code for rule in (*RULES, *LINT_RULES) if not all(rule.sections[h] for h in headings[rule.code])] == []
 
 
 def test_every_rule_fires_in_one_recording_and_is_silent_in_another_that_has_its_facts():

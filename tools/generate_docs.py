@@ -23,7 +23,7 @@ from ddp_doctor.model.choices import ExitCode, Where
 from ddp_doctor.model.fleet import FleetReport
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import AttachReport, EnvReport, LogsReport, Report
-from ddp_doctor.model.rule import Described
+from ddp_doctor.model.rule import HEADINGS, Described
 from ddp_doctor.settings.releases import RELEASES, default_in_words, read_by
 from ddp_doctor.settings.table import Variable, variables
 from tools.man_page import man_page
@@ -212,18 +212,17 @@ def rules_page() -> str:
 def _rule(rule: Described, docs: str) -> str:
     """One rule's section, from its docstring; ``docs`` is the way from the page to docs/."""
     head = f'<a id="{rule.code}"></a>\n\n## {rule.code} {rule.name}\n\nSeverity {rule.severity.value}.\n'
-    return "\n".join([head, *_parts(rule.doc, docs)])
+    return "\n".join([head, *_parts(rule, docs)])
 
 
-def _parts(documentation: str, docs: str) -> Iterable[str]:
-    """The docstring's paragraphs in Markdown: unindented single lines before indented text are headings."""
-    for block in re.split(r"\n(?=\S)", documentation):
-        first, _, rest = block.partition("\n")
-        if rest.startswith("    "):
-            text = _escaped(textwrap.dedent(rest).strip())
-            yield f"**{first}**\n\n{_references(text, docs) if first == 'References' else text}\n"
-        else:
-            yield f"{_escaped(block.strip())}\n"
+def _parts(rule: Described, docs: str) -> Iterable[str]:
+    """The sections of its page in Markdown."""
+    for heading, text in rule.sections.items():
+        if heading == HEADINGS["See"]:
+            yield f"**{heading}**\n\n{_references(_escaped(text), docs)}\n"
+        elif text:
+            lines = textwrap.fill(_escaped(text), 112, break_long_words=False, break_on_hyphens=False)
+            yield f"**{heading}**\n\n{lines}\n" if heading else f"{lines}\n"
 
 
 def _references(text: str, docs: str) -> str:

@@ -35,23 +35,16 @@ def probe(_ctx: Context) -> Fact:
 def slower(recording: Recording) -> Iterator[Draft]:
     """A node, a path between nodes or a run that is slower than the healthy runs before it.
 
-    What it finds
-        Bandwidths, rates and computing times that are worse than those of all the healthy runs in the baseline, and
-        by more than noise: five standard deviations, estimated from the median absolute deviation, and never less
-        than 10 % for what a GPU does alone or 15 % for what crosses a network. A node is named for what was measured
-        on it alone, and where even its best path to another is slower while other nodes have none the like; else the
-        pairs are, or nobody. From three times slower on it is an error. With fewer than five runs to compare with,
-        noise is not known, and it is information.
-
-    Why it matters
-        DDP runs at the speed of its slowest rank. A job that became a third slower says nothing.
-
-    Remedy
-        What changed on that node since the baseline was written: clocks and power limits of its GPUs, the negotiated
-        speed of its links, other programs. Where the change was meant, write a new baseline.
-
-    References
-        docs/how-to/watch-a-fleet.md
+    Finds: Bandwidths, rates and computing times that are worse than those of all the healthy runs in the baseline, and
+        by more than noise: five standard deviations, estimated from the median absolute deviation, and never less than
+        10 % for what a GPU does alone or 15 % for what crosses a network. A node is named for what was measured on it
+        alone, and where even its best path to another is slower while other nodes have none the like; else the pairs
+        are, or nobody. From three times slower on it is an error. With fewer than five runs to compare with, noise is
+        not known, and it is information.
+    Why: DDP runs at the speed of its slowest rank. A job that became a third slower says nothing.
+    Remedy: What changed on that node since the baseline was written: clocks and power limits of its GPUs, the
+        negotiated speed of its links, other programs. Where the change was meant, write a new baseline.
+    See: docs/how-to/watch-a-fleet.md
     """
     fact = recording.first(BaselineFact)
     compared = fact.compared if fact else ()
@@ -143,20 +136,13 @@ def _evidence(each: HeldAgainst, others: int, recording: Recording) -> Evidence:
 def other_traits(recording: Recording) -> Iterator[Draft]:
     """Versions, settings or hardware that are not as in the baseline, or the run, it is held against.
 
-    What it finds
-        Releases of torch, CUDA, NCCL, the driver, Python and the kernel, GPUs, ports, CPUs and numbers of ranks, and
+    Finds: Releases of torch, CUDA, NCCL, the driver, Python and the kernel, GPUs, ports, CPUs and numbers of ranks, and
         the settings of NCCL, torch and gloo, that are known of both and are not the same. Settings that name what a
         host has, such as NCCL_SOCKET_IFNAME, are left out. What is only known of one is listed, and is no difference.
-
-    Why it matters
-        A job that became slower mostly did so because something was changed. Equal speed says that the change did no
+    Why: A job that became slower mostly did so because something was changed. Equal speed says that the change did no
         harm in what was measured, and nothing of the rest.
-
-    Remedy
-        Where the speed changed too, change them back one by one, and measure each time.
-
-    References
-        docs/how-to/watch-a-fleet.md
+    Remedy: Where the speed changed too, change them back one by one, and measure each time.
+    See: docs/how-to/watch-a-fleet.md
     """
     fact = recording.first(RunDifferencesFact)
     if fact is None or not fact.differ:

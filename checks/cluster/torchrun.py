@@ -75,17 +75,10 @@ def probe(ctx: RankContext) -> TorchrunFact:
 def ranks_missing(recording: Recording) -> Iterator[Draft]:
     """A torchrun that ended, or had to be ended, without any rank having arrived.
 
-    What it finds
-        The launcher itself fails: none of its ranks wrote a word.
-
-    Why it matters
-        The job will not start under torchrun on this node.
-
-    Remedy
-        torchrun's own output, which stands in the finding.
-
-    References
-        https://docs.pytorch.org/docs/stable/elastic/run.html
+    Finds: The launcher itself fails: none of its ranks wrote a word.
+    Why: The job will not start under torchrun on this node.
+    Remedy: torchrun's own output, which stands in the finding.
+    See: https://docs.pytorch.org/docs/stable/elastic/run.html
     """
     for trial in recording.trials:
         silent = trial.launcher == "torchrun" and not any(rank.began for rank in trial.evidence)
@@ -111,18 +104,11 @@ def _by_hand(recording: Recording) -> Remedy:
 def slow_start(recording: Recording) -> Iterator[Draft]:
     """Ranks that torchrun brought up only after a long time.
 
-    What it finds
-        More than a minute from the start of torchrun until the last rank ran its first line.
-
-    Why it matters
-        It is paid at every start and restart, and time-outs of the rendezvous come near.
-
-    Remedy
-        Mostly a Python environment on a shared file system: put it on a local disk or in an image. Where it takes half
-        of the rendezvous's ten minutes, more of them: --rdzv-conf join_timeout.
-
-    References
-        docs/explanation/hangs.md
+    Finds: More than a minute from the start of torchrun until the last rank ran its first line.
+    Why: It is paid at every start and restart, and time-outs of the rendezvous come near.
+    Remedy: Mostly a Python environment on a shared file system: put it on a local disk or in an image. Where it takes
+        half of the rendezvous's ten minutes, more of them: --rdzv-conf join_timeout.
+    See: docs/explanation/hangs.md
     """
     slowest = max(recording.facts(TorchrunFact), key=lambda node: node.fact.arrived_after_s)
     seconds = slowest.fact.arrived_after_s
@@ -147,19 +133,12 @@ def slow_start(recording: Recording) -> Iterator[Draft]:
 def does_not_end(recording: Recording) -> Iterator[Draft]:
     """A torchrun that fails, or stays, when all of its ranks have done their work.
 
-    What it finds
-        All ranks were done and left, and torchrun ended with an exit code other than 0 (an error), or
-        was still there ten seconds later (a warning). A torchrun that complains of SIGTERM or SIGKILL
-        is left out: the doctor itself ends ranks that are done.
-
-    Why it matters
-        The scheduler counts the job as failed, or keeps its GPUs, after a training that went well.
-
-    Remedy
-        torchrun's own output, which stands in the finding.
-
-    References
-        https://docs.pytorch.org/docs/stable/elastic/run.html
+    Finds: All ranks were done and left, and torchrun ended with an exit code other than 0 (an error), or was still
+        there ten seconds later (a warning). A torchrun that complains of SIGTERM or SIGKILL is left out: the doctor
+        itself ends ranks that are done.
+    Why: The scheduler counts the job as failed, or keeps its GPUs, after a training that went well.
+    Remedy: torchrun's own output, which stands in the finding.
+    See: https://docs.pytorch.org/docs/stable/elastic/run.html
     """
     for trial in recording.trials:
         note, said = ((*trial.notes, "", ""))[:2]

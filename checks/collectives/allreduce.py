@@ -174,19 +174,12 @@ def is_repeatable(ctx: RankContext) -> bool:
 def wrong_result(recording: Recording) -> Iterator[Draft]:
     """An all-reduce whose result is not the true sum, maximum, minimum or product.
 
-    What it finds
-        Elements that differ from the closed form. The contributions are coded by rank: a rank is named
-        where every wrong sum, on every rank, is off throughout by one and the same rank's contribution.
-
-    Why it matters
-        Gradients are summed this way: the training goes on and is wrong.
-
-    Remedy
-        GPUs: NCCL_P2P_DISABLE=1 tells whether peer-to-peer transfers corrupt data; then memory
-        errors (nvidia-smi -q -d ECC). Else the library: another NCCL or torch.
-
-    References
-        nccl-tests, verifiable/: the same idea; NVIDIA/nccl-tests#117: wrong data over P2P
+    Finds: Elements that differ from the closed form. The contributions are coded by rank: a rank is named where every
+        wrong sum, on every rank, is off throughout by one and the same rank's contribution.
+    Why: Gradients are summed this way: the training goes on and is wrong.
+    Remedy: GPUs: NCCL_P2P_DISABLE=1 tells whether peer-to-peer transfers corrupt data; then memory errors (nvidia-smi
+        -q -d ECC). Else the library: another NCCL or torch.
+    See: nccl-tests, verifiable/: the same idea; NVIDIA/nccl-tests#117: wrong data over P2P
     """
     # nccl-tests' own table, in a job's output, names no rank: DDJ155 speaks of it.
     ranks = [rank for rank in recording.facts(AllReduceFact) if rank.rank is not None]
@@ -260,17 +253,10 @@ def _errors(fact: AllReduceFact) -> list[Evidence]:
 def not_repeatable(recording: Recording) -> Iterator[Draft]:
     """Two all-reduces of the same inputs that differ in their last bits.
 
-    What it finds
-        A rank where the same inexact fp32 inputs gave two different sums in one process group.
-
-    Why it matters
-        Runs cannot be reproduced bit for bit, and silent data corruption cannot be told from noise.
-
-    Remedy
-        Set one fixed algorithm (NCCL_ALGO=Ring) where repeatability matters; it costs speed.
-
-    References
-        NCCL user guide, NCCL_ALGO
+    Finds: A rank where the same inexact fp32 inputs gave two different sums in one process group.
+    Why: Runs cannot be reproduced bit for bit, and silent data corruption cannot be told from noise.
+    Remedy: Set one fixed algorithm (NCCL_ALGO=Ring) where repeatability matters; it costs speed.
+    See: NCCL user guide, NCCL_ALGO
     """
     odd = [rank.rank or 0 for rank in recording.facts(AllReduceFact) if not rank.fact.repeatable]
     if odd:

@@ -67,18 +67,11 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
 def corrupts(recording: Recording) -> Iterator[Draft]:
     """A pair of ranks between which bytes arrive changed.
 
-    What it finds
-        Bytes that differ from the pattern the peer is known to send, pair by pair.
-
-    Why it matters
-        Gradients sent over this link are silently wrong.
-
-    Remedy
-        GPUs: NCCL_P2P_DISABLE=1 sends the data through the host and proves the cause; consumer GPUs
-        with forced peer-to-peer are the usual case. Else look for memory errors.
-
-    References
-        NVIDIA/nccl-tests#117
+    Finds: Bytes that differ from the pattern the peer is known to send, pair by pair.
+    Why: Gradients sent over this link are silently wrong.
+    Remedy: GPUs: NCCL_P2P_DISABLE=1 sends the data through the host and proves the cause; consumer GPUs with forced
+        peer-to-peer are the usual case. Else look for memory errors.
+    See: NVIDIA/nccl-tests#117
     """
     wrong = {
         (pair.peer, rank.rank or 0): pair
@@ -184,21 +177,14 @@ _COMPARE_NICS = remedy(
 def slow_pair(recording: Recording) -> Iterator[Draft]:
     """A pair of GPUs several times slower than the typical pair of its kind.
 
-    What it finds
-        Pairs whose bandwidth is a small fraction of the median pair's: of those within a node, or of those
-        between nodes, which go over the network. Only with NCCL, where links are hardware; pairs of CPU
-        processes share cores and differ by chance.
-
-    Why it matters
-        A ring is as fast as its slowest link.
-
-    Remedy
-        Where the slow pairs copy directly over a longer path than all others, an NCCL_P2P_LEVEL that leaves them out.
-        Compare the link types in `nvidia-smi topo -m` and the PCIe width under load; between nodes the
-        NICs and their cables. Which NIC NCCL took on a node stands in the evidence, from its own log.
-
-    References
-        docs/explanation/measurements.md
+    Finds: Pairs whose bandwidth is a small fraction of the median pair's: of those within a node, or of those between
+        nodes, which go over the network. Only with NCCL, where links are hardware; pairs of CPU processes share cores
+        and differ by chance.
+    Why: A ring is as fast as its slowest link.
+    Remedy: Where the slow pairs copy directly over a longer path than all others, an NCCL_P2P_LEVEL that leaves them
+        out. Compare the link types in `nvidia-smi topo -m` and the PCIe width under load; between nodes the NICs and
+        their cables. Which NIC NCCL took on a node stands in the evidence, from its own log.
+    See: docs/explanation/measurements.md
     """
     if recording.world is None or recording.world.backend != "nccl":
         return

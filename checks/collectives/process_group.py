@@ -68,20 +68,13 @@ def probe(ctx: RankContext) -> ProcessGroupFact:
 def cannot_import(recording: Recording) -> Iterator[Draft]:
     """A torch whose import raises, or does not end.
 
-    What it finds
-        The import of torch failed in the job's own interpreter and environment, or still ran after
-        a minute and neither computed nor read; then the line on which it stands is shown. One that still gets on
-        after 90 s is slow, and makes the verdict unsure.
-
-    Why it matters
-        No rank will start.
-
-    Remedy
-        A missing library: repair the installation. An import that does not end: mostly a shared
-        file system that does not answer.
-
-    References
-        docs/explanation/hangs.md
+    Finds: The import of torch failed in the job's own interpreter and environment, or still ran after a minute and
+        neither computed nor read; then the line on which it stands is shown. One that still gets on after 90 s is slow,
+        and makes the verdict unsure.
+    Why: No rank will start.
+    Remedy: A missing library: repair the installation. An import that does not end: mostly a shared file system that
+        does not answer.
+    See: docs/explanation/hangs.md
     """
     for (what, last), group in by_cause(recording.facts(TorchImport), _import_failure).items():
         several = recording.world is not None and recording.world.nnodes > 1
@@ -113,18 +106,11 @@ def _import_failure(fact: TorchImport) -> tuple[str, str] | None:
 def shared_gpu(recording: Recording) -> Iterator[Draft]:
     """Two ranks of one node on one GPU.
 
-    What it finds
-        Ranks whose CUDA device has the same UUID.
-
-    Why it matters
-        NCCL refuses it, and where a setting hides it the ranks share one GPU's time and memory.
-
-    Remedy
-        Use LOCAL_RANK for the device, hand it to init_process_group as device_id, start one rank per GPU, and look at
-        CUDA_VISIBLE_DEVICES.
-
-    References
-        NCCL init.cc ("Duplicate GPU detected"); torch.distributed.run, "Definitions"
+    Finds: Ranks whose CUDA device has the same UUID.
+    Why: NCCL refuses it, and where a setting hides it the ranks share one GPU's time and memory.
+    Remedy: Use LOCAL_RANK for the device, hand it to init_process_group as device_id, start one rank per GPU, and look
+        at CUDA_VISIBLE_DEVICES.
+    See: NCCL init.cc ("Duplicate GPU detected"); torch.distributed.run, "Definitions"
     """
     by_uuid = grouped(
         ((rank.node, rank.fact.gpu_uuid), rank)

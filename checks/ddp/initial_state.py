@@ -61,21 +61,13 @@ _SILENT = ("order", "name")
 
 @rule("DD740", "model-differs-between-ranks", Severity.ERROR, InitialState)
 def model_differs_between_ranks(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        A parameter that some ranks lack, or that has another shape, type, device or requires_grad there.
-        The ranks compare lists over the control store before the model is wrapped.
-
-    Why it matters
-        Wrapping such a model raises on some ranks and hangs or aborts on others, and torch's message counts
-        parameters without a name, or blames a connection.
-
-    Remedy
-        None of your own code builds this model: compare the versions of torch on these ranks, and look for
-        code that replaces parts of it. Of three ranks or more the odd one is named.
-
-    References
-        https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    """Finds: A parameter that some ranks lack, or that has another shape, type, device or requires_grad there. The
+        ranks compare lists over the control store before the model is wrapped.
+    Why: Wrapping such a model raises on some ranks and hangs or aborts on others, and torch's message counts parameters
+        without a name, or blames a connection.
+    Remedy: None of your own code builds this model: compare the versions of torch on these ranks, and look for code
+        that replaces parts of it. Of three ranks or more the odd one is named.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
         https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/reducer.cpp
     """
     yield from _drafts(
@@ -85,20 +77,12 @@ def model_differs_between_ranks(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD741", "parameter-order-differs-between-ranks", Severity.ERROR, InitialState)
 def parameter_order_differs_between_ranks(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        The ranks have the same parameters in another order, or other names in the same places.
-
-    Why it matters
-        DDP pairs parameters by place. If shapes agree nothing is raised: a layer gets the values and the
-        gradients of another one, and the ranks train different models.
-
-    Remedy
-        None of your own code builds this model: compare the versions of torch on these ranks. In a model
-        of your own the cause is a set, an unsorted directory or a layer under ``if rank``.
-
-    References
-        https://pytorch.org/docs/stable/notes/ddp.html
+    """Finds: The ranks have the same parameters in another order, or other names in the same places.
+    Why: DDP pairs parameters by place. If shapes agree nothing is raised: a layer gets the values and the gradients of
+        another one, and the ranks train different models.
+    Remedy: None of your own code builds this model: compare the versions of torch on these ranks. In a model of your
+        own the cause is a set, an unsorted directory or a layer under ``if rank``.
+    See: https://pytorch.org/docs/stable/notes/ddp.html
     """
     yield from _drafts(
         recording, [difference for difference in _of(recording, "parameter") if difference.kind in _SILENT]
@@ -107,20 +91,12 @@ def parameter_order_differs_between_ranks(recording: Recording) -> Iterator[Draf
 
 @rule("DD742", "buffers-differ-between-ranks", Severity.ERROR, InitialState)
 def buffers_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        A buffer that some ranks lack, or that has another shape, type, device, order or name there.
-
-    Why it matters
-        DDP compares parameters, never buffers. It broadcasts them as one stretch of bytes: a rank aborts, or
-        silently gets the values of another buffer.
-
-    Remedy
-        None of your own code builds this model: compare the versions of torch on these ranks, and look for
-        code that replaces parts of it. Of three ranks or more the odd one is named.
-
-    References
-        https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    """Finds: A buffer that some ranks lack, or that has another shape, type, device, order or name there.
+    Why: DDP compares parameters, never buffers. It broadcasts them as one stretch of bytes: a rank aborts, or silently
+        gets the values of another buffer.
+    Remedy: None of your own code builds this model: compare the versions of torch on these ranks, and look for code
+        that replaces parts of it. Of three ranks or more the odd one is named.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     yield from _drafts(recording, _of(recording, "buffer"))
 
@@ -166,21 +142,13 @@ class _Off:
 
 @rule("DD743", "initial-state-not-from-rank-0", Severity.ERROR, InitialState)
 def initial_state_not_from_rank_0(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        Every rank makes a model from its own seed. After wrapping, a parameter or buffer (bf16, frozen, tied,
+    """Finds: Every rank makes a model from its own seed. After wrapping, a parameter or buffer (bf16, frozen, tied,
         strided, integer, without dimensions, not persistent) is not rank 0's, bit for bit.
-
-    Why it matters
-        With DDP seeds need not agree, because wrapping broadcasts rank 0's values. Where it does not, the
-        ranks average the gradients of different models; a loss that falls hides it.
-
-    Remedy
-        None of your own code runs in this check: look for code that replaces parts of torch, and for
+    Why: With DDP seeds need not agree, because wrapping broadcasts rank 0's values. Where it does not, the ranks
+        average the gradients of different models; a loss that falls hides it.
+    Remedy: None of your own code runs in this check: look for code that replaces parts of torch, and for
         ``init_sync=False``. With NCCL, repeat it with NCCL_PROTO=Simple.
-
-    References
-        https://pytorch.org/docs/stable/notes/ddp.html
+    See: https://pytorch.org/docs/stable/notes/ddp.html
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     facts = {rank.rank or 0: rank.fact for rank in recording.facts(InitialState)}

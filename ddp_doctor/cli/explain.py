@@ -128,25 +128,9 @@ def _rule(text: str) -> str:
     name = text.lower().replace("_", "-")
     for rule in _rules():
         if name == rule.name or _plain(text) == rule.code.lower():
-            page = "\n".join(_paragraphs(rule.doc.replace("``", "`")))  # a terminal knows no markup
+            page = rule.text.replace("``", "`")  # a terminal knows no markup
             return f"{rule.code} {rule.name} ({rule.severity.value})\n\n{page}\n"
     return ""
-
-
-def _paragraphs(doc: str) -> list[str]:
-    """Its lines, with those of one paragraph joined; of the references, each has a line."""
-    joined: list[str] = []
-    before = None  # the indent of the paragraph that goes on
-    references = False
-    for line in doc.splitlines():
-        indent = len(line) - len(line.lstrip()) if line else None
-        if line and indent == before and not references:
-            joined[-1] += f" {line.strip()}"
-        else:
-            joined.append(line)
-        before = indent
-        references = line == "References" or (references and indent != 0)
-    return joined
 
 
 def _begin_so(text: str) -> str:

@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from textwrap import indent
 from types import ModuleType
 from typing import Literal
 
@@ -15,11 +16,13 @@ from ddp_doctor.model.recording import Recording
 RuleFunction = Callable[[Recording], Iterable[Draft]]
 #: What ranks would do beside a fault: stop for ever, take several times longer, or run.
 RanksDo = Literal["stop", "slow", "run"]
+#: How the paragraphs of a rule's docstring begin, below its summary, and their headings on its page.
+HEADINGS = {"Finds": "What it finds", "Why": "Why it matters", "Remedy": "Remedy", "See": "References"}
 
 
 @dataclass(frozen=True)
 class Described:
-    """What every rule has. ``doc`` has the sections What it finds, Why it matters, Remedy, References."""
+    """What every rule has. ``doc``: a summary, or none, and a paragraph for each of HEADINGS, as its docstring has."""
 
     code: str
     name: str  # kebab-case, states the fault: "p2p-stalls-between-gpus"
@@ -27,10 +30,25 @@ class Described:
     doc: str
 
     @property
+    def sections(self) -> dict[str, str]:
+        """The texts of its page by heading, the summary's being empty; references have a line each."""
+        summary, *rest = re.split(rf"(?m)^({'|'.join(HEADINGS)}): ", self.doc)
+        texts = {HEADINGS[label]: " ".join(text.split()) for label, text in zip(rest[::2], rest[1::2], strict=True)}
+        references = [line.strip() for line in rest[-1].splitlines()] if rest else []
+        return {"": " ".join(summary.split()), **texts, HEADINGS["See"]: "\n".join(references)}
+
+    @property
     def gist(self) -> str:
-        """The summary; where the text begins with the first section, that section's first sentence."""
-        first = self.doc.partition("\n\n")[0].removeprefix("What it finds\n")
-        return re.split(r"(?<=\.)\s", " ".join(first.split()))[0]
+        """The first sentence of the summary, or else of what it finds."""
+        sections = self.sections
+        return re.split(r"(?<=\.)\s", sections[""] or sections[HEADINGS["Finds"]])[0]
+
+    @property
+    def text(self) -> str:
+        """Its page as plain text."""
+        return "\n\n".join(
+            f"{heading}\n{indent(text, '    ')}" if heading else text for heading, text in self.sections.items() if text
+        )
 
 
 @dataclass(frozen=True)

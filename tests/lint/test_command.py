@@ -105,12 +105,6 @@ def test_the_last_line_names_the_worst_finding_and_information_has_one_word(fold
     assert lines[-2:] == ["Sick: 2 errors, 1 info in 1 file.", "(more: ddp-doctor explain DDL104)"]
 
 
-def test_every_page_of_a_lint_rule_has_a_blank_line_before_each_of_its_parts():
-    for rule in RULES:
-        for part in ("What it finds", "Why it matters", "Remedy", "References"):
-            assert f"\n\n{part}\n    " in rule.doc, (rule.code, part)
-
-
 def test_a_warning_fails_only_where_that_is_asked_for(folder: Path):
     assert lint("warned.py", cwd=folder).returncode == 0
     assert lint("--fail-on", "warning", "warned.py", cwd=folder).returncode == 1

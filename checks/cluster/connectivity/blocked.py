@@ -34,21 +34,13 @@ _FATE = {
 def inbound_blocked(recording: Recording) -> Iterator[Draft]:
     """A node that meets the others at the roll call, and that nobody can dial on ephemeral ports.
 
-    What it finds
-        Nodes to which all dials fail (refused, no answer, unreachable) although they dial out themselves, or
-        others reach each other. One finding for all nodes where no dial between any two succeeds. With two
-        nodes: the one that can dial and cannot be dialled.
-
-    Why it matters
-        The port of the rendezvous is open, so torchrun starts everywhere; then the workers hang in silence,
-        and healthy nodes name their own ranks.
-
-    Remedy
-        A firewall rule for the ephemeral ports between these nodes, or an ip_local_port_range within what is
-        open.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
+    Finds: Nodes to which all dials fail (refused, no answer, unreachable) although they dial out themselves, or others
+        reach each other. One finding for all nodes where no dial between any two succeeds. With two nodes: the one that
+        can dial and cannot be dialled.
+    Why: The port of the rendezvous is open, so torchrun starts everywhere; then the workers hang in silence, and
+        healthy nodes name their own ranks.
+    Remedy: A firewall rule for the ephemeral ports between these nodes, or an ip_local_port_range within what is open.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
         https://docs.pytorch.org/docs/stable/elastic/run.html
     """
     matrix = Matrix.of(recording)
@@ -72,18 +64,11 @@ def inbound_blocked(recording: Recording) -> Iterator[Draft]:
 def path_blocked(recording: Recording) -> Iterator[Draft]:
     """Two nodes between which no connection comes about, while both reach others, or are the only two.
 
-    What it finds
-        Single pairs, in one direction or both, that no node explains: both ends work otherwise. With two
-        nodes that cannot dial each other nobody can tell whose fault it is, so the pair is named.
-
-    Why it matters
-        gloo and NCCL connect pairs of ranks. The first ring or tree that holds this pair hangs all.
-
-    Remedy
-        Compare the firewalls, routes and access lists of these two with those of the pairs that work.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
+    Finds: Single pairs, in one direction or both, that no node explains: both ends work otherwise. With two nodes that
+        cannot dial each other nobody can tell whose fault it is, so the pair is named.
+    Why: gloo and NCCL connect pairs of ranks. The first ring or tree that holds this pair hangs all.
+    Remedy: Compare the firewalls, routes and access lists of these two with those of the pairs that work.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
     matrix, around = Matrix.of(recording), way_out(recording)
     for fate, paths in _paths_by_fate(matrix, matrix.blocked.paths).items():
@@ -112,17 +97,10 @@ def path_blocked(recording: Recording) -> Iterator[Draft]:
 def outbound_blocked(recording: Recording) -> Iterator[Draft]:
     """A node that can be dialled and cannot dial the others on ephemeral ports.
 
-    What it finds
-        Nodes from which all dials fail while the nodes that they dial are reached by others.
-
-    Why it matters
-        The workers of that node cannot reach MASTER_PORT on node rank 0, nor the listeners of gloo and NCCL.
-
-    Remedy
-        Open the way out in the node's own firewall, or at the edge of its network.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
+    Finds: Nodes from which all dials fail while the nodes that they dial are reached by others.
+    Why: The workers of that node cannot reach MASTER_PORT on node rank 0, nor the listeners of gloo and NCCL.
+    Remedy: Open the way out in the node's own firewall, or at the edge of its network.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
     matrix = Matrix.of(recording)
     found = matrix.blocked
@@ -190,19 +168,12 @@ def _ports(matrix: Matrix, nodes: Iterable[int]) -> wording.PortRange | None:
 def advertised_address_leads_elsewhere(recording: Recording) -> Iterator[Draft]:
     """An address that the backend gives out and that does not lead to its node, though another one does.
 
-    What it finds
-        Dials that fail on the address that gloo or NCCL would advertise, and succeed, on the same port, on
-        the address with which the node came to the roll call. Silent where a finding about the interfaces
-        (DD520 to DD526) already says why.
-
-    Why it matters
-        The ranks of other nodes dial that address, wait, and blame themselves.
-
-    Remedy
-        GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME with the interface of the address that works.
-
-    References
-        https://docs.pytorch.org/docs/stable/distributed.html
+    Finds: Dials that fail on the address that gloo or NCCL would advertise, and succeed, on the same port, on the
+        address with which the node came to the roll call. Silent where a finding about the interfaces (DD520 to DD526)
+        already says why.
+    Why: The ranks of other nodes dial that address, wait, and blame themselves.
+    Remedy: GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME with the interface of the address that works.
+    See: https://docs.pytorch.org/docs/stable/distributed.html
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
     """
     matrix = Matrix.of(recording)

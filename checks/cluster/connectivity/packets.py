@@ -85,20 +85,13 @@ def goes_over_rdma(recording: Recording) -> bool:
 def slow_answers(recording: Recording) -> Iterator[Draft]:
     """A node whose round trips take several times as long as those of the others.
 
-    What it finds
-        Shortest round trips, of 10 or more each way, that are five times those of the fastest quarter of the
-        pairs and 5 ms longer. An error from 20 ms on, below it a warning. A node is named where (nearly) all
-        its pairs are slow, else the pairs. Two nodes have nobody to compare with: information.
-
-    Why it matters
-        Nothing hangs, and every collective waits for its slowest answer: 50 ms made a 4 MiB all-reduce eight
-        times slower.
-
-    Remedy
-        Is the node in another site, or behind a tunnel or a proxy? Then place the job's nodes together.
-
-    References
-        docs/explanation/connectivity.md
+    Finds: Shortest round trips, of 10 or more each way, that are five times those of the fastest quarter of the pairs
+        and 5 ms longer. An error from 20 ms on, below it a warning. A node is named where (nearly) all its pairs are
+        slow, else the pairs. Two nodes have nobody to compare with: information.
+    Why: Nothing hangs, and every collective waits for its slowest answer: 50 ms made a 4 MiB all-reduce eight times
+        slower.
+    Remedy: Is the node in another site, or behind a tunnel or a proxy? Then place the job's nodes together.
+    See: docs/explanation/connectivity.md
     """
     matrix = Matrix.of(recording)
     answers, found = matrix.answers, matrix.slow_to_answer
@@ -159,20 +152,13 @@ def _answers_quickly(way: Way, pairs: list[Path], slow_s: float) -> bool:
 def loses_packets(recording: Recording) -> Iterator[Draft]:
     """A path on which packets get lost, as the kernel counts what it had to send again.
 
-    What it finds
-        Round trips of one small packet, one at a time, of which 1 % or more, and three at least, had to be
-        sent again. A node is named where (nearly) all its pairs lose packets, else the pair. An error where
-        the losses make small messages three times slower, which they do on any network but a slow one.
-
-    Why it matters
-        Each loss stops the connection for 0.2 s or more, and with it every rank: 5 % made every step five
-        times slower, and nothing is printed.
-
-    Remedy
-        Error counters of the interface, then cable, transceiver, port and switch.
-
-    References
-        RFC 6298
+    Finds: Round trips of one small packet, one at a time, of which 1 % or more, and three at least, had to be sent
+        again. A node is named where (nearly) all its pairs lose packets, else the pair. An error where the losses make
+        small messages three times slower, which they do on any network but a slow one.
+    Why: Each loss stops the connection for 0.2 s or more, and with it every rank: 5 % made every step five times
+        slower, and nothing is printed.
+    Remedy: Error counters of the interface, then cable, transceiver, port and switch.
+    See: RFC 6298
         docs/explanation/connectivity.md
     """
     matrix = Matrix.of(recording)
@@ -216,20 +202,13 @@ def _lossy(recording: Recording, matrix: Matrix, found: Blame, losses: dict[Path
 def swallows_large_packets(recording: Recording) -> Iterator[Draft]:
     """A path on which small messages arrive and large ones never do: an MTU black hole.
 
-    What it finds
-        Connections and round trips that work, and a burst of 128 KiB that is lost twice, on two connections,
-        while messages of one small packet pass. The largest that passed and the smallest that did not are
-        told. A node is named where (nearly) all its paths do it, else the pair.
-
-    Why it matters
-        Packets larger than some link takes are dropped without a word, mostly because a switch or a tunnel
-        has a smaller MTU than the hosts. The job starts, and its first gradient hangs for ever.
-
-    Remedy
-        One MTU along the path; until then a smaller MTU on the hosts, or net.ipv4.tcp_mtu_probing=1.
-
-    References
-        RFC 2923, RFC 4821
+    Finds: Connections and round trips that work, and a burst of 128 KiB that is lost twice, on two connections, while
+        messages of one small packet pass. The largest that passed and the smallest that did not are told. A node is
+        named where (nearly) all its paths do it, else the pair.
+    Why: Packets larger than some link takes are dropped without a word, mostly because a switch or a tunnel has a
+        smaller MTU than the hosts. The job starts, and its first gradient hangs for ever.
+    Remedy: One MTU along the path; until then a smaller MTU on the hosts, or net.ipv4.tcp_mtu_probing=1.
+    See: RFC 2923, RFC 4821
         https://docs.kernel.org/networking/ip-sysctl.html
     """
     matrix = Matrix.of(recording)

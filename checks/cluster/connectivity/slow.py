@@ -26,21 +26,14 @@ from ddp_doctor.wording.nodes import host, hosts, name_list, node_culprit, node_
 def slow_node(recording: Recording) -> Iterator[Draft]:
     """A node to or from which much less gets through than between the others.
 
-    What it finds
-        Nodes whose best throughput to or from (nearly) all peers is less than a third of what the fastest
-        quarter of the paths reaches in its worst samples. A single slow path, at a quarter or less, is a warning
-        with the pair, and from a tenth on an error. Many slow paths without a common node are information, from a
-        tenth on a warning; of two nodes the slower direction is information, from a tenth on an error. What loses or
-        delays packets is another finding. Information, too, where the data goes over RDMA.
-
-    Why it matters
-        A ring is as fast as its slowest member: one node at 100 Mbit/s made every step 14 times slower.
-
-    Remedy
-        Negotiated speed, error counters and traffic shaping of its interface, then cable, port and switch.
-
-    References
-        docs/explanation/connectivity.md
+    Finds: Nodes whose best throughput to or from (nearly) all peers is less than a third of what the fastest quarter of
+        the paths reaches in its worst samples. A single slow path, at a quarter or less, is a warning with the pair,
+        and from a tenth on an error. Many slow paths without a common node are information, from a tenth on a warning;
+        of two nodes the slower direction is information, from a tenth on an error. What loses or delays packets is
+        another finding. Information, too, where the data goes over RDMA.
+    Why: A ring is as fast as its slowest member: one node at 100 Mbit/s made every step 14 times slower.
+    Remedy: Negotiated speed, error counters and traffic shaping of its interface, then cable, port and switch.
+    See: docs/explanation/connectivity.md
     """
     matrix = Matrix.of(recording)
     found, explained = matrix.slow, _explained(matrix)
@@ -142,23 +135,16 @@ def _is_told(path: Path, explained: Blame) -> bool:
 def slower_network_is_used(recording: Recording) -> Iterator[Draft]:
     """A backend that takes one network, while the same nodes reach each other much faster in another one.
 
-    What it finds
-        All nodes have addresses in a second network, all paths tested there are well, and the median of single
-        throughput samples there is at least twice that of the best samples in the network that gloo or NCCL
-        takes; of two nodes the slower direction counts. An error from three times on, of which no more than
-        5 Gbit/s is expected. Information where the data goes over RDMA. Silent where a trial in the other network
-        was no faster, for a short sample misleads on a busy host and where only a burst is fast; and where single
-        nodes, losses or late answers explain it: their findings have the same remedy.
-
-    Why it matters
-        gloo takes the interface of the host's own name, NCCL the first that it finds, and neither asks how
-        fast it is: a job on the management network is many times slower than it could be, and says nothing.
-
-    Remedy
-        GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME with each node's interface in the faster network.
-
-    References
-        https://docs.pytorch.org/docs/stable/distributed.html
+    Finds: All nodes have addresses in a second network, all paths tested there are well, and the median of single
+        throughput samples there is at least twice that of the best samples in the network that gloo or NCCL takes; of
+        two nodes the slower direction counts. An error from three times on, of which no more than 5 Gbit/s is expected.
+        Information where the data goes over RDMA. Silent where a trial in the other network was no faster, for a short
+        sample misleads on a busy host and where only a burst is fast; and where single nodes, losses or late answers
+        explain it: their findings have the same remedy.
+    Why: gloo takes the interface of the host's own name, NCCL the first that it finds, and neither asks how fast it is:
+        a job on the management network is many times slower than it could be, and says nothing.
+    Remedy: GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME with each node's interface in the faster network.
+    See: https://docs.pytorch.org/docs/stable/distributed.html
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
         docs/explanation/connectivity.md
     """

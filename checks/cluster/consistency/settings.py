@@ -31,24 +31,16 @@ from ddp_doctor.wording.nodes import hosts, name_list, node_culprit
 def different_settings(recording: Recording) -> Iterator[Draft]:
     """Variables of NCCL, torch or gloo that are not set alike on all nodes.
 
-    What it finds
-        The nodes whose environment differs from most, with all variables that do. An error for those with
-        which ranks hang or cannot connect (NCCL_ALGO, NCCL_PROTO, TORCH_DISTRIBUTED_DEBUG=DETAIL, …), and for all
-        that ranks must agree on where a rank said that what a peer sent does not fit; information
-        for those that this backend does not read, and for interface names that some nodes lack.
-        A default counts as unset. Logs, files, and names of a node's own interfaces may differ. Where the
-        ranks of one node differ already, ranks-have-different-settings tells; and where a setting keeps NCCL
-        from NVLink or RDMA, DD434 and DD436.
-
-    Why it matters
-        torchrun hands each rank the environment of its own node's shell, and mpirun only what -x names: an
-        export in one shell is enough. Ranks that follow different settings wait for each other.
-
-    Remedy
-        Set it in the job script, for all nodes, or unset it everywhere.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    Finds: The nodes whose environment differs from most, with all variables that do. An error for those with which
+        ranks hang or cannot connect (NCCL_ALGO, NCCL_PROTO, TORCH_DISTRIBUTED_DEBUG=DETAIL, …), and for all that ranks
+        must agree on where a rank said that what a peer sent does not fit; information for those that this backend does
+        not read, and for interface names that some nodes lack. A default counts as unset. Logs, files, and names of a
+        node's own interfaces may differ. Where the ranks of one node differ already, ranks-have-different-settings
+        tells; and where a setting keeps NCCL from NVLink or RDMA, DD434 and DD436.
+    Why: torchrun hands each rank the environment of its own node's shell, and mpirun only what -x names: an export in
+        one shell is enough. Ranks that follow different settings wait for each other.
+    Remedy: Set it in the job script, for all nodes, or unset it everywhere.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     for group in together(_between_nodes(recording)):
         parts = group[0].split
@@ -67,22 +59,15 @@ def different_settings(recording: Recording) -> Iterator[Draft]:
 def ranks_differ(recording: Recording) -> Iterator[Draft]:
     """Variables of NCCL, torch or gloo that are not set alike for all ranks of a node.
 
-    What it finds
-        The ranks whose environment differs from most, with all variables that do, as grave as between nodes.
-        It is known where the launcher starts the doctor once per rank (torchrun, srun or mpirun with several
-        tasks a node), of the ranks that told in time. GPUs, CPUs, logs and files may differ, and so may the names
-        of NICs: each rank may have its own.
-
-    Why it matters
-        Something between the launcher and the rank sets it: a wrapper script, srun --multi-prog, mpirun's
-        colons. Ranks that follow different settings wait for each other. The doctor's own ranks all have their
-        agent's environment, so no trial shows it.
-
-    Remedy
-        Set it before the launcher starts, for all ranks, or take it out of the wrapper script that starts them.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    Finds: The ranks whose environment differs from most, with all variables that do, as grave as between nodes. It is
+        known where the launcher starts the doctor once per rank (torchrun, srun or mpirun with several tasks a node),
+        of the ranks that told in time. GPUs, CPUs, logs and files may differ, and so may the names of NICs: each rank
+        may have its own.
+    Why: Something between the launcher and the rank sets it: a wrapper script, srun --multi-prog, mpirun's colons.
+        Ranks that follow different settings wait for each other. The doctor's own ranks all have their agent's
+        environment, so no trial shows it.
+    Remedy: Set it before the launcher starts, for all ranks, or take it out of the wrapper script that starts them.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     silent = sum(node.fact.local_size - len(node.fact.ranks) for node in recording.facts(RankSettings))
     for group in together(_between_ranks(recording, silent)):
@@ -236,19 +221,12 @@ def _counted(counts: Mapping[int, int], what: str) -> Split[int] | None:
 def different_ranks(recording: Recording) -> Iterator[Draft]:
     """Nodes that bring fewer or more ranks than the others.
 
-    What it finds
-        Different --nproc-per-node, where the nodes' numbers of GPUs do not explain it (then
+    Finds: Different --nproc-per-node, where the nodes' numbers of GPUs do not explain it (then
         nodes-have-different-gpus does), nor a driver or a GPU that fails.
-
-    Why it matters
-        The job starts, and nobody notices that its world is smaller than meant: the batch is smaller, the
-        learning rate no longer fits, and a sampler that expects the full world skips data.
-
-    Remedy
-        Start every node with the same command.
-
-    References
-        https://docs.pytorch.org/docs/stable/elastic/run.html
+    Why: The job starts, and nobody notices that its world is smaller than meant: the batch is smaller, the learning
+        rate no longer fits, and a sampler that expects the full world skips data.
+    Remedy: Start every node with the same command.
+    See: https://docs.pytorch.org/docs/stable/elastic/run.html
     """
     ranks = _ranks(recording)
     parts = _counted(ranks, "rank")
@@ -287,21 +265,15 @@ def _explained_by_gpus(recording: Recording) -> bool:
 def different_gpus(recording: Recording) -> Iterator[Draft]:
     """Nodes that show the job fewer GPUs than the others, or none.
 
-    What it finds
-        Different numbers of visible GPUs. A warning where a node has none, or brings fewer ranks for it, and an error
-        where it has none and --backend nccl was asked for; information where the ranks are as many all the same.
+    Finds: Different numbers of visible GPUs. A warning where a node has none, or brings fewer ranks for it, and an
+        error where it has none and --backend nccl was asked for; information where the ranks are as many all the same.
         Silent where no torch here uses GPUs, with --backend gloo, and where a finding about missing or failing GPUs
         names the same nodes.
-
-    Why it matters
-        With --nproc-per-node auto the world is smaller than meant; with a node that has no GPU, NCCL does
-        not start at all, and the doctor itself can only test gloo.
-
-    Remedy
-        Ask the scheduler for the same number of GPUs on every node, look for the missing one, or leave the node out.
-
-    References
-        https://docs.pytorch.org/docs/stable/elastic/run.html
+    Why: With --nproc-per-node auto the world is smaller than meant; with a node that has no GPU, NCCL does not start at
+        all, and the doctor itself can only test gloo.
+    Remedy: Ask the scheduler for the same number of GPUs on every node, look for the missing one, or leave the node
+        out.
+    See: https://docs.pytorch.org/docs/stable/elastic/run.html
     """
     gpus = _gpus(recording)
     parts = _counted(gpus, "GPU")

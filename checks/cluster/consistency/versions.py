@@ -85,19 +85,12 @@ def _named(name: str, text: str) -> str:
 def clocks_apart(recording: Recording) -> Iterator[Draft]:
     """Nodes whose clocks show another time.
 
-    What it finds
-        A clock more than 5 s from the middle one; information from 1 s on. It is measured against the head
-        over the network, which errs by up to 0.2 s. Of two nodes nobody knows which one is wrong.
-
-    Why it matters
-        Logs of several nodes cannot be put in order; certificates and Kerberos tickets are refused; shared
-        file systems and make take new files for old ones. Collectives do not mind.
-
-    Remedy
-        Let chrony or another NTP client set the clock, from the same source on all nodes.
-
-    References
-        https://chrony-project.org/documentation.html
+    Finds: A clock more than 5 s from the middle one; information from 1 s on. It is measured against the head over the
+        network, which errs by up to 0.2 s. Of two nodes nobody knows which one is wrong.
+    Why: Logs of several nodes cannot be put in order; certificates and Kerberos tickets are refused; shared file
+        systems and make take new files for old ones. Collectives do not mind.
+    Remedy: Let chrony or another NTP client set the clock, from the same source on all nodes.
+    See: https://chrony-project.org/documentation.html
     """
     facts = recording.facts(ConsistencyFact)
     clocks = {node.node: node.fact.clock_offset_s for node in facts if node.fact.clock_offset_s is not None}
@@ -158,23 +151,15 @@ def _clock_culprits(recording: Recording, clocks: Mapping[int, float], off: Mapp
 def different_versions(recording: Recording) -> Iterator[Draft]:
     """Nodes that run other versions of torch, NCCL, CUDA, the driver, Python or ddp-doctor.
 
-    What it finds
-        The nodes that differ from most, with all that is different on them; two nodes, or two halves, are
-        told apart without blaming one. Of NCCL the nodes that DD205 leaves alone. An error where NCCL differs
-        and the job uses it; information where only patch releases of Python or of the driver differ, or what
-        gloo does not use.
-
-    Why it matters
-        Ranks of different releases of NCCL wait for each other without end: they misread each other's first
-        message ("mismatch in info from procs", 2.21.5 to 2.32.3 on planted GPUs) before NCCL compares versions.
-        Only releases whose messages are alike come so far and are refused ("Mismatched NCCL version detected").
-        Nobody tests torch against another torch; what differs shows as a hang, or not at all.
-
-    Remedy
-        Start all nodes from the same image or environment.
-
-    References
-        NCCL src/init.cc, initTransportsRank
+    Finds: The nodes that differ from most, with all that is different on them; two nodes, or two halves, are told apart
+        without blaming one. Of NCCL the nodes that DD205 leaves alone. An error where NCCL differs and the job uses it;
+        information where only patch releases of Python or of the driver differ, or what gloo does not use.
+    Why: Ranks of different releases of NCCL wait for each other without end: they misread each other's first message
+        ("mismatch in info from procs", 2.21.5 to 2.32.3 on planted GPUs) before NCCL compares versions. Only releases
+        whose messages are alike come so far and are refused ("Mismatched NCCL version detected"). Nobody tests torch
+        against another torch; what differs shows as a hang, or not at all.
+    Remedy: Start all nodes from the same image or environment.
+    See: NCCL src/init.cc, initTransportsRank
         docs/reference/nccl-planted.md
     """
     for group in together(_versions(recording)):

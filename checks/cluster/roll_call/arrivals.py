@@ -18,18 +18,11 @@ from ddp_doctor.wording.nodes import name_list
 def one_rank_twice(recording: Recording) -> Iterator[Draft]:
     """Two hosts were started with the same node rank, or rank 0 with another host than the endpoint.
 
-    What it finds
-        A --node-rank that two of those who reported in claim, or node rank 0 on a host that is not the one
-        that the endpoint names.
-
-    Why it matters
-        torchrun says nothing of it: both nodes wait for ever, or the second replaces the first.
-
-    Remedy
-        Give each host its own node rank from 0 on, the head 0; or leave --node-rank out on all of them.
-
-    References
-        torch.distributed.run, --node-rank
+    Finds: A --node-rank that two of those who reported in claim, or node rank 0 on a host that is not the one that the
+        endpoint names.
+    Why: torchrun says nothing of it: both nodes wait for ever, or the second replaces the first.
+    Remedy: Give each host its own node rank from 0 on, the head 0; or leave --node-rank out on all of them.
+    See: torch.distributed.run, --node-rank
     """
     for fact in facts_with(recording, "duplicate"):
         yield from _duplicates(recording, fact)
@@ -91,18 +84,11 @@ def _free_ranks(fact: RollCallFact, hosts: Sequence[str]) -> Iterator[tuple[int,
 def disagree(recording: Recording) -> Iterator[Draft]:
     """The nodes were told different numbers of nodes, or one more came than was asked for.
 
-    What it finds
-        Nodes that reported in with another --nnodes than the rest, and a node that came when all were here.
-        Where no number is the usual one, no node is blamed.
-
-    Why it matters
-        Each waits for another number of nodes: torchrun hangs, or starts a world that somebody is left out of.
-
-    Remedy
-        The same --nnodes on all nodes, and as many starts.
-
-    References
-        torch.distributed.run, --nnodes
+    Finds: Nodes that reported in with another --nnodes than the rest, and a node that came when all were here. Where no
+        number is the usual one, no node is blamed.
+    Why: Each waits for another number of nodes: torchrun hangs, or starts a world that somebody is left out of.
+    Remedy: The same --nnodes on all nodes, and as many starts.
+    See: torch.distributed.run, --nnodes
     """
     for fact in facts_with(recording, "disagree"):
         yield _different_numbers(recording, fact)

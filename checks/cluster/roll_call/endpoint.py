@@ -142,19 +142,12 @@ _HOSTS = "/etc/hosts"
 def unresolved(recording: Recording) -> Iterator[Draft]:
     """The host name of the endpoint has no address on a node.
 
-    What it finds
-        A name in --rdzv-endpoint (or --master-addr) for which this node's resolver has no address for several
+    Finds: A name in --rdzv-endpoint (or --master-addr) for which this node's resolver has no address for several
         seconds: misspelt, or missing from DNS or /etc/hosts here.
-
-    Why it matters
-        torchrun repeats "The IPv6 network addresses of (…) cannot be retrieved" for more than a minute on this
-        node, and says nothing at all on the others.
-
-    Remedy
-        Correct the name, make it known on this host, or give the endpoint's address instead.
-
-    References
-        getent(1), nsswitch.conf(5)
+    Why: torchrun repeats "The IPv6 network addresses of (…) cannot be retrieved" for more than a minute on this node,
+        and says nothing at all on the others.
+    Remedy: Correct the name, make it known on this host, or give the endpoint's address instead.
+    See: getent(1), nsswitch.conf(5)
     """
     for group in facing(recording, "unresolved"):
         fact = group[0].fact
@@ -182,18 +175,11 @@ def unresolved(recording: Recording) -> Iterator[Draft]:
 def no_common_family(recording: Recording) -> Iterator[Draft]:
     """The endpoint is known by IPv6 addresses only to a node that has IPv4 only, or the other way round.
 
-    What it finds
-        An endpoint whose name has, on this node, only addresses of a family of which the node has no address
-        but loopback and link-local ones.
-
-    Why it matters
-        The node can never join. torch reports "errno: 101 - Network is unreachable" and retries for minutes.
-
-    Remedy
-        Give the node an address of that family, or the endpoint's name one of the other.
-
-    References
-        getaddrinfo(3), ENETUNREACH in connect(2)
+    Finds: An endpoint whose name has, on this node, only addresses of a family of which the node has no address but
+        loopback and link-local ones.
+    Why: The node can never join. torch reports "errno: 101 - Network is unreachable" and retries for minutes.
+    Remedy: Give the node an address of that family, or the endpoint's name one of the other.
+    See: getaddrinfo(3), ENETUNREACH in connect(2)
     """
     for group in facing(recording, "family"):
         fact = group[0].fact
@@ -222,18 +208,11 @@ def _family(addresses: Sequence[str]) -> str:
 def loopback(recording: Recording) -> Iterator[Draft]:
     """On a node other than the head, the endpoint's name means that node itself.
 
-    What it finds
-        An endpoint whose name resolves to 127.x or ::1 on a node of another name, which then calls, or waits
-        for, nobody but itself.
-
-    Why it matters
-        The node waits for itself until the time is up; in a job it may even become a second head.
-
-    Remedy
-        Take the name out of the loopback line of /etc/hosts there; name the head, not localhost.
-
-    References
-        hosts(5); Debian writes the own host name to 127.0.1.1
+    Finds: An endpoint whose name resolves to 127.x or ::1 on a node of another name, which then calls, or waits for,
+        nobody but itself.
+    Why: The node waits for itself until the time is up; in a job it may even become a second head.
+    Remedy: Take the name out of the loopback line of /etc/hosts there; name the head, not localhost.
+    See: hosts(5); Debian writes the own host name to 127.0.1.1
     """
     for group in facing(recording, "loopback"):
         fact = group[0].fact

@@ -33,19 +33,12 @@ _NO_NETWORK = "Network is unreachable"
 def refused(recording: Recording) -> Iterator[Draft]:
     """The endpoint's host is up, and nobody listens on its port, or a packet filter refuses the connection.
 
-    What it finds
-        Connections to the endpoint that were refused until the time for the roll call was up. Where ICMP says so, it
+    Finds: Connections to the endpoint that were refused until the time for the roll call was up. Where ICMP says so, it
         was a packet filter, and whose; else the head is missing, and not to blame for that.
-
-    Why it matters
-        torchrun prints "timed out after 60000ms" of this as of everything else, and keeps trying for minutes.
-
-    Remedy
-        Start the command on the head too, with the same endpoint. If it runs there, look for a firewall that
-        resets connections: it looks the same from here. Open the port in a filter that answered with ICMP.
-
-    References
-        connect(2), ECONNREFUSED; ip(7), IP_RECVERR
+    Why: torchrun prints "timed out after 60000ms" of this as of everything else, and keeps trying for minutes.
+    Remedy: Start the command on the head too, with the same endpoint. If it runs there, look for a firewall that resets
+        connections: it looks the same from here. Open the port in a filter that answered with ICMP.
+    See: connect(2), ECONNREFUSED; ip(7), IP_RECVERR
     """
     for group in facing(recording, "rejected"):
         yield _rejected(group)
@@ -103,18 +96,11 @@ def _waited(group: Group) -> str:
 def timed_out(recording: Recording) -> Iterator[Draft]:
     """Nothing at all comes back from the endpoint.
 
-    What it finds
-        Connections to the endpoint that only time out: no answer, no refusal, no word from a router.
-
-    Why it matters
-        This node's torchrun gives up after a minute with a time-out; the head's hangs without a word.
-
-    Remedy
-        Open the port in the firewall of the head, or of the network between (security groups of a cloud);
-        if the head does not answer a ping either, see whether it runs.
-
-    References
-        connect(2), ETIMEDOUT; torchrun uses TCP port 29400 unless told otherwise
+    Finds: Connections to the endpoint that only time out: no answer, no refusal, no word from a router.
+    Why: This node's torchrun gives up after a minute with a time-out; the head's hangs without a word.
+    Remedy: Open the port in the firewall of the head, or of the network between (security groups of a cloud); if the
+        head does not answer a ping either, see whether it runs.
+    See: connect(2), ETIMEDOUT; torchrun uses TCP port 29400 unless told otherwise
     """
     for group in facing(recording, "timed_out"):
         fact = group[0].fact
@@ -137,18 +123,11 @@ def timed_out(recording: Recording) -> Iterator[Draft]:
 def unreachable(recording: Recording) -> Iterator[Draft]:
     """There is no way to the endpoint's address.
 
-    What it finds
-        A kernel without a route to the endpoint, or a network in which nobody owns its address.
-
-    Why it matters
-        The node can never join; torchrun retries without saying so.
-
-    Remedy
-        An interface that is up on the endpoint's network, or a route to it. If only the endpoint's address is
-        not found, see whether it is the right one and its host is up.
-
-    References
-        connect(2), ENETUNREACH and EHOSTUNREACH; ip-route(8)
+    Finds: A kernel without a route to the endpoint, or a network in which nobody owns its address.
+    Why: The node can never join; torchrun retries without saying so.
+    Remedy: An interface that is up on the endpoint's network, or a route to it. If only the endpoint's address is not
+        found, see whether it is the right one and its host is up.
+    See: connect(2), ENETUNREACH and EHOSTUNREACH; ip-route(8)
     """
     for group in facing(recording, "unreachable"):
         fact = group[0].fact
@@ -176,21 +155,13 @@ def unreachable(recording: Recording) -> Iterator[Draft]:
 def held(recording: Recording) -> Iterator[Draft]:
     """Another program has the endpoint's port.
 
-    What it finds
-        On the head, or in a run of one node that names an endpoint: a port on which it cannot listen, and which program
-        has it; a launcher that started this run may have it. On the others: a server at
-        the endpoint that accepts the connection and says nothing, or answers and is no ddp-doctor, or is one
-        of another job.
-
-    Why it matters
-        torchrun connects to such a port and hangs without a word, on all nodes.
-
-    Remedy
-        Choose another port with --rdzv-endpoint, --master-port or MASTER_PORT, for the job as well; or end that
+    Finds: On the head, or in a run of one node that names an endpoint: a port on which it cannot listen, and which
+        program has it; a launcher that started this run may have it. On the others: a server at the endpoint that
+        accepts the connection and says nothing, or answers and is no ddp-doctor, or is one of another job.
+    Why: torchrun connects to such a port and hangs without a word, on all nodes.
+    Remedy: Choose another port with --rdzv-endpoint, --master-port or MASTER_PORT, for the job as well; or end that
         program.
-
-    References
-        bind(2), EADDRINUSE; ss(8)
+    See: bind(2), EADDRINUSE; ss(8)
     """
     for group in facing(recording, "held", "other"):
         fact = group[0].fact

@@ -29,22 +29,15 @@ _FOR_EVER_S = 1e6
 def fell_silent(recording: Recording) -> Iterator[Draft]:
     """A node that reported in and is no longer heard.
 
-    What it finds
-        A node whose agent no longer beats, with what the other nodes still get from its host: nothing (powered
-        off, unplugged), only its kernel (the agent is stopped, or has ended), or an answer (then the path between
-        two nodes is broken). It is named alone on evidence from itself or from two others, else with the node
-        that misses it. A node that is cut off from all others is the one that is named.
-
-    Why it matters
-        A job would hang without a word for as long as its time-out, and every other node would call its own
-        rank the root cause.
-
-    Remedy
-        Depends on what the host still answers: its power and cable, what stopped or killed the process, or the
-        path between two nodes.
-
-    References
-        docs/explanation/many-nodes.md
+    Finds: A node whose agent no longer beats, with what the other nodes still get from its host: nothing (powered off,
+        unplugged), only its kernel (the agent is stopped, or has ended), or an answer (then the path between two nodes
+        is broken). It is named alone on evidence from itself or from two others, else with the node that misses it. A
+        node that is cut off from all others is the one that is named.
+    Why: A job would hang without a word for as long as its time-out, and every other node would call its own rank the
+        root cause.
+    Remedy: Depends on what the host still answers: its power and cable, what stopped or killed the process, or the path
+        between two nodes.
+    See: docs/explanation/many-nodes.md
         tcp(7), for what a kernel answers when no program does
     """
     for cause in causes(recording):

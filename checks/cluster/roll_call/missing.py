@@ -45,23 +45,16 @@ class _Missing:
 def missing(recording: Recording) -> Iterator[Draft]:
     """Not all nodes had reported in when the time for it was up.
 
-    What it finds
-        On the head: which nodes are missing, by name where a scheduler, --hosts or a hostfile told them, and
-        whether one came that sent what this release cannot read. A node that is missing is not to blame for that: it
-        was not started, or cannot reach the endpoint's port. To blame are those that ssh or srun could not start, with
-        the reason, and the head, where nobody came and its own packet filter closes the port to all others (nft,
-        iptables; where root runs the doctor). On another node: a head that never closed the roll call.
-
-    Why it matters
-        torchrun waits ten minutes, without a word about how many or who is missing.
-
-    Remedy
-        Start the command on the missing hosts, within --join-timeout of the first. Where srun, ssh, mpirun or
-        an operator starts it, see why it did not there. Where it runs there, open the endpoint's port. Give --nnodes
-        as many nodes as there are.
-
-    References
-        torch.distributed.run, --rdzv-conf join_timeout
+    Finds: On the head: which nodes are missing, by name where a scheduler, --hosts or a hostfile told them, and whether
+        one came that sent what this release cannot read. A node that is missing is not to blame for that: it was not
+        started, or cannot reach the endpoint's port. To blame are those that ssh or srun could not start, with the
+        reason, and the head, where nobody came and its own packet filter closes the port to all others (nft, iptables;
+        where root runs the doctor). On another node: a head that never closed the roll call.
+    Why: torchrun waits ten minutes, without a word about how many or who is missing.
+    Remedy: Start the command on the missing hosts, within --join-timeout of the first. Where srun, ssh, mpirun or an
+        operator starts it, see why it did not there. Where it runs there, open the endpoint's port. Give --nnodes as
+        many nodes as there are.
+    See: torch.distributed.run, --rdzv-conf join_timeout
     """
     speakers = _who_say_why(recording)
     for fact in facts_with(recording, "missing"):

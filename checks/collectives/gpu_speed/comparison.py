@@ -277,18 +277,11 @@ def _of(value: float, most: float | None) -> str:
 def beside_another_program(recording: Recording) -> Iterator[Draft]:
     """A GPU that somebody else used while the doctor measured it.
 
-    What it finds
-        Ranks whose GPU was busy before the run began. The doctor takes a tenth of what is free, and no more
-        than 1 GiB; what it measures there is not held against other GPUs.
-
-    Why it matters
-        Its rates are lower than the GPU's own, and so are those of every collective that it takes part in.
-
-    Remedy
-        Repeat the run when the GPU is free, or without that GPU.
-
-    References
-        docs/explanation/measurements.md
+    Finds: Ranks whose GPU was busy before the run began. The doctor takes a tenth of what is free, and no more than 1
+        GiB; what it measures there is not held against other GPUs.
+    Why: Its rates are lower than the GPU's own, and so are those of every collective that it takes part in.
+    Remedy: Repeat the run when the GPU is free, or without that GPU.
+    See: docs/explanation/measurements.md
     """
     crowded = busy(recording)
     shared = {rank_of(gpu): gpu for gpu in recording.facts(GpuSpeedFact) if rank_of(gpu) in crowded}
@@ -319,17 +312,10 @@ def _holders(busy_gpu: BusyGpu | None, gpu: Measured) -> str:
 def not_measured(recording: Recording) -> Iterator[Draft]:
     """A rate of a GPU that could not be measured.
 
-    What it finds
-        Ranks that measured their GPU in part, and why the rest is missing.
-
-    Why it matters
-        What was not measured was not compared: a slow GPU may be among these.
-
-    Remedy
-        Repeat the run when the GPU's memory is free.
-
-    References
-        docs/explanation/measurements.md
+    Finds: Ranks that measured their GPU in part, and why the rest is missing.
+    Why: What was not measured was not compared: a slow GPU may be among these.
+    Remedy: Repeat the run when the GPU's memory is free.
+    See: docs/explanation/measurements.md
     """
     reasons = grouped(
         ((what, why), rank_of(gpu))

@@ -36,20 +36,13 @@ _FEW = 0.25
 def link_reduced(recording: Recording) -> Iterator[Draft]:
     """A GPU whose PCIe link is narrower or slower than the GPU allows, while copies run over it.
 
-    What it finds
-        PCIe generation or width below the highest that the driver gives for the GPU, read during the copies:
-        an idle link saves power and says nothing. A warning where at least three peers of the model have a
-        better link and only few have not; an error where the copies too are three times slower; else
-        information: slots of workstations are wired with fewer lanes by design.
-
-    Why it matters
-        All data of a rank goes through it, and gradients too where the GPUs have no NVLink.
-
-    Remedy
-        Look at slot, riser and cable; reseat the GPU.
-
-    References
-        nvidia-smi, pcie.link.gen.current: may be reduced when the GPU is not in use;
+    Finds: PCIe generation or width below the highest that the driver gives for the GPU, read during the copies: an idle
+        link saves power and says nothing. A warning where at least three peers of the model have a better link and only
+        few have not; an error where the copies too are three times slower; else information: slots of workstations are
+        wired with fewer lanes by design.
+    Why: All data of a rank goes through it, and gradients too where the GPUs have no NVLink.
+    Remedy: Look at slot, riser and cable; reseat the GPU.
+    See: nvidia-smi, pcie.link.gen.current: may be reduced when the GPU is not in use;
         docs/explanation/measurements.md
     """
     reduced = [gpu for gpu in _with_links(recording) if _is_reduced(gpu.fact.load)]
@@ -157,20 +150,13 @@ class Slow:
 def host_copies_slow(recording: Recording) -> Iterator[Draft]:
     """Copies between a GPU and pinned host memory that are far slower than they could be.
 
-    What it finds
-        Copies at half the rate of the peers' on equal links or less, an error from three times on; or, where
-        no peer is better, below a third of what the PCIe link carries. Several GPUs that are all alike in
-        this are information: that is how the machine is built. Memory of the other socket costs less than
-        this. Encrypted copies (confidential computing) are not judged, nor a GPU that DD803 names.
-
-    Why it matters
-        Batches come this way; and where GPUs cannot reach each other, gradients too.
-
-    Remedy
-        Look at every link and switch between the processor and the GPU.
-
-    References
-        docs/explanation/measurements.md
+    Finds: Copies at half the rate of the peers' on equal links or less, an error from three times on; or, where no peer
+        is better, below a third of what the PCIe link carries. Several GPUs that are all alike in this are information:
+        that is how the machine is built. Memory of the other socket costs less than this. Encrypted copies
+        (confidential computing) are not judged, nor a GPU that DD803 names.
+    Why: Batches come this way; and where GPUs cannot reach each other, gradients too.
+    Remedy: Look at every link and switch between the processor and the GPU.
+    See: docs/explanation/measurements.md
     """
     beside_peers = list(_beside_peers(recording))
     named = {rank_of(copy.gpu) for copy in beside_peers}

@@ -37,21 +37,14 @@ Slow = list[Compared]
 def slower_than_peers(recording: Recording) -> Iterator[Draft]:
     """A GPU that works more slowly than the others of its model.
 
-    What it finds
-        Among three or more GPUs of one model, over all nodes, those whose matrix products or memory copies
-        are 10 % or more below the median of the others; an error from three times on. Its clock, power and
-        temperature under that load stand beside its peers'. GPUs that others use, slices, and GPUs of two
-        ranks are not compared, and a GPU whose hardware holds it down has a finding of its own (DD805). Where
-        its lowered power limit is a finding (DD318) and holds it down, what that costs is information.
-
-    Why it matters
-        Every rank waits for the slowest in every step: one GPU in a thousand slows all of them.
-
-    Remedy
-        By what differs: its power limit, clocks that somebody set; else the GPU or its cooling.
-
-    References
-        huggingface/gpu-fryer (10 % under the best GPU); NVIDIA/DCGM issue 122 (an A100 2.9 times slower
+    Finds: Among three or more GPUs of one model, over all nodes, those whose matrix products or memory copies are 10 %
+        or more below the median of the others; an error from three times on. Its clock, power and temperature under
+        that load stand beside its peers'. GPUs that others use, slices, and GPUs of two ranks are not compared, and a
+        GPU whose hardware holds it down has a finding of its own (DD805). Where its lowered power limit is a finding
+        (DD318) and holds it down, what that costs is information.
+    Why: Every rank waits for the slowest in every step: one GPU in a thousand slows all of them.
+    Remedy: By what differs: its power limit, clocks that somebody set; else the GPU or its cooling.
+    See: huggingface/gpu-fryer (10 % under the best GPU); NVIDIA/DCGM issue 122 (an A100 2.9 times slower
         beside seven within 1 %); docs/explanation/measurements.md
     """
     explained, limited = slowed_by_hardware(recording), power_limited(recording)
@@ -93,18 +86,11 @@ def _slower_draft(recording: Recording, slow: Slow, severity: Severity) -> Draft
 def unequally_fast(recording: Recording) -> Iterator[Draft]:
     """GPUs of one model that differ in speed, with nobody to tell which is as it should be.
 
-    What it finds
-        Two GPUs of one model, or as many slow ones as fast ones, whose matrix products or memory copies are
-        10 % or more apart; an error from three times on. Cards of different makers differ by some of it.
-
-    Why it matters
-        The faster ones wait for the slower ones in every step.
-
-    Remedy
-        Compare clocks, power limits and temperatures under load.
-
-    References
-        docs/explanation/measurements.md
+    Finds: Two GPUs of one model, or as many slow ones as fast ones, whose matrix products or memory copies are 10 % or
+        more apart; an error from three times on. Cards of different makers differ by some of it.
+    Why: The faster ones wait for the slower ones in every step.
+    Remedy: Compare clocks, power limits and temperatures under load.
+    See: docs/explanation/measurements.md
     """
     explained = slowed_by_hardware(recording)
     for slow in _by_model(_slow(recording, sure=False)):
@@ -184,20 +170,13 @@ def _rates(recording: Recording, slow: Slow) -> Iterator[Evidence]:
 def slowed_under_load(recording: Recording) -> Iterator[Draft]:
     """A GPU whose clocks are held down as soon as it works.
 
-    What it finds
-        Hardware slowdown, by heat, by the power brake or unnamed, in force in at least half of the looks
-        during the matrix products; an error where the GPU is three times slower than its peers; information
-        where the driver reduces the clocks for heat. A power cap is silent: a large GPU multiplies matrices
-        at its power limit, as it should. What was in force before the load is DD308's.
-
-    Why it matters
-        The hardware reduces the clocks to half or less, and in DDP every rank waits for the slowest.
-
-    Remedy
-        Have cooling and power supply of the node inspected.
-
-    References
-        NVML API reference, nvmlClocksEventReasons; docs/explanation/measurements.md
+    Finds: Hardware slowdown, by heat, by the power brake or unnamed, in force in at least half of the looks during the
+        matrix products; an error where the GPU is three times slower than its peers; information where the driver
+        reduces the clocks for heat. A power cap is silent: a large GPU multiplies matrices at its power limit, as it
+        should. What was in force before the load is DD308's.
+    Why: The hardware reduces the clocks to half or less, and in DDP every rank waits for the slowest.
+    Remedy: Have cooling and power supply of the node inspected.
+    See: NVML API reference, nvmlClocksEventReasons; docs/explanation/measurements.md
     """
     slowed = _slowed(recording)
     hard = slowed_by_hardware(recording)
@@ -281,18 +260,11 @@ _SMALLEST = 4096
 def below_published(recording: Recording) -> Iterator[Draft]:
     """GPUs of one model whose matrix products are all far below what others measured on it.
 
-    What it finds
-        A model whose median bf16 rate is below 60 % of a published measurement. Information only: such tables
-        are made with other clocks, power limits and sizes, and some are wrong.
-
-    Why it matters
-        Peers that are all slow alike show no difference: low clocks or power limits set everywhere.
-
-    Remedy
-        Look at clocks and power limits under load.
-
-    References
-        huggingface/gpu-fryer, README; docs/explanation/measurements.md
+    Finds: A model whose median bf16 rate is below 60 % of a published measurement. Information only: such tables are
+        made with other clocks, power limits and sizes, and some are wrong.
+    Why: Peers that are all slow alike show no difference: low clocks or power limits set everywhere.
+    Remedy: Look at clocks and power limits under load.
+    See: huggingface/gpu-fryer, README; docs/explanation/measurements.md
     """
     explained = slowed_by_hardware(recording)
     names = grouped(

@@ -67,20 +67,12 @@ def _draft(recording: Recording, group: Sequence[_RankState], title: str, blamed
 
 @rule("DD711", "buffers-not-from-rank-0", Severity.ERROR, Buffers)
 def buffers_not_from_rank_0(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        Before a forward DDP broadcasts rank 0's buffers; after it a rank still holds others.
-
-    Why it matters
-        BatchNorm's running statistics and every other buffer drift apart between the ranks. The saved
-        model is rank 0's, and evaluates differently from what the others trained with.
-
-    Remedy
-        None of your own code runs in this check, and it leaves broadcasting on, as DDP's default is: look
-        for code that replaces parts of torch. With NCCL, repeat it with NCCL_PROTO=Simple.
-
-    References
-        https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    """Finds: Before a forward DDP broadcasts rank 0's buffers; after it a rank still holds others.
+    Why: BatchNorm's running statistics and every other buffer drift apart between the ranks. The saved model is rank
+        0's, and evaluates differently from what the others trained with.
+    Remedy: None of your own code runs in this check, and it leaves broadcasting on, as DDP's default is: look for code
+        that replaces parts of torch. With NCCL, repeat it with NCCL_PROTO=Simple.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     what = "After a forward, buffers on {ranks} are not rank {source}'s"
     yield from drafts(recording, "buffers_off", what, "rank {source}'s, broadcast by DDP")
@@ -88,20 +80,12 @@ def buffers_not_from_rank_0(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD712", "parameters-differ-after-wrapping", Severity.ERROR, Buffers)
 def parameters_differ_after_wrapping(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        Wrapping a model in DDP broadcasts rank 0's parameters; afterwards a rank still holds others.
-
-    Why it matters
-        Equal gradients keep replicas equal only if they start equal. Otherwise each rank trains another
-        model, and gradients are averaged that belong to different weights.
-
-    Remedy
-        None of your own code runs in this check: look for code that replaces parts of torch. With NCCL,
-        repeat it with NCCL_PROTO=Simple.
-
-    References
-        https://pytorch.org/docs/stable/notes/ddp.html
+    """Finds: Wrapping a model in DDP broadcasts rank 0's parameters; afterwards a rank still holds others.
+    Why: Equal gradients keep replicas equal only if they start equal. Otherwise each rank trains another model, and
+        gradients are averaged that belong to different weights.
+    Remedy: None of your own code runs in this check: look for code that replaces parts of torch. With NCCL, repeat it
+        with NCCL_PROTO=Simple.
+    See: https://pytorch.org/docs/stable/notes/ddp.html
     """
     what = "After wrapping, parameters on {ranks} are not rank {source}'s"
     yield from drafts(recording, "parameters_off", what, "rank {source}'s, broadcast by DDP")
@@ -109,20 +93,12 @@ def parameters_differ_after_wrapping(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD715", "buffers-broadcast-though-off", Severity.ERROR, Buffers)
 def buffers_broadcast_though_off(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        A model is wrapped with the broadcast of buffers off, and a forward overwrites a rank's buffers
-        all the same.
-
-    Why it matters
-        The option is switched off where buffers belong to the rank: its share of a table, its position in
-        a stream, its own statistics. They are lost in silence, and each step pays for the broadcast.
-
-    Remedy
-        None of your own code runs in this check: look for code that replaces parts of torch.
-
-    References
-        https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    """Finds: A model is wrapped with the broadcast of buffers off, and a forward overwrites a rank's buffers all the
+        same.
+    Why: The option is switched off where buffers belong to the rank: its share of a table, its position in a stream,
+        its own statistics. They are lost in silence, and each step pays for the broadcast.
+    Remedy: None of your own code runs in this check: look for code that replaces parts of torch.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     what = "With the broadcast of buffers off, buffers on {ranks} are overwritten"
     yield from drafts(recording, "kept_off", what, "the rank's own")
@@ -130,20 +106,12 @@ def buffers_broadcast_though_off(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD716", "reassigned-buffer-not-broadcast", Severity.ERROR, Buffers)
 def reassigned_buffer_not_broadcast(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        After wrapping, a buffer gets a new tensor (``self.running = new``). The next forward does not
-        broadcast it: DDP still holds the old one.
-
-    Why it matters
-        Many modules write their buffers so. The ranks' copies drift apart, and the saved model is rank 0's.
-
-    Remedy
-        None of your own code runs in this check, and torch 2.4 and later follow such buffers: look for code
-        that replaces parts of it. Until then write into the old tensor: ``self.running.copy_(new)``.
-
-    References
-        https://github.com/pytorch/pytorch/issues/63916
+    """Finds: After wrapping, a buffer gets a new tensor (``self.running = new``). The next forward does not broadcast
+        it: DDP still holds the old one.
+    Why: Many modules write their buffers so. The ranks' copies drift apart, and the saved model is rank 0's.
+    Remedy: None of your own code runs in this check, and torch 2.4 and later follow such buffers: look for code that
+        replaces parts of it. Until then write into the old tensor: ``self.running.copy_(new)``.
+    See: https://github.com/pytorch/pytorch/issues/63916
     """
     # Without any broadcast this one is missing too: DD711 reports it.
     if any(rank.fact.buffers_off for rank in recording.facts(Buffers)):
@@ -154,19 +122,11 @@ def reassigned_buffer_not_broadcast(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD713", "batch-norm-statistics-wrong", Severity.ERROR, Buffers)
 def batch_norm_statistics_wrong(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        After the first forward, BatchNorm's running mean or variance on a rank is not that of its batch.
-
-    Why it matters
-        Without SyncBatchNorm each rank normalises with its own batch. No network is involved in that: the
-        rank's GPU or its torch computes wrongly, and so will every layer of the model.
-
-    Remedy
-        Repeat without this rank's GPU; look for code that replaces parts of torch.
-
-    References
-        https://pytorch.org/docs/stable/generated/torch.nn.BatchNorm1d.html
+    """Finds: After the first forward, BatchNorm's running mean or variance on a rank is not that of its batch.
+    Why: Without SyncBatchNorm each rank normalises with its own batch. No network is involved in that: the rank's GPU
+        or its torch computes wrongly, and so will every layer of the model.
+    Remedy: Repeat without this rank's GPU; look for code that replaces parts of torch.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.BatchNorm1d.html
     """
     what, wanted = "BatchNorm's statistics on {ranks} are wrong", "closed form of the rank's own batch"
     yield from drafts(recording, "batch_norm_off", what, wanted)
@@ -174,20 +134,12 @@ def batch_norm_statistics_wrong(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD714", "sync-batch-norm-not-synchronised", Severity.ERROR, Buffers)
 def sync_batch_norm_not_synchronised(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        With SyncBatchNorm the running statistics on a rank are not those of all ranks' batches together.
-
-    Why it matters
-        SyncBatchNorm is used where a rank's batch is too small to normalise with. Without its exchange the
-        model trains on noise, and the replicas drift apart.
-
-    Remedy
-        None of your own code runs in this check: look for code that replaces parts of torch. With NCCL,
-        repeat it with NCCL_PROTO=Simple.
-
-    References
-        https://pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
+    """Finds: With SyncBatchNorm the running statistics on a rank are not those of all ranks' batches together.
+    Why: SyncBatchNorm is used where a rank's batch is too small to normalise with. Without its exchange the model
+        trains on noise, and the replicas drift apart.
+    Remedy: None of your own code runs in this check: look for code that replaces parts of torch. With NCCL, repeat it
+        with NCCL_PROTO=Simple.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
     """
     what, wanted = ("SyncBatchNorm's statistics on {ranks} are wrong", "closed form over the batches of all ranks")
     yield from drafts(recording, "sync_batch_norm_off", what, wanted)
@@ -195,21 +147,13 @@ def sync_batch_norm_not_synchronised(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD717", "batch-normalised-with-other-statistics", Severity.ERROR, Buffers)
 def batch_normalised_with_other_statistics(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        BatchNorm's running statistics are right, and what it gives for a batch is not: the batch is not
+    """Finds: BatchNorm's running statistics are right, and what it gives for a batch is not: the batch is not
         normalised with its own mean and variance or, under SyncBatchNorm, with those of all ranks' batches.
-
-    Why it matters
-        The running statistics are used in evaluation alone. Training sees the output: with SyncBatchNorm
-        that normalises each rank's batch by itself, small batches train as badly as without it.
-
-    Remedy
-        None of your own code runs in this check: look for code that replaces parts of torch. With NCCL,
-        repeat it with NCCL_PROTO=Simple.
-
-    References
-        https://pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
+    Why: The running statistics are used in evaluation alone. Training sees the output: with SyncBatchNorm that
+        normalises each rank's batch by itself, small batches train as badly as without it.
+    Remedy: None of your own code runs in this check: look for code that replaces parts of torch. With NCCL, repeat it
+        with NCCL_PROTO=Simple.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
         https://arxiv.org/abs/1502.03167
     """
     # Wrong statistics explain wrong outputs, and other rules report them.

@@ -55,20 +55,12 @@ _BadLoads = list[tuple[FactAt[Checkpoint], Loaded]]
 
 @rule("DD761", "checkpoint-torn-or-changed", Severity.ERROR, Checkpoint)
 def checkpoint_torn_or_changed(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        A rank reads other bytes than rank 0 saved and read back itself, or bytes that torch cannot load, after
+    """Finds: A rank reads other bytes than rank 0 saved and read back itself, or bytes that torch cannot load, after
         all had waited for rank 0.
-
-    Why it matters
-        A job that resumes there fails, or trains on with weights that no rank ever had.
-
-    Remedy
-        Look at the file system of the working directory. In a job's own code: save on one rank, rename when
-        the file is whole, and let all ranks wait before they load.
-
-    References
-        https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
+    Why: A job that resumes there fails, or trains on with weights that no rank ever had.
+    Remedy: Look at the file system of the working directory. In a job's own code: save on one rank, rename when the
+        file is whole, and let all ranks wait before they load.
+    See: https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
     """
     bad = _bad(recording, _is_torn)
     if not bad:
@@ -90,20 +82,12 @@ def checkpoint_torn_or_changed(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD762", "checkpoint-is-old", Severity.ERROR, Checkpoint)
 def checkpoint_is_old(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        Rank 0 saved a second time under the same name, and a rank still reads the first version after all had
+    """Finds: Rank 0 saved a second time under the same name, and a rank still reads the first version after all had
         waited.
-
-    Why it matters
-        A job that overwrites ``latest.pt`` and resumes reads other weights on some nodes than on others. DDP
+    Why: A job that overwrites ``latest.pt`` and resumes reads other weights on some nodes than on others. DDP
         broadcasts rank 0's weights, but not the optimiser's state nor the epoch.
-
-    Remedy
-        Give each checkpoint a name of its own, or mount the file system so that it asks its server.
-
-    References
-        https://man7.org/linux/man-pages/man5/nfs.5.html
+    Remedy: Give each checkpoint a name of its own, or mount the file system so that it asks its server.
+    See: https://man7.org/linux/man-pages/man5/nfs.5.html
     """
     bad = _bad(recording, _is_old)
     if bad:
@@ -121,20 +105,11 @@ def checkpoint_is_old(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD763", "checkpoint-of-another-rank", Severity.ERROR, Checkpoint)
 def checkpoint_of_another_rank(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        The file that rank 0 saved holds another rank's state.
-
-    Why it matters
-        Ranks that save under one name overwrite one another, and may tear the file while others read it. With
-        buffers or optimisers that differ by rank the wrong ones are kept.
-
-    Remedy
-        Save on rank 0 alone. None of your own code runs in this check: look for code that replaces
-        ``torch.save``.
-
-    References
-        https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
+    """Finds: The file that rank 0 saved holds another rank's state.
+    Why: Ranks that save under one name overwrite one another, and may tear the file while others read it. With buffers
+        or optimisers that differ by rank the wrong ones are kept.
+    Remedy: Save on rank 0 alone. None of your own code runs in this check: look for code that replaces ``torch.save``.
+    See: https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
     """
     bad = _bad(recording, _is_strange)
     if bad:
@@ -153,20 +128,12 @@ def checkpoint_of_another_rank(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD764", "working-directory-not-shared", Severity.INFO, Checkpoint)
 def working_directory_not_shared(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        Nodes that do not see a file that rank 0 saved in its working directory, within a second. That is
-        right where the directory is each node's or container's own, so it is information.
-
-    Why it matters
-        A job that saves there on rank 0 cannot resume on these nodes, and one whose ranks save a sharded
-        checkpoint there keeps a part of it on each node.
-
-    Remedy
-        Write checkpoints to a file system that all nodes share, or load on rank 0 alone.
-
-    References
-        https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
+    """Finds: Nodes that do not see a file that rank 0 saved in its working directory, within a second. That is right
+        where the directory is each node's or container's own, so it is information.
+    Why: A job that saves there on rank 0 cannot resume on these nodes, and one whose ranks save a sharded checkpoint
+        there keeps a part of it on each node.
+    Remedy: Write checkpoints to a file system that all nodes share, or load on rank 0 alone.
+    See: https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
     """
     bad = _bad(recording, lambda load: load.read is None)
     if bad:
@@ -222,22 +189,14 @@ _BadParts = list[tuple[FactAt[Checkpoint], Resharded]]
 
 @rule("DD765", "sharded-checkpoint-does-not-load", Severity.ERROR, Checkpoint)
 def sharded_checkpoint_does_not_load(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        All ranks saved one tensor in shards, with torch.distributed.checkpoint; a rank that loads it alone, as a
+    """Finds: All ranks saved one tensor in shards, with torch.distributed.checkpoint; a rank that loads it alone, as a
         world of another size, lacks a shard's file, gets an error or finds other numbers than were saved. Or each
         alone finds the right ones, and a group of one rank less, in which each loads a part, does not.
-
-    Why it matters
-        A job that resumes on fewer or more ranks reads every shard on every node. A shard that is lost or
-        torn ends it, or gives it weights that no rank had.
-
-    Remedy
-        Look at the file system of the working directory, on the node that wrote the shard and on the one that
-        reads it.
-
-    References
-        https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
+    Why: A job that resumes on fewer or more ranks reads every shard on every node. A shard that is lost or torn ends
+        it, or gives it weights that no rank had.
+    Remedy: Look at the file system of the working directory, on the node that wrote the shard and on the one that reads
+        it.
+    See: https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
     """
     ranks = recording.facts(Checkpoint)
     alone = [(rank, rank.fact.sharded) for rank in ranks if rank.fact.sharded is not None]

@@ -33,19 +33,11 @@ _SAMPLERS = ("DD750", "DD751", "DD752")
 
 @rule("DD753", "shards-overlap-or-leave-out", Severity.ERROR, DataSharding, explained_by=_SAMPLERS)
 def shards_overlap_or_leave_out(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        The ranks' shards, together, do not hold every index of a data set once. Indices that are repeated to
-        make the shares equal (fewer than there are ranks), or left out for it with ``drop_last``, are right.
-
-    Why it matters
-        Samples that two ranks have count twice in every gradient, and what no rank has is never learnt from.
-
-    Remedy
-        None of your own code runs in this check: look for code that replaces parts of torch.
-
-    References
-        https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+    """Finds: The ranks' shards, together, do not hold every index of a data set once. Indices that are repeated to make
+        the shares equal (fewer than there are ranks), or left out for it with ``drop_last``, are right.
+    Why: Samples that two ranks have count twice in every gradient, and what no rank has is never learnt from.
+    Remedy: None of your own code runs in this check: look for code that replaces parts of torch.
+    See: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
     """
     facts = by_rank(recording)
     reported = {"next_epoch"} if _deaf(facts) else set()
@@ -65,20 +57,12 @@ def shards_overlap_or_leave_out(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD754", "order-stays-after-set-epoch", Severity.WARNING, DataSharding, explained_by=_SAMPLERS)
 def order_stays_after_set_epoch(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        A shuffling sampler that gives the same order after ``set_epoch(1)`` as in epoch 0. On some ranks only,
-        it is an error: these ranks' shards are of another order than the others'.
-
-    Why it matters
-        Every epoch repeats the batches of the first. Without a call of ``set_epoch`` that is so by design.
-
-    Remedy
-        Call ``set_epoch`` before each epoch on every rank; none of your own code runs in this check, so look for
+    """Finds: A shuffling sampler that gives the same order after ``set_epoch(1)`` as in epoch 0. On some ranks only, it
+        is an error: these ranks' shards are of another order than the others'.
+    Why: Every epoch repeats the batches of the first. Without a call of ``set_epoch`` that is so by design.
+    Remedy: Call ``set_epoch`` before each epoch on every rank; none of your own code runs in this check, so look for
         code that replaces parts of torch.
-
-    References
-        https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+    See: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
     """
     facts = by_rank(recording)
     stays = _deaf(facts)
@@ -102,19 +86,11 @@ def order_stays_after_set_epoch(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD755", "ranks-take-different-numbers-of-steps", Severity.ERROR, DataSharding, explained_by=_SAMPLERS)
 def ranks_take_different_numbers_of_steps(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        Ranks whose share of a data set is shorter than that of others.
-
-    Why it matters
-        They end their epoch earlier. The others then wait in an all-reduce until the time-out, or meet the next
+    """Finds: Ranks whose share of a data set is shorter than that of others.
+    Why: They end their epoch earlier. The others then wait in an all-reduce until the time-out, or meet the next
         epoch's gradients: a job that hangs at the end of each epoch.
-
-    Remedy
-        Use a sampler that pads or drops, or train under ``model.join()``.
-
-    References
-        https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html
+    Remedy: Use a sampler that pads or drops, or train under ``model.join()``.
+    See: https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html
     """
     for shares in cases(by_rank(recording)):
         steps = {rank: len(share.first) for rank, share in shares.items()}
@@ -177,21 +153,13 @@ _RELATIVE = 1e-4
 
 @rule("DD756", "join-gives-a-wrong-mean", Severity.ERROR, DataSharding)
 def join_gives_a_wrong_mean(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        One rank has a batch more than the others, all train under ``DDP.join()``, and afterwards a weight is not
-        what the batches make of it: the mean of the last step is divided by all ranks (the default), or by
-        those that still take part, and all ranks end with the weights of the one that trained last.
-
-    Why it matters
-        join() is what keeps uneven inputs from hanging. A wrong division changes the size of the last steps,
-        and without the last broadcast ranks begin the next epoch with different weights.
-
-    Remedy
-        None of your own code runs in this check: look for code that replaces parts of torch.
-
-    References
-        https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html
+    """Finds: One rank has a batch more than the others, all train under ``DDP.join()``, and afterwards a weight is not
+        what the batches make of it: the mean of the last step is divided by all ranks (the default), or by those
+        that still take part, and all ranks end with the weights of the one that trained last.
+    Why: join() is what keeps uneven inputs from hanging. A wrong division changes the size of the last steps, and
+        without the last broadcast ranks begin the next epoch with different weights.
+    Remedy: None of your own code runs in this check: look for code that replaces parts of torch.
+    See: https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html
     """
     facts = by_rank(recording)
     for number in range(max((len(fact.joined) for fact in facts.values()), default=0)):

@@ -27,20 +27,12 @@ from ddp_doctor.wording.ranks import ranks_at
 
 @rule("DD750", "sampler-of-another-rank", Severity.ERROR, DataSharding)
 def sampler_of_another_rank(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        A DistributedSampler that was made for another rank or another number of ranks than the process
-        group has. A rank number that is the rank's number on its own node (LOCAL_RANK) is told as such.
-
-    Why it matters
-        Two ranks train on one shard and nobody on another; with too many replicas a part of the data is
-        never seen. The loss falls all the same.
-
-    Remedy
-        Leave ``num_replicas`` and ``rank`` out: the sampler asks the process group.
-
-    References
-        https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+    """Finds: A DistributedSampler that was made for another rank or another number of ranks than the process group has.
+        A rank number that is the rank's number on its own node (LOCAL_RANK) is told as such.
+    Why: Two ranks train on one shard and nobody on another; with too many replicas a part of the data is never seen.
+        The loss falls all the same.
+    Remedy: Leave ``num_replicas`` and ``rank`` out: the sampler asks the process group.
+    See: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
     """
     facts = by_rank(recording)
     looked = ((rank, _misplaced(fact)) for rank, fact in facts.items())
@@ -70,19 +62,11 @@ def sampler_of_another_rank(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD751", "data-set-lengths-differ", Severity.ERROR, DataSharding)
 def data_set_lengths_differ(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        Ranks that share out one data set and do not agree on its length.
-
-    Why it matters
-        Each rank shuffles another list: shards overlap, samples are left out, and ranks whose share is
-        shorter stop earlier, so that the others wait for ever.
-
-    Remedy
-        Compare the files of the data set between the nodes: a copy is incomplete or of another version.
-
-    References
-        https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+    """Finds: Ranks that share out one data set and do not agree on its length.
+    Why: Each rank shuffles another list: shards overlap, samples are left out, and ranks whose share is shorter stop
+        earlier, so that the others wait for ever.
+    Remedy: Compare the files of the data set between the nodes: a copy is incomplete or of another version.
+    See: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
     """
     facts = by_rank(recording)
     parts = differing(facts, lambda share: share.data_length)
@@ -102,20 +86,12 @@ def data_set_lengths_differ(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD752", "sampler-seeds-differ", Severity.ERROR, DataSharding)
 def sampler_seeds_differ(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        Samplers of one data set that shuffle with different seeds.
-
-    Why it matters
-        A shard is a part of one order that all ranks work out for themselves. With different orders the
-        shards overlap and together leave samples out, more than a third of them with many ranks.
-
-    Remedy
-        Give the sampler the same seed on all ranks. What is to differ between ranks (dropout,
-        augmentations) has streams of its own.
-
-    References
-        https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+    """Finds: Samplers of one data set that shuffle with different seeds.
+    Why: A shard is a part of one order that all ranks work out for themselves. With different orders the shards overlap
+        and together leave samples out, more than a third of them with many ranks.
+    Remedy: Give the sampler the same seed on all ranks. What is to differ between ranks (dropout, augmentations) has
+        streams of its own.
+    See: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
     """
     parts = differing(by_rank(recording), lambda share: share.seed)
     if parts is None:
@@ -151,21 +127,13 @@ _CHOSEN_BELOW = 2**32
 
 @rule("DD757", "one-seed-gives-different-numbers", Severity.ERROR, DataSharding)
 def one_seed_gives_different_numbers(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        Ranks that draw different random numbers after the same seed. torch's own numbers decide on the order
-        of the data; for those of Python's ``random`` and of numpy it is a warning.
-
-    Why it matters
-        DistributedSampler relies on it: each rank works out the whole order for itself. With another order
-        on one rank, shards overlap and leave samples out.
-
-    Remedy
-        Compare the versions of torch, Python and numpy between the ranks' nodes, and look for code that
-        replaces ``torch.manual_seed``.
-
-    References
-        https://docs.pytorch.org/docs/stable/notes/randomness.html
+    """Finds: Ranks that draw different random numbers after the same seed. torch's own numbers decide on the order of
+        the data; for those of Python's ``random`` and of numpy it is a warning.
+    Why: DistributedSampler relies on it: each rank works out the whole order for itself. With another order on one
+        rank, shards overlap and leave samples out.
+    Remedy: Compare the versions of torch, Python and numpy between the ranks' nodes, and look for code that replaces
+        ``torch.manual_seed``.
+    See: https://docs.pytorch.org/docs/stable/notes/randomness.html
     """
     for source, drawn in _sources(by_rank(recording)).items():
         parts = _parts({rank: stream.common for rank, stream in drawn.items()})
@@ -186,19 +154,11 @@ def one_seed_gives_different_numbers(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD758", "own-seeds-give-one-stream", Severity.WARNING, DataSharding)
 def own_seeds_give_one_stream(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        Ranks that were each given a seed of their own and draw the same random numbers.
-
-    Why it matters
-        Dropout masks and augmentations are then the same on these ranks: less variety in each step than the
-        batch size promises.
-
-    Remedy
-        Look for code that replaces ``torch.manual_seed`` or seeds again with a fixed number.
-
-    References
-        https://docs.pytorch.org/docs/stable/notes/randomness.html
+    """Finds: Ranks that were each given a seed of their own and draw the same random numbers.
+    Why: Dropout masks and augmentations are then the same on these ranks: less variety in each step than the batch size
+        promises.
+    Remedy: Look for code that replaces ``torch.manual_seed`` or seeds again with a fixed number.
+    See: https://docs.pytorch.org/docs/stable/notes/randomness.html
     """
     for source, drawn in _sources(by_rank(recording)).items():
         ranks_by_numbers = grouped((stream.own, rank) for rank, stream in drawn.items())
@@ -217,20 +177,12 @@ def own_seeds_give_one_stream(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD759", "environment-seeds-all-ranks-alike", Severity.INFO, DataSharding)
 def environment_seeds_all_ranks_alike(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        Before any code of the job ran, torch was seeded with one chosen number on all ranks, where Python
-        runs a sitecustomize or usercustomize module at its start.
-
-    Why it matters
-        With DDP the seeds of ranks need not agree, for it broadcasts rank 0's weights; dropout masks and
-        augmentations are then the same on all ranks.
-
-    Remedy
-        If that is not meant, add the rank to the seed.
-
-    References
-        https://docs.python.org/3/library/site.html
+    """Finds: Before any code of the job ran, torch was seeded with one chosen number on all ranks, where Python runs a
+        sitecustomize or usercustomize module at its start.
+    Why: With DDP the seeds of ranks need not agree, for it broadcasts rank 0's weights; dropout masks and augmentations
+        are then the same on all ranks.
+    Remedy: If that is not meant, add the rank to the seed.
+    See: https://docs.python.org/3/library/site.html
         https://docs.pytorch.org/docs/stable/notes/randomness.html
     """
     facts = by_rank(recording)

@@ -19,18 +19,10 @@ from ddp_doctor.wording.ranks import capital, cause, rank_culprits, ranks_at
 
 @rule("DD723", "ddp-fails-in-a-mode", Severity.ERROR, GradientModes)
 def ddp_fails_in_a_mode(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        DDP raises in a mode that it documents, with a model that it supports.
-
-    Why it matters
-        A job with this switch ends at its first steps.
-
-    Remedy
-        Do without the switch; look for code that replaces parts of torch.
-
-    References
-        https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    """Finds: DDP raises in a mode that it documents, with a model that it supports.
+    Why: A job with this switch ends at its first steps.
+    Remedy: Do without the switch; look for code that replaces parts of torch.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     for name, words in MODES.items():
         failed = {rank: mode.error for rank, mode in modes(recording, name) if mode.error}
@@ -49,20 +41,12 @@ def ddp_fails_in_a_mode(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD727", "modes-not-tested", Severity.INFO, GradientModes)
 def modes_not_tested(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        Modes of DDP that could not be tested here, and why: a torch without the hook, a backend that does
-        not reduce the dtype, no numpy for PowerSGD. What torch refuses to every job on such ranks is not
-        listed, such as bf16_compress_hook on CPUs.
-
-    Why it matters
-        What was not tested is not known to be right.
-
-    Remedy
-        None, unless a job of yours uses the mode.
-
-    References
-        https://pytorch.org/docs/stable/ddp_comm_hooks.html
+    """Finds: Modes of DDP that could not be tested here, and why: a torch without the hook, a backend that does not
+        reduce the dtype, no numpy for PowerSGD. What torch refuses to every job on such ranks is not listed, such as
+        bf16_compress_hook on CPUs.
+    Why: What was not tested is not known to be right.
+    Remedy: None, unless a job of yours uses the mode.
+    See: https://pytorch.org/docs/stable/ddp_comm_hooks.html
     """
     reasons: dict[str, list[str]] = defaultdict(list)
     for name, words in MODES.items():
@@ -84,20 +68,12 @@ _EXPECT = in_code(
 
 @rule("DD724", "branches-differ-without-find-unused-parameters", Severity.ERROR, GradientModes)
 def branches_differ_without_find_unused_parameters(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        Ranks leave out different parameters in one step, and DDP does not look for unused ones: it was not
-        told to, or forgot. What each rank uses is compared before the backward, which is then not dared.
-
-    Why it matters
-        The rank without the gradient never sends the bucket that its peers wait for: they hang until the
-        watchdog ends them, and it names the wrong rank.
-
-    Remedy
-        Pass ``find_unused_parameters=True``, or let every rank use every parameter.
-
-    References
-        https://pytorch.org/docs/stable/notes/ddp.html
+    """Finds: Ranks leave out different parameters in one step, and DDP does not look for unused ones: it was not told
+        to, or forgot. What each rank uses is compared before the backward, which is then not dared.
+    Why: The rank without the gradient never sends the bucket that its peers wait for: they hang until the watchdog ends
+        them, and it names the wrong rank.
+    Remedy: Pass ``find_unused_parameters=True``, or let every rank use every parameter.
+    See: https://pytorch.org/docs/stable/notes/ddp.html
     """
     unused_by_rank = {rank: set(mode.unused) for rank, mode in modes(recording, "unused") if mode.unused is not None}
     if not unused_by_rank:
@@ -122,19 +98,11 @@ def branches_differ_without_find_unused_parameters(recording: Recording) -> Iter
 
 @rule("DD725", "gradients-are-no-views-of-their-bucket", Severity.WARNING, GradientModes)
 def gradients_are_no_views_of_their_bucket(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        With ``gradient_as_bucket_view=True`` gradients have memory of their own after the backward.
-
-    Why it matters
-        The switch is there to save that memory. Something replaces ``.grad``: every step then copies, and
-        whoever does so before the all-reduce ends trains on gradients that are not averaged.
-
-    Remedy
-        Look for hooks and code that assign ``.grad`` (``p.grad = p.grad.clone()``); write into it instead.
-
-    References
-        https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    """Finds: With ``gradient_as_bucket_view=True`` gradients have memory of their own after the backward.
+    Why: The switch is there to save that memory. Something replaces ``.grad``: every step then copies, and whoever does
+        so before the all-reduce ends trains on gradients that are not averaged.
+    Remedy: Look for hooks and code that assign ``.grad`` (``p.grad = p.grad.clone()``); write into it instead.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     copies = {rank: mode.not_views for rank, mode in modes(recording, "bucket-view") if mode.not_views}
     # A wrong gradient is the greater trouble, and has the same cause.
@@ -161,18 +129,10 @@ def gradients_are_no_views_of_their_bucket(recording: Recording) -> Iterator[Dra
 
 @rule("DD726", "gradients-of-a-mode-differ-between-ranks", Severity.WARNING, GradientModes)
 def gradients_of_a_mode_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        In a mode, all ranks hold the mean within the rounding of its format, but not the same bits.
-
-    Why it matters
-        DDP never compares parameters again: the replicas drift apart, with a compressing hook fast.
-
-    Remedy
-        Leave the mode out.
-
-    References
-        https://github.com/pytorch/pytorch/issues/109191
+    """Finds: In a mode, all ranks hold the mean within the rounding of its format, but not the same bits.
+    Why: DDP never compares parameters again: the replicas drift apart, with a compressing hook fast.
+    Remedy: Leave the mode out.
+    See: https://github.com/pytorch/pytorch/issues/109191
     """
     for name in tested_modes(recording):
         differ = off_in(recording, name, wrong=False)

@@ -72,20 +72,12 @@ def draft(recording: Recording, what: str, off: Sequence[Off], blamed: Iterable[
 
 @rule("DD701", "gradient-is-not-the-mean", Severity.ERROR, GradientSync)
 def gradient_is_not_the_mean(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        After ``backward()`` all ranks hold the same gradient, and it is not the mean of theirs. The ranks'
+    """Finds: After ``backward()`` all ranks hold the same gradient, and it is not the mean of theirs. The ranks'
         gradients are coded, so that a rank whose share is missing or counted twice is named.
-
-    Why it matters
-        Nothing tells: a missing rank's data is never learnt from, a sum multiplies the learning rate.
-
-    Remedy
-        None of your own code runs in this check: with NCCL, repeat it with NCCL_PROTO=Simple; if a rank is
-        named, without its GPU. Otherwise look for code that replaces parts of torch.
-
-    References
-        https://pytorch.org/docs/stable/notes/ddp.html
+    Why: Nothing tells: a missing rank's data is never learnt from, a sum multiplies the learning rate.
+    Remedy: None of your own code runs in this check: with NCCL, repeat it with NCCL_PROTO=Simple; if a rank is named,
+        without its GPU. Otherwise look for code that replaces parts of torch.
+    See: https://pytorch.org/docs/stable/notes/ddp.html
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-proto
     """
     agreed = [found for found in _ordinary(recording) if found.gradient.identical]
@@ -99,21 +91,13 @@ def gradient_is_not_the_mean(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD702", "gradients-differ-between-ranks", Severity.ERROR, GradientSync)
 def gradients_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        After ``backward()`` the ranks hold different gradients. Ranks whose gradient is not the mean are
-        named. If all are the mean within float32 rounding and only last bits differ, it is a warning.
-
-    Why it matters
-        DDP broadcasts the parameters once and then relies on equal gradients. With different ones each
-        rank trains another model, and checkpoints hold rank 0's only.
-
-    Remedy
-        None of your own code runs in this check: with NCCL, repeat it with NCCL_PROTO=Simple; if a rank is
-        named, without its GPU. Otherwise look for code that replaces parts of torch.
-
-    References
-        https://pytorch.org/docs/stable/notes/ddp.html
+    """Finds: After ``backward()`` the ranks hold different gradients. Ranks whose gradient is not the mean are named.
+        If all are the mean within float32 rounding and only last bits differ, it is a warning.
+    Why: DDP broadcasts the parameters once and then relies on equal gradients. With different ones each rank trains
+        another model, and checkpoints hold rank 0's only.
+    Remedy: None of your own code runs in this check: with NCCL, repeat it with NCCL_PROTO=Simple; if a rank is named,
+        without its GPU. Otherwise look for code that replaces parts of torch.
+    See: https://pytorch.org/docs/stable/notes/ddp.html
         https://github.com/pytorch/pytorch/issues/109191
     """
     differing = [found for found in _ordinary(recording) if found.gradient.identical is False]
@@ -138,19 +122,11 @@ def _ordinary(recording: Recording) -> list[Off]:
 
 @rule("DD703", "no-sync-still-synchronises", Severity.ERROR, GradientSync)
 def no_sync_still_synchronises(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        After a step inside ``no_sync()`` a gradient is not exactly the rank's own.
-
-    Why it matters
-        Gradient accumulation relies on it. If the ranks synchronise all the same, every micro-step pays for
-        an all-reduce; if only some do, they wait for each other for ever.
-
-    Remedy
-        None of your own code runs in this check: look for code that replaces ``no_sync`` in torch.
-
-    References
-        https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    """Finds: After a step inside ``no_sync()`` a gradient is not exactly the rank's own.
+    Why: Gradient accumulation relies on it. If the ranks synchronise all the same, every micro-step pays for an
+        all-reduce; if only some do, they wait for each other for ever.
+    Remedy: None of your own code runs in this check: look for code that replaces ``no_sync`` in torch.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     # A gradient that is missing in ordinary steps is missing here too: DD701 reports it.
     ranks = recording.facts(GradientSync)
@@ -164,19 +140,11 @@ def no_sync_still_synchronises(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD704", "step-after-no-sync-not-synchronised", Severity.ERROR, GradientSync)
 def step_after_no_sync_not_synchronised(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        An ordinary step gives the mean, but the step after ``no_sync()`` lacks what one of the two steps
+    """Finds: An ordinary step gives the mean, but the step after ``no_sync()`` lacks what one of the two steps
         contributed, or is not synchronised at all.
-
-    Why it matters
-        With gradient accumulation every optimiser step then differs between ranks, or loses micro-steps.
-
-    Remedy
-        None of your own code runs in this check: look for code that replaces ``no_sync`` in torch.
-
-    References
-        https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    Why: With gradient accumulation every optimiser step then differs between ranks, or loses micro-steps.
+    Remedy: None of your own code runs in this check: look for code that replaces ``no_sync`` in torch.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     ranks = recording.facts(GradientSync)
     before = {found.gradient.parameter for found in off_in(ranks, "step", "no_sync")}

@@ -25,20 +25,12 @@ _MASTER = in_code(
 
 @rule("DD734", "half-precision-mean-overflows", Severity.ERROR, MixedPrecision)
 def half_precision_mean_overflows(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        Every rank has the same large gradient in float16 or bfloat16, whose mean fits into the format, and
-        what arrives is infinite: the sum was taken before the division.
-
-    Why it matters
-        DDP divides first, so that only a gradient which is too large itself overflows. Here gradients
-        overflow that are smaller by the number of ranks, and the more ranks, the smaller.
-
-    Remedy
-        Look for a communication hook or code that replaces DDP's reduction; reduce float32 meanwhile.
-
-    References
-        https://pytorch.org/docs/stable/notes/ddp.html
+    """Finds: Every rank has the same large gradient in float16 or bfloat16, whose mean fits into the format, and what
+        arrives is infinite: the sum was taken before the division.
+    Why: DDP divides first, so that only a gradient which is too large itself overflows. Here gradients overflow that
+        are smaller by the number of ranks, and the more ranks, the smaller.
+    Remedy: Look for a communication hook or code that replaces DDP's reduction; reduce float32 meanwhile.
+    See: https://pytorch.org/docs/stable/notes/ddp.html
     """
     for dtype, by_rank in _halves(recording).items():
         infinite = {rank: half for rank, half in by_rank.items() if half.large_mean is None}
@@ -62,18 +54,10 @@ def half_precision_mean_overflows(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD735", "half-precision-mean-wrong", Severity.ERROR, MixedPrecision)
 def half_precision_mean_wrong(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        The mean of gradients in float16 or bfloat16 is off by more than roundings of the format explain.
-
-    Why it matters
-        A model in half precision learns from a wrong mean, and no error is raised.
-
-    Remedy
-        Keep gradients in float32; look for code that replaces parts of torch.
-
-    References
-        https://pytorch.org/docs/stable/notes/ddp.html
+    """Finds: The mean of gradients in float16 or bfloat16 is off by more than roundings of the format explain.
+    Why: A model in half precision learns from a wrong mean, and no error is raised.
+    Remedy: Keep gradients in float32; look for code that replaces parts of torch.
+    See: https://pytorch.org/docs/stable/notes/ddp.html
     """
     for dtype, by_rank in {} if known_before(recording) else _halves(recording).items():
         wrong = {rank: half.off for rank, half in by_rank.items() if half.off}
@@ -93,20 +77,12 @@ def half_precision_mean_wrong(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD736", "half-precision-mean-loses-shares", Severity.INFO, MixedPrecision)
 def half_precision_mean_loses_shares(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        The mean of gradients in float16 or bfloat16 is off by several hundredths, through rounding alone:
-        what one rank adds is small beside the sum so far, and bfloat16 has 8 bits.
-
-    Why it matters
-        The loss grows with the number of ranks. Only models that keep their gradients in half precision
-        have it, or compress them; autocast reduces float32.
-
-    Remedy
-        Keep weights and gradients in float32 and autocast the forward.
-
-    References
-        https://pytorch.org/docs/stable/amp.html
+    """Finds: The mean of gradients in float16 or bfloat16 is off by several hundredths, through rounding alone: what
+        one rank adds is small beside the sum so far, and bfloat16 has 8 bits.
+    Why: The loss grows with the number of ranks. Only models that keep their gradients in half precision have it, or
+        compress them; autocast reduces float32.
+    Remedy: Keep weights and gradients in float32 and autocast the forward.
+    See: https://pytorch.org/docs/stable/amp.html
     """
     for dtype, by_rank in _halves(recording).items():
         if any(half.off for half in by_rank.values()):
@@ -128,19 +104,11 @@ def half_precision_mean_loses_shares(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD738", "precision-not-tested", Severity.INFO, MixedPrecision)
 def precision_not_tested(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        A format that could not be tested here, and why: a backend that does not reduce it, a torch without
-        a GradScaler or autocast for this device.
-
-    Why it matters
-        What was not tested is not known to be right.
-
-    Remedy
-        None, unless a job of yours uses the format.
-
-    References
-        https://pytorch.org/docs/stable/amp.html
+    """Finds: A format that could not be tested here, and why: a backend that does not reduce it, a torch without a
+        GradScaler or autocast for this device.
+    Why: What was not tested is not known to be right.
+    Remedy: None, unless a job of yours uses the format.
+    See: https://pytorch.org/docs/stable/amp.html
     """
     reasons: dict[str, list[str]] = {}
     for rank in recording.facts(MixedPrecision):

@@ -32,19 +32,11 @@ _WITHOUT_SCALER = in_code(
 
 @rule("DD730", "ranks-skip-scaled-steps-apart", Severity.ERROR, MixedPrecision)
 def ranks_skip_scaled_steps_apart(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        One rank's gradient is infinite, and some ranks skip the step while others take it.
-
-    Why it matters
-        The ranks' weights and scales differ from then on, and DDP never compares them again.
-
-    Remedy
-        Look for a communication hook or code that keeps infinities from the other ranks; let the ranks
-        agree on found_inf before they step.
-
-    References
-        https://pytorch.org/docs/stable/amp.html
+    """Finds: One rank's gradient is infinite, and some ranks skip the step while others take it.
+    Why: The ranks' weights and scales differ from then on, and DDP never compares them again.
+    Remedy: Look for a communication hook or code that keeps infinities from the other ranks; let the ranks agree on
+        found_inf before they step.
+    See: https://pytorch.org/docs/stable/amp.html
         https://pytorch.org/docs/stable/notes/amp_examples.html
     """
     steps = first_difference(recording, lambda step: step.stepped)
@@ -72,19 +64,11 @@ def ranks_skip_scaled_steps_apart(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD731", "scales-differ-between-ranks", Severity.ERROR, MixedPrecision)
 def scales_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        All ranks took and skipped the same steps, and their GradScalers hold different scales.
-
-    Why it matters
-        Each rank scales its loss by another factor; DDP averages the scaled gradients, so that a rank with
-        twice the scale counts twice.
-
-    Remedy
-        Give all ranks one GradScaler configuration, and load its state from one checkpoint.
-
-    References
-        https://pytorch.org/docs/stable/amp.html
+    """Finds: All ranks took and skipped the same steps, and their GradScalers hold different scales.
+    Why: Each rank scales its loss by another factor; DDP averages the scaled gradients, so that a rank with twice the
+        scale counts twice.
+    Remedy: Give all ranks one GradScaler configuration, and load its state from one checkpoint.
+    See: https://pytorch.org/docs/stable/amp.html
     """
     steps = first_difference(recording, lambda step: step.scale)
     if not steps or off_gradients(recording) or first_difference(recording, lambda step: step.stepped):
@@ -104,19 +88,11 @@ def scales_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD732", "infinite-gradient-does-not-skip-the-step", Severity.ERROR, MixedPrecision)
 def infinite_gradient_does_not_skip_the_step(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        One rank's gradient is infinite, and no rank skips the step; or all skip it and the scale stays.
-
-    Why it matters
-        Either the weights are infinite from then on, or something removes infinities before the scaler
-        sees them, and a wrong gradient is learnt from. A scale that stays overflows for ever.
-
-    Remedy
-        Look for a communication hook or code that replaces infinities (nan_to_num, clamp).
-
-    References
-        https://pytorch.org/docs/stable/amp.html
+    """Finds: One rank's gradient is infinite, and no rank skips the step; or all skip it and the scale stays.
+    Why: Either the weights are infinite from then on, or something removes infinities before the scaler sees them, and
+        a wrong gradient is learnt from. A scale that stays overflows for ever.
+    Remedy: Look for a communication hook or code that replaces infinities (nan_to_num, clamp).
+    See: https://pytorch.org/docs/stable/amp.html
     """
     differ = first_difference(recording, lambda step: (step.stepped, step.scale))
     for ranks in () if differ or off_gradients(recording) else scaled_by_format(recording):
@@ -144,19 +120,11 @@ def infinite_gradient_does_not_skip_the_step(recording: Recording) -> Iterator[D
 
 @rule("DD733", "autocast-gradient-wrong", Severity.ERROR, MixedPrecision)
 def autocast_gradient_wrong(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        Under autocast with a GradScaler the unscaled gradient is not the mean, to the rounding of the
-        format, though an ordinary step's is.
-
-    Why it matters
-        Nothing tells: the loss still falls.
-
-    Remedy
-        None of your own code runs in this check: look for code that replaces parts of torch.
-
-    References
-        https://pytorch.org/docs/stable/amp.html
+    """Finds: Under autocast with a GradScaler the unscaled gradient is not the mean, to the rounding of the format,
+        though an ordinary step's is.
+    Why: Nothing tells: the loss still falls.
+    Remedy: None of your own code runs in this check: look for code that replaces parts of torch.
+    See: https://pytorch.org/docs/stable/amp.html
     """
     wrong = off_gradients(recording)
     if not wrong or known_before(recording):
@@ -175,18 +143,10 @@ def autocast_gradient_wrong(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD737", "weights-differ-after-scaled-steps", Severity.WARNING, MixedPrecision)
 def weights_differ_after_scaled_steps(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        All ranks took the same steps with the same scale, and hold different weights afterwards.
-
-    Why it matters
-        DDP never compares parameters again: the replicas drift apart.
-
-    Remedy
-        Look for code that replaces parts of torch.
-
-    References
-        https://github.com/pytorch/pytorch/issues/109191
+    """Finds: All ranks took the same steps with the same scale, and hold different weights afterwards.
+    Why: DDP never compares parameters again: the replicas drift apart.
+    Remedy: Look for code that replaces parts of torch.
+    See: https://github.com/pytorch/pytorch/issues/109191
     """
     steps = first_difference(recording, lambda step: step.bits)
     if not steps or off_gradients(recording) or first_difference(recording, lambda step: (step.stepped, step.scale)):

@@ -24,20 +24,13 @@ from ddp_doctor.wording.ranks import capital, rank_at, rank_culprits, ranks_at
 def waits_for_communication(recording: Recording) -> Iterator[Draft]:
     """A step whose all-reduces take longer than its computing, and which waits for them.
 
-    What it finds
-        Communication takes at least as long as computing, and in every round a third of the step or more is
-        waiting that the machine's own noise does not explain. With the doctor's small model it is
-        information about the network; with your own, a warning, unless it computes for less than 1 ms.
-
-    Why it matters
-        All ranks wait in every step, whatever the sizes of buckets are.
-
-    Remedy
-        Compute more between two synchronisations: accumulate gradients, or a larger batch on each rank. Both
-        change the training.
-
-    References
-        https://pytorch.org/docs/stable/notes/ddp.html; Li et al., PyTorch Distributed, VLDB 2020;
+    Finds: Communication takes at least as long as computing, and in every round a third of the step or more is waiting
+        that the machine's own noise does not explain. With the doctor's small model it is information about the
+        network; with your own, a warning, unless it computes for less than 1 ms.
+    Why: All ranks wait in every step, whatever the sizes of buckets are.
+    Remedy: Compute more between two synchronisations: accumulate gradients, or a larger batch on each rank. Both change
+        the training.
+    See: https://pytorch.org/docs/stable/notes/ddp.html; Li et al., PyTorch Distributed, VLDB 2020;
         docs/explanation/step-time.md
     """
     totals = summary(recording)
@@ -97,18 +90,11 @@ def _evidence_of_waiting(totals: Summary) -> tuple[Evidence, ...]:
 def slower_than_one(recording: Recording) -> Iterator[Draft]:
     """Your model trains faster on one rank alone than on all of them.
 
-    What it finds
-        One rank, while the others waited, did the batches of all ranks, one after another, in less time than
-        all ranks needed for a step, in every round. Only with a model of your own: the doctor's says nothing about it.
-
-    Why it matters
-        More GPUs or nodes cost more and give less.
-
-    Remedy
-        Fewer ranks, or more computing between two synchronisations.
-
-    References
-        docs/explanation/step-time.md
+    Finds: One rank, while the others waited, did the batches of all ranks, one after another, in less time than all
+        ranks needed for a step, in every round. Only with a model of your own: the doctor's says nothing about it.
+    Why: More GPUs or nodes cost more and give less.
+    Remedy: Fewer ranks, or more computing between two synchronisations.
+    See: docs/explanation/step-time.md
     """
     totals = summary(recording)
     if (
@@ -147,21 +133,14 @@ _INSPECT = remedy(
 def computes_slower(recording: Recording) -> Iterator[Draft]:
     """A rank whose forward and backward pass takes longer than that of the others, without synchronisation.
 
-    What it finds
-        Among three or more ranks those that needed at least a quarter more time than the median of the
-        others, for the same work, in each and every look; a GPU from three times on is an error, but not with a
-        model of yours, which may do more on one rank, nor if the ranks' batches differ in shape. A rank whose processor
-        was taken away meanwhile is information: something else ran there. Where ranks are more than
-        processors, or none had one for itself, nobody is named. What the speed of a GPU explains is said there (DD801).
-
-    Why it matters
-        In DDP every rank waits for the slowest in every step, and its peers look slow as well.
-
-    Remedy
-        What runs beside it, how it is bound, clocks and temperature.
-
-    References
-        docs/explanation/step-time.md
+    Finds: Among three or more ranks those that needed at least a quarter more time than the median of the others, for
+        the same work, in each and every look; a GPU from three times on is an error, but not with a model of yours,
+        which may do more on one rank, nor if the ranks' batches differ in shape. A rank whose processor was taken away
+        meanwhile is information: something else ran there. Where ranks are more than processors, or none had one for
+        itself, nobody is named. What the speed of a GPU explains is said there (DD801).
+    Why: In DDP every rank waits for the slowest in every step, and its peers look slow as well.
+    Remedy: What runs beside it, how it is bound, clocks and temperature.
+    See: docs/explanation/step-time.md
     """
     ranks = recording.facts(StepTimeFact)
     if not all(rank.fact.same_work for rank in ranks):
@@ -298,20 +277,12 @@ def measured(recording: Recording) -> tuple[Measured, Measured] | None:
 def hide_too_little(recording: Recording) -> Iterator[Draft]:
     """Gradient buckets of another size with which steps were faster than with the default.
 
-    What it finds
-        The size that is best by the measured times of all-reduces was tried beside the default of 25 MiB, in
-        turns, and won in every round, by 5 % or more and by more than either differs from itself; and both
-        took about as long as predicted. With the doctor's model it is a hint: what is best depends on the model's
-        gradients.
-
-    Why it matters
-        Large buckets begin late and leave communication that nothing hides; small ones pay the latency often.
-
-    Remedy
-        bucket_cap_mb of DistributedDataParallel.
-
-    References
-        https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html;
+    Finds: The size that is best by the measured times of all-reduces was tried beside the default of 25 MiB, in turns,
+        and won in every round, by 5 % or more and by more than either differs from itself; and both took about as long
+        as predicted. With the doctor's model it is a hint: what is best depends on the model's gradients.
+    Why: Large buckets begin late and leave communication that nothing hides; small ones pay the latency often.
+    Remedy: bucket_cap_mb of DistributedDataParallel.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html;
         docs/explanation/step-time.md
     """
     both = measured(recording)

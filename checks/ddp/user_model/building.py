@@ -22,17 +22,10 @@ from ddp_doctor.wording.ranks import capital, rank_culprits, ranks_at, short
 def named_differently(recording: Recording) -> Iterator[Draft]:
     """Nodes of one run that were given different models, or none.
 
-    What it finds
-        ``--model`` names another callable on some nodes than on most, or is missing there.
-
-    Why it matters
-        The ranks would build different models, and hang. Nothing of the model was tested.
-
-    Remedy
-        Start ``ddp-doctor run`` with the same ``--model`` on all nodes; ``--hosts`` and ``srun`` do it.
-
-    References
-        docs/how-to/test-your-own-model.md
+    Finds: ``--model`` names another callable on some nodes than on most, or is missing there.
+    Why: The ranks would build different models, and hang. Nothing of the model was tested.
+    Remedy: Start ``ddp-doctor run`` with the same ``--model`` on all nodes; ``--hosts`` and ``srun`` do it.
+    See: docs/how-to/test-your-own-model.md
     """
     ranks = facts(recording)
     groups = grouped((rank.fact.model, rank) for rank in ranks)
@@ -55,22 +48,15 @@ def named_differently(recording: Recording) -> Iterator[Draft]:
 def raises(recording: Recording) -> Iterator[Draft]:
     """Code of the user's model that raises an exception.
 
-    What it finds
-        The import of the module, its factory, ``make_batch(step)``, a forward, the loss, a backward or the
-        wrapping in DDP raised on all ranks or on some, with the innermost line of the user's code. Or what
-        ``--model`` names can be used on some ranks only: the module is not on one node, the factory returns
-        no model there. Where no rank can use it, that is no finding, but a usage error.
-
-    Why it matters
-        The job fails the same way. Where only some ranks fail, the others wait for them, by default for 10
-        (NCCL) or 30 (gloo) minutes.
-
-    Remedy
-        What the exception says. A module that is to be imported keeps what a script does under
-        ``if __name__ == "__main__"``, and the factory leaves ``init_process_group`` to the script.
-
-    References
-        https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    Finds: The import of the module, its factory, ``make_batch(step)``, a forward, the loss, a backward or the wrapping
+        in DDP raised on all ranks or on some, with the innermost line of the user's code. Or what ``--model`` names can
+        be used on some ranks only: the module is not on one node, the factory returns no model there. Where no rank can
+        use it, that is no finding, but a usage error.
+    Why: The job fails the same way. Where only some ranks fail, the others wait for them, by default for 10 (NCCL) or
+        30 (gloo) minutes.
+    Remedy: What the exception says. A module that is to be imported keeps what a script does under ``if __name__ ==
+        "__main__"``, and the factory leaves ``init_process_group`` to the script.
+    See: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     troubles = [
         (rank.fact.trouble, rank)
@@ -137,18 +123,11 @@ def _after(trouble: Trouble) -> Remedy:
 def takes_another_gpu(recording: Recording) -> Iterator[Draft]:
     """A factory that makes another GPU the current one.
 
-    What it finds
-        After the import and the factory the current CUDA device is not the rank's own.
-
-    Why it matters
-        What is made on "cuda" from then on goes to that GPU. Several ranks on one GPU are refused by NCCL
-        ("Duplicate GPU detected"), or share its memory and time.
-
-    Remedy
-        ``torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))`` in the script, nothing of the kind in the module.
-
-    References
-        https://docs.pytorch.org/docs/stable/elastic/run.html
+    Finds: After the import and the factory the current CUDA device is not the rank's own.
+    Why: What is made on "cuda" from then on goes to that GPU. Several ranks on one GPU are refused by NCCL ("Duplicate
+        GPU detected"), or share its memory and time.
+    Remedy: ``torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))`` in the script, nothing of the kind in the module.
+    See: https://docs.pytorch.org/docs/stable/elastic/run.html
     """
     off = [rank for rank in facts(recording) if rank.fact.found_device is not None]
     if not off:
@@ -167,20 +146,13 @@ def takes_another_gpu(recording: Recording) -> Iterator[Draft]:
 def differs(recording: Recording) -> Iterator[Draft]:
     """Ranks that build different models.
 
-    What it finds
-        Parameters or buffers that are missing, additional, in another order, or of another shape, type or
+    Finds: Parameters or buffers that are missing, additional, in another order, or of another shape, type or
         ``requires_grad`` on some ranks; compared before DDP sees them.
-
-    Why it matters
-        DDP pairs parameters by their place. It raises on some ranks and hangs the others, or averages
-        gradients of different parameters.
-
-    Remedy
-        Build the model by nothing that depends on the rank: the environment, a file of the node, a random
-        choice, the order of a set.
-
-    References
-        https://docs.pytorch.org/docs/stable/notes/ddp.html
+    Why: DDP pairs parameters by their place. It raises on some ranks and hangs the others, or averages gradients of
+        different parameters.
+    Remedy: Build the model by nothing that depends on the rank: the environment, a file of the node, a random choice,
+        the order of a set.
+    See: https://docs.pytorch.org/docs/stable/notes/ddp.html
     """
     kept = {rank_of(rank): rank.fact.manifest for rank in facts(recording) if rank.fact.manifest is not None}
     for found in manifests.compare(manifests.restored(kept)):
@@ -201,22 +173,15 @@ def differs(recording: Recording) -> Iterator[Draft]:
 def on_another_device(recording: Recording) -> Iterator[Draft]:
     """Parameters, buffers or inputs that are not on the rank's device.
 
-    What it finds
-        After the factory a parameter or buffer is on another device than the rank's, be it another GPU, the
-        CPU beside a GPU, or "meta"; or ``make_batch`` returns a tensor on another GPU. A model that is on
-        the CPU as a whole is moved first, as are inputs. Tensors that are plain attributes of a module, which
-        ``.to()`` does not move, are information.
-
-    Why it matters
-        DDP refuses a model on several devices, or the forward raises "Expected all tensors to be on the same
-        device"; a model on GPU 0 of every rank fails for memory or under NCCL.
-
-    Remedy
-        ``model.to(device)`` with the device of LOCAL_RANK before wrapping; ``register_buffer`` for tensors of
-        a module.
-
-    References
-        https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html
+    Finds: After the factory a parameter or buffer is on another device than the rank's, be it another GPU, the CPU
+        beside a GPU, or "meta"; or ``make_batch`` returns a tensor on another GPU. A model that is on the CPU as a
+        whole is moved first, as are inputs. Tensors that are plain attributes of a module, which ``.to()`` does not
+        move, are information.
+    Why: DDP refuses a model on several devices, or the forward raises "Expected all tensors to be on the same device";
+        a model on GPU 0 of every rank fails for memory or under NCCL.
+    Remedy: ``model.to(device)`` with the device of LOCAL_RANK before wrapping; ``register_buffer`` for tensors of a
+        module.
+    See: https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html
     """
     for is_state in (True, False):
         off = [
@@ -252,18 +217,11 @@ def _misplaced(
 def nothing_to_train(recording: Recording) -> Iterator[Draft]:
     """A model without a parameter that requires a gradient.
 
-    What it finds
-        The factory's model has no parameters, or all are frozen.
-
-    Why it matters
-        DDP refuses it: "DistributedDataParallel is not needed when a module doesn't have any parameters that
-        require a gradient".
-
-    Remedy
-        Do not wrap it; or unfreeze what is to be trained before wrapping, for DDP sees no later change.
-
-    References
-        https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    Finds: The factory's model has no parameters, or all are frozen.
+    Why: DDP refuses it: "DistributedDataParallel is not needed when a module doesn't have any parameters that require a
+        gradient".
+    Remedy: Do not wrap it; or unfreeze what is to be trained before wrapping, for DDP sees no later change.
+    See: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     ranks = [rank for rank in facts(recording) if rank.fact.stopped == "trainable"]
     if not ranks:
@@ -282,20 +240,13 @@ def nothing_to_train(recording: Recording) -> Iterator[Draft]:
 def few_samples(recording: Recording) -> Iterator[Draft]:
     """BatchNorm whose statistics come from few samples, for each rank has a batch of its own.
 
-    What it finds
-        BatchNorm layers in training mode that are no SyncBatchNorm, and the least number of samples that
-        one saw in a batch of ``make_batch``. Up to 4 a warning, below 16 information.
-
-    Why it matters
-        DDP synchronises gradients, not activations: each rank normalises with its own batch, whatever the
-        batch of all ranks is. Only rank 0's running statistics are kept.
-
-    Remedy
-        ``SyncBatchNorm.convert_sync_batchnorm(model)`` before wrapping (GPUs only), a larger batch a rank, or
+    Finds: BatchNorm layers in training mode that are no SyncBatchNorm, and the least number of samples that one saw in
+        a batch of ``make_batch``. Up to 4 a warning, below 16 information.
+    Why: DDP synchronises gradients, not activations: each rank normalises with its own batch, whatever the batch of all
+        ranks is. Only rank 0's running statistics are kept.
+    Remedy: ``SyncBatchNorm.convert_sync_batchnorm(model)`` before wrapping (GPUs only), a larger batch a rank, or
         GroupNorm.
-
-    References
-        Wu and He, Group Normalization, 2018: error of ResNet-50 by batch a GPU
+    See: Wu and He, Group Normalization, 2018: error of ResNet-50 by batch a GPU
         https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
     """
     normalised = [rank.fact for rank in facts(recording) if rank.fact.batch_norms is not None]

@@ -21,20 +21,13 @@ _FIND_UNUSED = in_model_code(
 def unused_everywhere(recording: Recording) -> Iterator[Draft]:
     """Parameters that get no gradient on any rank.
 
-    What it finds
-        Trainable parameters that took no part in the loss of a batch, on all ranks: a head that is not
-        called, a layer whose output is dropped. Information where the factory's options for DDP say
+    Finds: Trainable parameters that took no part in the loss of a batch, on all ranks: a head that is not called, a
+        layer whose output is dropped. Information where the factory's options for DDP say
         ``find_unused_parameters=True``.
-
-    Why it matters
-        DDP waits for every gradient: the second step raises "Expected to have finished reduction in the prior
+    Why: DDP waits for every gradient: the second step raises "Expected to have finished reduction in the prior
         iteration".
-
-    Remedy
-        Remove or freeze them before wrapping; or ``find_unused_parameters=True``, which costs time in each step.
-
-    References
-        https://docs.pytorch.org/docs/stable/notes/ddp.html
+    Remedy: Remove or freeze them before wrapping; or ``find_unused_parameters=True``, which costs time in each step.
+    See: https://docs.pytorch.org/docs/stable/notes/ddp.html
     """
     ranks = [rank for rank in facts(recording) if any(local.unused_everywhere.count for local in rank.fact.local)]
     if not ranks:
@@ -67,21 +60,14 @@ def _get(count: int) -> str:
 def unequal_graphs(recording: Recording) -> Iterator[Draft]:
     """Ranks on which other parameters take part than on the rest.
 
-    What it finds
-        With the batch of one step some ranks use parameters that others leave out, and the first submodule
-        whose call differs, with the line that calls it. Information where the factory's options for DDP say
+    Finds: With the batch of one step some ranks use parameters that others leave out, and the first submodule whose
+        call differs, with the line that calls it. Information where the factory's options for DDP say
         ``find_unused_parameters=True``.
-
-    Why it matters
-        DDP's buckets wait for a gradient that never comes on those ranks, while the others wait in the
-        all-reduce: the job hangs, or the second step raises.
-
-    Remedy
-        Let every rank take the same path; or ``find_unused_parameters=True``, which counts a missing gradient
-        as zero.
-
-    References
-        https://docs.pytorch.org/docs/stable/notes/ddp.html
+    Why: DDP's buckets wait for a gradient that never comes on those ranks, while the others wait in the all-reduce: the
+        job hangs, or the second step raises.
+    Remedy: Let every rank take the same path; or ``find_unused_parameters=True``, which counts a missing gradient as
+        zero.
+    See: https://docs.pytorch.org/docs/stable/notes/ddp.html
     """
     for step in sorted({local.step for rank in facts(recording) for local in rank.fact.local}):
         of_step = [(rank, local) for rank in facts(recording) for local in rank.fact.local if local.step == step]
@@ -156,19 +142,12 @@ def _lines(parted: list[tuple[FactAt[UserModel], Parting]]) -> Iterator[Culprit]
 def searches_in_vain(recording: Recording) -> Iterator[Draft]:
     """``find_unused_parameters=True`` for a model whose parameters are all used.
 
-    What it finds
-        The factory's options for DDP ask for the search, and every trainable parameter got its gradient on
-        every rank with all batches that were looked at.
-
-    Why it matters
-        Each step walks the graph once more, and the buckets keep the order of construction, so that they are
-        ready late.
-
-    Remedy
-        Leave the option out, unless another batch takes another path.
-
-    References
-        https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    Finds: The factory's options for DDP ask for the search, and every trainable parameter got its gradient on every
+        rank with all batches that were looked at.
+    Why: Each step walks the graph once more, and the buckets keep the order of construction, so that they are ready
+        late.
+    Remedy: Leave the option out, unless another batch takes another path.
+    See: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     ranks = [rank for rank in facts(recording) if rank.fact.finds_unused and rank.fact.local]
     used = [

@@ -18,21 +18,14 @@ from ddp_doctor.wording.findings import NOBODY, likely, proved
 def not_the_mean(recording: Recording) -> Iterator[Draft]:
     """A gradient of the user's model that is not the mean over the ranks after a synchronised step.
 
-    What it finds
-        A parameter that the forward makes, or makes trainable: DDP, which looks once, does not know it.
-        Or: each rank's own gradients, with equal parameters and the same batch, give the mean in float64; what
-        ``backward()`` through DDP leaves in ``.grad`` is another value, beyond rounding.
-
-    Why it matters
-        The ranks train on something else than all their data, and perhaps each on something of its own; the
-        loss still falls.
-
-    Remedy
-        Look for what takes a parameter away from DDP: ``_ddp_params_and_buffers_to_ignore``, a hook that
-        changes gradients, a parameter in two reentrant checkpoints, a parameter replaced after wrapping.
-
-    References
-        https://docs.pytorch.org/docs/stable/notes/ddp.html
+    Finds: A parameter that the forward makes, or makes trainable: DDP, which looks once, does not know it. Or: each
+        rank's own gradients, with equal parameters and the same batch, give the mean in float64; what ``backward()``
+        through DDP leaves in ``.grad`` is another value, beyond rounding.
+    Why: The ranks train on something else than all their data, and perhaps each on something of its own; the loss still
+        falls.
+    Remedy: Look for what takes a parameter away from DDP: ``_ddp_params_and_buffers_to_ignore``, a hook that changes
+        gradients, a parameter in two reentrant checkpoints, a parameter replaced after wrapping.
+    See: https://docs.pytorch.org/docs/stable/notes/ddp.html
     """
     yield from _unknown(recording)
     ranks = [rank for rank in facts(recording) if rank.fact.off_count]
@@ -86,20 +79,13 @@ def _unknown(recording: Recording) -> Iterator[Draft]:
 def drift(recording: Recording) -> Iterator[Draft]:
     """Parameters that are not the same on all ranks after a step.
 
-    What it finds
-        After three synchronised steps and one of gradient descent a parameter is not, bit for bit, what it
-        is on the first rank, though all its gradients are the mean within rounding.
-
-    Why it matters
-        DDP never synchronises parameters again: the replicas are different models from now on, and the
-        checkpoint holds rank 0's.
-
-    Remedy
-        Look for what changes parameters in the forward (weights that are normalised or reset in place) by
-        what differs between ranks.
-
-    References
-        https://docs.pytorch.org/docs/stable/notes/ddp.html
+    Finds: After three synchronised steps and one of gradient descent a parameter is not, bit for bit, what it is on the
+        first rank, though all its gradients are the mean within rounding.
+    Why: DDP never synchronises parameters again: the replicas are different models from now on, and the checkpoint
+        holds rank 0's.
+    Remedy: Look for what changes parameters in the forward (weights that are normalised or reset in place) by what
+        differs between ranks.
+    See: https://docs.pytorch.org/docs/stable/notes/ddp.html
     """
     ranks = [rank for rank in facts(recording) if rank.fact.drifted.count]
     if not ranks:
@@ -125,18 +111,11 @@ def drift(recording: Recording) -> Iterator[Draft]:
 def not_finite(recording: Recording) -> Iterator[Draft]:
     """A loss or gradient of one rank by itself that is NaN or infinite.
 
-    What it finds
-        The forward and backward of a rank, before anything is synchronised, gives NaN or infinity.
-
-    Why it matters
-        The all-reduce carries one rank's NaN to all ranks in that same step, and afterwards nobody can tell
-        which it came from.
-
-    Remedy
-        Look at that rank's batch and at the layer whose gradient is not finite; with fp16 use a GradScaler.
-
-    References
-        https://docs.pytorch.org/docs/stable/amp.html
+    Finds: The forward and backward of a rank, before anything is synchronised, gives NaN or infinity.
+    Why: The all-reduce carries one rank's NaN to all ranks in that same step, and afterwards nobody can tell which it
+        came from.
+    Remedy: Look at that rank's batch and at the layer whose gradient is not finite; with fp16 use a GradScaler.
+    See: https://docs.pytorch.org/docs/stable/amp.html
     """
     found = [
         (rank, local)
@@ -171,19 +150,12 @@ def not_finite(recording: Recording) -> Iterator[Draft]:
 def not_repeatable(recording: Recording) -> Iterator[Draft]:
     """The same batch and seed that give another gradient the second time.
 
-    What it finds
-        Two forwards and backwards of a rank with equal parameters, buffers, batch and seeds, whose gradients
-        are not the same bit for bit.
-
-    Why it matters
-        A run cannot be repeated exactly. On GPUs atomic additions may do this; beyond rounding it means
-        a model that draws from a generator of its own, or keeps state.
-
-    Remedy
-        ``torch.use_deterministic_algorithms(True)`` where it matters; seed every generator.
-
-    References
-        https://docs.pytorch.org/docs/stable/notes/randomness.html
+    Finds: Two forwards and backwards of a rank with equal parameters, buffers, batch and seeds, whose gradients are not
+        the same bit for bit.
+    Why: A run cannot be repeated exactly. On GPUs atomic additions may do this; beyond rounding it means a model that
+        draws from a generator of its own, or keeps state.
+    Remedy: ``torch.use_deterministic_algorithms(True)`` where it matters; seed every generator.
+    See: https://docs.pytorch.org/docs/stable/notes/randomness.html
     """
     ranks = [rank for rank in facts(recording) if rank.fact.repeats is False]
     if not ranks:
@@ -220,21 +192,13 @@ _LOSS_APART = 1e-3
 def computes_otherwise(recording: Recording) -> Iterator[Draft]:
     """A rank that makes another loss, or other gradients, of the same batch.
 
-    What it finds
-        With the parameters, buffers, seed and batch of the first rank a rank's loss is another number than
-        most ranks', though its own work is repeatable; beyond a thousandth it is a warning, else information.
-        Or its loss is the same and gradients are off by more than a tenth: a hook that this rank alone has is
-        named with its line.
-
-    Why it matters
-        The model depends on something that is not shared: the rank, the node, its hardware or libraries. What
-        one rank makes otherwise goes into the mean of all.
-
-    Remedy
-        Look for code that asks for the rank; compare GPU models and versions between the ranks.
-
-    References
-        https://docs.pytorch.org/docs/stable/notes/randomness.html
+    Finds: With the parameters, buffers, seed and batch of the first rank a rank's loss is another number than most
+        ranks', though its own work is repeatable; beyond a thousandth it is a warning, else information. Or its loss is
+        the same and gradients are off by more than a tenth: a hook that this rank alone has is named with its line.
+    Why: The model depends on something that is not shared: the rank, the node, its hardware or libraries. What one rank
+        makes otherwise goes into the mean of all.
+    Remedy: Look for code that asks for the rank; compare GPU models and versions between the ranks.
+    See: https://docs.pytorch.org/docs/stable/notes/randomness.html
     """
     repeatable = [rank for rank in facts(recording) if rank.fact.repeats]
     peer = _usual(repeatable)

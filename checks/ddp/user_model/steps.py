@@ -20,19 +20,12 @@ _CHECK = "user_model"
 def does_not_come_back(recording: Recording) -> Iterator[Draft]:
     """Code of the user's model that no rank came back from.
 
-    What it finds
-        Until the deadline all ranks stood in the import, the factory, ``make_batch`` or the forward, and none
+    Finds: Until the deadline all ranks stood in the import, the factory, ``make_batch`` or the forward, and none
         reached the others again. A single rank that does not come back is DD610's finding.
-
-    Why it matters
-        The job would stand there, too: a download without network, a lock, a question on the terminal, an
-        endless loop, a collective that the ranks do not share.
-
-    Remedy
-        Look at the line. What a module needs from the network is better fetched before the job.
-
-    References
-        docs/explanation/hangs.md
+    Why: The job would stand there, too: a download without network, a lock, a question on the terminal, an endless
+        loop, a collective that the ranks do not share.
+    Remedy: Look at the line. What a module needs from the network is better fetched before the job.
+    See: docs/explanation/hangs.md
     """
     for trial in recording.trials:
         if trial.judged_check != _CHECK or trial.outcome not in ("stuck", "slow"):
@@ -59,20 +52,13 @@ def does_not_come_back(recording: Recording) -> Iterator[Draft]:
 def fails_in_a_step(recording: Recording) -> Iterator[Draft]:
     """A model that works on each rank alone and raises in DDP.
 
-    What it finds
-        The same exception on all ranks in the forward or backward through DDP, after each rank's own forward
-        and backward went well. A single rank's exception is DD613's finding.
-
-    Why it matters
-        The job fails in its first steps: a parameter that is marked ready twice (reentrant checkpointing, two
-        forwards before a backward), a buffer changed in place between them.
-
-    Remedy
-        What the exception says: non-reentrant checkpointing, one forward a backward, ``static_graph=True``,
+    Finds: The same exception on all ranks in the forward or backward through DDP, after each rank's own forward and
+        backward went well. A single rank's exception is DD613's finding.
+    Why: The job fails in its first steps: a parameter that is marked ready twice (reentrant checkpointing, two forwards
+        before a backward), a buffer changed in place between them.
+    Remedy: What the exception says: non-reentrant checkpointing, one forward a backward, ``static_graph=True``,
         ``broadcast_buffers=False``.
-
-    References
-        https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    See: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     for trial in recording.trials:
         if trial.judged_check != _CHECK or trial.outcome != "broken":
@@ -93,17 +79,10 @@ def fails_in_a_step(recording: Recording) -> Iterator[Draft]:
 def takes_too_long(recording: Recording) -> Iterator[Draft]:
     """A model whose synchronised steps would not end within the check's deadline.
 
-    What it finds
-        From the time of the first forward and backward the rest would not end in time, so it was not begun.
-
-    Why it matters
-        What was looked at stands; gradients, repeatability and parameters after a step were not tested.
-
-    Remedy
-        A smaller batch from ``make_batch``, or fewer layers of the same kind.
-
-    References
-        docs/how-to/test-your-own-model.md
+    Finds: From the time of the first forward and backward the rest would not end in time, so it was not begun.
+    Why: What was looked at stands; gradients, repeatability and parameters after a step were not tested.
+    Remedy: A smaller batch from ``make_batch``, or fewer layers of the same kind.
+    See: docs/how-to/test-your-own-model.md
     """
     ranks = [rank for rank in facts(recording) if rank.fact.stopped == "time"]
     if not ranks:

@@ -35,19 +35,12 @@ _AT_RANDOM = Proof(reason="what it risks comes at random, which a short trial ca
 def debugging(node: InForce) -> Iterator[Draft]:
     """A setting for the search of a fault that a job pays for in every step.
 
-    What it finds
-        CUDA_LAUNCH_BLOCKING=1, TORCH_DISTRIBUTED_DEBUG=DETAIL, NCCL_DEBUG=TRACE, NCCL_DEBUG=INFO with the subsystem
+    Finds: CUDA_LAUNCH_BLOCKING=1, TORCH_DISTRIBUTED_DEBUG=DETAIL, NCCL_DEBUG=TRACE, NCCL_DEBUG=INFO with the subsystem
         COLL, CALL or ALL. Information only for what costs little; NCCL_DEBUG=INFO alone only for many ranks.
-
-    Why it matters
-        It was set once to find something, and stays in scripts and images: kernels no longer overlap with
+    Why: It was set once to find something, and stays in scripts and images: kernels no longer overlap with
         communication, or each collective is checked, or logged, by every rank.
-
-    Remedy
-        Unset it, unless a fault is being searched.
-
-    References
-        https://docs.pytorch.org/docs/stable/distributed.html#debugging-torch-distributed-applications
+    Remedy: Unset it, unless a fault is being searched.
+    See: https://docs.pytorch.org/docs/stable/distributed.html#debugging-torch-distributed-applications
     """
     if node.recording.options.command == "prolog":
         return  # the job's settings are not there yet
@@ -75,21 +68,14 @@ def debugging(node: InForce) -> Iterator[Draft]:
 def old_cure(node: InForce) -> Iterator[Draft]:
     """A setting that gives a fast path up, as one does to find out what is wrong.
 
-    What it finds
-        NCCL_P2P_DISABLE=1, NCCL_IB_DISABLE=1, NCCL_SHM_DISABLE=1, NCCL_NET_GDR_LEVEL=LOC, NCCL_NVLS_ENABLE=0, few
-        channels, small buffers, NCCL_PROTO=LL. Information for an NCCL_ALGO or NCCL_PROTO that may be
-        meant. Silent where the machine has nothing to lose by it, where a plug-in needs it, and where
-        the rules about paths (DD434) and about RDMA (DD436) know better.
-
-    Why it matters
-        It is a diagnosis, not a cure: it was right on one machine with one release, and travels from script to
-        script for years.
-
-    Remedy
-        Unset it and measure again. If the fault comes back, repair that.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    Finds: NCCL_P2P_DISABLE=1, NCCL_IB_DISABLE=1, NCCL_SHM_DISABLE=1, NCCL_NET_GDR_LEVEL=LOC, NCCL_NVLS_ENABLE=0, few
+        channels, small buffers, NCCL_PROTO=LL. Information for an NCCL_ALGO or NCCL_PROTO that may be meant. Silent
+        where the machine has nothing to lose by it, where a plug-in needs it, and where the rules about paths (DD434)
+        and about RDMA (DD436) know better.
+    Why: It is a diagnosis, not a cure: it was right on one machine with one release, and travels from script to script
+        for years.
+    Remedy: Unset it and measure again. If the fault comes back, repair that.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     if node.recording.options.command == "prolog":
         return
@@ -153,18 +139,11 @@ def _costs_rdma(node: InForce) -> bool:
 def unsafe(node: InForce) -> Iterator[Draft]:
     """A setting with which data can be wrong, or a fault can hang the job.
 
-    What it finds
-        NCCL_PROTO that forces LL128 where NCCL would not take it by itself (other links than NVLink, GPUs before
+    Finds: NCCL_PROTO that forces LL128 where NCCL would not take it by itself (other links than NVLink, GPUs before
         Volta or of different generations), checks and handlers that are turned off, NCCL_COMM_ID in a torch job.
-
-    Why it matters
-        Wrong gradients look like a bad model. A rank that died without a handler leaves the others waiting.
-
-    Remedy
-        Unset it.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-proto
+    Why: Wrong gradients look like a bad model. A rank that died without a handler leaves the others waiting.
+    Remedy: Unset it.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-proto
     """
     if node.recording.options.command == "prolog":
         return

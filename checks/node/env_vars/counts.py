@@ -29,20 +29,13 @@ _TORCHRUN = "torch/distributed/run.py: each torchrun is one of --nnodes, and sta
 def loopback_between_nodes(recording: Recording) -> Iterator[Draft]:
     """A job script for several nodes sends the ranks to the loopback interface.
 
-    What it finds
-        NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME that is lo, MASTER_ADDR, --master-addr or --rdzv-endpoint that is
+    Finds: NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME that is lo, MASTER_ADDR, --master-addr or --rdzv-endpoint that is
         localhost, where ranks start, and the script asks for at least two nodes: by #SBATCH, srun or torchrun's
-        --nnodes. Silent where the nodes may be one (--nodes=1-4), where torchrun stands alone on a node, and of a
-        value that another one overwrites before the ranks start or that depends on the branch.
-
-    Why it matters
-        Each node then looks for the others on itself: the ranks hang in init_process_group, or refuse to connect.
-
-    Remedy
-        Unset the interface, or name one that reaches the other nodes; give the first node's name as the address.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
+        --nnodes. Silent where the nodes may be one (--nodes=1-4), where torchrun stands alone on a node, and of a value
+        that another one overwrites before the ranks start or that depends on the branch.
+    Why: Each node then looks for the others on itself: the ranks hang in init_process_group, or refuse to connect.
+    Remedy: Unset the interface, or name one that reaches the other nodes; give the first node's name as the address.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
     """
     text = recording.first(SettingText)
     if text is not None:
@@ -132,22 +125,15 @@ def _of_tasks(job: Launch | None, launch: Launch) -> tuple[int, int] | None:
 def counts_disagree(recording: Recording) -> Iterator[Draft]:
     """A job script starts more ranks on a node, or another number of torchruns, than it says elsewhere.
 
-    What it finds
-        Tasks of a node times torchrun's --nproc-per-node above the GPUs that are asked for; more torchruns than
+    Finds: Tasks of a node times torchrun's --nproc-per-node above the GPUs that are asked for; more torchruns than
         --nnodes, or fewer than it waits for. A warning where srun starts more tasks than GPUs, and where several
         torchruns of several ranks start on each node and nothing says how many GPUs or nodes there are. Silent where a
         number is a variable that only SLURM knows, where the nodes are a range, and where each torchrun is told its
         node rank.
-
-    Why it matters
-        Ranks share a GPU, which NCCL refuses ("Duplicate GPU detected"), or fail with "invalid device ordinal".
+    Why: Ranks share a GPU, which NCCL refuses ("Duplicate GPU detected"), or fail with "invalid device ordinal".
         Torchruns that are too many are turned away, and for those that are missing the others wait.
-
-    Remedy
-        One task on each node that starts torchrun, as many ranks as GPUs, and --nnodes as the job's nodes.
-
-    References
-        https://docs.pytorch.org/docs/stable/elastic/run.html
+    Remedy: One task on each node that starts torchrun, as many ranks as GPUs, and --nnodes as the job's nodes.
+    See: https://docs.pytorch.org/docs/stable/elastic/run.html
     """
     text = recording.first(SettingText)
     for launch in text.launches if text else ():

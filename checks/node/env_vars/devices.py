@@ -31,20 +31,13 @@ _DOCS = "NCCL src/misc/socket.cc, ncclFindInterfaces; torch ProcessGroupGloo.cpp
 def absent_interface(recording: Recording) -> Iterator[Draft]:
     """NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names no interface that this machine can use.
 
-    What it finds
-        By NCCL's grammar (prefixes, =, ^) and gloo's (exact names): no running interface with an address. A
-        warning where NCCL is the run's backend and gloo finds none, information the other way round. Between
-        nodes DD521 tells of the run's own backend, and where ranks were started what became of them does.
-
-    Why it matters
-        The process group of that backend cannot start. NCCL jobs make gloo groups too: for barriers with a
-        time-out, for objects, for checkpoints.
-
-    Remedy
-        An interface that is here, or no setting.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
+    Finds: By NCCL's grammar (prefixes, =, ^) and gloo's (exact names): no running interface with an address. A warning
+        where NCCL is the run's backend and gloo finds none, information the other way round. Between nodes DD521 tells
+        of the run's own backend, and where ranks were started what became of them does.
+    Why: The process group of that backend cannot start. NCCL jobs make gloo groups too: for barriers with a time-out,
+        for objects, for checkpoints.
+    Remedy: An interface that is here, or no setting.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
     """
     world = recording.world
     if world is None or recording.options.command == "prolog":
@@ -122,18 +115,11 @@ def _listed(names: list[str]) -> str:
 def absent_device(node: InForce) -> Iterator[Draft]:
     """NCCL_IB_HCA names devices that this machine does not have, where that does no harm yet.
 
-    What it finds
-        A name in it that no RDMA device has or begins with, in a run of one node or of another backend; and any
-        on a machine without RDMA devices. In an NCCL job of several nodes with RDMA DD571 tells.
-
-    Why it matters
-        NCCL says nothing: a job of several nodes takes the devices that do match, or TCP.
-
-    Remedy
-        The names that the node has, or no setting.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-hca
+    Finds: A name in it that no RDMA device has or begins with, in a run of one node or of another backend; and any on a
+        machine without RDMA devices. In an NCCL job of several nodes with RDMA DD571 tells.
+    Why: NCCL says nothing: a job of several nodes takes the devices that do match, or TCP.
+    Remedy: The names that the node has, or no setting.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-hca
     """
     facts = node.recording.at(RdmaFact, node.seen.node)
     several = node.backend == "nccl" and (node.nnodes or 1) > 1
@@ -157,19 +143,12 @@ def absent_device(node: InForce) -> Iterator[Draft]:
 def different_networks(node: InForce) -> Iterator[Draft]:
     """GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name different interfaces.
 
-    What it finds
-        An interface in the one that the other does not allow, unless the run has one node. It is often meant: a
-        slow network for gloo, a fast one for NCCL.
-
-    Why it matters
-        Both must reach all nodes. A firewall or a route that is right for one network need not be for the other,
-        and a job that uses both backends fails in the one that nobody tested.
-
-    Remedy
-        None where it is meant.
-
-    References
-        https://docs.pytorch.org/docs/stable/distributed.html
+    Finds: An interface in the one that the other does not allow, unless the run has one node. It is often meant: a slow
+        network for gloo, a fast one for NCCL.
+    Why: Both must reach all nodes. A firewall or a route that is right for one network need not be for the other, and a
+        job that uses both backends fails in the one that nobody tested.
+    Remedy: None where it is meant.
+    See: https://docs.pytorch.org/docs/stable/distributed.html
     """
     gloo, nccl = node.values.get(GLOO_IFNAME, ""), node.values.get(NCCL_IFNAME, "")
     if node.nnodes == 1 or not gloo or len(nccl) < 2 or misread(GLOO_IFNAME, gloo) or misread(NCCL_IFNAME, nccl):

@@ -36,18 +36,11 @@ _MEETING = "set MASTER_ADDR to a name of node 0 that the others resolve, MASTER_
 def leftover_launch_variables(node: InForce) -> Iterator[Draft]:
     """Variables of a launcher in a process that no launcher started.
 
-    What it finds
-        RANK, LOCAL_RANK, WORLD_SIZE and their like. Information only where they describe a world of one.
-
-    Why it matters
-        A script started by hand believes them and fails, or waits for ranks that nobody starts. torchrun gives
-        its workers values of its own; srun and mpirun pass leftovers on to every task.
-
-    Remedy
-        Unset them, unless you start each rank by hand or with another launcher.
-
-    References
-        torch/distributed/rendezvous.py, _env_rendezvous_handler
+    Finds: RANK, LOCAL_RANK, WORLD_SIZE and their like. Information only where they describe a world of one.
+    Why: A script started by hand believes them and fails, or waits for ranks that nobody starts. torchrun gives its
+        workers values of its own; srun and mpirun pass leftovers on to every task.
+    Remedy: Unset them, unless you start each rank by hand or with another launcher.
+    See: torch/distributed/rendezvous.py, _env_rendezvous_handler
     """
     fact = node.seen.fact
     env, complete = fact.variables, all(fact.variables.get(name) for name in launch_variables.RENDEZVOUS)
@@ -75,19 +68,12 @@ def leftover_launch_variables(node: InForce) -> Iterator[Draft]:
 def launch_variables_inconsistent(node: InForce) -> Iterator[Draft]:
     """Launch variables that are set in part, or that cannot be true together.
 
-    What it finds
-        RANK without WORLD_SIZE, MASTER_ADDR or MASTER_PORT; a rank outside its world; text for a number; an
-        impossible port or address; a loopback MASTER_ADDR in a job of several nodes; a RANK that is not the
-        task's own. An error where init_process_group("env://") must fail.
-
-    Why it matters
-        The rank fails at once, or waits for the store until its time-out, and its peers wait with it.
-
-    Remedy
-        Let torchrun set them, or set all of them for each task from the launcher's own variables.
-
-    References
-        https://pytorch.org/docs/stable/distributed.html#environment-variable-initialization
+    Finds: RANK without WORLD_SIZE, MASTER_ADDR or MASTER_PORT; a rank outside its world; text for a number; an
+        impossible port or address; a loopback MASTER_ADDR in a job of several nodes; a RANK that is not the task's own.
+        An error where init_process_group("env://") must fail.
+    Why: The rank fails at once, or waits for the store until its time-out, and its peers wait with it.
+    Remedy: Let torchrun set them, or set all of them for each task from the launcher's own variables.
+    See: https://pytorch.org/docs/stable/distributed.html#environment-variable-initialization
     """
     fact = node.seen.fact
     env, launcher = fact.variables, fact.launcher
@@ -130,17 +116,10 @@ def _inconsistent(
 def local_rank_beyond_visible_gpus(node: InForce) -> Iterator[Draft]:
     """More ranks on the node than CUDA_VISIBLE_DEVICES shows GPUs.
 
-    What it finds
-        A LOCAL_RANK or LOCAL_WORLD_SIZE above its length; an empty list (the CPU) and one GPU per task pass.
-
-    Why it matters
-        torch.cuda.set_device(LOCAL_RANK) fails with "invalid device ordinal", or ranks share a GPU.
-
-    Remedy
-        Start one rank per visible GPU, or list more; with one GPU per task use device 0.
-
-    References
-        https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars
+    Finds: A LOCAL_RANK or LOCAL_WORLD_SIZE above its length; an empty list (the CPU) and one GPU per task pass.
+    Why: torch.cuda.set_device(LOCAL_RANK) fails with "invalid device ordinal", or ranks share a GPU.
+    Remedy: Start one rank per visible GPU, or list more; with one GPU per task use device 0.
+    See: https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars
     """
     fact = node.seen.fact
     env = fact.variables
@@ -168,17 +147,10 @@ def local_rank_beyond_visible_gpus(node: InForce) -> Iterator[Draft]:
 def torchrun_options_left_behind(node: InForce) -> Iterator[Draft]:
     """PET_* variables in a plain shell, which torchrun takes for options.
 
-    What it finds
-        PET_NNODES, PET_RDZV_ENDPOINT and the like outside a batch job, a pod and a launcher's world.
-
-    Why it matters
-        Unless the command line says otherwise, torchrun waits for their nodes or meets at their endpoint.
-
-    Remedy
-        Unset them, or put the options on the command line.
-
-    References
-        torch/distributed/argparse_util.py
+    Finds: PET_NNODES, PET_RDZV_ENDPOINT and the like outside a batch job, a pod and a launcher's world.
+    Why: Unless the command line says otherwise, torchrun waits for their nodes or meets at their endpoint.
+    Remedy: Unset them, or put the options on the command line.
+    See: torch/distributed/argparse_util.py
     """
     fact = node.seen.fact
     env = fact.variables
@@ -202,21 +174,14 @@ def torchrun_options_left_behind(node: InForce) -> Iterator[Draft]:
 def group_takes_another_gpu(node: InForce) -> Iterator[Draft]:
     """The NCCL group of a rank would take another GPU than the one that its place on the node means.
 
-    What it finds
-        Ranks that srun or mpirun started, on a torch whose "nccl" is the backend nccl2, where LOCAL_RANK, or without
+    Finds: Ranks that srun or mpirun started, on a torch whose "nccl" is the backend nccl2, where LOCAL_RANK, or without
         it the rank in the whole job, modulo the number of visible GPUs is not the rank's number on its node. Silent
         under torchrun, which sets LOCAL_RANK, and where each task sees one GPU.
-
-    Why it matters
-        nccl2 (torch 2.15 and newer) connects inside init_process_group and does not look at torch.cuda.set_device().
-        A script that chooses its GPU by SLURM_LOCALID alone then fails with "ProcessGroupNCCL is bound to device cuda:1
+    Why: nccl2 (torch 2.15 and newer) connects inside init_process_group and does not look at torch.cuda.set_device(). A
+        script that chooses its GPU by SLURM_LOCALID alone then fails with "ProcessGroupNCCL is bound to device cuda:1
         but an operation was issued on cuda:0", or with "Duplicate GPU detected".
-
-    Remedy
-        Pass device_id to init_process_group, or set LOCAL_RANK from the launcher's own number.
-
-    References
-        torch 2.15 torch/distributed/distributed_c10d.py, _nccl2_device
+    Remedy: Pass device_id to init_process_group, or set LOCAL_RANK from the launcher's own number.
+    See: torch 2.15 torch/distributed/distributed_c10d.py, _nccl2_device
     """
     software = node.recording.at(Software, node.seen.node)
     by_local_rank = any(fact.torch_nccl2_takes_local_rank for fact in software)

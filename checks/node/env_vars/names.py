@@ -29,17 +29,10 @@ _STRANGE_SHOWN = 8
 def variable_misspelled(node: InForce) -> Iterator[Draft]:
     """A variable that nothing reads and that is one slip away from one that is read.
 
-    What it finds
-        A wrong letter or case, words in another order, a forgotten part. Names of known plug-ins are left alone.
-
-    Why it matters
-        The setting has no effect, and nothing says so.
-
-    Remedy
-        Set the variable that is read, and unset the other.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    Finds: A wrong letter or case, words in another order, a forgotten part. Names of known plug-ins are left alone.
+    Why: The setting has no effect, and nothing says so.
+    Remedy: Set the variable that is read, and unset the other.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     env = node.env
     for name, value in env.items():
@@ -68,17 +61,10 @@ def variable_misspelled(node: InForce) -> Iterator[Draft]:
 def variable_read_by_nothing(node: InForce) -> Iterator[Draft]:
     """A variable that is passed on from script to script although no release ever read it.
 
-    What it finds
-        Names such as NCCL_TIMEOUT. Information only for names that nobody knows: a plug-in may read those.
-
-    Why it matters
-        The setting has no effect, and somebody relies on it.
-
-    Remedy
-        Unset it, and set what was meant.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    Finds: Names such as NCCL_TIMEOUT. Information only for names that nobody knows: a plug-in may read those.
+    Why: The setting has no effect, and somebody relies on it.
+    Remedy: Unset it, and set what was meant.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     for name, value in node.env.items():
         never = never_read().get(name)
@@ -118,19 +104,12 @@ def _see(name: str, instead: str | None) -> str:
 def variable_obsolete(node: InForce) -> Iterator[Draft]:
     """A variable from an older release.
 
-    What it finds
-        Names that the loaded NCCL, or this torch, does not read any more; where that is not known, those that neither
-        torch 2.4 or later nor an NCCL bundled with it reads. Information only where it still does. Silent where
+    Finds: Names that the loaded NCCL, or this torch, does not read any more; where that is not known, those that
+        neither torch 2.4 or later nor an NCCL bundled with it reads. Information only where it still does. Silent where
         the name that took its place is not read yet.
-
-    Why it matters
-        The setting has no effect, now or after the next upgrade.
-
-    Remedy
-        Set what replaced it, and unset the old name.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    Why: The setting has no effect, now or after the next upgrade.
+    Remedy: Set what replaced it, and unset the old name.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     env, installed = node.env, node.installed
     for name, value in env.items():
@@ -173,19 +152,12 @@ def _library(variable: Variable) -> str:
 def variable_not_yet_read(node: InForce) -> Iterator[Draft]:
     """A variable of a newer NCCL than the one that is loaded, or of a newer torch.
 
-    What it finds
-        A name of NCCL's or torch's that later releases read and the one that is here does not. Information only where
-        its value is the default, or where it is about logs.
-
-    Why it matters
-        The setting has no effect, and somebody relies on it: most often it was taken from the documentation,
-        which is of the newest release.
-
-    Remedy
-        Unset it, or install a torch that reads it, or with the NCCL that does.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    Finds: A name of NCCL's or torch's that later releases read and the one that is here does not. Information only
+        where its value is the default, or where it is about logs.
+    Why: The setting has no effect, and somebody relies on it: most often it was taken from the documentation, which is
+        of the newest release.
+    Remedy: Unset it, or install a torch that reads it, or with the NCCL that does.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     installed = node.installed
     for name, value in node.env.items():
@@ -220,23 +192,16 @@ def _renamed(env: Mapping[str, str], old: Variable, value: str, installed: Insta
 def of_the_other_backend(node: InForce) -> Iterator[Draft]:
     """A variable that torch reads in nccl-legacy alone, where the job's "nccl" is nccl2, or the other way round.
 
-    What it finds
-        TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC, TORCH_NCCL_DESYNC_DEBUG, TORCH_NCCL_NAN_CHECK, TORCH_NCCL_PROPAGATE_ERROR and
-        the like with another value than their default, on nodes where init_process_group("nccl") builds nccl2, as the
-        ranks recorded it, or as torch's own list of backends and TORCH_DIST_USE_NCCL2 tell. Information only where
+    Finds: TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC, TORCH_NCCL_DESYNC_DEBUG, TORCH_NCCL_NAN_CHECK, TORCH_NCCL_PROPAGATE_ERROR
+        and the like with another value than their default, on nodes where init_process_group("nccl") builds nccl2, as
+        the ranks recorded it, or as torch's own list of backends and TORCH_DIST_USE_NCCL2 tell. Information only where
         nobody relies on a protection, and in runs over gloo. Silent where the class is not known.
-
-    Why it matters
-        nccl2, which torch 2.15 takes for "nccl", has no heartbeat monitor, no report of the rank that fell behind and
+    Why: nccl2, which torch 2.15 takes for "nccl", has no heartbeat monitor, no report of the rank that fell behind and
         no word to the other ranks, and reads few of the old variables. A job that counts on them has them no longer,
         and nothing says so.
-
-    Remedy
-        Set what does the same for any backend where there is such a variable, else unset it. TORCH_DIST_USE_NCCL2=0
+    Remedy: Set what does the same for any backend where there is such a variable, else unset it. TORCH_DIST_USE_NCCL2=0
         brings the older class back, for as long as torch has it.
-
-    References
-        torch 2.15 torch/distributed/distributed_c10d.py, _register_builtin_nccl_backend
+    See: torch 2.15 torch/distributed/distributed_c10d.py, _register_builtin_nccl_backend
     """
     if node.hardware.gpus == 0:
         return

@@ -28,19 +28,13 @@ _NUMBERS = ("bool", "int", "size", "flag", "switch", "strict_bool", "strict_int"
 def value_read_otherwise(node: InForce) -> Iterator[Draft]:
     """A value that does not do what it says.
 
-    What it finds
-        NCCL_IB_DISABLE=true (read as 0), NCCL_BUFFSIZE=4M (4 bytes), NCCL_P2P_LEVEL=sys (ignored),
-        NCCL_DEBUG_FILE with %r, patterns among interface names, quotes that became part of the value.
-        Information only where the value is empty, or logs alone suffer.
-
-    Why it matters
-        The library takes something else, or its default, and says nothing.
-
-    Remedy
-        Unset a number or a switch that is misread, unless what it says is meant; write names as the library reads them.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    Finds: NCCL_IB_DISABLE=true (read as 0), NCCL_BUFFSIZE=4M (4 bytes), NCCL_P2P_LEVEL=sys (ignored), NCCL_DEBUG_FILE
+        with %r, patterns among interface names, quotes that became part of the value. Information only where the value
+        is empty, or logs alone suffer.
+    Why: The library takes something else, or its default, and says nothing.
+    Remedy: Unset a number or a switch that is misread, unless what it says is meant; write names as the library reads
+        them.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     reported = {name for found in conflicts(node.env, ()) if found.fails(()) for name in found.names}
     for value in settings_read.misread_values(node.env, node.installed):
@@ -53,18 +47,11 @@ def value_read_otherwise(node: InForce) -> Iterator[Draft]:
 def value_refused(node: InForce) -> Iterator[Draft]:
     """A value on which torch, gloo or torchrun stops.
 
-    What it finds
-        TORCH_NCCL_BLOCKING_WAIT=on, TORCH_DISTRIBUTED_DEBUG=1, GLOO_SOCKET_IFNAME=^lo, LOGLEVEL=debug.
-        A warning only where torchrun, or another backend than this run's, reads it.
-
-    Why it matters
-        The job ends before its first step, or hangs in init_process_group (TORCH_FR_BUFFER_SIZE=many).
-
-    Remedy
-        Unset the variable, or write one of the values that are accepted.
-
-    References
-        torch/csrc/distributed/c10d/Utils.hpp, getCvarBool and getCvarInt
+    Finds: TORCH_NCCL_BLOCKING_WAIT=on, TORCH_DISTRIBUTED_DEBUG=1, GLOO_SOCKET_IFNAME=^lo, LOGLEVEL=debug. A warning
+        only where torchrun, or another backend than this run's, reads it.
+    Why: The job ends before its first step, or hangs in init_process_group (TORCH_FR_BUFFER_SIZE=many).
+    Remedy: Unset the variable, or write one of the values that are accepted.
+    See: torch/csrc/distributed/c10d/Utils.hpp, getCvarBool and getCvarInt
     """
     for value in settings_read.misread_values(node.env, node.installed):
         if value.found.fate != "misread":
@@ -101,20 +88,13 @@ def _value(wrong: MisreadValue, severity: Severity | None) -> Draft:
 def without_effect(node: InForce) -> Iterator[Draft]:
     """Settings that do nothing because of another one, or because another one is missing.
 
-    What it finds
-        NCCL_P2P_LEVEL beside NCCL_P2P_DISABLE=1, NCCL_IB_* beside NCCL_IB_DISABLE=1 or NCCL_NET=Socket,
-        NCCL_DEBUG_SUBSYS without NCCL_DEBUG=INFO. Information only where nobody is likely to wait for
-        the effect, and of RDMA settings in a job of one node or without an RDMA port. Silent where
-        another rule says that the stronger setting is to go.
-
-    Why it matters
-        Somebody relies on one of the two, and NCCL says nothing.
-
-    Remedy
-        Decide which is meant, and unset the other.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    Finds: NCCL_P2P_LEVEL beside NCCL_P2P_DISABLE=1, NCCL_IB_* beside NCCL_IB_DISABLE=1 or NCCL_NET=Socket,
+        NCCL_DEBUG_SUBSYS without NCCL_DEBUG=INFO. Information only where nobody is likely to wait for the effect, and
+        of RDMA settings in a job of one node or without an RDMA port. Silent where another rule says that the stronger
+        setting is to go.
+    Why: Somebody relies on one of the two, and NCCL says nothing.
+    Remedy: Decide which is meant, and unset the other.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     reported = settings_told(node.recording)
     for row, idle_names in silenced(node.values):
@@ -149,20 +129,13 @@ def _is_moot(row: Silencer, names: Iterable[str], node: InForce) -> bool:
 def contradicting(node: InForce) -> Iterator[Draft]:
     """Settings that cannot both be meant, or that leave NCCL nothing to work with.
 
-    What it finds
-        Minima above maxima, more sockets than there may be, P2P and shared memory both off. An error where NCCL
-        must fail: NCCL_NET=IB with NCCL_IB_DISABLE=1, an NCCL_ALGO or NCCL_PROTO that leaves a collective
-        of DDP without an algorithm (from 2.24 on NCCL_ALGO=Tree does). Silent where the topology's rules
-        tell what P2P and shared memory cost here.
-
-    Why it matters
-        NCCL ends with an error in init or in the first collective, or takes one of the two without a word.
-
-    Remedy
-        Unset one of them.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    Finds: Minima above maxima, more sockets than there may be, P2P and shared memory both off. An error where NCCL must
+        fail: NCCL_NET=IB with NCCL_IB_DISABLE=1, an NCCL_ALGO or NCCL_PROTO that leaves a collective of DDP without an
+        algorithm (from 2.24 on NCCL_ALGO=Tree does). Silent where the topology's rules tell what P2P and shared memory
+        cost here.
+    Why: NCCL ends with an error in init or in the first collective, or takes one of the two without a word.
+    Remedy: Unset one of them.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     differ = differing(node.recording)
     for found in conflicts(node.values, node.nccl):
@@ -188,18 +161,11 @@ def contradicting(node: InForce) -> Iterator[Draft]:
 def two_names(node: InForce) -> Iterator[Draft]:
     """One setting under two names, with two values.
 
-    What it finds
-        TORCH_NCCL_* beside its old name NCCL_*, NCCL_MAX_NCHANNELS beside NCCL_MAX_NRINGS and the like, with
+    Finds: TORCH_NCCL_* beside its old name NCCL_*, NCCL_MAX_NCHANNELS beside NCCL_MAX_NRINGS and the like, with
         different effects.
-
-    Why it matters
-        The new name counts, whichever was set last. Whoever edits the old one waits for an effect in vain.
-
-    Remedy
-        Unset the old name.
-
-    References
-        torch/csrc/distributed/c10d/Utils.hpp, getCvarString
+    Why: The new name counts, whichever was set last. Whoever edits the old one waits for an effect in vain.
+    Remedy: Unset the old name.
+    See: torch/csrc/distributed/c10d/Utils.hpp, getCvarString
     """
     for old, new in disagreeing(node.values, node.installed).items():
         yield setting_draft(
@@ -217,18 +183,11 @@ def two_names(node: InForce) -> Iterator[Draft]:
 def outside_range(node: InForce) -> Iterator[Draft]:
     """A number that a setting has no room for.
 
-    What it finds
-        NCCL_IB_TIMEOUT above 31 (no time-out at all), NCCL_IB_RETRY_CNT above 7, NCCL_IB_TC above 255,
+    Finds: NCCL_IB_TIMEOUT above 31 (no time-out at all), NCCL_IB_RETRY_CNT above 7, NCCL_IB_TC above 255,
         NCCL_SOCKET_NTHREADS above 16, channels that NCCL does not have, modes that do not exist.
-
-    Why it matters
-        NCCL or the network card takes another number, and says little or nothing.
-
-    Remedy
-        A number within the range, or none.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    Why: NCCL or the network card takes another number, and says little or nothing.
+    Remedy: A number within the range, or none.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     for name, value in node.values.items():
         known = out_of_range(name, node.values, node.nccl)

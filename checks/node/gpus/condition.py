@@ -45,19 +45,12 @@ RESET_GPU = by_operator(
 def needs_recovery(recording: Recording) -> Iterator[Draft]:
     """A GPU that does not answer, or of which the driver itself asks to be reset.
 
-    What it finds
-        GPUs that NVML calls lost or in need of a reset, that fail as a whole, or whose recovery action is
-        not "none".
-
-    Why it matters
-        CUDA fails on it, often for all GPUs of the node: ranks die at start or at the first kernel.
-
-    Remedy
-        Drain the node and do what the driver asks: reset the GPU, or reboot. If the fault returns,
-        the hardware is faulty.
-
-    References
-        NVML API reference, nvmlReturn_t; NVIDIA GPU Memory Error Management, Error Recovery and Response
+    Finds: GPUs that NVML calls lost or in need of a reset, that fail as a whole, or whose recovery action is not
+        "none".
+    Why: CUDA fails on it, often for all GPUs of the node: ranks die at start or at the first kernel.
+    Remedy: Drain the node and do what the driver asks: reset the GPU, or reboot. If the fault returns, the hardware is
+        faulty.
+    See: NVML API reference, nvmlReturn_t; NVIDIA GPU Memory Error Management, Error Recovery and Response
         Flags; NVIDIA Xid catalog, Xid 79 and 154
     """
     for severity, hits in by_severity(recording, recovery).items():
@@ -108,19 +101,11 @@ def repair_pending(gpu: Gpu) -> bool:
 def memory_errors(recording: Recording) -> Iterator[Draft]:
     """A GPU whose memory lost data since its driver was loaded.
 
-    What it finds
-        Volatile uncorrected ECC errors. An error, as NVIDIA's own monitoring judges it; a warning where the
-        driver says that no recovery is needed, which it does for errors that it contained (A100 and newer).
-
-    Why it matters
-        The process that touches the bad memory dies (Xid 48, 94, 95), and with it the whole DDP job.
-
-    Remedy
-        Drain the node and reset the GPU. Contained errors: reset at the next chance, so that the row is
-        remapped.
-
-    References
-        DCGM, DCGM_FR_VOLATILE_DBE_DETECTED (drain the GPU and reset it); NVIDIA Xid catalog, 48, 63, 64, 94
+    Finds: Volatile uncorrected ECC errors. An error, as NVIDIA's own monitoring judges it; a warning where the driver
+        says that no recovery is needed, which it does for errors that it contained (A100 and newer).
+    Why: The process that touches the bad memory dies (Xid 48, 94, 95), and with it the whole DDP job.
+    Remedy: Drain the node and reset the GPU. Contained errors: reset at the next chance, so that the row is remapped.
+    See: DCGM, DCGM_FR_VOLATILE_DBE_DETECTED (drain the GPU and reset it); NVIDIA Xid catalog, 48, 63, 64, 94
         and 95; NVIDIA GPU Memory Error Management, Error Recovery and Response Flags
     """
     for severity, hits in by_severity(recording, _memory_errors).items():
@@ -167,18 +152,11 @@ def _places(gpu: Gpu) -> str:
 def slowed(recording: Recording) -> Iterator[Draft]:
     """A GPU whose hardware holds its clocks down.
 
-    What it finds
-        Hardware thermal slowdown or the power brake, in force at two looks half a second apart; information
-        where the driver reduces the clocks for heat. Power caps, idle and set clocks are normal life.
-
-    Why it matters
-        The hardware reduces the clocks to half or less, and in DDP every rank waits for the slowest.
-
-    Remedy
-        Have cooling and power supply of the node inspected.
-
-    References
-        NVML API reference, nvmlClocksEventReasons
+    Finds: Hardware thermal slowdown or the power brake, in force at two looks half a second apart; information where
+        the driver reduces the clocks for heat. Power caps, idle and set clocks are normal life.
+    Why: The hardware reduces the clocks to half or less, and in DDP every rank waits for the slowest.
+    Remedy: Have cooling and power supply of the node inspected.
+    See: NVML API reference, nvmlClocksEventReasons
     """
     for severity, hits in by_severity(recording, _slowdown).items():
         yield gpu_draft(

@@ -35,19 +35,12 @@ ONE_DRIVER = by_operator(
 def driver_not_working(recording: Recording) -> Iterator[Draft]:
     """GPUs are there, or were granted, and the NVIDIA driver does not serve them.
 
-    What it finds
-        NVIDIA display devices on the PCI bus (other than those of virtual machines), or GPUs granted by the
-        scheduler, while NVML fails: no library, no kernel module, versions that do not fit. In a container
-        only granted GPUs count.
-
-    Why it matters
-        torch.cuda.is_available() is False: the job fails, or runs on the CPU without a word.
-
-    Remedy
-        Named with the finding, since it depends on NVML's answer; after a driver update mostly a reboot.
-
-    References
-        NVML API reference, nvmlInit_v2 and nvmlReturn_t
+    Finds: NVIDIA display devices on the PCI bus (other than those of virtual machines), or GPUs granted by the
+        scheduler, while NVML fails: no library, no kernel module, versions that do not fit. In a container only granted
+        GPUs count.
+    Why: torch.cuda.is_available() is False: the job fails, or runs on the CPU without a word.
+    Remedy: Named with the finding, since it depends on NVML's answer; after a driver update mostly a reboot.
+    See: NVML API reference, nvmlInit_v2 and nvmlReturn_t
     """
     for code, group in by_cause(recording.facts(GpusFact), _failure).items():
         fault = nvml.fault_of(code, in_container=group[0].fact.in_container)
@@ -96,18 +89,11 @@ def _nvml_evidence(fact: GpusFact) -> Evidence:
 def driver_hangs(recording: Recording) -> Iterator[Draft]:
     """The NVIDIA driver does not answer at all.
 
-    What it finds
-        A call into NVML that had not come back after 10 s and 5 s more per GPU on the bus, which leaves room
-        for a driver without persistence mode that has to start every GPU first.
-
-    Why it matters
-        Every process of the job that touches CUDA will hang in the same way, often unkillable.
-
-    Remedy
-        Look for Xids and processes in state D, then reboot the node.
-
-    References
-        NVIDIA Xid catalog (79, 119, 120); NVIDIA Driver Persistence
+    Finds: A call into NVML that had not come back after 10 s and 5 s more per GPU on the bus, which leaves room for a
+        driver without persistence mode that has to start every GPU first.
+    Why: Every process of the job that touches CUDA will hang in the same way, often unkillable.
+    Remedy: Look for Xids and processes in state D, then reboot the node.
+    See: NVIDIA Xid catalog (79, 119, 120); NVIDIA Driver Persistence
     """
     hung = by_cause(recording.facts(GpusFact), lambda fact: fact.nvml_error if fact.driver_hangs else None)
     for error, group in hung.items():
@@ -137,19 +123,12 @@ def driver_hangs(recording: Recording) -> Iterator[Draft]:
 def library_differs(recording: Recording) -> Iterator[Draft]:
     """The NVIDIA library and the loaded kernel module are of different versions, and yet NVML answers.
 
-    What it finds
-        The version of libnvidia-ml against the one in /proc/driver/nvidia/version. Where NVML refuses to work for
+    Finds: The version of libnvidia-ml against the one in /proc/driver/nvidia/version. Where NVML refuses to work for
         it, nvidia-driver-not-working says so. WSL has no such file: its driver is that of Windows.
-
-    Why it matters
-        An update was half done, or a second copy of the driver's libraries is in the way; CUDA may fail where
-        NVML does not.
-
-    Remedy
-        Make library and module one installation; after an update reboot.
-
-    References
-        NVML API reference, nvmlSystemGetNVMLVersion and nvmlSystemGetDriverVersion
+    Why: An update was half done, or a second copy of the driver's libraries is in the way; CUDA may fail where NVML
+        does not.
+    Remedy: Make library and module one installation; after an update reboot.
+    See: NVML API reference, nvmlSystemGetNVMLVersion and nvmlSystemGetDriverVersion
     """
     for (library, module), group in by_cause(recording.facts(GpusFact), _two_versions).items():
         yield likely(
@@ -201,20 +180,13 @@ class _State:
 def fabric_not_ready(recording: Recording) -> Iterator[Draft]:
     """A GPU behind NVSwitches that the fabric manager has not taken in.
 
-    What it finds
-        A fabric state other than completed, or completed with an error (Hopper and newer): an error; a warning
-        where the registration has not started and no NVSwitch is seen. Older GPUs tell nothing: NVSwitches
-        without a running fabric manager are a warning then, and information where the registration is done.
-        Machines without NVSwitch, and GPUs in MIG mode, are silent.
-
-    Why it matters
-        CUDA fails at the first call with error 802, "system not yet initialized", while nvidia-smi looks well.
-
-    Remedy
-        Start the fabric manager; its version must be exactly the driver's.
-
-    References
-        NVIDIA Fabric Manager User Guide; NVML API reference, nvmlGpuFabricInfo_v2_t; CUDA Runtime API,
+    Finds: A fabric state other than completed, or completed with an error (Hopper and newer): an error; a warning where
+        the registration has not started and no NVSwitch is seen. Older GPUs tell nothing: NVSwitches without a running
+        fabric manager are a warning then, and information where the registration is done. Machines without NVSwitch,
+        and GPUs in MIG mode, are silent.
+    Why: CUDA fails at the first call with error 802, "system not yet initialized", while nvidia-smi looks well.
+    Remedy: Start the fabric manager; its version must be exactly the driver's.
+    See: NVIDIA Fabric Manager User Guide; NVML API reference, nvmlGpuFabricInfo_v2_t; CUDA Runtime API,
         cudaErrorSystemNotReady
     """
     for state, hits in _waiting(recording).items():
@@ -298,18 +270,11 @@ def _unmanaged(fact: GpusFact) -> Severity | None:
 def fabric_unhealthy(recording: Recording) -> Iterator[Draft]:
     """A GPU of which the fabric itself says that something is wrong.
 
-    What it finds
-        Bits of the fabric health mask: degraded bandwidth, unhealthy or recovering routes, too few NVLinks,
-        firmware or partition that does not fit. Silent where the kernel log has the NVSwitch's fault (DD333).
-
-    Why it matters
-        NCCL runs over the slowest link of a ring: one such GPU slows all down, or its peers cannot reach it.
-
-    Remedy
-        Look at the NVLinks and the fabric manager's log; reset the GPUs of the node together.
-
-    References
-        NVML API reference, nvmlGpuFabricInfo_v2_t, healthMask
+    Finds: Bits of the fabric health mask: degraded bandwidth, unhealthy or recovering routes, too few NVLinks, firmware
+        or partition that does not fit. Silent where the kernel log has the NVSwitch's fault (DD333).
+    Why: NCCL runs over the slowest link of a ring: one such GPU slows all down, or its peers cannot reach it.
+    Remedy: Look at the NVLinks and the fabric manager's log; reset the GPUs of the node together.
+    See: NVML API reference, nvmlGpuFabricInfo_v2_t, healthMask
     """
     explained = {fault.view.node for fault in switch_faults(recording)}
     ill = hits_of(recording, lambda gpu: gpu.fabric_faults and not gpu.mig_enabled and not _state_words(gpu))

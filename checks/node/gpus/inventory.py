@@ -65,20 +65,13 @@ def shortfall_of(fact: GpusFact, required: int | None, *, of_node: bool = False)
 def gpus_missing(recording: Recording) -> Iterator[Draft]:
     """The driver shows fewer GPUs than there should be.
 
-    What it finds
-        GPUs bound to the driver on the PCI bus that NVML leaves out (not in containers and SLURM steps, which
-        are shown their own only); fewer than the scheduler granted; fewer than --require-gpus, for the job
-        or, with `ddp-doctor prolog`, on the node, whatever part of them its job has.
-        A warning for a GPU without any kernel driver beside others that work.
-
-    Why it matters
-        Ranks without a GPU fail at start; a world smaller than planned trains something else.
-
-    Remedy
-        Look for the missing GPU in the kernel log; reboot, or take the node out.
-
-    References
-        NVIDIA Xid catalog, Xid 79; NVIDIA open-gpu-kernel-modules, "RmInitAdapter failed"
+    Finds: GPUs bound to the driver on the PCI bus that NVML leaves out (not in containers and SLURM steps, which are
+        shown their own only); fewer than the scheduler granted; fewer than --require-gpus, for the job or, with
+        `ddp-doctor prolog`, on the node, whatever part of them its job has. A warning for a GPU without any kernel
+        driver beside others that work.
+    Why: Ranks without a GPU fail at start; a world smaller than planned trains something else.
+    Remedy: Look for the missing GPU in the kernel log; reboot, or take the node out.
+    See: NVIDIA Xid catalog, Xid 79; NVIDIA open-gpu-kernel-modules, "RmInitAdapter failed"
     """
     absent = [reading for reading in recording.of_check("gpus") if reading.status is Status.ABSENT]
     facts = [*recording.facts(GpusFact), *(FactAt(GpusFact(), reading.node, None, reading) for reading in absent)]
@@ -138,23 +131,16 @@ def _show_all(fact: GpusFact) -> Remedy:
 def too_few_visible(recording: Recording) -> Iterator[Draft]:
     """A job that sees none of the machine's GPUs, fewer than it has ranks, or names one that does not exist.
 
-    What it finds
-        With NCCL, more ranks on a node than a CUDA process is shown GPUs there: an error. A machine that has GPUs
-        of which the job sees none, whatever hides them (CUDA_VISIBLE_DEVICES with a wrong first entry, empty, -1 or
-        NoDevFiles, HIP_VISIBLE_DEVICES, a SLURM step without a grant): an error for a run, unless --backend gloo
-        says that the job is meant for CPUs. An entry of CUDA_VISIBLE_DEVICES that names no GPU, or names one twice,
-        while the ranks still fit: a warning.
-
-    Why it matters
-        Rank N uses GPU N: ranks beyond the last die with "invalid device ordinal", and NCCL refuses two ranks
-        on one GPU. CUDA drops the first wrong entry and all after it without a word, and a job that sees no GPU
-        computes on the CPU, tens of times slower.
-
-    Remedy
-        Start as many ranks as GPUs are shown, correct CUDA_VISIBLE_DEVICES, or say --backend gloo.
-
-    References
-        CUDA Programming Guide, CUDA Environment Variables; NVIDIA/nccl init.cc, "Duplicate GPU detected"
+    Finds: With NCCL, more ranks on a node than a CUDA process is shown GPUs there: an error. A machine that has GPUs of
+        which the job sees none, whatever hides them (CUDA_VISIBLE_DEVICES with a wrong first entry, empty, -1 or
+        NoDevFiles, HIP_VISIBLE_DEVICES, a SLURM step without a grant): an error for a run, unless --backend gloo says
+        that the job is meant for CPUs. An entry of CUDA_VISIBLE_DEVICES that names no GPU, or names one twice, while
+        the ranks still fit: a warning.
+    Why: Rank N uses GPU N: ranks beyond the last die with "invalid device ordinal", and NCCL refuses two ranks on one
+        GPU. CUDA drops the first wrong entry and all after it without a word, and a job that sees no GPU computes on
+        the CPU, tens of times slower.
+    Remedy: Start as many ranks as GPUs are shown, correct CUDA_VISIBLE_DEVICES, or say --backend gloo.
+    See: CUDA Programming Guide, CUDA Environment Variables; NVIDIA/nccl init.cc, "Duplicate GPU detected"
     """
     for seen, group in _selections(recording).items():
         short, fact = seen.ranks > seen.shown, group[0].fact
@@ -262,18 +248,11 @@ SAME_MODEL = by_operator(
 def mig_mode(recording: Recording) -> Iterator[Draft]:
     """A GPU that is cut into slices (MIG).
 
-    What it finds
-        GPUs of the job with MIG mode on, with or without slices.
-
-    Why it matters
-        A process is shown one slice only, slices have no peer-to-peer path to each other, and in MIG mode
-        without slices CUDA shows nothing. One rank on one slice is well.
-
-    Remedy
-        For DDP over several GPUs use whole ones.
-
-    References
-        NVIDIA MIG User Guide, CUDA Device Enumeration and Application Considerations
+    Finds: GPUs of the job with MIG mode on, with or without slices.
+    Why: A process is shown one slice only, slices have no peer-to-peer path to each other, and in MIG mode without
+        slices CUDA shows nothing. One rank on one slice is well.
+    Remedy: For DDP over several GPUs use whole ones.
+    See: NVIDIA MIG User Guide, CUDA Device Enumeration and Application Considerations
     """
     hits = hits_of(recording, lambda gpu: gpu.mig_enabled)
     if hits:
@@ -292,18 +271,11 @@ def mig_mode(recording: Recording) -> Iterator[Draft]:
 def models_differ(recording: Recording) -> Iterator[Draft]:
     """Ranks that have to run on GPUs of different models.
 
-    What it finds
-        More ranks on a node than it has GPUs of one model, or nodes with different models. A small card for
-        the display beside the job's GPUs is no finding.
-
-    Why it matters
-        Every rank waits for the slowest, and the smallest memory limits the batch.
-
-    Remedy
-        Choose GPUs of one model, or ask the scheduler for one type.
-
-    References
-        PyTorch docs, DistributedDataParallel: gradients are synchronised in every backward pass
+    Finds: More ranks on a node than it has GPUs of one model, or nodes with different models. A small card for the
+        display beside the job's GPUs is no finding.
+    Why: Every rank waits for the slowest, and the smallest memory limits the batch.
+    Remedy: Choose GPUs of one model, or ask the scheduler for one type.
+    See: PyTorch docs, DistributedDataParallel: gradients are synchronised in every backward pass
     """
     hits = [(node.node, gpu) for node in recording.facts(GpusFact) for gpu in _taking_part(recording, node)]
     models = Counter(gpu.name or "unknown" for _, gpu in hits)

@@ -53,19 +53,12 @@ INFOROM = by_operator(
 def repair_failed(recording: Recording) -> Iterator[Draft]:
     """A GPU that could not replace a bad row of its memory.
 
-    What it finds
-        NVML's flag that a row remapping has failed (Ampere and newer). Rows that were remapped, however many,
-        are repaired and no finding.
-
-    Why it matters
-        The bad row stays in use after a reset: the next process that touches it dies (Xid 48, 64, 94, 95), and
-        with it the whole DDP job.
-
-    Remedy
-        Take the GPU out; the flag is what NVIDIA replaces GPUs for.
-
-    References
-        NVIDIA GPU Memory Error Management, RMA Policy Thresholds for Row-Remapping; DCGM,
+    Finds: NVML's flag that a row remapping has failed (Ampere and newer). Rows that were remapped, however many, are
+        repaired and no finding.
+    Why: The bad row stays in use after a reset: the next process that touches it dies (Xid 48, 64, 94, 95), and with it
+        the whole DDP job.
+    Remedy: Take the GPU out; the flag is what NVIDIA replaces GPUs for.
+    See: NVIDIA GPU Memory Error Management, RMA Policy Thresholds for Row-Remapping; DCGM,
         DCGM_FR_ROW_REMAP_FAILURE
     """
     hits = hits_of(recording, lambda gpu: gpu.row_remap_failed)
@@ -97,18 +90,11 @@ def _rows(gpu: Gpu) -> str:
 def repair_waits(recording: Recording) -> Iterator[Draft]:
     """A GPU whose bad memory waits for a reset to be taken out of use.
 
-    What it finds
-        A pending row remapping (Ampere and newer) or page retirement (older): a warning. An error where the
+    Finds: A pending row remapping (Ampere and newer) or page retirement (older): a warning. An error where the
         retirement is for an uncorrected error: the driver then opens no further CUDA context.
-
-    Why it matters
-        Until the reset the driver can only avoid the bad memory; what was in it is lost.
-
-    Remedy
-        Reset the GPU when the node is idle, or reboot.
-
-    References
-        NVML API reference, nvmlDeviceGetRemappedRows and nvmlDeviceGetRetiredPagesPendingStatus; NVIDIA
+    Why: Until the reset the driver can only avoid the bad memory; what was in it is lost.
+    Remedy: Reset the GPU when the node is idle, or reboot.
+    See: NVML API reference, nvmlDeviceGetRemappedRows and nvmlDeviceGetRetiredPagesPendingStatus; NVIDIA
         Dynamic Page Retirement, Use Case 1; DCGM, DCGM_FR_PENDING_ROW_REMAP
     """
     for severity, hits in by_severity(recording, _pending).items():
@@ -151,18 +137,11 @@ def _retired(gpu: Gpu) -> int:
 def wears_out(recording: Recording) -> Iterator[Draft]:
     """A GPU with so many memory errors behind it that the next one may not be repairable.
 
-    What it finds
-        The flag by which NVIDIA's policy judges errors of the SRAM, or 63 retired pages of the 64 there is room
-        for: a warning. Information where a bank of memory has no spare row left. Fewer repairs are normal life.
-
-    Why it matters
-        The GPU works, but the job is at risk: the next bad cell in that place stays in use.
-
-    Remedy
-        Have the GPU looked at, at the next maintenance.
-
-    References
-        NVIDIA GPU Memory Error Management, RMA Policy Thresholds for SRAM Failure Modes; DCGM,
+    Finds: The flag by which NVIDIA's policy judges errors of the SRAM, or 63 retired pages of the 64 there is room for:
+        a warning. Information where a bank of memory has no spare row left. Fewer repairs are normal life.
+    Why: The GPU works, but the job is at risk: the next bad cell in that place stays in use.
+    Remedy: Have the GPU looked at, at the next maintenance.
+    See: NVIDIA GPU Memory Error Management, RMA Policy Thresholds for SRAM Failure Modes; DCGM,
         DCGM_FR_SRAM_THRESHOLD and DCGM_FR_RETIRED_PAGES_LIMIT; NVML API reference,
         nvmlDeviceGetRowRemapperHistogram
     """
@@ -204,17 +183,10 @@ def _worn_counts(gpu: Gpu) -> str:
 def inforom_corrupted(recording: Recording) -> Iterator[Draft]:
     """A GPU whose InfoROM fails its checksum.
 
-    What it finds
-        nvmlDeviceValidateInforom says that the InfoROM is corrupted.
-
-    Why it matters
-        The GPU works, but forgets: error counts, bad rows and settings are kept there.
-
-    Remedy
-        Hand the GPU to its vendor at the next maintenance.
-
-    References
-        NVML API reference, nvmlDeviceValidateInforom; DCGM, DCGM_FR_CORRUPT_INFOROM
+    Finds: nvmlDeviceValidateInforom says that the InfoROM is corrupted.
+    Why: The GPU works, but forgets: error counts, bad rows and settings are kept there.
+    Remedy: Hand the GPU to its vendor at the next maintenance.
+    See: NVML API reference, nvmlDeviceValidateInforom; DCGM, DCGM_FR_CORRUPT_INFOROM
     """
     hits = hits_of(recording, lambda gpu: gpu.inforom_valid is False)
     if hits:

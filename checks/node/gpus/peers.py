@@ -51,19 +51,12 @@ SAME_FIRMWARE = by_operator(
 def ecc_differs(recording: Recording) -> Iterator[Draft]:
     """GPUs of one model of which some have ECC off.
 
-    What it finds
-        ECC on and off on the job's GPUs of one model. Off on all is the site's choice, and what gaming cards
-        come with.
-
-    Why it matters
-        Where it is off, a flipped bit goes unseen into the gradients of all ranks; where it is on, cards
-        without HBM have less memory and bandwidth, and every rank waits for them.
-
-    Remedy
-        Set it alike on all.
-
-    References
-        nvidia-smi manual, --ecc-config; NVML API reference, nvmlDeviceGetEccMode
+    Finds: ECC on and off on the job's GPUs of one model. Off on all is the site's choice, and what gaming cards come
+        with.
+    Why: Where it is off, a flipped bit goes unseen into the gradients of all ranks; where it is on, cards without HBM
+        have less memory and bandwidth, and every rank waits for them.
+    Remedy: Set it alike on all.
+    See: nvidia-smi manual, --ecc-config; NVML API reference, nvmlDeviceGetEccMode
     """
     for model, hits in by_model(recording).items():
         off = [(node, gpu) for node, gpu in hits if gpu.ecc_enabled is False]
@@ -119,18 +112,11 @@ _CLOCK = _Limit(
 def power_lowered(recording: Recording) -> Iterator[Draft]:
     """A GPU that may draw less power than its peers.
 
-    What it finds
-        A power limit below nine tenths of what most of the job's GPUs of that model have: a warning.
-        Information where all have one below nine tenths of the default, which is a site's choice.
-
-    Why it matters
-        Under load it clocks down first, and in DDP every rank waits for the slowest.
-
-    Remedy
-        Set the limit alike, or find out who lowered it.
-
-    References
-        NVML API reference, nvmlDeviceGetEnforcedPowerLimit; nvidia-smi manual, --power-limit
+    Finds: A power limit below nine tenths of what most of the job's GPUs of that model have: a warning. Information
+        where all have one below nine tenths of the default, which is a site's choice.
+    Why: Under load it clocks down first, and in DDP every rank waits for the slowest.
+    Remedy: Set the limit alike, or find out who lowered it.
+    See: NVML API reference, nvmlDeviceGetEnforcedPowerLimit; nvidia-smi manual, --power-limit
     """
     yield from _lowered(recording, _POWER)
 
@@ -139,18 +125,11 @@ def power_lowered(recording: Recording) -> Iterator[Draft]:
 def clocks_lowered(recording: Recording) -> Iterator[Draft]:
     """A GPU whose application clocks are set lower than its peers'.
 
-    What it finds
-        An application clock of the core below nine tenths of what most of the job's GPUs of that model have: a
+    Finds: An application clock of the core below nine tenths of what most of the job's GPUs of that model have: a
         warning. Information where all have one below nine tenths of the default. Idle clocks do not count.
-
-    Why it matters
-        The GPU runs at that clock under load, and in DDP every rank waits for the slowest.
-
-    Remedy
-        Reset the application clocks.
-
-    References
-        NVML API reference, nvmlDeviceGetApplicationsClock; nvidia-smi manual, --applications-clocks
+    Why: The GPU runs at that clock under load, and in DDP every rank waits for the slowest.
+    Remedy: Reset the application clocks.
+    See: NVML API reference, nvmlDeviceGetApplicationsClock; nvidia-smi manual, --applications-clocks
     """
     yield from _lowered(recording, _CLOCK)
 
@@ -196,19 +175,12 @@ def _draft(recording: Recording, limit: _Limit, hits: Hits, words: str, expected
 def firmware_differs(recording: Recording) -> Iterator[Draft]:
     """GPUs of one model with different VBIOS versions or memory sizes.
 
-    What it finds
-        More than one VBIOS version, or memory sizes more than 2 % apart with ECC alike, among the job's GPUs of
-        one model.
-
-    Why it matters
-        Nothing has to be wrong: they were bought at different times. But limits and faults may differ with it,
-        and the smallest memory bounds the batch.
-
-    Remedy
-        None is needed; worth knowing when one GPU or node behaves unlike the others.
-
-    References
-        NVML API reference, nvmlDeviceGetVbiosVersion
+    Finds: More than one VBIOS version, or memory sizes more than 2 % apart with ECC alike, among the job's GPUs of one
+        model.
+    Why: Nothing has to be wrong: they were bought at different times. But limits and faults may differ with it, and the
+        smallest memory bounds the batch.
+    Remedy: None is needed; worth knowing when one GPU or node behaves unlike the others.
+    See: NVML API reference, nvmlDeviceGetVbiosVersion
     """
     for hits in by_model(recording).values():
         by_vbios = _odd(hits, lambda gpu: gpu.vbios_version)

@@ -52,19 +52,12 @@ DEFAULT_MODE = by_operator(
 def memory_in_use(recording: Recording) -> Iterator[Draft]:
     """A GPU of the job in whose memory somebody else's data lie before it starts.
 
-    What it finds
-        More than 1 GiB or a tenth of the memory in use: a warning, an error from nine tenths on, information
-        where only a desktop draws. GPUs in MIG mode, whose other slices are others' right, do not count.
-
-    Why it matters
-        The job runs out of memory, or shares the GPU's time: every rank waits for the slowest one.
-
-    Remedy
-        End what is left over from an earlier job, or take other GPUs. Memory that no process holds any more
-        comes back with a reset of the GPU.
-
-    References
-        NVML API reference, nvmlDeviceGetMemoryInfo and nvmlDeviceGetComputeRunningProcesses
+    Finds: More than 1 GiB or a tenth of the memory in use: a warning, an error from nine tenths on, information where
+        only a desktop draws. GPUs in MIG mode, whose other slices are others' right, do not count.
+    Why: The job runs out of memory, or shares the GPU's time: every rank waits for the slowest one.
+    Remedy: End what is left over from an earlier job, or take other GPUs. Memory that no process holds any more comes
+        back with a reset of the GPU.
+    See: NVML API reference, nvmlDeviceGetMemoryInfo and nvmlDeviceGetComputeRunningProcesses
     """
     facts = {node.node: node.fact for node in recording.facts(GpusFact)}
     for severity, hits in by_severity(recording, _memory).items():
@@ -148,18 +141,11 @@ def _process_words(gpu: Gpu) -> str:
 def compute_mode_refuses(recording: Recording) -> Iterator[Draft]:
     """A GPU of the job on which no rank can open a CUDA context.
 
-    What it finds
-        Compute mode "prohibited"; or "exclusive process" while another process holds the GPU. Exclusive mode
-        alone is well: DDP has one rank a GPU; so is an MPS server, which shares the GPU among its clients.
-
-    Why it matters
-        The rank dies with "CUDA-capable device(s) is/are busy or unavailable", or takes another rank's GPU.
-
-    Remedy
-        Set the mode to default, or end the process that holds the GPU.
-
-    References
-        NVML API reference, nvmlComputeMode_t; CUDA C++ Programming Guide, Compute Modes
+    Finds: Compute mode "prohibited"; or "exclusive process" while another process holds the GPU. Exclusive mode alone
+        is well: DDP has one rank a GPU; so is an MPS server, which shares the GPU among its clients.
+    Why: The rank dies with "CUDA-capable device(s) is/are busy or unavailable", or takes another rank's GPU.
+    Remedy: Set the mode to default, or end the process that holds the GPU.
+    See: NVML API reference, nvmlComputeMode_t; CUDA C++ Programming Guide, Compute Modes
     """
     for severity, hits in by_severity(recording, _mode).items():
         yield gpu_draft(
@@ -204,18 +190,11 @@ KEEP_DRIVER_LOADED = by_operator(
 def persistence_off(recording: Recording) -> Iterator[Draft]:
     """GPUs that the driver shuts down when nobody uses them.
 
-    What it finds
-        Persistence mode off on a GPU that no display or other process keeps awake.
-
-    Why it matters
-        The first process on the GPU waits some seconds per GPU for the driver to start it, and set clocks and
-        limits are forgotten in between.
-
-    Remedy
-        Let nvidia-persistenced run.
-
-    References
-        NVIDIA Driver Persistence
+    Finds: Persistence mode off on a GPU that no display or other process keeps awake.
+    Why: The first process on the GPU waits some seconds per GPU for the driver to start it, and set clocks and limits
+        are forgotten in between.
+    Remedy: Let nvidia-persistenced run.
+    See: NVIDIA Driver Persistence
     """
     hits = hits_of(
         recording, lambda gpu: gpu.persistence_mode is False and not gpu.display_active and not gpu.processes
@@ -236,19 +215,12 @@ def persistence_off(recording: Recording) -> Iterator[Draft]:
 def no_peer_access(recording: Recording) -> Iterator[Draft]:
     """GPUs that cannot reach each other's memory, by the way they are virtualised or protected.
 
-    What it finds
-        A virtual GPU (vGPU), or confidential computing switched on. A whole GPU passed through to a virtual
-        machine is none of these.
-
-    Why it matters
-        There may be no peer-to-peer path: NCCL then copies through the host's memory, and with confidential
-        computing encrypts on the way.
-
-    Remedy
-        None, where that is meant; expect the rates of copies through the host.
-
-    References
-        NVIDIA Virtual GPU Software User Guide; NVIDIA Confidential Computing deployment guides
+    Finds: A virtual GPU (vGPU), or confidential computing switched on. A whole GPU passed through to a virtual machine
+        is none of these.
+    Why: There may be no peer-to-peer path: NCCL then copies through the host's memory, and with confidential computing
+        encrypts on the way.
+    Remedy: None, where that is meant; expect the rates of copies through the host.
+    See: NVIDIA Virtual GPU Software User Guide; NVIDIA Confidential Computing deployment guides
     """
     virtual = hits_of(recording, lambda gpu: gpu.virtualization == "vgpu")
     if virtual:

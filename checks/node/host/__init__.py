@@ -38,20 +38,13 @@ from ddp_doctor.wording.nodes import by_cause, of_nodes
 def shared_memory_too_small(recording: Recording) -> Iterator[Draft]:
     """Shared memory is missing, full, or too small for NCCL or for data loaders.
 
-    What it finds
-        There is no /dev/shm, it is mounted read-only, or this user may not write there (an error). It has less
-        free space than one segment of NCCL (an error with several NCCL ranks on the node), than the segments of
-        these ranks (a warning), or no more than Docker's 64 MiB (information).
-
-    Why it matters
-        NCCL fails to initialise, and the worker processes of data loaders die of a bus error.
-
-    Remedy
-        Docker: --shm-size or --ipc=host. Kubernetes: an emptyDir with medium: Memory at /dev/shm. Elsewhere:
-        delete leftover segments, or remount it with a larger size.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
+    Finds: There is no /dev/shm, it is mounted read-only, or this user may not write there (an error). It has less free
+        space than one segment of NCCL (an error with several NCCL ranks on the node), than the segments of these ranks
+        (a warning), or no more than Docker's 64 MiB (information).
+    Why: NCCL fails to initialise, and the worker processes of data loaders die of a bus error.
+    Remedy: Docker: --shm-size or --ipc=host. Kubernetes: an emptyDir with medium: Memory at /dev/shm. Elsewhere: delete
+        leftover segments, or remount it with a larger size.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
     yield from _without_shared_memory(recording)
     for short in shortages(recording, _shm, lambda fact: fact.shm_free_bytes, of_the_job=False):

@@ -71,18 +71,11 @@ def shortage_draft(
 def too_few_cpus_for_ranks(recording: Recording) -> Iterator[Draft]:
     """Fewer CPUs than ranks on the node, by affinity or by the control group's quota.
 
-    What it finds
-        Several ranks that may use less than one CPU each. Information where they do not use NCCL.
-
-    Why it matters
-        A GPU is fed by its rank's main thread and served by NCCL's proxy threads. Ranks that take turns on a
-        CPU, or that a quota stops for up to 100 ms, make all others wait at every all-reduce.
-
-    Remedy
-        Ask for more CPUs, or start fewer ranks.
-
-    References
-        https://docs.kernel.org/scheduler/sched-bwc.html
+    Finds: Several ranks that may use less than one CPU each. Information where they do not use NCCL.
+    Why: A GPU is fed by its rank's main thread and served by NCCL's proxy threads. Ranks that take turns on a CPU, or
+        that a quota stops for up to 100 ms, make all others wait at every all-reduce.
+    Remedy: Ask for more CPUs, or start fewer ranks.
+    See: https://docs.kernel.org/scheduler/sched-bwc.html
     """
     for short in shortages(recording, _cpus, lambda fact: fact.usable_cpus):
         fact, ranks = short.worst.fact, short.ranks
@@ -105,18 +98,11 @@ def _cpus(fact: Host, ranks: int, world: World) -> Severity | None:
 def omp_threads_oversubscribe_cpus(recording: Recording) -> Iterator[Draft]:
     """OMP_NUM_THREADS times the ranks is more than the CPUs.
 
-    What it finds
-        OMP_NUM_THREADS is set, and gives several ranks more threads than CPUs; information up to twice as
-        many. Where it is not set, torchrun gives each of several ranks one thread.
-
-    Why it matters
-        OpenMP's threads spin while they wait for each other, so each rank's work on the CPU slows down.
-
-    Remedy
-        Set it to the CPUs that each rank has.
-
-    References
-        https://docs.pytorch.org/docs/stable/elastic/run.html
+    Finds: OMP_NUM_THREADS is set, and gives several ranks more threads than CPUs; information up to twice as many.
+        Where it is not set, torchrun gives each of several ranks one thread.
+    Why: OpenMP's threads spin while they wait for each other, so each rank's work on the CPU slows down.
+    Remedy: Set it to the CPUs that each rank has.
+    See: https://docs.pytorch.org/docs/stable/elastic/run.html
     """
     for short in shortages(recording, _omp, lambda fact: -_threads_per_cpu(fact)):
         fact, ranks = short.worst.fact, short.ranks
@@ -170,18 +156,11 @@ def _fewer_threads(ranks: int, cpu_count: int) -> Remedy:
 def locked_memory_too_low_for_rdma(recording: Recording) -> Iterator[Draft]:
     """RDMA devices are there, and too little memory may be locked to use them.
 
-    What it finds
-        RLIMIT_MEMLOCK under 64 MiB for NCCL ranks on a node with an active RDMA port that NCCL is not kept
-        from. A warning where the job has one node only, and so may never use it.
-
-    Why it matters
-        NCCL's connections fail: "ibv_reg_mr failed with error Cannot allocate memory".
-
-    Remedy
-        Make it unlimited where the process has it from: --ulimit memlock=-1, slurmd, or limits.d.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
+    Finds: RLIMIT_MEMLOCK under 64 MiB for NCCL ranks on a node with an active RDMA port that NCCL is not kept from. A
+        warning where the job has one node only, and so may never use it.
+    Why: NCCL's connections fail: "ibv_reg_mr failed with error Cannot allocate memory".
+    Remedy: Make it unlimited where the process has it from: --ulimit memlock=-1, slurmd, or limits.d.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
     for short in shortages(recording, _memlock, lambda fact: fact.memlock_bytes):
         if all_complained(recording, (node.node for node in short.nodes), "memlock"):
@@ -210,17 +189,10 @@ def _memlock(fact: Host, _ranks: int, world: World) -> Severity | None:
 def too_little_memory_for_ranks(recording: Recording) -> Iterator[Draft]:
     """Less free memory than bare ranks take.
 
-    What it finds
-        MemAvailable, or what is free under the control group's limit, below 206 MiB for each rank.
-
-    Why it matters
-        The kernel kills a rank (exit code -9), and the others wait for it until their time-out.
-
-    Remedy
-        End what fills the memory, ask for more, or start fewer ranks.
-
-    References
-        https://docs.kernel.org/admin-guide/cgroup-v2.html#memory
+    Finds: MemAvailable, or what is free under the control group's limit, below 206 MiB for each rank.
+    Why: The kernel kills a rank (exit code -9), and the others wait for it until their time-out.
+    Remedy: End what fills the memory, ask for more, or start fewer ranks.
+    See: https://docs.kernel.org/admin-guide/cgroup-v2.html#memory
     """
     for short in shortages(recording, _memory, lambda fact: fact.free_memory_bytes, of_the_job=False):
         free = short.worst.fact.free_memory_bytes or 0
@@ -255,18 +227,11 @@ def _more_memory(ranks: int) -> Remedy:
 def too_few_open_files(recording: Recording) -> Iterator[Draft]:
     """The limit of open files is too low for a world of this size.
 
-    What it finds
-        RLIMIT_NOFILE under 128 and two for each rank of the world. An error where something in this run failed
-        for it: "Too many open files".
-
-    Why it matters
-        Every connection, and every tensor that a data loader passes, is a file: "Too many open files".
-
-    Remedy
-        ulimit -n in the script that starts the job.
-
-    References
-        https://docs.pytorch.org/docs/stable/multiprocessing.html#sharing-strategies
+    Finds: RLIMIT_NOFILE under 128 and two for each rank of the world. An error where something in this run failed for
+        it: "Too many open files".
+    Why: Every connection, and every tensor that a data loader passes, is a file: "Too many open files".
+    Remedy: ulimit -n in the script that starts the job.
+    See: https://docs.pytorch.org/docs/stable/multiprocessing.html#sharing-strategies
     """
     ran_out = out_of_files(recording)
     for short in shortages(recording, _files, lambda fact: fact.open_files):
@@ -314,19 +279,12 @@ def _more_files(wanted: int) -> Remedy:
 def loopback_down(recording: Recording) -> Iterator[Draft]:
     """The processes of one host cannot reach each other over the loopback interface.
 
-    What it finds
-        The interface lo is down, or has no address 127.0.0.1. The latter is a warning with several nodes, whose
+    Finds: The interface lo is down, or has no address 127.0.0.1. The latter is a warning with several nodes, whose
         ranks meet at another address.
-
-    Why it matters
-        torchrun and its ranks meet at 127.0.0.1, and what a host sends to any of its own addresses goes over
-        lo. Nobody answers there, so the job waits until its time-out.
-
-    Remedy
-        ip link set lo up
-
-    References
-        https://docs.pytorch.org/docs/stable/elastic/run.html
+    Why: torchrun and its ranks meet at 127.0.0.1, and what a host sends to any of its own addresses goes over lo.
+        Nobody answers there, so the job waits until its time-out.
+    Remedy: ip link set lo up
+    See: https://docs.pytorch.org/docs/stable/elastic/run.html
     """
     for problem, group in by_cause(recording.facts(Host), lambda fact: fact.loopback_problem).items():
         elsewhere = recording.world is not None and recording.world.nnodes > 1 and "no address" in problem

@@ -19,20 +19,13 @@ _NODES_SHOWN = 16
 def slow_clock_or_busy_host(recording: Recording) -> Iterator[Draft]:
     """Something slows the whole host: a slow clock source, or a high load.
 
-    What it finds
-        hpet, acpi_pm or a timer tick as the clock source; a load of more than two for each CPU, with the two
+    Finds: hpet, acpi_pm or a timer tick as the clock source; a load of more than two for each CPU, with the two
         processes that took most of them, by name and pid. On a screen a load is told beside a time that was judged,
         else with -v.
-
-    Why it matters
-        Measurements are off. A slow clock takes microseconds to read instead of some 20 ns, and the kernel
-        turns to it when it finds the processor's counter unstable.
-
-    Remedy
-        See in the kernel log why tsc was given up ("Marking clocksource unstable"); end what keeps the CPUs busy.
-
-    References
-        https://docs.kernel.org/timers/timekeeping.html
+    Why: Measurements are off. A slow clock takes microseconds to read instead of some 20 ns, and the kernel turns to it
+        when it finds the processor's counter unstable.
+    Remedy: See in the kernel log why tsc was given up ("Marking clocksource unstable"); end what keeps the CPUs busy.
+    See: https://docs.kernel.org/timers/timekeeping.html
     """
     detail = "What is measured here may be slower than the job will be."
     for source, group in by_cause(recording.facts(Host), _slow_clock).items():

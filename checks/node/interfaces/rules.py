@@ -35,19 +35,12 @@ _WHY_ONE_FAMILY = {
 def choices_in_different_networks(recording: Recording) -> Iterator[Draft]:
     """Nodes that choose addresses of different networks, although they share one.
 
-    What it finds
-        In a run of several nodes: no network holds all of the chosen addresses, and another one holds
-        an address of every node. Information: routed clusters have a network for each node, and are well.
-
-    Why it matters
-        Where no route leads from one to the other, connections time out. Whether one does is measured by the
-        check reach, not here.
-
-    Remedy
-        Where the paths fail, the interface that the nodes share, by its name on each.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
+    Finds: In a run of several nodes: no network holds all of the chosen addresses, and another one holds an address of
+        every node. Information: routed clusters have a network for each node, and are well.
+    Why: Where no route leads from one to the other, connections time out. Whether one does is measured by the check
+        reach, not here.
+    Remedy: Where the paths fail, the interface that the nodes share, by its name on each.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
     """
     offers = offers_of(recording)
     if not offers or faults(offers) or not apart(offers):
@@ -69,19 +62,12 @@ def choices_in_different_networks(recording: Recording) -> Iterator[Draft]:
 def address_families_differ(recording: Recording) -> Iterator[Draft]:
     """IPv4 on some nodes, IPv6 on others.
 
-    What it finds
-        In a run of several nodes: a backend that gives out an IPv4 address on some and an IPv6 address on
-        others. With NCCL only a warning where every node has addresses of both.
-
-    Why it matters
-        gloo ends with "ss1.ss_family == ss2.ss_family. 2 vs 10" on every node. NCCL dials from what it has,
-        which a node without the other family cannot.
-
-    Remedy
-        One family: GLOO_SOCKET_IFNAME or an entry in /etc/hosts, NCCL_SOCKET_FAMILY.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-family
+    Finds: In a run of several nodes: a backend that gives out an IPv4 address on some and an IPv6 address on others.
+        With NCCL only a warning where every node has addresses of both.
+    Why: gloo ends with "ss1.ss_family == ss2.ss_family. 2 vs 10" on every node. NCCL dials from what it has, which a
+        node without the other family cannot.
+    Remedy: One family: GLOO_SOCKET_IFNAME or an entry in /etc/hosts, NCCL_SOCKET_FAMILY.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-family
         gloo/transport/tcp/device.cc, Device::isInitiator
     """
     offers = offers_of(recording)
@@ -111,21 +97,14 @@ def address_families_differ(recording: Recording) -> Iterator[Draft]:
 def resolves_to_loopback(recording: Recording) -> Iterator[Draft]:
     """A host whose own name means 127.0.0.1 or 127.0.1.1 there, which gloo then gives to the other nodes.
 
-    What it finds
-        In a run of several nodes, without GLOO_SOCKET_IFNAME: nodes whose own name resolves to loopback, as
-        Debian's installer writes it into /etc/hosts. An error where some node must dial that address; a
-        warning where none does; information where the run uses NCCL, which asks for no name.
-
-    Why it matters
-        gloo gives that address to the others. Of two sides the one with the larger address dials, so in
-        192.168.x and 172.16.x networks the others dial themselves, and blame their own ranks. In 10.x
-        networks the node with 127.0.1.1 dials, and the job runs until a node with a larger address joins.
-
-    Remedy
-        GLOO_SOCKET_IFNAME with the interface that the nodes share, or the right address in /etc/hosts.
-
-    References
-        https://docs.pytorch.org/docs/stable/distributed.html
+    Finds: In a run of several nodes, without GLOO_SOCKET_IFNAME: nodes whose own name resolves to loopback, as Debian's
+        installer writes it into /etc/hosts. An error where some node must dial that address; a warning where none does;
+        information where the run uses NCCL, which asks for no name.
+    Why: gloo gives that address to the others. Of two sides the one with the larger address dials, so in 192.168.x and
+        172.16.x networks the others dial themselves, and blame their own ranks. In 10.x networks the node with
+        127.0.1.1 dials, and the job runs until a node with a larger address joins.
+    Remedy: GLOO_SOCKET_IFNAME with the interface that the nodes share, or the right address in /etc/hosts.
+    See: https://docs.pytorch.org/docs/stable/distributed.html
         gloo/transport/tcp/device.cc, Device::isInitiator
     """
     for group in groups(offers_of(recording, "gloo"), "own-name", lambda offer: offer.choice.setting):
@@ -140,20 +119,13 @@ def resolves_to_loopback(recording: Recording) -> Iterator[Draft]:
 def does_not_resolve(recording: Recording) -> Iterator[Draft]:
     """A host whose own name leads to no address that it has, so that gloo falls back to loopback.
 
-    What it finds
-        In a run of several nodes, without GLOO_SOCKET_IFNAME: nodes whose own name is unknown there, or is
-        known with addresses that the node does not have. A warning where no node must dial 127.0.0.1, and
-        where the resolver did not answer in time; information where the run uses NCCL.
-
-    Why it matters
-        torch warns ("Unable to resolve hostname to a (local) address") and gives 127.0.0.1 to the other
-        nodes, which reach themselves. With a dead name server every rank waits for it first.
-
-    Remedy
-        GLOO_SOCKET_IFNAME with the interface that the nodes share, or an entry in /etc/hosts.
-
-    References
-        torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, createDefaultDevice
+    Finds: In a run of several nodes, without GLOO_SOCKET_IFNAME: nodes whose own name is unknown there, or is known
+        with addresses that the node does not have. A warning where no node must dial 127.0.0.1, and where the resolver
+        did not answer in time; information where the run uses NCCL.
+    Why: torch warns ("Unable to resolve hostname to a (local) address") and gives 127.0.0.1 to the other nodes, which
+        reach themselves. With a dead name server every rank waits for it first.
+    Remedy: GLOO_SOCKET_IFNAME with the interface that the nodes share, or an entry in /etc/hosts.
+    See: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, createDefaultDevice
     """
     for group in groups(offers_of(recording, "gloo"), "unresolved", lambda offer: bool(offer.address)):
         fallback = f"; gloo then tells the other nodes {group.given_out}" if group.given_out else ""
@@ -166,19 +138,12 @@ def does_not_resolve(recording: Recording) -> Iterator[Draft]:
 def no_usable_interface(recording: Recording) -> Iterator[Draft]:
     """A backend that finds no interface, or one that is down, mostly for a setting.
 
-    What it finds
-        In a run of several nodes: GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names what is not there, has no
-        address or is down; NCCL_SOCKET_IFNAME=^eth0, after which only loopback is left.
-
-    Why it matters
-        The ranks of that node fail at once, or give out an address that nobody reaches, and the ranks of all
-        other nodes wait for them. A name that is right on one node may not exist on the next.
-
-    Remedy
-        The interface that the nodes share, by its name on each, or no setting where the default does.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
+    Finds: In a run of several nodes: GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names what is not there, has no address
+        or is down; NCCL_SOCKET_IFNAME=^eth0, after which only loopback is left.
+    Why: The ranks of that node fail at once, or give out an address that nobody reaches, and the ranks of all other
+        nodes wait for them. A name that is right on one node may not exist on the next.
+    Remedy: The interface that the nodes share, by its name on each, or no setting where the default does.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
         https://docs.pytorch.org/docs/stable/distributed.html
     """
     for group in groups(offers_of(recording), "unusable", lambda offer: (offer.setting, offer.choice.error)):
@@ -194,20 +159,13 @@ def no_usable_interface(recording: Recording) -> Iterator[Draft]:
 def address_hidden_from_other_nodes(recording: Recording) -> Iterator[Draft]:
     """A chosen address that is loopback, is the same on several nodes, or is of a bridge for containers.
 
-    What it finds
-        In a run of several nodes: such an address where a setting, a host name or NCCL's order leads to
-        it. An error where some pair of nodes cannot connect, a warning where gloo's rule of who dials spares
-        them, or where only the interface's name (docker0, virbr0) speaks against it.
-
-    Why it matters
-        Whoever dials 127.0.0.1 or the docker0 address 172.17.0.1 reaches itself. Nothing says so: gloo reports
-        a refused connection on a healthy node, NCCL retries for a minute.
-
-    Remedy
-        The interface that the nodes share, by its name on each, or no setting where the default does.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
+    Finds: In a run of several nodes: such an address where a setting, a host name or NCCL's order leads to it. An error
+        where some pair of nodes cannot connect, a warning where gloo's rule of who dials spares them, or where only the
+        interface's name (docker0, virbr0) speaks against it.
+    Why: Whoever dials 127.0.0.1 or the docker0 address 172.17.0.1 reaches itself. Nothing says so: gloo reports a
+        refused connection on a healthy node, NCCL retries for a minute.
+    Remedy: The interface that the nodes share, by its name on each, or no setting where the default does.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
         gloo/transport/tcp/device.cc, Device::isInitiator
     """
     for group in groups(offers_of(recording), "hidden", lambda offer: (offer.setting, offer.address)):

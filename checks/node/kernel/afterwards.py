@@ -54,19 +54,12 @@ def probe(ctx: Context) -> KernelAfterFact:
 def gpu_failed(recording: Recording) -> Iterator[Draft]:
     """The kernel logged a fault of the job's GPUs, or of their NVSwitches, while the ranks ran.
 
-    What it finds
-        Xids that no program causes, GPUs that fell off the bus, and fatal SXids, in the kernel log after the ranks
-        and not before them. An error where the GPU is of no use until it is reset; a warning where the catalog asks
-        for a reset or the program was lost; else information.
-
-    Why it matters
-        It is the cause of what the ranks met, or will be the cause of what the job meets.
-
-    Remedy
-        Drain the node and reset the GPU, or reboot; if the fault returns, the hardware is faulty.
-
-    References
-        https://docs.nvidia.com/deploy/xid-errors
+    Finds: Xids that no program causes, GPUs that fell off the bus, and fatal SXids, in the kernel log after the ranks
+        and not before them. An error where the GPU is of no use until it is reset; a warning where the catalog asks for
+        a reset or the program was lost; else information.
+    Why: It is the cause of what the ranks met, or will be the cause of what the job meets.
+    Remedy: Drain the node and reset the GPU, or reboot; if the fault returns, the hardware is faulty.
+    See: https://docs.nvidia.com/deploy/xid-errors
     """
     groups: dict[tuple[str, int, Severity], list[Hit]] = {}
     new = _new(recording, "xid", "sxid", "off_bus")
@@ -113,18 +106,11 @@ def _severity(event: KernelEvent) -> Severity | None:
 def link_failed(recording: Recording) -> Iterator[Draft]:
     """The kernel logged a failed NIC, or uncorrected PCIe errors on the way to one or to a GPU, while the ranks ran.
 
-    What it finds
-        Failures of a NIC's firmware, and uncorrected PCIe errors of the job's GPUs, of RDMA devices and of the
+    Finds: Failures of a NIC's firmware, and uncorrected PCIe errors of the job's GPUs, of RDMA devices and of the
         bridges above them, in the kernel log after the ranks and not before them.
-
-    Why it matters
-        Connections over that NIC, or whatever ran over that link, were lost.
-
-    Remedy
-        Have the device and its link inspected.
-
-    References
-        https://docs.kernel.org/PCI/pcieaer-howto.html
+    Why: Connections over that NIC, or whatever ran over that link, were lost.
+    Remedy: Have the device and its link inspected.
+    See: https://docs.kernel.org/PCI/pcieaer-howto.html
     """
     hits = [
         Hit(fault.view, device, fault.event)

@@ -25,19 +25,12 @@ _LIBRARY_FOLDERS = "/usr/lib*, as links from libcuda.so.1"
 def versions_differ(recording: Recording) -> Iterator[Draft]:
     """The libcuda that programs load is of another version than the loaded kernel module.
 
-    What it finds
-        libcuda in the usual folders, of which no copy has the version of the loaded kernel module. Silent
-        where NVML's own library is of the same other version, which DD301 or DD322 tells.
-
-    Why it matters
-        CUDA refuses to start: "system has unsupported display driver / cuda driver combination" (803).
-
-    Remedy
-        After an update of the driver: reboot, or unload and load the kernel modules. In a container: let the
+    Finds: libcuda in the usual folders, of which no copy has the version of the loaded kernel module. Silent where
+        NVML's own library is of the same other version, which DD301 or DD322 tells.
+    Why: CUDA refuses to start: "system has unsupported display driver / cuda driver combination" (803).
+    Remedy: After an update of the driver: reboot, or unload and load the kernel modules. In a container: let the
         container runtime bring the libraries, instead of the image.
-
-    References
-        https://docs.nvidia.com/deploy/cuda-compatibility
+    See: https://docs.nvidia.com/deploy/cuda-compatibility
     """
     nodes = [node for node in recording.facts(KernelFact) if not _nvml_said_so(recording, node)]
     for (versions, module, in_container), group in by_cause(nodes, _mismatch).items():
@@ -91,20 +84,13 @@ def _mismatch(fact: KernelFact) -> tuple[tuple[str, ...], str, bool] | None:
 def gpudirect_rdma_off(recording: Recording) -> Iterator[Draft]:
     """InfiniBand or RoCE beside GPUs, and no way for the NIC to reach their memory.
 
-    What it finds
-        An active port of an NVIDIA (Mellanox) NIC and a loaded NVIDIA driver, without a peer memory module
-        (nvidia_peermem, nv_peer_mem) and without dma-buf, which the proprietary kernel module, or one before
-        515, does not offer. A warning for a run over several nodes with NCCL, else information.
-
-    Why it matters
-        NCCL copies everything through host memory: between nodes often half the bandwidth or less, and CPU
-        memory bandwidth is lost to it.
-
-    Remedy
-        Load nvidia_peermem, or install the open kernel modules of the driver.
-
-    References
-        https://docs.nvidia.com/cuda/gpudirect-rdma/
+    Finds: An active port of an NVIDIA (Mellanox) NIC and a loaded NVIDIA driver, without a peer memory module
+        (nvidia_peermem, nv_peer_mem) and without dma-buf, which the proprietary kernel module, or one before 515, does
+        not offer. A warning for a run over several nodes with NCCL, else information.
+    Why: NCCL copies everything through host memory: between nodes often half the bandwidth or less, and CPU memory
+        bandwidth is lost to it.
+    Remedy: Load nvidia_peermem, or install the open kernel modules of the driver.
+    See: https://docs.nvidia.com/cuda/gpudirect-rdma/
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
     world = recording.world
@@ -131,18 +117,11 @@ def _no_gpudirect(fact: KernelFact) -> tuple[str, str] | None:
 def nouveau_holds_gpus(recording: Recording) -> Iterator[Draft]:
     """The kernel's own driver nouveau holds NVIDIA GPUs.
 
-    What it finds
-        GPUs on the PCI bus that are bound to nouveau, unless gloo was asked for.
-
-    Why it matters
-        CUDA cannot use them, and NVIDIA's driver does not load beside it: DD301 tells that it does not work,
-        this tells why.
-
-    Remedy
-        Keep nouveau from loading, install NVIDIA's driver, reboot.
-
-    References
-        https://docs.nvidia.com/datacenter/tesla/driver-installation-guide
+    Finds: GPUs on the PCI bus that are bound to nouveau, unless gloo was asked for.
+    Why: CUDA cannot use them, and NVIDIA's driver does not load beside it: DD301 tells that it does not work, this
+        tells why.
+    Remedy: Keep nouveau from loading, install NVIDIA's driver, reboot.
+    See: https://docs.nvidia.com/datacenter/tesla/driver-installation-guide
     """
     if recording.options.backend is Backend.GLOO:
         return
@@ -171,21 +150,13 @@ def _nouveau(fact: KernelFact) -> tuple[str, ...] | None:
 def stuck(recording: Recording) -> Iterator[Draft]:
     """A process is stuck in the NVIDIA driver, and cannot be killed.
 
-    What it finds
-        Processes in state D (uninterruptible) that wait in a function of the driver and did not run at all
-        while they were watched for three seconds. An error where the kernel has called them hung (blocked for
-        more than 120 seconds); information where the function cannot be read. Where NVML does not answer
-        either, DD302 names them.
-
-    Why it matters
-        Its GPU memory is never freed, and whoever needs the same lock of the driver hangs with it: nvidia-smi,
-        and every new rank.
-
-    Remedy
-        Reboot the node; no signal ends such a process.
-
-    References
-        https://docs.kernel.org/filesystems/proc.html
+    Finds: Processes in state D (uninterruptible) that wait in a function of the driver and did not run at all while
+        they were watched for three seconds. An error where the kernel has called them hung (blocked for more than 120
+        seconds); information where the function cannot be read. Where NVML does not answer either, DD302 names them.
+    Why: Its GPU memory is never freed, and whoever needs the same lock of the driver hangs with it: nvidia-smi, and
+        every new rank.
+    Remedy: Reboot the node; no signal ends such a process.
+    See: https://docs.kernel.org/filesystems/proc.html
     """
     for view in views(recording):
         groups = grouped(
@@ -217,18 +188,11 @@ def _severity(view: NodeView, process: StuckProcess) -> Severity:
 def log_not_readable(recording: Recording) -> Iterator[Draft]:
     """The kernel log cannot be read here, so nothing is known of Xids.
 
-    What it finds
-        GPUs that the NVIDIA driver serves, while dmesg, the journal and the files of syslog are all refused or
+    Finds: GPUs that the NVIDIA driver serves, while dmesg, the journal and the files of syslog are all refused or
         missing, as for ordinary users where kernel.dmesg_restrict is 1, and in most containers.
-
-    Why it matters
-        Xids, PCIe errors and hung tasks stand nowhere else. What follows from them may still be found.
-
-    Remedy
-        Run ddp-doctor prolog as root on the node, or read the log as an administrator.
-
-    References
-        https://docs.kernel.org/admin-guide/sysctl/kernel.html#dmesg-restrict
+    Why: Xids, PCIe errors and hung tasks stand nowhere else. What follows from them may still be found.
+    Remedy: Run ddp-doctor prolog as root on the node, or read the log as an administrator.
+    See: https://docs.kernel.org/admin-guide/sysctl/kernel.html#dmesg-restrict
     """
     for reason, group in by_cause(recording.facts(KernelFact), _unread).items():
         yield proved(

@@ -31,18 +31,11 @@ _LINK = by_operator(
 def nvswitch_fatal(recording: Recording) -> Iterator[Draft]:
     """An NVSwitch reported a fatal error.
 
-    What it finds
-        SXids that the kernel log calls fatal, within a day and since the driver was loaded. Non-fatal ones
-        are everyday life, above all while links come up.
-
-    Why it matters
-        Traffic over that NVSwitch stalls or fails, so collectives of the node hang or die (Xid 74, 45).
-
-    Remedy
-        Drain the node; reset all its GPUs and NVSwitches together, or reboot.
-
-    References
-        NVIDIA Fabric Manager user guide, NVSwitch SXids
+    Finds: SXids that the kernel log calls fatal, within a day and since the driver was loaded. Non-fatal ones are
+        everyday life, above all while links come up.
+    Why: Traffic over that NVSwitch stalls or fails, so collectives of the node hang or die (Xid 74, 45).
+    Remedy: Drain the node; reset all its GPUs and NVSwitches together, or reboot.
+    See: NVIDIA Fabric Manager user guide, NVSwitch SXids
     """
     hits = switch_faults(recording)
     for code in dict.fromkeys(fault.event.code for fault in hits):
@@ -80,18 +73,11 @@ def _degraded(recording: Recording, nodes: Container[int]) -> Iterator[Evidence]
 def failed_to_start(recording: Recording) -> Iterator[Draft]:
     """The driver could not start a GPU.
 
-    What it finds
-        "RmInitAdapter failed" since the driver was loaded, for a GPU that is missing and that DD303 does not
-        name, as in a container. A warning where NVML was not asked.
-
-    Why it matters
-        The GPU is missing; the job finds fewer than it asked for.
-
-    Remedy
-        Reboot, then look at power, slot and firmware. In a virtual machine: its firmware and memory windows.
-
-    References
-        https://github.com/NVIDIA/open-gpu-kernel-modules/issues/789
+    Finds: "RmInitAdapter failed" since the driver was loaded, for a GPU that is missing and that DD303 does not name,
+        as in a container. A warning where NVML was not asked.
+    Why: The GPU is missing; the job finds fewer than it asked for.
+    Remedy: Reboot, then look at power, slot and firmware. In a virtual machine: its firmware and memory windows.
+    See: https://github.com/NVIDIA/open-gpu-kernel-modules/issues/789
     """
     groups: dict[Severity, list[Hit]] = {}
     for fault in hits_in_log(recording, lambda _, event: event.kind == "init_failed"):
@@ -118,19 +104,12 @@ def failed_to_start(recording: Recording) -> Iterator[Draft]:
 def pcie_errors(recording: Recording) -> Iterator[Draft]:
     """PCIe errors of a GPU, an RDMA device, or a bridge above them.
 
-    What it finds
-        Within a day: uncorrected errors (a warning), or a thousand lines and more of corrected ones
-        (information). Errors of other devices are nobody's business here.
-
-    Why it matters
-        An uncorrected error resets the link: the GPU is lost, or the job on it. Corrected ones are sent
-        again, which costs little; many of them tell of a link that is about to fail.
-
-    Remedy
-        Reseat the device and its riser, update BIOS and firmware, exchange the cable or the board.
-
-    References
-        https://docs.kernel.org/PCI/pcieaer-howto.html
+    Finds: Within a day: uncorrected errors (a warning), or a thousand lines and more of corrected ones (information).
+        Errors of other devices are nobody's business here.
+    Why: An uncorrected error resets the link: the GPU is lost, or the job on it. Corrected ones are sent again, which
+        costs little; many of them tell of a link that is about to fail.
+    Remedy: Reseat the device and its riser, update BIOS and firmware, exchange the cable or the board.
+    See: https://docs.kernel.org/PCI/pcieaer-howto.html
     """
     for kind, severity in (("pcie_uncorrected", Severity.WARNING), ("pcie_corrected", Severity.INFO)):
         hits = [
@@ -163,18 +142,11 @@ def _many(event: KernelEvent) -> bool:
 def nic_fault(recording: Recording) -> Iterator[Draft]:
     """The firmware of an NVIDIA (Mellanox) NIC stopped, or reported a fatal error.
 
-    What it finds
-        mlx5_core lines such as "device's health compromised" or "Fatal error 3 detected" within a day,
-        without a later "health recovery succeeded".
-
-    Why it matters
-        All connections over that NIC break; NCCL ends with "Got completion … status 12", or hangs.
-
-    Remedy
-        Reload the driver or reboot; update the firmware; exchange the NIC if it returns.
-
-    References
-        https://docs.kernel.org/networking/devlink/devlink-health.html
+    Finds: mlx5_core lines such as "device's health compromised" or "Fatal error 3 detected" within a day, without a
+        later "health recovery succeeded".
+    Why: All connections over that NIC break; NCCL ends with "Got completion … status 12", or hangs.
+    Remedy: Reload the driver or reboot; update the firmware; exchange the NIC if it returns.
+    See: https://docs.kernel.org/networking/devlink/devlink-health.html
     """
     hits = failed_nics(recording)
     if hits:

@@ -73,21 +73,14 @@ _FOLLOWS = (43, 45)
 def out_of_order(recording: Recording) -> Iterator[Draft]:
     """The kernel log has an Xid after which a GPU is of no use until it is reset.
 
-    What it finds
-        Xids such as 48, 64, 79, 95, 119 and 120, or an Xid 154 that asks for a reset or a reboot, since the
-        boot and the last loading of the driver; and a GPU that the driver found off the bus without an Xid. An
-        error where NVML agrees (the GPU is missing, fails, or asks for recovery); information, for a day, where
-        NVML finds it in order again; a warning where NVML cannot tell. Where a finding rests on NVML's own word
-        (DD301 to DD304, DD307, DD312), the line stands there. GPUs of other jobs do not count.
-
-    Why it matters
-        Every CUDA program on that GPU fails or hangs, and with it the whole DDP job.
-
-    Remedy
-        Drain the node, reset the GPU or reboot. If the fault returns, the hardware is faulty.
-
-    References
-        https://docs.nvidia.com/deploy/xid-errors
+    Finds: Xids such as 48, 64, 79, 95, 119 and 120, or an Xid 154 that asks for a reset or a reboot, since the boot and
+        the last loading of the driver; and a GPU that the driver found off the bus without an Xid. An error where NVML
+        agrees (the GPU is missing, fails, or asks for recovery); information, for a day, where NVML finds it in order
+        again; a warning where NVML cannot tell. Where a finding rests on NVML's own word (DD301 to DD304, DD307,
+        DD312), the line stands there. GPUs of other jobs do not count.
+    Why: Every CUDA program on that GPU fails or hangs, and with it the whole DDP job.
+    Remedy: Drain the node, reset the GPU or reboot. If the fault returns, the hardware is faulty.
+    See: https://docs.nvidia.com/deploy/xid-errors
     """
     for (code, severity, standing), all_hits in _staying(recording).items():
         hits = [fault for fault in all_hits if standing != "out" or not _is_reported(fault.view, fault.device)]
@@ -211,19 +204,11 @@ def _within(view: NodeView, event: KernelEvent, limit_s: float) -> bool:
 def fault_logged(recording: Recording) -> Iterator[Draft]:
     """The kernel log of the last day has a fault of a GPU's hardware that may be over.
 
-    What it finds
-        Xids such as 46, 63, 74, 94, 109 or a non-fatal 144 to 150, of the job's GPUs and within a day. A
-        warning where the catalog asks for a reset and NVML does not say that the GPU is well; else
-        information.
-
-    Why it matters
-        The job that met it was lost, and what happened once a day often happens again.
-
-    Remedy
-        None for a single one. Reset the GPU at the next chance where the finding says so.
-
-    References
-        https://docs.nvidia.com/deploy/xid-errors
+    Finds: Xids such as 46, 63, 74, 94, 109 or a non-fatal 144 to 150, of the job's GPUs and within a day. A warning
+        where the catalog asks for a reset and NVML does not say that the GPU is well; else information.
+    Why: The job that met it was lost, and what happened once a day often happens again.
+    Remedy: None for a single one. Reset the GPU at the next chance where the finding says so.
+    See: https://docs.nvidia.com/deploy/xid-errors
     """
     named = {(fault.view.node, fault.device) for hits in _staying(recording).values() for fault in hits}
     groups: dict[tuple[int, Severity], list[Hit]] = {}
@@ -263,18 +248,11 @@ def _is_pending(view: NodeView, event: KernelEvent) -> bool:
 def programs_crashed(recording: Recording) -> Iterator[Draft]:
     """Programs crashed on the job's GPUs within the last hour.
 
-    What it finds
-        Xids that applications cause: 13, 31, 32, 44, 68, 69, 137. Those that only follow a crash or a kill
-        (43, 45), and older ones, are left out: on a shared node they are everyday life.
-
-    Why it matters
-        They say nothing against the GPU; but whoever looks for the cause of a crash finds it here.
-
-    Remedy
-        None for the node. compute-sanitizer, or CUDA_LAUNCH_BLOCKING=1, finds the call.
-
-    References
-        https://docs.nvidia.com/deploy/xid-errors
+    Finds: Xids that applications cause: 13, 31, 32, 44, 68, 69, 137. Those that only follow a crash or a kill (43, 45),
+        and older ones, are left out: on a shared node they are everyday life.
+    Why: They say nothing against the GPU; but whoever looks for the cause of a crash finds it here.
+    Remedy: None for the node. compute-sanitizer, or CUDA_LAUNCH_BLOCKING=1, finds the call.
+    See: https://docs.nvidia.com/deploy/xid-errors
         https://docs.nvidia.com/compute-sanitizer
     """
     groups: dict[int, list[Hit]] = {}

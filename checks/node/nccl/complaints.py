@@ -27,19 +27,12 @@ WITHOUT_SHM = nccl.by_setting(
 def no_shared_memory(recording: Recording) -> Iterator[Draft]:
     """NCCL failed to make a segment of shared memory.
 
-    What it finds
-        A trial that failed, in which NCCL says that it could not create or extend a segment in /dev/shm: no space
+    Finds: A trial that failed, in which NCCL says that it could not create or extend a segment in /dev/shm: no space
         left, or no permission.
-
-    Why it matters
-        The job does not start on this node. Docker gives 64 MiB, and one rank of NCCL takes about 10 for each peer.
-
-    Remedy
-        A larger /dev/shm: --shm-size or --ipc=host; or permission to write there. NCCL_SHM_DISABLE=1 is a stop-gap:
+    Why: The job does not start on this node. Docker gives 64 MiB, and one rank of NCCL takes about 10 for each peer.
+    Remedy: A larger /dev/shm: --shm-size or --ipc=host; or permission to write there. NCCL_SHM_DISABLE=1 is a stop-gap:
         what went through shared memory then goes through the network stack.
-
-    References
-        NCCL user guide, Troubleshooting, Shared memory; NCCL src/misc/shmutils.cc
+    See: NCCL user guide, Troubleshooting, Shared memory; NCCL src/misc/shmutils.cc
         NVIDIA/nccl issues 290 and 342
     """
     group = failed_trials.rank_complaints(recording, "shm")
@@ -81,18 +74,11 @@ _ALLOW_SHM = by_administrator(
 def no_locked_memory(recording: Recording) -> Iterator[Draft]:
     """NCCL failed to lock memory for RDMA.
 
-    What it finds
-        A trial that failed, in which NCCL says that libibverbs could not allocate: "Call to ibv_reg_mr … failed with
+    Finds: A trial that failed, in which NCCL says that libibverbs could not allocate: "Call to ibv_reg_mr … failed with
         error Cannot allocate memory", or ibv_create_cq and its like.
-
-    Why it matters
-        Every connection over RDMA pins its buffers: the job ends where its ranks connect, or runs over TCP.
-
-    Remedy
-        Unlimited locked memory where the process has its limit from: --ulimit memlock=-1, slurmd, or limits.d.
-
-    References
-        NCCL user guide, Troubleshooting, InfiniBand; NCCL src/misc/ibvwrap.cc
+    Why: Every connection over RDMA pins its buffers: the job ends where its ranks connect, or runs over TCP.
+    Remedy: Unlimited locked memory where the process has its limit from: --ulimit memlock=-1, slurmd, or limits.d.
+    See: NCCL user guide, Troubleshooting, InfiniBand; NCCL src/misc/ibvwrap.cc
     """
     group = failed_trials.rank_complaints(recording, "memlock")
     if not group:
@@ -113,17 +99,10 @@ def no_locked_memory(recording: Recording) -> Iterator[Draft]:
 def no_numa_calls(recording: Recording) -> Iterator[Draft]:
     """A container that is not allowed to place memory on NUMA nodes, so that NCCL uses /dev/shm.
 
-    What it finds
-        In a container, NCCL's log says that CUDA's host memory (cuMem) does not work and that it takes /dev/shm.
-
-    Why it matters
-        It works. Memory may then lie on the far socket, and /dev/shm must have room for it.
-
-    Remedy
-        --cap-add SYS_NICE, which Docker leaves out by default.
-
-    References
-        NCCL src/misc/cudawrap.cc, ncclCuMemHostEnable; NCCL user guide, Troubleshooting, cuMem host allocations
+    Finds: In a container, NCCL's log says that CUDA's host memory (cuMem) does not work and that it takes /dev/shm.
+    Why: It works. Memory may then lie on the far socket, and /dev/shm must have room for it.
+    Remedy: --cap-add SYS_NICE, which Docker leaves out by default.
+    See: NCCL src/misc/cudawrap.cc, ncclCuMemHostEnable; NCCL user guide, Troubleshooting, cuMem host allocations
     """
     nodes = [
         node for node in recording.facts(Host) if node.fact.in_container and log_of(recording, node.node).no_cumem_host

@@ -36,19 +36,12 @@ _LINES_SHOWN = 12
 def nccl_conf_in_force(recording: Recording) -> Iterator[Draft]:
     """Settings of NCCL that come from a file, so that no environment shows them.
 
-    What it finds
-        Each setting that NCCL takes from NCCL_CONF_FILE, ~/.nccl.conf or /etc/nccl.conf and the environment
-        does not set itself, with file and line. Values that look like a credential are kept back.
-
-    Why it matters
-        NCCL adds them to its environment when it starts. A colleague who compares two `env` listings, or a
-        script that prints its settings, never sees them.
-
-    Remedy
-        None is needed where they are meant. An environment variable of the same name overrules the file.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    Finds: Each setting that NCCL takes from NCCL_CONF_FILE, ~/.nccl.conf or /etc/nccl.conf and the environment does not
+        set itself, with file and line. Values that look like a credential are kept back.
+    Why: NCCL adds them to its environment when it starts. A colleague who compares two `env` listings, or a script that
+        prints its settings, never sees them.
+    Remedy: None is needed where they are meant. An environment variable of the same name overrules the file.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     for lines, group in _alike(recording, _in_force):
         path = lines[0].rpartition(":")[0].rpartition(" (")[2]
@@ -70,18 +63,11 @@ def _in_force(files: tuple[ConfFile, ...], fact: NcclFact) -> Iterator[tuple[str
 def nccl_conf_overruled(recording: Recording) -> Iterator[Draft]:
     """A setting in nccl.conf that the environment sets otherwise.
 
-    What it finds
-        A name that has one value in a file and another, with another effect, in the environment. Information
-        only for /etc/nccl.conf, whose defaults a job may overrule, and for what NCCL prints (NCCL_DEBUG…).
-
-    Why it matters
-        The environment wins and NCCL says nothing. Whoever edits the file waits for an effect in vain.
-
-    Remedy
-        Delete one of the two.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    Finds: A name that has one value in a file and another, with another effect, in the environment. Information only
+        for /etc/nccl.conf, whose defaults a job may overrule, and for what NCCL prints (NCCL_DEBUG…).
+    Why: The environment wins and NCCL says nothing. Whoever edits the file waits for an effect in vain.
+    Remedy: Delete one of the two.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     for (is_system, *lines), group in _alike(recording, _overruled):
         severity = Severity.INFO if is_system == "system" else None
@@ -109,19 +95,12 @@ def _overruled(files: tuple[ConfFile, ...], fact: NcclFact) -> Iterator[tuple[st
 def nccl_conf_line_without_effect(recording: Recording) -> Iterator[Draft]:
     """A line of nccl.conf that does not do what it says, or a file that is not read.
 
-    What it finds
-        Lines without "=", with "export" or blanks around the name, names that nothing reads, a name a
-        second time, values that NCCL reads otherwise than they look; a NCCL_CONF_FILE that does not exist, or that
-        this NCCL is too old to read.
-
-    Why it matters
-        NCCL passes such lines over without a word: the setting is believed to be there and is not.
-
-    Remedy
-        Write NAME=value at the start of the line, without export, quotes and spaces.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    Finds: Lines without "=", with "export" or blanks around the name, names that nothing reads, a name a second time,
+        values that NCCL reads otherwise than they look; a NCCL_CONF_FILE that does not exist, or that this NCCL is too
+        old to read.
+    Why: NCCL passes such lines over without a word: the setting is believed to be there and is not.
+    Remedy: Write NAME=value at the start of the line, without export, quotes and spaces.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     for lines, group in _alike(recording, lambda files, _: _useless(files)):
         count = "1 line" if len(lines) == 1 else f"{len(lines)} lines"
@@ -239,21 +218,14 @@ _NODES_SHOWN = 8
 def nccl_conf_differs(recording: Recording) -> Iterator[Draft]:
     """A setting that nccl.conf gives to some nodes of a job and not, or otherwise, to others.
 
-    What it finds
-        What NCCL has for a variable, of the environment or else of its files, differs between nodes, and a file
-        gave it to one of them. As grave as between environments: an error for NCCL_ALGO, NCCL_PROTO and what else
-        hangs a job, and where a rank got what does not fit; names of a node's own devices may differ. Silent where
-        DD436 tells what the setting forbids.
-
-    Why it matters
-        The ranks follow different settings though every environment is the same, so that a comparison of `env` finds
+    Finds: What NCCL has for a variable, of the environment or else of its files, differs between nodes, and a file gave
+        it to one of them. As grave as between environments: an error for NCCL_ALGO, NCCL_PROTO and what else hangs a
+        job, and where a rank got what does not fit; names of a node's own devices may differ. Silent where DD436 tells
+        what the setting forbids.
+    Why: The ranks follow different settings though every environment is the same, so that a comparison of `env` finds
         nothing.
-
-    Remedy
-        Give all nodes the same file, or set the variable in the job script, which overrules the files.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    Remedy: Give all nodes the same file, or set the variable in the job script, which overrules the files.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     world = recording.world
     if world is None or world.nnodes < 2 or world.backend != "nccl":

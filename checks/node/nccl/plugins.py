@@ -29,20 +29,13 @@ _INSTEAD = {
 def nccl_plugin_missing(recording: Recording) -> Iterator[Draft]:
     """A plug-in that a setting names and that the linker does not find.
 
-    What it finds
-        NCCL_NET_PLUGIN, NCCL_TUNER_PLUGIN or NCCL_PROFILER_PLUGIN, of the environment or of nccl.conf, names a library
-        that is neither in LD_LIBRARY_PATH nor in the linker's cache, its own folders, conda's or torch's.
+    Finds: NCCL_NET_PLUGIN, NCCL_TUNER_PLUGIN or NCCL_PROFILER_PLUGIN, of the environment or of nccl.conf, names a
+        library that is neither in LD_LIBRARY_PATH nor in the linker's cache, its own folders, conda's or torch's.
         Information only for a profiler. "none" turns plug-ins off and is no fault.
-
-    Why it matters
-        NCCL passes it over with one line of level INFO. A job that was meant for EFA or SHARP runs over plain
-        sockets, several times slower, and says nothing.
-
-    Remedy
-        Put its folder into LD_LIBRARY_PATH, or unset the variable.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    Why: NCCL passes it over with one line of level INFO. A job that was meant for EFA or SHARP runs over plain sockets,
+        several times slower, and says nothing.
+    Remedy: Put its folder into LD_LIBRARY_PATH, or unset the variable.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     for plugin, group in _plugins(recording, _is_missing).items():
         name, variable = printable(plugin.asked), plugin.setting or ""
@@ -65,19 +58,12 @@ def _is_missing(plugin: Plugin) -> bool:
 def nccl_plugin_lacks_library(recording: Recording) -> Iterator[Draft]:
     """A plug-in that NCCL finds and cannot load.
 
-    What it finds
-        ldd misses a library that the plug-in needs, other than those that torch itself has loaded (CUDA's,
-        NCCL). Information only for a profiler, and for a plug-in that no setting asks for.
-
-    Why it matters
-        dlopen fails, NCCL notes it at level INFO and goes on without: a job that was meant for EFA or SHARP
-        runs over plain sockets.
-
-    Remedy
-        Install what is missing, or put its folder into LD_LIBRARY_PATH; or turn plug-ins off with "none".
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    Finds: ldd misses a library that the plug-in needs, other than those that torch itself has loaded (CUDA's, NCCL).
+        Information only for a profiler, and for a plug-in that no setting asks for.
+    Why: dlopen fails, NCCL notes it at level INFO and goes on without: a job that was meant for EFA or SHARP runs over
+        plain sockets.
+    Remedy: Install what is missing, or put its folder into LD_LIBRARY_PATH; or turn plug-ins off with "none".
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     for plugin, group in _plugins(recording, lambda plugin: bool(plugin.path and plugin.missing)).items():
         lost = ", ".join(plugin.missing)
@@ -96,19 +82,12 @@ def nccl_plugin_lacks_library(recording: Recording) -> Iterator[Draft]:
 def nccl_network_that_none_has(recording: Recording) -> Iterator[Draft]:
     """NCCL_NET names a network of a plug-in, and there is no plug-in.
 
-    What it finds
-        NCCL_NET is neither IB nor Socket, and no network plug-in can be loaded: none is found, those found
-        lack a library, or NCCL_NET_PLUGIN=none.
-
-    Why it matters
-        NCCL never falls back from a network that it is told to take: ncclCommInitRank fails on every rank with
+    Finds: NCCL_NET is neither IB nor Socket, and no network plug-in can be loaded: none is found, those found lack a
+        library, or NCCL_NET_PLUGIN=none.
+    Why: NCCL never falls back from a network that it is told to take: ncclCommInitRank fails on every rank with
         "network … not found" or "Failed to initialize any NET plugin".
-
-    Remedy
-        Put the plug-in's folder into LD_LIBRARY_PATH, or unset NCCL_NET.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    Remedy: Put the plug-in's folder into LD_LIBRARY_PATH, or unset NCCL_NET.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     for (name, elsewhere), group in by_cause(nccl_of_gpu_nodes(recording), _nobodys_network).items():
         yield likely(
@@ -182,19 +161,12 @@ def _library(lost: str) -> Remedy:
 def efa_without_plugin(recording: Recording) -> Iterator[Draft]:
     """Elastic Fabric Adapters, and no plug-in through which NCCL could use them.
 
-    What it finds
-        RDMA devices of the kernel's driver efa, and no network plug-in that loads; NCCL_NET does not ask for sockets.
-        Information only for a job of one node, which needs no network.
-
-    Why it matters
-        NCCL's own InfiniBand transport does not drive EFA. The nodes talk over plain sockets on the first
-        Ethernet interface, with a fraction of the rate.
-
-    Remedy
-        Let the linker find aws-ofi-nccl, or install it.
-
-    References
-        https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start-nccl.html
+    Finds: RDMA devices of the kernel's driver efa, and no network plug-in that loads; NCCL_NET does not ask for
+        sockets. Information only for a job of one node, which needs no network.
+    Why: NCCL's own InfiniBand transport does not drive EFA. The nodes talk over plain sockets on the first Ethernet
+        interface, with a fraction of the rate.
+    Remedy: Let the linker find aws-ofi-nccl, or install it.
+    See: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start-nccl.html
     """
     alone = recording.world is None or recording.world.nnodes < 2
     for (devices, folder), group in by_cause(nccl_of_gpu_nodes(recording), _idle_efa).items():
@@ -229,20 +201,13 @@ _INSTALL = remedy(
 def network_plugin_on_some_nodes(recording: Recording) -> Iterator[Draft]:
     """A network plug-in that some nodes of the job can load and others cannot.
 
-    What it finds
-        Among the nodes with GPUs some have a network plug-in that loads, and some have none. Silent where NCCL_NET
+    Finds: Among the nodes with GPUs some have a network plug-in that loads, and some have none. Silent where NCCL_NET
         asks for one of NCCL's own networks.
-
-    Why it matters
-        Each node chooses its network for itself, and the handles of two networks do not fit together: the
-        ranks fail or hang where they connect.
-
-    Remedy
-        Start the job in the same image, with the same LD_LIBRARY_PATH, on all nodes; or, with NCCL_NET_PLUGIN=none,
+    Why: Each node chooses its network for itself, and the handles of two networks do not fit together: the ranks fail
+        or hang where they connect.
+    Remedy: Start the job in the same image, with the same LD_LIBRARY_PATH, on all nodes; or, with NCCL_NET_PLUGIN=none,
         without a plug-in on all.
-
-    References
-        NCCL src/plugin/net.cc, ncclNetInit
+    See: NCCL src/plugin/net.cc, ncclNetInit
     """
     asked = [node for node in nccl_of_gpu_nodes(recording) if (node.fact.network or "").lower() not in OWN_NETWORKS]
     having = [node for node in asked if any(network.works for network in node.fact.networks())]

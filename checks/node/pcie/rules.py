@@ -48,19 +48,12 @@ Pair = tuple[PcieDevice, PcieDevice, tuple[str, ...]]
 def acs_redirects(recording: Recording) -> Iterator[Draft]:
     """PCIe switches send traffic between their own GPUs and NICs up to the CPU.
 
-    What it finds
-        ACS redirection in force on ports between two GPUs without NVLink, or a GPU and an RDMA device, that
-        hang on one PCIe switch of a machine that is not virtual. Information for a NIC in a run on one node.
-
-    Why it matters
-        What could stay within the switch goes through the root complex: slower, shared by all, and on some
-        machines it never arrives: the first all-reduce hangs (DD401).
-
-    Remedy
-        Turn ACS off on these bridges, in the BIOS or with setpci at each boot.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
+    Finds: ACS redirection in force on ports between two GPUs without NVLink, or a GPU and an RDMA device, that hang on
+        one PCIe switch of a machine that is not virtual. Information for a NIC in a run on one node.
+    Why: What could stay within the switch goes through the root complex: slower, shared by all, and on some machines it
+        never arrives: the first all-reduce hangs (DD401).
+    Remedy: Turn ACS off on these bridges, in the BIOS or with setpci at each boot.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
         Linux drivers/pci/p2pdma.c, pci_bridge_has_acs_redir
     """
     groups: dict[tuple[tuple[str, ...], tuple[str, ...], Severity], list[FactAt[PcieFact]]] = {}
@@ -122,19 +115,12 @@ def _nvlinked(recording: Recording, node: int) -> set[frozenset[str]]:
 def iommu_translates(recording: Recording) -> Iterator[Draft]:
     """The IOMMU translates addresses between GPUs that talk over PCIe.
 
-    What it finds
-        Several of the job's GPUs, not all joined by NVLink, in IOMMU groups of type DMA or DMA-FQ on a
-        machine that is not virtual. Information: many such machines work.
-
-    Why it matters
-        CUDA does not support direct copies over PCIe under a translating IOMMU on bare metal: on some machines
-        they hang (DD401) or arrive wrong.
-
-    Remedy
-        None unless copies hang or are wrong. Then iommu=pt, or the IOMMU off in the BIOS.
-
-    References
-        https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#iommu-on-linux
+    Finds: Several of the job's GPUs, not all joined by NVLink, in IOMMU groups of type DMA or DMA-FQ on a machine that
+        is not virtual. Information: many such machines work.
+    Why: CUDA does not support direct copies over PCIe under a translating IOMMU on bare metal: on some machines they
+        hang (DD401) or arrive wrong.
+    Remedy: None unless copies hang or are wrong. Then iommu=pt, or the IOMMU off in the BIOS.
+    See: https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#iommu-on-linux
     """
     translating = [node for node in recording.facts(PcieFact) if not node.fact.virtual and _translates(recording, node)]
     for evidence, group in by_cause(translating, iommu_evidence).items():
@@ -163,18 +149,11 @@ def _translates(recording: Recording, node: FactAt[PcieFact]) -> bool:
 def acs_not_readable(recording: Recording) -> Iterator[Draft]:
     """Access control of PCIe switches cannot be read here, so nothing is known of it.
 
-    What it finds
-        GPUs or RDMA devices below one PCIe switch of a machine that is not virtual, whose configuration the
-        kernel does not show to this user.
-
-    Why it matters
-        ACS redirection slows direct copies down, and on some machines they hang.
-
-    Remedy
-        Run ddp-doctor prolog as root on the node, or look with lspci.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
+    Finds: GPUs or RDMA devices below one PCIe switch of a machine that is not virtual, whose configuration the kernel
+        does not show to this user.
+    Why: ACS redirection slows direct copies down, and on some machines they hang.
+    Remedy: Run ddp-doctor prolog as root on the node, or look with lspci.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
     nodes = [node for node in recording.facts(PcieFact) if not node.fact.virtual and _pairs(recording, node)]
     for reason, group in by_cause(nodes, lambda fact: fact.acs_problem).items():
@@ -222,20 +201,13 @@ class _Link:
 def links_short(recording: Recording) -> Iterator[Draft]:
     """A PCIe link came up with fewer lanes than both of its ends have, or a NIC's at a lower speed.
 
-    What it finds
-        The link of a GPU, an RDMA device or a bridge above them, while most devices of the same model run at
-        full width: a warning. A device without a peer to compare with is information, since a slot may have
-        fewer lanes than its port claims. Where all of a model are alike, that is how the machine is built.
-
-    Why it matters
-        Half the lanes are half the bandwidth to host memory, to NICs and to GPUs without NVLink; in DDP all
-        ranks wait for the slowest.
-
-    Remedy
-        Reseat the device, its riser or cable; look at the slot's bifurcation in the BIOS.
-
-    References
-        https://docs.kernel.org/PCI/sysfs-pci.html
+    Finds: The link of a GPU, an RDMA device or a bridge above them, while most devices of the same model run at full
+        width: a warning. A device without a peer to compare with is information, since a slot may have fewer lanes than
+        its port claims. Where all of a model are alike, that is how the machine is built.
+    Why: Half the lanes are half the bandwidth to host memory, to NICs and to GPUs without NVLink; in DDP all ranks wait
+        for the slowest.
+    Remedy: Reseat the device, its riser or cable; look at the slot's bifurcation in the BIOS.
+    See: https://docs.kernel.org/PCI/sysfs-pci.html
         Linux Documentation/ABI/testing/sysfs-bus-pci, current_link_width and max_link_width
     """
     everywhere = [link for node in recording.facts(PcieFact) for link in _links(recording, node)]

@@ -38,19 +38,12 @@ def _graded(recording: Recording) -> Severity:
 def on_some_nodes_only(recording: Recording) -> Iterator[Draft]:
     """Nodes without an RDMA port that is up, in a job whose other nodes have one.
 
-    What it finds
-        For NCCL on several nodes: nodes without any RDMA device, or with none that is up, while others have
-        ports that NCCL takes. Nodes with an Amazon EFA are left alone, and so is what other rules explain.
-
-    Why it matters
-        NCCL takes InfiniBand or RoCE where it finds it and TCP elsewhere, each rank for itself. The two do not
-        meet: the first connection between such nodes fails or waits for ever.
-
-    Remedy
-        RDMA on those nodes, or other nodes. NCCL_IB_DISABLE=1 on all makes the job run, many times slower.
-
-    References
-        NCCL src/plugin/net.cc
+    Finds: For NCCL on several nodes: nodes without any RDMA device, or with none that is up, while others have ports
+        that NCCL takes. Nodes with an Amazon EFA are left alone, and so is what other rules explain.
+    Why: NCCL takes InfiniBand or RoCE where it finds it and TCP elsewhere, each rank for itself. The two do not meet:
+        the first connection between such nodes fails or waits for ever.
+    Remedy: RDMA on those nodes, or other nodes. NCCL_IB_DISABLE=1 on all makes the job run, many times slower.
+    See: NCCL src/plugin/net.cc
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-disable
     """
     facts = users(recording)
@@ -85,19 +78,12 @@ def _is_all_down(fact: RdmaFact) -> bool:
 def devices_hidden(recording: Recording) -> Iterator[Draft]:
     """RDMA ports are up, and the job may not open any of their devices.
 
-    What it finds
-        /dev/infiniband/uverbsN of every active port is missing or refused. For NCCL on several nodes an error
-        where other nodes do have RDMA, else a warning; information in a run of one node.
-
-    Why it matters
-        /sys shows the hardware of the host in every container, and tools report it as healthy; NCCL cannot
-        open it, and takes TCP without a word.
-
-    Remedy
-        Give the container the devices.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
+    Finds: /dev/infiniband/uverbsN of every active port is missing or refused. For NCCL on several nodes an error where
+        other nodes do have RDMA, else a warning; information in a run of one node.
+    Why: /sys shows the hardware of the host in every container, and tools report it as healthy; NCCL cannot open it,
+        and takes TCP without a word.
+    Remedy: Give the container the devices.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
     between, severity = is_between_nodes(recording), _graded(recording)
     for (problems, in_container), group in by_cause(recording.facts(RdmaFact), _hidden).items():
@@ -138,20 +124,13 @@ def _hidden(fact: RdmaFact) -> tuple[tuple[str, ...], bool] | None:
 def library_missing(recording: Recording) -> Iterator[Draft]:
     """RDMA ports are up, and the library that NCCL opens them with is missing, or its driver is.
 
-    What it finds
-        For NCCL on several nodes with active ports: libibverbs.so.1 in none of the loader's folders; or the
-        system's libibverbs without the driver (/etc/libibverbs.d) for any of the devices. An error where other
-        nodes do have RDMA.
-
-    Why it matters
-        NCCL opens the library when it starts, and takes TCP without a word where it cannot. Slim images lack
-        it; some have libibverbs1 without ibverbs-providers, which finds no device.
-
-    Remedy
-        rdma-core's libraries in the image.
-
-    References
-        https://github.com/linux-rdma/rdma-core
+    Finds: For NCCL on several nodes with active ports: libibverbs.so.1 in none of the loader's folders; or the system's
+        libibverbs without the driver (/etc/libibverbs.d) for any of the devices. An error where other nodes do have
+        RDMA.
+    Why: NCCL opens the library when it starts, and takes TCP without a word where it cannot. Slim images lack it; some
+        have libibverbs1 without ibverbs-providers, which finds no device.
+    Remedy: rdma-core's libraries in the image.
+    See: https://github.com/linux-rdma/rdma-core
         NCCL src/misc/ibvsymbols.cc
     """
     for lacking, group in by_cause(users(recording), _lacks).items():

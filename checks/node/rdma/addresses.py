@@ -115,20 +115,13 @@ def _draft(
 def without_address(recording: Recording) -> Iterator[Draft]:
     """A RoCE port that NCCL takes and whose interface has no IPv4 address.
 
-    What it finds
-        For NCCL on several nodes: a port without an IPv4 entry of RoCE v2 in its GID table, where NCCL would not
-        find an IPv6 one either. An error where other ports have one; else a warning, for on a single network
-        segment the link-local entry may do.
-
-    Why it matters
-        NCCL falls back to entry 0, a link-local address, mostly of RoCE v1. Routers and many switches do not
-        carry it: the first collective ends with "Got completion … status 12", or ibv_modify_qp fails.
-
-    Remedy
-        An IPv4 address for the interface; NCCL_IB_ADDR_FAMILY=AF_INET6 in a network of IPv6 alone.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-gid-index
+    Finds: For NCCL on several nodes: a port without an IPv4 entry of RoCE v2 in its GID table, where NCCL would not
+        find an IPv6 one either. An error where other ports have one; else a warning, for on a single network segment
+        the link-local entry may do.
+    Why: NCCL falls back to entry 0, a link-local address, mostly of RoCE v1. Routers and many switches do not carry it:
+        the first collective ends with "Got completion … status 12", or ibv_modify_qp fails.
+    Remedy: An IPv4 address for the interface; NCCL_IB_ADDR_FAMILY=AF_INET6 in a network of IPv6 alone.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-gid-index
         NVIDIA/nccl issue 769
     """
     bare = [entry for entry in entries(recording) if not entry.is_fit and not entry.has_fit]
@@ -153,20 +146,13 @@ def _ipv6(recording: Recording) -> Remedy | None:
 def index_elsewhere(recording: Recording) -> Iterator[Draft]:
     """A setting that makes NCCL take an entry that other nodes do not reach, though the table has one.
 
-    What it finds
-        For NCCL on several nodes: NCCL_IB_GID_INDEX, or what steers NCCL's own search (NCCL_IB_ADDR_FAMILY,
-        NCCL_IB_ROCE_VERSION_NUM, NCCL_IB_ADDR_RANGE), leads to an empty entry, a link-local one, one of RoCE v1
-        or one of another network namespace. A warning where every node takes such an entry and it exists.
-
-    Why it matters
-        Index 3 is right on many machines, and wrong where a VLAN, a bond or a container made further entries
-        first. The ranks of that node fail with "ibv_modify_qp failed", or time out.
-
-    Remedy
-        Unset it with NCCL 2.21 and newer; before, one index that fits all nodes, or one for each node.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-gid-index
+    Finds: For NCCL on several nodes: NCCL_IB_GID_INDEX, or what steers NCCL's own search (NCCL_IB_ADDR_FAMILY,
+        NCCL_IB_ROCE_VERSION_NUM, NCCL_IB_ADDR_RANGE), leads to an empty entry, a link-local one, one of RoCE v1 or one
+        of another network namespace. A warning where every node takes such an entry and it exists.
+    Why: Index 3 is right on many machines, and wrong where a VLAN, a bond or a container made further entries first.
+        The ranks of that node fail with "ibv_modify_qp failed", or time out.
+    Remedy: Unset it with NCCL 2.21 and newer; before, one index that fits all nodes, or one for each node.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-gid-index
         NVIDIA/nccl issues 718 and 890
     """
     astray = [entry for entry in entries(recording) if not entry.is_fit and entry.has_fit and _is_steered(entry)]
@@ -199,19 +185,12 @@ def _is_steered(entry: Entry) -> bool:
 def index_needed(recording: Recording) -> Iterator[Draft]:
     """An NCCL that does not find the right GID entry by itself, and no setting that names it.
 
-    What it finds
-        For NCCL on several nodes, with RoCE and without NCCL_IB_GID_INDEX: NCCL before 2.21, which takes entry 0; or
+    Finds: For NCCL on several nodes, with RoCE and without NCCL_IB_GID_INDEX: NCCL before 2.21, which takes entry 0; or
         NCCL 2.21 to 2.25 in a container whose GID table shows entries of the host. The table has the right one.
-
-    Why it matters
-        Entry 0 is link-local, mostly of RoCE v1, which routers and many switches do not carry. NCCL 2.21 to 2.25
-        stops with "read failed in ncclIbRoceGetVersionNum: Invalid argument".
-
-    Remedy
-        NCCL_IB_GID_INDEX: one that fits all nodes where there is one, else one for each; or a newer NCCL.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-gid-index
+    Why: Entry 0 is link-local, mostly of RoCE v1, which routers and many switches do not carry. NCCL 2.21 to 2.25 stops
+        with "read failed in ncclIbRoceGetVersionNum: Invalid argument".
+    Remedy: NCCL_IB_GID_INDEX: one that fits all nodes where there is one, else one for each; or a newer NCCL.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-gid-index
         NVIDIA/nccl issues 426, 1538 and 1573
     """
     needy = [entry for entry in entries(recording) if not entry.is_fit and entry.has_fit and not _is_steered(entry)]

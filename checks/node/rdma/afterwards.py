@@ -63,19 +63,12 @@ __all__ = ["CHECK", "probe"]
 def link_down(recording: Recording) -> Iterator[Draft]:
     """An RDMA link that went down while the ranks ran.
 
-    What it finds
-        A port that was up before the ranks and is not afterwards, or whose link_downed, or whose interface's
+    Finds: A port that was up before the ranks and is not afterwards, or whose link_downed, or whose interface's
         carrier_changes, grew meanwhile. An error for ports that NCCL takes between nodes; else information.
-
-    Why it matters
-        A link that goes down within a minute will do so within hours of training, and the job fails with "Got
+    Why: A link that goes down within a minute will do so within hours of training, and the job fails with "Got
         completion … status 12".
-
-    Remedy
-        The cable, the transceiver or the switch port.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-timeout
+    Remedy: The cable, the transceiver or the switch port.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-timeout
     """
     went_down = [change for change in changes(recording) if _went_down(change)]
     for used in (True, False):
@@ -113,20 +106,13 @@ def _down_in_words(some: Mapping[tuple[int, str, int], Change], port_at: Hit) ->
 def packets_lost(recording: Recording) -> Iterator[Draft]:
     """RDMA packets that were lost, or refused, while the ranks ran.
 
-    What it finds
-        For NCCL on several nodes, where every trial came to its end: counters of packets sent again (packet_seq_err,
-        local_ack_timeout_err, rnr_nak_retry_err and their like) that grew by ten or more on a port that NCCL
-        takes; on Ethernet out_of_sequence too.
-
-    Why it matters
-        RDMA sends from the lost packet on again, so that a loss of 0.1 % costs most of the rate. RoCE needs a network
+    Finds: For NCCL on several nodes, where every trial came to its end: counters of packets sent again (packet_seq_err,
+        local_ack_timeout_err, rnr_nak_retry_err and their like) that grew by ten or more on a port that NCCL takes; on
+        Ethernet out_of_sequence too.
+    Why: RDMA sends from the lost packet on again, so that a loss of 0.1 % costs most of the rate. RoCE needs a network
         that loses nothing: priority flow control or ECN, set alike on hosts and switches.
-
-    Remedy
-        Flow control and traffic class as intended for this fabric; on InfiniBand the links on the way.
-
-    References
-        https://docs.nvidia.com/networking/display/mlnxofedv461000/rdma+over+converged+ethernet+(roce)
+    Remedy: Flow control and traffic class as intended for this fabric; on InfiniBand the links on the way.
+    See: https://docs.nvidia.com/networking/display/mlnxofedv461000/rdma+over+converged+ethernet+(roce)
         NVIDIA/nccl issue 426
     """
     if any(trial.outcome != "finished" for trial in recording.trials):
@@ -156,19 +142,12 @@ def _losses(change: Change) -> tuple[str, ...]:
 def link_errors(recording: Recording) -> Iterator[Draft]:
     """Errors on the RDMA link itself while the ranks ran.
 
-    What it finds
-        A port whose symbol_error grew faster than one wrong bit in 10^12 allows, whose receive errors grew by ten or
+    Finds: A port whose symbol_error grew faster than one wrong bit in 10^12 allows, whose receive errors grew by ten or
         more, or whose link trained anew (link_error_recovery). Information in a run of one node.
-
-    Why it matters
-        A cable or transceiver that begins to fail shows here first: packets are sent again, then the link
-        slows down or goes down.
-
-    Remedy
-        The cable, the transceiver or the switch port.
-
-    References
-        https://docs.kernel.org/admin-guide/abi-stable.html
+    Why: A cable or transceiver that begins to fail shows here first: packets are sent again, then the link slows down
+        or goes down.
+    Remedy: The cable, the transceiver or the switch port.
+    See: https://docs.kernel.org/admin-guide/abi-stable.html
     """
     some = {
         identity(change.hit): change for change in changes(recording) if _has_errors(change) and not _went_down(change)
@@ -205,21 +184,14 @@ _NOTHING_RESENT = "Nothing that was counted tells why: addresses, MTU, routes an
 def never_acknowledged(recording: Recording) -> Iterator[Draft]:
     """A send over RDMA failed because its acknowledgement never came (status 12).
 
-    What it finds
-        A trial that failed although all its ranks were alive, in which NCCL says "Got completion … status=12". Silent
-        where a GID entry that other nodes do not reach, or a link that went down, is an error of its own.
-
-    Why it matters
-        What was sent was lost, seven times over, within half a minute: the path carries no RDMA, or loses packets.
-        The job ends, at once or after hours.
-
-    Remedy
-        Settings that make NCCL give up sooner are unset. Where packets were sent again meanwhile and no link went down,
-        NCCL_IB_TIMEOUT=22 waits longer, and flow control is to be set right. Else test the path without NCCL:
+    Finds: A trial that failed although all its ranks were alive, in which NCCL says "Got completion … status=12".
+        Silent where a GID entry that other nodes do not reach, or a link that went down, is an error of its own.
+    Why: What was sent was lost, seven times over, within half a minute: the path carries no RDMA, or loses packets. The
+        job ends, at once or after hours.
+    Remedy: Settings that make NCCL give up sooner are unset. Where packets were sent again meanwhile and no link went
+        down, NCCL_IB_TIMEOUT=22 waits longer, and flow control is to be set right. Else test the path without NCCL:
         addresses, MTU and routes. NCCL_IB_DISABLE=1 tells in one trial whether RDMA is to blame.
-
-    References
-        NCCL user guide, NCCL_IB_TIMEOUT and NCCL_IB_RETRY_CNT; NVIDIA/nccl issue 426
+    See: NCCL user guide, NCCL_IB_TIMEOUT and NCCL_IB_RETRY_CNT; NVIDIA/nccl issue 426
         libibverbs, enum ibv_wc_status: IBV_WC_RETRY_EXC_ERR
     """
     group = rank_complaints(recording, "rdma-timeout")

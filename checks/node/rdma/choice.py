@@ -26,20 +26,13 @@ _DOCS = "NCCL src/transport/net_ib/init.cc and src/misc/utils.cc, matchIfList"
 def different_kinds(recording: Recording) -> Iterator[Draft]:
     """NCCL may take a management or storage port beside the fast ones.
 
-    What it finds
-        For NCCL on several nodes without NCCL_IB_HCA: active ports of InfiniBand and of Ethernet, or ports with
-        less than half of the fastest one's rate. Silent where the topology says that every GPU has a fast port
-        nearer than any of those, and all are of one kind. Information: NCCL mostly chooses well.
-
-    Why it matters
-        A rank that takes an Ethernet port cannot connect to one that takes InfiniBand: "Remote RoCE device is
+    Finds: For NCCL on several nodes without NCCL_IB_HCA: active ports of InfiniBand and of Ethernet, or ports with less
+        than half of the fastest one's rate. Silent where the topology says that every GPU has a fast port nearer than
+        any of those, and all are of one kind. Information: NCCL mostly chooses well.
+    Why: A rank that takes an Ethernet port cannot connect to one that takes InfiniBand: "Remote RoCE device is
         incompatible with the local … Try selecting NICs of only one link type using NCCL_IB_HCA".
-
-    Remedy
-        NCCL_IB_HCA with the fast ports.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-hca
+    Remedy: NCCL_IB_HCA with the fast ports.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-hca
         NCCL src/transport/net_ib/connect.cc, ncclIbConnect
     """
     fast: dict[int, list[tuple[Hca, Port]]] = {}
@@ -92,19 +85,12 @@ def _is_well_chosen(
 def matches_nothing(recording: Recording) -> Iterator[Draft]:
     """NCCL_IB_HCA names devices that are not there.
 
-    What it finds
-        For NCCL on several nodes: a node with active RDMA ports of which NCCL_IB_HCA allows none (an error);
-        or a name in it that no device of the node has or begins with, while others match (a warning).
-
-    Why it matters
-        NCCL says nothing and takes TCP, many times slower; and where other nodes do have a port, its ranks
-        cannot connect to theirs. Names differ between machines: mlx5_4 here is mlx5_2 there.
-
-    Remedy
-        The names that the node has, or no setting where NCCL takes the right ports by itself.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-hca
+    Finds: For NCCL on several nodes: a node with active RDMA ports of which NCCL_IB_HCA allows none (an error); or a
+        name in it that no device of the node has or begins with, while others match (a warning).
+    Why: NCCL says nothing and takes TCP, many times slower; and where other nodes do have a port, its ranks cannot
+        connect to theirs. Names differ between machines: mlx5_4 here is mlx5_2 there.
+    Remedy: The names that the node has, or no setting where NCCL takes the right ports by itself.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-hca
     """
     for (value, missing, fatal), group in by_cause(users(recording), _unmatched).items():
         setting = shown(HCA, value)
@@ -158,18 +144,11 @@ def _devices_seen(recording: Recording, node: FactAt[RdmaFact]) -> Evidence:
 def takes_more(recording: Recording) -> Iterator[Draft]:
     """NCCL_IB_HCA without = takes devices whose names only begin alike.
 
-    What it finds
-        For NCCL on several nodes: mlx5_1 in NCCL_IB_HCA on a node that has mlx5_10 as well, which is active and
-        not named. A warning where that is of another kind, or less than half as fast.
-
-    Why it matters
-        Names in NCCL_IB_HCA are prefixes. A storage port slips in among the fast ones.
-
-    Remedy
-        = before the first name.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-hca
+    Finds: For NCCL on several nodes: mlx5_1 in NCCL_IB_HCA on a node that has mlx5_10 as well, which is active and not
+        named. A warning where that is of another kind, or less than half as fast.
+    Why: Names in NCCL_IB_HCA are prefixes. A storage port slips in among the fast ones.
+    Remedy: = before the first name.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-hca
     """
     groups: dict[tuple[str, Severity], list[Hit]] = {}
     for node in users(recording):
@@ -222,19 +201,12 @@ def _with_equals(recording: Recording, value: str, hits: Sequence[Hit]) -> list[
 def leaves_out_nearest(recording: Recording) -> Iterator[Draft]:
     """NCCL_IB_HCA leaves out the port beside a GPU, so that its traffic crosses the machine.
 
-    What it finds
-        For NCCL on several nodes: a GPU whose nearest active port, behind the same PCIe switch, is not allowed,
+    Finds: For NCCL on several nodes: a GPU whose nearest active port, behind the same PCIe switch, is not allowed,
         while those that are lie behind a CPU or another socket.
-
-    Why it matters
-        Beyond a PCIe switch NCCL uses no GPUDirect RDMA by default: the data go through host memory, and
-        between sockets.
-
-    Remedy
-        NCCL_IB_HCA with the nearest ports too, or no setting.
-
-    References
-        NCCL src/graph/paths.cc, ncclTopoCheckGdr
+    Why: Beyond a PCIe switch NCCL uses no GPUDirect RDMA by default: the data go through host memory, and between
+        sockets.
+    Remedy: NCCL_IB_HCA with the nearest ports too, or no setting.
+    See: NCCL src/graph/paths.cc, ncclTopoCheckGdr
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-net-gdr-level
     """
     if not is_between_nodes(recording):

@@ -41,19 +41,12 @@ _COMPARE = remedy(
 def mtu_smaller(recording: Recording) -> Iterator[Draft]:
     """A RoCE port that sends smaller packets than its peers.
 
-    What it finds
-        For NCCL on several nodes: the interface over an active RoCE port has an MTU that leaves RDMA smaller
-        packets (1024 bytes of 1500, 4096 of 4200 and more) than three quarters of its peers have.
-
-    Why it matters
-        Both ends of a connection take the smaller size: four times as many packets, and all links that meet
-        this port are as slow as it is. Where the switch has the small MTU, large packets vanish.
-
-    Remedy
-        The peers' MTU on the interface, its bond and the switch port.
-
-    References
-        include/rdma/ib_addr.h of the kernel, iboe_get_mtu
+    Finds: For NCCL on several nodes: the interface over an active RoCE port has an MTU that leaves RDMA smaller packets
+        (1024 bytes of 1500, 4096 of 4200 and more) than three quarters of its peers have.
+    Why: Both ends of a connection take the smaller size: four times as many packets, and all links that meet this port
+        are as slow as it is. Where the switch has the small MTU, large packets vanish.
+    Remedy: The peers' MTU on the interface, its bond and the switch port.
+    See: include/rdma/ib_addr.h of the kernel, iboe_get_mtu
         NCCL src/transport/net_ib/connect.cc
     """
     mtus: dict[tuple[int, str, int], NetDevice] = {}
@@ -93,20 +86,13 @@ def mtu_smaller(recording: Recording) -> Iterator[Draft]:
 def rails_differ(recording: Recording) -> Iterator[Draft]:
     """Nodes whose RDMA ports differ in number, kind or rate.
 
-    What it finds
-        For NCCL on several nodes that all have RDMA: other numbers of ports that NCCL takes, other link layers or
-        other rates. Ports that are down, slow or closed to the job are findings of their own, and nodes
-        with such ports are not compared.
-
-    Why it matters
-        NCCL builds its rings from what each node has, and all go at the pace of the poorest. An InfiniBand
-        port cannot connect to an Ethernet one at all.
-
-    Remedy
-        Nodes of one kind; or NCCL_IB_HCA with what all have.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-hca
+    Finds: For NCCL on several nodes that all have RDMA: other numbers of ports that NCCL takes, other link layers or
+        other rates. Ports that are down, slow or closed to the job are findings of their own, and nodes with such ports
+        are not compared.
+    Why: NCCL builds its rings from what each node has, and all go at the pace of the poorest. An InfiniBand port cannot
+        connect to an Ethernet one at all.
+    Remedy: Nodes of one kind; or NCCL_IB_HCA with what all have.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-hca
     """
     named_already = {odd.hit[0] for odd in (*odd_by_state(recording), *odd_by_rate(recording))}
     compared = {
@@ -161,17 +147,10 @@ _UPDATE = remedy(
 def firmware_differs(recording: Recording) -> Iterator[Draft]:
     """Devices of one model with different firmware, on one node or between nodes.
 
-    What it finds
-        Equal board ids (PSID) with different firmware versions. Information: most pairs work together.
-
-    Why it matters
-        Where one rail is slower or drops out, this is a difference to look at first.
-
-    Remedy
-        One firmware for all devices of a model.
-
-    References
-        https://docs.nvidia.com/networking/display/mftv4270/mlxfwmanager
+    Finds: Equal board ids (PSID) with different firmware versions. Information: most pairs work together.
+    Why: Where one rail is slower or drops out, this is a difference to look at first.
+    Remedy: One firmware for all devices of a model.
+    See: https://docs.nvidia.com/networking/display/mftv4270/mlxfwmanager
     """
     boards: dict[str, dict[str, list[Hit]]] = {}
     for port_at in hits_of(recording, lambda hca, port: is_of_a_card(hca) and port.number == 1):
@@ -211,19 +190,12 @@ def _whose(recording: Recording, hits: list[Hit]) -> str:
 def link_flaps(recording: Recording) -> Iterator[Draft]:
     """An RDMA link that has gone down far more often than its peers.
 
-    What it finds
-        An active port whose link went down ten times more than its peers' on the node usually did, and at
-        least once a day since the node started. Information in a run of one node.
-
-    Why it matters
-        A link that goes down for a second ends NCCL's connection after its retries: the job fails with
-        "Got completion … status 12", often hours into the training.
-
-    Remedy
-        The cable, the transceiver or the switch port.
-
-    References
-        https://docs.kernel.org/admin-guide/abi-stable.html
+    Finds: An active port whose link went down ten times more than its peers' on the node usually did, and at least once
+        a day since the node started. Information in a run of one node.
+    Why: A link that goes down for a second ends NCCL's connection after its retries: the job fails with "Got completion
+        … status 12", often hours into the training.
+    Remedy: The cable, the transceiver or the switch port.
+    See: https://docs.kernel.org/admin-guide/abi-stable.html
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-timeout
     """
     flapping = {

@@ -31,22 +31,15 @@ from ddp_doctor.views.kernel_log import failed_nics
 def port_down(recording: Recording) -> Iterator[Draft]:
     """An RDMA port that is down while those that it should be like are up.
 
-    What it finds
-        A port that is down, where at most a quarter of four or more of its model on the node, or of its name
-        on all nodes, is; or all of its model on a node, while other nodes have them up; or that NCCL_IB_HCA
-        names. An error where NCCL_IB_HCA names no port that is up, or the node has none left of the kind that
-        others use. Silent, unless an error, where the NIC's firmware failed (DD336). Information in a run of one
-        node. Second ports of cards, virtual functions and EFA are left alone.
-
-    Why it matters
-        NCCL leaves the port out without a word. Its GPU reaches other nodes through a neighbour's port, and
-        the ranks that share one set the pace for all.
-
-    Remedy
-        The cable, the transceiver or the switch port. Until then NCCL does with the others.
-
-    References
-        https://docs.kernel.org/admin-guide/abi-stable.html
+    Finds: A port that is down, where at most a quarter of four or more of its model on the node, or of its name on all
+        nodes, is; or all of its model on a node, while other nodes have them up; or that NCCL_IB_HCA names. An error
+        where NCCL_IB_HCA names no port that is up, or the node has none left of the kind that others use. Silent,
+        unless an error, where the NIC's firmware failed (DD336). Information in a run of one node. Second ports of
+        cards, virtual functions and EFA are left alone.
+    Why: NCCL leaves the port out without a word. Its GPU reaches other nodes through a neighbour's port, and the ranks
+        that share one set the pace for all.
+    Remedy: The cable, the transceiver or the switch port. Until then NCCL does with the others.
+    See: https://docs.kernel.org/admin-guide/abi-stable.html
     """
     odd = {identity(port.hit): port for port in odd_by_state(recording)}
     named = _named_and_down(recording)
@@ -98,20 +91,12 @@ def _down_in_words(port_at: Hit, odd: Odd | None, *, named_by: bool) -> str:
 def no_subnet_manager(recording: Recording) -> Iterator[Draft]:
     """InfiniBand ports with a link that no subnet manager has brought up.
 
-    What it finds
-        Ports in state INIT or ARMED whose link is up. An error for NCCL on several nodes where the node has no
-        other port, or none but Ethernet beside nodes with InfiniBand; a warning where other ports do; else
-        information.
-
-    Why it matters
-        Such a port carries no traffic. NCCL takes other ports, or TCP, without a word, and cannot connect to
-        nodes that have InfiniBand.
-
-    Remedy
-        A subnet manager in the fabric, or the port let into its partition.
-
-    References
-        https://docs.nvidia.com/networking/display/mlnxofedv24010331/opensm
+    Finds: Ports in state INIT or ARMED whose link is up. An error for NCCL on several nodes where the node has no other
+        port, or none but Ethernet beside nodes with InfiniBand; a warning where other ports do; else information.
+    Why: Such a port carries no traffic. NCCL takes other ports, or TCP, without a word, and cannot connect to nodes
+        that have InfiniBand.
+    Remedy: A subnet manager in the fabric, or the port let into its partition.
+    See: https://docs.nvidia.com/networking/display/mlnxofedv24010331/opensm
     """
     hits = hits_of(recording, _waits_for_a_manager)
     groups: dict[Severity, list[Hit]] = {}
@@ -142,20 +127,12 @@ def _waits_for_a_manager(hca: Hca, port: Port) -> bool:
 def port_slower(recording: Recording) -> Iterator[Draft]:
     """An RDMA link that came up slower than those that it should be like.
 
-    What it finds
-        An active port with a lower rate than three quarters of four or more of its model on the node, or of
-        its name on all nodes; an InfiniBand link of a ConnectX-4 or newer at SDR speed. Information in a run
-        of one node.
-
-    Why it matters
-        A bad cable or transceiver leaves a link with fewer lanes or a slower speed. NCCL's rings go at the
-        pace of their slowest link.
-
-    Remedy
-        Reseat or replace the cable; look for a speed that the switch port forces.
-
-    References
-        https://www.infinibandta.org/infiniband-roadmap/
+    Finds: An active port with a lower rate than three quarters of four or more of its model on the node, or of its name
+        on all nodes; an InfiniBand link of a ConnectX-4 or newer at SDR speed. Information in a run of one node.
+    Why: A bad cable or transceiver leaves a link with fewer lanes or a slower speed. NCCL's rings go at the pace of
+        their slowest link.
+    Remedy: Reseat or replace the cable; look for a speed that the switch port forces.
+    See: https://www.infinibandta.org/infiniband-roadmap/
     """
     odd = {identity(port.hit): port for port in odd_by_rate(recording)}
     slowest = {identity(port_at): port_at for port_at in hits_of(recording, _is_at_slowest_speed)}
@@ -205,21 +182,14 @@ class _Bond:
 def lost_a_link(recording: Recording) -> Iterator[Draft]:
     """A bond that carries RDMA works with fewer links than it was made of.
 
-    What it finds
-        A slave that the bonding driver holds for down, beside one that is up, in the bond over an active RoCE
-        port: a warning where that slave had its link since the machine started, or where bonds of other
-        nodes or cards are whole. Else information, as in a run of one node: some sites make bonds of two ports
-        and lay one cable. A bond of one slave, and one whose links nobody watches (miimon=0), is not judged.
-
-    Why it matters
-        The RDMA port stays active and shows its usual rate, with half the cables behind it: half the rate, or
-        in mode active-backup the last link. NCCL's rings go at the pace of their slowest port.
-
-    Remedy
-        The cable, the transceiver or the switch port of the slave that is down.
-
-    References
-        https://docs.kernel.org/networking/bonding.html
+    Finds: A slave that the bonding driver holds for down, beside one that is up, in the bond over an active RoCE port:
+        a warning where that slave had its link since the machine started, or where bonds of other nodes or cards are
+        whole. Else information, as in a run of one node: some sites make bonds of two ports and lay one cable. A bond
+        of one slave, and one whose links nobody watches (miimon=0), is not judged.
+    Why: The RDMA port stays active and shows its usual rate, with half the cables behind it: half the rate, or in mode
+        active-backup the last link. NCCL's rings go at the pace of their slowest port.
+    Remedy: The cable, the transceiver or the switch port of the slave that is down.
+    See: https://docs.kernel.org/networking/bonding.html
         drivers/net/bonding/bond_sysfs_slave.c of the kernel: mii_status
     """
     bonds = [bond for node in recording.facts(RdmaFact) for bond in _bonds(node.node, node.fact)]

@@ -75,19 +75,12 @@ def ways_around(issue: NcclIssue) -> Iterator[Remedy]:
 def cpu_torch_beside_gpus(recording: Recording) -> Iterator[Draft]:
     """A CPU build of torch on a machine with NVIDIA GPUs.
 
-    What it finds
-        torch was built without CUDA (and without ROCm) while the NVIDIA driver is loaded and GPU devices are
-        there, not hidden from the job (which DD311 finds), and gloo was not asked for.
-
-    Why it matters
-        The job runs on the CPU, tens of times slower, or dies at its first call to CUDA.
-
-    Remedy
-        Install a CUDA build that the driver supports. Where training on the CPU is meant, say so with
-        --backend gloo.
-
-    References
-        https://pytorch.org/get-started/locally
+    Finds: torch was built without CUDA (and without ROCm) while the NVIDIA driver is loaded and GPU devices are there,
+        not hidden from the job (which DD311 finds), and gloo was not asked for.
+    Why: The job runs on the CPU, tens of times slower, or dies at its first call to CUDA.
+    Remedy: Install a CUDA build that the driver supports. Where training on the CPU is meant, say so with --backend
+        gloo.
+    See: https://pytorch.org/get-started/locally
     """
     for (version, driver, gpus), group in by_cause(with_gpus(recording), _cpu_build).items():
         text = f"torch/version.py names no CUDA, beside {gpus} GPU devices"
@@ -110,18 +103,11 @@ def _cpu_build(fact: Software) -> tuple[str, str, int] | None:
 def driver_too_old_for_cuda(recording: Recording) -> Iterator[Draft]:
     """An NVIDIA driver older than torch's CUDA needs.
 
-    What it finds
-        A loaded driver below the minimum of the CUDA major version that torch was built with. Information
-        only where a forward-compatibility libcuda is installed, with which data-centre GPUs work.
-
-    Why it matters
-        torch.cuda.is_available() is False, or CUDA says that the driver version is insufficient.
-
-    Remedy
-        Upgrade the driver on the node, or install a torch built with an older CUDA.
-
-    References
-        https://docs.nvidia.com/deploy/cuda-compatibility
+    Finds: A loaded driver below the minimum of the CUDA major version that torch was built with. Information only where
+        a forward-compatibility libcuda is installed, with which data-centre GPUs work.
+    Why: torch.cuda.is_available() is False, or CUDA says that the driver version is insufficient.
+    Remedy: Upgrade the driver on the node, or install a torch built with an older CUDA.
+    See: https://docs.nvidia.com/deploy/cuda-compatibility
     """
     for (driver, cuda, bridge), group in by_cause(with_gpus(recording), _driver_gap).items():
         least = dotted(versions.least_driver(cuda))
@@ -149,19 +135,12 @@ def _driver_gap(fact: Software) -> tuple[str, str, str | None] | None:
 def torch_installation_broken(recording: Recording) -> Iterator[Draft]:
     """No whole torch for the Python that runs the job.
 
-    What it finds
-        torch is not installed for this interpreter, or its folder or version file is missing or unreadable;
-        a warning where its files and its package metadata are of different versions. Where a file on PYTHONPATH
-        stands in its place, module-hidden-by-pythonpath tells.
-
-    Why it matters
-        Every rank fails at `import torch`; one version written over another fails differently each time.
-
-    Remedy
-        Install torch anew in this environment, or start the doctor with the job's own Python.
-
-    References
-        https://pytorch.org/get-started/locally
+    Finds: torch is not installed for this interpreter, or its folder or version file is missing or unreadable; a
+        warning where its files and its package metadata are of different versions. Where a file on PYTHONPATH stands in
+        its place, module-hidden-by-pythonpath tells.
+    Why: Every rank fails at `import torch`; one version written over another fails differently each time.
+    Remedy: Install torch anew in this environment, or start the doctor with the job's own Python.
+    See: https://pytorch.org/get-started/locally
     """
     for (problem, severity), group in by_cause(of_the_job(recording), _broken_torch).items():
         yield proved(
@@ -193,19 +172,12 @@ def _broken_torch(fact: Software) -> tuple[str, Severity] | None:
 def torch_or_python_too_old(recording: Recording) -> Iterator[Draft]:
     """A torch that the doctor was never tested with, or a Python that is no longer supported.
 
-    What it finds
-        torch below 2.4; an error where Python is older than torch's metadata demands; information where
-        Python's security support has ended.
-
-    Why it matters
-        An older torch lacks what the doctor calls, so a finding may be the doctor's own fault. torch does not
-        import under an older Python, and brings no new releases for one that has ended.
-
-    Remedy
-        Upgrade torch, or make the environment anew with a newer Python.
-
-    References
-        https://devguide.python.org/versions
+    Finds: torch below 2.4; an error where Python is older than torch's metadata demands; information where Python's
+        security support has ended.
+    Why: An older torch lacks what the doctor calls, so a finding may be the doctor's own fault. torch does not import
+        under an older Python, and brings no new releases for one that has ended.
+    Remedy: Upgrade torch, or make the environment anew with a newer Python.
+    See: https://devguide.python.org/versions
     """
     for old, group in by_cause(of_the_job(recording), lambda fact: _too_old(fact, recording)).items():
         yield proved(
@@ -226,18 +198,12 @@ def _too_old(fact: Software, recording: Recording) -> versions.TooOld | None:
 def torch_finds_no_backend(recording: Recording) -> Iterator[Draft]:
     """A torch that looks its backends up in package metadata which is not there.
 
-    What it finds
-        torch's source looks for backends, gloo and NCCL too, among the entry points of installed packages (2.15 and
+    Finds: torch's source looks for backends, gloo and NCCL too, among the entry points of installed packages (2.15 and
         newer), and no package offers gloo: torch was copied or put on PYTHONPATH without its torch-*.dist-info folder.
-
-    Why it matters
-        init_process_group fails on every rank with "Unknown c10d backend type GLOO", though torch imports and computes.
-
-    Remedy
-        Install torch with pip, or copy its .dist-info folder with it.
-
-    References
-        torch 2.15 torch/distributed/distributed_c10d.py, Backend._ensure_backend_registered
+    Why: init_process_group fails on every rank with "Unknown c10d backend type GLOO", though torch imports and
+        computes.
+    Remedy: Install torch with pip, or copy its .dist-info folder with it.
+    See: torch 2.15 torch/distributed/distributed_c10d.py, Backend._ensure_backend_registered
     """
     for folder, group in by_cause(of_the_job(recording), folder_without_backends).items():
         text = f"{folder} looks for entry points torch.distributed.backends, and no package has one called gloo"

@@ -22,19 +22,12 @@ from ddp_doctor.wording.nodes import by_cause, of_nodes
 def nccl_differs_from_torch(recording: Recording) -> Iterator[Draft]:
     """torch would load another NCCL than the one it was built with.
 
-    What it finds
-        The version that the loaded libnccl.so.2 itself reports is not the one pinned in torch's metadata. An
-        error where it is older in its first two numbers, information where it is newer.
-
-    Why it matters
-        torch calls functions that an older NCCL lacks, and fails with "undefined symbol". An older patch
-        has hangs that are fixed in the other. A newer one keeps the interface, but this pair was never tested.
-
-    Remedy
-        Reinstall the NCCL that torch pins, or take the other copy out of LD_LIBRARY_PATH and LD_PRELOAD.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/release-notes
+    Finds: The version that the loaded libnccl.so.2 itself reports is not the one pinned in torch's metadata. An error
+        where it is older in its first two numbers, information where it is newer.
+    Why: torch calls functions that an older NCCL lacks, and fails with "undefined symbol". An older patch has hangs
+        that are fixed in the other. A newer one keeps the interface, but this pair was never tested.
+    Remedy: Reinstall the NCCL that torch pins, or take the other copy out of LD_LIBRARY_PATH and LD_PRELOAD.
+    See: https://docs.nvidia.com/deeplearning/nccl/release-notes
     """
     for (loaded, needed, library, cuda), group in by_cause(of_the_job(recording), other_nccl).items():
         by = group[0].fact.nccl_brought_by
@@ -53,18 +46,11 @@ def nccl_differs_from_torch(recording: Recording) -> Iterator[Draft]:
 def nccl_with_known_fault(recording: Recording) -> Iterator[Draft]:
     """An NCCL release with a known fault that hangs DDP jobs or corrupts their data.
 
-    What it finds
-        The loaded NCCL is in the range of a fault, told by NVIDIA's release notes or torch's tracker, that a
-        plain DDP job of this shape (nodes, architecture, torch release) can meet.
-
-    Why it matters
-        Such hangs come at random after hours, and such corruption is silent.
-
-    Remedy
-        Upgrade to a torch that bundles a fixed NCCL; some faults are avoided by a setting.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/release-notes
+    Finds: The loaded NCCL is in the range of a fault, told by NVIDIA's release notes or torch's tracker, that a plain
+        DDP job of this shape (nodes, architecture, torch release) can meet.
+    Why: Such hangs come at random after hours, and such corruption is silent.
+    Remedy: Upgrade to a torch that bundles a fixed NCCL; some faults are avoided by a setting.
+    See: https://docs.nvidia.com/deeplearning/nccl/release-notes
     """
     nnodes = recording.world.nnodes if recording.world else 1
     for (nccl, torch, machine), group in by_cause(with_gpus(recording), _nccl_in_use).items():
@@ -87,18 +73,11 @@ def _nccl_in_use(fact: Software) -> tuple[str, str, str] | None:
 def nccl_library_unusable(recording: Recording) -> Iterator[Draft]:
     """torch needs libnccl.so.2, which is missing or does not load.
 
-    What it finds
-        The dynamic linker finds no libnccl.so.2 for torch's CUDA library, and no copy lies where the wheels
-        put it; or the file it finds cannot be loaded, or crashes when asked for its version.
-
-    Why it matters
-        Importing torch fails on every rank of the node: "libnccl.so.2: cannot open shared object file".
-
-    Remedy
-        Reinstall the nvidia-nccl package that torch pins.
-
-    References
-        https://pypi.org/project/nvidia-nccl-cu12
+    Finds: The dynamic linker finds no libnccl.so.2 for torch's CUDA library, and no copy lies where the wheels put it;
+        or the file it finds cannot be loaded, or crashes when asked for its version.
+    Why: Importing torch fails on every rank of the node: "libnccl.so.2: cannot open shared object file".
+    Remedy: Reinstall the nvidia-nccl package that torch pins.
+    See: https://pypi.org/project/nvidia-nccl-cu12
     """
     for fault, group in by_cause(of_the_job(recording), lambda fact: fact.nccl_fault).items():
         yield proved(
@@ -114,20 +93,13 @@ def nccl_library_unusable(recording: Recording) -> Iterator[Draft]:
 def packages_overwrite(recording: Recording) -> Iterator[Draft]:
     """Two NCCL packages, for two versions of CUDA, that write the same file.
 
-    What it finds
-        nvidia-nccl-cu12 and nvidia-nccl-cu13 (or cu11) are both installed; the one that pip wrote last is there, told
-        by its size. An error where that one is for a CUDA that the driver is too old for; information where it is the
-        one for torch's own CUDA.
-
-    Why it matters
-        Both write nvidia/nccl/lib/libnccl.so.2. The next `pip install` decides anew which NCCL every job loads, and
+    Finds: nvidia-nccl-cu12 and nvidia-nccl-cu13 (or cu11) are both installed; the one that pip wrote last is there,
+        told by its size. An error where that one is for a CUDA that the driver is too old for; information where it is
+        the one for torch's own CUDA.
+    Why: Both write nvidia/nccl/lib/libnccl.so.2. The next `pip install` decides anew which NCCL every job loads, and
         uninstalling either deletes it for both. NCCL for CUDA 13 fails on a driver before 580.
-
-    Remedy
-        Uninstall the one that torch does not ask for, then reinstall the other.
-
-    References
-        https://pypi.org/project/nvidia-nccl-cu12
+    Remedy: Uninstall the one that torch does not ask for, then reinstall the other.
+    See: https://pypi.org/project/nvidia-nccl-cu12
     """
     for (packages, there, cuda), group in by_cause(of_the_job(recording), _overwritten).items():
         fact = group[0].fact
@@ -183,19 +155,12 @@ def _one_only(wrong: list[str], own: str, version: str | None) -> Remedy:
 def copy_without_effect(recording: Recording) -> Iterator[Draft]:
     """LD_LIBRARY_PATH or LD_PRELOAD names a libnccl that torch does not load.
 
-    What it finds
-        A copy of libnccl.so.2 in a folder of LD_LIBRARY_PATH, or in LD_PRELOAD, while the linker gives torch
+    Finds: A copy of libnccl.so.2 in a folder of LD_LIBRARY_PATH, or in LD_PRELOAD, while the linker gives torch
         another: the RPATH of torch's wheels comes before LD_LIBRARY_PATH. Or torch has NCCL built in, and loads none.
-
-    Why it matters
-        Whoever set it to try another NCCL measures the old one. Programs without that RPATH, such as
-        nccl-tests, do load it, and so cannot be compared with torch.
-
-    Remedy
-        Put the file into LD_PRELOAD where another NCCL is wanted; else nothing needs to be done.
-
-    References
-        man 8 ld.so
+    Why: Whoever set it to try another NCCL measures the old one. Programs without that RPATH, such as nccl-tests, do
+        load it, and so cannot be compared with torch.
+    Remedy: Put the file into LD_PRELOAD where another NCCL is wanted; else nothing needs to be done.
+    See: man 8 ld.so
     """
     for (file, by, loaded), group in by_cause(of_the_job(recording), _unused_copy).items():
         instead = f"{loaded} is loaded" if loaded else "NCCL is built into torch"

@@ -54,20 +54,13 @@ _FOUND_BY = "the order in which Python searches for modules"
 def hidden_by_pythonpath(recording: Recording) -> Iterator[Draft]:
     """A file on PYTHONPATH that Python loads in the place of torch, or of a module of its own library.
 
-    What it finds
-        A torch.py, random.py, logging/__init__.py and the like in a folder that PYTHONPATH names, by the names of
+    Finds: A torch.py, random.py, logging/__init__.py and the like in a folder that PYTHONPATH names, by the names of
         files alone: torch, and the modules of Python's library without which torch does not come up. An installed
         torch, a folder without __init__.py and Python's own library hide nothing.
-
-    Why it matters
-        PYTHONPATH comes before Python's library and site-packages: torchrun and every rank load that file, and die
+    Why: PYTHONPATH comes before Python's library and site-packages: torchrun and every rank load that file, and die
         where they import torch.
-
-    Remedy
-        Rename the file, or take its folder out of PYTHONPATH.
-
-    References
-        https://docs.python.org/3/library/sys_path_init.html
+    Remedy: Rename the file, or take its folder out of PYTHONPATH.
+    See: https://docs.python.org/3/library/sys_path_init.html
     """
     for hidden, group in by_cause(of_the_job(recording), _by("PYTHONPATH")).items():
         folders = tuple(dict.fromkeys(_folder(module) for module in hidden))
@@ -91,20 +84,13 @@ def hidden_by_pythonpath(recording: Recording) -> Iterator[Draft]:
 def hidden_in_working_directory(recording: Recording) -> Iterator[Draft]:
     """A file in the working directory that some jobs load in the place of torch, or of a module of Python's library.
 
-    What it finds
-        The same files as module-hidden-by-pythonpath, in the folder in which the doctor was started. Silent where
+    Finds: The same files as module-hidden-by-pythonpath, in the folder in which the doctor was started. Silent where
         PYTHONSAFEPATH is set.
-
-    Why it matters
-        A script finds the modules of its own folder first, and ``python -m`` those of the working directory: such a
-        job dies where it imports torch. A script that lies in another folder, and is not started with -m, does not
-        see the file.
-
-    Remedy
-        Rename the file.
-
-    References
-        https://docs.python.org/3/library/sys_path_init.html
+    Why: A script finds the modules of its own folder first, and ``python -m`` those of the working directory: such a
+        job dies where it imports torch. A script that lies in another folder, and is not started with -m, does not see
+        the file.
+    Remedy: Rename the file.
+    See: https://docs.python.org/3/library/sys_path_init.html
     """
     for hidden, group in by_cause(of_the_job(recording), _by("working directory")).items():
         yield likely(

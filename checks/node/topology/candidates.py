@@ -86,22 +86,15 @@ _Paths = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
 def p2p_over_pcie_unproved(recording: Recording) -> Iterator[Draft]:
     """NCCL may copy directly between GPUs over PCIe, which some machines announce and do not carry.
 
-    What it finds
-        A topology that someone asks about, with GPUs that NVLink does not join, not even through others,
-        where NCCL allows P2P: behind common PCIe bridges (PIX, PXB) always; through a host bridge or between them
-        (PHB, NODE, SYS) where there are two GPUs, or on AMD CPUs with NCCL before 2.23. Never in a run,
-        which tries these paths itself, and never where the driver says that there is no P2P.
-
-    Why it matters
-        Most such machines work. Where a job hangs in its first all-reduce or while the communicator is
-        made, at 100 % GPU utilisation and without a message, this is the first thing to rule out.
-
-    Remedy
-        Nothing as long as jobs run. If one hangs so, NCCL_P2P_DISABLE=1 tells in one trial whether P2P
-        is to blame; then repair the path: ACS on the bridges, or the IOMMU. ``ddp-doctor run`` tries it.
-
-    References
-        NVIDIA/nccl issues 667 and 2079, pytorch/pytorch issue 79299, local-inference-lab/rtx6kpro
+    Finds: A topology that someone asks about, with GPUs that NVLink does not join, not even through others, where NCCL
+        allows P2P: behind common PCIe bridges (PIX, PXB) always; through a host bridge or between them (PHB, NODE, SYS)
+        where there are two GPUs, or on AMD CPUs with NCCL before 2.23. Never in a run, which tries these paths itself,
+        and never where the driver says that there is no P2P.
+    Why: Most such machines work. Where a job hangs in its first all-reduce or while the communicator is made, at 100 %
+        GPU utilisation and without a message, this is the first thing to rule out.
+    Remedy: Nothing as long as jobs run. If one hangs so, NCCL_P2P_DISABLE=1 tells in one trial whether P2P is to blame;
+        then repair the path: ACS on the bridges, or the IOMMU. ``ddp-doctor run`` tries it.
+    See: NVIDIA/nccl issues 667 and 2079, pytorch/pytorch issue 79299, local-inference-lab/rtx6kpro
         issue 15 (two GPUs, Intel): such hangs and what fixed them
         NVIDIA/nccl src/graph/paths.cc, ncclTopoCheckP2p; release notes of NCCL 2.23
     """
@@ -167,21 +160,14 @@ def _pairs(pairs: Sequence[tuple[str, str]]) -> str:
 def pcietree_hidden(recording: Recording) -> Iterator[Draft]:
     """A virtual machine, probably, that shows all GPUs below one host bridge.
 
-    What it finds
-        Four GPUs or more, every two of them joined by PHB, with the same CPUs for all. Silent where
-        NCCL_TOPO_FILE is set.
-
-    Why it matters
-        NCCL builds its rings from this tree. Where the machine hides which GPUs share a switch or a
-        socket, rings cross the sockets at random; a user's training went from seven hours to four and a
-        half with the provider's topology file.
-
-    Remedy
-        Point NCCL_TOPO_FILE at the file that the provider ships for this kind of machine. It must fit the
-        machine exactly; a wrong one is worse than none.
-
-    References
-        NVIDIA/nccl issue 1298; aws/aws-ofi-nccl and Azure/azhpc-images, folders topology
+    Finds: Four GPUs or more, every two of them joined by PHB, with the same CPUs for all. Silent where NCCL_TOPO_FILE
+        is set.
+    Why: NCCL builds its rings from this tree. Where the machine hides which GPUs share a switch or a socket, rings
+        cross the sockets at random; a user's training went from seven hours to four and a half with the provider's
+        topology file.
+    Remedy: Point NCCL_TOPO_FILE at the file that the provider ships for this kind of machine. It must fit the machine
+        exactly; a wrong one is worse than none.
+    See: NVIDIA/nccl issue 1298; aws/aws-ofi-nccl and Azure/azhpc-images, folders topology
         NCCL user guide, environment variable NCCL_TOPO_FILE
     """
     for ranges, group in by_cause(recording.facts(TopologyFact), _hidden_behind).items():

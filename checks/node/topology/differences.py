@@ -52,19 +52,12 @@ class Difference:
 def p2p_not_used(recording: Recording) -> Iterator[Draft]:
     """Two GPUs could copy directly, and NCCL goes another way.
 
-    What it finds
-        A pair of GPUs without NVLink within NCCL's limit for P2P, for which NVML reports reading and writing
-        as OK and no setting forbids it, and whose ranks NCCL's log joins by shared memory or the network.
-        Silent where the driver offers no P2P, as with consumer GPUs, and where it was not asked.
-
-    Why it matters
-        Each byte crosses host memory twice, and the ranks share the CPU's memory with everything else.
-
-    Remedy
-        Where NCCL takes the ranks for several hosts, give them one host identity. Else have NCCL say why.
-
-    References
-        NCCL src/graph/paths.cc, ncclTopoCheckP2p; src/transport/p2p.cc, p2pCanConnect
+    Finds: A pair of GPUs without NVLink within NCCL's limit for P2P, for which NVML reports reading and writing as OK
+        and no setting forbids it, and whose ranks NCCL's log joins by shared memory or the network. Silent where the
+        driver offers no P2P, as with consumer GPUs, and where it was not asked.
+    Why: Each byte crosses host memory twice, and the ranks share the CPU's memory with everything else.
+    Remedy: Where NCCL takes the ranks for several hosts, give them one host identity. Else have NCCL say why.
+    See: NCCL src/graph/paths.cc, ncclTopoCheckP2p; src/transport/p2p.cc, p2pCanConnect
     """
     yield from _drafts(recording, "near enough to copy directly", "P2P", lambda found: not _nvlink(found))
 
@@ -73,19 +66,12 @@ def p2p_not_used(recording: Recording) -> Iterator[Draft]:
 def nvlink_not_used(recording: Recording) -> Iterator[Draft]:
     """Two GPUs are joined by NVLink, and NCCL does not use it.
 
-    What it finds
-        A pair of GPUs with an NV code whose ranks NCCL's log joins by shared memory or the network, though
-        no setting forbids P2P.
-
-    Why it matters
-        NVLink carries five to fifty times what goes through host memory, and every step of an all-reduce
-        waits for the slowest pair.
-
-    Remedy
-        Where NCCL takes the ranks for several hosts, give them one host identity. Else have NCCL say why.
-
-    References
-        NCCL src/graph/paths.cc, ncclTopoCheckP2p; src/graph/topo.h, SM90_NVLINK_BW and its like
+    Finds: A pair of GPUs with an NV code whose ranks NCCL's log joins by shared memory or the network, though no
+        setting forbids P2P.
+    Why: NVLink carries five to fifty times what goes through host memory, and every step of an all-reduce waits for the
+        slowest pair.
+    Remedy: Where NCCL takes the ranks for several hosts, give them one host identity. Else have NCCL say why.
+    See: NCCL src/graph/paths.cc, ncclTopoCheckP2p; src/graph/topo.h, SM90_NVLINK_BW and its like
     """
     yield from _drafts(recording, "joined by NVLink", "P2P", _nvlink)
 
@@ -94,19 +80,12 @@ def nvlink_not_used(recording: Recording) -> Iterator[Draft]:
 def network_within_host(recording: Recording) -> Iterator[Draft]:
     """Two ranks of one host exchange their data over the network.
 
-    What it finds
-        A pair of GPUs of one host for which shared memory is what is left, and whose ranks NCCL's log joins
-        by NET. Silent where NCCL may hold the network for faster: GPUs of two sockets, each with a NIC near.
-
-    Why it matters
-        The data leaves the machine, or goes through its TCP stack, to come back to the same memory.
-
-    Remedy
-        NCCL goes by host name, boot id, NCCL_HOSTID and the device of /dev/shm: let all ranks of a machine
-        have the same.
-
-    References
-        NCCL src/misc/utils.cc, getHostHash; src/transport/shm.cc, shmCanConnect
+    Finds: A pair of GPUs of one host for which shared memory is what is left, and whose ranks NCCL's log joins by NET.
+        Silent where NCCL may hold the network for faster: GPUs of two sockets, each with a NIC near.
+    Why: The data leaves the machine, or goes through its TCP stack, to come back to the same memory.
+    Remedy: NCCL goes by host name, boot id, NCCL_HOSTID and the device of /dev/shm: let all ranks of a machine have the
+        same.
+    See: NCCL src/misc/utils.cc, getHostHash; src/transport/shm.cc, shmCanConnect
     """
     yield from _drafts(recording, "of one host", "SHM", lambda found: found.kind == "NET")
 
@@ -115,18 +94,11 @@ def network_within_host(recording: Recording) -> Iterator[Draft]:
 def p2p_beyond_limit(recording: Recording) -> Iterator[Draft]:
     """NCCL copies directly farther than it would by itself.
 
-    What it finds
-        A pair of GPUs that NCCL's log joins by P2P only because NCCL_P2P_LEVEL allows it.
-
-    Why it matters
-        It is often faster, and it works here. On other machines of the same kind the CPU may carry such
-        traffic badly, or not at all; then the job hangs without a word.
-
-    Remedy
-        None while it works. Unset NCCL_P2P_LEVEL if a node hangs in its first all-reduce.
-
-    References
-        NCCL user guide, environment variable NCCL_P2P_LEVEL
+    Finds: A pair of GPUs that NCCL's log joins by P2P only because NCCL_P2P_LEVEL allows it.
+    Why: It is often faster, and it works here. On other machines of the same kind the CPU may carry such traffic badly,
+        or not at all; then the job hangs without a word.
+    Remedy: None while it works. Unset NCCL_P2P_LEVEL if a node hangs in its first all-reduce.
+    See: NCCL user guide, environment variable NCCL_P2P_LEVEL
     """
     found: dict[str, list[tuple[Place, Used, str]]] = {}
     for place in places(recording) if first_trial_ended(recording) else ():
@@ -235,20 +207,13 @@ def _evidence(difference: Difference) -> Evidence:
 def forbidden(recording: Recording) -> Iterator[Draft]:
     """A setting that keeps NCCL from the way that the hardware has.
 
-    What it finds
-        NCCL_P2P_DISABLE=1, or an NCCL_P2P_LEVEL below NCCL's own limit, where GPUs are joined by NVLink, or
-        are in reach of P2P and NVML reports it as OK; NCCL_SHM_DISABLE=1 where shared memory is what is left.
-        Information only where NCCL's own constants do not show the way to be slower.
-
-    Why it matters
-        Such settings are set once against a hang, and stay in scripts for years, on machines without fault.
-        All GPUs of the node then talk through host memory, or even through the network.
-
-    Remedy
-        Unset it and measure again. Where the job then hangs, ACS and the IOMMU are what to repair.
-
-    References
-        NCCL user guide, environment variables NCCL_P2P_DISABLE, NCCL_P2P_LEVEL and NCCL_SHM_DISABLE
+    Finds: NCCL_P2P_DISABLE=1, or an NCCL_P2P_LEVEL below NCCL's own limit, where GPUs are joined by NVLink, or are in
+        reach of P2P and NVML reports it as OK; NCCL_SHM_DISABLE=1 where shared memory is what is left. Information only
+        where NCCL's own constants do not show the way to be slower.
+    Why: Such settings are set once against a hang, and stay in scripts for years, on machines without fault. All GPUs
+        of the node then talk through host memory, or even through the network.
+    Remedy: Unset it and measure again. Where the job then hangs, ACS and the IOMMU are what to repair.
+    See: NCCL user guide, environment variables NCCL_P2P_DISABLE, NCCL_P2P_LEVEL and NCCL_SHM_DISABLE
         NCCL src/graph/topo.h: the rates of links
     """
     for found in forbidden_ways.between_gpus(recording):
@@ -293,19 +258,12 @@ _NETWORK = re.compile(r" via NET/")
 def one_machine(recording: Recording) -> Iterator[Draft]:
     """Two nodes of the run are containers of one machine, and NCCL joins their GPUs over the network.
 
-    What it finds
-        Nodes that run on one booted kernel and have different host names or /dev/shm of their own, and whose
-        ranks NCCL's log joins by NET.
-
-    Why it matters
-        NCCL copies directly, over NVLink too, or through shared memory within what it takes for one host
-        alone. Here GPUs of one machine talk as if they were in different buildings.
-
-    Remedy
-        One container for all ranks of the machine; or one host name and one /dev/shm for all its containers.
-
-    References
-        NCCL src/misc/utils.cc, getHostHash: host name and boot id, or NCCL_HOSTID
+    Finds: Nodes that run on one booted kernel and have different host names or /dev/shm of their own, and whose ranks
+        NCCL's log joins by NET.
+    Why: NCCL copies directly, over NVLink too, or through shared memory within what it takes for one host alone. Here
+        GPUs of one machine talk as if they were in different buildings.
+    Remedy: One container for all ranks of the machine; or one host name and one /dev/shm for all its containers.
+    See: NCCL src/misc/utils.cc, getHostHash: host name and boot id, or NCCL_HOSTID
         NCCL src/init.cc, fillInfo: the device of /dev/shm; src/transport/shm.cc, shmCanConnect
         NCCL user guide, Troubleshooting, Sharing Data: /dev/shm and containers
     """

@@ -31,20 +31,13 @@ from ddp_doctor.wording.pcie import what_bends_the_path
 def not_used(recording: Recording) -> Iterator[Draft]:
     """A NIC is near a GPU, and NCCL receives through host memory all the same.
 
-    What it finds
-        A connection between nodes that NCCL's log shows as NET/IB without GDRDMA at its receiving end, over a
-        NIC within PXB of the GPU, which is NCCL's own limit. Silent for GeForce and TITAN, which have no
-        GPUDirect RDMA, and where the kernel cannot do it (DD339).
-
-    Why it matters
-        The data crosses host memory twice: between nodes often half the bandwidth, and the CPU's memory is
-        loaded with it.
-
-    Remedy
-        A setting that forbids it: unset it. Else have NCCL say why; it tests each GPU and each NIC.
-
-    References
-        NCCL src/graph/paths.cc, ncclTopoCheckGdr; src/transport/net_ib/gdr.cc
+    Finds: A connection between nodes that NCCL's log shows as NET/IB without GDRDMA at its receiving end, over a NIC
+        within PXB of the GPU, which is NCCL's own limit. Silent for GeForce and TITAN, which have no GPUDirect RDMA,
+        and where the kernel cannot do it (DD339).
+    Why: The data crosses host memory twice: between nodes often half the bandwidth, and the CPU's memory is loaded with
+        it.
+    Remedy: A setting that forbids it: unset it. Else have NCCL say why; it tests each GPU and each NIC.
+    See: NCCL src/graph/paths.cc, ncclTopoCheckGdr; src/transport/net_ib/gdr.cc
         NCCL user guide, environment variable NCCL_NET_GDR_LEVEL
     """
     groups = grouped((_reason(recording, found), found) for found in staged(recording))
@@ -96,22 +89,15 @@ def _culprit(recording: Recording, crossing: Crossing, nic: str) -> Culprit:
 def ends_before_nic(recording: Recording) -> Iterator[Draft]:
     """GPUDirect RDMA is possible, and NCCL's own limit is nearer than the nearest NIC.
 
-    What it finds
-        For NCCL on several nodes: GPUs whose nearest NIC that NCCL takes is behind the CPU's host bridge (PHB
-        or NODE), where module or dma-buf for GPUDirect RDMA are there and NCCL_NET_GDR_LEVEL is not set. Silent
-        where NCCL goes through the NIC of another GPU (PXN), where access control or the IOMMU bend the path,
-        in virtual machines that hide the PCIe tree, across sockets, and where NCCL's log shows GPUDirect RDMA
-        all the same. Of Grace with a Hopper or Blackwell GPU, with NCCL before 2.27 only.
-
-    Why it matters
-        By default NCCL goes up to PXB, so all data between the nodes cross host memory. That is often right:
-        many CPUs forward between PCIe devices slowly. Some sites set PHB for all their jobs.
-
-    Remedy
-        NCCL_NET_GDR_LEVEL=PHB is worth a measurement, no more: keep what is faster.
-
-    References
-        NCCL src/graph/paths.cc, ncclTopoCheckGdr; NVIDIA/nccl issues 465 and 1151 (CPUs are bad switches)
+    Finds: For NCCL on several nodes: GPUs whose nearest NIC that NCCL takes is behind the CPU's host bridge (PHB or
+        NODE), where module or dma-buf for GPUDirect RDMA are there and NCCL_NET_GDR_LEVEL is not set. Silent where NCCL
+        goes through the NIC of another GPU (PXN), where access control or the IOMMU bend the path, in virtual machines
+        that hide the PCIe tree, across sockets, and where NCCL's log shows GPUDirect RDMA all the same. Of Grace with a
+        Hopper or Blackwell GPU, with NCCL before 2.27 only.
+    Why: By default NCCL goes up to PXB, so all data between the nodes cross host memory. That is often right: many CPUs
+        forward between PCIe devices slowly. Some sites set PHB for all their jobs.
+    Remedy: NCCL_NET_GDR_LEVEL=PHB is worth a measurement, no more: keep what is faster.
+    See: NCCL src/graph/paths.cc, ncclTopoCheckGdr; NVIDIA/nccl issues 465 and 1151 (CPUs are bad switches)
         and 1579 (SYS on GH200: 20 % faster); NERSC/podman-hpc issue 136 (PHB for all jobs, AMD EPYC)
     """
     world = recording.world
@@ -172,19 +158,12 @@ _ENFORCE_BINDING = "https://slurm.schedmd.com/sbatch.html#OPT_gres-flags"
 def far_from_every_nic(recording: Recording) -> Iterator[Draft]:
     """GPUs that no RDMA NIC of their host is near to.
 
-    What it finds
-        GPUs that reach every RDMA NIC across the sockets alone (SYS), while other GPUs of the host have one
-        nearer. Silent in a run on one node, which sends nothing over a NIC.
-
-    Why it matters
-        Between nodes their data crosses the link between the sockets, and GPUDirect RDMA, which NCCL uses up
-        to PXB, is not for them. Behind NVLink NCCL may go through the NIC of another GPU instead (PXN).
-
-    Remedy
-        None by a setting. Where a job takes fewer GPUs than the host has, take those near a NIC.
-
-    References
-        NCCL src/graph/paths.cc, ncclTopoCheckGdr; NCCL_NET_GDR_LEVEL and NCCL_PXN_DISABLE in the user guide
+    Finds: GPUs that reach every RDMA NIC across the sockets alone (SYS), while other GPUs of the host have one nearer.
+        Silent in a run on one node, which sends nothing over a NIC.
+    Why: Between nodes their data crosses the link between the sockets, and GPUDirect RDMA, which NCCL uses up to PXB,
+        is not for them. Behind NVLink NCCL may go through the NIC of another GPU instead (PXN).
+    Remedy: None by a setting. Where a job takes fewer GPUs than the host has, take those near a NIC.
+    See: NCCL src/graph/paths.cc, ncclTopoCheckGdr; NCCL_NET_GDR_LEVEL and NCCL_PXN_DISABLE in the user guide
     """
     if recording.world is not None and recording.world.nnodes == 1:
         return
@@ -215,21 +194,14 @@ def _nic_detail(fact: TopologyFact, gpus: Sequence[str]) -> str:
 def pinned_away(recording: Recording) -> Iterator[Draft]:
     """The job may run on no CPU near its GPUs.
 
-    What it finds
-        The CPUs that the scheduler, a container or taskset left to the doctor, and so to the job, all stand at
-        other NUMA nodes than a GPU of the job. A warning where that is so for all its GPUs, an info for some.
-        Not looked for in a prolog, whose CPUs are the daemon's.
-
-    Why it matters
-        Every kernel launch, every copy between host and GPU and all of NCCL's own threads then work across
-        the link between the sockets, and the host buffers lie in the memory of the other socket.
-
-    Remedy
-        Let the scheduler choose CPUs that fit the GPUs, as SLURM does with --gres-flags=enforce-binding; a
-        job that pins itself (numactl, taskset) is to be pinned to the GPU's own CPUs.
-
-    References
-        sysfs, local_cpulist of the GPU's PCI device; Cpus_allowed_list in proc(5)
+    Finds: The CPUs that the scheduler, a container or taskset left to the doctor, and so to the job, all stand at other
+        NUMA nodes than a GPU of the job. A warning where that is so for all its GPUs, an info for some. Not looked for
+        in a prolog, whose CPUs are the daemon's.
+    Why: Every kernel launch, every copy between host and GPU and all of NCCL's own threads then work across the link
+        between the sockets, and the host buffers lie in the memory of the other socket.
+    Remedy: Let the scheduler choose CPUs that fit the GPUs, as SLURM does with --gres-flags=enforce-binding; a job that
+        pins itself (numactl, taskset) is to be pinned to the GPU's own CPUs.
+    See: sysfs, local_cpulist of the GPU's PCI device; Cpus_allowed_list in proc(5)
         NCCL src/graph/topo.cc, ncclTopoGetCpuAffinity
     """
     if recording.options.command == "prolog":

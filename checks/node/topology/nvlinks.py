@@ -162,22 +162,15 @@ def _short_of(peers: Sequence[GpuNvlinks]) -> Iterator[Down]:
 def nvlinks_down(recording: Recording) -> Iterator[Draft]:
     """NVLinks of a GPU behind NVSwitch are down.
 
-    What it finds
-        A GPU whose links lead to NVSwitch and are inactive in part, or all of them, where other GPUs of the
-        same model have them up. With fewer than three such peers it is an info. The driver's state of
-        each link says so (NVML), not the matrix. GPUs with bridges, which leave links unused by design, and
-        GPUs in MIG mode are not judged.
-
-    Why it matters
-        NVSwitch spreads all traffic over all links, and an all-reduce goes at the pace of the slowest GPU: with
-        16 of 18 links every GPU of the node loses a ninth. Without any link NCCL goes over PCIe, or fails.
-
-    Remedy
-        Look at the links' errors and at Xid 74 in the kernel log, and at the fabric manager's log; reset all GPUs of
-        the board together; a link that stays down is a case for service.
-
-    References
-        NVML API reference, nvmlDeviceGetNvLinkState
+    Finds: A GPU whose links lead to NVSwitch and are inactive in part, or all of them, where other GPUs of the same
+        model have them up. With fewer than three such peers it is an info. The driver's state of each link says so
+        (NVML), not the matrix. GPUs with bridges, which leave links unused by design, and GPUs in MIG mode are not
+        judged.
+    Why: NVSwitch spreads all traffic over all links, and an all-reduce goes at the pace of the slowest GPU: with 16 of
+        18 links every GPU of the node loses a ninth. Without any link NCCL goes over PCIe, or fails.
+    Remedy: Look at the links' errors and at Xid 74 in the kernel log, and at the fabric manager's log; reset all GPUs
+        of the board together; a link that stays down is a case for service.
+    See: NVML API reference, nvmlDeviceGetNvLinkState
         NVIDIA Fabric Manager User Guide, NVLink failures
     """
     for (down, sure), group in _by_sureness(recording).items():
@@ -221,20 +214,13 @@ def _state(down: Down) -> Evidence:
 def nvlink_errors(recording: Recording) -> Iterator[Draft]:
     """An NVLink loses data.
 
-    What it finds
-        A link whose replay or recovery counter grew, or which counted 100 CRC errors a second, while the doctor
-        looked twice, half a second apart. A link that counted replays or recoveries at any time since the driver
-        was loaded is an info. CRC errors that do not grow so fast are in order.
-
-    Why it matters
-        Each replay delays every GPU that waits for the data, and a link that is trained again carries
-        nothing meanwhile. Such links go down later.
-
-    Remedy
-        Look at the kernel log for Xid 74, reset the GPU, and reseat or replace the bridge or board.
-
-    References
-        NVIDIA DCGM, dcgm_gpu_hardware_limits.h and DcgmHealthWatch.cpp: limits of NVLink errors
+    Finds: A link whose replay or recovery counter grew, or which counted 100 CRC errors a second, while the doctor
+        looked twice, half a second apart. A link that counted replays or recoveries at any time since the driver was
+        loaded is an info. CRC errors that do not grow so fast are in order.
+    Why: Each replay delays every GPU that waits for the data, and a link that is trained again carries nothing
+        meanwhile. Such links go down later.
+    Remedy: Look at the kernel log for Xid 74, reset the GPU, and reseat or replace the bridge or board.
+    See: NVIDIA DCGM, dcgm_gpu_hardware_limits.h and DcgmHealthWatch.cpp: limits of NVLink errors
         nvidia-smi nvlink -e
     """
     for growing in (True, False):
@@ -287,21 +273,13 @@ def _counters(fact: TopologyFact, links: Sequence[_Link]) -> Iterator[Evidence]:
 def nvlinks_missing(recording: Recording) -> Iterator[Draft]:
     """A GPU has fewer NVLinks than its peers.
 
-    What it finds
-        Among GPUs that are wired alike (all behind NVSwitch, or bridged in pairs), one that the matrix
-        gives a smaller NV number than the others. A GPU with none at all is an info only: it may be a
-        display card.
-
-    Why it matters
-        Every step of an all-reduce waits for the slowest link, so all GPUs lose what one of them lacks.
-        A link that is down is often the first sign of a failing one.
-
-    Remedy
-        Look at the links' state and errors, and at Xid 74 in the kernel log; reset the GPU, reseat the
-        bridge, or hand the board to service.
-
-    References
-        NVIDIA Xid catalog, 74 and 144 to 150
+    Finds: Among GPUs that are wired alike (all behind NVSwitch, or bridged in pairs), one that the matrix gives a
+        smaller NV number than the others. A GPU with none at all is an info only: it may be a display card.
+    Why: Every step of an all-reduce waits for the slowest link, so all GPUs lose what one of them lacks. A link that is
+        down is often the first sign of a failing one.
+    Remedy: Look at the links' state and errors, and at Xid 74 in the kernel log; reset the GPU, reseat the bridge, or
+        hand the board to service.
+    See: NVIDIA Xid catalog, 74 and 144 to 150
         nvidia-smi nvlink -s and -e
     """
     for shorts, group in by_cause(recording.facts(TopologyFact), _shortfalls).items():

@@ -27,23 +27,15 @@ from ddp_doctor.wording.ranks import rank_list
 def p2p_stalls(recording: Recording) -> Iterator[Draft]:
     """Direct copies between two GPUs never end.
 
-    What it finds
-        All ranks of a node entered an all-reduce or a send, none left it, and NCCL's log says that the
-        GPUs of two of them talk directly (``via P2P/…``) over PCIe or the link between the sockets.
-
-    Why it matters
-        The job hangs in its first all-reduce, at 100 % GPU utilisation and without a message. The
-        machine announces peer access that it does not carry: mostly PCIe access control (ACS) or an
-        IOMMU sends the traffic astray.
-
-    Remedy
-        Where NCCL_P2P_LEVEL widened NCCL's own limit, unset it; where NCCL before 2.23 goes so far on an AMD CPU,
-        NCCL_P2P_LEVEL=PXB keeps P2P between near GPUs. Else turn off ACS on the PCIe bridges, or the IOMMU, in the
-        BIOS or on the kernel's command line. Until then NCCL_P2P_DISABLE=1 sends the traffic through host memory:
-        slower, but it ends, and it is the proof that P2P was to blame.
-
-    References
-        NCCL user guide, Troubleshooting, PCI Access Control Services (ACS)
+    Finds: All ranks of a node entered an all-reduce or a send, none left it, and NCCL's log says that the GPUs of two
+        of them talk directly (``via P2P/…``) over PCIe or the link between the sockets.
+    Why: The job hangs in its first all-reduce, at 100 % GPU utilisation and without a message. The machine announces
+        peer access that it does not carry: mostly PCIe access control (ACS) or an IOMMU sends the traffic astray.
+    Remedy: Where NCCL_P2P_LEVEL widened NCCL's own limit, unset it; where NCCL before 2.23 goes so far on an AMD CPU,
+        NCCL_P2P_LEVEL=PXB keeps P2P between near GPUs. Else turn off ACS on the PCIe bridges, or the IOMMU, in the BIOS
+        or on the kernel's command line. Until then NCCL_P2P_DISABLE=1 sends the traffic through host memory: slower,
+        but it ends, and it is the proof that P2P was to blame.
+    See: NCCL user guide, Troubleshooting, PCI Access Control Services (ACS)
         NCCL src/graph/paths.cc, ncclTopoCheckP2p: how far P2P goes
     """
     found = stalls(recording)
@@ -117,22 +109,14 @@ def _another_hca(recording: Recording, fact: TopologyFact, log: NcclTransportFac
 def p2p_may_cross_sockets(recording: Recording) -> Iterator[Draft]:
     """NCCL may copy directly between GPUs of different sockets.
 
-    What it finds
-        Two GPUs without NVLink whose path is SYS (SOC in old drivers), where NCCL allows P2P that far:
-        NCCL_P2P_LEVEL says so, or there are at most two GPUs and the CPU is, or may be, AMD's. Silent
-        where NCCL ran over these GPUs and ended, where NCCL_P2P_DISABLE=1 is set, and where the driver
-        refuses P2P between them.
-
-    Why it matters
-        NCCL's own limit is PXB, because the link between the sockets carries peer traffic badly: on
-        some machines the first all-reduce hangs at 100 % utilisation. Most such machines work.
-
-    Remedy
-        None unless it hangs. Then NCCL_P2P_DISABLE=1 tells whether P2P is to blame, and ACS and IOMMU
-        are what to repair. For several nodes, the bonded or nearest HCA is the one to try.
-
-    References
-        NCCL src/graph/paths.cc, ncclTopoCheckP2p; src/graph/topo.h, PATH_SYS
+    Finds: Two GPUs without NVLink whose path is SYS (SOC in old drivers), where NCCL allows P2P that far:
+        NCCL_P2P_LEVEL says so, or there are at most two GPUs and the CPU is, or may be, AMD's. Silent where NCCL ran
+        over these GPUs and ended, where NCCL_P2P_DISABLE=1 is set, and where the driver refuses P2P between them.
+    Why: NCCL's own limit is PXB, because the link between the sockets carries peer traffic badly: on some machines the
+        first all-reduce hangs at 100 % utilisation. Most such machines work.
+    Remedy: None unless it hangs. Then NCCL_P2P_DISABLE=1 tells whether P2P is to blame, and ACS and IOMMU are what to
+        repair. For several nodes, the bonded or nearest HCA is the one to try.
+    See: NCCL src/graph/paths.cc, ncclTopoCheckP2p; src/graph/topo.h, PATH_SYS
         NCCL user guide, environment variables NCCL_P2P_LEVEL and NCCL_IB_HCA
     """
     for (pairs, why, _), group in _crossing(recording).items():

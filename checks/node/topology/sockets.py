@@ -37,21 +37,14 @@ from ddp_doctor.wording.ranks import ranks_at
 def far_below(recording: Recording) -> Iterator[Draft]:
     """An all-reduce on one node reaches less than a third of what its slowest link should carry.
 
-    What it finds
-        The bus bandwidth of all-reduces of 64 MiB and more, beside the rate that NCCL's own constants give for
-        the slowest pair of GPUs that its log joins. One node whose GPUs all copy directly (P2P): what goes
-        through host memory depends on more than a link. Silent where messages were smaller, where GPUs are
-        busy, shared, in MIG mode or not known, or where the rate of a pair is not known.
-
-    Why it matters
-        A ring is as fast as its slowest link, and every training step waits for it.
-
-    Remedy
-        Settings that bound channels, buffers, threads, algorithms or protocols are unset first. Else compare PCIe width
-        and generation under load, NVLink errors, clocks, and ACS on the bridges.
-
-    References
-        NCCL src/graph/topo.h: the constants; nccl-tests, doc/PERFORMANCE.md: bus bandwidth
+    Finds: The bus bandwidth of all-reduces of 64 MiB and more, beside the rate that NCCL's own constants give for the
+        slowest pair of GPUs that its log joins. One node whose GPUs all copy directly (P2P): what goes through host
+        memory depends on more than a link. Silent where messages were smaller, where GPUs are busy, shared, in MIG mode
+        or not known, or where the rate of a pair is not known.
+    Why: A ring is as fast as its slowest link, and every training step waits for it.
+    Remedy: Settings that bound channels, buffers, threads, algorithms or protocols are unset first. Else compare PCIe
+        width and generation under load, NVLink errors, clocks, and ACS on the bridges.
+    See: NCCL src/graph/topo.h: the constants; nccl-tests, doc/PERFORMANCE.md: bus bandwidth
     """
     world, measured = recording.world, best_of_large(recording)
     if world is None or world.nnodes > 1 or world.backend != "nccl" or measured is None:
@@ -135,19 +128,12 @@ _SOCKET = re.compile(r" via NET/Socket/")
 def sockets_used(recording: Recording) -> Iterator[Draft]:
     """NCCL talks between nodes over TCP, though both ends have RDMA ports it could use.
 
-    What it finds
-        Ranks of different nodes that NCCL's log joins by NET/Socket, where each of the nodes has an active
-        port that NCCL_IB_HCA allows, a device file that can be opened, and libibverbs. Silent where a setting
-        chose TCP, and where one of these is missing, which other rules tell.
-
-    Why it matters
-        TCP reaches a fraction of what the adapter carries, and takes the CPU's time for it.
-
-    Remedy
-        What NCCL's log says of NET/IB is the reason; have it say more.
-
-    References
-        NCCL src/transport/net_ib/init.cc, ncclIbInitDevices: which devices it takes, and why none
+    Finds: Ranks of different nodes that NCCL's log joins by NET/Socket, where each of the nodes has an active port that
+        NCCL_IB_HCA allows, a device file that can be opened, and libibverbs. Silent where a setting chose TCP, and
+        where one of these is missing, which other rules tell.
+    Why: TCP reaches a fraction of what the adapter carries, and takes the CPU's time for it.
+    Remedy: What NCCL's log says of NET/IB is the reason; have it say more.
+    See: NCCL src/transport/net_ib/init.cc, ncclIbInitDevices: which devices it takes, and why none
         NCCL user guide, environment variables NCCL_NET and NCCL_IB_DISABLE
     """
     rdma, groups = rdma_of(recording), dict[str, list[Crossing]]()
@@ -195,20 +181,13 @@ def _reason(log: NcclTransportFact) -> str:
 def rdma_forbidden(recording: Recording) -> Iterator[Draft]:
     """A setting sends what goes between nodes over TCP, though InfiniBand is there.
 
-    What it finds
-        NCCL_IB_DISABLE=1 or NCCL_NET=Socket in a run over several nodes with NCCL, where nodes have active
-        InfiniBand ports. An error where other nodes will use theirs: the two do not meet. Information only where
-        the ports of all are RoCE: those are often left unused on purpose.
-
-    Why it matters
-        TCP reaches a fraction of what the adapter carries. The setting is a common test for a fault of the
-        network, and is forgotten in scripts.
-
-    Remedy
-        Unset it and measure again.
-
-    References
-        NCCL user guide, environment variables NCCL_IB_DISABLE and NCCL_NET
+    Finds: NCCL_IB_DISABLE=1 or NCCL_NET=Socket in a run over several nodes with NCCL, where nodes have active
+        InfiniBand ports. An error where other nodes will use theirs: the two do not meet. Information only where the
+        ports of all are RoCE: those are often left unused on purpose.
+    Why: TCP reaches a fraction of what the adapter carries. The setting is a common test for a fault of the network,
+        and is forgotten in scripts.
+    Remedy: Unset it and measure again.
+    See: NCCL user guide, environment variables NCCL_IB_DISABLE and NCCL_NET
     """
     if not forbidden_ways.may_use_rdma(recording):
         return
@@ -264,20 +243,13 @@ def _rate(ports: Sequence[tuple[Hca, Port]]) -> str:
 def one_socket(recording: Recording) -> Iterator[Draft]:
     """NCCL sends between nodes over one TCP connection, and the interface carries far more.
 
-    What it finds
-        Nodes without RDMA that NCCL's log joins by NET/Socket with no further threads and sockets, over an interface of
-        25 Gbit/s or more, where the all-reduce of 64 MiB and more stays below half of it. Silent where
+    Finds: Nodes without RDMA that NCCL's log joins by NET/Socket with no further threads and sockets, over an interface
+        of 25 Gbit/s or more, where the all-reduce of 64 MiB and more stays below half of it. Silent where
         NCCL_SOCKET_NTHREADS or NCCL_NSOCKS_PERTHREAD is set, and on AWS and Google Cloud, where NCCL takes several by
         itself.
-
-    Why it matters
-        One connection is bound by what one core moves.
-
-    Remedy
-        NCCL_SOCKET_NTHREADS=4 and NCCL_NSOCKS_PERTHREAD=4 are worth a measurement: keep what is faster.
-
-    References
-        NCCL src/transport/net_socket.cc, ncclNetSocketGetNsockNthread: 2 x 8 on AWS, 4 x 1 on Google Cloud, else one
+    Why: One connection is bound by what one core moves.
+    Remedy: NCCL_SOCKET_NTHREADS=4 and NCCL_NSOCKS_PERTHREAD=4 are worth a measurement: keep what is faster.
+    See: NCCL src/transport/net_socket.cc, ncclNetSocketGetNsockNthread: 2 x 8 on AWS, 4 x 1 on Google Cloud, else one
         NCCL user guide, NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD: 4 for generic networks of 100 Gbit/s
     """
     world, best = recording.world, best_of_large(recording)

@@ -22,21 +22,14 @@ from ddp_doctor.wording.nodes import by_cause, node_culprits, of_nodes
 def topology_partly_unclear(recording: Recording) -> Iterator[Draft]:
     """Part of the matrix contradicts itself or was not taken over.
 
-    What it finds
-        Two rows that disagree about one pair, a NIC whose name in the legend is garbled, missing or no
-        device name, rows that are cut, appear twice or not at all, affinity cells that cannot be told apart,
-        CPU lists that no machine has. Where links are not known for it, the verdict is unsure.
-
-    Why it matters
-        Advice rests on this matrix. A pair whose rows disagree, or whose link no row gives, gets none, and a
-        NIC without a proper name is never put into a setting.
-
-    Remedy
-        Rows disagree where one GPU has MIG enabled, which is in order. nvidia-smi garbles its own
-        legend with 40 NICs and more. For anything else, paste the output again, whole.
-
-    References
-        nvidia-smi topo -m; nvidia-smi -q -d MIG
+    Finds: Two rows that disagree about one pair, a NIC whose name in the legend is garbled, missing or no device name,
+        rows that are cut, appear twice or not at all, affinity cells that cannot be told apart, CPU lists that no
+        machine has. Where links are not known for it, the verdict is unsure.
+    Why: Advice rests on this matrix. A pair whose rows disagree, or whose link no row gives, gets none, and a NIC
+        without a proper name is never put into a setting.
+    Remedy: Rows disagree where one GPU has MIG enabled, which is in order. nvidia-smi garbles its own legend with 40
+        NICs and more. For anything else, paste the output again, whole.
+    See: nvidia-smi topo -m; nvidia-smi -q -d MIG
     """
     for warnings, group in by_cause(recording.facts(TopologyFact), lambda fact: fact.warnings or None).items():
         said = f": {warnings[0]}" if len(warnings) == 1 else f", for {len(warnings)} reasons"
@@ -52,20 +45,13 @@ def topology_partly_unclear(recording: Recording) -> Iterator[Draft]:
 def topology_not_understood(recording: Recording) -> Iterator[Draft]:
     """The pasted text, or a part of it, cannot be read with certainty.
 
-    What it finds
-        Text that holds no output of ``nvidia-smi topo -m``, ``topo -p2p``, ``nvlink -s`` or their like,
-        or one that is interrupted, garbled, or of a format that is not known, so that a link may be misread.
-        The reason and the line are named; what is whole beside it is read. Of a matrix that is cut off the links
-        that are there are read (DD404).
-
-    Why it matters
-        Advice from a misread matrix would be worse than none, so nothing is guessed.
-
-    Remedy
-        Save the output with ``nvidia-smi topo -m > topo.txt`` instead of copying it from a window.
-
-    References
-        nvidia-smi topo --help
+    Finds: Text that holds no output of ``nvidia-smi topo -m``, ``topo -p2p``, ``nvlink -s`` or their like, or one that
+        is interrupted, garbled, or of a format that is not known, so that a link may be misread. The reason and the
+        line are named; what is whole beside it is read. Of a matrix that is cut off the links that are there are read
+        (DD404).
+    Why: Advice from a misread matrix would be worse than none, so nothing is guessed.
+    Remedy: Save the output with ``nvidia-smi topo -m > topo.txt`` instead of copying it from a window.
+    See: nvidia-smi topo --help
     """
     if recording.options.command != "topology":
         return  # a live nvidia-smi that fails is a reading without a fact, and the report says so
@@ -84,18 +70,11 @@ def topology_not_understood(recording: Recording) -> Iterator[Draft]:
 def amd_not_supported(recording: Recording) -> Iterator[Draft]:
     """The topology of AMD GPUs, from which nothing is concluded yet.
 
-    What it finds
-        The output of ``rocm-smi --showtopo`` or of its parts, or a topology file of RCCL.
-
-    Why it matters
-        RCCL chooses its paths by rules of its own. The verdict is unsure: that nothing was found says
-        nothing about this machine.
-
-    Remedy
-        Measure with rccl-tests; ``rocm-smi --showtopoaccess`` tells which GPUs reach each other directly.
-
-    References
-        ROCm/rocm_smi_lib, python_smi_tools/rocm_smi.py; ROCm/rccl-tests
+    Finds: The output of ``rocm-smi --showtopo`` or of its parts, or a topology file of RCCL.
+    Why: RCCL chooses its paths by rules of its own. The verdict is unsure: that nothing was found says nothing about
+        this machine.
+    Remedy: Measure with rccl-tests; ``rocm-smi --showtopoaccess`` tells which GPUs reach each other directly.
+    See: ROCm/rocm_smi_lib, python_smi_tools/rocm_smi.py; ROCm/rccl-tests
     """
     for node in recording.facts(RocmTopologyFact):
         fact = node.fact
@@ -133,20 +112,13 @@ _VENDORS_FILE = remedy(
 def driver_and_sysfs_disagree(recording: Recording) -> Iterator[Draft]:
     """The driver and /sys place two GPUs differently.
 
-    What it finds
-        Two GPUs that share a PCIe switch by the driver's word (PIX or PXB) and not by the tree in /sys, or the
-        other way round. Whether a way leads through one host bridge or several is not compared: the driver
-        and the kernel count those differently on many machines in order.
-
-    Why it matters
-        NCCL goes by /sys, people by nvidia-smi. It happens on virtual machines, whose bus is made up; NCCL
-        then takes ways for long that are short, or lets P2P go where it is slow.
-
-    Remedy
-        Providers of such machines ship a file for NCCL_TOPO_FILE that says how the GPUs stand in truth.
-
-    References
-        NCCL src/graph/xml.cc, ncclTopoGetXmlFromSys
+    Finds: Two GPUs that share a PCIe switch by the driver's word (PIX or PXB) and not by the tree in /sys, or the other
+        way round. Whether a way leads through one host bridge or several is not compared: the driver and the kernel
+        count those differently on many machines in order.
+    Why: NCCL goes by /sys, people by nvidia-smi. It happens on virtual machines, whose bus is made up; NCCL then takes
+        ways for long that are short, or lets P2P go where it is slow.
+    Remedy: Providers of such machines ship a file for NCCL_TOPO_FILE that says how the GPUs stand in truth.
+    See: NCCL src/graph/xml.cc, ncclTopoGetXmlFromSys
         NVML API reference, nvmlDeviceGetTopologyCommonAncestor
     """
     for pairs, group in by_cause(recording.facts(TopologyFact), _disagreements).items():
@@ -181,19 +153,11 @@ def _disagreements(fact: TopologyFact) -> tuple[tuple[str, str, str, str], ...] 
 def topology_never_answered(recording: Recording) -> Iterator[Draft]:
     """The NVIDIA driver does not answer when it is asked for the topology.
 
-    What it finds
-        A call of NVML about the ways between GPUs, or ``nvidia-smi topo -m`` where NVML could not be asked,
-        that had not come back after 10 s and 5 s more per GPU. Silent where the driver hangs altogether,
-        which DD302 says.
-
-    Why it matters
-        NCCL asks the same when a job starts, and hangs in the same call.
-
-    Remedy
-        Look for Xids and processes in state D, then reboot the node.
-
-    References
-        NCCL src/misc/nvmlwrap.cc, ncclNvmlEnsureInitialized: it asks for the P2P status of all pairs
+    Finds: A call of NVML about the ways between GPUs, or ``nvidia-smi topo -m`` where NVML could not be asked, that had
+        not come back after 10 s and 5 s more per GPU. Silent where the driver hangs altogether, which DD302 says.
+    Why: NCCL asks the same when a job starts, and hangs in the same call.
+    Remedy: Look for Xids and processes in state D, then reboot the node.
+    See: NCCL src/misc/nvmlwrap.cc, ncclNvmlEnsureInitialized: it asks for the P2P status of all pairs
         NVIDIA Xid catalog (79, 119, 120)
     """
     for call, group in by_cause(recording.facts(TopologyHangFact), _call).items():

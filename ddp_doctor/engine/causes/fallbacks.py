@@ -119,19 +119,11 @@ def _forbids_rdma(name: str, value: str) -> bool:
 
 @rule("DDJ201", "nccl-uses-tcp-between-nodes", Severity.WARNING, NcclTransportFact)
 def uses_tcp(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        A job on several nodes whose NCCL moves data over TCP sockets, and what its lines say of why: a setting, no
-        library for RDMA, a plug-in that found no device, or no device at all (information only).
-
-    Why it matters
-        RDMA is often ten times faster, and lets NICs read GPU memory. NCCL changes to sockets without a warning.
-
-    Remedy
-        Take back the setting, or give the job the devices and the library. Where the nodes have no RDMA, nothing.
-
-    References
-        NCCL user guide, environment variables, NCCL_NET and NCCL_IB_DISABLE; src/transport/net_ib.cc (NCCL 2.30)
+    """Finds: A job on several nodes whose NCCL moves data over TCP sockets, and what its lines say of why: a setting,
+        no library for RDMA, a plug-in that found no device, or no device at all (information only).
+    Why: RDMA is often ten times faster, and lets NICs read GPU memory. NCCL changes to sockets without a warning.
+    Remedy: Take back the setting, or give the job the devices and the library. Where the nodes have no RDMA, nothing.
+    See: NCCL user guide, environment variables, NCCL_NET and NCCL_IB_DISABLE; src/transport/net_ib.cc (NCCL 2.30)
     """
     groups: dict[str, list[Log]] = {}
     for log in _logs(recording, lambda log: log.network == "Socket"):
@@ -146,20 +138,13 @@ def uses_tcp(recording: Recording) -> Iterator[Draft]:
 
 @rule("DDJ202", "nccl-without-gpudirect-rdma", Severity.WARNING, NcclTransportFact)
 def without_gpudirect(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        Connections over RDMA that the receiving end does not make with GPUDirect RDMA, so that data goes through
+    """Finds: Connections over RDMA that the receiving end does not make with GPUDirect RDMA, so that data goes through
         host memory. It is information only where NCCL does not say that the kernel module is missing, and no sender
         uses GPUDirect RDMA on the same connection.
-
-    Why it matters
-        The copy through host memory costs bandwidth and latency between nodes. NCCL does it without a warning.
-
-    Remedy
-        Load nvidia_peermem, or use a kernel with dma-buf and the open GPU driver. Some GPUs and adapters cannot do it.
-
-    References
-        NCCL user guide, troubleshooting, GPU-to-NIC communication; src/transport/net.cc (NCCL 2.30)
+    Why: The copy through host memory costs bandwidth and latency between nodes. NCCL does it without a warning.
+    Remedy: Load nvidia_peermem, or use a kernel with dma-buf and the open GPU driver. Some GPUs and adapters cannot do
+        it.
+    See: NCCL user guide, troubleshooting, GPU-to-NIC communication; src/transport/net.cc (NCCL 2.30)
     """
     staged = [log for log in recording.facts(NcclTransportFact) if _staged(log)]
     if not staged:
@@ -203,19 +188,12 @@ def _staged(log: Log) -> list[Transport]:
 
 @rule("DDJ203", "nccl-uses-interface-of-containers", Severity.WARNING, NcclTransportFact)
 def interface_of_containers(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        Ranks that meet, or move data, over a bridge of a container engine or of virtual machines, such as docker0.
-
-    Why it matters
-        The bridge reaches no other node, and often has the same address on each: a job on one node runs, the same job
+    """Finds: Ranks that meet, or move data, over a bridge of a container engine or of virtual machines, such as
+        docker0.
+    Why: The bridge reaches no other node, and often has the same address on each: a job on one node runs, the same job
         on two hangs or is refused.
-
-    Remedy
-        Set NCCL_SOCKET_IFNAME to the interface that reaches the other nodes.
-
-    References
-        NCCL user guide, environment variables, NCCL_SOCKET_IFNAME
+    Remedy: Set NCCL_SOCKET_IFNAME to the interface that reaches the other nodes.
+    See: NCCL user guide, environment variables, NCCL_SOCKET_IFNAME
     """
     groups: dict[str, list[Log]] = {}
     for log in recording.facts(NcclTransportFact):
@@ -233,19 +211,12 @@ def interface_of_containers(recording: Recording) -> Iterator[Draft]:
 
 @rule("DDJ204", "nccl-without-p2p-between-gpus", Severity.WARNING, NcclTransportFact)
 def without_p2p(recording: Recording) -> Iterator[Draft]:
-    """
-    What it finds
-        GPUs of one node that exchange data through host memory (SHM): because of NCCL_P2P_DISABLE or NCCL_P2P_LEVEL,
-        because the driver refuses P2P between connected GPUs, or (information only) for no reason that NCCL prints.
-
-    Why it matters
-        Through host memory it is several times slower than over NVLink, and often slower than over PCIe.
-
-    Remedy
-        Take back the setting. GPUs on different CPU sockets, and consumer GPUs, have no P2P, and nothing is wrong.
-
-    References
-        NCCL user guide, environment variables, NCCL_P2P_DISABLE and NCCL_P2P_LEVEL; src/graph/paths.cc (NCCL 2.30)
+    """Finds: GPUs of one node that exchange data through host memory (SHM): because of NCCL_P2P_DISABLE or
+        NCCL_P2P_LEVEL, because the driver refuses P2P between connected GPUs, or (information only) for no reason
+        that NCCL prints.
+    Why: Through host memory it is several times slower than over NVLink, and often slower than over PCIe.
+    Remedy: Take back the setting. GPUs on different CPU sockets, and consumer GPUs, have no P2P, and nothing is wrong.
+    See: NCCL user guide, environment variables, NCCL_P2P_DISABLE and NCCL_P2P_LEVEL; src/graph/paths.cc (NCCL 2.30)
     """
     logs = _logs(recording, lambda log: any(t.kind == "SHM" for t in log.transports))
     if not logs:

@@ -93,13 +93,9 @@ def _rule(cause: JobCause) -> Rule:
         found = (judged for judged in causes(recording) if judged.cause.code == cause.code)
         return (_draft(judged, backend, check) for judged in found)
 
-    sections = {
-        "What it finds": [cause.finds],
-        "Why it matters": [cause.why],
-        "Remedy": [f"{remedy.summary}." for remedy in cause.remedies],
-        "References": cause.references,
-    }
-    doc = "\n\n".join("\n".join([title, *(f"    {line}" for line in lines)]) for title, lines in sections.items())
+    remedy = " ".join(f"{remedy.summary}." for remedy in cause.remedies)
+    references = "\n    ".join(cause.references)
+    doc = f"Finds: {cause.finds}\nWhy: {cause.why}\nRemedy: {remedy}\nSee: {references}"
     return Rule(cause.code, cause.name, _NO_FAULT.get(cause.name, Severity.ERROR), doc, (), found)
 
 

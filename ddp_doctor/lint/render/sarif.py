@@ -42,7 +42,7 @@ def render(report: LintReport, rules: Sequence[LintRule]) -> str:
 
 
 def _rule(rule: LintRule) -> Json:
-    words = rule.doc.replace("``", "`")
+    words = rule.text.replace("``", "`")
     first = words.partition("\n")[0]
     return {
         "id": rule.code,

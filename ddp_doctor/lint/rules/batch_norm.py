@@ -28,21 +28,14 @@ _NO_NEED = ("syncbatchnorm", "syncbn", "sync_bn", "convert_sync", "frozenbatchno
 def small_batches(script: Script) -> Iterator[Spot]:
     """BatchNorm sees a small batch on each rank, and nothing synchronises it.
 
-    What it finds
-        BatchNorm layers, or a torchvision model that has them, a visible batch size below 16 for each rank, and no
+    Finds: BatchNorm layers, or a torchvision model that has them, a visible batch size below 16 for each rank, and no
         SyncBatchNorm anywhere in the script.
-
-    Why it matters
-        DDP does not synchronise the statistics of BatchNorm: each rank normalises with the mean and variance of its own
-        batch. With few samples these are noisy, and the accuracy drops, however many ranks there are; detection and
+    Why: DDP does not synchronise the statistics of BatchNorm: each rank normalises with the mean and variance of its
+        own batch. With few samples these are noisy, and the accuracy drops, however many ranks there are; detection and
         segmentation are the known victims.
-
-    Remedy
-        Convert the model before it is wrapped: `SyncBatchNorm.convert_sync_batchnorm(model)`. It costs two small
+    Remedy: Convert the model before it is wrapped: `SyncBatchNorm.convert_sync_batchnorm(model)`. It costs two small
         collectives for each layer in every step. GroupNorm or LayerNorm do without.
-
-    References
-        https://pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
+    See: https://pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
         https://arxiv.org/abs/1803.08494
     """
     if not script.wraps or script.uses_in_any_case(*_NO_NEED):
@@ -64,19 +57,12 @@ def small_batches(script: Script) -> Iterator[Spot]:
 def left_apart(script: Script) -> Iterator[Spot]:
     """The ranks' BatchNorm statistics drift apart, because DDP was told not to share buffers.
 
-    What it finds
-        DistributedDataParallel with `broadcast_buffers=False`, or `forward_sync_buffers=False`, in a script with
+    Finds: DistributedDataParallel with `broadcast_buffers=False`, or `forward_sync_buffers=False`, in a script with
         BatchNorm layers, or a torchvision model that has them, no SyncBatchNorm, and nothing that goes over buffers.
-
-    Why it matters
-        BatchNorm's running mean and variance are buffers, and each rank then counts those of its own shard. In `eval()`
-        every rank computes with other numbers, and the checkpoint of rank 0 fits rank 0's data.
-
-    Remedy
-        Leave the option out, or convert the model to SyncBatchNorm, which keeps the same statistics on all ranks.
-
-    References
-        https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    Why: BatchNorm's running mean and variance are buffers, and each rank then counts those of its own shard. In
+        `eval()` every rank computes with other numbers, and the checkpoint of rank 0 fits rank 0's data.
+    Remedy: Leave the option out, or convert the model to SyncBatchNorm, which keeps the same statistics on all ranks.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
         pytorch torch/nn/parallel/distributed.py forward_sync_buffers
     """
     if script.uses_in_any_case(*_NO_NEED, "distribute_bn"):

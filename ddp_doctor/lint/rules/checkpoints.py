@@ -42,18 +42,11 @@ _SAVE = "torch.save"
 def wrapper_saved(script: Script) -> Iterator[Spot]:
     """A checkpoint is made of the DDP wrapper, not of the model inside.
 
-    What it finds
-        `torch.save` of a model that is surely wrapped, or of its `state_dict()`, in a script that neither loads into
+    Finds: `torch.save` of a model that is surely wrapped, or of its `state_dict()`, in a script that neither loads into
         the wrapper nor strips the prefix of the keys.
-
-    Why it matters
-        All keys begin with `module.`: the plain model does not load them, for instance for inference or on one GPU.
-
-    Remedy
-        Save `model.module.state_dict()`.
-
-    References
-        https://pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
+    Why: All keys begin with `module.`: the plain model does not load them, for instance for inference or on one GPU.
+    Remedy: Save `model.module.state_dict()`.
+    See: https://pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
     """
     if not any(script.named(_SAVE)):
         return
@@ -94,19 +87,12 @@ def _holds_prefix(script: Script) -> bool:
 def saved_on_every_rank(script: Script) -> Iterator[Spot]:
     """All ranks write the same checkpoint to the same path.
 
-    What it finds
-        `torch.save` of a state dict or of the wrapped model, reached by every rank of a training script, to a path
+    Finds: `torch.save` of a state dict or of the wrapped model, reached by every rank of a training script, to a path
         that is the same on all ranks.
-
-    Why it matters
-        The ranks of a node write one file at the same time. Whoever reads it meanwhile, or after a rank died in the
+    Why: The ranks of a node write one file at the same time. Whoever reads it meanwhile, or after a rank died in the
         middle, gets a broken checkpoint; on a shared file system N copies are written for one.
-
-    Remedy
-        Save on rank 0 alone. Where others read the file next, put a barrier behind it, outside of the condition.
-
-    References
-        https://pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
+    Remedy: Save on rank 0 alone. Where others read the file next, put a barrier behind it, outside of the condition.
+    See: https://pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
     """
     trains = {backward.root for backward in training.passes(script)}
     for call in script.named(_SAVE):
@@ -128,18 +114,12 @@ def saved_on_every_rank(script: Script) -> Iterator[Spot]:
 def no_map_location(script: Script) -> Iterator[Spot]:
     """Every rank loads a checkpoint to the GPU that it was saved from.
 
-    What it finds
-        `torch.load` without `map_location`, whose result is loaded into a model or optimizer, in a DDP script on GPUs.
-
-    Why it matters
-        Tensors return to the device that they were saved from, which is rank 0's GPU: all ranks of a node put a copy on
-        GPU 0 and make a context there. GPU 0 runs out of memory first, and its rank is the slowest.
-
-    Remedy
-        Load to the CPU, or to the rank's own GPU: `torch.load(path, map_location="cpu")`.
-
-    References
-        https://pytorch.org/docs/stable/generated/torch.load.html
+    Finds: `torch.load` without `map_location`, whose result is loaded into a model or optimizer, in a DDP script on
+        GPUs.
+    Why: Tensors return to the device that they were saved from, which is rank 0's GPU: all ranks of a node put a copy
+        on GPU 0 and make a context there. GPU 0 runs out of memory first, and its rank is the slowest.
+    Remedy: Load to the CPU, or to the rank's own GPU: `torch.load(path, map_location="cpu")`.
+    See: https://pytorch.org/docs/stable/generated/torch.load.html
         https://pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
     """
     if not script.wraps or not training.uses_gpu(script):
@@ -161,21 +141,14 @@ def no_map_location(script: Script) -> Iterator[Spot]:
 def sharded_read(script: Script) -> Iterator[Spot]:
     """torch.load is given a checkpoint that torch.distributed.checkpoint wrote.
 
-    What it finds
-        `torch.load` of a path that the same script hands to `torch.distributed.checkpoint`, or of a `.distcp` file.
+    Finds: `torch.load` of a path that the same script hands to `torch.distributed.checkpoint`, or of a `.distcp` file.
         A file of each rank's own that is loaded into a model under FSDP is a warning.
-
-    Why it matters
-        Such a checkpoint is a folder with one file for each rank, in a format of its own. `torch.load` cannot read the
+    Why: Such a checkpoint is a folder with one file for each rank, in a format of its own. `torch.load` cannot read the
         folder, and a single file of it holds the pieces of one rank, without their places. Files that each rank wrote
         for itself are read by as many ranks as wrote them, and by no other number.
-
-    Remedy
-        Read it with `torch.distributed.checkpoint.load`, at any number of ranks, or turn it into one file with
+    Remedy: Read it with `torch.distributed.checkpoint.load`, at any number of ranks, or turn it into one file with
         `torch.distributed.checkpoint.format_utils.dcp_to_torch_save`.
-
-    References
-        https://pytorch.org/docs/stable/distributed.checkpoint.html
+    See: https://pytorch.org/docs/stable/distributed.checkpoint.html
     """
     folders = {folder for call in script.calls if call.name.startswith(_DCP) for folder in _folders(call)}
     sharded = _loaded_into_shards(script)
@@ -220,18 +193,11 @@ def _loaded_into_shards(script: Script) -> set[int]:
 def loaded_too_early(script: Script) -> Iterator[Spot]:
     """All ranks load the checkpoint that rank 0 may still be writing.
 
-    What it finds
-        `torch.load` on other ranks than 0 of a path that rank 0 alone has just saved, with no collective in between.
-
-    Why it matters
-        The others arrive first: the file is not there yet, or half of it is, or it is that of the last epoch. Which one
-        depends on the disk, so that it works in the small and fails in the large.
-
-    Remedy
-        Put `dist.barrier()` between the two, outside of the condition.
-
-    References
-        https://pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
+    Finds: `torch.load` on other ranks than 0 of a path that rank 0 alone has just saved, with no collective in between.
+    Why: The others arrive first: the file is not there yet, or half of it is, or it is that of the last epoch. Which
+        one depends on the disk, so that it works in the small and fails in the large.
+    Remedy: Put `dist.barrier()` between the two, outside of the condition.
+    See: https://pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
     """
     saves = [save for save in script.named(_SAVE) if _holds_on(save) == "zero"]
     for load in script.named(_LOAD) if saves else ():

@@ -34,22 +34,15 @@ _ENDS = ("exit", "quit", "sys.exit", "os._exit", "os.abort")
 def failed_step_skipped(script: Script) -> Iterator[Spot]:
     """A rank whose step fails goes on with the next one, while the others wait in this one.
 
-    What it finds
-        `except RuntimeError: continue`, or any handler that neither raises again nor ends the process, around the
-        backward pass of a wrapped model in a loop; also where it only leaves a function that
-        the loop calls, and around a forward whose handler skips the backward. Not a handler that runs a backward pass
-        of its own, and not a `try` that is left as soon as it succeeds: that is tried again.
-
-    Why it matters
-        One rank runs out of memory, or meets a broken sample, and the others do not. They are in the all-reduce of
+    Finds: `except RuntimeError: continue`, or any handler that neither raises again nor ends the process, around the
+        backward pass of a wrapped model in a loop; also where it only leaves a function that the loop calls, and around
+        a forward whose handler skips the backward. Not a handler that runs a backward pass of its own, and not a `try`
+        that is left as soon as it succeeds: that is tried again.
+    Why: One rank runs out of memory, or meets a broken sample, and the others do not. They are in the all-reduce of
         this step, and it begins the next: all wait until the time-out, or gradients of two steps are mixed.
-
-    Remedy
-        Let the exception end the process, so that torchrun starts all ranks again from a checkpoint. Where batches may
-        be too large, find that out before the loop; where samples may be broken, drop them in the data set.
-
-    References
-        https://pytorch.org/docs/stable/distributed.html#torch.distributed.all_reduce
+    Remedy: Let the exception end the process, so that torchrun starts all ranks again from a checkpoint. Where batches
+        may be too large, find that out before the loop; where samples may be broken, drop them in the data set.
+    See: https://pytorch.org/docs/stable/distributed.html#torch.distributed.all_reduce
         https://pytorch.org/docs/stable/elastic/run.html
     """
     for call in collectives(script):
@@ -150,20 +143,13 @@ _NEEDS_A_NUMBER = ("float", "int", "bool", "abs", "round", "sum", "max", "min", 
 def result_used(script: Script) -> Iterator[Spot]:
     """The script goes on with what a collective returns, which is None.
 
-    What it finds
-        `if dist.all_reduce(flag):`, `loss = dist.all_reduce(loss)` of which something is computed, `.item()` of it, and
-        the same of every collective of torch.distributed that puts its result into an argument. Not with `async_op`,
-        where a handle is returned, and not a comparison with None.
-
-    Why it matters
-        A condition is never true, so that no rank ever stops, saves or logs; arithmetic, `.item()` and `float()` raise
+    Finds: `if dist.all_reduce(flag):`, `loss = dist.all_reduce(loss)` of which something is computed, `.item()` of it,
+        and the same of every collective of torch.distributed that puts its result into an argument. Not with
+        `async_op`, where a handle is returned, and not a comparison with None.
+    Why: A condition is never true, so that no rank ever stops, saves or logs; arithmetic, `.item()` and `float()` raise
         an exception on all ranks.
-
-    Remedy
-        Call the collective on a line of its own, and go on with the tensor that it was given.
-
-    References
-        https://pytorch.org/docs/stable/distributed.html#collective-functions
+    Remedy: Call the collective on a line of its own, and go on with the tensor that it was given.
+    See: https://pytorch.org/docs/stable/distributed.html#collective-functions
     """
     alone = {id(node.value) for node in script.nodes if isinstance(node, ast.Expr)}
     returned = {id(call): call for call in _without_a_result(script) if id(call.node) not in alone}

@@ -34,21 +34,15 @@ _DEEPEST = 8
 def unequal_shares(script: Script) -> Iterator[Spot]:
     """The data are dealt out by rank, and nothing makes the shares equally long.
 
-    What it finds
-        `data[rank::world_size]`, `range(rank, n, world_size)`, `islice`, `if i % world_size == rank`,
+    Finds: `data[rank::world_size]`, `range(rank, n, world_size)`, `islice`, `if i % world_size == rank`,
         `array_split(...)[rank]` or a data set's `shard(num_shards, index)`, through whose elements a loop goes that
         trains the wrapped model. Silent where anything in the script divides by the number of ranks, where the share is
         cut or filled up, where ranks tell each other its length, in DDP's `join()`, and where the loop has a `break`.
-
-    Why it matters
-        Of n samples some ranks get one more than others, unless the number of ranks divides n. In the last step of an
+    Why: Of n samples some ranks get one more than others, unless the number of ranks divides n. In the last step of an
         epoch those wait in an all-reduce to which the others do not come, or which meets their next epoch.
-
-    Remedy
-        Use a DistributedSampler, which fills the shares up, or cut the data to a multiple of the number of ranks first.
-
-    References
-        https://pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+    Remedy: Use a DistributedSampler, which fills the shares up, or cut the data to a multiple of the number of ranks
+        first.
+    See: https://pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
         https://pytorch.org/tutorials/advanced/generic_join.html
     """
     if script.uses("Join") or any(script.is_ddp(call.receiver) for call in script.methods("join")):

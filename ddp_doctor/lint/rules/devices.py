@@ -43,24 +43,17 @@ _BEFORE_CUDA = "torch.cuda.device"
 def gpu_hard_coded(script: Script) -> Iterator[Spot]:
     """Every rank takes the same GPU, by a number in the script.
 
-    What it finds
-        `torch.cuda.set_device(0)`, `device_ids=[0]`, or a model that is moved to `cuda:0` before it is wrapped. Silent
-        where the script speaks of CUDA_VISIBLE_DEVICES, which may give each process a GPU 0 of its own, where the
-        call stands under a condition, where the group has one rank, and where the number is what one of several
+    Finds: `torch.cuda.set_device(0)`, `device_ids=[0]`, or a model that is moved to `cuda:0` before it is wrapped.
+        Silent where the script speaks of CUDA_VISIBLE_DEVICES, which may give each process a GPU 0 of its own, where
+        the call stands under a condition, where the group has one rank, and where the number is what one of several
         callers gives: `train(0, 1)` beside `mp.spawn(train, ...)`.
-
-    Why it matters
-        torchrun starts one process for each GPU, and all of them take the same one. NCCL refuses two ranks on one GPU
+    Why: torchrun starts one process for each GPU, and all of them take the same one. NCCL refuses two ranks on one GPU
         ("Duplicate GPU detected"); torch 2.15, whose groups are bound to the GPU of LOCAL_RANK, refuses the tensors
-        ("ProcessGroupNCCL is bound to device cuda:1 but an operation was issued on cuda:0"). gloo does neither, and
-        one GPU does the work of all.
-
-    Remedy
-        Take the GPU of the process's own number on its node, `int(os.environ["LOCAL_RANK"])`, for set_device, and in
-        torch 2.3 and newer as `device_id` of init_process_group.
-
-    References
-        https://pytorch.org/docs/stable/elastic/run.html
+        ("ProcessGroupNCCL is bound to device cuda:1 but an operation was issued on cuda:0"). gloo does neither, and one
+        GPU does the work of all.
+    Remedy: Take the GPU of the process's own number on its node, `int(os.environ["LOCAL_RANK"])`, for set_device, and
+        in torch 2.3 and newer as `device_id` of init_process_group.
+    See: https://pytorch.org/docs/stable/elastic/run.html
     """
     if chooses_visible_gpus(script) or has_one_rank(script):
         return
@@ -96,22 +89,15 @@ def _hard_coded(call: Call, device: Value | None, *, sure: bool) -> Iterator[Spo
 def global_rank_as_device(script: Script) -> Iterator[Spot]:
     """The GPU is chosen by the rank in the whole job, which is no GPU's number from the second node on.
 
-    What it finds
-        `dist.get_rank()`, or RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK or PMI_RANK of the environment, unchanged, as the
-        device of `set_device`, `torch.device`, `.to`, `.cuda` or `device_ids`. Silent where the script starts its
+    Finds: `dist.get_rank()`, or RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK or PMI_RANK of the environment, unchanged, as
+        the device of `set_device`, `torch.device`, `.to`, `.cuda` or `device_ids`. Silent where the script starts its
         processes itself with mp.spawn.
-
-    Why it matters
-        On one node rank and local rank are equal. On the second node of 8 GPUs ranks begin at 8, and CUDA has no device
-        8: "invalid device ordinal".
-
-    Remedy
-        Use LOCAL_RANK, which torchrun sets, for devices, and RANK for everything that is done once. Under srun or
+    Why: On one node rank and local rank are equal. On the second node of 8 GPUs ranks begin at 8, and CUDA has no
+        device 8: "invalid device ordinal".
+    Remedy: Use LOCAL_RANK, which torchrun sets, for devices, and RANK for everything that is done once. Under srun or
         mpirun, which do not set it, export LOCAL_RANK from SLURM_LOCALID or OMPI_COMM_WORLD_LOCAL_RANK: torch 2.15
         reads it to choose the GPU of the process group, unless init_process_group is given `device_id`.
-
-    References
-        https://pytorch.org/docs/stable/elastic/run.html#environment-variables
+    See: https://pytorch.org/docs/stable/elastic/run.html#environment-variables
     """
     if script.calls_any(names.SPAWN) or chooses_visible_gpus(script):
         return
@@ -146,22 +132,15 @@ def _device_arguments(script: Script) -> Iterator[tuple[Call, Value]]:
 def gpu_not_chosen(script: Script) -> Iterator[Spot]:
     """The model is moved to "cuda" and nothing says which GPU that is.
 
-    What it finds
-        A model that is moved with `.cuda()` or `.to("cuda")` and wrapped, in a script that starts the process group
+    Finds: A model that is moved with `.cuda()` or `.to("cuda")` and wrapped, in a script that starts the process group
         without `torch.cuda.set_device`. Silent where the script speaks of CUDA_VISIBLE_DEVICES, and where it calls
         functions of other modules that may choose the GPU.
-
-    Why it matters
-        "cuda" is the current device, and that is GPU 0 in every process until `set_device` says something else. All
-        ranks of a node land on GPU 0. NCCL refuses ("Duplicate GPU detected"), torch 2.15 before it
-        ("ProcessGroupNCCL is bound to device cuda:1 but an operation was issued on cuda:0").
-
-    Remedy
-        Call `torch.cuda.set_device(device)` with the GPU of LOCAL_RANK before anything else uses CUDA, and in torch
+    Why: "cuda" is the current device, and that is GPU 0 in every process until `set_device` says something else. All
+        ranks of a node land on GPU 0. NCCL refuses ("Duplicate GPU detected"), torch 2.15 before it ("ProcessGroupNCCL
+        is bound to device cuda:1 but an operation was issued on cuda:0").
+    Remedy: Call `torch.cuda.set_device(device)` with the GPU of LOCAL_RANK before anything else uses CUDA, and in torch
         2.3 and newer give the same to the group: `init_process_group("nccl", device_id=device)`.
-
-    References
-        https://pytorch.org/docs/stable/generated/torch.cuda.set_device.html
+    See: https://pytorch.org/docs/stable/generated/torch.cuda.set_device.html
         https://pytorch.org/docs/stable/elastic/run.html#environment-variables
     """
     if not script.calls_any(names.INIT):
@@ -203,20 +182,13 @@ def calls_what_may_set_up(script: Script) -> bool:
 def gpu_chosen_late(script: Script) -> Iterator[Spot]:
     """torch.cuda.set_device comes after CUDA was used.
 
-    What it finds
-        `torch.cuda.set_device` that runs after a tensor or a module was moved with `.cuda()` or `.to("cuda")`, or made
-        with `device="cuda"`.
-
-    Why it matters
-        What came before is on GPU 0, in every process: a CUDA context of some hundred MB for each rank on GPU 0, and
+    Finds: `torch.cuda.set_device` that runs after a tensor or a module was moved with `.cuda()` or `.to("cuda")`, or
+        made with `device="cuda"`.
+    Why: What came before is on GPU 0, in every process: a CUDA context of some hundred MB for each rank on GPU 0, and
         tensors on another GPU than the model, and than the process group.
-
-    Remedy
-        Call `torch.cuda.set_device(device)` first, right after LOCAL_RANK is read, and name the same GPU to
+    Remedy: Call `torch.cuda.set_device(device)` first, right after LOCAL_RANK is read, and name the same GPU to
         `init_process_group("nccl", device_id=device)` in torch 2.3 and newer.
-
-    References
-        https://pytorch.org/docs/stable/generated/torch.cuda.set_device.html
+    See: https://pytorch.org/docs/stable/generated/torch.cuda.set_device.html
     """
     if chooses_visible_gpus(script):
         return
@@ -248,19 +220,12 @@ def _uses_current_gpu(call: Call) -> bool:
 def device_ids_disagree(script: Script) -> Iterator[Spot]:
     """What DistributedDataParallel is told of devices does not fit together.
 
-    What it finds
-        `device_ids` of several GPUs, or another GPU in `device_ids` than in `output_device` or than the one that the
+    Finds: `device_ids` of several GPUs, or another GPU in `device_ids` than in `output_device` or than the one that the
         model was moved to, as far as numbers stand in the script.
-
-    Why it matters
-        A process of DDP drives one GPU: torch refuses several device_ids, and parameters on another device than
+    Why: A process of DDP drives one GPU: torch refuses several device_ids, and parameters on another device than
         device_ids says.
-
-    Remedy
-        `DDP(model.to(local_rank), device_ids=[local_rank])`; output_device is the same without being named.
-
-    References
-        https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    Remedy: `DDP(model.to(local_rank), device_ids=[local_rank])`; output_device is the same without being named.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     for wrap in script.wraps:
         ids = device_ids(wrap)
@@ -314,19 +279,12 @@ def _differ(index: Value, other: Value) -> bool:
 def gloo_for_gpus(script: Script) -> Iterator[Spot]:
     """A model on GPUs is synchronised over gloo.
 
-    What it finds
-        `init_process_group("gloo")`, written so and nothing else, with a model that is moved to a GPU, or wrapped with
-        `device_ids`.
-
-    Why it matters
-        gloo reduces on the CPU: every gradient is copied to the host, sent over TCP, and copied back. NCCL stays on the
-        GPUs and uses NVLink, PCIe and RDMA.
-
-    Remedy
-        `init_process_group("nccl")`.
-
-    References
-        https://pytorch.org/docs/stable/distributed.html#which-backend-to-use
+    Finds: `init_process_group("gloo")`, written so and nothing else, with a model that is moved to a GPU, or wrapped
+        with `device_ids`.
+    Why: gloo reduces on the CPU: every gradient is copied to the host, sent over TCP, and copied back. NCCL stays on
+        the GPUs and uses NVLink, PCIe and RDMA.
+    Remedy: `init_process_group("nccl")`.
+    See: https://pytorch.org/docs/stable/distributed.html#which-backend-to-use
     """
     starts = list(script.named(names.INIT))
     backends = [call.argument(0, "backend") for call in starts]

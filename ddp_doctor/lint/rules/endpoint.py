@@ -28,21 +28,14 @@ _STARTERS = ("spawn", "start_processes", "Process", "Popen", "launch", "notebook
 def gpus_of_one_node(script: Script) -> Iterator[Spot]:
     """The number of GPUs of one node is given as the size of the whole world.
 
-    What it finds
-        `torch.cuda.device_count()` as `world_size` of init_process_group or as `num_replicas` of a DistributedSampler,
-        where the rank beside it is that of the whole job (RANK, SLURM_PROCID, get_rank()).
-
-    Why it matters
-        On one node with all its GPUs the two numbers agree. On two nodes the ranks of the second one are at least as
-        large as the size: the group waits until its time-out, and the sampler refuses the rank or each node trains
-        on all data. Where each task of SLURM sees one GPU, the size is 1 on every rank and they train alone.
-
-    Remedy
-        Leave both arguments out of init_process_group under torchrun; else take WORLD_SIZE, SLURM_NTASKS or
+    Finds: `torch.cuda.device_count()` as `world_size` of init_process_group or as `num_replicas` of a
+        DistributedSampler, where the rank beside it is that of the whole job (RANK, SLURM_PROCID, get_rank()).
+    Why: On one node with all its GPUs the two numbers agree. On two nodes the ranks of the second one are at least as
+        large as the size: the group waits until its time-out, and the sampler refuses the rank or each node trains on
+        all data. Where each task of SLURM sees one GPU, the size is 1 on every rank and they train alone.
+    Remedy: Leave both arguments out of init_process_group under torchrun; else take WORLD_SIZE, SLURM_NTASKS or
         get_world_size().
-
-    References
-        https://pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group
+    See: https://pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group
         https://pytorch.org/docs/stable/elastic/run.html#environment-variables
     """
     if _sets(script, "RANK"):
@@ -63,19 +56,13 @@ def gpus_of_one_node(script: Script) -> Iterator[Spot]:
 def local_rank_as_rank(script: Script) -> Iterator[Spot]:
     """LOCAL_RANK is given where the rank in the whole job belongs.
 
-    What it finds
-        LOCAL_RANK as `rank` of a DistributedSampler or of init_process_group.
-
-    Why it matters
-        On one node both are the same number. On two nodes each number occurs twice: the sampler gives both nodes the
-        same half of the data, so that the other half is never trained on and nothing says so; the process group
-        waits for ranks that never come.
-
-    Remedy
-        Leave `rank` out: DistributedSampler asks the process group, init_process_group the environment. Else use RANK.
-
-    References
-        https://pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+    Finds: LOCAL_RANK as `rank` of a DistributedSampler or of init_process_group.
+    Why: On one node both are the same number. On two nodes each number occurs twice: the sampler gives both nodes the
+        same half of the data, so that the other half is never trained on and nothing says so; the process group waits
+        for ranks that never come.
+    Remedy: Leave `rank` out: DistributedSampler asks the process group, init_process_group the environment. Else use
+        RANK.
+    See: https://pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
         https://pytorch.org/docs/stable/elastic/run.html#environment-variables
     """
     for call, size, rank in _worlds(script):
@@ -96,24 +83,17 @@ def local_rank_as_rank(script: Script) -> Iterator[Spot]:
 def endpoint_overwritten(script: Script) -> Iterator[Spot]:
     """MASTER_ADDR or MASTER_PORT is overwritten in a script that torchrun starts.
 
-    What it finds
-        `os.environ["MASTER_PORT"] = "12355"`, always run, in a script that takes LOCAL_RANK or RANK from the
+    Finds: `os.environ["MASTER_PORT"] = "12355"`, always run, in a script that takes LOCAL_RANK or RANK from the
         environment, before an init_process_group that reads the endpoint from there. Scripts that start their ranks
         themselves, or that know another launcher, are left alone.
-
-    Why it matters
-        Under torchrun the agent has the store open already, on a port that it chose and exported, and every rank, rank
+    Why: Under torchrun the agent has the store open already, on a port that it chose and exported, and every rank, rank
         0 too, is only a client of it. With the script's own port all ranks wait for a store that nobody opens, until
-        the time-out (seen with torch 2.13 and 2.15: two ranks, `The client socket has timed out`). With `localhost`
-        as MASTER_ADDR that happens to all nodes but the first. A port of its own in `init_method="tcp://..."` fails in
-        the same way with torch 2.13; in torch 2.15, where torchrun's store counts for the exported MASTER_ADDR and
+        the time-out (seen with torch 2.13 and 2.15: two ranks, `The client socket has timed out`). With `localhost` as
+        MASTER_ADDR that happens to all nodes but the first. A port of its own in `init_method="tcp://..."` fails in the
+        same way with torch 2.13; in torch 2.15, where torchrun's store counts for the exported MASTER_ADDR and
         MASTER_PORT alone, rank 0 opens a store there.
-
-    Remedy
-        Delete the assignment, or use `os.environ.setdefault`.
-
-    References
-        https://pytorch.org/docs/stable/elastic/run.html#environment-variables
+    Remedy: Delete the assignment, or use `os.environ.setdefault`.
+    See: https://pytorch.org/docs/stable/elastic/run.html#environment-variables
         pytorch torch/distributed/rendezvous.py _create_c10d_store, _agent_store_serves (TORCHELASTIC_USE_AGENT_STORE)
     """
     overwritten = [

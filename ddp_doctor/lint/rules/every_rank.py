@@ -27,20 +27,14 @@ _CALLS_NOTHING = frozenset(("print", "len", "id", "type", "isinstance", "hasattr
 def every_rank_downloads(script: Script) -> Iterator[Spot]:
     """All ranks download a data set to the same place at once.
 
-    What it finds
-        A data set of torchvision, torchaudio or torchtext with `download=True`, reached by every rank, with no lock
+    Finds: A data set of torchvision, torchaudio or torchtext with `download=True`, reached by every rank, with no lock
         around it and nothing that lets one rank go first.
-
-    Why it matters
-        The ranks of a node, and on a shared file system those of all nodes, write the same archive and unpack the same
-        folder while others read them already: truncated files, checksums that do not match, and only at the first
-        start on a new machine.
-
-    Remedy
-        Download before the job, or on one rank: others wait at a barrier and then open the data with `download=False`.
-
-    References
-        https://pytorch.org/vision/stable/datasets.html
+    Why: The ranks of a node, and on a shared file system those of all nodes, write the same archive and unpack the same
+        folder while others read them already: truncated files, checksums that do not match, and only at the first start
+        on a new machine.
+    Remedy: Download before the job, or on one rank: others wait at a barrier and then open the data with
+        `download=False`.
+    See: https://pytorch.org/vision/stable/datasets.html
     """
     starts = [call for call in script.calls if call.name in (names.SPAWN, "torch.multiprocessing.start_processes")]
     for call in script.calls:
@@ -60,18 +54,11 @@ def every_rank_downloads(script: Script) -> Iterator[Spot]:
 def every_rank_logs(script: Script) -> Iterator[Spot]:
     """Every rank opens a log of its own for the same run.
 
-    What it finds
-        `SummaryWriter(...)` or `wandb.init(...)` that all ranks reach, with no rank in its arguments and no group.
-
-    Why it matters
-        One run becomes as many as there are ranks, with curves that differ because each shows its own shard, and event
+    Finds: `SummaryWriter(...)` or `wandb.init(...)` that all ranks reach, with no rank in its arguments and no group.
+    Why: One run becomes as many as there are ranks, with curves that differ because each shows its own shard, and event
         files of several writers in one folder.
-
-    Remedy
-        Open it on rank 0 alone; or give each rank a folder, or wandb a `group`.
-
-    References
-        https://docs.wandb.ai/guides/track/log/distributed-training/
+    Remedy: Open it on rank 0 alone; or give each rank a folder, or wandb a `group`.
+    See: https://docs.wandb.ai/guides/track/log/distributed-training/
         https://pytorch.org/docs/stable/tensorboard.html
     """
     for call in script.named(*_WRITERS):
@@ -90,20 +77,13 @@ def every_rank_logs(script: Script) -> Iterator[Spot]:
 def memory_given_back(script: Script) -> Iterator[Spot]:
     """torch.cuda.empty_cache() is called in every training step.
 
-    What it finds
-        `torch.cuda.empty_cache()` without a condition in the loop that runs `backward()`.
-
-    Why it matters
-        It waits for the GPU and gives all cached blocks back to the driver, which the next step asks for again: a step
-        gets slower, and ranks drift apart and wait for each other in the all-reduce. Memory that tensors still use
-        is not freed by it.
-
-    Remedy
-        Call it between phases (before evaluation), or let the allocator be; against fragmentation helps
+    Finds: `torch.cuda.empty_cache()` without a condition in the loop that runs `backward()`.
+    Why: It waits for the GPU and gives all cached blocks back to the driver, which the next step asks for again: a step
+        gets slower, and ranks drift apart and wait for each other in the all-reduce. Memory that tensors still use is
+        not freed by it.
+    Remedy: Call it between phases (before evaluation), or let the allocator be; against fragmentation helps
         PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
-
-    References
-        https://pytorch.org/docs/stable/notes/cuda.html#memory-management
+    See: https://pytorch.org/docs/stable/notes/cuda.html#memory-management
     """
     steps = [backward for backward in script.methods("backward") if backward.loops]
     for call in script.named("torch.cuda.empty_cache"):
@@ -119,21 +99,14 @@ def memory_given_back(script: Script) -> Iterator[Spot]:
 def forward_around(script: Script) -> Iterator[Spot]:
     """The loss is computed with model.module, so that DDP does not synchronise its gradients.
 
-    What it finds
-        `loss = model.module(...)` (or another method of the module inside, or the model under the name that it had
+    Finds: `loss = model.module(...)` (or another method of the module inside, or the model under the name that it had
         before it was wrapped) with `loss.backward()`, in a loop in which the wrapper itself is never called where
         gradients are recorded, and no gradient is reduced by hand.
-
-    Why it matters
-        DDP prepares its reducer in its own forward. Around it, backward leaves each rank with the gradients of its own
+    Why: DDP prepares its reducer in its own forward. Around it, backward leaves each rank with the gradients of its own
         shard, without a word: the ranks train models that drift apart, and rank 0's is saved (seen: after
         `model.module(x)` two ranks hold 1.0 and 2.0, after `model(x)` both hold 1.5).
-
-    Remedy
-        Call the wrapper: `model(...)`; let forward do what the other method does.
-
-    References
-        https://pytorch.org/docs/stable/notes/ddp.html#internal-design
+    Remedy: Call the wrapper: `model(...)`; let forward do what the other method does.
+    See: https://pytorch.org/docs/stable/notes/ddp.html#internal-design
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     for backward in script.methods("backward"):

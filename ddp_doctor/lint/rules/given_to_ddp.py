@@ -49,19 +49,12 @@ _INSTEAD = {
 def unknown_argument(script: Script) -> Iterator[Spot]:
     """DistributedDataParallel is given an argument that it does not have.
 
-    What it finds
-        `DDP(model, timeout=...)` and every other keyword that no torch up to 2.15 has, also from a dictionary behind
+    Finds: `DDP(model, timeout=...)` and every other keyword that no torch up to 2.15 has, also from a dictionary behind
         two stars and from `functools.partial(DDP, ...)`.
-
-    Why it matters
-        The constructor raises `TypeError: __init__() got an unexpected keyword argument` on all ranks, after the job
+    Why: The constructor raises `TypeError: __init__() got an unexpected keyword argument` on all ranks, after the job
         has waited for its nodes and built its model.
-
-    Remedy
-        A time-out, a backend and a rank belong to `init_process_group`, GPUs are `device_ids`.
-
-    References
-        https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    Remedy: A time-out, a backend and a rank belong to `init_process_group`, GPUs are `device_ids`.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     partial = (call for call in script.named("functools.partial") if call.args and _is_ddp_itself(call.args[0]))
     for call in (*script.named(names.DDP), *partial):
@@ -100,22 +93,15 @@ _ZERO_INIT = ("deepspeed.zero.Init", "deepspeed.zero.partition_parameters.Init")
 def wrapped_twice(script: Script) -> Iterator[Spot]:
     """A model is wrapped in DDP and in something else that shares out or reduces its gradients.
 
-    What it finds
-        DistributedDataParallel around a model under FSDP (`fully_shard` too), FairScale's FSDP or ShardedDataParallel,
-        an engine of DeepSpeed, a model made under `deepspeed.zero.Init()`, or DistributedDataParallel itself; and each
-        of these around a model that DDP has wrapped. Optimizers that only share out their states
-        (ZeroRedundancyOptimizer, FairScale's OSS) belong to DDP and are not meant.
-
-    Why it matters
-        Both hook into the same backward pass. Gradients are reduced twice, or DDP waits for gradients of parameters
+    Finds: DistributedDataParallel around a model under FSDP (`fully_shard` too), FairScale's FSDP or
+        ShardedDataParallel, an engine of DeepSpeed, a model made under `deepspeed.zero.Init()`, or
+        DistributedDataParallel itself; and each of these around a model that DDP has wrapped. Optimizers that only
+        share out their states (ZeroRedundancyOptimizer, FairScale's OSS) belong to DDP and are not meant.
+    Why: Both hook into the same backward pass. Gradients are reduced twice, or DDP waits for gradients of parameters
         that are sharded away: "Expected to have finished reduction", wrong shapes, or a hang. DDP also keeps all
         parameters on each GPU, so that nothing of the memory is saved.
-
-    Remedy
-        Leave DDP out: the other wrapper reduces the gradients itself.
-
-    References
-        https://pytorch.org/docs/stable/fsdp.html
+    Remedy: Leave DDP out: the other wrapper reduces the gradients itself.
+    See: https://pytorch.org/docs/stable/fsdp.html
         https://www.deepspeed.ai/getting-started/
         https://fairscale.readthedocs.io/en/latest/api/nn/sharded_ddp.html
     """

@@ -67,26 +67,19 @@ class _Choice(NamedTuple):
 def group_on_another_gpu(script: Script) -> Iterator[Spot]:
     """torch 2.15 binds the process group to another GPU than the one that the script works on.
 
-    What it finds
-        `init_process_group` of NCCL without `device_id`, where `torch.cuda.set_device`, or `device_ids` of DDP in its
-        place, takes another GPU than that of the rank: an offset (`local_rank + 4`), another order, another GPU than 0
-        in a group of one rank. As information what depends on how the script is started: a list (`gpus[local_rank]`)
-        or an offset that is given from outside; SLURM_LOCALID and its like, where nothing reads or sets LOCAL_RANK;
-        processes of mp.spawn on several nodes that need not be one for each GPU. Silent where the script speaks of
-        CUDA_VISIBLE_DEVICES, sets LOCAL_RANK, or asks for the older class of NCCL groups.
-
-    Why it matters
-        torch 2.15 chooses the group's GPU in init_process_group: that of `device_id`, else LOCAL_RANK modulo the
+    Finds: `init_process_group` of NCCL without `device_id`, where `torch.cuda.set_device`, or `device_ids` of DDP in
+        its place, takes another GPU than that of the rank: an offset (`local_rank + 4`), another order, another GPU
+        than 0 in a group of one rank. As information what depends on how the script is started: a list
+        (`gpus[local_rank]`) or an offset that is given from outside; SLURM_LOCALID and its like, where nothing reads or
+        sets LOCAL_RANK; processes of mp.spawn on several nodes that need not be one for each GPU. Silent where the
+        script speaks of CUDA_VISIBLE_DEVICES, sets LOCAL_RANK, or asks for the older class of NCCL groups.
+    Why: torch 2.15 chooses the group's GPU in init_process_group: that of `device_id`, else LOCAL_RANK modulo the
         number of GPUs, else the rank modulo that number. `torch.cuda.set_device` counts for nothing. The first
         operation on another GPU fails: "ProcessGroupNCCL is bound to device cuda:0 but an operation was issued on
         cuda:1". torch 2.13 takes the GPU of the tensors, and the same script works.
-
-    Remedy
-        Name the GPU to both: `torch.cuda.set_device(device)` and `init_process_group("nccl", device_id=device)`, in
+    Remedy: Name the GPU to both: `torch.cuda.set_device(device)` and `init_process_group("nccl", device_id=device)`, in
         torch 2.3 and newer. Where each process has a GPU of its own, LOCAL_RANK is the one to take.
-
-    References
-        https://pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group
+    See: https://pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group
         pytorch torch/distributed/distributed_c10d.py _nccl2_device
     """
     if chooses_visible_gpus(script) or any(setting.name == "LOCAL_RANK" for setting in settings(script)):

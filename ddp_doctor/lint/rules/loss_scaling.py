@@ -37,19 +37,12 @@ def _without_a_library(script: Script) -> bool:
 def without_scaler(script: Script) -> Iterator[Spot]:
     """A float16 autocast trains without a loss scaler.
 
-    What it finds
-        A backward pass through a forward that ran under a float16 autocast (which is the default on GPUs), or through a
-        model of float16 (`net.half()`), in a script that has nothing called a scaler.
-
-    Why it matters
-        Gradients below 6e-8 are zero in float16: parts of the model stop learning, without any message. Reduced
-        over many ranks, they are also the first to overflow.
-
-    Remedy
-        Scale the loss with `torch.amp.GradScaler`, or use bfloat16, which needs no scaler, where the GPU has it.
-
-    References
-        https://pytorch.org/docs/stable/amp.html#gradient-scaling
+    Finds: A backward pass through a forward that ran under a float16 autocast (which is the default on GPUs), or
+        through a model of float16 (`net.half()`), in a script that has nothing called a scaler.
+    Why: Gradients below 6e-8 are zero in float16: parts of the model stop learning, without any message. Reduced over
+        many ranks, they are also the first to overflow.
+    Remedy: Scale the loss with `torch.amp.GradScaler`, or use bfloat16, which needs no scaler, where the GPU has it.
+    See: https://pytorch.org/docs/stable/amp.html#gradient-scaling
     """
     if script.uses_in_any_case(*_SCALES) or "apex" in script.modules:
         return
@@ -77,18 +70,11 @@ def without_scaler(script: Script) -> Iterator[Spot]:
 def scaler_with_bf16(script: Script) -> Iterator[Spot]:
     """A GradScaler scales the loss of a bfloat16 autocast.
 
-    What it finds
-        A GradScaler that is switched on, in a script whose autocasts are all of bfloat16.
-
-    Why it matters
-        bfloat16 has the range of float32, so there is nothing to rescue: the scaler reads back in each step whether
+    Finds: A GradScaler that is switched on, in a script whose autocasts are all of bfloat16.
+    Why: bfloat16 has the range of float32, so there is nothing to rescue: the scaler reads back in each step whether
         gradients were finite, and skips steps as it looks for its scale.
-
-    Remedy
-        Leave the scaler out, or make it with `enabled=False`.
-
-    References
-        https://pytorch.org/docs/stable/amp.html#gradient-scaling
+    Remedy: Leave the scaler out, or make it with `enabled=False`.
+    See: https://pytorch.org/docs/stable/amp.html#gradient-scaling
     """
     types = {_autocast_type(cast) for cast in script.named(*_AUTOCASTS)}
     if types != {"bfloat16"}:
@@ -107,18 +93,11 @@ def scaler_with_bf16(script: Script) -> Iterator[Spot]:
 def never_updated(script: Script) -> Iterator[Spot]:
     """A GradScaler steps, and is never updated.
 
-    What it finds
-        `scaler.step(optimizer)` of a GradScaler that has no `update()` and is handed to no other function.
-
-    Why it matters
-        `update()` ends the step: without it the scaler remembers that this optimizer has been unscaled, and
-        the second step raises "step() has already been called since the last update()".
-
-    Remedy
-        Call `scaler.update()` once in every step, behind all optimizers' `scaler.step`.
-
-    References
-        https://pytorch.org/docs/stable/amp.html#torch.cuda.amp.GradScaler.update
+    Finds: `scaler.step(optimizer)` of a GradScaler that has no `update()` and is handed to no other function.
+    Why: `update()` ends the step: without it the scaler remembers that this optimizer has been unscaled, and the second
+        step raises "step() has already been called since the last update()".
+    Remedy: Call `scaler.update()` once in every step, behind all optimizers' `scaler.step`.
+    See: https://pytorch.org/docs/stable/amp.html#torch.cuda.amp.GradScaler.update
     """
     for scaler in _scalers(script):
         steps = [call for call in script.methods("step") if _is_of(call, scaler) and call.args]
@@ -139,19 +118,12 @@ def never_updated(script: Script) -> Iterator[Spot]:
 def clipped_while_scaled(script: Script) -> Iterator[Spot]:
     """Gradients are clipped while they are still multiplied by the loss scale.
 
-    What it finds
-        `clip_grad_norm_` between `scaler.scale(loss).backward()` and `scaler.step(optimizer)`, with no
-        `unscale_` before it.
-
-    Why it matters
-        The gradients are up to 65536 times too large at that point. All of them exceed the threshold, and
-        after the scaler has divided them, next to nothing is left: the model hardly learns.
-
-    Remedy
-        Call `scaler.unscale_(optimizer)` before clipping; `scaler.step` knows of it.
-
-    References
-        https://pytorch.org/docs/stable/notes/amp_examples.html#gradient-clipping
+    Finds: `clip_grad_norm_` between `scaler.scale(loss).backward()` and `scaler.step(optimizer)`, with no `unscale_`
+        before it.
+    Why: The gradients are up to 65536 times too large at that point. All of them exceed the threshold, and after the
+        scaler has divided them, next to nothing is left: the model hardly learns.
+    Remedy: Call `scaler.unscale_(optimizer)` before clipping; `scaler.step` knows of it.
+    See: https://pytorch.org/docs/stable/notes/amp_examples.html#gradient-clipping
     """
     for clip in script.named(*_CLIPS):
         around = [
@@ -175,20 +147,12 @@ def clipped_while_scaled(script: Script) -> Iterator[Spot]:
 def made_anew(script: Script) -> Iterator[Spot]:
     """Every step has a new GradScaler.
 
-    What it finds
-        A GradScaler that is made in the loop, or function, in which it steps, once for each batch. One that is made in
-        every epoch is information.
-
-    Why it matters
-        The scale is found over many steps: it halves after each overflow and doubles after 2000 steps without.
-        A new scaler begins at 65536 each time, so that a model whose gradients overflow there never takes a
-        step.
-
-    Remedy
-        Make one scaler before the loop, and save its state with the checkpoint.
-
-    References
-        https://pytorch.org/docs/stable/notes/amp_examples.html#typical-mixed-precision-training
+    Finds: A GradScaler that is made in the loop, or function, in which it steps, once for each batch. One that is made
+        in every epoch is information.
+    Why: The scale is found over many steps: it halves after each overflow and doubles after 2000 steps without. A new
+        scaler begins at 65536 each time, so that a model whose gradients overflow there never takes a step.
+    Remedy: Make one scaler before the loop, and save its state with the checkpoint.
+    See: https://pytorch.org/docs/stable/notes/amp_examples.html#typical-mixed-precision-training
     """
     for scaler in _scalers(script):
         for step in script.methods("step"):
@@ -211,19 +175,12 @@ def made_anew(script: Script) -> Iterator[Spot]:
 def updated_twice(script: Script) -> Iterator[Spot]:
     """A GradScaler that several optimizers share is updated more than once in a step.
 
-    What it finds
-        Two `update()` calls of one GradScaler in the same turn of a loop, neither under a condition of its own, where
-        it steps two optimizers.
-
-    Why it matters
-        Each update counts as a step: the scale grows twice as fast, and halves by the overflow of one optimizer
+    Finds: Two `update()` calls of one GradScaler in the same turn of a loop, neither under a condition of its own,
+        where it steps two optimizers.
+    Why: Each update counts as a step: the scale grows twice as fast, and halves by the overflow of one optimizer
         between the backward pass and the step of the other, whose gradients are then divided by the wrong number.
-
-    Remedy
-        Call `scaler.update()` once, behind the last optimizer's `scaler.step`, or give each optimizer a scaler.
-
-    References
-        https://pytorch.org/docs/stable/notes/amp_examples.html#working-with-multiple-models-losses-and-optimizers
+    Remedy: Call `scaler.update()` once, behind the last optimizer's `scaler.step`, or give each optimizer a scaler.
+    See: https://pytorch.org/docs/stable/notes/amp_examples.html#working-with-multiple-models-losses-and-optimizers
     """
     for scaler in _scalers(script):
         updates = [call for call in script.methods("update") if call.loops and _is_of(call, scaler)]

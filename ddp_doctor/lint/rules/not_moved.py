@@ -45,24 +45,17 @@ _MODULES = re.compile(r"^(torch\.nn\.[A-Z]\w+|torchvision\.models\.\w+(\.\w+)?)$
 def left_on_the_cpu(script: Script) -> Iterator[Spot]:
     """A part of the model, or the weights of its loss, stay in host memory while the model is on the GPU.
 
-    What it finds
-        A part of a wrapped model that nothing moves, where another part is moved and the whole never is
+    Finds: A part of a wrapped model that nothing moves, where another part is moved and the whole never is
         (`model.encoder = model.encoder.to(device)`). Beside a model that is wrapped with `device_ids` or after it was
         moved to a GPU: a layer that was put into the model after it was moved; layers in a plain list and tensors that
         are plain attributes, which `.to()` does not move; and a tensor from host memory as `weight` or `pos_weight` of
         a loss.
-
-    Why it matters
-        DDP refuses a model with parameters on two devices, and an operation on tensors of two devices raises "Expected
-        all tensors to be on the same device". What stands in a plain list is not trained either: neither
-        `parameters()` nor DDP knows it.
-
-    Remedy
-        Put the model together first, then move it, then wrap it. Make lists of layers a `ModuleList`, tensors buffers
-        (`register_buffer`), and move the loss like the model: `criterion.to(device)`.
-
-    References
-        https://pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.register_buffer
+    Why: DDP refuses a model with parameters on two devices, and an operation on tensors of two devices raises "Expected
+        all tensors to be on the same device". What stands in a plain list is not trained either: neither `parameters()`
+        nor DDP knows it.
+    Remedy: Put the model together first, then move it, then wrap it. Make lists of layers a `ModuleList`, tensors
+        buffers (`register_buffer`), and move the loss like the model: `criterion.to(device)`.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.register_buffer
         https://pytorch.org/docs/stable/generated/torch.nn.ModuleList.html
     """
     if has_default_device(script):

@@ -24,18 +24,11 @@ def _distributed(script: Script) -> bool:
 def cuda_amp_deprecated(script: Script) -> Iterator[Spot]:
     """torch.cuda.amp is used, which torch.amp replaces.
 
-    What it finds
-        The first call of `torch.cuda.amp.autocast` and of `torch.cuda.amp.GradScaler` in a script, and the import of
+    Finds: The first call of `torch.cuda.amp.autocast` and of `torch.cuda.amp.GradScaler` in a script, and the import of
         `custom_fwd` and `custom_bwd` from there.
-
-    Why it matters
-        Both do the same as before and warn since torch 2.4, on every rank; a later release may drop them.
-
-    Remedy
-        `torch.amp.autocast("cuda")` and `torch.amp.GradScaler("cuda")`, from torch 2.3 on.
-
-    References
-        https://pytorch.org/docs/stable/amp.html
+    Why: Both do the same as before and warn since torch 2.4, on every rank; a later release may drop them.
+    Remedy: `torch.amp.autocast("cuda")` and `torch.amp.GradScaler("cuda")`, from torch 2.3 on.
+    See: https://pytorch.org/docs/stable/amp.html
     """
     for name in ("autocast", "GradScaler"):
         call = next(script.named(f"torch.cuda.amp.{name}"), None)
@@ -59,18 +52,12 @@ _LAUNCHER = "torch.distributed.launch"
 def old_launcher_called(script: Script) -> Iterator[Spot]:
     """The script starts its processes with torch.distributed.launch, which torchrun replaces.
 
-    What it finds
-        A command of `subprocess` or `os.system` that runs `torch.distributed.launch`, or a call of that module itself.
-
-    Why it matters
-        The launcher warns on each start that it is deprecated, and hands `--local-rank` to scripts (with a hyphen since
-        torch 2.0, with an underscore before) that those which read LOCAL_RANK do not expect.
-
-    Remedy
-        `torchrun --nproc-per-node=8 train.py`, and LOCAL_RANK of the environment in the script.
-
-    References
-        https://pytorch.org/docs/stable/elastic/run.html#transitioning-from-torch-distributed-launch-to-torchrun
+    Finds: A command of `subprocess` or `os.system` that runs `torch.distributed.launch`, or a call of that module
+        itself.
+    Why: The launcher warns on each start that it is deprecated, and hands `--local-rank` to scripts (with a hyphen
+        since torch 2.0, with an underscore before) that those which read LOCAL_RANK do not expect.
+    Remedy: `torchrun --nproc-per-node=8 train.py`, and LOCAL_RANK of the environment in the script.
+    See: https://pytorch.org/docs/stable/elastic/run.html#transitioning-from-torch-distributed-launch-to-torchrun
     """
     for call in script.calls:
         if call.name.startswith(_LAUNCHES) and (call.name.startswith(_LAUNCHER) or _names_launcher(call)):
@@ -108,23 +95,16 @@ _PRIVATE = {
 def private_call_deprecated(script: Script) -> Iterator[Spot]:
     """A private function of torch.distributed is called, which a public one replaces.
 
-    What it finds
-        Calls of `_set_pg_timeout`, `_all_gather_base` and `_reduce_scatter_base`. Silent where the script also calls
+    Finds: Calls of `_set_pg_timeout`, `_all_gather_base` and `_reduce_scatter_base`. Silent where the script also calls
         or asks for the public name, and so chooses by what torch has.
-
-    Why it matters
-        The two collectives warn on every rank that they are deprecated. `_set_pg_timeout` warns from torch 2.14 on,
-        which has `torch.distributed.set_timeout` in its place; torch 2.13 has no such function and does not warn.
-        A later release may drop all three.
-
-    Remedy
-        `torch.distributed.set_timeout(timeout, group)` with torch 2.14 and newer; with an older one the time-out that
-        is given to init_process_group or new_group. `all_gather_single` and `reduce_scatter_single` with torch 2.13
-        and newer. Their other names `all_gather_into_tensor` and `reduce_scatter_tensor` do the same: torch 2.13
+    Why: The two collectives warn on every rank that they are deprecated. `_set_pg_timeout` warns from torch 2.14 on,
+        which has `torch.distributed.set_timeout` in its place; torch 2.13 has no such function and does not warn. A
+        later release may drop all three.
+    Remedy: `torch.distributed.set_timeout(timeout, group)` with torch 2.14 and newer; with an older one the time-out
+        that is given to init_process_group or new_group. `all_gather_single` and `reduce_scatter_single` with torch
+        2.13 and newer. Their other names `all_gather_into_tensor` and `reduce_scatter_tensor` do the same: torch 2.13
         warns of them, 2.15 does not.
-
-    References
-        https://pytorch.org/docs/stable/distributed.html
+    See: https://pytorch.org/docs/stable/distributed.html
         pytorch torch/distributed/distributed_c10d.py
     """
     for name, (public, instead) in _PRIVATE.items():

@@ -30,20 +30,13 @@ _DEFAULT_DEVICE = ("set_default_device", "set_default_tensor_type", "prefetch")
 def target_left_behind(script: Script) -> Iterator[Spot]:
     """A batch, or its target, is still in host memory where the model on the GPU needs it.
 
-    What it finds
-        A loss of torch.nn whose target comes straight from a DataLoader, where the output is that of a model
-        that DDP wrapped with `device_ids` or after it was moved to a GPU. A `target.to(device)` whose result nobody
-        takes counts as none: tensors do not move in place. Inputs of the model are meant only where DDP was given no
+    Finds: A loss of torch.nn whose target comes straight from a DataLoader, where the output is that of a model that
+        DDP wrapped with `device_ids` or after it was moved to a GPU. A `target.to(device)` whose result nobody takes
+        counts as none: tensors do not move in place. Inputs of the model are meant only where DDP was given no
         `device_ids`: with them it moves the inputs itself.
-
-    Why it matters
-        The first step raises "Expected all tensors to be on the same device".
-
-    Remedy
-        Move the target and keep the result: `target = target.to(device, non_blocking=True)`.
-
-    References
-        https://pytorch.org/docs/stable/generated/torch.Tensor.to.html
+    Why: The first step raises "Expected all tensors to be on the same device".
+    Remedy: Move the target and keep the result: `target = target.to(device, non_blocking=True)`.
+    See: https://pytorch.org/docs/stable/generated/torch.Tensor.to.html
     """
     if not wraps_on_gpu(script) or has_default_device(script):
         return
@@ -65,21 +58,13 @@ def target_left_behind(script: Script) -> Iterator[Spot]:
 def loader_in_the_way(script: Script) -> Iterator[Spot]:
     """A training loader prepares its batches in the training process, or in memory that is not pinned.
 
-    What it finds
-        A DataLoader for training without `num_workers`, or with workers and without `pin_memory=True`, in a DDP script
-        on GPUs.
-
-    Why it matters
-        Without workers the GPU idles while Python reads and decodes the next batch. From memory that is not pinned,
+    Finds: A DataLoader for training without `num_workers`, or with workers and without `pin_memory=True`, in a DDP
+        script on GPUs.
+    Why: Without workers the GPU idles while Python reads and decodes the next batch. From memory that is not pinned,
         copies to the GPU cannot overlap with computation. In DDP all ranks wait for the slowest of these in every step.
-
-    Remedy
-        Set `num_workers` to a few for each rank (together not more than the node's cores) and
-        `pin_memory=True`, and copy with `non_blocking=True`. Data sets that are in memory already need no
-        workers.
-
-    References
-        https://pytorch.org/docs/stable/data.html#single-and-multi-process-data-loading
+    Remedy: Set `num_workers` to a few for each rank (together not more than the node's cores) and `pin_memory=True`,
+        and copy with `non_blocking=True`. Data sets that are in memory already need no workers.
+    See: https://pytorch.org/docs/stable/data.html#single-and-multi-process-data-loading
         https://pytorch.org/docs/stable/data.html#memory-pinning
     """
     if not script.wraps or not training.uses_gpu(script):

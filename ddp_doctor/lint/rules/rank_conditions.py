@@ -42,22 +42,15 @@ _LEFT = {
 def on_some_ranks(script: Script) -> Iterator[Spot]:
     """A collective stands under a condition that only some ranks fulfil.
 
-    What it finds
-        A collective of the default group, a barrier, `wait_for_everyone` of Accelerate, the backward pass of a wrapped
-        model, the constructor of DDP, or what gathers the parameters of a model under FSDP (`state_dict`,
-        `optim_state_dict`), that rank 0 alone or all but rank 0 reach, also through functions. Not reported: the
-        same collective on both sides of the condition, in whatever order (one side downloads first), a function
-        that is also handed to something else (`optimizer.step(closure)`), a group of its own, and send and recv.
-
-    Why it matters
-        A collective ends when all ranks have called it. Those that did, hang until the time-out of the process group,
+    Finds: A collective of the default group, a barrier, `wait_for_everyone` of Accelerate, the backward pass of a
+        wrapped model, the constructor of DDP, or what gathers the parameters of a model under FSDP (`state_dict`,
+        `optim_state_dict`), that rank 0 alone or all but rank 0 reach, also through functions. Not reported: the same
+        collective on both sides of the condition, in whatever order (one side downloads first), a function that is also
+        handed to something else (`optimizer.step(closure)`), a group of its own, and send and recv.
+    Why: A collective ends when all ranks have called it. Those that did, hang until the time-out of the process group,
         10 minutes with NCCL and 30 with gloo; or they meet the next collective of the others, and exchange nonsense.
-
-    Remedy
-        Move the collective out of the condition, and leave inside only what one rank does: printing, saving.
-
-    References
-        https://pytorch.org/docs/stable/distributed.html#collective-functions
+    Remedy: Move the collective out of the condition, and leave inside only what one rank does: printing, saving.
+    See: https://pytorch.org/docs/stable/distributed.html#collective-functions
         https://pytorch.org/docs/stable/distributed.html#debugging-torch-distributed-applications
     """
     if _splits_roles(script):
@@ -78,19 +71,12 @@ def on_some_ranks(script: Script) -> Iterator[Spot]:
 def skipped_on_some_ranks(script: Script) -> Iterator[Spot]:
     """Some ranks leave a function or loop early, and the others go on to a collective.
 
-    What it finds
-        `return`, `continue`, `break` or a successful exit, under a condition that rank 0 alone or all but rank
-        0 fulfil, where a collective or the backward pass of a wrapped model follows below or in the next turn
-        of the loop.
-
-    Why it matters
-        Those that left never call the collective, and the others hang in it until the time-out of the process group.
-
-    Remedy
-        Let all ranks leave: broadcast the decision first. Or put the condition around what one rank does alone.
-
-    References
-        https://pytorch.org/docs/stable/distributed.html#collective-functions
+    Finds: `return`, `continue`, `break` or a successful exit, under a condition that rank 0 alone or all but rank 0
+        fulfil, where a collective or the backward pass of a wrapped model follows below or in the next turn of the
+        loop.
+    Why: Those that left never call the collective, and the others hang in it until the time-out of the process group.
+    Remedy: Let all ranks leave: broadcast the decision first. Or put the condition around what one rank does alone.
+    See: https://pytorch.org/docs/stable/distributed.html#collective-functions
     """
     if _splits_roles(script):
         return
@@ -199,23 +185,16 @@ _READS = frozenset(("any", "all", "sum", "max", "min", "mean", "item", "count_no
 def by_data(script: Script) -> Iterator[Spot]:
     """Whether a rank takes part in a collective depends on its own loss.
 
-    What it finds
-        A collective, or the backward pass of a wrapped model, under a condition on the output of that rank's
-        own forward, on the values in that rank's own batch (`if not mask.any()`, `if batch["size"] < n`), on a batch
-        that could not be read (`if batch is None`), on chance that no common seed governs, or on the clock; or a
-        `continue`, `break` or `return` under such a condition that skips one, or a loop that ends by the clock. Values
-        that a collective made equal on all ranks before are not meant, nor are shapes.
-
-    Why it matters
-        Each rank has other data, draws other numbers, and reads the clock at another moment. As soon as the loss of one
-        rank is not finite, or above the threshold, and the others' is not, that rank skips a collective in which the
-        others wait: a hang after hours, by chance.
-
-    Remedy
-        Let the ranks agree first: all-reduce the flag with MAX, and let all of them decide by the result.
-
-    References
-        https://pytorch.org/docs/stable/distributed.html#collective-functions
+    Finds: A collective, or the backward pass of a wrapped model, under a condition on the output of that rank's own
+        forward, on the values in that rank's own batch (`if not mask.any()`, `if batch["size"] < n`), on a batch that
+        could not be read (`if batch is None`), on chance that no common seed governs, or on the clock; or a `continue`,
+        `break` or `return` under such a condition that skips one, or a loop that ends by the clock. Values that a
+        collective made equal on all ranks before are not meant, nor are shapes.
+    Why: Each rank has other data, draws other numbers, and reads the clock at another moment. As soon as the loss of
+        one rank is not finite, or above the threshold, and the others' is not, that rank skips a collective in which
+        the others wait: a hang after hours, by chance.
+    Remedy: Let the ranks agree first: all-reduce the flag with MAX, and let all of them decide by the result.
+    See: https://pytorch.org/docs/stable/distributed.html#collective-functions
     """
     for call in collectives(script):
         for condition in call.conditions:

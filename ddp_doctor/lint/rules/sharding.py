@@ -41,22 +41,15 @@ _BY_RANK = re.compile(r"rank|world_size|IterableDataset|__iter__|num_replicas|sh
 def without_sampler(script: Script) -> Iterator[Spot]:
     """Every rank trains on the whole data set.
 
-    What it finds
-        A DataLoader for training, in a script that wraps its model in DistributedDataParallel, that has neither a
-        sampler (a RandomSampler counts as none) nor a batch sampler, and whose data set is not split by rank in
-        another way that can be seen: iterable data sets, slices and subsets by rank, `split_dataset_by_node` and node
-        splitters are. A loader that a library takes and gives back (`prepare`, `make_private`) is left alone.
-
-    Why it matters
-        Each of N ranks goes through all samples: an epoch costs N times the steps, and every sample counts N
-        times. Without `shuffle`, or with one seed for all, the ranks even compute the same gradients, and N
-        GPUs do the work of one.
-
-    Remedy
-        Give the loader a DistributedSampler, and call its `set_epoch` at the beginning of each epoch.
-
-    References
-        https://pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+    Finds: A DataLoader for training, in a script that wraps its model in DistributedDataParallel, that has neither a
+        sampler (a RandomSampler counts as none) nor a batch sampler, and whose data set is not split by rank in another
+        way that can be seen: iterable data sets, slices and subsets by rank, `split_dataset_by_node` and node splitters
+        are. A loader that a library takes and gives back (`prepare`, `make_private`) is left alone.
+    Why: Each of N ranks goes through all samples: an epoch costs N times the steps, and every sample counts N times.
+        Without `shuffle`, or with one seed for all, the ranks even compute the same gradients, and N GPUs do the work
+        of one.
+    Remedy: Give the loader a DistributedSampler, and call its `set_epoch` at the beginning of each epoch.
+    See: https://pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
     """
     if not script.wraps:
         return
@@ -82,17 +75,10 @@ def without_sampler(script: Script) -> Iterator[Spot]:
 def shuffle_and_sampler(script: Script) -> Iterator[Spot]:
     """A DataLoader has both a sampler and shuffle=True.
 
-    What it finds
-        `DataLoader(..., shuffle=True, sampler=...)` where the sampler is one that was made in the script.
-
-    Why it matters
-        The DataLoader raises `ValueError: sampler option is mutually exclusive with shuffle`, on all ranks.
-
-    Remedy
-        Leave `shuffle` out: a DistributedSampler shuffles by itself.
-
-    References
-        https://pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader
+    Finds: `DataLoader(..., shuffle=True, sampler=...)` where the sampler is one that was made in the script.
+    Why: The DataLoader raises `ValueError: sampler option is mutually exclusive with shuffle`, on all ranks.
+    Remedy: Leave `shuffle` out: a DistributedSampler shuffles by itself.
+    See: https://pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader
     """
     for call in script.named(names.LOADER):
         sampler = call.argument(training.SAMPLER, "sampler")
@@ -111,21 +97,15 @@ def shuffle_and_sampler(script: Script) -> Iterator[Spot]:
 def no_set_epoch(script: Script) -> Iterator[Spot]:
     """A DistributedSampler shuffles, and no epoch tells it its number.
 
-    What it finds
-        A DistributedSampler that shuffles, in a script that trains in a loop over several epochs and does not call its
-        `set_epoch` there: not at all, for another sampler, always with the same number, or once before the loop. An
+    Finds: A DistributedSampler that shuffles, in a script that trains in a loop over several epochs and does not call
+        its `set_epoch` there: not at all, for another sampler, always with the same number, or once before the loop. An
         epoch is whatever goes through the sampler's loader again (`for e in range(10)`, `while True`, a generator that
         never ends). Not meant: a loop over loaders, over folds with a sampler of their own, or over models.
-
-    Why it matters
-        The order comes from the seed plus the number of the epoch. Without `set_epoch` that number stays 0: every epoch
-        has the same order, and each rank sees the same samples in the same batches for ever, which costs accuracy.
-
-    Remedy
-        Call `sampler.set_epoch(epoch)` at the beginning of every epoch, before the loader is iterated.
-
-    References
-        https://pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+    Why: The order comes from the seed plus the number of the epoch. Without `set_epoch` that number stays 0: every
+        epoch has the same order, and each rank sees the same samples in the same batches for ever, which costs
+        accuracy.
+    Remedy: Call `sampler.set_epoch(epoch)` at the beginning of every epoch, before the loader is iterated.
+    See: https://pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
     """
     told = _told(script) if script.calls_any(names.SAMPLER) else None
     if told is None:

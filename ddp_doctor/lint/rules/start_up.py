@@ -46,19 +46,12 @@ _TIMEOUT = "the time-out of the group: init_process_group(timeout=timedelta(minu
 def process_group_missing(script: Script) -> Iterator[Spot]:
     """A model is wrapped in a script that starts no process group.
 
-    What it finds
-        DistributedDataParallel in code that runs when the script is started, without `init_process_group` anywhere in
-        it. Silent where a function of another module is called that may start the group, and in modules whose
+    Finds: DistributedDataParallel in code that runs when the script is started, without `init_process_group` anywhere
+        in it. Silent where a function of another module is called that may start the group, and in modules whose
         functions others call.
-
-    Why it matters
-        "Default process group has not been initialized": DDP broadcasts over the group while it wraps.
-
-    Remedy
-        Call `torch.distributed.init_process_group("nccl")` first, and start the script with torchrun.
-
-    References
-        https://pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group
+    Why: "Default process group has not been initialized": DDP broadcasts over the group while it wraps.
+    Remedy: Call `torch.distributed.init_process_group("nccl")` first, and start the script with torchrun.
+    See: https://pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group
     """
     if _has_start(script) or script.has_unknown_star or calls_what_may_set_up(script):
         return
@@ -80,17 +73,10 @@ def _has_start(script: Script) -> bool:
 def process_group_after_wrapping(script: Script) -> Iterator[Spot]:
     """The process group is started after the model was wrapped.
 
-    What it finds
-        `init_process_group` that runs after DistributedDataParallel, with none before it.
-
-    Why it matters
-        "Default process group has not been initialized": DDP broadcasts over the group while it wraps.
-
-    Remedy
-        Call `init_process_group` before the model is wrapped.
-
-    References
-        https://pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group
+    Finds: `init_process_group` that runs after DistributedDataParallel, with none before it.
+    Why: "Default process group has not been initialized": DDP broadcasts over the group while it wraps.
+    Remedy: Call `init_process_group` before the model is wrapped.
+    See: https://pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group
     """
     starts = list(script.named(*_STARTS))
     for wrap in script.wraps:
@@ -107,18 +93,11 @@ def process_group_after_wrapping(script: Script) -> Iterator[Spot]:
 def process_group_left_open(script: Script) -> Iterator[Spot]:
     """The process group is never destroyed.
 
-    What it finds
-        A script that starts a process group and wraps a model, and does not call `destroy_process_group`.
-
-    Why it matters
-        At the end NCCL's threads are still there while Python takes itself apart: torch warns that resources may leak,
+    Finds: A script that starts a process group and wraps a model, and does not call `destroy_process_group`.
+    Why: At the end NCCL's threads are still there while Python takes itself apart: torch warns that resources may leak,
         and a rank that is late can hang or die at exit.
-
-    Remedy
-        Call `torch.distributed.destroy_process_group()` as the last thing.
-
-    References
-        https://pytorch.org/docs/stable/distributed.html#shutdown
+    Remedy: Call `torch.distributed.destroy_process_group()` as the last thing.
+    See: https://pytorch.org/docs/stable/distributed.html#shutdown
     """
     starts = list(script.named(names.INIT))
     ends = script.calls_any(names.DESTROY) or script.uses("destroy_process_group")
@@ -139,20 +118,13 @@ def process_group_left_open(script: Script) -> Iterator[Spot]:
 def local_rank_as_argument(script: Script) -> Iterator[Spot]:
     """The script expects --local_rank from its launcher, and torchrun gives none.
 
-    What it finds
-        An argument `--local_rank` or `--local-rank` of argparse whose value is used (`args.local_rank`), in a script
+    Finds: An argument `--local_rank` or `--local-rank` of argparse whose value is used (`args.local_rank`), in a script
         that nowhere reads LOCAL_RANK. One that only takes in what an old launcher hands over is left alone.
-
-    Why it matters
-        torchrun says the local rank in the environment and hands no argument over: the default counts on every rank,
-        so that all take the same GPU or believe that they are alone. torch.distributed.launch, which does hand it
-        over, is deprecated and writes it with a hyphen since torch 2.0.
-
-    Remedy
-        Read `int(os.environ["LOCAL_RANK"])`, as the default of the argument or in its place.
-
-    References
-        https://pytorch.org/docs/stable/distributed.html#launch-utility
+    Why: torchrun says the local rank in the environment and hands no argument over: the default counts on every rank,
+        so that all take the same GPU or believe that they are alone. torch.distributed.launch, which does hand it over,
+        is deprecated and writes it with a hyphen since torch 2.0.
+    Remedy: Read `int(os.environ["LOCAL_RANK"])`, as the default of the argument or in its place.
+    See: https://pytorch.org/docs/stable/distributed.html#launch-utility
         https://pytorch.org/docs/stable/elastic/run.html#transitioning-from-torch-distributed-launch-to-torchrun
     """
     for call in script.methods("add_argument"):
@@ -178,19 +150,13 @@ def _uses_local_rank(script: Script) -> bool:
 def setting_read_by_nothing(script: Script) -> Iterator[Spot]:
     """The script sets an environment variable that neither NCCL nor torch reads.
 
-    What it finds
-        `os.environ["NAME"] = ...` with a name that looks like NCCL's, torch's or gloo's and that no release reads: one
-        that never was, one that is misspelled, or one that is gone. An old name that torch still reads is information.
-
-    Why it matters
-        The setting does nothing, and whoever wrote it believes that it does: a time-out that never comes, a log that
+    Finds: `os.environ["NAME"] = ...` with a name that looks like NCCL's, torch's or gloo's and that no release reads:
+        one that never was, one that is misspelled, or one that is gone. An old name that torch still reads is
+        information.
+    Why: The setting does nothing, and whoever wrote it believes that it does: a time-out that never comes, a log that
         is never written.
-
-    Remedy
-        Use the name that is read, or remove the line.
-
-    References
-        docs/reference/variables.md
+    Remedy: Use the name that is read, or remove the line.
+    See: docs/reference/variables.md
     """
     for setting in settings(script):
         is_ours = setting.name.upper().startswith(_FAMILIES)
@@ -264,21 +230,14 @@ def _is_environment(owner: Value) -> bool:
 def setting_too_late(script: Script) -> Iterator[Spot]:
     """An environment variable is set after what reads it has read it.
 
-    What it finds
-        `os.environ["NCCL_..."] = ...`, or TORCH_NCCL_*, GLOO_*, MASTER_ADDR and the like, after a process group was
+    Finds: `os.environ["NCCL_..."] = ...`, or TORCH_NCCL_*, GLOO_*, MASTER_ADDR and the like, after a process group was
         started and a model wrapped in it; CUDA_VISIBLE_DEVICES after CUDA was used. NCCL_* between the two is a warning
         where `device_id` was given, else information.
-
-    Why it matters
-        torch reads its settings when the group starts, NCCL when its first communicator does, CUDA at its first call.
+    Why: torch reads its settings when the group starts, NCCL when its first communicator does, CUDA at its first call.
         What is set later does nothing. NCCL's first communicator is made in init_process_group where that is given a
         `device_id`, and always in torch 2.15; torch 2.13 otherwise makes it at the first collective.
-
-    Remedy
-        Set it before, best outside of the script, where it counts for all processes.
-
-    References
-        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    Remedy: Set it before, best outside of the script, where it counts for all processes.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     for setting in settings(script):
         reader = _read_before(script, setting)
@@ -337,20 +296,13 @@ def _trains(script: Script) -> bool:
 def hidden_by_a_file(script: Script) -> Iterator[Spot]:
     """A file beside the script has the name of a module that torch needs, and is imported in its place.
 
-    What it finds
-        A `torch.py`, `random.py`, `logging.py` or another file or package with the name of torch, or of a module of
+    Finds: A `torch.py`, `random.py`, `logging.py` or another file or package with the name of torch, or of a module of
         Python without which torch does not come up, in the script's folder; the script itself may be that file. Silent
         in folders with an `__init__.py`, whose modules are imported under the package's name.
-
-    Why it matters
-        `torchrun train.py` and `python train.py` search the script's folder first. All ranks end in their first import
+    Why: `torchrun train.py` and `python train.py` search the script's folder first. All ranks end in their first import
         of torch: "cannot import name 'Random' from 'random'", "'torch' is not a package".
-
-    Remedy
-        Rename the file, and remove what `__pycache__` kept of it.
-
-    References
-        https://docs.python.org/3/library/sys_path_init.html
+    Remedy: Rename the file, and remove what `__pycache__` kept of it.
+    See: https://docs.python.org/3/library/sys_path_init.html
     """
     beside = script.names_beside()
     if Path(script.path).name not in beside or "__init__.py" in beside:

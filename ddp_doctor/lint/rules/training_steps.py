@@ -28,19 +28,12 @@ _MICRO = re.compile(r"accum|micro", re.IGNORECASE)
 def without_no_sync(script: Script) -> Iterator[Spot]:
     """Gradients are accumulated over several backward passes, and each of them is reduced over all ranks.
 
-    What it finds
-        A backward pass through a wrapped model that is followed by a step of the optimizer only every so many batches,
-        in a script that has no `no_sync()`.
-
-    Why it matters
-        DDP reduces the gradients in every backward pass. With k passes for each step, k - 1 of these reductions are
+    Finds: A backward pass through a wrapped model that is followed by a step of the optimizer only every so many
+        batches, in a script that has no `no_sync()`.
+    Why: DDP reduces the gradients in every backward pass. With k passes for each step, k - 1 of these reductions are
         wasted, and so is the time in which the ranks wait for them. The result is right.
-
-    Remedy
-        Run the passes before the last, forward and backward, inside of `with model.no_sync():`.
-
-    References
-        https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html#torch.nn.parallel.DistributedDataParallel.no_sync
+    Remedy: Run the passes before the last, forward and backward, inside of `with model.no_sync():`.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html#torch.nn.parallel.DistributedDataParallel.no_sync
     """
     if script.uses(*_SWITCHED):
         return
@@ -60,19 +53,11 @@ def without_no_sync(script: Script) -> Iterator[Spot]:
 def forward_outside(script: Script) -> Iterator[Spot]:
     """The backward pass stands inside of no_sync(), and its forward before it.
 
-    What it finds
-        `with model.no_sync():` around a `backward()` whose forward ran outside of it.
-
-    Why it matters
-        Whether gradients are reduced is decided in the forward. A backward inside of `no_sync()` whose forward
-        was outside reduces all the same: the context does nothing, and the accumulation costs as much as
-        without it.
-
-    Remedy
-        Move the forward into the context.
-
-    References
-        https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html#torch.nn.parallel.DistributedDataParallel.no_sync
+    Finds: `with model.no_sync():` around a `backward()` whose forward ran outside of it.
+    Why: Whether gradients are reduced is decided in the forward. A backward inside of `no_sync()` whose forward was
+        outside reduces all the same: the context does nothing, and the accumulation costs as much as without it.
+    Remedy: Move the forward into the context.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html#torch.nn.parallel.DistributedDataParallel.no_sync
     """
     for call in training.backwards(script):
         forwards = training.forwards_in(script, call.receiver)
@@ -89,19 +74,12 @@ def forward_outside(script: Script) -> Iterator[Spot]:
 def never_synchronised(script: Script) -> Iterator[Spot]:
     """The optimizer steps on gradients that were never reduced.
 
-    What it finds
-        `optimizer.step()` inside of `with model.no_sync():`, or a script in which every backward pass through the
+    Finds: `optimizer.step()` inside of `with model.no_sync():`, or a script in which every backward pass through the
         wrapped model stands in such a context, the last one before the step too.
-
-    Why it matters
-        `no_sync()` leaves the gradients local until the next backward pass outside of it. If there is none before the
+    Why: `no_sync()` leaves the gradients local until the next backward pass outside of it. If there is none before the
         step, every rank steps with its own gradients, and the models drift apart without any error.
-
-    Remedy
-        Run the last pass before the step outside of `no_sync()`.
-
-    References
-        https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html#torch.nn.parallel.DistributedDataParallel.no_sync
+    Remedy: Run the last pass before the step outside of `no_sync()`.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html#torch.nn.parallel.DistributedDataParallel.no_sync
     """
     if not any(script.methods("no_sync")) or any(map(training.reduces_gradients, script.calls)):
         return
@@ -170,20 +148,13 @@ _HOST_SIDE = re.compile(r"\.(shape|dtype|device|ndim|item|size|dim|numel|tolist|
 def waits(script: Script) -> Iterator[Spot]:
     """The training loop reads a number from the GPU in every step.
 
-    What it finds
-        `.item()`, `.cpu()`, `.tolist()`, `.numpy()` or `float()` of what the wrapped model computed, or a
-        `print` or `add_scalar` of it, in the loop of its backward pass, without a condition that lets it through
-        only now and then.
-
-    Why it matters
-        The host waits there until the GPU has done all that was queued, and queues nothing meanwhile: after it the GPU
+    Finds: `.item()`, `.cpu()`, `.tolist()`, `.numpy()` or `float()` of what the wrapped model computed, or a `print` or
+        `add_scalar` of it, in the loop of its backward pass, without a condition that lets it through only now and
+        then.
+    Why: The host waits there until the GPU has done all that was queued, and queues nothing meanwhile: after it the GPU
         waits for the host. On one rank alone it makes that rank late, and the others wait for it in the next reduction.
-
-    Remedy
-        Add up on the GPU (`running += loss.detach()`), and read every hundred steps.
-
-    References
-        https://pytorch.org/tutorials/recipes/recipes/tuning_guide.html#avoid-unnecessary-cpu-gpu-synchronization
+    Remedy: Add up on the GPU (`running += loss.detach()`), and read every hundred steps.
+    See: https://pytorch.org/tutorials/recipes/recipes/tuning_guide.html#avoid-unnecessary-cpu-gpu-synchronization
     """
     if not training.uses_gpu(script):
         return

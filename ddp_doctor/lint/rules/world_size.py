@@ -31,19 +31,12 @@ def _shards_data(script: Script) -> bool:
 def divided_twice(script: Script) -> Iterator[Spot]:
     """The batch size is divided by the number of ranks, and then again.
 
-    What it finds
-        The `batch_size` of a DataLoader that has been divided by the world size, or the number of GPUs, more than once
-        whichever way the script went.
-
-    Why it matters
-        Each rank works on a batch that is N times smaller than was meant: the GPUs idle, BatchNorm sees few
-        samples, and the learning rate fits another batch.
-
-    Remedy
-        Divide once, where the option is read.
-
-    References
-        https://pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+    Finds: The `batch_size` of a DataLoader that has been divided by the world size, or the number of GPUs, more than
+        once whichever way the script went.
+    Why: Each rank works on a batch that is N times smaller than was meant: the GPUs idle, BatchNorm sees few samples,
+        and the learning rate fits another batch.
+    Remedy: Divide once, where the option is read.
+    See: https://pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
     """
     for call in script.named(names.LOADER):
         size = call.argument(training.BATCH_SIZE, "batch_size")
@@ -62,19 +55,12 @@ def divided_twice(script: Script) -> Iterator[Spot]:
 def loss_divided(script: Script) -> Iterator[Spot]:
     """The loss is divided by the number of ranks before the backward pass.
 
-    What it finds
-        `backward()` of a loss of the wrapped model that was divided by the world size, where nothing shows that
-        it is a sum.
-
-    Why it matters
-        DDP takes the mean of the gradients over the ranks already. Divided once more, gradients are N times too
-        small, which is a learning rate N times too small, and one that changes with the number of ranks.
-
-    Remedy
-        Leave the division out of what `backward()` sees.
-
-    References
-        https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    Finds: `backward()` of a loss of the wrapped model that was divided by the world size, where nothing shows that it
+        is a sum.
+    Why: DDP takes the mean of the gradients over the ranks already. Divided once more, gradients are N times too small,
+        which is a learning rate N times too small, and one that changes with the number of ranks.
+    Remedy: Leave the division out of what `backward()` sees.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     for call in script.methods("backward"):
         loss = training.loss_of(call)
@@ -93,20 +79,13 @@ def loss_divided(script: Script) -> Iterator[Spot]:
 def reduced_by_hand(script: Script) -> Iterator[Spot]:
     """The gradients of a wrapped model are all-reduced by hand as well.
 
-    What it finds
-        `all_reduce` of the `grad` of each of the parameters of a model that DistributedDataParallel wrapped, in
-        a script that does not hold DDP's own reduction back.
-
-    Why it matters
-        DDP has reduced them already, in large buckets and while the backward pass ran. One more all-reduce for
-        each parameter takes longer than that, overlaps with nothing, and makes the gradients N times too large
-        where it sums.
-
-    Remedy
-        Leave it out.
-
-    References
-        https://pytorch.org/docs/stable/notes/ddp.html
+    Finds: `all_reduce` of the `grad` of each of the parameters of a model that DistributedDataParallel wrapped, in a
+        script that does not hold DDP's own reduction back.
+    Why: DDP has reduced them already, in large buckets and while the backward pass ran. One more all-reduce for each
+        parameter takes longer than that, overlaps with nothing, and makes the gradients N times too large where it
+        sums.
+    Remedy: Leave it out.
+    See: https://pytorch.org/docs/stable/notes/ddp.html
     """
     if script.uses(*_OWN_REDUCTION) or not any(True for _ in training.backwards(script)):
         return
@@ -128,19 +107,12 @@ def reduced_by_hand(script: Script) -> Iterator[Spot]:
 def local_sum(script: Script) -> Iterator[Spot]:
     """What one rank counted is divided by the size of the whole data set.
 
-    What it finds
-        A division by `len(loader.dataset)`, or by the length of the data set itself, of what was added up over a loader
-        with a DistributedSampler, in a script that reduces nothing.
-
-    Why it matters
-        A rank sees one N-th of the data set, so the accuracy or loss that is printed is N times too small. A threshold
+    Finds: A division by `len(loader.dataset)`, or by the length of the data set itself, of what was added up over a
+        loader with a DistributedSampler, in a script that reduces nothing.
+    Why: A rank sees one N-th of the data set, so the accuracy or loss that is printed is N times too small. A threshold
         or "best so far" then compares parts.
-
-    Remedy
-        All-reduce the sum and the count, and divide these.
-
-    References
-        https://pytorch.org/docs/stable/distributed.html#torch.distributed.all_reduce
+    Remedy: All-reduce the sum and the count, and divide these.
+    See: https://pytorch.org/docs/stable/distributed.html#torch.distributed.all_reduce
     """
     if any(map(_shares, script.calls)):
         return
@@ -165,20 +137,13 @@ def local_sum(script: Script) -> Iterator[Spot]:
 def rate_scaled(script: Script) -> Iterator[Spot]:
     """The learning rate grows with the number of ranks, and the global batch does not.
 
-    What it finds
-        An optimizer whose learning rate was multiplied by the world size, beside DataLoaders whose batch size was
+    Finds: An optimizer whose learning rate was multiplied by the world size, beside DataLoaders whose batch size was
         divided by it.
-
-    Why it matters
-        The linear rule (N times the batch, N times the rate) is for a global batch that grows with the ranks.
-        Here it stays, so the rate is N times that of the same training on one GPU, and may diverge.
-
-    Remedy
-        Scale the rate, or divide the batch size, but not both, unless the rate that is given is meant for one
+    Why: The linear rule (N times the batch, N times the rate) is for a global batch that grows with the ranks. Here it
+        stays, so the rate is N times that of the same training on one GPU, and may diverge.
+    Remedy: Scale the rate, or divide the batch size, but not both, unless the rate that is given is meant for one
         rank's batch.
-
-    References
-        https://arxiv.org/abs/1706.02677
+    See: https://arxiv.org/abs/1706.02677
     """
     sizes = [call.argument(training.BATCH_SIZE, "batch_size") for call in training.loaders(script)]
     if not any(size is not None and _divisions(size)[0] for size in sizes):

@@ -28,22 +28,15 @@ _COST = "The script needs a process group, a DistributedSampler, and saving on r
 def data_parallel(script: Script) -> Iterator[Spot]:
     """torch.nn.DataParallel is used where DistributedDataParallel would be faster.
 
-    What it finds
-        A call of `torch.nn.DataParallel` that is not the alternative to DistributedDataParallel in the same script.
+    Finds: A call of `torch.nn.DataParallel` that is not the alternative to DistributedDataParallel in the same script.
         Information only in a file that runs no `backward()`: it may serve inference, or hand the model on. In a script
         with a process group it is meant where the group surely runs and nothing reduces the gradients by hand.
-
-    Why it matters
-        DataParallel is one process with one thread for each GPU: Python's lock lets one of them run at a time, the
+    Why: DataParallel is one process with one thread for each GPU: Python's lock lets one of them run at a time, the
         model is copied to all GPUs in every step, and GPU 0 gathers the outputs. It cannot use a second node. PyTorch
         itself recommends DistributedDataParallel, also on one machine. In a process group each rank drives all GPUs
         beside the others, and without DDP nothing makes the gradients of the ranks equal.
-
-    Remedy
-        Start one process for each GPU with torchrun and wrap the model in DistributedDataParallel.
-
-    References
-        https://pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
+    Remedy: Start one process for each GPU with torchrun and wrap the model in DistributedDataParallel.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
         https://pytorch.org/docs/stable/notes/cuda.html#cuda-nn-ddp-instead
     """
     if script.libraries:
@@ -91,19 +84,12 @@ def _stand_for_each_other(call: Call, other: Call) -> bool:
 def wrapped_before_moved(script: Script) -> Iterator[Spot]:
     """A model is moved to its GPU after DistributedDataParallel wrapped it.
 
-    What it finds
-        `.to(...)` or `.cuda(...)` on a model that is already wrapped, or on the model inside the wrapper.
-
-    Why it matters
-        DDP looks at parameters and devices once, while it wraps: with `device_ids` it refuses parameters on the CPU,
-        over NCCL it fails to broadcast them, and where it does get through, its buckets and hooks belong to what was
-        on the CPU.
-
-    Remedy
-        Move first, then wrap: `model = DDP(model.to(device), device_ids=[local_rank])`.
-
-    References
-        https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    Finds: `.to(...)` or `.cuda(...)` on a model that is already wrapped, or on the model inside the wrapper.
+    Why: DDP looks at parameters and devices once, while it wraps: with `device_ids` it refuses parameters on the CPU,
+        over NCCL it fails to broadcast them, and where it does get through, its buckets and hooks belong to what was on
+        the CPU.
+    Remedy: Move first, then wrap: `model = DDP(model.to(device), device_ids=[local_rank])`.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     for call in script.methods(*_MOVES):
         if call.receiver is None or not moves_to_device(call):
@@ -121,18 +107,11 @@ def wrapped_before_moved(script: Script) -> Iterator[Spot]:
 def sync_batchnorm_after_wrapping(script: Script) -> Iterator[Spot]:
     """BatchNorm layers are converted to SyncBatchNorm after the model was wrapped.
 
-    What it finds
-        `SyncBatchNorm.convert_sync_batchnorm` on a model that DistributedDataParallel already wrapped.
-
-    Why it matters
-        The conversion makes new layers with new buffers. What DDP noted of the old ones while it wrapped, no longer
+    Finds: `SyncBatchNorm.convert_sync_batchnorm` on a model that DistributedDataParallel already wrapped.
+    Why: The conversion makes new layers with new buffers. What DDP noted of the old ones while it wrapped, no longer
         holds: the new buffers are not broadcast, and torch's documentation asks for the other order.
-
-    Remedy
-        Convert first, then wrap: `model = DDP(SyncBatchNorm.convert_sync_batchnorm(model).to(device))`.
-
-    References
-        https://pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
+    Remedy: Convert first, then wrap: `model = DDP(SyncBatchNorm.convert_sync_batchnorm(model).to(device))`.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
     """
     for call in script.named(names.CONVERT_SYNC_BN):
         model = call.argument(0, "module")
@@ -164,20 +143,13 @@ def _was_moved(wrap: Call) -> bool:
 def searched_in_vain(script: Script) -> Iterator[Spot]:
     """find_unused_parameters=True, though the forward has no branch.
 
-    What it finds
-        `find_unused_parameters=True` for a model whose classes stand in the file, use all their layers and decide
+    Finds: `find_unused_parameters=True` for a model whose classes stand in the file, use all their layers and decide
         nothing in their forward. Where the model is not to be seen in the file, this is information, not a warning.
-
-    Why it matters
-        DDP then walks the whole autograd graph after every forward, and copies a map of used parameters over all ranks
+    Why: DDP then walks the whole autograd graph after every forward, and copies a map of used parameters over all ranks
         in every step. PyTorch itself warns of it in the log. It also hides a layer that was forgotten in the forward.
-
-    Remedy
-        Leave the flag out. If a step then fails with "Expected to have finished reduction", the message names the
+    Remedy: Leave the flag out. If a step then fails with "Expected to have finished reduction", the message names the
         parameters that took no part. Where the same ones are unused in all steps, `static_graph=True` is cheaper.
-
-    References
-        https://pytorch.org/docs/stable/notes/ddp.html#internal-design
+    See: https://pytorch.org/docs/stable/notes/ddp.html#internal-design
     """
     for wrap in script.wraps:
         behind = wrap.argument(names.SHARED_BY_DDP)
@@ -204,22 +176,15 @@ def searched_in_vain(script: Script) -> Iterator[Spot]:
 def not_allowed_for(script: Script) -> Iterator[Spot]:
     """A layer takes no part in some forward, and DDP was not told to expect that.
 
-    What it finds
-        In the class of a wrapped model, a layer with parameters, or a Sequential of such, that nothing in the file uses
-        (error), or that the forward uses only under a condition on its input or on chance (warning), also in one branch
-        of `a if task == "left" else b`, or picks or skips by chance (`random.choice(self.layers)`), or by a flag that
-        the training loop draws or counts and hands over (`model(x, step < 100)`), where DDP has neither
+    Finds: In the class of a wrapped model, a layer with parameters, or a Sequential of such, that nothing in the file
+        uses (error), or that the forward uses only under a condition on its input or on chance (warning), also in one
+        branch of `a if task == "left" else b`, or picks or skips by chance (`random.choice(self.layers)`), or by a flag
+        that the training loop draws or counts and hands over (`model(x, step < 100)`), where DDP has neither
         `find_unused_parameters=True` nor `static_graph=True`.
-
-    Why it matters
-        DDP waits for the gradient of every parameter. A step in which one has none ends with "Expected to have finished
-        reduction in the prior iteration" in the next step. Where ranks take different branches, they hang.
-
-    Remedy
-        Remove a layer that is not used. Where it is used in some steps only, set `find_unused_parameters=True`.
-
-    References
-        https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    Why: DDP waits for the gradient of every parameter. A step in which one has none ends with "Expected to have
+        finished reduction in the prior iteration" in the next step. Where ranks take different branches, they hang.
+    Remedy: Remove a layer that is not used. Where it is used in some steps only, set `find_unused_parameters=True`.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
         https://pytorch.org/docs/stable/notes/ddp.html#internal-design
     """
     for wrap in script.wraps:
@@ -264,20 +229,13 @@ _UNITS = (names.FSDP[1], *(f"torch.distributed.fsdp.wrap.{name}" for name in ("w
 def one_unit(script: Script) -> Iterator[Spot]:
     """FSDP offloads parameters to the CPU, and the whole model is one unit.
 
-    What it finds
-        `FullyShardedDataParallel(..., cpu_offload=CPUOffload(offload_params=True))` without `auto_wrap_policy`, as the
-        only use of FSDP in the script; or one `fully_shard(model, offload_policy=CPUOffloadPolicy())` and no other.
-
-    Why it matters
-        FSDP gathers one unit at a time. If all of the model is one unit, every forward copies all parameters to
-        the GPU and gathers them there at once: the memory that offloading and sharding should save is needed
-        after all, and nothing overlaps.
-
-    Remedy
-        Give an `auto_wrap_policy` that makes a unit of each layer, for instance `transformer_auto_wrap_policy`.
-
-    References
-        https://pytorch.org/docs/stable/fsdp.html
+    Finds: `FullyShardedDataParallel(..., cpu_offload=CPUOffload(offload_params=True))` without `auto_wrap_policy`, as
+        the only use of FSDP in the script; or one `fully_shard(model, offload_policy=CPUOffloadPolicy())` and no other.
+    Why: FSDP gathers one unit at a time. If all of the model is one unit, every forward copies all parameters to the
+        GPU and gathers them there at once: the memory that offloading and sharding should save is needed after all, and
+        nothing overlaps.
+    Remedy: Give an `auto_wrap_policy` that makes a unit of each layer, for instance `transformer_auto_wrap_policy`.
+    See: https://pytorch.org/docs/stable/fsdp.html
         https://pytorch.org/tutorials/intermediate/FSDP_tutorial.html
     """
     units = list(script.named(names.FSDP[1]))

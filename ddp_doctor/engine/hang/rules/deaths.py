@@ -44,21 +44,14 @@ from ddp_doctor.wording.ranks import capital, ended, line_in_the_job, ranks_at, 
 def died(recording: Recording) -> Iterator[Draft]:
     """A rank, or every rank, whose process ended before its work was done.
 
-    What it finds
-        The first rank that exited or was killed; its exit code or signal, the line on which it stood, and whether the
-        memory cgroup counted an OOM kill at that time. Where all ranks ended for themselves, no rank is named; a
+    Finds: The first rank that exited or was killed; its exit code or signal, the line on which it stood, and whether
+        the memory cgroup counted an OOM kill at that time. Where all ranks ended for themselves, no rank is named; a
         setting is, if the ranks came through without it. What the doctor itself ended does not count.
-
-    Why it matters
-        The other ranks report "connection closed by peer", and torchrun on each node calls its own
-        first failure the root cause. The rank that went first is the one to look at.
-
-    Remedy
-        SIGKILL with an OOM count: more memory, or fewer or smaller ranks. SIGSEGV or SIGBUS: a
-        library clash or a full /dev/shm. An exit code: the rank's own output says why.
-
-    References
-        signal(7); torch.distributed.elastic.multiprocessing.errors
+    Why: The other ranks report "connection closed by peer", and torchrun on each node calls its own first failure the
+        root cause. The rank that went first is the one to look at.
+    Remedy: SIGKILL with an OOM count: more memory, or fewer or smaller ranks. SIGSEGV or SIGBUS: a library clash or a
+        full /dev/shm. An exit code: the rank's own output says why.
+    See: signal(7); torch.distributed.elastic.multiprocessing.errors
     """
     for trial, judgement in judged(recording, "died"):
         first = of_rank(trial, judgement.suspects[0])
@@ -183,17 +176,10 @@ _CURES = (
 def raised(recording: Recording) -> Iterator[Draft]:
     """A rank that failed with an exception of its own.
 
-    What it finds
-        A rank whose probe raised an exception that does not speak of a peer, while others did not.
-
-    Why it matters
-        The peers wait for it, or report a broken connection; only this rank's words are a cause.
-
-    Remedy
-        The exception's text and line.
-
-    References
-        torch.distributed.elastic.multiprocessing.errors, which reports the earliest failure
+    Finds: A rank whose probe raised an exception that does not speak of a peer, while others did not.
+    Why: The peers wait for it, or report a broken connection; only this rank's words are a cause.
+    Remedy: The exception's text and line.
+    See: torch.distributed.elastic.multiprocessing.errors, which reports the earliest failure
     """
     for trial, judgement in judged(recording, "raised"):
         lacking = {rank.rank for rank in pointing_at_settings(recording, trial)} | _beyond(recording, trial)

@@ -31,20 +31,13 @@ class _Rank:
 def another_gpu(recording: Recording) -> Iterator[Draft]:
     """A rank whose NCCL group is bound to one GPU while its tensors are on another.
 
-    What it finds
-        Ranks on which torch says "ProcessGroupNCCL is bound to device cuda:0 but an operation was issued on
-        cuda:1", in the doctor's own operations or in a model given with ``--model``.
-
-    Why it matters
-        Since torch 2.15 ``torch.cuda.set_device`` alone no longer decides: init_process_group takes device_id,
-        else LOCAL_RANK modulo the number of GPUs, else the global rank modulo that number. A tensor on another
-        GPU is refused; older releases made a communicator for any GPU that came.
-
-    Remedy
-        Choose the device by LOCAL_RANK, make it the current one, and hand it to init_process_group as device_id.
-
-    References
-        torch 2.15 distributed/distributed_c10d.py (init_process_group, device_id)
+    Finds: Ranks on which torch says "ProcessGroupNCCL is bound to device cuda:0 but an operation was issued on cuda:1",
+        in the doctor's own operations or in a model given with ``--model``.
+    Why: Since torch 2.15 ``torch.cuda.set_device`` alone no longer decides: init_process_group takes device_id, else
+        LOCAL_RANK modulo the number of GPUs, else the global rank modulo that number. A tensor on another GPU is
+        refused; older releases made a communicator for any GPU that came.
+    Remedy: Choose the device by LOCAL_RANK, make it the current one, and hand it to init_process_group as device_id.
+    See: torch 2.15 distributed/distributed_c10d.py (init_process_group, device_id)
         https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group
     """
     ranks = list({rank.rank: rank for rank in [*_of_models(recording), *_of_trials(recording)]}.values())

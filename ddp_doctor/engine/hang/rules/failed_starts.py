@@ -42,21 +42,14 @@ _DUPLICATE = re.compile(
 def everywhere(recording: Recording) -> Iterator[Draft]:
     """A process group that cannot be made, for a reason that torch, gloo or NCCL names.
 
-    What it finds
-        Exceptions of all ranks, or of most, while the process group is set up or used for the first time, that do
-        not speak of a peer: an interface that does not exist, a library that is missing. Where one speaks of a
-        setting that is in force (NCCL_SOCKET_IFNAME, NCCL_NET, NCCL_ALGO), one rank's exception is enough, and
-        trials without the setting prove it. And two ranks on one GPU, which NCCL refuses.
-
-    Why it matters
-        The job will not start, on any rank.
-
-    Remedy
-        What the exception names. GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME must name interfaces of
-        this host. Two ranks on one GPU: choose the device by LOCAL_RANK.
-
-    References
-        gloo transport/tcp/device.cc ("Unable to find address for")
+    Finds: Exceptions of all ranks, or of most, while the process group is set up or used for the first time, that do
+        not speak of a peer: an interface that does not exist, a library that is missing. Where one speaks of a setting
+        that is in force (NCCL_SOCKET_IFNAME, NCCL_NET, NCCL_ALGO), one rank's exception is enough, and trials without
+        the setting prove it. And two ranks on one GPU, which NCCL refuses.
+    Why: The job will not start, on any rank.
+    Remedy: What the exception names. GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME must name interfaces of this host. Two
+        ranks on one GPU: choose the device by LOCAL_RANK.
+    See: gloo transport/tcp/device.cc ("Unable to find address for")
         NCCL bootstrap.cc ("no socket interface found"), init.cc ("Duplicate GPU detected")
     """
     titles: set[str] = set()
@@ -193,19 +186,12 @@ def _after_refusal(message: str, to_blame: Sequence[str]) -> tuple[Remedy, ...]:
 def at_odds(recording: Recording) -> Iterator[Draft]:
     """Ranks that met and do not understand each other.
 
-    What it finds
-        A rank whose exception says that what a peer sent does not fit: a message of another length or type, another
-        number of ranks, another call. The rank that reads first says so, so nobody is blamed. Where the nodes or
-        ranks differ in a setting, or in NCCL's version, that difference is the finding.
-
-    Why it matters
-        One rank ends with an internal error, and the others hang or report a broken connection.
-
-    Remedy
-        Give all ranks the same settings, the same NCCL, and the same calls in the same order.
-
-    References
-        NCCL src/bootstrap.cc ("Message truncated", "mismatch in info from procs"), src/misc/socket.cc ("wrong type")
+    Finds: A rank whose exception says that what a peer sent does not fit: a message of another length or type, another
+        number of ranks, another call. The rank that reads first says so, so nobody is blamed. Where the nodes or ranks
+        differ in a setting, or in NCCL's version, that difference is the finding.
+    Why: One rank ends with an internal error, and the others hang or report a broken connection.
+    Remedy: Give all ranks the same settings, the same NCCL, and the same calls in the same order.
+    See: NCCL src/bootstrap.cc ("Message truncated", "mismatch in info from procs"), src/misc/socket.cc ("wrong type")
         gloo transport/tcp ("op.preamble.length")
     """
     found = [(trial, judgement) for trial, judgement in judged(recording, "at-odds") if not explains(recording, trial)]

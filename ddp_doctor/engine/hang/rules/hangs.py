@@ -45,20 +45,13 @@ _RANKS_READ = 8
 def never_entered(recording: Recording) -> Iterator[Draft]:
     """A rank that its peers wait for.
 
-    What it finds
-        A rank that is alive and never entered the collective, send or receive in which the other
-        ranks stand; the process state and the Python stack tell what it does instead.
-
-    Why it matters
-        Every collective waits for its last rank. In a job the others would print a time-out after
-        10 (NCCL) or 30 (gloo) minutes and name themselves.
-
-    Remedy
-        Look at the line the rank stands on: a data loader, a lock, a file system, a branch that
-        only this rank takes. Collectives must be called by all ranks in the same order.
-
-    References
-        https://docs.pytorch.org/docs/stable/distributed.html
+    Finds: A rank that is alive and never entered the collective, send or receive in which the other ranks stand; the
+        process state and the Python stack tell what it does instead.
+    Why: Every collective waits for its last rank. In a job the others would print a time-out after 10 (NCCL) or 30
+        (gloo) minutes and name themselves.
+    Remedy: Look at the line the rank stands on: a data loader, a lock, a file system, a branch that only this rank
+        takes. Collectives must be called by all ranks in the same order.
+    See: https://docs.pytorch.org/docs/stable/distributed.html
     """
     for trial, judgement in judged(recording, "never-entered"):
         first = of_rank(trial, judgement.suspects[0])
@@ -94,19 +87,12 @@ def _in_your_code(_recording: Recording, trial: TrialRecord, judgement: Judgemen
 def not_running(recording: Recording) -> Iterator[Draft]:
     """A rank whose process the kernel does not run.
 
-    What it finds
-        A rank in process state T (stopped by a signal or a debugger) or D (uninterruptible: waiting
-        for a device or a file system that does not answer) while its peers wait.
-
-    Why it matters
-        No time-out and no SIGTERM ends such a process; its peers wait for theirs.
-
-    Remedy
-        T: find who sent SIGSTOP (a debugger, a suspended shell, a freezing cgroup) and send SIGCONT.
-        D: the wait channel names the driver or file system; the node needs repair.
-
-    References
-        proc(5), signal(7)
+    Finds: A rank in process state T (stopped by a signal or a debugger) or D (uninterruptible: waiting for a device or
+        a file system that does not answer) while its peers wait.
+    Why: No time-out and no SIGTERM ends such a process; its peers wait for theirs.
+    Remedy: T: find who sent SIGSTOP (a debugger, a suspended shell, a freezing cgroup) and send SIGCONT. D: the wait
+        channel names the driver or file system; the node needs repair.
+    See: proc(5), signal(7)
     """
     for trial, judgement in judged(recording, "stopped", "uninterruptible"):
         stopped = judgement.kind == "stopped"
@@ -134,17 +120,10 @@ def not_running(recording: Recording) -> Iterator[Draft]:
 def never_began(recording: Recording) -> Iterator[Draft]:
     """A rank whose process was started and never reported in.
 
-    What it finds
-        Under torchrun or the doctor's own launcher, a rank that wrote nothing at all while others did.
-
-    Why it matters
-        The rendezvous waits for it: by default 10 minutes, without a word about who is missing.
-
-    Remedy
-        Look at the process: a slow import from a shared file system, or no memory or pids left.
-
-    References
-        torch.distributed.run, --rdzv-conf join_timeout
+    Finds: Under torchrun or the doctor's own launcher, a rank that wrote nothing at all while others did.
+    Why: The rendezvous waits for it: by default 10 minutes, without a word about who is missing.
+    Remedy: Look at the process: a slow import from a shared file system, or no memory or pids left.
+    See: torch.distributed.run, --rdzv-conf join_timeout
     """
     for trial, judgement in judged(recording, "never-began"):
         were = "was" if len(judgement.suspects) == 1 else "were"
@@ -162,22 +141,15 @@ def never_began(recording: Recording) -> Iterator[Draft]:
 def nobody_left(recording: Recording) -> Iterator[Draft]:
     """A collective that all ranks entered and none, or not all of them, left.
 
-    What it finds
-        All ranks run, and stand in the same collective, or in init_process_group, until the deadline. Or a few
-        stand in it that the others left: what those sent did not arrive. Some link between them is to blame;
-        the pairwise check that follows says which, where it can.
-
-    Why it matters
-        The job hangs without a message. In init_process_group NCCL connects the ranks where it gets a device_id,
-        and always in torch 2.15; otherwise it does so in the first collective, with all GPUs at 100 %.
-
-    Remedy
-        The finding on the pair, where there is one. Else NCCL without NVLink SHARP, where it takes that, and without
-        P2P, as a proof, and between nodes, or in init_process_group, what connects them; which transports NCCL chose
-        stands in the table of the report.
-
-    References
-        docs/explanation/hangs.md
+    Finds: All ranks run, and stand in the same collective, or in init_process_group, until the deadline. Or a few stand
+        in it that the others left: what those sent did not arrive. Some link between them is to blame; the pairwise
+        check that follows says which, where it can.
+    Why: The job hangs without a message. In init_process_group NCCL connects the ranks where it gets a device_id, and
+        always in torch 2.15; otherwise it does so in the first collective, with all GPUs at 100 %.
+    Remedy: The finding on the pair, where there is one. Else NCCL without NVLink SHARP, where it takes that, and
+        without P2P, as a proof, and between nodes, or in init_process_group, what connects them; which transports NCCL
+        chose stands in the table of the report.
+    See: docs/explanation/hangs.md
     """
     hanging = {pair for _, judgement in judged(recording, "pair") for pair in judgement.pairs}
     explained = pairs_of_topology(recording) | hanging

@@ -37,18 +37,11 @@ from ddp_doctor.wording.ranks import pair_culprit, rank_at, rank_culprit, rank_l
 def mismatch(recording: Recording) -> Iterator[Draft]:
     """Ranks that met in one place with different operations, shapes or types.
 
-    What it finds
-        At one sequence number the ranks called different operations, or one operation with
-        different shapes or types; torch's flight recorder tells what each really enqueued.
-
-    Why it matters
-        The result is a hang, a broken connection or a wrong sum, and no message names the rank.
-
-    Remedy
-        Make the ranks agree: usually a branch, a data-dependent shape or an uneven last batch.
-
-    References
-        TORCH_DISTRIBUTED_DEBUG=DETAIL compares every collective at a price
+    Finds: At one sequence number the ranks called different operations, or one operation with different shapes or
+        types; torch's flight recorder tells what each really enqueued.
+    Why: The result is a hang, a broken connection or a wrong sum, and no message names the rank.
+    Remedy: Make the ranks agree: usually a branch, a data-dependent shape or an uneven last batch.
+    See: TORCH_DISTRIBUTED_DEBUG=DETAIL compares every collective at a price
     """
     for trial, judgement in judged(recording, "mismatch"):
         calls = _calls(trial, judgement)
@@ -112,19 +105,12 @@ def _flight_evidence(trial: TrialRecord, judgement: Judgement) -> tuple[Evidence
 def pair(recording: Recording) -> Iterator[Draft]:
     """A pair of ranks that both entered a transfer which never ended.
 
-    What it finds
-        Two ranks that run, that both entered the same send and receive, and that did not leave it in time.
-        A link that carries less than about a megabit per second looks the same.
-
-    Why it matters
-        Neither process is to blame: what connects them is. One such pair hangs every collective.
-
-    Remedy
-        GPUs: test with NCCL_P2P_DISABLE=1, and repair ACS, the IOMMU or the link. CPU: look at the
-        firewall and the interface between the two.
-
-    References
-        NCCL user guide, Troubleshooting: GPU Direct and PCI Access Control Services
+    Finds: Two ranks that run, that both entered the same send and receive, and that did not leave it in time. A link
+        that carries less than about a megabit per second looks the same.
+    Why: Neither process is to blame: what connects them is. One such pair hangs every collective.
+    Remedy: GPUs: test with NCCL_P2P_DISABLE=1, and repair ACS, the IOMMU or the link. CPU: look at the firewall and the
+        interface between the two.
+    See: NCCL user guide, Troubleshooting: GPU Direct and PCI Access Control Services
     """
     explained = pairs_of_topology(recording)
     stuck: _Stuck = {}

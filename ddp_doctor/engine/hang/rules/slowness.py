@@ -35,20 +35,12 @@ class _Late:
 def late(recording: Recording) -> Iterator[Draft]:
     """A rank that makes the others wait, though not for ever.
 
-    What it finds
-        A rank that needed much longer than its peers between two collectives; all ranks run the
-        same code, so the time is lost on that rank alone. How long a collective kept it does not count: that
-        may be its link's fault. Where other work keeps the CPUs of all nodes busy, a rank may come as many
-        times later as processes share a CPU.
-
-    Why it matters
-        DDP runs at the speed of its slowest rank.
-
-    Remedy
-        Compare that rank's CPU core, GPU clock and the other programs on its node with its peers'.
-
-    References
-        docs/explanation/hangs.md
+    Finds: A rank that needed much longer than its peers between two collectives; all ranks run the same code, so the
+        time is lost on that rank alone. How long a collective kept it does not count: that may be its link's fault.
+        Where other work keeps the CPUs of all nodes busy, a rank may come as many times later as processes share a CPU.
+    Why: DDP runs at the speed of its slowest rank.
+    Remedy: Compare that rank's CPU core, GPU clock and the other programs on its node with its peers'.
+    See: docs/explanation/hangs.md
     """
     for trial in recording.trials:
         if trial.outcome == "finished":
@@ -147,17 +139,10 @@ def _kept_in_the_step_before(
 def slow(recording: Recording) -> Iterator[Draft]:
     """A check that still moved when its extended deadline had passed.
 
-    What it finds
-        Ranks that went on from step to step, too slowly to end in time; nobody hangs.
-
-    Why it matters
-        The job would run, far slower than it should.
-
-    Remedy
-        Look at the load of the machine first; then at the measured bandwidths.
-
-    References
-        docs/explanation/hangs.md
+    Finds: Ranks that went on from step to step, too slowly to end in time; nobody hangs.
+    Why: The job would run, far slower than it should.
+    Remedy: Look at the load of the machine first; then at the measured bandwidths.
+    See: docs/explanation/hangs.md
     """
     for trial, judgement in judged(recording, "slow"):
         yield likely(
