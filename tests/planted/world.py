@@ -160,15 +160,15 @@ class _Quiet:
         if state != self._last:
             self._last, self._looks = state, 0
             self._used = {pid: _processor_s(pid) for pid in pids}
-        if all(_asleep(pid) or _processor_s(pid) - self._used.get(pid, 0.0) > _SPINNING_S for pid in pids):
+        if all(asleep(pid) or _processor_s(pid) - self._used.get(pid, 0.0) > _SPINNING_S for pid in pids):
             self._looks += 1
         return self._looks >= _LOOKS
 
 
-def _asleep(pid: int) -> bool:
-    """Whether no thread of a process runs, waits for a processor, or for a disk."""
+def asleep(pid: int) -> bool:
+    """Whether no thread of a process runs, waits for a processor or for a disk, or has ended."""
     states = (_fields(thread)[0] for thread in Path(f"/proc/{pid}/task").glob("*"))
-    return all(state not in "RD" for state in states)
+    return all(state not in "RDZ" for state in states)
 
 
 def _processor_s(pid: int) -> float:

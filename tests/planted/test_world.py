@@ -1,0 +1,18 @@
+"""When ranks of the real NCCL are taken for hanging."""
+
+from __future__ import annotations
+
+import subprocess
+
+from tests.lab.processes import state
+from tests.planted.world import asleep
+
+
+def test_a_rank_that_has_ended_is_not_taken_for_one_that_sleeps():
+    """Who started it may have to wait for the processor before it can say how the rank ended."""
+    rank = subprocess.Popen(("true",))
+    while state(rank.pid) != "Z":
+        pass
+
+    assert not asleep(rank.pid)
+    assert rank.wait() == 0
