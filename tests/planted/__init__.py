@@ -28,6 +28,8 @@ _HERE = Path(__file__).parent
 _CUDA = ("machine.c", "memory.c", "streams.c", "devices.c", "redirect.c")
 #: What a rank preloads.
 WAITS = "waits.so"
+#: Where nvidia-smi stands, for PATH.
+TOOLS = "bin"
 _FLAGS = ("-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-fvisibility=hidden")
 
 
@@ -71,3 +73,5 @@ def _compile(folder: Path) -> None:
     subprocess.run(("cc", *_FLAGS, _HERE / "verbs.c", "-o", made, *verbs), check=True, timeout=60)
     subprocess.run(("cc", *_FLAGS, _HERE / "waits.c", "-o", folder / WAITS, "-ldl"), check=True, timeout=60)
     shutil.copy(Path(nvml_stand_in.library_folder()) / nvml_stand_in.SONAME, folder)
+    (folder / TOOLS).mkdir()
+    shutil.copy(_HERE / "nvidia_smi.py", folder / TOOLS / "nvidia-smi")

@@ -24,7 +24,7 @@ from tests.lab.hosts import ROOT, Host
 from tests.lab.processes import PATIENCE_S, HostProcess
 from tests.machines import parts
 from tests.machines.whole import Whole
-from tests.planted import libraries
+from tests.planted import TOOLS, libraries
 from tests.planted.world import Env, Machines
 
 #: The folder of an environment with a CUDA build of torch and what the doctor needs.
@@ -93,7 +93,7 @@ class PlantedTorch(Machines):
         """Start a command on a host, with the environment's programs first on PATH."""
         machine, its = self.machines[host], self.hosts[host]
         whole = {
-            "PATH": f"{self.environment / 'bin'}:{its.environment['PATH']}",
+            "PATH": f"{libraries() / TOOLS}:{self.environment / 'bin'}:{its.environment['PATH']}",
             "LD_LIBRARY_PATH": str(libraries()),
             "PLANTED_TORCH": str(HOOK),
             "PLANTED_EXCHANGE": str(self.exchange),

@@ -1,0 +1,38 @@
+"""A planted machine to nvidia-smi: what it prints is what the doctor reads of NVML and /sys there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.lab.hosts import ROOT
+from tests.lab.processes import PATIENCE_S
+from tests.planted import TOOLS, libraries
+from tests.planted.machines import MACHINES, Kind
+from tests.planted.test_nccl import skip_where_none_can_be_planted
+from tests.planted.world import Machines
+
+pytestmark = pytest.mark.planted
+
+WITNESSED = [ROOT / f"tests/gpu/test_{name}.py" for name in ("nvml", "topology")]
+
+
+@pytest.mark.parametrize("kind", MACHINES, ids=lambda kind: kind.name)
+def test_the_tests_that_hold_the_doctor_against_nvidia_smi_pass_on_a_planted_machine(kind: Kind):
+    skip_where_none_can_be_planted()
+    [machine, *_] = kind.build()
+    with Machines([machine]) as planted:
+        env = {
+            "PATH": f"{libraries() / TOOLS}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "LD_LIBRARY_PATH": str(libraries()),
+            **(machine.nvml or {}),
+        }
+        argv = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu", *map(str, WITNESSED))
+        process = planted.hosts[0].start(argv, env=env)
+        code, said = process.wait(PATIENCE_S), process.output()
+
+    assert code == 0, said
+    assert "skipped" not in said
