@@ -35,5 +35,5 @@ def _download(release: str, folder: Path) -> None:
         pytest.skip(f"needs a package index with {package}")
     [wheel] = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as packed:
-        packed.extract(_LIBRARY, folder)
+        packed.extractall(folder, [name for name in packed.namelist() if name == _LIBRARY or ".dist-info/" in name])
     wheel.unlink()

@@ -16,12 +16,12 @@ from ddp_doctor.knowledge.network.interface_choice import Choice, holder
 from ddp_doctor.model.context import CommandResult, Context, Interface
 from ddp_doctor.parse.json_value import NotJson, json_object
 from ddp_doctor.parse.redact import KEPT_BACK, is_withheld
-from ddp_doctor.settings.nccl_conf import MOST_LINES, SYSTEM_FILE, conf_lines, set_by_files
+from ddp_doctor.settings.nccl_conf import MOST_LINES, SYSTEM_FILE, conf_lines, read_by, set_by_files
 
 
 def nccl_environment(ctx: Context) -> dict[str, str]:
     """The environment as NCCL sees it: the process's own, then the user's file, then the system's."""
-    added = set_by_files(conf_files(ctx))
+    added = set_by_files(read_by(conf_files(ctx)))
     return {**{name: value for name, (value, _) in added.items()}, **ctx.env}
 
 
@@ -64,12 +64,12 @@ def conf_files(ctx: Context) -> tuple[ConfFile, ...]:
     """
     named, home = ctx.env.get("NCCL_CONF_FILE"), ctx.env.get("HOME")
     users: dict[str, Reason] = {}
-    if home and named:
-        users[named] = "named"
-    elif home:
+    if home:
         passwd_home = _passwd_home(ctx) or home
         users[f"{passwd_home}/.nccl.conf"] = "passwd"
         users[f"{home}/.nccl.conf"] = "user" if passwd_home == home else "home"
+    if home and named:
+        users[named] = "named"
     files = [_file(ctx, path, reason) for path, reason in {**users, SYSTEM_FILE: "system"}.items()]
     return tuple(file for file in files if file is not None)
 

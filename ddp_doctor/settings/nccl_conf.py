@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from ddp_doctor.facts.node.nccl import ConfFile, ConfLine, NcclFact
 from ddp_doctor.facts.node.software import Software
 from ddp_doctor.knowledge.network.nccl_plugins import CONF_FILE_SINCE, HOME_SINCE
-from ddp_doctor.knowledge.versions import release
+from ddp_doctor.knowledge.versions import Version, release
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.parse.redact import is_withheld
 from ddp_doctor.parse.text import as_utf8
@@ -64,11 +64,18 @@ def set_by_files(files: tuple[ConfFile, ...]) -> Mapping[str, tuple[str, str]]:
     return found
 
 
+def read_by(files: tuple[ConfFile, ...], nccl: Version = ()) -> tuple[ConfFile, ...]:
+    """The files that an NCCL of this release, or the newest, reads: one that is named stands for the user's own."""
+    if nccl and nccl < CONF_FILE_SINCE:
+        ignored = {"named", "home"}
+    elif any(file.reason == "named" for file in files):
+        ignored = {"user", "home", "passwd"}
+    else:
+        ignored = {"home" if nccl and nccl < HOME_SINCE else "passwd"}
+    return tuple(file for file in files if file.reason not in ignored)
+
+
 def files_read(recording: Recording, nccl: FactAt[NcclFact]) -> tuple[ConfFile, ...]:
-    """The files that the NCCL of this node reads: which one is ~'s depends on its version."""
+    """The files that the NCCL of this node reads."""
     version = next((software.nccl_loaded for software in recording.at(Software, nccl.node)), None)
-    number = release(version or "")
-    ignored = {"home" if number and number < HOME_SINCE else "passwd"}
-    if number and number < CONF_FILE_SINCE:
-        ignored.add("named")
-    return tuple(file for file in nccl.fact.conf if file.reason not in ignored)
+    return read_by(nccl.fact.conf, release(version or ""))

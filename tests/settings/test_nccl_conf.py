@@ -2,7 +2,7 @@
 
 from ddp_doctor.facts.node.nccl import ConfFile, ConfLine
 from ddp_doctor.probing.nccl_interface import conf_files
-from ddp_doctor.settings.nccl_conf import LONGEST, MOST_LINES, conf_lines, set_by_files
+from ddp_doctor.settings.nccl_conf import LONGEST, MOST_LINES, conf_lines, read_by, set_by_files
 from tests.fakes import FakeContext
 
 
@@ -56,3 +56,13 @@ def test_a_status_without_a_user_leaves_the_home_folder_of_the_environment():
     files = {"/proc/self/status": "Uid:\t\n", "/h/.nccl.conf": "NCCL_DEBUG=INFO\n"}
 
     assert [file.path for file in conf_files(FakeContext(env={"HOME": "/h"}, files=files))] == ["/h/.nccl.conf"]
+
+
+def test_an_nccl_that_knows_no_named_file_reads_the_users_own():
+    files = {"/site.conf": "NCCL_ALGO=Ring\n", "/h/.nccl.conf": "NCCL_ALGO=Tree\n"}
+    env = {"HOME": "/h", "NCCL_CONF_FILE": "/site.conf"}
+
+    found = conf_files(FakeContext(env=env, files=files))
+
+    assert [file.path for file in read_by(found, (2, 21, 5))] == ["/h/.nccl.conf"]
+    assert [file.path for file in read_by(found)] == ["/site.conf"]

@@ -24,7 +24,7 @@ from ddp_doctor.parse import software
 from ddp_doctor.parse.redact import open_and_withheld
 from ddp_doctor.probing import nccl_interface, rdma
 from ddp_doctor.probing.kernel_files import names_in
-from ddp_doctor.settings.nccl_conf import set_by_files
+from ddp_doctor.settings.nccl_conf import read_by, set_by_files
 
 __all__ = ["CHECK", "probe"]
 
@@ -35,13 +35,13 @@ _LDCONFIG = "/sbin/ldconfig"  # a user's PATH seldom has /sbin
 def probe(ctx: Context) -> NcclFact:
     """Read the files, and look where the linker would. Never fails; nothing found is an answer too."""
     files = nccl_interface.conf_files(ctx)
-    added = set_by_files(files)
-    own = {name: ctx.env[name] for name in (*added, *_NAMES_OF_LIBRARIES) if name in ctx.env}
+    in_files, added = set_by_files(files), set_by_files(read_by(files))
+    own = {name: ctx.env[name] for name in (*in_files, *_NAMES_OF_LIBRARIES) if name in ctx.env}
     values, _ = open_and_withheld({**{name: value for name, (value, _) in added.items()}, **own})
     env = {name: values[name] for name in _NAMES_OF_LIBRARIES if name in values}
     return NcclFact(
         conf=files,
-        overruled={name: values[name] for name in added if name in own and name in values},
+        overruled={name: values[name] for name in in_files if name in own and name in values},
         plugins=tuple(_plugins(ctx, env)),
         network=env.get("NCCL_NET") or None,
         efa_devices=rdma.efa_names(ctx),
