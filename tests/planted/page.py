@@ -64,7 +64,8 @@ def make_environment() -> None:
     pinned = (ROOT / "constraints.txt").read_text("utf-8")
     constraints.write_text(re.sub(r"(?m)^torch==.*\n", "", pinned), "utf-8")
     install = (HOME / "bin/python", "-m", "pip", "install", "-q", "--constraint", constraints)
-    subprocess.run((*install, f"torch=={TORCH}", "numpy", "pytest", "--editable", ROOT), check=True)
+    of_tests = ("numpy", "pytest", "pytest-timeout", "hypothesis")  # tests/gpu run on planted GPUs too
+    subprocess.run((*install, f"torch=={TORCH}", *of_tests, "--editable", ROOT), check=True)
     (HOME / ".installed").touch()
 
 

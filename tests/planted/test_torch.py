@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
+from tests.lab.hosts import ROOT
 from tests.machines import planting, servers
 from tests.machines.whole import Whole
 from tests.nccl_wheels import libnccl
+from tests.planted.real import two_a100
 from tests.planted.test_nccl import skip_where_none_can_be_planted
 from tests.planted.with_torch import PlantedTorch, ended
 
@@ -346,3 +348,24 @@ def test_ddp_trains_to_the_same_weights_on_all_ranks(tmp_path: Path):
     assert "is not planted" not in ran[0].said + ran[1].said
     assert ran[0].output.splitlines()[-1] == ran[1].output.splitlines()[-1]
     assert ran[0].output.endswith("total 3.0\n")
+
+
+#: What of tests/gpu no planted GPU can pass: kernels run on the CPU, and NVML shows no memory that torch uses.
+NOT_PLANTED = (
+    "test_gpu_speed.py",
+    "test_busy_gpu.py",
+    "test_nothing_is_left.py::test_a_",
+    "test_run_on_gpu.py::test_a_run_uses_nccl_on_every_gpu_and_reads_nvml",
+)
+
+
+def test_the_tests_that_need_a_gpu_pass_on_two_planted_a100():
+    skip_where_none_can_be_planted()
+    left_out = [word for name in NOT_PLANTED for word in ("--deselect", f"tests/gpu/{name}")]
+
+    with PlantedTorch([two_a100()]) as planted:
+        argv = ("-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu", ROOT / "tests/gpu", *left_out)
+        run = ended(planted.start((planted.python, *argv)), LIMIT_S)
+
+    assert run.code == 0, run.said
+    assert not re.search(r"\d+ (skipped|xfailed)", run.said), run.said
