@@ -364,7 +364,7 @@ def test_the_tests_that_need_a_gpu_pass_on_two_planted_a100():
     left_out = [word for name in NOT_PLANTED for word in ("--deselect", f"tests/gpu/{name}")]
 
     with PlantedTorch([two_a100()]) as planted:
-        argv = ("-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu", ROOT / "tests/gpu", *left_out)
+        argv = ("-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu", str(ROOT / "tests/gpu"), *left_out)
         run = ended(planted.start((planted.python, *argv)), LIMIT_S)
 
     assert run.code == 0, run.said
