@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
 from pathlib import Path
 
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
@@ -333,11 +334,12 @@ class _Watch:
 
     def _ras(self) -> Iterator[tuple[None, JobLogFact]]:
         if any(self._ras_said):
-            from ddp_doctor.app.job_reading import as_output  # few jobs need its tables
+            from ddp_doctor.parse.job_log.assemble import fact_of_text  # few jobs need its tables
             from ddp_doctor.parse.job_log.ras import text_of_ras
 
             with suppress(ValueError):
-                yield None, as_output("NCCL RAS", text_of_ras("".join(self._ras_said).encode()))
+                said = text_of_ras("".join(self._ras_said).encode())
+                yield None, fact_of_text("NCCL RAS", said, datetime.now(timezone.utc).year)
 
 
 def _script_of(pid: int | None) -> str | None:

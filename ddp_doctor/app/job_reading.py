@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ddp_doctor.app.outcome import UsageError
 from ddp_doctor.app.recordings import recording_in
-from ddp_doctor.facts.job_log import FileSeen, JobLogFact
+from ddp_doctor.facts.job_log import FileSeen
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.parse.file_kinds import RECORDING
@@ -76,14 +76,6 @@ def read_job(
 ) -> tuple[Reading, ...]:
     """What these paths hold, as readings: one of JobLogFact first. Raises UsageError where nothing could be read."""
     return _Reading(paths, progress, starts).read()
-
-
-def as_output(name: str, text: str) -> JobLogFact:
-    """What a text says that is no file."""
-    scan, data = FileScan(name, datetime.now(timezone.utc).year), text.encode()
-    scan.feed(data, search_for(ALL_WORDS)(data))
-    scan.end()
-    return Job([scan]).fact([FileSeen(name=name, kind="output", size_bytes=len(data), lines=scan.lines)])
 
 
 class _Reading:

@@ -284,7 +284,10 @@ def test_all_ranks_without_an_interface_are_one_finding_in_the_words_of_nccl(mes
     found = _only(failed_starts.everywhere.apply(_run(*ranks)))
 
     assert found.title == "The nccl process group cannot start: Bootstrap : no socket interface found"
-    assert found.detail == "Both ranks raised RuntimeError in init_process_group."
+    assert found.detail == (
+        "Both ranks raised RuntimeError in init_process_group. In its own words: NCCL finds no network interface with"
+        " an address on rank 0 (ddp-doctor explain DDJ141)."
+    )
 
 
 @pytest.mark.parametrize("shown", ["exception", "log"])

@@ -51,6 +51,7 @@ def test_a_misbehaving_rank_is_named_and_nobody_else(play: Play, one_trial, prob
     assert scenario.codes == [code], scenario.outcome.report.findings
     assert scenario.culprits == [misbehaving.BAD]
     assert words in scenario.title
+    assert ("explain DDJ108" in scenario.outcome.report.findings[0].detail) is (probe is misbehaving.exits)
     assert scenario.outcome.report.verdict is Verdict.SICK
     assert not scenario.left
 
@@ -59,7 +60,7 @@ def test_a_misbehaving_rank_is_named_and_nobody_else(play: Play, one_trial, prob
     ("probe", "title", "detail"),
     [
         (misbehaving.all_crash, "Every rank was killed by SIGSEGV in your code, misbehaving.py:", ""),
-        (misbehaving.all_abort, "Every rank was killed by SIGABRT in your code", "an instance of 'std::bad_alloc'"),
+        (misbehaving.all_abort, "Every rank was killed by SIGABRT in your code", "explain DDJ109"),
         (misbehaving.all_are_killed, "Every rank was killed by SIGKILL in all_reduce 1 of the check scenario", ""),
         (misbehaving.all_exit, "Every rank exited early with code 0 in the check scenario", ""),
     ],

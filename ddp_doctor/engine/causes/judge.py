@@ -65,6 +65,20 @@ def causes(recording: Recording) -> tuple[Judged, ...]:
     return replace(found[0], detail=detail), *found[1:]
 
 
+#: Causes that say no more than that a process ended.
+_THAT_IT_ENDED = ("rank-exception", "process-crashed", "host-oom-kill", "peer-died-secondary")
+
+
+def cause_in(fact: JobLogFact) -> Judged | None:
+    """The first cause that output names, likely at least; that a process ended is none."""
+    output = Output(fact)
+    left = output.in_order(unexplained(output, list(suspects(output))))
+    for suspect in left:
+        if suspect.confidence is not Confidence.POSSIBLE and suspect.cause.name not in _THAT_IT_ENDED:
+            return _judged(output, suspect)
+    return None
+
+
 def _with_lint(recording: Recording, output: Output, judged: Judged) -> Judged:
     """What reads the job's code comes first: the file of the culprits' stacks, else of any rank's."""
     if judged.cause.name not in FOUND_BY_LINT:

@@ -57,7 +57,8 @@ def _is_for(code: str, backend: str | None, remedy: Remedy) -> bool:
     return code != NOT_PROVEN or ("gloo" in remedy.summary) is (backend == "gloo")
 
 
-def _draft(judged: Judged, backend: str | None, check: str) -> Draft:
+def draft_of(judged: Judged, backend: str | None, check: str) -> Draft:
+    """What a finding says of it; ``check`` is what its evidence is from."""
     return Draft(
         title=_title(judged),
         detail=judged.detail,
@@ -91,7 +92,7 @@ def _rule(cause: JobCause) -> Rule:
         backend = job.backend if job is not None else None
         check = recording.options.command
         found = (judged for judged in causes(recording) if judged.cause.code == cause.code)
-        return (_draft(judged, backend, check) for judged in found)
+        return (draft_of(judged, backend, check) for judged in found)
 
     remedy = " ".join(f"{remedy.summary}." for remedy in cause.remedies)
     references = "\n    ".join(cause.references)

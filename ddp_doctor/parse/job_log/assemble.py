@@ -11,7 +11,8 @@ from ddp_doctor.facts.node.nccl_log import NcclTransportFact
 from ddp_doctor.parse.job_log.endings import Ending
 from ddp_doctor.parse.job_log.nccl_lines import transport_facts
 from ddp_doctor.parse.job_log.prefix import Origin, attempt_of_path, of_path
-from ddp_doctor.parse.job_log.scan import FileScan, Seen
+from ddp_doctor.parse.job_log.scan import ALL_WORDS, FileScan, Seen
+from ddp_doctor.parse.job_log.words import search_for
 
 #: Kept of a job; a log of nothing but errors has more.
 _MOST_SIGNS = 20_000
@@ -23,6 +24,14 @@ _DEFAULT_GROUP = re.compile(r"(?:0? ?\(?default_pg\)?|0)?")
 
 #: A sign, the rank that said it first, all ranks that said it, and torchrun's attempt.
 _OfRanks: TypeAlias = tuple[Seen, int | None, set[int], int]
+
+
+def fact_of_text(name: str, text: str, year: int) -> JobLogFact:
+    """What a text says that is no file; ``year`` is for times that are printed without one."""
+    scan, data = FileScan(name, year), text.encode()
+    scan.feed(data, search_for(ALL_WORDS)(data))
+    scan.end()
+    return Job([scan]).fact([FileSeen(name=name, kind="output", size_bytes=len(data), lines=scan.lines)])
 
 
 class Job:

@@ -13,6 +13,7 @@ from ddp_doctor.engine.hang.rules.common import (
     waiting_evidence,
     words_of,
 )
+from ddp_doctor.engine.hang.rules.last_words import cause_said
 from ddp_doctor.engine.hang.rules.settings import not_cleared, spoken_of, with_values, without
 from ddp_doctor.engine.hang.rules.settings import proved as proved_settings
 from ddp_doctor.facts.node.interfaces import InterfacesFact
@@ -36,6 +37,9 @@ _OTHER_VERSION = "Mismatched NCCL version"
 _DUPLICATE = re.compile(
     r"Duplicate GPU detected\s*: rank (\d+) and rank (\d+) both on CUDA device (\w+)", re.IGNORECASE
 )
+
+
+_CORRECT = remedy("Correct what the exception names", scope="job")
 
 
 @rule("DD617", "process-group-cannot-start", Severity.ERROR)
@@ -135,14 +139,16 @@ def _cannot_start(recording: Recording, trial: TrialRecord, ranks: Sequence[Rank
     left = not_cleared(recording, "DD617", settings)
     to_blame = proved_settings(recording, "DD617", settings) or (left if len(left) == 1 else ())
     about_interfaces = any(name.endswith("_SOCKET_IFNAME") for name in to_blame)
+    is_known = bool(settings) or _OTHER_VERSION in message
+    said = None if is_known else cause_said(recording, first, "process_group")
     return proved(
         (Culprit(kind="setting", name=name) for name in to_blame),
         f"The {trial.backend} process group cannot start{with_values(recording, to_blame, first.node)}:"
         f" {cause(message)[:160]}{_it_has(recording, first.node) if about_interfaces else ''}",
         (Evidence(check="process_group", text=text) for text in _alike(ranks)),
         *without(recording, settings),
-        *_after_refusal(message, to_blame),
-        detail=_who_raised(trial, ranks),
+        *(_after_refusal(message, to_blame) or (said.remedies if said else (_CORRECT,))),
+        detail=f"{_who_raised(trial, ranks)}{said.sentence if said else ''}",
         reproduced_by=Reproducer(kind="meet") if settings else None,
     )
 
@@ -179,7 +185,7 @@ def _after_refusal(message: str, to_blame: Sequence[str]) -> tuple[Remedy, ...]:
         return (remedy("Correct the interface that the error names", "ip -br address", scope="job"),)
     if _OTHER_VERSION in message:
         return (remedy("Start all nodes from the same image, module or virtual environment"),)
-    return (remedy("Correct what the exception names", scope="job"),)
+    return ()
 
 
 @rule("DD621", "ranks-send-what-their-peers-do-not-expect", Severity.ERROR, explained_by=("DD236", "DD550", "DD551"))

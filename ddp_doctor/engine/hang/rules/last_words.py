@@ -1,0 +1,40 @@
+"""The cause that the last words of a rank name, by the signs and causes by which ``logs`` judges a job's output."""
+
+from typing import NamedTuple
+
+from ddp_doctor.model.finding import Evidence, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.trial import RankEvidence
+
+
+class CauseSaid(NamedTuple):
+    """What a finding about a rank takes from the cause that the rank named."""
+
+    sentence: str  # " In its words: GPU memory ran out on rank 1 (ddp-doctor explain DDJ110)."
+    evidence: tuple[Evidence, ...]
+    remedies: tuple[Remedy, ...]
+
+
+def cause_said(recording: Recording, rank: RankEvidence, check: str) -> CauseSaid | None:
+    """The cause that a rank printed or raised before it ended; None where its words name none."""
+    from ddp_doctor.engine.causes.judge import cause_in  # its tables take longer than a prolog, and few ranks die
+    from ddp_doctor.engine.causes.rules import draft_of
+    from ddp_doctor.parse.job_log.assemble import fact_of_text
+
+    raised = f"{rank.raised.type}: {rank.raised.message}\n" if rank.raised else ""
+    fact = fact_of_text(f"rank{rank.rank}.log", f"{rank.output_tail}\n{raised}", int(recording.started_at[:4] or 1970))
+    judged = cause_in(fact)
+    if judged is None:
+        return None
+    draft = draft_of(judged, recording.world.backend if recording.world else None, check)
+    evidence = tuple(Evidence(check=check, text=f"rank {rank.rank} said: {line.text}") for line in judged.lines[:1])
+    sentence = f" In its own words: {draft.title.rstrip('.')} (ddp-doctor explain {judged.cause.code})."
+    return CauseSaid(sentence, evidence, tuple(map(_by_hand, draft.remedies)))
+
+
+def _by_hand(remedy: Remedy) -> Remedy:
+    """A remedy whose settings are lines to type: some have samples for values, which no form of settings may hold."""
+    lines = [
+        f"unset {each.name}" if each.value is None else f"export {each.name}={each.value}" for each in remedy.settings
+    ]
+    return remedy.model_copy(update={"settings": (), "commands": (*lines, *remedy.commands)})
