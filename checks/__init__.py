@@ -13,11 +13,8 @@ This is the one door to the checks: nothing else here is imported by processes, 
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ddp_doctor.checks.node import env_vars, gpus, host, interfaces, kernel, nccl, pcie, rdma, software, topology
-from ddp_doctor.checks.node.kernel import afterwards as kernel_after
-from ddp_doctor.checks.node.rdma import afterwards as rdma_after
-from ddp_doctor.checks.node.topology import read_pasted
 from ddp_doctor.model.check import Check
+from ddp_doctor.model.fact import Reading
 
 __all__ = ["CHECKS", "WITHOUT_RANKS", "checks_of", "read_pasted"]
 
@@ -25,19 +22,31 @@ __all__ = ["CHECKS", "WITHOUT_RANKS", "checks_of", "read_pasted"]
 WITHOUT_RANKS = ("prolog", "topology", "env")
 CHECKS: tuple[Check, ...]  # all of them; __getattr__ makes it
 
-_BEFORE_RANKS: tuple[Check, ...] = (
-    env_vars.CHECK,
-    software.CHECK,
-    nccl.CHECK,
-    host.CHECK,
-    gpus.CHECK,
-    kernel.CHECK,
-    pcie.CHECK,
-    topology.CHECK,
-    interfaces.CHECK,
-    rdma.CHECK,
-)
-_AFTER_RANKS: tuple[Check, ...] = (rdma_after.CHECK, kernel_after.CHECK)
+
+@cache
+def _before_ranks() -> tuple[Check, ...]:
+    from ddp_doctor.checks.node import env_vars, gpus, host, interfaces, kernel, nccl, pcie, rdma, software, topology
+
+    return (
+        env_vars.CHECK,
+        software.CHECK,
+        nccl.CHECK,
+        host.CHECK,
+        gpus.CHECK,
+        kernel.CHECK,
+        pcie.CHECK,
+        topology.CHECK,
+        interfaces.CHECK,
+        rdma.CHECK,
+    )
+
+
+@cache
+def _after_ranks() -> tuple[Check, ...]:
+    from ddp_doctor.checks.node.kernel import afterwards as kernel_after
+    from ddp_doctor.checks.node.rdma import afterwards as rdma_after
+
+    return rdma_after.CHECK, kernel_after.CHECK
 
 
 @cache
@@ -57,7 +66,7 @@ def _all_checks() -> tuple[Check, ...]:
     )
 
     return (
-        *_BEFORE_RANKS,
+        *_before_ranks(),
         roll_call.CHECK,
         consistency.CHECK,
         connectivity.CHECK,
@@ -75,7 +84,7 @@ def _all_checks() -> tuple[Check, ...]:
         p2p.CHECK,
         user_model.CHECK,
         step_time.CHECK,
-        *_AFTER_RANKS,
+        *_after_ranks(),
         baseline.CHECK,
     )
 
@@ -83,7 +92,7 @@ def _all_checks() -> tuple[Check, ...]:
 if not TYPE_CHECKING:  # else any name could be imported from here
 
     def __getattr__(name: str) -> tuple[Check, ...]:
-        """Make CHECKS when it is asked for: a prolog does not, and would need a tenth more time."""
+        """Make CHECKS when it is asked for: neither a prolog, which would need a tenth more time, nor ``logs`` does."""
         if name == "CHECKS":
             return _all_checks()
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -91,4 +100,11 @@ if not TYPE_CHECKING:  # else any name could be imported from here
 
 def checks_of(command: str) -> tuple[Check, ...]:
     """The checks that have something to judge in a recording of this command."""
-    return (*_BEFORE_RANKS, *_AFTER_RANKS) if command in WITHOUT_RANKS else _all_checks()
+    return (*_before_ranks(), *_after_ranks()) if command in WITHOUT_RANKS else _all_checks()
+
+
+def read_pasted(text: str) -> tuple[Reading, ...]:
+    """The readings of a topology that was pasted."""
+    from ddp_doctor.checks.node import topology
+
+    return topology.read_pasted(text)

@@ -213,6 +213,16 @@ def test_the_command_line_starts_without_torch():
     assert done.stdout.strip() == "False", done.stderr
 
 
+def test_what_judges_the_output_of_a_job_loads_no_check(tmp_path: Path):
+    (tmp_path / "job.out").write_text("RuntimeError: CUDA error: no kernel image is available for execution\n")
+    loaded = "[name for name in sys.modules if name.startswith('ddp_doctor.checks.')]"
+    code = f"import sys; from ddp_doctor.app.logs import logs; logs(['{tmp_path}/job.out']); print({loaded})"
+
+    done = _run(sys.executable, "-c", code)
+
+    assert done.stdout.strip() == "[]", done.stderr
+
+
 def test_the_reference_pages_are_what_the_code_says():
     if metadata.version("typer") != pinned("typer"):
         pytest.skip(f"the help pages were made with typer {pinned('typer')}, which formats them")

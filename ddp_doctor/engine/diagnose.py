@@ -9,6 +9,7 @@ from graphlib import TopologicalSorter
 from ddp_doctor.checks import WITHOUT_RANKS, checks_of
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.prove.proofs import with_proofs
+from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import NOT_SELECTED, SKIPPED_BY_NAME, Recording
@@ -63,9 +64,10 @@ def is_judged(recording: Recording, check_id: str) -> bool:
 
 
 @cache
-def _rules_for(command: str) -> list[Rule]:
+def _rules_for(command: str, with_machines: bool) -> list[Rule]:
     of_jobs = _rules_of_jobs() if command in OF_JOBS else ()
-    return _causes_first(sorted([*_rules_of_machines(command), *of_jobs], key=lambda rule: rule.code))
+    of_machines = _rules_of_machines(command) if with_machines else ()
+    return _causes_first(sorted([*of_machines, *of_jobs], key=lambda rule: rule.code))
 
 
 def _causes_first(rules: Iterable[Rule]) -> list[Rule]:
@@ -82,8 +84,12 @@ def diagnose(recording: Recording, rules: Iterable[Rule] | None = None) -> Diagn
     failures: list[tuple[str, str]] = []
     ignored: list[str] = []
     silent = _of_nobodys_choice(recording)
+    if rules is None:
+        called_for = _rules_for(recording.options.command, _tells_of_machines(recording))
+    else:
+        called_for = _causes_first(rules)
     with no_garbage_collection():
-        for rule in _rules_for(recording.options.command) if rules is None else _causes_first(rules):
+        for rule in called_for:
             if rule.code in silent:
                 continue
             try:
@@ -98,12 +104,22 @@ def diagnose(recording: Recording, rules: Iterable[Rule] | None = None) -> Diagn
     return Diagnosis(worst_first, tuple(failures), tuple(ignored))
 
 
+def checks_for(recording: Recording) -> tuple[Check, ...]:
+    """The checks that may have something to judge in it."""
+    return checks_of(recording.options.command) if _tells_of_machines(recording) else ()
+
+
+def _tells_of_machines(recording: Recording) -> bool:
+    """Whether checks may find something: always but for a job's output alone, which holds no recording of a machine."""
+    return recording.options.command not in OF_JOBS or any(
+        reading.check not in OF_JOBS for reading in recording.readings
+    )
+
+
 def _of_nobodys_choice(recording: Recording) -> frozenset[str]:
     """The rules that judge nothing: of checks that nobody selected, and that looked because they decide the world."""
     unselected = {each.check for each in recording.not_run if each.reason in (NOT_SELECTED, SKIPPED_BY_NAME)}
-    deciding = [
-        check for check in checks_of(recording.options.command) if check.id in unselected and check.decides_world
-    ]
+    deciding = [check for check in checks_for(recording) if check.id in unselected and check.decides_world]
     return frozenset(rule.code for check in deciding for rule in check.rules if rule not in check.decides_world)
 
 

@@ -80,7 +80,7 @@ def _grouped(report: Report, recording: Recording) -> Iterator[_Line]:
     """First what passed, by group; then, one by one, what did not; then what there was no reason to test."""
     selected = [check for check in report.checks if check.reason != NOT_SELECTED]
     whole = [check for check in selected if check.status is CheckStatus.PASSED]
-    groups = {check.id: check.group for check in checks_of(recording.options.command)}
+    groups = {check.id: check.group for check in checks_of(recording.options.command)} if whole else {}
     for group in dict.fromkeys((*groups.values(), _OTHERS)):
         ids = [check.id for check in whole if groups.get(check.id, _OTHERS) == group]
         if ids:
