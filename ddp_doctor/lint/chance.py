@@ -38,21 +38,24 @@ _RANDOM = re.compile(
 def flags(script: Script, module: ast.ClassDef, parameters: ast.arguments) -> Iterator[tuple[str, bool]]:
     """Parameters of a forward that the training loop gives another value from step to step, and whether that may be
     None: ``model(x, random.random() < 0.5)``."""
-    calls = {id(call): call for backward in training.backwards(script) for call in _forwards(script, backward)}
-    forwards = [call for call in calls.values() if not call.has_stars and _is_of(call, module)]
+    calls = {
+        id(call): call
+        for backward in training.backwards(script)
+        for call in training.forwards_in(script, backward.receiver)
+    }
+    forwards = [call for call in calls.values() if not call.has_stars and _is_forward_of(call, module)]
     by_position = [argument.arg for argument in (*parameters.posonlyargs, *parameters.args)][1:]
     names = [*by_position, *(argument.arg for argument in parameters.kwonlyargs)]
     for position, name in enumerate(names) if forwards else ():
         at = position if name in by_position else None
         given = [(call, call.argument(at, name)) for call in forwards]
-        if any(_differ(script, one, other) for one, other in combinations(given, 2)):
+        if any(_differ_by_branch(script, one, other) for one, other in combinations(given, 2)):
             yield name, True
         elif any(value is not None and varies(script, value) for _, value in given):
             yield name, any(_may_be_none(value) for _, value in given)
 
 
-def _differ(script: Script, one: tuple[Call, Value | None], other: tuple[Call, Value | None]) -> bool:
-    """Whether two calls in two branches, of which the step takes one, give something else."""
+def _differ_by_branch(script: Script, one: tuple[Call, Value | None], other: tuple[Call, Value | None]) -> bool:
     (first, left), (second, right) = one, other
     is_written = left is None or right is None or left.kind == right.kind == "constant"
     if not is_written or (left and left.text) == (right and right.text):
@@ -69,12 +72,7 @@ def _may_be_none(value: Value | None) -> bool:
     return any(option.kind == "constant" and option.constant is None for option in options)
 
 
-def _forwards(script: Script, backward: Call) -> list[Call]:
-    return training.forwards_in(script, backward.receiver)
-
-
-def _is_of(call: Call, module: ast.ClassDef) -> bool:
-    """Whether a forward is that of a wrapper around this module."""
+def _is_forward_of(call: Call, module: ast.ClassDef) -> bool:
     wraps = [option for option in call.callee.objects() if isinstance(option, Call)] if call.callee else []
     models = (wrap.argument(0, "module") for wrap in wraps)
     return any(
@@ -92,7 +90,7 @@ def varies(script: Script, value: Value, depth: int = 4) -> bool:
         if isinstance(option, Call) and (is_drawn(option) or any(map(is_drawn, option.sources()))):
             return True
         if isinstance(option.node, decided) and any(
-            _is_counted(part) or varies(script, part, depth - 1) for part in option.parts
+            _is_loop_counter(part) or varies(script, part, depth - 1) for part in option.parts
         ):
             return True
     return value.kind == "choice" and _is_drawn_choice(script, value, depth)
@@ -122,7 +120,6 @@ def is_drawn(value: Value) -> bool:
 
 
 def _generator_of(value: Call) -> Call | None:
-    """The generator whose method is called."""
     made = value.receiver.objects() if value.receiver is not None else ()
     return next((call for call in made if isinstance(call, Call) and call.name in _GENERATORS), None)
 
@@ -133,7 +130,7 @@ Reason = Literal["its own batch", "chance", "its own clock"]
 
 def of_one_rank(script: Script, test: Value) -> tuple[Reason, Value] | None:
     """Why a test may have another result on each rank though no data are compared, and what in it is to blame."""
-    for part in _read_by(test):
+    for part in _operands(test):
         if isinstance(part, Call) and part.name in _CLOCKS:
             return "its own clock", part
         if isinstance(part, Call) and is_drawn(part) and not rank_kind(part) and not _is_seeded_alike(script, part):
@@ -143,7 +140,7 @@ def of_one_rank(script: Script, test: Value) -> tuple[Reason, Value] | None:
     return None
 
 
-def _read_by(value: Value, depth: int = 8) -> Iterator[Value]:
+def _operands(value: Value, depth: int = 8) -> Iterator[Value]:
     """What decides a test: operands, also of ``int()`` and ``.item()``, but not what a tensor's shape comes from."""
     for option in value.alternatives() if depth else ():
         yield option
@@ -155,7 +152,7 @@ def _read_by(value: Value, depth: int = 8) -> Iterator[Value]:
         elif isinstance(option, Call) and option.method in _READS and option.receiver is not None:
             parts = (option.receiver,)
         for part in parts:
-            yield from _read_by(part, depth - 1)
+            yield from _operands(part, depth - 1)
 
 
 def _asks_for_a_batch(value: Value) -> bool:
@@ -193,8 +190,7 @@ def _is_seeded_alike(script: Script, drawn: Call) -> bool:
     return any(not any(rank_kind(part) for given in call.arguments for part in given.sources()) for call in seeds)
 
 
-def _is_counted(value: Value) -> bool:
-    """Whether a number is that of a loop's turn."""
+def _is_loop_counter(value: Value) -> bool:
     owner = value.owner if value.kind == "element" and value.attribute == "0" else value
     over = owner.owner if owner is not None and owner.kind == "loop" else None
     return isinstance(over, Call) and over.name == ("range" if owner is value else "enumerate")

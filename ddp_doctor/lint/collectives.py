@@ -67,7 +67,7 @@ def collectives(script: Script) -> tuple[Call, ...]:
     return tuple(
         call
         for call in sorted(possible, key=lambda call: call.order)
-        if operation(call) or _is_synchronised(script, call) or _gathers(script, call)
+        if operation(call) or _is_synchronised_backward(script, call) or _gathers_parameters(script, call)
     )
 
 
@@ -89,12 +89,13 @@ def operation(call: Call) -> str:
     if call.name == names.DDP:
         is_of_all = call.lacks(names.SHARED_BY_DDP, "process_group", "device_mesh") and call.lacks(None, "init_sync")
         return "DDP constructor" if is_of_all else ""
-    is_of_all = call.receiver is not None and any(_is_of_a_library(call, made) for made in call.receiver.objects())
+    is_of_all = call.receiver is not None and any(
+        _is_collective_of_library(call, made) for made in call.receiver.objects()
+    )
     return call.method if is_of_all else ""
 
 
-def _is_of_a_library(call: Call, made: Value) -> bool:
-    """Whether a method is one in which a library lets all ranks meet, by what its object is made of."""
+def _is_collective_of_library(call: Call, made: Value) -> bool:
     made = made.owner or made  # the engine is the first of what deepspeed.initialize returns
     if not isinstance(made, Call):
         return False
@@ -112,8 +113,7 @@ def described(call: Call) -> str:
     return operation(call) or of_fsdp or "backward of the DDP model"
 
 
-def _gathers(script: Script, call: Call) -> bool:
-    """Whether the parameters of a model under FSDP are gathered from all ranks of the default group."""
+def _gathers_parameters(script: Script, call: Call) -> bool:
     if script.uses("LOCAL_STATE_DICT"):
         return False
     model = call.argument(0, "model", "module") if call.name in _FSDP_GATHERS else None
@@ -136,13 +136,10 @@ def _given(state: Call) -> Iterable[Value]:
     return model.objects() if model is not None else ()
 
 
-def _is_synchronised(script: Script, call: Call) -> bool:
-    """A backward pass through the wrapped model that reduces gradients."""
+def _is_synchronised_backward(script: Script, call: Call) -> bool:
     if call.method != "backward" or not training.forwards_in(script, call.receiver):
         return False
     contexts = (context.text for context in call.place.withs)
-    return not any("no_sync" in context for context in contexts) and not _has_group(script)
-
-
-def _has_group(script: Script) -> bool:
-    return any(not wrap.lacks(names.SHARED_BY_DDP, "process_group") for wrap in script.wraps)
+    if any("no_sync" in context for context in contexts):
+        return False
+    return all(wrap.lacks(names.SHARED_BY_DDP, "process_group") for wrap in script.wraps)

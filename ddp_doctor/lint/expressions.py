@@ -209,7 +209,7 @@ class Expressions:
             node, "call", name, parts, "", callee, method, receiver, args, keywords, bool(stars), place, order, root
         )
         self.calls.append(call)
-        self._enter(call, callee)
+        self._follow_into_script(call, callee)
         if call.returned is not None:
             call.parts = (*call.parts, call.returned)
         return call
@@ -225,8 +225,7 @@ class Expressions:
         )
         return None if is_changed else found
 
-    def _enter(self, call: Call, callee: Value) -> None:
-        """Follow the call where it leads into the script itself."""
+    def _follow_into_script(self, call: Call, callee: Value) -> None:
         for option in callee.alternatives() if callee.kind in _MAY_BE_LOCAL else ():
             if isinstance(option, Function):
                 call.local = option.definition
@@ -287,7 +286,7 @@ class Expressions:
             self._unpack(target.elts, value, node)
 
     def _unpack(self, targets: Sequence[ast.expr], value: Value, node: ast.AST) -> None:
-        whole = _returned(value)
+        whole = value.returned if isinstance(value, Call) and value.returned is not None else value
         fits = (
             whole.kind == "tuple"
             and len(whole.parts) == len(targets)
@@ -339,11 +338,6 @@ def _object(value: Value) -> Value:
     if value.kind == "choice" or (isinstance(value, Call) and not value.is_itself):
         return next(iter(value.objects()), value)
     return value
-
-
-def _returned(value: Value) -> Value:
-    """What a followed call returned, where it returned one thing."""
-    return value.returned if isinstance(value, Call) and value.returned is not None else value
 
 
 _READERS: dict[type[ast.expr], Callable[..., Value]] = {

@@ -29,14 +29,10 @@ def script_paths(given: Sequence[str]) -> Iterator[str]:
     for name in given:
         path = name if name == "-" else str(Path(name))  # ./train.py is train.py
         below = _walk(path, set()) if path != "-" and is_folder(path) else [path]
-        for script in map(_short, below):
+        for script in (path.removeprefix("./") for path in below):
             if script not in seen:
                 seen.add(script)
                 yield script
-
-
-def _short(path: str) -> str:
-    return path.removeprefix("./")
 
 
 def _walk(folder: str, above: set[tuple[int, int]]) -> Iterator[str]:

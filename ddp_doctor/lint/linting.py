@@ -38,18 +38,18 @@ class Suppressions:
 
     def __init__(self, lines: Sequence[str], tree: ast.Module) -> None:
         self._tree = tree
-        self._comments = _comments(lines)
-        self._of_file = [_codes(found) for text in self._comments.values() if (found := _FILE.match(text))]
+        self._noqa_comments = _noqa_comments(lines)
+        self._of_file = [_codes(found) for text in self._noqa_comments.values() if (found := _FILE.match(text))]
 
     def suppresses(self, code: str, line: int) -> bool:
         """Whether a comment of the file, or on any line of the statement at ``line``, suppresses ``code``."""
-        if not self._comments:
+        if not self._noqa_comments:
             return False
         if any(not codes or code in codes for codes in self._of_file):
             return True
         first, last = self._statement(line)
         for number in range(first, last + 1):
-            text = self._comments.get(number, "")
+            text = self._noqa_comments.get(number, "")
             found = None if _FILE.match(text) else _LINE.search(text)
             if found and (not _codes(found) or code in _codes(found)):
                 return True
@@ -80,8 +80,7 @@ class Suppressions:
         return found
 
 
-def _comments(lines: Sequence[str]) -> dict[int, str]:
-    """The comments that contain noqa, by line."""
+def _noqa_comments(lines: Sequence[str]) -> dict[int, str]:
     whole = "\n".join(lines)
     if "noqa" not in whole.lower():
         return {}

@@ -101,7 +101,7 @@ def _module(script: Script, definition: ast.ClassDef) -> Module | None:
         is_built = assignment.place.cls is definition and _function(assignment.place.function) == "__init__"
         if not is_built or not is_own_attribute(assignment.target):
             continue
-        if _is_layer(assignment.value) or _is_of_layers(script, assignment.value):
+        if _is_layer(assignment.value) or _is_object_with_layers(script, assignment.value):
             module.layers.setdefault(assignment.name, assignment.value)
         elif assignment.value.name in _LISTS and _has_parameters(assignment.value):
             module.lists.setdefault(assignment.name, assignment.value)
@@ -130,8 +130,7 @@ def _is_layer(value: Value) -> bool:
     )
 
 
-def _is_of_layers(script: Script, value: Value) -> bool:
-    """Whether it is an object of a class of the script that has layers itself."""
+def _is_object_with_layers(script: Script, value: Value) -> bool:
     definition = value.local if isinstance(value, Call) else None
     return isinstance(definition, ast.ClassDef) and any(
         _is_layer(each.value) and is_own_attribute(each.target)
@@ -141,7 +140,6 @@ def _is_of_layers(script: Script, value: Value) -> bool:
 
 
 def _has_parameters(value: Value) -> bool:
-    """Whether a list of modules has a layer with parameters, or a module of the script."""
     return any(
         isinstance(source, Call) and (_is_layer(source) or isinstance(source.local, ast.ClassDef))
         for source in value.sources()
@@ -278,13 +276,12 @@ def _picked(module: Module) -> set[str]:
             }
         elif isinstance(node, ast.For) and isinstance(node.target, ast.Name):
             tests = (part for part in node.body if isinstance(part, ast.If) and _is_chance(module, part.test))
-            if any(_skips(test, node.target.id) for test in tests):
+            if any(_decides_on_layer(test, node.target.id) for test in tests):
                 found |= _attributes(node.iter)
     return found
 
 
-def _skips(test: ast.If, layer: str) -> bool:
-    """Whether a layer of a loop runs only where the test lets it."""
+def _decides_on_layer(test: ast.If, layer: str) -> bool:
     calls = [
         any(
             isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id == layer

@@ -72,7 +72,7 @@ def _rank_kind(value: Value, depth: int) -> RankKind | None:
     if isinstance(value, Call):
         return _of_call(value, depth) if depth else None
     if value.kind in ("element", "attribute", "parameter"):
-        return _by_name(value.attribute) or _by_name(_written(value.node))
+        return _by_name(value.attribute) or _by_name(_last_name(value.node))
     return _by_name(value.name.rpartition(".")[2]) if value.kind in ("name", "free") else None
 
 
@@ -90,13 +90,13 @@ def _of_call(call: Call, depth: int) -> RankKind | None:
     return _by_name(name.removeprefix("get_")) if name.startswith("get_") else None
 
 
-def _written(node: ast.AST) -> str:
+def _last_name(node: ast.AST) -> str:
     """The last name of ``rank`` or ``args.rank``: it tells what a value is that nothing else is known of."""
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def _operand_kind(value: Value, node: ast.expr) -> RankKind | None:
-    return rank_kind(value) or _by_name(_written(node))
+    return rank_kind(value) or _by_name(_last_name(node))
 
 
 @lru_cache(maxsize=_MOST_KEPT)

@@ -117,11 +117,10 @@ def goes_around(script: Script, call: Call) -> bool:
             if options and all(script.is_ddp(option) for option in options):
                 return True
     made = list(call.callee.objects()) if call.callee is not None and not call.method else []
-    return bool(made) and all(any(_holds(wrap, option, call) for wrap in script.wraps) for option in made)
+    return bool(made) and all(any(_wrapped_before(wrap, option, call) for wrap in script.wraps) for option in made)
 
 
-def _holds(wrap: Call, model: Value, call: Call) -> bool:
-    """Whether a wrapper that was made before holds this very model."""
+def _wrapped_before(wrap: Call, model: Value, call: Call) -> bool:
     given = wrap.argument(0, "module")
     return given is not None and wrap.precedes(call) and any(option is model for option in given.objects())
 
@@ -286,6 +285,13 @@ def beyond(call: Call, other: Call) -> tuple[Condition, ...]:
     """The conditions of a call that another call does not share."""
     shared = {id(condition.test) for condition in other.conditions}
     return tuple(condition for condition in call.conditions if id(condition.test) not in shared)
+
+
+def exclude_each_other(call: Call, other: Call) -> bool:
+    """Whether two calls stand in two branches of one condition, so that a turn of the loop runs one of them."""
+    return any(
+        mine.test is its.test and mine.holds != its.holds for mine in call.conditions for its in other.conditions
+    )
 
 
 def only_now_and_then(condition: Condition) -> bool:

@@ -25,7 +25,7 @@ _NO_NEED = ("syncbatchnorm", "syncbn", "sync_bn", "convert_sync", "frozenbatchno
 
 
 @lint_rule("DDL123", "small-batches-normalised-alone", Severity.WARNING)
-def small_batches(script: Script) -> Iterator[Spot]:
+def small_batches_normalised_alone(script: Script) -> Iterator[Spot]:
     """BatchNorm sees a small batch on each rank, and nothing synchronises it.
 
     Finds: BatchNorm layers, or a torchvision model that has them, a visible batch size below 16 for each rank, and no
@@ -41,7 +41,7 @@ def small_batches(script: Script) -> Iterator[Spot]:
     if not script.wraps or script.uses_in_any_case(*_NO_NEED):
         return
     sizes = [size for call in training.loaders(script) if (size := _batch_size(script, call)) is not None]
-    layer = next((call for call in script.calls if _has_statistics(call)), None)
+    layer = next((call for call in script.calls if _keeps_batch_statistics(call)), None)
     if layer is None or not sizes or max(sizes) >= SMALL_BATCH:
         return
     yield Spot(
@@ -54,7 +54,7 @@ def small_batches(script: Script) -> Iterator[Spot]:
 
 
 @lint_rule("DDL169", "statistics-left-apart", Severity.WARNING)
-def left_apart(script: Script) -> Iterator[Spot]:
+def statistics_left_apart(script: Script) -> Iterator[Spot]:
     """The ranks' BatchNorm statistics drift apart, because DDP was told not to share buffers.
 
     Finds: DistributedDataParallel with `broadcast_buffers=False`, or `forward_sync_buffers=False`, in a script with
@@ -69,7 +69,7 @@ def left_apart(script: Script) -> Iterator[Spot]:
         return
     if any(script.methods("buffers", "named_buffers")):
         return  # what goes over them may share them
-    for wrap in script.wraps if any(map(_has_statistics, script.calls)) else ():
+    for wrap in script.wraps if any(map(_keeps_batch_statistics, script.calls)) else ():
         options = (wrap.argument(4, "broadcast_buffers"), wrap.argument(None, "forward_sync_buffers"))
         if any(option is not None and option.constant is False for option in options):
             yield Spot(
@@ -79,8 +79,7 @@ def left_apart(script: Script) -> Iterator[Spot]:
             )
 
 
-def _has_statistics(call: Call) -> bool:
-    """Whether it is a BatchNorm layer that keeps statistics, or a model that has such."""
+def _keeps_batch_statistics(call: Call) -> bool:
     kept = call.argument(4, "track_running_stats")
     return bool(_MODELS.match(call.name)) or (call.name in _LAYERS and (kept is None or kept.constant is not False))
 
@@ -90,7 +89,7 @@ def _batch_size(script: Script, loader: Call) -> int | None:
     size = loader.argument(training.BATCH_SIZE, "batch_size")
     if size is None:
         return None
-    known = [_number(option) or _default(script, option) for option in size.alternatives()]
+    known = [_number(option) or _default_of_option(script, option) for option in size.alternatives()]
     return max(number for number in known if number) if known and all(known) else None
 
 
@@ -99,8 +98,7 @@ def _number(value: Value) -> int | None:
     return constant if isinstance(constant, int) and not isinstance(constant, bool) else None
 
 
-def _default(script: Script, value: Value) -> int | None:
-    """The default of the option that ``args.batch_size`` comes from."""
+def _default_of_option(script: Script, value: Value) -> int | None:
     if value.kind != "attribute":
         return None
     for call in script.methods("add_argument"):

@@ -59,18 +59,18 @@ def wrapper_saved(script: Script) -> Iterator[Spot]:
             yield Spot(
                 save,
                 "The DDP wrapper itself is saved: loading it needs a process group and the same classes",
-                remedy=_inside(*save.call.args[:1]),
+                remedy=_save_the_inner_model(*save.call.args[:1]),
             )
         for part in training.calls_in(save.argument(0, "obj")):
             if part.method == "state_dict" and training.surely_ddp(part.receiver):
                 yield Spot(
                     part,
                     "The state of the DDP wrapper is saved: all its keys begin with module.",
-                    remedy=_inside(part.call.func),
+                    remedy=_save_the_inner_model(part.call.func),
                 )
 
 
-def _inside(wrapper: ast.expr | None = None) -> str:
+def _save_the_inner_model(wrapper: ast.expr | None = None) -> str:
     """What to save, with the wrapper's name as the script writes it: of ``ddp`` or of ``ddp.state_dict``."""
     dotted = isinstance(wrapper, ast.Name | ast.Attribute)
     name = written(wrapper).removesuffix(".state_dict") if wrapper is not None and dotted else "model"
@@ -84,7 +84,7 @@ def _holds_prefix(script: Script) -> bool:
 
 
 @lint_rule("DDL130", "checkpoint-saved-on-every-rank", Severity.WARNING)
-def saved_on_every_rank(script: Script) -> Iterator[Spot]:
+def checkpoint_saved_on_every_rank(script: Script) -> Iterator[Spot]:
     """All ranks write the same checkpoint to the same path.
 
     Finds: `torch.save` of a state dict or of the wrapped model, reached by every rank of a training script, to a path
@@ -97,7 +97,7 @@ def saved_on_every_rank(script: Script) -> Iterator[Spot]:
     trains = {backward.root for backward in training.passes(script)}
     for call in script.named(_SAVE):
         path = call.argument(1, "f")
-        if path is None or call.root not in trains or _is_of_one_rank(script, call) or _is_per_rank(path):
+        if path is None or call.root not in trains or _runs_on_some_ranks(script, call) or _is_per_rank(path):
             continue
         saved = call.argument(0, "obj")
         inner = saved.owner if saved is not None and saved.attribute == "module" else saved
@@ -111,7 +111,7 @@ def saved_on_every_rank(script: Script) -> Iterator[Spot]:
 
 
 @lint_rule("DDL131", "checkpoint-loaded-without-map-location", Severity.WARNING)
-def no_map_location(script: Script) -> Iterator[Spot]:
+def checkpoint_loaded_without_map_location(script: Script) -> Iterator[Spot]:
     """Every rank loads a checkpoint to the GPU that it was saved from.
 
     Finds: `torch.load` without `map_location`, whose result is loaded into a model or optimizer, in a DDP script on
@@ -138,7 +138,7 @@ def no_map_location(script: Script) -> Iterator[Spot]:
 
 
 @lint_rule("DDL132", "sharded-checkpoint-read-as-a-file", Severity.ERROR, concerns=always)
-def sharded_read(script: Script) -> Iterator[Spot]:
+def sharded_checkpoint_read_as_a_file(script: Script) -> Iterator[Spot]:
     """torch.load is given a checkpoint that torch.distributed.checkpoint wrote.
 
     Finds: `torch.load` of a path that the same script hands to `torch.distributed.checkpoint`, or of a `.distcp` file.
@@ -150,7 +150,7 @@ def sharded_read(script: Script) -> Iterator[Spot]:
         `torch.distributed.checkpoint.format_utils.dcp_to_torch_save`.
     See: https://pytorch.org/docs/stable/distributed.checkpoint.html
     """
-    folders = {folder for call in script.calls if call.name.startswith(_DCP) for folder in _folders(call)}
+    folders = {folder for call in script.calls if call.name.startswith(_DCP) for folder in _checkpoint_folders(call)}
     sharded = _loaded_into_shards(script)
     if not (folders or sharded or script.uses(".distcp")):
         return
@@ -166,7 +166,7 @@ def sharded_read(script: Script) -> Iterator[Spot]:
         path = call.argument(0, "f")
         if path is None or any(_ASKED.search(condition.test.text) for condition in call.conditions):
             continue
-        if folders.intersection(_places(path)) or any(".distcp" in _text(source) for source in path.sources()):
+        if folders.intersection(_path_ids(path)) or any(".distcp" in _text(source) for source in path.sources()):
             yield Spot(
                 call,
                 "torch.load cannot read what torch.distributed.checkpoint wrote",
@@ -190,7 +190,7 @@ def _loaded_into_shards(script: Script) -> set[int]:
 
 
 @lint_rule("DDL168", "loaded-before-it-is-saved", Severity.WARNING, concerns=always)
-def loaded_too_early(script: Script) -> Iterator[Spot]:
+def loaded_before_it_is_saved(script: Script) -> Iterator[Spot]:
     """All ranks load the checkpoint that rank 0 may still be writing.
 
     Finds: `torch.load` on other ranks than 0 of a path that rank 0 alone has just saved, with no collective in between.
@@ -207,8 +207,8 @@ def loaded_too_early(script: Script) -> Iterator[Spot]:
         early = (
             save
             for save in saves
-            if save.precedes(load) and _is_one_path(save.argument(1, "f"), path)
-            if not any(save.order < call.order < load.order and _waits(call) for call in script.calls)
+            if save.precedes(load) and _is_same_path(save.argument(1, "f"), path)
+            if not any(save.order < call.order < load.order and _makes_all_ranks_wait(call) for call in script.calls)
         )
         for save in islice(early, 1):
             yield Spot(
@@ -225,14 +225,12 @@ def _holds_on(call: Call) -> Chosen | None:
     return test.holds_on if test is not None else None
 
 
-def _waits(call: Call) -> bool:
-    """Whether all ranks meet in a call, or wait there, as far as its name says."""
+def _makes_all_ranks_wait(call: Call) -> bool:
     name = call.name or call.method
     return _holds_on(call) is None and not name.startswith("torch.cuda.") and bool(_WAITS.search(name))
 
 
-def _is_one_path(left: Value | None, right: Value | None, depth: int = 6) -> bool:
-    """Whether two values are surely the same path: one value, or written alike of the same values."""
+def _is_same_path(left: Value | None, right: Value | None, depth: int = 6) -> bool:
     if left is right or left is None or right is None:
         return left is not None and left is right
     if left.kind == right.kind == "constant":
@@ -241,20 +239,19 @@ def _is_one_path(left: Value | None, right: Value | None, depth: int = 6) -> boo
         bool(depth and left.parts)
         and left.text == right.text
         and len(left.parts) == len(right.parts)
-        and all(map(_is_one_path, left.parts, right.parts, [depth - 1] * len(left.parts)))
+        and all(map(_is_same_path, left.parts, right.parts, [depth - 1] * len(left.parts)))
     )
 
 
-def _folders(call: Call) -> Iterator[str | int]:
-    """What a call of torch.distributed.checkpoint gets as its folder."""
+def _checkpoint_folders(call: Call) -> Iterator[str | int]:
     given = call.argument(None, "checkpoint_id")
     if given is None and call.name.endswith(("FileSystemWriter", "FileSystemReader")):
         given = call.argument(0, "path")
     if given is not None:
-        yield from _places(given)
+        yield from _path_ids(given)
 
 
-def _places(value: Value) -> Iterator[str | int]:
+def _path_ids(value: Value) -> Iterator[str | int]:
     """What identifies a path: the text of a literal, or else the value itself; equal names are not enough."""
     for option in value.alternatives():
         yield option.constant if isinstance(option.constant, str) else id(option)
@@ -264,8 +261,7 @@ def _text(value: Value) -> str:
     return value.constant if isinstance(value.constant, str) else value.text
 
 
-def _is_of_one_rank(script: Script, call: Call) -> bool:
-    """Whether conditions, decorators or names show that not all ranks get there."""
+def _runs_on_some_ranks(script: Script, call: Call) -> bool:
     function = call.place.function
     words = [condition.test.text for condition in call.conditions]
     if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -50,7 +50,7 @@ def failed_step_skipped(script: Script) -> Iterator[Spot]:
             yield from _swallowed(script, guard, call.loops, f"the {described(call)} in line {call.call.lineno}")
     for call in script.calls:
         if call.place.guards and training.is_forward(script, call) and not training.no_gradients(call):
-            yield from _skipped_behind(script, call)
+            yield from _skipped_backwards(script, call)
 
 
 def _swallowed(script: Script, guard: Guard, loops: tuple[Loop, ...], missed: str) -> Iterator[Spot]:
@@ -63,7 +63,7 @@ def _swallowed(script: Script, guard: Guard, loops: tuple[Loop, ...], missed: st
         inside = {id(part) for part in ast.walk(handler)} & own
         if any(id(call.node) in inside and call.method == "backward" for call in script.methods("backward")):
             continue
-        if _may_be_of_one_rank(caught) and _goes_on(handler.body, is_in_function=is_in_function):
+        if _catches_error_of_one_rank(caught) and _stays_in_loop(handler.body, is_in_function=is_in_function):
             yield _spot(handler, missed)
 
 
@@ -76,11 +76,10 @@ def _spot(handler: ast.ExceptHandler, missed: str) -> Spot:
     )
 
 
-def _skipped_behind(script: Script, forward: Call) -> Iterator[Spot]:
-    """A forward in a ``try`` whose handler says ``continue``, with the backward behind it."""
+def _skipped_backwards(script: Script, forward: Call) -> Iterator[Spot]:
     guard = forward.place.guards[-1]
     for handler, caught in zip(guard.node.handlers, guard.caught, strict=True):
-        if not guard.loops or not isinstance(handler.body[-1], ast.Continue) or not _may_be_of_one_rank(caught):
+        if not guard.loops or not isinstance(handler.body[-1], ast.Continue) or not _catches_error_of_one_rank(caught):
             continue
         behind = (
             call
@@ -99,8 +98,7 @@ def _is_tried_again(guard: Guard, *, is_in_function: bool) -> bool:
     return isinstance(last, ast.Break) or (isinstance(last, ast.Return) and not is_in_function)
 
 
-def _may_be_of_one_rank(caught: Value | None) -> bool:
-    """Whether a handler catches what one rank alone may meet."""
+def _catches_error_of_one_rank(caught: Value | None) -> bool:
     if caught is None:
         return True
     options = (
@@ -114,8 +112,7 @@ def _may_be_of_one_rank(caught: Value | None) -> bool:
     )
 
 
-def _goes_on(body: Iterable[ast.stmt], *, is_in_function: bool) -> bool:
-    """Whether a way through a handler leads back into the loop."""
+def _stays_in_loop(body: Iterable[ast.stmt], *, is_in_function: bool) -> bool:
     for statement in body:
         if isinstance(statement, ast.Raise | ast.Break):
             return False
@@ -127,7 +124,7 @@ def _goes_on(body: Iterable[ast.stmt], *, is_in_function: bool) -> bool:
         if isinstance(called, ast.Call) and written(called.func) in _ENDS:
             return False
         if isinstance(statement, ast.If):
-            ways = [_goes_on(way, is_in_function=is_in_function) for way in (statement.body, statement.orelse)]
+            ways = [_stays_in_loop(way, is_in_function=is_in_function) for way in (statement.body, statement.orelse)]
             if not any(ways):
                 return False
     return True
@@ -140,7 +137,7 @@ _NEEDS_A_NUMBER = ("float", "int", "bool", "abs", "round", "sum", "max", "min", 
 
 
 @lint_rule("DDL152", "result-of-a-collective-used", Severity.ERROR, concerns=always)
-def result_used(script: Script) -> Iterator[Spot]:
+def result_of_a_collective_used(script: Script) -> Iterator[Spot]:
     """The script goes on with what a collective returns, which is None.
 
     Finds: `if dist.all_reduce(flag):`, `loss = dist.all_reduce(loss)` of which something is computed, `.item()` of it,
@@ -152,7 +149,7 @@ def result_used(script: Script) -> Iterator[Spot]:
     See: https://pytorch.org/docs/stable/distributed.html#collective-functions
     """
     alone = {id(node.value) for node in script.nodes if isinstance(node, ast.Expr)}
-    returned = {id(call): call for call in _without_a_result(script) if id(call.node) not in alone}
+    returned = {id(call): call for call in _calls_returning_none(script) if id(call.node) not in alone}
     used = _used_values(script, returned.values()) if returned else []
     asked = {id(value) for value, is_asked_for_none in used if is_asked_for_none}
     for value, _ in used:
@@ -166,8 +163,7 @@ def result_used(script: Script) -> Iterator[Spot]:
             )
 
 
-def _without_a_result(script: Script) -> Iterator[Call]:
-    """The collectives, of whatever group, that surely return None."""
+def _calls_returning_none(script: Script) -> Iterator[Call]:
     for call in script.named(*(f"torch.distributed.{name}" for name in names.COLLECTIVES if name != "new_group")):
         is_plain = call.lacks(None, "async_op") and len(call.args) <= _BEFORE_ASYNC_OP
         if is_plain and not any(argument.constant is True for argument in call.args):
@@ -193,27 +189,26 @@ def _used_values(script: Script, returned: Collection[Call]) -> list[tuple[Value
     ]
     seen: dict[int, Value] = {}
     for value in values:
-        _gather(value, seen)
+        _collect_operators(value, seen)
     by_node = {id(call.node): call for call in returned}
     tests_of = (node.test for node in script.nodes if isinstance(node, ast.If | ast.While | ast.IfExp | ast.Assert))
-    named = (by_node[id(node)] for test in tests_of for node in _decisive(test) if id(node) in by_node)
+    named = (by_node[id(node)] for test in tests_of for node in _operands_of_test(test) if id(node) in by_node)
     return [
         *((call, False) for call in named),
         *((option, False) for value in taken for option in value.alternatives()),
-        *(used for value in seen.values() for used in _taken(value)),
+        *(used for value in seen.values() for used in _operands(value)),
     ]
 
 
-def _decisive(test: ast.expr) -> Iterator[ast.expr]:
+def _operands_of_test(test: ast.expr) -> Iterator[ast.expr]:
     """What a test asks, behind ``not``, ``and`` and ``or``."""
     yield test
     inner = test.values if isinstance(test, ast.BoolOp) else [test.operand] if isinstance(test, ast.UnaryOp) else []
     for part in inner:
-        yield from _decisive(part)
+        yield from _operands_of_test(part)
 
 
-def _gather(value: Value, seen: dict[int, Value]) -> None:
-    """Note all operators that a value is made of."""
+def _collect_operators(value: Value, seen: dict[int, Value]) -> None:
     waiting = [value]
     while waiting:
         part = waiting.pop()
@@ -222,7 +217,7 @@ def _gather(value: Value, seen: dict[int, Value]) -> None:
             waiting += part.parts
 
 
-def _taken(value: Value) -> Iterator[tuple[Value, bool]]:
+def _operands(value: Value) -> Iterator[tuple[Value, bool]]:
     """What an operator takes, and whether it compares that with None."""
     node = value.node
     if value.kind == "element":

@@ -31,7 +31,7 @@ _DEEPEST = 8
 
 
 @lint_rule("DDL155", "shares-of-unequal-length", Severity.WARNING)
-def unequal_shares(script: Script) -> Iterator[Spot]:
+def shares_of_unequal_length(script: Script) -> Iterator[Spot]:
     """The data are dealt out by rank, and nothing makes the shares equally long.
 
     Finds: `data[rank::world_size]`, `range(rank, n, world_size)`, `islice`, `if i % world_size == rank`,
@@ -47,11 +47,11 @@ def unequal_shares(script: Script) -> Iterator[Spot]:
     """
     if script.uses("Join") or any(script.is_ddp(call.receiver) for call in script.methods("join")):
         return
-    shares = [*_dealt_loops(script), *_dealt_steps(script)]
+    shares = [*_training_loops_over_shares(script), *_dealt_steps(script)]
     dealt = {id(node) for _, share in shares for node in ast.walk(share.node)}
     divisors = _divisors(script, dealt) if shares else []
     for loop, share in shares:
-        if not _is_evened_out(script, share, loop, divisors):
+        if not _may_be_even(script, share, loop, divisors):
             yield Spot(
                 share,
                 "The shares of the ranks differ in length: in the last step some wait for others that have ended",
@@ -60,10 +60,9 @@ def unequal_shares(script: Script) -> Iterator[Spot]:
             )
 
 
-def _dealt_loops(script: Script) -> Iterator[tuple[Loop, Value]]:
-    """The loops through a share that train the wrapped model."""
+def _training_loops_over_shares(script: Script) -> Iterator[tuple[Loop, Value]]:
     for loop in dict.fromkeys(loop for backward in training.passes(script) for loop in backward.loops):
-        share = _share(_gone_through(loop), _DEEPEST)
+        share = _share(_data_of_loop(loop), _DEEPEST)
         if share is not None:
             yield loop, share
 
@@ -87,7 +86,7 @@ def _divisors(script: Script, dealt: set[int]) -> list[str]:
     ]
 
 
-def _gone_through(loop: Loop) -> Value | None:
+def _data_of_loop(loop: Loop) -> Value | None:
     """What a loop goes through: the data set of a loader without a sampler, or the data themselves."""
     over = loop.over
     while isinstance(over, Call) and over.name in training.PASSES_ON and over.args:
@@ -129,7 +128,7 @@ def _is_dealt(value: Value) -> bool:
     if value.kind == "element" and isinstance(node, ast.Subscript):
         whole, index = value.parts
         if isinstance(node.slice, ast.Slice):
-            return _is_by_rank(*_bounds(node.slice, index))
+            return _is_by_rank(*_begin_and_step(node.slice, index))
         if isinstance(index, Call) and index.name == "slice" and len(index.args) == 3:
             return _is_by_rank(index.args[0], index.args[2])
         deals = [call for call in whole.objects() if isinstance(call, Call) and call.name in _DEALS]
@@ -143,8 +142,7 @@ def _is_dealt(value: Value) -> bool:
     return is_chosen and any(map(_is_every_nth, value.parts))
 
 
-def _bounds(node: ast.Slice, index: Value) -> tuple[Value | None, Value | None]:
-    """Where a slice begins, and its step."""
+def _begin_and_step(node: ast.Slice, index: Value) -> tuple[Value | None, Value | None]:
     there = [part for part in (node.lower, node.upper, node.step) if part is not None]
     values = dict(zip(map(id, there), index.parts, strict=False))
     return values.get(id(node.lower)), values.get(id(node.step))
@@ -165,9 +163,8 @@ def _is_every_nth(test: Value) -> bool:
     return False
 
 
-def _is_evened_out(script: Script, share: Value, loop: Loop, divisors: list[str]) -> bool:
-    """Whether anything may make the shares equally long, or the loop end at the same step on all ranks."""
-    if any(text in _sizes(share) or _NUMBER_OF_RANKS.search(text) for text in divisors):
+def _may_be_even(script: Script, share: Value, loop: Loop, divisors: list[str]) -> bool:
+    if any(text in _texts_in(share) or _NUMBER_OF_RANKS.search(text) for text in divisors):
         return True
     if any(isinstance(node, ast.Break | ast.Return) for node in ast.walk(loop.node)):
         return True
@@ -179,6 +176,5 @@ def _is_evened_out(script: Script, share: Value, loop: Loop, divisors: list[str]
     ) or any(isinstance(each.node, ast.AugAssign) and share in each.value.sources() for each in script.assignments)
 
 
-def _sizes(share: Value) -> frozenset[str]:
-    """How the script writes the number of ranks in a share."""
+def _texts_in(share: Value) -> frozenset[str]:
     return frozenset(written(node) for node in ast.walk(share.node) if isinstance(node, ast.expr))

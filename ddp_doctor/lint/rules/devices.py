@@ -257,7 +257,7 @@ def _disagreeing(script: Script, wrap: Call, device: Value) -> Iterator[Spot]:
     moves = moves_before(script, wrap)
     others += [(f".{move.method}() in line {move.call.lineno}", target_of(move)) for move in moves[:1]]
     for what, other in others:
-        if other is not None and _differ(device, other):
+        if other is not None and _surely_differ(device, other):
             yield Spot(
                 wrap,
                 f"device_ids says {device.text}, but {what} says {other.text}",
@@ -266,8 +266,7 @@ def _disagreeing(script: Script, wrap: Call, device: Value) -> Iterator[Spot]:
             )
 
 
-def _differ(index: Value, other: Value) -> bool:
-    """Whether two devices surely differ: two numbers, or a number against the rank on the node."""
+def _surely_differ(index: Value, other: Value) -> bool:
     gpus = fixed_gpu(index), fixed_gpu(other)
     if all(gpus):
         return gpus[0] != gpus[1]

@@ -25,7 +25,7 @@ _STARTERS = ("spawn", "start_processes", "Process", "Popen", "launch", "notebook
 
 
 @lint_rule("DDL160", "gpus-of-one-node-as-world-size", Severity.WARNING)
-def gpus_of_one_node(script: Script) -> Iterator[Spot]:
+def gpus_of_one_node_as_world_size(script: Script) -> Iterator[Spot]:
     """The number of GPUs of one node is given as the size of the whole world.
 
     Finds: `torch.cuda.device_count()` as `world_size` of init_process_group or as `num_replicas` of a
@@ -40,7 +40,7 @@ def gpus_of_one_node(script: Script) -> Iterator[Spot]:
     """
     if _sets(script, "RANK"):
         return
-    for call, size, rank in _worlds(script):
+    for call, size, rank in _worlds_and_ranks(script):
         if size is None or rank is None or not is_device_count(size):
             continue
         if _is_global_rank(rank):
@@ -53,7 +53,7 @@ def gpus_of_one_node(script: Script) -> Iterator[Spot]:
 
 
 @lint_rule("DDL161", "local-rank-as-rank-of-the-job", Severity.WARNING)
-def local_rank_as_rank(script: Script) -> Iterator[Spot]:
+def local_rank_as_rank_of_the_job(script: Script) -> Iterator[Spot]:
     """LOCAL_RANK is given where the rank in the whole job belongs.
 
     Finds: LOCAL_RANK as `rank` of a DistributedSampler or of init_process_group.
@@ -65,7 +65,7 @@ def local_rank_as_rank(script: Script) -> Iterator[Spot]:
     See: https://pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
         https://pytorch.org/docs/stable/elastic/run.html#environment-variables
     """
-    for call, size, rank in _worlds(script):
+    for call, size, rank in _worlds_and_ranks(script):
         if rank is None or "LOCAL_RANK" not in environment(rank) or GLOBAL_RANKS & environment(rank):
             continue
         if size is not None and (is_device_count(size) or _OF_ONE_NODE & environment(size)):
@@ -80,7 +80,7 @@ def local_rank_as_rank(script: Script) -> Iterator[Spot]:
 
 
 @lint_rule("DDL162", "torchrun-endpoint-overwritten", Severity.ERROR)
-def endpoint_overwritten(script: Script) -> Iterator[Spot]:
+def torchrun_endpoint_overwritten(script: Script) -> Iterator[Spot]:
     """MASTER_ADDR or MASTER_PORT is overwritten in a script that torchrun starts.
 
     Finds: `os.environ["MASTER_PORT"] = "12355"`, always run, in a script that takes LOCAL_RANK or RANK from the
@@ -106,7 +106,7 @@ def endpoint_overwritten(script: Script) -> Iterator[Spot]:
         and not assignment.place.conditions
         and not assignment.place.in_handler
     ]
-    groups = [group for group in script.named(names.INIT) if _reads_endpoint(group)]
+    groups = [group for group in script.named(names.INIT) if _reads_endpoint_from_environment(group)]
     if not overwritten or not groups or not _is_started_by_torchrun(script):
         return
     for assignment in overwritten:
@@ -118,8 +118,7 @@ def endpoint_overwritten(script: Script) -> Iterator[Spot]:
             )
 
 
-def _worlds(script: Script) -> Iterator[tuple[Call, Value | None, Value | None]]:
-    """The calls that take a world size and a rank, with the two."""
+def _worlds_and_ranks(script: Script) -> Iterator[tuple[Call, Value | None, Value | None]]:
     for call in script.named(names.INIT):
         yield call, call.argument(3, "world_size"), call.argument(4, "rank")
     for call in script.named(names.SAMPLER):
@@ -139,8 +138,7 @@ def _sets(script: Script, variable: str) -> bool:
     )
 
 
-def _reads_endpoint(call: Call) -> bool:
-    """Whether a process group takes MASTER_ADDR and MASTER_PORT from the environment."""
+def _reads_endpoint_from_environment(call: Call) -> bool:
     method = call.argument(1, "init_method")
     if call.has_stars or call.argument(5, "store") is not None:
         return False

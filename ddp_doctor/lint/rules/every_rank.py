@@ -41,7 +41,7 @@ def every_rank_downloads(script: Script) -> Iterator[Spot]:
         download = call.keywords.get("download")
         if not call.name.startswith(_DATASETS) or download is None or download.constant is not True:
             continue
-        if any(call.precedes(start) for start in starts) or _one_goes_first(script, call):
+        if any(call.precedes(start) for start in starts) or _one_rank_goes_first(script, call):
             continue
         yield Spot(
             call,
@@ -74,7 +74,7 @@ def every_rank_logs(script: Script) -> Iterator[Spot]:
 
 
 @lint_rule("DDL165", "memory-given-back-every-step", Severity.INFO)
-def memory_given_back(script: Script) -> Iterator[Spot]:
+def memory_given_back_every_step(script: Script) -> Iterator[Spot]:
     """torch.cuda.empty_cache() is called in every training step.
 
     Finds: `torch.cuda.empty_cache()` without a condition in the loop that runs `backward()`.
@@ -87,7 +87,7 @@ def memory_given_back(script: Script) -> Iterator[Spot]:
     """
     steps = [backward for backward in script.methods("backward") if backward.loops]
     for call in script.named("torch.cuda.empty_cache"):
-        if any(call.loops and call.loops[-1] is step.loops[-1] and _always_with(call, step) for step in steps):
+        if any(call.loops and call.loops[-1] is step.loops[-1] and _runs_with_every(call, step) for step in steps):
             yield Spot(
                 call,
                 "torch.cuda.empty_cache() in every step: the CPU waits, and the next step asks for the memory again",
@@ -96,7 +96,7 @@ def memory_given_back(script: Script) -> Iterator[Spot]:
 
 
 @lint_rule("DDL166", "forward-around-the-wrapper", Severity.ERROR)
-def forward_around(script: Script) -> Iterator[Spot]:
+def forward_around_the_wrapper(script: Script) -> Iterator[Spot]:
     """The loss is computed with model.module, so that DDP does not synchronise its gradients.
 
     Finds: `loss = model.module(...)` (or another method of the module inside, or the model under the name that it had
@@ -117,7 +117,7 @@ def forward_around(script: Script) -> Iterator[Spot]:
         if not around:
             continue
         inside = (call for call in script.calls if loop in call.loops)
-        if not any(_calls_wrapper(script, call) or training.reduces_gradients(call) for call in inside):
+        if not any(_may_call_wrapper(script, call) or training.reduces_gradients(call) for call in inside):
             yield Spot(
                 around[0],
                 f"The loss comes from {written(around[0].call.func)}(), not from the DDP wrapper: "
@@ -135,8 +135,7 @@ def _wrapper(script: Script, around: Call) -> str:
     return names_of_wrappers.pop() or "model" if len(names_of_wrappers) == 1 else "model"
 
 
-def _one_goes_first(script: Script, call: Call) -> bool:
-    """Whether only one rank gets here, or one gets here before the others."""
+def _one_rank_goes_first(script: Script, call: Call) -> bool:
     if chosen_ranks(call.conditions) is not None:
         return True
     if any(word in context.text.lower() for context in call.place.withs for word in _LETS_ONE_FIRST):
@@ -145,8 +144,7 @@ def _one_goes_first(script: Script, call: Call) -> bool:
     return any(barrier.precedes(call) and chosen_ranks(barrier.conditions) is not None for barrier in waits)
 
 
-def _always_with(call: Call, step: Call) -> bool:
-    """Whether a call runs whenever the step runs."""
+def _runs_with_every(call: Call, step: Call) -> bool:
     return set(map(id, call.conditions)) <= set(map(id, step.conditions))
 
 
@@ -158,8 +156,7 @@ def _made_of(value: Value) -> Iterator[Call]:
                 yield from (inner for inner in source.returned.sources() if isinstance(inner, Call))
 
 
-def _calls_wrapper(script: Script, call: Call) -> bool:
-    """Whether the wrapper is called for a backward pass, or passed to something that may call it."""
+def _may_call_wrapper(script: Script, call: Call) -> bool:
     if training.no_gradients(call) or call.name in _CALLS_NOTHING:
         return False
     if call.callee is not None and any(script.is_ddp(option) for option in call.callee.objects()):

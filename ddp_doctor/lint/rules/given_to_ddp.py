@@ -46,7 +46,7 @@ _INSTEAD = {
 
 
 @lint_rule("DDL153", "argument-unknown-to-ddp", Severity.ERROR, concerns=always)
-def unknown_argument(script: Script) -> Iterator[Spot]:
+def argument_unknown_to_ddp(script: Script) -> Iterator[Spot]:
     """DistributedDataParallel is given an argument that it does not have.
 
     Finds: `DDP(model, timeout=...)` and every other keyword that no torch up to 2.15 has, also from a dictionary behind
@@ -56,7 +56,7 @@ def unknown_argument(script: Script) -> Iterator[Spot]:
     Remedy: A time-out, a backend and a rank belong to `init_process_group`, GPUs are `device_ids`.
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
-    partial = (call for call in script.named("functools.partial") if call.args and _is_ddp_itself(call.args[0]))
+    partial = (call for call in script.named("functools.partial") if call.args and call.args[0].reference == names.DDP)
     for call in (*script.named(names.DDP), *partial):
         for name in call.keywords:
             if name in _ARGUMENTS:
@@ -67,10 +67,6 @@ def unknown_argument(script: Script) -> Iterator[Spot]:
                 f"DistributedDataParallel has no argument {name}: it raises TypeError",
                 remedy=_INSTEAD.get(name) or (f"{near[0]} is meant" if near else "Leave it out"),
             )
-
-
-def _is_ddp_itself(value: Value) -> bool:
-    return value.reference == names.DDP
 
 
 _FAIRSCALE = ("fairscale.nn", "fairscale.nn.data_parallel")
@@ -127,7 +123,7 @@ def _wrapper(script: Script, value: Value, outer: Call) -> str:
     if value.kind == "element" and value.attribute == "0" and value.owner is not None:
         made = {option.name for option in value.owner.objects() if isinstance(option, Call)}
         return "DeepSpeed" if made == {"deepspeed.initialize"} else ""
-    if any(shard.precedes(outer) and _shards(shard, value) for shard in script.named(names.FSDP[1])):
+    if any(shard.precedes(outer) and _shards_model(shard, value) for shard in script.named(names.FSDP[1])):
         return "FSDP"
     if not isinstance(value, Call):
         return ""
@@ -136,8 +132,7 @@ def _wrapper(script: Script, value: Value, outer: Call) -> str:
     return "" if value.name == "deepspeed.initialize" else _WRAPPERS.get(value.name, "")
 
 
-def _shards(shard: Call, value: Value) -> bool:
-    """Whether ``fully_shard`` was given this very model."""
+def _shards_model(shard: Call, value: Value) -> bool:
     given = shard.args[0] if shard.args else None
     return given is not None and shard.args[0].kind != "loop" and list(given.objects()) == [value]
 

@@ -139,7 +139,7 @@ def _spot(script: Script, group: Call, choice: _Choice, way: Way) -> Spot:
 
 def _difference(script: Script, group: Call, choice: _Choice) -> Way | None:
     """How the GPU of a process differs from the one that torch 2.15 takes; None where both are the same, or may be."""
-    rank = _rank_of(script, group)
+    rank = _rank_of_job(script, group)
     if (gpu := fixed_gpu(choice.device)) is not None:
         return _of_one_rank(script, gpu, rank)
     index = index_in(choice.device)
@@ -149,8 +149,7 @@ def _difference(script: Script, group: Call, choice: _Choice) -> Way | None:
     return ways[0] if ways and all(ways) else None
 
 
-def _rank_of(script: Script, group: Call) -> Value | None:
-    """The rank in the job, as the call or the script's own environment says it."""
+def _rank_of_job(script: Script, group: Call) -> Value | None:
     exported = (
         assignment.value
         for assignment in script.assignments

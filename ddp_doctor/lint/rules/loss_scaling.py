@@ -34,7 +34,7 @@ def _without_a_library(script: Script) -> bool:
 
 
 @lint_rule("DDL139", "half-precision-without-loss-scaling", Severity.WARNING)
-def without_scaler(script: Script) -> Iterator[Spot]:
+def half_precision_without_loss_scaling(script: Script) -> Iterator[Spot]:
     """A float16 autocast trains without a loss scaler.
 
     Finds: A backward pass through a forward that ran under a float16 autocast (which is the default on GPUs), or
@@ -67,7 +67,7 @@ def without_scaler(script: Script) -> Iterator[Spot]:
 
 
 @lint_rule("DDL140", "loss-scaling-with-bfloat16", Severity.INFO, concerns=_without_a_library)
-def scaler_with_bf16(script: Script) -> Iterator[Spot]:
+def loss_scaling_with_bfloat16(script: Script) -> Iterator[Spot]:
     """A GradScaler scales the loss of a bfloat16 autocast.
 
     Finds: A GradScaler that is switched on, in a script whose autocasts are all of bfloat16.
@@ -90,7 +90,7 @@ def scaler_with_bf16(script: Script) -> Iterator[Spot]:
 
 
 @lint_rule("DDL141", "loss-scale-never-updated", Severity.ERROR, concerns=_without_a_library)
-def never_updated(script: Script) -> Iterator[Spot]:
+def loss_scale_never_updated(script: Script) -> Iterator[Spot]:
     """A GradScaler steps, and is never updated.
 
     Finds: `scaler.step(optimizer)` of a GradScaler that has no `update()` and is handed to no other function.
@@ -100,11 +100,11 @@ def never_updated(script: Script) -> Iterator[Spot]:
     See: https://pytorch.org/docs/stable/amp.html#torch.cuda.amp.GradScaler.update
     """
     for scaler in _scalers(script):
-        steps = [call for call in script.methods("step") if _is_of(call, scaler) and call.args]
+        steps = [call for call in script.methods("step") if _is_method_of(call, scaler) and call.args]
         if (
             steps
-            and not any(_is_of(call, scaler) for call in script.methods("update"))
-            and not _is_passed_on(script, scaler)
+            and not any(_is_method_of(call, scaler) for call in script.methods("update"))
+            and not _is_passed_to_unknown(script, scaler)
         ):
             yield Spot(
                 steps[0],
@@ -115,7 +115,7 @@ def never_updated(script: Script) -> Iterator[Spot]:
 
 
 @lint_rule("DDL142", "scaled-gradients-clipped", Severity.ERROR, concerns=_without_a_library)
-def clipped_while_scaled(script: Script) -> Iterator[Spot]:
+def scaled_gradients_clipped(script: Script) -> Iterator[Spot]:
     """Gradients are clipped while they are still multiplied by the loss scale.
 
     Finds: `clip_grad_norm_` between `scaler.scale(loss).backward()` and `scaler.step(optimizer)`, with no `unscale_`
@@ -129,9 +129,20 @@ def clipped_while_scaled(script: Script) -> Iterator[Spot]:
         around = [
             call for call in script.calls if call.root == clip.root and call.place.function is clip.place.function
         ]
-        behind = [call for call in around if call.method == "step" and clip.precedes(call) and _is_scaler_call(call)]
+        behind = [
+            call
+            for call in around
+            if call.method == "step"
+            and clip.precedes(call)
+            and (bool(call.args) and training.is_scaler_of(call.receiver))
+        ]
         before = [call for call in around if call.precedes(clip) and call.method == "backward" and _is_scaled(call)]
-        if not behind or not before or _exclude(clip, behind[0]) or _exclude(clip, before[-1]):
+        if (
+            not behind
+            or not before
+            or training.exclude_each_other(clip, behind[0])
+            or training.exclude_each_other(clip, before[-1])
+        ):
             continue
         unscaled = [call for call in script.methods("unscale_") if before[-1].precedes(call) and call.precedes(clip)]
         if not unscaled:
@@ -144,7 +155,7 @@ def clipped_while_scaled(script: Script) -> Iterator[Spot]:
 
 
 @lint_rule("DDL143", "loss-scaler-made-in-every-step", Severity.WARNING, concerns=_without_a_library)
-def made_anew(script: Script) -> Iterator[Spot]:
+def loss_scaler_made_in_every_step(script: Script) -> Iterator[Spot]:
     """Every step has a new GradScaler.
 
     Finds: A GradScaler that is made in the loop, or function, in which it steps, once for each batch. One that is made
@@ -156,7 +167,7 @@ def made_anew(script: Script) -> Iterator[Spot]:
     """
     for scaler in _scalers(script):
         for step in script.methods("step"):
-            if not scaler.loops or scaler.loops[-1] not in step.loops or not _is_of(step, scaler):
+            if not scaler.loops or scaler.loops[-1] not in step.loops or not _is_method_of(step, scaler):
                 continue
             is_every_step = scaler.loops[-1] is step.loops[-1]
             if not is_every_step and "epoch" not in written(getattr(scaler.loops[-1].node, "target", step.node)):
@@ -172,7 +183,7 @@ def made_anew(script: Script) -> Iterator[Spot]:
 
 
 @lint_rule("DDL150", "shared-loss-scaler-updated-twice", Severity.WARNING, concerns=_without_a_library)
-def updated_twice(script: Script) -> Iterator[Spot]:
+def shared_loss_scaler_updated_twice(script: Script) -> Iterator[Spot]:
     """A GradScaler that several optimizers share is updated more than once in a step.
 
     Finds: Two `update()` calls of one GradScaler in the same turn of a loop, neither under a condition of its own,
@@ -183,11 +194,11 @@ def updated_twice(script: Script) -> Iterator[Spot]:
     See: https://pytorch.org/docs/stable/notes/amp_examples.html#working-with-multiple-models-losses-and-optimizers
     """
     for scaler in _scalers(script):
-        updates = [call for call in script.methods("update") if call.loops and _is_of(call, scaler)]
+        updates = [call for call in script.methods("update") if call.loops and _is_method_of(call, scaler)]
         stepped = {
             id(next(iter(call.args[0].objects()), call))
             for call in script.methods("step")
-            if call.args and _is_of(call, scaler)
+            if call.args and _is_method_of(call, scaler)
         }
         for first, second in pairwise(updates):
             is_same_turn = first.loops == second.loops and first.conditions == second.conditions
@@ -201,7 +212,6 @@ def updated_twice(script: Script) -> Iterator[Spot]:
 
 
 def _autocast_type(value: Value) -> Precision:
-    """The type that an autocast casts to, as far as it is written."""
     if not isinstance(value, Call) or value.name not in _AUTOCASTS:
         return "unknown"
     enabled = value.argument(None, "enabled")
@@ -219,7 +229,6 @@ def _autocast_type(value: Value) -> Precision:
 
 
 def _cast_to_half(forward: Call) -> Call | None:
-    """The cast to float16 of the model that a forward runs."""
     for source in forward.callee.sources() if forward.callee is not None else ():
         if (
             isinstance(source, Call)
@@ -238,13 +247,8 @@ def _scalers(script: Script) -> Iterator[Call]:
     return islice(script.named(*training.SCALERS), _MOST_SCALERS)
 
 
-def _is_of(call: Call, scaler: Call) -> bool:
-    """Whether a method's call is of this scaler."""
+def _is_method_of(call: Call, scaler: Call) -> bool:
     return call.receiver is not None and any(option is scaler for option in call.receiver.objects())
-
-
-def _is_scaler_call(call: Call) -> bool:
-    return bool(call.args) and training.is_scaler_of(call.receiver)
 
 
 def _is_scaled(call: Call) -> bool:
@@ -252,8 +256,7 @@ def _is_scaled(call: Call) -> bool:
     return isinstance(receiver, Call) and receiver.method == "scale" and training.is_scaler_of(receiver.receiver)
 
 
-def _is_passed_on(script: Script, scaler: Call) -> bool:
-    """Whether the scaler is passed to a function that cannot be followed."""
+def _is_passed_to_unknown(script: Script, scaler: Call) -> bool:
     for call in script.calls:
         if call.local is None and any(option is scaler for given in call.arguments for option in given.objects()):
             return True
@@ -264,9 +267,3 @@ def _is_passed_on(script: Script, scaler: Call) -> bool:
         and assignment.owner.kind == "name"
         for assignment in script.assignments
     )
-
-
-def _exclude(call: Call, other: Call) -> bool:
-    """Whether two calls never run in the same iteration, because they are in two branches of a condition."""
-    sides = {id(condition.test): condition.holds for condition in call.conditions}
-    return any(sides.get(id(each.test), each.holds) != each.holds for each in other.conditions)

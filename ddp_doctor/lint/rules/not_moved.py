@@ -42,7 +42,7 @@ _MODULES = re.compile(r"^(torch\.nn\.[A-Z]\w+|torchvision\.models\.\w+(\.\w+)?)$
 
 
 @lint_rule("DDL167", "part-left-on-the-cpu", Severity.ERROR)
-def left_on_the_cpu(script: Script) -> Iterator[Spot]:
+def part_left_on_the_cpu(script: Script) -> Iterator[Spot]:
     """A part of the model, or the weights of its loss, stay in host memory while the model is on the GPU.
 
     Finds: A part of a wrapped model that nothing moves, where another part is moved and the whole never is
@@ -80,7 +80,7 @@ def _weights(script: Script) -> Iterator[Spot]:
             continue
         losses = [call] if call.name in _WEIGHT_AT else list(call.callee.objects()) if call.callee else []
         for loss in losses:
-            if isinstance(loss, Call) and _has_weight_on_cpu(loss) and not _is_moved_with(script, loss):
+            if isinstance(loss, Call) and _has_weight_on_cpu(loss) and not _may_be_moved(script, loss):
                 yield _spot(loss, "The weights of this loss are in host memory, but the output is on the GPU")
 
 
@@ -89,8 +89,7 @@ def _has_weight_on_cpu(loss: Call) -> bool:
     return any(weight is not None and _is_on_cpu(weight) for weight in given)
 
 
-def _is_moved_with(script: Script, loss: Call) -> bool:
-    """Whether a loss is moved, gets other weights, or belongs to a class that may move it."""
+def _may_be_moved(script: Script, loss: Call) -> bool:
     if any(True for _ in moved(script, loss)) or (loss.place.cls is not None and loss.place.cls.bases):
         return True
     return any(assignment.owner is not None and loss in assignment.owner.objects() for assignment in script.assignments)
@@ -106,7 +105,7 @@ def _put_in_late(script: Script, wrap: Call) -> Iterator[Spot]:
         if assignment.owner is None or assignment.root != wrap.root or assignment.order > wrap.order:
             continue
         is_late = all(move.root == wrap.root and move.order < assignment.order for move in moves)
-        if not is_late or not _is_new(assignment.value) or any(True for _ in moved(script, assignment.value)):
+        if not is_late or not _is_new_module(assignment.value) or any(True for _ in moved(script, assignment.value)):
             continue
         owners = (option for source in assignment.owner.sources() for option in source.objects())
         if any(id(option) in made for option in owners):
@@ -122,23 +121,27 @@ def _moved_one_by_one(script: Script, wrap: Call) -> Iterator[Spot]:
     if model is None or moves_before(script, wrap):
         return
     for whole in model.objects():
-        if not isinstance(whole, Call) or not _is_new(whole) or _may_be_moved_elsewhere(script, whole):
+        if not isinstance(whole, Call) or not _is_new_module(whole) or _may_be_moved_elsewhere(script, whole):
             continue
-        parts = _parts(script, whole)
-        if any(_is_touched(part, _gpu_moves(script)) for part in parts):
-            for part in (each for each in parts if not _is_touched(each, _receivers(script))):
+        parts = _trained_parts(script, whole)
+        if any(
+            _is_among(
+                part, _receivers(script, (move for move in script.methods("to", "cuda") if moves_to_device(move)))
+            )
+            for part in parts
+        ):
+            for part in (each for each in parts if not _is_among(each, _receivers(script))):
                 yield _spot(part, "This part of the model stays in host memory, but others are moved to the GPU")
         if not parts:
             yield from _moved_alone(script, whole)
 
 
-def _parts(script: Script, whole: Call) -> list[Value]:
-    """The new modules with parameters that a module of the script, or a Sequential, is put together of."""
+def _trained_parts(script: Script, whole: Call) -> list[Value]:
     if whole.local is None and whole.name != "torch.nn.Sequential":
         return []
     by_name = {assignment.name: assignment.value for assignment in script.assignments if assignment.owner is whole}
     given = (option for part in (*whole.arguments, *by_name.values()) for option in part.objects())
-    new = {id(option): option for option in given if _is_new(option) and _is_trained(script, option)}
+    new = {id(option): option for option in given if _is_new_module(option) and _has_parameters(script, option)}
     return list(new.values())
 
 
@@ -154,19 +157,17 @@ def _owner_of(value: Value | None) -> Value | None:
     return value.owner if value is not None and value.kind == "attribute" else None
 
 
-def _is_trained(script: Script, value: Value) -> bool:
-    """Whether a module has parameters of its own."""
+def _has_parameters(script: Script, value: Value) -> bool:
     made = {id(value), *(id(source) for source in value.sources())}
     layers = [*value.sources(), *(each.value for each in script.assignments if id(each.owner) in made)]
     return any(isinstance(layer, Call) and modules.LAYERS.match(layer.name) for layer in layers)
 
 
-def _is_touched(part: Value, moved_things: Iterable[Value]) -> bool:
-    """Whether a part is among what is moved, or anything inside of it, or made of it."""
+def _is_among(part: Value, moved_things: Iterable[Value]) -> bool:
     return any(part in (source, source.owner) for source in moved_things)
 
 
-def _at(value: Value) -> Value | None:
+def _sequential_part(value: Value) -> Value | None:
     """The part of a Sequential at a position: ``layers[0]``."""
     owner, number = value.owner, value.attribute
     is_element = value.kind == "element" and number.isdecimal()
@@ -175,19 +176,14 @@ def _at(value: Value) -> Value | None:
     return owner.args[int(number)] if int(number) < len(owner.args) else None
 
 
-def _gpu_moves(script: Script) -> Iterator[Value]:
-    return _receivers(script, (move for move in script.methods("to", "cuda") if moves_to_device(move)))
-
-
 def _receivers(script: Script, moves: Iterable[Call] | None = None) -> Iterator[Value]:
     """What is moved, and what that is made of; of a Sequential the one part that is meant."""
     for move in script.methods("to", "cuda", "to_empty") if moves is None else moves:
-        receiver = move.receiver and (_at(move.receiver) or move.receiver)
+        receiver = move.receiver and (_sequential_part(move.receiver) or move.receiver)
         yield from receiver.sources() if receiver is not None else ()
 
 
 def _may_be_moved_elsewhere(script: Script, whole: Call) -> bool:
-    """Whether a loop over its parts moves them, or something that is not known is given the whole."""
     loops = (source for source in _receivers(script) if source.kind in ("loop", "element"))
     if any(whole in source.sources() for source in loops):
         return True
@@ -201,7 +197,6 @@ def _may_be_moved_elsewhere(script: Script, whole: Call) -> bool:
 
 
 def _plain_attributes(script: Script, module: modules.Module) -> Iterator[Spot]:
-    """Lists of layers that are no ModuleList, and tensors that are no buffers."""
     for assignment in script.assignments:
         if assignment.place.cls is not module.definition or not modules.is_own_attribute(assignment.target):
             continue
@@ -209,20 +204,22 @@ def _plain_attributes(script: Script, module: modules.Module) -> Iterator[Spot]:
         uses = list(modules.uses(module.definition, name))
         if isinstance(value.node, ast.List | ast.Tuple | ast.ListComp | ast.Dict | ast.DictComp):
             is_built_from = any(use.is_in_init for use in uses)
-            layers = [*value.sources(), *(given for call in _appends(script, value) for given in call.args)]
+            layers = [
+                *value.sources(),
+                *(
+                    given
+                    for call in (call for call in script.methods("append") if call.receiver is value)
+                    for given in call.args
+                ),
+            ]
             if uses and not is_built_from and any(map(_is_layer, layers)):
                 yield _spot(value, "These layers stand in a plain list: neither .to() nor DDP knows them")
-        elif _is_on_cpu(value) and not _is_number(value) and _stays(uses):
+        elif _is_on_cpu(value) and not _is_number(value) and _is_used_unmoved(uses):
             yield _spot(value, f"self.{name} is a plain tensor: .to() does not move it with the model")
 
 
-def _stays(uses: Sequence[modules.Use]) -> bool:
-    """Whether a tensor is computed with as it is."""
+def _is_used_unmoved(uses: Sequence[modules.Use]) -> bool:
     return any(use.is_operand for use in uses) and not any(use.is_rebound or use.is_moved for use in uses)
-
-
-def _appends(script: Script, made: Value) -> Iterator[Call]:
-    return (call for call in script.methods("append") if call.receiver is made)
 
 
 def _spot(at: Value, title: str) -> Spot:
@@ -233,8 +230,7 @@ def _is_layer(value: Value) -> bool:
     return isinstance(value, Call) and (bool(modules.LAYERS.match(value.name)) or isinstance(value.local, ast.ClassDef))
 
 
-def _is_new(value: Value) -> bool:
-    """Whether a value is a module that was just made: its layers are on the CPU."""
+def _is_new_module(value: Value) -> bool:
     if not isinstance(value, Call) or not value.lacks(None, "device"):
         return False
     is_module = bool(_MODULES.match(value.name)) or isinstance(value.local, ast.ClassDef)
@@ -242,7 +238,6 @@ def _is_new(value: Value) -> bool:
 
 
 def _is_on_cpu(value: Value, depth: int = 8) -> bool:
-    """Whether a tensor is surely made in host memory, and not moved since."""
     options = list(value.alternatives())
     return bool(options) and bool(depth) and all(_made_on_cpu(option, depth - 1) for option in options)
 

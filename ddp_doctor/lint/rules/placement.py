@@ -27,7 +27,7 @@ _DEFAULT_DEVICE = ("set_default_device", "set_default_tensor_type", "prefetch")
 
 
 @lint_rule("DDL136", "batch-not-on-the-gpu", Severity.ERROR)
-def target_left_behind(script: Script) -> Iterator[Spot]:
+def batch_not_on_the_gpu(script: Script) -> Iterator[Spot]:
     """A batch, or its target, is still in host memory where the model on the GPU needs it.
 
     Finds: A loss of torch.nn whose target comes straight from a DataLoader, where the output is that of a model that
@@ -45,7 +45,7 @@ def target_left_behind(script: Script) -> Iterator[Spot]:
         output, target = call.argument(0, "input"), call.argument(1, "target")
         if output is None or target is None or not is_loss(call):
             continue
-        if training.forwards_in(script, output) and _is_as_loaded(target):
+        if training.forwards_in(script, output) and _is_untouched_batch(target):
             yield Spot(
                 call,
                 f"The target of this loss, {target.text}, is still in host memory, but the output is on the GPU",
@@ -55,7 +55,7 @@ def target_left_behind(script: Script) -> Iterator[Spot]:
 
 
 @lint_rule("DDL137", "gpu-waits-for-the-loader", Severity.INFO)
-def loader_in_the_way(script: Script) -> Iterator[Spot]:
+def gpu_waits_for_the_loader(script: Script) -> Iterator[Spot]:
     """A training loader prepares its batches in the training process, or in memory that is not pinned.
 
     Finds: A DataLoader for training without `num_workers`, or with workers and without `pin_memory=True`, in a DDP
@@ -89,15 +89,14 @@ def _loader(call: Call, title: str, option: str) -> Spot:
 
 
 def _inputs_left_behind(script: Script) -> Iterator[Spot]:
-    """Forward passes whose input nothing moves to the GPU: neither the script, nor DDP, nor the model itself."""
     for call in script.calls:
         model = call.callee
         if model is None or call.method or not training.surely_ddp(model):
             continue
         wraps = [option for option in model.objects() if isinstance(option, Call)]
-        if any(_is_given(wrap, "device_ids") or not _takes_as_it_comes(wrap) for wrap in wraps):
+        if any(_is_given(wrap, "device_ids") or not _model_moves_no_input(wrap) for wrap in wraps):
             continue
-        if any(_is_as_loaded(value) for value in call.arguments):
+        if any(_is_untouched_batch(value) for value in call.arguments):
             yield Spot(
                 call,
                 "This batch is still in host memory, but the model is on the GPU",
@@ -111,19 +110,16 @@ def _is_given(wrap: Call, name: str) -> bool:
     return wrap.has_stars or wrap.given(1, name) is not None
 
 
-def _takes_as_it_comes(wrap: Call) -> bool:
-    """Whether the wrapped model is one of torch or of the script that does not move its input."""
-
+def _model_moves_no_input(wrap: Call) -> bool:
     def moves_nothing(call: Call) -> bool:
         if isinstance(call.local, ast.ClassDef):
-            return not _moves(call.local)
+            return not _may_move_tensors(call.local)
         return call.name.startswith(("torch.nn.", "torchvision.models."))
 
     return is_result(wrap.argument(0, "module"), moves_nothing)
 
 
-def _moves(definition: ast.AST) -> bool:
-    """Whether a class or function of the script moves anything, or makes it on a device."""
+def _may_move_tensors(definition: ast.AST) -> bool:
     return any(
         (isinstance(node, ast.keyword) and node.arg == "device")
         or (isinstance(node, ast.Attribute) and node.attr in ("cuda", "to"))
@@ -152,23 +148,21 @@ def is_loss(call: Call) -> bool:
     return not call.method and is_result(call.callee, lambda made: bool(_LOSSES.match(made.name)))
 
 
-def _is_as_loaded(value: Value) -> bool:
-    """Whether a value is an element of what a DataLoader yields, untouched."""
+def _is_untouched_batch(value: Value) -> bool:
     found = list(value.alternatives())
     return bool(found) and all(_is_yielded(loop) for loop in found)
 
 
 def _is_yielded(value: Value) -> bool:
     source = training.looped_over(value) if value.kind in ("element", "loop") else None
-    return is_result(source, _is_plain)
+    return is_result(source, _is_plain_loader)
 
 
-def _is_plain(call: Call) -> bool:
-    """A DataLoader of torch whose batches nothing moves."""
+def _is_plain_loader(call: Call) -> bool:
     if call.name != names.LOADER or not call.lacks(training.COLLATE, "collate_fn"):
         return False
     dataset = call.argument(0, "dataset")
-    return not any(made.local is not None and _moves(made.local) for made in training.calls_in(dataset))
+    return not any(made.local is not None and _may_move_tensors(made.local) for made in training.calls_in(dataset))
 
 
 def _is_in_memory(call: Call) -> bool:

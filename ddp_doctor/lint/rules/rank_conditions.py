@@ -39,7 +39,7 @@ _LEFT = {
 
 
 @lint_rule("DDL133", "collective-on-some-ranks", Severity.ERROR, concerns=always)
-def on_some_ranks(script: Script) -> Iterator[Spot]:
+def collective_on_some_ranks(script: Script) -> Iterator[Spot]:
     """A collective stands under a condition that only some ranks fulfil.
 
     Finds: A collective of the default group, a barrier, `wait_for_everyone` of Accelerate, the backward pass of a
@@ -56,7 +56,7 @@ def on_some_ranks(script: Script) -> Iterator[Spot]:
     if _splits_roles(script):
         return
     for call in collectives(script):
-        for condition, who in _chosen(call.conditions):
+        for condition, who in _rank_0_conditions(call.conditions):
             if condition.early or len(_sides(script)[_site(call)]) > 1 or id(call.place.function) in _handed_on(script):
                 continue
             line = getattr(condition.test.node, "lineno", 0)
@@ -68,7 +68,7 @@ def on_some_ranks(script: Script) -> Iterator[Spot]:
 
 
 @lint_rule("DDL134", "collective-skipped-on-some-ranks", Severity.ERROR, concerns=always)
-def skipped_on_some_ranks(script: Script) -> Iterator[Spot]:
+def collective_skipped_on_some_ranks(script: Script) -> Iterator[Spot]:
     """Some ranks leave a function or loop early, and the others go on to a collective.
 
     Finds: `return`, `continue`, `break` or a successful exit, under a condition that rank 0 alone or all but rank 0
@@ -81,8 +81,8 @@ def skipped_on_some_ranks(script: Script) -> Iterator[Spot]:
     if _splits_roles(script):
         return
     for leave in script.leaves:
-        for condition, who in _chosen(leave.place.conditions):
-            missed = None if condition.early else _missed(script, leave, condition)
+        for condition, who in _rank_0_conditions(leave.place.conditions):
+            missed = None if condition.early else _first_missed(script, leave, condition)
             if missed is not None:
                 yield Spot(
                     leave.node,
@@ -119,16 +119,14 @@ def _sides(script: Script) -> dict[Site, set[Chosen]]:
     return found
 
 
-def _chosen(conditions: tuple[Condition, ...]) -> Iterator[tuple[Condition, Chosen]]:
-    """The conditions that rank 0 alone fulfils, or all others."""
+def _rank_0_conditions(conditions: tuple[Condition, ...]) -> Iterator[tuple[Condition, Chosen]]:
     for condition in conditions:
         test = rank_condition(condition)
         if test is not None and test.holds_on != "some":
             yield condition, test.holds_on
 
 
-def _missed(script: Script, leave: Leave, condition: Condition) -> Call | None:
-    """The first collective that those who leave do not reach."""
+def _first_missed(script: Script, leave: Leave, condition: Condition) -> Call | None:
     for call in collectives(script):
         if call.root != leave.root or len(_sides(script)[_site(call)]) > 1:
             continue
@@ -182,7 +180,7 @@ _READS = frozenset(("any", "all", "sum", "max", "min", "mean", "item", "count_no
 
 
 @lint_rule("DDL135", "collective-by-data-of-one-rank", Severity.WARNING)
-def by_data(script: Script) -> Iterator[Spot]:
+def collective_by_data_of_one_rank(script: Script) -> Iterator[Spot]:
     """Whether a rank takes part in a collective depends on its own loss.
 
     Finds: A collective, or the backward pass of a wrapped model, under a condition on the output of that rank's own
@@ -199,7 +197,7 @@ def by_data(script: Script) -> Iterator[Spot]:
     for call in collectives(script):
         for condition in call.conditions:
             why = None if condition.early else _why_local(script, condition.test, call.order)
-            if why is not None and not _is_on_both_sides(script, call, condition):
+            if why is not None and not _is_in_both_branches(script, call, condition):
                 title = f"Whether a rank runs this {described(call)} depends on {why}: others may wait for it"
                 yield _spot(call, title)
         for loop in call.loops:
@@ -212,18 +210,20 @@ def by_data(script: Script) -> Iterator[Spot]:
             why = None if condition.early else _why_local(script, condition.test, leave.order)
             if why is None or (why == "its own batch" and isinstance(leave.node, ast.Break)):
                 continue
-            missed = next(_missed_by(script, leave, condition), None)
+            missed = next(
+                (
+                    call
+                    for call in collectives(script)
+                    if call.root == leave.root and misses(leave, condition, call.place)
+                ),
+                None,
+            )
             if missed is not None:
                 title = f"A rank may leave here because of {why}, and miss the {described(missed)} in line"
                 yield _spot(leave.node, f"{title} {missed.call.lineno}")
 
 
-def _missed_by(script: Script, leave: Leave, condition: Condition) -> Iterator[Call]:
-    return (call for call in collectives(script) if call.root == leave.root and misses(leave, condition, call.place))
-
-
-def _is_on_both_sides(script: Script, call: Call, condition: Condition) -> bool:
-    """Whether the same collective stands in the other branch, so that each rank runs one of them."""
+def _is_in_both_branches(script: Script, call: Call, condition: Condition) -> bool:
     return any(
         described(other) == described(call)
         and any(each.test is condition.test and each.holds != condition.holds for each in other.conditions)
@@ -254,14 +254,13 @@ def _agreed(script: Script, test: Value, order: int) -> frozenset[int]:
         if call.order < order
         if all(earlier.test is not test for earlier in call.conditions)
         for argument in call.arguments
-        for value in (*argument.alternatives(), *argument.objects(), *_elements(argument))
+        for value in (*argument.alternatives(), *argument.objects(), *_listed_values(argument))
     }
     put_in = (assignment for assignment in script.assignments if id(assignment.owner) in given)
     return frozenset((*given, *(id(assignment.value) for assignment in put_in)))
 
 
-def _elements(value: Value) -> Iterator[Value]:
-    """What a list holds that ``broadcast_object_list`` is given."""
+def _listed_values(value: Value) -> Iterator[Value]:
     return (part for option in value.alternatives() if option.kind == "tuple" for part in option.parts)
 
 

@@ -38,7 +38,7 @@ _BY_RANK = re.compile(r"rank|world_size|IterableDataset|__iter__|num_replicas|sh
 
 
 @lint_rule("DDL120", "loader-without-distributed-sampler", Severity.WARNING)
-def without_sampler(script: Script) -> Iterator[Spot]:
+def loader_without_distributed_sampler(script: Script) -> Iterator[Spot]:
     """Every rank trains on the whole data set.
 
     Finds: A DataLoader for training, in a script that wraps its model in DistributedDataParallel, that has neither a
@@ -72,7 +72,7 @@ def without_sampler(script: Script) -> Iterator[Spot]:
 
 
 @lint_rule("DDL121", "shuffle-together-with-sampler", Severity.ERROR, concerns=always)
-def shuffle_and_sampler(script: Script) -> Iterator[Spot]:
+def shuffle_together_with_sampler(script: Script) -> Iterator[Spot]:
     """A DataLoader has both a sampler and shuffle=True.
 
     Finds: `DataLoader(..., shuffle=True, sampler=...)` where the sampler is one that was made in the script.
@@ -94,7 +94,7 @@ def shuffle_and_sampler(script: Script) -> Iterator[Spot]:
 
 
 @lint_rule("DDL122", "set-epoch-missing", Severity.WARNING)
-def no_set_epoch(script: Script) -> Iterator[Spot]:
+def set_epoch_missing(script: Script) -> Iterator[Spot]:
     """A DistributedSampler shuffles, and no epoch tells it its number.
 
     Finds: A DistributedSampler that shuffles, in a script that trains in a loop over several epochs and does not call
@@ -107,12 +107,12 @@ def no_set_epoch(script: Script) -> Iterator[Spot]:
     Remedy: Call `sampler.set_epoch(epoch)` at the beginning of every epoch, before the loader is iterated.
     See: https://pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
     """
-    told = _told(script) if script.calls_any(names.SAMPLER) else None
-    if told is None:
+    has_epoch = _samplers_with_epoch(script) if script.calls_any(names.SAMPLER) else None
+    if has_epoch is None:
         return
-    has_epochs = _has_epochs(script)
+    has_epochs = any(_is_epoch_loop(loop) for call in training.passes(script) for loop in call.loops[:-1])
     for call in script.named(names.SAMPLER):
-        if id(call.node) in told or not (has_epochs or _is_gone_through_again(script, call)):
+        if id(call.node) in has_epoch or not (has_epochs or _is_gone_through_again(script, call)):
             continue
         shuffled = call.argument(3, "shuffle")
         if call.has_stars or (shuffled is not None and shuffled.constant is not True):
@@ -126,7 +126,7 @@ def no_set_epoch(script: Script) -> Iterator[Spot]:
             )
 
 
-def _told(script: Script) -> set[int] | None:
+def _samplers_with_epoch(script: Script) -> set[int] | None:
     """The samplers whose ``set_epoch`` is called in every epoch, by node; None if it may be that of any."""
     calls = list(script.methods("set_epoch"))
     if not calls:
@@ -134,7 +134,9 @@ def _told(script: Script) -> set[int] | None:
     found = set[int]()
     for call in calls:
         samplers = [sampler for sampler in _samplers(call.receiver) if sampler.kind != "constant"]
-        if not samplers or not all(isinstance(sampler, Call) and _is_sampler(sampler) for sampler in samplers):
+        if not samplers or not all(
+            isinstance(sampler, Call) and (sampler.name == names.SAMPLER) for sampler in samplers
+        ):
             return None
         is_once = not call.loops and any(each.root == call.root for each in training.passes(script))
         epoch = call.argument(0, "epoch")
@@ -158,12 +160,7 @@ def _samplers(receiver: Value | None) -> Iterator[Value]:
             yield option
 
 
-def _is_sampler(call: Call) -> bool:
-    return call.name == names.SAMPLER
-
-
 def _shards_training(script: Script, call: Call) -> bool:
-    """Whether a call shares out what is trained on, as far as its name says."""
     return bool(_SHARDED.search(written(call.call.func))) and not training.is_for_evaluation(script, call)
 
 
@@ -185,14 +182,9 @@ def _is_trained_on(script: Script, loader: Call) -> bool:
     )
 
 
-def _takes_all(sampler: Value | None) -> bool:
-    """Whether a sampler goes through the whole data set on each rank."""
-    return is_result(sampler, lambda made: made.name in _OF_ONE_PROCESS)
-
-
 def _has_no_shard(call: Call) -> bool:
     sampler = call.given(training.SAMPLER, "sampler")
-    if call.has_stars or (sampler is not None and not _takes_all(sampler)):
+    if call.has_stars or (sampler is not None and not is_result(sampler, lambda made: made.name in _OF_ONE_PROCESS)):
         return False
     if call.given(training.BATCH_SAMPLER, "batch_sampler") is not None:
         return False
@@ -228,17 +220,13 @@ def _is_split(value: Value) -> bool:
     return isinstance(value, Class) or bool(value.kind == "name" and _STREAM.search(value.name))
 
 
-def _has_epochs(script: Script) -> bool:
-    return any(_is_epoch_loop(loop) for call in training.passes(script) for loop in call.loops[:-1])
-
-
 def _is_gone_through_again(script: Script, sampler: Call) -> bool:
     """Whether a loop goes through a sampler's loader again to train one model, with the same order each time."""
     for loader in script.named(names.LOADER):
         given = (loader.argument(training.SAMPLER, "sampler"), loader.argument(None, "batch_sampler"))
         if not any(each is not None and sampler in each.sources() for each in given):
             continue
-        made = [wrap for call in _trained_on(script, loader) for wrap in training.wraps_behind(script, call)]
+        made = [wrap for call in _backwards_of(script, loader) for wrap in training.wraps_behind(script, call)]
         for over, loops in training.iterations(script):
             sources = list(over.sources()) if loops and made else []
             if loader in sources and any(
@@ -251,8 +239,7 @@ def _is_gone_through_again(script: Script, sampler: Call) -> bool:
     return False
 
 
-def _trained_on(script: Script, loader: Call) -> Iterator[Call]:
-    """The backward passes of what came from a loader."""
+def _backwards_of(script: Script, loader: Call) -> Iterator[Call]:
     return (
         call
         for call in training.passes(script)
@@ -262,14 +249,12 @@ def _trained_on(script: Script, loader: Call) -> Iterator[Call]:
 
 
 def _repeats(loop: Loop) -> bool:
-    """Whether a loop has more than one turn, as far as can be seen."""
     if not isinstance(loop.over, Call):
         return loop.over is None or loop.over.kind != "tuple" or len(loop.over.parts) > 1
     return [argument.constant for argument in loop.over.args[-1:]] != [1]
 
 
 def _is_epoch_loop(loop: Loop) -> bool:
-    """Whether a loop goes over epochs, and over more than one as far as can be seen."""
     node = loop.node
     if isinstance(node, ast.While):
         return "epoch" in written(node.test).lower()

@@ -19,7 +19,7 @@ from ddp_doctor.lint.expressions import Assignment
 from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.rules.devices import calls_what_may_set_up
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import Call, Value
+from ddp_doctor.lint.values import Call
 from ddp_doctor.model.choices import Severity
 
 #: Other calls that start a process group.
@@ -160,14 +160,15 @@ def setting_read_by_nothing(script: Script) -> Iterator[Spot]:
     """
     for setting in settings(script):
         is_ours = setting.name.upper().startswith(_FAMILIES)
-        known = _about(setting.name) if is_ours else None  # the table takes as long to read as several scripts
+        known = (
+            _problem_of_name(setting.name) if is_ours else None
+        )  # the table takes as long to read as several scripts
         if known is not None:
             what, instead, severity = known
             yield Spot(setting.node, what, remedy=f"Set {instead}" if instead else "Remove it", severity=severity)
 
 
-def _about(name: str) -> tuple[str, str | None, Severity] | None:
-    """What is wrong with a name, and the name that is meant."""
+def _problem_of_name(name: str) -> tuple[str, str | None, Severity] | None:
     from ddp_doctor.settings.names import is_unknown, nearest
     from ddp_doctor.settings.releases import is_gone
     from ddp_doctor.settings.table import never_read, variables
@@ -195,7 +196,7 @@ def _about(name: str) -> tuple[str, str | None, Severity] | None:
 def settings(script: Script) -> Iterator[Assignment | _Default]:
     """What the script writes into its environment."""
     for assignment in script.assignments:
-        if assignment.owner is not None and assignment.name and _is_environment(assignment.owner):
+        if assignment.owner is not None and assignment.name and (assignment.owner.reference == "os.environ"):
             yield assignment
     for call in script.named("os.environ.setdefault", "os.putenv"):
         name = call.args[0].constant if call.args else None
@@ -220,10 +221,6 @@ def _keys(call: Call) -> Iterator[str]:
         if isinstance(key, ast.Constant) and isinstance(key.value, str):
             yield key.value
     yield from call.keywords
-
-
-def _is_environment(owner: Value) -> bool:
-    return owner.reference == "os.environ"
 
 
 @lint_rule("DDL115", "setting-too-late", Severity.WARNING)
@@ -293,7 +290,7 @@ def _trains(script: Script) -> bool:
 
 
 @lint_rule("DDL170", "module-hidden-by-a-file", Severity.ERROR, concerns=_trains)
-def hidden_by_a_file(script: Script) -> Iterator[Spot]:
+def module_hidden_by_a_file(script: Script) -> Iterator[Spot]:
     """A file beside the script has the name of a module that torch needs, and is imported in its place.
 
     Finds: A `torch.py`, `random.py`, `logging.py` or another file or package with the name of torch, or of a module of

@@ -25,7 +25,7 @@ _MICRO = re.compile(r"accum|micro", re.IGNORECASE)
 
 
 @lint_rule("DDL124", "accumulation-without-no-sync", Severity.WARNING)
-def without_no_sync(script: Script) -> Iterator[Spot]:
+def accumulation_without_no_sync(script: Script) -> Iterator[Spot]:
     """Gradients are accumulated over several backward passes, and each of them is reduced over all ranks.
 
     Finds: A backward pass through a wrapped model that is followed by a step of the optimizer only every so many
@@ -50,7 +50,7 @@ def without_no_sync(script: Script) -> Iterator[Spot]:
 
 
 @lint_rule("DDL125", "forward-outside-no-sync", Severity.WARNING)
-def forward_outside(script: Script) -> Iterator[Spot]:
+def forward_outside_no_sync(script: Script) -> Iterator[Spot]:
     """The backward pass stands inside of no_sync(), and its forward before it.
 
     Finds: `with model.no_sync():` around a `backward()` whose forward ran outside of it.
@@ -71,7 +71,7 @@ def forward_outside(script: Script) -> Iterator[Spot]:
 
 
 @lint_rule("DDL126", "step-without-synchronisation", Severity.ERROR)
-def never_synchronised(script: Script) -> Iterator[Spot]:
+def step_without_synchronisation(script: Script) -> Iterator[Spot]:
     """The optimizer steps on gradients that were never reduced.
 
     Finds: `optimizer.step()` inside of `with model.no_sync():`, or a script in which every backward pass through the
@@ -109,7 +109,6 @@ def _model(script: Script, call: Call) -> Value | None:
 
 
 def _no_syncs(script: Script, call: Call) -> Iterator[Value]:
-    """The contexts around a call that surely are no_sync() of the wrapped model."""
     for context in call.place.withs:
         if isinstance(context, Call) and context.method == "no_sync" and script.is_ddp(context.receiver):
             yield context
@@ -145,7 +144,7 @@ _HOST_SIDE = re.compile(r"\.(shape|dtype|device|ndim|item|size|dim|numel|tolist|
 
 
 @lint_rule("DDL138", "host-waits-in-every-step", Severity.INFO)
-def waits(script: Script) -> Iterator[Spot]:
+def host_waits_in_every_step(script: Script) -> Iterator[Spot]:
     """The training loop reads a number from the GPU in every step.
 
     Finds: `.item()`, `.cpu()`, `.tolist()`, `.numpy()` or `float()` of what the wrapped model computed, or a `print` or
@@ -164,7 +163,9 @@ def waits(script: Script) -> Iterator[Spot]:
         pass_of = passes.get(id(call.loops[-1])) if call.loops else None
         if pass_of is None or id(pass_of.loops[-1].node) in reported:
             continue
-        if not any(training.forwards_in(script, value) for value in _read(call)) or training.no_gradients(call):
+        if not any(
+            training.forwards_in(script, value) for value in _values_read_by_host(call)
+        ) or training.no_gradients(call):
             continue
         if all(map(_is_on_the_rank_alone, training.beyond(call, pass_of))):
             reported.add(id(pass_of.loops[-1].node))
@@ -179,8 +180,7 @@ def _is_on_the_rank_alone(condition: Condition) -> bool:
     return rank_condition(condition) is not None and not isinstance(condition.test.node, ast.BoolOp)
 
 
-def _read(call: Call) -> Iterator[Value]:
-    """The values that a call copies to the host."""
+def _values_read_by_host(call: Call) -> Iterator[Value]:
     if call.method in _WAITS and not call.args and call.receiver is not None:
         yield call.receiver
     elif call.name == "float" and call.args:

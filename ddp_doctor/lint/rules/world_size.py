@@ -28,7 +28,7 @@ def _shards_data(script: Script) -> bool:
 
 
 @lint_rule("DDL145", "batch-size-divided-twice", Severity.WARNING, concerns=_shards_data)
-def divided_twice(script: Script) -> Iterator[Spot]:
+def batch_size_divided_twice(script: Script) -> Iterator[Spot]:
     """The batch size is divided by the number of ranks, and then again.
 
     Finds: The `batch_size` of a DataLoader that has been divided by the world size, or the number of GPUs, more than
@@ -52,7 +52,7 @@ def divided_twice(script: Script) -> Iterator[Spot]:
 
 
 @lint_rule("DDL146", "loss-divided-by-world-size", Severity.WARNING)
-def loss_divided(script: Script) -> Iterator[Spot]:
+def loss_divided_by_world_size(script: Script) -> Iterator[Spot]:
     """The loss is divided by the number of ranks before the backward pass.
 
     Finds: `backward()` of a loss of the wrapped model that was divided by the world size, where nothing shows that it
@@ -64,10 +64,12 @@ def loss_divided(script: Script) -> Iterator[Spot]:
     """
     for call in script.methods("backward"):
         loss = training.loss_of(call)
-        division = _division(loss, _DEEPEST) if loss is not None else None
+        division = _division_by_world_size(loss, _DEEPEST) if loss is not None else None
         if division is None or not training.forwards_in(script, division):
             continue
-        if not _is_summed(division) and _model_is_wrapped(script, division):
+        if not _is_summed(division) and all(
+            training.surely_ddp(forward.callee) for forward in training.forwards_in(script, division)
+        ):
             yield Spot(
                 division,
                 "The loss is divided by the number of ranks, though DDP takes the mean over the ranks already",
@@ -76,7 +78,7 @@ def loss_divided(script: Script) -> Iterator[Spot]:
 
 
 @lint_rule("DDL147", "gradients-reduced-twice", Severity.WARNING)
-def reduced_by_hand(script: Script) -> Iterator[Spot]:
+def gradients_reduced_twice(script: Script) -> Iterator[Spot]:
     """The gradients of a wrapped model are all-reduced by hand as well.
 
     Finds: `all_reduce` of the `grad` of each of the parameters of a model that DistributedDataParallel wrapped, in a
@@ -104,7 +106,7 @@ def reduced_by_hand(script: Script) -> Iterator[Spot]:
 
 
 @lint_rule("DDL148", "local-sum-divided-by-global-count", Severity.WARNING)
-def local_sum(script: Script) -> Iterator[Spot]:
+def local_sum_divided_by_global_count(script: Script) -> Iterator[Spot]:
     """What one rank counted is divided by the size of the whole data set.
 
     Finds: A division by `len(loader.dataset)`, or by the length of the data set itself, of what was added up over a
@@ -123,7 +125,7 @@ def local_sum(script: Script) -> Iterator[Spot]:
     }
     for call in script.named("len"):
         division = divisions.get(id(call.node))
-        if division is not None and call.args and _adds_up(script, call, _whole_set(script, call.args[0])):
+        if division is not None and call.args and _adds_up(script, call, _loader_with_sampler_of(script, call.args[0])):
             yield Spot(
                 division,
                 "A sum over this rank's part of the data is divided by the size of the whole data set",
@@ -134,7 +136,7 @@ def local_sum(script: Script) -> Iterator[Spot]:
 
 
 @lint_rule("DDL149", "learning-rate-scaled-for-a-fixed-batch", Severity.INFO, concerns=_shards_data)
-def rate_scaled(script: Script) -> Iterator[Spot]:
+def learning_rate_scaled_for_a_fixed_batch(script: Script) -> Iterator[Spot]:
     """The learning rate grows with the number of ranks, and the global batch does not.
 
     Finds: An optimizer whose learning rate was multiplied by the world size, beside DataLoaders whose batch size was
@@ -150,7 +152,7 @@ def rate_scaled(script: Script) -> Iterator[Spot]:
         return
     for call in script.calls:
         rate = call.argument(1, "lr") if call.name.startswith("torch.optim.") else None
-        at = _multiplied(rate, _DEEPEST) if rate is not None else None
+        at = _multiplication_by_world_size(rate, _DEEPEST) if rate is not None else None
         if at is not None:
             yield Spot(
                 at,
@@ -179,8 +181,7 @@ def _divisions_of(value: Value, depth: int) -> tuple[int, Value | None]:
     return (inner + 1, value) if training.is_world_size(right) else (inner, at)
 
 
-def _division(value: Value, depth: int) -> Value | None:
-    """The division by the world size among the last operations on a loss."""
+def _division_by_world_size(value: Value, depth: int) -> Value | None:
     found = list(value.alternatives())
     sides = training.operation(found[0]) if len(found) == 1 and depth else None
     if sides is None:
@@ -188,11 +189,10 @@ def _division(value: Value, depth: int) -> Value | None:
     operator, left, right = sides
     if isinstance(operator, ast.Div) and training.is_world_size(right):
         return found[0]
-    return _division(left, depth - 1) if isinstance(operator, ast.Div | ast.Mult) else None
+    return _division_by_world_size(left, depth - 1) if isinstance(operator, ast.Div | ast.Mult) else None
 
 
-def _multiplied(value: Value, depth: int) -> Value | None:
-    """The multiplication by the world size among the last operations on a rate."""
+def _multiplication_by_world_size(value: Value, depth: int) -> Value | None:
     found = list(value.alternatives())
     sides = training.operation(found[0]) if len(found) == 1 and depth else None
     if sides is None:
@@ -202,9 +202,9 @@ def _multiplied(value: Value, depth: int) -> Value | None:
         for rate, factor in ((left, right), (right, left)):
             if training.is_world_size(factor) and not _divisions(rate)[0]:
                 return found[0]
-        return _multiplied(left, depth - 1) or _multiplied(right, depth - 1)
+        return _multiplication_by_world_size(left, depth - 1) or _multiplication_by_world_size(right, depth - 1)
     if isinstance(operator, ast.Div) and not training.is_world_size(right):
-        return _multiplied(left, depth - 1)
+        return _multiplication_by_world_size(left, depth - 1)
     return None
 
 
@@ -218,12 +218,7 @@ def _is_summed(division: Value) -> bool:
     return False
 
 
-def _model_is_wrapped(script: Script, loss: Value) -> bool:
-    return all(training.surely_ddp(forward.callee) for forward in training.forwards_in(script, loss))
-
-
 def _is_parameter_of_ddp(value: Value | None) -> bool:
-    """Whether a value runs over ``model.parameters()`` of a wrapped model."""
     for source in value.sources() if value is not None and value.kind in ("loop", "element") else ():
         if isinstance(source, Call) and source.method in ("parameters", "named_parameters"):
             model = source.receiver
@@ -240,8 +235,7 @@ def _shares(call: Call) -> bool:
     return not is_of_tensor and bool(_SHARED.search(call.name or call.method))
 
 
-def _whole_set(script: Script, value: Value) -> Call | None:
-    """The loader with a DistributedSampler whose data set this is."""
+def _loader_with_sampler_of(script: Script, value: Value) -> Call | None:
     for call in script.named(names.LOADER):
         sampler = call.argument(training.SAMPLER, "sampler")
         if not is_result(sampler, lambda made: made.name == names.SAMPLER):
@@ -256,7 +250,6 @@ def _whole_set(script: Script, value: Value) -> Call | None:
 
 
 def _adds_up(script: Script, call: Call, loader: Call | None) -> bool:
-    """Whether the function adds something up in a loop over the loader."""
     return loader is not None and any(
         isinstance(assignment.node, ast.AugAssign)
         and assignment.place.function is call.place.function

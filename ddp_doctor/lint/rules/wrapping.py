@@ -25,7 +25,7 @@ _COST = "The script needs a process group, a DistributedSampler, and saving on r
 
 
 @lint_rule("DDL101", "data-parallel-used", Severity.WARNING, concerns=always)
-def data_parallel(script: Script) -> Iterator[Spot]:
+def data_parallel_used(script: Script) -> Iterator[Spot]:
     """torch.nn.DataParallel is used where DistributedDataParallel would be faster.
 
     Finds: A call of `torch.nn.DataParallel` that is not the alternative to DistributedDataParallel in the same script.
@@ -70,14 +70,7 @@ def _is_in_a_group(script: Script, call: Call) -> bool:
     if any(map(training.reduces_gradients, script.calls)) or has_one_rank(script):
         return False
     others = [other for wrap in (names.DDP, *names.FSDP) for other in script.named(wrap)]
-    return not any(_stand_for_each_other(call, other) for other in others)
-
-
-def _stand_for_each_other(call: Call, other: Call) -> bool:
-    """Whether two wrappers are in two branches, so that a run has one of them."""
-    return any(
-        mine.test is its.test and mine.holds != its.holds for mine in call.conditions for its in other.conditions
-    )
+    return not any(training.exclude_each_other(call, other) for other in others)
 
 
 @lint_rule("DDL102", "wrapped-before-moved", Severity.ERROR)
@@ -95,7 +88,7 @@ def wrapped_before_moved(script: Script) -> Iterator[Spot]:
         if call.receiver is None or not moves_to_device(call):
             continue
         for wrap in _wraps_of(call.receiver):
-            if wrap.precedes(call) and not _was_moved(wrap):
+            if wrap.precedes(call) and not _may_have_been_moved(wrap):
                 yield Spot(
                     call,
                     f"The model is moved by .{call.method}() after line {wrap.call.lineno} wrapped it in DDP",
@@ -125,7 +118,6 @@ def sync_batchnorm_after_wrapping(script: Script) -> Iterator[Spot]:
 
 
 def _wraps_of(value: Value) -> Iterator[Call]:
-    """The calls of DDP whose result, or the module inside it, a value may be."""
     for option in value.objects():
         inner = option.owner if option.kind == "attribute" and option.attribute == "module" else option
         for found in inner.objects() if inner is not None else ():
@@ -133,14 +125,13 @@ def _wraps_of(value: Value) -> Iterator[Call]:
                 yield found
 
 
-def _was_moved(wrap: Call) -> bool:
-    """Whether what was wrapped had been moved before, or comes from where that cannot be seen."""
+def _may_have_been_moved(wrap: Call) -> bool:
     model = wrap.argument(0, "module")
     return model is None or any(isinstance(source, Call) and source.method in _MOVES for source in model.sources())
 
 
 @lint_rule("DDL127", "unused-parameters-searched-in-vain", Severity.WARNING)
-def searched_in_vain(script: Script) -> Iterator[Spot]:
+def unused_parameters_searched_in_vain(script: Script) -> Iterator[Spot]:
     """find_unused_parameters=True, though the forward has no branch.
 
     Finds: `find_unused_parameters=True` for a model whose classes stand in the file, use all their layers and decide
@@ -173,7 +164,7 @@ def searched_in_vain(script: Script) -> Iterator[Spot]:
 
 
 @lint_rule("DDL128", "unused-parameters-not-allowed-for", Severity.ERROR)
-def not_allowed_for(script: Script) -> Iterator[Spot]:
+def unused_parameters_not_allowed_for(script: Script) -> Iterator[Spot]:
     """A layer takes no part in some forward, and DDP was not told to expect that.
 
     Finds: In the class of a wrapped model, a layer with parameters, or a Sequential of such, that nothing in the file
@@ -226,7 +217,7 @@ _UNITS = (names.FSDP[1], *(f"torch.distributed.fsdp.wrap.{name}" for name in ("w
 
 
 @lint_rule("DDL144", "whole-model-offloaded-in-one-unit", Severity.WARNING, concerns=always)
-def one_unit(script: Script) -> Iterator[Spot]:
+def whole_model_offloaded_in_one_unit(script: Script) -> Iterator[Spot]:
     """FSDP offloads parameters to the CPU, and the whole model is one unit.
 
     Finds: `FullyShardedDataParallel(..., cpu_offload=CPUOffload(offload_params=True))` without `auto_wrap_policy`, as
