@@ -17,8 +17,9 @@ from tests.planted import WAITS, libraries
 from tests.planted.tree import REAL, plant, settings
 
 RANK = Path(__file__).with_name("rank.py")
-#: Ranks that still run hang once none of them has printed or ended and none works, looked at so often.
-_LOOKS, _BETWEEN_LOOKS_S = 20, 0.05
+#: Ranks that still run hang once none of them has printed or ended and none works, looked at so often: for longer than
+#: the second that NCCL's own threads sleep at a time, while a rank that aborts waits for them.
+_LOOKS, _BETWEEN_LOOKS_S = 40, 0.05
 #: Processor time without a word after which a wait spins: healthy ranks need 0.1 s.
 _SPINNING_S = 1.0
 #: ``Channel 00/0 : 0[0] -> 1[1] [send] via NET/IB/0/GDRDMA``
