@@ -16,3 +16,4 @@ def test_a_rank_that_has_ended_is_not_taken_for_one_that_sleeps():
 
     assert not asleep(rank.pid)
     assert rank.wait() == 0
+    assert not asleep(rank.pid)

@@ -168,8 +168,11 @@ class _Quiet:
 
 def asleep(pid: int) -> bool:
     """Whether no thread of a process runs, waits for a processor or for a disk, or has ended."""
-    states = (_fields(thread)[0] for thread in Path(f"/proc/{pid}/task").glob("*"))
-    return all(state not in "RDZ" for state in states)
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:  # all have
+        return False
+    return all(_fields(Path(f"/proc/{pid}/task/{thread}"))[0] not in "RDZ" for thread in threads)
 
 
 def _processor_s(pid: int) -> float:
