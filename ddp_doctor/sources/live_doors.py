@@ -116,7 +116,8 @@ def ras_port(ranks: Iterable[Candidate]) -> int | None:
     for one in ranks:
         port = one.env.get("NCCL_RAS_ADDR", "").rpartition(":")[2]
         wanted = int(port) if port.isdigit() else _RAS_PORT
-        if one.backend == "nccl" and wanted in listening(one.pid) and network_of(one.pid) == network_of(os.getpid()):
+        ports = listening(one.pid) - {number(one.env, "MASTER_PORT")}
+        if wanted in ports and network_of(one.pid) == network_of(os.getpid()):
             return wanted
     return None
 

@@ -174,8 +174,8 @@ def _renew_driver(machine: Whole) -> None:
     for path, content in list(tree.walk()):
         if isinstance(content, bytes) and parts.VERSION.encode() in content:
             tree.write(path, content.replace(parts.VERSION.encode(), b"580.95.05"))
-    if machine.nvml:
-        machine.nvml = {**machine.nvml, "NVML_STAND_IN": f"{machine.nvml['NVML_STAND_IN']},driver_580"}
+    nvml = machine.nvml or {}
+    machine.nvml = {**nvml, "NVML_STAND_IN": ",".join((nvml.get("NVML_STAND_IN", "healthy"), "driver_580"))}
 
 
 #: By these the doctor tells hosts from containers of one machine, and machines from virtual ones.

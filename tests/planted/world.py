@@ -169,10 +169,10 @@ class _Quiet:
 def asleep(pid: int) -> bool:
     """Whether no thread of a process runs, waits for a processor or for a disk, or has ended."""
     try:
-        threads = os.listdir(f"/proc/{pid}/task")
+        threads = [*Path(f"/proc/{pid}/task").iterdir()]
     except OSError:  # all have
         return False
-    return all(_fields(Path(f"/proc/{pid}/task/{thread}"))[0] not in "RDZ" for thread in threads)
+    return all(_fields(thread)[0] not in "RDZ" for thread in threads)
 
 
 def _processor_s(pid: int) -> float:
