@@ -10,7 +10,7 @@ from itertools import chain
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.knowledge.endings import endings
-from ddp_doctor.knowledge.error_texts import ERROR_TEXTS, LOOKED_FOR, ErrorText
+from ddp_doctor.knowledge.error_texts import ERROR_TEXTS, ErrorText
 from ddp_doctor.knowledge.glossary import GLOSSARY
 from ddp_doctor.knowledge.gpu.xids import CATALOG, XIDS, xid
 from ddp_doctor.knowledge.job_causes import JOB_CAUSES
@@ -227,7 +227,7 @@ def _signs_of(cause: JobCause, text: str) -> Iterator[ErrorText]:
     for sign in [sign for sign in cause.signs if not sign.beside]:
         for words in sign.words:
             if not (words in text and len(text) > len(words) + _A_LINE) or re.search(sign.pattern, text):
-                codes = (cause.code, *LOOKED_FOR.get(cause.name, ()))
+                codes = (cause.code, *cause.found_by)
                 yield ErrorText(words, cause.finds, codes, cause.references[0], tuple(sorted(settings)))
 
 

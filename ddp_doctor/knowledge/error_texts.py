@@ -6,7 +6,6 @@ texts whose cause a rule or a setting is about are here. Texts that name a cause
 """
 
 import re
-from collections.abc import Mapping
 from typing import NamedTuple
 
 
@@ -47,35 +46,6 @@ _LEFT = "The other end of a connection is gone: look for the rank that failed fi
 _HIDDEN = "NCCL hides the cause: its own log has it."
 _NCCL_RESULT = "torch 2.15 c10d/NCCLUtils.cpp, NCCL 2.30.7 src/init.cc (ncclGetErrorString)"
 _HANGS = ("DD610", "DD611", "DD615", "DD616", "DD619", "DDL133", "DDL134")
-
-#: Rules that look before a job, or in its script, for what makes jobs fail, by the cause's class; the likeliest first.
-LOOKED_FOR: Mapping[str, tuple[str, ...]] = {
-    "collective-mismatch": ("DD614", "DDL133", "DDL134", "DDL135", "DD773", "DD770"),
-    "ddp-no-grad-params": ("DD784",),
-    "ddp-unused-parameters": ("DD775", "DD776", "DDL128"),
-    "device-mismatch": ("DD609", "DDL117", "DD774", "DDL136", "DDL167"),
-    "driver-library-mismatch": ("DD322", "DD338", "DD301"),
-    "driver-too-old": ("DD204",),
-    "duplicate-gpu": ("DD605", "DDL104", "DDL106", "DDL107"),
-    "fabric-manager-down": ("DD316",),
-    "gloo-ifname-invalid": ("DD105", "DD521"),
-    "gpu-ecc-error": ("DD307", "DD330", "DD312"),
-    "gpu-exclusive-mode": ("DD306", "DD304"),
-    "gpu-off-bus": ("DD330", "DD304", "DD303"),
-    "gpu-out-of-memory": ("DD305",),
-    "hostname-unresolvable": ("DD510", "DD526"),
-    "imex-not-working": ("DD445",),
-    "invalid-device-ordinal": ("DD311", "DD103", "DDL105"),
-    "launch-env-missing": ("DD102", "DDL112"),
-    "nccl-library-conflict": ("DD207", "DD205", "DD208"),
-    "nccl-not-built": ("DD203",),
-    "no-socket-interface": ("DD105", "DD521"),
-    "pg-not-initialized": ("DDL108", "DDL109"),
-    "port-in-use": ("DD514", "DDL162"),
-    "shm-too-small": ("DD237", "DD221"),
-    "shm-too-small-dataloader": ("DD221",),
-    "too-many-open-files": ("DD223",),
-}
 
 ERROR_TEXTS = (
     ErrorText(

@@ -8,8 +8,9 @@ import pytest
 from ddp_doctor.cli.explain import explain
 from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.knowledge.endings import EXIT_CODES, SIGNALS
-from ddp_doctor.knowledge.error_texts import ERROR_TEXTS, LOOKED_FOR, ErrorText
+from ddp_doctor.knowledge.error_texts import ERROR_TEXTS, ErrorText
 from ddp_doctor.knowledge.glossary import GLOSSARY
+from ddp_doctor.knowledge.job_causes import JOB_CAUSES
 from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.choices import UsageError
 from ddp_doctor.settings.table import variables
@@ -161,7 +162,8 @@ def test_a_text_that_names_a_cause_of_failed_jobs_names_what_looks_for_it_before
     page = explain(text, 10_000)
 
     assert f" {cause} (error)" in page
-    assert all(f"{code} {RULES[code].name}" in page for code in LOOKED_FOR[cause])
+    found_by = next(row.found_by for row in JOB_CAUSES if row.name == cause)
+    assert all(f"{code} {RULES[code].name}" in page for code in found_by)
 
 
 def test_every_ending_and_word_names_what_there_is():

@@ -50,6 +50,7 @@ CAUSES = (
         ),
         next_check="nvidia-smi --query-compute-apps=pid,used_memory --format=csv on the host, before the job starts",
         references=("torch 2.4 to 2.15, c10/cuda/CUDACachingAllocator.cpp", "CUDA runtime, cudaErrorMemoryAllocation"),
+        found_by=("DD305",),
         signs=(
             Sign(
                 "cuda-out-of-memory",
@@ -84,6 +85,7 @@ CAUSES = (
         remedies=(SET_DEVICE,),
         next_check="print(x.device, next(model.parameters()).device) in front of the line that is named",
         references=("torch, aten/src/ATen", "torch 2.15 c10d/nccl2", "torch, nn/parallel/distributed.py"),
+        found_by=("DD609", "DDL117", "DD774", "DDL136", "DDL167"),
         signs=(
             Sign(
                 "two-devices",

@@ -21,6 +21,7 @@ CAUSES = (
         ),
         next_check="the frame above the error: is it SyncBatchNorm, or a call after destroy_process_group?",
         references=("torch 1.13 to 2.15, distributed/distributed_c10d.py",),
+        found_by=("DDL108", "DDL109"),
         signs=(
             Sign(
                 "no-default-group",
@@ -48,6 +49,7 @@ CAUSES = (
         ),
         next_check="TORCH_DISTRIBUTED_DEBUG=INFO in a short run: the message then has the parameters' names",
         references=("torch 2.4 to 2.15, c10d/reducer.cpp",),
+        found_by=("DD775", "DD776", "DDL128"),
         signs=(
             Sign(
                 "unfinished-reduction",
@@ -106,6 +108,7 @@ CAUSES = (
         ),
         next_check="sum(p.requires_grad for p in model.parameters()) in front of DistributedDataParallel(…)",
         references=("torch 1.13 to 2.15, nn/parallel/distributed.py",),
+        found_by=("DD784",),
         signs=(
             Sign(
                 "nothing-to-train",
@@ -168,6 +171,7 @@ CAUSES = (
             "torch 2.4 to 2.15, c10d/ProcessGroupWrapper.cpp, c10d/reducer.cpp, c10d/TraceUtils.h",
             "gloo transport/tcp/pair.cc",
         ),
+        found_by=("DD614", "DDL133", "DDL134", "DDL135", "DD773", "DD770"),
         signs=(
             Sign(
                 "fingerprints-differ",

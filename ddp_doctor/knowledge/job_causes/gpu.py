@@ -82,6 +82,7 @@ CAUSES = (
         remedies=(_DRAIN,),
         next_check="nvidia-smi -q -d ROW_REMAPPER,ECC; dmesg | grep Xid",
         references=(CATALOG, CUDA_ERRORS),
+        found_by=("DD307", "DD330", "DD312"),
         signs=(
             Sign(
                 "xid-memory",
@@ -112,6 +113,7 @@ CAUSES = (
         ),
         next_check="nvidia-smi on that node, and dmesg | grep -iE 'Xid|fallen off|pcieport'",
         references=(CATALOG, "NVIDIA/open-gpu-kernel-modules, arch/nvalloc/unix/src/osinit.c"),
+        found_by=("DD330", "DD304", "DD303"),
         signs=(
             Sign("xid-off-bus", _XID, rf"{XID_LINE}(?P<xid>79)\b", tier="kernel", confidence=Confidence.PROVED),
             Sign("off-bus", ("has fallen off the bus",), OFF_BUS_LINE, tier="kernel", confidence=Confidence.PROVED),
@@ -189,6 +191,7 @@ CAUSES = (
         next_check="systemctl status nvidia-fabricmanager; nvidia-smi -q | grep -A2 Fabric on that node",
         references=(CUDA_ERRORS, "NVIDIA Fabric Manager user guide"),
         instead_of=("nccl-not-built",),  # the message is of a torch that has CUDA
+        found_by=("DD316",),
         signs=(
             Sign(
                 "system-not-initialized",
@@ -323,6 +326,7 @@ CAUSES = (
         ),
         next_check="nvidia-imex-ctl -N; ls /dev/nvidia-caps-imex-channels in the job's container",
         references=("NCCL 2.25 to 2.30, src/mnnvl.cc",),
+        found_by=("DD445",),
         signs=(
             Sign(
                 "mnnvl-not-working",

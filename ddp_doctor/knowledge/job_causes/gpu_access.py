@@ -124,6 +124,7 @@ CAUSES = (
         ),
         next_check="nvidia-smi --query-gpu=index,compute_mode --format=csv; nvidia-smi: which processes it lists",
         references=(CUDA_ERRORS,),
+        found_by=("DD306", "DD304"),
         signs=(
             Sign(
                 "gpu-busy",
@@ -172,6 +173,7 @@ CAUSES = (
         next_check="print(os.environ['LOCAL_RANK'], torch.cuda.current_device()) in each rank, before"
         " init_process_group",
         references=("NCCL 2.5 to 2.30, src/init.cc and src/graph/topo.cc",),
+        found_by=("DD605", "DDL104", "DDL106", "DDL107"),
         signs=(
             Sign(
                 "same-device-of-host",
@@ -320,6 +322,7 @@ CAUSES = (
         remedies=(_ONE_RANK_A_GPU, Remedy(summary="Select the GPU by LOCAL_RANK, never by RANK", scope="code")),
         next_check="nvidia-smi -L; echo $CUDA_VISIBLE_DEVICES, within the job",
         references=("CUDA runtime, cudaErrorInvalidDevice",),
+        found_by=("DD311", "DD103", "DDL105"),
         signs=(
             Sign(
                 "device-ordinal",

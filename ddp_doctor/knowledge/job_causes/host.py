@@ -136,6 +136,7 @@ CAUSES = (
         ),
         next_check="cat /proc/PID/limits and ls /proc/PID/fd | wc -l, of a running rank",
         references=("errno(3): EMFILE", "torch, torch/utils/data/dataloader.py"),
+        found_by=("DD223",),
         signs=(
             Sign(
                 "too-many-files", ("Too many open files", "received 0 items of ancdata"), confidence=Confidence.PROVED

@@ -57,7 +57,8 @@ class JobCause(NamedTuple):
 
     ``title`` is a sentence; in braces stand values of the sign's pattern, and ``{who}``, the ranks or hosts that
     printed it. ``next_check`` is a command or a setting that would prove it. ``instead_of``: classes whose signs are
-    symptoms of this one, and are not named beside it.
+    symptoms of this one, and are not named beside it. ``found_by``: codes of rules that find it before a job, or in its
+    script; the likeliest first.
     """
 
     code: str
@@ -72,3 +73,4 @@ class JobCause(NamedTuple):
     references: tuple[str, ...]
     signs: tuple[Sign, ...]
     instead_of: tuple[str, ...] = ()
+    found_by: tuple[str, ...] = ()

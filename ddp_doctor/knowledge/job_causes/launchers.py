@@ -56,6 +56,7 @@ CAUSES = (
         ),
         next_check="env | grep -E 'RANK|WORLD_SIZE|MASTER' in a rank",
         references=("torch 1.8 to 2.15, distributed/rendezvous.py",),
+        found_by=("DD102", "DDL112"),
         signs=(
             Sign(
                 "variable-not-set",
@@ -97,6 +98,7 @@ CAUSES = (
         ),
         next_check="ss -ltnp 'sport = :PORT' on that host",
         references=("torch 1.10 to 2.15, c10d/socket.cpp, TCPStoreLibUvBackend.cpp", "errno(3): EADDRINUSE"),
+        found_by=("DD514", "DDL162"),
         signs=(
             Sign(
                 "store-cannot-listen",
@@ -204,6 +206,7 @@ CAUSES = (
         references=("torch 1.12 to 2.15, c10d/socket.cpp; getaddrinfo(3)",),
         # The judge: torch repeats the warning until the name resolves, so it is no failure where the job goes on. The
         # hostname of a *client* socket that cannot be retrieved (err=-3) is printed by healthy jobs and is no sign.
+        found_by=("DD510", "DD526"),
         signs=(
             Sign(
                 "name-not-resolved",
@@ -237,6 +240,7 @@ CAUSES = (
         ),
         next_check="ip -br addr; echo $GLOO_SOCKET_IFNAME, on that host",
         references=("gloo transport/tcp/device.cc; torch, c10d/ProcessGroupGloo.cpp",),
+        found_by=("DD105", "DD521"),
         signs=(
             Sign(
                 "gloo-no-interface",

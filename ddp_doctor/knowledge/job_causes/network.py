@@ -134,6 +134,7 @@ CAUSES = (
         ),
         next_check="ip -br addr in the job's container; env | grep NCCL_SOCKET",
         references=(_BOOTSTRAP,),
+        found_by=("DD105", "DD521"),
         signs=(
             Sign("no-interface", _NO_INTERFACE, tier="nccl", confidence=Confidence.PROVED),
             Sign(  # an interface without an address: NCCL up to 2.23

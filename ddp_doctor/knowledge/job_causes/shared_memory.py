@@ -31,6 +31,7 @@ CAUSES = (
         ),
         next_check="df -h /dev/shm; ls -lh /dev/shm, in the container of the job",
         references=("NCCL 2.3 to 2.30, src/include/shm.h, src/misc/shmutils.cc, src/os/linux.cc (wording by version)",),
+        found_by=("DD237", "DD221"),
         signs=(
             Sign(
                 "shm-no-space",
@@ -78,6 +79,7 @@ CAUSES = (
         ),
         next_check="df -h /dev/shm, in the container of the job, while its loaders run",
         references=("torch 2.4 to 2.15, torch/csrc/DataLoader.cpp, aten/src/ATen/MapAllocator.cpp",),
+        found_by=("DD221",),
         signs=(
             Sign(
                 "dataloader-bus-error",

@@ -40,6 +40,7 @@ CAUSES = (
         ),
         next_check="cat /proc/driver/nvidia/version; nvidia-smi; ls /usr/lib/x86_64-linux-gnu/libcuda.so.*",
         references=(_NVML, CUDA_ERRORS, "NVIDIA/open-gpu-kernel-modules (API mismatch)"),
+        found_by=("DD322", "DD338", "DD301"),
         signs=(
             Sign("nvml-version-mismatch", ("river/library version mismatch",), confidence=Confidence.PROVED),
             Sign("kernel-api-mismatch", ("NVRM: API mismatch",), tier="kernel", confidence=Confidence.PROVED),
@@ -69,6 +70,7 @@ CAUSES = (
         next_check="nvidia-smi (driver, and the newest CUDA it takes); python -c 'import torch;"
         " print(torch.version.cuda)'",
         references=(CUDA_ERRORS, _COMPATIBILITY),
+        found_by=("DD204",),
         signs=(
             Sign(
                 "driver-insufficient",
@@ -216,6 +218,7 @@ CAUSES = (
         remedies=(_SAME_NCCL,),
         next_check="LD_DEBUG=libs python -c 'import torch' 2>&1 | grep libnccl; ddp-doctor check software on each node",
         references=("ld.so(8)", "NCCL 2.23 to 2.30, src/init.cc and src/dev_runtime.cc"),
+        found_by=("DD207", "DD205", "DD208"),
         signs=(
             Sign(
                 "nccl-symbol-missing",
@@ -248,6 +251,7 @@ CAUSES = (
         ),
         next_check="python -c 'import torch; print(torch.__version__, torch.distributed.is_nccl_available())'",
         references=("torch 2.15 torch/distributed/distributed_c10d.py",),
+        found_by=("DD203",),
         signs=(
             Sign(
                 "torch-without-nccl",
