@@ -126,43 +126,4 @@ ERROR_TEXTS = (
         ("DD516", "DD501", "DD518"),
         "torch 2.15 distributed/elastic/rendezvous/api.py",
     ),
-    ErrorText(
-        "unrecognized arguments: --local-rank",
-        "The launcher and the script do not agree on how the local rank is handed over.",
-        ("DDL112", "DDL118"),
-        "torch 2.15 distributed/launch.py",
-    ),
-    ErrorText(
-        "Call to ibv_reg_mr failed with error Cannot allocate memory",
-        "Too little memory may be locked (ulimit -l) for RDMA.",
-        ("DD238", "DD222"),
-        "NCCL 2.30.7 src/misc/ibvwrap.cc",
-    ),
-    ErrorText(
-        "NET/IB Got completion from peer with status=12",
-        "A send over RDMA was never acknowledged: the GID index, the fabric, or a dead peer.",
-        ("DD584", "DD568", "DD569", "DD566"),
-        "NCCL 2.30.7 src/transport/net_ib",
-        ("NCCL_IB_GID_INDEX", "NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT"),
-    ),
-    ErrorText(
-        "Failed to bind NVLink SHARP (NVLS) Multicast memory",
-        "NVLink SHARP cannot be set up: mostly the fabric manager.",
-        ("DD444", "DD316"),
-        "NCCL 2.30.7 src/transport/nvls.cc",
-        ("NCCL_NVLS_ENABLE",),
-    ),
-    ErrorText(
-        "Cuda failure 217 peer access is not supported between these two devices",
-        "GPUs, or containers, cannot reach each other's memory.",
-        ("DD446", "DD323", "DD411"),
-        "CUDA runtime, cudaErrorPeerAccessUnsupported",
-        ("NCCL_P2P_DISABLE", "NCCL_CUMEM_HOST_ENABLE"),
-    ),
-    ErrorText(
-        "Missing key(s) in state_dict: module.",
-        "The checkpoint was saved from the model and not from its DDP wrapper, or the other way round.",
-        ("DDJ175", "DDL129"),
-        "torch 2.15 nn/modules/module.py",
-    ),
 )

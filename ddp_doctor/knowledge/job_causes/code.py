@@ -186,6 +186,7 @@ CAUSES = (
         ),
         next_check="list(torch.load(PATH, map_location='cpu'))[:5] beside list(model.state_dict())[:5]",
         references=("torch, nn/modules/module.py, optim/optimizer.py, serialization.py",),
+        found_by=("DDL129",),
         signs=(
             Sign(
                 "state-dict",

@@ -226,6 +226,7 @@ CAUSES = (
         ),
         next_check="NCCL_NVLS_ENABLE=0: where the job runs then, it is NVLS; journalctl -u nvidia-fabricmanager",
         references=(_NCCL_NVLS,),
+        found_by=("DD444", "DD316"),
         signs=(
             Sign(
                 "nvls-bind-invalid",

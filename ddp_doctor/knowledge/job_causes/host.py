@@ -193,6 +193,7 @@ CAUSES = (
         ),
         next_check="srun bash -c 'ulimit -l' (or the same through mpirun, or in the container): it must say unlimited",
         references=("NCCL 2.3 to 2.30, src/misc/ibvwrap.cc", "libibverbs: Cannot allocate memory (ENOMEM)"),
+        found_by=("DD238", "DD222"),
         signs=(
             Sign(
                 "memory-not-registered",

@@ -56,7 +56,7 @@ CAUSES = (
         ),
         next_check="env | grep -E 'RANK|WORLD_SIZE|MASTER' in a rank",
         references=("torch 1.8 to 2.15, distributed/rendezvous.py",),
-        found_by=("DD102", "DDL112"),
+        found_by=("DD102", "DDL112", "DDL118"),
         signs=(
             Sign(
                 "variable-not-set",

@@ -123,6 +123,7 @@ CAUSES = (
         next_check="whether that node's own output, or its kernel log, has an earlier error; ibqueryerrors;"
         " ib_write_bw",
         references=(_NET_IB, "libibverbs, enum ibv_wc_status"),
+        found_by=("DD584", "DD568", "DD569", "DD566"),
         signs=(
             Sign(
                 "rdma-retries-exceeded",

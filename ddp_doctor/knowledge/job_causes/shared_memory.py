@@ -197,6 +197,7 @@ CAUSES = (
         ),
         next_check="NCCL_CUMEM_HOST_ENABLE=0 in a short run",
         references=("NCCL 2.24 to 2.30, src/transport/shm.cc",),
+        found_by=("DD446", "DD323", "DD411"),
         signs=(
             Sign(
                 "shm-cuda-217",
