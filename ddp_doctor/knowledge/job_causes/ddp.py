@@ -1,6 +1,6 @@
 """Causes in how the job's code uses torch.distributed: DDP's rules, and who calls which collective."""
 
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign, nccl_sign, watchdog_sign
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Remedy
 
@@ -199,8 +199,8 @@ CAUSES = (
                 r" (?P<other>\d+) has inconsistent (?P<other_count>\d+)",
                 confidence=Confidence.PROVED,
             ),
-            Sign(  # Horovod, common/stall_inspector.cc
-                "submitted-by-some-ranks", ("broadcasted by subset of ranks",), tier="watchdog"
+            watchdog_sign(  # Horovod, common/stall_inspector.cc
+                "submitted-by-some-ranks", ("broadcasted by subset of ranks",)
             ),
             Sign(
                 "gloo-sizes-differ",
@@ -208,12 +208,11 @@ CAUSES = (
                 r"op\.nbytes\. (?P<bytes>\d+) vs (?P<other_bytes>\d+)|collective mismatch",
                 confidence=Confidence.PROVED,
             ),
-            Sign(
+            nccl_sign(
                 "nccl-sizes-differ",
                 ("message truncated : receiv", "collective mismatch error"),
                 r"message truncated : receiv(?:ed|ing) (?P<bytes>\d+) bytes instead of (?P<other_bytes>\d+)"
                 r"|NET/IB : [^\n]{0,120}collective mismatch error,? local size (?P<local>\d+) remote",
-                tier="nccl",
             ),
         ),
     ),

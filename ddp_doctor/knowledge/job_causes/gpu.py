@@ -5,7 +5,7 @@ failure 700 '…'", without the number before NCCL 2.20).
 """
 
 from ddp_doctor.knowledge.gpu.xids import BUS, CATALOG, OFF_BUS_LINE, SXID_LINE, XID_LINE
-from ddp_doctor.knowledge.job_causes.kinds import CUDA_ERRORS, NCCL_WARN, JobCause, Sign
+from ddp_doctor.knowledge.job_causes.kinds import CUDA_ERRORS, NCCL_WARN, JobCause, Sign, kernel_sign, nccl_sign
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Remedy, Setting
 
@@ -22,13 +22,12 @@ _DRAIN = Remedy(
 SIGNS = (
     # What the driver cleans up after a program that ended, or that another Xid stopped. No victim's words: after each
     # job that is killed the kernel's log has them.
-    Sign("xid-of-victim", _XID, rf"{XID_LINE}(?P<xid>43|45)\b", tier="kernel", role="context"),
+    kernel_sign("xid-of-victim", _XID, rf"{XID_LINE}(?P<xid>43|45)\b", role="context"),
     # What the driver asks for after another Xid: a reset, a reboot.
-    Sign(
+    kernel_sign(
         "xid-recovery",
         _XID,
         rf"{XID_LINE}154, [^\n]{{0,80}} to \S{{1,20}} \((?!None)(?P<action>[^)]{{1,60}})\)",
-        tier="kernel",
         role="pointer",
     ),
     # Another GPU of the node failed while this one used its memory (CUDA 721).
@@ -50,23 +49,21 @@ CAUSES = (
         next_check="nvidia-smi nvlink -s; nvidia-smi nvlink -e; dmesg | grep -E 'Xid|SXid'",
         references=(CATALOG, CUDA_ERRORS, "NCCL 2.12 to 2.30, src/graph/paths.cc"),
         signs=(
-            Sign("xid-nvlink", _XID, rf"{XID_LINE}(?P<xid>74|136|155)\b", tier="kernel"),
-            Sign(
+            kernel_sign("xid-nvlink", _XID, rf"{XID_LINE}(?P<xid>74|136|155)\b"),
+            kernel_sign(
                 "xid-nvlink-fatal",
                 _XID,
                 rf"{XID_LINE}(?P<xid>14[4-9]|150),[^\n]{{0,80}}?\bFatal\b",
-                tier="kernel",
                 confidence=Confidence.PROVED,
             ),
-            Sign(
+            kernel_sign(
                 "nvswitch-fatal",
                 (": SXid (PCI:",),
                 rf"{SXID_LINE}(?P<xid>\d{{1,6}}), Fatal\b",
-                tier="kernel",
                 confidence=Confidence.PROVED,
             ),
             Sign("cuda-nvlink-error", ("uncorrectable NVLink error detected",), confidence=Confidence.PROVED),
-            Sign("nvlink-without-p2p", ("P2P is disabled between NVLINK connected GPUs",), tier="nccl"),
+            nccl_sign("nvlink-without-p2p", ("P2P is disabled between NVLINK connected GPUs",)),
         ),
     ),
     JobCause(
@@ -84,12 +81,8 @@ CAUSES = (
         references=(CATALOG, CUDA_ERRORS),
         found_by=("DD307", "DD330", "DD312"),
         signs=(
-            Sign(
-                "xid-memory",
-                _XID,
-                rf"{XID_LINE}(?P<xid>48|64|94|95|140|171|172)\b",
-                tier="kernel",
-                confidence=Confidence.PROVED,
+            kernel_sign(
+                "xid-memory", _XID, rf"{XID_LINE}(?P<xid>48|64|94|95|140|171|172)\b", confidence=Confidence.PROVED
             ),
             Sign("cuda-ecc-error", ("uncorrectable ECC error encountered",), confidence=Confidence.PROVED),
         ),
@@ -115,14 +108,13 @@ CAUSES = (
         references=(CATALOG, "NVIDIA/open-gpu-kernel-modules, arch/nvalloc/unix/src/osinit.c"),
         found_by=("DD330", "DD304", "DD303"),
         signs=(
-            Sign("xid-off-bus", _XID, rf"{XID_LINE}(?P<xid>79)\b", tier="kernel", confidence=Confidence.PROVED),
-            Sign("off-bus", ("has fallen off the bus",), OFF_BUS_LINE, tier="kernel", confidence=Confidence.PROVED),
+            kernel_sign("xid-off-bus", _XID, rf"{XID_LINE}(?P<xid>79)\b", confidence=Confidence.PROVED),
+            kernel_sign("off-bus", ("has fallen off the bus",), OFF_BUS_LINE, confidence=Confidence.PROVED),
             # One message of three lines; lines of other CPUs may stand between them.
-            Sign(
+            kernel_sign(
                 "off-bus-in-lines",
                 ("NVRM: The NVIDIA GPU",),
                 rf"NVRM: The NVIDIA GPU (?P<bus>{BUS})(?!.*has fallen off)(?s:.{{0,1500}}?)fallen off the bus",
-                tier="kernel",
                 confidence=Confidence.PROVED,
                 lines=8,
             ),
@@ -166,7 +158,7 @@ CAUSES = (
         ),
         next_check="dmesg | grep Xid: whether another Xid of that GPU came first; nvidia-smi -q | grep -i GSP",
         references=(CATALOG, "NVIDIA driver README, chapter on GSP firmware"),
-        signs=(Sign("xid-gsp", _XID, rf"{XID_LINE}(?P<xid>119|120)\b", tier="kernel", confidence=Confidence.PROVED),),
+        signs=(kernel_sign("xid-gsp", _XID, rf"{XID_LINE}(?P<xid>119|120)\b", confidence=Confidence.PROVED),),
     ),
     JobCause(
         code="DDJ114",
@@ -228,19 +220,17 @@ CAUSES = (
         references=(_NCCL_NVLS,),
         found_by=("DD444", "DD316"),
         signs=(
-            Sign(
+            nccl_sign(
                 "nvls-bind-invalid",
                 ("Failed to bind NVLink SHARP", "nvls.cc:"),
                 rf"(?:Failed to bind NVLink SHARP|nvls\.cc{NCCL_WARN}Cuda failure)[^\n]*'invalid argument'",
-                tier="nccl",
             ),
             # 401 and 801 among them: no multicast in a virtual machine or a partition of the switches.
-            Sign(
+            nccl_sign(
                 "nvls-bind-failed",
                 ("Failed to bind NVLink SHARP", "nvls.cc:"),
                 rf"(?:Failed to bind NVLink SHARP|nvls\.cc{NCCL_WARN}Cuda failure)(?![^\n]*(?:'invalid argument'"
                 rf"|memory'))",
-                tier="nccl",
                 confidence=Confidence.POSSIBLE,
             ),
         ),
@@ -301,7 +291,7 @@ CAUSES = (
         remedies=(_DRAIN,),
         next_check="dmesg | grep Xid on that node; ddp-doctor node there",
         references=(CATALOG,),
-        signs=(Sign("xid-other", _XID, rf"{XID_LINE}(?P<xid>46|62|109|110|143|156|158)\b", tier="kernel"),),
+        signs=(kernel_sign("xid-other", _XID, rf"{XID_LINE}(?P<xid>46|62|109|110|143|156|158)\b"),),
     ),
     JobCause(
         code="DDJ137",
@@ -329,11 +319,10 @@ CAUSES = (
         references=("NCCL 2.25 to 2.30, src/mnnvl.cc",),
         found_by=("DD445",),
         signs=(
-            Sign(
+            nccl_sign(
                 "mnnvl-not-working",
                 ("MNNVL (cliqueSize",),
                 r"MNNVL \(cliqueSize \d+\) is available but not",
-                tier="nccl",
                 confidence=Confidence.PROVED,
             ),
         ),

@@ -4,7 +4,16 @@ Some of these show as nothing but a hang at the first collective. Their signs ar
 and where nothing better is known.
 """
 
-from ddp_doctor.knowledge.job_causes.kinds import CUDA_ERRORS, TEST_BEGINS, JobCause, Sign, Tier
+from ddp_doctor.knowledge.job_causes.kinds import (
+    CUDA_ERRORS,
+    TEST_BEGINS,
+    JobCause,
+    Sign,
+    Tier,
+    kernel_sign,
+    nccl_sign,
+    watchdog_sign,
+)
 from ddp_doctor.knowledge.job_causes.rdma import WITHOUT_GPUDIRECT, completion
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Remedy, Setting
@@ -157,7 +166,7 @@ CAUSES = (
                 ("Duplicate GPU detected : rank", "anks are using the same GPU", "anks detected using the same GPU"),
                 beside=("mig-device",),
             ),
-            Sign("slice-refused", *_REFUSED, tier="nccl", beside=("mig-device",)),
+            nccl_sign("slice-refused", *_REFUSED, beside=("mig-device",)),
         ),
     ),
     JobCause(
@@ -193,7 +202,7 @@ CAUSES = (
                 r"Multiple [Rr]anks (?:are|detected) using the same GPU",
                 confidence=Confidence.PROVED,
             ),
-            Sign("usage-refused", *_REFUSED, tier="nccl", confidence=Confidence.POSSIBLE),
+            nccl_sign("usage-refused", *_REFUSED, confidence=Confidence.POSSIBLE),
         ),
     ),
     JobCause(
@@ -219,29 +228,23 @@ CAUSES = (
         next_check="lspci -vvv | grep ACSCtl (SrcValid+ is ACS on); dmesg | grep -iE 'DMAR|AMD-Vi|IO_PAGE_FAULT'",
         references=(_NCCL_GUIDE, "NCCL 2.30, src/transport/net_ib (hints)", "Linux drivers/iommu"),
         signs=(
-            Sign(
+            kernel_sign(
                 "iommu-fault",
                 ("IO_PAGE_FAULT", "DMAR: [DMA", "DMAR: DRHD: handling fault"),
                 r"IO_PAGE_FAULT(?: device=(?P<device>[0-9a-f:.]+))?|DMAR: \[DMA [^\n]{1,60}(?:Request device"
                 r"|for device)?"
                 r"|handling fault status",
-                tier="kernel",
             ),
-            Sign(  # of lspci -vvv: requests between devices go up to the root complex
-                "acs-redirects", ("ACSCtl:",), r"ACSCtl:.{0,80}ReqRedir\+", tier="nccl", confidence=Confidence.POSSIBLE
+            nccl_sign(  # of lspci -vvv: requests between devices go up to the root complex
+                "acs-redirects", ("ACSCtl:",), r"ACSCtl:.{0,80}ReqRedir\+", confidence=Confidence.POSSIBLE
             ),
-            Sign(
+            nccl_sign(
                 "acs-hint",
                 ("ACS is enabled",),
                 r"HINT: In many cases this error (?:occurs when|indicates that) ACS is enabled",
-                tier="nccl",
             ),
-            Sign(
-                "rdma-protection-error",
-                ("Got completion",),
-                completion("4|8|10|11"),
-                tier="nccl",
-                confidence=Confidence.POSSIBLE,
+            nccl_sign(
+                "rdma-protection-error", ("Got completion",), completion("4|8|10|11"), confidence=Confidence.POSSIBLE
             ),
         ),
     ),
@@ -299,10 +302,9 @@ CAUSES = (
         next_check="NCCL_NVLS_ENABLE=0 with the same job; NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NVLS",
         references=("NCCL 2.17 to 2.30, src/transport/nvls.cc",),
         signs=(
-            Sign(
+            watchdog_sign(
                 "hang-at-nvls",
                 (*_HANGS[0], "watchdog got stuck for"),
-                tier="watchdog",
                 confidence=Confidence.POSSIBLE,
                 beside=("nvls-last",),
                 is_final=True,

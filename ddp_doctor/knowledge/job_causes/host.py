@@ -1,6 +1,6 @@
 """Causes in the host or its container: memory, disk, limits."""
 
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign, kernel_sign, nccl_sign
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Remedy, Setting
 
@@ -31,7 +31,7 @@ CAUSES = (
         # The judge: a rank that ended with signal 9 (pointers.py: exit-code, received-signal, srun-exit), or a worker
         # of a DataLoader that was "Killed", where nothing else explains it, is likely this, unproven.
         signs=(
-            Sign(
+            kernel_sign(
                 "kernel-oom",
                 (
                     "Out of memory: Kill",
@@ -43,10 +43,9 @@ CAUSES = (
                 r"(?:Kill(?:ed)?|reaped) process (?P<pid>\d+) \((?P<process>[^)]*)\)(?:.* anon-rss:"
                 r"(?P<anon_kb>\d+)kB)?"
                 r"|invoked oom-killer|oom-kill:constraint",
-                tier="kernel",
                 confidence=Confidence.PROVED,
             ),
-            Sign(
+            kernel_sign(
                 "slurm-oom",
                 (
                     "oom-kill event",
@@ -58,20 +57,12 @@ CAUSES = (
                 ),
                 r"[Dd]etected [1-9]\d* oom[-_]kill event|[Ee]xceeded (?:job |step )?memory limit"
                 r"|srun: error: (?P<host>\S+): tasks? (?P<tasks>[\d,\[\]-]+): Out Of Memory",
-                tier="kernel",
                 confidence=Confidence.PROVED,
             ),
-            Sign(
-                "container-oom",
-                ("OOMKilled",),
-                r"\bOOMKilled\b(?!: false)",
-                tier="kernel",
-                confidence=Confidence.PROVED,
-            ),
-            Sign(
+            kernel_sign("container-oom", ("OOMKilled",), r"\bOOMKilled\b(?!: false)", confidence=Confidence.PROVED),
+            kernel_sign(
                 "ray-oom",
                 ("due to the node running low on memory", "killed due to memory pressure (OOM)"),
-                tier="kernel",
                 confidence=Confidence.PROVED,
             ),
         ),
@@ -195,11 +186,11 @@ CAUSES = (
         references=("NCCL 2.3 to 2.30, src/misc/ibvwrap.cc", "libibverbs: Cannot allocate memory (ENOMEM)"),
         found_by=("DD238", "DD222"),
         signs=(
-            Sign(
+            nccl_sign(
                 "memory-not-registered",
                 ("Call to ibv_",),
                 r"Call to ibv_\w{1,40} failed(?: with error)?[ :]{1,3}Cannot allocate memory",
-                tier="nccl",  # likely: some memory of GPUs cannot be registered either, without dma-buf
+                # likely: some memory of GPUs cannot be registered either, without dma-buf
             ),
         ),
     ),

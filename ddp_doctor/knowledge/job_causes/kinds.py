@@ -5,6 +5,7 @@ healthy lines do not have. A sign that belongs to no cause (pointers.py) tells w
 victim.
 """
 
+from functools import partial
 from typing import Literal, NamedTuple
 
 from ddp_doctor.model.choices import Confidence, Domain, Restart
@@ -50,6 +51,13 @@ class Sign(NamedTuple):
     beside: tuple[str, ...] = ()
     is_final: bool = False
     unless: tuple[str, ...] = ()
+
+
+#: Signs of what others than a rank's own exception say.
+kernel_sign = partial(Sign, tier="kernel")
+nccl_sign = partial(Sign, tier="nccl")
+watchdog_sign = partial(Sign, tier="watchdog")
+launcher_sign = partial(Sign, tier="launcher")
 
 
 class JobCause(NamedTuple):

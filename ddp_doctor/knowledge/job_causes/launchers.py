@@ -1,6 +1,6 @@
 """Causes in how the ranks are started and find each other, and processes that crash."""
 
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign, kernel_sign, launcher_sign, nccl_sign
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Remedy, Setting
 
@@ -28,13 +28,12 @@ CAUSES = (
         next_check="last, and the log of sshd, at that time",
         references=("torch 2.4 to 2.15, distributed/elastic/agent/server/api.py, multiprocessing/api.py",),
         signs=(
-            Sign(
+            launcher_sign(
                 "launcher-sighup",
                 ("death signal, shutting down workers", "got signal: ", "closing signal SIGHUP"),
                 r"(?:Received (?:1|(?:Signals\.)?SIGHUP)|Signals\.SIGHUP) death signal|SignalException: Process "
                 r"(?:(?P<pid>\d+) )?got signal: 1$"
                 r"|closing signal (?:Signals\.)?SIGHUP",
-                tier="launcher",
                 confidence=Confidence.PROVED,
             ),
         ),
@@ -100,20 +99,18 @@ CAUSES = (
         references=("torch 1.10 to 2.15, c10d/socket.cpp, TCPStoreLibUvBackend.cpp", "errno(3): EADDRINUSE"),
         found_by=("DD514", "DDL162"),
         signs=(
-            Sign(
+            launcher_sign(
                 "store-cannot-listen",
                 ("The server socket has failed to",),
                 r"has failed to(?:.*?(?:port: |:)(?P<port>\d{2,5})\b(?=.*(?:EADDRINUSE|errno: 98))|.*errno: 98"
                 r"|.*EADDRINUSE"
                 r"|[^:]*address\.\s*$)",
-                tier="launcher",
                 confidence=Confidence.PROVED,
             ),
-            Sign(
+            launcher_sign(
                 "address-in-use",
                 ("Address already in use",),
                 r"(?:\[Errno 98\]|(?:RuntimeError|DistNetworkError|OSError):) Address already in use",
-                tier="launcher",
             ),
         ),
     ),
@@ -137,17 +134,16 @@ CAUSES = (
         next_check="ss -tnp 'sport = :PORT' on the endpoint's host: are there peers of another job?",
         references=("torch 2.4 to 2.15, c10d/TCPStore.cpp; distributed/elastic/rendezvous/dynamic_rendezvous.py",),
         signs=(
-            Sign(
+            launcher_sign(
                 "foreign-store",
                 ("Ping failed, invalid value returned from server",),
                 r"(?:to host (?P<peer>\S+):(?P<port>\d+) - .*)?Ping failed, invalid value",
-                tier="launcher",
                 confidence=Confidence.LIKELY,
             ),
-            Sign(  # NCCL's own first contact
-                "rank-twice", ("ranks has already checked in",), tier="nccl", confidence=Confidence.POSSIBLE
+            nccl_sign(  # NCCL's own first contact
+                "rank-twice", ("ranks has already checked in",), confidence=Confidence.POSSIBLE
             ),
-            Sign("rendezvous-closed", ("RendezvousClosedError",), tier="launcher", confidence=Confidence.POSSIBLE),
+            launcher_sign("rendezvous-closed", ("RendezvousClosedError",), confidence=Confidence.POSSIBLE),
         ),
     ),
     JobCause(
@@ -171,18 +167,16 @@ CAUSES = (
         # the endpoint's host (port-in-use, an exception), it is likely; with time-outs alone the network may be to
         # blame as well (firewall-or-unreachable); with hostname-unresolvable for the same host it is that.
         signs=(
-            Sign(  # torchrun on other nodes says the same when the one that served it has ended
+            launcher_sign(  # torchrun on other nodes says the same when the one that served it has ended
                 "rendezvous-connection",
                 ("RendezvousConnectionError: ",),
-                tier="launcher",
                 confidence=Confidence.POSSIBLE,
                 beside=("store-refused", "store-unreached"),
             ),
-            Sign(  # each node then serves a rendezvous of its own, and waits for the others
+            launcher_sign(  # each node then serves a rendezvous of its own, and waits for the others
                 "endpoint-is-localhost",
                 ("  rdzv_endpoint  ",),
                 r"rdzv_endpoint +: (?:localhost|127\.|\[::1\])",
-                tier="launcher",
                 beside=("rendezvous-timeout",),
             ),
         ),
@@ -208,17 +202,15 @@ CAUSES = (
         # hostname of a *client* socket that cannot be retrieved (err=-3) is printed by healthy jobs and is no sign.
         found_by=("DD510", "DD526"),
         signs=(
-            Sign(
+            launcher_sign(
                 "name-not-resolved",
                 (" cannot be retrieved (gai error: ",),
                 r"addresses of \(\[?(?P<name>[^,\]]+)\]?, \d+\) cannot be retrieved \(gai error: -[235]\b",
-                tier="launcher",
             ),
-            Sign("nccl-name-not-resolved", ("error encountered when getting address info",), tier="nccl"),
-            Sign(
+            nccl_sign("nccl-name-not-resolved", ("error encountered when getting address info",)),
+            launcher_sign(
                 "gaierror",
                 ("gaierror: [Errno -2]", "gaierror: [Errno -3]", "gaierror: [Errno -5]"),
-                tier="launcher",
                 confidence=Confidence.PROVED,
             ),
         ),
@@ -271,27 +263,24 @@ CAUSES = (
         next_check="getent hosts $(hostname), on every node",
         references=("gloo transport/tcp/pair.cc; torch, c10d/ProcessGroupGloo.cpp",),
         signs=(
-            Sign(
+            launcher_sign(
                 "gloo-dials-loopback",
                 ("ERROR failed to connect", "connectFullMesh failed", "SO_ERROR: Connection refused", " connect [127."),
                 r"(?:ERROR failed to connect.*|Connection refused, )remote=\[(?P<peer>127\.[\d.]+)\]"
                 r"|\] connect \[(?P<at>127\.[\d.]+)\]:\d+: Connection refused",
-                tier="launcher",
             ),
-            Sign(
+            launcher_sign(
                 "gloo-no-own-address",
                 ("Unable to resolve hostname to a (local) address",),
-                tier="launcher",
                 beside=("peer-gone", "gloo-timeout", "gloo-dials-loopback", "store-timeout"),
             ),
-            Sign(
+            launcher_sign(
                 "gloo-own-address-elsewhere",
                 ("Unable to find interface for: ",),
                 r"Unable to find interface for: \[?(?P<peer>[\w.:]+)",
-                tier="launcher",
             ),
-            Sign(  # ranks that never reached each other
-                "gloo-without-mesh", ("connectFullMesh failed",), tier="launcher", confidence=Confidence.POSSIBLE
+            launcher_sign(  # ranks that never reached each other
+                "gloo-without-mesh", ("connectFullMesh failed",), confidence=Confidence.POSSIBLE
             ),
         ),
     ),
@@ -354,13 +343,12 @@ CAUSES = (
                 r"|\*\*\* (?P<name>SIG(?:SEGV|BUS|ILL|FPE)) (?:received|\(@)",
                 is_final=True,
             ),
-            Sign(
+            kernel_sign(
                 "kernel-segfault",
                 (" segfault at ", "traps: ", "general protection fault"),
                 r"(?:traps: )?(?<![\w.-])(?P<process>[\w.-]{1,80})\[(?P<pid>\d{1,10})\]:?"
                 r" (?:segfault at|trap |general protection)"
                 r"(?!.* in libnccl)",
-                tier="kernel",
                 confidence=Confidence.LIKELY,
             ),
         ),

@@ -1,6 +1,6 @@
 """Causes in NCCL's settings: values that it refuses, and ranks whose settings or releases do not fit each other."""
 
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, nccl_sign
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Remedy, Setting
 
@@ -24,22 +24,16 @@ CAUSES = (
         next_check="ddp-doctor run --nnodes N: settings and releases in which nodes differ (DD551, DD236)",
         references=("NCCL 2.21.5, 2.27.5 and 2.32.3 on planted GPUs; src/bootstrap.cc, src/misc/shmutils.cc",),
         signs=(
-            Sign(
+            nccl_sign(
                 "bootstrap-message-truncated",
                 ("Message truncated : received",),
                 r"Message truncated : received (?P<bytes>\d+)(?:,\d+)? bytes instead of (?P<other_bytes>\d+)",
-                tier="nccl",
             ),
-            Sign(
-                "segment-without-a-name",
-                ("Error while attaching to shared memory segment /dev/shm/nccl- ",),
-                tier="nccl",
-            ),
-            Sign(  # what another release says of itself is read at other places: "nroots 1 vs 16796938"
+            nccl_sign("segment-without-a-name", ("Error while attaching to shared memory segment /dev/shm/nccl- ",)),
+            nccl_sign(  # what another release says of itself is read at other places: "nroots 1 vs 16796938"
                 "met-another-release",
                 ("mismatch in info from procs",),
                 r"mismatch in info from procs, nranks (\d+) vs \1\b",
-                tier="nccl",
             ),
         ),
     ),
@@ -63,18 +57,16 @@ CAUSES = (
         next_check="env | grep -E 'RANK|WORLD_SIZE' in each rank",
         references=("NCCL 2.21.5, 2.27.5 and 2.32.3 on planted GPUs; src/init.cc, src/bootstrap.cc",),
         signs=(
-            Sign(
+            nccl_sign(
                 "rank-beyond-world",
                 ("Invalid rank requested",),
                 r"Invalid rank requested ?: (?P<rank>\d+)/(?P<world>\d+)",
-                tier="nccl",
                 confidence=Confidence.PROVED,
             ),
-            Sign(  # which of the two is wrong, the first rank does not know
+            nccl_sign(  # which of the two is wrong, the first rank does not know
                 "world-sizes-differ",
                 ("mismatch in info from procs", "mismatch in rank count from procs"),
                 r"nranks (\d+) vs (?!\1\b)\d|mismatch in rank count from procs",
-                tier="nccl",
             ),
         ),
     ),
@@ -104,26 +96,23 @@ CAUSES = (
             "NCCL src/graph/tuning.cc (parseList), src/enqueue.cc; from 2.32 on src/tuning/cost_model.cc",
         ),
         signs=(
-            Sign(
+            nccl_sign(
                 "list-not-understood",
                 ("Unrecognized element token", "Unrecognized prefix token"),
                 r"Unrecognized (?:element|prefix) token \"(?P<setting>[^\"\n]{1,60})\"",
-                tier="nccl",
                 confidence=Confidence.PROVED,
             ),
-            Sign(
+            nccl_sign(
                 "graph-file-not-there",
                 ("Could not open XML graph file",),
                 r"Could not open XML (?P<setting>graph file [^\s:]{1,200})",
-                tier="nccl",
                 confidence=Confidence.PROVED,
             ),
-            Sign(
+            nccl_sign(
                 "no-algorithm-left",
                 ("o algorithm/protocol available", "No algorithm/protocol nor symKernelId available for"),
                 r"[nN]o algorithm/protocol (?:nor symKernelId )?available"
                 r"(?:[^\n]{0,160}?(?P<setting>NCCL_\w+ was set to [^\n.]{1,60}))?",
-                tier="nccl",
                 confidence=Confidence.PROVED,
             ),
         ),

@@ -1,6 +1,6 @@
 """Causes that NCCL's own tools show: RAS (parse/job_log/ras.py notes whom it names), its diagnostics, nccl-tests."""
 
-from ddp_doctor.knowledge.job_causes.kinds import RAS_NOTE, JobCause, Sign
+from ddp_doctor.knowledge.job_causes.kinds import RAS_NOTE, JobCause, Sign, nccl_sign
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Remedy
 
@@ -117,20 +117,18 @@ CAUSES = (
         next_check="ddp-doctor run --only p2p on that node",
         references=("NCCL user guide, troubleshooting, diagnostics; src/diagnostics/p2p.cc (NCCL 2.31)",),
         signs=(
-            Sign(
+            nccl_sign(
                 "diag-mismatch",
                 ("NCCL DIAG [INFO] p2p: ",),
                 r"p2p: (?:write|read) mismatch srcRank=(?P<rank>\d+).*? dstRank=(?P<peer_rank>\d+)"
                 r"(?:.*? path=(?P<path>\w+))?",
-                tier="nccl",
                 confidence=Confidence.PROVED,
             ),
-            Sign(
+            nccl_sign(
                 "diag-failed",
                 ("NCCL DIAG [INFO] p2p: ",),
                 r"p2p: (?:launch/check|peer-memory import|topology check) failed srcRank=(?P<rank>\d+).*?"
                 r" dstRank=(?P<peer_rank>\d+)(?:.*? path=(?P<path>\w+))?",
-                tier="nccl",
             ),
         ),
     ),

@@ -15,7 +15,7 @@ and torch's store: "The client socket has failed to connect to [node0]:29500 (er
 A refused connection is no firewall's: nobody listens there, because the peer has died or not begun.
 """
 
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign, nccl_sign
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Remedy, Setting
 
@@ -44,11 +44,10 @@ _NAME = Setting(
 
 #: Signs of no cause of their own: nobody listens there any more, or not yet.
 SIGNS = (
-    Sign(
+    nccl_sign(
         "connect-refused",
         _CONNECT,
         rf"{_PEER.format(address='')}(?:[^\n]*?)Connection refused(?!, retrying)",
-        tier="nccl",
         role="victim",
     ),
     Sign("interface-set", ("NCCL_SOCKET_IFNAME set",), r"NCCL_SOCKET_IFNAME set (?:by \w+ )?to", role="context"),
@@ -86,23 +85,18 @@ CAUSES = (
         " nodes",
         references=(_SOCKETS, "torch 2.15 c10d/socket.cpp"),
         signs=(
-            Sign(
+            nccl_sign(
                 "nccl-cannot-connect",
                 _CONNECT,
                 rf"{_PEER.format(address=f'(?!{_OWN})')}[^\n]{{0,60}}? {_NO_WAY}(?!, retrying)",
-                tier="nccl",
             ),
-            Sign(  # NCCL 2.2 and 2.3, which do not tell the address
+            nccl_sign(  # NCCL 2.2 and 2.3, which do not tell the address
                 "nccl-connect-failed",
                 ("Call to connect failed : ",),
                 r"Call to connect failed : (?P<reason>Connection timed out|No route to host|Network is unreachable)",
-                tier="nccl",
             ),
-            Sign(
-                "nccl-connect-timed-out",
-                ("exceeded timeouts (",),
-                r"socket(?:Start|Poll)Connect: exceeded timeouts",
-                tier="nccl",
+            nccl_sign(
+                "nccl-connect-timed-out", ("exceeded timeouts (",), r"socket(?:Start|Poll)Connect: exceeded timeouts"
             ),
             Sign(
                 "mpi-cannot-connect",  # Open MPI's help texts
@@ -136,12 +130,11 @@ CAUSES = (
         references=(_BOOTSTRAP,),
         found_by=("DD105", "DD521"),
         signs=(
-            Sign("no-interface", _NO_INTERFACE, tier="nccl", confidence=Confidence.PROVED),
-            Sign(  # an interface without an address: NCCL up to 2.23
+            nccl_sign("no-interface", _NO_INTERFACE, confidence=Confidence.PROVED),
+            nccl_sign(  # an interface without an address: NCCL up to 2.23
                 "no-address-family",
                 ("Socket creation failed : ",),
                 r"Socket creation failed : Address family not supported",
-                tier="nccl",
             ),
         ),
     ),
@@ -161,43 +154,38 @@ CAUSES = (
         references=(_SOCKETS, _BOOTSTRAP),
         instead_of=("no-socket-interface",),
         signs=(
-            Sign(
+            nccl_sign(
                 "named-interface-missing",
                 ("NCCL_SOCKET_IFNAME set",),
                 r"NCCL_SOCKET_IFNAME set (?:by environment )?to (?P<interface>[^\s]+?)\.?(?:\n(?s:.{0,2000}?)"
                 r"(?:no socket interface found|no interface found|No IP interface found|No usable listening))",
-                tier="nccl",
                 confidence=Confidence.PROVED,
                 lines=12,
             ),
-            Sign(  # far apart, or of several processes
-                "interface-missing", _NO_INTERFACE, tier="nccl", confidence=Confidence.PROVED, beside=("interface-set",)
+            nccl_sign(  # far apart, or of several processes
+                "interface-missing", _NO_INTERFACE, confidence=Confidence.PROVED, beside=("interface-set",)
             ),
-            Sign(
+            nccl_sign(
                 "oob-interface-missing",
                 ("verify NCCL_OOB_NET_IFNAME",),
                 r"no device found (?:matching|after excluding) (?P<interface>[^\s,]+)",
-                tier="nccl",
                 confidence=Confidence.PROVED,
             ),
-            Sign(
+            nccl_sign(
                 "peer-address-not-routed",
                 _CONNECT,
                 rf"{_PEER.format(address=f'(?:{_OWN})')}[^\n]{{0,60}}?(?:failed|returned"
                 rf"|exceeded)(?![^\n]*(?:, retrying| refused))",
-                tier="nccl",
             ),
-            Sign(  # who refuses there is this machine itself, on whose interface nobody listens
+            nccl_sign(  # who refuses there is this machine itself, on whose interface nobody listens
                 "peer-address-of-own-machine",
                 _CONNECT,
                 rf"{_PEER.format(address=_ONE_LINK)}[^\n]{{0,60}}?failed[^\n]*refused(?!, retrying)",
-                tier="nccl",
             ),
-            Sign(
+            nccl_sign(
                 "address-not-assignable",
                 (*_CONNECT, "Call to bind failed"),
                 rf"(?:{_PEER.format(address='')}[^\n]*|Call to bind failed : )Cannot assign requested address",
-                tier="nccl",
                 confidence=Confidence.POSSIBLE,
             ),
         ),
@@ -249,35 +237,31 @@ CAUSES = (
         next_check="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET; ddp-doctor check nccl on that node",
         references=(_PLUGINS, "aws/aws-ofi-nccl, src/nccl_ofi_net.cpp"),
         signs=(
-            Sign("no-net-plugin", ("Failed to initialize any NET plugin",), tier="nccl", confidence=Confidence.PROVED),
-            Sign(
+            nccl_sign("no-net-plugin", ("Failed to initialize any NET plugin",), confidence=Confidence.PROVED),
+            nccl_sign(
                 "net-plugin-not-initialised",
                 ("Failed to initialize NET plugin",),
                 r"Failed to initialize NET plugin (?!IB\b|Socket\b)(?P<plugin>[^\n]{1,60})",
-                tier="nccl",
             ),
             # The plug-in is there, what it needs is not. Without a plug-in, libnccl-net.so itself is not found: that is
             # everyday life.
-            Sign(
+            nccl_sign(
                 "net-plugin-lacks-library",
                 ("cannot open shared object file", "undefined symbol"),
                 r"NET/Plugin[^\n]*?(?P<reason>(?:lib(?!nccl-net)[\w.+-]{1,100}: cannot open shared object file"
                 r"|undefined symbol: \w+))",
-                tier="nccl",
             ),
-            Sign(
+            nccl_sign(
                 "ofi-finds-nothing",
                 ("NET/OFI",),
                 r"(?<!INFO )NET/OFI (?P<reason>[^\n]{0,200}?(?:[Cc]ould(?:n't| not) (?:find|open|set)|[Nn]o eligible"
                 r"|[Uu]nable to find|fi_getinfo\(\) call failed|[Cc]reating new endpoint[^\n]{0,60} failed"
                 r"|[Ii]nitialization failed)[^\n]{0,80})",
-                tier="nccl",
             ),
-            Sign(  # a name in NCCL_NET, up to NCCL 2.26
+            nccl_sign(  # a name in NCCL_NET, up to NCCL 2.26
                 "named-network-missing",
                 ("Error: network ",),
                 r"Error: network (?P<plugin>\S[^\n]{0,60}?) not found",
-                tier="nccl",
                 confidence=Confidence.PROVED,
             ),
         ),
@@ -295,19 +279,13 @@ CAUSES = (
         next_check="NCCL_DEBUG=INFO: the lines of NET/Plugin and of the plug-in's version",
         references=(_PLUGINS,),
         signs=(
-            Sign(
+            nccl_sign(
                 "net-plugin-interface",
                 ("symbols v4 and lower are not supported", "External network plugin"),
                 r"Failed to find ncclNetPlugin symbol \(>= v\d+\)"
                 r"|External network plugin (?P<plugin>\S+) is unsupported",
-                tier="nccl",
             ),
-            Sign(
-                "net-plugin-device-version",
-                ("plugin has incompatible version",),
-                tier="nccl",
-                confidence=Confidence.PROVED,
-            ),
+            nccl_sign("net-plugin-device-version", ("plugin has incompatible version",), confidence=Confidence.PROVED),
         ),
     ),
     JobCause(
@@ -333,19 +311,17 @@ CAUSES = (
         next_check='NCCL_DEBUG=INFO: "Using network" of every node',
         references=("NCCL 2.16 to 2.30, src/misc/socket.cc and src/transport/net_ib/connect.cc",),
         signs=(
-            Sign(
+            nccl_sign(
                 "connection-of-other-kind",
                 ("socketFinalizeAccept", "Wrong socket type from"),
                 r"(?:socketFinalizeAccept|Wrong socket type)(?: from (?P<peer>[^\s<:]+))?[^\n]{0,20}"
                 r"(?:: wrong (?:socket )?type| \(peer \d+ != expected \d)",
-                tier="nccl",
             ),
-            Sign(
+            nccl_sign(
                 "link-layers-differ",
                 ("is incompatible with the local", "connect incompatible devices", "with different link_layer"),
                 r"NET/IB : (?:Remote (?P<link>(?!UNSPECIFIED)\S+) device is incompatible"
                 r"|Attempted to connect incompatible|Can't (?:merge|connect) net devices)",
-                tier="nccl",
                 confidence=Confidence.PROVED,
             ),
         ),

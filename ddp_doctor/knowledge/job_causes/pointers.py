@@ -6,7 +6,7 @@ transport/tcp; Slurm src/srun/libsrun/launch.c; Open MPI help-orterun.txt; MPICH
 """
 
 from ddp_doctor.knowledge import victims
-from ddp_doctor.knowledge.job_causes.kinds import MONITORS, Sign
+from ddp_doctor.knowledge.job_causes.kinds import MONITORS, Sign, launcher_sign, nccl_sign, watchdog_sign
 
 #: How ProcessGroupNCCL begins its lines, with the number and the description of the group since torch 2.3.
 _GROUP = r"(?:\[(?:PG (?:ID \d+ PG )?(?:GUID )?(?P<group>[^\]]*?) )?Rank (?P<group_rank>\d+)\] +)?"
@@ -14,89 +14,79 @@ _GROUP = r"(?:\[(?:PG (?:ID \d+ PG )?(?:GUID )?(?P<group>[^\]]*?) )?Rank (?P<gro
 _TIME_OUTS = (
     # ProcessGroupNCCL of torch 1.8 to 2.15 (there: nccl-legacy). SeqNum since 1.13, NumelIn since 2.2. "[Rank N]" may
     # be a number within the group; the process that printed the line is what counts.
-    Sign(
+    watchdog_sign(
         "watchdog-timeout",
         ("Watchdog caught collective operation timeout",),
         _GROUP + r"Watchdog caught collective operation timeout:"
         r"(?: WorkNCCL\((?:SeqNum=(?P<seq>\d+), )?OpType=(?P<op>\w+)(?:, TensorShape=\[(?P<shape>[\d, ]*)\])?"
         r"(?:, NumelIn=(?P<numel>\d+), NumelOut=(?P<numel_out>\d+))?, Timeout\(ms\)=(?P<timeout_ms>\d+)\)"
         r"(?: ran for (?P<ran_ms>\d+) milliseconds)?)?",
-        tier="watchdog",
         role="pointer",
     ),
-    Sign(
+    watchdog_sign(
         "watchdog-last-work",  # where the group stands; wording of 2.3 and of 2.6
         ("detected by watchdog at work", "Timeout at NCCL work"),
         _GROUP
         + r"(?:(?:failure|Exception \(either an error or timeout\)) detected by watchdog at work(?: sequence id)?"
         r"|Timeout at NCCL work): (?P<work>\d+).*?last enqueued (?:NCCL )?work: (?P<enqueued>-?\d+)"
         r".*?last completed (?:NCCL )?work: (?P<completed>-?\d+)",
-        tier="watchdog",
         role="pointer",
     ),
     # nccl2 of torch 2.15: neither number nor operation.
-    Sign(
+    watchdog_sign(
         "nccl2-timeout",
         ("NCCL operation timed out", "Operation timed out after ", "due to timeout - "),
         r"(?:\[TC\]\[rank=(?P<group_rank>\d+)\]\[name=(?P<group>[^\]]*)\] .*)?(?:NCCL operation timed out"
         r"|Operation timed out after (?P<timeout_ms>\d+) ms|Aborting process on rank \d+ due to timeout)",
-        tier="watchdog",
         role="pointer",
     ),
-    Sign(
+    watchdog_sign(
         "desync-report",
         ("lagging/dead/mismatched ranks that caused the desync", "are the lagging ranks that caused this timeout"),
         r"(?s)caused the desync are:\s*(?P<report>.{1,600})|\[(?P<lagging>[\d, ]+)\] are the lagging ranks",
-        tier="watchdog",
         role="pointer",
         lines=6,
     ),
-    Sign(
+    watchdog_sign(
         "gloo-timeout",
         ("Timed out waiting ",),
         r"Timed out waiting (?P<timeout_ms>\d+)ms for (?P<direction>send|recv) operation",
-        tier="watchdog",
         role="pointer",
     ),
-    Sign(
+    watchdog_sign(
         "monitored-barrier",  # the one time-out that names the ranks that did not come
         ("failed to pass monitoredBarrier in",),
         r"Ranks? (?P<missing>\d[\d, ]*) failed to pass monitoredBarrier in (?P<timeout_ms>\d+) ms",
-        tier="watchdog",
         role="pointer",
     ),
-    Sign(
+    watchdog_sign(
         "store-barrier",
         ("in store based barrier on rank",),
         r"world_size=(?P<world>\d+), (?:worker_count|num_workers_joined)=(?P<came>\d+), timeout=(?P<timeout>[^),]+)",
-        tier="watchdog",
         role="pointer",
     ),
-    Sign(
+    watchdog_sign(
         "store-clients",
         ("seconds waiting for clients.",),
         r"after (?P<timeout_s>\d+) seconds waiting for clients\. (?P<came>\d+)/(?P<world>\d+) clients joined",
-        tier="watchdog",
         role="pointer",
     ),
-    Sign(  # with gloo, the key of a rank that has not left its address yet
+    watchdog_sign(  # with gloo, the key of a rank that has not left its address yet
         "store-timeout",
         ("wait timeout after ", "Timeout waiting for key: "),
         r"(?:missing ranks: (?P<missing>[\d, ]+\d), )?wait timeout after (?P<timeout_ms>\d+)ms(?:, keys: "
         r"(?P<keys>\S+?(?://cpu//\d+/(?P<not_joined>\d+))?)(?!\S))?"
         r"|Timeout waiting for key: (?P<key>.{1,100})",
-        tier="watchdog",
         role="pointer",
     ),
-    Sign(  # NCCL's first word from rank to rank goes through the store, from rank 0
+    watchdog_sign(  # NCCL's first word from rank to rank goes through the store, from rank 0
         "store-id-timeout",
         (" setting up NCCL communicator and retr",),
         r"\[(?P<group_rank>\d+)\] is setting up NCCL communicator and retr\w+ ncclUniqueId from \[(?P<missing>\d+)\]"
         r"[^\n]{0,200}got error: (?:Socket Timeout|wait timeout)",
-        tier="watchdog",
         role="pointer",
     ),
-    Sign("rendezvous-timeout", ("RendezvousTimeoutError",), tier="watchdog", role="pointer"),
+    watchdog_sign("rendezvous-timeout", ("RendezvousTimeoutError",), role="pointer"),
     Sign(
         "store-unreached",
         ("The client socket has timed out after", "connect() timed out. Original timeout was "),
@@ -111,11 +101,10 @@ _TIME_OUTS = (
         r"failed to connect to \[?(?P<host>[^\]\s]+?)\]?:(?P<port>\d+) \(errno: (?P<errno>(?!(?:22|97|99)\b)\d+)",
         role="pointer",
     ),
-    Sign(
+    watchdog_sign(
         "watchdog-stuck",
         ("watchdog got stuck for", "Could not acquire GIL within"),
         r"got stuck for (?P<seconds>\d+) ?seconds|(?P<gil>acquire GIL)",
-        tier="watchdog",
         role="pointer",
     ),
 )
@@ -123,10 +112,9 @@ _TIME_OUTS = (
 #: Words that NCCL has for a peer's end, and for faults of all other kinds.
 _OF_ANYTHING = ("unhandled system error", "ncclSystemError")
 _ENDS = (
-    Sign(
+    nccl_sign(
         "nccl-error",  # that a call of NCCL failed; its warnings say why
         (*_OF_ANYTHING, "NCCL error in: ", "Test NCCL failure"),
-        tier="nccl",
         role="pointer",
     ),
     Sign(  # a shell's words for how a command ended; the shell may start it again
@@ -171,59 +159,52 @@ _ENDS = (
         r"^(?:\[rank\d{1,7}\]: ?)?(?:[a-z_][\w.]{0,80}\.)?(?P<type>[A-Z]\w{1,40}Error): ",
         role="pointer",
     ),
-    Sign(
+    launcher_sign(
         "exit-code",  # torchrun's agent, of the rank that it saw first on its node
         ("failed (exitcode: ",),
         r"failed \(exitcode: (?P<exit>-?\d+)\) local_rank: (?P<local_rank>\d+)(?: \(pid: (?P<pid>\d+)\))?",
-        tier="launcher",
         role="pointer",
     ),
-    Sign(
+    launcher_sign(
         "received-signal",
         (") received by PID",),
         r"Signal (?P<number>\d+) \((?P<signal>\w+)\) received by PID(?: (?P<pid>\d+))?",
-        tier="launcher",
         role="pointer",
     ),
-    Sign(  # torchrun's agent, 30 s after a SIGTERM that did nothing
+    launcher_sign(  # torchrun's agent, 30 s after a SIGTERM that did nothing
         "killed-by-launcher",
         (", forcefully exiting via ",),
         r"Unable to shutdown process (?P<pid>\d+) via",
-        tier="launcher",
         role="pointer",
     ),
-    Sign(
+    launcher_sign(
         "spawned-process-ended",
         ("ProcessExitedException: ", "ProcessRaisedException: "),
         r"process (?P<rank>\d+) terminated with (?:exit code (?P<exit>\d+)|signal (?P<signal>\w+))"
         r"|ProcessRaisedException",
-        tier="launcher",
         role="pointer",
     ),
-    Sign(
+    launcher_sign(
         "srun-exit",
         ("srun: error: ",),
         r"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\[\]-]+): (?:Exited with exit code (?P<exit>\d+)"
         r"|(?P<signal>Killed|Terminated|Segmentation fault|Aborted|Bus error|Illegal instruction))",
-        tier="launcher",
         role="pointer",
     ),
-    Sign(
+    launcher_sign(
         "mpirun-exit",
         ("noticed that process rank", "KILLED BY SIGNAL: ", "=   EXIT CODE: ", "  Exit code:    "),
         r"process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<host>\S+) exited on signal (?P<number>\d+)"
         r"|KILLED BY SIGNAL: (?P<signal>\d+)|(?i:EXIT CODE): +(?P<exit>\d+)",
-        tier="launcher",
         role="pointer",
     ),
-    Sign(  # of a launcher that tells no rank: DeepSpeed's, accelerate's
+    launcher_sign(  # of a launcher that tells no rank: DeepSpeed's, accelerate's
         "command-ended",
         ("exits with return code = ", "died with <Signals."),
         r"exits with return code = (?P<exit>-?[1-9]\d*)|died with <Signals\.(?P<signal>SIG[A-Z]+)",
-        tier="launcher",
         role="pointer",
     ),
-    Sign("interrupted", ("KeyboardInterrupt",), tier="launcher", role="pointer"),
+    launcher_sign("interrupted", ("KeyboardInterrupt",), role="pointer"),
     Sign(
         "called-abort",
         ("terminate called after throwing an instance of",),
@@ -298,11 +279,10 @@ _NO_EVIDENCE = (
         ),
         role="advice",
     ),
-    Sign("restarted", ("will restart worker group",), tier="launcher", role="context"),
-    Sign(
+    launcher_sign("restarted", ("will restart worker group",), role="context"),
+    launcher_sign(
         "launcher-summary",
         ("ChildFailedError", "Root Cause (first observed failure)", "[0]: <NO_OTHER_FAILURES>"),
-        tier="launcher",
         role="advice",
     ),
 )

@@ -14,7 +14,7 @@ tries, 5 that the connection had failed before. From which side, and whether on 
 the whole output tells.
 """
 
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, kernel_sign, nccl_sign
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Remedy, Setting
 
@@ -58,7 +58,7 @@ _WITHOUT_NODE = Remedy(
 )
 
 #: Signs of no cause of their own: what follows after a connection has failed.
-SIGNS = (Sign("rdma-flushed", _GOT, completion("5"), tier="nccl", role="victim"),)
+SIGNS = (nccl_sign("rdma-flushed", _GOT, completion("5"), role="victim"),)
 
 CAUSES = (
     JobCause(
@@ -84,19 +84,17 @@ CAUSES = (
         next_check="ibv_devinfo in the job's container; ib_write_bw between two of its nodes",
         references=(_NET_IB, _NCCL_VARIABLES),
         signs=(
-            Sign(
+            nccl_sign(
                 "verbs-call-failed",
                 ("Call to ibv_",),
                 r"Call to (?P<call>ibv_(?:open_device|query_device|query_port|alloc_pd|create_cq"
                 r"|create_qp))"
                 r" failed(?![^\n]*Cannot allocate memory)(?: with error (?P<reason>[^\n]{1,60}?)(?: errno \d+)?$)?",
-                tier="nccl",
             ),
-            Sign(
+            nccl_sign(
                 "hca-cannot-be-opened",
                 ("NET/IB : Unable to",),
                 r"NET/IB : Unable to (?:open|query) device (?P<device>\S+)",
-                tier="nccl",
             ),
         ),
     ),
@@ -125,11 +123,10 @@ CAUSES = (
         references=(_NET_IB, "libibverbs, enum ibv_wc_status"),
         found_by=("DD584", "DD568", "DD569", "DD566"),
         signs=(
-            Sign(
+            nccl_sign(
                 "rdma-retries-exceeded",
                 _GOT,
                 completion("12|13", r"(?![^\n]{0,400}localGid fe80:)"),
-                tier="nccl",
                 confidence=Confidence.POSSIBLE,
             ),
         ),
@@ -148,25 +145,22 @@ CAUSES = (
         instead_of=("ib-fabric-fault",),
         references=(_NET_IB, "libibverbs, ibv_event_type_str", "Linux drivers/net/ethernet/mellanox/mlx5"),
         signs=(
-            Sign(
+            nccl_sign(
                 "async-port-error",
                 ("async event", "async error event", "async fatal event"),
                 r"NET/IB : (?:(?P<device>[^\s:]+:\d+) )?(?:[Gg]ot )?(?:non-fatal )?async (?:error |fatal )?event ?: "
                 r"(?:port error|local catastrophic error)",
-                tier="nccl",
                 confidence=Confidence.PROVED,
             ),
-            Sign(
+            kernel_sign(
                 "nic-link-down",
                 ("Link down", "link is not ready", "Link is Down"),
                 r"\b(?P<device>(?:mlx5|mlx4|bnxt|ib|irdma)[\w.-]*)[^\n]{0,80}: [Ll]ink (?:is )?[Dd]own\b",
-                tier="kernel",
             ),
-            Sign(
+            kernel_sign(
                 "nic-health",
                 ("device's health compromised", "health recovery flow aborted"),
                 r"mlx5_core (?P<device>[0-9a-f:.]+)",
-                tier="kernel",
             ),
         ),
     ),
@@ -190,12 +184,11 @@ CAUSES = (
         next_check="ibv_devinfo | grep active_mtu on both nodes; NCCL_NET_GDR_LEVEL=LOC tells ACS from MTU",
         references=(_NET_IB,),
         signs=(
-            Sign("rdma-length-error", _GOT, completion("1|9"), tier="nccl", confidence=Confidence.POSSIBLE),
-            Sign(
+            nccl_sign("rdma-length-error", _GOT, completion("1|9"), confidence=Confidence.POSSIBLE),
+            nccl_sign(
                 "queue-access-error",
                 ("local access violation work queue error",),
                 r"NET/IB : (?:(?P<device>[^\s:]+:\d+) )?(?:[Gg]ot )?async [^\n]*local access violation",
-                tier="nccl",
                 confidence=Confidence.POSSIBLE,
             ),
         ),
@@ -222,21 +215,19 @@ CAUSES = (
         references=(_NET_IB, _NCCL_VARIABLES),
         signs=(
             # GIDs of two IPv4 networks.
-            Sign(
+            nccl_sign(
                 "rtr-timed-out-across",
                 _MODIFY,
                 rf"{_TIMED_OUT}{_ON_DEVICE}[^\n]{{0,120}}local GID (?:::ffff:)?(?P<network>\d+\.\d+\.\d+)\.\d+,"
                 r" remote GID (?P<remote_gid>(?:::ffff:)?(?!(?P=network)\.)\d+\.\S+)",
-                tier="nccl",
             ),
-            Sign(
+            nccl_sign(
                 "rtr-timed-out",
                 _MODIFY,
                 rf"{_TIMED_OUT}(?![^\n]{{0,300}}(?:retrying|local GID fe80:)){_ON_DEVICE}",
-                tier="nccl",
                 confidence=Confidence.POSSIBLE,
             ),
-            Sign("rail-hint", ("NICs are not cross-rail connected",), tier="nccl"),
+            nccl_sign("rail-hint", ("NICs are not cross-rail connected",)),
         ),
     ),
     JobCause(
@@ -266,33 +257,23 @@ CAUSES = (
         next_check="show_gids on both nodes; ib_write_bw -d DEVICE -x INDEX between them",
         references=(_NET_IB, _NCCL_VARIABLES),
         signs=(
-            Sign(
-                "rdma-over-link-local",
-                _GOT,
-                completion("12", r"(?=[^\n]{0,400}localGid (?P<gid>fe80:\S{1,60}))"),
-                tier="nccl",
+            nccl_sign(
+                "rdma-over-link-local", _GOT, completion("12", r"(?=[^\n]{0,400}localGid (?P<gid>fe80:\S{1,60}))")
             ),
-            Sign(
+            nccl_sign(
                 "gid-refused",
                 _MODIFY,
                 rf"ibv_modify_qp failed with (?:error )?(?:(?:22|61|101|113) )?(?:Invalid argument"
                 rf"|No data available|Network is unreachable|No route to host)(?![^\n]{{0,300}}retrying){_ON_DEVICE}",
-                tier="nccl",
             ),
-            Sign(
+            nccl_sign(
                 "rtr-timed-out-link-local",
                 _MODIFY,
                 rf"{_TIMED_OUT}{_ON_DEVICE}[^\n]{{0,120}}local GID (?P<gid>fe80:[^\s,]+)",
-                tier="nccl",
             ),
-            Sign(
-                "gid-table-changed",
-                ("GID table changed",),
-                tier="nccl",
-                beside=("rdma-retries-exceeded", "rdma-flushed"),
-            ),
-            Sign("gid-hint", ("incorrect GID index is forced",), tier="nccl"),
-            Sign("gid-not-found", ("Call to ibv_query_gid failed",), tier="nccl"),
+            nccl_sign("gid-table-changed", ("GID table changed",), beside=("rdma-retries-exceeded", "rdma-flushed")),
+            nccl_sign("gid-hint", ("incorrect GID index is forced",)),
+            nccl_sign("gid-not-found", ("Call to ibv_query_gid failed",)),
         ),
     ),
     JobCause(
@@ -315,13 +296,12 @@ CAUSES = (
         next_check="lsmod | grep peermem; dmesg | grep -i peermem; ddp-doctor check rdma on that node",
         references=(_NET_IB, "NVIDIA GPUDirect RDMA guide"),
         signs=(
-            Sign(
+            nccl_sign(
                 "gpu-memory-not-registered",
                 ("Call to ibv_reg_",),
                 r"Call to ibv_reg_\w{1,20} failed(?: with error)?[ :]{1,3}Bad address",
-                tier="nccl",
             ),
-            Sign(
+            kernel_sign(
                 "peermem-symbols",
                 (
                     "nvidia_peermem: disagrees",
@@ -329,7 +309,6 @@ CAUSES = (
                     "nvidia_peermem: Unknown symbol",
                     "nvidia_peermem': Invalid argument",
                 ),
-                tier="kernel",
             ),
         ),
     ),
@@ -355,13 +334,10 @@ CAUSES = (
         next_check="fi_pingpong -p efa between two of the nodes; aws ec2 describe-security-groups --group-ids SG",
         references=("AWS, Get started with EFA and NCCL", "libfabric prov/efa, efa_errno.h"),
         signs=(
-            Sign(
-                "efa-no-answer", ("Unresponsive receiver", "nreachable remote"), r"NET/OFI|\befa\b|EFA|RC:", tier="nccl"
-            ),
-            Sign(  # libfabric makes an address handle, which asks the device for the way there
+            nccl_sign("efa-no-answer", ("Unresponsive receiver", "nreachable remote"), r"NET/OFI|\befa\b|EFA|RC:"),
+            nccl_sign(  # libfabric makes an address handle, which asks the device for the way there
                 "efa-address-refused",
                 ("Unable to insert remote address into address vector",),
-                tier="nccl",
                 confidence=Confidence.POSSIBLE,
             ),
         ),

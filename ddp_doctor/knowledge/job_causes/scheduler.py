@@ -1,6 +1,6 @@
 """Jobs that the scheduler, a person or the loss of a node ended."""
 
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, kernel_sign, launcher_sign
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Remedy
 
@@ -23,12 +23,11 @@ CAUSES = (
         next_check="sacct -j JOB -o JobID,State,Elapsed,Timelimit",
         references=("Slurm src/slurmd/slurmstepd/req.c, src/slurmd/slurmd/req.c; Kubernetes activeDeadlineSeconds",),
         signs=(
-            Sign(
+            kernel_sign(
                 "time-limit",
                 ("DUE TO TIME LIMIT", "TERM_RUNLIMIT", "job killed: walltime", "DeadlineExceeded"),
                 r"DUE TO TIME LIMIT|TERM_RUNLIMIT|job killed: walltime|reason: ?DeadlineExceeded"
                 r"|DeadlineExceeded.*active longer",
-                tier="kernel",
                 confidence=Confidence.PROVED,
             ),
         ),
@@ -51,7 +50,7 @@ CAUSES = (
         next_check="sacct -j JOB --duplicates -o JobID,State,End",
         references=("Slurm src/slurmd/slurmstepd/req.c; Kubernetes: eviction",),
         signs=(
-            Sign(
+            kernel_sign(
                 "preempted",
                 (
                     "DUE TO PREEMPTION",
@@ -60,7 +59,6 @@ CAUSES = (
                     "The node was low on resource",
                     "Preempted by ",
                 ),
-                tier="kernel",
                 confidence=Confidence.PROVED,
             ),
         ),
@@ -79,19 +77,17 @@ CAUSES = (
         references=("Slurm src/slurmd/slurmstepd/req.c", "torch 2.4 to 2.15, distributed/elastic/agent/server/api.py"),
         # The judge: not named where scheduler-time-limit, scheduler-preempted or scheduler-node-failure is.
         signs=(
-            Sign(
+            launcher_sign(
                 "cancelled",
                 ("CANCELLED AT ",),
                 r"\*\*\* JOB \S+ ON (?P<node>\S+) CANCELLED AT \S+ (?!DUE TO (?!JOB NOT ENDING))",
-                tier="launcher",
                 confidence=Confidence.PROVED,
             ),
-            Sign(
+            launcher_sign(
                 "launcher-told-to-end",
                 ("death signal, shutting down workers", "got signal: "),
                 r"Received (?:15|2|3|(?:Signals\.)?SIG(?:TERM|INT|QUIT)) death signal|SignalException: Process "
                 r"(?P<pid>\d+) got signal: (?:15|2|3)$",
-                tier="launcher",
             ),
         ),
     ),
@@ -110,11 +106,10 @@ CAUSES = (
         next_check="scontrol show node NODE | grep -E 'State|Reason'; journalctl -k -b -1 on it",
         references=("Slurm src/slurmd/slurmstepd/req.c, src/srun/libsrun/launch.c",),
         signs=(
-            Sign(
+            kernel_sign(
                 "node-failure",
                 ("DUE TO NODE FAILURE", "srun: error: Node failure on"),
                 r"DUE TO NODE FAILURE|Node failure on (?P<node>\S+)",
-                tier="kernel",
                 confidence=Confidence.PROVED,
             ),
         ),

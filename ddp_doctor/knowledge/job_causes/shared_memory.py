@@ -1,6 +1,6 @@
 """Causes in the shared memory of a host or container: /dev/shm, and memory that NCCL shares by CUDA."""
 
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign, launcher_sign, nccl_sign
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Remedy, Setting
 
@@ -33,28 +33,25 @@ CAUSES = (
         references=("NCCL 2.3 to 2.30, src/include/shm.h, src/misc/shmutils.cc, src/os/linux.cc (wording by version)",),
         found_by=("DD237", "DD221"),
         signs=(
-            Sign(
+            nccl_sign(
                 "shm-no-space",
                 ("shared memory segment", "Error: failed to extend", "Error: failed to create shared memory file"),
                 r"(?:shared memory (?:segment|file)|failed to extend)(?:.*?(?:\(size | to )(?P<size>\d+))?"
                 r".*No space left on device",
-                tier="nccl",
                 confidence=Confidence.PROVED,
             ),
-            Sign(
+            nccl_sign(
                 "shm-posix-fallocate",
                 ("Call to posix_fallocate failed", "Call to fallocate failed", "Unable to allocate shared memory ("),
                 r"No space left on device",
-                tier="nccl",
                 confidence=Confidence.PROVED,
             ),
-            Sign(
+            nccl_sign(
                 "shm-not-made",  # NCCL 2.4 to 2.21: without the error number
                 ("while creating shared memory segment", "Error: failed to extend"),
                 r"(?:creating shared memory segment \S+ \(size (?P<size>\d+)\)|failed to extend \S+ to "
                 r"(?P<bytes>\d+) bytes)"
                 r"(?!.*error:)",
-                tier="nccl",
             ),
         ),
     ),
@@ -87,12 +84,8 @@ CAUSES = (
                 r"DataLoader worker \(pid (?P<pid>\d+)\) is killed by signal: Bus error|insufficient shared memory",
                 confidence=Confidence.PROVED,
             ),
-            Sign(  # a shell's word; memory that is mapped from a file that was cut ends so as well
-                "bare-bus-error",
-                ("Bus error",),
-                r"Bus error\s{1,20}\(core dumped\)",
-                tier="launcher",
-                confidence=Confidence.POSSIBLE,
+            launcher_sign(  # a shell's word; memory that is mapped from a file that was cut ends so as well
+                "bare-bus-error", ("Bus error",), r"Bus error\s{1,20}\(core dumped\)", confidence=Confidence.POSSIBLE
             ),
             Sign(
                 "torch-shm-no-space",
@@ -120,18 +113,16 @@ CAUSES = (
         next_check="ls -ld /dev/shm; id, as the job's user in its container",
         references=("NCCL 2.3 to 2.30, src/misc/shmutils.cc, src/os/linux.cc; torch, aten/src/ATen/MapAllocator.cpp",),
         signs=(
-            Sign(
+            nccl_sign(
                 "shm-denied",
                 ("shared memory segment", "shared memory file", "shared memory object", "/dev/shm/nccl-"),
                 r"(?:shared memory|/dev/shm/nccl-).*Permission denied",
-                tier="nccl",
                 confidence=Confidence.PROVED,
             ),
-            Sign(
+            nccl_sign(
                 "shm-open-denied",
                 ("Call to shm_open failed", "shm_open failed to open"),
                 r"Permission denied",
-                tier="nccl",
                 confidence=Confidence.PROVED,
             ),
             Sign(  # Python's locks are files there, too
@@ -168,11 +159,10 @@ CAUSES = (
         next_check="numactl --hardware: a node of 0 MB; and NCCL_CUMEM_HOST_ENABLE=0 in a short run",
         references=("NCCL 2.23 to 2.30, src/transport/shm.cc, src/misc/shmutils.cc",),
         signs=(
-            Sign(
+            nccl_sign(
                 "shm-not-there",
                 ("while attaching to shared memory segment",),
                 r"attaching to shared memory segment (?P<segment>\S+) (?:.*No such file|\(size \d+\),?\s*$)",
-                tier="nccl",
                 confidence=Confidence.POSSIBLE,
             ),
         ),
@@ -199,11 +189,10 @@ CAUSES = (
         references=("NCCL 2.24 to 2.30, src/transport/shm.cc",),
         found_by=("DD446", "DD323", "DD411"),
         signs=(
-            Sign(
+            nccl_sign(
                 "shm-cuda-217",
                 ("Cuda failure 217", "peer access is not supported between these two devices"),
                 r"transport/shm\.cc:\d+ .*Cuda failure (?:217|'peer access)",
-                tier="nccl",
                 confidence=Confidence.PROVED,
             ),
         ),

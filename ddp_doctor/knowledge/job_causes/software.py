@@ -1,6 +1,6 @@
 """Causes in the software of a node: the driver, CUDA, NCCL and its plug-ins, and how they go together."""
 
-from ddp_doctor.knowledge.job_causes.kinds import CUDA_ERRORS, NCCL_WARN, JobCause, Sign
+from ddp_doctor.knowledge.job_causes.kinds import CUDA_ERRORS, NCCL_WARN, JobCause, Sign, kernel_sign, nccl_sign
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Remedy, Setting
 
@@ -43,7 +43,7 @@ CAUSES = (
         found_by=("DD322", "DD338", "DD301"),
         signs=(
             Sign("nvml-version-mismatch", ("river/library version mismatch",), confidence=Confidence.PROVED),
-            Sign("kernel-api-mismatch", ("NVRM: API mismatch",), tier="kernel", confidence=Confidence.PROVED),
+            kernel_sign("kernel-api-mismatch", ("NVRM: API mismatch",), confidence=Confidence.PROVED),
             Sign(
                 "cuda-driver-mismatch",
                 ("unsupported display driver / cuda driver combination",),
@@ -105,11 +105,10 @@ CAUSES = (
         references=(CUDA_ERRORS, _COMPATIBILITY, "nccl-tests, src/common.cu"),
         instead_of=("driver-too-old",),
         signs=(
-            Sign(
+            nccl_sign(
                 "nccl-kernel-refused",
                 ("invalid device function", "named symbol not found"),
                 r"(?:NCCL WARN |^)Cuda failure (?:\d+ )?'(?:invalid device function|named symbol not found)'",
-                tier="nccl",
             ),
             # nccl-tests' own calls of CUDA had worked by then: NCCL's runtime alone is too new for the driver.
             Sign(
@@ -119,10 +118,8 @@ CAUSES = (
                 confidence=Confidence.PROVED,
                 beside=("driver-insufficient",),
             ),
-            Sign(
-                "nccl-of-old-cuda",
-                ("NCCL cannot be captured in a graph if either it wasn't built with CUDA runtime",),
-                tier="nccl",
+            nccl_sign(
+                "nccl-of-old-cuda", ("NCCL cannot be captured in a graph if either it wasn't built with CUDA runtime",)
             ),
             Sign(
                 "nccl-without-its-cuda",
@@ -187,7 +184,7 @@ CAUSES = (
         next_check="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH NCCL_TOPO_DUMP_FILE=topo.xml",
         references=("NCCL 2.5 to 2.30, src/graph",),
         signs=(
-            Sign(
+            nccl_sign(
                 "topology-not-understood",
                 (
                     "Could not find ",
@@ -201,7 +198,6 @@ CAUSES = (
                 r" (?!real path|CPU close|[^\n]{0,200}falling back)|too many Topo links)"
                 r"|No path computed to go from|Failed to find reverse path from remNode"
                 r"|Attribute \w+ of node \w+ not found",
-                tier="nccl",
                 confidence=Confidence.POSSIBLE,
             ),
         ),
@@ -278,7 +274,7 @@ CAUSES = (
         references=("NCCL 2.7 to 2.30, src/init.cc, src/proxy.cc and src/graph/connect.cc",),
         instead_of=("process-crashed",),
         signs=(
-            Sign(
+            nccl_sign(
                 "nccl-state-impossible",
                 (
                     "schedule creation has bugs",
@@ -289,7 +285,6 @@ CAUSES = (
                     "Internal error : tree already has",
                 ),
                 r"NCCL WARN ",
-                tier="nccl",
                 confidence=Confidence.POSSIBLE,
             ),
         ),
@@ -321,11 +316,10 @@ CAUSES = (
                 ("Failed to open libnvidia-ml", "libnvidia-ml.so.1: cannot open"),
                 confidence=Confidence.PROVED,
             ),
-            Sign(
+            nccl_sign(
                 "nvml-not-initialised",
                 ("nvmlInit",),
                 r"nvmlInit(?:_v2)?\(\) failed: (?P<reason>(?!Driver/library)[^\n]{1,60})",
-                tier="nccl",
             ),
             Sign("nvml-unknown-error", ("Failed to initialize NVML: Unknown Error",)),
         ),

@@ -5,7 +5,7 @@ core/parallel_state.py and core/rerun_state_machine.py; Lightning; Horovod commo
 MPI; glibc malloc; LSF, Slurm; NCCL src/include/checks.h (NCCLCHECK); bash, dash, zsh, make, ninja, systemd, kubectl.
 """
 
-from ddp_doctor.knowledge.job_causes.kinds import MONITORS, Sign
+from ddp_doctor.knowledge.job_causes.kinds import MONITORS, Sign, kernel_sign, launcher_sign, nccl_sign
 from ddp_doctor.model.choices import Confidence
 
 #: How shells name the signals that end a command, but SIGTERM, which ends what is no longer needed.
@@ -33,7 +33,7 @@ SIGNS = (
     ),
     # How a shell, make, a container or a service says that a command failed: a failure where the output ends with it.
     # A monitor of the job is ended when the job is.
-    Sign(
+    launcher_sign(
         "ended-badly",
         (
             "Killed",
@@ -69,32 +69,28 @@ SIGNS = (
         r"|(?i:.{0,300}?\b(?:error|failed|failure|exited|terminated|exit)\b.{0,300}?"
         r"\b(?:code|status)[\s:=]+(?:code )?-?[1-9]\d{0,9}\b)"
         r"|.{0,200}Main process exited, code=(?!exited, status=0)|.{0,200}Failed with result '(?!success))",
-        tier="launcher",
         role="context",
     ),
-    Sign("launcher-gave-up", ("errors.ChildFailedError",), tier="launcher", role="pointer"),
-    Sign(
+    launcher_sign("launcher-gave-up", ("errors.ChildFailedError",), role="pointer"),
+    launcher_sign(
         "killed-by-code",
         ("exit code 137", "exit status 137", "exited with code 137", "terminated by signal 9", "signal: killed"),
         r"(?:code|status) (?P<exit>137)\b|by signal (?P<number>9)\b|signal: (?P<killed>killed)",
-        tier="launcher",
         role="pointer",
     ),
     Sign(
         "cuda-error", ("CUDA error: ", "Test CUDA failure "), r"Error: CUDA error: |Test CUDA failure ", role="pointer"
     ),
-    Sign(
+    nccl_sign(
         "nccl-error-by-name",
         ("ncclInternalError: ", "ncclUnhandledCudaError: ", "ncclInvalidUsage: ", "ncclInvalidArgument: "),
-        tier="nccl",
         role="pointer",
     ),
     # The line of NCCL's source to which an error came up: a call of the program failed.
-    Sign(
+    nccl_sign(
         "nccl-error-returned",
         ("NCCL INFO group.cc:", "NCCL INFO transport.cc:", "NCCL INFO enqueue.cc:"),
         r"NCCL INFO \w+\.cc:\d+ -> [12456]\b",
-        tier="nccl",
         role="pointer",
     ),
     # A node also says it when its job ends well, after the node that served the rendezvous.
@@ -194,7 +190,7 @@ _CODE = {
             r"between collectives on ranks(?!.*\bbut Rank)",
             confidence=Confidence.PROVED,
         ),
-        Sign("mismatch-of-old-nccl", ("Mismatched collective detected",), tier="nccl"),  # NCCL 2.4 to 2.6
+        nccl_sign("mismatch-of-old-nccl", ("Mismatched collective detected",)),  # NCCL 2.4 to 2.6
         Sign(  # Horovod, DeepSpeed, accelerate
             "mismatch-of-frameworks",
             (
@@ -258,38 +254,34 @@ _CODE = {
 }
 _SCHEDULERS = {
     "scheduler-time-limit": (
-        Sign("time-limit-of-cloud", ("MaxRuntimeExceeded",), tier="kernel", confidence=Confidence.PROVED),
+        kernel_sign("time-limit-of-cloud", ("MaxRuntimeExceeded",), confidence=Confidence.PROVED),
     ),
     "scheduler-preempted": (
-        Sign(
+        kernel_sign(
             "taken-by-cloud",
             (" preempted", " evicted", "interruption notice", "TaintManagerEviction"),
             r"(?i)\b(?:instance|vm|node|machine|job|pod)(?: \S{1,100})? (?:was|has been|is being) (?:preempted|evicted)"
             r"|spot (?:instance )?interruption notice|TaintManagerEviction",
-            tier="kernel",
         ),
     ),
     "scheduler-cancelled": (
-        Sign(
+        launcher_sign(
             "ended-by-owner",
             ("TERM_OWNER", "TERM_FORCE_OWNER", "TERM_ADMIN", "has been revoked", "srun: Force Terminated job"),
             r"TERM_(?:FORCE_)?OWNER|TERM_ADMIN|Job allocation \d+ has been revoked|srun: Force Terminated job",
-            tier="launcher",
         ),
     ),
     "scheduler-node-failure": (
-        Sign(
+        launcher_sign(
             "node-lost-by-mpirun",
             ("has lost communication with a remote daemon",),
             r"(?s)lost communication with a remote daemon(?:.*?Remote daemon:\s+\S+ on node (?P<node>\S+))?",
-            tier="launcher",
             lines=8,
         ),
-        Sign(
+        launcher_sign(
             "node-lost-by-ray",
             ("has been marked dead because the detector",),
             r"(?:node name: (?P<node>\S+) )?has been marked dead because the detector",
-            tier="launcher",
         ),
     ),
 }

@@ -5,7 +5,7 @@ errors; gloo transport/tcp/pair.cc; accelerate utils/launch.py; PBS, LSF; NVIDIA
 """
 
 from ddp_doctor.knowledge.gpu.xids import BUS, XID_LINE
-from ddp_doctor.knowledge.job_causes.kinds import Sign
+from ddp_doctor.knowledge.job_causes.kinds import Sign, kernel_sign, launcher_sign, nccl_sign
 from ddp_doctor.model.choices import Confidence
 
 _XID = ("NVRM: Xid",)
@@ -15,11 +15,10 @@ _KNOWN_XIDS = r"13|31|43|45|46|48|62|63|64|74|79|92|94|95|109|110|119|120|136|13
 
 _HOST = {
     "host-oom-kill": (
-        Sign(
+        kernel_sign(
             "batch-system-oom",
             ("TERM_MEMLIMIT", "PBS: job killed: mem", "PBS: job killed: vmem", "systemd-oomd"),
             r"TERM_MEMLIMIT|PBS: job killed: v?mem|systemd-oomd\S* Killed ",
-            tier="kernel",
             confidence=Confidence.PROVED,
         ),
     ),
@@ -39,71 +38,63 @@ _HOST = {
         Sign("bad-alloc", ("std::bad_alloc",)),
     ),
     "memlock-limit": (  # the first is printed by every program, whether it needs the memory or not
-        Sign(
+        nccl_sign(
             "memlock-warning",
             ("RLIMIT_MEMLOCK is ",),
             r"RLIMIT_MEMLOCK is \d+ bytes",
-            tier="nccl",
             beside=("nccl-error", "nccl-error-by-name", "verbs-call-failed", "peer-gone"),
         ),
-        Sign(  # NCCL up to 2.19 does not tell why
+        nccl_sign(  # NCCL up to 2.19 does not tell why
             "memory-not-registered-untold",
             ("Call to ibv_reg_mr",),
             r"Call to ibv_reg_mr\w* failed\s*$",
-            tier="nccl",
             confidence=Confidence.POSSIBLE,
         ),
-        Sign(
+        nccl_sign(
             "memlock-of-others",
             ("set max locked memory (ulimit -l)", "allocate some locked memory", "Unable to register memory"),
             r"set max locked memory \(ulimit -l\)|allocate some locked memory"
             r"|NET/OFI Unable to register memory[^\n]{0,100}Cannot allocate memory",
-            tier="nccl",
         ),
     ),
 }
 _GPU = {
     "nvlink-error": (  # of a process that the driver ended: the Xid before it
-        Sign(
+        kernel_sign(
             "xid-after-nvlink",
             _XID,
             rf"{XID_LINE}4[35],[^\n]{{0,200}}by previous Xid (?P<xid>74|136|14[4-9]|150|155)\b",
-            tier="kernel",
         ),
     ),
     "gpu-ecc-error": (  # by themselves they ended nothing: a hint, below what other lines say
-        Sign("xid-row-remapped", _XID, rf"{XID_LINE}63\b", tier="nccl", confidence=Confidence.POSSIBLE),
-        Sign(
+        nccl_sign("xid-row-remapped", _XID, rf"{XID_LINE}63\b", confidence=Confidence.POSSIBLE),
+        kernel_sign(
             "xid-after-memory",
             _XID,
             rf"{XID_LINE}4[35],[^\n]{{0,200}}by previous Xid (?P<xid>48|64|94|95|140|171|172)\b",
-            tier="kernel",
         ),
     ),
     "gsp-timeout": (
-        Sign(
+        kernel_sign(
             "gsp-history",
             ("RPC event history (CPU <- GSP)", "RPC history (CPU -> GSP)", "waiting for RPC response from GPU"),
             r"NVRM: .*(?:RPC (?:event )?history|of waiting for RPC response from GPU\d+ GSP)",
-            tier="kernel",
         ),
     ),
     "gpu-fault": (
-        Sign(
+        nccl_sign(
             "xid-unlisted",
             _XID,
             rf"{XID_LINE}(?P<xid>(?!(?:{_KNOWN_XIDS})\b)\d{{1,4}})\b",
-            tier="nccl",
             confidence=Confidence.POSSIBLE,
         ),
-        Sign(
+        kernel_sign(
             "gpu-not-initialised",
             ("RmInitAdapter failed",),
             rf"NVRM: (?:GPU (?:at )?(?:PCI:)?(?P<bus>{BUS}): )?RmInitAdapter failed",
-            tier="kernel",
         ),
         Sign("gpu-hang-of-rocm", ("HW Exception by GPU",)),
-        Sign("gpu-reset-required", ("[NV_ERR_RESET_REQUIRED]",), tier="kernel"),
+        kernel_sign("gpu-reset-required", ("[NV_ERR_RESET_REQUIRED]",)),
     ),
     "illegal-memory-access": (
         Sign(
@@ -137,7 +128,7 @@ _GPU = {
             r"Error: [^\n]*(?:for the cache blocks|less than desired GPU memory)",
             confidence=Confidence.PROVED,
         ),
-        Sign("nccl-no-gpu-memory", ("Failed to CUDA calloc",), tier="nccl", confidence=Confidence.POSSIBLE),
+        nccl_sign("nccl-no-gpu-memory", ("Failed to CUDA calloc",), confidence=Confidence.POSSIBLE),
     ),
     "no-kernel-image": (
         Sign(
@@ -153,11 +144,8 @@ _GPU = {
                 "FlashAttention only supports ",
             ),
         ),
-        Sign(  # CUDA error 98: the function is not compiled for the GPU's architecture
-            "nccl-without-kernel",
-            ("invalid device function",),
-            r"Cuda failure (?:\d+ )?'invalid device function'",
-            tier="nccl",
+        nccl_sign(  # CUDA error 98: the function is not compiled for the GPU's architecture
+            "nccl-without-kernel", ("invalid device function",), r"Cuda failure (?:\d+ )?'invalid device function'"
         ),
     ),
     "driver-too-old": (
@@ -195,11 +183,10 @@ _GPU = {
             ("NVMLError_", "Failed to initialize NVML: Driver", "couldn't communicate with the NVIDIA driver"),
             r"NVMLError_(?:LibraryNotFound|DriverNotLoaded)|NVML: Driver Not Loaded|communicate with the NVIDIA driver",
         ),
-        Sign(
+        nccl_sign(
             "nvml-call-failed",
             (" failed: Unknown Error", " failed: Driver Not Loaded"),
             r"nvmlDevice\w{1,60}\([^)\n]{0,60}\) failed: ",
-            tier="nccl",
         ),
     ),
 }
@@ -215,11 +202,10 @@ _NETWORK = {
             ("] connect [",),
             rf"\] connect \[(?:::ffff:)?(?P<peer>[^\]\s]{{1,80}})\]:(?P<port>\d{{1,5}}): {_NO_WAY}",
         ),
-        Sign(
+        launcher_sign(
             "ssh-cannot-connect",
             ("ssh: connect to host ",),
             rf"ssh: connect to host (?P<peer>\S{{1,255}}) port (?P<port>\d{{1,5}}): {_NO_WAY[:-1]}|Connection refused)",
-            tier="launcher",
         ),
         Sign(  # a sandbox, or a filter on this very machine
             "connection-not-permitted",
@@ -228,33 +214,29 @@ _NETWORK = {
         ),
     ),
     "hostname-unresolvable": (
-        Sign(
+        launcher_sign(
             "ssh-name-not-resolved",
             ("ssh: Could not resolve hostname ",),
             r"resolve hostname (?P<name>[^:\s]{1,255})",
-            tier="launcher",
             confidence=Confidence.PROVED,
         ),
-        Sign(  # torch up to 1.9
+        launcher_sign(  # torch up to 1.9
             "store-name-not-resolved",
             ("Name or service not known", "Temporary failure in name resolution"),
             r"(?:RuntimeError|ValueError|DistNetworkError): (?:host not found: )?(?:Name or|Temporary failure)",
-            tier="launcher",
         ),
     ),
     "port-in-use": (
-        Sign(  # accelerate
+        launcher_sign(  # accelerate
             "port-of-another",
             ("but another process is utilizing it",),
             r"on port \W?(?P<port>\d{1,5})",
-            tier="launcher",
             confidence=Confidence.PROVED,
         ),
-        Sign(
+        launcher_sign(
             "cannot-bind",
             ("Address already in use", "address already in use"),
             r"(?i)\b(?:bind|listen|ZMQError)\b[^\n]{0,120}address already in use",
-            tier="launcher",
         ),
     ),
     "launch-env-missing": (
@@ -275,55 +257,49 @@ _NETWORK = {
         ),
     ),
     "ib-unusable": (
-        Sign(
+        nccl_sign(
             "verbs-call-failed-with",
             ("Call to ibv_",),
             r"Call to (?P<call>ibv_(?:reg_mr\w*|post_\w+|poll_cq)) failed with (?:error )?(?:\d{1,3} )?"
             r"(?!Cannot alloc|Bad addr)(?P<reason>[A-Z][a-z]+(?: [a-z]+){0,6})",
-            tier="nccl",
             confidence=Confidence.POSSIBLE,
         ),
-        Sign(
+        nccl_sign(
             "modify-qp-failed",
             ("ibv_modify_qp failed",),
             r"(?P<call>ibv_modify_qp) failed with (?:error )?(?:\d{1,3} )?(?!Connection timed|Invalid arg|No data"
             r"|Network is|No route|Cannot alloc)(?P<reason>[A-Z][a-z]+(?: [a-z]+){1,6})(?![^\n]{0,300}retrying)",
-            tier="nccl",
         ),
     ),
     "ib-fabric-fault": (
-        Sign(
+        nccl_sign(
             "ucx-retries-exceeded",
             ("Transport retry count exceeded on ", "RETRY EXCEEDED ERROR"),
             r"retry count exceeded on (?P<device>[\w.-]+)|RETRY EXCEEDED ERROR",
-            tier="nccl",
             confidence=Confidence.POSSIBLE,
         ),
     ),
     "roce-gid-index": (  # the port has no GID at that index
-        Sign(
+        nccl_sign(
             "gid-empty",
             ("ibv_modify_qp failed",),
             r"failed with (?:error )?(?:61 )?No data available(?![^\n]{0,300}retrying)"
             r"(?:[^\n]{0,40}?\bon dev (?P<device>[^\s,]{1,40}))?",
-            tier="nccl",
         ),
     ),
     "efa-security-group": (
-        Sign(
+        nccl_sign(
             "efa-completed-with-error",
             ("completed with error. RC",),
             r"NET/OFI Request[^\n]{0,60} completed with error\. RC",
-            tier="nccl",
             confidence=Confidence.POSSIBLE,
         ),
     ),
     "net-plugin-load-failed": (
-        Sign(
+        nccl_sign(
             "net-plugin-of-cloud",
             ("NET/GPUDirectTCPX", "NET/FasTrak"),
             r"NET/(?P<plugin>GPUDirectTCPX|FasTrak)\W{1,3}[Ff]ailed",
-            tier="nccl",
             confidence=Confidence.POSSIBLE,
         ),
     ),
