@@ -46,7 +46,7 @@ def debugging(node: InForce) -> Iterator[Draft]:
         return  # the job's settings are not there yet
     differ = differing(node.recording)
     logs_calls = logs_each_call(node.values)
-    for name, effect in _of_kind(node, "debug"):
+    for name, effect in _effects_of_kind(node, "debug"):
         if name == "NCCL_DEBUG_SUBSYS" or name in differ:  # reported with NCCL_DEBUG, without which it does nothing
             continue
         if name == "NCCL_DEBUG" and effect.mild and not logs_calls and (node.ranks or MANY_RANKS) < MANY_RANKS:
@@ -82,9 +82,9 @@ def old_cure(node: InForce) -> Iterator[Draft]:
     forbids = any(found.forbidding_level for found in staged(node.recording))  # DD437 reports it
     reported = differing(node.recording) | ({GDR_LEVEL} if forbids else set())
     elsewhere = {name for found in conflicts(node.values, node.nccl) for name in found.names}
-    elsewhere |= reported | {name for name, _ in _of_kind(node, "unsafe") if _risks(node, name)}
-    for name, effect in _of_kind(node, "slows"):
-        if name in elsewhere or not _costs(node, name):
+    elsewhere |= reported | {name for name, _ in _effects_of_kind(node, "unsafe") if _risks(node, name)}
+    for name, effect in _effects_of_kind(node, "slows"):
+        if name in elsewhere or not _machine_has_what_it_gives_up(node, name):
             continue
         unknown = node.hardware.gpus is None and node.nnodes is not None  # a run that did not look
         unread = node.backend not in ("nccl", "")
@@ -108,8 +108,7 @@ def _try_without(node: InForce, name: str) -> Remedy:
     return node.without([name], why, summary, NO_TRIAL).model_copy(update={"cost": cost})
 
 
-def _costs(node: InForce, name: str) -> bool:
-    """Whether this machine has what the setting gives up, as far as anybody looked, and no other rule judges."""
+def _machine_has_what_it_gives_up(node: InForce, name: str) -> bool:
     here, of, alone = node.hardware, scope(name), node.nnodes == 1
     if is_needed_by_a_plugin(name, node.values) or (of != "job" and here.gpus == 0):
         return False
@@ -148,7 +147,7 @@ def unsafe(node: InForce) -> Iterator[Draft]:
     if node.recording.options.command == "prolog":
         return
     differ = differing(node.recording)
-    for name, effect in _of_kind(node, "unsafe"):
+    for name, effect in _effects_of_kind(node, "unsafe"):
         if name in differ or not _risks(node, name):
             continue
         unknown = name == "NCCL_PROTO" and node.hardware.ll128 is None and node.hardware.gpus is not None
@@ -178,8 +177,7 @@ def _risks(node: InForce, name: str) -> bool:
     return not (name.startswith(("NCCL_", "TORCH_NCCL_")) and here.gpus == 0)
 
 
-def _of_kind(node: InForce, kind: str) -> Iterator[tuple[str, Effect]]:
-    """The first effect of this kind about each setting that has an effect, and the one it says."""
+def _effects_of_kind(node: InForce, kind: str) -> Iterator[tuple[str, Effect]]:
     for name, value in node.values.items():
         found = next((effect for effect in effects(name, value) if effect.kind == kind), None)
         if found is not None and _has_effect(node, name, value):

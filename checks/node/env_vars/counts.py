@@ -55,7 +55,7 @@ class _Lost(NamedTuple):
 
 
 def _of_launch(text: SettingText, launch: Launch) -> Iterator[tuple[str, _Lost]]:
-    nodes = _nodes(text.job, launch)
+    nodes = _nodes_of_launch(text.job, launch)
     if nodes is None or nodes[0] < 2:
         return
     if is_loopback(_host(launch.endpoint)):
@@ -104,15 +104,13 @@ def _loopback(text: SettingText, name: str, lost: _Lost) -> Draft:
     )
 
 
-def _nodes(job: Launch | None, launch: Launch) -> tuple[int, int] | None:
-    """On how many nodes the ranks of one start meet."""
+def _nodes_of_launch(job: Launch | None, launch: Launch) -> tuple[int, int] | None:
     if launch.starts == "torchrun":
-        return launch.agents or ((1, 1) if not launch.endpoint else _of_tasks(job, launch))
-    return _of_tasks(job, launch)
+        return launch.agents or ((1, 1) if not launch.endpoint else _nodes_of_tasks(job, launch))
+    return _nodes_of_tasks(job, launch)
 
 
-def _of_tasks(job: Launch | None, launch: Launch) -> tuple[int, int] | None:
-    """On how many nodes srun or mpirun starts."""
+def _nodes_of_tasks(job: Launch | None, launch: Launch) -> tuple[int, int] | None:
     if launch.tasks == 1 or launch.program == "torchrun":
         return (1, 1)
     if launch.program == "mpirun" and launch.tasks and launch.tasks_per_node:
@@ -137,7 +135,9 @@ def counts_disagree(recording: Recording) -> Iterator[Draft]:
     """
     text = recording.first(SettingText)
     for launch in text.launches if text else ():
-        fault = _torchruns(text.job, launch) or _ranks(text.job, launch) if text else None
+        fault = (
+            _other_number_of_torchruns(text.job, launch) or _more_ranks_than_gpus(text.job, launch) if text else None
+        )
         if fault is not None:
             by_torchrun = launch.starts == "torchrun"
             yield finding(
@@ -156,8 +156,7 @@ class _Fault(NamedTuple):
     severity: Severity | None = None
 
 
-def _torchruns(job: Launch | None, launch: Launch) -> _Fault | None:
-    """Another number of torchruns than they are told."""
+def _other_number_of_torchruns(job: Launch | None, launch: Launch) -> _Fault | None:
     if launch.starts != "torchrun" or launch.agents is None or launch.node_rank:
         return None
     if launch.program == "torchrun":
@@ -184,8 +183,7 @@ def _one_torchrun(job: Launch | None, launch: Launch, fewest: int) -> _Fault | N
     return _Fault(f"torchrun waits for {fewest} nodes, and the job has {job.nodes[1]}", why)
 
 
-def _ranks(job: Launch | None, launch: Launch) -> _Fault | None:
-    """More ranks on a node than GPUs."""
+def _more_ranks_than_gpus(job: Launch | None, launch: Launch) -> _Fault | None:
     by_torchrun = launch.starts == "torchrun"
     each = 1 if launch.program == "torchrun" else _tasks_of_a_node(job, launch)
     inside = launch.ranks_per_task if by_torchrun else 1

@@ -101,9 +101,9 @@ def hardware_of(recording: Recording, node: int) -> Hardware:
     gpus = next(iter(recording.at(GpusFact, node)), None)
     rdma = next(iter(recording.at(RdmaFact, node)), None)
     cards = gpus.of_the_job() if gpus else ()
-    job = _job(topology)
+    job = _gpus_of_job(topology)
     count = len(cards) if gpus and not gpus.nvml_error else len(job) if topology else None
-    absent = _absent(recording).get(node, set())
+    absent = _absent_checks_by_node(recording).get(node, set())
     if count is None and "topology" in absent:
         count = 0
     joined = [nvlinks(topology.links[a].get(b, "")) > 0 for a, b in combinations(job, 2)] if topology else []
@@ -119,8 +119,7 @@ def hardware_of(recording: Recording, node: int) -> Hardware:
 
 
 @once_a_recording
-def _absent(recording: Recording) -> Mapping[int, set[str]]:
-    """The checks that found nothing to look at, by node."""
+def _absent_checks_by_node(recording: Recording) -> Mapping[int, set[str]]:
     found: dict[int, set[str]] = {}
     for reading in recording.readings:
         if reading.status is Status.ABSENT:
@@ -128,8 +127,7 @@ def _absent(recording: Recording) -> Mapping[int, set[str]]:
     return found
 
 
-def _job(topology: TopologyFact | None) -> tuple[str, ...]:
-    """The matrix's GPUs that are the job's."""
+def _gpus_of_job(topology: TopologyFact | None) -> tuple[str, ...]:
     if topology is None:
         return ()
     mine = topology.job_gpus if topology.job_gpus is not None else topology.gpus
@@ -152,7 +150,7 @@ def _is_ll128_safe(recording: Recording, topology: TopologyFact, cards: tuple[Gp
         return None
     if min(kinds) < _VOLTA or (len(kinds) > 1 and min(kinds) < _HOPPER):
         return False
-    job, links = _job(topology), topology.links
+    job, links = _gpus_of_job(topology), topology.links
     far = [
         (a, b) for a, b in combinations(job, 2) if not nvlinks(links[a].get(b, "")) and not bridged(job, links, a, b)
     ]

@@ -84,12 +84,12 @@ class Accelerator:
 
 def unsupported(ctx: Context) -> str | None:
     """What is here that a job would use and the doctor cannot test: "8 AMD GPUs (AMD Instinct MI300X OAM)"."""
-    return _listed((*([] if hiding(ctx) else _of_a_job(ctx)), *_gaudi(ctx)))
+    return _listed((*([] if hiding(ctx) else _amd_gpus_of_job(ctx)), *_gaudi(ctx)))
 
 
 def hidden(ctx: Context) -> str | None:
     """The AMD GPUs here that a setting hides from the job."""
-    return _listed(_of_a_job(ctx)) if hiding(ctx) else None
+    return _listed(_amd_gpus_of_job(ctx)) if hiding(ctx) else None
 
 
 def hiding(ctx: Context) -> str | None:
@@ -99,8 +99,7 @@ def hiding(ctx: Context) -> str | None:
     return next((f'{name}="{values[name]}"' for name in found), None)
 
 
-def _of_a_job(ctx: Context) -> list[Accelerator]:
-    """AMD's GPUs that a job would compute on."""
+def _amd_gpus_of_job(ctx: Context) -> list[Accelerator]:
     amd = list(_amd(ctx))
     meant = any(accelerator.for_data_centres for accelerator in amd) or (amd and _torch_is_for_rocm(ctx))
     return amd if meant else []

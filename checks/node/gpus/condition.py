@@ -132,7 +132,7 @@ def _memory_error_evidence(gpu: Gpu) -> Evidence:
     action = gpu.recovery_action or "not reported by this driver"
     return Evidence(
         text=f"{gpu.ecc_volatile_uncorrected} uncorrected ECC errors since the driver was loaded, "
-        f"{gpu.ecc_aggregate_uncorrected} in its life{_places(gpu)}; recovery action {action}"
+        f"{gpu.ecc_aggregate_uncorrected} in its life{_error_places(gpu)}; recovery action {action}"
         f"{_pending_words(gpu)}",
         value=gpu.ecc_volatile_uncorrected,
         unit="errors",
@@ -141,8 +141,7 @@ def _memory_error_evidence(gpu: Gpu) -> Evidence:
     )
 
 
-def _places(gpu: Gpu) -> str:
-    """Where the errors since the driver was loaded were, as far as NVML shows."""
+def _error_places(gpu: Gpu) -> str:
     counts = (("DRAM", gpu.ecc_volatile_uncorrected_dram), ("SRAM", gpu.ecc_volatile_uncorrected_sram))
     places = [f"{count} in {place}" for place, count in counts if count]
     return f", of the former {' and '.join(places)}" if places else ""

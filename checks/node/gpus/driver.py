@@ -50,7 +50,7 @@ def driver_not_working(recording: Recording) -> Iterator[Draft]:
             f"The GPUs of {{who}} cannot be used: {fault.meaning}",
             (
                 *tuple(dict.fromkeys(_nvml_evidence(node.fact) for node in group))[:LINES_OF_EVIDENCE],
-                *_log(recording, group),
+                *_gpu_log_evidence(recording, group),
             ),
             repair,
             detail=_gpus_expected(group[0].fact),
@@ -58,8 +58,7 @@ def driver_not_working(recording: Recording) -> Iterator[Draft]:
         )
 
 
-def _log(recording: Recording, group: list[FactAt[GpusFact]]) -> tuple[Evidence, ...]:
-    """What the kernel log has of GPUs on these nodes."""
+def _gpu_log_evidence(recording: Recording, group: list[FactAt[GpusFact]]) -> tuple[Evidence, ...]:
     nodes = {node.node for node in group}
     return xid_lines(recording, lambda view, device: view.node in nodes and view.concerns(device))
 
@@ -110,7 +109,7 @@ def driver_hangs(recording: Recording) -> Iterator[Draft]:
                     unit="s",
                     expected_from="NVML answers in a second, without persistence mode in some seconds per GPU",
                 ),
-                *_log(recording, group),
+                *_gpu_log_evidence(recording, group),
                 *stuck_processes(recording, {node.node for node in group}),
             ),
             REBOOT,
@@ -200,7 +199,7 @@ def fabric_not_ready(recording: Recording) -> Iterator[Draft]:
             severity=state.severity,
             confidence=Confidence.LIKELY if state.severity is Severity.ERROR else Confidence.POSSIBLE,
         )
-    yield from _no_manager(recording)
+    yield from _nodes_without_fabric_manager(recording)
 
 
 def _waiting(recording: Recording) -> dict[_State, Hits]:
@@ -242,8 +241,7 @@ def _has_switches(fact: GpusFact) -> bool:
     return any(name.startswith("nvidia-nvswitch") for name in fact.device_nodes)
 
 
-def _no_manager(recording: Recording) -> Iterator[Draft]:
-    """Nodes with NVSwitches and no fabric manager, whose GPUs are not named above."""
+def _nodes_without_fabric_manager(recording: Recording) -> Iterator[Draft]:
     for severity, group in by_cause(recording.facts(GpusFact), _unmanaged).items():
         done = severity is Severity.INFO
         yield likely(

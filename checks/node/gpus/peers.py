@@ -183,7 +183,7 @@ def firmware_differs(recording: Recording) -> Iterator[Draft]:
     See: NVML API reference, nvmlDeviceGetVbiosVersion
     """
     for hits in by_model(recording).values():
-        by_vbios = _odd(hits, lambda gpu: gpu.vbios_version)
+        by_vbios = _minority(hits, lambda gpu: gpu.vbios_version)
         few = by_vbios or _odd_sizes(hits)
         if few:
             yield gpu_draft(
@@ -197,7 +197,7 @@ def firmware_differs(recording: Recording) -> Iterator[Draft]:
             )
 
 
-def _odd(hits: Hits, value_of: Callable[[Gpu], str | None]) -> Hits:
+def _minority(hits: Hits, value_of: Callable[[Gpu], str | None]) -> Hits:
     """Those that differ from most; all where there is no majority."""
     known = [(node, gpu) for node, gpu in hits if value_of(gpu)]
     values = Counter(value_of(gpu) for _, gpu in known)

@@ -55,7 +55,7 @@ def shared_memory_too_small(recording: Recording) -> Iterator[Draft]:
         wanted = max(ranks * thresholds.NCCL_SHM_PER_RANK_BYTES, thresholds.DOCKER_SHM_BYTES)
         text, users = (
             f"{in_units(total)} in all, of which {in_units(free)} are free",
-            "NCCL" if _nccl(short.world, ranks) else "data loaders",
+            "NCCL" if _nccl_shares_memory(short.world, ranks) else "data loaders",
         )
         saw = Evidence(
             text=f"in /dev/shm {text}",
@@ -95,8 +95,7 @@ def _no_segment(fact: Host) -> str | None:
     return None if problem is None or problem.startswith(NOT_LOOKED_AT) else problem
 
 
-def _nccl(world: World, ranks: int) -> bool:
-    """Whether NCCL's ranks on one node share memory."""
+def _nccl_shares_memory(world: World, ranks: int) -> bool:
     return world.backend == "nccl" and ranks > 1
 
 
@@ -104,8 +103,8 @@ def _shm(fact: Host, ranks: int, world: World) -> Severity | None:
     if fact.shm_free_bytes is None or fact.shm_problem is not None:
         return None
     if fact.shm_free_bytes < thresholds.NCCL_SHM_SEGMENT_BYTES:
-        return Severity.ERROR if _nccl(world, ranks) else Severity.WARNING
-    if _nccl(world, ranks) and fact.shm_free_bytes < ranks * thresholds.NCCL_SHM_PER_RANK_BYTES:
+        return Severity.ERROR if _nccl_shares_memory(world, ranks) else Severity.WARNING
+    if _nccl_shares_memory(world, ranks) and fact.shm_free_bytes < ranks * thresholds.NCCL_SHM_PER_RANK_BYTES:
         return Severity.WARNING
     return Severity.INFO if fact.shm_free_bytes <= thresholds.DOCKER_SHM_BYTES else None
 

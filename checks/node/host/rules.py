@@ -126,7 +126,6 @@ def _omp(fact: Host, ranks: int, _world: World) -> Severity | None:
 
 
 def _more_cpus(ranks: int) -> Remedy:
-    """A CPU for each rank, and one more for its data loaders."""
     return remedy(
         f"Give the job at least {2 * ranks} CPUs on the node, or start fewer ranks: --cpus-per-task in "
         "SLURM, --cpus in Docker, resources.limits.cpu in Kubernetes",
@@ -140,7 +139,6 @@ def _more_cpus(ranks: int) -> Remedy:
 
 
 def _fewer_threads(ranks: int, cpu_count: int) -> Remedy:
-    """As many OpenMP threads as each rank has CPUs."""
     threads = max(cpu_count // ranks, 1)
     why = f"{cpu_count} CPUs shared by {ranks} ranks"
     return Remedy(
@@ -215,7 +213,6 @@ def _memory(fact: Host, ranks: int, _world: World) -> Severity | None:
 
 
 def _more_memory(ranks: int) -> Remedy:
-    """More memory, or fewer ranks."""
     return remedy(
         f"Give the job more memory, start fewer than {ranks} ranks, or stop other programs that use the memory",
         "ps -eo pid,user,rss,comm --sort=-rss | head",
@@ -265,7 +262,6 @@ def _files(fact: Host, _ranks: int, world: World) -> Severity | None:
 
 
 def _more_files(wanted: int) -> Remedy:
-    """More file descriptors, in the shell that starts the job."""
     return remedy(
         f"Raise the limit of open files to {wanted} or more before the job starts",
         f"ulimit -n {wanted}",

@@ -168,7 +168,7 @@ def draft(recording: Recording, group: Group, title: str, severity: Severity | N
         evidence(recording, group.sick),
         *offered,
         confidence=Confidence.PROVED if group.fault.sure else Confidence.POSSIBLE,
-        detail=_what_happens(recording, group),
+        detail=_who_fails(recording, group),
         severity=severity,
         reproduced_by=reproduced_by(severity, offered),
     )
@@ -208,7 +208,7 @@ def _choice_in_words(recording: Recording, offer: Offer) -> str:
     return f"{node}: {choice.address} on {choice.interface or 'no interface'}{because}"
 
 
-def _what_happens(recording: Recording, group: Group) -> str:
+def _who_fails(recording: Recording, group: Group) -> str:
     """Who fails over it, or why nobody does yet."""
     first = group.sick[0]
     if first.choice.error:

@@ -62,7 +62,7 @@ def gpu_failed(recording: Recording) -> Iterator[Draft]:
     See: https://docs.nvidia.com/deploy/xid-errors
     """
     groups: dict[tuple[str, int, Severity], list[Hit]] = {}
-    new = _new(recording, "xid", "sxid", "off_bus")
+    new = _new_events(recording, "xid", "sxid", "off_bus")
     with_xid = {(fault.view.node, fault.device) for fault in new if fault.event.kind == "xid"}
     for fault in new:
         if fault.event.kind == "off_bus" and (fault.view.node, fault.device) in with_xid:
@@ -114,7 +114,7 @@ def link_failed(recording: Recording) -> Iterator[Draft]:
     """
     hits = [
         Hit(fault.view, device, fault.event)
-        for fault in _new(recording, "nic_fault", "pcie_uncorrected")
+        for fault in _new_events(recording, "nic_fault", "pcie_uncorrected")
         for device in fault.view.below(fault.device)
     ]
     if hits:
@@ -141,7 +141,7 @@ def _draft(recording: Recording, title: str, hits: list[Hit], repair: Remedy, se
     )
 
 
-def _new(recording: Recording, *kinds: str) -> list[Hit]:
+def _new_events(recording: Recording, *kinds: str) -> list[Hit]:
     """Events of the second log which the first, read from the same place, did not have."""
     before = {view.node: view for view in views(recording)}
     found = []

@@ -32,7 +32,7 @@ def versions_differ(recording: Recording) -> Iterator[Draft]:
         container runtime bring the libraries, instead of the image.
     See: https://docs.nvidia.com/deploy/cuda-compatibility
     """
-    nodes = [node for node in recording.facts(KernelFact) if not _nvml_said_so(recording, node)]
+    nodes = [node for node in recording.facts(KernelFact) if not _is_named_by_nvml_rule(recording, node)]
     for (versions, module, in_container), group in by_cause(nodes, _mismatch).items():
         if in_container:
             repair = by_operator(
@@ -61,8 +61,7 @@ def versions_differ(recording: Recording) -> Iterator[Draft]:
         )
 
 
-def _nvml_said_so(recording: Recording, node: FactAt[KernelFact]) -> bool:
-    """Whether a rule about NVML names the same cause."""
+def _is_named_by_nvml_rule(recording: Recording, node: FactAt[KernelFact]) -> bool:
     for gpus in recording.at(GpusFact, node.node):
         library = (gpus.nvml_version or "").partition(".")[2]  # after CUDA's major version
         refused = gpus.nvml_error is not None and gpus.nvml_error.code == "lib_rm_version_mismatch"

@@ -45,7 +45,7 @@ def nvswitch_fatal(recording: Recording) -> Iterator[Draft]:
             f"An NVSwitch reported a fatal error, SXid {code}: {device_names(recording, some)}",
             (
                 *line_evidence(recording, some, _FABRIC_GUIDE),
-                *_degraded(recording, {fault.view.node for fault in some}),
+                *_degraded_gpus(recording, {fault.view.node for fault in some}),
             ),
             by_operator(
                 "Drain the node, and reset all GPUs and NVSwitches together, or reboot.",
@@ -59,7 +59,7 @@ def nvswitch_fatal(recording: Recording) -> Iterator[Draft]:
         )
 
 
-def _degraded(recording: Recording, nodes: Container[int]) -> Iterator[Evidence]:
+def _degraded_gpus(recording: Recording, nodes: Container[int]) -> Iterator[Evidence]:
     """The GPUs of these nodes that the fabric reports as unhealthy (else DD317's)."""
     for view in views(recording):
         gpus = view.gpus.of_the_job() if view.gpus and view.node in nodes else ()

@@ -115,7 +115,7 @@ class _Group:
             device=entry.device,
             code=entry.code,
             detail=entry.detail,
-            text=_message(self.text),
+            text=_without_prefix(self.text),
             count=self.count,
             first_at_s=self.first_at_s,
             last_at_s=self.last_at_s,
@@ -177,15 +177,15 @@ def parse_kernel_log(text: str, booted_at: float | None = None, since_s: float =
     for whole in text.splitlines():
         line = whole[:LONGEST_LINE]
         if begins_at_s is None:
-            begins_at_s = _stamp(line, booted_at)
+            begins_at_s = _logged_at_s(line, booted_at)
         line = begun.with_its_end(line)
         if not any(word in line for word in _WORDS):
             continue
-        at_s = _stamp(line, booted_at)
+        at_s = _logged_at_s(line, booted_at)
         if _BOOTED.search(line[:200]):
             groups, begins_at_s = _Groups(), at_s
         elif at_s is None or at_s >= since_s:
-            _read(groups, line, at_s)
+            _add_line(groups, line, at_s)
     return KernelLog(groups.events(), tuple(groups.lines), begins_at_s)
 
 
@@ -204,7 +204,7 @@ class _Begun:
             return self.text
         if self.left:
             self.left -= 1
-            message = _message(line).removeprefix("NVRM: ")
+            message = _without_prefix(line).removeprefix("NVRM: ")
             if message.startswith(_GOES_ON):
                 self._join(message)
                 if _OFF_BUS.search(self.text):
@@ -217,7 +217,7 @@ class _Begun:
         self.text = head + mark + " ".join(rest.replace("NVRM: ", " ").split())
 
 
-def _stamp(line: str, booted_at: float | None) -> float | None:
+def _logged_at_s(line: str, booted_at: float | None) -> float | None:
     """Seconds since the boot at which a line was logged, None where it does not say."""
     found = _MONOTONIC.search(line[:120])
     if found:
@@ -236,8 +236,7 @@ def _stamp(line: str, booted_at: float | None) -> float | None:
         return None
 
 
-def _read(groups: _Groups, line: str, at_s: float | None) -> None:
-    """Add what one line says."""
+def _add_line(groups: _Groups, line: str, at_s: float | None) -> None:
     if _DRIVER_LOADED in line:
         groups.driver_loaded()
         return
@@ -308,8 +307,7 @@ def _bus(text: str) -> str:
     return bus if "." in bus else f"{bus}.0"
 
 
-def _message(line: str) -> str:
-    """The line without time, host and level."""
+def _without_prefix(line: str) -> str:
     found = _PREFIX.match(line)
     return line[found.end() if found else 0 :].strip()[:LONGEST_TEXT]
 

@@ -82,7 +82,7 @@ def out_of_order(recording: Recording) -> Iterator[Draft]:
     Remedy: Drain the node, reset the GPU or reboot. If the fault returns, the hardware is faulty.
     See: https://docs.nvidia.com/deploy/xid-errors
     """
-    for (code, severity, standing), all_hits in _staying(recording).items():
+    for (code, severity, standing), all_hits in _staying_xids(recording).items():
         hits = [fault for fault in all_hits if standing != "out" or not _is_reported(fault.view, fault.device)]
         if not hits:
             continue
@@ -131,7 +131,7 @@ _Staying = dict[tuple[int, Severity, Standing], list[Hit]]
 
 
 @once_a_recording
-def _staying(recording: Recording) -> _Staying:
+def _staying_xids(recording: Recording) -> _Staying:
     """Each GPU under the first of its Xids that stay, and how grave it is."""
     found: _Staying = {}
     for view in views(recording):
@@ -139,8 +139,8 @@ def _staying(recording: Recording) -> _Staying:
             staying = [event for event in events if _meaning(event).stays]
             if not staying:
                 continue
-            standing = _standing(view, staying[0])
-            severity = _severity(standing, recent=_within(view, staying[0], RECENT_S))
+            standing = _standing_by_nvml(view, staying[0])
+            severity = _severity(standing, recent=_is_recent(view, staying[0], RECENT_S))
             if severity is not None:
                 others = {f"{event.code}" for event in staying[1:] if event.code not in (staying[0].code, None)}
                 note = f"followed by Xid {', '.join(sorted(others))}" if others else ""
@@ -168,8 +168,7 @@ def _severity(standing: Standing, *, recent: bool) -> Severity | None:
     return Severity.WARNING if recent else Severity.INFO
 
 
-def _standing(view: NodeView, event: KernelEvent) -> Standing:
-    """What NVML knows of the GPU by now."""
+def _standing_by_nvml(view: NodeView, event: KernelEvent) -> Standing:
     if view.gpus is None:
         return "unknown"
     error, gpu = view.gpus.nvml_error, view.gpu(event.device)
@@ -194,7 +193,7 @@ def _standing(view: NodeView, event: KernelEvent) -> Standing:
     return "back" if over else "unknown"
 
 
-def _within(view: NodeView, event: KernelEvent, limit_s: float) -> bool:
+def _is_recent(view: NodeView, event: KernelEvent, limit_s: float) -> bool:
     """Whether it is that recent; a line without a time may be."""
     age_s = view.fact.age_s(event)
     return age_s is None or age_s <= limit_s
@@ -210,17 +209,17 @@ def fault_logged(recording: Recording) -> Iterator[Draft]:
     Remedy: None for a single one. Reset the GPU at the next chance where the finding says so.
     See: https://docs.nvidia.com/deploy/xid-errors
     """
-    named = {(fault.view.node, fault.device) for hits in _staying(recording).values() for fault in hits}
+    named = {(fault.view.node, fault.device) for hits in _staying_xids(recording).values() for fault in hits}
     groups: dict[tuple[int, Severity], list[Hit]] = {}
     for view in views(recording):
         for device, events in _by_device(view).items():
             for event in events if (view.node, device) not in named else ():
                 known = _meaning(event)
-                if known.kind == "application" or not _within(view, event, RECENT_S):
+                if known.kind == "application" or not _is_recent(view, event, RECENT_S):
                     continue
                 if _is_pending(view, event):
                     continue
-                grave = known.kind == "reset" and _standing(view, event) != "back"
+                grave = known.kind == "reset" and _standing_by_nvml(view, event) != "back"
                 severity = Severity.WARNING if grave else Severity.INFO
                 groups.setdefault((event.code or 0, severity), []).append(Hit(view, device, event))
     for (code, severity), hits in groups.items():
@@ -260,7 +259,7 @@ def programs_crashed(recording: Recording) -> Iterator[Draft]:
         for device, events in _by_device(view).items():
             for event in events:
                 crash = _meaning(event).kind == "application" and event.code not in _FOLLOWS
-                if crash and event.last_at_s is not None and _within(view, event, JUST_NOW_S):
+                if crash and event.last_at_s is not None and _is_recent(view, event, JUST_NOW_S):
                     groups.setdefault(event.code or 0, []).append(Hit(view, device, event))
     for code, hits in groups.items():
         yield likely(

@@ -55,7 +55,7 @@ def _plugins(ctx: Context, env: Mapping[str, str]) -> Iterator[Plugin]:
         setting = variable if env.get(variable) else None
         for plugin in nccl_plugins.wanted(kind, env.get(variable)):
             found = _found(ctx, plugin, cache, look_further=setting is not None)
-            elsewhere = _elsewhere(ctx, plugin) if found is None and kind == "net" else ()
+            elsewhere = _other_folders_with(ctx, plugin) if found is None and kind == "net" else ()
             if found or setting or elsewhere:
                 yield Plugin(
                     kind=kind,
@@ -63,7 +63,7 @@ def _plugins(ctx: Context, env: Mapping[str, str]) -> Iterator[Plugin]:
                     setting=setting,
                     path=found,
                     brought_by=software.brought_by(ctx.env, found) if found else None,
-                    missing=_missing(ctx, found) if found else (),
+                    missing=_missing_libraries(ctx, found) if found else (),
                     elsewhere=elsewhere,
                     unclear=found is None and "/" in plugin.asked and not plugin.asked.startswith("/"),
                 )
@@ -87,13 +87,13 @@ def _found(ctx: Context, wanted: nccl_plugins.Wanted, cache: Mapping[str, str], 
                 return f"{folder.rstrip('/')}/{name}"
         if name in cache:
             return cache[name]
-        for folder in (*nccl_plugins.DEFAULT_FOLDERS, *(_beside_torch(ctx) if look_further else ())):
+        for folder in (*nccl_plugins.DEFAULT_FOLDERS, *(_torch_library_folders(ctx) if look_further else ())):
             if name in names_in(ctx, folder):
                 return f"{folder}/{name}"
     return None
 
 
-def _beside_torch(ctx: Context) -> Iterator[str]:
+def _torch_library_folders(ctx: Context) -> Iterator[str]:
     """The folders of torch's own RPATH, which holds for what the libraries there load."""
     torch = software.torch_folder(ctx.child("software").stdout)
     if torch is not None:
@@ -101,11 +101,11 @@ def _beside_torch(ctx: Context) -> Iterator[str]:
         yield f"{posixpath.dirname(torch)}/nvidia/nccl/lib"
 
 
-def _elsewhere(ctx: Context, wanted: nccl_plugins.Wanted) -> tuple[str, ...]:
+def _other_folders_with(ctx: Context, wanted: nccl_plugins.Wanted) -> tuple[str, ...]:
     return tuple(folder for folder in nccl_plugins.USUAL_FOLDERS if set(wanted.names) & set(names_in(ctx, folder)))
 
 
-def _missing(ctx: Context, path: str) -> tuple[str, ...]:
+def _missing_libraries(ctx: Context, path: str) -> tuple[str, ...]:
     """The libraries it needs and neither the linker nor torch has. ldd runs nothing of a shared library."""
     answer = ctx.run(("ldd", path))
     ctx.keep(answer.stdout)

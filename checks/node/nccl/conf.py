@@ -43,7 +43,7 @@ def nccl_conf_in_force(recording: Recording) -> Iterator[Draft]:
     Remedy: None is needed where they are meant. An environment variable of the same name overrules the file.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    for lines, group in _alike(recording, _in_force):
+    for lines, group in _nodes_with_same_lines(recording, _in_force):
         path = lines[0].rpartition(":")[0].rpartition(" (")[2]
         title = f"NCCL on {{who}} takes {_names(lines)} from {path}"
         yield _draft(recording, group, title, lines, detail="It is in no environment: env does not show it.")
@@ -69,7 +69,7 @@ def nccl_conf_overruled(recording: Recording) -> Iterator[Draft]:
     Remedy: Delete one of the two.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    for (is_system, *lines), group in _alike(recording, _overruled):
+    for (is_system, *lines), group in _nodes_with_same_lines(recording, _overruled):
         severity = Severity.INFO if is_system == "system" else None
         remedy = _edit("Delete the line, or unset the variable")
         title = f"The environment overrules {_names(lines)} in nccl.conf on {{who}}"
@@ -102,7 +102,7 @@ def nccl_conf_line_without_effect(recording: Recording) -> Iterator[Draft]:
     Remedy: Write NAME=value at the start of the line, without export, quotes and spaces.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    for lines, group in _alike(recording, lambda files, _: _useless(files)):
+    for lines, group in _nodes_with_same_lines(recording, lambda files, _: _useless(files)):
         count = "1 line" if len(lines) == 1 else f"{len(lines)} lines"
         title = f"{count} of nccl.conf on {{who}} {'does' if len(lines) == 1 else 'do'} nothing"
         remedy = _edit("Write NAME=value at the start of the line: no export, no quotes, no spaces")
@@ -159,7 +159,9 @@ def _by_problem(recording: Recording) -> Iterator[tuple[str, list[FactAt[NcclFac
     yield from groups.items()
 
 
-def _alike(recording: Recording, lines_of: _LinesOf) -> Iterator[tuple[tuple[str, ...], list[FactAt[NcclFact]]]]:
+def _nodes_with_same_lines(
+    recording: Recording, lines_of: _LinesOf
+) -> Iterator[tuple[tuple[str, ...], list[FactAt[NcclFact]]]]:
     """What ``lines_of`` says of each node's files, with the nodes of which it says the same."""
     groups = grouped(
         (lines, node)
@@ -234,7 +236,7 @@ def nccl_conf_differs(recording: Recording) -> Iterator[Draft]:
     facts = [node for node in recording.facts(NcclFact) if node.node in environments]
     in_files = {node.node: set_by_files(files_read(recording, node)) for node in facts}
     names = {name for found in in_files.values() for name in found}
-    for name in sorted(names - _forbids_rdma(recording)):
+    for name in sorted(names - _settings_against_rdma(recording)):
         has = {
             node: environments[node].variables.get(name, found.get(name, (None, ""))[0])
             for node, found in in_files.items()
@@ -252,8 +254,7 @@ def nccl_conf_differs(recording: Recording) -> Iterator[Draft]:
             yield made_ranks_fail(draft, told) if told else draft
 
 
-def _forbids_rdma(recording: Recording) -> set[str]:
-    """The settings that keep some node from RDMA ports that it has."""
+def _settings_against_rdma(recording: Recording) -> set[str]:
     facts = (node.fact for node in recording.facts(RdmaFact) if node.fact.candidates())
     return {(fact.unused_by or "").partition("=")[0] for fact in facts}
 

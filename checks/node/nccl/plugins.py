@@ -112,11 +112,10 @@ def _nobodys_network(fact: NcclFact) -> tuple[str, str | None] | None:
         return None
     if any(network.works for network in fact.networks()):
         return None
-    return fact.network, _lies_in(fact)
+    return fact.network, _unsearched_plugin_folder(fact)
 
 
-def _lies_in(fact: NcclFact) -> str | None:
-    """A folder with a network plug-in, in which the linker does not look."""
+def _unsearched_plugin_folder(fact: NcclFact) -> str | None:
     return next((folder for network in fact.networks() for folder in network.elsewhere), None)
 
 
@@ -186,7 +185,7 @@ def _idle_efa(fact: NcclFact) -> tuple[int, str | None] | None:
         return None
     if any(network.works for network in fact.networks()):
         return None
-    return len(fact.efa_devices), _lies_in(fact)
+    return len(fact.efa_devices), _unsearched_plugin_folder(fact)
 
 
 _INSTALL = remedy(

@@ -89,7 +89,7 @@ def _severity(recording: Recording, pairs: list[Pair]) -> Severity:
 def _pairs(recording: Recording, node: FactAt[PcieFact]) -> list[Pair]:
     """Neighbours that would talk over PCIe, of the job's own GPUs."""
     mine = jobs_gpus(recording, node.node)
-    linked = _nvlinked(recording, node.node)
+    linked = _nvlinked_bus_ids(recording, node.node)
     return [
         (device, neighbour, ports)
         for device, neighbour, ports in node.fact.neighbours()
@@ -99,8 +99,7 @@ def _pairs(recording: Recording, node: FactAt[PcieFact]) -> list[Pair]:
 
 
 @once_a_recording
-def _nvlinked(recording: Recording, node: int) -> set[frozenset[str]]:
-    """The pairs of GPUs that have NVLink, by bus ids."""
+def _nvlinked_bus_ids(recording: Recording, node: int) -> set[frozenset[str]]:
     buses = {number: bus for bus, number in gpu_numbers(recording, node).items()}
     found = set()
     for fact in recording.at(TopologyFact, node):
@@ -135,7 +134,7 @@ def iommu_translates(recording: Recording) -> Iterator[Draft]:
 
 
 def _translates(recording: Recording, node: FactAt[PcieFact]) -> bool:
-    mine, linked = jobs_gpus(recording, node.node), _nvlinked(recording, node.node)
+    mine, linked = jobs_gpus(recording, node.node), _nvlinked_bus_ids(recording, node.node)
     gpus = [
         device for device in node.fact.endpoints() if device.kind == "gpu" and (mine is None or device.bus_id in mine)
     ]
@@ -214,7 +213,7 @@ def links_short(recording: Recording) -> Iterator[Draft]:
     for link in everywhere:
         if not link.is_short:
             continue
-        peers = [peer for peer in everywhere if peer is not link and _alike(peer.device, link.device)]
+        peers = [peer for peer in everywhere if peer is not link and _is_like(peer.device, link.device)]
         full = [peer for peer in peers if not peer.is_short]
         if peers and len(full) <= len(peers) / 2:
             continue
@@ -258,7 +257,7 @@ def _culprit(recording: Recording, link: _Link, name: str) -> Culprit:
     return Culprit(kind="nic" if kind == "nic" else "node", node=where, node_rank=link.node, name=name)
 
 
-def _alike(device: PcieDevice, two: PcieDevice) -> bool:
+def _is_like(device: PcieDevice, two: PcieDevice) -> bool:
     """Whether two devices are of one model and stand in the same place: as many bridges above."""
     return (device.kind, device.model, len(device.above)) == (two.kind, two.model, len(two.above))
 

@@ -24,14 +24,13 @@ _LOOK = by_administrator(
 )
 
 
-def _works(fact: RdmaFact) -> bool:
-    """Whether NCCL has RDMA on a node, as far as it shows."""
-    return bool(fact.chosen()) and fact.verbs_library is not None and not _without_provider(fact)
+def _has_rdma(fact: RdmaFact) -> bool:
+    return bool(fact.chosen()) and fact.verbs_library is not None and not _drivers_without_provider(fact)
 
 
 def _graded(recording: Recording) -> Severity:
     """An error where other nodes do have RDMA, and so cannot be reached by TCP; else the job is merely slow."""
-    return Severity.ERROR if any(_works(node.fact) for node in users(recording)) else Severity.WARNING
+    return Severity.ERROR if any(_has_rdma(node.fact) for node in users(recording)) else Severity.WARNING
 
 
 @rule("DD572", "rdma-on-some-nodes-only", Severity.ERROR, RdmaFact)
@@ -47,7 +46,7 @@ def on_some_nodes_only(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-disable
     """
     facts = users(recording)
-    with_rdma = [node.node for node in facts if _works(node.fact)]
+    with_rdma = [node.node for node in facts if _has_rdma(node.fact)]
     if not with_rdma or any(hca.is_efa for node in facts for hca in node.fact.hcas):
         return
     lacking = {
@@ -150,12 +149,11 @@ def _lacks(fact: RdmaFact) -> str | None:
         return None
     if fact.verbs_library is None:
         return f"{LIBRARY} is in none of the loader's folders"
-    missing = _without_provider(fact)
+    missing = _drivers_without_provider(fact)
     return f"{PROVIDERS} has no driver for {name_list(missing)}" if missing else None
 
 
-def _without_provider(fact: RdmaFact) -> Sequence[str]:
-    """The drivers that all chosen ports want and the system's library does not have."""
+def _drivers_without_provider(fact: RdmaFact) -> Sequence[str]:
     wanted = {provider_of(hca.driver) for hca, _ in fact.chosen()}
     if fact.verbs_providers is None or None in wanted:
         return ()

@@ -155,7 +155,9 @@ def index_elsewhere(recording: Recording) -> Iterator[Draft]:
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-gid-index
         NVIDIA/nccl issues 718 and 890
     """
-    astray = [entry for entry in entries(recording) if not entry.is_fit and entry.has_fit and _is_steered(entry)]
+    astray = [
+        entry for entry in entries(recording) if not entry.is_fit and entry.has_fit and _is_chosen_by_setting(entry)
+    ]
     if not astray:
         return
     settings = {
@@ -166,14 +168,14 @@ def index_elsewhere(recording: Recording) -> Iterator[Draft]:
     }
     shown_settings = ", ".join(shown(name, value) for name, value in settings.items())
     old = [entry for entry in astray if entry.nccl is not None and entry.nccl < SEARCHES_SINCE]
-    remedies = [_common(recording), UPGRADE_NCCL] if old else [unset_index(settings)]
+    remedies = [_index_to_set(recording), UPGRADE_NCCL] if old else [unset_index(settings)]
     detail = "The port's table of addresses (GIDs) has an IPv4 address of RoCE v2 at another index."
     yield _draft(
         recording, astray, f"{shown_settings} selects an address (GID) that other nodes do not reach", remedies, detail
     )
 
 
-def _is_steered(entry: Entry) -> bool:
+def _is_chosen_by_setting(entry: Entry) -> bool:
     """Whether a setting made the choice: without any, NCCL would take another entry, or is too old to."""
     if roce_gids.configured_index(entry.fact.settings) is not None:
         return True
@@ -193,16 +195,18 @@ def index_needed(recording: Recording) -> Iterator[Draft]:
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-gid-index
         NVIDIA/nccl issues 426, 1538 and 1573
     """
-    needy = [entry for entry in entries(recording) if not entry.is_fit and entry.has_fit and not _is_steered(entry)]
+    needy = [
+        entry for entry in entries(recording) if not entry.is_fit and entry.has_fit and not _is_chosen_by_setting(entry)
+    ]
     if needy:
         versions = {entry.nccl for entry in needy if entry.nccl}
         which = f"NCCL {dotted(min(versions))}" if versions else "NCCL"
         what = f"{which} does not find the IPv4 address (GID) of RoCE v2 by itself"
         detail = "The port has one. NCCL 2.21 and newer look for it, in containers 2.26 and newer."
-        yield _draft(recording, needy, what, [_common(recording), UPGRADE_NCCL], detail)
+        yield _draft(recording, needy, what, [_index_to_set(recording), UPGRADE_NCCL], detail)
 
 
-def _common(recording: Recording) -> Remedy | None:
+def _index_to_set(recording: Recording) -> Remedy | None:
     """The index to set: of all ports of all nodes where there is one, else of each node."""
     tables = grouped((entry.node, entry.port) for entry in entries(recording))
     everywhere = roce_gids.common_index([port.gids for ports in tables.values() for port in ports])

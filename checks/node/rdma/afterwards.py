@@ -197,7 +197,7 @@ def never_acknowledged(recording: Recording) -> Iterator[Draft]:
     group = rank_complaints(recording, "rdma-timeout")
     if not group:
         return
-    pair = _pair(recording, group)
+    pair = _pair_of_nodes(recording, group)
     where = " and ".join(host(recording, node) for node in pair) if pair else "the nodes"
     lossy = _lossy(recording)
     yield likely(
@@ -206,11 +206,11 @@ def never_acknowledged(recording: Recording) -> Iterator[Draft]:
         (*complaint_lines(recording, group), *_counted(recording, lossy)),
         *_remedies(recording, group, lossy),
         detail="All ranks were alive. " + (_RESENT if lossy else _NOTHING_RESENT),
-        reproduced_by=between(recording, _ends(group, pair)) if pair else everybody(recording),
+        reproduced_by=between(recording, _first_ranks_of(group, pair)) if pair else everybody(recording),
     )
 
 
-def _pair(recording: Recording, group: Sequence[RankComplaint]) -> tuple[int, int] | None:
+def _pair_of_nodes(recording: Recording, group: Sequence[RankComplaint]) -> tuple[int, int] | None:
     """The two nodes, where all complaints are about one pair; the addresses are those of the roll call."""
     world = recording.world
     if world is None or world.nnodes < 2:
@@ -233,7 +233,7 @@ def _pair(recording: Recording, group: Sequence[RankComplaint]) -> tuple[int, in
     return pairs.pop() if len(pairs) == 1 else None
 
 
-def _ends(group: Sequence[RankComplaint], pair: tuple[int, int]) -> tuple[int, int]:
+def _first_ranks_of(group: Sequence[RankComplaint], pair: tuple[int, int]) -> tuple[int, int]:
     """A rank of each node that took part in the trial, those that spoke before the others."""
     spoke = [complaint.rank for complaint in group]
 

@@ -52,7 +52,7 @@ def different_kinds(recording: Recording) -> Iterator[Draft]:
     yield port_draft(
         recording,
         others,
-        _beside(others, fast.values()),
+        _how_others_differ(others, fast.values()),
         lambda port_at: f"{port_at[2].link_layer}, {port_at[2].rate}",
         *([remedy] if remedy else []),
         detail="NCCL uses every active port unless it is told otherwise. Mostly it prefers the fast ones.",
@@ -61,8 +61,7 @@ def different_kinds(recording: Recording) -> Iterator[Draft]:
     ).model_copy(update={"reproduced_by": everybody(recording)})
 
 
-def _beside(others: Sequence[Hit], fast: Iterable[Sequence[tuple[Hca, Port]]]) -> str:
-    """How the others differ from the ports that NCCL is to take: they are slower, or of another kind."""
+def _how_others_differ(others: Sequence[Hit], fast: Iterable[Sequence[tuple[Hca, Port]]]) -> str:
     least = min(port.rate_gbit_per_s or 0.0 for ports in fast for _, port in ports)
     slower = all((port.rate_gbit_per_s or 0.0) < least for _, _, port in others)
     kind = "slower" if slower else " and ".join(sorted({port.link_layer or "other" for _, _, port in others}))
@@ -216,7 +215,7 @@ def leaves_out_nearest(recording: Recording) -> Iterator[Draft]:
     for node in users(recording):
         value, fact = node.fact.settings.get(HCA), topologies.get(node.node)
         if value and fact is not None and node.fact.chosen():
-            gpus, names = _cut_off(node.fact, fact)
+            gpus, names = _gpus_and_ports_cut_off(node.fact, fact)
             if gpus:
                 groups.setdefault((value, gpus, names), []).append(node)
     for (value, gpus, names), group in groups.items():
@@ -234,8 +233,7 @@ def leaves_out_nearest(recording: Recording) -> Iterator[Draft]:
         )
 
 
-def _cut_off(fact: RdmaFact, topology: TopologyFact) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The GPUs that lose their port behind a switch, and these ports."""
+def _gpus_and_ports_cut_off(fact: RdmaFact, topology: TopologyFact) -> tuple[tuple[str, ...], tuple[str, ...]]:
     best, _ = fast_and_others(fact.candidates())
     allowed = {hca.name for hca, _ in fact.chosen()}
     left = {hca.name for hca, _ in best} - allowed

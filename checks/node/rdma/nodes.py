@@ -96,7 +96,7 @@ def odd_ones(hits: Iterable[Hit], value: Callable[[Hit], float | None]) -> list[
     return list(found.values())
 
 
-def _dark(recording: Recording) -> list[Odd]:
+def _ports_of_dark_nodes(recording: Recording) -> list[Odd]:
     """The ports of nodes on which all of a model are down, while those of the same names are up elsewhere."""
     hits = hits_of(recording, _may_be_down)
     models: dict[tuple[int, Hashable], list[Hit]] = {}
@@ -151,7 +151,7 @@ def odd_by_state(recording: Recording) -> list[Odd]:
     """The few ports that are not up while those that are like them are."""
     few = odd_ones(hits_of(recording, _may_be_down), _is_up)
     named = {identity(odd.hit) for odd in few}
-    return [*few, *(odd for odd in _dark(recording) if identity(odd.hit) not in named)]
+    return [*few, *(odd for odd in _ports_of_dark_nodes(recording) if identity(odd.hit) not in named)]
 
 
 @once_a_recording

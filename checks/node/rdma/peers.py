@@ -220,7 +220,7 @@ def link_flaps(recording: Recording) -> Iterator[Draft]:
 def _flapping(node: FactAt[RdmaFact]) -> list[tuple[Hit, float]]:
     fact = node.fact
     active = [(hca, port) for hca, port in fact.ports() if port.is_active and is_of_a_card(hca)]
-    counted = [((node.node, hca, port), _downs(fact, port)) for hca, port in active]
+    counted = [((node.node, hca, port), _times_down(fact, port)) for hca, port in active]
     known = [(port_at, downs) for port_at, downs in counted if downs is not None]
     if fact.uptime_s is None:
         return []
@@ -232,7 +232,7 @@ def _flapping(node: FactAt[RdmaFact]) -> list[tuple[Hit, float]]:
     ]
 
 
-def _downs(fact: RdmaFact, port: Port) -> float | None:
+def _times_down(fact: RdmaFact, port: Port) -> float | None:
     """How often the link went down, by its own counter or that of its interface, which counts both ways."""
     counted = port.counters.get("link_downed")
     netdev = fact.netdev(port) if port.is_roce else None

@@ -35,13 +35,13 @@ __all__ = ["CHECK", "probe"]
 
 def probe(ctx: Context) -> Software:
     """Read what is installed. Raises Failed where the helper script gives no answer."""
-    installed = _installed(ctx)
+    installed = _installed_software(ctx)
     return installed.model_copy(
         update={
-            **_nccl(ctx, installed),
+            **_nccl_of_torch(ctx, installed),
             **_driver(ctx),
-            **_settings(ctx, installed),
-            "hidden_modules": tuple(_hidden(ctx, installed)),
+            **_nccl_copies_of_settings(ctx, installed),
+            "hidden_modules": tuple(_hidden_modules(ctx, installed)),
             "nccl_required_by_torch": software.pinned_nccl(installed.torch_requires),
             "gpu_devices": len([name for name in names_in(ctx, "/dev") if re.fullmatch(r"nvidia\d+", name)]),
             "gpus_hidden_by": software.gpus_hidden_by(ctx.env),
@@ -50,8 +50,7 @@ def probe(ctx: Context) -> Software:
     )
 
 
-def _installed(ctx: Context) -> Software:
-    """The part of the fact that the helper script reports."""
+def _installed_software(ctx: Context) -> Software:
     answer = ctx.child("software")
     ctx.keep(answer.stdout)
     try:
@@ -61,7 +60,7 @@ def _installed(ctx: Context) -> Software:
         raise Failed(f"the helper that reads what is installed gave no answer: {how}") from None
 
 
-def _hidden(ctx: Context, installed: Software) -> Iterator[HiddenModule]:
+def _hidden_modules(ctx: Context, installed: Software) -> Iterator[HiddenModule]:
     """The hidden modules, without a torch on PYTHONPATH that stands behind an installed one."""
     for hidden in hidden_modules(ctx):
         finds = installed.torch_folder in (None, posixpath.dirname(hidden.file))
@@ -69,8 +68,7 @@ def _hidden(ctx: Context, installed: Software) -> Iterator[HiddenModule]:
             yield hidden
 
 
-def _settings(ctx: Context, installed: Software) -> dict[str, object]:
-    """The copies of libnccl that LD_LIBRARY_PATH and LD_PRELOAD name."""
+def _nccl_copies_of_settings(ctx: Context, installed: Software) -> dict[str, object]:
     if installed.torch_cuda is None:
         return {}
     folders = software.entries(ctx.env, "LD_LIBRARY_PATH")
@@ -80,8 +78,7 @@ def _settings(ctx: Context, installed: Software) -> dict[str, object]:
     return {"nccl_offered": {file: by for file, by in offered.items() if by is not None}}
 
 
-def _nccl(ctx: Context, installed: Software) -> dict[str, str | None]:
-    """Which libnccl torch would load, its version, and why one of them is not known."""
+def _nccl_of_torch(ctx: Context, installed: Software) -> dict[str, str | None]:
     if installed.torch_cuda_library is None:
         return {}  # a torch without CUDA loads none
     found = _nccl_file(ctx, installed.torch_cuda_library, installed.nccl_files)

@@ -63,7 +63,7 @@ def hidden_by_pythonpath(recording: Recording) -> Iterator[Draft]:
     See: https://docs.python.org/3/library/sys_path_init.html
     """
     for hidden, group in by_cause(of_the_job(recording), _by("PYTHONPATH")).items():
-        folders = tuple(dict.fromkeys(_folder(module) for module in hidden))
+        folders = tuple(dict.fromkeys(_searched_folder(module) for module in hidden))
         yield proved(
             _culprits(recording, group, hidden),
             f"{_title(hidden)} on {node_names(recording, group)}: PYTHONPATH comes first",
@@ -128,8 +128,7 @@ def _files(hidden: tuple[HiddenModule, ...]) -> str:
     return name_list([module.file for module in hidden])
 
 
-def _folder(hidden: HiddenModule) -> str:
-    """The folder that Python searches."""
+def _searched_folder(hidden: HiddenModule) -> str:
     return hidden.file.removesuffix("/__init__.py").rpartition("/")[0] or "/"
 
 

@@ -31,10 +31,10 @@ def cluster(recording: Recording, node: int) -> Cluster:
     rdma = rdma_of(recording).get(node)
     maker = Maker(host.vendor, host.product, host.asset_tag, host.network_drivers) if host is not None else Maker()
     has_efa = rdma is not None and any(hca.is_efa for hca in rdma.hcas)
-    return cluster_of(maker, _layers(rdma), has_efa=has_efa)
+    return cluster_of(maker, _fabric_layers(rdma), has_efa=has_efa)
 
 
-def _layers(rdma: RdmaFact | None) -> set[str]:
+def _fabric_layers(rdma: RdmaFact | None) -> set[str]:
     """The link layers of the active ports; software devices and Azure's accelerated Ethernet are no fabric."""
     ports = rdma.ports() if rdma is not None else ()
     return {port.link_layer for hca, port in ports if port.is_active and port.link_layer and hca.bus_id is not None}

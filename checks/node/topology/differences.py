@@ -227,7 +227,7 @@ def _draft(recording: Recording, found: Forbidden) -> Draft:
     kept = wording.NAMES[worst.without.choice.kind]
     hosts = hosts_of(recording, found.seen)
     return likely(
-        (Culprit(kind="setting", name=found.name), *_nodes(recording, found)),
+        (Culprit(kind="setting", name=found.name), *_culprits_unless_everywhere(recording, found)),
         f"{shown(found.name, found.value)} keeps NCCL from {kept} between GPUs of {hosts}: {pairs}",
         (
             Evidence(
@@ -245,8 +245,7 @@ def _draft(recording: Recording, found: Forbidden) -> Draft:
     )
 
 
-def _nodes(recording: Recording, found: Forbidden) -> tuple[Culprit, ...]:
-    """The nodes that have it, where others have not."""
+def _culprits_unless_everywhere(recording: Recording, found: Forbidden) -> tuple[Culprit, ...]:
     everywhere = len(found.seen) == len(recording.facts(TopologyFact))
     return () if everywhere else node_culprits(recording, found.seen)
 

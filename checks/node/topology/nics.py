@@ -105,8 +105,8 @@ def ends_before_nic(recording: Recording) -> Iterator[Draft]:
         return
     groups: dict[tuple[str, tuple[ToNetwork, ...]], list[int]] = {}
     for place in places(recording):
-        level = _candidate(recording, place)
-        ways = tuple(_gained(recording, place, level)) if level else ()
+        level = _level_to_try(recording, place)
+        ways = tuple(_gpus_gained(recording, place, level)) if level else ()
         if level and ways:
             groups.setdefault((level, ways), []).append(place.seen.node)
     for (level, ways), nodes in groups.items():
@@ -126,7 +126,7 @@ def ends_before_nic(recording: Recording) -> Iterator[Draft]:
         )
 
 
-def _candidate(recording: Recording, place: Place) -> str | None:
+def _level_to_try(recording: Recording, place: Place) -> str | None:
     """The level that may be worth a trial on this node; None where NCCL's own is right, or is unknown."""
     node, rdma = place.seen.node, rdma_of(recording).get(place.seen.node)
     if GDR_LEVEL in place.node.settings or rdma is None or not rdma.chosen():
@@ -140,7 +140,7 @@ def _candidate(recording: Recording, place: Place) -> str | None:
     return "PHB" if known and rdma.unused_by is None and not what_bends_the_path(recording, node) else None
 
 
-def _gained(recording: Recording, place: Place, level: str) -> Iterator[ToNetwork]:
+def _gpus_gained(recording: Recording, place: Place, level: str) -> Iterator[ToNetwork]:
     """The GPUs of the job that GPUDirect RDMA reaches with this level alone."""
     wider = replace(place.node, settings={**place.node.settings, GDR_LEVEL: level})
     after = {way.gpu: way for way in to_network(recording, replace(place, node=wider))}

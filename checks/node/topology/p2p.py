@@ -51,7 +51,7 @@ def p2p_stalls(recording: Recording) -> Iterator[Draft]:
         *_nearer_level(fact, found),
         *(exact_repairs(recording, found[0].node) or (REPAIR_PATH,)),
         DISABLE_P2P,
-        *(map(name_hca, _hca(recording, hosts[0])) if _another_hca(recording, fact, found[0].log) else []),
+        *(map(name_hca, _candidate_hca(recording, hosts[0])) if _another_hca(recording, fact, found[0].log) else []),
         confidence=Confidence.LIKELY if len(found) == 1 or found[0].isolated else Confidence.POSSIBLE,
         detail="Every rank entered the step and none left it, so no rank is late; NCCL's log says that these"
         " GPUs talk by P2P. The machine offers that path, but data sent over it do not arrive.",
@@ -89,7 +89,7 @@ def _stall_evidence(stalls: Sequence[Stall], fact: TopologyFact) -> Iterator[Evi
         yield Evidence(text=f"P2P is allowed up to {limit}: {why}")
 
 
-def _hca(recording: Recording, node: FactAt[TopologyFact]) -> list[Remedy]:
+def _candidate_hca(recording: Recording, node: FactAt[TopologyFact]) -> list[Remedy]:
     """The candidate for NCCL_IB_HCA, where the matrix has one: bonded, else nearest to each GPU."""
     fact = node.fact
     devices = fact.candidate_hcas()
@@ -130,7 +130,7 @@ def p2p_may_cross_sockets(recording: Recording) -> Iterator[Draft]:
             (*paths, *(Evidence(text=text) for text in fact.nearest_in_words())),
             DISABLE_P2P.model_copy(update={"summary": "If it hangs, send the traffic through host memory"}),
             *([UNSET_LEVEL] if _own_limit(fact) != "SYS" else []),
-            *([] if "NCCL_IB_HCA" in fact.nccl_settings else _hca(recording, group[0])),
+            *([] if "NCCL_IB_HCA" in fact.nccl_settings else _candidate_hca(recording, group[0])),
             detail=f"On some machines such a job hangs in its first all-reduce. P2P may reach so far: {why}.",
         )
 

@@ -103,7 +103,7 @@ def read_pasted(text: str) -> tuple[Reading, ...]:
     found: list[Found] = []
     refused: list[TopologyError] = []
     for reader in READERS:
-        taken, first_refused = _read(reader, lines)
+        taken, first_refused = _taken_and_first_refused(reader, lines)
         refused += [first_refused] if first_refused else []
         found += taken
         for table in taken:
@@ -119,8 +119,7 @@ def read_pasted(text: str) -> tuple[Reading, ...]:
     return (readings[0].model_copy(update={"raw": raw}), *readings[1:])
 
 
-def _read(reader: Reader, lines: Sequence[str]) -> tuple[list[Found], TopologyError | None]:
-    """What a reader takes, and the first that it refuses."""
+def _taken_and_first_refused(reader: Reader, lines: Sequence[str]) -> tuple[list[Found], TopologyError | None]:
     taken: list[Found] = []
     refused: list[TopologyError] = []
     outputs = iter(reader(lines))

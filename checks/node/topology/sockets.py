@@ -49,7 +49,7 @@ def far_below(recording: Recording) -> Iterator[Draft]:
     world, measured = recording.world, best_of_large(recording)
     if world is None or world.nnodes > 1 or world.backend != "nccl" or measured is None:
         return
-    for place in places(recording) if _alone(recording) else ():
+    for place in places(recording) if _has_gpus_of_its_own(recording) else ():
         slowest = _slowest_link(recording, place)
         if slowest is None or measured.busbw_gb_per_s * FAR_BELOW >= (slowest.rate_gb_per_s or 0.0):
             continue
@@ -66,21 +66,20 @@ def far_below(recording: Recording) -> Iterator[Draft]:
                 expected=slowest.rate_gb_per_s,
                 expected_from=f"NCCL's own constants for {pair}, {slowest.code}",
             ),
-            *_unlimited(place),
+            *_unset_limits(place),
             wording.COMPARE_LINKS,
             detail=f"NCCL goes by {wording.NAMES[slowest.choice.kind]} there, and the GPUs were free.",
             reproduced_by=Reproducer(kind="all_reduce", size_bytes=LEAST_BYTES),
         )
 
 
-def _unlimited(place: Place) -> Iterator[Remedy]:
-    """Take away what somebody set that bounds how much NCCL moves at once."""
+def _unset_limits(place: Place) -> Iterator[Remedy]:
     held = {name: place.node.settings[name] for name in BOUNDING if name in place.node.settings}
     if held:
         yield unset(held, "NCCL then chooses by itself", proof=NO_TRIAL)
 
 
-def _alone(recording: Recording) -> bool:
+def _has_gpus_of_its_own(recording: Recording) -> bool:
     """Whether each rank has a GPU of its own, known, whole and used by nobody else."""
     world = recording.world
     assert world is not None
@@ -142,7 +141,11 @@ def sockets_used(recording: Recording) -> Iterator[Draft]:
         for crossing in crossings(recording, node):
             network_name = crossing.transport.network
             ends = (rdma.get(node), rdma.get(crossing.other))
-            if network_name and network_name[0] == "Socket" and all(end and _usable(end, log) for end in ends):
+            if (
+                network_name
+                and network_name[0] == "Socket"
+                and all(end and _ports_are_usable(end, log) for end in ends)
+            ):
                 groups.setdefault(_reason(log), []).append(crossing)
     for reason, group in groups.items():
         nodes = list(dict.fromkeys(crossing.node for crossing in group))
@@ -152,7 +155,9 @@ def sockets_used(recording: Recording) -> Iterator[Draft]:
             f"NCCL uses TCP (NET/Socket) on {hosts(recording, nodes)},"
             f" though RDMA ports are active there: {_names(ports)}",
             (
-                Evidence(check="rdma", text=f"active on {host(recording, nodes[0])}: {_names(ports)}{_rate(ports)}"),
+                Evidence(
+                    check="rdma", text=f"active on {host(recording, nodes[0])}: {_names(ports)}{_printed_rates(ports)}"
+                ),
                 *(
                     Evidence(text=f"NCCL's log: {ranks_at(recording, crossing.ranks)} via {crossing.transport.via}")
                     for crossing in group[: wording.MOST_PAIRS]
@@ -163,8 +168,7 @@ def sockets_used(recording: Recording) -> Iterator[Draft]:
         )
 
 
-def _usable(fact: RdmaFact, log: NcclTransportFact) -> bool:
-    """Whether nothing that other rules report keeps NCCL from this node's ports."""
+def _ports_are_usable(fact: RdmaFact, log: NcclTransportFact) -> bool:
     chosen_tcp = log.settings.get("NCCL_IB_DISABLE", "0") != "0" or "NCCL_NET" in log.settings
     return bool(fact.chosen()) and fact.unused_by is None and fact.verbs_library is not None and not chosen_tcp
 
@@ -199,8 +203,8 @@ def rdma_forbidden(recording: Recording) -> Iterator[Draft]:
             (Culprit(kind="setting", name=name), *node_culprits(recording, group)),
             f"{setting} keeps NCCL from the RDMA ports of {node_names(recording, group)}: {_names(ports)}",
             (
-                Evidence(check="rdma", text=f"active: {_names(ports)}{_rate(ports)}"),
-                *_in_files(recording, name, {node.node for node in group}),
+                Evidence(check="rdma", text=f"active: {_names(ports)}{_printed_rates(ports)}"),
+                *_file_origins(recording, name, {node.node for node in group}),
             ),
             wording.unset_setting(name, value, "NCCL then uses RDMA between nodes"),
             detail="Ranks on TCP cannot connect to the ranks of the other nodes, which use RDMA."
@@ -211,8 +215,7 @@ def rdma_forbidden(recording: Recording) -> Iterator[Draft]:
         )
 
 
-def _in_files(recording: Recording, name: str, nodes: Container[int]) -> Iterator[Evidence]:
-    """Where a file, and no environment, sets it."""
+def _file_origins(recording: Recording, name: str, nodes: Container[int]) -> Iterator[Evidence]:
     for node in recording.facts(NcclFact):
         place = set_by_files(files_read(recording, node)).get(name)
         if place is not None and node.node in nodes and name not in node.fact.overruled:
@@ -233,8 +236,7 @@ def _names(ports: Sequence[tuple[Hca, Port]]) -> str:
     return name_list([f"{hca.name} port {port.number}" for hca, port in ports])
 
 
-def _rate(ports: Sequence[tuple[Hca, Port]]) -> str:
-    """The rates of the ports as the kernel prints them."""
+def _printed_rates(ports: Sequence[tuple[Hca, Port]]) -> str:
     rates = dict.fromkeys(port.rate for _, port in ports if port.rate)
     return f" ({', '.join(rates)})" if rates else ""
 
@@ -255,7 +257,9 @@ def one_socket(recording: Recording) -> Iterator[Draft]:
     world, best = recording.world, best_of_large(recording)
     if world is None or world.nnodes < 2 or best is None:
         return
-    slow = {node: rate for node in nodes_whose_log_has(recording, _SOCKET) if (rate := _interface(recording, node))}
+    slow = {
+        node: rate for node in nodes_whose_log_has(recording, _SOCKET) if (rate := _interface_rate(recording, node))
+    }
     nodes = [node for node, rate in slow.items() if best.busbw_gb_per_s < SOCKETS_SHARE * rate]
     if not nodes or len(nodes) < len(slow):
         return
@@ -282,7 +286,7 @@ def one_socket(recording: Recording) -> Iterator[Draft]:
     )
 
 
-def _interface(recording: Recording, node: int) -> float | None:
+def _interface_rate(recording: Recording, node: int) -> float | None:
     """GB/s of the interface under NCCL's one connection; None where it is slow, not known, or there are several."""
     log, rdma = log_of(recording, node), rdma_of(recording).get(node)
     settings = next((place.node.settings for place in places(recording) if place.seen.node == node), log.settings)

@@ -89,8 +89,7 @@ def more_sockets(threads: int, each: int) -> Remedy:
     )
 
 
-def _explain(summary: str, subsystems: str, *commands: str) -> Remedy:
-    """Have NCCL say more, in the job itself."""
+def _log_more(summary: str, subsystems: str, *commands: str) -> Remedy:
     why = "the job's own output then says which way NCCL takes, and why"
     return Remedy(
         summary=summary,
@@ -106,13 +105,13 @@ def _explain(summary: str, subsystems: str, *commands: str) -> Remedy:
     )
 
 
-SHOW_CHOICE = _explain(
+SHOW_CHOICE = _log_more(
     "Start the job with NCCL's log, and look at what the driver says of each pair of GPUs",
     "INIT,GRAPH,P2P,SHM",
     "nvidia-smi topo -p2p r",
     "nvidia-smi topo -p2p w",
 )
-SHOW_NETWORK = _explain(
+SHOW_NETWORK = _log_more(
     "Start the job with NCCL's log, and look at what it says of each network device", "INIT,NET,GRAPH", "ibv_devinfo"
 )
 

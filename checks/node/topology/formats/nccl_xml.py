@@ -136,7 +136,7 @@ class _Host:
         if not self.gpus:
             tag = next(iter(self.unknown), self.cpus[0])
             raise TopologyError("the file does not say which of its PCI devices are GPUs", tag.line)
-        gpus = self._numbered()
+        gpus = self._named_gpus()
         nics = [device.model_copy(update={"name": f"NIC{at}"}) for at, (device, _) in enumerate(self.nics)]
         return NcclTopology(
             matrix=self._matrix(gpus, nics),
@@ -170,14 +170,13 @@ class _Host:
 
     def _add_network(self, pci: Tag, cpu: Tag, above: tuple[str, ...], nic: Tag | None) -> None:
         nets = list(nic.named("net")) if nic is not None else []
-        rdma = dict.fromkeys(net.get("name") for net in nets if not _is_plain(net))
+        rdma = dict.fromkeys(net.get("name") for net in nets if not _is_socket_interface(net))
         for name in rdma or ([] if nets else [""]):
             self.nics.append((_device(pci, cpu, above, "nic"), name))
         if nets and not rdma:
             self.nets.append(_device(pci, cpu, above, "net", nets[0].get("name")[:64]))
 
-    def _numbered(self) -> list[_Gpu]:
-        """The GPUs with their names in the matrix, in order."""
+    def _named_gpus(self) -> list[_Gpu]:
         numbers = [gpu.dev for gpu in self.gpus]
         are_numbered = None not in numbers and len(set(numbers)) == len(numbers)
         ordered = sorted(self.gpus, key=lambda gpu: (gpu.dev or 0, "") if are_numbered else (0, gpu.device.bus_id))
@@ -256,8 +255,7 @@ def _gpu(pci: Tag, gpu: Tag | None, device: PciDevice) -> _Gpu:
     return _Gpu(device, int(dev) if re.fullmatch(r"[0-9]{1,4}", dev) else None, links, is_amd)
 
 
-def _is_plain(net: Tag) -> bool:
-    """Whether it is an interface of NCCL's sockets."""
+def _is_socket_interface(net: Tag) -> bool:
     return re.fullmatch(r"0x0+|0", net.get("guid")) is not None
 
 

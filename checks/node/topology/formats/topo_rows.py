@@ -138,14 +138,10 @@ def _header(line: str, index: int, lines: Sequence[str]) -> Header | None:
             titles = (CPU, *((NUMA,) if known[1] else ()), *((GPU_NUMA,) if known[2] else ()))
         else:
             titles = None
-    elif len(columns) == 1 or not _row_follows(lines[index + 1 : index + 3]):
+    elif len(columns) == 1 or not any(_looks_like_row(bare(line)) for line in lines[index + 1 : index + 3]):
         return None
     refuse_odd_columns(columns, index + 1, line)
     return Header(index + 1, shape_of(line[: start.start()]), columns, titles)
-
-
-def _row_follows(lines: Sequence[str]) -> bool:
-    return any(_looks_like_row(bare(line)) for line in lines)
 
 
 def columns_of(text: str) -> tuple[str, ...] | None:
