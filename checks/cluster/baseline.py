@@ -48,7 +48,7 @@ def slower(recording: Recording) -> Iterator[Draft]:
     """
     fact = recording.first(BaselineFact)
     compared = fact.compared if fact else ()
-    rest = [each for each in compared if _is_slow(each)]
+    rest = [each for each in compared if is_outlier(each.name, each.value, each.median, each.mad, each.worst)]
     of_paths, tested = ({each.nodes for each in some if _is_path(each)} for some in (rest, compared))
     is_everywhere = of_paths == tested  # the network, and no node
     nodes = {each.nodes[0] for each in rest if len(each.nodes) == 1 and not (is_everywhere and _is_path(each))}
@@ -65,10 +65,6 @@ def slower(recording: Recording) -> Iterator[Draft]:
         yield _draft(Who((node_pair(recording, *pair),), name), own, recording)
     if rest and not nodes and not pairs:
         yield _draft(Who(NOBODY, "The run"), rest, recording)
-
-
-def _is_slow(each: HeldAgainst) -> bool:
-    return is_outlier(each.name, each.value, each.median, each.mad, each.worst)
 
 
 def _node_or_gpu(recording: Recording, node: int, gpus: set[int | None]) -> Who:

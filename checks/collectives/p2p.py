@@ -244,7 +244,7 @@ def _slow_draft(recording: Recording, pairs: Sequence[tuple[int, int]], rates: _
             )
             for first, second in pairs[:LINES_OF_EVIDENCE]
         )
-        + (tuple(_networks(recording, pairs)) if across else ()),
+        + (tuple(_network_evidence(recording, pairs)) if across else ()),
         *((_COMPARE_NICS,) if across else (*_other_ways(recording, pairs), _COMPARE_LINKS)),
         detail=f"They are slower than other pairs {'across nodes' if across else 'within a node'}.",
         reproduced_by=None if across else between(recording, pairs[0], pairs),
@@ -284,8 +284,7 @@ def _limit_below(recording: Recording, slow: Sequence[tuple[int, int]]) -> str |
     return fits[0] if fits else None
 
 
-def _networks(recording: Recording, pairs: Sequence[tuple[int, int]]) -> Iterator[Evidence]:
-    """What NCCL's log says of the network that the nodes of these pairs took."""
+def _network_evidence(recording: Recording, pairs: Sequence[tuple[int, int]]) -> Iterator[Evidence]:
     world = recording.world
     nodes = sorted({world.node_of(rank) for pair in pairs for rank in pair}) if world else []
     for node in nodes[:LINES_OF_EVIDENCE]:

@@ -39,14 +39,14 @@ def probe(ctx: NodesContext) -> ConnectivityFact:
         raise Skip("there is no other node to dial")
     dialled = [Dialled(ctx, peer) for peer in ctx.peers]
     elsewhere = [dial for dial, peer in zip(dialled, ctx.peers, strict=True) if _came_from_elsewhere(peer)]
-    _at_once([*(dial.meet for dial in dialled), *(dial.try_met_at for dial in elsewhere)])
+    _in_daemon_threads([*(dial.meet for dial in dialled), *(dial.try_met_at for dial in elsewhere)])
     measurements = [[ShortMeasurement(ctx, peer, way) for way in peer.others] for peer in ctx.peers]
-    _at_once([measurement.meet for row in measurements for measurement in row])
+    _in_daemon_threads([measurement.meet for row in measurements for measurement in row])
     sample_s = min(path_quality.SAMPLE_S, path_quality.TRANSFERS_S / path_quality.SAMPLES / len(dialled))
     for dial in dialled:
         dial.measure(path_quality.SAMPLES, sample_s)
     _sample(ctx, [measurement for row in measurements for measurement in row])
-    _at_once([dial.again for dial in dialled if dial.lost_packets])
+    _in_daemon_threads([dial.again for dial in dialled if dial.lost_packets])
     for dial in _doubtful(dialled, measurements):
         dial.measure(path_quality.SAMPLES, 2 * sample_s)
     peers = tuple(
@@ -66,7 +66,6 @@ def _sample(ctx: NodesContext, measurements: Sequence[ShortMeasurement]) -> None
 
 
 def _came_from_elsewhere(peer: Peer) -> bool:
-    """Whether the peer came to the roll call from another address than it would advertise."""
     try:
         met, advertised = (ip_address(address.partition("%")[0]) for address in (peer.met_at, peer.address))
     except ValueError:
@@ -79,7 +78,7 @@ def _plain(address: object) -> object:
     return getattr(address, "ipv4_mapped", None) or address
 
 
-def _at_once(calls: Iterable[Callable[[], None]]) -> None:
+def _in_daemon_threads(calls: Iterable[Callable[[], None]]) -> None:
     """In daemon threads, each of which ends by itself; whoever ends us does not wait for them."""
     threads = [threading.Thread(target=call, daemon=True) for call in calls]
     for thread in threads:

@@ -47,14 +47,14 @@ def inbound_blocked(recording: Recording) -> Iterator[Draft]:
     found = matrix.blocked
     if found.everyone:
         nodes = matrix.nodes
-        ports = _ports(matrix, nodes)
+        ports = _common_port_range(matrix, nodes)
         title = f"{capital(wording.port_words(ports))} are blocked between all {len(nodes)} nodes"
         yield _blocked(recording, matrix, list(matrix.seen), title, nodes, "every node")
         return
     for fate, nodes in _by_fate(matrix, found.inbound).items():
         paths = [path for path in matrix.failed if path[1] in nodes]
         names = hosts(recording, nodes)
-        title = f"Inbound to {names} is blocked for {wording.port_words(_ports(matrix, nodes))}: {fate}"
+        title = f"Inbound to {names} is blocked for {wording.port_words(_common_port_range(matrix, nodes))}: {fate}"
         both = [node for node in nodes if node in found.outbound]
         more = f" {hosts(recording, both)} cannot dial the others either." if both else ""
         yield _blocked(recording, matrix, paths, title, nodes, names, more)
@@ -71,9 +71,9 @@ def path_blocked(recording: Recording) -> Iterator[Draft]:
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
     matrix, around = Matrix.of(recording), way_out(recording)
-    for fate, paths in _paths_by_fate(matrix, matrix.blocked.paths).items():
+    for fate, paths in grouped((_FATE[matrix.seen[path].outcome], path) for path in matrix.blocked.paths).items():
         ends = sorted({node for path in paths for node in path})
-        ports = _ports(matrix, ends)
+        ports = _common_port_range(matrix, ends)
         many = "s" if len({frozenset(path) for path in paths}) > 1 else ""
         title = (
             f"The path{many} {wording.path_words(recording, paths)} {'are' if many else 'is'} blocked for"
@@ -109,7 +109,7 @@ def outbound_blocked(recording: Recording) -> Iterator[Draft]:
         return
     paths = [path for path in matrix.failed if path[0] in nodes]
     names = hosts(recording, nodes)
-    ports, around = _ports(matrix, [target for _, target in paths]), way_out(recording)
+    ports, around = _common_port_range(matrix, [target for _, target in paths]), way_out(recording)
     fates = " or ".join(dict.fromkeys(_FATE[matrix.seen[path].outcome] for path in paths))
     yield proved(
         (node_culprit(recording, node) for node in nodes),
@@ -132,7 +132,7 @@ def _blocked(
     where: str,
     more: str = "",
 ) -> Draft:
-    ports, around = _ports(matrix, nodes), way_out(recording)
+    ports, around = _common_port_range(matrix, nodes), way_out(recording)
     return finding(
         (node_culprit(recording, node) for node in nodes),
         title,
@@ -154,11 +154,7 @@ def _by_fate(matrix: Matrix, nodes: Iterable[int]) -> dict[str, list[int]]:
     return groups
 
 
-def _paths_by_fate(matrix: Matrix, paths: Iterable[Path]) -> dict[str, list[Path]]:
-    return grouped((_FATE[matrix.seen[path].outcome], path) for path in paths)
-
-
-def _ports(matrix: Matrix, nodes: Iterable[int]) -> wording.PortRange | None:
+def _common_port_range(matrix: Matrix, nodes: Iterable[int]) -> wording.PortRange | None:
     """The ephemeral ports of these nodes, where they are the same."""
     known = {row.port_range for node in nodes if (row := matrix.rows.get(node)) and row.port_range}
     return known.pop() if len(known) == 1 else None
@@ -177,7 +173,7 @@ def advertised_address_leads_elsewhere(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
     """
     matrix = Matrix.of(recording)
-    explained = _with_useless_address(recording)
+    explained = _nodes_with_useless_address(recording)
     found = matrix.misled
     nodes = [node for node in found.nodes if node not in explained]
     paths = [path for path in found.paths if not explained & set(path)]
@@ -212,8 +208,7 @@ def _given_out(recording: Recording, matrix: Matrix, paths: Iterable[Path], node
             yield f"{address} ({host(recording, node)}{f', {interface}' if interface else ''})"
 
 
-def _with_useless_address(recording: Recording) -> set[int]:
-    """The nodes whose address is known to be useless before anybody dials it."""
+def _nodes_with_useless_address(recording: Recording) -> set[int]:
     backend = _backend(recording)
     return set(faults([offer_of(node, backend) for node in recording.facts(InterfacesFact)]))
 

@@ -57,7 +57,7 @@ def blame(bad: Collection[Path], good: Collection[Path], *, one_of_two: bool = F
     if not good and _spread(bad):
         return Blame(everyone=True)
     left, by_end = set(bad), _by_end(bad)
-    suspects = _answerable(by_end, _by_end(good))
+    suspects = _suspects(by_end, _by_end(good))
     blamed: tuple[list[int], list[int]] = ([], [])
     while suspects:
         explained = {end: len(by_end[end] & left) for end in suspects}
@@ -89,8 +89,7 @@ def _by_end(paths: Iterable[Path]) -> dict[End, set[Path]]:
     return ends
 
 
-def _answerable(bad: Mapping[End, set[Path]], good: Mapping[End, set[Path]]) -> set[End]:
-    """The ends that may be to blame."""
+def _suspects(bad: Mapping[End, set[Path]], good: Mapping[End, set[Path]]) -> set[End]:
     suspects = set()
     for end, paths in bad.items():
         node, side = end

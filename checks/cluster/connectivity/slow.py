@@ -41,14 +41,14 @@ def slow_node(recording: Recording) -> Iterator[Draft]:
     if nodes:
         yield _slow_nodes(recording, matrix, nodes, found)
     paths = [path for path in found.paths if matrix.is_slow(path, path_quality.SLOW_PATH_RATIO)]
-    paths = [path for path in paths if not _is_told(path, explained)]
+    paths = [path for path in paths if not _is_explained(path, explained)]
     if paths and not (len(matrix.nodes) == 2 and faster_way(recording)):  # DD538 has somebody to compare with
         yield _slow_paths(recording, matrix, paths)
 
 
 def _slow_nodes(recording: Recording, matrix: Matrix, nodes: list[int], found: Blame) -> Draft:
     rates, usual = matrix.best_rates, matrix.usual_rate
-    sides = {node: _slow_side(found, node, rates) for node in nodes}
+    sides = {node: _paths_on_slow_side(found, node, rates) for node in nodes}
     mine = {node: median(rates[path] for path in side) for node, side in sides.items()}
     around = detour(recording, lambda way: all(_is_faster(way, side, mine[node]) for node, side in sides.items()))
     rate, names = median(mine.values()), hosts(recording, nodes)
@@ -113,8 +113,7 @@ def _is_faster(way: Way, paths: list[Path], rate: float) -> bool:
     return way.rate(paths) >= path_quality.FASTER_ELSEWHERE_RATIO * rate
 
 
-def _slow_side(found: Blame, node: int, rates: dict[Path, float]) -> list[Path]:
-    """The paths on the sides on which the node is slow."""
+def _paths_on_slow_side(found: Blame, node: int, rates: dict[Path, float]) -> list[Path]:
     sides = [side for side, nodes in enumerate((found.outbound, found.inbound)) if node in nodes]
     return [path for path in rates if any(path[side] == node for side in sides)]
 
@@ -125,7 +124,7 @@ def _explained(matrix: Matrix) -> Blame:
     return Blame(everyone=lossy.everyone, inbound=(*lossy.nodes, *late.nodes), paths=(*lossy.paths, *late.paths))
 
 
-def _is_told(path: Path, explained: Blame) -> bool:
+def _is_explained(path: Path, explained: Blame) -> bool:
     explained_ways = {path, path[::-1]} & set(explained.paths)
     return explained.everyone or bool(explained_ways) or bool(set(path) & set(explained.nodes))
 
@@ -150,7 +149,7 @@ def slower_network_is_used(recording: Recording) -> Iterator[Draft]:
     """
     matrix = Matrix.of(recording)
     way = faster_way(recording)
-    if way is None or _paths_are_told(matrix):
+    if way is None or _is_for_other_rules(matrix):
         return
     rate, other_rate = used_rate(matrix), _rate_of(way, matrix)
     backend = backend_name(recording.world.backend if recording.world else "gloo")
@@ -203,7 +202,7 @@ def _are_two(matrix: Matrix) -> bool:
     return len(matrix.nodes) == 2
 
 
-def _paths_are_told(matrix: Matrix) -> bool:
+def _is_for_other_rules(matrix: Matrix) -> bool:
     """Whether losses, late answers or slow nodes are found, which recommend the other network themselves."""
     if matrix.lossy != Blame() or max(matrix.answers.values(), default=0.0) >= network.SLOW_ANSWER_S:
         return True

@@ -195,14 +195,13 @@ def _job(recording: Recording) -> agreement.Job:
 _LACKING_GPUS = ("DD301", "DD302", "DD303", "DD330")
 
 
-def _ranks(recording: Recording) -> dict[int, int]:
-    """How many ranks each node that reported brings."""
+def _ranks_by_node(recording: Recording) -> dict[int, int]:
     world = recording.world
     met = (node.node for node in recording.facts(ConsistencyFact))
     return {} if world is None else {node: len(world.ranks_of(node)) for node in met}
 
 
-def _gpus(recording: Recording) -> dict[int, int]:
+def _gpus_by_node(recording: Recording) -> dict[int, int]:
     """How many GPUs each node shows the job; a node that has none says that none is there."""
     absent = (reading for reading in recording.of_check("gpus") if reading.status is Status.ABSENT)
     return {reading.node: 0 for reading in absent} | {
@@ -228,7 +227,7 @@ def different_ranks(recording: Recording) -> Iterator[Draft]:
     Remedy: Start every node with the same command.
     See: https://docs.pytorch.org/docs/stable/elastic/run.html
     """
-    ranks = _ranks(recording)
+    ranks = _ranks_by_node(recording)
     parts = _counted(ranks, "rank")
     if parts is None or _explained_by_gpus(recording):
         return
@@ -240,7 +239,7 @@ def different_ranks(recording: Recording) -> Iterator[Draft]:
         Evidence(text=differences.values_with_nodes(recording, parts), value=size, unit="ranks"),
         remedy("Start every node with the same --nproc-per-node", scope="job", undo=NOTHING_TO_UNDO),
         detail="torchrun takes any number of ranks from each node and counts them together.",
-        nodes=_with_less(ranks),
+        nodes=_nodes_with_less(ranks),
     )
 
 
@@ -257,7 +256,7 @@ def _unlike(recording: Recording, parts: Split[int]) -> str:
 
 
 def _explained_by_gpus(recording: Recording) -> bool:
-    ranks, gpus = _counted(_ranks(recording), "rank"), _counted(_gpus(recording), "GPU")
+    ranks, gpus = _counted(_ranks_by_node(recording), "rank"), _counted(_gpus_by_node(recording), "GPU")
     return ranks is not None and gpus is not None and ranks.parts == gpus.parts
 
 
@@ -275,9 +274,9 @@ def different_gpus(recording: Recording) -> Iterator[Draft]:
         out.
     See: https://docs.pytorch.org/docs/stable/elastic/run.html
     """
-    gpus = _gpus(recording)
+    gpus = _gpus_by_node(recording)
     parts = _counted(gpus, "GPU")
-    if parts is None or not _are_wanted(recording):
+    if parts is None or not _are_gpus_wanted(recording):
         return
     without = tuple(node for node, count in gpus.items() if count == 0)
     matters = without or _explained_by_gpus(recording)
@@ -293,17 +292,16 @@ def different_gpus(recording: Recording) -> Iterator[Draft]:
         ),
         detail="Ranks need a GPU each, and nodes that bring different numbers of them make an uneven world.",
         severity=Severity.ERROR if stops else Severity.WARNING if matters else Severity.INFO,
-        nodes=_with_less(gpus),
+        nodes=_nodes_with_less(gpus),
     )
 
 
-def _are_wanted(recording: Recording) -> bool:
+def _are_gpus_wanted(recording: Recording) -> bool:
     """Whether the job may use GPUs: gloo was not asked for, and some torch here was built for them."""
     builds = [node.fact.torch_cuda or node.fact.torch_hip for node in recording.facts(Software)]
     return recording.options.backend is not Backend.GLOO and (not builds or any(builds))
 
 
-def _with_less(counts: Mapping[int, int]) -> tuple[int, ...]:
-    """The nodes with less than others have."""
+def _nodes_with_less(counts: Mapping[int, int]) -> tuple[int, ...]:
     most = max(counts.values(), default=0)
     return tuple(node for node, count in counts.items() if count < most)

@@ -110,17 +110,13 @@ def draft(
     return finding(
         culprits,
         title,
-        _evidence(group, expected),
+        tuple(_of_one(node.fact, expected) for node in group),
         *remedies,
         confidence=confidence,
         detail=detail,
         nodes=(0,),
         missing=missing,
     )
-
-
-def _evidence(group: Group, expected: str) -> tuple[Evidence, ...]:
-    return tuple(_of_one(node.fact, expected) for node in group)
 
 
 def _of_one(fact: RollCallFact, expected: str) -> Evidence:

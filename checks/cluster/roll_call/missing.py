@@ -56,7 +56,7 @@ def missing(recording: Recording) -> Iterator[Draft]:
         many nodes as there are.
     See: torch.distributed.run, --rdzv-conf join_timeout
     """
-    speakers = _who_say_why(recording)
+    speakers = _nodes_that_give_a_reason(recording)
     for fact in facts_with(recording, "missing"):
         if fact.role == "follower":
             yield _never_closed(fact)
@@ -125,7 +125,7 @@ def _never_came(recording: Recording, fact: RollCallFact) -> Draft:
     why = f"not started, or cannot reach {endpoint(fact)}"
     title = f"{who} did not report in ({why}): {came}" if gone.named else f"{came}, only {here}; {who} were {why}"
     return finding(
-        _unstarted(fact, gone),
+        _nodes_kept_from_starting(fact, gone),
         f"{title}{_reason(fact)}",
         (who_came(fact.present), *_not_started_evidence(fact), *_unreadable_evidence(fact)),
         _start_there(recording, fact, gone),
@@ -187,7 +187,7 @@ def _not_startable(recording: Recording, fact: RollCallFact) -> Draft:
     launcher = recording.world.launcher if recording.world else ""
     reasons = dict.fromkeys(node.reason for node in fact.not_started)
     return proved(
-        _unstarted(fact, gone),
+        _nodes_kept_from_starting(fact, gone),
         f"{name_list(hosts)} could not be started: {'; '.join(list(reasons)[:2])}",
         _not_started_evidence(fact),
         advice(
@@ -202,8 +202,7 @@ def _not_startable(recording: Recording, fact: RollCallFact) -> Draft:
     )
 
 
-def _unstarted(fact: RollCallFact, gone: _Missing) -> tuple[Culprit, ...]:
-    """Those of the missing nodes of which it is known what kept them."""
+def _nodes_kept_from_starting(fact: RollCallFact, gone: _Missing) -> tuple[Culprit, ...]:
     ranks = {node.node: node.node_rank for node in gone.nodes}
     return tuple(
         Culprit(kind="node", node=node.hostname, node_rank=ranks.get(node.hostname)) for node in fact.not_started
@@ -246,7 +245,7 @@ def _who_is_missing(recording: Recording, fact: RollCallFact) -> _Missing:
     return _Missing(tuple(MissingNode(node_rank=rank) for rank in fact.missing), named=_by_hand(fact))
 
 
-def _who_say_why(recording: Recording) -> set[int]:
+def _nodes_that_give_a_reason(recording: Recording) -> set[int]:
     """The node ranks of those whose own reading says what kept them away: a run that one command started."""
     return {
         node.node

@@ -173,7 +173,7 @@ class _Results:
 
 def measure(ctx: RankContext, workload: Workload = _WHOLE) -> GpuSpeedFact:
     """All rates of this rank's device, and what the driver said of it meanwhile."""
-    results = _Results(_before(ctx))
+    results = _Results(_device_and_memory(ctx))
     watch = ctx.watch_gpu(results.fields["gpu_uuid"])
     try:
         turns = int(agreed(ctx, ctx.local_rank + 1))  # of the fullest node; all ranks begin at one moment
@@ -210,7 +210,7 @@ def _step(ctx: RankContext, name: str, what: str, results: _Results, work: Calla
         torch.cuda.empty_cache()  # somebody else may want it
 
 
-def _before(ctx: RankContext) -> dict[str, Any]:
+def _device_and_memory(ctx: RankContext) -> dict[str, Any]:
     """Which device it is and what it has free, before anything is measured."""
     uuid, name = gpu_identity(ctx.device)
     fields: dict[str, Any] = {"device": ctx.device, "gpu_uuid": uuid, "gpu_name": name}

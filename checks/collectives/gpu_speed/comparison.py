@@ -215,7 +215,7 @@ FOLLOW_THE_PATH = by_operator(
 
 def evidence(recording: Recording, gpus: Sequence[Measured], besides: Sequence[Measured]) -> Iterator[Evidence]:
     """One line per GPU, beside the typical GPU of its model, which leaves out those of ``besides``."""
-    usual = _usual(recording, besides)
+    usual = _usual_load(recording, besides)
     for gpu in gpus[:LINES_OF_EVIDENCE]:
         text = f"{rank_at(recording, rank_of(gpu))} under load: {_load_text(gpu.fact.load, usual)}"
         yield Evidence(text=text)
@@ -223,7 +223,7 @@ def evidence(recording: Recording, gpus: Sequence[Measured], besides: Sequence[M
 
 def remedies(recording: Recording, gpus: Sequence[Measured]) -> tuple[Remedy, ...]:
     """Remedies for what differs from the others of the model; where nothing differs, a comparison."""
-    usual, found = _usual(recording, gpus), []
+    usual, found = _usual_load(recording, gpus), []
     for gpu in gpus[:LINES_OF_EVIDENCE]:
         load, uuid = gpu.fact.load, gpu.fact.gpu_uuid
         own_w, peers_w = load.power_limit_w, usual.power_limit_w
@@ -241,8 +241,7 @@ def _is_lower(own: float | None, usual: float | None, share: float) -> bool:
     return own is not None and usual is not None and own <= usual * (1 - share)
 
 
-def _usual(recording: Recording, besides: Sequence[Measured]) -> GpuLoad:
-    """The medians of the others of the model."""
+def _usual_load(recording: Recording, besides: Sequence[Measured]) -> GpuLoad:
     out = {rank_of(gpu) for gpu in besides}
     others = [gpu for gpu in judged(recording) if rank_of(gpu) not in out and model(gpu) == model(besides[0])]
     clocks = [gpu.fact.load.sm_clock_mhz for gpu in others if gpu.fact.load.sm_clock_mhz is not None]

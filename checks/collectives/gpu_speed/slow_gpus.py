@@ -48,7 +48,7 @@ def slower_than_peers(recording: Recording) -> Iterator[Draft]:
         beside seven within 1 %); docs/explanation/measurements.md
     """
     explained, limited = slowed_by_hardware(recording), power_limited(recording)
-    for slow in _by_model(_slow(recording, sure=True)):
+    for slow in _by_model(_slow_gpus(recording, sure=True)):
         left = [compared for compared in slow if rank_of(compared.gpu) not in explained]
         grades: dict[Severity, Slow] = {Severity.ERROR: [], Severity.WARNING: [], Severity.INFO: []}
         for rank in dict.fromkeys(rank_of(compared.gpu) for compared in left):
@@ -70,7 +70,7 @@ def _grade(rates: Slow, limited: frozenset[tuple[int, str]]) -> Severity:
 
 
 def _slower_draft(recording: Recording, slow: Slow, severity: Severity) -> Draft:
-    gpus, is_known = _gpus(slow), severity is Severity.INFO
+    gpus, is_known = _gpus_by_rank(slow), severity is Severity.INFO
     who = capital(ranks_at(recording, map(rank_of, gpus)))
     return proved(
         _culprits(recording, gpus),
@@ -93,8 +93,8 @@ def unequally_fast(recording: Recording) -> Iterator[Draft]:
     See: docs/explanation/measurements.md
     """
     explained = slowed_by_hardware(recording)
-    for slow in _by_model(_slow(recording, sure=False)):
-        below = _gpus(slow)
+    for slow in _by_model(_slow_gpus(recording, sure=False)):
+        below = _gpus_by_rank(slow)
         above = [gpu for gpu in judged(recording) if model(gpu) == model(below[0]) and gpu not in below]
         if above and not any(rank_of(gpu) in explained for gpu in below):
             yield _unsure_draft(recording, slow, below, above)
@@ -116,7 +116,7 @@ def _unsure_draft(recording: Recording, slow: Slow, below: Sequence[Measured], a
     )
 
 
-def _slow(recording: Recording, *, sure: bool) -> Slow:
+def _slow_gpus(recording: Recording, *, sure: bool) -> Slow:
     """The slow GPUs; with ``sure``, those that differ from a clear majority."""
     found: Slow = []
     for group in [*beside_others(recording, MATMUL), *beside_others(recording, COPY)]:
@@ -131,8 +131,7 @@ def _by_model(slow: Slow) -> list[Slow]:
     return list(grouped((model(compared.gpu), compared) for compared in slow).values())
 
 
-def _gpus(slow: Slow) -> list[Measured]:
-    """Each GPU once, by rank."""
+def _gpus_by_rank(slow: Slow) -> list[Measured]:
     gpus = {rank_of(compared.gpu): compared.gpu for compared in slow}
     return [gpus[rank] for rank in sorted(gpus)]
 
@@ -218,7 +217,6 @@ def _in_force(fact: GpuSpeedFact) -> list[str]:
 
 
 def _times_slower(recording: Recording) -> Mapping[int, float]:
-    """How many times slower than its peers each GPU is, where it has enough of them."""
     found: dict[int, float] = {}
     for group in [*beside_others(recording, MATMUL), *beside_others(recording, COPY)]:
         if len(group) >= gpu_speed.FEWEST_TO_JUDGE:
