@@ -86,7 +86,7 @@ class Arrivals:
         if len({node_report.nnodes for node_report in self.node_reports.values()}) > 1:
             return "disagree" if self._have_disagreed() else None
         self._agreed_at = time.monotonic()
-        if self._claimed_twice():
+        if self._is_rank_claimed_twice():
             return "duplicate"
         claims = [
             node_report.claimed_rank
@@ -111,7 +111,7 @@ class Arrivals:
         patience_s = _DISAGREE_S if most > next_most else _TIE_S
         return time.monotonic() - self._agreed_at > patience_s
 
-    def _claimed_twice(self) -> bool:
+    def _is_rank_claimed_twice(self) -> bool:
         """Whether two living agents claim one rank: one of them might have replaced an agent that died."""
         by_rank = grouped(
             (node_report.claimed_rank, agent)

@@ -181,7 +181,7 @@ class RollCall:
                 raise NotMet(self._head_fact(outcome), self.present())
             if not mine and time.monotonic() > look_at:
                 look_at = time.monotonic() + _LOOK_FOR_HEAD_S
-                leader = self._who_leads_there()
+                leader = self._run_id_at_endpoint()
                 if leader not in ("", self.run_id):
                     self.close()
                     self.control = self.arrivals = None
@@ -193,7 +193,7 @@ class RollCall:
         """Where the others meet the head: the endpoint's address, if other hosts can reach it."""
         return next((address for address in addresses if not address.startswith("127.") and address != "::1"), "")
 
-    def _who_leads_there(self) -> str:
+    def _run_id_at_endpoint(self) -> str:
         """The run of the head at the endpoint, which is no address of this host; empty where there is none."""
         found = approach(self._host, self._port, 0.0, lambda _text: None, timeout_s=1.0)
         if found.outcome != "connected":

@@ -90,7 +90,7 @@ class Watch:
     def _ask_survivors(self) -> list[Reading]:
         """The head is lost: whether its heartbeats reach the other followers, and whether these answer."""
         others = [rank for rank in self.group.others if rank != 0]
-        answers = self._each(others)
+        answers = self._dial_each(others)
         readings = [
             self._reading(rank, answer, heartbeat=False) for rank, (answer, _) in answers.items() if answer != "answers"
         ]
@@ -111,11 +111,11 @@ class Watch:
     def _dial_all(self, nodes: Sequence[int], *, heartbeat: frozenset[int] = frozenset()) -> list[Reading]:
         """The answer of each node; ``heartbeat`` are those whose beats have stopped, the others give context."""
         return [
-            self._reading(rank, answer, heartbeat=rank in heartbeat) for rank, (answer, _) in self._each(nodes).items()
+            self._reading(rank, answer, heartbeat=rank in heartbeat)
+            for rank, (answer, _) in self._dial_each(nodes).items()
         ]
 
-    def _each(self, nodes: Sequence[int]) -> dict[int, tuple[Answer, Json]]:
-        """Dial several nodes at once, bounded."""
+    def _dial_each(self, nodes: Sequence[int]) -> dict[int, tuple[Answer, Json]]:
         answers: dict[int, tuple[Answer, Json]] = {}
 
         def dial(rank: int) -> None:

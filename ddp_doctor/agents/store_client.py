@@ -232,7 +232,7 @@ class StoreClient:
             self._turned_at = now
         elif "beats" in message:
             for agent, fields in message["beats"].items():
-                self._hear(int(agent), fields, now)
+                self._take_beat(int(agent), fields, now)
         elif "key" in message:
             self._values[message["key"]] = message.get("value", UNREADABLE)
         elif "joined" in message:
@@ -242,7 +242,7 @@ class StoreClient:
         elif "error" in message:
             self.error = message["error"]
 
-    def _hear(self, agent: int, fields: Json, now: float) -> None:
+    def _take_beat(self, agent: int, fields: Json, now: float) -> None:
         """Take a beat. The store has no authentication: what is no beat was written by somebody else."""
         beat = self.beats.setdefault(agent, Beat())
         with suppress(ValidationError):

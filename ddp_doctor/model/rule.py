@@ -89,7 +89,7 @@ class Rule(Described):
             return []
         causes = [finding for finding in found if finding.code in self.explained_by] if self.explained_by else []
         drafts = ((draft, self._complete(draft)) for draft in self.function(recording))
-        return [finding for draft, finding in drafts if not _explain(causes, finding, draft.nodes)]
+        return [finding for draft, finding in drafts if not _are_causes_of(causes, finding, draft.nodes)]
 
     def _complete(self, draft: Draft) -> Finding:
         fields = dict(draft) | {"severity": draft.severity or self.severity}
@@ -101,7 +101,7 @@ class Rule(Described):
         return Finding(code=self.code, name=self.name, page=self.page, **fields)
 
 
-def _explain(causes: Sequence[Finding], finding: Finding, nodes: Sequence[int]) -> bool:
+def _are_causes_of(causes: Sequence[Finding], finding: Finding, nodes: Sequence[int]) -> bool:
     """Whether some of the causes name all of its nodes; an error is explained by errors alone."""
     if finding.severity is Severity.ERROR:
         causes = [cause for cause in causes if cause.severity is Severity.ERROR]

@@ -47,7 +47,7 @@ class _Mount:
 
 def limits(read: Reader) -> Limits:
     """The tightest limits over all levels; ``read`` gives the text of a file by its path."""
-    groups = _groups(read("/proc/self/cgroup") or "")
+    groups = _paths_by_controller(read("/proc/self/cgroup") or "")
     mounts = list(_mounts(read("/proc/self/mountinfo") or ""))
     version, folders = _folders(groups, mounts, "cpu")
     quotas = [_cpu_quota(read, folder, version) for folder in folders]
@@ -60,7 +60,7 @@ def limits(read: Reader) -> Limits:
     )
 
 
-def _groups(text: str) -> dict[str, str]:
+def _paths_by_controller(text: str) -> dict[str, str]:
     """Path by controller; version 2 has the empty controller."""
     groups = {}
     for line in text.splitlines():

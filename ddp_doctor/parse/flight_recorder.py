@@ -117,7 +117,7 @@ def entry_of(entry: Mapping[str, Any]) -> FlightEntry:
     return FlightEntry(
         seq=_whole(entry.get("collective_seq_id")),
         op=_text(entry.get("profiling_name")).rpartition(":")[2],
-        sizes=tuple(_size(size) for size in _list(entry.get("input_sizes"))),
+        sizes=tuple(tuple(_whole(length) for length in _list(size)) for size in _list(entry.get("input_sizes"))),
         dtypes=tuple(_text(dtype) for dtype in _list(entry.get("input_dtypes"))),
         # The watchdog of NCCL retires an entry some time after it has seen its end.
         retired=bool(entry.get("retired", False)) or entry.get("state") == "completed",
@@ -137,10 +137,6 @@ def _text(value: object) -> str:
 
 def _list(value: object) -> Sequence[Any]:
     return value[:_MOST_SIZES] if isinstance(value, (list, tuple)) else ()
-
-
-def _size(value: object) -> tuple[int, ...]:
-    return tuple(_whole(length) for length in _list(value))
 
 
 def _whole(value: object) -> int:
@@ -168,8 +164,8 @@ def _read(dump: Mapping[str, Any], fact: FlightDumpFact) -> FlightDumpFact:
             "world_size": len(configured.get(_DEFAULT, ())) or None,
             "version": _text(dump.get("version")),
             "groups": _groups(collectives, configured, dump.get("pg_status"), wrapped),
-            "newest_at_s": _newest_s(raw),
-            "oldest_at_s": _oldest_s(raw),
+            "newest_at_s": max((_whole(entry.get("time_created_ns")) for entry in raw), default=0) / 1e9 or None,
+            "oldest_at_s": min((_whole(entry.get("time_created_ns")) for entry in raw), default=0) / 1e9 or None,
             "frames": _frames((still_open or collectives)[-1:]),
             "open_order": tuple(dict.fromkeys(f"{read.group}:{read.seq}" for _, read in still_open))[:_MOST_OPEN],
             "peers": _peers(raw),
@@ -257,14 +253,6 @@ def _kept(entries: Sequence[FlightEntry]) -> tuple[FlightEntry, ...]:
         *range(max(0, len(entries) - _NEWEST), len(entries)),
     }
     return tuple(entries[place] for place in sorted(places))
-
-
-def _newest_s(raw: Iterable[Mapping[str, Any]]) -> float | None:
-    return max((_whole(entry.get("time_created_ns")) for entry in raw), default=0) / 1e9 or None
-
-
-def _oldest_s(raw: Iterable[Mapping[str, Any]]) -> float | None:
-    return min((_whole(entry.get("time_created_ns")) for entry in raw), default=0) / 1e9 or None
 
 
 def _frames(newest: Sequence[tuple[Mapping[str, Any], FlightEntry]]) -> tuple[str, ...]:

@@ -118,7 +118,7 @@ def job_view(gpus: tuple[G, ...], env: Mapping[str, str], *, in_container: bool)
 def hides_all(env: Mapping[str, str]) -> bool:
     """Whether CUDA_VISIBLE_DEVICES hides every GPU on purpose: the job is meant to run on the CPU."""
     value = env.get("CUDA_VISIBLE_DEVICES")
-    return value is not None and not _ids(value)
+    return value is not None and not _entries(value)
 
 
 def _is_shown(gpu: GpuLike) -> bool:
@@ -172,19 +172,19 @@ def granted_gpus(env: Mapping[str, str], *, in_container: bool = False) -> int |
     step only the step's own list counts: steps on other nodes inherit the job's. 0 is a grant of nothing.
     """
     lists = ("SLURM_STEP_GPUS",) if "SLURM_STEP_ID" in env else ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
-    counts = [len(_ids(env[name])) for name in lists if env.get(name)]
+    counts = [len(_entries(env[name])) for name in lists if env.get(name)]
     on_node = env.get("SLURM_GPUS_ON_NODE", "")
     if re.fullmatch(r"[0-9]{1,4}", on_node) and ("SLURM_STEP_ID" not in env or counts):
         counts.append(int(on_node))
     given = env.get("NVIDIA_VISIBLE_DEVICES", "")
     if in_container and re.match(r"[0-9]|GPU-|MIG-", given):
-        counts.append(len(_ids(given)))
+        counts.append(len(_entries(given)))
     if counts and "CUDA_VISIBLE_DEVICES" in env:
-        counts.append(len(_ids(env["CUDA_VISIBLE_DEVICES"])))
+        counts.append(len(_entries(env["CUDA_VISIBLE_DEVICES"])))
     return min(counts, default=None)
 
 
-def _ids(value: str) -> list[str]:
+def _entries(value: str) -> list[str]:
     """The entries of a comma list up to the one that ends it on purpose; SLURM may write "0-3"."""
     found: list[str] = []
     for entry in value.split(","):
@@ -205,7 +205,7 @@ def job_gpus(gpus: tuple[G, ...], env: Mapping[str, str]) -> tuple[G, ...]:
     granted = env.get("SLURM_STEP_GPUS") or env.get("SLURM_JOB_GPUS")
     if "CUDA_VISIBLE_DEVICES" in env or not granted:
         return shown
-    numbers = set(_ids(granted))
+    numbers = set(_entries(granted))
     named = tuple(gpu for gpu in shown if str(gpu.minor_number) in numbers)
     # Inside a device cgroup NVML lists only the granted ones, under numbers that may differ.
     return named if len(named) == len(numbers) else shown

@@ -154,28 +154,26 @@ def cpu_time(stat: str) -> CpuTime | None:
 
 def busiest(ctx: Context) -> tuple[BusyProcess, ...]:
     """The two processes that take most of the CPUs now, without this one and what it started."""
-    before, began = _cpu_times(ctx), ctx.clock()
+    before, began = _cpu_times_by_pid(ctx), ctx.clock()
     threading.Event().wait(_LOOKS_APART_S)
-    after, took_s = _cpu_times(ctx), max(ctx.clock() - began, _LOOKS_APART_S)
+    after, took_s = _cpu_times_by_pid(ctx), max(ctx.clock() - began, _LOOKS_APART_S)
     own = end_of(ctx, "/proc/self") or ""
     parents = {pid: process.parent for pid, process in after.items()}
     found = [
         BusyProcess(name=now.name, pid=pid, cpus=round((now.ticks - before[pid].ticks) / _TICKS_PER_S / took_s, 2))
         for pid, now in after.items()
-        if pid in before and not (own.isdecimal() and _is_below(pid, int(own), parents))
+        if pid in before and not (own.isdecimal() and _is_descendant(pid, int(own), parents))
     ]
     much = [process for process in found if process.cpus >= BUSY_PROCESS_CPUS]
     return tuple(sorted(much, key=lambda process: -process.cpus)[:_BUSIEST])
 
 
-def _cpu_times(ctx: Context) -> dict[int, CpuTime]:
-    """Of each process, by pid."""
+def _cpu_times_by_pid(ctx: Context) -> dict[int, CpuTime]:
     stats = {int(pid): text_of(ctx, f"/proc/{pid}/stat") for pid in names_in(ctx, "/proc") if pid.isdecimal()}
     return {pid: known for pid, stat in stats.items() if (known := cpu_time(stat or "")) is not None}
 
 
-def _is_below(pid: int, above: int, parents: Mapping[int, int]) -> bool:
-    """Whether it is this process, or was started by it."""
+def _is_descendant(pid: int, above: int, parents: Mapping[int, int]) -> bool:
     seen = set[int]()
     while pid not in seen:
         if pid == above:

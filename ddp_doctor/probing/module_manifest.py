@@ -76,7 +76,7 @@ def _tensors(named: Iterable[tuple[str, Any]], marks: _Marks) -> tuple[Tensor, .
             persistent=name not in marks.transient,
             sparse_grad=name in marks.sparse,
             ignored=name in marks.ignored,
-            **_attributes(tensor),
+            **_attributes_of_tensor(tensor),
         )
         first.setdefault(id(tensor), name)
         memory.setdefault(address, name)
@@ -84,8 +84,7 @@ def _tensors(named: Iterable[tuple[str, Any]], marks: _Marks) -> tuple[Tensor, .
     return tuple(found)
 
 
-def _attributes(tensor: Any) -> dict[str, Any]:
-    """What the tensor itself says."""
+def _attributes_of_tensor(tensor: Any) -> dict[str, Any]:
     import torch
 
     lazy = _is_lazy(tensor)

@@ -187,7 +187,7 @@ class RankState:
             cpu_s_per_s=self.cpu_s_per_s,
             stack=tuple(answer.get("stack", ())) or self._faulthandler_stack() or self._fatal_stack(),
             source=_source(answer.get("stack", ()), answer.get("source", ())),
-            flight=self._flight(answer),
+            flight=self._flight_entries(answer),
             recorder=answer.get("recorder"),
             output_tail=self._output(),
             out_of_memory=out_of_memory and died and self.worker.exitcode == -signal.SIGKILL,
@@ -205,7 +205,7 @@ class RankState:
         with suppress(OSError):
             os.unlink(self.spec.path("stack_dump.json"))
 
-    def _flight(self, answer: Mapping[str, Json]) -> tuple[FlightEntry, ...]:
+    def _flight_entries(self, answer: Mapping[str, Json]) -> tuple[FlightEntry, ...]:
         """The flight recorder's entries; of two samples the second, with what is open in both."""
         entries = tuple(FlightEntry.model_validate(entry) for entry in answer.get("flight", ()))
         if self.first_answer is None or answer is self.first_answer:

@@ -53,9 +53,5 @@ def exchange(store: Any, name: str, text: str, rank: int, ranks: int) -> tuple[s
     texts = {digests[rank]: text}
     for peer, digest in enumerate(digests):
         if digest not in texts:
-            texts[digest] = _unpacked(store.get(f"{name}/text/{peer}"))
+            texts[digest] = zlib.decompressobj().decompress(store.get(f"{name}/text/{peer}"), MOST_CHARACTERS).decode()
     return tuple(texts[digest] for digest in digests)
-
-
-def _unpacked(packed: bytes) -> str:
-    return zlib.decompressobj().decompress(packed, MOST_CHARACTERS).decode()

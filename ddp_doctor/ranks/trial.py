@@ -102,7 +102,7 @@ class Trial:
             if self._remote is not None:
                 self._remote.abandon()
             check, waited = self._judged()
-            self._ask([rank for rank in self._ranks if rank.began and not rank.over])
+            self._ask_where_they_stand([rank for rank in self._ranks if rank.began and not rank.over])
             self.partial = self._result("interrupted", check, waited)
             self._kill()
             raise
@@ -297,7 +297,7 @@ class Trial:
     def _gather_evidence(self) -> None:
         alive = [rank for rank in self._ranks if rank.exited_at is None]
         asked_at = time.monotonic()
-        self._ask(alive)
+        self._ask_where_they_stand(alive)
         again = [rank for rank in alive if rank.has_to_answer_twice()]
         if again:
             time.sleep(max(0.0, asked_at + deadlines.STACK_DUMP_S + deadlines.RECORDER_LAG_S - time.monotonic()))
@@ -306,8 +306,7 @@ class Trial:
                 rank.signal(signal.SIGUSR2)
             self._await_answers(again)
 
-    def _ask(self, alive: Sequence[RankState]) -> None:
-        """Have these ranks say where they stand."""
+    def _ask_where_they_stand(self, alive: Sequence[RankState]) -> None:
         for rank in alive:
             rank.look_at_process()
         for rank in alive:

@@ -175,7 +175,7 @@ class _Settled:
         if taken == option and by is not wish:
             return None
         note = "" if taken == option else self._objections.get(wish) or wish.note
-        return ContainerOption(wish.code, _because(wish.code, wish.remedy, ""), option, note)
+        return ContainerOption(wish.code, _comment(wish.code, wish.remedy, ""), option, note)
 
 
 def _matter(option: str) -> str:
@@ -225,7 +225,7 @@ def _variables(
         is_live = is_chosen and (sure or all(_is_leftover(finding, setting) for setting in settings))
         variable = Variable(
             finding.code,
-            _because(finding.code, remedy, settings[0].why, name),
+            _comment(finding.code, remedy, settings[0].why, name),
             name,
             not_applied="" if is_live else note,
         )
@@ -251,7 +251,7 @@ def _tried(proof: Proof) -> str:
     return "not tried" if proof.after is None else "tried, not proved"
 
 
-def _because(code: str, remedy: Remedy, why: str, name: str = "") -> str:
+def _comment(code: str, remedy: Remedy, why: str, name: str = "") -> str:
     """The comment on one line: finding, reason, proof, what it does not go with, way back."""
     proof, undo = remedy.proof, remedy.undo
     parts = (

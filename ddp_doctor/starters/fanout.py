@@ -111,7 +111,7 @@ class FanOut:
 
     def run(self) -> Ended:
         """Start all, listen until they have ended, and end what has not. Main thread only."""
-        with _noting(self._signals):
+        with _collecting_signals(self._signals):
             try:
                 for start in self._starts:
                     self._open(start)
@@ -266,22 +266,21 @@ class FanOut:
         spoke = [self.ended.agents[rank] for rank in begun if self.ended.agents[rank].has_answered]
         return bool(spoke) and (len(spoke) == len(begun) or any(agent.code is None for agent in spoke))
 
-    def _silent(self) -> list[int]:
-        """The node ranks that have neither answered nor failed."""
+    def _silent_node_ranks(self) -> list[int]:
         failed = self.ended.not_started
         return [rank for rank, agent in self.ended.agents.items() if not agent.has_answered and rank not in failed]
 
     def _give_up_the_silent(self) -> None:
         """The head would not wait for them any longer either; it learns what kept them."""
         for channel in self._open_channels:
-            for rank in set(channel.start.node_ranks).intersection(self._silent()):
+            for rank in set(channel.start.node_ranks).intersection(self._silent_node_ranks()):
                 late = f"no answer within {self._join_timeout_s:.0f} s"
                 late += f", and {channel.start.name} still runs: the login there may hang"
                 self._note_not_started(rank, channel.words or late)
 
     def _all_have_answered(self) -> bool:
         """Whether each agent has answered or failed; an agent that does neither in time has failed."""
-        late = self._silent()
+        late = self._silent_node_ranks()
         if time.monotonic() < self._began + _ANSWER_S:
             return not late
         for rank in late:
@@ -320,9 +319,7 @@ def _too_soon(how: str) -> str:
 
 
 @contextmanager
-def _noting(signals: list[int]) -> Iterator[None]:
-    """Collect the signals that end a run, instead of being ended by them."""
-
+def _collecting_signals(signals: list[int]) -> Iterator[None]:
     def note(number: int, _frame: FrameType | None) -> None:
         signals.append(number)
 

@@ -144,7 +144,7 @@ def settings_shared(world: OuterWorld, folder: Path, env: Mapping[str, str]) -> 
     """Hold this rank's settings in a file while it waits for its agent; without the file it waits as well."""
     path, lock = _settings_path(world, folder, world.local_rank), None
     with suppress(OSError):
-        lock = _put(path, settings_of(env).model_dump_json())
+        lock = _write_locked(path, settings_of(env).model_dump_json())
     try:
         yield
     finally:
@@ -169,7 +169,7 @@ def readings(world: OuterWorld, folder: Path | None, env: Mapping[str, str]) -> 
 
 def forget(world: OuterWorld, folder: Path) -> None:
     """Remove the files of this launch's ranks; ranks that were killed could not."""
-    for path in _files(world, folder).values():
+    for path in _files_by_local_rank(world, folder).values():
         with suppress(OSError):
             path.unlink()
 
@@ -178,15 +178,14 @@ def _settings_path(world: OuterWorld, folder: Path, local_rank: int) -> Path:
     return folder / f"{file_stem(world)}.{local_rank}.rank"
 
 
-def _files(world: OuterWorld, folder: Path) -> dict[int, Path]:
-    """The files of this launch, by local rank."""
+def _files_by_local_rank(world: OuterWorld, folder: Path) -> dict[int, Path]:
     name = re.compile(rf"{re.escape(file_stem(world))}\.(\d{{1,9}})\.rank", re.ASCII)
     with suppress(OSError):
         return {int(found[1]): path for path in folder.iterdir() if (found := name.fullmatch(path.name))}
     return {}
 
 
-def _put(path: Path, text: str) -> int:
+def _write_locked(path: Path, text: str) -> int:
     """Write a file whole, locked before it has its name; the lock goes with the process. Raises OSError."""
     new = path.with_name(f"{path.name}.{os.getpid()}.new")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -205,13 +204,13 @@ def _put(path: Path, text: str) -> int:
 
 
 def _read_others(world: OuterWorld, folder: Path) -> Iterator[tuple[int, Settings]]:
-    for local_rank, path in _files(world, folder).items():
+    for local_rank, path in _files_by_local_rank(world, folder).items():
         if local_rank < world.local_size and local_rank != world.local_rank:
             with suppress(OSError, ValueError):
-                yield local_rank, Settings.model_validate_json(_text(path))
+                yield local_rank, Settings.model_validate_json(_settings_of_living_rank(path))
 
 
-def _text(path: Path) -> bytes:
+def _settings_of_living_rank(path: Path) -> bytes:
     """The settings of a rank that lives. Raises OSError, and ValueError for a file that does not count."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(fd, "rb") as file:

@@ -55,13 +55,13 @@ class Agent:
     def run_under_torchrun(self, checks: Sequence[Check], meanwhile: Callable[[], None] = lambda: None) -> None:
         """One trial whose ranks the real torchrun starts; ``meanwhile`` runs while torchrun shuts down."""
         record = self._record(checks, tuple(range(self.world.world_size)), "torchrun")
-        remote = self._order("torchrun", record, checks)
+        remote = self._order_trial("torchrun", record, checks)
         running = self.node_ranks.running_under_torchrun(record, checks, remote)
         with self._keeping_partial_result(), running as (mine, launch):
             result = self._with_other_nodes(mine)
             self._keep(result)
             if result.cut_short is not None:
-                self._give_up(checks, result.cut_short)
+                self._fail_checks(checks, result.cut_short)
             else:
                 self._note_unread(result.record, checks, result.record.ranks)
             try:
@@ -80,21 +80,21 @@ class Agent:
         self._ranks = tuple(range(self.world.world_size))
         left = list(checks)
         while left:
-            left = self._fit(left)
+            left = self._checks_that_fit(left)
             if not left:
                 return
             if (lost := self.node_ranks.lost_helper()) is not None:
-                self._give_up(left, lost)
+                self._fail_checks(left, lost)
                 return
             record = self._record(left, self._ranks, "forkserver")
-            remote = self._order("trial", record, left)
+            remote = self._order_trial("trial", record, left)
             with self._keeping_partial_result():
                 result = self._with_other_nodes(
                     self.node_ranks.run_trial(record, left, tuple(self._skip_pairs), remote)
                 )
             self._keep(result)
             if result.cut_short is not None:
-                self._give_up(left, result.cut_short)
+                self._fail_checks(left, result.cut_short)
                 return
             left = self._left_after(result.record, left)
 
@@ -110,13 +110,12 @@ class Agent:
             }
         )
         self.attempts += 1
-        remote = self._order("trial", record, ())
+        remote = self._order_trial("trial", record, ())
         return self._with_other_nodes(self.node_ranks.run_trial(record, (), (), remote))
 
     # --- the other nodes ------------------------------------------------------------------------
 
-    def _order(self, what: str, record: TrialRecord, checks: Sequence[Check]) -> StoreRemoteRanks | None:
-        """Have the other nodes start their part of a trial."""
+    def _order_trial(self, what: str, record: TrialRecord, checks: Sequence[Check]) -> StoreRemoteRanks | None:
         if self.group is None:
             return None
         order: dict[str, Json] = {
@@ -154,15 +153,14 @@ class Agent:
 
     # --- one node or many ---------------------------------------------------------------------
 
-    def _give_up(self, checks: Sequence[Check], why: str) -> None:
+    def _fail_checks(self, checks: Sequence[Check], why: str) -> None:
         """The checks without a reading have failed, and the machine is not to blame."""
         read = {reading.check for reading in self.partial.readings if reading.rank is not None}
         self.partial.readings.extend(
             Reading(check=check.id, status=Status.FAILED, reason=why) for check in checks if check.id not in read
         )
 
-    def _fit(self, checks: list[Check]) -> list[Check]:
-        """Drop what the ranks, the time or the number of trials no longer allow."""
+    def _checks_that_fit(self, checks: list[Check]) -> list[Check]:
         fitting = []
         for check in checks:
             if len(self.partial.trials) >= MOST_TRIALS:

@@ -41,13 +41,13 @@ class FollowerAgent:
                 self.group.hand_in("bye", value=True)
                 self.group.client.flush()
                 return order
-            checks = self._known(order["checks"])
+            checks = self._checks_of_ids(order["checks"])
             if order["do"] == "probe":
                 self._probe(order["when"], checks)
             else:
                 self._trial(order, checks)
 
-    def _known(self, names: Sequence[str]) -> list[Check]:
+    def _checks_of_ids(self, names: Sequence[str]) -> list[Check]:
         """The checks of these ids. Raises ValueError where the head's release has one more than this one."""
         unknown = [name for name in names if name not in self.known]
         if unknown:

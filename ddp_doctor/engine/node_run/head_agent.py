@@ -128,7 +128,6 @@ class HeadAgent:
         agent.run_checks(ranks)
 
     def _prove(self, run: Run) -> None:
-        """Try what the findings recommend, on the ranks of all nodes."""
         node, group = self.node, self.group
         recording, control = node.so_far(), node.roll_call.control
         agent = None

@@ -54,10 +54,9 @@ class NodeRun:
     def interrupted(self) -> None:
         """This node's user, or its scheduler, ended it."""
         self.recording = self.recording.model_copy(update={"interrupted": True})
-        note_interruption(self.partial, self._unread(), self.recording.not_run)
+        note_interruption(self.partial, self._unread_checks(), self.recording.not_run)
 
-    def _unread(self) -> list[Check]:
-        """The plan's checks of which the recording itself has no reading."""
+    def _unread_checks(self) -> list[Check]:
         read = {reading.check for reading in self.recording.readings}
         return [check for check in self.plan.checks if check.id not in read]
 

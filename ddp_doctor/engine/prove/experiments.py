@@ -41,7 +41,7 @@ def attempt_of(arm: Arm, result: TrialResult) -> Attempt:
     """The attempt that a trial was. Raises Spoiled."""
     record = result.record
     facts = list(_facts(result))
-    if why := _spoiled(record, len(facts)):
+    if why := _why_nothing_follows(record, len(facts)):
         raise Spoiled(why)
     if record.outcome == "finished":
         wrong = sum(fact.wrong for fact in facts)
@@ -58,12 +58,12 @@ def attempt_of(arm: Arm, result: TrialResult) -> Attempt:
     return Attempt(
         arm=arm,
         outcome="hung" if is_hung else "failed",
-        reason="" if is_hung else _why(record),
+        reason="" if is_hung else _first_message(record),
         duration_s=record.duration_s,
     )
 
 
-def _spoiled(record: TrialRecord, facts: int) -> str:
+def _why_nothing_follows(record: TrialRecord, facts: int) -> str:
     """Why nothing follows about its settings; empty where something does."""
     if record.lost_nodes or record.outcome == "interrupted":
         return "a node left while it was tried"
@@ -101,7 +101,7 @@ def _facts(result: TrialResult) -> Iterator[TrialMeasurement]:
                 return
 
 
-def _why(record: TrialRecord) -> str:
+def _first_message(record: TrialRecord) -> str:
     """The first message of a rank that failed by itself; a victim's only where there are no others."""
     raised = [rank for rank in record.evidence if rank.raised is not None]
     if not raised:

@@ -80,7 +80,7 @@ class PcieFact(Fact):
         """
         found = []
         for first, second in combinations(self.endpoints(), 2):
-            shared = _shared(first.above, second.above)
+            shared = _shared_bridges(first.above, second.above)
             if shared and "gpu" in (first.kind, second.kind) and first.above != second.above:
                 found.append((first, second, (*first.above[shared:], *second.above[shared:])))
         return found
@@ -90,8 +90,7 @@ class PcieFact(Fact):
         return tuple(device.bus_id for device in self.devices if device.bus_id in bridges and device.redirects)
 
 
-def _shared(first: tuple[str, ...], second: tuple[str, ...]) -> int:
-    """How many bridges two paths have in common, from the root port on."""
+def _shared_bridges(first: tuple[str, ...], second: tuple[str, ...]) -> int:
     return next(
         (at for at, (left, right) in enumerate(zip(first, second, strict=False)) if left != right),
         min(len(first), len(second)),

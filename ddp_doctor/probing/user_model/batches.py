@@ -18,7 +18,7 @@ def move(model: Any, device: str) -> bool:
     """Bring a model that is on the CPU as a whole to the device, as a script does before it wraps it."""
     import torch
 
-    places = {tensor.device.type for _, tensor in _state(model)}
+    places = {tensor.device.type for _, (_, tensor) in _kinds(model)}
     if places != {"cpu"} or torch.device(device).type == "cpu":
         return False
     model.to(device)
@@ -38,10 +38,6 @@ def off_device(model: Any, device: str) -> tuple[Misplaced, ...]:
 def _kinds(model: Any) -> Iterator[tuple[Any, tuple[str, Any]]]:
     yield from (("parameter", parameter) for parameter in model.named_parameters())
     yield from (("buffer", buffer) for buffer in model.named_buffers())
-
-
-def _state(model: Any) -> Iterator[tuple[str, Any]]:
-    return (named_tensor for _, named_tensor in _kinds(model))
 
 
 def _attributes(model: Any, device: str) -> Iterator[Misplaced]:

@@ -70,15 +70,14 @@ def run(model: Any, batch: Batch, value: int = SEED) -> Pass:
         if loss is not None:
             _, done.trouble = attempt("backward", loss.backward)
             done.loss = finite(loss)
-        done.unknown = _unknown(model, named)
+        done.unknown = _parameters_unknown_to_ddp(model, named)
     if done.trouble is None:
         take_gradients(named, done)
     clear(model)
     return done
 
 
-def _unknown(model: Any, named: Sequence[tuple[str, Any]]) -> list[str]:
-    """Parameters with a gradient that DDP would not have found when it wrapped the model."""
+def _parameters_unknown_to_ddp(model: Any, named: Sequence[tuple[str, Any]]) -> list[str]:
     known = {id(parameter) for _, parameter in named}
     return [
         name
@@ -219,11 +218,11 @@ def compare(ctx: RankContext, model: Any, done: Pass) -> tuple[int, list[str], t
     That is the first rank, or, where most ranks are apart from it, the first of those. Called with equal
     parameters, buffers, batch and seeds on all ranks, of which none failed.
     """
-    peer, names = 0, _apart(ctx, model, done, 0)
+    peer, names = 0, _parameters_apart(ctx, model, done, 0)
     off = _exchanged(ctx, "apart from the first rank", names)
     if 2 * sum(1 for names_of_rank in off if names_of_rank) > ctx.world_size:
         peer = next(place for place, names_of_rank in enumerate(off) if names_of_rank)
-        names = _apart(ctx, model, done, peer)
+        names = _parameters_apart(ctx, model, done, peer)
         off = _exchanged(ctx, "apart from another rank", names)
     concerned = {name for names_of_rank in off for name in names_of_rank}
     return ctx.ranks[peer], names, tuple(_hooks(model, concerned))
@@ -234,7 +233,7 @@ def _exchanged(ctx: RankContext, name: str, names: list[str]) -> list[list[str]]
         return [json.loads(text) for text in ctx.exchange(name, json.dumps(names[:MOST_NAMES]))]
 
 
-def _apart(ctx: RankContext, model: Any, done: Pass, peer: int) -> list[str]:
+def _parameters_apart(ctx: RankContext, model: Any, done: Pass, peer: int) -> list[str]:
     """Parameters whose gradient differs from the peer's, by the peer's place in the group."""
     import torch
     import torch.distributed as dist

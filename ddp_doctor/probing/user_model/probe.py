@@ -227,12 +227,12 @@ class ModelProbe:
             finish(self.ctx.device)  # a collective of the user's that hangs, hangs here
             self._took_s.append(self.ctx.clock() - started)
             self._settle(done.trouble.phase if done.trouble else "forward", done.trouble, f"pass {step}")
-            self.seen["local"] += (self._local(step, done),)
+            self.seen["local"] += (self._local_pass(step, done),)
             self._stop_if("unsynchronised", bool(done.unknown), f"parameters of pass {step}")
             self.seen["batch_norms"] = self.seen.get("batch_norms") or passes.batch_norms(done.noted)
         return self._unused_somewhere
 
-    def _local(self, step: int, done: Pass) -> LocalPass:
+    def _local_pass(self, step: int, done: Pass) -> LocalPass:
         """What this rank's pass did, and where it differs from the other ranks'."""
         ctx = self.ctx
         unused = [place for place, used in enumerate(done.used) if not used]
@@ -266,7 +266,7 @@ class ModelProbe:
         again = self._again(model, saved, given[_BATCHES[0]], _BATCHES[0])
         repeats, spread = steps.spread_of(own[_BATCHES[0]], again)
         self.seen.update(repeats=repeats, repeat_error=spread)
-        spread = self._greatest(spread)
+        spread = self._greatest_spread(spread)
         self._same_batch(model, saved, given[_BATCHES[0]], spread)
         del ddp  # its hooks counted the passes above as its first step
         gc.collect()
@@ -290,7 +290,7 @@ class ModelProbe:
         self.seen["drifted"] = steps.drifted(ctx, model)
         self.seen["buckets"], self.seen["no_buckets"] = steps.buckets(ddp)
 
-    def _greatest(self, spread: float) -> float:
+    def _greatest_spread(self, spread: float) -> float:
         """The greatest spread of all ranks: what one rank cannot repeat is in the mean of all."""
         with self.ctx.step("compare_spreads"):
             return max(map(float, self.ctx.exchange("spread", repr(spread))))
