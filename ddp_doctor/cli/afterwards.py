@@ -7,7 +7,7 @@ import typer
 
 from ddp_doctor.cli.app import app
 from ddp_doctor.cli.help import WHAT, Command, epilog
-from ddp_doctor.cli.options import IgnoreOption, reported
+from ddp_doctor.cli.options import IgnoreOption, option, reported
 from ddp_doctor.cli.outputs import Outputs
 
 
@@ -30,11 +30,8 @@ def logs(
     ] = None,
     job: Annotated[
         str | None,
-        typer.Option(
-            "--job",
-            metavar="ID",
-            rich_help_panel=WHAT,
-            help="Read what SLURM's job has left: its output files, and dumps where its script has them written.",
+        option(
+            WHAT, "ID", "Read what SLURM's job has left: its output files, and dumps where its script has them written."
         ),
     ] = None,
     ignore: IgnoreOption = None,
@@ -60,9 +57,7 @@ def replay(
             help="A file written by --record, also packed by gzip; a folder with one; or stdin.",
         ),
     ] = None,
-    last: Annotated[
-        bool, typer.Option("--last", rich_help_panel=WHAT, help="The newest run that was kept here.")
-    ] = False,
+    last: Annotated[bool, option(WHAT, None, "The newest run that was kept here.", "--last")] = False,
     ignore: IgnoreOption = None,
     *,
     outputs: Outputs,

@@ -25,6 +25,7 @@ from ddp_doctor.cli.options import (
     RequireGpusOption,
     SkipOption,
     names,
+    option,
     reported,
 )
 from ddp_doctor.cli.outputs import Outputs
@@ -52,20 +53,13 @@ def run(
     hosts: HostsOption = None,
     hostfile: HostfileOption = None,
     join_timeout: JoinTimeoutOption = 60.0,
-    backend: Annotated[
-        Backend, typer.Option(rich_help_panel=WHERE, help="auto is NCCL where there are GPUs, else gloo.")
-    ] = Backend.AUTO,
-    level: Annotated[Level, typer.Option(rich_help_panel=WHAT, help="How much to test.")] = Level.STANDARD,
+    backend: Annotated[Backend, option(WHERE, None, "auto is NCCL where there are GPUs, else gloo.")] = Backend.AUTO,
+    level: Annotated[Level, option(WHAT, None, "How much to test.")] = Level.STANDARD,
     only: OnlyOption = None,
     skip: SkipOption = None,
-    budget: Annotated[
-        float, typer.Option(min=1.0, metavar="SECONDS", rich_help_panel=TIME, help="Time for the checks.")
-    ] = 60.0,
+    budget: Annotated[float, option(TIME, "SECONDS", "Time for the checks.", min=1.0)] = 60.0,
     prove: Annotated[
-        bool,
-        typer.Option(
-            "--prove/--no-prove", rich_help_panel=WHAT, help="Try the recommended settings, with and without them."
-        ),
+        bool, option(WHAT, None, "Try the recommended settings, with and without them.", "--prove/--no-prove")
     ] = True,
     model: ModelOption = "",
     require_gpus: RequireGpusOption = None,
@@ -106,10 +100,7 @@ def run(
 def prolog(
     skip: SkipOption = None,
     require_gpus: NodeGpusOption = None,
-    unsure: Annotated[
-        str,
-        typer.Option(metavar="pass|fail", rich_help_panel=VERDICT, help="What an unsure verdict exits with: 0, or 3."),
-    ] = "pass",
+    unsure: Annotated[str, option(VERDICT, "pass|fail", "What an unsure verdict exits with: 0, or 3.")] = "pass",
     fail_on: FailOnOption = FailOn.ERROR,
     ignore: IgnoreOption = None,
     *,
@@ -159,11 +150,11 @@ def topology(
 def env(
     source: Annotated[
         str | None,
-        typer.Option(
+        option(
+            WHAT,
+            "FILE|-",
+            "Read saved output of `env`, a job script, a Dockerfile or a pod's manifest, and run nothing.",
             "--from",
-            metavar="FILE|-",
-            rich_help_panel=WHAT,
-            help="Read saved output of `env`, a job script, a Dockerfile or a pod's manifest, and run nothing.",
         ),
     ] = None,
     fail_on: FailOnOption = FailOn.ERROR,
@@ -185,20 +176,13 @@ def env(
 def lint(
     files: Annotated[list[str], typer.Argument(metavar="FILE|DIR|-...", help="Scripts, folders of them, or stdin.")],
     select: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="CODES",
-            rich_help_panel=VERDICT,
-            help="Apply only rules whose codes begin so: DDL101,DDL12 (repeatable).",
-        ),
+        list[str] | None, option(VERDICT, "CODES", "Apply only rules whose codes begin so: DDL101,DDL12 (repeatable).")
     ] = None,
     ignore: IgnoreOption = None,
     fail_on: FailOnOption = FailOn.ERROR,
     *,
     outputs: Outputs,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", rich_help_panel=OUTPUTS, help="Nothing but errors and warnings.")
-    ] = False,
+    quiet: Annotated[bool, option(OUTPUTS, None, "Nothing but errors and warnings.", "--quiet", "-q")] = False,
 ) -> int:
     """Read training scripts, without running them, and say what is wrong with how they use DDP."""
     from ddp_doctor.cli.lint import lint

@@ -6,7 +6,7 @@ import typer
 
 from ddp_doctor.cli.app import app
 from ddp_doctor.cli.help import OUTPUTS, Command, epilog
-from ddp_doctor.cli.options import reported
+from ddp_doctor.cli.options import option, reported
 from ddp_doctor.cli.outputs import Outputs
 
 
@@ -28,12 +28,7 @@ def fleet(
         ),
     ],
     write_baseline: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH",
-            rich_help_panel=OUTPUTS,
-            help="Write what the healthy runs measured, for run --baseline and compare.",
-        ),
+        str | None, option(OUTPUTS, "PATH", "Write what the healthy runs measured, for run --baseline and compare.")
     ] = None,
     *,
     outputs: Outputs,

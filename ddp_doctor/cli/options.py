@@ -15,141 +15,107 @@ from ddp_doctor.cli.outputs import FORMS, OUTPUTS, REDACTABLE, Output, Outputs, 
 from ddp_doctor.model.choices import Detail, FailOn, OutputFormat, UsageError
 
 
-def _list(flag: str, metavar: str, words: str, panel: str, completed: Callable[[str], list[str]]) -> Any:
-    """An option that takes several names, after commas or when it is repeated."""
+def option(
+    panel: str,
+    metavar: str | None,
+    words: str,
+    *flags: str,
+    env: str | None = None,
+    min: float | None = None,  # noqa: A002  typer's name for it
+    completed: Callable[[str], list[str]] | None = None,
+) -> Any:
+    """An option under a heading of the help; ``words`` are its help, ``env`` the variable that gives it as well."""
     return typer.Option(
-        flag, autocompletion=completed, metavar=metavar, rich_help_panel=panel, help=f"{words} (repeatable)."
+        *flags, rich_help_panel=panel, metavar=metavar, help=words, envvar=env, min=min, autocompletion=completed
     )
 
 
 VerboseOption = Annotated[
-    bool, typer.Option("--verbose", "-v", rich_help_panel=UNDER_OUTPUTS, help="Print every check, and why or why not.")
+    bool, option(UNDER_OUTPUTS, None, "Print every check, and why or why not.", "--verbose", "-v")
 ]
 QuietOption = Annotated[
-    bool,
-    typer.Option(
-        "--quiet", "-q", rich_help_panel=UNDER_OUTPUTS, help="Print findings and verdict only, and no progress."
-    ),
+    bool, option(UNDER_OUTPUTS, None, "Print findings and verdict only, and no progress.", "--quiet", "-q")
 ]
-FailOnOption = Annotated[
-    FailOn, typer.Option(rich_help_panel=VERDICT, help="The least severity that makes the verdict sick.")
-]
+FailOnOption = Annotated[FailOn, option(VERDICT, None, "The least severity that makes the verdict sick.")]
 IgnoreOption = Annotated[
     list[str] | None,
-    _list("--ignore", "CODES", "Leave rules out whose codes begin so: DD305,DD4", VERDICT, complete.codes),
+    option(VERDICT, "CODES", "Leave rules out whose codes begin so: DD305,DD4 (repeatable).", completed=complete.codes),
 ]
 OnlyOption = Annotated[
-    list[str] | None, _list("--only", "CHECKS", "Run only these checks: p2p,allreduce", WHAT, complete.names_of_checks)
+    list[str] | None,
+    option(WHAT, "CHECKS", "Run only these checks: p2p,allreduce (repeatable).", completed=complete.names_of_checks),
 ]
 SkipOption = Annotated[
-    list[str] | None, _list("--skip", "CHECKS", "Leave these checks out: p2p,allreduce", WHAT, complete.names_of_checks)
+    list[str] | None,
+    option(WHAT, "CHECKS", "Leave these checks out: p2p,allreduce (repeatable).", completed=complete.names_of_checks),
 ]
 ModelOption = Annotated[
     str,
-    typer.Option(
-        "--model",
-        metavar="MODULE:FACTORY",
-        rich_help_panel=WHAT,
-        help="A model of yours to test as well: what FACTORY() of MODULE returns is the model, (model, make_batch)"
+    option(
+        WHAT,
+        "MODULE:FACTORY",
+        "A model of yours to test as well: what FACTORY() of MODULE returns is the model, (model, make_batch)"
         " or a dict with model, make_batch(step), loss(output, batch) and ddp, the options of DDP."
         " Your code runs on the ranks.",
     ),
 ]
 RedactOption = Annotated[
     bool,
-    typer.Option(
+    option(
+        UNDER_OUTPUTS,
+        None,
+        "Replace names of hosts, users, addresses, paths and serial numbers, to show the result to others.",
         "--redact",
-        rich_help_panel=UNDER_OUTPUTS,
-        help="Replace names of hosts, users, addresses, paths and serial numbers, to show the result to others.",
     ),
 ]
-RequireGpusOption = Annotated[
-    int | None,
-    typer.Option(min=0, metavar="N", rich_help_panel=VERDICT, help="Sick unless the job may use at least N GPUs."),
-]
+RequireGpusOption = Annotated[int | None, option(VERDICT, "N", "Sick unless the job may use at least N GPUs.", min=0)]
 BaselineOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE",
-        rich_help_panel=VERDICT,
-        help="Hold what is measured against healthy runs: a file of fleet --write-baseline.",
-    ),
+    str | None, option(VERDICT, "FILE", "Hold what is measured against healthy runs: a file of fleet --write-baseline.")
 ]
 NodeGpusOption = Annotated[
-    int | None,
-    typer.Option(
-        "--require-gpus",
-        min=0,
-        metavar="N",
-        rich_help_panel=VERDICT,
-        help="Sick unless the node has at least N GPUs, its job's or not.",
-    ),
+    int | None, option(VERDICT, "N", "Sick unless the node has at least N GPUs, its job's or not.", min=0)
 ]
 
 # torchrun's own, with its names, meanings and PET_* variables
 NnodesOption = Annotated[
     str,
-    typer.Option(
-        envvar="PET_NNODES",
-        metavar="N|MIN:MAX",
-        rich_help_panel=WHERE,
-        help="Nodes, at most MAX; by default all that SLURM, mpirun or torchrun has, else this one.",
+    option(
+        WHERE,
+        "N|MIN:MAX",
+        "Nodes, at most MAX; by default all that SLURM, mpirun or torchrun has, else this one.",
+        env="PET_NNODES",
     ),
 ]
 NprocOption = Annotated[
     str,
-    typer.Option(
-        envvar="PET_NPROC_PER_NODE",
-        metavar="auto|gpu|cpu|N",
-        rich_help_panel=WHERE,
-        help="Ranks on each node; auto is one a GPU, or 2 on CPUs; cpu one a CPU.",
+    option(
+        WHERE,
+        "auto|gpu|cpu|N",
+        "Ranks on each node; auto is one a GPU, or 2 on CPUs; cpu one a CPU.",
+        env="PET_NPROC_PER_NODE",
     ),
 ]
-NodeRankOption = Annotated[
-    int | None,
-    typer.Option(
-        envvar="PET_NODE_RANK", metavar="R", rich_help_panel=WHERE, help="This node's number; the head's is 0."
-    ),
-]
+NodeRankOption = Annotated[int | None, option(WHERE, "R", "This node's number; the head's is 0.", env="PET_NODE_RANK")]
 EndpointOption = Annotated[
     str,
-    typer.Option(
-        envvar="PET_RDZV_ENDPOINT",
-        metavar="HOST[:PORT]",
-        rich_help_panel=WHERE,
-        help="Where the nodes meet: the head and a free port of it (29400).",
+    option(
+        WHERE, "HOST[:PORT]", "Where the nodes meet: the head and a free port of it (29400).", env="PET_RDZV_ENDPOINT"
     ),
 ]
-MasterAddrOption = Annotated[
-    str,
-    typer.Option(
-        envvar="PET_MASTER_ADDR", metavar="HOST", rich_help_panel=WHERE, help="The head, as torchrun names it."
-    ),
-]
-MasterPortOption = Annotated[
-    int | None,
-    typer.Option(envvar="PET_MASTER_PORT", metavar="PORT", rich_help_panel=WHERE, help="The head's port (29500)."),
-]
+MasterAddrOption = Annotated[str, option(WHERE, "HOST", "The head, as torchrun names it.", env="PET_MASTER_ADDR")]
+MasterPortOption = Annotated[int | None, option(WHERE, "PORT", "The head's port (29500).", env="PET_MASTER_PORT")]
 
-HostsOption = Annotated[
-    str | None,
-    typer.Option(metavar="A,B", rich_help_panel=WHERE, help="Start on these hosts over ssh; the first is the head."),
-]
+HostsOption = Annotated[str | None, option(WHERE, "A,B", "Start on these hosts over ssh; the first is the head.")]
 HostfileOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE", rich_help_panel=WHERE, help="Start on the hosts in this file over ssh, one on each line."
-    ),
+    str | None, option(WHERE, "FILE", "Start on the hosts in this file over ssh, one on each line.")
 ]
-JoinTimeoutOption = Annotated[
-    float, typer.Option(min=1.0, metavar="SECONDS", rich_help_panel=TIME, help="Time for all nodes to report in.")
-]
+JoinTimeoutOption = Annotated[float, option(TIME, "SECONDS", "Time for all nodes to report in.", min=1.0)]
 _FormatOption = Annotated[
     OutputFormat,
-    typer.Option(
-        "--output-format",
-        rich_help_panel=UNDER_OUTPUTS,
-        help="How findings are printed: full, one line each, as annotations of GitHub Actions, or one JSON"
+    option(
+        UNDER_OUTPUTS,
+        None,
+        "How findings are printed: full, one line each, as annotations of GitHub Actions, or one JSON"
         " object a line for log collectors.",
     ),
 ]
@@ -157,14 +123,13 @@ _FormatOption = Annotated[
 
 _SettingsOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--settings",
-        metavar="FORM:PATH|-",
-        autocompletion=complete.forms_of_settings,
-        rich_help_panel=UNDER_OUTPUTS,
-        help="Write the recommended settings (repeatable), by FORM: "
+    option(
+        UNDER_OUTPUTS,
+        "FORM:PATH|-",
+        "Write the recommended settings (repeatable), by FORM: "
         + "; ".join(f"{output.name}, {output.help}" for output in FORMS)
         + ".",
+        completed=complete.forms_of_settings,
     ),
 ]
 
@@ -213,13 +178,14 @@ def reported(command: Callable[..., int | None]) -> Callable[..., None]:
                 parameter.replace(name="output_format", default=OutputFormat.FULL, annotation=_FormatOption)
             )
             parameters += [
-                parameter.replace(name=name, default=False, annotation=option)
-                for name, option in (("verbose", VerboseOption), ("quiet", QuietOption))
+                parameter.replace(name=name, default=False, annotation=annotation)
+                for name, annotation in (("verbose", VerboseOption), ("quiet", QuietOption))
                 if judges
             ]
-            options = {_name_of(output): _option(output) for output in offered}
+            annotations = {"settings" if output.is_form else output.name: _annotation(output) for output in offered}
             parameters += [
-                parameter.replace(name=name, default=None, annotation=option) for name, option in options.items()
+                parameter.replace(name=name, default=None, annotation=annotation)
+                for name, annotation in annotations.items()
             ]
             if command.__name__ in REDACTABLE:
                 parameters.append(parameter.replace(name="redact", default=False, annotation=RedactOption))
@@ -236,13 +202,9 @@ def _detail(*, verbose: bool, quiet: bool) -> Detail:
     return Detail.VERDICT if quiet else Detail.ALL if verbose else Detail.SCREEN
 
 
-def _name_of(output: Output) -> str:
-    return "settings" if output.is_form else output.name
-
-
-def _option(output: Output) -> Any:
-    if output.is_form:
-        return _SettingsOption
-    return Annotated[
-        str | None, typer.Option(output.option, metavar="PATH|-", rich_help_panel=UNDER_OUTPUTS, help=output.help)
-    ]
+def _annotation(output: Output) -> Any:
+    return (
+        _SettingsOption
+        if output.is_form
+        else Annotated[str | None, option(UNDER_OUTPUTS, "PATH|-", output.help, output.option)]
+    )

@@ -7,7 +7,7 @@ import typer
 
 from ddp_doctor.cli.app import app
 from ddp_doctor.cli.help import OUTPUTS, TIME, VERDICT, WHAT, Command, epilog
-from ddp_doctor.cli.options import HostfileOption, HostsOption, IgnoreOption, reported
+from ddp_doctor.cli.options import HostfileOption, HostsOption, IgnoreOption, option, reported
 from ddp_doctor.cli.outputs import Outputs
 
 
@@ -24,26 +24,12 @@ from ddp_doctor.cli.outputs import Outputs
 @reported
 def attach(
     pid: Annotated[
-        int | None,
-        typer.Option(
-            "--pid",
-            min=1,
-            metavar="P",
-            rich_help_panel=WHAT,
-            help="Look at the job of this process: a rank, or who started the ranks.",
-        ),
+        int | None, option(WHAT, "P", "Look at the job of this process: a rank, or who started the ranks.", min=1)
     ] = None,
-    slurm_job: Annotated[
-        str | None,
-        typer.Option(
-            "--slurm-job", metavar="ID", rich_help_panel=WHAT, help="Look at this job of SLURM on all its nodes."
-        ),
-    ] = None,
+    slurm_job: Annotated[str | None, option(WHAT, "ID", "Look at this job of SLURM on all its nodes.")] = None,
     hosts: HostsOption = None,
     hostfile: HostfileOption = None,
-    seconds: Annotated[
-        float | None, typer.Option(metavar="N", rich_help_panel=TIME, help="Watch for N seconds; by default 4.")
-    ] = None,
+    seconds: Annotated[float | None, option(TIME, "N", "Watch for N seconds; by default 4.")] = None,
     ignore: IgnoreOption = None,
     *,
     outputs: Outputs,
@@ -81,23 +67,18 @@ def watch(
         list[str], typer.Argument(metavar="CMD", help="What to run, as it would be run without the watcher.")
     ],
     stuck_after: Annotated[
-        float,
-        typer.Option(
-            min=10.0, metavar="SECONDS", rich_help_panel=TIME, help="Judge a job of which a rank stands still so long."
-        ),
+        float, option(TIME, "SECONDS", "Judge a job of which a rank stands still so long.", min=10.0)
     ] = 120.0,
     on_hang: Annotated[
-        OnHang,
-        typer.Option(
-            rich_help_panel=VERDICT, help="kill sends CMD, and nobody else, SIGTERM once the job is known to hang."
-        ),
+        OnHang, option(VERDICT, None, "kill sends CMD, and nobody else, SIGTERM once the job is known to hang.")
     ] = OnHang.REPORT,
     keep_output: Annotated[
         bool,
-        typer.Option(
+        option(
+            OUTPUTS,
+            None,
+            "Keep what CMD says where it goes to no file by itself. CMD then sees a pipe, no terminal.",
             "--keep-output",
-            rich_help_panel=OUTPUTS,
-            help="Keep what CMD says where it goes to no file by itself. CMD then sees a pipe, no terminal.",
         ),
     ] = False,
 ) -> int:
