@@ -24,7 +24,7 @@ from ddp_doctor.parse.frames import is_of_the_job
 from ddp_doctor.parse.job_log.ras import stand_still
 from ddp_doctor.sources import live_doors, live_process, proc
 from ddp_doctor.sources.live_gpus import GpuUse, gpu_of, gpu_use, has_gpu
-from ddp_doctor.sources.live_jobs import Host, LiveJob, of_slurm
+from ddp_doctor.sources.live_jobs import Host, JobOnHost, of_slurm
 from ddp_doctor.sources.live_kernel import waits_for
 from ddp_doctor.sources.live_process import Children, Connections, Watched, connections, unacknowledged
 from ddp_doctor.sources.live_stacks import Stack, source_line, stacks, why_refused
@@ -62,7 +62,7 @@ def attach(
     started = time.monotonic()
     recording = blank(Options(command="attach", ignore=ignore), Plan(()), env)
     jobs = _chosen(pids, slurm_job)
-    watch = _Watch(jobs, env, progress, started - (_age_s() if from_start else 0.0), seconds)
+    watch = _Watch(jobs, env, progress, started - (_seconds_since_start() if from_start else 0.0), seconds)
     readings = watch.readings()
     if watch.all_ended:
         raise UsageError("the job ended while it was looked at")
@@ -70,15 +70,14 @@ def attach(
     return judge(recording.model_copy(update={"readings": readings, "duration_s": duration_s}))
 
 
-def _age_s() -> float:
-    """Seconds since the start of this process."""
+def _seconds_since_start() -> float:
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - proc.started_s(os.getpid()))
 
 
 # --- which jobs --------------------------------------------------------------------------------------
 
 
-def _chosen(pids: Sequence[int] | None, slurm_job: str | None) -> list[LiveJob]:
+def _chosen(pids: Sequence[int] | None, slurm_job: str | None) -> list[JobOnHost]:
     if pids is not None:
         return _of_processes(pids)
     if slurm_job is not None and not re.fullmatch(r"\d{1,10}(?:_\d{1,10})?(?:\.\d{1,10})?", slurm_job, re.ASCII):
@@ -105,14 +104,13 @@ def _is_closed(pid: int) -> bool:
     return is_own and name.startswith(("python", "pt_")) and proc.environment(pid) is None
 
 
-def _of_processes(pids: Sequence[int]) -> list[LiveJob]:
-    """The jobs of those that are still there."""
+def _of_processes(pids: Sequence[int]) -> list[JobOnHost]:
     left = [pid for pid in pids if proc.environment(pid) is not None]
     if not left:
         raise UsageError(_why_not(pids[0]))
     host = Host()
     jobs = host.jobs()
-    chosen: dict[str, LiveJob] = {}
+    chosen: dict[str, JobOnHost] = {}
     for pid in left:
         found = [job for job in jobs if host.is_about(job, pid)]
         if not found and pid in host.with_torch:
@@ -153,7 +151,7 @@ class _Watch:
 
     def __init__(
         self,
-        jobs: Sequence[LiveJob],
+        jobs: Sequence[JobOnHost],
         env: Mapping[str, str],
         progress: Callable[[str], None],
         begun_at: float,
@@ -164,7 +162,7 @@ class _Watch:
         self._pause_s = seconds / max(self._number - 1, 1)
         self._enough_at, self._end = begun_at + seconds + _ENOUGH_S, begun_at + seconds + _LONGEST_S
         self._host = socket.gethostname()
-        self._pids = [one.pid for job in jobs for one in job.ranks.values()]
+        self._pids = [process.pid for job in jobs for process in job.ranks.values()]
         self._watched = {pid: Watched(pid) for pid in self._pids}
         self._looks: dict[int, list[Look]] = {pid: [] for pid in self._pids}
         self._first: dict[int, Stack] = {}
@@ -172,11 +170,13 @@ class _Watch:
         self._gpus: list[GpuUse] = []
         self._before: Mapping[int, Connections] = {}
         self._after: Mapping[int, Connections] = {}
-        self._candidates = [one for job in jobs for one in job.ranks.values()]
+        self._candidates = [process for job in jobs for process in job.ranks.values()]
         self._servers: Mapping[int, live_doors.Address] = {}
         self._dumps: Mapping[int, bytes] = {}
         self._ras_said = ["", ""]
-        self._children = {one.pid: Children(job.children[rank]) for job in jobs for rank, one in job.ranks.items()}
+        self._children = {
+            process.pid: Children(job.children[rank]) for job in jobs for rank, process in job.ranks.items()
+        }
 
     def readings(self) -> tuple[Reading, ...]:
         started = time.monotonic()
@@ -207,7 +207,7 @@ class _Watch:
         return tuple(
             Reading(check="attach", status=Status.COLLECTED, rank=rank, fact=fact.recorded())
             for job in self._jobs
-            if any(proc.stat_fields(one.pid) for one in job.ranks.values())
+            if any(proc.stat_fields(process.pid) for process in job.ranks.values())
             for rank, fact in [
                 (None, self._job(job)),
                 *self._ranks(job),
@@ -223,7 +223,6 @@ class _Watch:
         return not any(map(proc.stat_fields, self._pids))
 
     def _look(self, pids: Sequence[int], *, with_groups: bool = False) -> dict[int, Stack]:
-        """Look at all, and at the stacks of these."""
         found = stacks(pids, self._env, self._end, with_groups=with_groups)
         refused = {pid: self._servers[pid] for pid in found if found[pid].refused and pid in self._servers}
         found |= {pid: Stack(frames) for pid, frames in live_doors.tracebacks(refused, self._end).items()}
@@ -249,8 +248,8 @@ class _Watch:
         frames = self._first[pid].frames
         return bool(frames) and COLLECTIVE_FILES.search(frames[-1]) is not None
 
-    def _job(self, job: LiveJob) -> LiveJobFact:
-        ranks = [self._looks[one.pid] for one in job.ranks.values()]
+    def _job(self, job: JobOnHost) -> LiveJobFact:
+        ranks = [self._looks[process.pid] for process in job.ranks.values()]
         return LiveJobFact(
             job=job.key,
             host=self._host,
@@ -260,44 +259,46 @@ class _Watch:
             missing=job.missing,
             in_container=proc.in_container(),
             torch_version=job.torch_version,
-            backend=next((one.backend for one in job.ranks.values() if one.backend), None),
+            backend=next((process.backend for process in job.ranks.values() if process.backend), None),
             refused=(*_pipes(job), *(use.refused for use in self._gpus if use.refused)),
             launched=stand_still(*self._ras_said),
             watched_s=round(max((looks[-1].at_s - looks[0].at_s for looks in ranks if looks), default=0.0), 3),
         )
 
-    def _ranks(self, job: LiveJob) -> Iterator[tuple[int, LiveRankFact]]:
+    def _ranks(self, job: JobOnHost) -> Iterator[tuple[int, LiveRankFact]]:
         rank_at = {
-            (this, other): rank for rank, one in job.ranks.items() for this, other, *_ in self._after[one.pid].values()
+            (this, other): rank
+            for rank, process in job.ranks.items()
+            for this, other, *_ in self._after[process.pid].values()
         }
-        for rank, one in job.ranks.items():
-            has_ended = not proc.stat_fields(one.pid)
-            looks = () if has_ended else tuple(self._looks[one.pid])
+        for rank, process in job.ranks.items():
+            has_ended = not proc.stat_fields(process.pid)
+            looks = () if has_ended else tuple(self._looks[process.pid])
             frames = looks[-1].frames if looks else ()
-            text = source_line(frames[-1], one.pid) if frames and is_of_the_job(frames[-1]) else ""
-            gpu, last = gpu_of(one, self._gpus, self._pids), self._last[one.pid]
-            read = last if last.frames else self._first[one.pid]
+            text = source_line(frames[-1], process.pid) if frames and is_of_the_job(frames[-1]) else ""
+            gpu, last = gpu_of(process, self._gpus, self._pids), self._last[process.pid]
+            read = last if last.frames else self._first[process.pid]
             fact = LiveRankFact(
                 job=job.key,
                 host=self._host,
-                pid=one.pid,
-                pid_inside=proc.pid_inside(one.pid),
+                pid=process.pid,
+                pid_inside=proc.pid_inside(process.pid),
                 rank=rank,
                 numbered_by="environment" if job.numbered else "order of starts",
                 gpu=gpu,
                 gpu_use=tuple(use.busy[gpu] for use in self._gpus if gpu is not None and gpu in use.busy),
                 looks=looks,
-                children=self._children[one.pid].seen(self._stacks_of_loaders(job.children[rank], frames)),
-                unacknowledged=unacknowledged(self._before[one.pid], self._after[one.pid], rank_at),
-                connections=live_process.to_other_addresses(self._after[one.pid]),
-                groups=one.groups,
-                over_nccl=one.backend == "nccl",
+                children=self._children[process.pid].seen(self._stacks_of_loaders(job.children[rank], frames)),
+                unacknowledged=unacknowledged(self._before[process.pid], self._after[process.pid], rank_at),
+                connections=live_process.to_other_addresses(self._after[process.pid]),
+                groups=process.groups,
+                over_nccl=process.backend == "nccl",
                 default_group=read.default_group,
                 waits_for_work=bool(WAITS_FOR_WORK.search(text)),
                 waits_for_gpu=bool(WAITS_FOR_GPU.search(text)),
-                kernel="" if has_ended else waits_for(one.pid, self._peer_of(one.pid)),
-                frozen=live_process.is_frozen(one.pid),
-                traced_by=live_process.tracer(one.pid),
+                kernel="" if has_ended else waits_for(process.pid, self._peer_of(process.pid)),
+                frozen=live_process.is_frozen(process.pid),
+                traced_by=live_process.tracer(process.pid),
                 refused=(last.refused,) if last.refused and not has_ended else (),
             )
             yield rank, fact
@@ -307,22 +308,21 @@ class _Watch:
         return lambda inode: connected[inode][1] if inode in connected else ""
 
     def _stacks_of_loaders(self, children: Sequence[int], frames: Sequence[str]) -> dict[int, tuple[str, ...]]:
-        """Where the workers of a data loader stand, for which a rank waits."""
         if not any("/torch/utils/data/dataloader.py" in frame for frame in frames):
             return {}
         likely = [pid for pid in children if live_process.kind_of_child(pid) != "compiler"]
         loaders = [pid for pid in likely if live_process.kind_of_child(pid) == "loader"] or likely
         return {pid: stack.frames for pid, stack in stacks(loaders[:_MOST_LOADERS], self._env, self._end).items()}
 
-    def _zombies(self, job: LiveJob) -> Iterator[tuple[int, LiveRankFact]]:
+    def _zombies(self, job: JobOnHost) -> Iterator[tuple[int, LiveRankFact]]:
         for rank, (pid, ended) in job.zombies.items():
             look = Watched(pid).look()
             looks = (look,) if look else ()
             yield (rank, LiveRankFact(job=job.key, host=self._host, pid=pid, rank=rank, looks=looks, ended=ended))
 
-    def _recorders(self, job: LiveJob) -> Iterator[tuple[int, FlightDumpFact]]:
+    def _recorders(self, job: JobOnHost) -> Iterator[tuple[int, FlightDumpFact]]:
         """The flight recorders that were open to us, with what was open in them at the first look and at the last."""
-        pids = {one.pid: rank for rank, one in job.ranks.items()}
+        pids = {process.pid: rank for rank, process in job.ranks.items()}
         servers = {pid: server for pid, server in self._servers.items() if pid in pids}
         for pid, data in live_doors.flight_dumps(servers, self._end).items():
             place = f"rank {pids[pid]} (pid {pid} on {self._host})"
@@ -343,16 +343,15 @@ class _Watch:
 
 
 def _script_of(pid: int | None) -> str | None:
-    """The script or program that started the ranks."""
     words = proc.command(pid) if pid is not None and pid > 1 else []
     script = next((word for word in words[1:] if word.endswith(".py")), "")
     return Path(script or words[0]).name if words else None
 
 
-def _pipes(job: LiveJob) -> Iterator[Refused]:
+def _pipes(job: JobOnHost) -> Iterator[Refused]:
     """The pipes by which ranks write their flight recorder into a file; that would change what the job leaves."""
-    for rank, one in job.ranks.items():
-        path = f"{one.env.get('TORCH_NCCL_DEBUG_INFO_PIPE_FILE', '')}{rank}.pipe"
+    for rank, process in job.ranks.items():
+        path = f"{process.env.get('TORCH_NCCL_DEBUG_INFO_PIPE_FILE', '')}{rank}.pipe"
         if path.startswith("/") and Path(path).is_fifo():
             why = "writing into its pipe makes the job write a file, so it was left alone"
             grant = f"echo 1 > {path} on each rank, then ddp-doctor logs with those files"

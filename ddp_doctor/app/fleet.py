@@ -104,7 +104,7 @@ class Fleet:
             self.before = before
 
     def _add(self, path: str, file: JsonFile) -> None:
-        if of_less := _of_less(file):
+        if of_less := _narrower_command(file):
             raise UsageError(f"{path} is of {of_less}, which judges no whole node")
         report = report_in(file)
         if not report.nodes:
@@ -122,7 +122,7 @@ class Fleet:
         self.runs.append(_Run(at, report.run_id, report.started_at, report.nodes, measured_run(report)))
 
 
-def _of_less(file: JsonFile) -> str | None:
+def _narrower_command(file: JsonFile) -> str | None:
     """The command whose recording or report this is, if that looks at less than a node."""
     if file.kind == RECORDING:
         options = file.data.get("options")

@@ -130,7 +130,7 @@ class _Redaction:
         self._numbers = _Numbers()
         self._prefixes = _Prefixes()
         self._known: dict[str, str] = {}  # whole words of any text, in small letters
-        self._fields = _fields(Frozen)
+        self._recorded_fields = _recorded_fields(Frozen)
         strings = [*_strings(data)]
         for key, value in strings:
             for host in _hosts(key, value):
@@ -164,7 +164,7 @@ class _Redaction:
         """A value of the recording, with all below it."""
         if isinstance(value, dict):
             return {
-                name if name in self._fields else self._text(name): self.value(below, name)
+                name if name in self._recorded_fields else self._text(name): self.value(below, name)
                 for name, below in value.items()
             }
         if key in _DROPPED_FIELDS:
@@ -173,10 +173,9 @@ class _Redaction:
             return [self.value(below, key) for below in value]
         if not isinstance(value, str) or key in _OWN_FIELDS or "version" in key:
             return value
-        return self._named(value, key) or self._text(value)
+        return self._replacement_by_field(value, key) or self._text(value)
 
-    def _named(self, value: str, key: str) -> str | None:
-        """The replacement of a value of which the field says what it is."""
+    def _replacement_by_field(self, value: str, key: str) -> str | None:
         if key in _SERIAL_FIELDS:
             return value if value == _AZURE or " " in value else self._numbers.of("serial", value)
         if key in _HOST_FIELDS and value.lower() in self._known:
@@ -297,6 +296,5 @@ def _hosts(key: str, value: str) -> Iterator[str]:
                 yield name
 
 
-def _fields(model: type[Frozen]) -> frozenset[str]:
-    """The names of all fields that are recorded."""
-    return frozenset(model.model_fields).union(*(_fields(below) for below in model.__subclasses__()))
+def _recorded_fields(model: type[Frozen]) -> frozenset[str]:
+    return frozenset(model.model_fields).union(*(_recorded_fields(below) for below in model.__subclasses__()))

@@ -28,12 +28,11 @@ def lines(report: Report, recording: Recording) -> Iterator[tuple[str, str]]:
         ranks = f": {size} rank{'s' if size > 1 else ''}, {report.world.backend}" if size else ""
         yield "nodes", f"{names}{ranks}"
     for name, (kind, value) in VERSIONS.items():
-        if told := _each(recording, kind, value):
+        if told := _values_with_nodes(recording, kind, value):
             yield name, told
 
 
-def _each(recording: Recording, kind: type[F], value: Callable[[F], str | None]) -> str:
-    """What the facts of all nodes say, with the nodes where they differ."""
+def _values_with_nodes(recording: Recording, kind: type[F], value: Callable[[F], str | None]) -> str:
     by_value = grouped(
         (said, host(recording, found.node))
         for found in recording.facts(kind)

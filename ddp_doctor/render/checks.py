@@ -58,7 +58,7 @@ def show(report: Report, recording: Recording, out: "Console", *, each: bool) ->
     if not each and recording.options.command in _ONE_CHECK and not any(_is_open(c) for c in report.checks):
         return
     each |= all(check.status is CheckStatus.SKIPPED for check in report.checks)  # the reason is all there is
-    lines = list(_each(report) if each else _grouped(report, recording))
+    lines = list(_all_lines(report) if each else _grouped(report, recording))
     width = width_of(out)
     column = max((len(line.name) for line in lines if len(line.name) <= _LONGEST_NAME), default=0)
     for mark, name, text, style in lines:
@@ -101,8 +101,7 @@ def _grouped(report: Report, recording: Recording) -> Iterator[_Line]:
         yield _Line("--", _ON_REQUEST, text, _STYLES["--"])
 
 
-def _each(report: Report) -> Iterator[_Line]:
-    """All checks in order."""
+def _all_lines(report: Report) -> Iterator[_Line]:
     return (_line(report, same, _words) for same in alike(report.checks))
 
 

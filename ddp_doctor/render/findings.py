@@ -108,7 +108,6 @@ def _measured(item: Evidence) -> str:
 
 
 def _expected(item: Evidence) -> str:
-    """What was expected, and from where, in brackets."""
     value = [f"expected {amount(item.expected, item.unit)}"] if item.expected is not None else []
     source = [item.expected_from] if item.expected_from else []
     return f" ({', '.join([*value, *source])})" if value or source else ""

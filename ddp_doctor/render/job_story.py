@@ -98,7 +98,7 @@ def _rows(report: Report, recording: Recording, *, each: bool) -> list[tuple[str
     if job is None or not isinstance(report, LogsReport):
         return []
     blamed = {c.rank for cause in report.causes for c in cause.culprits if c.rank is not None}
-    was_in = _was_in(recording, job)
+    was_in = _collective_of_ranks(recording, job)
     seen = {rank.rank: rank for rank in job.ranks}
     known = [seen.get(rank, RankSeen(rank=rank)) for rank in sorted({*seen, *was_in, *blamed})]
     if each:
@@ -139,7 +139,7 @@ def _ended(rank: RankSeen) -> str:
     return rank.signal or ("" if rank.exit_code is None else f"exit {rank.exit_code}")
 
 
-def _was_in(recording: Recording, job: JobLogFact) -> dict[int, str]:
+def _collective_of_ranks(recording: Recording, job: JobLogFact) -> dict[int, str]:
     """The collective that each rank was in, by its dump, where that was read, or else by its time-out."""
     found = {
         rank: f"{collective_name(wait.op)} {wait.seq}"

@@ -62,9 +62,9 @@ def words(job: LiveJob) -> Iterator[str]:
         unseen = capital(rank_list(job.unseen)) if job.unseen else "Its ranks on other hosts"
         yield f"{unseen} {'was' if len(job.unseen) == 1 else 'were'} not seen"
     doors = [door for host in job.hosts for door in host.refused]
-    doors += [door for one in job.ranks for door in one.fact.refused]
+    doors += [door for rank in job.ranks for door in rank.fact.refused]
     for door in dict.fromkeys(doors):
-        ranks = [one.rank for one in job.ranks if door in one.fact.refused]
+        ranks = [rank.rank for rank in job.ranks if door in rank.fact.refused]
         of = f" of {rank_list(ranks)}" if ranks else ""
         grant = f". Next time: {door.grant}" if door.grant else ""
         yield f"Not read: {door.door}{of}: {one_line(door.why)}{grant}"
@@ -72,8 +72,8 @@ def words(job: LiveJob) -> Iterator[str]:
 
 def table(job: LiveJob, report: AttachReport, *, each: bool = False) -> Table:
     """What the ranks of one job do, those to blame first, equal ones in one row unless ``each`` is to have its own."""
-    blamed = {one.rank for one in report.ranks if one.blamed and one.job == job.name}
-    groups = [[one] for one in job.ranks] if each else _alike(job.ranks, blamed)
+    blamed = {rank.rank for rank in report.ranks if rank.blamed and rank.job == job.name}
+    groups = [[rank] for rank in job.ranks] if each else _alike(job.ranks, blamed)
     groups.sort(key=lambda group: (group[0].rank not in blamed, group[0].rank))
     on_several = len(job.hosts) > 1
     rows = [_row(group, is_blamed=group[0].rank in blamed, with_host=on_several) for group in groups]
@@ -99,32 +99,32 @@ def _about(job: LiveJob) -> str:
 
 def _alike(ranks: Sequence[Doing], blamed: set[int]) -> list[list[Doing]]:
     groups: dict[tuple[object, ...], list[Doing]] = defaultdict(list)
-    for one in ranks:
-        groups[one.rank in blamed, one.fact.host, _state(one), one.moves, says(one)].append(one)
+    for rank in ranks:
+        groups[rank.rank in blamed, rank.fact.host, _state(rank), rank.moves, says(rank)].append(rank)
     return list(groups.values())
 
 
 def _row(ranks: Sequence[Doing], *, is_blamed: bool, with_host: bool) -> tuple[str, ...]:
-    one = ranks[0]
+    rank = ranks[0]
     alone = len(ranks) == 1
     return (
         f"{'!! ' if is_blamed else '   '}{rank_list([of.rank for of in ranks])}",
-        one_line(one.fact.host) if with_host else "",
-        _pid(one) if alone else "",
-        str(one.fact.gpu) if alone and one.fact.gpu is not None else "",
+        one_line(rank.fact.host) if with_host else "",
+        _pid(rank) if alone else "",
+        str(rank.fact.gpu) if alone and rank.fact.gpu is not None else "",
         gpu_use(ranks),
-        _state(one),
-        {True: "yes", False: "no", None: "?"}[one.moves],
-        one_line(says(one)),
+        _state(rank),
+        {True: "yes", False: "no", None: "?"}[rank.moves],
+        one_line(says(rank)),
     )
 
 
-def _pid(one: Doing) -> str:
+def _pid(rank: Doing) -> str:
     """With its number in its own container."""
-    inside = one.fact.pid_inside
-    return f"{one.fact.pid} ({inside} inside)" if inside else str(one.fact.pid)
+    inside = rank.fact.pid_inside
+    return f"{rank.fact.pid} ({inside} inside)" if inside else str(rank.fact.pid)
 
 
-def _state(one: Doing) -> str:
-    states = [look.state for look in one.fact.looks]
+def _state(rank: Doing) -> str:
+    states = [look.state for look in rank.fact.looks]
     return STATES.get(states[-1], states[-1]) if states else "gone"

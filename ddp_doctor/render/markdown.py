@@ -48,11 +48,10 @@ def _finding(report: Report, finding: Finding) -> Iterator[str]:
     lines = [*findings.lines(finding, findings.cause_of(report, finding))]
     if finding.detail:  # is the first of them
         yield _text(lines.pop(0).text)
-    yield _folded("Evidence and remedies", [*_laid_out(lines)])
+    yield _folded("Evidence and remedies", [*_list_with_code(lines)])
 
 
-def _laid_out(lines: Iterable[Line]) -> Iterator[str]:
-    """A list, in which lines to paste are code."""
+def _list_with_code(lines: Iterable[Line]) -> Iterator[str]:
     for to_paste, alike in groupby(lines, lambda line: line.to_paste):
         texts = [line.text for line in alike]
         if to_paste:
@@ -62,7 +61,6 @@ def _laid_out(lines: Iterable[Line]) -> Iterator[str]:
 
 
 def _measurements(report: Report, recording: Recording) -> str:
-    """The tables of the screen, as they are."""
     reduces = [
         f"{size:>12} B {time_us:>10.1f} us {algbw:>8.2f} GB/s algbw {busbw:>8.2f} GB/s busbw {wrong:>5} wrong"
         for size, time_us, algbw, busbw, wrong in tables.rows(report.measurements)

@@ -75,7 +75,6 @@ def _explained(variable: Variable) -> Iterator[str]:
 
 
 def _statement(variable: Variable) -> str:
-    """The command that sets or unsets it, by host if hosts differ."""
     if not variable.per_host:
         return "\n".join(shell.assignment(variable.name, branch.value) for branch in variable.branches)
     return shell.case(
@@ -85,7 +84,6 @@ def _statement(variable: Variable) -> str:
 
 
 def _nothing_set(given: SettingsToApply) -> Iterator[str]:
-    """The last line where nothing is applied."""
     if not given.variables:
         yield shell.comment("nothing to set")
     elif all(variable.not_applied or not variable.branches for variable in given.variables):

@@ -44,7 +44,12 @@ class _Families(Collector):
         yield from self._family(
             "build_info", "Always 1; the release of ddp-doctor.", ("version",), {(report.tool.version,): 1}
         )
-        yield from self._family("verdict", "1 for the verdict, 0 for the others.", *_states(report))
+        yield from self._family(
+            "verdict",
+            "1 for the verdict, 0 for the others.",
+            ("verdict",),
+            {(verdict,): value for verdict, value in _each(Verdict, report.verdict)},
+        )
         yield from self._family(
             "node_verdict", "1 for what the run says of a node, 0 for the others.", *_states_of_nodes(report)
         )
@@ -87,7 +92,6 @@ class _Families(Collector):
         yield from self._family("last_run_duration_seconds", "How long the run took.", (), {(): report.duration_s})
 
     def _counts(self) -> Iterator[GaugeMetricFamily]:
-        """What ``fleet`` counts, a family each."""
         counted = (each for each in self._report.measurements if each.unit in ("nodes", "files"))
         for name, alike in grouped((each.name, each) for each in counted).items():
             samples = {tuple(map(str, each.labels.values())): each.value for each in alike}
@@ -106,10 +110,6 @@ def _each(states: type[Enum], state: Enum) -> Iterator[tuple[str, float]]:
     """A set of states as Prometheus' own exporters write it: a series each, so that none comes and goes."""
     for each in states:
         yield each.value, float(each is state)
-
-
-def _states(report: Report) -> tuple[tuple[str], _Samples]:
-    return ("verdict",), {(verdict,): value for verdict, value in _each(Verdict, report.verdict)}
 
 
 def _states_of_nodes(report: Report) -> tuple[tuple[str, str], _Samples]:

@@ -184,10 +184,10 @@ def step_lines(measurements: Sequence[Measurement], width: int | None = None) ->
 
 def _time(by_name: Mapping[str, Measurement], name: str) -> str:
     measurement = by_name.get(name)
-    return "-" if measurement is None else amount(_digits(max(measurement.value, 0.0)), "s")
+    return "-" if measurement is None else amount(_three_digits(max(measurement.value, 0.0)), "s")
 
 
-def _digits(value: float) -> float:
+def _three_digits(value: float) -> float:
     """Three of them: more is noise."""
     return float(f"{value:.3g}")
 
@@ -216,8 +216,8 @@ def _buckets(measurements: Sequence[Measurement]) -> Iterator[str]:
     for measurement in measurements:
         if measurement.name == "step_measured":
             cap = measurement.labels["bucket_cap_mib"]
-            predicted_s = amount(_digits(predicted[cap]), "s")
-            measured = amount(_digits(measurement.value), "s")
+            predicted_s = amount(_three_digits(predicted[cap]), "s")
+            measured = amount(_three_digits(measurement.value), "s")
             yield f"buckets of {cap:g} MiB: predicted {predicted_s}, measured {measured}"
 
 

@@ -58,7 +58,6 @@ def show(
 
 
 def _show_story(report: Report, recording: Recording, out: "Console", *, each: bool) -> None:
-    """What was read of a job, or what became of each check."""
     if isinstance(report, AttachReport):
         live_story.show(report, recording, out, each=each)
     elif isinstance(report, LogsReport):

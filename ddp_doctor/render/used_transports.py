@@ -141,7 +141,6 @@ def _whom(recording: Recording, kind: _Kind, those: list[tuple[int, str]]) -> st
 
 
 def _notes(logs: list[NcclTransportFact]) -> Iterator[str]:
-    """What else the logs say of the ways that data take, in one line."""
     notes = []
     if any(log.nvls for log in logs) and all(log.nvls is not False for log in logs):
         notes.append("NVLS multicast is offered")

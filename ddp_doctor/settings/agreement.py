@@ -64,7 +64,7 @@ def difference(name: str, values: frozenset[str | None], job: Job, *, within_a_n
         if variable.may_differ:
             return None
         found = Agreement(name, "matters", _MATTERS, variable.source)
-    if _is_read(variable, job):
+    if _is_read_by_group(variable, job):
         return found
     return Agreement(name, "minor", f"{_reader(job)} does not read it", variable.source)
 
@@ -82,8 +82,7 @@ def _reader(job: Job) -> str:
     return job.nccl_backend or job.backend if job.backend == "nccl" else job.backend
 
 
-def _is_read(variable: Variable, job: Job) -> bool:
-    """Whether the job's process group reads the variable."""
+def _is_read_by_group(variable: Variable, job: Job) -> bool:
     other_backend = {"gloo": "nccl", "nccl": "gloo"}.get(job.backend)
     return other_backend is None or (
         variable.owner != other_backend

@@ -90,11 +90,11 @@ def _row(
         since=since,
         overrides=overrides,
         status="unknown",
-        note=_read_as(name, value),
+        note=_becomes(name, value),
     )
 
 
-def _read_as(name: str, value: str | None) -> str | None:
+def _becomes(name: str, value: str | None) -> str | None:
     """What becomes of a value that does not do what it says."""
     if value is None:
         return "is kept back, for it looks like a credential"
@@ -166,7 +166,7 @@ def _note(setting: Written) -> str | None:
         return f"{_VOID}{setting.void}"
     if setting.depends_on and setting.name not in never_read():
         return f"is not judged: depends on {setting.depends_on}"
-    read_as = _read_as(setting.name, setting.value)
+    read_as = _becomes(setting.name, setting.value)
     unless = f"counts unless {setting.unless_set} is set before" if setting.unless_set else None
     return "; ".join(filter(None, (read_as, unless))) or None
 

@@ -129,11 +129,12 @@ def effective(name: str, value: str | None) -> str | None:
 def _empty(variable: Variable, reader: Reader) -> Misread | None:
     if variable.owner == "nccl":
         return Misread("is set but empty", "Empty numbers count as unset, empty names may not.", harmless=True)
-    return None if reader in (_text, _flag, _switch, _interfaces) or _takes_empty(variable) else reader(variable, "")
-
-
-def _takes_empty(variable: Variable) -> bool:
-    return variable.type == "enum" and variable.otherwise == "ignored"
+    return (
+        None
+        if reader in (_text, _flag, _switch, _interfaces)
+        or (variable.type == "enum" and variable.otherwise == "ignored")
+        else reader(variable, "")
+    )
 
 
 def _number(variable: Variable, value: str) -> Misread | None:

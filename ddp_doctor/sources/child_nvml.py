@@ -111,7 +111,6 @@ def _excluded(nvml: Nvml) -> list[str]:
 
 
 def _gpu(nvml: Nvml, index: int) -> tuple[dict[str, Any], Any]:
-    """All that NVML says of one GPU, and its handle."""
     nvml.answer["gpu"] = index
     gpu: dict[str, Any] = {"index": index, "error": None, "unavailable": {}}
     handle, gpu["error"] = nvml.call("nvmlDeviceGetHandleByIndex", index)

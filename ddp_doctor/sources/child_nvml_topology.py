@@ -73,8 +73,7 @@ def _ask(answer: dict[str, Any]) -> None:
     answer.update(call="", gpu=None)
 
 
-def _fields(nvml: Nvml, handle: Any, ids: dict[int, Any], link: int) -> dict[int, int]:
-    """The numbers that NVML has for these fields of one link."""
+def _field_values(nvml: Nvml, handle: Any, ids: dict[int, Any], link: int) -> dict[int, int]:
     values, reason = nvml.call("nvmlDeviceGetFieldValues", handle, [(field, link) for field in ids])
     found = {} if reason else {value.fieldId: value for value in values if value.nvmlReturn == 0}
     return {field: _number(value) for field, value in found.items()}
@@ -86,7 +85,6 @@ def _number(field: Any) -> int:
 
 
 def _gpu(nvml: Nvml, index: int) -> tuple[dict[str, Any], Any]:
-    """What NVML says of one GPU's place and links, and its handle."""
     nvml.answer["gpu"] = index
     gpu: dict[str, Any] = {"index": index, "error": None, "unavailable": {}, "nvlinks": []}
     handle, gpu["error"] = nvml.call("nvmlDeviceGetHandleByIndex", index)
@@ -132,7 +130,7 @@ def _state(nvml: Nvml, handle: Any, link: int) -> int | None:
     """1 for a link that carries data; None where the GPU has no such link."""
     state, reason = nvml.call("nvmlDeviceGetNvLinkState", handle, link)
     if reason in ("not_supported", "function_not_found"):  # newer GPUs tell it by a field alone
-        state = _fields(nvml, handle, {STATE: "state"}, link).get(STATE)
+        state = _field_values(nvml, handle, {STATE: "state"}, link).get(STATE)
     return None if state is None else int(state)
 
 
@@ -145,14 +143,14 @@ def _remote(nvml: Nvml, handle: Any, link: int) -> dict[str, Any]:
 def _speed(nvml: Nvml, handle: Any, link: int) -> float | None:
     """GB/s one way; NVML counts MB/s."""
     asked = [field for field in (SPEED, SPEEDS.get(link), SPEED_OF_ALL) if field is not None]
-    known = _fields(nvml, handle, dict.fromkeys(asked), link)
+    known = _field_values(nvml, handle, dict.fromkeys(asked), link)
     speeds = [known[field] for field in asked if known.get(field)]
     return speeds[0] / 1000 if speeds else None
 
 
 def _errors(nvml: Nvml, handle: Any, link: int) -> dict[str, int]:
     """What the link counted since the driver was loaded or the counters were reset."""
-    fields = _fields(nvml, handle, ERROR_FIELDS, link)
+    fields = _field_values(nvml, handle, ERROR_FIELDS, link)
     if fields:
         names = {ERROR_FIELDS[field] for field in fields}
         return {

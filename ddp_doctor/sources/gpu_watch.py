@@ -26,7 +26,7 @@ class NvmlWatch:
         self._uuid = uuid
         self._phase = ""
         self._leaving = threading.Event()
-        self._lasting: dict[str, Any] = {}
+        self._fixed_properties: dict[str, Any] = {}
         self._samples: list[GpuSample] = []
         self._reason: str | None = "NVML had not answered in time"
         self._thread = threading.Thread(target=self._run, name="gpu-watch", daemon=True)
@@ -45,7 +45,7 @@ class NvmlWatch:
         """The samples. The wait is bounded: a sample that does not return is given up."""
         self._leaving.set()
         self._thread.join(_PATIENCE_S)
-        return GpuWatched(samples=tuple(self._samples), reason=self._reason, **self._lasting)
+        return GpuWatched(samples=tuple(self._samples), reason=self._reason, **self._fixed_properties)
 
     def _run(self) -> None:
         if self._uuid is None:
@@ -65,7 +65,7 @@ class NvmlWatch:
         if gpu is None:
             self._reason = f"NVML lists no GPU {self._uuid}"
             return
-        self._lasting = _lasting(pynvml, gpu)
+        self._fixed_properties = _fixed_properties(pynvml, gpu)
         self._reason = None
         while not self._leaving.wait(_INTERVAL_S):
             phase = self._phase
@@ -111,8 +111,7 @@ def _mig_enabled(nvml: Any, gpu: Any) -> bool | None:
     return None if modes is None else bool(modes[0])
 
 
-def _lasting(nvml: Any, gpu: Any) -> dict[str, Any]:
-    """What does not change while the GPU works."""
+def _fixed_properties(nvml: Any, gpu: Any) -> dict[str, Any]:
     limit = _ask(nvml, "nvmlDeviceGetEnforcedPowerLimit", gpu)
     confidential = _ask(nvml, "nvmlSystemGetConfComputeState")
     return {

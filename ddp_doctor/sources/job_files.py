@@ -219,7 +219,6 @@ def _opened(path: str, start: int) -> Iterator[JobFile]:
 
 
 def _streams(name: str, file: Counted, modified_s: float | None) -> Iterator[JobFile]:
-    """A file, or the members of an archive."""
     raw: io.BufferedReader[Any] = io.BufferedReader(file, _HEAD_BYTES)
     head = _peeked(raw)
     if head.startswith(ZIP):

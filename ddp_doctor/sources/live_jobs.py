@@ -19,7 +19,7 @@ _SLURM_TASKS = re.compile(r"(\d{1,6})(?:\(x\d{1,6}\))?", re.ASCII)
 
 
 @dataclass(frozen=True)
-class LiveJob:
+class JobOnHost:
     """One job, as far as it is on this host."""
 
     key: str
@@ -44,61 +44,65 @@ class Host:
             self.tree[parent].append(pid)
         own = {os.getpid(), *ancestors(os.getpid())}
         found = (candidate(pid) for pid in sorted(self.parents) if pid not in own)
-        self.with_torch = {one.pid: one for one in found if one is not None}
+        self.with_torch = {process.pid: process for process in found if process is not None}
 
-    def jobs(self) -> list[LiveJob]:
+    def jobs(self) -> list[JobOnHost]:
         """The jobs, in the order of their first processes."""
         by_key: dict[str, list[Candidate]] = defaultdict(list)
-        for one in self._ranks():
-            by_key[_key(one)].append(one)
-        return [self._job(*job) for name, ranks in by_key.items() for job in _apart(name, ranks)]
+        for process in self._ranks():
+            by_key[_job_name(process)].append(process)
+        return [self._job(*job) for name, ranks in by_key.items() for job in _split_by_network(name, ranks)]
 
-    def alone(self, pid: int) -> LiveJob:
+    def alone(self, pid: int) -> JobOnHost:
         """A process with torch that is no rank, as a job of its own."""
         return self._job(f"process {pid}", [self.with_torch[pid]])
 
-    def is_about(self, job: LiveJob, pid: int) -> bool:
+    def is_about(self, job: JobOnHost, pid: int) -> bool:
         """Whether a process is of the job, or has started it."""
-        of_job = {one.pid for one in job.ranks.values()} | {pid for pids in job.children.values() for pid in pids}
-        return pid in of_job or any(pid in ancestors(one.pid) for one in job.ranks.values())
+        of_job = {process.pid for process in job.ranks.values()} | {
+            pid for pids in job.children.values() for pid in pids
+        }
+        return pid in of_job or any(pid in ancestors(process.pid) for process in job.ranks.values())
 
     def _ranks(self) -> Iterable[Candidate]:
         """Candidates that are ranks, and neither helpers of one nor who started them."""
-        likely = [one for one in self.with_torch.values() if one.rank is not None or one.has_groups]
-        pids = {one.pid: one for one in likely}
-        for one in likely:
-            above = [pids[pid] for pid in ancestors(one.pid) if pid in pids]
-            if any(_same_rank(other, one) for other in above) or kind_of_child(one.pid) != "other":
+        likely = [process for process in self.with_torch.values() if process.rank is not None or process.has_groups]
+        pids = {process.pid: process for process in likely}
+        for process in likely:
+            above = [pids[pid] for pid in ancestors(process.pid) if pid in pids]
+            if any(_is_helper_of(other, process) for other in above) or kind_of_child(process.pid) != "other":
                 continue
-            under = [pids[pid] for pid in below(one.pid, self.tree) if pid in pids]
-            started_ranks = any(not _same_rank(one, other) for other in under)
-            if one.has_groups or not started_ranks:
-                yield one
+            under = [pids[pid] for pid in below(process.pid, self.tree) if pid in pids]
+            started_ranks = any(not _is_helper_of(process, other) for other in under)
+            if process.has_groups or not started_ranks:
+                yield process
 
-    def _job(self, key: str, of: Sequence[Candidate]) -> LiveJob:
-        numbered = all(one.rank is not None for one in of) and len({one.rank for one in of}) == len(of)
-        parents = {one.parent for one in of}
-        dead = self._zombies(parents, of)
-        ranks = {one.rank: one for one in of if numbered and one.rank is not None}
+    def _job(self, key: str, processes: Sequence[Candidate]) -> JobOnHost:
+        numbered = len({process.rank for process in processes} - {None}) == len(processes)
+        parents = {process.parent for process in processes}
+        dead = self._zombies(parents, processes)
+        ranks = {process.rank: process for process in processes if numbered and process.rank is not None}
         zombies: dict[int, tuple[int, str]] = {}
         if not numbered:
-            order = sorted([*((one.started, one.pid) for one in of), *((at, pid) for at, pid, _ in dead)])
+            order = sorted(
+                [*((process.started, process.pid) for process in processes), *((at, pid) for at, pid, _ in dead)]
+            )
             number_of = {pid: number for number, (_, pid) in enumerate(order)}
-            ranks = {number_of[one.pid]: one for one in of}
+            ranks = {number_of[process.pid]: process for process in processes}
             zombies = {number_of[pid]: (pid, ended) for _, pid, ended in dead}
         ranks = dict(sorted(ranks.items()))
         first = next(iter(ranks.values()))
         world_size = number(first.env, "WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
-        missing = sorted(_expected(ranks, world_size) - set(ranks)) if numbered else []
+        missing = sorted(_ranks_expected_here(ranks, world_size) - set(ranks)) if numbered else []
         if missing and len(dead) == len(missing):
             zombies = {rank: (pid, ended) for rank, (_, pid, ended) in zip(missing, dead, strict=True)}
         known = launcher_of(first.env)
         launcher_pid = parents.pop() if len(parents) == 1 else None
-        return LiveJob(
+        return JobOnHost(
             key,
             ranks,
             numbered,
-            {rank: below(one.pid, self.tree) for rank, one in ranks.items()},
+            {rank: below(process.pid, self.tree) for rank, process in ranks.items()},
             zombies,
             tuple(rank for rank in missing if rank not in zombies),
             world_size if numbered else max(world_size or 0, len(ranks) + len(zombies)),
@@ -110,7 +114,7 @@ class Host:
     def _zombies(self, parents: set[int], ranks: Sequence[Candidate]) -> list[tuple[int, int, str]]:
         """Ended children of who started these ranks, of their name and begun with them: when, pid, how it ended."""
         name = proc.read(f"/proc/{ranks[0].pid}/comm")
-        earliest = min(one.started for one in ranks) - _TOGETHER_TICKS
+        earliest = min(process.started for process in ranks) - _TOGETHER_TICKS
         found = []
         for parent in parents - {0, 1}:
             for pid in self.tree.get(parent, ()):
@@ -122,46 +126,45 @@ class Host:
         return sorted(found)
 
 
-def _same_rank(above: Candidate, one: Candidate) -> bool:
+def _is_helper_of(above: Candidate, process: Candidate) -> bool:
     """Whether a process below another one is a helper of it: it has its rank, and no groups of its own."""
-    return above.rank == one.rank and (above.rank is not None or not one.has_groups)
+    return above.rank == process.rank and (above.rank is not None or not process.has_groups)
 
 
-def _apart(name: str, ranks: Sequence[Candidate]) -> Iterable[tuple[str, list[Candidate]]]:
+def _split_by_network(name: str, ranks: Sequence[Candidate]) -> Iterable[tuple[str, list[Candidate]]]:
     """One job, or several that call themselves alike in networks of their own, as containers do."""
-    numbers = [one.rank for one in ranks if one.rank is not None]
+    numbers = [process.rank for process in ranks if process.rank is not None]
     if len(numbers) == len(set(numbers)):
         return [(name, list(ranks))]
     by_network: dict[str, list[Candidate]] = defaultdict(list)
-    for one in ranks:
-        by_network[network_of(one.pid)].append(one)
+    for process in ranks:
+        by_network[network_of(process.pid)].append(process)
     if len(by_network) == 1:
         return [(name, list(ranks))]
-    return [(f"{name}, {network}", of) for network, of in by_network.items()]
+    return [(f"{name}, {network}", members) for network, members in by_network.items()]
 
 
-def _key(one: Candidate) -> str:
+def _job_name(process: Candidate) -> str:
     """What ranks of one job have in common on a host, and those of no other job."""
-    address, port = one.env.get("MASTER_ADDR"), one.env.get("MASTER_PORT")
-    slurm = one.env.get("SLURM_JOB_ID")
-    if one.env.get("RANK") and address and port:
+    address, port = process.env.get("MASTER_ADDR"), process.env.get("MASTER_PORT")
+    slurm = process.env.get("SLURM_JOB_ID")
+    if process.env.get("RANK") and address and port:
         host = f"{address}:{port}"
         return f"SLURM job {slurm}, {host}" if slurm else host
-    if slurm and one.rank is not None:
-        return f"SLURM job {slurm}, step {one.env.get('SLURM_STEP_ID', '?')}"
-    return f"started by process {one.parent}"
+    if slurm and process.rank is not None:
+        return f"SLURM job {slurm}, step {process.env.get('SLURM_STEP_ID', '?')}"
+    return f"started by process {process.parent}"
 
 
-def _expected(ranks: Mapping[int, Candidate], world_size: int | None) -> set[int]:
-    """The ranks that this host should have."""
-    rank, one = next(iter(ranks.items()))
-    size = number(one.env, "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
-    tasks = _SLURM_TASKS.fullmatch(one.env.get("SLURM_STEP_TASKS_PER_NODE", ""))
-    if size is None and tasks and "RANK" not in one.env:
+def _ranks_expected_here(ranks: Mapping[int, Candidate], world_size: int | None) -> set[int]:
+    rank, process = next(iter(ranks.items()))
+    size = number(process.env, "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
+    tasks = _SLURM_TASKS.fullmatch(process.env.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    if size is None and tasks and "RANK" not in process.env:
         size = int(tasks[1])
-    if size is not None and one.local_rank is not None:
-        return {rank - one.local_rank + at for at in range(size)}
-    address = one.env.get("MASTER_ADDR", "")
+    if size is not None and process.local_rank is not None:
+        return {rank - process.local_rank + at for at in range(size)}
+    address = process.env.get("MASTER_ADDR", "")
     if world_size and (address == "localhost" or address.startswith("127.")):
         return set(range(world_size))
     return set()
@@ -193,15 +196,15 @@ def _torch_version(pid: int) -> str | None:
     return version[1] if version else None
 
 
-def of_slurm(job: LiveJob, job_id: str) -> bool:
+def of_slurm(job: JobOnHost, job_id: str) -> bool:
     """Whether a job is of this job of SLURM, or of its step (``4711.0``), by its environment or its control group."""
-    one = next(iter(job.ranks.values()))
+    process = next(iter(job.ranks.values()))
     job_id, _, step = job_id.partition(".")
-    if step and one.env.get("SLURM_STEP_ID") != step:
+    if step and process.env.get("SLURM_STEP_ID") != step:
         return False
-    array = f"{one.env.get('SLURM_ARRAY_JOB_ID')}_{one.env.get('SLURM_ARRAY_TASK_ID')}"
-    if job_id in (one.env.get("SLURM_JOB_ID"), array):
+    array = f"{process.env.get('SLURM_ARRAY_JOB_ID')}_{process.env.get('SLURM_ARRAY_TASK_ID')}"
+    if job_id in (process.env.get("SLURM_JOB_ID"), array):
         return True
     return bool(
-        re.search(rf"/job_{re.escape(job_id)}(?:/|$)", proc.read(f"/proc/{one.pid}/cgroup") or "", re.MULTILINE)
+        re.search(rf"/job_{re.escape(job_id)}(?:/|$)", proc.read(f"/proc/{process.pid}/cgroup") or "", re.MULTILINE)
     )

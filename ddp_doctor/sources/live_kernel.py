@@ -26,13 +26,12 @@ def waits_for(pid: int, peer_of: Callable[[str], str]) -> str:
     if call is None:
         return ""
     arguments = [int(word, 16) for word in words[1:7]]
-    named = [_named(pid, file, peer_of) for file in _files(pid, call, arguments)]
+    named = [_named(pid, file, peer_of) for file in _files_of_call(pid, call, arguments)]
     of = " and ".join(filter(None, named))
     return f"{call.name} {call.word} {of}".strip() if of else f"{call.name}{call.alone}"
 
 
-def _files(pid: int, call: Call, arguments: list[int]) -> Sequence[str | int]:
-    """The descriptors or the path of a call."""
+def _files_of_call(pid: int, call: Call, arguments: list[int]) -> Sequence[str | int]:
     if call.takes == "descriptor":
         return [arguments[0]]
     if call.takes == "path":

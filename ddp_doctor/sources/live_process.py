@@ -220,14 +220,13 @@ def connections(pids: Sequence[int]) -> dict[int, Connections]:
     for pid in pids:
         network = network_of(pid)
         if network not in of_network:
-            of_network[network] = _connections_around(pid)
+            of_network[network] = _connections_of_network(pid)
         mine = sockets(pid)
         found[pid] = {inode: ends for inode, ends in of_network[network].items() if inode in mine}
     return found
 
 
-def _connections_around(pid: int) -> Connections:
-    """All of the network namespace of a process."""
+def _connections_of_network(pid: int) -> Connections:
     found = {}
     for file in ("tcp", "tcp6"):
         for line in (proc.read(f"/proc/{pid}/net/{file}") or "").splitlines()[1:]:

@@ -91,14 +91,14 @@ def closed_by(port: int, addresses: Sequence[str], env: Mapping[str, str]) -> Cl
     families = {"ip6" if ":" in address else "ip" for address in addresses}
     if len(families) != 1:  # a node may come by either of two
         families = set()
-    command, found = ("nft", closed_in_nft(_said(env, "nft", "-j", "list", "ruleset"), port, {"inet", *families}))
+    command, found = ("nft", closed_in_nft(_output_of(env, "nft", "-j", "list", "ruleset"), port, {"inet", *families}))
     if found is None and families == {"ip"}:
-        command, found = "iptables-save", closed_in_iptables(_said(env, "iptables-save"), port)
+        command, found = "iptables-save", closed_in_iptables(_output_of(env, "iptables-save"), port)
     if found is None:
         return None
     verdict, chain = found
     return ClosedPort.model_validate({"command": command, "chain": chain[:_LONGEST], "verdict": verdict})
 
 
-def _said(env: Mapping[str, str], *command: str) -> str:
+def _output_of(env: Mapping[str, str], *command: str) -> str:
     return run_command(command, env, _PATIENCE_S).stdout

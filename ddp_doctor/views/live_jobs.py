@@ -61,28 +61,30 @@ def live_jobs(recording: Recording) -> tuple[LiveJob, ...]:
     jobs: list[tuple[list[LiveJobFact], list[Doing]]] = []
     for at in recording.facts(LiveJobFact):
         seen = ranks.get((at.fact.job, at.node), [])
-        same = next((job for job in jobs if _are_one(*job, at.fact, seen)), None)
+        same = next((job for job in jobs if _are_same_job(*job, at.fact, seen)), None)
         if same is None:
             jobs.append(([at.fact], list(seen)))
         else:
             same[0].append(at.fact)
             same[1].extend(seen)
-    return tuple(_whole(hosts, sorted(seen, key=lambda one: one.rank), recording) for hosts, seen in jobs)
+    return tuple(
+        _with_missing_ranks(hosts, sorted(seen, key=lambda rank: rank.rank), recording) for hosts, seen in jobs
+    )
 
 
-def _are_one(hosts: Sequence[LiveJobFact], ranks: Sequence[Doing], host: LiveJobFact, others: Sequence[Doing]) -> bool:
-    """Whether they meet at the same point and have no rank in common."""
+def _are_same_job(
+    hosts: Sequence[LiveJobFact], ranks: Sequence[Doing], host: LiveJobFact, others: Sequence[Doing]
+) -> bool:
     is_one_name = hosts[0].job == host.job and not _OF_ONE_HOST.search(host.job)
-    return is_one_name and {one.rank for one in ranks}.isdisjoint(one.rank for one in others)
+    return is_one_name and {rank.rank for rank in ranks}.isdisjoint(rank.rank for rank in others)
 
 
-def _whole(hosts: Sequence[LiveJobFact], ranks: Sequence[Doing], recording: Recording) -> LiveJob:
-    """With the ranks that should be on hosts that have none of them, and whether there are others."""
-    seen = {one.rank for one in ranks}
+def _with_missing_ranks(hosts: Sequence[LiveJobFact], ranks: Sequence[Doing], recording: Recording) -> LiveJob:
+    seen = {rank.rank for rank in ranks}
     missing: dict[int, str | None] = {rank: host.host for host in hosts for rank in host.missing if rank not in seen}
     world, unseen = recording.world or World(), _unseen(hosts, ranks, missing)
     without = [reading.node for reading in recording.of_check("attach") if reading.status is Status.ABSENT]
-    most = max((sum(one.fact.host == host.host for one in ranks) for host in hosts), default=0)
+    most = max((sum(rank.fact.host == host.host for rank in ranks) for host in hosts), default=0)
     is_of_slurm = world.launcher == "slurm" and hosts[0].launcher != "mpirun"
     if not unreached(recording) and (is_of_slurm or len(unseen) <= most * len(without)):
         where = world.hostname(without[0]) if len(without) == 1 else None
@@ -93,15 +95,15 @@ def _whole(hosts: Sequence[LiveJobFact], ranks: Sequence[Doing], recording: Reco
 
 
 def _unseen(hosts: Sequence[LiveJobFact], ranks: Sequence[Doing], missing: Collection[int]) -> list[int]:
-    if any(one.fact.numbered_by != "environment" for one in ranks):
+    if any(rank.fact.numbered_by != "environment" for rank in ranks):
         return []
-    known = {one.rank for one in ranks}.union(missing)
+    known = {rank.rank for rank in ranks}.union(missing)
     return [rank for rank in range(max(host.world_size or 0 for host in hosts)) if rank not in known]
 
 
 def _talks_to_others(ranks: Sequence[Doing]) -> bool:
     """Whether ranks whose environment does not tell their number have connections to hosts that nobody looked at."""
-    ends = [end for one in ranks if one.fact.numbered_by != "environment" for end in one.fact.connections]
+    ends = [end for rank in ranks if rank.fact.numbered_by != "environment" for end in rank.fact.connections]
     seen = {_address(this) for this, _ in ends}
     return any(_address(other) not in seen for _, other in ends)
 

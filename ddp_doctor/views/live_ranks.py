@@ -91,23 +91,25 @@ def _exchanges(rank: LiveRankFact) -> bool:
 def _doing(rank: LiveRankFact) -> Doing:
     if unable := _unable(rank):
         kind, words = unable
-        return Doing(rank, kind, line=_line(rank.looks[-1].frames) if rank.looks else "", moves=False, words=words)
+        return Doing(rank, kind, line=_own_line(rank.looks[-1].frames) if rank.looks else "", moves=False, words=words)
     frames = _frames(rank)
     if not frames:
-        return Doing(rank, "unknown", moves=None if _used(rank) > _IDLE or _switched(rank) > _FEW_SWITCHES else False)
+        return Doing(
+            rank, "unknown", moves=None if _cores_used(rank) > _IDLE or _switched(rank) > _FEW_SWITCHES else False
+        )
     if call := _collective(rank, frames):
-        return Doing(rank, "collective", call, _line(frames), _moves_in_collective(rank, call))
+        return Doing(rank, "collective", call, _own_line(frames), _moves_in_collective(rank, call))
     own = of_the_job(frames)
     for activity, words, pattern in live_frames.ACTIVITIES:
         searched = {"evaluation": own, "start": _imports(frames, own)}.get(activity, frames)
         # A module that is imported says nothing of what is done.
         if any(pattern.search(frame) for frame in searched if not frame.endswith(" in <module>")):
-            found = Doing(rank, activity, line=_line(frames), words=words)
+            found = Doing(rank, activity, line=_own_line(frames), words=words)
             return _loading(found) if activity == "data" else _working(found)
     if (rank.waits_for_gpu and rank.over_nccl) or live_frames.IN_CUDA_WAIT.search(frames[-1]):
         moves = None if _same_stacks(rank) else True
-        return Doing(rank, "gpu", line=_line(frames), moves=moves, words="waits for its GPU")
-    return _working(Doing(rank, "own", line=_line(frames), words="works"))
+        return Doing(rank, "gpu", line=_own_line(frames), moves=moves, words="waits for its GPU")
+    return _working(Doing(rank, "own", line=_own_line(frames), words="works"))
 
 
 def _unable(rank: LiveRankFact) -> tuple[Literal["gone", "stopped", "kernel"], str] | None:
@@ -121,7 +123,7 @@ def _unable(rank: LiveRankFact) -> tuple[Literal["gone", "stopped", "kernel"], s
     if states == {"T"}:
         return "stopped", "stopped by a signal (state T)"
     saves = any(live_frames.SAVES.search(frame) for frame in _frames(rank))
-    if states == {"D"} and _used(rank) <= _IDLE and _io(rank) <= _LITTLE_IO and not saves:
+    if states == {"D"} and _cores_used(rank) <= _IDLE and _io(rank) <= _LITTLE_IO and not saves:
         return "kernel", rank.looks[-1].wait_channel or ""
     return None
 
@@ -142,11 +144,11 @@ def _collective(rank: LiveRankFact, frames: Sequence[str]) -> str:
         first = len(inner) - 1
         while first and live_frames.COLLECTIVE_FILES.search(inner[first - 1]):
             first -= 1
-        return _function(inner[first])
+        return inner[first].rpartition(" in ")[2].rpartition(".")[2]
     has_groups = rank.groups > 0
     if has_groups and live_frames.BACKWARD.search(frames[-1]) and _rests(rank):
         return "backward"
-    return "wait" if has_groups and rank.waits_for_work and _line(frames) == frames[-1] else ""
+    return "wait" if has_groups and rank.waits_for_work and _own_line(frames) == frames[-1] else ""
 
 
 def _moves_in_collective(rank: LiveRankFact, call: str) -> bool:
@@ -176,12 +178,12 @@ def _loading(found: Doing) -> Doing:
     if not loaders:
         return _working(found)
     moves = _loaders_get_on(found.fact, loaders)
-    places = [_line(_in_worker(child.last.frames)) for child in loaders]
+    places = [_own_line(_in_worker(child.last.frames)) for child in loaders]
     place = next((place for place in places if place), "")
     return Doing(
         found.fact,
         "data",
-        line=_line(_of_script(_frames(found.fact))),
+        line=_own_line(_frames_above_loader(_frames(found.fact))),
         moves=moves,
         words="waits for data",
         helper_line=place,
@@ -194,8 +196,7 @@ def _in_worker(frames: Sequence[str]) -> Sequence[str]:
     return frames[place + 1 :]
 
 
-def _of_script(frames: Sequence[str]) -> Sequence[str]:
-    """The frames above the data loader."""
+def _frames_above_loader(frames: Sequence[str]) -> Sequence[str]:
     place = next((at for at, frame in enumerate(frames) if "/torch/utils/data/dataloader.py" in frame), len(frames))
     return frames[:place]
 
@@ -211,7 +212,6 @@ def _loaders_get_on(rank: LiveRankFact, loaders: Sequence[ChildSeen]) -> bool | 
 
 
 def _worked(child: ChildSeen) -> bool:
-    """Whether a worker has computed or read."""
     first, last = child.first, child.last
     return last.cpu_s - first.cpu_s > 0.02 or (last.io_bytes or 0) - (first.io_bytes or 0) > _LITTLE_IO
 
@@ -225,14 +225,14 @@ def _working(found: Doing) -> Doing:
         moves = False
     elif _io(rank) > _LITTLE_IO or helped:
         moves = True
-    elif _used(rank) <= _IDLE:
+    elif _cores_used(rank) <= _IDLE:
         # Woken within a library, as by a network or a time-out; a line that sleeps again and again stands.
-        is_woken = _switched(rank) > _FEW_SWITCHES and _line(_frames(rank)) != _frames(rank)[-1]
+        is_woken = _switched(rank) > _FEW_SWITCHES and _own_line(_frames(rank)) != _frames(rank)[-1]
         moves, words = (None, "wakes now and then") if is_woken else (False, words)
         if found.kind == "checkpoint":  # storage may take minutes to answer
             moves, words = None, found.words
     elif found.kind in ("compile", "start"):
-        moves = True if _used(rank) > _BUSY else None
+        moves = True if _cores_used(rank) > _BUSY else None
     else:
         moves = _goes_through_its_code(rank, is_known=found.kind != "own")
     return replace(found, moves=moves, loops=loops, words=words)
@@ -254,7 +254,7 @@ def _loops(rank: LiveRankFact) -> bool:
     if len(looks) < 3 or _main_used(rank) <= _BUSY or _io(rank) > _LITTLE_IO:
         return False
     leaves = [look.frames[-1] for look in looks]
-    if any(_line(look.frames) != look.frames[-1] for look in looks):
+    if any(_own_line(look.frames) != look.frames[-1] for look in looks):
         return False
     held = sum(look.holds_gil for look in looks)
     outer = {
@@ -277,8 +277,7 @@ def _seconds(rank: LiveRankFact) -> float:
     return max(rank.looks[-1].at_s - rank.looks[0].at_s, 0.1)
 
 
-def _used(rank: LiveRankFact) -> float:
-    """Cores that all its threads used."""
+def _cores_used(rank: LiveRankFact) -> float:
     return (rank.looks[-1].cpu_s - rank.looks[0].cpu_s) / _seconds(rank)
 
 
@@ -306,16 +305,11 @@ def _frames(rank: LiveRankFact) -> tuple[str, ...]:
     return read.frames if is_as_then else ()
 
 
-def _function(frame: str) -> str:
-    return frame.rpartition(" in ")[2].rpartition(".")[2]
-
-
 def _without_line(frame: str) -> str:
     return re.sub(r":\d+ in ", " in ", frame)
 
 
-def _line(frames: Sequence[str]) -> str:
-    """The innermost frame of the job's own code."""
+def _own_line(frames: Sequence[str]) -> str:
     own = of_the_job(frames)
     return own[-1] if own else ""
 
@@ -331,7 +325,7 @@ def last_to_come(ranks: Sequence[Doing]) -> tuple[Doing, str, int, int] | None:
     for at in read:
         outside = [number for number, look in enumerate(at) if not _waits_for_others(look)]
         if len(outside) == 1:
-            last[outside[0]].append(_line(at[outside[0]].frames))
+            last[outside[0]].append(_own_line(at[outside[0]].frames))
     number, lines = max(last.items(), key=lambda of: len(of[1]), default=(0, []))
     if len(ranks) < 2 or len(read) < _LOOKS_OF_LATE or 4 * len(lines) < 3 * len(read):
         return None

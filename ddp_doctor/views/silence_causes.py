@@ -94,7 +94,7 @@ def causes(recording: Recording) -> list[Cause]:
     left = {farewell.fact.node for farewell in farewells(recording)}
     blocked = _blocked_before(recording)
     all_seen = [_as_news(silence, blocked) for silence in recording.facts(SilenceFact) if silence.fact.node not in left]
-    counted = [silence for silence in all_seen if _counts(silence.fact)]
+    counted = [silence for silence in all_seen if _is_evidence(silence.fact)]
     if counted and all(silence.fact.stopped_s >= SILENT_S for silence in counted):  # so long that the others gave it up
         return [Cause("stopped", _silent(counted), _observers(counted), seen=tuple(counted))]
     alone = _lone_observer(recording, counted)
@@ -121,7 +121,7 @@ def _as_news(silence: FactAt[SilenceFact], blocked: set[tuple[int, int]]) -> Fac
     return replace(silence, fact=silence.fact.model_copy(update={"answer": "not_asked"}))
 
 
-def _counts(fact: SilenceFact) -> bool:
+def _is_evidence(fact: SilenceFact) -> bool:
     """An observer that only reports how long it has not heard the head may have heard it just before."""
     return fact.answer != "not_asked" or fact.silent_s >= _HEARD_TOO_LONG_AGO_S
 

@@ -203,8 +203,8 @@ def _picture(jobs: Sequence["LiveJob"]) -> str:
     """What each rank does and where; empty where none waits for another."""
     from ddp_doctor.wording.live_ranks import says
 
-    ranks = [one for job in jobs for one in job.ranks]
-    return "; ".join(f"{one.rank}: {says(one)}" for one in ranks) if any(one.waits for one in ranks) else ""
+    ranks = [rank for job in jobs for rank in job.ranks]
+    return "; ".join(f"{rank.rank}: {says(rank)}" for rank in ranks) if any(rank.waits for rank in ranks) else ""
 
 
 def _looked(pids: Sequence[int], env: Mapping[str, str], *, in_step: bool) -> tuple["Outcome", str]:

@@ -77,7 +77,7 @@ class Progress:
             self._searched_s = now
             self._search(roots, now)
         for rank in self._ranks.values():
-            counts = _counts(rank.pid)
+            counts = _counts_of(rank.pid)
             if counts is not None:
                 if _has_moved(rank, counts):
                     rank.moved_s = now
@@ -116,7 +116,7 @@ def _has_groups(pid: int) -> bool:
 
 
 def _new_rank(pid: int, started: int, now: float) -> _Rank | None:
-    counts = _counts(pid)
+    counts = _counts_of(pid)
     return _Rank(pid, started, _uses_gpu(pid), counts, now) if counts is not None else None
 
 
@@ -125,7 +125,7 @@ def _uses_gpu(pid: int) -> bool:
     return "/dev/nvidia" in (proc.read(f"/proc/{pid}/maps") or "")
 
 
-def _counts(pid: int) -> _Counts | None:
+def _counts_of(pid: int) -> _Counts | None:
     thread = f"/proc/{pid}/task/{pid}"
     fields, io = proc.stat_fields(pid, pid), _numbers(proc.read(f"{thread}/io"))
     if not fields or fields[0] in "ZX":

@@ -43,9 +43,9 @@ def watch(argv: Sequence[str], env: Mapping[str, str], options: WatchOptions, sa
         say("'': not found")
         return 127
     try:
-        if _is_watched():
+        if _is_below_a_watcher():
             become(argv, env)
-        evidence = Evidence(env, _name(world), world.local_rank if world else 0)
+        evidence = Evidence(env, _folder_name(world), world.local_rank if world else 0)
         if world is not None and not world.is_agent:
             evidence.add_task(world.local_rank, regular_outputs())
             if options.keep_output and evidence.folder is not None:
@@ -62,8 +62,7 @@ def watch(argv: Sequence[str], env: Mapping[str, str], options: WatchOptions, sa
         return error.code
 
 
-def _is_watched() -> bool:
-    """Whether this process runs below another watcher."""
+def _is_below_a_watcher() -> bool:
     pid, left = os.getpid(), _MOST_ANCESTORS
     while (pid := proc.parent(pid)) > 1 and left:
         left -= 1
@@ -72,7 +71,7 @@ def _is_watched() -> bool:
     return False
 
 
-def _name(world: OuterWorld | None) -> str:
+def _folder_name(world: OuterWorld | None) -> str:
     """The folder's: the tasks of one node have one, which all of them know."""
     if world is None or (world.local_size == 1 and world.launcher != "slurm"):
         return f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
@@ -110,7 +109,7 @@ class _Watcher:
         say: Callable[[str], None],
         node: int | None,
     ) -> None:
-        self._name = _named(argv)
+        self._folder_name = _named(argv)
         self._argv, self._evidence, self._options, self._say = argv, evidence, options, say
         self._node = node
         self._outputs: list[Output] = []
@@ -153,9 +152,9 @@ class _Watcher:
         if killed := self._oom.since_start():
             self._evidence.note(f"the watcher detected {killed} oom_kill events in the memory cgroup of the job")
         files = self._evidence.files()
-        how = f"{self._name} {_ended(command.code or 0)} {_after(ended_s - command.started_s)}"
+        how = f"{self._folder_name} {_ended(command.code or 0)} {_time_after(ended_s - command.started_s)}"
         if command.code == 0:
-            how = f"{self._name} ended well, and another task of this node failed"
+            how = f"{self._folder_name} ended well, and another task of this node failed"
         if not files:
             self._evidence.forget()
         elif self._evidence.folder:
@@ -171,7 +170,7 @@ class _Watcher:
         """Whether another task of this node has, after or before the watcher's own ended well."""
         while others := [pid for pid, _ in self._evidence.tasks() if not process.has_ended(pid)]:
             if time.monotonic() - ended_s > _OTHER_TASKS_S:
-                self._say(f"{self._name} ended well; other tasks of this node run on unwatched: {len(others)}")
+                self._say(f"{self._folder_name} ended well; other tasks of this node run on unwatched: {len(others)}")
                 return False
             time.sleep(0.05)
         has_failed = self._evidence.has_error_of_other_task()
@@ -216,7 +215,7 @@ def _ended(code: int) -> str:
         return f"was ended by signal {-code}"
 
 
-def _after(seconds: float) -> str:
+def _time_after(seconds: float) -> str:
     whole = int(seconds)
     if whole < 60:
         return f"after {seconds:.0f} s"

@@ -48,7 +48,7 @@ def _name(view: NodeView, device: str | None) -> str:
 
 def line_evidence(recording: Recording, hits: Sequence[Hit], expected_from: str) -> tuple[Evidence, ...]:
     """The line of each device: who, when, how often, and what else is known."""
-    return tuple(_line(recording, fault, expected_from) for fault in hits[:LINES_OF_EVIDENCE])
+    return tuple(_evidence_line(recording, fault, expected_from) for fault in hits[:LINES_OF_EVIDENCE])
 
 
 def xid_lines(recording: Recording, concerns: Callable[[NodeView, str], bool]) -> tuple[Evidence, ...]:
@@ -81,7 +81,7 @@ def xids_of(recording: Recording, hits: Sequence[tuple[int, Gpu]]) -> tuple[Evid
     return xid_lines(recording, concerns)
 
 
-def _line(recording: Recording, fault: Hit, expected_from: str) -> Evidence:
+def _evidence_line(recording: Recording, fault: Hit, expected_from: str) -> Evidence:
     event, age_s = fault.event, fault.view.fact.age_s(fault.event)
     times = f", {event.count} times" if event.count > 1 else ""
     when = f"{ago(age_s)} ago" if age_s is not None else "since the boot"

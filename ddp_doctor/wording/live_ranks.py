@@ -9,31 +9,31 @@ from ddp_doctor.views.live_ranks import Doing
 from ddp_doctor.wording.ranks import capital, rank_list, short
 
 
-def says(one: Doing) -> str:
+def says(rank: Doing) -> str:
     """What a rank does, in some words: ``in all-reduce at train.py:31 in main``."""
-    where = f" at {short(one.line)}" if one.line else ""
-    if one.kind == "collective":
-        return f"in {call_name(one)}{where}"
-    if one.kind == "gone":
-        return f"ended{f': {one.words}' if one.words else ''}"
-    if one.kind == "kernel":
-        return f"in the kernel{f', {one.words}' if one.words else ''}{where}"
-    if one.kind == "unknown":
+    where = f" at {short(rank.line)}" if rank.line else ""
+    if rank.kind == "collective":
+        return f"in {call_name(rank)}{where}"
+    if rank.kind == "gone":
+        return f"ended{f': {rank.words}' if rank.words else ''}"
+    if rank.kind == "kernel":
+        return f"in the kernel{f', {rank.words}' if rank.words else ''}{where}"
+    if rank.kind == "unknown":
         return "its stack was not read"
-    verb = "loops" if one.loops else "stands" if one.kind == "own" and one.moves is False else one.words
-    helper = f"; a worker of its data loader stands at {short(one.helper_line)}" if one.helper_line else ""
+    verb = "loops" if rank.loops else "stands" if rank.kind == "own" and rank.moves is False else rank.words
+    helper = f"; a worker of its data loader stands at {short(rank.helper_line)}" if rank.helper_line else ""
     return f"{verb}{where}{helper}"
 
 
-def call_name(one: Doing) -> str:
+def call_name(rank: Doing) -> str:
     """``all-reduce``, ``the backward pass``, ``wait()``; of one that waits for its GPU, work on it."""
     names = {"backward": "the backward pass", "wait": "wait()", "": "work on the GPU"}
-    return names.get(one.call) or collective_name(one.call)
+    return names.get(rank.call) or collective_name(rank.call)
 
 
-def called(one: Doing) -> str:
+def called(rank: Doing) -> str:
     """``all-reduce at train.py:31``."""
-    return f"{call_name(one)} at {place(one.line)}" if one.line else call_name(one)
+    return f"{call_name(rank)} at {place(rank.line)}" if rank.line else call_name(rank)
 
 
 def place(line: str) -> str:
@@ -43,7 +43,7 @@ def place(line: str) -> str:
 
 def waits_text(waiting: Sequence[Doing]) -> str:
     """Ranks 0-2 wait in all-reduce at train.py:31; rank 3 waits in barrier at train.py:40."""
-    by_call = grouped(((one.kind, called(one)), one.rank) for one in waiting)
+    by_call = grouped(((rank.kind, called(rank)), rank.rank) for rank in waiting)
     said = [
         f"{rank_list(ranks)} {verb(ranks, 'wait')} {'for' if kind == 'gpu' else 'in'} {call}"
         for (kind, call), ranks in by_call.items()
@@ -53,7 +53,7 @@ def waits_text(waiting: Sequence[Doing]) -> str:
 
 def gpu_use(ranks: Sequence[Doing]) -> str:
     """``100 %``, ``0-40 %`` of the time, over all samples of their GPUs; empty where the driver told none."""
-    samples = [percent for one in ranks for percent in one.fact.gpu_use]
+    samples = [percent for rank in ranks for percent in rank.fact.gpu_use]
     if not samples:
         return ""
     low, high = min(samples), max(samples)
@@ -62,10 +62,10 @@ def gpu_use(ranks: Sequence[Doing]) -> str:
 
 def busy_text(waiting: Sequence[Doing]) -> str:
     """That busy GPUs are no progress, where ranks of NCCL wait whose GPUs are."""
-    busy = [one for one in waiting if one.fact.over_nccl and min(one.fact.gpu_use, default=0) >= GPU_BUSY_PERCENT]
+    busy = [rank for rank in waiting if rank.fact.over_nccl and min(rank.fact.gpu_use, default=0) >= GPU_BUSY_PERCENT]
     if not busy:
         return ""
-    ranks = [one.rank for one in busy]
+    ranks = [rank.rank for rank in busy]
     alone = len(busy) == len(waiting) == 1
     whose = "Its GPU" if alone else f"The GPU{'s' * (len(busy) > 1)} of {rank_list(ranks)}"
     use = f"{verb(busy, 'are')} busy ({gpu_use(busy)})"

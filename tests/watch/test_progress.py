@@ -67,8 +67,8 @@ def test_each_rank_has_to_move_where_ranks_are_known_else_any_process(job, monke
     assert ranks.look([], 1e9) == 0.0
     assert set(ranks.pids()) == set(job)
     busy = list(job)[2]
-    before = progress._counts(busy)
-    while before and (now := progress._counts(busy)) and now.cpu_s <= before.cpu_s:
+    before = progress._counts_of(busy)
+    while before and (now := progress._counts_of(busy)) and now.cpu_s <= before.cpu_s:
         pass
     assert (ranks.look([], 1e9) > 0) is stands_still
     assert ranks.look([], 0.0) <= 0.0 or not stands_still, "after a gap all begins again"

@@ -43,9 +43,9 @@ class HeatMap:
 def heat_maps(report: Report) -> Iterator[HeatMap]:
     """What ranks exchanged with each other, and what nodes sent each other."""
     between_ranks = {
-        (int(one.labels["rank"]), int(one.labels["peer"])): one.value
-        for one in report.measurements
-        if one.name == "p2p_bandwidth"
+        (int(measured.labels["rank"]), int(measured.labels["peer"])): measured.value
+        for measured in report.measurements
+        if measured.name == "p2p_bandwidth"
     }
     names = {node.node_rank: node.hostname for node in report.nodes}
     if between_ranks:
@@ -62,9 +62,9 @@ def heat_maps(report: Report) -> Iterator[HeatMap]:
                 nodes[ends] = min(rate, nodes.get(ends, rate))
             yield _grid("The slowest exchange between ranks of each two nodes", nodes, names)
     between_nodes = {
-        (int(one.labels["node"]), int(one.labels["peer"])): one.value
-        for one in report.measurements
-        if one.name == "reach_throughput"
+        (int(measured.labels["node"]), int(measured.labels["peer"])): measured.value
+        for measured in report.measurements
+        if measured.name == "reach_throughput"
     }
     if between_nodes:
         yield _grid("TCP between nodes, from the row to the column", between_nodes, names)

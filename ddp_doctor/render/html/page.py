@@ -90,7 +90,7 @@ def _parts(report: Report, recording: Recording) -> dict[str, object]:
         "about": list(about.lines(report, recording)),
         "findings": [_finding(report, finding) for finding in report.findings],
         "nodes": _nodes(report),
-        "jobs": list(_jobs(report, recording)),
+        "jobs": list(_job_tables(report, recording)),
         "timelines": list(timeline.timelines(report, recording)),
         "bandwidth": bandwidth.table(report, recording),
         "heat_maps": list(heat_map.heat_maps(report)),
@@ -183,8 +183,7 @@ def _nodes(report: Report) -> list[tuple[str, Verdict, list[str]]]:
     return sorted(rows, key=lambda row: _WORST.index(row[1]))
 
 
-def _jobs(report: Report, recording: Recording) -> Iterator[Captioned]:
-    """What is known of the ranks of a job, one that has ended or one that runs."""
+def _job_tables(report: Report, recording: Recording) -> Iterator[Captioned]:
     if isinstance(report, AttachReport):
         for job in live_jobs(recording):
             first, *further = live_story.words(job)
@@ -229,7 +228,6 @@ def _topology(report: Report, recording: Recording) -> dict[str, object]:
 
 
 def _settings(report: Report, recording: Recording) -> dict[str, object]:
-    """The variables that are set, with what they do and whether they are read."""
     of_env = EnvReport(
         **dict(report)
         | {

@@ -75,13 +75,12 @@ def timelines(report: Report, recording: Recording) -> Iterator[Timeline]:
     """Of the trials that did not come to their end; where all did, of the first."""
     seen = [trial for trial in recording.trials if any(rank.steps or not rank.done for rank in trial.evidence)]
     failed = [trial for trial in seen if trial.outcome != "finished"]
-    blamed = _blamed(report)
+    blamed = _codes_by_rank(report)
     for trial in (failed or seen[:1])[:_MOST_TRIALS]:
         yield _timeline(recording, trial, blamed if trial in failed else {})
 
 
-def _blamed(report: Report) -> dict[int, tuple[str, ...]]:
-    """The codes of errors by the rank that they blame."""
+def _codes_by_rank(report: Report) -> dict[int, tuple[str, ...]]:
     codes = grouped(
         (rank, finding.code)
         for finding in report.findings
@@ -129,14 +128,14 @@ def _silent(recording: Recording, trial: TrialRecord, blamed: dict[int, tuple[st
 def _moments(rank: RankEvidence, waited_s: float) -> Iterator[float]:
     """When something happened on a rank, in seconds of the trial; who waits does so until it was judged."""
     for step in rank.steps:
-        yield step.left_at if step.left_at is not None else _ended(rank, step.entered_at + waited_s)
+        yield step.left_at if step.left_at is not None else _ended_at(rank, step.entered_at + waited_s)
     if rank.raised is not None:
         yield rank.raised.at
     if rank.exited_at is not None:
         yield rank.exited_at
 
 
-def _ended(rank: RankEvidence, judged: float) -> float:
+def _ended_at(rank: RankEvidence, judged: float) -> float:
     """When a rank's last step was over: as it raised or ended, or else as the trial was judged."""
     return rank.raised.at if rank.raised is not None else rank.exited_at if rank.exited_at is not None else judged
 
@@ -174,7 +173,7 @@ def _row(
         hosts(recording, [rank.node for rank in ranks]) if several else "",
         tuple(codes),
         tuple(_bars(ranks, start, end)),
-        tuple(_words(ranks[0], end)),
+        tuple(_sentences(ranks[0], end)),
     )
 
 
@@ -185,7 +184,7 @@ def _bars(ranks: Sequence[RankEvidence], start: float, end: float) -> Iterator[B
     for rank in ranks[1:]:
         for step in rank.steps[-_MOST_STEPS:]:
             same.get((step.check, step.seq, step.name), []).append(step)
-    over = max(_ended(rank, end) for rank in ranks)
+    over = max(_ended_at(rank, end) for rank in ranks)
     for step in first:
         steps = same[step.check, step.seq, step.name]
         entered = min(one.entered_at for one in steps)
@@ -198,8 +197,7 @@ def _bars(ranks: Sequence[RankEvidence], start: float, end: float) -> Iterator[B
         yield Bar(round(at, 2), round(min(width, 100 - at), 2), left is None, label, words)
 
 
-def _words(rank: RankEvidence, end: float) -> Iterator[str]:
-    """How it ended and where it stood, in some sentences."""
+def _sentences(rank: RankEvidence, end: float) -> Iterator[str]:
     if not rank.began:
         yield "Its process never reported in"
     if rank.raised is not None:
@@ -211,7 +209,7 @@ def _words(rank: RankEvidence, end: float) -> Iterator[str]:
         yield f"Ended{when}: {_exit(rank.exit_code)}{memory}"
     last = rank.steps[-1] if rank.steps else None
     if last is not None and last.left_at is None:
-        until = _ended(rank, end)
+        until = _ended_at(rank, end)
         word = "In" if rank.raised is None and rank.exited_at is None else "Was in"
         lasted = _seconds(max(until - last.entered_at, 0.0))
         yield f"{word} {_step(last)} since {_seconds(last.entered_at)}, {lasted} long"

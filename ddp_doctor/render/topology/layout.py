@@ -116,13 +116,12 @@ def _sizes(machine: Machine, labels: Mapping[str, str]) -> _Sizes:
     wanted = min(
         ceil(max(alone, default=0) / 2) if max(alone, default=0) > 2 else max(alone, default=0), _MOST_NIC_ROWS
     )
-    depth = max((_depth(group) for group in groups), default=0)
+    depth = max((_frame_depth(group) for group in groups), default=0)
     return _Sizes(nic_width, max(rows, wanted - gpu_rows), gpu_rows, depth)
 
 
-def _depth(group: Group) -> int:
-    """Of frames within frames."""
-    return max((_depth(part) for part in group.parts), default=0) + (1 if group.code else 0)
+def _frame_depth(group: Group) -> int:
+    return max((_frame_depth(part) for part in group.parts), default=0) + (1 if group.code else 0)
 
 
 def _nic_rows(group: Group, nic_width: float) -> int:

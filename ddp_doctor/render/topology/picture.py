@@ -56,7 +56,7 @@ class _Drawing:
         self.machine: Machine = machine_of(picture.matrix)
         self.layout: Layout = lay_out(self.machine, picture.matrix.nics, top + _TITLE)
         self.bottom = self.layout.bottom
-        self.faulty = {name for finding in picture.faults() for name in _devices(finding)}
+        self.faulty = {name for finding in picture.faults() for name in _blamed_devices(finding)}
         self.faulty_pairs = {pair: finding.code for finding in picture.faults() for pair in _pairs(finding)}
         self.labels: list[tuple[float, float, str, str]] = []  # of bows: drawn over all of them
         self.drawn_pairs = self.faulty_pairs if len(self.faulty_pairs) <= _MOST_PAIRS else {}
@@ -197,7 +197,7 @@ class _Drawing:
     def _legend(self) -> None:
         x, y = MARGIN, self.bottom + 12
         limit = max(self.layout.right, _LEAST_WIDTH) - MARGIN
-        for name, words in self._entries():
+        for name, words in self._legend_entries():
             width = 26 + _PIXELS_A_LETTER * 0.93 * len(words) + 14
             if x + width > limit and x > MARGIN:
                 x, y = MARGIN, y + 20
@@ -206,8 +206,7 @@ class _Drawing:
             x += width
         self.bottom = y + _LEGEND
 
-    def _entries(self) -> Iterator[tuple[str, str]]:
-        """What occurs in this picture."""
+    def _legend_entries(self) -> Iterator[tuple[str, str]]:
         frames = {code for code, _ in self.layout.frames}
         yield "gpu", "GPU"
         if self.picture.matrix.nics:
@@ -234,8 +233,7 @@ class _Drawing:
             self.canvas.rect(x, y - 1, 20, 12, name, radius=3)
 
 
-def _devices(finding: Finding) -> Iterator[str]:
-    """The GPUs and NICs that a finding blames."""
+def _blamed_devices(finding: Finding) -> Iterator[str]:
     for culprit in finding.culprits:
         if culprit.kind in {"gpu", "nic"} and culprit.name:
             yield culprit.name

@@ -134,7 +134,7 @@ def pictures(report: Report, recording: Recording) -> list[Picture]:
     """One picture of each host that has a matrix."""
     drawn = matrices(recording)
     return [
-        Picture(_host_name(recording, matrix.node, len(drawn)), matrix.fact, _about(report, matrix.node))
+        Picture(_host_name(recording, matrix.node, len(drawn)), matrix.fact, _findings_of_node(report, matrix.node))
         for matrix in drawn
     ]
 
@@ -145,8 +145,7 @@ def _host_name(recording: Recording, node: int, hosts: int) -> str:
     return f"Host {node + 1} of the text" if hosts > 1 else "GPUs, NICs and the paths between them"
 
 
-def _about(report: Report, node: int) -> tuple[Finding, ...]:
-    """The findings that blame something of this node."""
+def _findings_of_node(report: Report, node: int) -> tuple[Finding, ...]:
     return tuple(
         finding for finding in report.findings if any((culprit.node_rank or 0) == node for culprit in finding.culprits)
     )

@@ -110,7 +110,7 @@ def _places(matrix: TopologyMatrix) -> list[tuple[str, str, tuple[str, ...]]]:
     else:
         homes = connected(devices, _pairs_within(matrix, devices, "NODE"))
     groups = grouped((homes[name], name) for name in devices)
-    places = [(*_title(matrix, members, bool(keys)), tuple(members)) for members in groups.values()]
+    places = [(*_box_titles(matrix, members, bool(keys)), tuple(members)) for members in groups.values()]
     return sorted(places, key=lambda place: _order(matrix, place[2]))
 
 
@@ -144,8 +144,7 @@ def _homes_of_nics(matrix: TopologyMatrix, homes: Mapping[str, str]) -> dict[str
     return {**found, **{nic: f"apart {apart[nic]}" for nic in unplaced}}
 
 
-def _title(matrix: TopologyMatrix, members: Sequence[str], by_key: bool) -> tuple[str, str]:
-    """The name of a box, and its second line."""
+def _box_titles(matrix: TopologyMatrix, members: Sequence[str], by_key: bool) -> tuple[str, str]:
     gpus = [name for name in members if name in matrix.gpus]
     if not gpus:
         return "No GPU near", ""
@@ -182,7 +181,7 @@ def _between(matrix: TopologyMatrix, boxes: Sequence[Box]) -> Iterator[str]:
 def _box(matrix: TopologyMatrix, title: str, cpus: str, devices: Sequence[str]) -> Box:
     groups = _groups(matrix, devices)
     first = {name: group for group in groups for name in (*group.gpus, *group.nics)}
-    if not _all_told(matrix, groups):
+    if not _has_paths_between_all(matrix, groups):
         return Box(title, cpus, (Bridge(_merged(groups), 0),))
     lead = {index: str(index) for index, _ in enumerate(groups)}
     number = {id(group): lead[index] for index, group in enumerate(groups)}
@@ -204,9 +203,7 @@ def _bridges(found: Sequence[Sequence[Group]]) -> Iterator[Bridge]:
         yield Bridge(tuple(group for groups in nics_only for group in groups), len(nics_only))
 
 
-def _all_told(matrix: TopologyMatrix, groups: Sequence[Group]) -> bool:
-    """Whether some PCIe path is known between every two groups."""
-
+def _has_paths_between_all(matrix: TopologyMatrix, groups: Sequence[Group]) -> bool:
     def is_known(left: Group, peer: Group) -> bool:
         members = [(a, b) for a in (*left.gpus, *left.nics) for b in (*peer.gpus, *peer.nics)]
         return any(pcie_code(matrix, a, b) for a, b in members)

@@ -116,7 +116,7 @@ def launch_of(words: Sequence[str], line: int, resolve: Resolve, around: Launch 
     options = _SLURM if name == "srun" else _MPI if name in _MPIRUN else None
     launch = around
     if options is not None:
-        rest = _behind(words)
+        rest = _started_program(words)
         launch = Launch(program="srun" if name == "srun" else "mpirun", line=line, **dict(_fields(words[1:], options)))
         words = rest
     while words and ("=" in words[0] or posixpath.basename(words[0]) in ("env", "numactl", "time", "exec")):
@@ -142,8 +142,7 @@ def _dashed(word: str) -> str:
     return name.replace("_", "-") + equals + value if name.startswith("--") else word
 
 
-def _behind(words: Sequence[str]) -> list[str]:
-    """The program that srun or mpirun starts, with its words."""
+def _started_program(words: Sequence[str]) -> list[str]:
     at = 1
     while at < len(words) and (words[at].startswith("-") or words[at] == ":"):
         at += _length(words, at)

@@ -91,7 +91,7 @@ def read_setting_text(text: str, also: Collection[str] = ()) -> SettingText:
         exports_all=form != "script",
         resolve=resolver("\n".join(lines)),
     )
-    if form == "environment" and not _is_quoted(lines):
+    if form == "environment" and not _is_printed_by_shell(lines):
         _read_plain(lines, shell)
     else:
         _read_lines(lines, shell)
@@ -139,8 +139,7 @@ def _form(lines: Sequence[str]) -> Form:
     return "listing" if others * 4 <= named else "script"
 
 
-def _is_quoted(lines: Sequence[str]) -> bool:
-    """Whether a shell printed it in its own quotes."""
+def _is_printed_by_shell(lines: Sequence[str]) -> bool:
     return any(
         line.startswith(("declare -", "typeset -", "export ")) or line.partition("=")[0] in _OF_SET for line in lines
     )

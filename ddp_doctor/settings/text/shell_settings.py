@@ -98,13 +98,14 @@ class Shell:
     def _hand_on(self, name: str, value: str, line: int, depends_on: str | None) -> None:
         """A value of which no more may be written than the name that has it: ``-e NCCL_DEBUG=$NCCL_DEBUG``."""
         found = _EXPANDED.fullmatch(value) if depends_on else None
-        known = self._last(found[1] or found[2]) if found else None
+        known = (
+            next((given for given in reversed(self.given) if given.name == (found[1] or found[2])), None)
+            if found
+            else None
+        )
         if known and known.void in (None, _NOT_EXPORTED):
             value, depends_on = known.value, known.depends_on
         self.give(name, value, line, depends_on)
-
-    def _last(self, name: str) -> Given | None:
-        return next((given for given in reversed(self.given) if given.name == name), None)
 
     def run(self, command: Sequence[Word], line: int, depth: int = 0) -> None:
         """One command; the lines of its words count from ``line``."""
@@ -266,15 +267,14 @@ class Shell:
             if found and self.is_wanted(bare):
                 (self.exported.discard if "n" in options else self.exported.add)(bare)
                 self._assign(word, line)
-                self._promote(bare)
+                self._export_known(bare)
 
     def _waste(self, name: str, value: str, line: int) -> None:
         """``export NAME = value``, of which a shell says that = is not a valid identifier."""
         if self.is_wanted(name):
             self.given.append(Given(name, value.removeprefix("="), line, void=_WITH_A_SPACE))
 
-    def _promote(self, name: str) -> None:
-        """What the shell alone knew is exported now."""
+    def _export_known(self, name: str) -> None:
         for at in range(len(self.given) - 1, -1, -1):
             given = self.given[at]
             if given.name == name:
