@@ -13,7 +13,7 @@ from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Node, Options, Recording, World
 from ddp_doctor.parse.hostlist import expand
-from ddp_doctor.sources.slurm_nodes import slurm_job_of
+from ddp_doctor.sources.slurm import slurm_job_of
 from ddp_doctor.starters.detect import number
 from ddp_doctor.starters.fanout import Ended, Readers
 from ddp_doctor.starters.place import Asked

@@ -78,7 +78,7 @@ class Fleet:
     _read: dict[str, str] = field(default_factory=dict)  # files by the run in them
 
     def leave_out(self, path: str, why: str) -> None:
-        """Say why a file does not count."""
+        """Record why a file is skipped."""
         self.left_out.append(LeftOut(file=path, why=why))
 
     def add(self, path: str) -> None:
@@ -218,12 +218,12 @@ def _summary(verdict: Verdict, nodes: Sequence[FleetNode], fleet: Fleet) -> str:
     what = f"{len(nodes)} node{'s' if len(nodes) != 1 else ''}"
     runs = f"in {len(fleet.runs)} run{'s' if len(fleet.runs) != 1 else ''}"
     if verdict is Verdict.HEALTHY:
-        said = f"Healthy: {what} {runs}"
+        sentence = f"Healthy: {what} {runs}"
     else:
-        said = f"{verdict.value.capitalize()}: {len(these)} of {what}, {name_list(these)}"
+        sentence = f"{verdict.value.capitalize()}: {len(these)} of {what}, {name_list(these)}"
     left_out = len({each.file for each in fleet.left_out})
     files = f"; {left_out} file{'s' if left_out > 1 else ''} to look at" if left_out else ""
-    return f"{said}{files}."
+    return f"{sentence}{files}."
 
 
 def _nodes(runs: Sequence[_Run], newest: Mapping[str, tuple[_Run, NodeVerdict]]) -> list[FleetNode]:

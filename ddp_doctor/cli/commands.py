@@ -95,7 +95,7 @@ def logs(paths: Sequence[str], outputs: Outputs, ignore: tuple[str, ...] = (), *
     """``ddp-doctor logs``: why a job failed. Raises UsageError where there is nothing to read."""
     from ddp_doctor.app.logs import logs
     from ddp_doctor.render.progress import bytes_read
-    from ddp_doctor.sources.slurm_files import files_of_job
+    from ddp_doctor.sources.slurm import files_of_job
 
     try:
         found = list(map(str, files_of_job(job, os.environ, Path.cwd()))) if job is not None else []

@@ -55,9 +55,9 @@ def job_cause_lines(cause: JobCauseReport) -> Iterator[Line]:
     to_read = cause.next_check.startswith("ddp-doctor lint")  # the line, also of what is proved
     if cause.next_check and (to_read or cause.confidence is not Confidence.PROVED):
         yield Line(f"Next: {one_line(cause.next_check)}", hang=2)
-    said = f"{_DOMAINS[cause.domain]} {_RESTARTS[cause.restart]}".strip()
-    if said and cause.confidence is not Confidence.POSSIBLE:  # of a guess, neither is known
-        yield Line(said, hang=2)
+    sentence = f"{_DOMAINS[cause.domain]} {_RESTARTS[cause.restart]}".strip()
+    if sentence and cause.confidence is not Confidence.POSSIBLE:  # of a guess, neither is known
+        yield Line(sentence, hang=2)
 
 
 _DOMAINS: dict[Domain, str] = {
@@ -137,8 +137,8 @@ def _proof(remedy: Remedy) -> str:
     proof, reason = remedy.proof, remedy.proof.reason or ""
     if proof.after is not None:
         words = _TRIED[proof.status]
-        said = f"; {beside_tried(reason)}" if reason else ""
-        return one_line(f"{words}: {in_force(remedy.settings)}: {proof.before} -> {proof.after}{said}")
+        beside = f"; {beside_tried(reason)}" if reason else ""
+        return one_line(f"{words}: {in_force(remedy.settings)}: {proof.before} -> {proof.after}{beside}")
     return one_line(f"Not tried{f': {reason}' if reason else ''}")
 
 

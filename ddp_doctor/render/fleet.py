@@ -64,8 +64,8 @@ def _table(rows: Rows, titles: tuple[str, ...]) -> Table:
 
 
 def _nodes(nodes: Sequence[FleetNode], *, each: bool) -> Rows:
-    odd = [node for node in nodes if each or node.verdict is not Verdict.HEALTHY or node.lemon or node.flapping]
-    odd.sort(key=lambda node: (_ORDER.index(node.verdict), not node.lemon, -node.sick_runs))
+    shown = [node for node in nodes if each or node.verdict is not Verdict.HEALTHY or node.lemon or node.flapping]
+    shown.sort(key=lambda node: (_ORDER.index(node.verdict), not node.lemon, -node.sick_runs))
     return [
         (
             node.hostname,
@@ -80,7 +80,7 @@ def _nodes(nodes: Sequence[FleetNode], *, each: bool) -> Rows:
                 ]
             ),
         )
-        for node in odd
+        for node in shown
     ]
 
 
@@ -116,8 +116,8 @@ def _noise(beside: HeldAgainst) -> str:
 
 def _difference(difference: Difference) -> tuple[str, ...]:
     usual, *others = difference.values
-    said = [f"{other.value or 'not set'} on {name_list(other.nodes)}" for other in others]
-    return difference.name, f"{usual.value or 'not set'} ({usual.count})", "; ".join(said)
+    elsewhere = [f"{other.value or 'not set'} on {name_list(other.nodes)}" for other in others]
+    return difference.name, f"{usual.value or 'not set'} ({usual.count})", "; ".join(elsewhere)
 
 
 def _since(since: Since | None) -> list[str]:

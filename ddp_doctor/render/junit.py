@@ -55,16 +55,16 @@ def document(name: str, cases: Sequence[Case], duration_s: float) -> str:
 def _add(suite: ET.Element, case: Case) -> None:
     classname = suite.attrib["name"].replace(" ", ".")
     time = f"{case.duration_s:.3f}"
-    told = ET.SubElement(suite, "testcase", classname=classname, name=plain(case.name), time=time)
+    element = ET.SubElement(suite, "testcase", classname=classname, name=plain(case.name), time=time)
     if failing := case.failing:
         message = f"{failing[0].code} {failing[0].title}"
-        ET.SubElement(told, "failure", message=plain(message), type=failing[0].code).text = _text(failing)
+        ET.SubElement(element, "failure", message=plain(message), type=failing[0].code).text = _text(failing)
     elif case.error is not None:
-        ET.SubElement(told, "error", message=plain(case.error), type="no result")
+        ET.SubElement(element, "error", message=plain(case.error), type="no result")
     elif case.skipped is not None:
-        ET.SubElement(told, "skipped", message=plain(case.skipped))
+        ET.SubElement(element, "skipped", message=plain(case.skipped))
     if lesser := [finding for finding in case.findings if finding not in failing]:
-        ET.SubElement(told, "system-out").text = _text(lesser)
+        ET.SubElement(element, "system-out").text = _text(lesser)
 
 
 def _text(findings: Sequence[Finding]) -> str:

@@ -95,11 +95,11 @@ class _Families(Collector):
         counted = (each for each in self._report.measurements if each.unit in ("nodes", "files"))
         for name, alike in grouped((each.name, each) for each in counted).items():
             samples = {tuple(map(str, each.labels.values())): each.value for each in alike}
-            told = f"How many {alike[0].unit} of the fleet are so."
-            yield from self._family(name, told, tuple(alike[0].labels), samples)
+            words = f"How many {alike[0].unit} of the fleet are so."
+            yield from self._family(name, words, tuple(alike[0].labels), samples)
 
-    def _family(self, name: str, told: str, labels: Iterable[str], samples: _Samples) -> Iterator[GaugeMetricFamily]:
-        family = GaugeMetricFamily(f"ddp_doctor_{name}", told, labels=("command", *labels))
+    def _family(self, name: str, words: str, labels: Iterable[str], samples: _Samples) -> Iterator[GaugeMetricFamily]:
+        family = GaugeMetricFamily(f"ddp_doctor_{name}", words, labels=("command", *labels))
         for values, value in samples.items():
             family.add_metric([self._command, *map(plain, values)], value)
         if samples:

@@ -72,17 +72,17 @@ def untested(measurements: Sequence[Measurement], *, each: bool = False) -> Iter
 
 
 def _shortage(untested: Measurement, *, each: bool) -> str:
-    told = untested.labels
-    if told.get("short_of") == "memory":
-        most, where = amount(float(told["needs_bytes"]), "B"), told.get("needs_on", "a host")
+    labels = untested.labels
+    if labels.get("short_of") == "memory":
+        most, where = amount(float(labels["needs_bytes"]), "B"), labels.get("needs_on", "a host")
         return f"memory was short; all sizes need {most} free on {where}"
-    if told.get("short_of") != "time":
+    if labels.get("short_of") != "time":
         return "time or memory was short"  # a recording of before this was told
-    if "budget_s" in told:
-        would_do = f"; --budget {told['budget_s']:g} would do"
-        return f"time was short{would_do if each and 'reaches_bytes' not in told else ''}"
-    if each and "needs_s" in told:
-        return f"time was short; the next size needs {told['needs_s']:.0f} s, more than this check has"
+    if "budget_s" in labels:
+        would_do = f"; --budget {labels['budget_s']:g} would do"
+        return f"time was short{would_do if each and 'reaches_bytes' not in labels else ''}"
+    if each and "needs_s" in labels:
+        return f"time was short; the next size needs {labels['needs_s']:.0f} s, more than this check has"
     return "time was short"
 
 

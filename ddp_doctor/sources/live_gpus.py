@@ -74,5 +74,5 @@ def _likely(env: Mapping[str, str], local_rank: int | None) -> int | None:
 def _why(answer: Mapping[str, object]) -> Refused:
     gpu = "" if answer.get("gpu") is None else f" for GPU {answer['gpu']}"
     hint = "; its driver may be sick, see NVRM and Xid in dmesg" if answer["error"] == "timed_out" else ""
-    said = str(answer["text"] or answer["error"])
-    return Refused(door="use of the GPUs", why=f"{'' if 'NVML' in said else 'NVML: '}{said}{gpu}{hint}")
+    words = str(answer["text"] or answer["error"])
+    return Refused(door="use of the GPUs", why=f"{'' if 'NVML' in words else 'NVML: '}{words}{gpu}{hint}")

@@ -86,13 +86,13 @@ def _on_default_group(frames: Sequence[dict[str, object]]) -> bool | None:
         if "/torch/distributed/" not in str(frame["filename"]):
             continue
         variables = frame.get("locals")
-        told = {v["name"]: str(v["repr"]) for v in (variables if isinstance(variables, list) else ())}
+        texts = {v["name"]: str(v["repr"]) for v in (variables if isinstance(variables, list) else ())}
         if C10D_WRAPPER.search(_text(frame)):
             called = next((of for of in frames[at:] if not C10D_WRAPPER.search(_text(of))), frame)
             name = str(called["name"]).rpartition(".")[2]
-            return True if _without_group(name, told.get("args", ""), told.get("kwargs", "")) else None
-        if "group" in told:
-            return True if told["group"] in _NONE else None
+            return True if _without_group(name, texts.get("args", ""), texts.get("kwargs", "")) else None
+        if "group" in texts:
+            return True if texts["group"] in _NONE else None
     return None
 
 

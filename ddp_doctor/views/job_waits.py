@@ -59,18 +59,18 @@ def elements_of(shape: str) -> str:
 def waits(fact: JobLogFact) -> Mapping[str, Mapping[int, Wait]]:
     """Of every rank that says so where it stood; of several time-outs of a rank the first counts."""
     groups: dict[str, dict[int, Wait]] = defaultdict(dict)
-    said = [sign for sign in fact.signs if sign.sign == "watchdog-timeout" or "enqueued" in sign.values]
+    signs = [sign for sign in fact.signs if sign.sign == "watchdog-timeout" or "enqueued" in sign.values]
     # Some releases print the group not beside the time-out but in the line after it, with the same number.
-    spellings = {sign.values["group"] for sign in said if "group" in sign.values}
+    spellings = {sign.values["group"] for sign in signs if "group" in sign.values}
     default = max(filter(_DEFAULT_GROUP.fullmatch, spellings), key=len, default="")
     by_number: dict[tuple[int, str], set[str]] = defaultdict(set)
-    for sign in said:
+    for sign in signs:
         if {"work", "group"} <= sign.values.keys():
             for rank in _ranks(sign):
                 by_number[rank, sign.values["work"]].add(_group(sign, default))
-    known = {_group(sign, default) for sign in said if "group" in sign.values}
+    known = {_group(sign, default) for sign in signs if "group" in sign.values}
     only = next(iter(known)) if len(known) == 1 else ""
-    for sign in said:
+    for sign in signs:
         for rank in _ranks(sign):
             of_line = by_number.get((rank, sign.values.get("seq", "")), {only})
             group = _group(sign, default) or (next(iter(of_line)) if len(of_line) == 1 else "")

@@ -31,7 +31,7 @@ class Split(Generic[Who]):
 
     @property
     def few(self) -> tuple[Who, ...]:
-        """Those that are not as most are; none where there are no most."""
+        """The minority; empty without a majority."""
         return () if self.usual is None else tuple(sorted(member for _, some in self.groups[1:] for member in some))
 
     @property
@@ -98,7 +98,7 @@ def odd_values(split: Split[Who]) -> str:
 
 
 def odd_culprits(recording: Recording, split: Split[int]) -> tuple[Culprit, ...]:
-    """The nodes that differ from most; nobody where there are no most."""
+    """The minority among nodes; empty without a majority."""
     return tuple(node_culprit(recording, node) for node in split.few)
 
 
@@ -117,12 +117,14 @@ def _rank_culprit(recording: Recording, node: int, local: int) -> Culprit:
 def made_ranks_fail(draft: Draft, told: Sequence[tuple[TrialRecord, RankEvidence]]) -> Draft:
     """The difference as an error: ranks met, and ``told`` are those that got what does not fit."""
     trial, rank = told[0]
-    said = cause(rank.raised.message if rank.raised else "")[:200]
-    seen = Evidence(check=trial.judged_check or trial.checks[0], text=f"rank {rank.rank} got what does not fit: {said}")
+    words = cause(rank.raised.message if rank.raised else "")[:200]
+    failure = Evidence(
+        check=trial.judged_check or trial.checks[0], text=f"rank {rank.rank} got what does not fit: {words}"
+    )
     return draft.model_copy(
         update={
             "severity": Severity.ERROR,
-            "evidence": (*draft.evidence, seen),
+            "evidence": (*draft.evidence, failure),
             "detail": f"{draft.detail} The ranks met, and what one sent another did not fit.",
             "reproduced_by": Reproducer(kind="meet", ranks=trial.ranks),
         }

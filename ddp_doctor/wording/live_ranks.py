@@ -44,11 +44,11 @@ def place(line: str) -> str:
 def waits_text(waiting: Sequence[Doing]) -> str:
     """Ranks 0-2 wait in all-reduce at train.py:31; rank 3 waits in barrier at train.py:40."""
     by_call = grouped(((rank.kind, called(rank)), rank.rank) for rank in waiting)
-    said = [
+    parts = [
         f"{rank_list(ranks)} {verb(ranks, 'wait')} {'for' if kind == 'gpu' else 'in'} {call}"
         for (kind, call), ranks in by_call.items()
     ]
-    return f"{capital('; '.join(said))}." if said else ""
+    return f"{capital('; '.join(parts))}." if parts else ""
 
 
 def gpu_use(ranks: Sequence[Doing]) -> str:

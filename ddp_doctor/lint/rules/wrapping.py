@@ -148,9 +148,9 @@ def unused_parameters_searched_in_vain(script: Script) -> Iterator[Spot]:
         flag = wrap.argument(8 if has_init_sync else 7, "find_unused_parameters")
         if flag is None or flag.constant is not True:
             continue
-        seen = modules.wrapped_modules(script, wrap)
-        visible = bool(seen) and all(module.is_whole for module in seen)
-        if visible and any(_may_need_it(script, module) for module in seen):
+        classes = modules.wrapped_modules(script, wrap)
+        visible = bool(classes) and all(module.is_whole for module in classes)
+        if visible and any(_may_need_it(script, module) for module in classes):
             continue
         yield Spot(
             wrap,

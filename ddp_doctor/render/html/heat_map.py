@@ -79,22 +79,22 @@ def _grid(title: str, rates: Ends, names: Mapping[int, str]) -> HeatMap:
         note = f"Shown are the {_MOST_ENDS} of {len(ends)} with the slowest pairs."
         ends = sorted(sorted(ends, key=least.__getitem__)[:_MOST_ENDS])
     unit, scale = ("GB/s", 1e9) if typical >= _LEAST_IN_GB_PER_S else ("MB/s", 1e6)
-    said = {end: names.get(end, f"node rank {end}") for end in ends}
+    labels = {end: names.get(end, f"node rank {end}") for end in ends}
     slow = min(rates, key=rates.__getitem__)
     return HeatMap(
         title,
         unit,
-        tuple(said.values()),
-        tuple(tuple(_cell(rates, (row, column), typical, scale, said) for column in ends) for row in ends),
-        f"{said[slow[0]]} to {said[slow[1]]}, {amount(rates[slow], 'B/s')}",
+        tuple(labels.values()),
+        tuple(tuple(_cell(rates, (row, column), typical, scale, labels) for column in ends) for row in ends),
+        f"{labels[slow[0]]} to {labels[slow[1]]}, {amount(rates[slow], 'B/s')}",
         amount(typical, "B/s"),
         note,
     )
 
 
-def _cell(rates: Ends, ends: tuple[int, int], typical: float, scale: float, said: Mapping[int, str]) -> Cell | None:
+def _cell(rates: Ends, ends: tuple[int, int], typical: float, scale: float, labels: Mapping[int, str]) -> Cell | None:
     rate = rates.get(ends)
     if rate is None:
         return None
     shade = sum(rate >= share * typical for share in _SHADES)
-    return Cell(f"{rate / scale:.3g}", shade, f"{said[ends[0]]} to {said[ends[1]]}: {amount(rate, 'B/s')}")
+    return Cell(f"{rate / scale:.3g}", shade, f"{labels[ends[0]]} to {labels[ends[1]]}: {amount(rate, 'B/s')}")

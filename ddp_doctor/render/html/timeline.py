@@ -73,10 +73,10 @@ class Timeline:
 
 def timelines(report: Report, recording: Recording) -> Iterator[Timeline]:
     """Of the trials that did not come to their end; where all did, of the first."""
-    seen = [trial for trial in recording.trials if any(rank.steps or not rank.done for rank in trial.evidence)]
-    failed = [trial for trial in seen if trial.outcome != "finished"]
+    trials = [trial for trial in recording.trials if any(rank.steps or not rank.done for rank in trial.evidence)]
+    failed = [trial for trial in trials if trial.outcome != "finished"]
     blamed = _codes_by_rank(report)
-    for trial in (failed or seen[:1])[:_MOST_TRIALS]:
+    for trial in (failed or trials[:1])[:_MOST_TRIALS]:
         yield _timeline(recording, trial, blamed if trial in failed else {})
 
 

@@ -14,19 +14,15 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ddp_doctor.facts.node.topology import TopologyMatrix
+from ddp_doctor.facts.node.topology import NvlinksFact, P2pStatusFact, RocmTopologyFact, TopologyFact, TopologyMatrix
 from ddp_doctor.knowledge.topology.link_codes import link_code, meaning_of
 from ddp_doctor.model.base import Json, grouped
-from ddp_doctor.render.text import plain
-
-if TYPE_CHECKING:
-    from rich.text import Text
-from ddp_doctor.facts.node.topology import NvlinksFact, P2pStatusFact, RocmTopologyFact, TopologyFact
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.report import Report, TopologyReport
 from ddp_doctor.render.files import CannotWrite
 from ddp_doctor.render.layout import folded, matrix_lines, width_of
+from ddp_doctor.render.text import plain
 from ddp_doctor.render.topology.picture import Picture, topology_svg
 from ddp_doctor.render.topology.tables import network_table, nvlinks_text, p2p_text, rocm_text, transport_table
 from ddp_doctor.views.network import to_network
@@ -35,6 +31,7 @@ from ddp_doctor.wording.nodes import F
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
 
 #: Near is green, far is red, and what NVLink joins stands out.
