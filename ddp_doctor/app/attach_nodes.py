@@ -39,7 +39,7 @@ def attach_to_hosts(
     seconds: float = SECONDS,
 ) -> Outcome:
     """The jobs on these hosts, over ssh. Raises UsageError where none of them has one, or there is no ssh."""
-    command = (*doctor(), "attach", *_watching(seconds))
+    command = (*doctor(), "attach", *_seconds_option(seconds))
     try:
         hosts = chosen(Asked(hosts=tuple(hosts)))
     except ValueError as error:
@@ -68,7 +68,7 @@ def attach_to_slurm_job(
         number_of_job = job_id if job is None else job.number
         return attach(None, number_of_job, ignore, progress, env, from_start=True, seconds=seconds)
     try:
-        command = (*doctor(), "attach", "--slurm-job", job.number, *_watching(seconds))
+        command = (*doctor(), "attach", "--slurm-job", job.number, *_seconds_option(seconds))
         start = by_srun(job.hosts, command, env, job.number)
     except FileNotFoundError:
         return attach(None, job.number, ignore, progress, env, from_start=True, seconds=seconds)
@@ -89,7 +89,7 @@ def attach_to_step(ignore: tuple[str, ...], progress: Callable[[str], None], env
     return _read([start], hosts, "slurm", ignore, progress, env)
 
 
-def _watching(seconds: float) -> tuple[str, ...]:
+def _seconds_option(seconds: float) -> tuple[str, ...]:
     """The options by which another host watches for so long; none for the usual time, as watchers know the command."""
     return () if seconds == SECONDS else ("--seconds", f"{seconds:g}")
 
@@ -132,27 +132,27 @@ def _read(
         raise UsageError(str(error)) from error
     if ended.interrupted:
         raise KeyboardInterrupt
-    readings = [reading for rank in range(len(hosts)) for reading in _of_node(rank, ended)]
+    readings = [reading for rank in range(len(hosts)) for reading in _readings_of_node(rank, ended)]
     if all(reading.status is Status.ABSENT for reading in readings):
         raise UsageError(ended.refused or "there is nothing to look at")
     world = World(
         nnodes=len(hosts),
         launcher=launcher,
-        nodes=tuple(Node(node_rank=rank, hostname=_own_name(rank, readings, host)) for rank, host in enumerate(hosts)),
+        nodes=tuple(
+            Node(node_rank=rank, hostname=_name_of_host(rank, readings, host)) for rank, host in enumerate(hosts)
+        ),
         expected_hosts=tuple(hosts),
     )
     fields = {"world": world, "readings": tuple(readings), "duration_s": time.monotonic() - started}
     return judge(recording.model_copy(update=fields))
 
 
-def _own_name(rank: int, readings: Sequence[Reading], host: str) -> str:
-    """What a host calls itself, else what the user or SLURM calls it."""
+def _name_of_host(rank: int, readings: Sequence[Reading], host: str) -> str:
     facts = (reading.fact for reading in readings if reading.node == rank and reading.fact)
     return next((str(fact["host"]) for fact in facts if "host" in fact), host)
 
 
-def _of_node(rank: int, ended: Ended) -> list[Reading]:
-    """What a node has read, else why it has not."""
+def _readings_of_node(rank: int, ended: Ended) -> list[Reading]:
     agent = ended.agents[rank]
     if agent.refused is not None:
         return [Reading(check="attach", status=Status.ABSENT, node=rank, reason=agent.refused)]

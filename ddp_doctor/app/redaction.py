@@ -133,7 +133,7 @@ class _Redaction:
         self._recorded_fields = _recorded_fields(Frozen)
         strings = [*_strings(data)]
         for key, value in strings:
-            for host in _hosts(key, value):
+            for host in _host_names_in(key, value):
                 self._learn_host(host)
         for key, value in strings:
             users = [value] if key in _USER_VARIABLES else []
@@ -281,8 +281,7 @@ def _strings(value: Json, key: str = "") -> Iterator[tuple[str, str]]:
         yield key, value
 
 
-def _hosts(key: str, value: str) -> Iterator[str]:
-    """The names of hosts in a field or variable; no addresses."""
+def _host_names_in(key: str, value: str) -> Iterator[str]:
     if key not in _HOST_FIELDS | _HOST_VARIABLES:
         return
     names: tuple[str, ...] = (value,)

@@ -199,7 +199,7 @@ def list_checks(names: Sequence[str] = ()) -> str:
         by_id = {check.id: check for check in CHECKS}
         if unknown := [name for name in names if name not in by_id]:
             raise UsageError(no_such_check(unknown[0], CHECKS))
-        return "\n".join(_about(by_id[name]) for name in dict.fromkeys(names))
+        return "\n".join(_page_of_check(by_id[name]) for name in dict.fromkeys(names))
     from ddp_doctor.engine.hang.rules import TRIAL_RULES
     from ddp_doctor.lint.rules import RULES as LINT_RULES
 
@@ -213,8 +213,7 @@ def list_checks(names: Sequence[str] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _about(check: Check) -> str:
-    """What it looks at and why, what it takes, and its rules."""
+def _page_of_check(check: Check) -> str:
     needs = [
         *([f"{check.min_ranks} ranks"] if check.min_ranks > 1 else []),
         *(["--model"] if check.needs_model else []),

@@ -82,7 +82,7 @@ def run(options: Options, launch: Launch, outputs: Outputs) -> int:
 
 
 def _test_or_wait(request: RunRequest, outputs: Outputs) -> int:
-    """Of the ranks that an outer launcher started on this node one tests; the others wait for its exit code."""
+    """One rank that an outer launcher started here tests for this node; the others wait for its exit code."""
     world = request.outer
     if world is None or world.local_size == 1:
         return _test_and_report(request, outputs)
@@ -202,7 +202,7 @@ def _ranks(text: str) -> int | None:
 
 
 def _for_gpus(options: Options, nproc_per_node: str) -> Options:
-    """A rank for each GPU is a rank of NCCL, and is refused where there is none. Raises UsageError."""
+    """The options with NCCL, for a rank on each GPU. Raises UsageError where there is no GPU."""
     if nproc_per_node != "gpu":
         return options
     if options.backend is Backend.GLOO:

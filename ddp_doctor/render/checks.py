@@ -118,21 +118,19 @@ def alike(checks: Sequence[CheckResult]) -> list[list[CheckResult]]:
 def _line(report: Report, same: Sequence[CheckResult], words: Callable[[Report, CheckResult], str]) -> _Line:
     mark = _MARKS[same[0].status]
     name, text = _names(same), words(report, same[0])
-    return _Line(mark, name, text, _STYLES.get(mark) or _worst(report, same[0]))
+    return _Line(mark, name, text, _STYLES.get(mark) or _colour_of_worst(report, same[0]))
 
 
 def _names(checks: Sequence[CheckResult]) -> str:
     return one_line(", ".join(check.id for check in checks))
 
 
-def _worst(report: Report, check: CheckResult) -> str:
-    """The colour of the worst finding on it: a warning is not red."""
-    severities = [severity for _, severity in _found(report, check)]
+def _colour_of_worst(report: Report, check: CheckResult) -> str:
+    severities = [severity for _, severity in _codes_and_severities(report, check)]
     return STYLE[Severity.ERROR if Severity.ERROR in severities else Severity.WARNING]
 
 
-def _found(report: Report, check: CheckResult) -> list[tuple[str, Severity]]:
-    """The codes and severities of what was found on it."""
+def _codes_and_severities(report: Report, check: CheckResult) -> list[tuple[str, Severity]]:
     return [
         (finding.code, finding.severity)
         for finding in report.findings
@@ -143,8 +141,8 @@ def _found(report: Report, check: CheckResult) -> list[tuple[str, Severity]]:
 
 def _short_words(report: Report, check: CheckResult) -> str:
     if check.status is CheckStatus.FOUND:
-        codes = ", ".join(dict.fromkeys(code for code, _ in _found(report, check)))
-        return f"{codes}{_but(check)}"
+        codes = ", ".join(dict.fromkeys(code for code, _ in _codes_and_severities(report, check)))
+        return f"{codes}{_not_tested_elsewhere(check)}"
     if check.status is CheckStatus.SKIPPED:
         return _reason(check)
     return _words(report, check)
@@ -153,14 +151,14 @@ def _short_words(report: Report, check: CheckResult) -> str:
 def _words(report: Report, check: CheckResult) -> str:
     if check.status is CheckStatus.PASSED:
         took = f" ({check.duration_s:.2f} s)" if check.duration_s >= _SHORTEST_S else ""
-        return f"{check.title}{took}{_but(check)}"
+        return f"{check.title}{took}{_not_tested_elsewhere(check)}"
     if check.status is CheckStatus.FOUND:
         return f"{check.title}: {_short_words(report, check)}"
     word = {"timed_out": "timed out", "skipped": "not tested"}.get(check.status.value, check.status.value)
     return f"{word}: {_reason(check)}"
 
 
-def _but(check: CheckResult) -> str:
+def _not_tested_elsewhere(check: CheckResult) -> str:
     """On some of several nodes."""
     return f"; not tested {_reason(check)}" if check.reason else ""
 

@@ -44,7 +44,7 @@ def lines(report: Report, recording: Recording, width: int | None = None, *, eac
     rows = _rows(report, recording, each=each)
     if rows:
         yield ""
-        yield from _table(rows[: None if each else _MOST_ROWS]).lines(width)
+        yield from _table_without_empty_columns(rows[: None if each else _MOST_ROWS]).lines(width)
         if not each and (left := len(rows) - _MOST_ROWS) > 0:
             yield f" and {left} rows more: -v shows each rank"
 
@@ -52,7 +52,7 @@ def lines(report: Report, recording: Recording, width: int | None = None, *, eac
 def table(report: Report, recording: Recording) -> Table | None:
     """The ranks, equal ones in one row; None where nothing is known of any."""
     rows = _rows(report, recording, each=False)
-    return _table(rows) if rows else None
+    return _table_without_empty_columns(rows) if rows else None
 
 
 def words(report: Report, recording: Recording, *, each: bool = False) -> Iterator[str]:
@@ -84,8 +84,7 @@ def _about(job: JobLogFact, facts: JobFacts) -> str:
     return one_line("; ".join(part for part in (", ".join(filter(None, parts)), files) if part))
 
 
-def _table(rows: Sequence[tuple[str, ...]]) -> Table:
-    """Without the columns that are empty in all rows."""
+def _table_without_empty_columns(rows: Sequence[tuple[str, ...]]) -> Table:
     kept = [column for column in range(len(_TITLES)) if column == 0 or any(row[column] for row in rows)]
     return Table(
         tuple(_TITLES[column] for column in kept), [tuple(row[column] or "-" for column in kept) for row in rows]

@@ -110,7 +110,7 @@ def _row(ranks: Sequence[Doing], *, is_blamed: bool, with_host: bool) -> tuple[s
     return (
         f"{'!! ' if is_blamed else '   '}{rank_list([of.rank for of in ranks])}",
         one_line(rank.fact.host) if with_host else "",
-        _pid(rank) if alone else "",
+        _pid_and_inner_pid(rank) if alone else "",
         str(rank.fact.gpu) if alone and rank.fact.gpu is not None else "",
         gpu_use(ranks),
         _state(rank),
@@ -119,8 +119,7 @@ def _row(ranks: Sequence[Doing], *, is_blamed: bool, with_host: bool) -> tuple[s
     )
 
 
-def _pid(rank: Doing) -> str:
-    """With its number in its own container."""
+def _pid_and_inner_pid(rank: Doing) -> str:
     inside = rank.fact.pid_inside
     return f"{rank.fact.pid} ({inside} inside)" if inside else str(rank.fact.pid)
 

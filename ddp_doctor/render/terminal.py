@@ -37,15 +37,15 @@ def show(
         return
     if detail is not Detail.VERDICT:
         _show_story(report, recording, out, each=each)
-        _show_lines(tables.size_lines(report.measurements, width, all_rows=each), out)
-        _show_lines(used_table(recording, width).splitlines(), out)
-        _show_lines(tables.gpu_lines(report.measurements, width), out)
-        _show_lines(tables.bucket_lines(report.measurements, width), out)
-        _show_lines(tables.step_lines(report.measurements, width), out)
+        _show_table(tables.size_lines(report.measurements, width, all_rows=each), out)
+        _show_table(used_table(recording, width).splitlines(), out)
+        _show_table(tables.gpu_lines(report.measurements, width), out)
+        _show_table(tables.bucket_lines(report.measurements, width), out)
+        _show_table(tables.step_lines(report.measurements, width), out)
         if recording.of_check("baseline"):
             from ddp_doctor.render.fleet import beside_lines
 
-            _show_lines(beside_lines(recording, width, each=each), out)
+            _show_table(beside_lines(recording, width, each=each), out)
     for number, finding in enumerate(_worth_a_look(report, each=each)):
         if number or detail is not Detail.VERDICT:
             out.print()
@@ -104,8 +104,7 @@ def show_short(report: Report, out: "Console", head: str, saved_as: str | None =
     _show_verdict(report, out)
 
 
-def _show_lines(lines: Iterable[str], out: "Console") -> None:
-    """A table with a dim heading."""
+def _show_table(lines: Iterable[str], out: "Console") -> None:
     for number, line in enumerate(lines):
         if number == 0:
             out.print()

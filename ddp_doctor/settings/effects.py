@@ -95,14 +95,14 @@ def out_of_range(name: str, env: Mapping[str, str], nccl: Version) -> OutOfRange
     if value is None or value in _OWN_CHOICE or variable is None:
         return None
     for row in variable.ranges:
-        least, most = _at(row, nccl)
+        least, most = _range_in(row, nccl)
         if not least <= value <= most:
             says = row.says or f"is out of range: it takes {least} to {most}"
             return OutOfRange(says.format(wait=_ib_wait(value)), least, most, row)
     return None
 
 
-def _at(row: Range, nccl: Version) -> tuple[int, int]:
+def _range_in(row: Range, nccl: Version) -> tuple[int, int]:
     """The range in a release of NCCL, of the newest where it is not known."""
     known = [(least, most) for since, least, most in row.takes if not nccl or since <= nccl]
     return known[-1] if known else row.takes[0][1:]

@@ -55,7 +55,7 @@ def settings_in_force(recording: Recording) -> Iterator[SettingInForce]:
     here = Installed(release(loaded_nccl(recording) or ""), release(installed_torch(recording) or ""))
     has_rccl = torch_rocm(recording) is not None
     for row in sorted(rows, key=lambda row: row.name):
-        about = _OF_RCCL if has_rccl and is_of_rccl(row.name) else _about(row.name, here)
+        about = _OF_RCCL if has_rccl and is_of_rccl(row.name) else _known_of_variable(row.name, here)
         yield row.model_copy(update=about)
 
 
@@ -187,8 +187,7 @@ def _of_torchrun(recording: Recording, text: SettingText | None, set_here: set[s
                 yield _row(name, value, "torchrun", since=f"for {to}")
 
 
-def _about(name: str, here: Installed) -> dict[str, str | None]:
-    """What the table knows of a variable, in this release of NCCL or torch, or in the newest."""
+def _known_of_variable(name: str, here: Installed) -> dict[str, str | None]:
     known, never = variables().get(name), never_read().get(name)
     if never is not None:
         return {"status": "read by nothing", "meaning": f"Meant is {never.meant}."}

@@ -98,15 +98,14 @@ def is_ignored(name: str, value: str, nccl: Version) -> bool:
 
 
 def _ignored_word(variable: Variable, value: str, nccl: Version) -> Misread | None:
-    meant = _meant(value)
+    meant = _number_of_switch_word(value)
     if meant is not None and meant == default_at(variable, nccl):
         return None
     why = "NCCL reads a number. From 2.32 on it keeps its default for a word, and says so at the log level ATTN alone."
     return Misread("is ignored", why, meant)
 
 
-def _meant(value: str) -> str | None:
-    """The number of a word that says on or off."""
+def _number_of_switch_word(value: str) -> str | None:
     word = value.strip().lower()
     return "1" if word in _ON else "0" if word in _OFF else None
 
@@ -143,7 +142,7 @@ def _number(variable: Variable, value: str) -> Misread | None:
     word, suffix = value.strip().lower(), suffix.strip()
     if number is None:
         why = "NCCL reads a number; a word without a leading digit is 0, and from 2.32 on ignored."
-        meant = _meant(value)
+        meant = _number_of_switch_word(value)
         return None if meant == "0" else Misread(f"is read as 0{_effect_of_zero(variable.name)}", why, meant)
     if not -_LARGEST <= number < _LARGEST:
         return Misread("is too large and ignored", "NCCL then keeps its default.")

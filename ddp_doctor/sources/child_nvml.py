@@ -86,7 +86,7 @@ def _ask(answer: dict[str, Any]) -> None:
     nvml, count = begun
     nvml.fill(answer, "driver_version", "nvmlSystemGetDriverVersion")
     nvml.fill(answer, "cuda_driver_version", "nvmlSystemGetCudaDriverVersion_v2", use=_cuda_version)
-    answer["excluded_bus_ids"] = _excluded(nvml)
+    answer["excluded_bus_ids"] = _excluded_bus_ids(nvml)
     HEALTH["ask_system"](nvml, answer)
     asked = []
     for index in range(count):
@@ -103,7 +103,7 @@ def _cuda_version(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
-def _excluded(nvml: Nvml) -> list[str]:
+def _excluded_bus_ids(nvml: Nvml) -> list[str]:
     """Bus ids of the GPUs that the operator took out with NVreg_ExcludedGpus."""
     count, _ = nvml.call("nvmlGetExcludedDeviceCount")
     infos = [nvml.call("nvmlGetExcludedDeviceInfoByIndex", index)[0] for index in range(count or 0)]

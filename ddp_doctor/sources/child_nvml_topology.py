@@ -121,7 +121,7 @@ def _nvlinks(nvml: Nvml, handle: Any) -> list[dict[str, Any]]:
         if link["active"]:
             link.update(_remote(nvml, handle, number))
             link["gb_per_s"] = _speed(nvml, handle, number)
-            link["errors"] = _errors(nvml, handle, number)
+            link["errors"] = _error_counts(nvml, handle, number)
         links.append(link)
     return links
 
@@ -148,7 +148,7 @@ def _speed(nvml: Nvml, handle: Any, link: int) -> float | None:
     return speeds[0] / 1000 if speeds else None
 
 
-def _errors(nvml: Nvml, handle: Any, link: int) -> dict[str, int]:
+def _error_counts(nvml: Nvml, handle: Any, link: int) -> dict[str, int]:
     """What the link counted since the driver was loaded or the counters were reset."""
     fields = _field_values(nvml, handle, ERROR_FIELDS, link)
     if fields:
@@ -188,7 +188,7 @@ def _ask_again(nvml: Nvml, handles: dict[int, Any], gpus: list[dict[str, Any]]) 
     time.sleep(SECOND_LOOK_S)
     for gpu, link in stained:
         nvml.answer["gpu"] = gpu["index"]
-        now = _errors(nvml, handles[gpu["index"]], link["index"])
+        now = _error_counts(nvml, handles[gpu["index"]], link["index"])
         elapsed_s = time.monotonic() - since
         grew = {name: now.get(name, before) - before for name, before in link["errors"].items()}
         link["errors_per_s"] = {name: round(more / elapsed_s, 3) for name, more in grew.items()}

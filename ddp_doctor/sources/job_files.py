@@ -168,7 +168,7 @@ def _paths(paths: Sequence[str]) -> Iterator[tuple[str, str | None]]:
         if not found:
             yield path, "there is no such file"
         for name in found:
-            for file in _below(name) if Path(name).is_dir() else (name,):
+            for file in _files_below(name) if Path(name).is_dir() else (name,):
                 try:
                     status = Path(file).stat()
                 except (OSError, ValueError) as error:
@@ -179,20 +179,19 @@ def _paths(paths: Sequence[str]) -> Iterator[tuple[str, str | None]]:
                     yield file, None
 
 
-def _below(folder: str) -> Iterator[str]:
+def _files_below(folder: str) -> Iterator[str]:
     """Files below a folder, by name; links to folders are not followed."""
     count = 0
     for where, folders, files in os.walk(folder):
-        folders.sort(key=_natural)
-        for file in sorted(files, key=_natural):
+        folders.sort(key=_numbers_in)
+        for file in sorted(files, key=_numbers_in):
             yield str(Path(where, file))
             count += 1
             if count > MOST_FILES:
                 return
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
-    """So that rank 2 comes before rank 10."""
+def _numbers_in(name: str) -> list[tuple[int, str]]:
     return [(int(part) if part.isdecimal() and len(part) < 10 else 0, part) for part in _DIGITS.split(name)]
 
 

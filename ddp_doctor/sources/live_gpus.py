@@ -34,14 +34,14 @@ def gpu_use(env: Mapping[str, str], end: float) -> GpuUse:
     """How busy the GPUs are now; what NVML has not told by the moment ``end`` of time.monotonic() is refused."""
     done = LiveContext(env, end).child("gpu_use", f"{_PATIENCE_S:g}")
     try:
-        return _use(json_object(done.stdout))
+        return _gpu_use_in(json_object(done.stdout))
     except OTHER_SHAPE:
         ended = "it gave no answer in time" if done.status == "timed_out" else f"it ended with {done.returncode}"
         words = done.stderr.strip().splitlines()[-1:] or [ended]
-        return _use({"error": done.status, "text": words[0], "gpus": []})
+        return _gpu_use_in({"error": done.status, "text": words[0], "gpus": []})
 
 
-def _use(answer: dict[str, Json]) -> GpuUse:
+def _gpu_use_in(answer: dict[str, Json]) -> GpuUse:
     """Raises what is in OTHER_SHAPE."""
     by_pid: dict[int, tuple[int, int]] = {}
     for gpu in answer["gpus"]:
@@ -59,10 +59,10 @@ def gpu_of(rank: Candidate, uses: Sequence[GpuUse], ranks: Sequence[int]) -> int
     of = {pid: gpu for use in uses for pid, gpu in use.of.items()}
     if not of.keys().isdisjoint(ranks):
         return of.get(rank.pid)
-    return _likely(rank.env, rank.local_rank) if rank.backend == "nccl" else None
+    return _likely_gpu(rank.env, rank.local_rank) if rank.backend == "nccl" else None
 
 
-def _likely(env: Mapping[str, str], local_rank: int | None) -> int | None:
+def _likely_gpu(env: Mapping[str, str], local_rank: int | None) -> int | None:
     """CUDA's number of the GPU of a local rank, as is usual, among those that it may see."""
     visible = [number.strip() for number in env.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     if visible == [""]:

@@ -26,7 +26,7 @@ def waits_for(pid: int, peer_of: Callable[[str], str]) -> str:
     if call is None:
         return ""
     arguments = [int(word, 16) for word in words[1:7]]
-    named = [_named(pid, file, peer_of) for file in _files_of_call(pid, call, arguments)]
+    named = [_name_of_file(pid, file, peer_of) for file in _files_of_call(pid, call, arguments)]
     of = " and ".join(filter(None, named))
     return f"{call.name} {call.word} {of}".strip() if of else f"{call.name}{call.alone}"
 
@@ -35,9 +35,9 @@ def _files_of_call(pid: int, call: Call, arguments: list[int]) -> Sequence[str |
     if call.takes == "descriptor":
         return [arguments[0]]
     if call.takes == "path":
-        return [_memory(pid, arguments[call.at], _LONGEST_PATH).partition(b"\0")[0].decode(errors="replace")]
+        return [_read_memory(pid, arguments[call.at], _LONGEST_PATH).partition(b"\0")[0].decode(errors="replace")]
     if call.takes == "pollfds":
-        raw = _memory(pid, arguments[0], _POLLFD.size * min(arguments[1], _MOST_FILES))
+        raw = _read_memory(pid, arguments[0], _POLLFD.size * min(arguments[1], _MOST_FILES))
         whole = raw[: len(raw) // _POLLFD.size * _POLLFD.size]
         return [file for file, *_ in _POLLFD.iter_unpack(whole)]
     if call.takes == "epoll":
@@ -46,7 +46,7 @@ def _files_of_call(pid: int, call: Call, arguments: list[int]) -> Sequence[str |
     return []
 
 
-def _memory(pid: int, address: int, size: int) -> bytes:
+def _read_memory(pid: int, address: int, size: int) -> bytes:
     """What stands there; nothing where it may not be read."""
     with suppress(OSError, OverflowError, ValueError), Path(f"/proc/{pid}/mem").open("rb", 0) as memory:
         memory.seek(address)
@@ -54,7 +54,7 @@ def _memory(pid: int, address: int, size: int) -> bytes:
     return b""
 
 
-def _named(pid: int, file: str | int, peer_of: Callable[[str], str]) -> str:
+def _name_of_file(pid: int, file: str | int, peer_of: Callable[[str], str]) -> str:
     """``the FIFO /data/in``, ``a connection to 10.0.0.5:443``."""
     if isinstance(file, str):
         return f"{_kind(proc.path_of(pid, file))}{file}" if file else ""

@@ -134,7 +134,7 @@ def _xz() -> _Decompressor:
     return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_LZMA_MEMORY_BYTES)
 
 
-def _zstd() -> Callable[[], _Decompressor]:
+def _zstd_decompressor() -> Callable[[], _Decompressor]:
     """Python's own since 3.14, or one of the modules that others install."""
     for module in ("compression.zstd", "backports.zstd", "pyzstd"):
         try:
@@ -149,7 +149,7 @@ def unpacked(head: bytes, file: Counted) -> "io.BufferedReader[Any] | None":
     """The content of a packed stream by its first bytes; None for one that is not packed. Raises CannotUnpack."""
     new: Callable[[], _Decompressor]
     if head.startswith(ZSTD):
-        new = _zstd()
+        new = _zstd_decompressor()
     elif head.startswith(GZIP):
         new = _Gzip
     elif head.startswith(BZIP2):

@@ -23,7 +23,7 @@ def problem(name: str) -> str | None:
     """Why no rank can use it, in a sentence; None where that is not certain."""
     module, _, path = name.partition(":")
     try:
-        found = _found(module)
+        found = _find_module(module)
         if isinstance(found, str):
             return found
         return _lacks(found, path.partition(".")[0])
@@ -31,7 +31,7 @@ def problem(name: str) -> str | None:
         return None
 
 
-def _found(module: str) -> ModuleSpec | str:
+def _find_module(module: str) -> ModuleSpec | str:
     """The module's place, or the sentence that there is none. Raises LookupError where it is not certain."""
     here = str(Path.cwd())
     parent: ModuleSpec | None = None
@@ -84,14 +84,14 @@ def _lacks(spec: ModuleSpec, wanted: str) -> str | None:
             tree = ast.parse(source)
     except SyntaxError as error:
         return f"{spec.origin}:{error.lineno} is no Python that {sys.version.split()[0]} reads: {error.msg}"
-    bound = {*_bound(tree)}
+    bound = {*_bound_names(tree)}
     if wanted in bound or "*" in bound or _DYNAMIC.intersection(_words(tree)):
         return None
     near = get_close_matches(wanted, [name for name in bound if not name.startswith("_")], 1)
     return f"{spec.origin} has no function {wanted!r}{f', but {near[0]!r}' if near else ''}"
 
 
-def _bound(tree: ast.Module) -> Iterator[str]:
+def _bound_names(tree: ast.Module) -> Iterator[str]:
     """Every name that some line binds, wherever, and every part of a module that one imports."""
     for node in ast.walk(tree):
         match node:

@@ -173,7 +173,7 @@ def _rests(rank: LiveRankFact) -> bool:
 
 
 def _loading(found: Doing) -> Doing:
-    """Of one that waits for data: its workers get on, or it does itself where it has none."""
+    """The rank that waits for data, and whether its workers get on, or it does itself where it has none."""
     loaders = [child for child in found.fact.children if child.kind == "loader"]
     if not loaders:
         return _working(found)
@@ -203,7 +203,7 @@ def _frames_above_loader(frames: Sequence[str]) -> Sequence[str]:
 
 def _loaders_get_on(rank: LiveRankFact, loaders: Sequence[ChildSeen]) -> bool | None:
     """None where workers are woken again and again, and do nothing: they may poll for what never comes."""
-    if any(map(_worked, loaders)) or (not _same_stacks(rank) and not _rests(rank)):
+    if any(map(_has_worked, loaders)) or (not _same_stacks(rank) and not _rests(rank)):
         return True
     woken = [one for one in loaders if one.last.main_switches - one.first.main_switches > _FEW_SWITCHES]
     if any(live_frames.IN_NETWORK.search(one.last.frames[-1]) for one in woken if one.last.frames):
@@ -211,7 +211,7 @@ def _loaders_get_on(rank: LiveRankFact, loaders: Sequence[ChildSeen]) -> bool | 
     return None if woken else False
 
 
-def _worked(child: ChildSeen) -> bool:
+def _has_worked(child: ChildSeen) -> bool:
     first, last = child.first, child.last
     return last.cpu_s - first.cpu_s > 0.02 or (last.io_bytes or 0) - (first.io_bytes or 0) > _LITTLE_IO
 

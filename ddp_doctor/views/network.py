@@ -109,10 +109,12 @@ def to_network(recording: Recording, place: Place) -> Iterator[ToNetwork]:
     ways = ways_to_nics(recording, place)
     for gpu, own in ways.items():
         others = [ways[other] for other in ways if nvlinks(place.fact.links[gpu].get(other, ""))]
-        yield _taken([_by_another(place, own[nic], [its[nic] for its in others if nic in its]) for nic in own])
+        yield _nics_taken_by_nccl(
+            [_way_by_another_gpu(place, own[nic], [its[nic] for its in others if nic in its]) for nic in own]
+        )
 
 
-def _by_another(place: Place, own: ToNetwork, others: Sequence[ToNetwork]) -> ToNetwork:
+def _way_by_another_gpu(place: Place, own: ToNetwork, others: Sequence[ToNetwork]) -> ToNetwork:
     """The way over NVLink and another GPU to the NIC, where the own one is by way of the CPU."""
     if allowed(own.nccl_path, DEFAULT_P2P_LIMIT) or place.node.is_on("NCCL_PXN_DISABLE"):
         return own
@@ -122,7 +124,7 @@ def _by_another(place: Place, own: ToNetwork, others: Sequence[ToNetwork]) -> To
     return replace(way, gpu=own.gpu, code="PXN", why=f"over NVLink to a GPU with a NIC; {way.why}")
 
 
-def _taken(ways: Sequence[ToNetwork]) -> ToNetwork:
+def _nics_taken_by_nccl(ways: Sequence[ToNetwork]) -> ToNetwork:
     """The NICs that NCCL takes of all that a GPU can reach; the nearest where a rate is not known."""
     rates = [way.rate_gb_per_s or 0.0 for way in ways]
     most = max(rates) if all(rates) else None
@@ -164,13 +166,13 @@ def staged(recording: Recording) -> list[Staged]:
         if place is None or (kernel is not None and kernel.gpudirect_rdma()[0] is False):
             continue
         for crossing in crossings(recording, node):
-            connection = _near(recording, place, crossing)
+            connection = _staged_connection(recording, place, crossing)
             if connection is not None:
                 connections.append(connection)
     return connections
 
 
-def _near(recording: Recording, place: Place, crossing: Crossing) -> Staged | None:
+def _staged_connection(recording: Recording, place: Place, crossing: Crossing) -> Staged | None:
     """The connection with its GPU and NIC, where NCCL should receive it by GPUDirect RDMA."""
     network = crossing.transport.network
     name = hca_of(log_of(recording, place.seen.node), crossing.transport)

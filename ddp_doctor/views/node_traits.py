@@ -25,7 +25,7 @@ def _cuda(fact: Software) -> str | None:
     return f"HIP {fact.torch_hip}" if fact.torch_hip else fact.torch_cuda
 
 
-def _ports(fact: RdmaFact) -> str | None:
+def _port_rates(fact: RdmaFact) -> str | None:
     """The rates of the ports that carry traffic: "8 400 Gbit/s"."""
     return counted([f"{port.rate_gbit_per_s or 0:g} Gbit/s" for _, port in fact.ports() if port.is_active])
 
@@ -51,7 +51,7 @@ VERSIONS: dict[str, tuple[type[Fact], Callable[[Any], str | None]]] = {
     "kernel": (Host, lambda fact: fact.kernel and f"{fact.kernel}{', in a container' * fact.in_container}"),
 }
 _MORE: dict[str, tuple[type[Fact], Callable[[Any], str | None]]] = {
-    "RDMA ports": (RdmaFact, _ports),
+    "RDMA ports": (RdmaFact, _port_rates),
     "interfaces": (InterfacesFact, _speeds),
     "CPUs": (Host, lambda fact: f"{fact.usable_cpus:g}"),
 }

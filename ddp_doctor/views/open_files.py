@@ -32,14 +32,14 @@ def out_of_files(recording: Recording) -> Mapping[int, str]:
     size = recording.world.world_size if recording.world is not None else 1
     low = {node.node for node in recording.facts(Host) if is_low(node.fact, size)}
     found: dict[int, str] = {}
-    for node, text in _texts(recording) if low else ():
+    for node, text in _texts_that_may_say(recording) if low else ():
         words = _WORDS.search(text)
         if words is not None and node in low:
             found.setdefault(node, words[0])
     return found
 
 
-def _texts(recording: Recording) -> Iterator[tuple[int, str]]:
+def _texts_that_may_say(recording: Recording) -> Iterator[tuple[int, str]]:
     """All that may say so, with its node; torchrun's own words are those of the head."""
     for trial in recording.trials:
         for rank in trial.evidence:

@@ -102,7 +102,7 @@ def causes(recording: Recording) -> list[Cause]:
         return [alone]
     of_node = grouped((silence.fact.node, silence) for silence in counted)
     each = [_cause_of(recording, node, silences) for node, silences in of_node.items()]
-    return _merged(_outvoted([cause for cause in each if cause is not None]))
+    return _merged(_without_outvoted([cause for cause in each if cause is not None]))
 
 
 def _blocked_before(recording: Recording) -> set[tuple[int, int]]:
@@ -201,7 +201,7 @@ def _pairs(whole: Cause, how: How, observers: Sequence[int]) -> Cause:
     return replace(whole, how=how, blamed=(), pairs=pairs)
 
 
-def _outvoted(each: Sequence[Cause]) -> list[Cause]:
+def _without_outvoted(each: Sequence[Cause]) -> list[Cause]:
     """Dark nodes may be the other half of a split network, unless they are fewer than the nodes that miss them."""
     unheard = [cause for cause in each if cause.how in ("dark", "one-sided")]
     silent = {node for cause in unheard for node in cause.silent}

@@ -103,7 +103,7 @@ def nccl_backends(recording: Recording) -> Mapping[int, str]:
     environments = {env.node: env.fact.variables for env in recording.facts(EnvVars)}
     found = {}
     for software in of_the_job(recording):
-        backend = _expected(software.fact, environments.get(software.node, {}))
+        backend = _expected_backend(software.fact, environments.get(software.node, {}))
         if backend is not None:
             found[software.node] = backend
     for rank in recording.facts(ProcessGroupFact):
@@ -118,7 +118,7 @@ def backend_of_ranks(recording: Recording) -> str | None:
     return ", ".join(sorted({rank.fact.backend_impl for rank in ranks if rank.fact.backend_impl})) or None
 
 
-def _expected(software: Software, env: Mapping[str, str]) -> str | None:
+def _expected_backend(software: Software, env: Mapping[str, str]) -> str | None:
     """What "nccl" means, by what torch offers and how it reads its switch."""
     if software.torch_looks_backends_up is False:
         return "nccl"

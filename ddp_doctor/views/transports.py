@@ -88,7 +88,7 @@ class Place:
             return None
         links = link_codes.nvlinks(code) or nccl_paths.bridged(self.fact.gpus, self.fact.links, *pair)
         if links and kind == "P2P":
-            return link_rates.slowest(self._nvlinks(gpu, links) for gpu in pair)
+            return link_rates.slowest(self._nvlinks_rate(gpu, links) for gpu in pair)
         parts = [self.slot(gpu) for gpu in pair]
         if self._leaves_its_numa_node(pair, code):
             parts.append(self._between_sockets())
@@ -99,7 +99,7 @@ class Place:
     def rate_to_nic(self, gpu: str, nic: str, code: str, port: float | None) -> float | None:
         """The slowest part of the path from a GPU to a NIC's port; None where a part is not known."""
         parts = [self.slot(gpu), port]
-        of_nic = self._pcie(nic)
+        of_nic = self._pcie_rate(nic)
         if of_nic is not None:
             parts.append(of_nic)
         if link_codes.crosses_sockets(code):
@@ -110,7 +110,7 @@ class Place:
         fact = self.fact
         return link_rates.between_sockets(fact.cpu_vendor, fact.cpu_family, fact.cpu_model, self.node.version)
 
-    def _nvlinks(self, name: str, links: int) -> float | None:
+    def _nvlinks_rate(self, name: str, links: int) -> float | None:
         """What so many NVLinks of a GPU carry: by its generation, else by the speed that the driver reports."""
         gpu = self.gpus.get(name)
         known = link_rates.nvlink(gpu.compute_capability, links, self.node.version) if gpu else None
@@ -122,10 +122,9 @@ class Place:
         """What a GPU's PCIe slot carries: as NVML says it, else as /sys does."""
         gpu = self.gpus.get(name)
         known = link_rates.pcie(gpu.pcie_generation_max, gpu.pcie_width_max) if gpu else None
-        return known if known is not None else self._pcie(name)
+        return known if known is not None else self._pcie_rate(name)
 
-    def _pcie(self, name: str) -> float | None:
-        """What the slot of a GPU or NIC carries as /sys says it."""
+    def _pcie_rate(self, name: str) -> float | None:
         device = next((device for device in self.fact.pci if device.name == name), None)
         if device is None:
             return None
@@ -207,11 +206,11 @@ def places(recording: Recording) -> list[Place]:
             settings=settings,
         )
         place = Place(matrix, by_name, node)
-        found.append(replace(place, beside=_beside(ways_to_nics(recording, place))))
+        found.append(replace(place, beside=_nic_rate_beside_gpus(ways_to_nics(recording, place))))
     return found
 
 
-def _beside(ways: Mapping[str, Mapping[str, ToNetwork]]) -> dict[str, float | None]:
+def _nic_rate_beside_gpus(ways: Mapping[str, Mapping[str, ToNetwork]]) -> dict[str, float | None]:
     """GB/s of the fastest NIC within PXB that reaches each GPU's memory; None where that is not known."""
     found: dict[str, float | None] = {}
     for gpu, nics in ways.items():

@@ -51,7 +51,7 @@ def watch(argv: Sequence[str], env: Mapping[str, str], options: WatchOptions, sa
             if options.keep_output and evidence.folder is not None:
                 KeptOutput(evidence.folder, world.local_rank, is_ours=False).take()
             become(argv, {**env, **evidence.variables})
-        node = _node(world, env)
+        node = _node_in_step(world, env)
         if not node or evidence.folder is None:
             _tell(argv, evidence, say, of_several=node is not None)
         return _Watcher(argv, evidence, options, say, node).run({**env, **evidence.variables})
@@ -78,8 +78,7 @@ def _folder_name(world: OuterWorld | None) -> str:
     return re.sub(r"[^\w.-]", "_", f"{world.key}-{socket.gethostname()}")
 
 
-def _node(world: OuterWorld | None, env: Mapping[str, str]) -> int | None:
-    """The number of this node in a SLURM step of several."""
+def _node_in_step(world: OuterWorld | None, env: Mapping[str, str]) -> int | None:
     is_one_of = world is not None and world.launcher == "slurm" and world.nnodes > 1
     return number(env, "SLURM_NODEID", 0) if is_one_of and "SLURM_STEP_NODELIST" in env else None
 
@@ -111,7 +110,7 @@ class _Watcher:
     ) -> None:
         self._folder_name = _named(argv)
         self._argv, self._evidence, self._options, self._say = argv, evidence, options, say
-        self._node = node
+        self._node_in_step = node
         self._outputs: list[Output] = []
         self._copies: KeptOutput | None = None
         self._oom = process.OomCounter(of_host=False)
@@ -131,7 +130,7 @@ class _Watcher:
         for stream in (0, 1):  # who reads what the command says waits for all that hold its streams
             if not os.isatty(stream):  # which tells how wide it is
                 os.dup2(nothing, stream)
-        lookout = Lookout(command, self._evidence, self._options, self._say, self._node)
+        lookout = Lookout(command, self._evidence, self._options, self._say, self._node_in_step)
         while not command.wait(lookout.pause_s()):
             lookout.look()
         ended_s = time.monotonic()
@@ -190,7 +189,7 @@ class _Watcher:
             self._say(f"{how}. There is too much to read in {seconds:.0f} s; this reads it all: {again}")
         elif was_told and code in (_NOTHING_SAID, _NOTHING_READ):
             self._say(f"{how}. It stood still until then; what was seen of that is told above")
-        elif self._node:  # the first node's watcher says as much
+        elif self._node_in_step:  # the first node's watcher says as much
             return
         elif code == _NOTHING_SAID or (code == _NOTHING_READ and (outputs or self._copies)):
             self._say(f"{how}. Nothing that it said tells why")

@@ -37,15 +37,15 @@ def gpu_draft(
     return finding(
         gpu_culprits(recording, hits),
         f"{gpu_names(recording, hits)}: {what}",
-        (*_evidence(recording, hits, seen), *beside),
-        *(_aimed(remedy, hits) for remedy in remedies),
+        (*_lines_of_gpus(recording, hits, seen), *beside),
+        *(_remedy_for_gpus(remedy, hits) for remedy in remedies),
         confidence=confidence,
         detail=detail,
         severity=asked_for(recording, severity),
     )
 
 
-def _aimed(remedy: Remedy, hits: Hits) -> Remedy:
+def _remedy_for_gpus(remedy: Remedy, hits: Hits) -> Remedy:
     """The remedy with its INDEX replaced by the GPUs, a command for each; on several nodes they have no one name."""
     if len({node for node, _ in hits}) > 1 or len(hits) > NAMES_IN_A_SENTENCE:
         return remedy
@@ -63,8 +63,7 @@ def _argument(gpu: Gpu) -> str:
     return gpu.bus_id if gpu.bus_id and _BUS_ID.fullmatch(gpu.bus_id) else str(gpu.index)
 
 
-def _evidence(recording: Recording, hits: Hits, seen: Callable[[Gpu], Evidence]) -> Iterator[Evidence]:
-    """One line a GPU, with its host where there are several, and the rest of many as their number."""
+def _lines_of_gpus(recording: Recording, hits: Hits, seen: Callable[[Gpu], Evidence]) -> Iterator[Evidence]:
     several = recording.world is not None and recording.world.nnodes > 1
     for node, gpu in hits[:LINES_OF_EVIDENCE]:
         here, at = seen(gpu), f" on {host(recording, node)}" if several else ""

@@ -105,14 +105,14 @@ def capital(sentence: str) -> str:
 
 def line_in_the_job(rank: RankEvidence) -> str:
     """``, net.py:31 `time.sleep(10)```: where it is in the job's own code; nothing where it could not say."""
-    for _, line, text in _in_the_job(rank):
+    for _, line, text in _job_frames(rank):
         return f", {line}{text}"
     return ""
 
 
 def stack_in_the_job(rank: RankEvidence) -> str:
     """Its stack in the job's own code, as a line of evidence."""
-    frames = [f"{line} in {function}{text}" for function, line, text in _in_the_job(rank)]
+    frames = [f"{line} in {function}{text}" for function, line, text in _job_frames(rank)]
     if not frames:
         return f"rank {rank.rank} could not say where it stands"
     left = len(frames) - _MOST_FRAMES
@@ -121,7 +121,7 @@ def stack_in_the_job(rank: RankEvidence) -> str:
     return f"rank {rank.rank} stands in {', called from '.join(frames)}{used}"
 
 
-def _in_the_job(rank: RankEvidence) -> Iterator[tuple[str, str, str]]:
+def _job_frames(rank: RankEvidence) -> Iterator[tuple[str, str, str]]:
     """Function, line and text of each frame in the job's own code, the innermost first."""
     texts = dict(zip(rank.stack, rank.source, strict=False))
     for frame in reversed(of_the_job(rank.stack)):

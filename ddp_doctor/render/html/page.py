@@ -118,14 +118,13 @@ def _finding(report: Report, finding: Finding) -> dict[str, object]:
         "place": f"{finding.path}:{finding.line}" if isinstance(finding, Placed) else "",
         "culprits": [*names[:_MOST_CULPRITS], *([f"and {left} more"] if left > 0 else [])],
         "absent": findings.absent(finding),
-        "remedies": [_laid_out(findings.remedy_lines(remedy)) for remedy in finding.remedies],
+        "remedies": [_words_and_pastes(findings.remedy_lines(remedy)) for remedy in finding.remedies],
         "evidence": list(findings.evidence_lines(finding.evidence)),
-        "cause": _laid_out(findings.job_cause_lines(cause)) if cause else [],
+        "cause": _words_and_pastes(findings.job_cause_lines(cause)) if cause else [],
     }
 
 
-def _laid_out(lines: Iterator[Line]) -> list[tuple[bool, list[str]]]:
-    """Lines in turns of words and of what is pasted."""
+def _words_and_pastes(lines: Iterator[Line]) -> list[tuple[bool, list[str]]]:
     turns = groupby((part for line in lines for part in _parts_of(line)), lambda part: part[0])
     return [(to_paste, [text for _, text in alike]) for to_paste, alike in turns]
 

@@ -107,15 +107,16 @@ def _timeline(recording: Recording, trial: TrialRecord, blamed: dict[int, tuple[
         f"{_OUTCOMES[trial.outcome]}{in_check} (trial {trial.trial}{waited})",
         _seconds(start),
         _seconds(end),
-        (*_silent(recording, trial, blamed), *rows),
+        (*_rows_of_silent_ranks(recording, trial, blamed), *rows),
         len(groups[_MOST_ROWS:]),
         trial.outcome == "finished",
         several,
     )
 
 
-def _silent(recording: Recording, trial: TrialRecord, blamed: dict[int, tuple[str, ...]]) -> Iterator[Row]:
-    """The ranks that took part and of which nothing came, by node."""
+def _rows_of_silent_ranks(
+    recording: Recording, trial: TrialRecord, blamed: dict[int, tuple[str, ...]]
+) -> Iterator[Row]:
     world = recording.world
     known = {rank.rank for rank in trial.evidence}
     by_node = grouped((world.node_of(rank) if world else 0, rank) for rank in trial.ranks if rank not in known)

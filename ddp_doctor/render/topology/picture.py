@@ -129,17 +129,17 @@ class _Drawing:
             bad = self.drawn_pairs.get((gpu, peer))
             label = f"NV{count}" if len(self.machine.bridged) <= _MOST_LABELS else ""
             if bad is None:
-                hanging = max(hanging, self._bow(gpu, peer, "nvlink", label, 26, width=1.5 + 2.5 * count / most))
+                hanging = max(hanging, self._draw_arc(gpu, peer, "nvlink", label, 26, width=1.5 + 2.5 * count / most))
         for (gpu, peer), rule in self.drawn_pairs.items():
             code = self.picture.matrix.links[gpu].get(peer, "?")
-            hanging = max(hanging, self._bow(gpu, peer, "bad", f"{code} · {rule}", 46, width=3))
+            hanging = max(hanging, self._draw_arc(gpu, peer, "bad", f"{code} · {rule}", 46, width=3))
         for x, y, words, name in self.labels:
             self.canvas.text(x, y, words, name, size=12, bold=True)
         self.bottom = max(self.layout.bottom + 10, hanging + 12)
         if self.machine.fabric is not None:
             self._fabric(self.machine.fabric)
 
-    def _bow(self, gpu: str, peer: str, name: str, label: str, depth: float, *, width: float) -> float:
+    def _draw_arc(self, gpu: str, peer: str, name: str, label: str, depth: float, *, width: float) -> float:
         """Returns how far down it hangs."""
         ends = self.layout.devices[gpu], self.layout.devices[peer]
         left, right = sorted(ends, key=lambda place: place.x)

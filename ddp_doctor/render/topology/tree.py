@@ -179,7 +179,7 @@ def _between(matrix: TopologyMatrix, boxes: Sequence[Box]) -> Iterator[str]:
 
 
 def _box(matrix: TopologyMatrix, title: str, cpus: str, devices: Sequence[str]) -> Box:
-    groups = _groups(matrix, devices)
+    groups = _groups_with_gpus_first(matrix, devices)
     first = {name: group for group in groups for name in (*group.gpus, *group.nics)}
     if not _has_paths_between_all(matrix, groups):
         return Box(title, cpus, (Bridge(_merged(groups), 0),))
@@ -211,8 +211,7 @@ def _has_paths_between_all(matrix: TopologyMatrix, groups: Sequence[Group]) -> b
     return all(is_known(left, peer) for left, peer in combinations(groups, 2))
 
 
-def _groups(matrix: TopologyMatrix, devices: Sequence[str]) -> list[Group]:
-    """The devices below common bridges, those with GPUs first."""
+def _groups_with_gpus_first(matrix: TopologyMatrix, devices: Sequence[str]) -> list[Group]:
     found = [_group(matrix, members) for members in _joined(matrix, devices, "PXB")]
     return sorted(found, key=lambda group: not group.gpus)
 

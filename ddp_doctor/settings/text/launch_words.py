@@ -91,7 +91,7 @@ def job_of(lines: Sequence[str]) -> Launch | None:
             words += [word.text for command in commands(line[7:]) for word in command]
     if not words or "hetjob" in words or "packjob" in words:
         return None
-    fields = dict(_fields(words, _SLURM))
+    fields = dict(_leading_options(words, _SLURM))
     return Launch(program="sbatch", line=first, **fields) if fields else None
 
 
@@ -117,7 +117,9 @@ def launch_of(words: Sequence[str], line: int, resolve: Resolve, around: Launch 
     launch = around
     if options is not None:
         rest = _started_program(words)
-        launch = Launch(program="srun" if name == "srun" else "mpirun", line=line, **dict(_fields(words[1:], options)))
+        launch = Launch(
+            program="srun" if name == "srun" else "mpirun", line=line, **dict(_leading_options(words[1:], options))
+        )
         words = rest
     while words and ("=" in words[0] or posixpath.basename(words[0]) in ("env", "numactl", "time", "exec")):
         words = words[1:]
@@ -127,7 +129,7 @@ def launch_of(words: Sequence[str], line: int, resolve: Resolve, around: Launch 
     is_module = _PYTHON.fullmatch(name) and any(word in _TORCHRUN_MODULES for word in words[1:6])
     if name == "torchrun" or is_module:
         start = 1 if name == "torchrun" else next(at for at, word in enumerate(words) if word in _TORCHRUN_MODULES) + 1
-        fields = dict(_fields([_dashed(word) for word in words[start:]], _TORCHRUN))
+        fields = dict(_leading_options([_dashed(word) for word in words[start:]], _TORCHRUN))
         launch = launch or Launch(program="torchrun", line=line)
         return launch.model_copy(update={**fields, "line": line, "starts": "torchrun"})
     if launch is not None and _PYTHON.fullmatch(name):
@@ -145,12 +147,11 @@ def _dashed(word: str) -> str:
 def _started_program(words: Sequence[str]) -> list[str]:
     at = 1
     while at < len(words) and (words[at].startswith("-") or words[at] == ":"):
-        at += _length(words, at)
+        at += _words_of_option(words, at)
     return list(words[at:])
 
 
-def _length(words: Sequence[str], at: int) -> int:
-    """How many words an option takes, itself among them."""
+def _words_of_option(words: Sequence[str], at: int) -> int:
     word = words[at]
     if word in _PAIRS:
         return 3
@@ -158,14 +159,13 @@ def _length(words: Sequence[str], at: int) -> int:
     return 1 if joined or word.startswith("$") else 2
 
 
-def _fields(words: Sequence[str], options: dict[str, str]) -> Iterator[tuple[str, Any]]:
-    """The fields of the options before the first word that is none."""
+def _leading_options(words: Sequence[str], options: dict[str, str]) -> Iterator[tuple[str, Any]]:
     at = 0
     while at < len(words) and words[at].startswith("-"):
         name, equals, value = words[at].partition("=")
         if name not in options and re.fullmatch(r"-[A-Za-z]\S+", name) and name[:2] in options and options is _SLURM:
             name, equals, value = name[:2], "=", name[2:]
-        length = 1 if equals else _length(words, at)
+        length = 1 if equals else _words_of_option(words, at)
         if not equals and length > 1:
             value = words[at + 1] if at + 1 < len(words) else ""
         if name in options:

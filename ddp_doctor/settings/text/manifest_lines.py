@@ -66,13 +66,12 @@ class Manifest:
         return bool(wanted)
 
     def _give(self, name: str, text: str, number: int) -> None:
-        value = _scalar(text)
+        value = _bare_scalar(text)
         found = _EXPANSION.search(value)
         self._shell.give(name, value, number, found and found.group())
 
 
-def _scalar(text: str) -> str:
-    """A scalar without its quotes, comma and comment."""
+def _bare_scalar(text: str) -> str:
     text = text.strip()
     if text[:1] in ("'", '"'):
         end = text.find(text[0], 1)

@@ -87,7 +87,7 @@ def read_setting_text(text: str, also: Collection[str] = ()) -> SettingText:
         raise NoSettings("is a Python script; `ddp-doctor lint` reads those")
     form = _form([*filter(None, lines)])
     shell = Shell(
-        is_wanted=lambda name: _is_wanted(_inside(name), also),
+        is_wanted=lambda name: _is_wanted(_name_in_container(name), also),
         exports_all=form != "script",
         resolve=resolver("\n".join(lines)),
     )
@@ -115,8 +115,7 @@ def _is_wanted(name: str, also: Collection[str]) -> bool:
     return is_recorded(name) or name in also
 
 
-def _inside(name: str) -> str:
-    """A variable's name in the container."""
+def _name_in_container(name: str) -> str:
     return _INTO_CONTAINER.sub("", name, count=1)
 
 
@@ -233,7 +232,7 @@ def _stop_if_many(shell: Shell) -> None:
 
 
 def _written(given: Given) -> Written:
-    name, value, depends_on = _inside(given.name), given.value, given.depends_on
+    name, value, depends_on = _name_in_container(given.name), given.value, given.depends_on
     if is_withheld(name, value):
         return Written(name=name, line=given.line, void=given.void, path=given.path)
     default = _DEFAULT.fullmatch(value) if depends_on else None

@@ -92,7 +92,7 @@ def commands_and_signs(text: str) -> Iterator[tuple[list[Word], str]]:
                 command = []
         else:
             word = word or _Open(line)
-            plain, depends_on = _read(kind, raw)
+            plain, depends_on = _meaning_and_expansion(kind, raw)
             if kind == "plain" and not word.parts and _HOME.match(raw):
                 depends_on = "~"  # bash expands it where an assignment stands
             word.parts.append(plain)
@@ -104,8 +104,7 @@ def commands_and_signs(text: str) -> Iterator[tuple[list[Word], str]]:
         yield command, "\n"
 
 
-def _read(kind: str, raw: str) -> tuple[str, str | None]:
-    """What a piece means, and the expansion in it."""
+def _meaning_and_expansion(kind: str, raw: str) -> tuple[str, str | None]:
     if kind == "single":
         return raw[1:-1], None
     if kind == "ansi":
