@@ -10,7 +10,6 @@ dist.send(x, dst=1)             no: between two ranks
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import lru_cache
 
 from ddp_doctor.lint import names, training
@@ -121,19 +120,18 @@ def _gathers_parameters(script: Script, call: Call) -> bool:
         model = call.receiver
     if model is None:
         return False
-    return is_result(model, _is_sharded_over_all) or any(
-        isinstance(state, Call) and state.name in _FSDP_STATES and list(model.objects()) == list(_given(state))
+    states = (
+        state.argument(0, "module")
         for state in (*call.place.withs, *script.named(_FSDP_STATES[1]))
+        if isinstance(state, Call) and state.name in _FSDP_STATES
+    )
+    return is_result(model, _is_sharded_over_all) or any(
+        whole is not None and list(model.objects()) == list(whole.objects()) for whole in states
     )
 
 
 def _is_sharded_over_all(call: Call) -> bool:
     return call.name in _FSDP and call.lacks(1, "process_group") and call.lacks(None, "device_mesh")
-
-
-def _given(state: Call) -> Iterable[Value]:
-    model = state.argument(0, "module")
-    return model.objects() if model is not None else ()
 
 
 def _is_synchronised_backward(script: Script, call: Call) -> bool:

@@ -47,22 +47,17 @@ class Suppressions:
             return False
         if any(not codes or code in codes for codes in self._of_file):
             return True
-        first, last = self._statement(line)
-        for number in range(first, last + 1):
+        first, last = self._spans.get(line, (line, line))
+        for number in range(first, max(last, line) + 1):
             text = self._noqa_comments.get(number, "")
             found = None if _FILE.match(text) else _LINE.search(text)
             if found and (not _codes(found) or code in _codes(found)):
                 return True
         return False
 
-    def _statement(self, line: int) -> tuple[int, int]:
-        """The lines of the innermost statement; if it has a body, the lines of its head."""
-        first, last = self._spans.get(line, (line, line))
-        return first, max(last, line)
-
     @cached_property
     def _spans(self) -> dict[int, tuple[int, int]]:
-        """The lines of the statement of each line; inner statements come after those around them."""
+        """By line the lines of the innermost statement; if it has a body, the lines of its head."""
         found: dict[int, tuple[int, int]] = {}
         waiting: list[ast.AST] = list(self._tree.body)
         while waiting:
@@ -71,7 +66,7 @@ class Suppressions:
                 body = getattr(node, "body", None)
                 first, end = _first_line(node), node.end_lineno or node.lineno
                 last = max(body[0].lineno - 1, node.lineno) if body else end
-                found.update(dict.fromkeys(range(first, end + 1), (first, last)))
+                found.update(dict.fromkeys(range(first, end + 1), (first, last)))  # inner ones come later
             waiting += [
                 child
                 for child in ast.iter_child_nodes(node)
