@@ -22,6 +22,7 @@ from ddp_doctor.checks import CHECKS, WITHOUT_RANKS, checks_of
 from ddp_doctor.engine.causes.rules import JOB_RULES
 from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.engine.hang.rules import TRIAL_RULES
+from ddp_doctor.knowledge.retired import RETIRED, RETIRED_CHECKS
 from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import HEADINGS
@@ -84,6 +85,17 @@ def test_codes_and_names_are_unique():
     assert len({rule.code for rule in rules}) == len(rules)
     assert len({rule.name for rule in rules}) == len(rules)
     assert [rule.code for rule in LINT_RULES] == sorted(rule.code for rule in LINT_RULES)
+
+
+def test_no_rule_has_the_code_or_the_name_of_one_that_has_gone_and_what_finds_it_now_exists():
+    rules = (*RULES, *LINT_RULES)
+    gone = {name for code, retired in RETIRED.items() for name in (code, retired.name)}
+
+    assert [rule.code for rule in rules if rule.code in gone or rule.name in gone] == []
+    named = {code for retired in RETIRED.values() for code in re.findall(r"\bDDL?\d{3}\b", retired.instead)}
+    assert named - {rule.code for rule in rules} == set()
+    assert {*RETIRED_CHECKS.values()} <= {check.id for check in CHECKS}
+    assert RETIRED_CHECKS.keys().isdisjoint(check.id for check in CHECKS)
 
 
 def test_codes_and_names_are_well_formed():

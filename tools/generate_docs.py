@@ -15,6 +15,7 @@ from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.causes.rules import JOB_RULES
 from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.engine.hang.rules import TRIAL_RULES
+from ddp_doctor.knowledge.retired import RETIRED
 from ddp_doctor.lint.report import LintReport
 from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.baseline import Baseline
@@ -206,7 +207,16 @@ def rules_page() -> str:
     for rule in (*all_rules(), *LINT_RULES):
         gist = _escaped(rule.gist).replace("|", "\\|")
         rows.append(f"| [{rule.code}]({_PAGES[rule.code]}) | {rule.name} | {rule.severity.value} | {gist} |")
-    return f"{head}\n{blocks}\n\n" + "\n".join(rows) + "\n"
+    gone = [
+        "## Retired",
+        "",
+        "No rule is given one of these codes again.",
+        "",
+        "| code | name | now |",
+        "|---|---|---|",
+    ]
+    gone += [f"| {code} | {retired.name} | {_escaped(retired.instead)} |" for code, retired in RETIRED.items()]
+    return f"{head}\n{blocks}\n\n" + "\n".join([*rows, "", *gone]) + "\n"
 
 
 def _rule(rule: Described, docs: str) -> str:

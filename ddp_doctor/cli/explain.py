@@ -15,6 +15,7 @@ from ddp_doctor.knowledge.glossary import GLOSSARY
 from ddp_doctor.knowledge.gpu.xids import CATALOG, XIDS, xid
 from ddp_doctor.knowledge.job_causes import JOB_CAUSES
 from ddp_doctor.knowledge.job_causes.kinds import JobCause
+from ddp_doctor.knowledge.retired import RETIRED
 from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.choices import UsageError
 from ddp_doctor.model.rule import Described
@@ -130,6 +131,9 @@ def _rule(text: str) -> str:
         if name == rule.name or _plain(text) == rule.code.lower():
             page = rule.text.replace("``", "`")  # a terminal knows no markup
             return f"{rule.code} {rule.name} ({rule.severity.value})\n\n{page}\n"
+    for code, gone in RETIRED.items():
+        if name == gone.name or _plain(text) == code.lower():
+            return f"{code} {gone.name} is retired: no rule has this code any more. {gone.instead}\n"
     return ""
 
 

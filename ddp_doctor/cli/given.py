@@ -3,6 +3,7 @@
 import codecs
 from collections.abc import Sequence
 
+from ddp_doctor.knowledge.retired import RETIRED
 from ddp_doctor.model.choices import UsageError
 from ddp_doctor.model.rule import Described
 from ddp_doctor.parse.file_kinds import READ_BY, file_kind
@@ -45,7 +46,7 @@ def rule_codes(given: Sequence[str] | None, rules: Sequence[Described]) -> tuple
     """``--ignore DD305,DD4``: codes, or how they begin, of some of these rules. Raises UsageError."""
     codes = tuple(code.strip().upper() for text in given or () for code in text.split(",") if code.strip())
     for code in codes:
-        if not any(rule.code.startswith(code) for rule in rules):
+        if code not in RETIRED and not any(rule.code.startswith(code) for rule in rules):
             raise UsageError(f"there is no rule {code!r} here; `ddp-doctor checks` lists them")
     return codes
 

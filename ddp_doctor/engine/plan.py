@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ddp_doctor.knowledge.retired import RETIRED_CHECKS
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.recording import NOT_SELECTED, SKIPPED_BY_NAME, NotRun
@@ -98,7 +99,8 @@ def no_such_check(name: str, checks: Sequence[Check]) -> str:
         for check in checks
         if wanted and any(word.startswith(wanted) for word in re.findall(r"\w+", check.title.lower()))
     ]
-    meant = list(dict.fromkeys([*begun, *alike, *titled]))[:_MOST_MEANT]
+    now = [RETIRED_CHECKS[wanted]] if wanted in RETIRED_CHECKS else []
+    meant = list(dict.fromkeys([*now, *begun, *alike, *titled]))[:_MOST_MEANT]
     return f"there is no check {name!r}" + (
         f"; did you mean {' or '.join(meant)}?" if meant else "; `ddp-doctor checks` lists them"
     )

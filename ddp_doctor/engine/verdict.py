@@ -8,6 +8,7 @@ from ddp_doctor.engine.diagnose import OF_JOBS, Diagnosis, is_judged
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.node_verdicts import node_verdicts
 from ddp_doctor.engine.plan import TOO_DEAR
+from ddp_doctor.knowledge.retired import RETIRED_CHECKS
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import CheckStatus, ExitCode, Severity, Status, Verdict
@@ -83,7 +84,8 @@ def _verdict(
     """Sick iff a finding stands at or above --fail-on; unsure iff too little could be evaluated."""
     if any(finding.severity.at_least(_bar(recording)) for finding in diagnosis.findings):
         return Verdict.SICK
-    if not recording.collected() or diagnosis.failures or recording.interrupted or nccl_without_gpu(recording) or unmet:
+    judged = any(reading.check not in RETIRED_CHECKS for reading in recording.collected())
+    if not judged or diagnosis.failures or recording.interrupted or nccl_without_gpu(recording) or unmet:
         return Verdict.UNSURE
     if any(
         finding.code.startswith(("DDJ1", "DDJ3")) and finding.severity is not Severity.INFO
@@ -137,6 +139,8 @@ def check_results(recording: Recording, findings: Sequence[Finding], checks: Seq
         readings = recording.of_check(check_id)
         if (readings or check_id in reasons) and is_judged(recording, check_id):
             status, reason = _status(recording, readings, reasons.get(check_id), check_id in found)
+            if check_id in RETIRED_CHECKS and status is CheckStatus.PASSED:
+                status, reason = CheckStatus.SKIPPED, f"not judged: {RETIRED_CHECKS[check_id]} has taken its place"
             results.append(_result(check_id, title, readings, status, reason))
     return results
 
@@ -255,7 +259,7 @@ def _why_unsure(
     asked = listed(unmet) if unmet and not stuck and not diagnosis.failures else None
     if certain := reason if OWN_PROCESS in reason else _misuse(recording, diagnosis) or asked:
         return f"{certain}."
-    measured = any(reading.fact is not None for reading in recording.readings)
+    measured = any(reading.fact is not None and reading.check not in RETIRED_CHECKS for reading in recording.readings)
     if not measured and recording.options.command == "env" and results:
         return f"{results[0].reason}."
     if measured and diagnosis.failures:

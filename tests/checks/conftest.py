@@ -10,12 +10,10 @@ from tests.rank_harness import Ranks
 SCENARIOS = (
     "tests.checks.test_buffers",
     "tests.checks.test_checkpoint",
-    "tests.checks.test_data_sharding",
+    "tests.checks.test_ddp_modes",
     "tests.checks.test_gpu_speed",
-    "tests.checks.test_gradient_modes",
     "tests.checks.test_gradient_sync",
     "tests.checks.test_initial_state",
-    "tests.checks.test_mixed_precision",
     "tests.checks.test_step_time",
     "tests.checks.test_step_time_of_your_model",
     "tests.checks.test_user_model",

@@ -282,15 +282,10 @@ import sys
 sys.modules["numpy"] = None
 from types import SimpleNamespace
 from ddp_doctor.checks.ddp.checkpoint import sharded
-from ddp_doctor.checks.ddp.data_sharding.measure import sources
 print(sharded.reason_against(SimpleNamespace(world_size=2)))
-print([name for name, _ in sources("cpu")])
 """
     ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)
-    assert ended.stdout.splitlines() == [
-        "torch.distributed.checkpoint needs numpy, which these ranks lack",
-        "['torch', 'random']",
-    ], ended.stderr
+    assert ended.stdout == "torch.distributed.checkpoint needs numpy, which these ranks lack\n", ended.stderr
 
 
 def test_why_there_are_no_shards_is_said(ranks):

@@ -50,6 +50,7 @@ def state(tmp_path: Path) -> dict[str, str]:
         (["run", "--only", "p2"], "there is no check 'p2'; did you mean p2p?"),
         (["run", "--skip", "reduce"], "there is no check 'reduce'; did you mean allreduce?"),
         (["run", "--only", "driver"], "there is no check 'driver'; did you mean software or gpus?"),
+        (["run", "--only", "data_sharding"], "there is no check 'data_sharding'; did you mean ddp_modes"),
         (["run", "--only", "zzz"], "there is no check 'zzz'; `ddp-doctor checks` lists them"),
         (["checks", "p2"], "there is no check 'p2'; did you mean p2p?"),
         (["run", "--nproc_per_node", "x"], "--nproc-per-node takes auto, gpu, cpu or a number from 1 to 1024"),

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.checks.ddp import gradient_modes
 from ddp_doctor.knowledge.ddp import gradient_code as code
 from ddp_doctor.knowledge.ddp import gradient_shares as closed
 
@@ -69,25 +68,6 @@ def test_fewer_elements_than_ranks_name_nobody():
 
     one = owed((1,) * 9, elements=4)
     assert closed.compare(one, torch.ones(4), identical=True).held.holds == "other"
-
-
-def test_a_loss_tells_which_parameters_it_depends_on():
-    import torch
-
-    module = torch.nn.ModuleDict({"first": torch.nn.Linear(2, 2), "second": torch.nn.Linear(2, 2, bias=False)})
-    batch = torch.ones(1, 2)
-    assert gradient_modes.parameters_used(module, module["first"](batch).sum()) == {"first.weight", "first.bias"}
-    both = module["second"](module["first"](batch)).sum()
-    assert gradient_modes.parameters_used(module, both) == {"first.weight", "first.bias", "second.weight"}
-    assert gradient_modes.parameters_used(module, batch.sum()) == frozenset()
-
-
-def test_a_release_that_does_not_tell_its_buckets_gives_none():
-    import torch
-
-    model: object = type("Wrapped", (), {"module": torch.nn.Linear(2, 2), "reducer": None})()
-    assert gradient_modes.buckets(model) == {}
-    assert gradient_modes.unshared(model) == ()
 
 
 @pytest.mark.parametrize("shares", [(1, 1, 1, 1), (7, 7)])

@@ -4,17 +4,8 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks.ddp import (
-    buffers,
-    checkpoint,
-    data_sharding,
-    gradient_modes,
-    gradient_sync,
-    initial_state,
-    mixed_precision,
-)
-from ddp_doctor.facts.ddp.data_sharding import DataSharding
-from ddp_doctor.facts.ddp.gradients import GradientModes, GradientSync, MixedPrecision
+from ddp_doctor.checks.ddp import buffers, checkpoint, ddp_modes, gradient_sync, initial_state
+from ddp_doctor.facts.ddp.gradients import DdpModes, GradientSync
 from ddp_doctor.facts.ddp.model_state import Buffers, Checkpoint, InitialState
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.rule import Rule
@@ -26,9 +17,7 @@ CHECKS: dict[type[Fact], Any] = {
     GradientSync: gradient_sync,
     InitialState: initial_state,
     Buffers: buffers,
-    DataSharding: data_sharding,
-    GradientModes: gradient_modes,
-    MixedPrecision: mixed_precision,
+    DdpModes: ddp_modes,
 }
 
 
@@ -46,7 +35,6 @@ def test_the_checks_of_ddp_are_healthy_on_workers(play: Play, ranks):
     for kind, check in tested.items():
         assert [seen.rank for seen in recording.facts(kind)] == list(range(ranks))
         assert codes(scenario, check.rules) == []
-    assert recording.facts(DataSharding)[0].fact.steps == ((), (2, 1), (), (2, 1, 1, 1))[ranks - 1]
     assert len(recording.trials) == 1
 
 

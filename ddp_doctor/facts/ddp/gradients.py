@@ -1,4 +1,4 @@
-"""What the checks of gradients record of one rank: their sums, the modes of DDP, mixed precision."""
+"""What the checks of gradients record of one rank: their sums, and what came of the modes of DDP."""
 
 from typing import ClassVar
 
@@ -33,89 +33,55 @@ class GradientSync(Fact):
 
 
 class OffInMode(Frozen):
-    """A gradient that is off after a step (counted from 1), and its bucket, None where DDP does not say."""
+    """A gradient that is off after a step, which is counted from 1."""
 
     step: int
-    bucket: int | None
     gradient: gradient_code.OffGradient
+
+
+class ScaledStep(Frozen):
+    """One step of a GradScaler of this rank's own; ``scale`` is that after it."""
+
+    infinite: bool  # the last rank's gradient was made infinite
+    stepped: bool
+    scale: float
 
 
 class Mode(Frozen):
     """What was seen of one mode on this rank.
 
     ``error`` is what DDP raised here and ``not_looked`` why the mode could not be tested, ``refused`` that torch
-    itself has ruled it out for these ranks, so that no job can use it. ``unused`` are the
-    parameters that the rank's branch leaves out, where ranks leave out different ones and DDP did not know
-    to expect it: the backward, which would hang, was then not dared. ``not_views`` are the gradients that
-    are no part of their bucket where they must be.
+    itself has ruled it out for these ranks, so that no job can use it.
     """
 
     name: str
     tolerance: float = 0.0  # the relative error that the format allows
     off: tuple[OffInMode, ...] = ()
+    scaled: tuple[ScaledStep, ...] = ()
     error: str | None = None
     not_looked: str | None = None
     refused: bool = False
-    unused: tuple[str, ...] | None = None
-    not_views: tuple[str, ...] = ()
 
 
-class GradientModes(Fact):
-    """What one rank's gradients were in each mode."""
+class Share(Frozen):
+    """The indices that a DistributedSampler gave this rank in one epoch."""
 
-    KIND: ClassVar[str] = "gradient_modes/1"
-
-    world_size: int
-    parameters: int
-    modes: tuple[Mode, ...]
-
-
-class ScaledStep(Frozen):
-    """One step of the GradScaler. ``bits`` is a checksum of the parameter afterwards."""
-
-    infinite: bool  # one rank's gradient was made infinite
-    stepped: bool
-    scale: float  # after update()
-    bits: int
+    data_length: int
+    drop_last: bool
+    epoch: int
+    indices: tuple[int, ...]
 
 
-class Scaled(Frozen):
-    """Steps under autocast with a GradScaler of this rank's own.
+class DdpModes(Fact):
+    """What came of each mode on one rank, its shares of data sets, and how it was seeded.
 
-    ``off`` is the unscaled gradient of the first step where it is not the mean, within ``tolerance``;
-    ``infinite_rank`` is the original rank whose gradient is made infinite in one of the steps.
+    ``start_up_files`` are the files of sitecustomize and usercustomize, where Python ran any.
     """
 
-    dtype: str
-    infinite_rank: int
-    scale: float = 0.0  # at the beginning
-    tolerance: float = 0.0
-    off: gradient_code.OffGradient | None = None
-    steps: tuple[ScaledStep, ...] = ()
-    not_looked: str | None = None
-
-
-class Half(Frozen):
-    """Gradients of a model in half precision.
-
-    ``off`` is a coded gradient that is not the mean within ``tolerance``, ``relative_error`` how far the
-    worst element was off, and ``large_mean`` what came of ``large`` on every rank, None if not finite.
-    """
-
-    dtype: str
-    tolerance: float = 0.0
-    off: gradient_code.OffGradient | None = None
-    relative_error: float | None = None
-    large: float = 0.0
-    large_mean: float | None = None
-    not_looked: str | None = None
-
-
-class MixedPrecision(Fact):
-    """What one rank's scaled steps and half-precision gradients were."""
-
-    KIND: ClassVar[str] = "mixed_precision/1"
+    KIND: ClassVar[str] = "ddp_modes/1"
 
     world_size: int
-    scaled: tuple[Scaled, ...] = ()
-    halves: tuple[Half, ...] = ()
+    modes: tuple[Mode, ...] = ()
+    shares: tuple[Share, ...] = ()
+    torch_seed: int = -1  # as the probe found it
+    start_up_files: tuple[str, ...] = ()

@@ -179,8 +179,12 @@ def read(entered: Sequence[float], rank: int, relative: float = 0.0) -> Reading:
     """
     ranks = len(entered)
     close = 4 * max(relative, tolerance(ranks)) * max(1.0, *(abs(weight) for weight in entered))
-    off = {rank: _rounded(weight) for rank, weight in enumerate(entered) if abs(weight - 1) > close}
     present = [rank for rank, weight in enumerate(entered) if abs(weight) > close]
+    off = {
+        rank: _rounded(weight) if rank in present else 0.0
+        for rank, weight in enumerate(entered)
+        if abs(weight - 1) > close
+    }
     if not off:
         return Reading(holds="mean")
     if len(present) == 1 and abs(entered[present[0]] - ranks) <= ranks * close:

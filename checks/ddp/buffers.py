@@ -1,0 +1,338 @@
+"""buffers: does DistributedDataParallel give every rank rank 0's parameters and buffers?
+
+What the probe reads on each rank is the state of a small model that every rank filled with its own stamp
+(rank 0 with 1, rank 1 with 2, …)::
+
+                                     before wrapping   after wrapping   stamped anew   after a forward
+    weight, rank 1                   2. 2. 2. …        1. 1. 1. …       -              -
+    float_stamp, rank 1              2. 2. 2. …        1. 1. 1. …       2. 2. 2. …     1. 1. 1. …
+    norm.running_mean, rank 1        0. 0. 0.          0. 0. 0.         -              1. 2. 3.
+
+The batches are known too: after one forward the running mean of BatchNorm must be half of the rank's own
+(momentum 0.5), the next starts from rank 0's, and SyncBatchNorm's is that of all ranks. From level standard on
+it also wraps with broadcasting off, and gives a buffer a new tensor after wrapping.
+
+Why it matters: ranks that start from different weights train different models. When running statistics drift
+apart, the saved model (rank 0's) evaluates worse than its training losses suggest.
+"""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ddp_doctor.facts.ddp.model_state import Buffers, OffState
+from ddp_doctor.model.base import grouped
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Level, Severity, Where
+from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.stock_ddp import remedies
+from ddp_doctor.wording.findings import likely
+from ddp_doctor.wording.ranks import rank_culprits, ranks_at
+
+#: State that comes from rank 0 or, with broadcasting off, could only come from rank 0.
+_BROADCAST = ("parameters_off", "buffers_off", "reassigned_off", "kept_off")
+_FROM_RANK_0 = "rank {source}'s, broadcast by DDP"
+_RankState = tuple[int, Buffers, tuple[OffState, ...]]  # rank, its fact, what is off there
+
+
+def _drafts(recording: Recording, field: str, what: str, wanted: str) -> Iterator[Draft]:
+    """One draft for each way in which the state in ``field`` is off: own, another rank's, nobody's."""
+    facts = [(rank.rank or 0, rank.fact) for rank in recording.facts(Buffers)]
+    states = [(rank, fact, getattr(fact, field) or ()) for rank, fact in facts]
+    wrong = [state for state in states if state[2]]
+    for holds, group in grouped((_holds(state), state) for state in wrong).items():
+        blamed = [rank for rank, _, _ in group] if _some_right(wrong, field in _BROADCAST) else []
+        yield _draft(recording, group, f"{what}: {holds}", blamed, wanted)
+
+
+def _holds(state: _RankState) -> str:
+    rank, _, off = state
+    origins = {tensor.from_rank for tensor in off if tensor.from_rank is not None}
+    if origins == {rank}:
+        return "they are the rank's own"
+    if len(origins) == 1:
+        return f"they are rank {origins.pop()}'s"
+    return "they match those of no rank" if not origins else "they come from several ranks"
+
+
+def _some_right(wrong: Sequence[_RankState], broadcast: bool) -> bool:
+    """Whether some rank got it right: only then is an off rank to blame.
+
+    The source of a broadcast receives nothing, so its own state is no evidence.
+    """
+    _, fact, _ = wrong[0]
+    silent = {fact.source_rank} if broadcast else set()
+    return len({rank for rank, _, _ in wrong} - silent) < fact.world_size - len(silent)
+
+
+def _draft(recording: Recording, group: Sequence[_RankState], title: str, blamed: Sequence[int], wanted: str) -> Draft:
+    rank, fact, off = group[0]
+    ranks = ranks_at(recording, [rank for rank, _, _ in group])
+    names = sorted({tensor.name for _, _, offs in group for tensor in offs})
+    return likely(
+        rank_culprits(recording, Buffers, blamed),
+        title.format(ranks=ranks, source=fact.source_rank),
+        Evidence(
+            text=f"worst element of {off[0].name} on rank {rank}",
+            value=off[0].got,
+            expected=off[0].expected,
+            expected_from=wanted.format(source=fact.source_rank),
+        ),
+        *remedies(recording, "buffers"),
+        detail=f"Wrong: {', '.join(names)} of the doctor's own model, on {ranks}; none of your code took part.",
+    )
+
+
+@rule("DD711", "buffers-not-from-rank-0", Severity.ERROR, Buffers)
+def buffers_not_from_rank_0(recording: Recording) -> Iterator[Draft]:
+    """Finds: Before a forward DDP broadcasts rank 0's buffers, also where a buffer got a new tensor since
+        (``self.running = new``); after it a rank still holds others. Or the broadcast is off, and a forward overwrites
+        a rank's buffers all the same.
+    Why: BatchNorm's running statistics and every other buffer drift apart between the ranks. The saved model is rank
+        0's, and evaluates differently from what the others trained with.
+    Remedy: None of your own code runs in this check: look for code that replaces parts of torch. With NCCL, repeat it
+        with NCCL_PROTO=Simple.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+        https://github.com/pytorch/pytorch/issues/63916
+    """
+    yield from _drafts(
+        recording, "buffers_off", "After a forward, buffers on {ranks} are not rank {source}'s", _FROM_RANK_0
+    )
+    if not any(rank.fact.buffers_off for rank in recording.facts(Buffers)):  # without any broadcast it is missing, too
+        what = "After a buffer got a new tensor, its values on {ranks} are not rank {source}'s"
+        yield from _drafts(recording, "reassigned_off", what, _FROM_RANK_0)
+    what = "With the broadcast of buffers off, buffers on {ranks} are overwritten"
+    yield from _drafts(recording, "kept_off", what, "the rank's own")
+
+
+@rule("DD712", "parameters-differ-after-wrapping", Severity.ERROR, Buffers)
+def parameters_differ_after_wrapping(recording: Recording) -> Iterator[Draft]:
+    """Finds: Wrapping a model in DDP broadcasts rank 0's parameters; afterwards a rank still holds others.
+    Why: Equal gradients keep replicas equal only if they start equal. Otherwise each rank trains another model, and
+        gradients are averaged that belong to different weights.
+    Remedy: None of your own code runs in this check: look for code that replaces parts of torch. With NCCL, repeat it
+        with NCCL_PROTO=Simple.
+    See: https://pytorch.org/docs/stable/notes/ddp.html
+    """
+    what = "After wrapping, parameters on {ranks} are not rank {source}'s"
+    yield from _drafts(recording, "parameters_off", what, _FROM_RANK_0)
+
+
+@rule("DD719", "batch-norm-wrong", Severity.ERROR, Buffers)
+def batch_norm_wrong(recording: Recording) -> Iterator[Draft]:
+    """Finds: After a forward, BatchNorm's running mean or variance on a rank, or what it gave for its batch, is not
+        that of the rank's batch; or SyncBatchNorm's is not that of all ranks' batches together.
+    Why: Without SyncBatchNorm no network is involved: the rank's GPU or its torch computes wrongly, and so will every
+        layer of the model. SyncBatchNorm is used where a rank's batch is too small to normalise with; without its
+        exchange the model trains on noise, and the replicas drift apart.
+    Remedy: None of your own code runs in this check: repeat it without this rank's GPU; with NCCL, with
+        NCCL_PROTO=Simple; and look for code that replaces parts of torch.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
+        https://arxiv.org/abs/1502.03167
+    """
+    facts = [rank.fact for rank in recording.facts(Buffers)]
+    for norm, statistics, outputs, batches in (
+        ("BatchNorm", "batch_norm_off", "normalised_off", "the rank's own batch"),
+        ("SyncBatchNorm", "sync_batch_norm_off", "sync_normalised_off", "the batches of all ranks"),
+    ):
+        # Wrong statistics explain wrong outputs.
+        what, field = (
+            ("statistics", statistics) if any(getattr(fact, statistics) for fact in facts) else ("outputs", outputs)
+        )
+        yield from _drafts(recording, field, f"{norm}'s {what} on {{ranks}} are wrong", f"closed form of {batches}")
+
+
+CHANNELS = 3
+#: Deviations of a batch from its mean: sum 0, sum of squares 10, so variance 2 (biased) or 2.5.
+_DEVIATIONS = (-2, -1, 0, 1, 2)
+#: Relative error allowed in statistics. float32 rounds by 6e-8 an operation, and SyncBatchNorm's kernels
+#: carry the variance as 1/sqrt; a rank's share in the statistics of n ranks is about 1/n.
+_TOLERANCE = 1e-4
+_STAMPS = ("float_stamp", "int_stamp")
+
+
+def batch(*places: int) -> Any:
+    """The batches of these group ranks, of 5 rows each: mean (rank+1)(channel+1), variance 2(rank+1)²."""
+    import torch
+
+    rows = [[channel + 1 + deviation for channel in range(CHANNELS)] for deviation in _DEVIATIONS]
+    return torch.cat([(place + 1) * torch.tensor(rows, dtype=torch.float64) for place in places])
+
+
+def running(*batches: Any) -> dict[str, Any]:
+    """Running statistics after these batches, one after the other; a new BatchNorm has mean 0 and variance 1."""
+    mean, variance = 0.0, 1.0
+    for latest in batches:
+        mean, variance = (mean + latest.mean(0)) / 2, (variance + latest.var(0)) / 2
+    return {"running_mean": mean, "running_var": variance}
+
+
+def stamped_model(ctx: RankContext) -> Any:
+    """A torch module whose parameters and buffers hold this rank's stamp, with a BatchNorm."""
+    import torch
+
+    class Stamped(torch.nn.Module):
+        """Parameters weight and bias, buffers float_stamp and int_stamp, a BatchNorm."""
+
+        norm: torch.nn.Module
+        weight: torch.nn.Parameter
+        bias: torch.nn.Parameter
+
+        def forward(self, batch: Any) -> Any:
+            given = self.norm(batch)
+            self.normalised = given.detach()
+            return given.sum() + self.weight.sum() + self.bias.sum()
+
+    stamp, model = ctx.group_rank + 1, Stamped()
+    model.weight = torch.nn.Parameter(torch.full((1000,), float(stamp)))
+    model.bias = torch.nn.Parameter(torch.full((7,), float(stamp)))
+    model.register_buffer("float_stamp", torch.full((500,), float(stamp)))
+    model.register_buffer("int_stamp", torch.full((5,), stamp))
+    model.norm = torch.nn.BatchNorm1d(CHANNELS, momentum=0.5)  # exact in binary, unlike torch's default of 0.1
+    return model.to(ctx.device)
+
+
+def wrap(ctx: RankContext, module: Any, *, broadcast: bool = True) -> Any:
+    """The module in DistributedDataParallel, which broadcasts rank 0's state, with or without that before forwards."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    # torch 2.13 has renamed the option, and warns of the old name.
+    known = inspect.signature(DistributedDataParallel.__init__).parameters
+    name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    options: dict[str, Any] = {} if broadcast else {name: False}
+    with ctx.step("ddp_construct", f"{type(module.norm).__name__}, broadcasting {'on' if broadcast else 'off'}"):
+        return DistributedDataParallel(module, process_group=ctx.group, **options)
+
+
+def measure(ctx: RankContext, model: Any) -> Buffers:
+    """The state of a DDP-wrapped ``stamped_model`` after each step, in training mode."""
+    module, own = model.module, batch(ctx.group_rank)
+    parameters_off = _stamps_off(ctx, module, ("weight", "bias"))
+    _stamp(ctx, module)
+    _forward(ctx, model, "first")
+    batch_norm_off, normalised_off = _norm_off(module, running(own)), _normalised_off(module, own, own)
+    _forward(ctx, model, "second")
+    # A norm that was wrong before shows nothing about the broadcast.
+    statistics_off = () if batch_norm_off else _norm_off(module, running(batch(0), own))
+    return Buffers(
+        world_size=ctx.world_size,
+        source_rank=ctx.ranks[0],
+        parameters_off=parameters_off,
+        buffers_off=(*_stamps_off(ctx, module), *statistics_off),
+        batch_norm_off=batch_norm_off,
+        normalised_off=normalised_off,
+    )
+
+
+def measure_sync_batch_norm(ctx: RankContext, model: Any) -> dict[str, tuple[OffState, ...]]:
+    """What is off in a DDP-wrapped model whose ``norm`` synchronises: fields of its fact."""
+    _forward(ctx, model, "SyncBatchNorm")
+    module, own, every = model.module, batch(ctx.group_rank), batch(*range(ctx.world_size))
+    alone = not _norm_off(module, running(own)), not _normalised_off(module, own, own)
+    off = _norm_off(module, running(every)), _normalised_off(module, own, every)
+    named = [
+        tuple(tensor.model_copy(update={"from_rank": ctx.rank if its_own else None}) for tensor in tensors)
+        for its_own, tensors in zip(alone, off, strict=True)
+    ]
+    return dict(zip(("sync_batch_norm_off", "sync_normalised_off"), named, strict=True))
+
+
+def measure_options(ctx: RankContext) -> dict[str, tuple[OffState, ...]]:
+    """What DDP makes of buffers with broadcasting off, and of one with a new tensor: fields of its fact."""
+    import torch
+
+    silent = wrap(ctx, stamped_model(ctx), broadcast=False)
+    _stamp(ctx, silent.module)
+    _forward(ctx, silent, "broadcasting off")
+    model = wrap(ctx, stamped_model(ctx))
+    model.module.float_stamp = torch.full_like(model.module.float_stamp, ctx.group_rank + 1.0)
+    _forward(ctx, model, "a new tensor as buffer")
+    return {
+        "kept_off": _stamps_off(ctx, silent.module, _STAMPS, ctx.group_rank),
+        "reassigned_off": _stamps_off(ctx, model.module, ("float_stamp",)),
+    }
+
+
+def _stamp(ctx: RankContext, module: Any) -> None:
+    for name in _STAMPS:
+        getattr(module, name).fill_(ctx.group_rank + 1)
+
+
+def _forward(ctx: RankContext, model: Any, detail: str) -> None:
+    """One forward with this rank's batch, and the wait for it."""
+    import torch
+
+    given = batch(ctx.group_rank).to(ctx.device, torch.float32)
+    with ctx.step("forward", detail):
+        model(given).item()
+
+
+def _norm_off(module: Any, expected: dict[str, Any]) -> tuple[OffState, ...]:
+    offs = (_off(f"norm.{name}", getattr(module.norm, name), values, _TOLERANCE) for name, values in expected.items())
+    return tuple(off for off in offs if off)
+
+
+def _normalised_off(module: Any, own: Any, of: Any) -> tuple[OffState, ...]:
+    """What the norm gave for this rank's batch in the last forward, where it normalises with the mean and deviation of
+    ``of`` (torch's epsilon: 1e-5); its values are about 1.
+    """
+    expected = (own - of.mean(0)) / (of.var(0, unbiased=False) + 1e-5).sqrt()
+    off = _off("norm's output", module.normalised, expected, _TOLERANCE, _TOLERANCE)
+    return (off,) if off else ()
+
+
+def _stamps_off(ctx: RankContext, module: Any, names: Sequence[str] = _STAMPS, place: int = 0) -> tuple[OffState, ...]:
+    """These tensors against the stamp of the group rank ``place``."""
+    import torch
+
+    found = []
+    for name in names:
+        tensor = getattr(module, name)
+        off = _off(name, tensor, torch.full(tensor.shape, place + 1.0, dtype=torch.float64), 0.0)
+        if off and off.got is not None and off.got - 1 in range(ctx.world_size):
+            off = off.model_copy(update={"from_rank": ctx.ranks[int(off.got) - 1]})
+        found += [off] if off else []
+    return tuple(found)
+
+
+def _off(name: str, tensor: Any, expected: Any, relative: float, absolute: float = 0.0) -> OffState | None:
+    """The worst element beyond the tolerance, None where all are right."""
+    import torch
+
+    values, wanted = tensor.detach().double().cpu().reshape(-1), expected.reshape(-1)
+    error = (values - wanted).abs().nan_to_num(nan=torch.inf)
+    if bool((error <= relative * wanted.abs() + absolute).all()):
+        return None
+    worst = int(error.argmax())
+    got = float(values[worst]) if bool(values[worst].isfinite()) else None
+    return OffState(name=name, expected=float(wanted[worst]), got=got)
+
+
+def probe(ctx: RankContext) -> Buffers:
+    """Wrap stamped models in DDP and compare their state with its closed form."""
+    fact = measure(ctx, wrap(ctx, stamped_model(ctx)))
+    if ctx.level.includes(Level.STANDARD):
+        fact = fact.model_copy(update=measure_options(ctx))
+    if not ctx.device.startswith("cuda"):
+        reason = "SyncBatchNorm works on accelerators only, and these ranks are on the CPU"
+        return fact.model_copy(update={"sync_batch_norm_reason": reason})
+    import torch
+
+    kind: Any = torch.nn.SyncBatchNorm  # its methods have no types
+    model = wrap(ctx, kind.convert_sync_batchnorm(stamped_model(ctx), ctx.group))
+    return fact.model_copy(update=measure_sync_batch_norm(ctx, model))
+
+
+CHECK = Check(
+    id="buffers",
+    title="DDP broadcasts parameters and buffers",
+    where=Where.RANK,
+    probe=probe,
+    facts=(Buffers,),
+    rules=(buffers_not_from_rank_0, parameters_differ_after_wrapping, batch_norm_wrong),
+    level=Level.QUICK,
+    min_ranks=2,
+)

@@ -1,0 +1,240 @@
+"""DD718, DD723, DD726, DD727, DD730: a mode with a wrong mean, an error, other bits or other steps, or none tested."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from ddp_doctor.checks.ddp.ddp_modes.cases import WAYS
+from ddp_doctor.facts.ddp.gradients import DdpModes, GradientSync, Mode, OffInMode, ScaledStep
+from ddp_doctor.knowledge.ddp import gradient_code
+from ddp_doctor.model.base import grouped
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.kinds import CHANGES_TRAINING, in_code
+from ddp_doctor.remedies.stock_ddp import remedies
+from ddp_doctor.wording.findings import NOBODY, finding, likely, possible
+from ddp_doctor.wording.nodes import name_list
+from ddp_doctor.wording.ranks import capital, cause, rank_culprits, ranks_at
+
+_BACKOFF = 0.5  # torch.amp.GradScaler's default
+_WAYS = {way.name: way for way in WAYS}
+_AGREE = in_code(
+    "Let the ranks agree: all-reduce (MAX) the scaler's found_inf before scaler.step(), as FSDP's"
+    " ShardedGradScaler does",
+    cost="One all-reduce of a number in each step",
+    undo="Leave it out again",
+    untried=CHANGES_TRAINING,
+    references=("https://pytorch.org/docs/stable/amp.html",),
+)
+
+
+@dataclass(frozen=True)
+class _Off:
+    """A gradient that is off, the mode, and the rank that has it."""
+
+    rank: int
+    mode: str
+    off: OffInMode
+
+    @property
+    def holds(self) -> gradient_code.Reading:
+        return self.off.gradient.held
+
+
+def _modes(recording: Recording) -> dict[str, dict[int, Mode]]:
+    """What each rank saw of each mode, in the order of the table; unknown modes of another release are left out."""
+    found: dict[str, dict[int, Mode]] = {name: {} for name in _WAYS}
+    for rank in recording.facts(DdpModes):
+        for mode in rank.fact.modes:
+            found.get(mode.name, {})[rank.rank or 0] = mode
+    return {name: by_rank for name, by_rank in found.items() if by_rank}
+
+
+def _off(recording: Recording, *, wrong: bool) -> list[_Off]:
+    """The gradients that are wrong, or (``wrong`` is false) only not the same on all ranks."""
+    each = ((rank, name, mode) for name, by_rank in _modes(recording).items() for rank, mode in by_rank.items())
+    return [_Off(rank, name, off) for rank, name, mode in each for off in mode.off if off.gradient.equal is not wrong]
+
+
+def _switches(modes: Collection[str]) -> str:
+    return name_list([_WAYS[name].switch for name in modes])
+
+
+def _without(modes: Collection[str]) -> tuple[Remedy, ...]:
+    """What to do without these modes; nothing where many are off, for then no switch is the cause."""
+    return (in_code(f"Train without {_switches(modes)}", untried=CHANGES_TRAINING),) if len(modes) <= 2 else ()
+
+
+def _world_size(recording: Recording) -> int:
+    return recording.facts(DdpModes)[0].fact.world_size
+
+
+@rule("DD718", "gradient-of-a-mode-wrong", Severity.ERROR, DdpModes)
+def gradient_of_a_mode_wrong(recording: Recording) -> Iterator[Draft]:
+    """Finds: In a mode of DDP (a switch, a communication hook, join(), autocast, half precision) a gradient is not what
+        follows from the ranks' known gradients, though that of an ordinary step is. Modes that are off in the same way
+        are one finding; a rank whose share is missing is named. A gradient that is not finite where only the sum is
+        beyond the format was added before it was divided.
+    Why: Nothing tells: the loss still falls. A job with this switch learns from a wrong mean.
+    Remedy: Do without the switch. None of your own code runs in this check: with NCCL, repeat it with
+        NCCL_PROTO=Simple, and look for code that replaces parts of torch.
+    See: https://pytorch.org/docs/stable/notes/ddp.html
+        https://pytorch.org/docs/stable/ddp_comm_hooks.html
+    """
+    if any(rank.fact.step.off for rank in recording.facts(GradientSync)):
+        return  # DD701 and DD702 report it
+    of_modes = grouped((found.mode, found) for found in _off(recording, wrong=True)).values()
+    causes = grouped((_worst(of_mode).holds.holds, found) for of_mode in of_modes for found in of_mode)
+    for off in causes.values():
+        worst, ranks = _worst(off), sorted({found.rank for found in off})
+        modes = list(dict.fromkeys(found.mode for found in off))
+        who, gradient = ranks_at(recording, ranks), worst.off.gradient
+        held = gradient_code.words(worst.holds, _world_size(recording)).replace(
+            "times the mean", "times what it must be"
+        )
+        names = sorted({found.off.gradient.parameter for found in off if found.mode == worst.mode})
+        where = f"on rank {worst.rank} after step {worst.off.step} in the mode {worst.mode}"
+        yield finding(
+            rank_culprits(recording, DdpModes, _blamed(recording, off)),
+            capital(f"with {_switches(modes)} the gradient on {who} is wrong: {held}"),
+            gradient.evidence(f"gradient of {gradient.parameter} {where}"),
+            *_without(modes),
+            *remedies(recording, "ddp_modes"),
+            confidence=Confidence.POSSIBLE if worst.holds.holds == "other" else Confidence.LIKELY,
+            detail=f"Wrong: {', '.join(names)} of the doctor's own model; none of your code took part.",
+        )
+
+
+def _worst(off: Iterable[_Off]) -> _Off:
+    return max(off, key=lambda found: found.off.gradient.max_abs_error or 0.0)
+
+
+def _blamed(recording: Recording, off: list[_Off]) -> list[int]:
+    """The minority with a wrong gradient, else the ranks whose share all gradients lack; none where it is unsure."""
+    ranks, holds = sorted({found.rank for found in off}), [found.holds for found in off]
+    if len(ranks) < _world_size(recording) and not any(_WAYS[found.mode].joined for found in off):
+        return ranks  # under join() not all ranks take the step
+    lacking = {rank for held in holds for rank, share in held.shares.items() if share < 1}
+    agree = all(held.holds == "shares" and set(held.shares) == lacking for held in holds)
+    return sorted(lacking) if agree else []
+
+
+@rule("DD723", "ddp-fails-in-a-mode", Severity.ERROR, DdpModes)
+def ddp_fails_in_a_mode(recording: Recording) -> Iterator[Draft]:
+    """Finds: DDP raises in a mode that it documents, with a model that it supports.
+    Why: A job with this switch ends at its first steps.
+    Remedy: Do without the switch; look for code that replaces parts of torch.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    """
+    for name, by_rank in _modes(recording).items():
+        failed = {rank: mode.error for rank, mode in by_rank.items() if mode.error}
+        if not failed:
+            continue
+        everyone = len(failed) == _world_size(recording)
+        first, who = failed[min(failed)], ranks_at(recording, failed)
+        yield likely(
+            () if everyone else rank_culprits(recording, DdpModes, sorted(failed)),
+            capital(f"with {_WAYS[name].switch} DDP raises an error on {who}: {cause(first).partition('. ')[0]}"),
+            Evidence(text=f"rank {min(failed)}: {first}"),
+            *_without([name]),
+            *remedies(recording, "ddp_modes"),
+        )
+
+
+@rule("DD726", "gradients-of-a-mode-differ-between-ranks", Severity.WARNING, DdpModes)
+def gradients_of_a_mode_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
+    """Finds: In a mode, all ranks hold the mean within the rounding of its format, but not the same bits.
+    Why: DDP never compares parameters again: the replicas drift apart, with a compressing hook fast.
+    Remedy: Leave the mode out.
+    See: https://github.com/pytorch/pytorch/issues/109191
+    """
+    wrong = {found.mode for found in _off(recording, wrong=True)}
+    differ = grouped((found.mode, found.off.gradient.parameter) for found in _off(recording, wrong=False))
+    modes = [name for name in differ if name not in wrong]
+    if modes:
+        names = sorted({parameter for name in modes for parameter in differ[name]})
+        yield possible(
+            NOBODY,
+            f"With {_switches(modes)} gradients differ between ranks: the replicas will drift apart",
+            Evidence(
+                text="gradients whose bits differ between ranks",
+                value=len(names),
+                expected=0,
+                expected_from="DDP hands one reduced bucket to all ranks",
+            ),
+            *_without(modes),
+            detail=f"They are {name_list(names)} of the doctor's own model; each is right within rounding.",
+        )
+
+
+@rule("DD727", "modes-not-tested", Severity.INFO, DdpModes)
+def modes_not_tested(recording: Recording) -> Iterator[Draft]:
+    """Finds: Modes of DDP that could not be tested here, and why: a torch without the hook or GradScaler, a backend
+        that does not reduce the dtype, no numpy for PowerSGD. What torch refuses to every job on such ranks is not
+        listed, such as bf16_compress_hook on CPUs.
+    Why: What was not tested is not known to be right.
+    Remedy: None, unless a job of yours uses the mode.
+    See: https://pytorch.org/docs/stable/ddp_comm_hooks.html
+    """
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for name, by_rank in _modes(recording).items():
+        for reason in {mode.not_looked for mode in by_rank.values() if mode.not_looked and not mode.refused}:
+            reasons[reason].append(_WAYS[name].switch)
+    for reason, switches in reasons.items():
+        yield likely(NOBODY, f"Not tested: {', '.join(switches)}", Evidence(text=reason))
+
+
+@rule("DD730", "ranks-skip-scaled-steps-apart", Severity.ERROR, DdpModes)
+def ranks_skip_scaled_steps_apart(recording: Recording) -> Iterator[Draft]:
+    """Finds: Each rank has a GradScaler, one rank's gradient is infinite in one of three steps, and the ranks do not
+        all skip that step and no other: some take it, no rank skips it, or a scale is not halved then.
+    Why: The ranks' weights or scales differ from then on, and DDP never compares them again; where no rank skips, the
+        weights are infinite or a wrong gradient is learnt from.
+    Remedy: Look for a communication hook or code that keeps infinities from the other ranks or replaces them
+        (nan_to_num, clamp); let the ranks agree on found_inf before they step.
+    See: https://pytorch.org/docs/stable/amp.html
+        https://pytorch.org/docs/stable/notes/amp_examples.html
+    """
+    wrong_modes = {found.mode for found in _off(recording, wrong=True)}
+    for name, by_rank in _modes(recording).items():
+        scaled = {rank: mode.scaled for rank, mode in by_rank.items() if mode.scaled}
+        if name in wrong_modes or len(scaled) < len(by_rank):
+            continue
+        odd = {rank: number for rank, steps in scaled.items() if (number := _first_odd(steps)) is not None}
+        if odd:
+            number = min(odd.values())
+            yield _apart(recording, name, {rank: steps[number] for rank, steps in scaled.items()}, sorted(odd))
+            return
+
+
+def _first_odd(steps: tuple[ScaledStep, ...]) -> int | None:
+    """The first step that is not skipped for an infinite gradient alone, or whose scale is not that which is due."""
+    due = steps[0].scale
+    for number, step in enumerate(steps):
+        due *= _BACKOFF if step.infinite else 1.0
+        if step.stepped is step.infinite or step.scale != due:
+            return number
+    return None
+
+
+def _apart(recording: Recording, mode: str, steps: dict[int, ScaledStep], odd: list[int]) -> Draft:
+    """A finding about one step of all ranks."""
+    by_what: dict[bool, list[int]] = grouped((step.stepped, rank) for rank, step in steps.items())
+    infinite, last = next(iter(steps.values())).infinite, max(steps)
+    why = f"rank {last}'s gradient is infinite" if infinite else "all gradients are finite"
+    if len(by_what) > 1:
+        what = f"{ranks_at(recording, by_what[False])} skipped the step, {ranks_at(recording, by_what[True])} took it"
+    elif infinite and by_what.get(True):
+        what = "no rank skips the step"
+    else:
+        what = f"the GradScaler on {ranks_at(recording, odd)} then holds another scale than it must"
+    return likely(
+        rank_culprits(recording, DdpModes, odd if len(odd) * 2 < len(steps) else ()),
+        f"{capital(why)}, and {what}",
+        (Evidence(text=f"scale of rank {rank} after the step, in {mode}", value=steps[rank].scale) for rank in odd[:4]),
+        _AGREE,
+        *remedies(recording, "ddp_modes"),
+        detail="The model is the doctor's own: none of your code took part.",
+    )
