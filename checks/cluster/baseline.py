@@ -32,7 +32,7 @@ def probe(_ctx: Context) -> Fact:
 
 
 @rule("DD830", "slower-than-its-baseline", Severity.WARNING, BaselineFact)
-def slower(recording: Recording) -> Iterator[Draft]:
+def slower_than_its_baseline(recording: Recording) -> Iterator[Draft]:
     """A node, a path between nodes or a run that is slower than the healthy runs before it.
 
     Finds: Bandwidths, rates and computing times that are worse than those of all the healthy runs in the baseline, and
@@ -129,7 +129,7 @@ def _evidence(each: HeldAgainst, others: int, recording: Recording) -> Evidence:
 
 
 @rule("DD831", "not-as-in-its-baseline", Severity.INFO, RunDifferencesFact)
-def other_traits(recording: Recording) -> Iterator[Draft]:
+def not_as_in_its_baseline(recording: Recording) -> Iterator[Draft]:
     """Versions, settings or hardware that are not as in the baseline, or the run, it is held against.
 
     Finds: Releases of torch, CUDA, NCCL, the driver, Python and the kernel, GPUs, ports, CPUs and numbers of ranks, and
@@ -159,6 +159,6 @@ CHECK = Check(
     where=Where.AFTERWARDS,
     probe=probe,
     facts=(BaselineFact, RunDifferencesFact),
-    rules=(slower, other_traits),
+    rules=(slower_than_its_baseline, not_as_in_its_baseline),
     needs_baseline=True,
 )

@@ -72,7 +72,7 @@ def probe(ctx: RankContext) -> TorchrunFact:
 
 
 @rule("DD501", "torchrun-does-not-bring-all-ranks-up", Severity.ERROR, explained_by=("DD211", "DD223", "DD240"))
-def ranks_missing(recording: Recording) -> Iterator[Draft]:
+def torchrun_does_not_bring_all_ranks_up(recording: Recording) -> Iterator[Draft]:
     """A torchrun that ended, or had to be ended, without any rank having arrived.
 
     Finds: The launcher itself fails: none of its ranks wrote a word.
@@ -101,7 +101,7 @@ def _by_hand(recording: Recording) -> Remedy:
 
 
 @rule("DD502", "torchrun-starts-slowly", Severity.WARNING, TorchrunFact)
-def slow_start(recording: Recording) -> Iterator[Draft]:
+def torchrun_starts_slowly(recording: Recording) -> Iterator[Draft]:
     """Ranks that torchrun brought up only after a long time.
 
     Finds: More than a minute from the start of torchrun until the last rank ran its first line.
@@ -130,7 +130,7 @@ def slow_start(recording: Recording) -> Iterator[Draft]:
 
 
 @rule("DD503", "torchrun-does-not-end", Severity.WARNING)
-def does_not_end(recording: Recording) -> Iterator[Draft]:
+def torchrun_does_not_end(recording: Recording) -> Iterator[Draft]:
     """A torchrun that fails, or stays, when all of its ranks have done their work.
 
     Finds: All ranks were done and left, and torchrun ended with an exit code other than 0 (an error), or was still
@@ -174,7 +174,7 @@ CHECK = Check(
     where=Where.LAUNCHER,
     probe=probe,
     facts=(TorchrunFact,),
-    rules=(ranks_missing, slow_start, does_not_end),
+    rules=(torchrun_does_not_bring_all_ranks_up, torchrun_starts_slowly, torchrun_does_not_end),
     level=Level.STANDARD,
     cost_s=3.0,
     deadline_s=10.0,

@@ -171,7 +171,7 @@ def is_repeatable(ctx: RankContext) -> bool:
 
 
 @rule("DD601", "all-reduce-is-wrong", Severity.ERROR, AllReduceFact)
-def wrong_result(recording: Recording) -> Iterator[Draft]:
+def all_reduce_is_wrong(recording: Recording) -> Iterator[Draft]:
     """An all-reduce whose result is not the true sum, maximum, minimum or product.
 
     Finds: Elements that differ from the closed form. The contributions are coded by rank: a rank is named where every
@@ -250,7 +250,7 @@ def _errors(fact: AllReduceFact) -> list[Evidence]:
 
 
 @rule("DD602", "all-reduce-is-not-repeatable", Severity.WARNING, AllReduceFact)
-def not_repeatable(recording: Recording) -> Iterator[Draft]:
+def all_reduce_is_not_repeatable(recording: Recording) -> Iterator[Draft]:
     """Two all-reduces of the same inputs that differ in their last bits.
 
     Finds: A rank where the same inexact fp32 inputs gave two different sums in one process group.
@@ -258,11 +258,11 @@ def not_repeatable(recording: Recording) -> Iterator[Draft]:
     Remedy: Set one fixed algorithm (NCCL_ALGO=Ring) where repeatability matters; it costs speed.
     See: NCCL user guide, NCCL_ALGO
     """
-    odd = [rank.rank or 0 for rank in recording.facts(AllReduceFact) if not rank.fact.repeatable]
-    if odd:
+    unrepeatable_ranks = [rank.rank or 0 for rank in recording.facts(AllReduceFact) if not rank.fact.repeatable]
+    if unrepeatable_ranks:
         yield likely(
-            (rank_culprit(recording, rank) for rank in odd),
-            f"All-reduce is not repeatable bit for bit on {ranks_at(recording, odd)}",
+            (rank_culprit(recording, rank) for rank in unrepeatable_ranks),
+            f"All-reduce is not repeatable bit for bit on {ranks_at(recording, unrepeatable_ranks)}",
             Evidence(text="two float32 sums of equal inputs differ"),
             *((_ONE_ALGORITHM,) if recording.world and recording.world.backend == "nccl" else ()),
             detail="The same inputs were reduced twice in one process group and the bits differ.",
@@ -283,7 +283,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(AllReduceFact,),
-    rules=(wrong_result, not_repeatable),
+    rules=(all_reduce_is_wrong, all_reduce_is_not_repeatable),
     min_ranks=1,
     cost_s=1.3,  # 1 s for the sizes at level standard; the types took 0.2 s on two cores
     is_essential=True,

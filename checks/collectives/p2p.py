@@ -64,7 +64,7 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
 
 
 @rule("DD606", "pair-of-ranks-corrupts-data", Severity.ERROR, P2pFact)
-def corrupts(recording: Recording) -> Iterator[Draft]:
+def pair_of_ranks_corrupts_data(recording: Recording) -> Iterator[Draft]:
     """A pair of ranks between which bytes arrive changed.
 
     Finds: Bytes that differ from the pattern the peer is known to send, pair by pair.
@@ -174,7 +174,7 @@ _COMPARE_NICS = remedy(
 
 
 @rule("DD607", "pair-of-ranks-is-slow", Severity.WARNING, P2pFact)
-def slow_pair(recording: Recording) -> Iterator[Draft]:
+def pair_of_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
     """A pair of GPUs several times slower than the typical pair of its kind.
 
     Finds: Pairs whose bandwidth is a small fraction of the median pair's: of those within a node, or of those between
@@ -301,7 +301,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(P2pFact,),
-    rules=(corrupts, slow_pair),
+    rules=(pair_of_ranks_corrupts_data, pair_of_ranks_is_slow),
     min_ranks=2,
     cost_s=1.0,
     is_essential=True,

@@ -65,7 +65,7 @@ def probe(ctx: RankContext) -> ProcessGroupFact:
 
 
 @rule("DD603", "torch-cannot-be-imported", Severity.ERROR, TorchImport, explained_by=("DD211",))
-def cannot_import(recording: Recording) -> Iterator[Draft]:
+def torch_cannot_be_imported(recording: Recording) -> Iterator[Draft]:
     """A torch whose import raises, or does not end.
 
     Finds: The import of torch failed in the job's own interpreter and environment, or still ran after a minute and
@@ -103,7 +103,7 @@ def _import_failure(fact: TorchImport) -> tuple[str, str] | None:
 
 
 @rule("DD605", "two-ranks-share-one-gpu", Severity.ERROR, ProcessGroupFact)
-def shared_gpu(recording: Recording) -> Iterator[Draft]:
+def two_ranks_share_one_gpu(recording: Recording) -> Iterator[Draft]:
     """Two ranks of one node on one GPU.
 
     Finds: Ranks whose CUDA device has the same UUID.
@@ -162,7 +162,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(ProcessGroupFact, TorchImport),
-    rules=(cannot_import, shared_gpu),
+    rules=(torch_cannot_be_imported, two_ranks_share_one_gpu),
     cost_s=0.1,
     is_essential=True,
     deadline_s=CHECK_S,

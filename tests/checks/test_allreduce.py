@@ -38,7 +38,7 @@ def recording(*facts: AllReduceFact) -> Recording:
 
 
 def judge(*facts: AllReduceFact) -> Finding:
-    (finding,) = allreduce.wrong_result.apply(recording(*facts))
+    (finding,) = allreduce.all_reduce_is_wrong.apply(recording(*facts))
     return finding
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks.node.env_vars.devices import absent_interface
+from ddp_doctor.checks.node.env_vars.devices import setting_names_absent_interface
 from ddp_doctor.checks.node.interfaces import CHECK, probe
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.knowledge.network.interface_choice import gloo_choice, nccl_choice
@@ -470,5 +470,5 @@ def test_nodes_that_had_different_values_are_not_all_given_the_last_of_them():
 )
 def test_a_setting_of_the_other_backend_names_what_is_not_there(setting, value, backend, title):
     seen = fact(nic("eth0", "10.0.0.1/24"), nic("ib0", running=False), env={setting: value})
-    (finding,) = absent_interface.apply(recording(seen, backend=backend))
+    (finding,) = setting_names_absent_interface.apply(recording(seen, backend=backend))
     assert finding.title.removesuffix(f" with {setting}={value}") == title

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_doctor.checks.cluster.roll_call import CHECK, probe
-from ddp_doctor.checks.cluster.roll_call.lost_nodes import fell_silent
+from ddp_doctor.checks.cluster.roll_call.lost_nodes import node_fell_silent
 from ddp_doctor.checks.cluster.roll_call.wording import same_host
 from ddp_doctor.engine.diagnose import diagnose
 from ddp_doctor.facts.cluster import (
@@ -508,13 +508,15 @@ def misses(observer: int, node: int, answer: Answer, **more: Any) -> Reading:
 
 def named(recording: Recording) -> list[str]:
     """The nodes named alone."""
-    return [one.node or "" for found in fell_silent.apply(recording) for one in found.culprits if one.kind == "node"]
+    return [
+        one.node or "" for found in node_fell_silent.apply(recording) for one in found.culprits if one.kind == "node"
+    ]
 
 
 def pairs(recording: Recording) -> set[tuple[str | None, str | None]]:
     return {
         (one.node, one.peer_node)
-        for found in fell_silent.apply(recording)
+        for found in node_fell_silent.apply(recording)
         for one in found.culprits
         if one.kind == "pair"
     }
@@ -599,7 +601,7 @@ def test_two_halves_of_a_split_network_blame_no_node():
 
     assert named(recording) == []
     assert len(pairs(recording)) == 4
-    assert len(fell_silent.apply(recording)) == 1
+    assert len(node_fell_silent.apply(recording)) == 1
 
 
 def test_a_survivor_that_ended_with_what_it_saw_is_not_blamed_when_the_head_is_lost():

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddp_doctor.checks.cluster.consistency.versions import different_versions
+from ddp_doctor.checks.cluster.consistency.versions import nodes_run_different_versions
 from ddp_doctor.engine.hang.rules import deaths, failed_starts, hangs, links, slowness
 from ddp_doctor.facts.cluster import ConsistencyFact
 from ddp_doctor.facts.node.software import Software
@@ -295,7 +295,7 @@ def test_another_nccl_version_is_one_finding_the_one_that_names_the_node():
     recording = _refusing(OTHER_VERSION, "2.27.5", "2.27.5", "2.27.3")
 
     assert failed_starts.everywhere.apply(recording) == []
-    assert _only(different_versions.apply(recording)).title.startswith("node2 runs NCCL 2.27.3")
+    assert _only(nodes_run_different_versions.apply(recording)).title.startswith("node2 runs NCCL 2.27.3")
 
 
 def test_another_nccl_version_that_no_node_told_is_said_in_the_words_of_nccl():

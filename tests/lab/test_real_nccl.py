@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor.checks.node.nccl import probe
-from ddp_doctor.checks.node.software.nccl import packages_overwrite
+from ddp_doctor.checks.node.software.nccl import nccl_packages_overwrite_each_other
 from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.fact import Reading
@@ -85,7 +85,7 @@ def test_of_two_packages_the_last_one_wins_and_the_doctor_sees_whose_file_is_the
 
 def _overwritten(fact: Software) -> list[Severity]:
     recording = Recording(readings=(Reading(check="software", status=Status.COLLECTED, fact=fact.recorded()),))
-    return [finding.severity for finding in packages_overwrite.apply(recording)]
+    return [finding.severity for finding in nccl_packages_overwrite_each_other.apply(recording)]
 
 
 def test_nccl_takes_from_its_file_what_the_doctor_says_it_takes(tmp_path):

@@ -31,7 +31,7 @@ _FATE = {
 
 
 @rule("DD530", "inbound-to-node-blocked", Severity.ERROR, ConnectivityFact)
-def inbound_blocked(recording: Recording) -> Iterator[Draft]:
+def inbound_to_node_blocked(recording: Recording) -> Iterator[Draft]:
     """A node that meets the others at the roll call, and that nobody can dial on ephemeral ports.
 
     Finds: Nodes to which all dials fail (refused, no answer, unreachable) although they dial out themselves, or others
@@ -61,7 +61,7 @@ def inbound_blocked(recording: Recording) -> Iterator[Draft]:
 
 
 @rule("DD531", "path-between-nodes-blocked", Severity.ERROR, ConnectivityFact)
-def path_blocked(recording: Recording) -> Iterator[Draft]:
+def path_between_nodes_blocked(recording: Recording) -> Iterator[Draft]:
     """Two nodes between which no connection comes about, while both reach others, or are the only two.
 
     Finds: Single pairs, in one direction or both, that no node explains: both ends work otherwise. With two nodes that
@@ -94,7 +94,7 @@ def path_blocked(recording: Recording) -> Iterator[Draft]:
 
 
 @rule("DD537", "outbound-from-node-blocked", Severity.ERROR, ConnectivityFact)
-def outbound_blocked(recording: Recording) -> Iterator[Draft]:
+def outbound_from_node_blocked(recording: Recording) -> Iterator[Draft]:
     """A node that can be dialled and cannot dial the others on ephemeral ports.
 
     Finds: Nodes from which all dials fail while the nodes that they dial are reached by others.

@@ -82,7 +82,7 @@ def goes_over_rdma(recording: Recording) -> bool:
 
 
 @rule("DD534", "node-answers-slowly", Severity.ERROR, ConnectivityFact, ranks="slow")
-def slow_answers(recording: Recording) -> Iterator[Draft]:
+def node_answers_slowly(recording: Recording) -> Iterator[Draft]:
     """A node whose round trips take several times as long as those of the others.
 
     Finds: Shortest round trips, of 10 or more each way, that are five times those of the fastest quarter of the pairs
@@ -149,7 +149,7 @@ def _answers_quickly(way: Way, pairs: list[Path], slow_s: float) -> bool:
 
 
 @rule("DD536", "path-loses-packets", Severity.ERROR, ConnectivityFact, ranks="slow")
-def loses_packets(recording: Recording) -> Iterator[Draft]:
+def path_loses_packets(recording: Recording) -> Iterator[Draft]:
     """A path on which packets get lost, as the kernel counts what it had to send again.
 
     Finds: Round trips of one small packet, one at a time, of which 1 % or more, and three at least, had to be sent
@@ -199,7 +199,7 @@ def _lossy(recording: Recording, matrix: Matrix, found: Blame, losses: dict[Path
 
 
 @rule("DD532", "path-swallows-large-packets", Severity.ERROR, ConnectivityFact)
-def swallows_large_packets(recording: Recording) -> Iterator[Draft]:
+def path_swallows_large_packets(recording: Recording) -> Iterator[Draft]:
     """A path on which small messages arrive and large ones never do: an MTU black hole.
 
     Finds: Connections and round trips that work, and a burst of 128 KiB that is lost twice, on two connections, while

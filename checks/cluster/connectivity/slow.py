@@ -23,7 +23,7 @@ from ddp_doctor.wording.nodes import host, hosts, name_list, node_culprit, node_
 
 
 @rule("DD533", "node-is-slow-to-its-peers", Severity.ERROR, ConnectivityFact, ranks="slow")
-def slow_node(recording: Recording) -> Iterator[Draft]:
+def node_is_slow_to_its_peers(recording: Recording) -> Iterator[Draft]:
     """A node to or from which much less gets through than between the others.
 
     Finds: Nodes whose best throughput to or from (nearly) all peers is less than a third of what the fastest quarter of
@@ -131,7 +131,7 @@ def _is_explained(path: Path, explained: Blame) -> bool:
 
 # The ranks run all the same: they are tested on what the job would use.
 @rule("DD538", "slower-of-two-networks-is-used", Severity.ERROR, ConnectivityFact, ranks="run")
-def slower_network_is_used(recording: Recording) -> Iterator[Draft]:
+def slower_of_two_networks_is_used(recording: Recording) -> Iterator[Draft]:
     """A backend that takes one network, while the same nodes reach each other much faster in another one.
 
     Finds: All nodes have addresses in a second network, all paths tested there are well, and the median of single

@@ -28,7 +28,7 @@ from ddp_doctor.wording.nodes import hosts, name_list, node_culprit
 
 
 @rule("DD551", "nodes-have-different-settings", Severity.WARNING, ConsistencyFact, EnvVars)
-def different_settings(recording: Recording) -> Iterator[Draft]:
+def nodes_have_different_settings(recording: Recording) -> Iterator[Draft]:
     """Variables of NCCL, torch or gloo that are not set alike on all nodes.
 
     Finds: The nodes whose environment differs from most, with all variables that do. An error for those with which
@@ -49,14 +49,14 @@ def different_settings(recording: Recording) -> Iterator[Draft]:
         detail = f"{group[0].name}: {group[0].effect}."
         at_stake = [difference.name for difference in group if difference.severity is not Severity.INFO]
         taken_away = tuple(Setting(name=name, action="unset", why="ranks then do the same") for name in at_stake)
-        told = what_did_not_fit(recording) if at_stake else ()
-        cure = _SAME_SETTINGS.model_copy(update={"settings": taken_away, "proof": NO_TRIAL} if told else {})
+        unfitting = what_did_not_fit(recording) if at_stake else ()
+        cure = _SAME_SETTINGS.model_copy(update={"settings": taken_away, "proof": NO_TRIAL} if unfitting else {})
         draft = difference_draft(recording, group, title, detail, cure)
-        yield differences.made_ranks_fail(draft, told) if told else draft
+        yield differences.made_ranks_fail(draft, unfitting) if unfitting else draft
 
 
 @rule("DD555", "ranks-have-different-settings", Severity.WARNING, RankSettings)
-def ranks_differ(recording: Recording) -> Iterator[Draft]:
+def ranks_have_different_settings(recording: Recording) -> Iterator[Draft]:
     """Variables of NCCL, torch or gloo that are not set alike for all ranks of a node.
 
     Finds: The ranks whose environment differs from most, with all variables that do, as grave as between nodes. It is
@@ -217,7 +217,7 @@ def _counted(counts: Mapping[int, int], what: str) -> Split[int] | None:
 
 
 @rule("DD552", "nodes-bring-different-numbers-of-ranks", Severity.WARNING, ConsistencyFact, explained_by=_LACKING_GPUS)
-def different_ranks(recording: Recording) -> Iterator[Draft]:
+def nodes_bring_different_numbers_of_ranks(recording: Recording) -> Iterator[Draft]:
     """Nodes that bring fewer or more ranks than the others.
 
     Finds: Different --nproc-per-node, where the nodes' numbers of GPUs do not explain it (then
@@ -261,7 +261,7 @@ def _explained_by_gpus(recording: Recording) -> bool:
 
 
 @rule("DD554", "nodes-have-different-gpus", Severity.WARNING, ConsistencyFact, GpusFact, explained_by=_LACKING_GPUS)
-def different_gpus(recording: Recording) -> Iterator[Draft]:
+def nodes_have_different_gpus(recording: Recording) -> Iterator[Draft]:
     """Nodes that show the job fewer GPUs than the others, or none.
 
     Finds: Different numbers of visible GPUs. A warning where a node has none, or brings fewer ranks for it, and an

@@ -148,7 +148,7 @@ def _clock_culprits(recording: Recording, clocks: Mapping[int, float], off: Mapp
 
 
 @rule("DD550", "nodes-run-different-versions", Severity.WARNING, ConsistencyFact)
-def different_versions(recording: Recording) -> Iterator[Draft]:
+def nodes_run_different_versions(recording: Recording) -> Iterator[Draft]:
     """Nodes that run other versions of torch, NCCL, CUDA, the driver, Python or ddp-doctor.
 
     Finds: The nodes that differ from most, with all that is different on them; two nodes, or two halves, are told apart

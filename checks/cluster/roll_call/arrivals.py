@@ -15,7 +15,7 @@ from ddp_doctor.wording.nodes import name_list
 
 
 @rule("DD515", "two-nodes-claim-one-node-rank", Severity.ERROR, RollCallFact)
-def one_rank_twice(recording: Recording) -> Iterator[Draft]:
+def two_nodes_claim_one_node_rank(recording: Recording) -> Iterator[Draft]:
     """Two hosts were started with the same node rank, or rank 0 with another host than the endpoint.
 
     Finds: A --node-rank that two of those who reported in claim, or node rank 0 on a host that is not the one that the
@@ -81,7 +81,7 @@ def _free_ranks(fact: RollCallFact, hosts: Sequence[str]) -> Iterator[tuple[int,
 
 
 @rule("DD518", "nodes-disagree-on-number-of-nodes", Severity.ERROR, RollCallFact)
-def disagree(recording: Recording) -> Iterator[Draft]:
+def nodes_disagree_on_number_of_nodes(recording: Recording) -> Iterator[Draft]:
     """The nodes were told different numbers of nodes, or one more came than was asked for.
 
     Finds: Nodes that reported in with another --nnodes than the rest, and a node that came when all were here. Where no
@@ -111,12 +111,12 @@ def _different_numbers(recording: Recording, fact: RollCallFact) -> Draft:
     hosts_by_number = grouped((node.nnodes, node.hostname) for node in fact.present)
     most = max(map(len, hosts_by_number.values()), default=0)
     usual = [number for number, hosts in hosts_by_number.items() if len(hosts) == most]
-    odd = [
+    minority = [
         host for number, hosts in hosts_by_number.items() if len(usual) == 1 and number != usual[0] for host in hosts
     ]
     each = "; ".join(f"{name_list(hosts)}: {number}" for number, hosts in sorted(hosts_by_number.items()))
     return proved(
-        tuple(Culprit(kind="setting", node=host, node_rank=_rank_of(fact, host), name="--nnodes") for host in odd)
+        tuple(Culprit(kind="setting", node=host, node_rank=_rank_of(fact, host), name="--nnodes") for host in minority)
         or (Culprit(kind="setting", name="--nnodes"),),
         f"--nnodes is not the same on all nodes: {each}",
         Evidence(text=f"--nnodes by host: {each}", expected_from="one number on all nodes"),

@@ -135,7 +135,7 @@ _HOSTS = "/etc/hosts"
 
 
 @rule("DD510", "endpoint-name-does-not-resolve", Severity.ERROR, RollCallFact)
-def unresolved(recording: Recording) -> Iterator[Draft]:
+def endpoint_name_does_not_resolve(recording: Recording) -> Iterator[Draft]:
     """The host name of the endpoint has no address on a node.
 
     Finds: A name in --rdzv-endpoint (or --master-addr) for which this node's resolver has no address for several
@@ -168,7 +168,7 @@ def unresolved(recording: Recording) -> Iterator[Draft]:
 
 
 @rule("DD517", "endpoint-has-no-common-address-family", Severity.ERROR, RollCallFact)
-def no_common_family(recording: Recording) -> Iterator[Draft]:
+def endpoint_has_no_common_address_family(recording: Recording) -> Iterator[Draft]:
     """The endpoint is known by IPv6 addresses only to a node that has IPv4 only, or the other way round.
 
     Finds: An endpoint whose name has, on this node, only addresses of a family of which the node has no address but
@@ -201,7 +201,7 @@ def _family(addresses: Sequence[str]) -> str:
 
 
 @rule("DD519", "endpoint-name-resolves-to-loopback-for-others", Severity.ERROR, RollCallFact)
-def loopback(recording: Recording) -> Iterator[Draft]:
+def endpoint_name_resolves_to_loopback_for_others(recording: Recording) -> Iterator[Draft]:
     """On a node other than the head, the endpoint's name means that node itself.
 
     Finds: An endpoint whose name resolves to 127.x or ::1 on a node of another name, which then calls, or waits for,

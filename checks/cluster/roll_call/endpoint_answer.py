@@ -30,7 +30,7 @@ _NO_NETWORK = "Network is unreachable"
 
 
 @rule("DD511", "endpoint-refuses-connections", Severity.ERROR, RollCallFact, explained_by=("DD516",))
-def refused(recording: Recording) -> Iterator[Draft]:
+def endpoint_refuses_connections(recording: Recording) -> Iterator[Draft]:
     """The endpoint's host is up, and nobody listens on its port, or a packet filter refuses the connection.
 
     Finds: Connections to the endpoint that were refused until the time for the roll call was up. Where ICMP says so, it
@@ -58,9 +58,9 @@ def refused(recording: Recording) -> Iterator[Draft]:
 
 def _rejected(group: Group) -> Draft:
     fact = group[0].fact
-    said = [attempt for node in group for attempt in node.fact.attempts if attempt.rejected_by]
-    is_heads = all(attempt.rejected_by == attempt.address for attempt in said)
-    where = fact.endpoint_host if is_heads else name_list(sorted({attempt.rejected_by for attempt in said}))
+    rejections = [attempt for node in group for attempt in node.fact.attempts if attempt.rejected_by]
+    is_heads = all(attempt.rejected_by == attempt.address for attempt in rejections)
+    where = fact.endpoint_host if is_heads else name_list(sorted({attempt.rejected_by for attempt in rejections}))
     between = " A Kubernetes service without a ready pod answers so, too."
     return draft(
         group,
@@ -93,7 +93,7 @@ def _waited(group: Group) -> str:
 
 
 @rule("DD512", "endpoint-does-not-answer", Severity.ERROR, RollCallFact, explained_by=("DD516",))
-def timed_out(recording: Recording) -> Iterator[Draft]:
+def endpoint_does_not_answer(recording: Recording) -> Iterator[Draft]:
     """Nothing at all comes back from the endpoint.
 
     Finds: Connections to the endpoint that only time out: no answer, no refusal, no word from a router.
@@ -120,7 +120,7 @@ def timed_out(recording: Recording) -> Iterator[Draft]:
 
 
 @rule("DD513", "no-route-to-endpoint", Severity.ERROR, RollCallFact)
-def unreachable(recording: Recording) -> Iterator[Draft]:
+def no_route_to_endpoint(recording: Recording) -> Iterator[Draft]:
     """There is no way to the endpoint's address.
 
     Finds: A kernel without a route to the endpoint, or a network in which nobody owns its address.
@@ -152,7 +152,7 @@ def unreachable(recording: Recording) -> Iterator[Draft]:
 
 
 @rule("DD514", "endpoint-port-held-by-another-program", Severity.ERROR, RollCallFact)
-def held(recording: Recording) -> Iterator[Draft]:
+def endpoint_port_held_by_another_program(recording: Recording) -> Iterator[Draft]:
     """Another program has the endpoint's port.
 
     Finds: On the head, or in a run of one node that names an endpoint: a port on which it cannot listen, and which

@@ -26,7 +26,7 @@ _FOR_EVER_S = 1e6
 
 
 @rule("DD540", "node-fell-silent", Severity.ERROR, SilenceFact)
-def fell_silent(recording: Recording) -> Iterator[Draft]:
+def node_fell_silent(recording: Recording) -> Iterator[Draft]:
     """A node that reported in and is no longer heard.
 
     Finds: A node whose agent no longer beats, with what the other nodes still get from its host: nothing (powered off,

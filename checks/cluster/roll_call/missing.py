@@ -42,7 +42,7 @@ class _Missing:
 
 
 @rule("DD516", "node-missing-at-roll-call", Severity.ERROR, RollCallFact)
-def missing(recording: Recording) -> Iterator[Draft]:
+def node_missing_at_roll_call(recording: Recording) -> Iterator[Draft]:
     """Not all nodes had reported in when the time for it was up.
 
     Finds: On the head: which nodes are missing, by name where a scheduler, --hosts or a hostfile told them, and whether

@@ -75,12 +75,13 @@ def system_words(group: Group) -> str:
 
 def who_came(present: Sequence[Present]) -> Evidence:
     """The nodes that reported in, with the node ranks that they claimed."""
-    said = [
+    names_and_ranks = [
         node.hostname if node.claimed_rank is None else f"{node.hostname} as node rank {node.claimed_rank}"
         for node in present
     ]
     return Evidence(
-        text=f"reported in: {', '.join(said)}", expected_from="each host has a node rank of its own, or none is given"
+        text=f"reported in: {', '.join(names_and_ranks)}",
+        expected_from="each host has a node rank of its own, or none is given",
     )
 
 

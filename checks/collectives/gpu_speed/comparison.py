@@ -273,7 +273,7 @@ def _of(value: float, most: float | None) -> str:
 
 
 @rule("DD806", "gpu-measured-beside-another-program", Severity.INFO, GpuSpeedFact)
-def beside_another_program(recording: Recording) -> Iterator[Draft]:
+def gpu_measured_beside_another_program(recording: Recording) -> Iterator[Draft]:
     """A GPU that somebody else used while the doctor measured it.
 
     Finds: Ranks whose GPU was busy before the run began. The doctor takes a tenth of what is free, and no more than 1
@@ -308,7 +308,7 @@ def _holders(busy_gpu: BusyGpu | None, gpu: Measured) -> str:
 
 
 @rule("DD807", "gpu-rate-not-measured", Severity.INFO, GpuSpeedFact)
-def not_measured(recording: Recording) -> Iterator[Draft]:
+def gpu_rate_not_measured(recording: Recording) -> Iterator[Draft]:
     """A rate of a GPU that could not be measured.
 
     Finds: Ranks that measured their GPU in part, and why the rest is missing.

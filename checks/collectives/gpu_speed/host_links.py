@@ -33,7 +33,7 @@ _FEW = 0.25
 
 
 @rule("DD803", "gpu-pcie-link-reduced", Severity.WARNING, GpuSpeedFact)
-def link_reduced(recording: Recording) -> Iterator[Draft]:
+def gpu_pcie_link_reduced(recording: Recording) -> Iterator[Draft]:
     """A GPU whose PCIe link is narrower or slower than the GPU allows, while copies run over it.
 
     Finds: PCIe generation or width below the highest that the driver gives for the GPU, read during the copies: an idle
@@ -45,7 +45,7 @@ def link_reduced(recording: Recording) -> Iterator[Draft]:
     See: nvidia-smi, pcie.link.gen.current: may be reduced when the GPU is not in use;
         docs/explanation/measurements.md
     """
-    reduced = [gpu for gpu in _with_links(recording) if _is_reduced(gpu.fact.load)]
+    reduced = [gpu for gpu in _gpus_with_link_in_use(recording) if _is_reduced(gpu.fact.load)]
     few = reduced_beside_peers(recording)
     slow = _much_slower(recording) & few
     for severity, those in (
@@ -61,7 +61,7 @@ def link_reduced(recording: Recording) -> Iterator[Draft]:
 def reduced_beside_peers(recording: Recording) -> frozenset[int]:
     """The few ranks whose GPU has a reduced link where its peers have a better one."""
     ranks: set[int] = set()
-    for gpus in grouped((model(gpu), gpu) for gpu in _with_links(recording)).values():
+    for gpus in grouped((model(gpu), gpu) for gpu in _gpus_with_link_in_use(recording)).values():
         typical = median_high([_rate(gpu.fact.load) for gpu in gpus])
         worse = [gpu for gpu in gpus if _is_reduced(gpu.fact.load) and _rate(gpu.fact.load) < typical]
         better = sum(_rate(gpu.fact.load) >= typical for gpu in gpus)
@@ -70,8 +70,7 @@ def reduced_beside_peers(recording: Recording) -> frozenset[int]:
     return frozenset(ranks)
 
 
-def _with_links(recording: Recording) -> list[Measured]:
-    """The GPUs whose link was in use when it was looked at."""
+def _gpus_with_link_in_use(recording: Recording) -> list[Measured]:
     return [
         gpu
         for gpu in recording.facts(GpuSpeedFact)
@@ -147,7 +146,7 @@ class Slow:
 
 
 @rule("DD804", "gpu-copies-to-host-are-slow", Severity.WARNING, GpuSpeedFact)
-def host_copies_slow(recording: Recording) -> Iterator[Draft]:
+def gpu_copies_to_host_are_slow(recording: Recording) -> Iterator[Draft]:
     """Copies between a GPU and pinned host memory that are far slower than they could be.
 
     Finds: Copies at half the rate of the peers' on equal links or less, an error from three times on; or, where no peer

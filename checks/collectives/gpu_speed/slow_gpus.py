@@ -34,7 +34,7 @@ Slow = list[Compared]
 
 
 @rule("DD801", "gpu-slower-than-its-peers", Severity.WARNING, GpuSpeedFact)
-def slower_than_peers(recording: Recording) -> Iterator[Draft]:
+def gpu_slower_than_its_peers(recording: Recording) -> Iterator[Draft]:
     """A GPU that works more slowly than the others of its model.
 
     Finds: Among three or more GPUs of one model, over all nodes, those whose matrix products or memory copies are 10 %
@@ -83,7 +83,7 @@ def _slower_draft(recording: Recording, slow: Slow, severity: Severity) -> Draft
 
 
 @rule("DD802", "gpus-of-one-model-unequally-fast", Severity.WARNING, GpuSpeedFact)
-def unequally_fast(recording: Recording) -> Iterator[Draft]:
+def gpus_of_one_model_unequally_fast(recording: Recording) -> Iterator[Draft]:
     """GPUs of one model that differ in speed, with nobody to tell which is as it should be.
 
     Finds: Two GPUs of one model, or as many slow ones as fast ones, whose matrix products or memory copies are 10 % or
@@ -166,7 +166,7 @@ def _rates(recording: Recording, slow: Slow) -> Iterator[Evidence]:
 
 
 @rule("DD805", "gpu-slowed-under-load", Severity.WARNING, GpuSpeedFact)
-def slowed_under_load(recording: Recording) -> Iterator[Draft]:
+def gpu_slowed_under_load(recording: Recording) -> Iterator[Draft]:
     """A GPU whose clocks are held down as soon as it works.
 
     Finds: Hardware slowdown, by heat, by the power brake or unnamed, in force in at least half of the looks during the
@@ -255,7 +255,7 @@ _SMALLEST = 4096
 
 
 @rule("DD808", "gpu-model-below-published-rate", Severity.INFO, GpuSpeedFact)
-def below_published(recording: Recording) -> Iterator[Draft]:
+def gpu_model_below_published_rate(recording: Recording) -> Iterator[Draft]:
     """GPUs of one model whose matrix products are all far below what others measured on it.
 
     Finds: A model whose median bf16 rate is below 60 % of a published measurement. Information only: such tables are

@@ -32,7 +32,7 @@ _AT_RANDOM = Proof(reason="what it risks comes at random, which a short trial ca
 
 @rule("DD123", "debugging-setting-left-on", Severity.WARNING, EnvVars)
 @one_per_cause
-def debugging(node: InForce) -> Iterator[Draft]:
+def debugging_setting_left_on(node: InForce) -> Iterator[Draft]:
     """A setting for the search of a fault that a job pays for in every step.
 
     Finds: CUDA_LAUNCH_BLOCKING=1, TORCH_DISTRIBUTED_DEBUG=DETAIL, NCCL_DEBUG=TRACE, NCCL_DEBUG=INFO with the subsystem
@@ -65,7 +65,7 @@ def debugging(node: InForce) -> Iterator[Draft]:
 
 @rule("DD124", "old-cure-left-on", Severity.WARNING, EnvVars)
 @one_per_cause
-def old_cure(node: InForce) -> Iterator[Draft]:
+def old_cure_left_on(node: InForce) -> Iterator[Draft]:
     """A setting that gives a fast path up, as one does to find out what is wrong.
 
     Finds: NCCL_P2P_DISABLE=1, NCCL_IB_DISABLE=1, NCCL_SHM_DISABLE=1, NCCL_NET_GDR_LEVEL=LOC, NCCL_NVLS_ENABLE=0, few
@@ -135,7 +135,7 @@ def _costs_rdma(node: InForce) -> bool:
 
 @rule("DD125", "setting-risks-wrong-data-or-hangs", Severity.WARNING, EnvVars)
 @one_per_cause
-def unsafe(node: InForce) -> Iterator[Draft]:
+def setting_risks_wrong_data_or_hangs(node: InForce) -> Iterator[Draft]:
     """A setting with which data can be wrong, or a fault can hang the job.
 
     Finds: NCCL_PROTO that forces LL128 where NCCL would not take it by itself (other links than NVLink, GPUs before

@@ -120,7 +120,7 @@ def _nodes_of_tasks(job: Launch | None, launch: Launch) -> tuple[int, int] | Non
 
 
 @rule("DD128", "counts-of-a-script-disagree", Severity.ERROR, SettingText)
-def counts_disagree(recording: Recording) -> Iterator[Draft]:
+def counts_of_a_script_disagree(recording: Recording) -> Iterator[Draft]:
     """A job script starts more ranks on a node, or another number of torchruns, than it says elsewhere.
 
     Finds: Tasks of a node times torchrun's --nproc-per-node above the GPUs that are asked for; more torchruns than
@@ -165,13 +165,13 @@ def _other_number_of_torchruns(job: Launch | None, launch: Launch) -> _Fault | N
     if nodes is None or each is None:
         return None
     (fewest, most), count = launch.agents, nodes * each
-    told = f"{fewest}:{most}" if most > fewest else f"{most}"
-    why = f"{f'{each} tasks on each of ' * (each > 1)}{nodes} nodes, --nnodes {told}"
+    expected = f"{fewest}:{most}" if most > fewest else f"{most}"
+    why = f"{f'{each} tasks on each of ' * (each > 1)}{nodes} nodes, --nnodes {expected}"
     if count > most:
-        return _Fault(f"{count} torchruns start, and --nnodes={told} takes {most}", why)
+        return _Fault(f"{count} torchruns start, and --nnodes={expected} takes {most}", why)
     is_whole = job is not None and job.nodes == (nodes, nodes) and not launch.path
     if count < fewest and is_whole:
-        return _Fault(f"{count} torchruns start, and --nnodes={told} waits for {fewest}", why)
+        return _Fault(f"{count} torchruns start, and --nnodes={expected} waits for {fewest}", why)
     return None
 
 

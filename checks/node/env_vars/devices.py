@@ -28,7 +28,7 @@ _DOCS = "NCCL src/misc/socket.cc, ncclFindInterfaces; torch ProcessGroupGloo.cpp
 
 
 @rule("DD105", "setting-names-absent-interface", Severity.ERROR, InterfacesFact)
-def absent_interface(recording: Recording) -> Iterator[Draft]:
+def setting_names_absent_interface(recording: Recording) -> Iterator[Draft]:
     """NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names no interface that this machine can use.
 
     Finds: By NCCL's grammar (prefixes, =, ^) and gloo's (exact names): no running interface with an address. A warning
@@ -112,7 +112,7 @@ def _listed(names: list[str]) -> str:
 
 @rule("DD106", "setting-names-absent-rdma-device", Severity.INFO, EnvVars)
 @one_per_cause
-def absent_device(node: InForce) -> Iterator[Draft]:
+def setting_names_absent_rdma_device(node: InForce) -> Iterator[Draft]:
     """NCCL_IB_HCA names devices that this machine does not have, where that does no harm yet.
 
     Finds: A name in it that no RDMA device has or begins with, in a run of one node or of another backend; and any on a
@@ -140,7 +140,7 @@ def absent_device(node: InForce) -> Iterator[Draft]:
 
 @rule("DD107", "gloo-and-nccl-use-different-interfaces", Severity.INFO, EnvVars)
 @one_per_cause
-def different_networks(node: InForce) -> Iterator[Draft]:
+def gloo_and_nccl_use_different_interfaces(node: InForce) -> Iterator[Draft]:
     """GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name different interfaces.
 
     Finds: An interface in the one that the other does not allow, unless the run has one node. It is often meant: a slow

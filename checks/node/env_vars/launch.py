@@ -171,7 +171,7 @@ def torchrun_options_left_behind(node: InForce) -> Iterator[Draft]:
 
 @rule("DD108", "group-takes-another-gpu-than-the-rank", Severity.WARNING, EnvVars)
 @one_per_cause
-def group_takes_another_gpu(node: InForce) -> Iterator[Draft]:
+def group_takes_another_gpu_than_the_rank(node: InForce) -> Iterator[Draft]:
     """The NCCL group of a rank would take another GPU than the one that its place on the node means.
 
     Finds: Ranks that srun or mpirun started, on a torch whose "nccl" is the backend nccl2, where LOCAL_RANK, or without

@@ -189,7 +189,7 @@ def _renamed(env: Mapping[str, str], old: Variable, value: str, installed: Insta
 
 @rule("DD126", "setting-of-the-other-nccl-backend", Severity.WARNING, EnvVars)
 @one_per_cause
-def of_the_other_backend(node: InForce) -> Iterator[Draft]:
+def setting_of_the_other_nccl_backend(node: InForce) -> Iterator[Draft]:
     """A variable that torch reads in nccl-legacy alone, where the job's "nccl" is nccl2, or the other way round.
 
     Finds: TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC, TORCH_NCCL_DESYNC_DEBUG, TORCH_NCCL_NAN_CHECK, TORCH_NCCL_PROPAGATE_ERROR

@@ -85,7 +85,7 @@ def _value(wrong: MisreadValue, severity: Severity | None) -> Draft:
 
 @rule("DD115", "setting-without-effect-beside-another", Severity.WARNING, EnvVars)
 @one_per_cause
-def without_effect(node: InForce) -> Iterator[Draft]:
+def setting_without_effect_beside_another(node: InForce) -> Iterator[Draft]:
     """Settings that do nothing because of another one, or because another one is missing.
 
     Finds: NCCL_P2P_LEVEL beside NCCL_P2P_DISABLE=1, NCCL_IB_* beside NCCL_IB_DISABLE=1 or NCCL_NET=Socket,
@@ -126,7 +126,7 @@ def _is_moot(row: Silencer, names: Iterable[str], node: InForce) -> bool:
 
 @rule("DD116", "settings-contradict-each-other", Severity.WARNING, EnvVars)
 @one_per_cause
-def contradicting(node: InForce) -> Iterator[Draft]:
+def settings_contradict_each_other(node: InForce) -> Iterator[Draft]:
     """Settings that cannot both be meant, or that leave NCCL nothing to work with.
 
     Finds: Minima above maxima, more sockets than there may be, P2P and shared memory both off. An error where NCCL must
@@ -158,7 +158,7 @@ def contradicting(node: InForce) -> Iterator[Draft]:
 
 @rule("DD117", "old-and-new-name-disagree", Severity.WARNING, EnvVars)
 @one_per_cause
-def two_names(node: InForce) -> Iterator[Draft]:
+def old_and_new_name_disagree(node: InForce) -> Iterator[Draft]:
     """One setting under two names, with two values.
 
     Finds: TORCH_NCCL_* beside its old name NCCL_*, NCCL_MAX_NCHANNELS beside NCCL_MAX_NRINGS and the like, with
@@ -180,7 +180,7 @@ def two_names(node: InForce) -> Iterator[Draft]:
 
 @rule("DD118", "value-out-of-range", Severity.WARNING, EnvVars)
 @one_per_cause
-def outside_range(node: InForce) -> Iterator[Draft]:
+def value_out_of_range(node: InForce) -> Iterator[Draft]:
     """A number that a setting has no room for.
 
     Finds: NCCL_IB_TIMEOUT above 31 (no time-out at all), NCCL_IB_RETRY_CNT above 7, NCCL_IB_TC above 255,

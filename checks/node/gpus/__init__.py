@@ -115,7 +115,12 @@ CHECK = Check(
     probe=probe,
     facts=(GpusFact,),
     rules=rules_in(condition, driver, memory, inventory, use, peers),
-    decides_world=(driver.driver_not_working, driver.driver_hangs, gpus_missing, inventory.too_few_visible),
+    decides_world=(
+        driver.nvidia_driver_not_working,
+        driver.nvidia_driver_hangs,
+        gpus_missing,
+        inventory.job_sees_too_few_gpus,
+    ),
     cost_s=0.3,
     is_essential=True,
     deadline_s=60.0,

@@ -42,7 +42,7 @@ RESET_GPU = by_operator(
 
 
 @rule("DD304", "gpu-needs-recovery", Severity.ERROR, GpusFact)
-def needs_recovery(recording: Recording) -> Iterator[Draft]:
+def gpu_needs_recovery(recording: Recording) -> Iterator[Draft]:
     """A GPU that does not answer, or of which the driver itself asks to be reset.
 
     Finds: GPUs that NVML calls lost or in need of a reset, that fail as a whole, or whose recovery action is not
@@ -98,7 +98,7 @@ def repair_pending(gpu: Gpu) -> bool:
 
 
 @rule("DD307", "gpu-memory-errors-uncorrected", Severity.ERROR, GpusFact)
-def memory_errors(recording: Recording) -> Iterator[Draft]:
+def gpu_memory_errors_uncorrected(recording: Recording) -> Iterator[Draft]:
     """A GPU whose memory lost data since its driver was loaded.
 
     Finds: Volatile uncorrected ECC errors. An error, as NVIDIA's own monitoring judges it; a warning where the driver
@@ -148,7 +148,7 @@ def _error_places(gpu: Gpu) -> str:
 
 
 @rule("DD308", "gpu-slowed-by-hardware", Severity.WARNING, GpusFact)
-def slowed(recording: Recording) -> Iterator[Draft]:
+def gpu_slowed_by_hardware(recording: Recording) -> Iterator[Draft]:
     """A GPU whose hardware holds its clocks down.
 
     Finds: Hardware thermal slowdown or the power brake, in force at two looks half a second apart; information where

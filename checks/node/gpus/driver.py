@@ -32,7 +32,7 @@ ONE_DRIVER = by_operator(
 
 
 @rule("DD301", "nvidia-driver-not-working", Severity.ERROR, GpusFact)
-def driver_not_working(recording: Recording) -> Iterator[Draft]:
+def nvidia_driver_not_working(recording: Recording) -> Iterator[Draft]:
     """GPUs are there, or were granted, and the NVIDIA driver does not serve them.
 
     Finds: NVIDIA display devices on the PCI bus (other than those of virtual machines), or GPUs granted by the
@@ -85,7 +85,7 @@ def _nvml_evidence(fact: GpusFact) -> Evidence:
 
 
 @rule("DD302", "nvidia-driver-hangs", Severity.ERROR, GpusFact)
-def driver_hangs(recording: Recording) -> Iterator[Draft]:
+def nvidia_driver_hangs(recording: Recording) -> Iterator[Draft]:
     """The NVIDIA driver does not answer at all.
 
     Finds: A call into NVML that had not come back after 10 s and 5 s more per GPU on the bus, which leaves room for a
@@ -119,7 +119,7 @@ def driver_hangs(recording: Recording) -> Iterator[Draft]:
 
 
 @rule("DD322", "driver-library-differs-from-module", Severity.WARNING, GpusFact)
-def library_differs(recording: Recording) -> Iterator[Draft]:
+def driver_library_differs_from_module(recording: Recording) -> Iterator[Draft]:
     """The NVIDIA library and the loaded kernel module are of different versions, and yet NVML answers.
 
     Finds: The version of libnvidia-ml against the one in /proc/driver/nvidia/version. Where NVML refuses to work for
@@ -176,7 +176,7 @@ class _State:
 
 
 @rule("DD316", "nvlink-fabric-not-ready", Severity.ERROR, GpusFact)
-def fabric_not_ready(recording: Recording) -> Iterator[Draft]:
+def nvlink_fabric_not_ready(recording: Recording) -> Iterator[Draft]:
     """A GPU behind NVSwitches that the fabric manager has not taken in.
 
     Finds: A fabric state other than completed, or completed with an error (Hopper and newer): an error; a warning where
@@ -265,7 +265,7 @@ def _unmanaged(fact: GpusFact) -> Severity | None:
 
 
 @rule("DD317", "nvlink-fabric-unhealthy", Severity.WARNING, GpusFact)
-def fabric_unhealthy(recording: Recording) -> Iterator[Draft]:
+def nvlink_fabric_unhealthy(recording: Recording) -> Iterator[Draft]:
     """A GPU of which the fabric itself says that something is wrong.
 
     Finds: Bits of the fabric health mask: degraded bandwidth, unhealthy or recovering routes, too few NVLinks, firmware

@@ -128,7 +128,7 @@ def _show_all(fact: GpusFact) -> Remedy:
 
 
 @rule("DD311", "job-sees-too-few-gpus", Severity.ERROR, GpusFact)
-def too_few_visible(recording: Recording) -> Iterator[Draft]:
+def job_sees_too_few_gpus(recording: Recording) -> Iterator[Draft]:
     """A job that sees none of the machine's GPUs, fewer than it has ranks, or names one that does not exist.
 
     Finds: With NCCL, more ranks on a node than a CUDA process is shown GPUs there: an error. A machine that has GPUs of
@@ -245,7 +245,7 @@ SAME_MODEL = by_operator(
 
 
 @rule("DD309", "gpu-in-mig-mode", Severity.INFO, GpusFact)
-def mig_mode(recording: Recording) -> Iterator[Draft]:
+def gpu_in_mig_mode(recording: Recording) -> Iterator[Draft]:
     """A GPU that is cut into slices (MIG).
 
     Finds: GPUs of the job with MIG mode on, with or without slices.
@@ -268,7 +268,7 @@ def mig_mode(recording: Recording) -> Iterator[Draft]:
 
 
 @rule("DD310", "gpu-models-differ", Severity.WARNING, GpusFact)
-def models_differ(recording: Recording) -> Iterator[Draft]:
+def gpu_models_differ(recording: Recording) -> Iterator[Draft]:
     """Ranks that have to run on GPUs of different models.
 
     Finds: More ranks on a node than it has GPUs of one model, or nodes with different models. A small card for the

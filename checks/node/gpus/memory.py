@@ -50,7 +50,7 @@ INFOROM = by_operator(
 
 
 @rule("DD312", "gpu-memory-repair-failed", Severity.ERROR, GpusFact)
-def repair_failed(recording: Recording) -> Iterator[Draft]:
+def gpu_memory_repair_failed(recording: Recording) -> Iterator[Draft]:
     """A GPU that could not replace a bad row of its memory.
 
     Finds: NVML's flag that a row remapping has failed (Ampere and newer). Rows that were remapped, however many, are
@@ -87,7 +87,7 @@ def _rows(gpu: Gpu) -> str:
 
 
 @rule("DD313", "gpu-memory-repair-pending", Severity.WARNING, GpusFact)
-def repair_waits(recording: Recording) -> Iterator[Draft]:
+def gpu_memory_repair_pending(recording: Recording) -> Iterator[Draft]:
     """A GPU whose bad memory waits for a reset to be taken out of use.
 
     Finds: A pending row remapping (Ampere and newer) or page retirement (older): a warning. An error where the
@@ -134,7 +134,7 @@ def _retired(gpu: Gpu) -> int:
 
 
 @rule("DD314", "gpu-memory-wears-out", Severity.WARNING, GpusFact)
-def wears_out(recording: Recording) -> Iterator[Draft]:
+def gpu_memory_wears_out(recording: Recording) -> Iterator[Draft]:
     """A GPU with so many memory errors behind it that the next one may not be repairable.
 
     Finds: The flag by which NVIDIA's policy judges errors of the SRAM, or 63 retired pages of the 64 there is room for:
@@ -180,7 +180,7 @@ def _worn_counts(gpu: Gpu) -> str:
 
 
 @rule("DD324", "gpu-inforom-corrupted", Severity.WARNING, GpusFact)
-def inforom_corrupted(recording: Recording) -> Iterator[Draft]:
+def gpu_inforom_corrupted(recording: Recording) -> Iterator[Draft]:
     """A GPU whose InfoROM fails its checksum.
 
     Finds: nvmlDeviceValidateInforom says that the InfoROM is corrupted.

@@ -48,7 +48,7 @@ SAME_FIRMWARE = by_operator(
 
 
 @rule("DD315", "ecc-differs-between-gpus", Severity.WARNING, GpusFact)
-def ecc_differs(recording: Recording) -> Iterator[Draft]:
+def ecc_differs_between_gpus(recording: Recording) -> Iterator[Draft]:
     """GPUs of one model of which some have ECC off.
 
     Finds: ECC on and off on the job's GPUs of one model. Off on all is the site's choice, and what gaming cards come
@@ -109,7 +109,7 @@ _CLOCK = _Limit(
 
 
 @rule("DD318", "gpu-power-limit-lowered", Severity.WARNING, GpusFact)
-def power_lowered(recording: Recording) -> Iterator[Draft]:
+def gpu_power_limit_lowered(recording: Recording) -> Iterator[Draft]:
     """A GPU that may draw less power than its peers.
 
     Finds: A power limit below nine tenths of what most of the job's GPUs of that model have: a warning. Information
@@ -122,7 +122,7 @@ def power_lowered(recording: Recording) -> Iterator[Draft]:
 
 
 @rule("DD319", "gpu-clocks-set-lower", Severity.WARNING, GpusFact)
-def clocks_lowered(recording: Recording) -> Iterator[Draft]:
+def gpu_clocks_set_lower(recording: Recording) -> Iterator[Draft]:
     """A GPU whose application clocks are set lower than its peers'.
 
     Finds: An application clock of the core below nine tenths of what most of the job's GPUs of that model have: a
@@ -172,7 +172,7 @@ def _draft(recording: Recording, limit: _Limit, hits: Hits, words: str, expected
 
 
 @rule("DD321", "gpus-of-one-model-differ", Severity.INFO, GpusFact)
-def firmware_differs(recording: Recording) -> Iterator[Draft]:
+def gpus_of_one_model_differ(recording: Recording) -> Iterator[Draft]:
     """GPUs of one model with different VBIOS versions or memory sizes.
 
     Finds: More than one VBIOS version, or memory sizes more than 2 % apart with ECC alike, among the job's GPUs of one

@@ -49,7 +49,7 @@ DEFAULT_MODE = by_operator(
 
 
 @rule("DD305", "gpu-memory-in-use", Severity.WARNING, GpusFact)
-def memory_in_use(recording: Recording) -> Iterator[Draft]:
+def gpu_memory_in_use(recording: Recording) -> Iterator[Draft]:
     """A GPU of the job in whose memory somebody else's data lie before it starts.
 
     Finds: More than 1 GiB or a tenth of the memory in use: a warning, an error from nine tenths on, information where
@@ -138,7 +138,7 @@ def _process_words(gpu: Gpu) -> str:
 
 
 @rule("DD306", "gpu-compute-mode-refuses-ranks", Severity.ERROR, GpusFact)
-def compute_mode_refuses(recording: Recording) -> Iterator[Draft]:
+def gpu_compute_mode_refuses_ranks(recording: Recording) -> Iterator[Draft]:
     """A GPU of the job on which no rank can open a CUDA context.
 
     Finds: Compute mode "prohibited"; or "exclusive process" while another process holds the GPU. Exclusive mode alone
@@ -187,7 +187,7 @@ KEEP_DRIVER_LOADED = by_operator(
 
 
 @rule("DD320", "persistence-mode-off", Severity.INFO, GpusFact)
-def persistence_off(recording: Recording) -> Iterator[Draft]:
+def persistence_mode_off(recording: Recording) -> Iterator[Draft]:
     """GPUs that the driver shuts down when nobody uses them.
 
     Finds: Persistence mode off on a GPU that no display or other process keeps awake.
@@ -212,7 +212,7 @@ def persistence_off(recording: Recording) -> Iterator[Draft]:
 
 
 @rule("DD323", "gpu-without-peer-access", Severity.INFO, GpusFact)
-def no_peer_access(recording: Recording) -> Iterator[Draft]:
+def gpu_without_peer_access(recording: Recording) -> Iterator[Draft]:
     """GPUs that cannot reach each other's memory, by the way they are virtualised or protected.
 
     Finds: A virtual GPU (vGPU), or confidential computing switched on. A whole GPU passed through to a virtual machine

@@ -272,7 +272,7 @@ def _more_files(wanted: int) -> Remedy:
 
 
 @rule("DD240", "loopback-interface-down", Severity.ERROR, Host)
-def loopback_down(recording: Recording) -> Iterator[Draft]:
+def loopback_interface_down(recording: Recording) -> Iterator[Draft]:
     """The processes of one host cannot reach each other over the loopback interface.
 
     Finds: The interface lo is down, or has no address 127.0.0.1. The latter is a warning with several nodes, whose

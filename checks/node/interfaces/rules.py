@@ -94,7 +94,7 @@ def address_families_differ(recording: Recording) -> Iterator[Draft]:
 
 
 @rule("DD520", "own-host-name-resolves-to-loopback", Severity.ERROR, InterfacesFact)
-def resolves_to_loopback(recording: Recording) -> Iterator[Draft]:
+def own_host_name_resolves_to_loopback(recording: Recording) -> Iterator[Draft]:
     """A host whose own name means 127.0.0.1 or 127.0.1.1 there, which gloo then gives to the other nodes.
 
     Finds: In a run of several nodes, without GLOO_SOCKET_IFNAME: nodes whose own name resolves to loopback, as Debian's
@@ -116,7 +116,7 @@ def resolves_to_loopback(recording: Recording) -> Iterator[Draft]:
 
 
 @rule("DD526", "own-host-name-does-not-resolve", Severity.ERROR, InterfacesFact)
-def does_not_resolve(recording: Recording) -> Iterator[Draft]:
+def own_host_name_does_not_resolve(recording: Recording) -> Iterator[Draft]:
     """A host whose own name leads to no address that it has, so that gloo falls back to loopback.
 
     Finds: In a run of several nodes, without GLOO_SOCKET_IFNAME: nodes whose own name is unknown there, or is known

@@ -51,7 +51,7 @@ def probe(ctx: Context) -> KernelAfterFact:
 
 
 @rule("DD342", "gpu-failed-during-the-run", Severity.ERROR, KernelFact, KernelAfterFact)
-def gpu_failed(recording: Recording) -> Iterator[Draft]:
+def gpu_failed_during_the_run(recording: Recording) -> Iterator[Draft]:
     """The kernel logged a fault of the job's GPUs, or of their NVSwitches, while the ranks ran.
 
     Finds: Xids that no program causes, GPUs that fell off the bus, and fatal SXids, in the kernel log after the ranks
@@ -103,7 +103,7 @@ def _severity(event: KernelEvent) -> Severity | None:
 
 
 @rule("DD343", "link-failed-during-the-run", Severity.WARNING, KernelFact, KernelAfterFact)
-def link_failed(recording: Recording) -> Iterator[Draft]:
+def link_failed_during_the_run(recording: Recording) -> Iterator[Draft]:
     """The kernel logged a failed NIC, or uncorrected PCIe errors on the way to one or to a GPU, while the ranks ran.
 
     Finds: Failures of a NIC's firmware, and uncorrected PCIe errors of the job's GPUs, of RDMA devices and of the
@@ -178,7 +178,7 @@ CHECK = Check(
     where=Where.AFTERWARDS,
     probe=probe,
     facts=(KernelAfterFact,),
-    rules=(gpu_failed, link_failed),
+    rules=(gpu_failed_during_the_run, link_failed_during_the_run),
     cost_s=0.1,
     deadline_s=20.0,
 )

@@ -22,7 +22,7 @@ _LIBRARY_FOLDERS = "/usr/lib*, as links from libcuda.so.1"
 
 
 @rule("DD338", "libcuda-differs-from-module", Severity.WARNING, KernelFact)
-def versions_differ(recording: Recording) -> Iterator[Draft]:
+def libcuda_differs_from_module(recording: Recording) -> Iterator[Draft]:
     """The libcuda that programs load is of another version than the loaded kernel module.
 
     Finds: libcuda in the usual folders, of which no copy has the version of the loaded kernel module. Silent where
@@ -113,7 +113,7 @@ def _no_gpudirect(fact: KernelFact) -> tuple[str, str] | None:
 
 
 @rule("DD340", "nouveau-holds-the-gpus", Severity.INFO, KernelFact)
-def nouveau_holds_gpus(recording: Recording) -> Iterator[Draft]:
+def nouveau_holds_the_gpus(recording: Recording) -> Iterator[Draft]:
     """The kernel's own driver nouveau holds NVIDIA GPUs.
 
     Finds: GPUs on the PCI bus that are bound to nouveau, unless gloo was asked for.
@@ -146,7 +146,7 @@ def _nouveau(fact: KernelFact) -> tuple[str, ...] | None:
 
 
 @rule("DD337", "process-stuck-in-gpu-driver", Severity.WARNING, KernelFact)
-def stuck(recording: Recording) -> Iterator[Draft]:
+def process_stuck_in_gpu_driver(recording: Recording) -> Iterator[Draft]:
     """A process is stuck in the NVIDIA driver, and cannot be killed.
 
     Finds: Processes in state D (uninterruptible) that wait in a function of the driver and did not run at all while
@@ -184,7 +184,7 @@ def _severity(view: NodeView, process: StuckProcess) -> Severity:
 
 
 @rule("DD341", "kernel-log-not-readable", Severity.INFO, KernelFact)
-def log_not_readable(recording: Recording) -> Iterator[Draft]:
+def kernel_log_not_readable(recording: Recording) -> Iterator[Draft]:
     """The kernel log cannot be read here, so nothing is known of Xids.
 
     Finds: GPUs that the NVIDIA driver serves, while dmesg, the journal and the files of syslog are all refused or

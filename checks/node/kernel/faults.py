@@ -28,7 +28,7 @@ _LINK = by_operator(
 
 
 @rule("DD333", "nvswitch-fatal-error", Severity.WARNING, KernelFact)
-def nvswitch_fatal(recording: Recording) -> Iterator[Draft]:
+def nvswitch_fatal_error(recording: Recording) -> Iterator[Draft]:
     """An NVSwitch reported a fatal error.
 
     Finds: SXids that the kernel log calls fatal, within a day and since the driver was loaded. Non-fatal ones are
@@ -70,7 +70,7 @@ def _degraded_gpus(recording: Recording, nodes: Container[int]) -> Iterator[Evid
 
 
 @rule("DD334", "gpu-failed-to-start", Severity.ERROR, KernelFact)
-def failed_to_start(recording: Recording) -> Iterator[Draft]:
+def gpu_failed_to_start(recording: Recording) -> Iterator[Draft]:
     """The driver could not start a GPU.
 
     Finds: "RmInitAdapter failed" since the driver was loaded, for a GPU that is missing and that DD303 does not name,
@@ -101,7 +101,7 @@ def failed_to_start(recording: Recording) -> Iterator[Draft]:
 
 
 @rule("DD335", "pcie-errors-on-the-way", Severity.WARNING, KernelFact)
-def pcie_errors(recording: Recording) -> Iterator[Draft]:
+def pcie_errors_on_the_way(recording: Recording) -> Iterator[Draft]:
     """PCIe errors of a GPU, an RDMA device, or a bridge above them.
 
     Finds: Within a day: uncorrected errors (a warning), or a thousand lines and more of corrected ones (information).
@@ -139,7 +139,7 @@ def _many(event: KernelEvent) -> bool:
 
 
 @rule("DD336", "nic-firmware-fault", Severity.WARNING, KernelFact)
-def nic_fault(recording: Recording) -> Iterator[Draft]:
+def nic_firmware_fault(recording: Recording) -> Iterator[Draft]:
     """The firmware of an NVIDIA (Mellanox) NIC stopped, or reported a fatal error.
 
     Finds: mlx5_core lines such as "device's health compromised" or "Fatal error 3 detected" within a day, without a

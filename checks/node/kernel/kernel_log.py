@@ -262,18 +262,6 @@ def _xid(groups: _Groups, found: re.Match[str]) -> _Line:
     return _Line("xid", device, code, wanted, past=over)
 
 
-def _sxid(_: _Groups, found: re.Match[str]) -> _Line:
-    return _Line("sxid", _bus(found[1]), int(found[2]), found[3])
-
-
-def _off_bus(_: _Groups, found: re.Match[str]) -> _Line:
-    return _Line("off_bus", _bus(found[1]))
-
-
-def _init(_: _Groups, found: re.Match[str]) -> _Line:
-    return _Line("init_failed", _bus(found[1]) if found[1] else None)
-
-
 def _pcie(_: _Groups, found: re.Match[str]) -> _Line:
     corrected = found[2].startswith("Correct")
     return _Line("pcie_corrected" if corrected else "pcie_uncorrected", _bus(found[1]))
@@ -286,18 +274,14 @@ def _nic(groups: _Groups, found: re.Match[str]) -> _Line | None:
     return _Line("nic_fault", _bus(found[1]))
 
 
-def _hung(_: _Groups, found: re.Match[str]) -> _Line:
-    return _Line("hung_task", None, int(found[3]), found[1], int(found[2]))
-
-
 _READERS: tuple[tuple[re.Pattern[str], Callable[[_Groups, re.Match[str]], _Line | None]], ...] = (
     (_XID, _xid),
-    (_SXID, _sxid),
-    (_OFF_BUS, _off_bus),
-    (_INIT, _init),
+    (_SXID, lambda _, found: _Line("sxid", _bus(found[1]), int(found[2]), found[3])),
+    (_OFF_BUS, lambda _, found: _Line("off_bus", _bus(found[1]))),
+    (_INIT, lambda _, found: _Line("init_failed", _bus(found[1]) if found[1] else None)),
     (_AER, _pcie),
     (_NIC, _nic),
-    (_HUNG, _hung),
+    (_HUNG, lambda _, found: _Line("hung_task", None, int(found[3]), found[1], int(found[2]))),
 )
 
 

@@ -70,7 +70,7 @@ _FOLLOWS = (43, 45)
 
 
 @rule("DD330", "gpu-out-of-order-since-xid", Severity.ERROR, KernelFact)
-def out_of_order(recording: Recording) -> Iterator[Draft]:
+def gpu_out_of_order_since_xid(recording: Recording) -> Iterator[Draft]:
     """The kernel log has an Xid after which a GPU is of no use until it is reset.
 
     Finds: Xids such as 48, 64, 79, 95, 119 and 120, or an Xid 154 that asks for a reset or a reboot, since the boot and
@@ -200,7 +200,7 @@ def _is_recent(view: NodeView, event: KernelEvent, limit_s: float) -> bool:
 
 
 @rule("DD331", "gpu-fault-logged", Severity.WARNING, KernelFact)
-def fault_logged(recording: Recording) -> Iterator[Draft]:
+def gpu_fault_logged(recording: Recording) -> Iterator[Draft]:
     """The kernel log of the last day has a fault of a GPU's hardware that may be over.
 
     Finds: Xids such as 46, 63, 74, 94, 109 or a non-fatal 144 to 150, of the job's GPUs and within a day. A warning
@@ -244,7 +244,7 @@ def _is_pending(view: NodeView, event: KernelEvent) -> bool:
 
 
 @rule("DD332", "gpu-programs-crashed", Severity.INFO, KernelFact)
-def programs_crashed(recording: Recording) -> Iterator[Draft]:
+def gpu_programs_crashed(recording: Recording) -> Iterator[Draft]:
     """Programs crashed on the job's GPUs within the last hour.
 
     Finds: Xids that applications cause: 13, 31, 32, 44, 68, 69, 137. Those that only follow a crash or a kill (43, 45),

@@ -217,7 +217,7 @@ _NODES_SHOWN = 8
 
 
 @rule("DD236", "nccl-conf-differs-between-nodes", Severity.WARNING, NcclFact, EnvVars)
-def nccl_conf_differs(recording: Recording) -> Iterator[Draft]:
+def nccl_conf_differs_between_nodes(recording: Recording) -> Iterator[Draft]:
     """A setting that nccl.conf gives to some nodes of a job and not, or otherwise, to others.
 
     Finds: What NCCL has for a variable, of the environment or else of its files, differs between nodes, and a file gave
@@ -249,9 +249,9 @@ def nccl_conf_differs(recording: Recording) -> Iterator[Draft]:
             continue
         stake = agreement.difference(name, does, agreement.Job(backend=world.backend))
         if stake is not None:
-            told = what_did_not_fit(recording) if stake.weight != "minor" else ()
+            unfitting = what_did_not_fit(recording) if stake.weight != "minor" else ()
             draft = _difference_draft(recording, name, has, from_file, stake)
-            yield made_ranks_fail(draft, told) if told else draft
+            yield made_ranks_fail(draft, unfitting) if unfitting else draft
 
 
 def _settings_against_rdma(recording: Recording) -> set[str]:

@@ -45,7 +45,7 @@ Pair = tuple[PcieDevice, PcieDevice, tuple[str, ...]]
 
 
 @rule("DD420", "acs-redirects-peer-traffic", Severity.WARNING, PcieFact)
-def acs_redirects(recording: Recording) -> Iterator[Draft]:
+def acs_redirects_peer_traffic(recording: Recording) -> Iterator[Draft]:
     """PCIe switches send traffic between their own GPUs and NICs up to the CPU.
 
     Finds: ACS redirection in force on ports between two GPUs without NVLink, or a GPU and an RDMA device, that hang on
@@ -111,7 +111,7 @@ def _nvlinked_bus_ids(recording: Recording, node: int) -> set[frozenset[str]]:
 
 
 @rule("DD421", "iommu-translates-gpus", Severity.INFO, PcieFact)
-def iommu_translates(recording: Recording) -> Iterator[Draft]:
+def iommu_translates_gpus(recording: Recording) -> Iterator[Draft]:
     """The IOMMU translates addresses between GPUs that talk over PCIe.
 
     Finds: Several of the job's GPUs, not all joined by NVLink, in IOMMU groups of type DMA or DMA-FQ on a machine that
@@ -197,7 +197,7 @@ class _Link:
 
 
 @rule("DD422", "pcie-link-below-its-ends", Severity.WARNING, PcieFact)
-def links_short(recording: Recording) -> Iterator[Draft]:
+def pcie_link_below_its_ends(recording: Recording) -> Iterator[Draft]:
     """A PCIe link came up with fewer lanes than both of its ends have, or a NIC's at a lower speed.
 
     Finds: The link of a GPU, an RDMA device or a bridge above them, while most devices of the same model run at full

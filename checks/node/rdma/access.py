@@ -34,7 +34,7 @@ def _graded(recording: Recording) -> Severity:
 
 
 @rule("DD572", "rdma-on-some-nodes-only", Severity.ERROR, RdmaFact)
-def on_some_nodes_only(recording: Recording) -> Iterator[Draft]:
+def rdma_on_some_nodes_only(recording: Recording) -> Iterator[Draft]:
     """Nodes without an RDMA port that is up, in a job whose other nodes have one.
 
     Finds: For NCCL on several nodes: nodes without any RDMA device, or with none that is up, while others have ports
@@ -74,7 +74,7 @@ def _is_all_down(fact: RdmaFact) -> bool:
 
 
 @rule("DD573", "rdma-devices-not-in-container", Severity.WARNING, RdmaFact)
-def devices_hidden(recording: Recording) -> Iterator[Draft]:
+def rdma_devices_not_in_container(recording: Recording) -> Iterator[Draft]:
     """RDMA ports are up, and the job may not open any of their devices.
 
     Finds: /dev/infiniband/uverbsN of every active port is missing or refused. For NCCL on several nodes an error where
@@ -120,7 +120,7 @@ def _hidden(fact: RdmaFact) -> tuple[tuple[str, ...], bool] | None:
 
 
 @rule("DD574", "rdma-library-missing", Severity.WARNING, RdmaFact)
-def library_missing(recording: Recording) -> Iterator[Draft]:
+def rdma_library_missing(recording: Recording) -> Iterator[Draft]:
     """RDMA ports are up, and the library that NCCL opens them with is missing, or its driver is.
 
     Finds: For NCCL on several nodes with active ports: libibverbs.so.1 in none of the loader's folders; or the system's

@@ -112,7 +112,7 @@ def _draft(
 
 
 @rule("DD567", "roce-port-without-routable-address", Severity.ERROR, RdmaFact)
-def without_address(recording: Recording) -> Iterator[Draft]:
+def roce_port_without_routable_address(recording: Recording) -> Iterator[Draft]:
     """A RoCE port that NCCL takes and whose interface has no IPv4 address.
 
     Finds: For NCCL on several nodes: a port without an IPv4 entry of RoCE v2 in its GID table, where NCCL would not
@@ -143,7 +143,7 @@ def _ipv6(recording: Recording) -> Remedy | None:
 
 
 @rule("DD568", "gid-index-points-elsewhere", Severity.ERROR, RdmaFact)
-def index_elsewhere(recording: Recording) -> Iterator[Draft]:
+def gid_index_points_elsewhere(recording: Recording) -> Iterator[Draft]:
     """A setting that makes NCCL take an entry that other nodes do not reach, though the table has one.
 
     Finds: For NCCL on several nodes: NCCL_IB_GID_INDEX, or what steers NCCL's own search (NCCL_IB_ADDR_FAMILY,
@@ -184,7 +184,7 @@ def _is_chosen_by_setting(entry: Entry) -> bool:
 
 
 @rule("DD569", "gid-index-needed", Severity.WARNING, RdmaFact)
-def index_needed(recording: Recording) -> Iterator[Draft]:
+def gid_index_needed(recording: Recording) -> Iterator[Draft]:
     """An NCCL that does not find the right GID entry by itself, and no setting that names it.
 
     Finds: For NCCL on several nodes, with RoCE and without NCCL_IB_GID_INDEX: NCCL before 2.21, which takes entry 0; or

@@ -60,7 +60,7 @@ __all__ = ["CHECK", "probe"]
 
 
 @rule("DD566", "rdma-link-down-during-run", Severity.ERROR, RdmaFact, RdmaAfterFact)
-def link_down(recording: Recording) -> Iterator[Draft]:
+def rdma_link_down_during_run(recording: Recording) -> Iterator[Draft]:
     """An RDMA link that went down while the ranks ran.
 
     Finds: A port that was up before the ranks and is not afterwards, or whose link_downed, or whose interface's
@@ -103,7 +103,7 @@ def _down_in_words(some: Mapping[tuple[int, str, int], Change], port_at: Hit) ->
 
 
 @rule("DD579", "rdma-packets-lost-during-run", Severity.WARNING, RdmaFact, RdmaAfterFact)
-def packets_lost(recording: Recording) -> Iterator[Draft]:
+def rdma_packets_lost_during_run(recording: Recording) -> Iterator[Draft]:
     """RDMA packets that were lost, or refused, while the ranks ran.
 
     Finds: For NCCL on several nodes, where every trial came to its end: counters of packets sent again (packet_seq_err,
@@ -139,7 +139,7 @@ def _losses(change: Change) -> tuple[str, ...]:
 
 
 @rule("DD580", "rdma-link-errors-during-run", Severity.WARNING, RdmaFact, RdmaAfterFact)
-def link_errors(recording: Recording) -> Iterator[Draft]:
+def rdma_link_errors_during_run(recording: Recording) -> Iterator[Draft]:
     """Errors on the RDMA link itself while the ranks ran.
 
     Finds: A port whose symbol_error grew faster than one wrong bit in 10^12 allows, whose receive errors grew by ten or
@@ -181,7 +181,7 @@ _NOTHING_RESENT = "Nothing that was counted tells why: addresses, MTU, routes an
 
 
 @rule("DD584", "rdma-send-never-acknowledged", Severity.ERROR, explained_by=("DD566", "DD567", "DD568", "DD569"))
-def never_acknowledged(recording: Recording) -> Iterator[Draft]:
+def rdma_send_never_acknowledged(recording: Recording) -> Iterator[Draft]:
     """A send over RDMA failed because its acknowledgement never came (status 12).
 
     Finds: A trial that failed although all its ranks were alive, in which NCCL says "Got completion … status=12".
@@ -304,6 +304,11 @@ CHECK = Check(
     where=Where.AFTERWARDS,
     probe=probe,
     facts=(RdmaAfterFact,),
-    rules=(link_down, packets_lost, link_errors, never_acknowledged),
+    rules=(
+        rdma_link_down_during_run,
+        rdma_packets_lost_during_run,
+        rdma_link_errors_during_run,
+        rdma_send_never_acknowledged,
+    ),
     cost_s=0.05,
 )

@@ -23,7 +23,7 @@ _DOCS = "NCCL src/transport/net_ib/init.cc and src/misc/utils.cc, matchIfList"
 
 
 @rule("DD563", "rdma-ports-of-different-kinds", Severity.INFO, RdmaFact)
-def different_kinds(recording: Recording) -> Iterator[Draft]:
+def rdma_ports_of_different_kinds(recording: Recording) -> Iterator[Draft]:
     """NCCL may take a management or storage port beside the fast ones.
 
     Finds: For NCCL on several nodes without NCCL_IB_HCA: active ports of InfiniBand and of Ethernet, or ports with less
@@ -81,7 +81,7 @@ def _is_well_chosen(
 
 
 @rule("DD571", "nccl-ib-hca-matches-nothing", Severity.ERROR, RdmaFact)
-def matches_nothing(recording: Recording) -> Iterator[Draft]:
+def nccl_ib_hca_matches_nothing(recording: Recording) -> Iterator[Draft]:
     """NCCL_IB_HCA names devices that are not there.
 
     Finds: For NCCL on several nodes: a node with active RDMA ports of which NCCL_IB_HCA allows none (an error); or a
@@ -140,7 +140,7 @@ def _devices_seen(recording: Recording, node: FactAt[RdmaFact]) -> Evidence:
 
 
 @rule("DD578", "nccl-ib-hca-takes-more-than-named", Severity.INFO, RdmaFact)
-def takes_more(recording: Recording) -> Iterator[Draft]:
+def nccl_ib_hca_takes_more_than_named(recording: Recording) -> Iterator[Draft]:
     """NCCL_IB_HCA without = takes devices whose names only begin alike.
 
     Finds: For NCCL on several nodes: mlx5_1 in NCCL_IB_HCA on a node that has mlx5_10 as well, which is active and not
@@ -197,7 +197,7 @@ def _with_equals(recording: Recording, value: str, hits: Sequence[Hit]) -> list[
 
 
 @rule("DD577", "nccl-ib-hca-leaves-out-the-nearest", Severity.WARNING, RdmaFact, TopologyFact)
-def leaves_out_nearest(recording: Recording) -> Iterator[Draft]:
+def nccl_ib_hca_leaves_out_the_nearest(recording: Recording) -> Iterator[Draft]:
     """NCCL_IB_HCA leaves out the port beside a GPU, so that its traffic crosses the machine.
 
     Finds: For NCCL on several nodes: a GPU whose nearest active port, behind the same PCIe switch, is not allowed,

@@ -38,7 +38,7 @@ _COMPARE = remedy(
 
 
 @rule("DD570", "roce-mtu-smaller-than-peers", Severity.WARNING, RdmaFact)
-def mtu_smaller(recording: Recording) -> Iterator[Draft]:
+def roce_mtu_smaller_than_peers(recording: Recording) -> Iterator[Draft]:
     """A RoCE port that sends smaller packets than its peers.
 
     Finds: For NCCL on several nodes: the interface over an active RoCE port has an MTU that leaves RDMA smaller packets
@@ -83,7 +83,7 @@ def mtu_smaller(recording: Recording) -> Iterator[Draft]:
 
 
 @rule("DD575", "rdma-rails-differ-between-nodes", Severity.WARNING, RdmaFact)
-def rails_differ(recording: Recording) -> Iterator[Draft]:
+def rdma_rails_differ_between_nodes(recording: Recording) -> Iterator[Draft]:
     """Nodes whose RDMA ports differ in number, kind or rate.
 
     Finds: For NCCL on several nodes that all have RDMA: other numbers of ports that NCCL takes, other link layers or
@@ -144,7 +144,7 @@ _UPDATE = remedy(
 
 
 @rule("DD564", "rdma-firmware-differs", Severity.INFO, RdmaFact)
-def firmware_differs(recording: Recording) -> Iterator[Draft]:
+def rdma_firmware_differs(recording: Recording) -> Iterator[Draft]:
     """Devices of one model with different firmware, on one node or between nodes.
 
     Finds: Equal board ids (PSID) with different firmware versions. Information: most pairs work together.
@@ -187,7 +187,7 @@ def _whose(recording: Recording, hits: list[Hit]) -> str:
 
 
 @rule("DD565", "rdma-link-flaps", Severity.WARNING, RdmaFact)
-def link_flaps(recording: Recording) -> Iterator[Draft]:
+def rdma_link_flaps(recording: Recording) -> Iterator[Draft]:
     """An RDMA link that has gone down far more often than its peers.
 
     Finds: An active port whose link went down ten times more than its peers' on the node usually did, and at least once

@@ -28,7 +28,7 @@ from ddp_doctor.views.kernel_log import failed_nics
 
 
 @rule("DD560", "rdma-port-down", Severity.WARNING, RdmaFact)
-def port_down(recording: Recording) -> Iterator[Draft]:
+def rdma_port_down(recording: Recording) -> Iterator[Draft]:
     """An RDMA port that is down while those that it should be like are up.
 
     Finds: A port that is down, where at most a quarter of four or more of its model on the node, or of its name on all
@@ -124,7 +124,7 @@ def _waits_for_a_manager(hca: Hca, port: Port) -> bool:
 
 
 @rule("DD562", "rdma-port-slower-than-peers", Severity.WARNING, RdmaFact)
-def port_slower(recording: Recording) -> Iterator[Draft]:
+def rdma_port_slower_than_peers(recording: Recording) -> Iterator[Draft]:
     """An RDMA link that came up slower than those that it should be like.
 
     Finds: An active port with a lower rate than three quarters of four or more of its model on the node, or of its name
@@ -179,7 +179,7 @@ class _Bond:
 
 
 @rule("DD576", "rdma-bond-lost-a-link", Severity.WARNING, RdmaFact)
-def lost_a_link(recording: Recording) -> Iterator[Draft]:
+def rdma_bond_lost_a_link(recording: Recording) -> Iterator[Draft]:
     """A bond that carries RDMA works with fewer links than it was made of.
 
     Finds: A slave that the bonding driver holds for down, beside one that is up, in the bond over an active RoCE port:

@@ -61,7 +61,7 @@ def port_draft(
     recording: Recording,
     hits: Sequence[Hit],
     what: str,
-    sight: Callable[[Hit], str],
+    describe: Callable[[Hit], str],
     *remedies: Remedy,
     detail: str,
     severity: Severity,
@@ -72,7 +72,7 @@ def port_draft(
     return finding(
         port_culprits(recording, hits),
         f"{port_names(recording, hits)}: {what}",
-        _evidence(recording, hits, sight, expected),
+        _evidence(recording, hits, describe, expected),
         *remedies,
         confidence=confidence,
         detail=detail,
@@ -89,13 +89,13 @@ def port_culprits(recording: Recording, hits: Sequence[Hit]) -> tuple[Culprit, .
 
 
 def _evidence(
-    recording: Recording, hits: Sequence[Hit], sight: Callable[[Hit], str], expected: str | None
+    recording: Recording, hits: Sequence[Hit], describe: Callable[[Hit], str], expected: str | None
 ) -> Iterator[Evidence]:
     several = recording.world is not None and recording.world.nnodes > 1
     alike: dict[tuple[int, str], list[str]] = {}
     for port_at in hits:
         node, hca, port = port_at
-        alike.setdefault((node, sight(port_at)), []).append(port_name(hca, port))
+        alike.setdefault((node, describe(port_at)), []).append(port_name(hca, port))
     for (node, words), names in list(alike.items())[:LINES_OF_EVIDENCE]:
         at = f" on {host(recording, node)}" if several else ""
         yield Evidence(text=f"{', '.join(names)}{at}: {words}", expected_from=expected)

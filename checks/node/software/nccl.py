@@ -90,7 +90,7 @@ def nccl_library_unusable(recording: Recording) -> Iterator[Draft]:
 
 
 @rule("DD208", "nccl-packages-overwrite-each-other", Severity.WARNING, Software)
-def packages_overwrite(recording: Recording) -> Iterator[Draft]:
+def nccl_packages_overwrite_each_other(recording: Recording) -> Iterator[Draft]:
     """Two NCCL packages, for two versions of CUDA, that write the same file.
 
     Finds: nvidia-nccl-cu12 and nvidia-nccl-cu13 (or cu11) are both installed; the one that pip wrote last is there,
@@ -152,7 +152,7 @@ def _one_only(wrong: list[str], own: str, version: str | None) -> Remedy:
 
 
 @rule("DD209", "nccl-copy-without-effect", Severity.INFO, Software)
-def copy_without_effect(recording: Recording) -> Iterator[Draft]:
+def nccl_copy_without_effect(recording: Recording) -> Iterator[Draft]:
     """LD_LIBRARY_PATH or LD_PRELOAD names a libnccl that torch does not load.
 
     Finds: A copy of libnccl.so.2 in a folder of LD_LIBRARY_PATH, or in LD_PRELOAD, while the linker gives torch

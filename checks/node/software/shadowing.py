@@ -51,7 +51,7 @@ _FOUND_BY = "the order in which Python searches for modules"
 
 
 @rule("DD211", "module-hidden-by-pythonpath", Severity.ERROR, Software)
-def hidden_by_pythonpath(recording: Recording) -> Iterator[Draft]:
+def module_hidden_by_pythonpath(recording: Recording) -> Iterator[Draft]:
     """A file on PYTHONPATH that Python loads in the place of torch, or of a module of its own library.
 
     Finds: A torch.py, random.py, logging/__init__.py and the like in a folder that PYTHONPATH names, by the names of
@@ -81,7 +81,7 @@ def hidden_by_pythonpath(recording: Recording) -> Iterator[Draft]:
 
 
 @rule("DD212", "module-hidden-in-working-directory", Severity.ERROR, Software)
-def hidden_in_working_directory(recording: Recording) -> Iterator[Draft]:
+def module_hidden_in_working_directory(recording: Recording) -> Iterator[Draft]:
     """A file in the working directory that some jobs load in the place of torch, or of a module of Python's library.
 
     Finds: The same files as module-hidden-by-pythonpath, in the folder in which the doctor was started. Silent where

@@ -157,7 +157,7 @@ def _pairs(pairs: Sequence[tuple[str, str]]) -> str:
 
 
 @rule("DD413", "pcie-tree-hidden", Severity.INFO, TopologyFact)
-def pcietree_hidden(recording: Recording) -> Iterator[Draft]:
+def pcie_tree_hidden(recording: Recording) -> Iterator[Draft]:
     """A virtual machine, probably, that shows all GPUs below one host bridge.
 
     Finds: Four GPUs or more, every two of them joined by PHB, with the same CPUs for all. Silent where NCCL_TOPO_FILE

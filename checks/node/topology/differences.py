@@ -49,7 +49,7 @@ class Difference:
 
 
 @rule("DD430", "p2p-allowed-and-not-used", Severity.WARNING, TopologyFact)
-def p2p_not_used(recording: Recording) -> Iterator[Draft]:
+def p2p_allowed_and_not_used(recording: Recording) -> Iterator[Draft]:
     """Two GPUs could copy directly, and NCCL goes another way.
 
     Finds: A pair of GPUs without NVLink within NCCL's limit for P2P, for which NVML reports reading and writing as OK
@@ -77,7 +77,7 @@ def nvlink_not_used(recording: Recording) -> Iterator[Draft]:
 
 
 @rule("DD432", "network-used-within-one-host", Severity.WARNING, TopologyFact)
-def network_within_host(recording: Recording) -> Iterator[Draft]:
+def network_used_within_one_host(recording: Recording) -> Iterator[Draft]:
     """Two ranks of one host exchange their data over the network.
 
     Finds: A pair of GPUs of one host for which shared memory is what is left, and whose ranks NCCL's log joins by NET.
@@ -91,7 +91,7 @@ def network_within_host(recording: Recording) -> Iterator[Draft]:
 
 
 @rule("DD433", "p2p-beyond-the-default-limit", Severity.INFO, TopologyFact)
-def p2p_beyond_limit(recording: Recording) -> Iterator[Draft]:
+def p2p_beyond_the_default_limit(recording: Recording) -> Iterator[Draft]:
     """NCCL copies directly farther than it would by itself.
 
     Finds: A pair of GPUs that NCCL's log joins by P2P only because NCCL_P2P_LEVEL allows it.
@@ -204,7 +204,7 @@ def _evidence(difference: Difference) -> Evidence:
 
 
 @rule("DD434", "setting-forbids-a-faster-way", Severity.WARNING, TopologyFact)
-def forbidden(recording: Recording) -> Iterator[Draft]:
+def setting_forbids_a_faster_way(recording: Recording) -> Iterator[Draft]:
     """A setting that keeps NCCL from the way that the hardware has.
 
     Finds: NCCL_P2P_DISABLE=1, or an NCCL_P2P_LEVEL below NCCL's own limit, where GPUs are joined by NVLink, or are in
@@ -254,7 +254,7 @@ _NETWORK = re.compile(r" via NET/")
 
 
 @rule("DD438", "containers-of-one-machine-use-the-network", Severity.WARNING, InterfacesFact)
-def one_machine(recording: Recording) -> Iterator[Draft]:
+def containers_of_one_machine_use_the_network(recording: Recording) -> Iterator[Draft]:
     """Two nodes of the run are containers of one machine, and NCCL joins their GPUs over the network.
 
     Finds: Nodes that run on one booted kernel and have different host names or /dev/shm of their own, and whose ranks

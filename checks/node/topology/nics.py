@@ -28,7 +28,7 @@ from ddp_doctor.wording.pcie import what_bends_the_path
 
 
 @rule("DD437", "gpudirect-rdma-not-used", Severity.WARNING, TopologyFact)
-def not_used(recording: Recording) -> Iterator[Draft]:
+def gpudirect_rdma_not_used(recording: Recording) -> Iterator[Draft]:
     """A NIC is near a GPU, and NCCL receives through host memory all the same.
 
     Finds: A connection between nodes that NCCL's log shows as NET/IB without GDRDMA at its receiving end, over a NIC
@@ -86,7 +86,7 @@ def _culprit(recording: Recording, crossing: Crossing, nic: str) -> Culprit:
 
 
 @rule("DD441", "gpudirect-rdma-ends-before-the-nic", Severity.INFO, TopologyFact)
-def ends_before_nic(recording: Recording) -> Iterator[Draft]:
+def gpudirect_rdma_ends_before_the_nic(recording: Recording) -> Iterator[Draft]:
     """GPUDirect RDMA is possible, and NCCL's own limit is nearer than the nearest NIC.
 
     Finds: For NCCL on several nodes: GPUs whose nearest NIC that NCCL takes is behind the CPU's host bridge (PHB or
@@ -155,7 +155,7 @@ _ENFORCE_BINDING = "https://slurm.schedmd.com/sbatch.html#OPT_gres-flags"
 
 
 @rule("DD408", "gpus-far-from-every-nic", Severity.INFO, TopologyFact)
-def far_from_every_nic(recording: Recording) -> Iterator[Draft]:
+def gpus_far_from_every_nic(recording: Recording) -> Iterator[Draft]:
     """GPUs that no RDMA NIC of their host is near to.
 
     Finds: GPUs that reach every RDMA NIC across the sockets alone (SYS), while other GPUs of the host have one nearer.
@@ -191,7 +191,7 @@ def _nic_detail(fact: TopologyFact, gpus: Sequence[str]) -> str:
 
 
 @rule("DD409", "job-pinned-away-from-its-gpus", Severity.WARNING, TopologyFact)
-def pinned_away(recording: Recording) -> Iterator[Draft]:
+def job_pinned_away_from_its_gpus(recording: Recording) -> Iterator[Draft]:
     """The job may run on no CPU near its GPUs.
 
     Finds: The CPUs that the scheduler, a container or taskset left to the doctor, and so to the job, all stand at other

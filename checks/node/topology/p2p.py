@@ -24,7 +24,7 @@ from ddp_doctor.wording.ranks import rank_list
 
 
 @rule("DD401", "p2p-stalls-between-gpus", Severity.ERROR, TopologyFact)
-def p2p_stalls(recording: Recording) -> Iterator[Draft]:
+def p2p_stalls_between_gpus(recording: Recording) -> Iterator[Draft]:
     """Direct copies between two GPUs never end.
 
     Finds: All ranks of a node entered an all-reduce or a send, none left it, and NCCL's log says that the GPUs of two

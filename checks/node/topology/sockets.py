@@ -34,7 +34,7 @@ from ddp_doctor.wording.ranks import ranks_at
 
 
 @rule("DD440", "all-reduce-far-below-its-path", Severity.WARNING, TopologyFact, AllReduceFact)
-def far_below(recording: Recording) -> Iterator[Draft]:
+def all_reduce_far_below_its_path(recording: Recording) -> Iterator[Draft]:
     """An all-reduce on one node reaches less than a third of what its slowest link should carry.
 
     Finds: The bus bandwidth of all-reduces of 64 MiB and more, beside the rate that NCCL's own constants give for the
@@ -124,7 +124,7 @@ _SOCKET = re.compile(r" via NET/Socket/")
 
 
 @rule("DD435", "sockets-used-beside-rdma", Severity.WARNING, RdmaFact)
-def sockets_used(recording: Recording) -> Iterator[Draft]:
+def sockets_used_beside_rdma(recording: Recording) -> Iterator[Draft]:
     """NCCL talks between nodes over TCP, though both ends have RDMA ports it could use.
 
     Finds: Ranks of different nodes that NCCL's log joins by NET/Socket, where each of the nodes has an active port that
@@ -182,7 +182,7 @@ def _reason(log: NcclTransportFact) -> str:
 
 
 @rule("DD436", "setting-forbids-rdma", Severity.WARNING, RdmaFact)
-def rdma_forbidden(recording: Recording) -> Iterator[Draft]:
+def setting_forbids_rdma(recording: Recording) -> Iterator[Draft]:
     """A setting sends what goes between nodes over TCP, though InfiniBand is there.
 
     Finds: NCCL_IB_DISABLE=1 or NCCL_NET=Socket in a run over several nodes with NCCL, where nodes have active
@@ -242,7 +242,7 @@ def _printed_rates(ports: Sequence[tuple[Hca, Port]]) -> str:
 
 
 @rule("DD447", "one-socket-on-a-fast-network", Severity.INFO, InterfacesFact, AllReduceFact)
-def one_socket(recording: Recording) -> Iterator[Draft]:
+def one_socket_on_a_fast_network(recording: Recording) -> Iterator[Draft]:
     """NCCL sends between nodes over one TCP connection, and the interface carries far more.
 
     Finds: Nodes without RDMA that NCCL's log joins by NET/Socket with no further threads and sockets, over an interface

@@ -32,10 +32,10 @@ def topology_partly_unclear(recording: Recording) -> Iterator[Draft]:
     See: nvidia-smi topo -m; nvidia-smi -q -d MIG
     """
     for warnings, group in by_cause(recording.facts(TopologyFact), lambda fact: fact.warnings or None).items():
-        said = f": {warnings[0]}" if len(warnings) == 1 else f", for {len(warnings)} reasons"
+        what = f": {warnings[0]}" if len(warnings) == 1 else f", for {len(warnings)} reasons"
         yield proved(
             node_culprits(recording, group) if recording.world else (),
-            f"Part of the GPU topology of {hosts_of(recording, group)} is unclear{said}",
+            f"Part of the GPU topology of {hosts_of(recording, group)} is unclear{what}",
             (Evidence(text=text) for text in (warnings if len(warnings) > 1 else ())),
             detail="What is unclear was left out; the rest was checked.",
         )
@@ -67,7 +67,7 @@ def topology_not_understood(recording: Recording) -> Iterator[Draft]:
 
 
 @rule("DD414", "amd-gpus-not-supported", Severity.INFO)
-def amd_not_supported(recording: Recording) -> Iterator[Draft]:
+def amd_gpus_not_supported(recording: Recording) -> Iterator[Draft]:
     """The topology of AMD GPUs, from which nothing is concluded yet.
 
     Finds: The output of ``rocm-smi --showtopo`` or of its parts, or a topology file of RCCL.

@@ -65,8 +65,8 @@ def read_tails(tails: Sequence[Tail], titles: Sequence[str]) -> tuple[dict[str, 
         if cells is None:
             unclear.append(Unclear(tail.label, tail.line, f"cannot be told apart: {_shown(tail)}"))
     if any(rows.values()):  # then the last is there too: nvidia-smi always prints it
-        told = {row.label for row in unclear}
-        cut = [tail for tail in tails if titles[-1] not in rows[tail.label] and tail.label not in told]
+        unclear_labels = {row.label for row in unclear}
+        cut = [tail for tail in tails if titles[-1] not in rows[tail.label] and tail.label not in unclear_labels]
         unclear += [Unclear(tail.label, tail.line, f"are cut off before {titles[-1]}") for tail in cut]
         rows.update({tail.label: {} for tail in cut})
     return rows, unclear
