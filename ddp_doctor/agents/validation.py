@@ -110,14 +110,14 @@ def trial_part(value: Json, node: int, world: World, trial: str) -> tuple[TrialR
 
 def _with_a_fact(reading: Reading, world: World | None = None) -> Reading:
     """The reading; a failed one where its fact has a shape that the rules do not know."""
-    if reading.fact is None or _fits(reading.fact, world):
+    if reading.fact is None or _is_readable(reading.fact, world):
         return reading
     return reading.model_copy(
         update={"fact": None, "status": Status.FAILED, "reason": f"the node sent {JUNK}", "raw": None}
     )
 
 
-def _fits(recorded: dict[str, Json], world: World | None) -> bool:
+def _is_readable(recorded: dict[str, Json], world: World | None) -> bool:
     """Whether the rules can read a fact; a kind that they do not know does no harm."""
     kind = recorded.get("kind")
     if not isinstance(kind, str) or kind not in _kinds():

@@ -91,8 +91,8 @@ def _content(data: bytes) -> Mapping[str, Any]:
         try:
             dump = plain_data(data)
         except NotPlainData as error:
-            said = "the file is cut off" if "cut off" in str(error) else f"the pickle was not read: {error}"
-            raise ValueError(said) from None
+            reason = "the file is cut off" if "cut off" in str(error) else f"the pickle was not read: {error}"
+            raise ValueError(reason) from None
     if not isinstance(dump, Mapping) or not any(key in dump for key in ("entries", "pg_config", "pg_status")):
         raise ValueError("it holds no entries of a flight recorder")
     if "pg_config" in dump and not any(dump.get(key) for key in _FILLED):

@@ -36,7 +36,7 @@ def expand(text: str) -> tuple[str, ...]:
     Raises ValueError with one sentence for what is no list, or names more than ``MOST_HOSTS``.
     """
     hosts: list[str] = []
-    for item in _items(text):
+    for item in _split_outside_brackets(text):
         hosts += _expand_item(item, MOST_HOSTS - len(hosts))
     wrong = next((host for host in hosts if not _NAME.fullmatch(host)), None)
     if wrong is not None or not hosts:
@@ -72,8 +72,7 @@ def read_host_file(text: str) -> tuple[str, ...]:
     return tuple(hosts)
 
 
-def _items(text: str) -> Iterator[str]:
-    """Split at the commas outside of brackets."""
+def _split_outside_brackets(text: str) -> Iterator[str]:
     if not text:
         return
     start, inside = 0, False

@@ -48,12 +48,11 @@ def setting_origins(ctx: Context) -> SettingOrigins:
     ancestors = list(_ancestors(ctx))
     found = {name: _origin(name, value, ancestors) for name, value in env.items()}
     return SettingOrigins(
-        origins={name: origin for name, origin in found.items() if origin is not None}, files=_files(ctx, env)
+        origins={name: origin for name, origin in found.items() if origin is not None}, files=_login_files(ctx, env)
     )
 
 
 def _ancestors(ctx: Context) -> Iterator[_Process]:
-    """The parent, its parent and so on, up to the first process without a parent here."""
     own = stat_of(text_of(ctx, "/proc/self/stat") or "")
     for _ in range(_MOST_ANCESTORS):
         if own is None or own[2] == 0:
@@ -89,7 +88,7 @@ def _origin(name: str, value: str, ancestors: Sequence[_Process]) -> Origin | No
     return None
 
 
-def _files(ctx: Context, env: Mapping[str, str]) -> dict[str, str]:
+def _login_files(ctx: Context, env: Mapping[str, str]) -> dict[str, str]:
     """The first file of a login that gives a variable the value that it has."""
     found: dict[str, str] = {}
     for path in _paths(ctx):

@@ -217,7 +217,6 @@ def _is_leftover(finding: Finding, setting: Setting) -> bool:
 def _variables(
     finding: Finding, remedy: Remedy, world: World | None, note: str, *, is_chosen: bool
 ) -> tuple[Variable, ...]:
-    """The remedy's settings, those of one variable together."""
     by_name = grouped((setting.name, setting) for setting in remedy.settings)
     found = []
     for name, settings in by_name.items():

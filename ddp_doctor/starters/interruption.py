@@ -26,13 +26,13 @@ class Interruption:
         self._since: float | None = None  # monotonic, of the first signal
 
     def arm(self) -> None:
-        """From now on signals are heeded, also one that has come before: what cleans up after the run is in place."""
+        """Handle signals from here on, including one already received: what cleans up after the run is in place."""
         self._armed = not self._has_come
         if self._has_come:
             raise Interrupted
 
     def disarm(self) -> None:
-        """From now on signals are ignored: cleaning up must not be cut short."""
+        """Ignore signals from here on: cleaning up must not be cut short."""
         self._armed = False
 
     def handle(self, _number: int, frame: FrameType | None) -> None:

@@ -72,8 +72,8 @@ class Agent:
                 notes = launch.notes(deadlines.CHECK_S if ends else 0.0)
                 if result.cut_short is None:
                     position = self.partial.trials.index(record)
-                    told = {"notes": notes, "evidence": launch.with_exit_codes(record.evidence)}
-                    self.partial.trials[position] = record.model_copy(update=told)
+                    known = {"notes": notes, "evidence": launch.with_exit_codes(record.evidence)}
+                    self.partial.trials[position] = record.model_copy(update=known)
 
     def run_checks(self, checks: Sequence[Check]) -> None:
         """All rank checks, in as many trials as it takes."""
@@ -142,7 +142,6 @@ class Agent:
 
     @contextmanager
     def _keeping_partial_result(self) -> Iterator[None]:
-        """Keep what an interrupted trial has read: the run still reports it."""
         try:
             yield
         except BaseException:

@@ -151,11 +151,11 @@ class Launch:
 
     def with_exit_codes(self, evidence: Sequence[RankEvidence]) -> tuple[RankEvidence, ...]:
         """The ranks with the codes that torchrun tells of its own: nobody else learns how they ended."""
-        told = {int(found["pid"]): int(found["code"]) for found in _TOLD.finditer(self._last_output())}
+        exit_codes = {int(found["pid"]): int(found["code"]) for found in _TOLD.finditer(self._last_output())}
         mine = {worker.pid for worker in self.workers}
         return tuple(
-            rank.model_copy(update={"exit_code": told[rank.pid]})
-            if rank.exited_at is not None and rank.pid in mine and rank.pid in told
+            rank.model_copy(update={"exit_code": exit_codes[rank.pid]})
+            if rank.exited_at is not None and rank.pid in mine and rank.pid in exit_codes
             else rank
             for rank in evidence
         )
