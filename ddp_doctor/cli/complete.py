@@ -23,7 +23,7 @@ def script(shell: str | None) -> str:
 
 
 def prepare() -> None:
-    """Where a shell asks for words, let typer answer it; else do nothing."""
+    """Let typer answer a shell that asks for words; else do nothing."""
     asked = os.environ.get(_VARIABLE)
     if asked is None:
         return

@@ -184,7 +184,7 @@ _OF_REDACTED = ("json", "markdown", "html", "record")
 
 @dataclass(frozen=True)
 class Outputs:
-    """Where the results of one command go. With ``-`` data go to stdout and words to stderr."""
+    """The places where one command's results go. With ``-`` data go to stdout and words to stderr."""
 
     paths: Mapping[str, str] = field(default_factory=dict)  # of the outputs that are asked for, by name
     form: OutputFormat = OutputFormat.FULL
@@ -226,7 +226,7 @@ class Outputs:
                     raise UsageError(str(error)) from error
 
     def at_node(self, host: str, node_rank: int) -> "Outputs":
-        """With ``%h`` in paths as the host's name and ``%n`` as the node rank."""
+        """The same with ``%h`` in paths as the host's name and ``%n`` as the node rank."""
         paths = {name: path.replace("%h", host).replace("%n", str(node_rank)) for name, path in self.paths.items()}
         own = frozenset(name for name, path in self.paths.items() if path != paths[name])
         return replace(self, host=host, own=own, paths=paths)
@@ -238,7 +238,7 @@ class Outputs:
             raise UsageError(f"--redact replaces names that {settings[0]} needs: give one of them")
 
     def without_files(self) -> "Outputs":
-        """For a node that leaves the outputs to the head."""
+        """The same for a node that leaves the outputs to the head."""
         return replace(self, paths={})
 
     def write(self, results: Results | LintResults) -> list[str]:

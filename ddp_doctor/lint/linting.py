@@ -57,7 +57,7 @@ class Suppressions:
 
     @cached_property
     def _spans(self) -> dict[int, tuple[int, int]]:
-        """By line the lines of the innermost statement; if it has a body, the lines of its head."""
+        """The lines of the innermost statement at each line; if it has a body, the lines of its head."""
         found: dict[int, tuple[int, int]] = {}
         waiting: list[ast.AST] = list(self._tree.body)
         while waiting:

@@ -165,7 +165,7 @@ class Use(NamedTuple):
 
 
 def uses(definition: ast.ClassDef, name: str) -> Iterator[Use]:
-    """Where a class uses ``self.name``, but for what ``__init__`` binds it to and appends to it."""
+    """The places where a class uses ``self.name``, but for what ``__init__`` binds it to and appends to it."""
     for method in definition.body:
         if not isinstance(method, ast.FunctionDef):
             continue

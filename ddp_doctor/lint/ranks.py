@@ -149,7 +149,7 @@ def behind(value: Value) -> Iterator[Value]:
 
 
 def rank_test(value: Value, depth: int = 6) -> RankTest | None:
-    """On which ranks a condition holds; None if, as far as can be seen, it has the same result on all of them."""
+    """The ranks on which a condition holds; None if, as far as can be seen, it has the same result on all of them."""
     for option in value.alternatives():
         found = _test(option, depth) if depth else None
         if found is not None:

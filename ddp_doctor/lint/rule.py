@@ -28,7 +28,7 @@ class Spot:
 
     @property
     def node(self) -> ast.AST:
-        """Where it is."""
+        """The node where it is."""
         return self.at.node if isinstance(self.at, Value) else self.at
 
 

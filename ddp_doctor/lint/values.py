@@ -141,7 +141,7 @@ class Guard(NamedTuple):
 
 
 class Place(NamedTuple):  # made for every statement: a frozen dataclass takes five times as long
-    """Where a call or statement is: all that surrounds it, through the local functions that led there."""
+    """The place of a call or statement: all that surrounds it, through the local functions that led there."""
 
     function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | None = None
     cls: ast.ClassDef | None = None
@@ -153,12 +153,12 @@ class Place(NamedTuple):  # made for every statement: a frozen dataclass takes f
     guards: tuple[Guard, ...] = ()  # the try around it, the outermost first; not those whose handler it is in
 
     def under(self, *conditions: Condition) -> Place:
-        """Here, where these hold as well."""
+        """The same place, where these hold as well."""
         function, cls, before, loops, withs, in_handler, depth, guards = self
         return Place(function, cls, (*before, *conditions), loops, withs, in_handler, depth, guards)
 
     def inside(self, loop: Loop) -> Place:
-        """Here, inside of a loop."""
+        """The same place, inside of a loop."""
         function, cls, conditions, before, withs, in_handler, depth, guards = self
         return Place(function, cls, conditions, (*before, loop), withs, in_handler, depth, guards)
 

@@ -159,7 +159,7 @@ def _words(report: Report, check: CheckResult) -> str:
 
 
 def _not_tested_elsewhere(check: CheckResult) -> str:
-    """On some of several nodes."""
+    """The reason why only some of several nodes were tested."""
     return f"; not tested {_reason(check)}" if check.reason else ""
 
 

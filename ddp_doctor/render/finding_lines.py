@@ -49,7 +49,7 @@ def show(report: Report, form: OutputFormat, out: "Console") -> None:
 
 
 def concise(finding: Finding) -> str:
-    """Where, how bad, which rule, and the title."""
+    """The place, the severity, the rule and the title."""
     where = f"{finding.path}:{finding.line}:{finding.column}: " if isinstance(finding, Placed) else ""
     return one_line(f"{where}{finding.severity.value} {finding.code} {finding.title}")
 
@@ -80,7 +80,7 @@ def sentences(finding: Finding) -> Iterator[str]:
 
 
 def _escaped(text: str, also: str = "") -> str:
-    """With the characters that would end the command, or one of its properties, as GitHub's runner reads them back."""
+    """The text with what would end the command, or one of its properties, as GitHub's runner reads it back."""
     for character in f"%\r\n{also}":
         text = text.replace(character, f"%{ord(character):02X}")
     return text

@@ -104,7 +104,7 @@ def _outliers(outliers: Sequence[Outlier], *, each: bool) -> Iterator[tuple[str,
 
 
 def _change(name: str, value: float, median: float) -> str:
-    """By how much it is slower (-) or faster."""
+    """The change in percent, negative where it is slower."""
     return f"{round(-100 * loss(name, value, median)):+d} %"
 
 

@@ -49,7 +49,7 @@ def docker_args(given: SettingsToApply) -> str:
 
 
 def _argument(name: str, value: str | None) -> str:
-    """For one variable: two words of a shell, or what to do where it has to go.
+    """The two words of a shell for one variable, or what to do where it has to go.
 
     A name without a value takes the variable away where the caller has none of that name (moby,
     ReplaceOrAppendEnvValues); where it has, it would bring just that value in.

@@ -146,7 +146,7 @@ def _bandwidths(report: Report) -> _Samples:
 
 
 def _labels(measured: Measurement, hosts: Mapping[int, str], backend: str) -> tuple[str, ...]:
-    """In the order of _OF_BANDWIDTH; empty is the same as none to Prometheus."""
+    """The labels in the order of _OF_BANDWIDTH; empty is the same as none to Prometheus."""
     node = measured.labels.get("node", "")
     host = hosts.get(node, str(node)) if isinstance(node, int) else str(node)
     size, ranks, gpu = (str(measured.labels.get(name, "")) for name in ("bytes", "ranks", "gpu"))

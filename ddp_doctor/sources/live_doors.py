@@ -29,7 +29,7 @@ Address = str | int
 
 
 class _Connection(HTTPConnection):
-    """To a port of this host, or to a unix socket."""
+    """A connection to a port of this host, or to a unix socket."""
 
     def __init__(self, address: Address, patience_s: float) -> None:
         super().__init__("localhost", address if isinstance(address, int) else 80, timeout=patience_s)

@@ -97,7 +97,7 @@ def _on_default_group(frames: Sequence[dict[str, object]]) -> bool | None:
 
 
 def _without_group(call: str, args: str, kwargs: str) -> bool:
-    """By the arguments as py-spy prints them, ``(<Tensor at 0x7f00>, 0)`` and ``{"group": None}``."""
+    """Whether arguments as py-spy prints them name no group: ``(<Tensor at 0x7f00>, 0)`` and ``{"group": None}``."""
     named = re.search(r'"group": ([^,}]+)', kwargs)
     if named or "..." in kwargs or not kwargs:
         return named is not None and named[1] in _NONE

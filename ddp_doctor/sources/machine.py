@@ -49,7 +49,7 @@ class Files:
         return sorted(entry.name for entry in self._at(path).iterdir())
 
     def readlink(self, path: str) -> str:
-        """Where a symbolic link points to, as it is in the link."""
+        """The target of a symbolic link, as it is in the link."""
         return str(self._at(path).readlink())
 
     def disk(self, path: str) -> Disk:

@@ -14,7 +14,7 @@ from ddp_doctor.sources.given import is_folder
 
 
 def state_folder(env: Mapping[str, str]) -> Path | None:
-    """Where recordings are kept: ``$XDG_STATE_HOME/ddp-doctor``; None where there is no home.
+    """The folder of recordings, ``$XDG_STATE_HOME/ddp-doctor``; None where there is no home.
 
     A home that does not exist (/nonexistent, as services have it) is not made.
     """
@@ -39,14 +39,14 @@ def private_folder(path: Path) -> Path | None:
 
 
 def own_bases(state: Path | None) -> list[Path]:
-    """Where the doctor keeps what it keeps, the best first."""
+    """The folders in which the doctor may keep something, the best first."""
     temporary = temporary_folder()
     bases = (state, Path(temporary) / f"ddp-doctor-{os.getuid()}" if temporary else None)
     return [base for base in bases if base is not None]
 
 
 def temporary_folder() -> str | None:
-    """Where temporary files go; None where they can go nowhere."""
+    """The folder for temporary files; None where they can go nowhere."""
     try:
         return tempfile.gettempdir()
     except OSError:

@@ -67,7 +67,7 @@ def pid_inside(pid: int) -> int | None:
 
 
 def path_of(pid: int, path: str) -> str:
-    """Where a file is that a process, perhaps in a container, calls ``path``."""
+    """The path of a file that a process, perhaps in a container, calls ``path``."""
     return f"/proc/{pid}/root{path}" if path.startswith("/") else f"/proc/{pid}/cwd/{path}"
 
 

@@ -69,7 +69,7 @@ class Listener:
         threading.Thread(target=self._accept, name="listener", daemon=True).start()
 
     def admit(self, token: str) -> None:
-        """From now on answer callers that show this token; those who called before are waiting."""
+        """Answer callers that show this token from now on; those who called before are waiting."""
         self._token = token.encode()
         self._admitted.set()
 

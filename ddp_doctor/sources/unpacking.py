@@ -40,7 +40,7 @@ class _Readable(Protocol):
 
 
 class _Decompressor(Protocol):
-    """Of bz2, lzma and zstd."""
+    """The interface that bz2, lzma and zstd share."""
 
     @property
     def eof(self) -> bool: ...

@@ -57,7 +57,7 @@ def elements_of(shape: str) -> str:
 
 
 def waits(fact: JobLogFact) -> Mapping[str, Mapping[int, Wait]]:
-    """Of every rank that says so where it stood; of several time-outs of a rank the first counts."""
+    """The place where each rank stood that says so; of several time-outs of a rank the first counts."""
     groups: dict[str, dict[int, Wait]] = defaultdict(dict)
     signs = [sign for sign in fact.signs if sign.sign == "watchdog-timeout" or "enqueued" in sign.values]
     # Some releases print the group not beside the time-out but in the line after it, with the same number.

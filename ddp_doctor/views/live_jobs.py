@@ -40,7 +40,7 @@ class LiveJob:
 
     @property
     def watched_s(self) -> float:
-        """From the first look to the last."""
+        """The seconds from the first look to the last."""
         return max(host.watched_s for host in self.hosts)
 
 

@@ -239,7 +239,7 @@ def _working(found: Doing) -> Doing:
 
 
 def _goes_through_its_code(rank: LiveRankFact, *, is_known: bool) -> bool | None:
-    """By its stacks; a loop that asks for something again and again has few of them, and none of torch."""
+    """Whether its stacks say so; a loop that asks for something again and again has few of them, and none of torch."""
     looks = [look.frames for look in rank.looks if look.frames]
     different = len(set(looks))
     if different <= 1:

@@ -66,7 +66,7 @@ def is_setting(trait: str) -> bool:
 
 @once_a_recording
 def node_traits(recording: Recording) -> dict[int, dict[str, str]]:
-    """By node: what is known of its hardware and versions, and the variables that nodes are meant to agree in."""
+    """The hardware, the versions and the variables in which nodes are meant to agree, by node."""
     found: dict[int, dict[str, str]] = {}
     for name, (kind, value) in (VERSIONS | _MORE).items():
         for fact in recording.facts(kind):

@@ -95,7 +95,7 @@ SWITCH = "TORCH_DIST_USE_NCCL2"
 
 @once_a_recording
 def nccl_backends(recording: Recording) -> Mapping[int, str]:
-    """By node: "nccl2", "nccl-legacy" or "nccl", or another name that a rank recorded.
+    """The backend by node: "nccl2", "nccl-legacy" or "nccl", or another name that a rank recorded.
 
     What the ranks recorded counts first. Without ranks, torch's list of backends and its switch decide. A node is
     left out where neither is known.

@@ -166,7 +166,7 @@ class ToNetwork:
 
 
 def ways_to_nics(recording: Recording, place: Place) -> dict[str, dict[str, ToNetwork]]:
-    """By GPU and NIC, each way that NCCL may go without another GPU."""
+    """The ways that NCCL may go without another GPU, by GPU and NIC."""
     fact, rdma = place.fact, next(iter(recording.at(RdmaFact, place.seen.node)), None)
     ports = {hca.name: port for hca, port in rdma.chosen()} if rdma and rdma.unused_by is None else {}
     kernels = recording.at(KernelFact, place.seen.node)

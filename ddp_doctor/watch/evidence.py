@@ -157,7 +157,7 @@ def is_regular(stream: int) -> bool:
 
 
 def regular_outputs() -> list[Output]:
-    """Where this process's stdout and stderr go, if that are files that can be read again."""
+    """The files of this process's stdout and stderr, if they can be read again."""
     found: dict[tuple[int, int], Output] = {}
     for stream in (1, 2):
         with suppress(OSError):

@@ -94,7 +94,7 @@ class Pictures:
     still_s: float
 
     def stand_for(self, picture: str) -> float:
-        """For how many seconds all ranks have done this, if that is to be told now; else 0.0."""
+        """The seconds for which all ranks have done this, if that is to be told now; else 0.0."""
         text = os.pread(self.file, _LARGEST_SEEN_BYTES, 0)
         seen = _Seen(**json.loads(text)) if text else _Seen()
         if seen.picture != picture or seen.since_s < self.now_s - self.still_s:

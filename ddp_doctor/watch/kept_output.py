@@ -75,7 +75,7 @@ def _is_same(first: int, second: int) -> bool:
 
 
 def _copy(sources: dict[int, int], folder: Path, task: int) -> None:
-    """Until all are closed; ``sources``: streams by the descriptors to read."""
+    """Copy until all are closed; ``sources``: streams by the descriptors to read."""
     process.set_name("ddp-watch-tee")
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in {0, 1, 2} - set(sources.values()):

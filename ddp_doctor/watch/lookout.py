@@ -226,7 +226,7 @@ class Lookout:
             self._patience_s = min(2 * self._patience_s, longest_s)
 
     def _tell_who_lives(self) -> None:
-        """Once, when who was killed has had time to end."""
+        """Tell it once, when who was killed has had time to end."""
         if self._killed_s is None or time.monotonic() - self._killed_s < _KILL_PATIENCE_S or not self._living:
             return
         left = [pid for pid, started in self._living.items() if process.started(pid) == started]

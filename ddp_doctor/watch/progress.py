@@ -30,7 +30,7 @@ _BEGINNING_S = 300.0
 
 @dataclass(frozen=True)
 class _Counts:
-    """Of a main thread: since its start."""
+    """The counts of a main thread since its start."""
 
     at_s: float
     cpu_s: float
@@ -62,7 +62,7 @@ class Progress:
         return tuple(self._ranks)
 
     def look(self, roots: Iterable[int], longest_gap_s: float) -> float:
-        """For how many seconds some rank has not moved or, where ranks are not numbered, none of them.
+        """The seconds for which some rank has not moved or, where ranks are not numbered, none of them.
 
         After a gap, in which this process was stopped or the machine slept, all begins again.
         """
@@ -102,7 +102,7 @@ class Progress:
 
 
 def _ranks_below(roots: Iterable[int]) -> tuple[dict[int, int], bool]:
-    """By pid their starts: processes with torch that have a rank by their launcher, else those that joined a group."""
+    """The starts by pid of processes with torch that have a rank by their launcher, else of those in a group."""
     tree = {pid for root in roots for pid in process.with_children(root, _MOST_PROCESSES) or (root,)}
     with_torch = {pid for pid in tree if "/libtorch" in (proc.read(f"/proc/{pid}/maps") or "")}
     rank_of = {pid: (proc.environment(pid) or {}).get("RANK") for pid in with_torch}

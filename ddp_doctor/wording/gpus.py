@@ -18,7 +18,7 @@ LINES_OF_EVIDENCE = 16
 
 
 def asked_for(recording: Recording, severity: Severity) -> Severity:
-    """With --backend gloo the job leaves the GPUs alone: what is wrong with them is worth knowing only."""
+    """The severity; information only with --backend gloo, because the job then leaves the GPUs alone."""
     return Severity.INFO if recording.options.backend is Backend.GLOO else severity
 
 

@@ -91,7 +91,7 @@ def _evidence_line(recording: Recording, fault: Hit, expected_from: str) -> Evid
 
 
 def stuck_evidence(view: NodeView, process: StuckProcess) -> Evidence:
-    """Where a process is."""
+    """The evidence of where a process is."""
     since_s = blocked_s(view, process)
     parts = (
         f"pid {process.pid} ({process.name}) in state D",

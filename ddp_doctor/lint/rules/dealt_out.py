@@ -77,7 +77,7 @@ def _dealt_steps(script: Script) -> Iterator[tuple[Loop, Value]]:
 
 
 def _divisors(script: Script, dealt: set[int]) -> list[str]:
-    """By what the script divides, but for the divisions that deal the data out."""
+    """The divisors in the script, but for those that deal the data out."""
     return [
         written(node.right if isinstance(node, ast.BinOp) else node.value)
         for node in script.nodes

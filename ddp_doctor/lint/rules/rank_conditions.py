@@ -102,7 +102,7 @@ Site = tuple[object, str]
 
 
 def _site(call: Call) -> Site:
-    """Where both halves of a pattern are: in one function, or in both ends of one context manager."""
+    """The place of both halves of a pattern: one function, or both ends of one context manager."""
     function = call.place.function
     is_manager = getattr(function, "name", "") in ("__enter__", "__exit__")
     place = call.place.cls if is_manager else function
@@ -111,7 +111,7 @@ def _site(call: Call) -> Site:
 
 @lru_cache(maxsize=1)  # both rules ask
 def _sides(script: Script) -> dict[Site, set[Chosen]]:
-    """For each function and collective: on which ranks it is called there under conditions."""
+    """The ranks on which each function calls each collective under conditions."""
     found: dict[Site, set[Chosen]] = {}
     for call in collectives(script):
         tests = (rank_condition(condition) for condition in call.conditions)

@@ -72,7 +72,7 @@ class Timeline:
 
 
 def timelines(report: Report, recording: Recording) -> Iterator[Timeline]:
-    """Of the trials that did not come to their end; where all did, of the first."""
+    """The time lines of the trials that did not come to their end; where all did, of the first."""
     trials = [trial for trial in recording.trials if any(rank.steps or not rank.done for rank in trial.evidence)]
     failed = [trial for trial in trials if trial.outcome != "finished"]
     blamed = _codes_by_rank(report)

@@ -73,12 +73,12 @@ class _Sizes:
 
     @property
     def chips(self) -> float:
-        """From the top of the tiles to the first chip."""
+        """The height from the top of the tiles to the first chip."""
         return LABEL * self.depth
 
     @property
     def gpus(self) -> float:
-        """From the top of the tiles to the first row of GPUs."""
+        """The height from the top of the tiles to the first row of GPUs."""
         return self.chips + self.nic_rows * (NIC_HEIGHT + GAP)
 
     @property
@@ -131,7 +131,7 @@ def _nic_rows(group: Group, nic_width: float) -> int:
 
 
 def _nic_columns(group: Group, nic_width: float) -> int:
-    """So many as stand over the GPUs, and more where there would be too many rows."""
+    """The number of columns that stand over the GPUs, and more where there would be too many rows."""
     over = int((_gpus_width(group) + GAP) // (nic_width + GAP))
     return max(1, over, ceil(len(group.nics) / _MOST_NIC_ROWS))
 

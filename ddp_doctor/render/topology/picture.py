@@ -33,7 +33,7 @@ class Picture:
     findings: tuple[Finding, ...] = ()
 
     def faults(self) -> tuple[Finding, ...]:
-        """Those that are drawn in red."""
+        """The findings that are drawn in red."""
         return tuple(finding for finding in self.findings if finding.severity.at_least(Severity.WARNING))
 
 

@@ -117,7 +117,7 @@ def _titled(title: str, whom: str, rows: Sequence[tuple[str, ...]], width: int |
 
 
 def network_table(ways: Iterable[ToNetwork], width: int | None = None) -> str:
-    """From GPUs to their nearest NICs in plain text; nothing where no NIC is known."""
+    """The ways from GPUs to their nearest NICs in plain text; nothing where no NIC is known."""
     words = {True: "GPUDirect RDMA", False: "host memory", None: "GPUDirect RDMA?"}
     groups: dict[tuple[str, ...], list[str]] = {}
     for way in ways:

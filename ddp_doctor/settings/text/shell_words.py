@@ -129,7 +129,7 @@ _DEEPEST = 50
 
 @dataclass
 class Branches:
-    """Where a script has come to."""
+    """The branches that a script is in."""
 
     path: Path = ()  # of the command that was seen last
     _open: list[tuple[str, int, int]] = field(default_factory=list)  # the word that closes it, block, branch
