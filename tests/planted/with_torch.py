@@ -24,7 +24,7 @@ from tests.lab.hosts import ROOT, Host
 from tests.lab.processes import PATIENCE_S, HostProcess
 from tests.machines import parts
 from tests.machines.whole import Whole
-from tests.planted import TOOLS, libraries
+from tests.planted import TOOLS, WAITS, libraries
 from tests.planted.world import Env, Machines
 
 #: The folder of an environment with a CUDA build of torch and what the doctor needs.
@@ -101,6 +101,7 @@ class PlantedTorch(Machines):
             **machine.env,
             **(env or {}),
         }
+        whole["LD_PRELOAD"] = ":".join(filter(None, (str(libraries() / WAITS), whole.get("LD_PRELOAD"))))
         return its.start(argv, env=whole)
 
     def start_doctor(self, *arguments: str | Path, host: int = 0, env: Env | None = None) -> HostProcess:
