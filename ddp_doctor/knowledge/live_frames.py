@@ -56,6 +56,8 @@ COLLECTIVE_FILES = re.compile(
 WRAPPERS = re.compile(r"in (?:[\w.<>]+\.)?(?:wrapper|_fn|inner|decorate_context|__call__)$")
 #: A backward pass: DDP's reduction of gradients ends within it.
 BACKWARD = re.compile(r"/torch/autograd/(?:graph|__init__)\.py:\d+ in ")
+#: The outermost frame of autograd's own thread for a GPU, in a backward written in Python.
+OWN_BACKWARD = re.compile(r"/torch/autograd/function\.py:\d+ in ")
 #: The text of a line in which a rank waits for work that it queued, or for its GPU, in C++.
 WAITS_FOR_WORK = re.compile(r"\.wait\(")
 WAITS_FOR_GPU = re.compile(r"\.(?:item|cpu|tolist|numpy|synchronize|nonzero)\(|\.to\(|\bfloat\(")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_doctor.facts.live_job import Refused
-from ddp_doctor.knowledge.live_frames import C10D_WRAPPER, GROUP_AT
+from ddp_doctor.knowledge.live_frames import BACKWARD, C10D_WRAPPER, GROUP_AT, OWN_BACKWARD
 from ddp_doctor.parse.json_value import OTHER_SHAPE, json_value
 from ddp_doctor.sources import proc
 from ddp_doctor.sources.commands import find_executable, run_command
@@ -25,12 +25,13 @@ _SYS_PTRACE = 1 << 19  # linux/capability.h
 #: With a kilobyte of each variable, so that lists of tensors do not hide what stands behind them.
 _LOCALS = "-lll"
 _NONE = ("None", "none")
+Frames = list[dict[str, object]]
 _NOT_INSTALLED = Refused(door="stacks", why="py-spy is not installed beside ddp-doctor", grant="pip install py-spy")
 
 
 @dataclass(frozen=True)
 class Stack:
-    """The stack of a process's main thread, outermost first."""
+    """The stack of a process's main thread, outermost first, and of autograd's where it waits for that."""
 
     frames: tuple[str, ...] = ()
     holds_gil: bool = False
@@ -64,12 +65,21 @@ def _stack(program: str, pid: int, env: Mapping[str, str], end: float, *, with_g
         )
         if main is None:
             return Stack(refused=Refused(door="stacks", why="py-spy does not tell which thread runs the script"))
-        frames = list(reversed(main["frames"]))
+        frames = _frames(main, threads)
         return Stack(
             tuple(map(_text, frames)), bool(main["owns_gil"]), _on_default_group(frames) if with_groups else None
         )
     except OTHER_SHAPE:
         return Stack(refused=why_refused(pid, done.stderr))
+
+
+def _frames(main: Mapping[str, Frames], threads: Sequence[Mapping[str, Frames]]) -> Frames:
+    """The main thread's frames, and of a backward on a GPU those of autograd's thread, as the CPU has them in one."""
+    frames = list(reversed(main["frames"]))
+    if not frames or not BACKWARD.search(_text(frames[-1])):
+        return frames
+    others = (list(reversed(thread["frames"])) for thread in threads if thread is not main)
+    return frames + next((own for own in others if own and OWN_BACKWARD.search(_text(own[0]))), [])
 
 
 def _text(frame: Mapping[str, object]) -> str:

@@ -36,6 +36,11 @@ def called(rank: Doing) -> str:
     return f"{call_name(rank)} at {place(rank.line)}" if rank.line else call_name(rank)
 
 
+def collective_of(one: Doing) -> str:
+    """The same; of a backward pass, in which the rank that is missed may stand as well, the collective in it."""
+    return f"the collective of {called(one)}" if one.call == "backward" else called(one)
+
+
 def place(line: str) -> str:
     """``train.py:31`` of a frame."""
     return short(line.partition(" in ")[0])

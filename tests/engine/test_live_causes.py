@@ -319,6 +319,15 @@ def test_of_a_rank_that_stands_the_whole_stack_is_shown_and_what_the_kernel_says
     assert texts[2].endswith("the kernel: it waits in read from the FIFO /data/in")
 
 
+def test_a_rank_that_stands_within_the_backward_pass_is_not_said_to_be_outside_of_it():
+    within = (*BACKWARD, f"{TORCH}/autograd/function.py:315 in BackwardCFunction.apply", script(70))
+
+    (finding,) = judge(recording(*(rank(at, BACKWARD) for at in (0, 1)), rank(2, within))).report.findings
+
+    assert finding.title.startswith("Rank 2 (pid 102) never entered the collective of the backward pass at train.py:30")
+    assert finding.title.endswith("; it stands at train.py:70")
+
+
 def test_a_rank_outside_is_likely_and_not_proved_to_be_what_gpus_wait_for():
     """A GPU may still compute, and what it waits for shows nowhere."""
     (finding,) = judge(recording(*AT_THE_GPU[:3], rank(3, (script(70),)))).report.findings

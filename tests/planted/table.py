@@ -49,8 +49,8 @@ def _faults() -> Iterator[str]:
     yield (
         "## Faults\n\nOf two ranks: how each ends (the code of NCCL's result, a signal, a hang), NCCL's line, and the"
         " cause that `ddp-doctor logs` names. These are ranks without torch: no time-out, no launcher that tells of"
-        " an exit code. Where both ranks may notice a fault, how each ends depends on which is first, and differs between"
-        " runs.\n"
+        " an exit code. Where both ranks may notice a fault, how each ends depends on which is first, and differs"
+        " between runs.\n"
     )
     yield "| fault | release | rank 0 | rank 1 | NCCL says | logs names |\n|---|---|---|---|---|---|"
     dgx = next(kind for kind in MACHINES if kind.name == "two DGX H100").build()

@@ -6,6 +6,7 @@ Nothing here was seen on a GPU. ``make planted-torch`` runs these.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,20 @@ if rank == 2 and way == "stopped":
     os.kill(os.getpid(), signal.SIGSTOP)
 if rank == 2 and way == "outside":
     threading.Event().wait()
+if rank == 2 and way == "leaves":
+    os._exit(0)
+if way == "backward":
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, inputs):
+            return inputs * 1
+        @staticmethod
+        def backward(ctx, gradient):
+            while rank == 2:
+                threading.Event().wait()  # in autograd's thread for this GPU
+            return gradient
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4).cuda(), device_ids=[rank])
+    Own.apply(model(torch.rand(2, 4, device="cuda"))).sum().backward()
 if rank == 2 and way == "other":
     dist.broadcast(number, 2)
 else:
@@ -105,13 +120,23 @@ def test_logs_name_the_rank_that_never_came_beside_dumps_of_a_recorder_that_is_o
     assert named(tmp_path / "r.json") == [(cause, [2])], run.said
 
 
-def test_watch_ends_a_job_whose_rank_is_stopped_and_says_which(planted: PlantedTorch, script: Path, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("way", "says"),
+    [
+        ("stopped", "Rank 2 .*is stopped by a signal"),
+        ("leaves", "Rank 2 is gone, and ranks 0, 1 are still there"),
+        ("other", "rank 2 called broadcast, rank 0 all-reduce"),
+        ("backward", r"Rank 2 .* never entered the collective of the backward pass .*; it stands at train.py:\d+"),
+    ],
+)
+def test_watch_ends_a_job_that_hangs_and_says_for_whom(
+    planted: PlantedTorch, script: Path, tmp_path: Path, way: str, says: str
+):
     torchrun = (planted.python, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS))
     run = planted.doctor(
-        *("watch", "--stuck-after", "10", "--on-hang", "kill", "--", *torchrun, script, "stopped", "3600"),
+        *("watch", "--stuck-after", "10", "--on-hang", "kill", "--", *torchrun, script, way, "3600"),
         limit_s=8 * PATIENCE_S,
     )
 
     assert run.code not in (0, None), run.said
-    assert "Rank 2" in run.errors, run.said
-    assert "is stopped by a signal" in run.errors
+    assert re.search(says, run.errors), run.said

@@ -1,4 +1,4 @@
-"""Whether a call of torch.distributed was handed a group, by what py-spy prints of the frames that hold it."""
+"""What is read from stacks as py-spy prints them: where a backward stands, and whether a call was handed a group."""
 
 from typing import Any
 
@@ -52,3 +52,20 @@ def called(call: str, args: str, kwargs: str = "{}") -> list[dict[str, Any]]:
 )  # fmt: skip
 def test_a_call_is_on_the_default_group_where_it_was_handed_none_and_else_that_is_not_known(frames, is_default):
     assert live_stacks._on_default_group(frames) is is_default
+
+
+AUTOGRAD = "/opt/venv/lib/python3.11/site-packages/torch/autograd/"
+IN_BACKWARD = [MAIN, frame(f"{AUTOGRAD}graph.py", "_engine_run_backward")]
+OWN = [frame(f"{AUTOGRAD}function.py", "apply"), frame("/home/me/train.py", "backward")]
+OTHER = [frame("/usr/lib/python3.11/threading.py", "_bootstrap"), frame("/home/me/train.py", "read_ahead")]
+
+
+@pytest.mark.parametrize(
+    ("main", "others", "stack"),
+    [(IN_BACKWARD, [OTHER, OWN], [*IN_BACKWARD, *OWN]), (IN_BACKWARD, [OTHER], IN_BACKWARD), ([MAIN], [OWN], [MAIN])],
+    ids=["within the user's own backward", "in a kernel", "not in a backward"],
+)
+def test_a_backward_on_a_gpu_goes_on_in_the_thread_of_autograd(main, others, stack):
+    threads = [{"frames": list(reversed(frames))} for frames in (main, *others)]
+
+    assert live_stacks._frames(threads[0], threads) == stack

@@ -31,7 +31,7 @@ from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.views.live_jobs import LiveJob, live_jobs
 from ddp_doctor.views.live_ranks import Doing, last_to_come
-from ddp_doctor.wording.live_ranks import busy_text, called, place, plural, verb, waits_text
+from ddp_doctor.wording.live_ranks import busy_text, called, collective_of, place, plural, verb, waits_text
 from ddp_doctor.wording.ranks import capital, rank_list
 
 #: So often the same data was sent again in a row.
@@ -179,7 +179,7 @@ class _Job(Named):
         return (self.found("others-wait-for-work", Confidence.LIKELY, [one], (), **values),)
 
     def _outside(self, still: Sequence[Doing]) -> Judged:
-        call = " or ".join(dict.fromkeys(map(called, self.in_collective))) or "a collective on the GPU"
+        call = " or ".join(dict.fromkeys(map(collective_of, self.in_collective))) or "a collective on the GPU"
         if len(self.waiting) < len(still):
             return self.found("rank0-only-collective", Confidence.LIKELY, self.waiting, (), call=call)
         loops = all(one.loops for one in still)
