@@ -9,10 +9,6 @@ two host bridges of one NUMA node, SYS all else. One switch is two bridges in th
 PIX where neither stands more than one bridge below what they share. NVML counts alike
 (nvmlDeviceGetTopologyCommonAncestor), and so did NCCL up to 2.4 (src/graph/topo.h, pciDistance).
 
-NCCL today goes up two bridges at a time, which makes each switch one node, until it meets the root port
-or the host bridge, and hangs what it has then below the CPU of that NUMA node (src/graph/xml.cc,
-ncclTopoGetXmlFromSys). It knows no host bridges: two of one NUMA node are PHB to it (src/graph/paths.cc).
-
 Access Control Services (ACS) in the configuration space of a PCIe bridge.
 
 /sys/bus/pci/devices/0000:17:01.0/config has 4096 bytes for root, and 64 for everybody else, root of a
@@ -63,16 +59,6 @@ def link_code(first: PciDevice, second: PciDevice) -> str:
     if shared == 0:
         return "PHB"
     return "PIX" if max(len(first.bridges), len(second.bridges)) - shared <= 1 else "PXB"
-
-
-def nccl_path(first: PciDevice, second: PciDevice) -> str:
-    """What NCCL calls the way over PCI: PIX, PXB, PHB or SYS."""
-    nearest = (first.switches()[:1], second.switches()[:1])
-    if nearest[0] and nearest[0] == nearest[1]:
-        return "PIX"
-    if set(first.switches()) & set(second.switches()):
-        return "PXB"
-    return "PHB" if _same_numa_node(first, second) else "SYS"
 
 
 def _same_numa_node(first: PciDevice, second: PciDevice) -> bool:

@@ -41,7 +41,7 @@ def test_a_dump_is_a_matrix_of_nvlink_and_pcie() -> None:
 def test_the_devices_of_a_dump_stand_in_the_tree() -> None:
     devices = {device.name: device for device in read(DUMP).pci}
     assert set(devices) == {"GPU0", "GPU1", "GPU2", "GPU3", "NIC0", "eno1"}
-    assert devices["GPU1"].switches() == ("0000:1b:00.0", "0000:16:00.0")
+    assert devices["GPU1"].bridges[-2::-2] == ("0000:1b:00.0", "0000:16:00.0")  # its switches
     assert (devices["eno1"].kind, devices["eno1"].numa_node) == ("net", 0)
     assert (devices["GPU0"].link_speed, devices["GPU0"].link_width) == ("32.0 GT/s PCIe", 16)
 

@@ -1,4 +1,4 @@
-"""Places on the PCI bus: what nvidia-smi and NCCL call the way between two."""
+"""Places on the PCI bus: what nvidia-smi calls the way between two."""
 
 import pytest
 from hypothesis import given
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ddp_doctor.facts.node.topology import PciDevice
 from ddp_doctor.knowledge.topology import link_codes as codes
-from ddp_doctor.parse.pci import link_code, nccl_path, read_path
+from ddp_doctor.parse.pci import link_code, read_path
 
 #: A switch with two devices, and a second switch below it, as they stand in /sys.
 PORT, UP = "0000:15:01.0", "0000:16:00.0"
@@ -20,26 +20,25 @@ GPU = device("0000:1b:00.0", PORT, UP, "0000:17:00.0")
 
 
 @pytest.mark.parametrize(
-    ("other", "code", "path"),
+    ("other", "code"),
     [
-        (device("0000:1c:00.0", PORT, UP, "0000:17:01.0"), "PIX", "PIX"),  # the other port of the switch
-        (device("0000:1b:00.1", PORT, UP, "0000:17:00.0"), "PIX", "PIX"),  # another function of the card
-        (device("0000:1f:00.0", PORT, UP, "0000:17:02.0", "0000:1d:00.0", "0000:1e:00.0"), "PXB", "PXB"),
-        (device("0000:22:00.0", "0000:15:02.0"), "PHB", "PHB"),  # another root port
-        (device("0000:22:00.0"), "PHB", "PHB"),  # on the root bus itself
-        (device("0000:30:00.0", "0000:29:01.0", root="pci0000:29"), "NODE", "PHB"),
-        (device("0000:90:00.0", "0000:89:01.0", root="pci0000:89", numa=1), "SYS", "SYS"),
-        (device("0000:90:00.0", "0000:89:01.0", root="pci0000:89", numa=None), "SYS", "SYS"),
+        (device("0000:1c:00.0", PORT, UP, "0000:17:01.0"), "PIX"),  # the other port of the switch
+        (device("0000:1b:00.1", PORT, UP, "0000:17:00.0"), "PIX"),  # another function of the card
+        (device("0000:1f:00.0", PORT, UP, "0000:17:02.0", "0000:1d:00.0", "0000:1e:00.0"), "PXB"),
+        (device("0000:22:00.0", "0000:15:02.0"), "PHB"),  # another root port
+        (device("0000:22:00.0"), "PHB"),  # on the root bus itself
+        (device("0000:30:00.0", "0000:29:01.0", root="pci0000:29"), "NODE"),
+        (device("0000:90:00.0", "0000:89:01.0", root="pci0000:89", numa=1), "SYS"),
+        (device("0000:90:00.0", "0000:89:01.0", root="pci0000:89", numa=None), "SYS"),
     ],
 )
-def test_the_way_from_a_gpu_behind_a_switch(other: PciDevice, code: str, path: str) -> None:
-    assert (link_code(GPU, other), nccl_path(GPU, other)) == (code, path)
-    assert (link_code(other, GPU), nccl_path(other, GPU)) == (code, path)
+def test_the_way_from_a_gpu_behind_a_switch(other: PciDevice, code: str) -> None:
+    assert link_code(GPU, other) == link_code(other, GPU) == code
 
 
 def test_devices_without_a_numa_node_are_near_one_another_on_a_flat_bus() -> None:
     one, two = device("0000:00:1b.0", numa=-1), device("0000:00:1c.0", numa=-1)
-    assert (link_code(one, two), nccl_path(one, two)) == ("PHB", "PHB")
+    assert link_code(one, two) == "PHB"
 
 
 @pytest.mark.parametrize(
@@ -84,11 +83,10 @@ places = st.builds(
 
 
 @given(places, places)
-def test_any_two_places_have_a_known_code_and_path_both_ways(one: PciDevice, two: PciDevice) -> None:
-    code, path = link_code(one, two), nccl_path(one, two)
-    assert (link_code(two, one), nccl_path(two, one)) == (code, path)
+def test_any_two_places_have_a_known_code_both_ways(one: PciDevice, two: PciDevice) -> None:
+    code = link_code(one, two)
+    assert link_code(two, one) == code
     assert code in {entry.code for entry in codes.LINK_CODES}
-    assert path in codes.NCCL_PATHS
     if one.root != two.root:
         assert codes.link_code(code).nccl_path in {"PHB", "SYS"}
 

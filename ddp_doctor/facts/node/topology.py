@@ -75,10 +75,6 @@ class PciDevice(Frozen):
     link_speed: str | None = None  # the fastest it can, as /sys or the file has it: "32.0 GT/s PCIe"
     link_width: int | None = None
 
-    def switches(self) -> tuple[str, ...]:
-        """The PCIe switches above it as NCCL counts them, nearest first."""
-        return self.bridges[-2::-2]
-
 
 class TopologyMatrix(Frozen):
     """One matrix. Names as the header prints them, codes as printed, X and links that are not known left out.
