@@ -424,8 +424,10 @@ def test_wrappers_that_live_on_do_not_reduce_again(ranks):
     assert judge(recording(ranks.facts(earlier_wrappers_live_on, on=(0, 1)), (0, 1))) == []
 
 
-def test_a_world_that_lost_a_rank_s_shares_is_not_judged_by_them(ranks):
+def test_what_all_ranks_must_have_shown_is_not_judged_without_one_of_them(ranks):
+    """The lost rank may be that with the missing samples, or with the infinite gradient."""
     assert judge(recording(ranks.facts(with_sampler, seeded_by_rank)[:3])) == []
+    assert judge(recording(ranks.facts(hooked, keeps_infinities_to_itself, "autocast-bfloat16")[:3])) == []
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor.cli.explain import explain
+from ddp_doctor.cli.given import ignored
 from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.knowledge.endings import EXIT_CODES, SIGNALS
 from ddp_doctor.knowledge.error_texts import ERROR_TEXTS, ErrorText
@@ -178,3 +179,9 @@ def test_every_ending_and_word_names_what_there_is():
 
 def test_an_explanation_has_no_markup_of_the_pages():
     assert not any("``" in explain(code) for code in RULES)
+
+
+def test_a_code_that_has_gone_may_still_be_ignored_and_a_code_that_never_was_may_not():
+    assert ignored(["DD722,DD601"]) == ("DD722", "DD601")
+    with pytest.raises(UsageError, match="there is no rule 'DD000' here"):
+        ignored(["DD000"])

@@ -200,7 +200,7 @@ def ranks_skip_scaled_steps_apart(recording: Recording) -> Iterator[Draft]:
     wrong_modes = {found.mode for found in _off(recording, wrong=True)}
     for name, by_rank in _modes(recording).items():
         scaled = {rank: mode.scaled for rank, mode in by_rank.items() if mode.scaled}
-        if name in wrong_modes or len(scaled) < len(by_rank):
+        if name in wrong_modes or len(scaled) < _world_size(recording):
             continue
         odd = {rank: number for rank, steps in scaled.items() if (number := _first_odd(steps)) is not None}
         if odd:

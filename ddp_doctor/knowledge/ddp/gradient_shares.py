@@ -18,8 +18,6 @@ ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bflo
 #: A mean that may be off by more than this through rounding alone shows nothing about a missing rank, whose
 #: own elements lose a half.
 MOST_TOLERANCE = 0.25
-#: A mean that rounding alone puts off by more than this is worth knowing of: four roundings of bfloat16.
-NOTABLE_LOSS = 4 * 2.0**-8
 
 
 @dataclass(frozen=True)
