@@ -201,7 +201,7 @@ def all_reduce_is_wrong(recording: Recording) -> Iterator[Draft]:
         *_against_wrong_sums(recording),
         confidence=Confidence.PROVED if blamed is None or several else Confidence.LIKELY,
         detail="A training on these ranks would go on, and its gradients would be wrong.",
-        reproduced_by=Reproducer(kind="all_reduce", size_bytes=_size_of(faulty[0].fact)),
+        reproduced_by=Reproducer(kind="all_reduce", size_bytes=_smallest_wrong_size(faulty[0].fact)),
     )
 
 
@@ -219,7 +219,7 @@ def _against_wrong_sums(recording: Recording) -> Iterator[Remedy]:
     )
 
 
-def _size_of(fact: AllReduceFact) -> int:
+def _smallest_wrong_size(fact: AllReduceFact) -> int:
     """The smallest size that came out wrong; else that of the coded shares."""
     return min((size.size_bytes for size in fact.sizes if size.wrong), default=4 * ELEMENTS)
 

@@ -54,7 +54,7 @@ def blame(bad: Collection[Path], good: Collection[Path], *, one_of_two: bool = F
     nodes = {node for path in (*bad, *good) for node in path}
     if one_of_two and len(nodes) == 2 and len(bad) == len(good) == 1:
         return Blame(inbound=tuple(target for _, target in bad))
-    if not good and _spread(bad):
+    if not good and _have_no_common_node(bad):
         return Blame(everyone=True)
     left, by_end = set(bad), _by_end(bad)
     suspects = _suspects(by_end, _by_end(good))
@@ -76,8 +76,7 @@ def both_ways(pairs: Iterable[Path]) -> set[Path]:
     return {path for node, peer in pairs for path in ((node, peer), (peer, node))}
 
 
-def _spread(paths: Collection[Path]) -> bool:
-    """Whether no single node is in all of them."""
+def _have_no_common_node(paths: Collection[Path]) -> bool:
     return not set.intersection(*map(set, paths))
 
 

@@ -50,7 +50,9 @@ def _slow_nodes(recording: Recording, matrix: Matrix, nodes: list[int], found: B
     rates, usual = matrix.best_rates, matrix.usual_rate
     sides = {node: _paths_on_slow_side(found, node, rates) for node in nodes}
     mine = {node: median(rates[path] for path in side) for node, side in sides.items()}
-    around = detour(recording, lambda way: all(_is_faster(way, side, mine[node]) for node, side in sides.items()))
+    around = detour(
+        recording, lambda way: all(_is_much_faster_there(way, side, mine[node]) for node, side in sides.items())
+    )
     rate, names = median(mine.values()), hosts(recording, nodes)
     ratio, its = usual / rate, "its" if len(nodes) == 1 else "their"
     of_three = len(matrix.nodes) == 3 and ratio < path_quality.VERY_SLOW_RATIO
@@ -88,7 +90,7 @@ def _slow_paths(recording: Recording, matrix: Matrix, paths: list[Path]) -> Draf
     much = any(matrix.is_slow(path, path_quality.VERY_SLOW_RATIO) for path in paths)
     known = few and (much or not are_two)
     may_help = known and not _is_refuted(recording)
-    around = detour(recording, lambda way: may_help and _is_faster(way, paths, rate))
+    around = detour(recording, lambda way: may_help and _is_much_faster_there(way, paths, rate))
     detail = "The other paths of these nodes are faster." if known else "Perhaps the network is built so."
     grave = (Severity.ERROR if much else Severity.WARNING) if known else Severity.WARNING if much else Severity.INFO
     return finding(
@@ -108,8 +110,7 @@ def _slow_paths(recording: Recording, matrix: Matrix, paths: list[Path]) -> Draf
     )
 
 
-def _is_faster(way: Way, paths: list[Path], rate: float) -> bool:
-    """Whether much more gets through on the same paths in another network."""
+def _is_much_faster_there(way: Way, paths: list[Path], rate: float) -> bool:
     return way.rate(paths) >= path_quality.FASTER_ELSEWHERE_RATIO * rate
 
 

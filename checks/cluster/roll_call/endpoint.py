@@ -23,7 +23,7 @@ def obstacle_of(recording: Recording, fact: RollCallFact) -> Obstacle | None:
     """What keeps a node from the endpoint; an address that cannot work explains whatever came of it."""
     if is_led_astray(fact):
         return "loopback"
-    if fact.outcome in ("refused", "timed_out", "unreachable") and _no_family(recording, fact):
+    if fact.outcome in ("refused", "timed_out", "unreachable") and _has_no_common_family(recording, fact):
         return "family"
     if fact.outcome == "other_job" or jobs_that_clash(fact):
         return "job"
@@ -73,8 +73,7 @@ def own_addresses(recording: Recording, fact: RollCallFact) -> list[str]:
     return [address for of in (mine.addresses.values() if mine else ()) for address in of if leads_out(address)]
 
 
-def _no_family(recording: Recording, fact: RollCallFact) -> bool:
-    """Whether the endpoint has addresses only of a family of which this node has none."""
+def _has_no_common_family(recording: Recording, fact: RollCallFact) -> bool:
     theirs = {":" in address for address in fact.endpoint_addresses}
     mine = {":" in address for address in own_addresses(recording, fact)}
     return bool(theirs) and bool(mine) and not theirs & mine

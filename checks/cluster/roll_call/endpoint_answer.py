@@ -195,7 +195,7 @@ def _two_jobs(group: Group) -> Draft:
     setting = Culprit(kind="setting", node=fact.endpoint_host or fact.hostname, name="--rdzv-endpoint")
     found = draft(
         group,
-        f"Two jobs use one endpoint, {endpoint(fact)}: {name_list([*_jobs(fact)])}",
+        f"Two jobs use one endpoint, {endpoint(fact)}: {name_list([*_jobs_with_hosts(fact)])}",
         "The nodes are those of two jobs, so neither a node nor its rank is to blame. This run was not begun.",
         (setting,),
         fix(
@@ -213,8 +213,7 @@ def _two_jobs(group: Group) -> Draft:
     return found.model_copy(update=likely)  # or one run in two allocations, with wrong options
 
 
-def _jobs(fact: RollCallFact) -> Iterator[str]:
-    """Each job with its hosts, as far as they are known."""
+def _jobs_with_hosts(fact: RollCallFact) -> Iterator[str]:
     if fact.outcome == "other_job":
         yield f"{fact.held_by} has it"
         yield f"{fact.job} came to it from {fact.hostname}"

@@ -277,7 +277,7 @@ def gpu_models_differ(recording: Recording) -> Iterator[Draft]:
     Remedy: Choose GPUs of one model, or ask the scheduler for one type.
     See: PyTorch docs, DistributedDataParallel: gradients are synchronised in every backward pass
     """
-    hits = [(node.node, gpu) for node in recording.facts(GpusFact) for gpu in _taking_part(recording, node)]
+    hits = [(node.node, gpu) for node in recording.facts(GpusFact) for gpu in _gpus_of_ranks(recording, node)]
     models = Counter(gpu.name or "unknown" for _, gpu in hits)
     if len(models) > 1:
         usual, count = models.most_common(1)[0]
@@ -296,7 +296,7 @@ def gpu_models_differ(recording: Recording) -> Iterator[Draft]:
         )
 
 
-def _taking_part(recording: Recording, node: FactAt[GpusFact]) -> list[Gpu]:
+def _gpus_of_ranks(recording: Recording, node: FactAt[GpusFact]) -> list[Gpu]:
     """The GPUs of a node that its ranks use: those of one model where there are enough of them."""
     shown = [gpu for gpu in node.fact.gpus if gpu.index in node.fact.visible and gpu.name]
     if node.fact.hidden or not shown:

@@ -58,7 +58,7 @@ def acs_redirects_peer_traffic(recording: Recording) -> Iterator[Draft]:
     """
     groups: dict[tuple[tuple[str, ...], tuple[str, ...], Severity], list[FactAt[PcieFact]]] = {}
     for node in recording.facts(PcieFact):
-        pairs = [pair for pair in _pairs(recording, node) if node.fact.redirecting(pair[2])]
+        pairs = [pair for pair in _pairs_over_pcie(recording, node) if node.fact.redirecting(pair[2])]
         if pairs and not node.fact.virtual:
             bridges = dict.fromkeys(bus for pair in pairs for bus in node.fact.redirecting(pair[2]))
             numbers = gpu_numbers(recording, node.node)
@@ -86,7 +86,7 @@ def _severity(recording: Recording, pairs: list[Pair]) -> Severity:
     return Severity.WARNING if gpus or several else Severity.INFO
 
 
-def _pairs(recording: Recording, node: FactAt[PcieFact]) -> list[Pair]:
+def _pairs_over_pcie(recording: Recording, node: FactAt[PcieFact]) -> list[Pair]:
     """Neighbours that would talk over PCIe, of the job's own GPUs."""
     mine = jobs_gpus(recording, node.node)
     linked = _nvlinked_bus_ids(recording, node.node)
@@ -154,7 +154,7 @@ def acs_not_readable(recording: Recording) -> Iterator[Draft]:
     Remedy: Run ddp-doctor prolog as root on the node, or look with lspci.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
-    nodes = [node for node in recording.facts(PcieFact) if not node.fact.virtual and _pairs(recording, node)]
+    nodes = [node for node in recording.facts(PcieFact) if not node.fact.virtual and _pairs_over_pcie(recording, node)]
     for reason, group in by_cause(nodes, lambda fact: fact.acs_problem).items():
         yield proved(
             of_nodes(recording, group),

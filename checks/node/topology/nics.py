@@ -167,7 +167,7 @@ def gpus_far_from_every_nic(recording: Recording) -> Iterator[Draft]:
     """
     if recording.world is not None and recording.world.nnodes == 1:
         return
-    for gpus, group in by_cause(recording.facts(TopologyFact), _far_from_nics).items():
+    for gpus, group in by_cause(recording.facts(TopologyFact), _gpus_far_from_nics).items():
         fact = group[0].fact
         yield proved(
             (culprit(recording, node.node, [gpu]) for node in group for gpu in gpus),
@@ -177,7 +177,7 @@ def gpus_far_from_every_nic(recording: Recording) -> Iterator[Draft]:
         )
 
 
-def _far_from_nics(fact: TopologyFact) -> tuple[str, ...] | None:
+def _gpus_far_from_nics(fact: TopologyFact) -> tuple[str, ...] | None:
     nearest = {gpu: fact.nearest_hcas(gpu)[0] for gpu in fact.gpus}
     far = tuple(gpu for gpu, code in nearest.items() if code and link_codes.crosses_sockets(code))
     return far if far and len(far) < len(fact.gpus) else None
@@ -206,7 +206,7 @@ def job_pinned_away_from_its_gpus(recording: Recording) -> Iterator[Draft]:
     """
     if recording.options.command == "prolog":
         return
-    for (gpus, some), group in by_cause(recording.facts(TopologyFact), _far_from_cpus).items():
+    for (gpus, some), group in by_cause(recording.facts(TopologyFact), _gpus_far_from_cpus).items():
         yield proved(
             (culprit(recording, node.node, [gpu]) for node in group for gpu in gpus),
             f"The job on {hosts_of(recording, group)} is kept off the CPUs near {name_list(gpus)}",
@@ -217,7 +217,7 @@ def job_pinned_away_from_its_gpus(recording: Recording) -> Iterator[Draft]:
         )
 
 
-def _far_from_cpus(fact: TopologyFact) -> tuple[tuple[str, ...], bool] | None:
+def _gpus_far_from_cpus(fact: TopologyFact) -> tuple[tuple[str, ...], bool] | None:
     """The GPUs without a CPU of ours, and whether the job has others."""
     job = fact.job_gpus if fact.job_gpus is not None else fact.gpus
     allowed = fact.allowed_cpus or ""

@@ -61,7 +61,7 @@ def p2p_stalls_between_gpus(recording: Recording) -> Iterator[Draft]:
 
 def _nearer_level(fact: TopologyFact, stalls: Sequence[Stall]) -> list[Remedy]:
     """NCCL's own limit of today, where P2P goes farther: by a setting, or as on AMD CPUs before NCCL 2.23."""
-    limit = _own_limit(fact)
+    limit = _default_p2p_limit(fact)
     if all(link_codes.allowed(stall.code, limit) for stall in stalls):
         return []
     if stalls[0].log.p2p_level or "NCCL_P2P_LEVEL" in fact.nccl_settings:
@@ -71,8 +71,7 @@ def _nearer_level(fact: TopologyFact, stalls: Sequence[Stall]) -> list[Remedy]:
     return [keep_near_p2p(limit)] if near and far else []
 
 
-def _own_limit(fact: TopologyFact) -> str:
-    """How far NCCL goes here where NCCL_P2P_LEVEL is not set."""
+def _default_p2p_limit(fact: TopologyFact) -> str:
     return link_codes.p2p_limit(len(fact.gpus), fact.cpu_vendor, None)[0]
 
 
@@ -129,7 +128,7 @@ def p2p_may_cross_sockets(recording: Recording) -> Iterator[Draft]:
             f"NCCL may copy directly between GPUs of different CPU sockets on {where} (P2P over SYS): {names}",
             (*paths, *(Evidence(text=text) for text in fact.nearest_in_words())),
             DISABLE_P2P.model_copy(update={"summary": "If it hangs, send the traffic through host memory"}),
-            *([UNSET_LEVEL] if _own_limit(fact) != "SYS" else []),
+            *([UNSET_LEVEL] if _default_p2p_limit(fact) != "SYS" else []),
             *([] if "NCCL_IB_HCA" in fact.nccl_settings else _candidate_hca(recording, group[0])),
             detail=f"On some machines such a job hangs in its first all-reduce. P2P may reach so far: {why}.",
         )
