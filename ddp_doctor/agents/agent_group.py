@@ -94,7 +94,7 @@ class AgentGroup:
             self.client.watch(name)
 
         def all_in() -> bool:
-            gone = {*self.silent(), *self._leaving()}
+            gone = {*self.silent(), *self._reasons_for_leaving()}
             return all(self.client.value(name) is not None or rank in gone for rank, name in keys.items())
 
         self.client.wait(all_in, timeout_s)
@@ -141,7 +141,7 @@ class AgentGroup:
 
     def require_presence(self) -> None:
         """Head: raises Left. An agent that is gone refuses connections, which says nothing about the path."""
-        for rank, why in self._leaving().items():
+        for rank, why in self._reasons_for_leaving().items():
             raise Left(rank, why)
 
     def require_store(self) -> None:
@@ -150,7 +150,7 @@ class AgentGroup:
         if mute or self.client.has_died:
             raise StoreLost(self.client.error or f"no answer for {SILENT_S:.0f} s")
 
-    def _leaving(self) -> dict[int, str]:
+    def _reasons_for_leaving(self) -> dict[int, str]:
         """Head: the nodes that left before the end, and why."""
         beats = {rank: self.client.beats.get(self.ids[rank]) for rank in self.others} if self.is_head else {}
         reasons = {rank: beat.fields.get("leaving") for rank, beat in beats.items() if beat is not None}

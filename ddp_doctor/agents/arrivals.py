@@ -63,7 +63,7 @@ class Arrivals:
                     self.unreadable += (validation.sender(value),)
                 client.follow(sorted(self._seen))
         for agent in [
-            agent for agent in self.node_reports if agent != HEAD and (self._is_gone(agent) or self._ended(agent))
+            agent for agent in self.node_reports if agent != HEAD and (self._is_gone(agent) or self._has_ended(agent))
         ]:
             del self.node_reports[agent]
 
@@ -76,7 +76,7 @@ class Arrivals:
         beat = self.client.beats.get(agent)
         return bool(beat and beat.fields.get("leaving")) or self.client.silent_s(agent) > SILENT_S
 
-    def _ended(self, agent: int) -> bool:
+    def _has_ended(self, agent: int) -> bool:
         """An agent that had come, and whose end the starter then reported."""
         rank, hosts = self.node_reports[agent].claimed_rank, self.place.expected_hosts
         return rank is not None and rank < len(hosts) and hosts[rank] in {gone.hostname for gone in self.not_started()}
@@ -96,7 +96,7 @@ class Arrivals:
         if len(self.node_reports) == self.place.nnodes and len(claims) == len(set(claims)):
             return "met"
         failed = len(self.not_started())
-        living = len([agent for agent in self.node_reports if not self._ended(agent)])
+        living = len([agent for agent in self.node_reports if not self._has_ended(agent)])
         is_hopeless = failed > 0 and living + failed >= self.place.nnodes
         if not is_hopeless and time.monotonic() < self.until:
             return None

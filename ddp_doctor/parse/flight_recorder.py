@@ -154,7 +154,7 @@ def _read(dump: Mapping[str, Any], fact: FlightDumpFact) -> FlightDumpFact:
     raw = [entry for entry in held if isinstance(entry, Mapping)] if isinstance(held, (list, tuple)) else []
     raw.sort(key=lambda entry: _whole(entry.get("record_id")))
     raw = _of_last_generation(raw)
-    configured = _members(dump.get("pg_config"))
+    configured = _ranks_by_group(dump.get("pg_config"))
     collectives = [(entry, entry_of(entry)) for entry in raw if not _is_transfer(entry)]
     collectives = [(entry, _without_late(entry, read, fact.written_at_s)) for entry, read in collectives]
     still_open = [(entry, read) for entry, read in collectives if read.is_open]
@@ -166,9 +166,9 @@ def _read(dump: Mapping[str, Any], fact: FlightDumpFact) -> FlightDumpFact:
             "groups": _groups(collectives, configured, dump.get("pg_status"), wrapped),
             "newest_at_s": max((_whole(entry.get("time_created_ns")) for entry in raw), default=0) / 1e9 or None,
             "oldest_at_s": min((_whole(entry.get("time_created_ns")) for entry in raw), default=0) / 1e9 or None,
-            "frames": _frames((still_open or collectives)[-1:]),
+            "frames": _outermost_first((still_open or collectives)[-1:]),
             "open_order": tuple(dict.fromkeys(f"{read.group}:{read.seq}" for _, read in still_open))[:_MOST_OPEN],
-            "peers": _peers(raw),
+            "peers": _open_peers(raw),
         }
     )
 
@@ -199,7 +199,7 @@ def _without_late(entry: Mapping[str, Any], read: FlightEntry, written_at_s: flo
     return read.model_copy(update={"open_twice": False}) if late else read
 
 
-def _members(config: object) -> dict[str, tuple[int, ...]]:
+def _ranks_by_group(config: object) -> dict[str, tuple[int, ...]]:
     """The global ranks of each configured group; gloo shows one group alone, the last made, and names it ""."""
     members = {}
     for name, group in config.items() if isinstance(config, Mapping) else ():
@@ -237,7 +237,7 @@ def _groups(
             name=name,
             description=descriptions.get(name, "default_pg" if name == _DEFAULT else ""),
             ranks=configured.get(name, ()) or (last_made if name == _DEFAULT else ()),
-            entries=_kept(entries),
+            entries=_deciding_entries(entries),
             highest_seq=max((entry.seq for entry in entries), default=enqueued.get(name, 0)),
             wrapped=wrapped,
         )
@@ -245,7 +245,7 @@ def _groups(
     )
 
 
-def _kept(entries: Sequence[FlightEntry]) -> tuple[FlightEntry, ...]:
+def _deciding_entries(entries: Sequence[FlightEntry]) -> tuple[FlightEntry, ...]:
     """What decides who waits: the collectives around the first open one, and the newest."""
     first = next((place for place, entry in enumerate(entries) if entry.is_open), len(entries))
     places = {
@@ -255,8 +255,7 @@ def _kept(entries: Sequence[FlightEntry]) -> tuple[FlightEntry, ...]:
     return tuple(entries[place] for place in sorted(places))
 
 
-def _frames(newest: Sequence[tuple[Mapping[str, Any], FlightEntry]]) -> tuple[str, ...]:
-    """Outermost first; the dump has the innermost first."""
+def _outermost_first(newest: Sequence[tuple[Mapping[str, Any], FlightEntry]]) -> tuple[str, ...]:
     frames = newest[0][0].get("frames") if newest else None
     kept = [frame for frame in frames[:_MOST_FRAMES] if isinstance(frame, Mapping)] if isinstance(frames, list) else []
     return tuple(
@@ -265,7 +264,7 @@ def _frames(newest: Sequence[tuple[Mapping[str, Any], FlightEntry]]) -> tuple[st
     )
 
 
-def _peers(raw: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+def _open_peers(raw: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     """The other ends of open sends and receives, as "group:number within the group"."""
     peers: dict[str, None] = {}
     for entry in raw:

@@ -55,7 +55,7 @@ def link_code(first: PciDevice, second: PciDevice) -> str:
     """What ``nvidia-smi topo -m`` calls the way over PCI: PIX, PXB, PHB, NODE or SYS."""
     if first.root != second.root:
         return "NODE" if _same_numa_node(first, second) else "SYS"
-    shared = _in_common(first.bridges, second.bridges)
+    shared = _shared_bridges(first.bridges, second.bridges)
     if shared == 0:
         return "PHB"
     return "PIX" if max(len(first.bridges), len(second.bridges)) - shared <= 1 else "PXB"
@@ -66,8 +66,7 @@ def _same_numa_node(first: PciDevice, second: PciDevice) -> bool:
     return first.numa_node is not None and first.numa_node == second.numa_node
 
 
-def _in_common(first: Sequence[str], second: Sequence[str]) -> int:
-    """How many bridges two devices share, counted from the root port."""
+def _shared_bridges(first: Sequence[str], second: Sequence[str]) -> int:
     differ = (at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
     return next(differ, min(len(first), len(second)))
 

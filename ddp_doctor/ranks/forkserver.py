@@ -129,10 +129,10 @@ class ForkServer:
     def _wait(self, deadline: float, timeout_s: float) -> Preload:
         """Wait until a deadline; the process stays alive, and no stack is taken."""
         preload: dict[str, object] = {}
-        read_at, used = 0.0, self._used()
+        read_at, used = 0.0, self._cpu_time_and_bytes()
         while (now := time.monotonic()) < deadline:
             if now > deadline - LOOK_S and not read_at:
-                read_at, used = now, self._used()
+                read_at, used = now, self._cpu_time_and_bytes()
             with suppress(FileNotFoundError):
                 preload = json.loads((self._run_folder / "preload.json").read_text())
             if (lost := self.lost()) is not None:
@@ -143,19 +143,18 @@ class ForkServer:
                 error = preload.get("error")
                 return Preload(float(str(preload["import_s"])), str(error) if error else None)
             time.sleep(0.01)
-        moving = self._gets_on(used, time.monotonic() - read_at)
+        moving = self._makes_progress(used, time.monotonic() - read_at)
         return Preload(timeout_s, stuck_at=str(preload.get("pid", "")), moving=moving)
 
-    def _gets_on(self, before: tuple[float | None, int | None], elapsed_s: float) -> bool:
+    def _makes_progress(self, before: tuple[float | None, int | None], elapsed_s: float) -> bool:
         """Whether the import computed or read something meanwhile, or waits for a processor that others have."""
-        (cpu_before, bytes_before), (cpu, read) = before, self._used()
+        (cpu_before, bytes_before), (cpu, read) = before, self._cpu_time_and_bytes()
         if cpu_before is None or cpu is None:
             return False
         busy = cpu - cpu_before >= STILL_CPU_S_PER_S * elapsed_s or state(self._pid or 0) == "R"
         return busy or read != bytes_before
 
-    def _used(self) -> tuple[float | None, int | None]:
-        """Processor time and bytes read and written so far."""
+    def _cpu_time_and_bytes(self) -> tuple[float | None, int | None]:
         return (None, None) if self._pid is None else (cpu_seconds(self._pid), io_bytes(self._pid))
 
     @property

@@ -78,7 +78,7 @@ def _torchrun_launch(env: Mapping[str, str], parent_pid: int) -> str:
     if re.fullmatch(r"attempt_\d{1,9}", attempt.name, re.ASCII):
         return f"{attempt.parent.name}-{attempt.name}"
     count = env.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return f"{env['TORCHELASTIC_RUN_ID']}-{_process(parent_pid)}-{count}"
+    return f"{env['TORCHELASTIC_RUN_ID']}-{_pid_and_start(parent_pid)}-{count}"
 
 
 def _slurm(env: Mapping[str, str]) -> OuterWorld:
@@ -112,11 +112,11 @@ def _open_mpi(env: Mapping[str, str], parent_pid: int) -> OuterWorld:
         local_rank=number(env, "OMPI_COMM_WORLD_LOCAL_RANK", 0),
         local_size=local_size,
         nnodes=max(number(env, "OMPI_COMM_WORLD_SIZE", 1) // max(local_size, 1), 1),
-        key=f"mpi-{env.get('PMIX_NAMESPACE') or _process(parent_pid)}",  # a wrapped rank has another parent
+        key=f"mpi-{env.get('PMIX_NAMESPACE') or _pid_and_start(parent_pid)}",  # a wrapped rank has another parent
     )
 
 
-def _process(pid: int) -> str:
+def _pid_and_start(pid: int) -> str:
     """The process and when it started: a pid alone is used again."""
     began = started(pid)
     return str(pid) if began is None else f"{pid}.{began}"

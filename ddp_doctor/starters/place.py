@@ -209,10 +209,10 @@ def allocation(env: Mapping[str, str], outer: OuterWorld | None) -> Allocation |
 
 def _under_torchrun(asked: Asked, env: Mapping[str, str]) -> Place:
     """MASTER_PORT is held by torchrun's own store: another one, equal on all nodes, is computed."""
-    size = _size(asked, number(env, "GROUP_WORLD_SIZE", 1), "torchrun")
+    size = _nodes_taking_part(asked, number(env, "GROUP_WORLD_SIZE", 1), "torchrun")
     node_rank = _needed(number(env, "GROUP_RANK", 0), size)
     taken = env.get("MASTER_PORT", "")
-    port = _port(f"{taken}/{env.get('TORCHELASTIC_RUN_ID')}/{env.get('TORCHELASTIC_RESTART_COUNT')}")
+    port = _port_of_launch(f"{taken}/{env.get('TORCHELASTIC_RUN_ID')}/{env.get('TORCHELASTIC_RESTART_COUNT')}")
     port += str(port) == taken
     where = asked.endpoint or (env.get("MASTER_ADDR", "127.0.0.1"), port)
     return Place(size, node_rank, None, where, (), "torchrun", is_started_by_us=False)
@@ -220,9 +220,9 @@ def _under_torchrun(asked: Asked, env: Mapping[str, str]) -> Place:
 
 def _in_slurm_step(asked: Asked, env: Mapping[str, str]) -> Place:
     hosts = expand(env["SLURM_STEP_NODELIST"]) if env.get("SLURM_STEP_NODELIST") else ()
-    size = _size(asked, number(env, "SLURM_STEP_NUM_NODES", len(hosts) or 1), "this SLURM step")
+    size = _nodes_taking_part(asked, number(env, "SLURM_STEP_NUM_NODES", len(hosts) or 1), "this SLURM step")
     node_rank = _needed(number(env, "SLURM_NODEID", 0), size)
-    port = _port(f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}")
+    port = _port_of_launch(f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}")
     where = asked.endpoint or ((hosts[0], port) if hosts else None)
     if where is None and size > 1:
         raise ValueError("this SLURM step has no SLURM_STEP_NODELIST; name the head: --rdzv-endpoint HOST:PORT")
@@ -231,7 +231,7 @@ def _in_slurm_step(asked: Asked, env: Mapping[str, str]) -> Place:
 
 def _under_mpi(asked: Asked, env: Mapping[str, str]) -> Place:
     started = mpi_nnodes(env)
-    size = _size(asked, started, "mpirun")
+    size = _nodes_taking_part(asked, started, "mpirun")
     if size < started:
         raise ValueError(f"mpirun started {started} nodes: leave --nnodes out, or start {size} with mpirun")
     rank = number(env, "OMPI_COMM_WORLD_RANK", 0)
@@ -239,7 +239,7 @@ def _under_mpi(asked: Asked, env: Mapping[str, str]) -> Place:
     if where is None and env.get("MASTER_ADDR"):
         where = Asked(master_addr=env["MASTER_ADDR"], master_port=number(env, "MASTER_PORT", MASTER_PORT)).endpoint
     if where is None and size > 1:
-        where = (mpi_head(env), _port(env.get("PMIX_NAMESPACE", "")))
+        where = (mpi_head(env), _port_of_launch(env.get("PMIX_NAMESPACE", "")))
     return Place(size, None, rank, where, (), "mpi", is_started_by_us=True)
 
 
@@ -290,7 +290,7 @@ def _pods(head: str, size: int) -> tuple[str, ...]:
     return tuple(f"{found[1]}-{number}{dot}{domain}" for number in range(size))
 
 
-def _size(asked: Asked, started: int, launcher: str) -> int:
+def _nodes_taking_part(asked: Asked, started: int, launcher: str) -> int:
     """How many of the nodes that a launcher started take part: all, or those asked for."""
     if not asked.nnodes:
         return started
@@ -312,6 +312,6 @@ def _nodes(count: int) -> str:
     return "1 node" if count == 1 else f"{count} nodes"
 
 
-def _port(key: str) -> int:
+def _port_of_launch(key: str) -> int:
     """The same port for the same launch on every node; unlikely the same for another launch."""
     return _FIRST_PORT + zlib.crc32(key.encode()) % _PORTS

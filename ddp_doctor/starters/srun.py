@@ -52,7 +52,7 @@ def by_srun(hosts: Sequence[str], command: Sequence[str], env: Mapping[str, str]
         argv=(srun, *options, *command),
         env={**shown, starter_channel.VARIABLE: "1"},
         node_ranks=tuple(range(len(hosts))),
-        explain=_explain,
+        explain=_failed_host,
         ends_by_host=ends_by_host,
     )
 
@@ -72,7 +72,7 @@ def _gpus(nodes: int, env: Mapping[str, str]) -> tuple[str, ...]:
     return "--overlap", "--gpus-per-node", f"{found[1] or ''}{int(found[2]) * tasks}"
 
 
-def _explain(line: str) -> dict[str, str]:
+def _failed_host(line: str) -> dict[str, str]:
     """Host and reason, such as from ``srun: error: Task launch for StepId=7.3 failed on node fan2: ...``."""
     found = _LAUNCH_FAILED.fullmatch(line) or _EXEC_FAILED.fullmatch(line)
     return {found["host"]: f"SLURM could not start a task there: {found['why']}"} if found else {}

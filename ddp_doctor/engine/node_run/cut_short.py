@@ -55,13 +55,12 @@ def where_ranks_stood(trial: TrialRecord) -> str:
     suspects = [rank for rank in trial.evidence if rank.rank in judgement.suspects]
     if suspects:
         waited = f", {rank_list(judgement.waiting)} waited for {'it' if len(suspects) == 1 else 'them'}"
-        does = _stood(suspects, _IS.get(judgement.kind))
+        does = _where_they_stood(suspects, _IS.get(judgement.kind))
         return does + (waited if judgement.waiting else "")
-    return _stood([rank for rank in trial.evidence if not rank.done])
+    return _where_they_stood([rank for rank in trial.evidence if not rank.done])
 
 
-def _stood(ranks: Sequence[RankEvidence], does: str | None = None) -> str:
-    """What these ranks do, else where they are, ranks in one place together."""
+def _where_they_stood(ranks: Sequence[RankEvidence], does: str | None = None) -> str:
     places = grouped((does or _does(rank), rank.rank) for rank in ranks)
     parts = [f"{rank_list(numbers)} {words}" for words, numbers in list(places.items())[:_PLACES]]
     return ", ".join(parts) or "the ranks were through"

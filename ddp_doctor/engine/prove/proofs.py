@@ -77,7 +77,7 @@ def proof_of(experiment: Experiment) -> Proof:
     before, after = proofs.outcome(controls), proofs.outcome(treated)
     if any(attempt.outcome != "passed" for attempt in treated):
         return Proof(status="disproved", before=before or proofs.AS_FOUND, after=after)
-    unread = _read_by_nobody(experiment, treated)
+    unread = _settings_read_by_nobody(experiment, treated)
     if unread:
         return Proof(before=before, after=after, reason=proofs.not_read(unread))
     if not controls:
@@ -124,7 +124,7 @@ def _gains(fast: Sequence[float], slow: Sequence[float]) -> bool:
     return median(fast) >= trials.GAIN * median(slow) and min(fast) > max(slow)
 
 
-def _read_by_nobody(experiment: Experiment, treated: Sequence[Attempt]) -> set[str]:
+def _settings_read_by_nobody(experiment: Experiment, treated: Sequence[Attempt]) -> set[str]:
     """The settings where not one of those that were set was read: what changed then was something else."""
     names = {setting.name for setting in experiment.settings if setting.action == "set"}
     unread = {name for attempt in treated for name in attempt.unread}

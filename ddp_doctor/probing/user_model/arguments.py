@@ -49,7 +49,7 @@ def arguments(given: Any, form: Form) -> Arguments:
     if form.forward is None:
         return choices[0]
     chosen = next((choice for choice in choices if not _problem(form.forward, choice)), None)
-    if _binds_without_last(given, form) and (chosen is None or _cannot_be(_last(given, form), given[-1])):
+    if _binds_without_last(given, form) and (chosen is None or _cannot_be(_last_parameter(given, form), given[-1])):
         raise no_argument(given, form)
     if chosen is None:
         names = ", ".join(map(repr, given)) if isinstance(given, Mapping) else f"{len(choices[0][0])} arguments"
@@ -62,7 +62,7 @@ def arguments(given: Any, form: Form) -> Arguments:
 
 def may_hold_a_target(given: Any, form: Form) -> bool:
     """Whether forward takes all but the last thing of a batch, too, and does not call that one a target itself."""
-    last = _last(given, form) if _binds_without_last(given, form) else None
+    last = _last_parameter(given, form) if _binds_without_last(given, form) else None
     return last is not None and not any(word in last.name for word in ("label", "target"))
 
 
@@ -72,8 +72,7 @@ def _binds_without_last(given: Any, form: Form) -> bool:
     return not _problem(form.forward, (tuple(given[:-1]), {}))
 
 
-def _last(given: Any, form: Form) -> inspect.Parameter:
-    """What the last thing of a batch would be in forward."""
+def _last_parameter(given: Any, form: Form) -> inspect.Parameter:
     assert form.forward is not None
     parameters = list(form.forward.parameters.values())
     return parameters[min(len(given), len(parameters)) - 1]

@@ -202,14 +202,14 @@ def common(ctx: RankContext, batch: Batch) -> Batch | None:
     A difference in plain numbers or words counts, as does anything that only its owner can compare.
     """
     with ctx.step("compare_batches"):
-        forms = ctx.exchange("form of the batch", _form(batch))
+        forms = ctx.exchange("form of the batch", _digest_of_form(batch))
     if len(set(forms)) > 1 or not forms[0]:
         return None
     with ctx.step("broadcast", f"{sum(1 for _ in batch.tensors())} tensors of the batch"):
         return _of_first_rank(ctx, batch)
 
 
-def _form(batch: Batch) -> str:
+def _digest_of_form(batch: Batch) -> str:
     """All but the values of its tensors, as a digest; nothing where it holds objects that cannot be compared."""
     import torch
 

@@ -273,10 +273,10 @@ def _hooks(model: Any, names: set[str]) -> Iterator[Hook]:
     for name, parameter in trainable(model):
         for kind in ("_backward_hooks", "_post_accumulate_grad_hooks") if name in names else ():
             hooks = getattr(parameter, kind, None) or {}
-            yield from (Hook(parameter=name, where=_line(hook)) for hook in hooks.values())
+            yield from (Hook(parameter=name, where=_first_line(hook)) for hook in hooks.values())
 
 
-def _line(hook: Any) -> str:
+def _first_line(hook: Any) -> str:
     """Where a hook's function begins: of a partial the inner one's, of an object its ``__call__``'s."""
     hook = getattr(hook, "func", hook)
     code = getattr(hook, "__code__", None) or getattr(type(hook).__call__, "__code__", None)

@@ -64,7 +64,7 @@ class ModelProbe:
         ready = self.ready()
         options = {**ready.options, **({"find_unused_parameters": True} if ready.unused else {})}
         if ready.batches:
-            self._steps(ready.model, options, ready.batches)
+            self._synchronised_steps(ready.model, options, ready.batches)
         else:
             self._wrap(ready.model, options)
 
@@ -258,7 +258,7 @@ class ModelProbe:
         self.seen["buckets"], self.seen["no_buckets"] = steps.buckets(ddp)
         return ddp
 
-    def _steps(self, model: Any, options: Mapping[str, Any], given: Mapping[int, Batch]) -> None:
+    def _synchronised_steps(self, model: Any, options: Mapping[str, Any], given: Mapping[int, Batch]) -> None:
         """The ranks' own gradients with equal parameters, then synchronised steps."""
         ctx, ddp = self.ctx, self._wrap(model, options)
         saved = steps.saved_buffers(model)
@@ -267,7 +267,7 @@ class ModelProbe:
         repeats, spread = steps.spread_of(own[_BATCHES[0]], again)
         self.seen.update(repeats=repeats, repeat_error=spread)
         spread = self._greatest_spread(spread)
-        self._same_batch(model, saved, given[_BATCHES[0]], spread)
+        self._compare_on_same_batch(model, saved, given[_BATCHES[0]], spread)
         del ddp  # its hooks counted the passes above as its first step
         gc.collect()
         ddp = self._wrap(model, options, "wrap again")
@@ -302,7 +302,7 @@ class ModelProbe:
             raise steps.StepFailed(f"{done.trouble.type}: {done.trouble.message}")
         return done
 
-    def _same_batch(self, model: Any, saved: Sequence[Any], batch: Batch, spread: float) -> None:
+    def _compare_on_same_batch(self, model: Any, saved: Sequence[Any], batch: Batch, spread: float) -> None:
         """Whether equal parameters, seeds and inputs give the same loss and gradients on every rank."""
         ctx = self.ctx
         common = batches.common(ctx, batch)

@@ -175,7 +175,7 @@ _TO_RETURN = "a torch.nn.Module, (model, make_batch), or a dict or an object wit
 def made(name: str, factory: Callable[[], Any]) -> Loaded:
     """Call the factory and read what it returned. Raises Misuse, and whatever the factory raises."""
     seed()
-    parts = _parts(name, factory())
+    parts = _parts_by_name(name, factory())
     _require_model(name, parts["model"])
     make_batch, loss, options = (parts.get(part) for part in _NAMES[1:])
     _require_function(name, make_batch, "make_batch(step)", 1, "lambda step: batch")
@@ -184,7 +184,7 @@ def made(name: str, factory: Callable[[], Any]) -> Loaded:
     return Loaded(parts["model"], make_batch, loss, dict(options or {}))
 
 
-def _parts(name: str, returned: Any) -> Mapping[str, Any]:
+def _parts_by_name(name: str, returned: Any) -> Mapping[str, Any]:
     """What the factory returned, by name. Raises Misuse."""
     import torch
 
