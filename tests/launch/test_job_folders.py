@@ -122,7 +122,7 @@ def test_a_rank_that_is_stuck_leaves_no_folder(play: Play):
 @pytest.mark.ranks
 @pytest.mark.usefixtures("nothing_is_left")
 def test_checkpoint_is_healthy_on_workers(play: Play):
-    scenario = play(checkpoint.probe, ranks=2, deadline_s=20.0)
+    scenario = play(checkpoint.probe, ranks=2, deadline_s=60.0)
 
     facts = [seen.fact for seen in scenario.outcome.recording.facts(Checkpoint)]
     assert [fact.working_directory for fact in facts] == [str(Path.cwd())] * 2

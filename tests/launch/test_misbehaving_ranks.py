@@ -146,7 +146,7 @@ def test_a_killed_trial_leaves_no_shared_memory(play: Play, one_trial):
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_a_doubled_share_names_its_rank(play: Play, one_trial, ranks):
-    scenario = play(misbehaving.adds_to_the_sum, ranks=ranks, deadline_s=10.0)
+    scenario = play(misbehaving.adds_to_the_sum, ranks=ranks, deadline_s=60.0)
 
     assert scenario.codes[0] == "DD601"
     assert "contribution of rank 1 is wrong" in scenario.title

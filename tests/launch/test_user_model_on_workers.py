@@ -44,7 +44,7 @@ def line_of(words: str) -> str:
 
 @pytest.mark.parametrize("ranks", [1, 4])  # two: test_a_healthy_model_is_measured_in_the_same_processes
 def test_a_healthy_model_gives_no_finding_on_workers(with_model, ranks):
-    scenario = with_model("healthy:conv_net", ranks=ranks, deadline_s=20.0)
+    scenario = with_model("healthy:conv_net", ranks=ranks, deadline_s=60.0)
 
     assert scenario.codes == []
     assert len(scenario.outcome.recording.facts(UserModel)) == ranks
@@ -92,7 +92,7 @@ def test_a_factory_that_computes_in_silence_is_waited_for(with_model):
 
 
 def test_a_healthy_model_is_measured_in_the_same_processes(with_model):
-    scenario = with_model("healthy:wide_net", deadline_s=20.0, then=(step_time.CHECK,))
+    scenario = with_model("healthy:wide_net", deadline_s=60.0, then=(step_time.CHECK,))
 
     (one, other) = scenario.outcome.recording.facts(StepTimeFact)
     assert one.fact.model == other.fact.model == "tests.models.healthy:wide_net"
@@ -100,7 +100,7 @@ def test_a_healthy_model_is_measured_in_the_same_processes(with_model):
 
 
 def test_what_fails_in_ddp_on_all_ranks_has_a_finding(with_model):
-    scenario = with_model("planted:dislikes_ddp", deadline_s=20.0)
+    scenario = with_model("planted:dislikes_ddp", deadline_s=60.0)
 
     assert scenario.codes == ["DD786"]
     assert "Expected to mark a variable ready only once" in scenario.title
@@ -111,7 +111,7 @@ def test_the_line_of_a_module_in_the_working_directory_is_shown_and_no_word_of_w
 ):
     (tmp_path / "net.py").write_text(NET)
     monkeypatch.chdir(tmp_path)
-    scenario = with_model("net:make", ranks=1, deadline_s=20.0)
+    scenario = with_model("net:make", ranks=1, deadline_s=60.0)
 
     assert scenario.codes == ["DD771"]
     assert "Your make_batch raises EOFError at net.py:5" in scenario.title
@@ -119,7 +119,7 @@ def test_the_line_of_a_module_in_the_working_directory_is_shown_and_no_word_of_w
 
 
 def test_what_is_no_factory_is_a_usage_error_with_the_reason_in_the_last_line(with_model):
-    scenario = with_model("planted:gives_a_number", deadline_s=20.0)
+    scenario = with_model("planted:gives_a_number", deadline_s=60.0)
 
     assert scenario.codes == []
     report = scenario.outcome.report
