@@ -239,7 +239,7 @@ FAULTS = (
         of=_env(1, NCCL_NET="Socket"),
         ranks=1,
         proved=True,
-        also=("DD621",),
+        also=("DD621", "DD616"),  # from 2.30 on NCCL closes the connection without a word
     ),
     Fault(
         "NCCL_MAX_NCHANNELS is set on one node",
