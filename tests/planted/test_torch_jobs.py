@@ -128,6 +128,7 @@ def test_logs_name_the_rank_that_never_came_beside_dumps_of_a_recorder_that_is_o
         ("other", "rank 2 called broadcast, rank 0 all-reduce"),
         ("backward", r"Rank 2 .* never entered the collective of the backward pass .*; it stands at train.py:\d+"),
     ],
+    ids=["a rank is stopped", "a rank leaves", "a rank calls another collective", "a rank stands in its own backward"],
 )
 def test_watch_ends_a_job_that_hangs_and_says_for_whom(
     planted: PlantedTorch, script: Path, tmp_path: Path, way: str, says: str
