@@ -561,7 +561,6 @@ NOT_FOREIGN: Mapping[str, str] = {
     "live.ask_nvidia_smi": "hands text to topo_matrix.parse_matrix",
     "live.ask_nvml": "hands text to live.parse_nvml_topology",
     "live.bonded": _OWN,
-    "nccl_conf.read_by": _OWN,
     "pci.link_code": _OWN,
     "topo_matrix.asymmetries": _OWN,
     "topo_affinity.cpu_ranges": "takes lists that topo_affinity.read_tails let pass",
@@ -593,6 +592,7 @@ NOT_FOREIGN: Mapping[str, str] = {
     "host_limits.in_units": _SHOWN,
     "nccl_conf.set_by_files": _OWN,
     "nccl_conf.files_read": _OWN,
+    "nccl_conf.read_by": _OWN,
     "software.nccl_release": "takes a number",
     "options.written": _SHOWN,
 }
