@@ -386,6 +386,7 @@ NOT_PLANTED = (
     "test_busy_gpu.py",
     "test_nothing_is_left.py::test_a_",
     "test_run_on_gpu.py::test_a_run_uses_nccl_on_every_gpu_and_reads_nvml",
+    "test_run_on_gpu.py::test_new_checks_of_ddp_pass_over_nccl_between_gpus",
     "test_ddp_checks.py::test_a_step_on_a_gpu_is_taken_apart",
     "test_proofs.py::test_a_setting_that_changes_nothing_is_tried_and_not_recommended",
 )
