@@ -82,7 +82,7 @@ lab-serial: $(STAMP)
 lab-shell: $(STAMP)  ## hosts to try things on by hand (root; docs/how-to/lab.md)
 	@$(BIN)/python -m tests.lab.shell $(ARGS)
 
-planted: $(STAMP)  ## run two releases of the real NCCL on planted GPUs (root; 0.8 GB)
+planted: $(STAMP)  ## run two releases of the real NCCL on planted GPUs, and four on nccl.conf (root; 1.5 GB)
 	$(BIN)/python -m pytest $(AT_ONCE) -m planted tests/planted $(ARGS)
 
 planted-all: $(STAMP)  ## run the real NCCL on planted GPUs, all machines, faults, settings and releases (root; 1.5 GB): docs/reference/nccl-planted.md
