@@ -76,7 +76,7 @@ _UNFIT = re.compile(
     r"|appears not to match .{1,40} of the same param in process",
     re.IGNORECASE,
 )
-_OF_A_LIBRARY = re.compile(r"\bNCCL error\b|ncclCommInit|NCCL communicator|gloo[:/]", re.IGNORECASE)
+_OF_A_LIBRARY = re.compile(r"\bNCCL error\b|\bNCCL \w+ failed\b|ncclCommInit|NCCL communicator|gloo[:/]", re.IGNORECASE)
 _VICTIM = re.compile(
     "|".join(map(re.escape, (*PEER_GONE, *PEER_SILENT)))
     + r"|failed to (recv, got|send, sent) 0 bytes|socket .{0,200} timed out|operation timed out after \d+ ms"

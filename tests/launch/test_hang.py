@@ -534,9 +534,17 @@ def test_who_says_that_a_peer_sent_what_does_not_fit_is_not_blamed_nor_the_peer(
     assert (found.kind, found.suspects) == ("at-odds", ())
 
 
-def test_what_a_library_says_beside_ranks_that_disagree_follows_from_that():
+@pytest.mark.parametrize(
+    "message",
+    [
+        NCCL_SAYS.format("internal error", "", "Cuda failure 1"),
+        # nccl2 of torch 2.15, where another node has NCCL_MAX_NCHANNELS=2; seen on planted GPUs.
+        "NCCL AllReduce failed: internal error - please report this issue to the NCCL developers \nNCCL Last Error: ",
+    ],
+)
+def test_what_a_library_says_beside_ranks_that_disagree_follows_from_that(message: str):
     unfit = Raised(type="DistBackendError", message=UNFIT[0], where="p.py:44")
-    stumbled = unfit.model_copy(update={"message": NCCL_SAYS.format("internal error", "", "Cuda failure 1")})
+    stumbled = unfit.model_copy(update={"message": message})
     found = judge(trial(rank(0, WAITING, raised=stumbled), rank(1, WAITING, raised=unfit), outcome="broken"))
     assert (found.kind, found.suspects) == ("at-odds", ())
 
