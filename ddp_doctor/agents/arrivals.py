@@ -14,8 +14,10 @@ from ddp_doctor.knowledge.deadlines import SILENT_S
 from ddp_doctor.model.base import grouped
 from ddp_doctor.starters.place import Place
 
-#: The beats of two agents with one node rank must come for this long before that counts as a duplicate.
+#: The beats of two agents with one node rank must come for this long before that counts as a duplicate; longer while
+#: nodes are still to come, which would find the endpoint closed and not hear why.
 _RIVALS_S = 1.5
+_RIVALS_BEFORE_ALL_S = 6.0
 #: Nodes that expect different numbers of nodes wait this long for the others; longer where none is usual yet.
 _DISAGREE_S = 3.0
 _TIE_S = 6.0
@@ -123,4 +125,5 @@ class Arrivals:
             self._rivals_since = time.monotonic()
             return False
         living = all(agent == HEAD or self.client.silent_s(agent) < 1.0 for agent in rivals)
-        return living and time.monotonic() - self._rivals_since > _RIVALS_S
+        patience_s = _RIVALS_S if self._is_full() else _RIVALS_BEFORE_ALL_S
+        return living and time.monotonic() - self._rivals_since > patience_s

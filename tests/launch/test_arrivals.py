@@ -37,8 +37,8 @@ class _Client:
         return 100.0 if one in self.silent else 0.0
 
 
-def _node_report(hostname: str, nnodes: int = 2) -> dict[str, Any]:
-    return NodeReport(hostname=hostname, nnodes=nnodes).model_dump(mode="json")
+def _node_report(hostname: str, nnodes: int = 2, claimed_rank: int | None = None) -> dict[str, Any]:
+    return NodeReport(hostname=hostname, nnodes=nnodes, claimed_rank=claimed_rank).model_dump(mode="json")
 
 
 def _head(client: _Client, nnodes: int = 2) -> Arrivals:
@@ -98,5 +98,18 @@ def test_who_is_alone_with_a_number_of_nodes_is_waited_for(waited_s, others, out
     head = _head(_Client(*(_node_report(f"node{n}", told) for n, told in enumerate(others, 1))), nnodes=4)
     head.admit()
     head._agreed_at -= waited_s
+
+    assert head.outcome() == outcome
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "came", "outcome"),
+    [(2.0, ("node1", "node2", "node3"), "duplicate"), (2.0, ("node1", "node2"), None), (7.0, ("node1",), "duplicate")],
+    ids=["all are here", "one is still to come and would not hear why", "nobody else came"],
+)
+def test_of_a_node_rank_that_two_claim_all_that_come_soon_hear(waited_s, came, outcome):
+    head = _head(_Client(*(_node_report(host, 4, claimed_rank=0) for host in came)), nnodes=4)
+    head.admit()
+    head._rivals_since -= waited_s
 
     assert head.outcome() == outcome
