@@ -6,6 +6,9 @@ from ddp_doctor.model.finding import Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import RankEvidence
 
+#: Some libraries print times without a year; here only their order counts.
+_LEAP_YEAR = 2000
+
 
 class CauseSaid(NamedTuple):
     """What a finding about a rank takes from the cause that the rank named."""
@@ -22,7 +25,7 @@ def cause_said(recording: Recording, rank: RankEvidence, check: str) -> CauseSai
     from ddp_doctor.parse.job_log.assemble import fact_of_text
 
     raised = f"{rank.raised.type}: {rank.raised.message}\n" if rank.raised else ""
-    fact = fact_of_text(f"rank{rank.rank}.log", f"{rank.output_tail}\n{raised}", int(recording.started_at[:4] or 1970))
+    fact = fact_of_text(f"rank{rank.rank}.log", f"{rank.output_tail}\n{raised}", _LEAP_YEAR)
     judged = cause_in(fact)
     if judged is None:
         return None
