@@ -23,7 +23,7 @@ from ddp_doctor.engine.hang.rules.common import (
     words_of,
 )
 from ddp_doctor.engine.hang.rules.failed_starts import pointing_at_settings, sharing_a_gpu
-from ddp_doctor.engine.hang.rules.last_words import CauseSaid, cause_said
+from ddp_doctor.engine.hang.rules.last_words import NamedCause, named_cause
 from ddp_doctor.engine.hang.rules.settings import proved as proved_settings
 from ddp_doctor.engine.hang.rules.settings import read_by_library, repeating, with_values, without
 from ddp_doctor.facts.node.gpus import GpusFact
@@ -59,14 +59,14 @@ def died(recording: Recording) -> Iterator[Draft]:
         yours = in_your_code(judgement.step)
         where = f"{yours}{line_in_the_job(first)}" if yours else f"the check {check_of(trial, judgement)}"
         where += "" if yours else f"; {stands(first)}"
-        said = _cause(recording, first, check_of(trial, judgement))
+        named = _cause(recording, first, check_of(trial, judgement))
         yield proved(
             culprits(recording, judgement.suspects),
             f"{_deaths(recording, trial, judgement.suspects)} in {where}{who_waits(judgement)}",
-            (*evidence(recording, trial, judgement), *said.evidence),
-            *said.remedies,
+            (*evidence(recording, trial, judgement), *named.evidence),
+            *named.remedies,
             detail="The errors of the other ranks only follow from it."
-            f"{proof_words(recording, trial, judgement)}{said.sentence}",
+            f"{proof_words(recording, trial, judgement)}{named.sentence}",
         )
     trials = [trial for trial, _ in judged(recording, "died-everywhere")]
     for group in grouped((frozenset(map(ended, _dead(trial))), trial) for trial in trials).values():
@@ -91,15 +91,19 @@ def _all_died(recording: Recording, trials: Sequence[TrialRecord]) -> Draft:
         for other in trials[1:MOST_LINES]
     )
     judgement = Judgement("died-everywhere")
-    said = _cause(recording, first, check_of(trial, judgement))
+    named = _cause(recording, first, check_of(trial, judgement))
     return proved(
         [Culprit(kind="setting", name=name) for name in to_blame] or line,
         f"{_deaths(recording, trial, [rank.rank for rank in dead])} in {where}{with_values(recording, to_blame)}",
-        (*(rank_evidence(recording, trial, judgement, rank) for rank in dead[:MOST_LINES]), *elsewhere, *said.evidence),
+        (
+            *(rank_evidence(recording, trial, judgement, rank) for rank in dead[:MOST_LINES]),
+            *elsewhere,
+            *named.evidence,
+        ),
         *without(recording, to_blame or settings),
-        *([_alone(recording)] if yours else said.remedies),
+        *([_alone(recording)] if yours else named.remedies),
         detail="No rank ended because another one did: the cause is what they share, the code, a library, a"
-        f" setting or the machine.{said.sentence}",
+        f" setting or the machine.{named.sentence}",
         reproduced_by=repeating(trial, first.steps[-1] if first.steps else None) if settings else None,
     )
 
@@ -131,10 +135,10 @@ def _death(trial: TrialRecord, rank: RankEvidence) -> str:
     return "ended early" if untold else ended(rank)
 
 
-def _cause(recording: Recording, rank: RankEvidence, check: str) -> CauseSaid:
+def _cause(recording: Recording, rank: RankEvidence, check: str) -> NamedCause:
     """What the rank's last words name; else its last line, and what helps against how it ended."""
-    known = None if rank.out_of_memory else cause_said(recording, rank, check)
-    return known or CauseSaid(_last_words(rank), (), (_after_death(recording, rank),))
+    known = None if rank.out_of_memory else named_cause(recording, rank, check)
+    return known or NamedCause(_last_words(rank), (), (_after_death(recording, rank),))
 
 
 def _last_words(rank: RankEvidence) -> str:
@@ -196,16 +200,16 @@ def raised(recording: Recording) -> Iterator[Draft]:
             continue  # process-group-cannot-start, or a rule of the cause, names who is concerned
         first = of_rank(trial, judgement.suspects[0])
         assert first.raised is not None
-        said = cause_said(recording, first, check_of(trial, judgement))
+        named = named_cause(recording, first, check_of(trial, judgement))
         correct = remedy("Correct what the exception reports; the other ranks only wait for this one")
         yield finding(
             culprits(recording, judgement.suspects),
             f"{names(recording, judgement.suspects)} raised {_raised_where(first, check_of(trial, judgement))}"
             f"{who_waits(judgement)}",
-            (*evidence(recording, trial, judgement), *(said.evidence if said else ())),
-            *(said.remedies if said else [correct]),
+            (*evidence(recording, trial, judgement), *(named.evidence if named else ())),
+            *(named.remedies if named else [correct]),
             confidence=confidence(recording, trial, judgement),
-            detail=f"It says: {_sentence(words_of(first))}{said.sentence if said else ''}"
+            detail=f"It says: {_sentence(words_of(first))}{named.sentence if named else ''}"
             f"{proof_words(recording, trial, judgement)}",
         )
 

@@ -13,7 +13,7 @@ from ddp_doctor.engine.hang.rules.common import (
     waiting_evidence,
     words_of,
 )
-from ddp_doctor.engine.hang.rules.last_words import cause_said
+from ddp_doctor.engine.hang.rules.last_words import named_cause
 from ddp_doctor.engine.hang.rules.settings import not_cleared, spoken_of, with_values, without
 from ddp_doctor.engine.hang.rules.settings import proved as proved_settings
 from ddp_doctor.facts.node.interfaces import InterfacesFact
@@ -140,15 +140,15 @@ def _cannot_start(recording: Recording, trial: TrialRecord, ranks: Sequence[Rank
     to_blame = proved_settings(recording, "DD617", settings) or (left if len(left) == 1 else ())
     about_interfaces = any(name.endswith("_SOCKET_IFNAME") for name in to_blame)
     is_known = bool(settings) or _OTHER_VERSION in message
-    said = None if is_known else cause_said(recording, first, "process_group")
+    named = None if is_known else named_cause(recording, first, "process_group")
     return proved(
         (Culprit(kind="setting", name=name) for name in to_blame),
         f"The {trial.backend} process group cannot start{with_values(recording, to_blame, first.node)}:"
         f" {cause(message)[:160]}{_it_has(recording, first.node) if about_interfaces else ''}",
         (Evidence(check="process_group", text=text) for text in _alike(ranks)),
         *without(recording, settings),
-        *(_after_refusal(message, to_blame) or (said.remedies if said else (_CORRECT,))),
-        detail=f"{_who_raised(trial, ranks)}{said.sentence if said else ''}",
+        *(_after_refusal(message, to_blame) or (named.remedies if named else (_CORRECT,))),
+        detail=f"{_who_raised(trial, ranks)}{named.sentence if named else ''}",
         reproduced_by=Reproducer(kind="meet") if settings else None,
     )
 

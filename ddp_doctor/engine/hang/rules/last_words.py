@@ -10,7 +10,7 @@ from ddp_doctor.model.trial import RankEvidence
 _LEAP_YEAR = 2000
 
 
-class CauseSaid(NamedTuple):
+class NamedCause(NamedTuple):
     """What a finding about a rank takes from the cause that the rank named."""
 
     sentence: str  # " In its words: GPU memory ran out on rank 1 (ddp-doctor explain DDJ110)."
@@ -18,7 +18,7 @@ class CauseSaid(NamedTuple):
     remedies: tuple[Remedy, ...]
 
 
-def cause_said(recording: Recording, rank: RankEvidence, check: str) -> CauseSaid | None:
+def named_cause(recording: Recording, rank: RankEvidence, check: str) -> NamedCause | None:
     """The cause that a rank printed or raised before it ended; None where its words name none."""
     from ddp_doctor.engine.causes.judge import cause_in  # its tables take longer than a prolog, and few ranks die
     from ddp_doctor.engine.causes.rules import draft_of
@@ -32,7 +32,7 @@ def cause_said(recording: Recording, rank: RankEvidence, check: str) -> CauseSai
     draft = draft_of(judged, recording.world.backend if recording.world else None, check)
     evidence = tuple(Evidence(check=check, text=f"rank {rank.rank} said: {line.text}") for line in judged.lines[:1])
     sentence = f" In its own words: {draft.title.rstrip('.')} (ddp-doctor explain {judged.cause.code})."
-    return CauseSaid(sentence, evidence, tuple(map(_by_hand, draft.remedies)))
+    return NamedCause(sentence, evidence, tuple(map(_by_hand, draft.remedies)))
 
 
 def _by_hand(remedy: Remedy) -> Remedy:
