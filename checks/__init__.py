@@ -14,12 +14,11 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Command
 from ddp_doctor.model.fact import Reading
 
-__all__ = ["CHECKS", "WITHOUT_RANKS", "checks_of", "read_pasted"]
+__all__ = ["CHECKS", "checks_of", "read_pasted"]
 
-#: The commands that start no ranks. Their recordings hold what checks of one node record, and no trials.
-WITHOUT_RANKS = ("prolog", "topology", "env")
 CHECKS: tuple[Check, ...]  # all of them; __getattr__ makes it
 
 
@@ -94,9 +93,9 @@ if not TYPE_CHECKING:  # else any name could be imported from here
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def checks_of(command: str) -> tuple[Check, ...]:
+def checks_of(command: Command) -> tuple[Check, ...]:
     """The checks that have something to judge in a recording of this command."""
-    return (*_before_ranks(), *_after_ranks()) if command in WITHOUT_RANKS else _all_checks()
+    return (*_before_ranks(), *_after_ranks()) if command.is_of_one_node else _all_checks()
 
 
 def read_pasted(text: str) -> tuple[Reading, ...]:

@@ -18,12 +18,13 @@ import grimp
 import pytest
 
 import ddp_doctor.checks
-from ddp_doctor.checks import CHECKS, WITHOUT_RANKS, checks_of
+from ddp_doctor.checks import CHECKS, checks_of
 from ddp_doctor.engine.causes.rules import JOB_RULES
 from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.engine.hang.rules import TRIAL_RULES
 from ddp_doctor.knowledge.retired import RETIRED, RETIRED_CHECKS
 from ddp_doctor.lint.rules import RULES as LINT_RULES
+from ddp_doctor.model.choices import Command
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import HEADINGS
 from tests.conftest import IMPORTED
@@ -67,7 +68,7 @@ def test_fact_kinds_are_unique_and_versioned():
 
 
 def test_what_commands_without_ranks_do_not_apply_could_find_nothing_in_their_recordings():
-    known = {check for command in WITHOUT_RANKS for check in checks_of(command)}
+    known = {check for command in Command if command.is_of_one_node for check in checks_of(command)}
     recorded = {kind for check in known for kind in check.facts}
     others = [rule for check in CHECKS if check not in known for rule in check.rules]
 

@@ -16,7 +16,7 @@ from ddp_doctor.engine.plan import Plan
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact
 from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact, Look, Refused
 from ddp_doctor.knowledge.live_frames import COLLECTIVE_FILES, WAITS_FOR_GPU, WAITS_FOR_WORK
-from ddp_doctor.model.choices import Status
+from ddp_doctor.model.choices import Command, Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Options
 from ddp_doctor.parse.flight_recorder import read_dump, still_open
@@ -60,7 +60,7 @@ def attach(
     the start of this process. ``progress`` is told what is done now. Raises UsageError where nothing is to be seen.
     """
     started = time.monotonic()
-    recording = blank(Options(command="attach", ignore=ignore), Plan(()), env)
+    recording = blank(Options(command=Command.ATTACH, ignore=ignore), Plan(()), env)
     jobs = _chosen(pids, slurm_job)
     watch = _Watch(jobs, env, progress, started - (_seconds_since_start() if from_start else 0.0), seconds)
     readings = watch.readings()

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from ddp_doctor.app.attach import SECONDS, attach
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.engine.plan import Plan
-from ddp_doctor.model.choices import Status
+from ddp_doctor.model.choices import Command, Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Node, Options, Recording, World
 from ddp_doctor.parse.hostlist import expand
@@ -125,7 +125,7 @@ def _read(
 ) -> Outcome:
     """Read all hosts at the same time and judge what came. Raises UsageError where no host has anything to look at."""
     started = time.monotonic()
-    recording = blank(Options(command="attach", ignore=ignore), Plan(()), env)
+    recording = blank(Options(command=Command.ATTACH, ignore=ignore), Plan(()), env)
     try:
         ended = Readers(starts, hosts, progress, _ANSWER_S + seconds + _READ_S, _ANSWER_S).run()
     except ValueError as error:

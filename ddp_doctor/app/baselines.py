@@ -13,7 +13,7 @@ from ddp_doctor.engine.baseline import NUMBERS, before, compared, held_against, 
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.baseline import Baseline
-from ddp_doctor.model.choices import Status
+from ddp_doctor.model.choices import Command, Status
 from ddp_doctor.model.recording import Options
 from ddp_doctor.model.report import JobFacts, LogsReport, Report
 from ddp_doctor.parse.file_kinds import BASELINE, RECORDING, REPORT
@@ -89,5 +89,5 @@ def compare(earlier: str, later: str) -> Outcome:
     if speed.reason is not None:
         why = f"{later} cannot be compared: {speed.reason}"
         speed = speed.model_copy(update={"status": Status.FAILED, "reason": why, "misused": True})
-    recording = blank(Options(command="compare"), Plan(()))
+    recording = blank(Options(command=Command.COMPARE), Plan(()))
     return judge(recording.model_copy(update={"world": report.world, "readings": (speed, *rest)}))

@@ -18,7 +18,7 @@ from ddp_doctor.engine.plan import Plan
 from ddp_doctor.engine.verdict import EXIT
 from ddp_doctor.knowledge.baselines import FEWEST_RUNS, FLAPPING_CHANGES, FUTURE_S, LEMON_RUNS, is_outlier, loss
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Severity, Verdict
+from ddp_doctor.model.choices import Command, Severity, Verdict
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.fleet import (
     CommonFinding,
@@ -171,7 +171,7 @@ def _files(paths: Sequence[str], fleet: Fleet) -> Iterator[str]:
 
 def fleet_outcome(fleet: Fleet, started: float) -> Outcome:
     """The report on all of it; ``started`` is when reading began, on the monotonic clock."""
-    recording = blank(Options(command="fleet"), Plan(()))
+    recording = blank(Options(command=Command.FLEET), Plan(()))
     newest = {node.hostname: (run, node) for run in fleet.runs for node in run.nodes}
     nodes = _nodes(fleet.runs, newest)
     verdict = next(each for each in _WORST_FIRST if any(node.verdict is each for node in nodes))

@@ -11,7 +11,7 @@ from ddp_doctor.engine.plan import Plan
 from ddp_doctor.facts.node.env_vars import EnvVars, SettingOrigins, SettingText
 from ddp_doctor.knowledge import launchers
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Status, Where
+from ddp_doctor.model.choices import Command, Status, Where
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import NotRun, Options, Recording
 from ddp_doctor.model.report import EnvReport
@@ -37,7 +37,7 @@ def prolog(env: Mapping[str, str], options: Options, progress: Progress) -> Outc
 
 
 def _of_node(options: Options) -> list[Check]:
-    return [check for check in checks_of(options.command) if check.where is Where.NODE]
+    return [check for check in checks_of(Command(options.command)) if check.where is Where.NODE]
 
 
 def _in_prolog(plan: Plan) -> Plan:
@@ -49,19 +49,19 @@ def _in_prolog(plan: Plan) -> Plan:
 
 def read_topology(text: str, ignore: tuple[str, ...] = ()) -> Outcome:
     """Judge a pasted topology; one that is not understood is a finding and unsure."""
-    options = Options(command="topology", ignore=ignore)
+    options = Options(command=Command.TOPOLOGY, ignore=ignore)
     recording = blank(options, Plan(()))
     return judge(recording.model_copy(update={"readings": read_pasted(text)}))
 
 
 def live_topology(env: Mapping[str, str], progress: Progress, ignore: tuple[str, ...] = ()) -> Outcome:
     """The topology of this machine, with what decides about P2P on it."""
-    options = Options(command="topology", only=("topology",), ignore=ignore)
+    options = Options(command=Command.TOPOLOGY, only=("topology",), ignore=ignore)
     plan = plan_of(options, [check for check in _of_node(options) if check.id == "topology"])
     return judge(with_node_facts(blank(options, plan, env), plan, RunRequest(options, env, progress=progress)))
 
 
-_ENV = Options(command="env")
+_ENV = Options(command=Command.ENV)
 #: What is looked at: the settings, which NCCL reads them, and which interfaces and devices they may name.
 _LOOKED_AT = ("env_vars", "software", "nccl", "interfaces", "rdma")
 _IN_KUBERNETES = "KUBERNETES_SERVICE_HOST"

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ddp_doctor.app.outcome import Outcome, blank, judge
 from ddp_doctor.engine.plan import Plan
+from ddp_doctor.model.choices import Command
 from ddp_doctor.model.recording import Options
 
 
@@ -21,7 +22,7 @@ def logs(
     from ddp_doctor.app.job_reading import read_job  # no other command has to wait for its tables
 
     started = time.monotonic()
-    recording = blank(Options(command="logs", ignore=ignore), Plan(()))
+    recording = blank(Options(command=Command.LOGS, ignore=ignore), Plan(()))
     readings = read_job(paths, progress, starts or {})
     duration_s = time.monotonic() - started
     return judge(recording.model_copy(update={"readings": readings, "duration_s": duration_s}))

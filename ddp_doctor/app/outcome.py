@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 from ddp_doctor import __version__
-from ddp_doctor.engine.diagnose import OF_JOBS, checks_for, diagnose
+from ddp_doctor.engine.diagnose import checks_for, diagnose
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.engine.verdict import report as make_report
 from ddp_doctor.facts.cluster import NotStarted, Present, RollCallFact
@@ -37,7 +37,7 @@ def judge(recording: Recording, checks: Sequence[Check] | None = None) -> Outcom
     """Diagnose a recording, fresh or old; ``checks`` are those that its command has, if it was not given others."""
     diagnosis = diagnose(recording)
     report = make_report(recording, diagnosis, checks or checks_for(recording))
-    if recording.options.command in OF_JOBS:
+    if recording.command.judges_jobs:
         from ddp_doctor.engine.causes.report import with_causes  # no other command has to wait for it
 
         report = with_causes(report, recording)

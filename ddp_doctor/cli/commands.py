@@ -17,7 +17,7 @@ from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.cli.reporting import report, save_and_report
 from ddp_doctor.engine.plan import no_such_check
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import ExitCode, FailOn, OutputFormat, Verdict, Where
+from ddp_doctor.model.choices import Command, ExitCode, FailOn, OutputFormat, Verdict, Where
 from ddp_doctor.model.recording import Options
 from ddp_doctor.model.report import EnvReport
 from ddp_doctor.model.rule import Described
@@ -53,7 +53,7 @@ def replay(path: Path | None, outputs: Outputs, *, last: bool = False, ignore: t
     if last is (path is not None):
         raise UsageError("name a recording, or give --last for the newest run that was kept here")
     outcome = app.replay(folders.newest_run(os.environ) if path is None else folders.recording_at(path), ignore)
-    if outcome.recording.options.command == "env":
+    if outcome.recording.command is Command.ENV:
         recording = app.redacted(outcome.recording) if outputs.redact else outcome.recording
         return _show_settings(app.judge_settings(recording), replace(outputs, redact=False))
     return report(outcome, outputs)
@@ -173,7 +173,7 @@ def fleet(paths: Sequence[str], write_baseline: str | None, outputs: Outputs) ->
 
 def env(file: str | None, outputs: Outputs, ignore: tuple[str, ...] = (), fail_on: FailOn = FailOn.ERROR) -> int:
     """``ddp-doctor env``: the settings in force here or in a text, and what is wrong with them."""
-    options = Options(command="env", ignore=ignore, fail_on=fail_on)
+    options = Options(command=Command.ENV, ignore=ignore, fail_on=fail_on)
     if file is None:
         outcome = app.live_settings(dict(os.environ), options)
     else:

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from ddp_doctor.model.choices import Detail, OutputFormat, UsageError
+from ddp_doctor.model.choices import Command, Detail, OutputFormat, UsageError
 
 if TYPE_CHECKING:
     from ddp_doctor.lint.report import LintReport
@@ -73,7 +73,7 @@ def _html(results: Results | LintResults) -> str:
 
     if isinstance(results, Results):
         return page.render(results.report, results.recording)
-    return page.render(results.report, Recording(options=Options(command="lint")))
+    return page.render(results.report, Recording(options=Options(command=Command.LINT)))
 
 
 def _recording(results: Results) -> str:
@@ -263,7 +263,7 @@ class Outputs:
 
 def _mode(output: Output, results: Results | LintResults) -> int | None:
     """A recording of attach shows what a user's processes do, so that it is for this user alone."""
-    is_live = isinstance(results, Results) and results.recording.options.command == "attach"
+    is_live = isinstance(results, Results) and results.recording.command is Command.ATTACH
     return 0o600 if output.name == "record" and is_live else output.mode
 
 

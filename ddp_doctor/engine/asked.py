@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from ddp_doctor.checks import checks_of
 from ddp_doctor.facts.cluster import BaselineFact
 from ddp_doctor.facts.node.gpus import GpusFact
-from ddp_doctor.model.choices import Backend, CheckStatus
+from ddp_doctor.model.choices import Backend, CheckStatus, Command
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import CheckResult
 from ddp_doctor.wording.nodes import hosts
@@ -43,9 +43,9 @@ def listed(unmet: Sequence[NotAsAsked]) -> str:
 def not_run(recording: Recording, results: Sequence[CheckResult]) -> tuple[NotAsAsked, ...]:
     """What was asked for and not run; nothing for commands that take no such options."""
     by_id = {result.id: result for result in results}
-    if recording.options.command == "prolog":
+    if recording.command.is_of_root:
         return tuple(_gpus(recording, by_id))
-    if recording.options.command != "run":
+    if not recording.command.has_ranks:
         return ()
     return (
         *_only(recording, by_id),
@@ -75,7 +75,7 @@ def _model(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[N
     from ddp_doctor.facts.ddp.user_model import UserModel  # a prolog has none, and starts with every job
 
     facts = [rank.fact for rank in recording.facts(UserModel)]
-    runs = [by_id[check.id] for check in checks_of("run") if check.runs_model(model) and check.id in by_id]
+    runs = [by_id[check.id] for check in checks_of(Command.RUN) if check.runs_model(model) and check.id in by_id]
     others = [result for result in runs if result.id != _MODEL and result.status in _RAN]
     if facts and not all(fact.has_batch for fact in facts):
         why = f"no forward was run; let {model} return (model, make_batch)"
@@ -94,7 +94,7 @@ def _gpus(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[No
     required, world = recording.options.require_gpus, recording.world
     if not required:
         return
-    of_node = recording.options.command == "prolog"
+    of_node = recording.command.is_of_root
     counts = {
         node.node: len(node.fact.gpus if of_node else node.fact.visible)
         for node in recording.facts(GpusFact)

@@ -6,21 +6,18 @@ from dataclasses import dataclass
 from functools import cache
 from graphlib import TopologicalSorter
 
-from ddp_doctor.checks import WITHOUT_RANKS, checks_of
+from ddp_doctor.checks import checks_of
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.prove.proofs import with_proofs
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Command, Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import NOT_SELECTED, SKIPPED_BY_NAME, Recording
 from ddp_doctor.model.rule import Rule
 from ddp_doctor.remedies.kinds import completed
 
 #: The checks that a command judges. ``env`` looks at more, to know which names and versions are here.
-JUDGED: Mapping[str, tuple[str, ...]] = {"env": ("env_vars", "nccl")}
-
-#: The commands that say why a job failed, or does not get on.
-OF_JOBS = ("logs", "attach")
+JUDGED: Mapping[Command, tuple[str, ...]] = {Command.ENV: ("env_vars", "nccl")}
 
 
 @dataclass(frozen=True)
@@ -40,11 +37,11 @@ def all_rules() -> list[Rule]:
     return sorted([*_rules_of_machines(), *_rules_of_jobs()], key=lambda rule: rule.code)
 
 
-def _rules_of_machines(command: str = "run") -> list[Rule]:
+def _rules_of_machines(command: Command = Command.RUN) -> list[Rule]:
     judged = JUDGED.get(command)
     checks = [check for check in checks_of(command) if judged is None or check.id in judged]
     rules = [rule for check in checks for rule in check.rules]
-    if command in WITHOUT_RANKS:
+    if command.is_of_one_node:
         return rules
     from ddp_doctor.engine.hang.rules import TRIAL_RULES  # no other command has trials
 
@@ -59,13 +56,13 @@ def _rules_of_jobs() -> Sequence[Rule]:
 
 def is_judged(recording: Recording, check_id: str) -> bool:
     """Whether the command that made the recording judges this check."""
-    judged = JUDGED.get(recording.options.command)
+    judged = JUDGED.get(recording.command)
     return judged is None or check_id in judged
 
 
 @cache
-def _rules_for(command: str, with_machines: bool) -> list[Rule]:
-    of_jobs = _rules_of_jobs() if command in OF_JOBS else ()
+def _rules_for(command: Command, with_machines: bool) -> list[Rule]:
+    of_jobs = _rules_of_jobs() if command.judges_jobs else ()
     of_machines = _rules_of_machines(command) if with_machines else ()
     return _causes_first(sorted([*of_machines, *of_jobs], key=lambda rule: rule.code))
 
@@ -79,15 +76,12 @@ def _causes_first(rules: Iterable[Rule]) -> list[Rule]:
 
 def diagnose(recording: Recording, rules: Iterable[Rule] | None = None) -> Diagnosis:
     """Apply all rules that the recording's command calls for (or those given), causes before what they explain."""
-    had_ranks = recording.options.command == "run" and recording.world is not None
+    had_ranks = recording.command.has_ranks and recording.world is not None
     findings: list[Finding] = []
     failures: list[tuple[str, str]] = []
     ignored: list[str] = []
     silent = _of_nobodys_choice(recording)
-    if rules is None:
-        called_for = _rules_for(recording.options.command, _tells_of_machines(recording))
-    else:
-        called_for = _causes_first(rules)
+    called_for = _rules_for(recording.command, _tells_of_machines(recording)) if rules is None else _causes_first(rules)
     with no_garbage_collection():
         for rule in called_for:
             if rule.code in silent:
@@ -106,13 +100,13 @@ def diagnose(recording: Recording, rules: Iterable[Rule] | None = None) -> Diagn
 
 def checks_for(recording: Recording) -> tuple[Check, ...]:
     """The checks that may have something to judge in it."""
-    return checks_of(recording.options.command) if _tells_of_machines(recording) else ()
+    return checks_of(recording.command) if _tells_of_machines(recording) else ()
 
 
 def _tells_of_machines(recording: Recording) -> bool:
     """Whether checks may find something: always but for a job's output alone, which holds no recording of a machine."""
-    return recording.options.command not in OF_JOBS or any(
-        reading.check not in OF_JOBS for reading in recording.readings
+    return not recording.command.judges_jobs or any(
+        reading.check not in ("logs", "attach") for reading in recording.readings
     )
 
 

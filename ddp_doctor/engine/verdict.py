@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from textwrap import shorten
 
 from ddp_doctor.engine.asked import NotAsAsked, listed, not_run
-from ddp_doctor.engine.diagnose import OF_JOBS, Diagnosis, is_judged
+from ddp_doctor.engine.diagnose import Diagnosis, is_judged
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.node_verdicts import node_verdicts
 from ddp_doctor.engine.plan import TOO_DEAR
 from ddp_doctor.knowledge.retired import RETIRED_CHECKS
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import CheckStatus, ExitCode, Severity, Status, Verdict
+from ddp_doctor.model.choices import CheckStatus, Command, ExitCode, Severity, Status, Verdict
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import INTERRUPTED_AFTER, NOT_SELECTED, OWN_PROCESS, SKIPPED_BY_NAME, Recording, World
@@ -22,8 +22,6 @@ from ddp_doctor.views.software import backend_of_ranks
 from ddp_doctor.wording.nodes import hosts
 from ddp_doctor.wording.ranks import ranks_at
 
-#: Commands that say nothing of the rest of the machine.
-_JUDGED_ALONE = {"topology": "topology", "env": "list of settings", "compare": "speed beside earlier runs"}
 #: Checks that the verdict's line names.
 _NAMED = 16
 #: Characters of a reason in it.
@@ -64,7 +62,7 @@ def _world(recording: Recording) -> World | None:
     """The world, with what the ranks recorded of its backend; a command that starts no ranks has none."""
     if recording.world is None:
         return None
-    if recording.options.command != "run":
+    if not recording.command.has_ranks:
         no_ranks = {"nproc_per_node": 0, "world_size": 0, "backend": "none"}
         return recording.world.model_copy(update=no_ranks)
     return recording.world.model_copy(update={"backend_impl": backend_of_ranks(recording)})
@@ -92,7 +90,7 @@ def _verdict(
         for finding in diagnosis.findings
     ):
         return Verdict.UNSURE  # a job failed or stands still, and no cause is sure enough to be an error
-    if recording.options.command == "compare" and _slower(diagnosis) is not None:
+    if recording.command is Command.COMPARE and _slower(diagnosis) is not None:
         return Verdict.UNSURE  # how much of that is noise too few runs tell
     if any(result.status in (CheckStatus.FAILED, CheckStatus.TIMED_OUT) for result in results):
         return Verdict.UNSURE  # a lesser finding beside it does not make up for what was not seen
@@ -216,7 +214,7 @@ def summary(
     unmet: Sequence[NotAsAsked],
 ) -> str:
     """One sentence: the verdict, on what it rests, or the worst fault."""
-    if recording.options.command in OF_JOBS:
+    if recording.command.judges_jobs:
         from ddp_doctor.engine.causes import report as causes_report  # no other command has to wait for it
 
         said = causes_report.summary(recording, verdict, diagnosis.findings)
@@ -233,15 +231,14 @@ def summary(
         return f"Sick: {worst.title.rstrip('.')}{more}."
     if verdict is Verdict.UNSURE:
         why = _why_unsure(recording, results, diagnosis, unmet).removesuffix(".")
-        if recording.options.command == "compare" and (slower := _slower(diagnosis)) is not None:
+        if recording.command is Command.COMPARE and (slower := _slower(diagnosis)) is not None:
             why = f"{slower.title}, and how much of that is noise is not known{_differ(diagnosis)}"
         return f"Unsure: {why}{_ignored(diagnosis)}."
     warnings = sum(finding.severity is Severity.WARNING for finding in diagnosis.findings)
     noted = f", with {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
-    if recording.options.command in _JUDGED_ALONE:
-        judged = _JUDGED_ALONE[recording.options.command]
-        judged += f", and nothing else, was judged{_differ(diagnosis)}"
-        return f"Healthy{noted}: the {judged}{_ignored(diagnosis)}."
+    if subject := recording.command.subject:
+        judged = f"the {subject}, and nothing else, was judged"
+        return f"Healthy{noted}: {judged}{_differ(diagnosis)}{_ignored(diagnosis)}."
     return f"Healthy{noted}: {scope} passed{_untested(recording)}{_left_out(recording)}{_ignored(diagnosis)}."
 
 
@@ -260,7 +257,7 @@ def _why_unsure(
     if certain := reason if OWN_PROCESS in reason else _misuse(recording, diagnosis) or asked:
         return f"{certain}."
     measured = any(reading.fact is not None and reading.check not in RETIRED_CHECKS for reading in recording.readings)
-    if not measured and recording.options.command == "env" and results:
+    if not measured and recording.command is Command.ENV and results:
         return f"{results[0].reason}."
     if measured and diagnosis.failures:
         return f"ddp-doctor's own rule {diagnosis.failures[0][0]} failed."
@@ -307,7 +304,7 @@ def _scope(recording: Recording) -> str:
 
 
 def _untested(recording: Recording) -> str:
-    if recording.options.command == "prolog" and recording.options.require_gpus is None:
+    if recording.command.is_of_root and recording.options.require_gpus is None:
         absent = [reading for reading in recording.of_check("gpus") if reading.status is Status.ABSENT]
         return "; it has no GPU, and none was required (--require-gpus)" if absent else ""
     tested = any(reading.rank is not None for reading in recording.collected())

@@ -9,6 +9,55 @@ Domain = Literal["code", "data", "host", "gpu", "network", "scheduler", "unknown
 Restart = Literal["no", "on the same nodes", "on other nodes", "unknown"]
 
 
+class Command(str, Enum):
+    """The command that made a recording, and what that says of it."""
+
+    RUN = "run"
+    PROLOG = "prolog"
+    TOPOLOGY = "topology"
+    ENV = "env"
+    LOGS = "logs"
+    ATTACH = "attach"
+    COMPARE = "compare"
+    FLEET = "fleet"
+    LINT = "lint"
+    OTHER = "another"  # of a newer release: all that it recorded is judged
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Command":  # noqa: ARG003 - as Enum calls it
+        return cls.OTHER
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether it starts ranks."""
+        return self is Command.RUN
+
+    @property
+    def is_of_one_node(self) -> bool:
+        """Whether it looks at nothing but its own node: at no ranks and no other nodes."""
+        return self in (Command.PROLOG, Command.TOPOLOGY, Command.ENV)
+
+    @property
+    def is_of_root(self) -> bool:
+        """Whether root runs it before a job: the process has neither the job's settings and limits nor its torch."""
+        return self is Command.PROLOG
+
+    @property
+    def judges_jobs(self) -> bool:
+        """Whether it says why a job failed, or does not get on."""
+        return self in (Command.LOGS, Command.ATTACH)
+
+    @property
+    def subject(self) -> str:
+        """The one thing that it judges, for a sentence; empty where it judges all that it saw."""
+        of_one = {
+            Command.TOPOLOGY: "topology",
+            Command.ENV: "list of settings",
+            Command.COMPARE: "speed beside earlier runs",
+        }
+        return of_one.get(self, "")
+
+
 class Severity(str, Enum):
     """How bad a finding is (DESIGN: error = will not start, hangs, is wrong, or at least 3 times slower)."""
 

@@ -10,7 +10,7 @@ from typing import Concatenate, Generic, Literal, ParamSpec, TypeVar
 from pydantic import Field, PrivateAttr
 
 from ddp_doctor.model.base import Frozen, Memo, grouped
-from ddp_doctor.model.choices import Backend, FailOn, Level, Status
+from ddp_doctor.model.choices import Backend, Command, FailOn, Level, Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.trial import Experiment, TrialRecord
 
@@ -166,6 +166,11 @@ class Recording(Frozen):
     not_run: tuple[NotRun, ...] = ()  # the checks that the plan left out
 
     _memo: Memo = PrivateAttr(default_factory=Memo)
+
+    @property
+    def command(self) -> Command:
+        """The command that made it."""
+        return Command(self.options.command)
 
     def facts(self, kind: type[F]) -> list[FactAt[F]]:
         """All collected facts of one class, in the order they were read."""

@@ -39,8 +39,6 @@ _MARKS = {
 _STYLES = {"ok": "green", "--": "dim", "??": "yellow"}
 _LEGEND = {"!!": "see the finding below", "??": "could not be evaluated", "--": "not tested"}
 _OTHERS = "others"
-#: Commands of one check, which need no list of checks where it was made.
-_ONE_CHECK = ("topology", "env", "compare")
 _NOT_HERE, _ON_REQUEST = "not here", "on request"
 #: Longer names do not widen the column.
 _LONGEST_NAME = 15
@@ -55,7 +53,7 @@ class _Line(NamedTuple):
 
 def show(report: Report, recording: Recording, out: "Console", *, each: bool) -> None:
     """Print all checks, ``each`` on a line of its own or in groups, and what the marks mean."""
-    if not each and recording.options.command in _ONE_CHECK and not any(_is_open(c) for c in report.checks):
+    if not each and recording.command.subject and not any(_is_open(c) for c in report.checks):
         return
     each |= all(check.status is CheckStatus.SKIPPED for check in report.checks)  # the reason is all there is
     lines = list(_all_lines(report) if each else _grouped(report, recording))
@@ -80,7 +78,7 @@ def _grouped(report: Report, recording: Recording) -> Iterator[_Line]:
     """First what passed, by group; then, one by one, what did not; then what there was no reason to test."""
     selected = [check for check in report.checks if check.reason != NOT_SELECTED]
     whole = [check for check in selected if check.status is CheckStatus.PASSED]
-    groups = {check.id: check.group for check in checks_of(recording.options.command)} if whole else {}
+    groups = {check.id: check.group for check in checks_of(recording.command)} if whole else {}
     for group in dict.fromkeys((*groups.values(), _OTHERS)):
         ids = [check.id for check in whole if groups.get(check.id, _OTHERS) == group]
         if ids:

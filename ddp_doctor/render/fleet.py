@@ -11,7 +11,7 @@ from dataclasses import replace
 from ddp_doctor.facts.cluster import BaselineFact, HeldAgainst, RunDifferencesFact
 from ddp_doctor.knowledge.baselines import FEWEST_RUNS, in_words, loss, noise
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Verdict
+from ddp_doctor.model.choices import Command, Verdict
 from ddp_doctor.model.fleet import CommonFinding, Difference, FleetNode, FleetReport, Outlier, Since
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.render.layout import Captioned, Table
@@ -165,7 +165,7 @@ def beside(recording: Recording) -> Captioned | None:
 def beside_lines(recording: Recording, width: int | None, *, each: bool) -> tuple[str, ...]:
     """The same on a screen; without ``each`` only where nothing else is judged, and the first rows."""
     found = beside(recording)
-    if found is None or not (each or recording.options.command == "compare"):
+    if found is None or not (each or recording.command is Command.COMPARE):
         return ()
     shown = found.table if each else replace(found.table, rows=found.table.rows[:_SHOWN])
     return replace(found, table=shown).lines(width)

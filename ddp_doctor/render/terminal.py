@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
 
-from ddp_doctor.model.choices import CheckStatus, Detail, Severity
+from ddp_doctor.model.choices import CheckStatus, Command, Detail, Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import AttachReport, JobCauseReport, LogsReport, Report
@@ -32,7 +32,7 @@ def show(
 ) -> None:
     """Print the whole report."""
     width, each = width_of(out), detail is Detail.ALL
-    if recording.options.command == "fleet":
+    if recording.command is Command.FLEET:
         _show_fleet(report, out, detail)
         return
     if detail is not Detail.VERDICT:
@@ -76,8 +76,8 @@ def _worth_a_look(report: Report, *, each: bool) -> list[Finding]:
 
 def _is_of_one_check(recording: Recording) -> bool:
     """Whether its one check is the verdict: that of ``compare``, or of a topology that was pasted, of no machine."""
-    command = recording.options.command
-    return command == "compare" or (command == "topology" and recording.world is None)
+    is_pasted = recording.command is Command.TOPOLOGY and recording.world is None
+    return is_pasted or recording.command is Command.COMPARE
 
 
 def _show_fleet(report: Report, out: "Console", detail: Detail) -> None:

@@ -51,7 +51,7 @@ class Forbidden:
 @once_a_recording
 def between_gpus(recording: Recording) -> list[Forbidden]:
     """The settings that keep pairs of GPUs from a faster way, each with the nodes on which it costs the same."""
-    if recording.options.command == "prolog":
+    if recording.command.is_of_root:
         return []  # the job's settings are not there yet
     groups: dict[tuple[str, str, tuple[GpuPair, ...]], list[tuple[Place, list[Loss]]]] = {}
     for place in places(recording):
@@ -85,7 +85,7 @@ def may_use_rdma(recording: Recording) -> bool:
     """Whether the recording is of a job on NCCL over several nodes."""
     world = recording.world
     several = world is not None and world.nnodes > 1 and world.backend == "nccl"
-    return several and recording.options.command != "prolog"
+    return several and not recording.command.is_of_root
 
 
 def rdma_in_use(facts: Sequence[FactAt[RdmaFact]]) -> bool:

@@ -17,7 +17,7 @@ Hits = Sequence[tuple[int, Gpu]]  # node ranks, and GPUs on them
 def nccl_without_gpu(recording: Recording) -> str | None:
     """Why NCCL cannot run though it was asked for: no node shows a GPU; None where one does, or was not looked at."""
     world, readings = recording.world, recording.of_check("gpus")
-    if recording.options.command != "run" or recording.options.backend is not Backend.NCCL:
+    if not recording.command.has_ranks or recording.options.backend is not Backend.NCCL:
         return None
     looked_at = {reading.node for reading in readings if reading.status is Status.ABSENT}
     if len(looked_at) < max(len(readings), world.nnodes if world else 1):

@@ -21,7 +21,7 @@ from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 
 def of_the_job(recording: Recording) -> list[FactAt[Software]]:
     """The facts to judge: a prolog runs in an interpreter of root's, whose torch is not the job's."""
-    return [] if recording.options.command == "prolog" else recording.facts(Software)
+    return [] if recording.command.is_of_root else recording.facts(Software)
 
 
 def hides_torch(fact: Software) -> bool:

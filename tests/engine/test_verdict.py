@@ -1,18 +1,23 @@
 """What the report says of checks that went well on some nodes or ranks and not on others."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ddp_doctor import app
 from ddp_doctor.engine.diagnose import Diagnosis
 from ddp_doctor.engine.plan import TOO_DEAR, make_plan
 from ddp_doctor.engine.verdict import report as make_report
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Backend, CheckStatus, Level, Status, Verdict, Where
+from ddp_doctor.model.choices import Backend, CheckStatus, Command, Level, Status, Verdict, Where
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.recording import Node, NotRun, Options, Recording, World
 from ddp_doctor.model.report import Report
+from ddp_doctor.render.about import lines
+from tests.recorded import codes, raw
 
 
 class Light(Fact):
@@ -155,3 +160,22 @@ def test_the_reason_of_a_check_that_was_too_dear_is_known_as_such():
 
     assert [one.check for one in plan.not_run] == ["ring"]
     assert plan.not_run[0].reason.startswith(TOO_DEAR)
+
+
+@pytest.mark.parametrize("situation", ["gpus/one-lost", "hang/all-ranks-in-one-collective"])
+def test_a_recording_of_a_command_of_a_newer_release_keeps_its_name_and_is_judged_by_all_that_it_holds(
+    situation: str, tmp_path: Path
+):
+    newer = raw(situation)
+    newer["options"] = {**newer.get("options", {}), "command": "rehearse", "of_a_newer_release": 1}
+    file = tmp_path / "newer.json"
+    file.write_text(json.dumps(newer))
+
+    outcome = app.replay(file)
+
+    assert outcome.recording.command is Command.OTHER
+    assert json.loads(outcome.recording.model_dump_json())["options"]["command"] == "rehearse"
+    assert outcome.report.verdict is Verdict.SICK
+    assert [finding.code for finding in outcome.report.findings] == codes(situation)
+    about = lines(outcome.report, outcome.recording)
+    assert next(about)[1].endswith(", rehearse")

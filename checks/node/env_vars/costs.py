@@ -42,7 +42,7 @@ def debugging_setting_left_on(node: InForce) -> Iterator[Draft]:
     Remedy: Unset it, unless a fault is being searched.
     See: https://docs.pytorch.org/docs/stable/distributed.html#debugging-torch-distributed-applications
     """
-    if node.recording.options.command == "prolog":
+    if node.recording.command.is_of_root:
         return  # the job's settings are not there yet
     differ = differing(node.recording)
     logs_calls = logs_each_call(node.values)
@@ -77,7 +77,7 @@ def old_cure_left_on(node: InForce) -> Iterator[Draft]:
     Remedy: Unset it and measure again. If the fault comes back, repair that.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    if node.recording.options.command == "prolog":
+    if node.recording.command.is_of_root:
         return
     forbids = any(found.forbidding_level for found in staged(node.recording))  # DD437 reports it
     reported = differing(node.recording) | ({GDR_LEVEL} if forbids else set())
@@ -144,7 +144,7 @@ def setting_risks_wrong_data_or_hangs(node: InForce) -> Iterator[Draft]:
     Remedy: Unset it.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-proto
     """
-    if node.recording.options.command == "prolog":
+    if node.recording.command.is_of_root:
         return
     differ = differing(node.recording)
     for name, effect in _effects_of_kind(node, "unsafe"):

@@ -40,7 +40,7 @@ def setting_names_absent_interface(recording: Recording) -> Iterator[Draft]:
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
     """
     world = recording.world
-    if world is None or recording.options.command == "prolog":
+    if world is None or recording.command.is_of_root:
         return
     matters = recording.trials or world.nnodes > 1
     for name, backend in _READERS:

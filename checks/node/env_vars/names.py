@@ -6,7 +6,7 @@ from ddp_doctor.checks.node.env_vars.in_force import InForce, one_per_cause, set
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.facts.node.software import Software
 from ddp_doctor.knowledge.versions import dotted
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Command, Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy, Setting
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import FOLLOWS, set_to, unset
@@ -206,7 +206,7 @@ def setting_of_the_other_nccl_backend(node: InForce) -> Iterator[Draft]:
     if node.hardware.gpus == 0:
         return
     # The world of ``env`` has no ranks, and so no NCCL.
-    uses_nccl = node.recording.options.command == "env" or node.backend in ("nccl", "")
+    uses_nccl = node.recording.command is Command.ENV or node.backend in ("nccl", "")
     for name, value in node.unread.items():
         known = variables()[name]
         meant = known.replaced_by or name  # of an older name, which has no default of its own

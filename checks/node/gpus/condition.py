@@ -17,7 +17,7 @@ from ddp_doctor.wording.kernel_log import xids_of
 
 def severity_of_use(recording: Recording, group: list[FactAt[GpusFact]]) -> Severity:
     """An error where the job wants GPUs; in a prolog information where CUDA_VISIBLE_DEVICES hides them from its job."""
-    if recording.options.command == "prolog" and all(node.fact.hidden for node in group):
+    if recording.command.is_of_root and all(node.fact.hidden for node in group):
         return Severity.INFO
     return asked_for(recording, Severity.ERROR)
 

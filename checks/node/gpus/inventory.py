@@ -75,7 +75,7 @@ def gpus_missing(recording: Recording) -> Iterator[Draft]:
     """
     absent = [reading for reading in recording.of_check("gpus") if reading.status is Status.ABSENT]
     facts = [*recording.facts(GpusFact), *(FactAt(GpusFact(), reading.node, None, reading) for reading in absent)]
-    required, of_node = recording.options.require_gpus, recording.options.command == "prolog"
+    required, of_node = recording.options.require_gpus, recording.command.is_of_root
     shortfall = partial(shortfall_of, required=required, of_node=of_node)
     for short, group in by_cause(facts, shortfall).items():
         have = f"only {short.have}" if short.have else "none"
@@ -144,7 +144,7 @@ def job_sees_too_few_gpus(recording: Recording) -> Iterator[Draft]:
     """
     for seen, group in _selections(recording).items():
         short, fact = seen.ranks > seen.shown, group[0].fact
-        is_fatal = short or (not seen.shown and recording.options.command != "prolog")  # that has a CPU job's, too
+        is_fatal = short or (not seen.shown and not recording.command.is_of_root)  # that has a CPU job's, too
         count = f"{seen.ranks} ranks, but {seen.words()}" if short else seen.words()
         stop = f'; CUDA stops at its entry "{seen.rejected}"' if seen.rejected else ""
         setting = f" with {seen.setting}" if seen.setting else ""
@@ -189,8 +189,8 @@ class _Selection(NamedTuple):
 def _selections(recording: Recording) -> dict[_Selection, list[FactAt[GpusFact]]]:
     """The nodes on which the job is shown too few GPUs, or one of its entries names none."""
     groups: dict[_Selection, list[FactAt[GpusFact]]] = {}
-    world, options = recording.world, recording.options
-    wants_gpus = options.command == "run" and options.backend is not Backend.GLOO
+    world = recording.world
+    wants_gpus = recording.command.has_ranks and recording.options.backend is not Backend.GLOO
     for node in recording.facts(GpusFact):
         ranks = len(world.ranks_of(node.node)) if world is not None and world.backend == "nccl" else 0
         selection = _selection(node.fact, ranks, wants_gpus=wants_gpus)

@@ -47,7 +47,7 @@ def shortages(
     limits of the job's own process, which a prolog, being root's, does not have.
     """
     world = recording.world
-    if world is None or (of_the_job and recording.options.command == "prolog"):
+    if world is None or (of_the_job and recording.command.is_of_root):
         return
     groups: dict[Severity, list[FactAt[Host]]] = {}
     for node in recording.facts(Host):

@@ -37,7 +37,7 @@ def for_later_jobs(recording: Recording, severity: Severity) -> Severity:
 
     A prolog does not know what job follows, and so keeps the severity.
     """
-    prolog = recording.options.command == "prolog"
+    prolog = recording.command.is_of_root
     return severity if prolog or is_between_nodes(recording) else Severity.INFO
 
 

@@ -12,7 +12,7 @@ from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.knowledge.topology.cluster_kinds import Cluster, Kind, Maker, cluster_of
 from ddp_doctor.knowledge.topology.link_codes import connected
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Command, Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.model.rule import rule
@@ -98,7 +98,7 @@ def p2p_over_pcie_unproved(recording: Recording) -> Iterator[Draft]:
         issue 15 (two GPUs, Intel): such hangs and what fixed them
         NVIDIA/nccl src/graph/paths.cc, ncclTopoCheckP2p; release notes of NCCL 2.23
     """
-    if recording.options.command != "topology":
+    if recording.command is not Command.TOPOLOGY:
         return
     tested = nodes_nccl_ran_on(recording.trials) | hosts_crossing_sockets(recording)
     nodes = [node for node in recording.facts(TopologyFact) if node.node not in tested and not tree_hidden(node.fact)]

@@ -204,7 +204,7 @@ def job_pinned_away_from_its_gpus(recording: Recording) -> Iterator[Draft]:
     See: sysfs, local_cpulist of the GPU's PCI device; Cpus_allowed_list in proc(5)
         NCCL src/graph/topo.cc, ncclTopoGetCpuAffinity
     """
-    if recording.options.command == "prolog":
+    if recording.command.is_of_root:
         return
     for (gpus, some), group in by_cause(recording.facts(TopologyFact), _gpus_far_from_cpus).items():
         yield proved(

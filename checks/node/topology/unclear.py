@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from ddp_doctor.checks.node.topology.wording import culprit, hosts_of
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.facts.node.topology import RocmTopologyFact, TopologyFact, TopologyHangFact
-from ddp_doctor.model.choices import Severity, Status
+from ddp_doctor.model.choices import Command, Severity, Status
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
@@ -53,7 +53,7 @@ def topology_not_understood(recording: Recording) -> Iterator[Draft]:
     Remedy: Save the output with ``nvidia-smi topo -m > topo.txt`` instead of copying it from a window.
     See: nvidia-smi topo --help
     """
-    if recording.options.command != "topology":
+    if recording.command is not Command.TOPOLOGY:
         return  # a live nvidia-smi that fails is a reading without a fact, and the report says so
     for reading in recording.of_check("topology"):
         if reading.status is Status.FAILED and reading.fact is None:

@@ -10,7 +10,7 @@ from ddp_doctor.facts.collectives import AllReduceFact
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
 from ddp_doctor.knowledge.job_causes.unproven import NOT_FAILED
-from ddp_doctor.model.choices import Severity, Verdict
+from ddp_doctor.model.choices import Command, Severity, Verdict
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import AttachReport, CauseLine, JobCauseReport, JobFacts, LiveRank, LogsReport, Report
@@ -27,7 +27,7 @@ def with_causes(report: Report, recording: Recording) -> LogsReport:
         key=lambda finding: (finding.code not in order, order.index(finding.code) if finding.code in order else 0),
     )
     fields = {**dict(report), "findings": tuple(findings), "causes": _causes(recording)}
-    if recording.options.command == "attach":
+    if recording.command is Command.ATTACH:
         return AttachReport(**fields, facts=_live_facts(recording), ranks=_live_ranks(recording))
     return LogsReport(**fields, facts=job_facts(recording))
 
@@ -88,7 +88,7 @@ def _causes(recording: Recording) -> tuple[JobCauseReport, ...]:
 
 def summary(recording: Recording, verdict: Verdict, findings: Sequence[Finding]) -> str:
     """The verdict on a job, in one sentence without its full stop."""
-    if recording.options.command == "attach":
+    if recording.command is Command.ATTACH:
         return f"{_of_live(recording, verdict, findings)}{_not_seen(recording, verdict)}"
     codes = [judged.cause.code for judged in causes(recording)]
     named = sorted(
