@@ -95,6 +95,10 @@ if not TYPE_CHECKING:  # else any name could be imported from here
 
 def checks_of(command: Command) -> tuple[Check, ...]:
     """The checks that have something to judge in a recording of this command."""
+    if command.judges_jobs:  # what nccl-tests and NCCL Inspector measured
+        from ddp_doctor.checks.collectives import allreduce
+
+        return (allreduce.CHECK,)
     return (*_before_ranks(), *_after_ranks()) if command.is_of_one_node else _all_checks()
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ddp_doctor.checks import CHECKS
-from ddp_doctor.engine.causes.rules import JOB_RULES
+from ddp_doctor.engine.causes.findings import JOB_RULES
 from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.engine.hang.rules import TRIAL_RULES
 from ddp_doctor.knowledge.retired import RETIRED

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ddp_doctor.app.outcome import UsageError
 from ddp_doctor.app.recordings import recording_in
-from ddp_doctor.facts.job_log import FileSeen
+from ddp_doctor.facts.job_log import FileSeen, RecordingFact
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.parse.file_kinds import RECORDING
@@ -53,12 +53,14 @@ def _dump(file: JobFile, data: bytes) -> list[Reading]:
     return [_collected(fact, fact.rank)]
 
 
+def _recording(file: JobFile, data: bytes) -> list[Reading]:
+    return [_collected(RecordingFact(file=file.name, recording=recording_in(Path(file.name), data)))]
+
+
 #: To read files of a further kind, add a row: the first that knows a file reads it. What none knows is output.
 #: A reader may raise UsageError or ValueError with a sentence.
 READERS: tuple[Reader, ...] = (
-    Reader(
-        RECORDING, lambda head, _: is_recording(head), lambda file, data: recording_in(Path(file.name), data).readings
-    ),
+    Reader(RECORDING, lambda head, _: is_recording(head), _recording),
     Reader("answers of NCCL's RAS", is_ras, lambda _, data: text_of_ras(data)),
     Reader("nccl-tests' report", is_nccl_tests, lambda _, data: text_of_nccl_tests(data)),
     Reader(

@@ -40,7 +40,7 @@ def judge(recording: Recording, checks: Sequence[Check] | None = None) -> Outcom
     if recording.command.judges_jobs:
         from ddp_doctor.engine.causes.report import with_causes  # no other command has to wait for it
 
-        report = with_causes(report, recording)
+        report = with_causes(report, recording, diagnosis.causes)
     return Outcome(recording, report, diagnosis.failures)
 
 

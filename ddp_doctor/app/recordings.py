@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from ddp_doctor.app.json_files import MOST_BYTES, json_in, major, what_is_wrong
 from ddp_doctor.app.outcome import Outcome, UsageError, judge
-from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact
+from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact, RecordingFact
 from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.recording import SCHEMA_VERSION, Recording
@@ -16,9 +16,7 @@ from ddp_doctor.sources.given import CannotRead, read_given
 
 def replay(path: Path, ignore: tuple[str, ...] = ()) -> Outcome:
     """The findings of an old recording, by today's rules but those to ignore. Raises UsageError for a foreign file."""
-    recording = load_recording(path)
-    options = recording.options.model_copy(update={"ignore": (*recording.options.ignore, *ignore)})
-    return judge(recording.model_copy(update={"options": options}) if ignore else recording)
+    return judge(load_recording(path).ignoring(ignore))
 
 
 def load_recording(path: Path) -> Recording:
@@ -32,8 +30,6 @@ def load_recording(path: Path) -> Recording:
 
 def recording_in(path: Path, content: bytes) -> Recording:
     """The recording that the content of a file is. Raises UsageError with one sentence for every kind of wrong file."""
-    from ddp_doctor.checks import CHECKS  # made when it is asked for
-
     try:
         text, data = json_in(content)
     except ValueError as error:
@@ -48,14 +44,23 @@ def recording_in(path: Path, content: bytes) -> Recording:
         )
     try:
         recording = Recording.model_validate_json(text)
-        kinds: list[type[Fact]] = [JobLogFact, FlightDumpFact, LiveJobFact, LiveRankFact]
-        for kind in kinds + [kind for check in CHECKS for kind in check.facts]:
-            recording.facts(kind)
+        _require_facts(recording)
     except ValidationError as error:
         raise _foreign(path, what_is_wrong(error, "recording")) from error
     if not data.get("schema_version") or not recording.run_id:
         raise _foreign(path, "it has no schema_version or run_id")
     return recording
+
+
+def _require_facts(recording: Recording) -> None:
+    """Read all its facts, also those of recordings within it. Raises ValidationError."""
+    from ddp_doctor.checks import CHECKS  # made when it is asked for
+
+    kinds: list[type[Fact]] = [JobLogFact, FlightDumpFact, LiveJobFact, LiveRankFact]
+    for kind in kinds + [kind for check in CHECKS for kind in check.facts]:
+        recording.facts(kind)
+    for within in recording.facts(RecordingFact):
+        _require_facts(within.fact.recording)
 
 
 def _foreign(path: Path, why: str) -> UsageError:

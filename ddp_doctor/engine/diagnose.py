@@ -5,16 +5,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from graphlib import TopologicalSorter
+from typing import TYPE_CHECKING
 
 from ddp_doctor.checks import checks_of
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.prove.proofs import with_proofs
+from ddp_doctor.facts.collectives import AllReduceFact
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Command, Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import NOT_SELECTED, SKIPPED_BY_NAME, Recording
-from ddp_doctor.model.rule import Rule
+from ddp_doctor.model.rule import Described, Rule
 from ddp_doctor.remedies.kinds import completed
+
+if TYPE_CHECKING:
+    from ddp_doctor.engine.causes.judged import Judged
 
 #: The checks that a command judges. ``env`` looks at more, to know which names and versions are here.
 JUDGED: Mapping[Command, tuple[str, ...]] = {Command.ENV: ("env_vars", "nccl")}
@@ -24,34 +29,42 @@ JUDGED: Mapping[Command, tuple[str, ...]] = {Command.ENV: ("env_vars", "nccl")}
 class Diagnosis:
     """The findings, worst first, and the rules that failed themselves (code and traceback).
 
-    ``ignored`` are the codes of rules that the user left out and that would have found something.
+    ``ignored`` are the codes of rules that the user left out and that would have found something. ``causes`` are
+    those of a job in the order of time; their findings come first, in the same order. ``beside`` are recordings that
+    were given with its output, each judged as its own command does.
     """
 
     findings: tuple[Finding, ...]
     failures: tuple[tuple[str, str], ...] = ()
     ignored: tuple[str, ...] = ()
+    causes: tuple["Judged", ...] = ()
+    beside: tuple[Recording, ...] = ()
 
 
-def all_rules() -> list[Rule]:
+def all_rules() -> list[Described]:
     """Every rule of the doctor, by code."""
-    return sorted([*_rules_of_machines(), *_rules_of_jobs()], key=lambda rule: rule.code)
+    from ddp_doctor.engine.causes.findings import JOB_RULES  # a tenth of what a prolog takes
+
+    return sorted([*_rules_for(Command.RUN), *JOB_RULES], key=lambda rule: rule.code)
 
 
-def _rules_of_machines(command: Command = Command.RUN) -> list[Rule]:
+@cache
+def _rules_for(command: Command) -> list[Rule]:
+    """The rules of machines, in an order in which each comes after those that explain its findings."""
     judged = JUDGED.get(command)
     checks = [check for check in checks_of(command) if judged is None or check.id in judged]
     rules = [rule for check in checks for rule in check.rules]
-    if command.is_of_one_node:
-        return rules
-    from ddp_doctor.engine.hang.rules import TRIAL_RULES  # no other command has trials
+    if not command.is_of_one_node:
+        from ddp_doctor.engine.hang.rules import TRIAL_RULES  # no other command has trials
 
-    return [*rules, *TRIAL_RULES]
+        rules += TRIAL_RULES
+    return _causes_first(sorted(rules, key=lambda rule: rule.code))
 
 
-def _rules_of_jobs() -> Sequence[Rule]:
-    from ddp_doctor.engine.causes.rules import JOB_RULES  # a tenth of what a prolog takes
-
-    return JOB_RULES
+def _causes_first(rules: Iterable[Rule]) -> list[Rule]:
+    by_code = {rule.code: rule for rule in rules}
+    causes = {code: [cause for cause in rule.explained_by if cause in by_code] for code, rule in by_code.items()}
+    return [by_code[code] for code in TopologicalSorter(causes).static_order()]
 
 
 def is_judged(recording: Recording, check_id: str) -> bool:
@@ -60,30 +73,24 @@ def is_judged(recording: Recording, check_id: str) -> bool:
     return judged is None or check_id in judged
 
 
-@cache
-def _rules_for(command: Command, with_machines: bool) -> list[Rule]:
-    of_jobs = _rules_of_jobs() if command.judges_jobs else ()
-    of_machines = _rules_of_machines(command) if with_machines else ()
-    return _causes_first(sorted([*of_machines, *of_jobs], key=lambda rule: rule.code))
-
-
-def _causes_first(rules: Iterable[Rule]) -> list[Rule]:
-    """The rules in an order in which each comes after those that explain its findings."""
-    by_code = {rule.code: rule for rule in rules}
-    causes = {code: [cause for cause in rule.explained_by if cause in by_code] for code, rule in by_code.items()}
-    return [by_code[code] for code in TopologicalSorter(causes).static_order()]
+def checks_for(recording: Recording) -> tuple[Check, ...]:
+    """The checks that may have something to judge or to measure in it; of a job, of what others measured."""
+    if recording.command.judges_jobs and not recording.of_kind(AllReduceFact.KIND):
+        return ()
+    return checks_of(recording.command)
 
 
 def diagnose(recording: Recording, rules: Iterable[Rule] | None = None) -> Diagnosis:
     """Apply all rules that the recording's command calls for (or those given), causes before what they explain."""
+    if rules is None and recording.command.judges_jobs:
+        return _diagnose_job(recording)
     had_ranks = recording.command.has_ranks and recording.world is not None
     findings: list[Finding] = []
     failures: list[tuple[str, str]] = []
     ignored: list[str] = []
     silent = _of_nobodys_choice(recording)
-    called_for = _rules_for(recording.command, _tells_of_machines(recording)) if rules is None else _causes_first(rules)
     with no_garbage_collection():
-        for rule in called_for:
+        for rule in _rules_for(recording.command) if rules is None else _causes_first(rules):
             if rule.code in silent:
                 continue
             try:
@@ -94,20 +101,39 @@ def diagnose(recording: Recording, rules: Iterable[Rule] | None = None) -> Diagn
                     ignored.append(rule.code)
             except Exception:  # noqa: BLE001 - one broken rule must not silence the others
                 failures.append((rule.code, traceback.format_exc(limit=-3)))
-    worst_first = _worst_first(with_proofs(findings, recording.experiments))
-    return Diagnosis(worst_first, tuple(failures), tuple(ignored))
+    return Diagnosis(worst_first(with_proofs(findings, recording.experiments)), tuple(failures), tuple(ignored))
 
 
-def checks_for(recording: Recording) -> tuple[Check, ...]:
-    """The checks that may have something to judge in it."""
-    return checks_of(recording.command) if _tells_of_machines(recording) else ()
+def _diagnose_job(recording: Recording) -> Diagnosis:
+    """The causes that the judge names, then what NCCL fell back to, then what recordings beside the output show."""
+    from ddp_doctor.engine.causes.fallbacks import FALLBACK_RULES  # no other command has to wait for these tables
+    from ddp_doctor.engine.causes.findings import finding_of
+    from ddp_doctor.engine.causes.judge import causes
+    from ddp_doctor.facts.job_log import JobLogFact, RecordingFact
 
-
-def _tells_of_machines(recording: Recording) -> bool:
-    """Whether checks may find something: always but for a job's output alone, which holds no recording of a machine."""
-    return not recording.command.judges_jobs or any(
-        reading.check not in ("logs", "attach") for reading in recording.readings
+    options, job = recording.options, recording.first(JobLogFact)
+    beside = tuple(at.fact.recording.ignoring(options.ignore) for at in recording.facts(RecordingFact))
+    with no_garbage_collection():
+        named = causes(recording)
+        kept = tuple(judged for judged in named if not judged.cause.code.startswith(options.ignore))
+        found = [finding_of(judged, options.command, job.backend if job else None) for judged in kept]
+    others = [diagnose(recording, FALLBACK_RULES), *map(diagnose, beside)]
+    left_out = sorted({judged.cause.code for judged in named if judged not in kept})
+    return Diagnosis(
+        (
+            *(completed(finding, had_ranks=False) for finding in found),
+            *(finding for other in others for finding in other.findings),
+        ),
+        tuple(failure for other in others for failure in other.failures),
+        tuple(dict.fromkeys([*left_out, *(code for other in others for code in other.ignored)])),
+        kept,
+        beside,
     )
+
+
+def is_of_cause(code: str) -> bool:
+    """Whether a rule's code is that of a cause of failed jobs; what NCCL fell back to has codes with a 2."""
+    return code.startswith(("DDJ1", "DDJ3"))
 
 
 def _of_nobodys_choice(recording: Recording) -> frozenset[str]:
@@ -117,6 +143,7 @@ def _of_nobodys_choice(recording: Recording) -> frozenset[str]:
     return frozenset(rule.code for check in deciding for rule in check.rules if rule not in check.decides_world)
 
 
-def _worst_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+def worst_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Errors, then warnings, then information, each by code."""
     order = [Severity.ERROR, Severity.WARNING, Severity.INFO]
     return tuple(sorted(findings, key=lambda finding: (order.index(finding.severity), finding.code)))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from textwrap import shorten
 
 from ddp_doctor.engine.asked import NotAsAsked, listed, not_run
-from ddp_doctor.engine.diagnose import Diagnosis, is_judged
+from ddp_doctor.engine.diagnose import Diagnosis, checks_for, is_judged, is_of_cause
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.node_verdicts import node_verdicts
 from ddp_doctor.engine.plan import TOO_DEAR
@@ -40,6 +40,9 @@ def _report(recording: Recording, diagnosis: Diagnosis, checks: Sequence[Check])
     unmet = not_run(recording, results)
     results = [_in_part(result, unmet) for result in results]
     verdict = _verdict(recording, diagnosis, results, unmet)
+    measured = measurements(recording, checks)
+    for beside in diagnosis.beside:
+        measured += measurements(beside, checks_for(beside))
     return Report(
         tool=Tool(version=recording.tool_version),
         run_id=recording.run_id,
@@ -54,7 +57,7 @@ def _report(recording: Recording, diagnosis: Diagnosis, checks: Sequence[Check])
         summary=summary(recording, verdict, results, diagnosis, unmet),
         checks=tuple(results),
         findings=diagnosis.findings,
-        measurements=tuple(measurements(recording, checks)),
+        measurements=tuple(measured),
     )
 
 
@@ -85,10 +88,7 @@ def _verdict(
     judged = any(reading.check not in RETIRED_CHECKS for reading in recording.collected())
     if not judged or diagnosis.failures or recording.interrupted or nccl_without_gpu(recording) or unmet:
         return Verdict.UNSURE
-    if any(
-        finding.code.startswith(("DDJ1", "DDJ3")) and finding.severity is not Severity.INFO
-        for finding in diagnosis.findings
-    ):
+    if any(is_of_cause(finding.code) and finding.severity is not Severity.INFO for finding in diagnosis.findings):
         return Verdict.UNSURE  # a job failed or stands still, and no cause is sure enough to be an error
     if recording.command is Command.COMPARE and _slower(diagnosis) is not None:
         return Verdict.UNSURE  # how much of that is noise too few runs tell
@@ -217,7 +217,7 @@ def summary(
     if recording.command.judges_jobs:
         from ddp_doctor.engine.causes import report as causes_report  # no other command has to wait for it
 
-        said = causes_report.summary(recording, verdict, diagnosis.findings)
+        said = causes_report.summary(recording, verdict, diagnosis)
         return f"{said}{_ignored(diagnosis)}."
     scope = _scope(recording)
     if recording.interrupted:

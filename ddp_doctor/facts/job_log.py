@@ -6,6 +6,7 @@ from pydantic import Field
 
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.fact import Fact
+from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import FlightEntry
 
 
@@ -71,6 +72,15 @@ class JobLogFact(Fact):
     launcher: str | None = None  # torchrun, srun, mpirun, ray, kubernetes
     torch_version: str | None = None
     backend: str | None = None  # nccl, nccl2, nccl-legacy, gloo
+
+
+class RecordingFact(Fact):
+    """A recording of the doctor's own, given beside a job's output; it is judged as its own command does."""
+
+    KIND: ClassVar[str] = "recording/1"
+
+    file: str
+    recording: Recording
 
 
 class GroupSeen(Frozen):

@@ -172,6 +172,11 @@ class Recording(Frozen):
         """The command that made it."""
         return Command(self.options.command)
 
+    def ignoring(self, codes: tuple[str, ...]) -> "Recording":
+        """The same, to be judged without the rules whose codes begin so, too."""
+        options = self.options.model_copy(update={"ignore": (*self.options.ignore, *codes)})
+        return self.model_copy(update={"options": options}) if codes else self
+
     def facts(self, kind: type[F]) -> list[FactAt[F]]:
         """All collected facts of one class, in the order they were read."""
         return list(self.once(kind, lambda: [_fact_at(kind, reading) for reading in self.of_kind(kind.KIND)]))

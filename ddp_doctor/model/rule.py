@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from textwrap import indent
@@ -21,7 +22,7 @@ HEADINGS = {"Finds": "What it finds", "Why": "Why it matters", "Remedy": "Remedy
 
 
 @dataclass(frozen=True)
-class Described:
+class Described(ABC):
     """What every rule has. ``doc``: a summary, or none, and a paragraph for each of HEADINGS, as its docstring has."""
 
     code: str
@@ -36,6 +37,11 @@ class Described:
         texts = {HEADINGS[label]: " ".join(text.split()) for label, text in zip(rest[::2], rest[1::2], strict=True)}
         references = [line.strip() for line in rest[-1].splitlines()] if rest else []
         return {"": " ".join(summary.split()), **texts, HEADINGS["See"]: "\n".join(references)}
+
+    @property
+    @abstractmethod
+    def page(self) -> str:
+        """The page that describes it, and where on the page."""
 
     @property
     def gist(self) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from ddp_doctor.engine.causes.findings import filled
 from ddp_doctor.engine.causes.judge import causes
-from ddp_doctor.engine.causes.rules import filled
 from ddp_doctor.facts.job_log import FileSeen, JobLogFact, LogLine, RankSeen, SignSeen
 from ddp_doctor.knowledge import job_causes
 from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign

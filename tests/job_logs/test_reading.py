@@ -13,17 +13,20 @@ from pathlib import Path
 
 import pytest
 
+from ddp_doctor import app
 from ddp_doctor.app import job_reading
 from ddp_doctor.app.logs import logs
 from ddp_doctor.app.outcome import UsageError
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact, RankSeen, SignSeen
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
+from ddp_doctor.model.choices import Verdict
 from ddp_doctor.parse.job_log import words
 from ddp_doctor.parse.job_log.prefix import Origin, Prefixes, of_path, plain
 from ddp_doctor.parse.redact import masked
 from ddp_doctor.render import job_story
 from ddp_doctor.sources import job_files, unpacking
 from ddp_doctor.sources.slurm import files_of_job
+from tests.recorded import judged, path_of
 
 SIGN = "misc/shmutils.cc:87 NCCL WARN Error: failed to extend /dev/shm/nccl-A to 9 bytes: No space left on device"
 NOON_S = 1772366400.0  # 2026-03-01 12:00 UTC
@@ -476,17 +479,44 @@ def test_an_endless_line_is_read_in_flat_memory(tmp_path: Path, monkeypatch: pyt
     assert sum(pieces) == file.stat().st_size
 
 
-def test_a_recording_and_a_dump_are_evidence_too(tmp_path: Path):
-    from tests.recorded import path_of
-
+def test_a_dump_is_evidence_too(tmp_path: Path):
     dump = {"version": "2.10", "entries": [], "pg_config": {}, "pg_status": {}, "rank": 3}
     (tmp_path / "nccl_trace_rank_3").write_text(json.dumps(dump))
+    (tmp_path / "job.out").write_bytes(LOG)
 
-    readings = job_reading.read_job([str(path_of("gpus/one-lost")), str(tmp_path / "nccl_trace_rank_3")])
+    readings = job_reading.read_job([str(tmp_path)])
 
-    kinds = [reading.fact["kind"] for reading in readings if reading.fact]
-    assert FlightDumpFact.KIND in kinds
-    assert "gpus/1" in kinds
+    assert FlightDumpFact.KIND in [reading.fact["kind"] for reading in readings if reading.fact]
+
+
+def test_a_recording_beside_the_output_is_judged_as_its_own_command_does_and_stands_behind(tmp_path: Path):
+    (tmp_path / "job.out").write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
+    stalled, lost = (str(path_of(name)) for name in ("hang/all-ranks-in-one-collective", "gpus/one-lost"))
+
+    outcome = logs([str(tmp_path / "job.out"), stalled, lost])
+
+    assert outcome.report.findings[0].name == "gpu-out-of-memory"
+    assert [finding.code for finding in outcome.report.findings[1:]] == ["DD616", "DD304"]
+    assert outcome.report.findings[1:] == tuple(
+        finding for path in (stalled, lost) for finding in app.replay(Path(path)).report.findings
+    )
+    assert outcome.report.summary.startswith("Failed: GPU of a rank has no memory left")
+    (tmp_path / "logs.json").write_text(outcome.recording.model_dump_json())
+    assert app.replay(tmp_path / "logs.json").report.findings == outcome.report.findings
+    assert app.replay(tmp_path / "logs.json", ("DD6", "DD304")).report.findings == outcome.report.findings[:1]
+
+
+def test_what_a_recording_shows_of_a_job_that_did_not_fail_is_no_failure_of_it():
+    outcome = logs([str(path_of("gpus/one-lost"))])
+
+    assert outcome.report.verdict is Verdict.SICK
+    assert outcome.report.summary.startswith("No failure, but: GPU 3 (0000:61:00.0) on node0: lost")
+
+
+def test_what_was_measured_in_a_recording_is_told_beside_the_output():
+    measured = judged("allreduce/not-repeatable").report.measurements
+
+    assert logs([str(path_of("allreduce/not-repeatable"))]).report.measurements == measured != ()
 
 
 SCONTROL = """#!/bin/sh

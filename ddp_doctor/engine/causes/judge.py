@@ -33,12 +33,11 @@ from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact, SignSeen
 from ddp_doctor.knowledge.gpu.xids import XIDS
 from ddp_doctor.knowledge.job_causes import FOUND_BY_LINT, SIGNS, cause_named
 from ddp_doctor.model.choices import Command, Confidence
-from ddp_doctor.model.recording import Recording, once_a_recording
+from ddp_doctor.model.recording import Recording
 from ddp_doctor.parse.frames import is_of_the_job
 from ddp_doctor.wording.ranks import capital, short
 
 
-@once_a_recording
 def causes(recording: Recording) -> tuple[Judged, ...]:
     """What made the job fail, in the order of time; () where it did not fail."""
     if recording.command is Command.ATTACH:

@@ -4,8 +4,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from ddp_doctor.engine.causes.judge import causes
+from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.engine.causes.live import blamed
+from ddp_doctor.engine.diagnose import Diagnosis, is_of_cause, worst_first
 from ddp_doctor.facts.collectives import AllReduceFact
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
@@ -19,17 +20,24 @@ from ddp_doctor.views.node_traits import counted
 from ddp_doctor.wording.live_ranks import call_name, says
 
 
-def with_causes(report: Report, recording: Recording) -> LogsReport:
-    """The report of a job: its causes first and in the order of time, and what is known of the job."""
-    order = [judged.cause.code for judged in causes(recording)]
-    findings = sorted(
-        report.findings,
-        key=lambda finding: (finding.code not in order, order.index(finding.code) if finding.code in order else 0),
-    )
-    fields = {**dict(report), "findings": tuple(findings), "causes": _causes(recording)}
+def with_causes(report: Report, recording: Recording, causes: Sequence[Judged]) -> LogsReport:
+    """The report of a job: its causes in the order of time, and what is known of the job."""
+    fields = {**dict(report), "causes": tuple(map(_cause, causes))}
     if recording.command is Command.ATTACH:
         return AttachReport(**fields, facts=_live_facts(recording), ranks=_live_ranks(recording))
     return LogsReport(**fields, facts=job_facts(recording))
+
+
+def _cause(judged: Judged) -> JobCauseReport:
+    return JobCauseReport(
+        name=judged.cause.name,
+        confidence=judged.confidence,
+        domain=judged.cause.domain,
+        restart=judged.cause.restart,
+        lines=tuple(CauseLine(**line.model_dump()) for line in judged.lines),
+        next_check=judged.with_pid(judged.next_check or judged.cause.next_check),
+        culprits=judged.culprits,
+    )
 
 
 def _live_facts(recording: Recording) -> JobFacts:
@@ -70,44 +78,27 @@ def _live_ranks(recording: Recording) -> tuple[LiveRank, ...]:
     )
 
 
-def _causes(recording: Recording) -> tuple[JobCauseReport, ...]:
-    return tuple(
-        JobCauseReport(
-            name=judged.cause.name,
-            confidence=judged.confidence,
-            domain=judged.cause.domain,
-            restart=judged.cause.restart,
-            lines=tuple(CauseLine(**line.model_dump()) for line in judged.lines),
-            next_check=judged.with_pid(judged.next_check or judged.cause.next_check),
-            culprits=judged.culprits,
-        )
-        for judged in causes(recording)
-        if not judged.cause.code.startswith(recording.options.ignore)
-    )
-
-
-def summary(recording: Recording, verdict: Verdict, findings: Sequence[Finding]) -> str:
+def summary(recording: Recording, verdict: Verdict, diagnosis: Diagnosis) -> str:
     """The verdict on a job, in one sentence without its full stop."""
+    findings = diagnosis.findings
     if recording.command is Command.ATTACH:
         return f"{_of_live(recording, verdict, findings)}{_not_seen(recording, verdict)}"
-    codes = [judged.cause.code for judged in causes(recording)]
-    named = sorted(
-        (finding for finding in findings if finding.code in codes), key=lambda finding: codes.index(finding.code)
-    )
+    named = findings[: len(diagnosis.causes)]
     others = f" (and {len(named) - 1} more)" if len(named) > 1 else ""
-    if named and any(finding.severity is Severity.ERROR for finding in named):
-        worst = next(finding for finding in named if finding.severity is Severity.ERROR)
+    worst = next((finding for finding in named if finding.severity is Severity.ERROR), None)
+    if worst is not None:
         return f"Failed: {worst.title.rstrip('.')}{others}"
+    if named and named[0].name in NOT_FAILED:
+        return named[0].title.rstrip(".")
     if named:
         title = re.sub("^[A-Z](?=[a-z ])", lambda letter: letter[0].lower(), named[0].title)  # not of NCCL, P2P
-        if named[0].name in NOT_FAILED:
-            return named[0].title.rstrip(".")
         return f"Failed, cause not proven: {title.rstrip('.')}{others}"
-    if verdict is Verdict.SICK:  # what NCCL chose is wrong, and the job went on
-        return f"No failure, but: {findings[0].title.rstrip('.')}"
+    if verdict is Verdict.SICK:  # by a recording beside the output, and the job went on
+        return f"No failure, but: {worst_first(findings)[0].title.rstrip('.')}"
     warnings = sum(finding.severity is Severity.WARNING for finding in findings)
     noted = f", with {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
-    return f"No {'other ' if codes else ''}failure in {_what_was_read(recording)}{noted}"
+    other = "other " if any(map(is_of_cause, diagnosis.ignored)) else ""
+    return f"No {other}failure in {_what_was_read(recording)}{noted}"
 
 
 def _of_live(recording: Recording, verdict: Verdict, findings: Sequence[Finding]) -> str:

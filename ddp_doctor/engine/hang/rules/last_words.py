@@ -20,8 +20,8 @@ class NamedCause(NamedTuple):
 
 def named_cause(recording: Recording, rank: RankEvidence, check: str) -> NamedCause | None:
     """The cause that a rank printed or raised before it ended; None where its words name none."""
+    from ddp_doctor.engine.causes.findings import finding_of
     from ddp_doctor.engine.causes.judge import cause_in  # its tables take longer than a prolog, and few ranks die
-    from ddp_doctor.engine.causes.rules import draft_of
     from ddp_doctor.parse.job_log.assemble import fact_of_text
 
     raised = f"{rank.raised.type}: {rank.raised.message}\n" if rank.raised else ""
@@ -29,10 +29,10 @@ def named_cause(recording: Recording, rank: RankEvidence, check: str) -> NamedCa
     judged = cause_in(fact)
     if judged is None:
         return None
-    draft = draft_of(judged, recording.world.backend if recording.world else None, check)
+    finding = finding_of(judged, check, recording.world.backend if recording.world else None)
     evidence = tuple(Evidence(check=check, text=f"rank {rank.rank} said: {line.text}") for line in judged.lines[:1])
-    sentence = f" In its own words: {draft.title.rstrip('.')} (ddp-doctor explain {judged.cause.code})."
-    return NamedCause(sentence, evidence, tuple(map(_by_hand, draft.remedies)))
+    sentence = f" In its own words: {finding.title.rstrip('.')} (ddp-doctor explain {judged.cause.code})."
+    return NamedCause(sentence, evidence, tuple(map(_by_hand, finding.remedies)))
 
 
 def _by_hand(remedy: Remedy) -> Remedy:

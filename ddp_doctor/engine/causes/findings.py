@@ -1,20 +1,19 @@
-"""One rule for each cause of knowledge/job_causes: it finds what the judge (judge.py) named; and fallbacks.py's."""
+"""The finding about each cause that the judge (judge.py) names, and the rows of all that jobs are judged by."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from textwrap import shorten
 
 from ddp_doctor.engine.causes.fallbacks import FALLBACK_RULES
-from ddp_doctor.engine.causes.judge import causes
 from ddp_doctor.engine.causes.judged import Judged, place_of
-from ddp_doctor.facts.job_log import JobLogFact, LogLine
+from ddp_doctor.facts.job_log import LogLine
 from ddp_doctor.knowledge.job_causes import JOB_CAUSES
 from ddp_doctor.knowledge.job_causes.kinds import JobCause
 from ddp_doctor.knowledge.job_causes.unproven import NOT_PROVEN
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Evidence, Remedy
-from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.rule import Rule
+from ddp_doctor.model.finding import Evidence, Finding, Remedy
+from ddp_doctor.model.rule import Described
 from ddp_doctor.wording.ranks import capital
 
 #: Evidence lines of a finding; the report's causes have all.
@@ -57,9 +56,14 @@ def _is_for(code: str, backend: str | None, remedy: Remedy) -> bool:
     return code != NOT_PROVEN or ("gloo" in remedy.summary) is (backend == "gloo")
 
 
-def draft_of(judged: Judged, backend: str | None, check: str) -> Draft:
+def finding_of(judged: Judged, check: str, backend: str | None) -> Finding:
     """What a finding says of it; ``check`` is what its evidence is from."""
-    return Draft(
+    rule = _BY_CODE[judged.cause.code]
+    return Finding(
+        code=rule.code,
+        name=rule.name,
+        page=rule.page,
+        severity=Severity.WARNING if judged.confidence is Confidence.POSSIBLE else rule.severity,
         title=_title(judged),
         detail=judged.detail,
         confidence=judged.confidence,
@@ -73,7 +77,6 @@ def draft_of(judged: Judged, backend: str | None, check: str) -> Draft:
             for remedy in judged.cause.remedies
             if _is_for(judged.cause.code, backend, remedy)
         ),
-        severity=Severity.WARNING if judged.confidence is Confidence.POSSIBLE else None,
     )
 
 
@@ -86,18 +89,22 @@ def _each_once(lines: Iterable[LogLine]) -> list[LogLine]:
     return list(first.values())
 
 
-def _rule(cause: JobCause) -> Rule:
-    def found(recording: Recording) -> Iterator[Draft]:
-        job = recording.first(JobLogFact)
-        backend = job.backend if job is not None else None
-        check = recording.options.command
-        found = (judged for judged in causes(recording) if judged.cause.code == cause.code)
-        return (draft_of(judged, backend, check) for judged in found)
+@dataclass(frozen=True)
+class CauseRule(Described):
+    """A cause as a row of rules, for its page and for --ignore."""
 
+    @property
+    def page(self) -> str:
+        """The page that describes it, and where on the page."""
+        return f"docs/reference/job-causes.md#{self.code}"
+
+
+def _rule(cause: JobCause) -> CauseRule:
     remedy = " ".join(f"{remedy.summary}." for remedy in cause.remedies)
     references = "\n    ".join(cause.references)
     doc = f"Finds: {cause.finds}\nWhy: {cause.why}\nRemedy: {remedy}\nSee: {references}"
-    return Rule(cause.code, cause.name, _NO_FAULT.get(cause.name, Severity.ERROR), doc, (), found)
+    return CauseRule(cause.code, cause.name, _NO_FAULT.get(cause.name, Severity.ERROR), doc)
 
 
-JOB_RULES = (*(_rule(cause) for cause in JOB_CAUSES), *FALLBACK_RULES)
+_BY_CODE = {cause.code: _rule(cause) for cause in JOB_CAUSES}
+JOB_RULES = (*_BY_CODE.values(), *FALLBACK_RULES)
