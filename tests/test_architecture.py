@@ -24,6 +24,7 @@ from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.engine.hang.rules import TRIAL_RULES
 from ddp_doctor.knowledge.retired import RETIRED, RETIRED_CHECKS
 from ddp_doctor.lint.rules import RULES as LINT_RULES
+from ddp_doctor.model import check as model_check
 from ddp_doctor.model.choices import Command
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import HEADINGS, Rule
@@ -58,6 +59,12 @@ def test_every_check_is_described_by_its_module_docstring():
     for check in CHECKS:
         assert sys.modules[check.probe.__module__].__doc__, check.id
         assert check.title, check.id
+
+
+def test_the_checks_that_the_engine_knows_by_name_are_there():
+    named = {value for name, value in vars(model_check).items() if name.isupper()}
+
+    assert named - {check.id for check in CHECKS} == set()
 
 
 def test_fact_kinds_are_unique_and_versioned():

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from ddp_doctor.checks import checks_of
 from ddp_doctor.facts.cluster import BaselineFact
 from ddp_doctor.facts.node.gpus import GpusFact
+from ddp_doctor.model.check import BASELINE, GPUS, USER_MODEL
 from ddp_doctor.model.choices import Backend, CheckStatus, Command
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import CheckResult
 from ddp_doctor.wording.nodes import hosts
 
 _RAN = (CheckStatus.PASSED, CheckStatus.FOUND)
-_MODEL, _GPUS, _BASELINE = "user_model", "gpus", "baseline"
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def _model(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[N
 
     facts = [rank.fact for rank in recording.facts(UserModel)]
     runs = [by_id[check.id] for check in checks_of(Command.RUN) if check.runs_model(model) and check.id in by_id]
-    others = [result for result in runs if result.id != _MODEL and result.status in _RAN]
+    others = [result for result in runs if result.id != USER_MODEL and result.status in _RAN]
     if facts and not all(fact.has_batch for fact in facts):
         why = f"no forward was run; let {model} return (model, make_batch)"
     elif stopped := [fact.stopped for fact in facts if fact.stopped]:
@@ -85,8 +85,8 @@ def _model(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[N
     elif facts or others:
         return
     else:
-        why = _why(by_id.get(_MODEL))
-    yield NotAsAsked(f"--model {model}", _MODEL, why)
+        why = _why(by_id.get(USER_MODEL))
+    yield NotAsAsked(f"--model {model}", USER_MODEL, why)
 
 
 def _gpus(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
@@ -101,11 +101,11 @@ def _gpus(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[No
         if node.fact.nvml_error is None
     }
     if len(counts) < (world.nnodes if world else 1):
-        result = by_id.get(_GPUS)
+        result = by_id.get(GPUS)
         reason = result.reason if result else None
-        yield NotAsAsked(f"--require-gpus {required}", _GPUS, reason or "the GPUs could not be counted")
+        yield NotAsAsked(f"--require-gpus {required}", GPUS, reason or "the GPUs could not be counted")
     elif min(counts.values()) < required:
-        yield NotAsAsked(f"--require-gpus {required}", _GPUS, f"{min(counts.values())} were counted")
+        yield NotAsAsked(f"--require-gpus {required}", GPUS, f"{min(counts.values())} were counted")
 
 
 def _backend(recording: Recording) -> Iterator[NotAsAsked]:
@@ -119,9 +119,9 @@ def _backend(recording: Recording) -> Iterator[NotAsAsked]:
 
 def _baseline(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
     if recording.options.baseline and recording.first(BaselineFact) is None:
-        reasons = [reading.reason for reading in recording.of_check(_BASELINE) if reading.reason]
-        why = reasons[0] if reasons else _why(by_id.get(_BASELINE))
-        yield NotAsAsked(f"--baseline {recording.options.baseline}", _BASELINE, why)
+        reasons = [reading.reason for reading in recording.of_check(BASELINE) if reading.reason]
+        why = reasons[0] if reasons else _why(by_id.get(BASELINE))
+        yield NotAsAsked(f"--baseline {recording.options.baseline}", BASELINE, why)
 
 
 def _nodes(recording: Recording) -> Iterator[NotAsAsked]:

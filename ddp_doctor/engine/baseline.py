@@ -16,6 +16,7 @@ from ddp_doctor.facts.cluster import BaselineFact, HeldAgainst, RunDifferencesFa
 from ddp_doctor.knowledge.baselines import BEST_PATH, COMPARABLE, FEWEST_RUNS, LEAST_BYTES, loss
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.baseline import BASELINE_SCHEMA_VERSION, Baseline, BaselineValue
+from ddp_doctor.model.check import BASELINE, ENV_VARS
 from ddp_doctor.model.choices import CheckStatus, Status, Verdict
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Recording, World
@@ -23,7 +24,6 @@ from ddp_doctor.model.report import JobFacts, LogsReport, Measurement, Report, T
 from ddp_doctor.views.node_traits import HARDWARE, VERSIONS, is_setting
 from ddp_doctor.wording.nodes import name_list
 
-CHECK_ID = "baseline"
 _PLACES = ("node", "rank", "peer", "gpu")
 #: Labels that are whole numbers in every report.
 NUMBERS = ("bytes", *_PLACES)
@@ -147,7 +147,7 @@ def measured_run(report: Report) -> MeasuredRun:
         on,
         tuple(figures(report.world, report.measurements)),
         {name: value for name, value in {**on, **known}.items() if value},
-        any(check.id == "env_vars" and check.status in _SEEN for check in report.checks),
+        any(check.id == ENV_VARS and check.status in _SEEN for check in report.checks),
     )
 
 
@@ -265,7 +265,7 @@ def _value(name: str, labels: Labels, unit: str, of_runs: Sequence[tuple[int, fl
 def held_against(recording: Recording, report: Report, baseline: Baseline, file: str) -> Recording:
     """The recording with readings of the check ``baseline``: what its report measured beside the healthy runs."""
     readings = (*recording.readings, *compared(measured_run(report), before(file, baseline)))
-    left_out = tuple(each for each in recording.not_run if each.check != CHECK_ID)
+    left_out = tuple(each for each in recording.not_run if each.check != BASELINE)
     options = recording.options.model_copy(update={"baseline": file})
     return recording.model_copy(update={"options": options, "readings": readings, "not_run": left_out})
 
@@ -280,19 +280,19 @@ def compared(run: MeasuredRun, earlier: Before) -> tuple[Reading, ...]:
         if name in run.hardware and run.hardware[name] != said
     ]:
         why = f"{earlier.file} is of other hardware: {'; '.join(other)}"
-        speed = Reading(check=CHECK_ID, status=Status.FAILED, reason=why, misused=True)
+        speed = Reading(check=BASELINE, status=Status.FAILED, reason=why, misused=True)
     elif not beside:
         why = f"nothing that was measured here is in {earlier.file}"
         if earlier.baseline is None:
             why = f"{earlier.file} has no measurement that another run can be compared with"
-        speed = Reading(check=CHECK_ID, status=Status.SKIPPED, reason=why)
+        speed = Reading(check=BASELINE, status=Status.SKIPPED, reason=why)
     else:
         runs = earlier.baseline.runs if earlier.baseline else 1
         fact = BaselineFact(file=earlier.file, runs=runs, compared=beside)
-        speed = Reading(check=CHECK_ID, status=Status.COLLECTED, fact=fact.recorded())
+        speed = Reading(check=BASELINE, status=Status.COLLECTED, fact=fact.recorded())
     if not differences.differ and not differences.left_out:
         return (speed,)
-    return speed, Reading(check=CHECK_ID, status=Status.COLLECTED, fact=differences.recorded())
+    return speed, Reading(check=BASELINE, status=Status.COLLECTED, fact=differences.recorded())
 
 
 def _held_against(run: MeasuredRun, baseline: Baseline) -> Iterator[HeldAgainst]:

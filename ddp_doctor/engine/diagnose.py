@@ -11,7 +11,7 @@ from ddp_doctor.checks import checks_of
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.prove.proofs import with_proofs
 from ddp_doctor.facts.collectives import AllReduceFact
-from ddp_doctor.model.check import Check
+from ddp_doctor.model.check import ENV_VARS, Check
 from ddp_doctor.model.choices import Command, Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import NOT_SELECTED, SKIPPED_BY_NAME, Recording
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ddp_doctor.engine.causes.judged import Judged
 
 #: The checks that a command judges. ``env`` looks at more, to know which names and versions are here.
-JUDGED: Mapping[Command, tuple[str, ...]] = {Command.ENV: ("env_vars", "nccl")}
+JUDGED: Mapping[Command, tuple[str, ...]] = {Command.ENV: (ENV_VARS, "nccl")}
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from ddp_doctor.engine.node_verdicts import node_verdicts
 from ddp_doctor.engine.plan import TOO_DEAR
 from ddp_doctor.knowledge.retired import RETIRED_CHECKS
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.check import Check
+from ddp_doctor.model.check import BASELINE, GPUS, Check
 from ddp_doctor.model.choices import CheckStatus, Command, ExitCode, Severity, Status, Verdict
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
@@ -115,7 +115,7 @@ def _misuse(recording: Recording, diagnosis: Diagnosis) -> str | None:
     bad = [reading for reading in recording.readings if reading.status in _BAD]
     if not bad or diagnosis.failures or not all(reading.misused for reading in bad):
         return None
-    if bad[0].check == "baseline":
+    if bad[0].check == BASELINE:
         return bad[0].reason
     return f"--model {recording.options.model} cannot be used: {bad[0].reason}"
 
@@ -305,7 +305,7 @@ def _scope(recording: Recording) -> str:
 
 def _untested(recording: Recording) -> str:
     if recording.command.is_of_root and recording.options.require_gpus is None:
-        absent = [reading for reading in recording.of_check("gpus") if reading.status is Status.ABSENT]
+        absent = [reading for reading in recording.of_check(GPUS) if reading.status is Status.ABSENT]
         return "; it has no GPU, and none was required (--require-gpus)" if absent else ""
     tested = any(reading.rank is not None for reading in recording.collected())
     if recording.world is None or not tested:

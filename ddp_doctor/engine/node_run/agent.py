@@ -18,7 +18,7 @@ from ddp_doctor.engine.hang import judge
 from ddp_doctor.engine.node_run.partial_recording import PartialRecording
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.base import Json
-from ddp_doctor.model.check import Check
+from ddp_doctor.model.check import P2P, Check
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Reproducer, Setting
@@ -29,8 +29,6 @@ from ddp_doctor.ranks.trial import TrialResult
 from ddp_doctor.ranks.worker.remedy_probe import TRYING
 from ddp_doctor.wording.ranks import cause, ended, short
 
-#: The check that tests links one by one.
-_PAIRWISE = "p2p"
 #: After this many trials the rest of the plan is not run.
 MOST_TRIALS = 8
 
@@ -210,7 +208,7 @@ class Agent:
             return self._leave_out(checks, "the process group could not be set up")
         left = self._without_model(judged, checks[position + 1 :])
         # A link is to blame: the pairwise check says which, and must not wait behind more hangs.
-        return sorted(left, key=lambda check: check.id != _PAIRWISE)
+        return sorted(left, key=lambda check: check.id != P2P)
 
     def _without_model(self, judged: Sequence[Check], checks: Sequence[Check]) -> list[Check]:
         """Leave out the checks of the user's model after one of them hung or raised: it would do so again."""
@@ -224,9 +222,9 @@ class Agent:
     def _without_collectives(self, checks: list[Check]) -> list[Check]:
         """A collective over a pair that does not answer would hang again; the other pairs are still tested."""
         pairs = ", ".join(f"{rank} and {peer}" for rank, peer in sorted(self._skip_pairs))
-        others = [check for check in checks if check.id != _PAIRWISE]
+        others = [check for check in checks if check.id != P2P]
         self._leave_out(others, f"the link between ranks {pairs} hangs")
-        return [check for check in checks if check.id == _PAIRWISE]
+        return [check for check in checks if check.id == P2P]
 
     def _leave_out(self, checks: Sequence[Check], reason: str) -> list[Check]:
         read = {reading.check for reading in self.partial.readings}

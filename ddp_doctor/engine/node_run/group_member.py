@@ -14,7 +14,7 @@ from ddp_doctor.engine.node_run import other_networks
 from ddp_doctor.engine.node_run.node import NodeRun
 from ddp_doctor.facts.cluster import RollCallFact
 from ddp_doctor.knowledge.network.path_quality import neighbours
-from ddp_doctor.model.check import Check
+from ddp_doctor.model.check import ROLL_CALL, Check
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.context import Peer
 from ddp_doctor.model.fact import Reading
@@ -22,7 +22,6 @@ from ddp_doctor.sources.machine import LiveNodesContext
 from ddp_doctor.sources.sockets import Listener
 from ddp_doctor.starters.place import Place
 
-ROLL_CALL = "roll_call"
 #: A head whose beats arrive, and that does not end the run for this long after the budget, is lost.
 _LONGEST_BEYOND_BUDGET_S = 240.0
 #: The head gives up nodes whose beats arrive and that hand nothing in this much earlier.

@@ -12,20 +12,17 @@ from ddp_doctor.agents.messages import Begin, at_node, world_of
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.diagnose import diagnose
 from ddp_doctor.engine.node_run import other_networks
-from ddp_doctor.engine.node_run.group_member import ROLL_CALL, GroupMember
+from ddp_doctor.engine.node_run.group_member import GroupMember
 from ddp_doctor.engine.node_run.node import NodeRun
 from ddp_doctor.engine.prove.experiments import prove
 from ddp_doctor.knowledge.deadlines import HAND_IN_S
-from ddp_doctor.model.check import Check
+from ddp_doctor.model.check import PROCESS_GROUP, ROLL_CALL, Check
 from ddp_doctor.model.choices import Severity, Status, Where
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.ranks.run import Run
 from ddp_doctor.views.gpus import nccl_without_gpu
 from ddp_doctor.wording.nodes import name_list
 
-#: The checks that still run where the nodes are slow to one another: whether the ranks meet. ``connectivity`` has
-#: measured how slow they are.
-_MEETING = ("process_group",)
 #: What ranks would do beside an error of the rules that look before they start, by code.
 _RANKS_DO = {rule.code: rule.ranks for check in CHECKS if check.stops_ranks for rule in check.rules}
 
@@ -142,8 +139,8 @@ def allowed(node: NodeRun, checks: list[Check]) -> list[Check]:
     effects = {finding.code: _RANKS_DO.get(finding.code) for finding in errors}
     for code in (code for code, effect in effects.items() if effect == "stop"):
         return _leave_out(node, checks, f"{code} stands between the nodes: the ranks would hang")
-    for code in (code for code, effect in effects.items() if effect == "slow"):
-        return _leave_out(node, checks, f"{code} makes every step several times longer", but=_MEETING)
+    for code in (code for code, effect in effects.items() if effect == "slow"):  # connectivity has measured how slow
+        return _leave_out(node, checks, f"{code} makes every step several times longer", but=(PROCESS_GROUP,))
     return checks
 
 

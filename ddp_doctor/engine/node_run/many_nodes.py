@@ -17,10 +17,11 @@ from ddp_doctor.agents.roll_call import NotMet
 from ddp_doctor.agents.store_client import StoreLost
 from ddp_doctor.engine.node_run.cut_short import interrupted_after
 from ddp_doctor.engine.node_run.follower_agent import FollowerAgent
-from ddp_doctor.engine.node_run.group_member import ROLL_CALL, GroupMember
+from ddp_doctor.engine.node_run.group_member import GroupMember
 from ddp_doctor.engine.node_run.head_agent import HeadAgent
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.model.base import Json
+from ddp_doctor.model.check import ROLL_CALL
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import OWN_PROCESS, Recording, World

@@ -13,7 +13,7 @@ from ddp_doctor.engine.node_run.session import Session
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.engine.prove.experiments import prove
 from ddp_doctor.facts.node.host import Host
-from ddp_doctor.model.check import Check
+from ddp_doctor.model.check import ENV_VARS, Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Report
@@ -80,7 +80,7 @@ class NodeRun:
 
     def of_ranks(self) -> None:
         """Add what the launcher's other ranks on this node report of their settings."""
-        if any(check.id == "env_vars" for check in self.plan.checks):
+        if any(check.id == ENV_VARS for check in self.plan.checks):
             self.partial.readings.extend(self.request.of_ranks())
 
     def between(self) -> tuple[Check, ...]:

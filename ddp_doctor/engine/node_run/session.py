@@ -12,7 +12,7 @@ from ddp_doctor.engine.node_run.cut_short import interrupted_after
 from ddp_doctor.engine.node_run.partial_recording import PartialRecording
 from ddp_doctor.facts.collectives import TorchImport
 from ddp_doctor.knowledge import deadlines
-from ddp_doctor.model.check import Check
+from ddp_doctor.model.check import PROCESS_GROUP, Check
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Recording
@@ -80,7 +80,7 @@ class Session:
         for check in checks if problem else checks[:1]:
             self.partial.readings.append(
                 Reading(
-                    check=check.id if problem else "process_group",
+                    check=check.id if problem else PROCESS_GROUP,
                     status=Status.FAILED if problem else Status.COLLECTED,
                     fact=fact.recorded(),
                     reason=problem,

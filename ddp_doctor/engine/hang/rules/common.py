@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 
 from ddp_doctor.engine.hang.judge import judge, tells_of_a_peer
 from ddp_doctor.engine.hang.judgement import INIT, Judgement, Kind
+from ddp_doctor.model.check import PROCESS_GROUP
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit, Evidence, Remedy
 from ddp_doctor.model.recording import Recording, once_a_recording
@@ -68,7 +69,7 @@ def _judged(recording: Recording) -> list[tuple[TrialRecord, Judgement]]:
         (trial, judgement)
         for trial, judgement in found
         if not _ran_out_of_files(recording, trial, judgement)
-        and not (refused and trial.judged_check == "process_group" and _may_be_refused(trial, judgement))
+        and not (refused and trial.judged_check == PROCESS_GROUP and _may_be_refused(trial, judgement))
         and not (judgement.kind in _RAISED_LOOKS and _has_its_own_finding(recording, trial))
     ]
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from ddp_doctor.engine.hang.rules.common import MOST_LINES, culprits, step_words
 from ddp_doctor.facts.ddp.user_model import UserModel
+from ddp_doctor.model.check import PROCESS_GROUP, USER_MODEL
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -69,7 +70,7 @@ def _of_trials(recording: Recording) -> Iterator[_Rank]:
             devices = used_elsewhere(rank.raised.message) if rank.raised else None
             if devices is not None:
                 last = rank.steps[-1] if rank.steps else None
-                check = last.check if last else rank.check or "process_group"
+                check = last.check if last else rank.check or PROCESS_GROUP
                 yield _Rank(rank.rank, check, devices, step_words(last), "")
 
 
@@ -80,7 +81,7 @@ def _of_models(recording: Recording) -> Iterator[_Rank]:
         devices = used_elsewhere(trouble.message) if trouble else None
         if trouble is not None and devices is not None and rank.fact.found_device is None:
             doing = f"{trouble.phase} of {rank.fact.model}"
-            yield _Rank(rank.rank or 0, "user_model", devices, doing, trouble.where)
+            yield _Rank(rank.rank or 0, USER_MODEL, devices, doing, trouble.where)
 
 
 def _title(recording: Recording, ranks: list[_Rank]) -> str:

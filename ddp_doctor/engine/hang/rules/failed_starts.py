@@ -18,6 +18,7 @@ from ddp_doctor.engine.hang.rules.settings import not_cleared, spoken_of, with_v
 from ddp_doctor.engine.hang.rules.settings import proved as proved_settings
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.model.base import grouped
+from ddp_doctor.model.check import PROCESS_GROUP
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Reproducer
 from ddp_doctor.model.recording import Recording
@@ -95,7 +96,7 @@ def pointing_at_settings(recording: Recording, trial: TrialRecord) -> list[RankE
 
 def _makes_the_group(rank: RankEvidence) -> bool:
     """Whether the rank is still setting up the process group, or using it for the first time."""
-    return bool(rank.steps) and rank.steps[-1].check == "process_group"
+    return bool(rank.steps) and rank.steps[-1].check == PROCESS_GROUP
 
 
 def sharing_a_gpu(trial: TrialRecord) -> dict[tuple[int, str], set[int]]:
@@ -117,7 +118,7 @@ def _one_gpu(recording: Recording, sharing: dict[tuple[int, str], set[int]]) -> 
     return proved(
         culprits(recording, ranks),
         f"NCCL cannot start because ranks share a GPU: {'; '.join(places[:MOST_LINES])}{more}",
-        (Evidence(check="process_group", text=f"NCCL: {place}") for place in places[:MOST_LINES]),
+        (Evidence(check=PROCESS_GROUP, text=f"NCCL: {place}") for place in places[:MOST_LINES]),
         ONE_GPU_EACH,
         detail='NCCL refuses a GPU that two ranks use ("Duplicate GPU detected"); each needs its own.',
     )
@@ -140,12 +141,12 @@ def _cannot_start(recording: Recording, trial: TrialRecord, ranks: Sequence[Rank
     to_blame = proved_settings(recording, "DD617", settings) or (left if len(left) == 1 else ())
     about_interfaces = any(name.endswith("_SOCKET_IFNAME") for name in to_blame)
     is_known = bool(settings) or _OTHER_VERSION in message
-    named = None if is_known else named_cause(recording, first, "process_group")
+    named = None if is_known else named_cause(recording, first, PROCESS_GROUP)
     return proved(
         (Culprit(kind="setting", name=name) for name in to_blame),
         f"The {trial.backend} process group cannot start{with_values(recording, to_blame, first.node)}:"
         f" {cause(message)[:160]}{_it_has(recording, first.node) if about_interfaces else ''}",
-        (Evidence(check="process_group", text=text) for text in _alike(ranks)),
+        (Evidence(check=PROCESS_GROUP, text=text) for text in _alike(ranks)),
         *without(recording, settings),
         *(_after_refusal(message, to_blame) or (named.remedies if named else (_CORRECT,))),
         detail=f"{_who_raised(trial, ranks)}{named.sentence if named else ''}",

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from ddp_doctor.engine.prove.proofs import proof_of
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.knowledge.error_texts import SPEAKS_OF
+from ddp_doctor.model.check import PROCESS_GROUP
 from ddp_doctor.model.finding import Remedy, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import Step, TrialRecord
@@ -107,7 +108,7 @@ def with_values(recording: Recording, names: Sequence[str], node: int | None = N
 def repeating(trial: TrialRecord, step: Step | None) -> Reproducer:
     """The smallest test that does what the ranks did: they meet, and reduce as much as this step moved."""
     ranks = trial.ranks
-    if step is None or step.check == "process_group":
+    if step is None or step.check == PROCESS_GROUP:
         return Reproducer(kind="meet", ranks=ranks)
     shape = _SHAPE.match(step.detail)
     size = int(shape["bits"]) // 8 * int(shape["elements"]) if shape else EXCHANGED_BYTES
