@@ -14,10 +14,9 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Command, Status, Where
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import NotRun, Options, Recording
-from ddp_doctor.model.report import EnvReport
 from ddp_doctor.parse.redact import open_and_withheld
 from ddp_doctor.probing.setting_origins import setting_origins
-from ddp_doctor.settings.in_force import by_branch, installed_torch, loaded_nccl, settings_in_force, torch_rocm
+from ddp_doctor.settings.in_force import by_branch, with_settings
 from ddp_doctor.settings.table import never_read
 from ddp_doctor.settings.text.setting_text import NoSettings, read_setting_text
 from ddp_doctor.starters.request import RunRequest
@@ -125,11 +124,4 @@ def _as_environment(found: SettingText) -> EnvVars:
 def judge_settings(recording: Recording) -> Outcome:
     """The findings, and in the report the settings in force."""
     outcome = judge(recording)
-    report = EnvReport(
-        **dict(outcome.report),
-        nccl=loaded_nccl(recording),
-        torch=installed_torch(recording),
-        rocm=torch_rocm(recording),
-        settings=tuple(settings_in_force(recording)),
-    )
-    return replace(outcome, report=report)
+    return replace(outcome, report=with_settings(outcome.report, recording))

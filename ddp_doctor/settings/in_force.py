@@ -12,7 +12,7 @@ from ddp_doctor.facts.node.software import Software
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.report import Overruled, SettingInForce
+from ddp_doctor.model.report import EnvReport, Overruled, Report, SettingInForce
 from ddp_doctor.settings.names import is_of_rccl, is_recorded
 from ddp_doctor.settings.nccl_conf import files_read
 from ddp_doctor.settings.releases import Installed, default_at, default_in_words, status_at
@@ -27,33 +27,27 @@ GIVEN_TO_SEVERAL = {"OMP_NUM_THREADS": "1"}
 _FIRST_OF_HOSTS = ("systemd", "init")
 
 
-def loaded_nccl(recording: Recording) -> str | None:
-    """The release of the libnccl that torch would load; None where there is none, or it is not known."""
+def with_settings(report: Report, recording: Recording) -> EnvReport:
+    """The report with the settings in force, and with the releases that read them."""
     software = recording.first(Software)
-    return software.nccl_loaded if software and not software.torch_hip else None
-
-
-def installed_torch(recording: Recording) -> str | None:
-    """The release of torch; None where there is none, or it is not known."""
-    software = recording.first(Software)
-    return software.torch_version if software else None
-
-
-def torch_rocm(recording: Recording) -> str | None:
-    """The ROCm that torch is built for; None where it is for none."""
-    software = recording.first(Software)
-    return software.torch_hip if software else None
+    of_env: dict[str, object] = {"settings": tuple(settings_in_force(recording))}
+    if software is not None:
+        of_env |= {"torch": software.torch_version, "rocm": software.torch_hip}
+        of_env["nccl"] = None if software.torch_hip else software.nccl_loaded
+    return EnvReport(**dict(report) | of_env)
 
 
 def settings_in_force(recording: Recording) -> Iterator[SettingInForce]:
     """One for each variable that is set anywhere, by name, those that count before those that do not."""
-    text = recording.first(SettingText)
+    text, software = recording.first(SettingText), recording.first(Software)
     rows = list(_of_text(text) if text else _of_process(recording))
     set_here = {row.name for row in rows if row.note is None or not row.note.startswith(_VOID)}
     if not any(name.startswith("TORCHELASTIC_RUN_ID") for name in set_here):
         rows += _of_torchrun(recording, text, set_here)
-    here = Installed(release(loaded_nccl(recording) or ""), release(installed_torch(recording) or ""))
-    has_rccl = torch_rocm(recording) is not None
+    here, has_rccl = Installed(), software is not None and bool(software.torch_hip)
+    if software is not None:
+        nccl = None if has_rccl else software.nccl_loaded
+        here = Installed(release(nccl or ""), release(software.torch_version or ""))
     for row in sorted(rows, key=lambda row: row.name):
         about = _OF_RCCL if has_rccl and is_of_rccl(row.name) else _known_of_variable(row.name, here)
         yield row.model_copy(update=about)
@@ -68,14 +62,14 @@ _OF_RCCL = {"status": "unknown", "note": "is not judged: RCCL reads it, of which
 
 def _of_process(recording: Recording) -> Iterator[SettingInForce]:
     process, origins = recording.first(EnvVars), recording.first(SettingOrigins)
-    env: dict[str, str | None] = {}
-    if process is not None:
-        env = {**process.variables, **dict.fromkeys(process.withheld)}
+    env: dict[str, str | None] = {**process.variables, **dict.fromkeys(process.withheld)} if process else {}
     in_files = _in_files(recording)
+    since = {name: _who(origin) for name, origin in origins.origins.items()} if origins else {}
+    for name, file in origins.files.items() if origins else ():
+        since[name] = "; ".join(filter(None, (since.get(name), f"{file} says so")))
     for name, value in env.items():
         if is_recorded(name):
-            since = _since(name, origins) if origins else None
-            yield _row(name, value, "environment", in_files.pop(name, ()), since)
+            yield _row(name, value, "environment", in_files.pop(name, ()), since.get(name))
     for name, (first, *overruled) in in_files.items():
         yield _row(name, first.value, first.source, tuple(overruled))
 
@@ -104,22 +98,14 @@ def _becomes(name: str, value: str | None) -> str | None:
 
 def _in_files(recording: Recording) -> dict[str, tuple[Overruled, ...]]:
     """What the files that this NCCL reads say of NCCL's own variables, in the order that counts."""
-    found: dict[str, tuple[Overruled, ...]] = {}
-    for node in recording.facts(NcclFact):
-        for file in files_read(recording, node):
-            for line in file.lines:
-                name = line.name or ""
-                if is_recorded(name) and name.startswith("NCCL_"):
-                    overruled = Overruled(value=line.value, source=f"{file.path}:{line.number}")
-                    found[name] = (*found.get(name, ()), overruled)
-    return found
-
-
-def _since(name: str, origins: SettingOrigins) -> str | None:
-    origin = [_who(origins.origins[name])] if name in origins.origins else []
-    if name in origins.files:
-        origin.append(f"{origins.files[name]} says so")
-    return "; ".join(origin) or None
+    lines = [
+        (line.name, Overruled(value=line.value, source=f"{file.path}:{line.number}"))
+        for node in recording.facts(NcclFact)
+        for file in files_read(recording, node)
+        for line in file.lines
+        if line.name and is_recorded(line.name) and line.name.startswith("NCCL_")
+    ]
+    return {name: tuple(said) for name, said in grouped(lines).items()}
 
 
 def _who(origin: Origin) -> str:

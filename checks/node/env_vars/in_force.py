@@ -234,7 +234,7 @@ def _overruled(name: str, why: str, in_files: Mapping[str, str]) -> Setting:
 
 
 @once_a_recording
-def settings_in_force(recording: Recording) -> list[InForce]:
+def settings_of_nodes(recording: Recording) -> list[InForce]:
     """What is set on each node, in the order of the nodes."""
     found = []
     releases, rccl = installed(recording), with_rccl(recording)
@@ -286,7 +286,7 @@ def one_per_cause(of_node: Callable[[InForce], Iterable[Draft]]) -> RuleFunction
     def of_all(recording: Recording) -> Iterator[Draft]:
         known: dict[object, tuple[Draft, ...]] = {}
         groups: dict[Hashable, dict[Draft, list[FactAt[EnvVars]]]] = {}
-        for node in settings_in_force(recording):
+        for node in settings_of_nodes(recording):
             key = node.key()
             if key not in known:
                 known[key] = tuple(of_node(node))
@@ -304,7 +304,7 @@ def one_per_cause(of_node: Callable[[InForce], Iterable[Draft]]) -> RuleFunction
 @once_a_recording
 def differing(recording: Recording) -> frozenset[str]:
     """The settings that differ between nodes, which the check of agreement reports."""
-    sets = {frozenset(node.values.items()) for node in settings_in_force(recording)}
+    sets = {frozenset(node.values.items()) for node in settings_of_nodes(recording)}
     return frozenset(name for pairs in sets for name, _ in pairs - frozenset.intersection(*sets))
 
 

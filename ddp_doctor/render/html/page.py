@@ -16,7 +16,7 @@ from ddp_doctor.model.choices import CheckStatus, Severity, Verdict
 from ddp_doctor.model.finding import Culprit, Finding
 from ddp_doctor.model.fleet import FleetReport
 from ddp_doctor.model.recording import NOT_SELECTED, Recording
-from ddp_doctor.model.report import AttachReport, CheckResult, EnvReport, LogsReport, NodeVerdict, Report
+from ddp_doctor.model.report import AttachReport, CheckResult, LogsReport, NodeVerdict, Report
 from ddp_doctor.parse.redact import masked
 from ddp_doctor.render import about, checks, findings, fleet, job_story, live_story, settings_table, tables
 from ddp_doctor.render.finding_lines import Placed
@@ -27,7 +27,7 @@ from ddp_doctor.render.text import plain
 from ddp_doctor.render.topology.picture import Picture, topology_svg
 from ddp_doctor.render.topology.report import pictures
 from ddp_doctor.render.used_transports import used_transports
-from ddp_doctor.settings.in_force import installed_torch, loaded_nccl, settings_in_force, torch_rocm
+from ddp_doctor.settings.in_force import with_settings
 from ddp_doctor.views.live_jobs import live_jobs, unreached
 from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.ranks import capital
@@ -227,15 +227,7 @@ def _topology(report: Report, recording: Recording) -> dict[str, object]:
 
 
 def _settings(report: Report, recording: Recording) -> dict[str, object]:
-    of_env = EnvReport(
-        **dict(report)
-        | {
-            "nccl": loaded_nccl(recording),
-            "torch": installed_torch(recording),
-            "rocm": torch_rocm(recording),
-            "settings": tuple(settings_in_force(recording)),
-        }
-    )
+    of_env = with_settings(report, recording)
     rows = [(row, list(settings_table.further(row, of_env))) for row in of_env.settings]
     world = recording.world
     several = world is not None and world.nnodes > 1
