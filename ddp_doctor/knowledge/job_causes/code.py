@@ -97,7 +97,8 @@ CAUSES = (
             Sign(
                 "bound-elsewhere",
                 ("ProcessGroupNCCL is bound to device",),
-                r"is bound to device (?P<bound>\S+) but an operation was issued on (?P<issued>\S+)",
+                r"is bound to device (?P<bound>cuda(?::\d{1,5})?) but an operation was issued on"
+                r" (?P<issued>cuda(?::\d{1,5})?)",
                 confidence=Confidence.PROVED,
             ),
             Sign(

@@ -30,6 +30,14 @@ SIGNS = (
         rf"{XID_LINE}154, [^\n]{{0,80}} to \S{{1,20}} \((?!None)(?P<action>[^)]{{1,60}})\)",
         role="pointer",
     ),
+    # All that NCCL says of NVLS before it fails, want of memory too.
+    nccl_sign(
+        "nvls-fails",
+        ("Failed to bind NVLink SHARP", "nvls.cc:"),
+        rf"Failed to bind NVLink SHARP|nvls\.cc{NCCL_WARN}",
+        role="context",
+        run_code="DD444",
+    ),
     # Another GPU of the node failed while this one used its memory (CUDA 721).
     Sign("peer-gpu-failed", ("Invalid access of peer GPU memory over nvlink",), role="victim"),
 )
@@ -324,6 +332,7 @@ CAUSES = (
                 ("MNNVL (cliqueSize",),
                 r"MNNVL \(cliqueSize \d+\) is available but not",
                 confidence=Confidence.PROVED,
+                run_code="DD445",
             ),
         ),
     ),

@@ -6,6 +6,7 @@ and where nothing better is known.
 
 from ddp_doctor.knowledge.job_causes.kinds import (
     CUDA_ERRORS,
+    NCCL_WARN,
     TEST_BEGINS,
     JobCause,
     Sign,
@@ -67,6 +68,14 @@ SIGNS = (
         "iommu-translates",
         ("DMAR: IOMMU enabled", "Default domain type: Translated", 'Missing "iommu=pt"'),
         role="context",
+    ),
+    # CUDA refuses what NCCL takes for possible between two GPUs.
+    nccl_sign(
+        "p2p-refused",
+        ("transport/p2p.cc:", "failed to open CUDA IPC handle : "),
+        rf"transport/p2p\.cc{NCCL_WARN}Cuda failure |failed to open CUDA IPC handle : ",
+        role="context",
+        run_code="DD446",
     ),
     Sign("geforce", ("NVIDIA GeForce", "GeForce RTX", "NVIDIA RTX PRO"), role="context"),
     Sign("test-without-end", (TEST_BEGINS,), role="context"),

@@ -191,6 +191,7 @@ CAUSES = (
                 ("Call to ibv_",),
                 r"Call to ibv_\w{1,40} failed(?: with error)?[ :]{1,3}Cannot allocate memory",
                 # likely: some memory of GPUs cannot be registered either, without dma-buf
+                run_code="DD238",
             ),
         ),
     ),

@@ -38,7 +38,8 @@ class Sign(NamedTuple):
     that the line must match as well; its named groups are kept as values. ``lines``: how many lines of the same process
     the pattern may reach over, the first of them being the one with the words. ``beside``: it counts only where a sign
     of one of these ids is in the job's output, too. ``unless``: only the last in a file counts, and only where none of
-    these words follows it. ``is_final``: its process prints nothing more of its own.
+    these words follows it. ``is_final``: its process prints nothing more of its own. ``run_code``: the rule of ``run``
+    that names it where NCCL says it before a trial fails.
     """
 
     id: str
@@ -51,6 +52,7 @@ class Sign(NamedTuple):
     beside: tuple[str, ...] = ()
     is_final: bool = False
     unless: tuple[str, ...] = ()
+    run_code: str = ""
 
 
 #: Signs of what others than a rank's own exception say.

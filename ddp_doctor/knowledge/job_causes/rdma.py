@@ -126,9 +126,11 @@ CAUSES = (
             nccl_sign(
                 "rdma-retries-exceeded",
                 _GOT,
-                completion("12|13", r"(?![^\n]{0,400}localGid fe80:)"),
+                completion("12", r"(?![^\n]{0,400}localGid fe80:)"),
                 confidence=Confidence.POSSIBLE,
+                run_code="DD584",
             ),
+            nccl_sign("rdma-receiver-not-ready", _GOT, completion("13"), confidence=Confidence.POSSIBLE),
         ),
     ),
     JobCause(
@@ -258,7 +260,10 @@ CAUSES = (
         references=(_NET_IB, _NCCL_VARIABLES),
         signs=(
             nccl_sign(
-                "rdma-over-link-local", _GOT, completion("12", r"(?=[^\n]{0,400}localGid (?P<gid>fe80:\S{1,60}))")
+                "rdma-over-link-local",
+                _GOT,
+                completion("12", r"(?=[^\n]{0,400}localGid (?P<gid>fe80:\S{1,60}))"),
+                run_code="DD584",
             ),
             nccl_sign(
                 "gid-refused",

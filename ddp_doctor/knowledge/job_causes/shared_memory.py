@@ -1,6 +1,6 @@
 """Causes in the shared memory of a host or container: /dev/shm, and memory that NCCL shares by CUDA."""
 
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign, launcher_sign, nccl_sign
+from ddp_doctor.knowledge.job_causes.kinds import NCCL_WARN, JobCause, Sign, launcher_sign, nccl_sign
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Remedy, Setting
 
@@ -39,12 +39,14 @@ CAUSES = (
                 r"(?:shared memory (?:segment|file)|failed to extend)(?:.*?(?:\(size | to )(?P<size>\d+))?"
                 r".*No space left on device",
                 confidence=Confidence.PROVED,
+                run_code="DD237",
             ),
             nccl_sign(
                 "shm-posix-fallocate",
                 ("Call to posix_fallocate failed", "Call to fallocate failed", "Unable to allocate shared memory ("),
                 r"No space left on device",
                 confidence=Confidence.PROVED,
+                run_code="DD237",
             ),
             nccl_sign(
                 "shm-not-made",  # NCCL 2.4 to 2.21: without the error number
@@ -52,6 +54,7 @@ CAUSES = (
                 r"(?:creating shared memory segment \S+ \(size (?P<size>\d+)\)|failed to extend \S+ to "
                 r"(?P<bytes>\d+) bytes)"
                 r"(?!.*error:)",
+                run_code="DD237",
             ),
         ),
     ),
@@ -118,12 +121,14 @@ CAUSES = (
                 ("shared memory segment", "shared memory file", "shared memory object", "/dev/shm/nccl-"),
                 r"(?:shared memory|/dev/shm/nccl-).*Permission denied",
                 confidence=Confidence.PROVED,
+                run_code="DD237",
             ),
             nccl_sign(
                 "shm-open-denied",
                 ("Call to shm_open failed", "shm_open failed to open"),
                 r"Permission denied",
                 confidence=Confidence.PROVED,
+                run_code="DD237",
             ),
             Sign(  # Python's locks are files there, too
                 "semaphore-not-made",
@@ -194,6 +199,14 @@ CAUSES = (
                 ("Cuda failure 217", "peer access is not supported between these two devices"),
                 r"transport/shm\.cc:\d+ .*Cuda failure (?:217|'peer access)",
                 confidence=Confidence.PROVED,
+                run_code="DD446",
+            ),
+            nccl_sign(
+                "shm-cuda-failed",
+                ("transport/shm.cc:",),
+                rf"transport/shm\.cc{NCCL_WARN}Cuda failure (?!217|'peer access)",
+                confidence=Confidence.POSSIBLE,
+                run_code="DD446",
             ),
         ),
     ),
