@@ -31,6 +31,15 @@ Tier = Literal["kernel", "exception", "recorder", "ras", "nccl", "watchdog", "la
 Role = Literal["cause", "victim", "pointer", "advice", "context"]
 
 
+class Page(NamedTuple):
+    """What ``explain`` says of a text that names no cause."""
+
+    means: str  # one sentence
+    codes: tuple[str, ...]  # of rules that find a cause, the likeliest first
+    source: str  # what prints it
+    settings: tuple[str, ...] = ()
+
+
 class Sign(NamedTuple):
     """A text in a job's output that says something.
 
@@ -39,7 +48,7 @@ class Sign(NamedTuple):
     the pattern may reach over, the first of them being the one with the words. ``beside``: it counts only where a sign
     of one of these ids is in the job's output, too. ``unless``: only the last in a file counts, and only where none of
     these words follows it. ``is_final``: its process prints nothing more of its own. ``run_code``: the rule of ``run``
-    that names it where NCCL says it before a trial fails.
+    that names it where NCCL says it before a trial fails. ``page``: what is behind it, where it is of no cause.
     """
 
     id: str
@@ -53,6 +62,7 @@ class Sign(NamedTuple):
     is_final: bool = False
     unless: tuple[str, ...] = ()
     run_code: str = ""
+    page: Page | None = None
 
 
 #: Signs of what others than a rank's own exception say.

@@ -272,7 +272,14 @@ CAUSES = (
             launcher_sign(
                 "gloo-no-own-address",
                 ("Unable to resolve hostname to a (local) address",),
-                beside=("peer-gone", "gloo-timeout", "gloo-dials-loopback", "store-timeout"),
+                beside=(
+                    "peer-gone",
+                    "peer-refuses",
+                    "peer-unreached",
+                    "gloo-timeout",
+                    "gloo-dials-loopback",
+                    "store-timeout",
+                ),
             ),
             launcher_sign(
                 "gloo-own-address-elsewhere",

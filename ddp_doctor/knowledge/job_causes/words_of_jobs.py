@@ -81,11 +81,6 @@ SIGNS = (
     Sign(
         "cuda-error", ("CUDA error: ", "Test CUDA failure "), r"Error: CUDA error: |Test CUDA failure ", role="pointer"
     ),
-    nccl_sign(
-        "nccl-error-by-name",
-        ("ncclInternalError: ", "ncclUnhandledCudaError: ", "ncclInvalidUsage: ", "ncclInvalidArgument: "),
-        role="pointer",
-    ),
     # The line of NCCL's source to which an error came up: a call of the program failed.
     nccl_sign(
         "nccl-error-returned",

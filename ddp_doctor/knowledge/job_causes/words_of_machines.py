@@ -42,7 +42,7 @@ _HOST = {
             "memlock-warning",
             ("RLIMIT_MEMLOCK is ",),
             r"RLIMIT_MEMLOCK is \d+ bytes",
-            beside=("nccl-error", "nccl-error-by-name", "verbs-call-failed", "peer-gone"),
+            beside=("nccl-error", "nccl-error-by-name", "verbs-call-failed", "peer-gone", "peer-unreached"),
         ),
         nccl_sign(  # NCCL up to 2.19 does not tell why
             "memory-not-registered-untold",
