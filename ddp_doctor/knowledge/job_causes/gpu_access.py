@@ -9,6 +9,7 @@ from ddp_doctor.knowledge.job_causes.kinds import (
     NCCL_WARN,
     TEST_BEGINS,
     JobCause,
+    Page,
     Sign,
     Tier,
     kernel_sign,
@@ -76,6 +77,9 @@ SIGNS = (
         rf"transport/p2p\.cc{NCCL_WARN}Cuda failure |failed to open CUDA IPC handle : ",
         role="context",
         run_code="DD446",
+        page=Page(
+            "NCCL takes P2P for possible between two GPUs, and CUDA refuses it.", ("DD446", "DD411"), _NCCL_GUIDE
+        ),
     ),
     Sign("geforce", ("NVIDIA GeForce", "GeForce RTX", "NVIDIA RTX PRO"), role="context"),
     Sign("test-without-end", (TEST_BEGINS,), role="context"),
@@ -241,8 +245,7 @@ CAUSES = (
                 "iommu-fault",
                 ("IO_PAGE_FAULT", "DMAR: [DMA", "DMAR: DRHD: handling fault"),
                 r"IO_PAGE_FAULT(?: device=(?P<device>[0-9a-f:.]+))?|DMAR: \[DMA [^\n]{1,60}(?:Request device"
-                r"|for device)?"
-                r"|handling fault status",
+                r"|for device)?|handling fault status",
             ),
             nccl_sign(  # of lspci -vvv: requests between devices go up to the root complex
                 "acs-redirects", ("ACSCtl:",), r"ACSCtl:.{0,80}ReqRedir\+", confidence=Confidence.POSSIBLE

@@ -18,8 +18,7 @@ CUDA_ERRORS = "CUDA runtime, texts of cudaGetErrorString"
 RAS_NOTE = "[RAS: "
 #: Commands that watch a job, and are ended with it.
 MONITORS = (
-    r"(?:nvidia-smi|dcgmi|gpustat|nvtop|rocm-smi"
-    r"|\b(?:h?top|vmstat|iostat|mpstat|sar|dstat|tail|sleep|monitor\w*)\b)"
+    r"(?:nvidia-smi|dcgmi|gpustat|nvtop|rocm-smi|\b(?:h?top|vmstat|iostat|mpstat|sar|dstat|tail|sleep|monitor\w*)\b)"
 )
 #: How the output of nccl-tests begins; signs with this word count where its results never came.
 TEST_BEGINS = "# Using devices"

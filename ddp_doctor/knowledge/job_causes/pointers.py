@@ -28,10 +28,9 @@ _TIME_OUTS = (
     watchdog_sign(
         "watchdog-timeout",
         ("Watchdog caught collective operation timeout",),
-        _GROUP + r"Watchdog caught collective operation timeout:"
-        r"(?: WorkNCCL\((?:SeqNum=(?P<seq>\d+), )?OpType=(?P<op>\w+)(?:, TensorShape=\[(?P<shape>[\d, ]*)\])?"
-        r"(?:, NumelIn=(?P<numel>\d+), NumelOut=(?P<numel_out>\d+))?, Timeout\(ms\)=(?P<timeout_ms>\d+)\)"
-        r"(?: ran for (?P<ran_ms>\d+) milliseconds)?)?",
+        _GROUP + r"Watchdog caught collective operation timeout:(?: WorkNCCL\((?:SeqNum=(?P<seq>\d+), )?OpType="
+        r"(?P<op>\w+)(?:, TensorShape=\[(?P<shape>[\d, ]*)\])?(?:, NumelIn=(?P<numel>\d+), NumelOut="
+        r"(?P<numel_out>\d+))?, Timeout\(ms\)=(?P<timeout_ms>\d+)\)(?: ran for (?P<ran_ms>\d+) milliseconds)?)?",
         role="pointer",
         page=_WAITED,
     ),
@@ -90,8 +89,7 @@ _TIME_OUTS = (
         "store-timeout",
         ("wait timeout after ", "Timeout waiting for key: "),
         r"(?:missing ranks: (?P<missing>[\d, ]+\d), )?wait timeout after (?P<timeout_ms>\d+)ms(?:, keys: "
-        r"(?P<keys>\S+?(?://cpu//\d+/(?P<not_joined>\d+))?)(?!\S))?"
-        r"|Timeout waiting for key: (?P<key>.{1,100})",
+        r"(?P<keys>\S+?(?://cpu//\d+/(?P<not_joined>\d+))?)(?!\S))?|Timeout waiting for key: (?P<key>.{1,100})",
         role="pointer",
     ),
     watchdog_sign(  # NCCL's first word from rank to rank goes through the store, from rank 0
@@ -354,6 +352,110 @@ _NO_EVIDENCE = (
     ),
 )
 
+#: How shells name the signals that end a command, but SIGTERM, which ends what is no longer needed.
+_SIGNALS = (
+    r"(?i:killed|segmentation fault|bus error|abort(?:ed)?|illegal (?:hardware )?instruction|floating point exception)"
+)
+_MORE = (
+    # Python's words in front of a traceback that ended nothing: of a destructor, of its logging.
+    Sign(
+        "exception-ignored",
+        ("Exception ignored in", "Exception ignored while", "--- Logging error ---"),
+        r"^(?:Exception ignored|--- Logging)",
+        role="context",
+    ),
+    # A complaint, of whatever: a failure where the output ends with it.
+    Sign(
+        "complaint",
+        ("NCCL WARN ", "Exception: "),
+        r"NCCL WARN (?!.*(?:libibverbs|real path|Plugin|Only EFA|falling back"
+        r"|lib wrapper not initialized|requires GDRCopy))"  # NCCL 2.32 where libibverbs is missing
+        r"|^(?:\[rank\d{1,7}\]: ?)?[\w.]{1,80}Exception: ",
+        role="context",
+    ),
+    # How a shell, make, a container or a service says that a command failed: a failure where the output ends with it.
+    # A monitor of the job is ended when the job is.
+    launcher_sign(
+        "ended-badly",
+        (
+            "Killed",
+            "killed ",
+            "Segmentation fault",
+            "segmentation fault",
+            "Bus error",
+            "bus error",
+            "Aborted",
+            "abort ",
+            "Illegal instruction",
+            "illegal hardware instruction",
+            "Floating point exception",
+            "floating point exception",
+            "make: *** ",
+            "]: *** [",
+            "+  Exit ",
+            "build stopped: ",
+            "exit code",
+            "exit status",
+            "exited with",
+            "terminated with ",
+            "Exit status ",
+            "with error code",
+            "code=exited",
+            "code=killed",
+            "code=dumped",
+            "Failed with result",
+        ),
+        rf"^(?!.*{MONITORS})(?:(?:\S{{1,200}}: )?(?:line \d+: )?(?: *\d+ |\[\d+\][+-]? +)?{_SIGNALS}"
+        r"(?: \(core dumped\))?(?:$|\s{2,}|\s+\S*(?:python|torchrun|srun))"
+        r"|\[\d+\][+-]? +Exit [1-9]|g?make(?:\[\d+\])?: \*\*\* |ninja: build stopped"
+        r"|(?i:.{0,300}?\b(?:error|failed|failure|exited|terminated|exit)\b.{0,300}?"
+        r"\b(?:code|status)[\s:=]+(?:code )?-?[1-9]\d{0,9}\b)"
+        r"|.{0,200}Main process exited, code=(?!exited, status=0)|.{0,200}Failed with result '(?!success))",
+        role="context",
+    ),
+    launcher_sign("launcher-gave-up", ("errors.ChildFailedError",), role="pointer"),
+    launcher_sign(
+        "killed-by-code",
+        ("exit code 137", "exit status 137", "exited with code 137", "terminated by signal 9", "signal: killed"),
+        r"(?:code|status) (?P<exit>137)\b|by signal (?P<number>9)\b|signal: (?P<killed>killed)",
+        role="pointer",
+    ),
+    Sign(
+        "cuda-error", ("CUDA error: ", "Test CUDA failure "), r"Error: CUDA error: |Test CUDA failure ", role="pointer"
+    ),
+    # The line of NCCL's source to which an error came up: a call of the program failed.
+    nccl_sign(
+        "nccl-error-returned",
+        ("NCCL INFO group.cc:", "NCCL INFO transport.cc:", "NCCL INFO enqueue.cc:"),
+        r"NCCL INFO \w+\.cc:\d+ -> [12456]\b",
+        role="pointer",
+    ),
+    # A node also says it when its job ends well, after the node that served the rendezvous.
+    Sign(
+        "rendezvous-lost",
+        ("has failed to send a keep-alive heartbeat to the rendezvous",),
+        role="victim",
+        beside=("closing-signal",),
+    ),
+    # torch's warnings of rank 0's store, also where rank 0 has only ended before the others.
+    Sign(
+        "store-gone",
+        ("recvValue failed on SocketImpl(", "sendBytes failed on SocketImpl(", '"should dump" flag on TCPStore'),
+        role="victim",
+        beside=("closing-signal", "exit-code", "exception", "nccl-error"),
+    ),
+    Sign(
+        "ray-worker-gone",
+        (
+            "The actor died unexpectedly before finishing this task",
+            "Worker unexpectedly exits with a connection error code",
+            "The actor is dead because its worker process has died",
+            "A worker died or was killed while executing a task by an unexpected system error",
+        ),
+        role="victim",
+    ),
+)
+
 SIGNS = (
     # A block of lines of one process, read by parse/job_log: values type, message, where, frames, first_line.
     Sign("exception", ("Traceback (most recent call last)",), role="pointer"),
@@ -361,4 +463,5 @@ SIGNS = (
     *_ENDS,
     *_VICTIMS,
     *_NO_EVIDENCE,
+    *_MORE,
 )

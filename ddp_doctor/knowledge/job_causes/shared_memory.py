@@ -51,9 +51,8 @@ CAUSES = (
             nccl_sign(
                 "shm-not-made",  # NCCL 2.4 to 2.21: without the error number
                 ("while creating shared memory segment", "Error: failed to extend"),
-                r"(?:creating shared memory segment \S+ \(size (?P<size>\d+)\)|failed to extend \S+ to "
-                r"(?P<bytes>\d+) bytes)"
-                r"(?!.*error:)",
+                r"(?:creating shared memory segment \S+ \(size (?P<size>\d+)\)|failed to extend \S+ to (?P<bytes>\d+)"
+                r" bytes)(?!.*error:)",
                 run_code="DD237",
             ),
         ),
@@ -67,8 +66,7 @@ CAUSES = (
         finds="A worker process of a DataLoader cannot write its batch to /dev/shm, or dies of a bus error while it"
         " does.",
         why="Workers hand their batches over in shared memory. A container gets 64 MB of it unless it is asked for"
-        " more;"
-        " a write to a page that does not fit ends the worker with SIGBUS.",
+        " more; a write to a page that does not fit ends the worker with SIGBUS.",
         remedies=(
             _MORE_SHARED_MEMORY,
             Remedy(summary="Use fewer workers, or a smaller prefetch_factor", scope="code"),
@@ -97,6 +95,7 @@ CAUSES = (
                 r".*(?:No space left on device|Cannot allocate memory)",
                 confidence=Confidence.PROVED,
             ),
+            Sign("torch-file-not-written", ("unable to write to file </torch_",), r"</torch_[^>]*>\s*$"),
         ),
     ),
     JobCause(
@@ -145,8 +144,7 @@ CAUSES = (
         domain="host",
         restart="unknown",
         finds="NCCL opens a segment that another rank of the node made, and it is not there.",
-        why="The two ranks disagree on how they share memory: a NUMA node without memory, containers with a"
-        " /dev/shm of"
+        why="The two ranks disagree on how they share memory: a NUMA node without memory, containers with a /dev/shm of"
         " their own, systemd's RemoveIPC, or an error of NCCL 2.22 and 2.23. The output does not tell which.",
         remedies=(
             Remedy(
