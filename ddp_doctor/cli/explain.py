@@ -10,11 +10,10 @@ from itertools import chain
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.knowledge.endings import endings
-from ddp_doctor.knowledge.error_texts import ERROR_TEXTS, ErrorText
 from ddp_doctor.knowledge.glossary import GLOSSARY
 from ddp_doctor.knowledge.gpu.xids import CATALOG, XIDS, xid
-from ddp_doctor.knowledge.job_causes import JOB_CAUSES
-from ddp_doctor.knowledge.job_causes.kinds import JobCause
+from ddp_doctor.knowledge.job_causes import SIGNS
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, Page, Sign
 from ddp_doctor.knowledge.retired import RETIRED
 from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.choices import UsageError
@@ -201,20 +200,20 @@ def listed(pattern: str) -> str:
 
 def _error(text: str) -> str:
     """What is behind the text of an error."""
-    found = [row for score, row in _by_likeness(text) if score >= _SAME_TEXT][:_MOST]
-    return "\n".join("\n".join(_behind(row)) for row in found)
+    found = [(words, page) for score, words, page in _by_likeness(text) if score >= _SAME_TEXT][:_MOST]
+    return "\n".join("\n".join(_behind(words, page)) for words, page in found)
 
 
-def _behind(row: ErrorText) -> Iterator[str]:
+def _behind(words: str, page: Page) -> Iterator[str]:
     by_code = {rule.code: rule for rule in _rules()}
-    yield f'"{row.words}"'
-    yield f"{row.means}\n"
+    yield f'"{words}"'
+    yield f"{page.means}\n"
     yield "Rules that find the cause"
-    yield from (f"    {line}" for line in _gists(by_code[code] for code in row.codes))
-    if row.settings:
+    yield from (f"    {line}" for line in _gists(by_code[code] for code in page.codes))
+    if page.settings:
         yield "Settings"
-        yield from (f"    {name}: {variables()[name].meaning}" for name in row.settings)
-    yield f"Source: {row.source}"
+        yield from (f"    {name}: {variables()[name].meaning}" for name in page.settings)
+    yield f"Source: {page.source}"
     yield ""
 
 
@@ -225,44 +224,45 @@ def _speak_of(text: str) -> str:
     return "\n".join(line.removeprefix("    ") for line in _listed(rules)) + "\n" if rules else ""
 
 
-def _signs_of(cause: JobCause, text: str) -> Iterator[ErrorText]:
-    """A cause of failed jobs, once for each of its texts; where ``text`` is a line with one, its pattern decides."""
+def _page(sign: Sign, cause: JobCause | None) -> Page | None:
+    """What is known of a sign: of its cause, else what it points at."""
+    if cause is None or sign.beside:
+        return sign.page
     settings = {setting.name for remedy in cause.remedies for setting in remedy.settings} & {*variables()}
-    for sign in [sign for sign in cause.signs if not sign.beside]:
-        for words in sign.words:
-            if not (words in text and len(text) > len(words) + _A_LINE) or re.search(sign.pattern, text):
-                codes = (cause.code, *cause.found_by)
-                yield ErrorText(words, cause.finds, codes, cause.references[0], tuple(sorted(settings)))
+    return Page(cause.finds, (cause.code, *cause.found_by), cause.references[0], tuple(sorted(settings)))
 
 
-def _by_likeness(text: str) -> Sequence[tuple[float, ErrorText]]:
-    """The texts that are known, the likest first: by how many of their words were given, or the other way round.
+def _by_likeness(text: str) -> Sequence[tuple[float, str, Page]]:
+    """The texts of signs, the likest first: by how many of their words were given, or the other way round.
 
-    Of the texts of one cause the likest is in it.
+    Of the texts of one cause the likest is in it. Where ``text`` is a line with one, the sign's pattern decides.
     """
-    known = [*ERROR_TEXTS, *(row for cause in JOB_CAUSES for row in _signs_of(cause, text))]
-    first: dict[tuple[str, ...], tuple[float, ErrorText]] = {}
-    for score, row in _scored(text, known):
-        first.setdefault((row.means, *row.codes), (score, row))
+    first: dict[Page, tuple[float, str, Page]] = {}
+    for score, words, (sign, cause) in _scored(text):
+        is_line = words in text and len(text) > len(words) + _A_LINE
+        page = _page(sign, cause) if not is_line or re.search(sign.pattern, text) else None
+        if page is not None:
+            first.setdefault(page, (score, words, page))
     return list(first.values())
 
 
-def _scored(text: str, known: Iterable[ErrorText]) -> Sequence[tuple[float, ErrorText]]:
+def _scored(text: str) -> Sequence[tuple[float, str, tuple[Sign, JobCause | None]]]:
     given = _words(text)
     scored = []
-    for row in known:
-        words = _words(row.words)
-        common = len(words & given)
-        if row.words in text:
-            scored.append((1.0, row))
-        elif words and common >= min(2, len(words)):
-            scored.append((max(common / len(words), common / len(given)), row))
-    return sorted(scored, key=lambda pair: (-pair[0], pair[1].words.strip() not in text))
+    for sign, cause in SIGNS.values():
+        for words in sign.words:
+            known = _words(words)
+            common = len(known & given)
+            if words.strip() in text:
+                scored.append((1.0, words, (sign, cause)))
+            elif known and common >= (2 if cause is None else min(2, len(known))):
+                scored.append((max(common / len(known), common / len(given)), words, (sign, cause)))
+    return sorted(scored, key=lambda row: (-row[0], row[1].strip() not in text))
 
 
 def _like(text: str) -> list[str]:
     """The texts of errors that may be meant."""
-    return [row.words for score, row in _by_likeness(text) if score >= _LIKE_IT]
+    return [words for score, words, _ in _by_likeness(text) if score >= _LIKE_IT]
 
 
 def _words(text: str) -> set[str]:

@@ -23,8 +23,6 @@ import re
 PEER_GONE = (
     "Connection closed",
     "Connection reset",
-    "Connection refused",
-    "Connection timed out",
     "Broken pipe",
     "Read error",
     "Write error",
@@ -40,7 +38,6 @@ PEER_GONE = (
     "remote error",
     "unexpected EOF",
     "wait timeout",
-    "No route to host",
     "communicator was aborted",
     "Application timeout caused pair closure",
     "client socket has failed to connect",
@@ -50,6 +47,10 @@ PEER_GONE = (
     "unhandled system error",
     "waiting for clients",
 )
+#: Of these, nobody listens there, any more or not yet.
+PEER_REFUSES = ("Connection refused",)
+#: Of these, there is no way to the peer's host.
+PEER_UNREACHED = ("No route to host", "Connection timed out")
 #: Of these, time-outs: a peer was silent.
 PEER_SILENT = (
     "timed out waiting",
@@ -78,7 +79,7 @@ _UNFIT = re.compile(
 )
 _OF_A_LIBRARY = re.compile(r"\bNCCL error\b|\bNCCL \w+ failed\b|ncclCommInit|NCCL communicator|gloo[:/]", re.IGNORECASE)
 _VICTIM = re.compile(
-    "|".join(map(re.escape, (*PEER_GONE, *PEER_SILENT)))
+    "|".join(map(re.escape, (*PEER_GONE, *PEER_REFUSES, *PEER_UNREACHED, *PEER_SILENT)))
     + r"|failed to (recv, got|send, sent) 0 bytes|socket .{0,200} timed out|operation timed out after \d+ ms"
     r"|Got completion (?:from peer|with error)|Proxy Call to rank|ncclProxyClientGetFd call to tpRank"
     r"|Error encountered progressing operation|" + _UNFIT.pattern,

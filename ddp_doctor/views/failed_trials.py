@@ -4,8 +4,10 @@ A stall of P2P leaves no message. What is left is that both ranks entered the sa
 it, both processes run as they should, and the log in their output says ``0[0] -> 1[1] via P2P/CUMEM``.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact, Transport
 from ddp_doctor.facts.node.topology import TopologyFact, TopologyMatrix
@@ -15,26 +17,34 @@ from ddp_doctor.model.base import grouped
 from ddp_doctor.model.finding import Reproducer
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
-from ddp_doctor.parse.complaints import Complaint, Kind, complaints, with_last_warning
 from ddp_doctor.parse.nccl_log import parse_nccl_log
 
 #: torch's watchdog aborts a rank whose communicator failed.
 _ABORTED = -6
 
 
+#: What stands before the words of a line in which NCCL warns, or in which torch repeats its warning.
+_BEFORE_WORDS = re.compile(r"(?:.*(?:NCCL WARN |[lL]ast [eE]rror: ?)|\[rank\d{1,7}\]: )(?:NET/IB ?: )?")
+_WARNING = re.compile(r"NCCL WARN ([^\n]{1,300})")
+#: The longest text that is kept of a line.
+_MOST = 300
+
+
 @dataclass(frozen=True)
 class RankComplaint:
-    """One complaint of one rank."""
+    """What one rank's NCCL said that a rule is about; ``cause`` is that of its sign, "" where that has none."""
 
     trial: TrialRecord
     rank: int
     node: int
-    complaint: Complaint
+    run_code: str
+    cause: str
+    text: str
 
 
-def rank_complaints(recording: Recording, *kinds: Kind) -> list[RankComplaint]:
-    """The complaints about these causes from the ranks of failed trials."""
-    return [complaint for complaint in _all_complaints(recording) if complaint.complaint.kind in kinds]
+def rank_complaints(recording: Recording, run_code: str) -> list[RankComplaint]:
+    """What this rule is about, from the ranks of failed trials."""
+    return [complaint for complaint in _all_complaints(recording) if complaint.run_code == run_code]
 
 
 @once_a_recording
@@ -44,25 +54,60 @@ def _all_complaints(recording: Recording) -> list[RankComplaint]:
         if trial.backend == "nccl" and trial.outcome in ("broken", "stuck"):
             alone = not trial.lost_nodes and all(map(_runs, trial.evidence))
             for rank in trial.evidence:
+                words = f"{rank.output_tail}\n{rank.raised.message}" if rank.raised else rank.output_tail
                 found += [
-                    RankComplaint(trial, rank.rank, rank.node, complaint)
-                    for complaint in complaints(_words(rank))
-                    if alone or complaint.kind != "rdma-timeout"  # a peer that is gone answers nobody
+                    RankComplaint(trial, rank.rank, rank.node, run_code, cause, text)
+                    for run_code, cause, text in complaints(words)
+                    if alone or run_code != "DD584"  # a peer that is gone answers nobody
                 ]
     return found
-
-
-def _words(rank: RankEvidence) -> str:
-    return f"{rank.output_tail}\n{rank.raised.message}" if rank.raised else rank.output_tail
 
 
 def _runs(rank: RankEvidence) -> bool:
     return rank.began and rank.exit_code in (None, 0, _ABORTED) and (rank.state or "R") in "RS"
 
 
+def complaints(text: str) -> list[tuple[str, str, str]]:
+    """The code, the cause and the words of each sign that a rule of ``run`` is about: one for each code and cause."""
+    from ddp_doctor.knowledge.job_causes import SIGNS  # only after a trial that failed
+
+    found: dict[tuple[str, str], str] = {}
+    for sign, cause in SIGNS.values():
+        key = (sign.run_code, cause.name if cause else "")
+        if sign.run_code and key not in found and any(word in text for word in sign.words):
+            lines = (line for line in text.splitlines() if any(word in line for word in sign.words))
+            if line := next((line for line in lines if re.search(sign.pattern, line)), ""):
+                found[key] = _BEFORE_WORDS.sub("", line).strip()[:_MOST]
+    return [(*key, words) for key, words in found.items()]
+
+
 def explains(recording: Recording, trial: TrialRecord) -> bool:
     """Whether a rule of its own tells why this trial failed."""
     return any(complaint.trial is trial for complaint in _all_complaints(recording))
+
+
+def words_of(rank: RankEvidence) -> str:
+    """A rank's exception, with NCCL's last warning behind it where it is NCCL's and repeats none; "" without one."""
+    message = rank.raised.message if rank.raised else ""
+    if "nccl" not in message.lower() or "last error:" in message.lower():
+        return message
+    warnings = _WARNING.findall(rank.output_tail)
+    return f"{message}\nLast error:\n{warnings[-1].strip()}" if warnings else message
+
+
+class UsedElsewhere(NamedTuple):
+    """The GPU to which a process group is bound, and another that an operation used."""
+
+    bound: str
+    used: str
+
+
+def used_elsewhere(message: str) -> UsedElsewhere | None:
+    """Both GPUs, where this is what a message says."""
+    from ddp_doctor.knowledge.job_causes import SIGNS  # only after an exception
+
+    match = re.search(SIGNS["bound-elsewhere"][0].pattern, message)
+    return UsedElsewhere(*match.groups()) if match else None
 
 
 @once_a_recording
@@ -73,13 +118,13 @@ def what_did_not_fit(recording: Recording) -> list[tuple[TrialRecord, RankEviden
         for trial in recording.trials
         if trial.outcome in ("broken", "stuck")
         for rank in trial.evidence
-        if rank.raised is not None and is_unfit(with_last_warning(rank.raised.message, rank.output_tail))
+        if is_unfit(words_of(rank))
     ]
 
 
-def all_complained(recording: Recording, nodes: Iterable[int], kind: Kind) -> bool:
+def all_complained(recording: Recording, nodes: Iterable[int], run_code: str) -> bool:
     """Whether each of these nodes had it from NCCL itself, so that a limit needs no finding of its own."""
-    return set(nodes) <= {complaint.node for complaint in rank_complaints(recording, kind)}
+    return set(nodes) <= {complaint.node for complaint in rank_complaints(recording, run_code)}
 
 
 def nodes_of(group: Sequence[RankComplaint]) -> list[int]:

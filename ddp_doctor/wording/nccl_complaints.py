@@ -1,21 +1,46 @@
-"""How a finding shows what NCCL complained of."""
+"""How a finding tells what NCCL complained of before a trial failed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.finding import Evidence
+from ddp_doctor.model.choices import Confidence
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.views.failed_trials import RankComplaint
-from ddp_doctor.wording.nodes import host
+from ddp_doctor.views.failed_trials import RankComplaint, again, nodes_of
+from ddp_doctor.wording.findings import Who, finding
+from ddp_doctor.wording.nodes import host, hosts, node_culprit
 from ddp_doctor.wording.ranks import rank_list
 
 #: Of more wordings than this the evidence shows the first.
 _MOST_LINES = 4
 
 
+def complained(
+    recording: Recording,
+    group: Sequence[RankComplaint],
+    title: str,
+    detail: str,
+    *remedies: Remedy,
+    confidence: Confidence = Confidence.PROVED,
+) -> Iterator[Draft]:
+    """A finding about the nodes whose ranks complained, ``{who}`` in its title, where there are any."""
+    nodes = nodes_of(group)
+    is_tried = any(remedy.settings for remedy in remedies)
+    if group:
+        yield finding(
+            Who(tuple(node_culprit(recording, node) for node in nodes), hosts(recording, nodes)),
+            title,
+            complaint_lines(recording, group),
+            *remedies,
+            confidence=confidence,
+            detail=detail,
+            reproduced_by=again(group, nodes[0] if len(nodes) == 1 else None) if is_tried else None,
+        )
+
+
 def complaint_lines(recording: Recording, group: Sequence[RankComplaint]) -> tuple[Evidence, ...]:
     """NCCL's words, and which ranks of which nodes printed them."""
-    alike = grouped(((complaint.node, complaint.complaint.text), complaint.rank) for complaint in group)
+    alike = grouped(((complaint.node, complaint.text), complaint.rank) for complaint in group)
     several = recording.world is not None and recording.world.nnodes > 1
     check = group[0].trial.judged_check or "process_group"
     return tuple(

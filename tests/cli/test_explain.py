@@ -9,9 +9,9 @@ from ddp_doctor.cli.explain import explain
 from ddp_doctor.cli.given import ignored
 from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.knowledge.endings import EXIT_CODES, SIGNALS
-from ddp_doctor.knowledge.error_texts import ERROR_TEXTS, ErrorText
 from ddp_doctor.knowledge.glossary import GLOSSARY
-from ddp_doctor.knowledge.job_causes import JOB_CAUSES
+from ddp_doctor.knowledge.job_causes import JOB_CAUSES, SIGNS
+from ddp_doctor.knowledge.job_causes.kinds import Sign
 from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.choices import UsageError
 from ddp_doctor.settings.table import variables
@@ -119,13 +119,15 @@ def test_what_is_not_known_is_one_sentence_with_what_may_be_meant(text, sentence
     assert sentence in str(refused.value)
 
 
-@pytest.mark.parametrize("row", ERROR_TEXTS, ids=lambda row: row.words)
-def test_a_text_of_the_table_is_found_and_names_what_there_is(row: ErrorText):
-    page = explain(row.words, 10_000)
-
-    assert page.startswith(f'"{row.words}"\n{row.means}')
-    assert all(f"{code} {RULES[code].name}" in page for code in row.codes)
-    assert {*row.settings} <= {*variables()}
+@pytest.mark.parametrize("sign", [sign for sign, _ in SIGNS.values() if sign.page], ids=lambda sign: sign.id)
+def test_a_text_that_names_no_cause_is_found_and_names_what_there_is(sign: Sign):
+    page = sign.page
+    assert page is not None
+    for words in sign.words:
+        text = explain(words, 10_000)
+        assert page.means in text
+        assert all(f"{code} {RULES[code].name}" in text for code in page.codes)
+    assert {*page.settings} <= {*variables()}
 
 
 @pytest.mark.parametrize(

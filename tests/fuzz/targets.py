@@ -34,7 +34,6 @@ from ddp_doctor.lint.linting import lint_bytes
 from ddp_doctor.model.context import CommandResult, Interface
 from ddp_doctor.parse import (
     cgroup,
-    complaints,
     file_kinds,
     flight_recorder,
     frames,
@@ -58,6 +57,7 @@ from ddp_doctor.parse.text import as_utf8, plain_lines
 from ddp_doctor.probing import host_limits, kernel, nccl_interface, setting_origins
 from ddp_doctor.settings.nccl_conf import conf_lines
 from ddp_doctor.settings.text import launch_words, setting_text, shell_settings, shell_words
+from ddp_doctor.views import failed_trials
 from tests.fuzz.machine_targets import MACHINE_TARGETS
 from tests.fuzz.target import Target, direct, reader
 from tests.job_logs.dumps import DUMPS, as_json, as_pickle, verdicts
@@ -319,12 +319,9 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target(measured.inspected, lambda text: list(measured.inspected(_of_bytes(text))), (_INSPECTOR,), (ValueError,)),
     Target(digest, lambda text: digest(text.splitlines()), (_NCCL_LOG,)),
-    direct(complaints.complaints, _NCCL_COMPLAINTS),
-    Target(
-        complaints.with_last_warning, lambda text: complaints.with_last_warning("NCCL error", text), (_NCCL_COMPLAINTS,)
-    ),
+    direct(failed_trials.complaints, _NCCL_COMPLAINTS),
     direct(
-        complaints.used_elsewhere, "ProcessGroupNCCL is bound to device cuda:0 but an operation was issued on cuda:1"
+        failed_trials.used_elsewhere, "ProcessGroupNCCL is bound to device cuda:0 but an operation was issued on cuda:1"
     ),
     direct(nccl_log.may_hold_facts, _NCCL_LOG.splitlines()[3]),
     direct(nccl_log.settings_in, _NCCL_LOG),

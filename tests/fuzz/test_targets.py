@@ -15,7 +15,10 @@ from tests.fuzz.target import Target
 from tests.fuzz.targets import NOT_FOREIGN, TARGETS
 
 #: Targets that are no function of ddp_doctor.parse.
-ELSEWHERE = {"gpus.sysfs_bus_id", "recordings.load_recording", "pasted.read_pasted", "linting.lint_bytes"}
+ELSEWHERE = {
+    "gpus.sysfs_bus_id", "recordings.load_recording", "pasted.read_pasted", "linting.lint_bytes",
+    "failed_trials.complaints", "failed_trials.used_elsewhere",
+}  # fmt: skip
 #: What tells lines, cells, lists and numbers apart somewhere.
 SIGNS = " \t\n\r\f\0\x1b=:;,.-_#/|[](){}<>\"'0123456789axAX\u0660\u00b2\ud800"
 

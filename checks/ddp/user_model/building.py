@@ -11,9 +11,9 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.complaints import used_elsewhere
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.remedies.torch_calls import in_model_code
+from ddp_doctor.views.failed_trials import used_elsewhere
 from ddp_doctor.wording.findings import NOBODY, likely, proved
 from ddp_doctor.wording.ranks import capital, rank_culprits, ranks_at, short
 

@@ -48,7 +48,7 @@ def shared_memory_too_small(recording: Recording) -> Iterator[Draft]:
     """
     yield from _without_shared_memory(recording)
     for short in shortages(recording, _shm, lambda fact: fact.shm_free_bytes, of_the_job=False):
-        if all_complained(recording, (node.node for node in short.nodes), "shm"):
+        if all_complained(recording, (node.node for node in short.nodes), "DD237"):
             continue  # NCCL failed over it, which is a finding of its own
         fact, ranks = short.worst.fact, short.ranks
         free, total = fact.shm_free_bytes or 0, fact.shm_total_bytes or 0

@@ -161,7 +161,7 @@ def locked_memory_too_low_for_rdma(recording: Recording) -> Iterator[Draft]:
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
     for short in shortages(recording, _memlock, lambda fact: fact.memlock_bytes):
-        if all_complained(recording, (node.node for node in short.nodes), "memlock"):
+        if all_complained(recording, (node.node for node in short.nodes), "DD238"):
             continue
         fact = short.worst.fact
         allowed, devices = fact.memlock_bytes or 0, ", ".join(fact.rdma_devices)

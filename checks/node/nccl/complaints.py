@@ -1,20 +1,20 @@
 """DD237-DD239: shared, locked or NUMA memory that NCCL asked for and did not get, in its own words."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ddp_doctor.facts.node.host import Host
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies import hardware, nccl
 from ddp_doctor.remedies.kinds import by_administrator
 from ddp_doctor.remedies.nccl import ALLOW_NUMA
-from ddp_doctor.views import failed_trials
+from ddp_doctor.views.failed_trials import RankComplaint, nodes_of, rank_complaints
 from ddp_doctor.views.transports import log_of
-from ddp_doctor.wording.findings import likely, proved
-from ddp_doctor.wording.nccl_complaints import complaint_lines
-from ddp_doctor.wording.nodes import hosts, node_culprit, of_nodes
+from ddp_doctor.wording.findings import likely
+from ddp_doctor.wording.nccl_complaints import complained
+from ddp_doctor.wording.nodes import of_nodes
 
 WITHOUT_SHM = nccl.by_setting(
     "Let NCCL do without shared memory until there is room",
@@ -35,26 +35,21 @@ def no_shared_memory(recording: Recording) -> Iterator[Draft]:
     See: NCCL user guide, Troubleshooting, Shared memory; NCCL src/misc/shmutils.cc
         NVIDIA/nccl issues 290 and 342
     """
-    group = failed_trials.rank_complaints(recording, "shm")
-    for denied in (False, True):
-        some = [complaint for complaint in group if complaint.complaint.denied is denied]
-        nodes = failed_trials.nodes_of(some)
-        if not some:
-            continue
-        why = "no permission to write to" if denied else "no space left in"
-        repair = _ALLOW_SHM if denied else _larger(recording, nodes[0])
-        yield proved(
-            (node_culprit(recording, node) for node in nodes),
-            f"NCCL could not create its shared memory on {hosts(recording, nodes)}: {why} /dev/shm",
-            complaint_lines(recording, some),
-            repair,
+    group = rank_complaints(recording, "DD237")
+    for cause, why in (("shm-too-small", "no space left in"), ("shm-permission", "no permission to write to")):
+        some = [complaint for complaint in group if complaint.cause == cause]
+        yield from complained(
+            recording,
+            some,
+            f"NCCL could not create its shared memory on {{who}}: {why} /dev/shm",
+            "The ranks of one node that copy through host memory need it, and fail where they connect.",
+            _ALLOW_SHM if cause == "shm-permission" else _larger(recording, some),
             WITHOUT_SHM,
-            detail="The ranks of one node that copy through host memory need it, and fail where they connect.",
-            reproduced_by=failed_trials.again(some, nodes[0]),
         )
 
 
-def _larger(recording: Recording, node: int) -> Remedy:
+def _larger(recording: Recording, group: Sequence[RankComplaint]) -> Remedy:
+    node = nodes_of(group)[0] if group else 0
     fact = next(iter(recording.at(Host, node)), None)
     ranks = len(recording.world.ranks_of(node)) if recording.world else 1
     found = fact.shm_total_bytes or 0 if fact else 0
@@ -80,18 +75,16 @@ def no_locked_memory(recording: Recording) -> Iterator[Draft]:
     Remedy: Unlimited locked memory where the process has its limit from: --ulimit memlock=-1, slurmd, or limits.d.
     See: NCCL user guide, Troubleshooting, InfiniBand; NCCL src/misc/ibvwrap.cc
     """
-    group = failed_trials.rank_complaints(recording, "memlock")
-    if not group:
-        return
-    nodes = failed_trials.nodes_of(group)
-    fact = next(iter(recording.at(Host, nodes[0])), None)
+    group = rank_complaints(recording, "DD238")
+    in_container = any(fact.in_container for node in nodes_of(group)[:1] for fact in recording.at(Host, node))
     launcher = recording.world.launcher if recording.world else "plain"
-    yield likely(
-        (node_culprit(recording, node) for node in nodes),
-        f"NCCL could not lock memory for RDMA on {hosts(recording, nodes)}",
-        complaint_lines(recording, group),
-        hardware.locked_memory(launcher, in_container=fact is not None and fact.in_container),
-        detail="The limit of locked memory (ulimit -l) that the ranks have is the usual cause.",
+    return complained(
+        recording,
+        group,
+        "NCCL could not lock memory for RDMA on {who}",
+        "The limit of locked memory (ulimit -l) that the ranks have is the usual cause.",
+        hardware.locked_memory(launcher, in_container=in_container),
+        confidence=Confidence.LIKELY,
     )
 
 

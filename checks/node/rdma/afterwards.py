@@ -194,7 +194,7 @@ def rdma_send_never_acknowledged(recording: Recording) -> Iterator[Draft]:
     See: NCCL user guide, NCCL_IB_TIMEOUT and NCCL_IB_RETRY_CNT; NVIDIA/nccl issue 426
         libibverbs, enum ibv_wc_status: IBV_WC_RETRY_EXC_ERR
     """
-    group = rank_complaints(recording, "rdma-timeout")
+    group = rank_complaints(recording, "DD584")
     if not group:
         return
     pair = _pair_of_nodes(recording, group)
@@ -225,7 +225,7 @@ def _pair_of_nodes(recording: Recording, group: Sequence[RankComplaint]) -> tupl
     }
     pairs = set()
     for complaint in group:
-        address = _PEER.search(complaint.complaint.text)
+        address = _PEER.search(complaint.text)
         peer = node_of.get(address[1]) if address else None
         if peer is None or peer == complaint.node:
             return None

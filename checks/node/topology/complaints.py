@@ -5,16 +5,14 @@ from collections.abc import Iterator
 from ddp_doctor.checks.node.topology.wording import REPAIR_FABRIC
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Remedy, Setting
+from ddp_doctor.model.finding import Draft, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies import nccl
 from ddp_doctor.remedies.kinds import by_administrator
 from ddp_doctor.remedies.nccl import ALLOW_NUMA, DISABLE_P2P, WITHOUT_NVLS
-from ddp_doctor.views import failed_trials
-from ddp_doctor.wording.findings import finding
-from ddp_doctor.wording.nccl_complaints import complaint_lines
-from ddp_doctor.wording.nodes import hosts, node_culprit
+from ddp_doctor.views.failed_trials import rank_complaints
+from ddp_doctor.wording.nccl_complaints import complained
 
 WITHOUT_CUMEM_HOST = nccl.by_setting(
     "Let NCCL share host memory through /dev/shm, as it did before 2.24",
@@ -43,26 +41,6 @@ WITHOUT_CUMEM = nccl.by_setting(
 )
 
 
-def _draft(
-    recording: Recording,
-    group: list[failed_trials.RankComplaint],
-    what: str,
-    detail: str,
-    confidence: Confidence,
-    *remedies: Remedy,
-) -> Draft:
-    nodes = failed_trials.nodes_of(group)
-    return finding(
-        (node_culprit(recording, node) for node in nodes),
-        f"{what} on {hosts(recording, nodes)}",
-        complaint_lines(recording, group),
-        *remedies,
-        confidence=confidence,
-        detail=detail,
-        reproduced_by=failed_trials.again(group, nodes[0] if len(nodes) == 1 else None),
-    )
-
-
 _LOOK_AT_SWITCHES = "Look at the fabric manager, whose release must be the driver's; after a restart reset the GPUs"
 
 
@@ -79,17 +57,14 @@ def nvls_fails(recording: Recording) -> Iterator[Draft]:
     See: NCCL src/transport/nvls.cc; NCCL user guide, environment variable NCCL_NVLS_ENABLE
         NVIDIA/nccl issue 1672; pytorch/pytorch pull request 177472
     """
-    group = failed_trials.rank_complaints(recording, "nvls")
-    if group:
-        yield _draft(
-            recording,
-            group,
-            "NCCL cannot set up NVLink SHARP (NVLS)",
-            "NVLS adds up inside the NVSwitches. NVLink alone does the same work, somewhat slower.",
-            Confidence.PROVED,
-            WITHOUT_NVLS,
-            REPAIR_FABRIC.model_copy(update={"summary": _LOOK_AT_SWITCHES}),
-        )
+    return complained(
+        recording,
+        rank_complaints(recording, "DD444"),
+        "NCCL cannot set up NVLink SHARP (NVLS) on {who}",
+        "NVLS adds up inside the NVSwitches. NVLink alone does the same work, somewhat slower.",
+        WITHOUT_NVLS,
+        REPAIR_FABRIC.model_copy(update={"summary": _LOOK_AT_SWITCHES}),
+    )
 
 
 @rule("DD445", "nvlink-between-nodes-cannot-start", Severity.ERROR)
@@ -103,17 +78,14 @@ def mnnvl_fails(recording: Recording) -> Iterator[Draft]:
         NVLink to the GPUs within each node.
     See: NCCL src/mnnvl.cc; NVIDIA IMEX service guide; NCCL user guide, environment variable NCCL_MNNVL_ENABLE
     """
-    group = failed_trials.rank_complaints(recording, "mnnvl")
-    if group:
-        yield _draft(
-            recording,
-            group,
-            "NVLink between nodes (MNNVL) does not work",
-            "The GPUs belong to one NVLink domain, and sharing memory across its nodes fails.",
-            Confidence.PROVED,
-            REPAIR_IMEX,
-            WITHOUT_MNNVL,
-        )
+    return complained(
+        recording,
+        rank_complaints(recording, "DD445"),
+        "NVLink between nodes (MNNVL) does not work on {who}",
+        "The GPUs belong to one NVLink domain, and sharing memory across its nodes fails.",
+        REPAIR_IMEX,
+        WITHOUT_MNNVL,
+    )
 
 
 @rule("DD446", "nccl-cannot-share-gpu-memory", Severity.ERROR)
@@ -129,27 +101,24 @@ def sharing_fails(recording: Recording) -> Iterator[Draft]:
     See: NCCL src/transport/p2p.cc and shm.cc; NCCL user guide, NCCL_CUMEM_ENABLE and NCCL_CUMEM_HOST_ENABLE
         NVIDIA/nccl issue 1838; ray-project/ray pull request 64109
     """
-    host_memory = failed_trials.rank_complaints(recording, "cumem-host")
-    if host_memory:
-        node = host_memory[0].node
-        contained = any(fact.in_container for fact in recording.at(Host, node))
-        yield _draft(
-            recording,
-            host_memory,
-            "NCCL cannot share host memory between the ranks",
-            "Since 2.24 NCCL takes host memory from CUDA, which needs NUMA calls that containers often lack.",
-            Confidence.LIKELY,
-            WITHOUT_CUMEM_HOST,
-            *([ALLOW_NUMA] if contained else []),
-        )
-    peers = failed_trials.rank_complaints(recording, "p2p")
-    if peers:
-        yield _draft(
-            recording,
-            peers,
-            "NCCL cannot share GPU memory between the ranks",
-            "NCCL takes P2P for possible between these GPUs, and CUDA refuses it.",
-            Confidence.LIKELY,
-            WITHOUT_CUMEM,
-            DISABLE_P2P,
-        )
+    group = rank_complaints(recording, "DD446")
+    of_host_memory = [complaint for complaint in group if complaint.cause]
+    contained = any(fact.in_container for each in of_host_memory[:1] for fact in recording.at(Host, each.node))
+    yield from complained(
+        recording,
+        of_host_memory,
+        "NCCL cannot share host memory between the ranks on {who}",
+        "Since 2.24 NCCL takes host memory from CUDA, which needs NUMA calls that containers often lack.",
+        WITHOUT_CUMEM_HOST,
+        *([ALLOW_NUMA] if contained else []),
+        confidence=Confidence.LIKELY,
+    )
+    yield from complained(
+        recording,
+        [complaint for complaint in group if not complaint.cause],
+        "NCCL cannot share GPU memory between the ranks on {who}",
+        "NCCL takes P2P for possible between these GPUs, and CUDA refuses it.",
+        WITHOUT_CUMEM,
+        DISABLE_P2P,
+        confidence=Confidence.LIKELY,
+    )

@@ -22,7 +22,16 @@ from ddp_doctor.wording.ranks import capital, rank_list
 _ANSWERS = ("SIGTERM", "SIGABRT", "SIGINT")
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 #: Signs of victims whose connection to another rank broke.
-_PEER_GONE = ("peer-gone", "connect-refused", "rdma-flushed", "rendezvous-lost", "store-gone", "ray-worker-gone")
+_PEER_GONE = (
+    "peer-gone",
+    "peer-refuses",
+    "peer-unreached",
+    "connect-refused",
+    "rdma-flushed",
+    "rendezvous-lost",
+    "store-gone",
+    "ray-worker-gone",
+)
 #: Exit statuses of a shell for signals.
 _SIGNALS = {137: "SIGKILL", 139: "SIGSEGV", 135: "SIGBUS", 134: "SIGABRT", 143: "SIGTERM"}
 #: Who prints so many steps behind the beginning of a communicator runs: the line that it is complete is missing.

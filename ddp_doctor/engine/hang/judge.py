@@ -36,7 +36,7 @@ from ddp_doctor.knowledge.deadlines import STILL_CPU_S_PER_S
 from ddp_doctor.knowledge.victims import aborted_over_a_peer, blames_peer, is_a_librarys, is_unfit, names_own_gpu
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.trial import FlightEntry, RankEvidence, Step, TrialRecord
-from ddp_doctor.parse.complaints import with_last_warning
+from ddp_doctor.views.failed_trials import words_of
 
 #: Deaths this close together have one cause: the forkserver, the agent or the machine.
 _SAME_MOMENT_S = 0.25
@@ -65,7 +65,7 @@ def judge(trial: TrialRecord) -> Judgement:
 
 def tells_of_a_peer(rank: RankEvidence) -> bool:
     """Whether a rank's exception is about a peer. Where it leaves the cause out, the rank's log may have it."""
-    return blames_peer(_words(rank)) and not names_own_gpu(rank.output_tail)
+    return blames_peer(words_of(rank)) and not names_own_gpu(rank.output_tail)
 
 
 # --- the causes, most certain first --------------------------------------------------------------
@@ -146,16 +146,12 @@ def _raised(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | No
     return Judgement("raised", numbers(own), numbers(innocent), shared_step(innocent))
 
 
-def _words(rank: RankEvidence) -> str:
-    return with_last_warning(rank.raised.message, rank.output_tail) if rank.raised else ""
-
-
 def _at_odds(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement | None:
     """A rank that says that what a peer sent does not fit: who reads first says so, and either may be wrong.
 
     Another one may then stumble over what it read. An exception of a rank's own host or code counts more.
     """
-    said = [_words(rank) for rank in ranks if rank.raised is not None]
+    said = [words_of(rank) for rank in ranks if rank.raised is not None]
     if not any(map(is_unfit, said)) or not all(is_a_librarys(one) or blames_peer(one) for one in said):
         return None
     left = [rank for rank in ranks if not _ended(rank)]

@@ -33,6 +33,7 @@ class Xid:
     meaning: str
     kind: Class
     stays: bool = False
+    cause: str = "gpu-fault"  # of failed jobs, "" where it ends none by itself
 
 
 #: Companion of other Xids, whose text says what the driver asks for: "GPU recovery action changed from
@@ -44,52 +45,59 @@ NO_RECOVERY = ("None",)
 REBOOT_WORDS = ("Reboot",)
 
 XIDS: dict[int, Xid] = {
-    13: Xid("illegal instruction or address in a kernel", "application"),
-    31: Xid("illegal memory access (MMU fault)", "application"),
+    13: Xid("illegal instruction or address in a kernel", "application", cause="illegal-memory-access"),
+    31: Xid("illegal memory access (MMU fault)", "application", cause="illegal-memory-access"),
     32: Xid("invalid commands from the driver's library", "application"),
-    43: Xid("stopped after a fault of an application", "application"),
+    43: Xid("stopped after a fault of an application", "application", cause=""),
     44: Xid("fault during a context switch", "application"),
-    45: Xid("cleaned up after a process that ended or was killed", "application"),
+    45: Xid("cleaned up after a process that ended or was killed", "application", cause=""),
     46: Xid("stopped processing (time-out)", "reset"),
-    48: Xid("double-bit memory error", "reset", stays=True),
+    48: Xid("double-bit memory error", "reset", stays=True, cause="gpu-ecc-error"),
     61: Xid("fault of an internal micro-controller", "watch"),
     62: Xid("halt of an internal micro-controller", "reset", stays=True),
-    63: Xid("a bad memory row is to be remapped at the next reset", "watch"),
-    64: Xid("a bad memory row could not be remapped", "reset", stays=True),
+    63: Xid("a bad memory row is to be remapped at the next reset", "watch", cause=""),
+    64: Xid("a bad memory row could not be remapped", "reset", stays=True, cause="gpu-ecc-error"),
     68: Xid("video decoder exception", "application"),
     69: Xid("graphics class error", "application"),
-    74: Xid("NVLink error", "reset"),
-    79: Xid("fallen off the bus", "reboot", stays=True),
-    92: Xid("many corrected memory errors", "watch"),
+    74: Xid("NVLink error", "reset", cause="nvlink-error"),
+    79: Xid("fallen off the bus", "reboot", stays=True, cause="gpu-off-bus"),
+    92: Xid("many corrected memory errors", "watch", cause=""),
     93: Xid("wear of the InfoROM", "watch"),
-    94: Xid("memory error, contained: only the program that used the page is lost", "watch"),
-    95: Xid("memory error, not contained", "reset", stays=True),
+    94: Xid("memory error, contained: only the program that used the page is lost", "watch", cause="gpu-ecc-error"),
+    95: Xid("memory error, not contained", "reset", stays=True, cause="gpu-ecc-error"),
     109: Xid("a context switch took too long", "reset"),
     110: Xid("security fault", "reset", stays=True),
-    119: Xid("the GPU's system processor (GSP) does not answer", "reset", stays=True),
-    120: Xid("the GPU's system processor (GSP) failed", "reset", stays=True),
+    119: Xid("the GPU's system processor (GSP) does not answer", "reset", stays=True, cause="gsp-timeout"),
+    120: Xid("the GPU's system processor (GSP) failed", "reset", stays=True, cause="gsp-timeout"),
     121: Xid("error on the link to the CPU (C2C)", "watch"),
-    136: Xid("an NVLink could not be trained", "reset"),
-    137: Xid("NVLink access to an illegal address of a peer", "application"),
-    140: Xid("memory error that was not recovered", "reset", stays=True),
+    136: Xid("an NVLink could not be trained", "reset", cause="nvlink-error"),
+    137: Xid("NVLink access to an illegal address of a peer", "application", cause="illegal-memory-access"),
+    140: Xid("memory error that was not recovered", "reset", stays=True, cause="gpu-ecc-error"),
     143: Xid("the GPU could not be initialised", "reset", stays=True),
-    144: Xid("NVLink error (SAW)", "watch"),
-    145: Xid("NVLink error (RLW)", "watch"),
-    146: Xid("NVLink error (TLW)", "watch"),
-    147: Xid("NVLink error (TREX)", "watch"),
-    148: Xid("NVLink error (NVLPW)", "watch"),
-    149: Xid("NVLink error (NETIR)", "watch"),
-    150: Xid("NVLink error (MSE)", "watch"),
-    155: Xid("NVLink error reported by software", "reset"),
+    144: Xid("NVLink error (SAW)", "watch", cause="nvlink-error"),
+    145: Xid("NVLink error (RLW)", "watch", cause="nvlink-error"),
+    146: Xid("NVLink error (TLW)", "watch", cause="nvlink-error"),
+    147: Xid("NVLink error (TREX)", "watch", cause="nvlink-error"),
+    148: Xid("NVLink error (NVLPW)", "watch", cause="nvlink-error"),
+    149: Xid("NVLink error (NETIR)", "watch", cause="nvlink-error"),
+    150: Xid("NVLink error (MSE)", "watch", cause="nvlink-error"),
+    155: Xid("NVLink error reported by software", "reset", cause="nvlink-error"),
     156: Xid("a faulty part of the GPU is to be retired", "reset"),
     157: Xid("a faulty part of the GPU could not be retired", "watch"),
     158: Xid("fatal time-out", "reset", stays=True),
-    171: Xid("detail of a double-bit memory error (DRAM)", "watch"),
-    172: Xid("detail of a double-bit memory error (SRAM)", "watch"),
+    171: Xid("detail of a double-bit memory error (DRAM)", "watch", cause="gpu-ecc-error"),
+    172: Xid("detail of a double-bit memory error (SRAM)", "watch", cause="gpu-ecc-error"),
 }
 #: A GPU that the driver found off the bus without an Xid means what this one does.
 OFF_BUS = 79
 UNKNOWN = Xid("not in the doctor's table", "watch")
+
+
+def xids_of(cause: str, *kinds: Class) -> str:
+    """The numbers that speak of a cause of failed jobs, of these kinds, as the alternatives of a pattern."""
+    of_cause = {code: known for code, known in XIDS.items() if known.cause == cause}
+    return "|".join(str(code) for code, known in of_cause.items() if not kinds or known.kind in kinds)
+
 
 #: NVLink 5: the text says whether such an error is fatal, and a fatal one takes a reset.
 NVLINK5 = range(144, 151)

@@ -2,7 +2,14 @@
 
 To add a cause: a row in the module of its subject, with the next free code, and tests/job_logs/samples/NAME.md with
 output in which it is named and output in which it is not. What other programs say of a cause that is there: a sign in
-words_of_machines.py or words_of_jobs.py.
+its row.
+
+Sources beside those of the rows. Machines: UCX src/uct/ib; Open MPI; libibverbs; aws-ofi-nccl; vLLM v1/worker; ROCm
+ROCR-Runtime; CUDA's names of its errors; gloo transport/tcp/pair.cc; accelerate utils/launch.py; PBS, LSF;
+NVIDIA/open-gpu-kernel-modules kernel_gsp.c. Jobs: torch 1.1 to 2.15; accelerate utils/operations.py; DeepSpeed
+runtime/engine.py and comm/comm.py; Megatron-LM core/parallel_state.py and core/rerun_state_machine.py; Lightning;
+Horovod common/controller.cc; Ray exceptions.py; Open MPI; glibc malloc; LSF, Slurm; NCCL src/include/checks.h
+(NCCLCHECK); bash, dash, zsh, make, ninja, systemd, kubectl.
 """
 
 from ddp_doctor.knowledge.job_causes import (
@@ -23,8 +30,6 @@ from ddp_doctor.knowledge.job_causes import (
     shared_memory,
     software,
     unproven,
-    words_of_jobs,
-    words_of_machines,
 )
 from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
 
@@ -46,25 +51,13 @@ _MODULES = (
     live,
     unproven,
 )
-_MORE = {**words_of_machines.MORE, **words_of_jobs.MORE}
 JOB_CAUSES: tuple[JobCause, ...] = tuple(
-    sorted(
-        (
-            cause._replace(signs=(*cause.signs, *_MORE.get(cause.name, ())))
-            for module in _MODULES
-            for cause in module.CAUSES
-        ),
-        key=lambda cause: cause.code,
-    )
+    sorted((cause for module in _MODULES for cause in module.CAUSES), key=lambda cause: cause.code)
 )
 #: Of which cause a sign is; None for one that only points.
 SIGNS: dict[str, tuple[Sign, JobCause | None]] = {
     **{sign.id: (sign, cause) for cause in JOB_CAUSES for sign in cause.signs},
-    **{
-        sign.id: (sign, None)
-        for module in (pointers, words_of_jobs, gpu, gpu_access, network, rdma)
-        for sign in module.SIGNS
-    },
+    **{sign.id: (sign, None) for module in (pointers, gpu, gpu_access, network, rdma) for sign in module.SIGNS},
 }
 #: Causes in a job's code whose like ``ddp-doctor lint`` finds in the script.
 FOUND_BY_LINT = frozenset(

@@ -1,7 +1,7 @@
 """Causes in the job's own code or data: exceptions, devices, files that cannot be read."""
 
 from ddp_doctor.knowledge.job_causes.gpu_access import SET_DEVICE
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign, nccl_sign
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Remedy, Setting
 
@@ -32,9 +32,8 @@ CAUSES = (
         domain="code",
         restart="no",
         finds="An allocation on a GPU failed because its memory is used up.",
-        why="Activations, gradients, optimizer states and what other processes hold on the GPU all count. One rank"
-        " with a"
-        " longer batch stops, and the others wait for it.",
+        why="Activations, gradients, optimizer states and what other processes hold on the GPU all count. One rank with"
+        " a longer batch stops, and the others wait for it.",
         remedies=(
             Remedy(
                 summary="Use a smaller batch per GPU, activation checkpointing, bfloat16, or shard the model"
@@ -71,6 +70,22 @@ CAUSES = (
                 confidence=Confidence.PROVED,
             ),
             Sign("cublas-no-memory", ("CUBLAS_STATUS_ALLOC_FAILED",)),
+            Sign(
+                "gpu-memory-by-name",
+                (
+                    "CUDA_ERROR_OUT_OF_MEMORY",
+                    "cudaErrorMemoryAllocation",
+                    "hipErrorOutOfMemory",
+                    "RESOURCE_EXHAUSTED: Out of memory",
+                ),
+            ),
+            Sign(  # vLLM
+                "no-room-for-cache",
+                ("No available memory for the cache blocks", "is less than desired GPU memory utilization"),
+                r"Error: [^\n]*(?:for the cache blocks|less than desired GPU memory)",
+                confidence=Confidence.PROVED,
+            ),
+            nccl_sign("nccl-no-gpu-memory", ("Failed to CUDA calloc",), confidence=Confidence.POSSIBLE),
         ),
     ),
     JobCause(
@@ -97,7 +112,8 @@ CAUSES = (
             Sign(
                 "bound-elsewhere",
                 ("ProcessGroupNCCL is bound to device",),
-                r"is bound to device (?P<bound>\S+) but an operation was issued on (?P<issued>\S+)",
+                r"is bound to device (?P<bound>cuda(?::\d{1,5})?) but an operation was issued on"
+                r" (?P<issued>cuda(?::\d{1,5})?)",
                 confidence=Confidence.PROVED,
             ),
             Sign(
@@ -105,6 +121,22 @@ CAUSES = (
                 (") and weight type (", "its parameters and buffers on device"),
                 r"Input type \((?P<found>.{1,80}?)\) should be the same|found one of them on device: "
                 r"(?P<where_else>\S+)",
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "devices-in-other-words",
+                (
+                    "Expected object of device type",
+                    "Expected object of backend ",
+                    "to have the same device as",
+                    "must be on the same device",
+                    "arguments are located on different GPUs",
+                    "cannot be accessed from Triton (cpu tensor?)",
+                    "device type for generator but found",
+                    "indices should be either on ",
+                ),
+                r"Error: (?:[^\n]{0,200}Expected object of (?:device type|backend) (?P<found>\w+ but got (?:device type"
+                r" |backend )?\w+)|[^\n]{0,200}(?:the same device|different GPUs|cpu tensor|for generator but found))",
                 confidence=Confidence.PROVED,
             ),
         ),
@@ -175,9 +207,8 @@ CAUSES = (
         domain="code",
         restart="no",
         finds="load_state_dict, or torch.load, refuses what the checkpoint has.",
-        why="It is of another model or version, or was saved with or without DDP's “module.” in front of the names,"
-        " or on"
-        " GPUs that this job does not have.",
+        why="It is of another model or version, or was saved with or without DDP's “module.” in front of the names, or"
+        " on GPUs that this job does not have.",
         remedies=(
             Remedy(
                 summary="Save model.module.state_dict(), and load it before wrapping the model in DDP", scope="code"
@@ -198,8 +229,16 @@ CAUSES = (
                     "Weights only load failed",
                 ),
                 r"Error\(s\) in loading state_dict for (?P<module>\w+)|loaded state dict"
-                r"|Attempting to deserialize object on (?:a )?CUDA"
-                r"|Weights only load failed",
+                r"|Attempting to deserialize object on (?:a )?CUDA|Weights only load failed",
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "checkpoint-of-other-job",
+                (
+                    "The checkpoint being loaded used a DP world size",
+                    "Missing key in checkpoint state_dict:",
+                    "Size mismatch between saved",
+                ),
                 confidence=Confidence.PROVED,
             ),
         ),
@@ -211,9 +250,8 @@ CAUSES = (
         domain="code",
         restart="no",
         finds="An import ends with ModuleNotFoundError or ImportError, or Python does not find the script.",
-        why="The environment of the ranks is not that of the shell: another interpreter, a node without the"
-        " package, or a"
-        " library that is not on the loader's path.",
+        why="The environment of the ranks is not that of the shell: another interpreter, a node without the package, or"
+        " a library that is not on the loader's path.",
         remedies=(
             Remedy(
                 summary="Install it in the environment in which the ranks run, on every node",
@@ -240,6 +278,25 @@ CAUSES = (
                 (": can't open file '",),
                 r"python[\d.]*: can't open file '(?P<missing>[^']{1,300})': \[Errno \d+\]",
                 confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "interpreter-lacks-module",
+                (": No module named ",),
+                r"python[\d.]*: No module named (?P<missing>[\w.]+)",
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "library-of-other-build",
+                ("undefined symbol: ", "' not found (required by "),
+                r"ImportError: (?P<missing>(?!\S*libnccl)[^\s:]+): (?:undefined symbol: (?!p?nccl)"
+                r"|version `(?:GLIBC|GLIBCXX|CXXABI)_[\d.]+' not found)",
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "command-not-found",
+                (": command not found", "error: execve(): "),
+                r"(?:^|: )(?P<missing>torchrun|python[\d.]*|deepspeed|accelerate|mpirun|horovodrun): command not found"
+                r"|error: execve\(\): (?P<command>\S+): No such file",
             ),
         ),
     ),
@@ -284,6 +341,19 @@ CAUSES = (
                 "loss-exception",
                 ("FloatingPointError: ", "oss is nan", "oss is NaN", "oss is inf", "on-finite loss"),
                 r"(?i)[a-z]Error: (?=.{0,160}(?:loss|grad)).{0,160}\b(?:nan|inf|infinite|not finite|non-finite)\b",
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "guard-of-framework",
+                (
+                    "found NaN in local forward",
+                    "found Inf in local",
+                    "returned nan values in its ",
+                    "for gradients from `parameters` is non-finite",
+                    "The loss returned in `training_step` is ",
+                ),
+                r"found (?:NaN in local forward|Inf in local)|Backward\w*' returned nan values in its|is non-finite"
+                r"|`training_step` is (?:nan|inf)",
                 confidence=Confidence.PROVED,
             ),
         ),
@@ -358,6 +428,11 @@ CAUSES = (
                 r"|JSONDecodeError: [^\n]{0,80}|UnpicklingError: (?!Weights only)[^\n]{0,80}"
                 r"|SafetensorError: (?!.*StorageFull)[^\n]{0,80}"
                 r"|lib\.ArrowInvalid[^\n]{0,80}|Unable to open file \(truncated|invalid load key)",
+            ),
+            Sign(
+                "archive-cut",
+                ("ended before the end-of-stream marker was reached", "BadGzipFile: ", "pickle data was truncated"),
+                r"(?P<reason>ended before the end-of-stream marker|BadGzipFile: [^\n]{0,80}|pickle data was truncated)",
             ),
         ),
     ),

@@ -28,6 +28,11 @@ CAUSES = (
                 ("Default process group has not been initialized", "Default process group is not initialized"),
                 confidence=Confidence.PROVED,
             ),
+            Sign(
+                "group-of-framework-missing",
+                ("group is not initialized", "DeepSpeed backend not set"),
+                r"Error: (?:[\w -]{1,60} parallel group is not initialized|DeepSpeed backend not set)",
+            ),
         ),
     ),
     JobCause(
@@ -115,6 +120,12 @@ CAUSES = (
                 ("DistributedDataParallel is not needed when a module",),
                 confidence=Confidence.PROVED,
             ),
+            Sign(  # torch up to 1.2
+                "no-tensors-for-buckets",
+                ("tensors.size() > 0 INTERNAL ASSERT FAILED",),
+                r"reducer\.cpp",
+                confidence=Confidence.PROVED,
+            ),
         ),
     ),
     JobCause(
@@ -124,9 +135,8 @@ CAUSES = (
         domain="code",
         restart="no",
         finds="Autograd finds a tensor of one dimension changed in place since the forward pass.",
-        why="With broadcast_buffers=True each forward writes the buffers of rank 0, such as those of BatchNorm,"
-        " over the"
-        " own ones; a second forward before backward() thus changes what the first one saved. Another edit in place"
+        why="With broadcast_buffers=True each forward writes the buffers of rank 0, such as those of BatchNorm, over"
+        " the own ones; a second forward before backward() thus changes what the first one saved. Another edit in place"
         " gives the same message.",
         remedies=(
             Remedy(summary="DistributedDataParallel(…, broadcast_buffers=False)", scope="code"),
@@ -140,6 +150,13 @@ CAUSES = (
                 ("has been modified by an inplace operation",),
                 r"modified by an inplace operation: \[(?P<tensor>torch\.[\w.]+ \[\d+\])\]",
             ),
+            Sign(  # broken into lines, as in reports
+                "buffer-changed-in-lines",
+                ("needed for gradient computation has been",),
+                r"(?s)has been(?!\s+modified by an inplace operation:"
+                r" \[)\s+modified\s+by\s+an\s+inplace\s+operation:\s+\[(?P<tensor>torch\.[\w.]+\s\[\d+\])\]",
+                lines=4,
+            ),
         ),
     ),
     JobCause(
@@ -152,8 +169,7 @@ CAUSES = (
         domain="code",
         restart="no",
         finds="torch, gloo, NCCL or DDP says that ranks do not do the same: another operation, size or model.",
-        why="A collective needs the same call with fitting tensors on every rank. A branch on data or on the rank,"
-        " and"
+        why="A collective needs the same call with fitting tensors on every rank. A branch on data or on the rank, and"
         " batches or models of different size, break that.",
         remedies=(
             Remedy(
@@ -177,11 +193,9 @@ CAUSES = (
                 "fingerprints-differ",
                 ("Detected mismatch between collectives on ranks",),
                 r"Rank (?P<rank>\d+) is running collective: CollectiveFingerPrint\((?:SequenceNumber="
-                r"(?P<seq>\d+),? ?)?"
-                r"OpType=(?P<op>\w+)(?:, TensorShape=(?P<shape>\[[\d, ]*\]))?.*?but Rank "
-                r"(?P<peer_rank>\d+) is running"
-                r" collective: CollectiveFingerPrint\((?:SequenceNumber=\d+,? ?)?OpType=(?P<peer_op>\w+)"
-                r"(?:, TensorShape=(?P<peer_shape>\[[\d, ]*\]))?",
+                r"(?P<seq>\d+),? ?)?OpType=(?P<op>\w+)(?:, TensorShape=(?P<shape>\[[\d, ]*\]))?.*?but Rank "
+                r"(?P<peer_rank>\d+) is running collective: CollectiveFingerPrint\((?:SequenceNumber=\d+,? ?)?OpType="
+                r"(?P<peer_op>\w+)(?:, TensorShape=(?P<peer_shape>\[[\d, ]*\]))?",
                 confidence=Confidence.PROVED,
             ),
             Sign(
@@ -192,11 +206,10 @@ CAUSES = (
                     "DDP expects same model across all ranks",
                 ),
                 r"(?:\[(?P<rank>\d+)\]: )?(?:params|replicas\[\d+\])\[\d+\] in this process with (?:sizes|shape"
-                r"|strides) (?P<sizes>\[[\d, ]*\]) appears not to match (?:sizes|strides) of the same param in process"
-                r" (?P<peer_rank>\d+)"
-                r"|DDP expects same model across all ranks, but Rank (?P<this>\d+) has "
-                r"(?P<count>\d+) params, while rank"
-                r" (?P<other>\d+) has inconsistent (?P<other_count>\d+)",
+                r"|strides) (?P<sizes>\[[\d, ]*\]) appears not to match (?:sizes"
+                r"|strides) of the same param in process (?P<peer_rank>\d+)|DDP expects same model across all ranks,"
+                r" but Rank (?P<this>\d+) has (?P<count>\d+) params, while rank (?P<other>\d+) has inconsistent "
+                r"(?P<other_count>\d+)",
                 confidence=Confidence.PROVED,
             ),
             watchdog_sign(  # Horovod, common/stall_inspector.cc
@@ -213,6 +226,24 @@ CAUSES = (
                 ("message truncated : receiv", "collective mismatch error"),
                 r"message truncated : receiv(?:ed|ing) (?P<bytes>\d+) bytes instead of (?P<other_bytes>\d+)"
                 r"|NET/IB : [^\n]{0,120}collective mismatch error,? local size (?P<local>\d+) remote",
+            ),
+            Sign(  # a line that was cut before the second rank
+                "fingerprint-of-one",
+                ("Detected mismatch between collectives on ranks",),
+                r"between collectives on ranks(?!.*\bbut Rank)",
+                confidence=Confidence.PROVED,
+            ),
+            nccl_sign("mismatch-of-old-nccl", ("Mismatched collective detected",)),  # NCCL 2.4 to 2.6
+            Sign(  # Horovod, DeepSpeed, accelerate
+                "mismatch-of-frameworks",
+                (
+                    "Mismatched data types: One rank",
+                    "Mismatched MPI operations",
+                    "tensor shapes: One rank sent",
+                    "disagreement between rank0 and rank",
+                    "due to shape mismatches. All shapes",
+                    "due to inadequate shapes. All shapes",
+                ),
             ),
         ),
     ),
@@ -259,8 +290,7 @@ CAUSES = (
         domain="unknown",
         restart="unknown",
         finds="Ranks report closed connections, and nothing says why the other end closed.",
-        why="The first rank that ended is the one to look for; its own output, its host's kernel log or the"
-        " scheduler's"
+        why="The first rank that ended is the one to look for; its own output, its host's kernel log or the scheduler's"
         " record have the reason.",
         remedies=(
             Remedy(

@@ -4,12 +4,27 @@ Lines of the kernel name the GPU by its bus id. CUDA's errors are printed by tor
 failure 700 '…'", without the number before NCCL 2.20).
 """
 
-from ddp_doctor.knowledge.gpu.xids import BUS, CATALOG, OFF_BUS_LINE, SXID_LINE, XID_LINE
+from ddp_doctor.knowledge.gpu.xids import (
+    BUS,
+    CATALOG,
+    OFF_BUS_LINE,
+    RECOVERY_ACTION,
+    SXID_LINE,
+    XID_LINE,
+    XIDS,
+    xids_of,
+)
 from ddp_doctor.knowledge.job_causes.kinds import CUDA_ERRORS, NCCL_WARN, JobCause, Sign, kernel_sign, nccl_sign
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Remedy, Setting
 
 _XID = ("NVRM: Xid",)
+#: Xids of which another sign knows more, and those that mean nothing for the GPU.
+_KNOWN_XIDS = "|".join(
+    str(code)
+    for code in (*XIDS, RECOVERY_ACTION)
+    if code not in XIDS or XIDS[code].cause != "gpu-fault" or XIDS[code].kind == "reset"
+)
 _NCCL_NVLS = "NCCL 2.17 to 2.30, src/transport/nvls.cc"
 _DRAIN = Remedy(
     summary="Run the job on other nodes, and reset or replace the GPU before the node gets work again",
@@ -27,8 +42,16 @@ SIGNS = (
     kernel_sign(
         "xid-recovery",
         _XID,
-        rf"{XID_LINE}154, [^\n]{{0,80}} to \S{{1,20}} \((?!None)(?P<action>[^)]{{1,60}})\)",
+        rf"{XID_LINE}{RECOVERY_ACTION}, [^\n]{{0,80}} to \S{{1,20}} \((?!None)(?P<action>[^)]{{1,60}})\)",
         role="pointer",
+    ),
+    # All that NCCL says of NVLS before it fails, want of memory too.
+    nccl_sign(
+        "nvls-fails",
+        ("Failed to bind NVLink SHARP", "nvls.cc:"),
+        rf"Failed to bind NVLink SHARP|nvls\.cc{NCCL_WARN}",
+        role="context",
+        run_code="DD444",
     ),
     # Another GPU of the node failed while this one used its memory (CUDA 721).
     Sign("peer-gpu-failed", ("Invalid access of peer GPU memory over nvlink",), role="victim"),
@@ -49,11 +72,11 @@ CAUSES = (
         next_check="nvidia-smi nvlink -s; nvidia-smi nvlink -e; dmesg | grep -E 'Xid|SXid'",
         references=(CATALOG, CUDA_ERRORS, "NCCL 2.12 to 2.30, src/graph/paths.cc"),
         signs=(
-            kernel_sign("xid-nvlink", _XID, rf"{XID_LINE}(?P<xid>74|136|155)\b"),
+            kernel_sign("xid-nvlink", _XID, rf"{XID_LINE}(?P<xid>{xids_of('nvlink-error', 'reset')})\b"),
             kernel_sign(
                 "xid-nvlink-fatal",
                 _XID,
-                rf"{XID_LINE}(?P<xid>14[4-9]|150),[^\n]{{0,80}}?\bFatal\b",
+                rf"{XID_LINE}(?P<xid>{xids_of('nvlink-error', 'watch')}),[^\n]{{0,80}}?\bFatal\b",
                 confidence=Confidence.PROVED,
             ),
             kernel_sign(
@@ -64,6 +87,12 @@ CAUSES = (
             ),
             Sign("cuda-nvlink-error", ("uncorrectable NVLink error detected",), confidence=Confidence.PROVED),
             nccl_sign("nvlink-without-p2p", ("P2P is disabled between NVLINK connected GPUs",)),
+            # of a process that the driver ended: the Xid before it
+            kernel_sign(
+                "xid-after-nvlink",
+                _XID,
+                rf"{XID_LINE}4[35],[^\n]{{0,200}}by previous Xid (?P<xid>{xids_of('nvlink-error')})\b",
+            ),
         ),
     ),
     JobCause(
@@ -82,9 +111,16 @@ CAUSES = (
         found_by=("DD307", "DD330", "DD312"),
         signs=(
             kernel_sign(
-                "xid-memory", _XID, rf"{XID_LINE}(?P<xid>48|64|94|95|140|171|172)\b", confidence=Confidence.PROVED
+                "xid-memory", _XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-ecc-error')})\b", confidence=Confidence.PROVED
             ),
             Sign("cuda-ecc-error", ("uncorrectable ECC error encountered",), confidence=Confidence.PROVED),
+            # by themselves they ended nothing: a hint, below what other lines say
+            nccl_sign("xid-row-remapped", _XID, rf"{XID_LINE}63\b", confidence=Confidence.POSSIBLE),
+            kernel_sign(
+                "xid-after-memory",
+                _XID,
+                rf"{XID_LINE}4[35],[^\n]{{0,200}}by previous Xid (?P<xid>{xids_of('gpu-ecc-error')})\b",
+            ),
         ),
     ),
     JobCause(
@@ -108,7 +144,9 @@ CAUSES = (
         references=(CATALOG, "NVIDIA/open-gpu-kernel-modules, arch/nvalloc/unix/src/osinit.c"),
         found_by=("DD330", "DD304", "DD303"),
         signs=(
-            kernel_sign("xid-off-bus", _XID, rf"{XID_LINE}(?P<xid>79)\b", confidence=Confidence.PROVED),
+            kernel_sign(
+                "xid-off-bus", _XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-off-bus')})\b", confidence=Confidence.PROVED
+            ),
             kernel_sign("off-bus", ("has fallen off the bus",), OFF_BUS_LINE, confidence=Confidence.PROVED),
             # One message of three lines; lines of other CPUs may stand between them.
             kernel_sign(
@@ -158,7 +196,16 @@ CAUSES = (
         ),
         next_check="dmesg | grep Xid: whether another Xid of that GPU came first; nvidia-smi -q | grep -i GSP",
         references=(CATALOG, "NVIDIA driver README, chapter on GSP firmware"),
-        signs=(kernel_sign("xid-gsp", _XID, rf"{XID_LINE}(?P<xid>119|120)\b", confidence=Confidence.PROVED),),
+        signs=(
+            kernel_sign(
+                "xid-gsp", _XID, rf"{XID_LINE}(?P<xid>{xids_of('gsp-timeout')})\b", confidence=Confidence.PROVED
+            ),
+            kernel_sign(
+                "gsp-history",
+                ("RPC event history (CPU <- GSP)", "RPC history (CPU -> GSP)", "waiting for RPC response from GPU"),
+                r"NVRM: .*(?:RPC (?:event )?history|of waiting for RPC response from GPU\d+ GSP)",
+            ),
+        ),
     ),
     JobCause(
         code="DDJ114",
@@ -190,6 +237,12 @@ CAUSES = (
                 ("system not yet initialized",),
                 r"(?:[Ee]rror|failure)[^\n]{0,40}system not yet initialized",
             ),
+            Sign(
+                "fabric-manager-of-other-version",
+                ("fabric manager NVIDIA GPU driver interface version",),
+                confidence=Confidence.PROVED,
+            ),
+            Sign("system-not-ready-by-name", ("CUDA_ERROR_SYSTEM_NOT_READY", "cudaErrorSystemNotReady")),
         ),
     ),
     JobCause(
@@ -199,9 +252,8 @@ CAUSES = (
         domain="gpu",
         restart="on other nodes",
         finds="NCCL fails to bind multicast memory of the NVSwitches.",
-        why="After a restart of the fabric manager while GPUs were in use, the multicast state of the switches is"
-        " stale until the GPUs are reset. In virtual machines and partitions, the switches may offer no multicast"
-        " at all.",
+        why="After a restart of the fabric manager while GPUs were in use, the multicast state of the switches is stale"
+        " until the GPUs are reset. In virtual machines and partitions, the switches may offer no multicast at all.",
         remedies=(
             Remedy(
                 summary="Stop all jobs of the node, restart the fabric manager, and reset all of its GPUs, or"
@@ -276,7 +328,26 @@ CAUSES = (
                 confidence=Confidence.POSSIBLE,
             ),
             # Of the tier of exceptions: a program did it, and may say better itself what it did.
-            Sign("xid-of-program", _XID, rf"{XID_LINE}(?P<xid>13|31|137)\b", confidence=Confidence.POSSIBLE),
+            Sign(
+                "xid-of-program",
+                _XID,
+                rf"{XID_LINE}(?P<xid>{xids_of('illegal-memory-access')})\b",
+                confidence=Confidence.POSSIBLE,
+            ),
+            Sign(
+                "kernel-failed-by-name",
+                (
+                    "HIP error: an illegal memory access",
+                    "HIP error: unspecified launch failure",
+                    "Memory access fault by GPU",
+                    "CUDA_ERROR_ILLEGAL_ADDRESS",
+                    "CUDA_ERROR_LAUNCH_FAILED",
+                    "cudaErrorIllegalAddress",
+                ),
+                r"(?P<what>an illegal memory access was encountered|unspecified launch failure|Memory access fault"
+                r"|CUDA_ERROR_\w+|cudaErrorIllegalAddress)",
+                confidence=Confidence.POSSIBLE,
+            ),
         ),
     ),
     JobCause(
@@ -291,7 +362,22 @@ CAUSES = (
         remedies=(_DRAIN,),
         next_check="dmesg | grep Xid on that node; ddp-doctor node there",
         references=(CATALOG,),
-        signs=(kernel_sign("xid-other", _XID, rf"{XID_LINE}(?P<xid>46|62|109|110|143|156|158)\b"),),
+        signs=(
+            kernel_sign("xid-other", _XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-fault', 'reset')})\b"),
+            nccl_sign(
+                "xid-unlisted",
+                _XID,
+                rf"{XID_LINE}(?P<xid>(?!(?:{_KNOWN_XIDS})\b)\d{{1,4}})\b",
+                confidence=Confidence.POSSIBLE,
+            ),
+            kernel_sign(
+                "gpu-not-initialised",
+                ("RmInitAdapter failed",),
+                rf"NVRM: (?:GPU (?:at )?(?:PCI:)?(?P<bus>{BUS}): )?RmInitAdapter failed",
+            ),
+            Sign("gpu-hang-of-rocm", ("HW Exception by GPU",)),
+            kernel_sign("gpu-reset-required", ("[NV_ERR_RESET_REQUIRED]",)),
+        ),
     ),
     JobCause(
         code="DDJ137",
@@ -324,6 +410,7 @@ CAUSES = (
                 ("MNNVL (cliqueSize",),
                 r"MNNVL \(cliqueSize \d+\) is available but not",
                 confidence=Confidence.PROVED,
+                run_code="DD445",
             ),
         ),
     ),

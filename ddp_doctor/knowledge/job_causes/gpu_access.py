@@ -6,8 +6,10 @@ and where nothing better is known.
 
 from ddp_doctor.knowledge.job_causes.kinds import (
     CUDA_ERRORS,
+    NCCL_WARN,
     TEST_BEGINS,
     JobCause,
+    Page,
     Sign,
     Tier,
     kernel_sign,
@@ -67,6 +69,17 @@ SIGNS = (
         "iommu-translates",
         ("DMAR: IOMMU enabled", "Default domain type: Translated", 'Missing "iommu=pt"'),
         role="context",
+    ),
+    # CUDA refuses what NCCL takes for possible between two GPUs.
+    nccl_sign(
+        "p2p-refused",
+        ("transport/p2p.cc:", "failed to open CUDA IPC handle : "),
+        rf"transport/p2p\.cc{NCCL_WARN}Cuda failure |failed to open CUDA IPC handle : ",
+        role="context",
+        run_code="DD446",
+        page=Page(
+            "NCCL takes P2P for possible between two GPUs, and CUDA refuses it.", ("DD446", "DD411"), _NCCL_GUIDE
+        ),
     ),
     Sign("geforce", ("NVIDIA GeForce", "GeForce RTX", "NVIDIA RTX PRO"), role="context"),
     Sign("test-without-end", (TEST_BEGINS,), role="context"),
@@ -232,8 +245,7 @@ CAUSES = (
                 "iommu-fault",
                 ("IO_PAGE_FAULT", "DMAR: [DMA", "DMAR: DRHD: handling fault"),
                 r"IO_PAGE_FAULT(?: device=(?P<device>[0-9a-f:.]+))?|DMAR: \[DMA [^\n]{1,60}(?:Request device"
-                r"|for device)?"
-                r"|handling fault status",
+                r"|for device)?|handling fault status",
             ),
             nccl_sign(  # of lspci -vvv: requests between devices go up to the root complex
                 "acs-redirects", ("ACSCtl:",), r"ACSCtl:.{0,80}ReqRedir\+", confidence=Confidence.POSSIBLE

@@ -40,8 +40,7 @@ CAUSES = (
                     "oom-kill:constraint=",
                     "oom_reaper: reaped process",
                 ),
-                r"(?:Kill(?:ed)?|reaped) process (?P<pid>\d+) \((?P<process>[^)]*)\)(?:.* anon-rss:"
-                r"(?P<anon_kb>\d+)kB)?"
+                r"(?:Kill(?:ed)?|reaped) process (?P<pid>\d+) \((?P<process>[^)]*)\)(?:.* anon-rss:(?P<anon_kb>\d+)kB)?"
                 r"|invoked oom-killer|oom-kill:constraint",
                 confidence=Confidence.PROVED,
             ),
@@ -65,6 +64,12 @@ CAUSES = (
                 ("due to the node running low on memory", "killed due to memory pressure (OOM)"),
                 confidence=Confidence.PROVED,
             ),
+            kernel_sign(
+                "batch-system-oom",
+                ("TERM_MEMLIMIT", "PBS: job killed: mem", "PBS: job killed: vmem", "systemd-oomd"),
+                r"TERM_MEMLIMIT|PBS: job killed: v?mem|systemd-oomd\S* Killed ",
+                confidence=Confidence.PROVED,
+            ),
         ),
     ),
     JobCause(
@@ -75,8 +80,7 @@ CAUSES = (
         restart="no",
         finds="A write ends with “No space left on device”, or the user's quota is used up.",
         why="Checkpoints, logs, caches of compiled kernels and temporary files all need room; the rank that writes"
-        " stops"
-        " and takes the job with it.",
+        " stops and takes the job with it.",
         remedies=(
             Remedy(summary="Make room, or write elsewhere", commands=("df -h", "df -i", "quota -s"), scope="node"),
             Remedy(
@@ -102,6 +106,7 @@ CAUSES = (
                 ("PytorchStreamWriter failed writing", ". unexpected pos "),
                 r"PytorchStreamWriter failed writing|inline_container\.cc:\d+\] \. unexpected pos \d+ vs \d+",
             ),
+            Sign("no-temporary-directory", ("No usable temporary directory found in",), confidence=Confidence.POSSIBLE),
         ),
     ),
     JobCause(
@@ -111,8 +116,7 @@ CAUSES = (
         domain="host",
         restart="no",
         finds="A call ends with “Too many open files”.",
-        why="Sockets to peers, shared tensors of DataLoader workers and files of a dataset all count; many hosts"
-        " allow"
+        why="Sockets to peers, shared tensors of DataLoader workers and files of a dataset all count; many hosts allow"
         " 1024 a process.",
         remedies=(
             Remedy(
@@ -142,8 +146,7 @@ CAUSES = (
         restart="no",
         finds="An allocation of host memory failed in the rank itself.",
         why="A limit on the address space, or a request larger than all memory, fails at once; where the kernel"
-        " promises"
-        " more than it has, it kills the process later instead.",
+        " promises more than it has, it kills the process later instead.",
         remedies=(
             Remedy(summary="Ask the scheduler for more memory", commands=("sbatch --mem=…",)),
             Remedy(summary="Load less at once: mmap=True, fewer workers, no copy in every rank", scope="code"),
@@ -159,6 +162,13 @@ CAUSES = (
                 confidence=Confidence.PROVED,
             ),
             Sign("memory-error", ("MemoryError",), r"(?:^|\s|\._?(?:Array)?)MemoryError(?:: |$)"),
+            Sign(
+                "no-memory-for-process",
+                ("[Errno 12] Cannot allocate memory",),
+                r"Error: \[Errno 12\]",
+                confidence=Confidence.PROVED,
+            ),
+            Sign("bad-alloc", ("std::bad_alloc",)),
         ),
     ),
     JobCause(
@@ -191,6 +201,26 @@ CAUSES = (
                 ("Call to ibv_",),
                 r"Call to ibv_\w{1,40} failed(?: with error)?[ :]{1,3}Cannot allocate memory",
                 # likely: some memory of GPUs cannot be registered either, without dma-buf
+                run_code="DD238",
+            ),
+            # the first is printed by every program, whether it needs the memory or not
+            nccl_sign(
+                "memlock-warning",
+                ("RLIMIT_MEMLOCK is ",),
+                r"RLIMIT_MEMLOCK is \d+ bytes",
+                beside=("nccl-error", "nccl-error-by-name", "verbs-call-failed", "peer-gone", "peer-unreached"),
+            ),
+            nccl_sign(  # NCCL up to 2.19 does not tell why
+                "memory-not-registered-untold",
+                ("Call to ibv_reg_mr",),
+                r"Call to ibv_reg_mr\w* failed\s*$",
+                confidence=Confidence.POSSIBLE,
+            ),
+            nccl_sign(
+                "memlock-of-others",
+                ("set max locked memory (ulimit -l)", "allocate some locked memory", "Unable to register memory"),
+                r"set max locked memory \(ulimit -l\)|allocate some locked memory"
+                r"|NET/OFI Unable to register memory[^\n]{0,100}Cannot allocate memory",
             ),
         ),
     ),

@@ -18,8 +18,7 @@ CUDA_ERRORS = "CUDA runtime, texts of cudaGetErrorString"
 RAS_NOTE = "[RAS: "
 #: Commands that watch a job, and are ended with it.
 MONITORS = (
-    r"(?:nvidia-smi|dcgmi|gpustat|nvtop|rocm-smi"
-    r"|\b(?:h?top|vmstat|iostat|mpstat|sar|dstat|tail|sleep|monitor\w*)\b)"
+    r"(?:nvidia-smi|dcgmi|gpustat|nvtop|rocm-smi|\b(?:h?top|vmstat|iostat|mpstat|sar|dstat|tail|sleep|monitor\w*)\b)"
 )
 #: How the output of nccl-tests begins; signs with this word count where its results never came.
 TEST_BEGINS = "# Using devices"
@@ -31,6 +30,15 @@ Tier = Literal["kernel", "exception", "recorder", "ras", "nccl", "watchdog", "la
 Role = Literal["cause", "victim", "pointer", "advice", "context"]
 
 
+class Page(NamedTuple):
+    """What ``explain`` says of a text that names no cause."""
+
+    means: str  # one sentence
+    codes: tuple[str, ...]  # of rules that find a cause, the likeliest first
+    source: str  # what prints it
+    settings: tuple[str, ...] = ()
+
+
 class Sign(NamedTuple):
     """A text in a job's output that says something.
 
@@ -38,7 +46,8 @@ class Sign(NamedTuple):
     that the line must match as well; its named groups are kept as values. ``lines``: how many lines of the same process
     the pattern may reach over, the first of them being the one with the words. ``beside``: it counts only where a sign
     of one of these ids is in the job's output, too. ``unless``: only the last in a file counts, and only where none of
-    these words follows it. ``is_final``: its process prints nothing more of its own.
+    these words follows it. ``is_final``: its process prints nothing more of its own. ``run_code``: the rule of ``run``
+    that names it where NCCL says it before a trial fails. ``page``: what is behind it, where it is of no cause.
     """
 
     id: str
@@ -51,6 +60,8 @@ class Sign(NamedTuple):
     beside: tuple[str, ...] = ()
     is_final: bool = False
     unless: tuple[str, ...] = ()
+    run_code: str = ""
+    page: Page | None = None
 
 
 #: Signs of what others than a rank's own exception say.

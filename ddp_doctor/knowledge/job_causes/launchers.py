@@ -12,8 +12,7 @@ CAUSES = (
         domain="scheduler",
         restart="on the same nodes",
         finds="torchrun got SIGHUP and handed it on to the ranks.",
-        why="A terminal or ssh session that closes sends SIGHUP. torchrun handles the signal itself, so nohup does"
-        " not"
+        why="A terminal or ssh session that closes sends SIGHUP. torchrun handles the signal itself, so nohup does not"
         " help.",
         remedies=(
             Remedy(
@@ -31,9 +30,8 @@ CAUSES = (
             launcher_sign(
                 "launcher-sighup",
                 ("death signal, shutting down workers", "got signal: ", "closing signal SIGHUP"),
-                r"(?:Received (?:1|(?:Signals\.)?SIGHUP)|Signals\.SIGHUP) death signal|SignalException: Process "
-                r"(?:(?P<pid>\d+) )?got signal: 1$"
-                r"|closing signal (?:Signals\.)?SIGHUP",
+                r"(?:Received (?:1|(?:Signals\.)?SIGHUP)|Signals\.SIGHUP) death signal"
+                r"|SignalException: Process (?:(?P<pid>\d+) )?got signal: 1$|closing signal (?:Signals\.)?SIGHUP",
                 confidence=Confidence.PROVED,
             ),
         ),
@@ -75,6 +73,21 @@ CAUSES = (
                 r"unrecognized arguments: .*--local[-_]rank",
                 confidence=Confidence.PROVED,
             ),
+            Sign(
+                "variable-of-launcher-not-set",
+                (
+                    "KeyError: 'SLURM_",
+                    "KeyError: 'OMPI_COMM_",
+                    "KeyError: 'PMI_",
+                    "KeyError: 'LOCAL_WORLD_SIZE'",
+                    "KeyError: 'NODE_RANK'",
+                    "KeyError: 'GROUP_RANK'",
+                    "parameter missing",
+                    ": unbound variable",
+                ),
+                r"KeyError: '(?P<variable>[A-Z_]+)'|rendezvous: (?:rank|world size|port number) parameter missing"
+                r"|: (?:MASTER_(?:ADDR|PORT)|WORLD_SIZE|(?:LOCAL_|NODE_)?RANK|SLURM_\w+): unbound variable",
+            ),
         ),
     ),
     JobCause(
@@ -84,8 +97,7 @@ CAUSES = (
         domain="host",
         restart="unknown",
         finds="The rank or the launcher that serves the rendezvous cannot listen on its port.",
-        why="Two jobs on one host with the same port, a script with a port of its own under torchrun, or a process"
-        " that"
+        why="Two jobs on one host with the same port, a script with a port of its own under torchrun, or a process that"
         " outlived its job. The other ranks fail to connect, later.",
         remedies=(
             Remedy(
@@ -103,14 +115,24 @@ CAUSES = (
                 "store-cannot-listen",
                 ("The server socket has failed to",),
                 r"has failed to(?:.*?(?:port: |:)(?P<port>\d{2,5})\b(?=.*(?:EADDRINUSE|errno: 98))|.*errno: 98"
-                r"|.*EADDRINUSE"
-                r"|[^:]*address\.\s*$)",
+                r"|.*EADDRINUSE|[^:]*address\.\s*$)",
                 confidence=Confidence.PROVED,
             ),
             launcher_sign(
                 "address-in-use",
                 ("Address already in use",),
                 r"(?:\[Errno 98\]|(?:RuntimeError|DistNetworkError|OSError):) Address already in use",
+            ),
+            launcher_sign(  # accelerate
+                "port-of-another",
+                ("but another process is utilizing it",),
+                r"on port \W?(?P<port>\d{1,5})",
+                confidence=Confidence.PROVED,
+            ),
+            launcher_sign(
+                "cannot-bind",
+                ("Address already in use", "address already in use"),
+                r"(?i)\b(?:bind|listen|ZMQError)\b[^\n]{0,120}address already in use",
             ),
         ),
     ),
@@ -121,8 +143,7 @@ CAUSES = (
         domain="scheduler",
         restart="unknown",
         finds="A rank reached a server at the rendezvous' port that does not speak the store's protocol, or that"
-        " belongs"
-        " to a rendezvous which is over.",
+        " belongs to a rendezvous which is over.",
         why="Two jobs with the same default endpoint share a store and mix their keys; a proxy or another service may"
         " have the port.",
         remedies=(
@@ -213,6 +234,17 @@ CAUSES = (
                 ("gaierror: [Errno -2]", "gaierror: [Errno -3]", "gaierror: [Errno -5]"),
                 confidence=Confidence.PROVED,
             ),
+            launcher_sign(
+                "ssh-name-not-resolved",
+                ("ssh: Could not resolve hostname ",),
+                r"resolve hostname (?P<name>[^:\s]{1,255})",
+                confidence=Confidence.PROVED,
+            ),
+            launcher_sign(  # torch up to 1.9
+                "store-name-not-resolved",
+                ("Name or service not known", "Temporary failure in name resolution"),
+                r"(?:RuntimeError|ValueError|DistNetworkError): (?:host not found: )?(?:Name or|Temporary failure)",
+            ),
         ),
     ),
     JobCause(
@@ -249,8 +281,7 @@ CAUSES = (
         domain="network",
         restart="no",
         finds="gloo's connection goes to 127.x and is refused, or the host's name resolves to no address of its own.",
-        why="gloo tells its peers the address that the host's own name resolves to; many systems write 127.0.1.1"
-        " for it"
+        why="gloo tells its peers the address that the host's own name resolves to; many systems write 127.0.1.1 for it"
         " into /etc/hosts. The rank that prints the error is not the one with the wrong address.",
         remedies=(
             Remedy(
@@ -272,7 +303,14 @@ CAUSES = (
             launcher_sign(
                 "gloo-no-own-address",
                 ("Unable to resolve hostname to a (local) address",),
-                beside=("peer-gone", "gloo-timeout", "gloo-dials-loopback", "store-timeout"),
+                beside=(
+                    "peer-gone",
+                    "peer-refuses",
+                    "peer-unreached",
+                    "gloo-timeout",
+                    "gloo-dials-loopback",
+                    "store-timeout",
+                ),
             ),
             launcher_sign(
                 "gloo-own-address-elsewhere",
@@ -346,10 +384,22 @@ CAUSES = (
             kernel_sign(
                 "kernel-segfault",
                 (" segfault at ", "traps: ", "general protection fault"),
-                r"(?:traps: )?(?<![\w.-])(?P<process>[\w.-]{1,80})\[(?P<pid>\d{1,10})\]:?"
-                r" (?:segfault at|trap |general protection)"
-                r"(?!.* in libnccl)",
+                r"(?:traps: )?(?<![\w.-])(?P<process>[\w.-]{1,80})\[(?P<pid>\d{1,10})\]:? (?:segfault at|trap "
+                r"|general protection)(?!.* in libnccl)",
                 confidence=Confidence.LIKELY,
+            ),
+            Sign(  # glibc
+                "heap-corrupted",
+                (
+                    "free(): invalid",
+                    "double free or corruption",
+                    "malloc(): ",
+                    "munmap_chunk(): invalid",
+                    "corrupted size vs. prev_size",
+                    "*** stack smashing detected ***",
+                ),
+                r"(?:^|: |\s)(?P<signal>free\(\): invalid \w+|double free or corruption|malloc\(\): \w+[\w ]{0,40}"
+                r"|munmap_chunk\(\): invalid \w+|corrupted size vs\. prev_size|\*\*\* stack smashing detected)",
             ),
         ),
     ),

@@ -15,7 +15,7 @@ and torch's store: "The client socket has failed to connect to [node0]:29500 (er
 A refused connection is no firewall's: nobody listens there, because the peer has died or not begun.
 """
 
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign, nccl_sign
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign, launcher_sign, nccl_sign
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Remedy, Setting
 
@@ -32,6 +32,7 @@ _NO_WAY = (
     r"(?:failed(?: with error)?|returned)[ :]{1,3}(?:\d+\()?(?P<reason>Connection timed out|No route to host"
     r"|Network is unreachable|Host is down|Operation timed out|Software caused connection abort)"
 )
+_UNREACHED = r"(?P<reason>No route to host|Connection timed out|Network is unreachable|Operation timed out)"
 _NO_INTERFACE = (
     "Bootstrap : no socket interface found",
     "NET/Socket : no interface found",
@@ -107,6 +108,28 @@ CAUSES = (
                 ("client socket has failed to connect to",),
                 r"connect to \[?(?P<peer>(?!localhost)[^\s\],]{1,80})\]?:(?P<port>\d+) \(errno: (?:110|113"
                 r"|101) - (?P<reason>[^)]+)\)",
+            ),
+            Sign(
+                "gloo-cannot-connect",
+                ("SO_ERROR: No route to host", "SO_ERROR: Connection timed out", "SO_ERROR: Network is unreachable"),
+                rf"SO_ERROR: {_UNREACHED}, remote=\[(?:::ffff:)?(?P<peer>[^\]\s]{{1,80}})\]:(?P<port>\d{{1,5}})",
+            ),
+            Sign(  # older gloo
+                "gloo-connect-failed",
+                ("] connect [",),
+                rf"\] connect \[(?:::ffff:)?(?P<peer>[^\]\s]{{1,80}})\]:(?P<port>\d{{1,5}}): {_UNREACHED}",
+            ),
+            launcher_sign(
+                "ssh-cannot-connect",
+                ("ssh: connect to host ",),
+                rf"ssh: connect to host (?P<peer>\S{{1,255}}) port (?P<port>\d{{1,5}}): {_UNREACHED[:-1]}"
+                r"|Connection refused)",
+            ),
+            Sign(  # a sandbox, or a filter on this very machine
+                "connection-not-permitted",
+                ("(errno: 1 - Operation not permitted", "(errno: 13 - Permission denied"),
+                r"connect to \[?(?P<peer>[^\s\],]{1,255}?)\]?:(?P<port>\d{1,5}) \(errno: (?:1"
+                r"|13) - (?P<reason>[^)]+)\)",
             ),
         ),
     ),
@@ -263,6 +286,12 @@ CAUSES = (
                 ("Error: network ",),
                 r"Error: network (?P<plugin>\S[^\n]{0,60}?) not found",
                 confidence=Confidence.PROVED,
+            ),
+            nccl_sign(
+                "net-plugin-of-cloud",
+                ("NET/GPUDirectTCPX", "NET/FasTrak"),
+                r"NET/(?P<plugin>GPUDirectTCPX|FasTrak)\W{1,3}[Ff]ailed",
+                confidence=Confidence.POSSIBLE,
             ),
         ),
     ),

@@ -6,22 +6,33 @@ transport/tcp; Slurm src/srun/libsrun/launch.c; Open MPI help-orterun.txt; MPICH
 """
 
 from ddp_doctor.knowledge import victims
-from ddp_doctor.knowledge.job_causes.kinds import MONITORS, Sign, launcher_sign, nccl_sign, watchdog_sign
+from ddp_doctor.knowledge.job_causes.kinds import MONITORS, Page, Sign, launcher_sign, nccl_sign, watchdog_sign
 
 #: How ProcessGroupNCCL begins its lines, with the number and the description of the group since torch 2.3.
 _GROUP = r"(?:\[(?:PG (?:ID \d+ PG )?(?:GUID )?(?P<group>[^\]]*?) )?Rank (?P<group_rank>\d+)\] +)?"
 
+_WAITED = Page(
+    "This rank waited in vain: look for the rank that never came, not for the one that printed this.",
+    ("DD610", "DD611", "DD615", "DD616", "DD619", "DDL133", "DDL134"),
+    "torch 2.15 c10d/ProcessGroupNCCL.cpp, c10d/nccl2; gloo transport/tcp",
+    ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
+)
+_RENDEZVOUS = Page(
+    "Not all nodes or ranks came to the rendezvous.",
+    ("DD516", "DD501", "DD518"),
+    "torch 2.15 c10d/TCPStore.cpp, distributed/elastic/rendezvous/api.py",
+)
 _TIME_OUTS = (
     # ProcessGroupNCCL of torch 1.8 to 2.15 (there: nccl-legacy). SeqNum since 1.13, NumelIn since 2.2. "[Rank N]" may
     # be a number within the group; the process that printed the line is what counts.
     watchdog_sign(
         "watchdog-timeout",
         ("Watchdog caught collective operation timeout",),
-        _GROUP + r"Watchdog caught collective operation timeout:"
-        r"(?: WorkNCCL\((?:SeqNum=(?P<seq>\d+), )?OpType=(?P<op>\w+)(?:, TensorShape=\[(?P<shape>[\d, ]*)\])?"
-        r"(?:, NumelIn=(?P<numel>\d+), NumelOut=(?P<numel_out>\d+))?, Timeout\(ms\)=(?P<timeout_ms>\d+)\)"
-        r"(?: ran for (?P<ran_ms>\d+) milliseconds)?)?",
+        _GROUP + r"Watchdog caught collective operation timeout:(?: WorkNCCL\((?:SeqNum=(?P<seq>\d+), )?OpType="
+        r"(?P<op>\w+)(?:, TensorShape=\[(?P<shape>[\d, ]*)\])?(?:, NumelIn=(?P<numel>\d+), NumelOut="
+        r"(?P<numel_out>\d+))?, Timeout\(ms\)=(?P<timeout_ms>\d+)\)(?: ran for (?P<ran_ms>\d+) milliseconds)?)?",
         role="pointer",
+        page=_WAITED,
     ),
     watchdog_sign(
         "watchdog-last-work",  # where the group stands; wording of 2.3 and of 2.6
@@ -39,6 +50,7 @@ _TIME_OUTS = (
         r"(?:\[TC\]\[rank=(?P<group_rank>\d+)\]\[name=(?P<group>[^\]]*)\] .*)?(?:NCCL operation timed out"
         r"|Operation timed out after (?P<timeout_ms>\d+) ms|Aborting process on rank \d+ due to timeout)",
         role="pointer",
+        page=_WAITED,
     ),
     watchdog_sign(
         "desync-report",
@@ -52,6 +64,7 @@ _TIME_OUTS = (
         ("Timed out waiting ",),
         r"Timed out waiting (?P<timeout_ms>\d+)ms for (?P<direction>send|recv) operation",
         role="pointer",
+        page=_WAITED,
     ),
     watchdog_sign(
         "monitored-barrier",  # the one time-out that names the ranks that did not come
@@ -70,13 +83,13 @@ _TIME_OUTS = (
         ("seconds waiting for clients.",),
         r"after (?P<timeout_s>\d+) seconds waiting for clients\. (?P<came>\d+)/(?P<world>\d+) clients joined",
         role="pointer",
+        page=_RENDEZVOUS,
     ),
     watchdog_sign(  # with gloo, the key of a rank that has not left its address yet
         "store-timeout",
         ("wait timeout after ", "Timeout waiting for key: "),
         r"(?:missing ranks: (?P<missing>[\d, ]+\d), )?wait timeout after (?P<timeout_ms>\d+)ms(?:, keys: "
-        r"(?P<keys>\S+?(?://cpu//\d+/(?P<not_joined>\d+))?)(?!\S))?"
-        r"|Timeout waiting for key: (?P<key>.{1,100})",
+        r"(?P<keys>\S+?(?://cpu//\d+/(?P<not_joined>\d+))?)(?!\S))?|Timeout waiting for key: (?P<key>.{1,100})",
         role="pointer",
     ),
     watchdog_sign(  # NCCL's first word from rank to rank goes through the store, from rank 0
@@ -86,13 +99,18 @@ _TIME_OUTS = (
         r"[^\n]{0,200}got error: (?:Socket Timeout|wait timeout)",
         role="pointer",
     ),
-    watchdog_sign("rendezvous-timeout", ("RendezvousTimeoutError",), role="pointer"),
+    watchdog_sign("rendezvous-timeout", ("RendezvousTimeoutError",), role="pointer", page=_RENDEZVOUS),
     Sign(
         "store-unreached",
         ("The client socket has timed out after", "connect() timed out. Original timeout was "),
         r"timed out after (?P<timeout>\d+\w+) while trying to connect to \(?\[?(?P<host>[^,:\]]+)\]?(?:, |:)"
         r"(?P<port>\d+)|connect\(\) timed out",  # torch 1.9 to 1.11
         role="pointer",
+        page=Page(
+            "Nothing answers at the endpoint: a firewall, the wrong address, or a head that never started.",
+            ("DD512", "DD513", "DD530", "DD531"),
+            "torch 2.15 c10d/socket.cpp",
+        ),
     ),
     Sign(
         "store-refused",
@@ -109,6 +127,8 @@ _TIME_OUTS = (
     ),
 )
 
+_HIDDEN = "NCCL hides the cause: its own log has it."
+_RESULTS = "torch 2.15 c10d/NCCLUtils.cpp, NCCL 2.30.7 src/init.cc (ncclGetErrorString)"
 #: Words that NCCL has for a peer's end, and for faults of all other kinds.
 _OF_ANYTHING = ("unhandled system error", "ncclSystemError")
 _ENDS = (
@@ -116,6 +136,19 @@ _ENDS = (
         "nccl-error",  # that a call of NCCL failed; its warnings say why
         (*_OF_ANYTHING, "NCCL error in: ", "Test NCCL failure"),
         role="pointer",
+        page=Page(_HIDDEN, ("DD521", "DD237", "DD238", "DD531"), _RESULTS, ("NCCL_DEBUG", "NCCL_SOCKET_IFNAME")),
+    ),
+    nccl_sign(
+        "nccl-error-by-name",
+        (
+            "ncclInternalError: ",
+            "ncclUnhandledCudaError",
+            "ncclInvalidUsage: ",
+            "ncclInvalidArgument: ",
+            "unhandled cuda error",
+        ),
+        role="pointer",
+        page=Page(_HIDDEN, ("DD446", "DD306", "DD304", "DD330", "DD605"), _RESULTS, ("NCCL_DEBUG",)),
     ),
     Sign(  # a shell's words for how a command ended; the shell may start it again
         "command-killed", (" Killed  ",), rf"(?:^|: +)\d+ (?P<killed>Killed)  (?!.*{MONITORS})", role="pointer"
@@ -170,6 +203,11 @@ _ENDS = (
         (") received by PID",),
         r"Signal (?P<number>\d+) \((?P<signal>\w+)\) received by PID(?: (?P<pid>\d+))?",
         role="pointer",
+        page=Page(
+            "A signal ended the rank: SIGKILL is the kernel's (out of memory), the scheduler's or a person's.",
+            ("DD612", "DD225"),
+            "torch 2.15 distributed/elastic/multiprocessing/api.py",
+        ),
     ),
     launcher_sign(  # torchrun's agent, 30 s after a SIGTERM that did nothing
         "killed-by-launcher",
@@ -213,16 +251,43 @@ _ENDS = (
     ),
 )
 
+_HEALTHY = (  # NCCL's INFO while it connects or ends, store-refused's numbers, downloads, store-gone
+    r"^(?!.*(?:\b[Rr]etrying\b|Connection closed by localRank|HTTPS?Connection|urlopen error|wandb"
+    r"|failed on SocketImpl\(|\"should dump\" flag on TCPStore"
+    r"|failed to connect to \S+(?: \(errno: (?:22|97|99)\b| \(system error: 10049\b|$)))"
+)
 _VICTIMS = (
     # The words of victims.py, but for those that other signs here read more closely or whose case differs by source.
     Sign(
         "peer-gone",
         tuple(words for words in victims.PEER_GONE if words not in (*_OF_ANYTHING, "waiting for clients")),
-        # Everyday life: NCCL's INFO while it connects or ends, store-refused's numbers, downloads, store-gone.
-        r"^(?!.*(?:\b[Rr]etrying\b|Connection closed by localRank|HTTPS?Connection|urlopen error|wandb"
-        r"|failed on SocketImpl\(|\"should dump\" flag on TCPStore"
-        r"|failed to connect to \S+(?: \(errno: (?:22|97|99)\b| \(system error: 10049\b|$)))",
+        _HEALTHY,
         role="victim",
+        page=Page(
+            "The other end of a connection is gone: look for the rank that failed first.",
+            ("DD612", "DD613", "DD540", "DD566"),
+            "gloo transport/tcp/pair.cc; torch 2.15 c10d/NCCLUtils.cpp; errno(3): ECONNRESET, EPIPE",
+        ),
+    ),
+    Sign(
+        "peer-refuses",
+        victims.PEER_REFUSES,
+        _HEALTHY,
+        role="victim",
+        page=Page(
+            "The host is there, and nobody listens on the port.", ("DD511", "DD519", "DD520"), "errno ECONNREFUSED"
+        ),
+    ),
+    Sign(
+        "peer-unreached",
+        victims.PEER_UNREACHED,
+        _HEALTHY,
+        role="victim",
+        page=Page(
+            "There is no way to the address, or a firewall says so.",
+            ("DD513", "DD531", "DD522"),
+            "errno(3): EHOSTUNREACH, ETIMEDOUT",
+        ),
     ),
     Sign(
         "closing-signal",
@@ -287,6 +352,110 @@ _NO_EVIDENCE = (
     ),
 )
 
+#: How shells name the signals that end a command, but SIGTERM, which ends what is no longer needed.
+_SIGNALS = (
+    r"(?i:killed|segmentation fault|bus error|abort(?:ed)?|illegal (?:hardware )?instruction|floating point exception)"
+)
+_MORE = (
+    # Python's words in front of a traceback that ended nothing: of a destructor, of its logging.
+    Sign(
+        "exception-ignored",
+        ("Exception ignored in", "Exception ignored while", "--- Logging error ---"),
+        r"^(?:Exception ignored|--- Logging)",
+        role="context",
+    ),
+    # A complaint, of whatever: a failure where the output ends with it.
+    Sign(
+        "complaint",
+        ("NCCL WARN ", "Exception: "),
+        r"NCCL WARN (?!.*(?:libibverbs|real path|Plugin|Only EFA|falling back"
+        r"|lib wrapper not initialized|requires GDRCopy))"  # NCCL 2.32 where libibverbs is missing
+        r"|^(?:\[rank\d{1,7}\]: ?)?[\w.]{1,80}Exception: ",
+        role="context",
+    ),
+    # How a shell, make, a container or a service says that a command failed: a failure where the output ends with it.
+    # A monitor of the job is ended when the job is.
+    launcher_sign(
+        "ended-badly",
+        (
+            "Killed",
+            "killed ",
+            "Segmentation fault",
+            "segmentation fault",
+            "Bus error",
+            "bus error",
+            "Aborted",
+            "abort ",
+            "Illegal instruction",
+            "illegal hardware instruction",
+            "Floating point exception",
+            "floating point exception",
+            "make: *** ",
+            "]: *** [",
+            "+  Exit ",
+            "build stopped: ",
+            "exit code",
+            "exit status",
+            "exited with",
+            "terminated with ",
+            "Exit status ",
+            "with error code",
+            "code=exited",
+            "code=killed",
+            "code=dumped",
+            "Failed with result",
+        ),
+        rf"^(?!.*{MONITORS})(?:(?:\S{{1,200}}: )?(?:line \d+: )?(?: *\d+ |\[\d+\][+-]? +)?{_SIGNALS}"
+        r"(?: \(core dumped\))?(?:$|\s{2,}|\s+\S*(?:python|torchrun|srun))"
+        r"|\[\d+\][+-]? +Exit [1-9]|g?make(?:\[\d+\])?: \*\*\* |ninja: build stopped"
+        r"|(?i:.{0,300}?\b(?:error|failed|failure|exited|terminated|exit)\b.{0,300}?"
+        r"\b(?:code|status)[\s:=]+(?:code )?-?[1-9]\d{0,9}\b)"
+        r"|.{0,200}Main process exited, code=(?!exited, status=0)|.{0,200}Failed with result '(?!success))",
+        role="context",
+    ),
+    launcher_sign("launcher-gave-up", ("errors.ChildFailedError",), role="pointer"),
+    launcher_sign(
+        "killed-by-code",
+        ("exit code 137", "exit status 137", "exited with code 137", "terminated by signal 9", "signal: killed"),
+        r"(?:code|status) (?P<exit>137)\b|by signal (?P<number>9)\b|signal: (?P<killed>killed)",
+        role="pointer",
+    ),
+    Sign(
+        "cuda-error", ("CUDA error: ", "Test CUDA failure "), r"Error: CUDA error: |Test CUDA failure ", role="pointer"
+    ),
+    # The line of NCCL's source to which an error came up: a call of the program failed.
+    nccl_sign(
+        "nccl-error-returned",
+        ("NCCL INFO group.cc:", "NCCL INFO transport.cc:", "NCCL INFO enqueue.cc:"),
+        r"NCCL INFO \w+\.cc:\d+ -> [12456]\b",
+        role="pointer",
+    ),
+    # A node also says it when its job ends well, after the node that served the rendezvous.
+    Sign(
+        "rendezvous-lost",
+        ("has failed to send a keep-alive heartbeat to the rendezvous",),
+        role="victim",
+        beside=("closing-signal",),
+    ),
+    # torch's warnings of rank 0's store, also where rank 0 has only ended before the others.
+    Sign(
+        "store-gone",
+        ("recvValue failed on SocketImpl(", "sendBytes failed on SocketImpl(", '"should dump" flag on TCPStore'),
+        role="victim",
+        beside=("closing-signal", "exit-code", "exception", "nccl-error"),
+    ),
+    Sign(
+        "ray-worker-gone",
+        (
+            "The actor died unexpectedly before finishing this task",
+            "Worker unexpectedly exits with a connection error code",
+            "The actor is dead because its worker process has died",
+            "A worker died or was killed while executing a task by an unexpected system error",
+        ),
+        role="victim",
+    ),
+)
+
 SIGNS = (
     # A block of lines of one process, read by parse/job_log: values type, message, where, frames, first_line.
     Sign("exception", ("Traceback (most recent call last)",), role="pointer"),
@@ -294,4 +463,5 @@ SIGNS = (
     *_ENDS,
     *_VICTIMS,
     *_NO_EVIDENCE,
+    *_MORE,
 )

@@ -96,6 +96,19 @@ CAUSES = (
                 ("NET/IB : Unable to",),
                 r"NET/IB : Unable to (?:open|query) device (?P<device>\S+)",
             ),
+            nccl_sign(
+                "verbs-call-failed-with",
+                ("Call to ibv_",),
+                r"Call to (?P<call>ibv_(?:reg_mr\w*|post_\w+|poll_cq)) failed with (?:error )?(?:\d{1,3} )?"
+                r"(?!Cannot alloc|Bad addr)(?P<reason>[A-Z][a-z]+(?: [a-z]+){0,6})",
+                confidence=Confidence.POSSIBLE,
+            ),
+            nccl_sign(
+                "modify-qp-failed",
+                ("ibv_modify_qp failed",),
+                r"(?P<call>ibv_modify_qp) failed with (?:error )?(?:\d{1,3} )?(?!Connection timed|Invalid arg|No data"
+                r"|Network is|No route|Cannot alloc)(?P<reason>[A-Z][a-z]+(?: [a-z]+){1,6})(?![^\n]{0,300}retrying)",
+            ),
         ),
     ),
     JobCause(
@@ -126,7 +139,15 @@ CAUSES = (
             nccl_sign(
                 "rdma-retries-exceeded",
                 _GOT,
-                completion("12|13", r"(?![^\n]{0,400}localGid fe80:)"),
+                completion("12", r"(?![^\n]{0,400}localGid fe80:)"),
+                confidence=Confidence.POSSIBLE,
+                run_code="DD584",
+            ),
+            nccl_sign("rdma-receiver-not-ready", _GOT, completion("13"), confidence=Confidence.POSSIBLE),
+            nccl_sign(
+                "ucx-retries-exceeded",
+                ("Transport retry count exceeded on ", "RETRY EXCEEDED ERROR"),
+                r"retry count exceeded on (?P<device>[\w.-]+)|RETRY EXCEEDED ERROR",
                 confidence=Confidence.POSSIBLE,
             ),
         ),
@@ -258,7 +279,10 @@ CAUSES = (
         references=(_NET_IB, _NCCL_VARIABLES),
         signs=(
             nccl_sign(
-                "rdma-over-link-local", _GOT, completion("12", r"(?=[^\n]{0,400}localGid (?P<gid>fe80:\S{1,60}))")
+                "rdma-over-link-local",
+                _GOT,
+                completion("12", r"(?=[^\n]{0,400}localGid (?P<gid>fe80:\S{1,60}))"),
+                run_code="DD584",
             ),
             nccl_sign(
                 "gid-refused",
@@ -274,6 +298,13 @@ CAUSES = (
             nccl_sign("gid-table-changed", ("GID table changed",), beside=("rdma-retries-exceeded", "rdma-flushed")),
             nccl_sign("gid-hint", ("incorrect GID index is forced",)),
             nccl_sign("gid-not-found", ("Call to ibv_query_gid failed",)),
+            # the port has no GID at that index
+            nccl_sign(
+                "gid-empty",
+                ("ibv_modify_qp failed",),
+                r"failed with (?:error )?(?:61 )?No data available(?![^\n]{0,300}retrying)"
+                r"(?:[^\n]{0,40}?\bon dev (?P<device>[^\s,]{1,40}))?",
+            ),
         ),
     ),
     JobCause(
@@ -338,6 +369,12 @@ CAUSES = (
             nccl_sign(  # libfabric makes an address handle, which asks the device for the way there
                 "efa-address-refused",
                 ("Unable to insert remote address into address vector",),
+                confidence=Confidence.POSSIBLE,
+            ),
+            nccl_sign(
+                "efa-completed-with-error",
+                ("completed with error. RC",),
+                r"NET/OFI Request[^\n]{0,60} completed with error\. RC",
                 confidence=Confidence.POSSIBLE,
             ),
         ),

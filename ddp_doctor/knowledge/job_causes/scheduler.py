@@ -30,6 +30,7 @@ CAUSES = (
                 r"|DeadlineExceeded.*active longer",
                 confidence=Confidence.PROVED,
             ),
+            kernel_sign("time-limit-of-cloud", ("MaxRuntimeExceeded",), confidence=Confidence.PROVED),
         ),
     ),
     JobCause(
@@ -61,6 +62,12 @@ CAUSES = (
                 ),
                 confidence=Confidence.PROVED,
             ),
+            kernel_sign(
+                "taken-by-cloud",
+                (" preempted", " evicted", "interruption notice", "TaintManagerEviction"),
+                r"(?i)\b(?:instance|vm|node|machine|job|pod)(?: \S{1,100})? (?:was|has been|is being) (?:preempted"
+                r"|evicted)|spot (?:instance )?interruption notice|TaintManagerEviction",
+            ),
         ),
     ),
     JobCause(
@@ -89,6 +96,11 @@ CAUSES = (
                 r"Received (?:15|2|3|(?:Signals\.)?SIG(?:TERM|INT|QUIT)) death signal|SignalException: Process "
                 r"(?P<pid>\d+) got signal: (?:15|2|3)$",
             ),
+            launcher_sign(
+                "ended-by-owner",
+                ("TERM_OWNER", "TERM_FORCE_OWNER", "TERM_ADMIN", "has been revoked", "srun: Force Terminated job"),
+                r"TERM_(?:FORCE_)?OWNER|TERM_ADMIN|Job allocation \d+ has been revoked|srun: Force Terminated job",
+            ),
         ),
     ),
     JobCause(
@@ -111,6 +123,17 @@ CAUSES = (
                 ("DUE TO NODE FAILURE", "srun: error: Node failure on"),
                 r"DUE TO NODE FAILURE|Node failure on (?P<node>\S+)",
                 confidence=Confidence.PROVED,
+            ),
+            launcher_sign(
+                "node-lost-by-mpirun",
+                ("has lost communication with a remote daemon",),
+                r"(?s)lost communication with a remote daemon(?:.*?Remote daemon:\s+\S+ on node (?P<node>\S+))?",
+                lines=8,
+            ),
+            launcher_sign(
+                "node-lost-by-ray",
+                ("has been marked dead because the detector",),
+                r"(?:node name: (?P<node>\S+) )?has been marked dead because the detector",
             ),
         ),
     ),

@@ -1,6 +1,6 @@
 """Causes in the shared memory of a host or container: /dev/shm, and memory that NCCL shares by CUDA."""
 
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign, launcher_sign, nccl_sign
+from ddp_doctor.knowledge.job_causes.kinds import NCCL_WARN, JobCause, Sign, launcher_sign, nccl_sign
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Remedy, Setting
 
@@ -39,19 +39,21 @@ CAUSES = (
                 r"(?:shared memory (?:segment|file)|failed to extend)(?:.*?(?:\(size | to )(?P<size>\d+))?"
                 r".*No space left on device",
                 confidence=Confidence.PROVED,
+                run_code="DD237",
             ),
             nccl_sign(
                 "shm-posix-fallocate",
                 ("Call to posix_fallocate failed", "Call to fallocate failed", "Unable to allocate shared memory ("),
                 r"No space left on device",
                 confidence=Confidence.PROVED,
+                run_code="DD237",
             ),
             nccl_sign(
                 "shm-not-made",  # NCCL 2.4 to 2.21: without the error number
                 ("while creating shared memory segment", "Error: failed to extend"),
-                r"(?:creating shared memory segment \S+ \(size (?P<size>\d+)\)|failed to extend \S+ to "
-                r"(?P<bytes>\d+) bytes)"
-                r"(?!.*error:)",
+                r"(?:creating shared memory segment \S+ \(size (?P<size>\d+)\)|failed to extend \S+ to (?P<bytes>\d+)"
+                r" bytes)(?!.*error:)",
+                run_code="DD237",
             ),
         ),
     ),
@@ -64,8 +66,7 @@ CAUSES = (
         finds="A worker process of a DataLoader cannot write its batch to /dev/shm, or dies of a bus error while it"
         " does.",
         why="Workers hand their batches over in shared memory. A container gets 64 MB of it unless it is asked for"
-        " more;"
-        " a write to a page that does not fit ends the worker with SIGBUS.",
+        " more; a write to a page that does not fit ends the worker with SIGBUS.",
         remedies=(
             _MORE_SHARED_MEMORY,
             Remedy(summary="Use fewer workers, or a smaller prefetch_factor", scope="code"),
@@ -94,6 +95,7 @@ CAUSES = (
                 r".*(?:No space left on device|Cannot allocate memory)",
                 confidence=Confidence.PROVED,
             ),
+            Sign("torch-file-not-written", ("unable to write to file </torch_",), r"</torch_[^>]*>\s*$"),
         ),
     ),
     JobCause(
@@ -118,12 +120,14 @@ CAUSES = (
                 ("shared memory segment", "shared memory file", "shared memory object", "/dev/shm/nccl-"),
                 r"(?:shared memory|/dev/shm/nccl-).*Permission denied",
                 confidence=Confidence.PROVED,
+                run_code="DD237",
             ),
             nccl_sign(
                 "shm-open-denied",
                 ("Call to shm_open failed", "shm_open failed to open"),
                 r"Permission denied",
                 confidence=Confidence.PROVED,
+                run_code="DD237",
             ),
             Sign(  # Python's locks are files there, too
                 "semaphore-not-made",
@@ -140,8 +144,7 @@ CAUSES = (
         domain="host",
         restart="unknown",
         finds="NCCL opens a segment that another rank of the node made, and it is not there.",
-        why="The two ranks disagree on how they share memory: a NUMA node without memory, containers with a"
-        " /dev/shm of"
+        why="The two ranks disagree on how they share memory: a NUMA node without memory, containers with a /dev/shm of"
         " their own, systemd's RemoveIPC, or an error of NCCL 2.22 and 2.23. The output does not tell which.",
         remedies=(
             Remedy(
@@ -194,6 +197,14 @@ CAUSES = (
                 ("Cuda failure 217", "peer access is not supported between these two devices"),
                 r"transport/shm\.cc:\d+ .*Cuda failure (?:217|'peer access)",
                 confidence=Confidence.PROVED,
+                run_code="DD446",
+            ),
+            nccl_sign(
+                "shm-cuda-failed",
+                ("transport/shm.cc:",),
+                rf"transport/shm\.cc{NCCL_WARN}Cuda failure (?!217|'peer access)",
+                confidence=Confidence.POSSIBLE,
+                run_code="DD446",
             ),
         ),
     ),

@@ -50,6 +50,14 @@ CAUSES = (
                 confidence=Confidence.PROVED,
             ),
             Sign("cuda-compat-refused", ("forward compatibility was attempted on non supported HW",)),
+            Sign(
+                "driver-mismatch-by-name",
+                (
+                    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+                    "cudaErrorSystemDriverMismatch",
+                    "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
+                ),
+            ),
         ),
     ),
     JobCause(
@@ -86,6 +94,15 @@ CAUSES = (
             Sign(
                 "driver-lacks-call",
                 ("was compiled with an unsupported toolchain", "not supported in the installed CUDA driver"),
+            ),
+            Sign(
+                "driver-too-old-for-container",
+                ("requirement error: unsatisfied condition: cuda",),
+                confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "driver-too-old-by-name",
+                ("cudaErrorInsufficientDriver", "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "cudaErrorUnsupportedPtxVersion"),
             ),
         ),
     ),
@@ -159,6 +176,22 @@ CAUSES = (
                 ("is not compatible with the current PyTorch installation",),
                 r"CUDA capability (?P<capability>sm_\w+)",
                 confidence=Confidence.PROVED,
+            ),
+            Sign(
+                "kernel-not-in-binary",
+                (
+                    "CUDA error: invalid device function",
+                    "HIP error: invalid device function",
+                    "device kernel image is invalid",
+                    "hipErrorNoBinaryForGpu",
+                    "CUDA_ERROR_NO_BINARY_FOR_GPU",
+                    "cudaErrorNoKernelImageForDevice",
+                    "is not defined for option 'gpu-name'",
+                    "FlashAttention only supports ",
+                ),
+            ),
+            nccl_sign(  # CUDA error 98: the function is not compiled for the GPU's architecture
+                "nccl-without-kernel", ("invalid device function",), r"Cuda failure (?:\d+ )?'invalid device function'"
             ),
         ),
     ),
@@ -322,6 +355,17 @@ CAUSES = (
                 r"nvmlInit(?:_v2)?\(\) failed: (?P<reason>(?!Driver/library)[^\n]{1,60})",
             ),
             Sign("nvml-unknown-error", ("Failed to initialize NVML: Unknown Error",)),
+            Sign(
+                "nvml-of-others",
+                ("NVMLError_", "Failed to initialize NVML: Driver", "couldn't communicate with the NVIDIA driver"),
+                r"NVMLError_(?:LibraryNotFound|DriverNotLoaded)|NVML: Driver Not Loaded"
+                r"|communicate with the NVIDIA driver",
+            ),
+            nccl_sign(
+                "nvml-call-failed",
+                (" failed: Unknown Error", " failed: Driver Not Loaded"),
+                r"nvmlDevice\w{1,60}\([^)\n]{0,60}\) failed: ",
+            ),
         ),
     ),
 )

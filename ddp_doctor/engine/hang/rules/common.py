@@ -11,11 +11,10 @@ from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit, Evidence, Remedy
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
-from ddp_doctor.parse.complaints import used_elsewhere, with_last_warning
 from ddp_doctor.parse.frames import YOURS
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.remedies.nccl import DISABLE_P2P
-from ddp_doctor.views.failed_trials import stalls
+from ddp_doctor.views.failed_trials import stalls, used_elsewhere, words_of
 from ddp_doctor.views.open_files import out_of_files, says_too_many
 from ddp_doctor.views.reproducers import is_across
 from ddp_doctor.views.settings_read import has_a_refused_value
@@ -134,11 +133,6 @@ def in_your_code(step: Step | None) -> str:
     if step is None or step.name != OUTCOMES:
         return ""
     return YOURS.get(re.split(r"[( ]", step.detail)[0], "")
-
-
-def words_of(rank: RankEvidence) -> str:
-    """What the rank's exception says, with NCCL's last warning where torch left it out."""
-    return with_last_warning(rank.raised.message, rank.output_tail) if rank.raised else ""
 
 
 def who_waits(judgement: Judgement) -> str:

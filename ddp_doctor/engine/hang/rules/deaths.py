@@ -20,7 +20,6 @@ from ddp_doctor.engine.hang.rules.common import (
     stands,
     step_words,
     who_waits,
-    words_of,
 )
 from ddp_doctor.engine.hang.rules.failed_starts import pointing_at_settings, sharing_a_gpu
 from ddp_doctor.engine.hang.rules.last_words import NamedCause, named_cause
@@ -35,7 +34,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
 from ddp_doctor.parse.frames import FATAL, called, of_the_job
 from ddp_doctor.remedies.kinds import remedy
-from ddp_doctor.views.failed_trials import explains
+from ddp_doctor.views.failed_trials import explains, words_of
 from ddp_doctor.wording.findings import finding, proved
 from ddp_doctor.wording.nodes import host
 from ddp_doctor.wording.ranks import capital, ended, line_in_the_job, ranks_at, short

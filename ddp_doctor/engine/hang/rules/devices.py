@@ -10,8 +10,8 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.parse.complaints import UsedElsewhere, used_elsewhere
 from ddp_doctor.remedies.torch_calls import ONE_GPU_EACH
+from ddp_doctor.views.failed_trials import UsedElsewhere, used_elsewhere
 from ddp_doctor.wording.findings import proved
 from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE
 from ddp_doctor.wording.ranks import capital, ranks_at

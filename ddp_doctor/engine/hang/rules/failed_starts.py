@@ -4,15 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ddp_doctor.engine.hang.judge import tells_of_a_peer
-from ddp_doctor.engine.hang.rules.common import (
-    MOST_LINES,
-    check_of,
-    culprits,
-    judged,
-    step_words,
-    waiting_evidence,
-    words_of,
-)
+from ddp_doctor.engine.hang.rules.common import MOST_LINES, check_of, culprits, judged, step_words, waiting_evidence
 from ddp_doctor.engine.hang.rules.last_words import named_cause
 from ddp_doctor.engine.hang.rules.settings import not_cleared, spoken_of, with_values, without
 from ddp_doctor.engine.hang.rules.settings import proved as proved_settings
@@ -26,7 +18,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.remedies.torch_calls import ONE_GPU_EACH
-from ddp_doctor.views.failed_trials import explains, what_did_not_fit
+from ddp_doctor.views.failed_trials import explains, what_did_not_fit, words_of
 from ddp_doctor.views.software import nodes_load_different_nccls
 from ddp_doctor.wording.findings import NOBODY, likely, proved
 from ddp_doctor.wording.nodes import host, name_list

@@ -21,7 +21,6 @@ from ddp_doctor.engine.hang.rules.common import (
     step_words,
     waiting_evidence,
     who_waits,
-    words_of,
 )
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy, Reproducer
@@ -180,7 +179,7 @@ def _none_left(trial: TrialRecord) -> str:
     lost = [rank for rank in trial.evidence if rank.raised is not None]
     if not lost:
         return ""
-    what = f"lost a peer in it ({cause(words_of(lost[0]))[:160]})"
+    what = f"lost a peer in it ({cause(failed_trials.words_of(lost[0]))[:160]})"
     who = "all" if len(lost) == len(trial.evidence) else rank_list([rank.rank for rank in lost])
     return f"{who} {what}"
 

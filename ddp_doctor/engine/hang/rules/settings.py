@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 
 from ddp_doctor.engine.prove.proofs import proof_of
 from ddp_doctor.facts.node.env_vars import EnvVars
-from ddp_doctor.knowledge.error_texts import SPEAKS_OF
 from ddp_doctor.model.check import PROCESS_GROUP
 from ddp_doctor.model.finding import Remedy, Reproducer
 from ddp_doctor.model.recording import Recording
@@ -26,6 +25,27 @@ from ddp_doctor.wording.ranks import cause
 _MOST_TRIED = 4
 #: A value that stands in a text by chance proves nothing: a number, or a word this short.
 _LEAST_VALUE = 3
+#: What a process group says that fails, and the variables that it speaks of, the likeliest first. Seen with NCCL 2.21
+#: to 2.32 and each of them set to what cannot be (gloo transport/tcp/device.cc; NCCL src/bootstrap.cc, plugin/net.cc,
+#: graph/tuning.cc, graph/xml.cc, enqueue.cc, init.cc, misc/ibvwrap.cc).
+_SPEAKS_OF: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = (
+    (re.compile("find address for"), ("GLOO_SOCKET_IFNAME",)),
+    (re.compile("no socket interface found"), ("NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY")),
+    (
+        re.compile(r"Failed to initialize any NET plugin|network \S{1,80} not found|Could not find NET with id"),
+        ("NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_TOPO_FILE"),
+    ),
+    (
+        re.compile("Unrecognized (?:element|prefix) token|no algorithm/protocol", re.IGNORECASE),
+        ("NCCL_ALGO", "NCCL_PROTO"),
+    ),
+    (re.compile(r"\bXML\b"), ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE")),
+    (
+        re.compile("communicator before the previous operation returned"),
+        ("NCCL_COMM_BLOCKING", "TORCH_NCCL_USE_COMM_NONBLOCKING"),
+    ),
+    (re.compile("ibv_modify_qp failed"), ("NCCL_IB_GID_INDEX", "NCCL_IB_ROCE_VERSION_NUM", "NCCL_IB_ADDR_FAMILY")),
+)
 #: Log settings: their names stand in NCCL's advice, and they change nothing that ranks do.
 _OF_LOGS = ("NCCL_DEBUG", "NCCL_WARN", "NCCL_LOG", "TORCH_CPP_LOG", "GLOO_LOG", "TORCH_FR", "TORCH_NCCL_DUMP")
 _SHAPE = re.compile(r"(?P<type>[a-z]+)(?P<bits>\d+) \[(?P<elements>\d+)\]")
@@ -49,7 +69,7 @@ def spoken_of(recording: Recording, message: str, node: int) -> tuple[str, ...]:
     """The settings in force on the node that its message speaks of: by its words, by a name, or by a value."""
     values = in_force(recording, node)
     said = cause(message)
-    by_words = [name for words, names in SPEAKS_OF if words.search(message) for name in names]
+    by_words = [name for words, names in _SPEAKS_OF if words.search(message) for name in names]
     by_name = [name for name in values if re.search(rf"\b{re.escape(name)}\b", said)]
     by_value = [name for name, value in values.items() if name in variables() and _holds(said, value)]
     found = [name for name in dict.fromkeys((*by_name, *by_words, *by_value)) if name in values]

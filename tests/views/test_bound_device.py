@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.parse.complaints import UsedElsewhere, used_elsewhere
+from ddp_doctor.views.failed_trials import UsedElsewhere, used_elsewhere
 
 SAID = "ProcessGroupNCCL is bound to device cuda:0 but an operation was issued on cuda:1"
 
