@@ -125,18 +125,15 @@ def _of_group(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:
     verdict = judge(standings_of(ranks, output.world, works))
     if verdict is None:
         return None
+    callers = len(verdict.waits)  # who printed nothing may be behind, too
+    is_undecided = len(verdict.who) >= callers or 2 * callers < len(output.world | ranks.keys())
     if verdict.kind == "different-calls":
         return _other_collective(output, ranks, verdict)
-    if verdict.kind in ("one-more", "unreachable") and (found := _only_some_called(output, ranks, verdict)) is not None:
-        return found
-    if verdict.kind == "at-work":
+    if verdict.kind == "at-work" or (verdict.kind == "outside" and not is_undecided):
         return _behind(output, ranks, verdict)
-    if verdict.kind != "outside":
-        return _some_are_ahead(output, ranks)
-    callers = len(verdict.waits)  # who printed nothing may be behind, too
-    if len(verdict.who) < callers and 2 * callers >= len(output.world | ranks.keys()):
-        return _behind(output, ranks, verdict)
-    return _some_are_ahead(output, ranks) or _either(output, ranks, verdict)
+    found = _only_some_called(output, ranks, verdict) if verdict.kind in ("one-more", "unreachable") else None
+    found = found or _some_are_ahead(output, ranks)
+    return found or (_either(output, ranks, verdict) if verdict.kind == "outside" else None)
 
 
 def _last(ranks: Mapping[int, Wait]) -> int:

@@ -21,7 +21,7 @@ and 8. Where two sides are equal, nobody is named.
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -224,9 +224,13 @@ def _unreachable(ranks: _Ranks) -> Verdict | None:
 
 
 def _different_unnumbered_calls(ranks: _Ranks) -> Verdict | None:
-    """Of ranks of one group that all wait: which of them waits elsewhere, unless some may have left its call."""
-    calls = {wait.rank: wait.call for wait in ranks.waits if wait.call.seq is None and wait.call.alike is not None}
-    return _compared(calls, Confidence.LIKELY)
+    """Nobody is named where some ranks may have left their call, or wait in one that cannot be compared."""
+    unnumbered = {wait.rank: wait.call for wait in ranks.waits if wait.call.seq is None and wait.call.op}
+    calls = {rank: call for rank, call in unnumbered.items() if call.alike is not None}
+    verdict = _compared(calls, Confidence.LIKELY)
+    if verdict is None or (len(calls) == len(unnumbered) and not any(call.may_be_left for call in calls.values())):
+        return verdict
+    return replace(verdict, suspects=(), who=tuple(calls))
 
 
 def _all_in_one(ranks: _Ranks) -> Verdict | None:
