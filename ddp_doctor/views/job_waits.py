@@ -4,7 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import prod
+from math import inf, prod
 
 from ddp_doctor.facts.job_log import JobLogFact, SignSeen
 
@@ -37,6 +37,12 @@ class Wait:
     op: str = ""  # ALLREDUCE, as torch prints it
     numel: str = ""  # elements of its input
     enqueued: int | None = None
+
+    @property
+    def reached(self) -> float:
+        """The last collective that it is known to have called; without end where nothing tells."""
+        known = [number for number in (self.enqueued, self.seq) if number is not None]
+        return known[0] if known else inf
 
     @property
     def collective(self) -> str:

@@ -96,6 +96,7 @@ def test_of_two_ranks_one_of_which_had_called_less_both_are_looked_at_and_none_i
         (waits(0, 11) + waits(2, 11) + waits(3, 11) + DESYNC, "stuck-outside-collective", [1]),
         (waits(0, 11) + waits(2, 11) + told(1, 10) + told(3, 10), "stuck-outside-collective", []),
         (waits(0, 11) + told(1, 10) + told(2, 10) + told(3, 10), "rank0-only-collective", [0]),
+        (waits(0, 11) + waits(1, 11) + told(2, 10) + told(3, 10) + told(4, 10), "stuck-outside-collective", []),
         (waits(0, 11, 17) + told(1, 12), "job-failed-cause-not-proven", []),
         (waits(0, 11) + waits(1, 11), "job-failed-cause-not-proven", []),
         # Numbers of different groups say nothing of each other, nor a report that names no group beside several.

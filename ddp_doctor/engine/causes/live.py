@@ -1,19 +1,11 @@
-"""Who keeps a job that runs from getting on; pure. What each rank does is worked out in views/live_ranks.py.
+"""Why a job that runs does not get on: what engine/waits/judge.py says of looks at its ranks, in words; pure.
 
-1. A rank that cannot run (gone, stopped, in the kernel) keeps all others waiting, whatever they do.
-2. Where something moves that waiting cannot explain, the job gets on; a rank at work for which others wait is named
-   as that.
-3. Else those who wait in a collective wait for the ranks outside of it.
-4. Where all wait: a connection that loses data; calls that do not meet, of which the minority is named where all are of
-   one group; or all are in the same call, and nobody is to blame.
-
-Where ranks hand out their flight recorders, those say who waits for whom (wait_graph.py), better than stacks do; where
-NCCL's RAS answers, that counts before "not known". An innocent is never named: where the looks do not tell, the answer
-is "not known".
+What each rank does is worked out in views/live_ranks.py. Where ranks hand out their flight recorders, those say who
+waits for whom (wait_graph.py), better than stacks do; where NCCL's RAS answers, that counts before "not known". An
+innocent is never named: where the looks do not tell, the answer is "not known".
 """
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -21,19 +13,25 @@ from ddp_doctor.engine.causes import wait_graph
 from ddp_doctor.engine.causes.evidence import Output, lines, suspects
 from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.engine.causes.live_counts import by_counts
-from ddp_doctor.engine.causes.live_named import CAUSES, Named
-from ddp_doctor.engine.causes.live_unable import cannot_run, gone
-from ddp_doctor.engine.hang.judgement import minority
-from ddp_doctor.facts.job_log import JobLogFact
+from ddp_doctor.engine.waits.from_looks import WELL, standings_of
+from ddp_doctor.engine.waits.judge import Verdict, judge
+from ddp_doctor.facts.job_log import JobLogFact, LogLine
 from ddp_doctor.facts.live_job import Refused, Unacknowledged
-from ddp_doctor.knowledge.live_frames import ROOTED
+from ddp_doctor.knowledge.job_causes import JOB_CAUSES
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
+from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.views.live_jobs import LiveJob, live_jobs
-from ddp_doctor.views.live_ranks import Doing, last_to_come
-from ddp_doctor.wording.live_ranks import busy_text, called, collective_of, place, plural, verb, waits_text
-from ddp_doctor.wording.ranks import capital, rank_list
+from ddp_doctor.views.live_ranks import UNABLE, Doing, last_to_come
+from ddp_doctor.wording.live_ranks import busy_text, called, collective_of, place, plural, says, verb, waits_text
+from ddp_doctor.wording.ranks import capital, rank_list, short
 
+_CAUSES = {cause.name: cause for cause in JOB_CAUSES}
+#: Ranks that are named with their processes.
+_EACH = 2
+_MOST_LINES = 8
+_MOST_FRAMES = 12
 #: So often the same data was sent again in a row.
 _SENT_AGAIN = 2
 #: What flight recorders tell better, by groups and numbers of collectives.
@@ -59,12 +57,12 @@ _NOT_OF_RECORDERS = ("rank-unreachable", "collective-stalled")
 @once_a_recording
 def blamed(recording: Recording) -> frozenset[tuple[str, int]]:
     """The jobs and numbers of the ranks that are to blame."""
-    found = ((job, _Job(job).judged()) for job in live_jobs(recording))
-    alone = judged(recording) if len(live_jobs(recording)) == 1 else None
+    jobs = live_jobs(recording)
+    found = ((job, judged(recording) if len(jobs) == 1 else _Job(job).judged()) for job in jobs)
     return frozenset(
         (job.name, culprit.rank)
         for job, causes in found
-        for cause in (causes if alone is None else alone)
+        for cause in causes
         for culprit in cause.culprits
         if culprit.rank is not None
     )
@@ -80,186 +78,218 @@ def judged(recording: Recording) -> tuple[Judged, ...]:
     return jobs[0].by_recorders(recording) or jobs[0].by_ras(recording, found[0]) or found
 
 
-class _Job(Named):
-    """One job."""
+class _Job:
+    """What is said of one job."""
 
     def __init__(self, job: LiveJob) -> None:
-        super().__init__(job)
-        self.outside = [one for one in self.able if one.kind not in ("collective", "gpu")]
+        self.job, self.ranks = job, job.ranks
+        self.able = [rank for rank in job.ranks if rank.kind not in UNABLE]
+        self.in_collective = [rank for rank in self.able if rank.waits]
+        self.for_gpu = [rank for rank in self.able if rank.kind == "gpu" and not rank.moves]
+        self.waiting = [*self.in_collective, *self.for_gpu]
+        self.outside = [rank for rank in self.able if rank.kind not in ("collective", "gpu")]
 
     def judged(self) -> tuple[Judged, ...]:
-        if unable := (*cannot_run(self), *gone(self)):
-            return unable
-        working = [one for one in self.outside if one.moves]
-        if any(one.moves for one in self.able if one not in self.outside) or (working and not self.waiting):
+        verdict = judge(standings_of(self.job))
+        if verdict is not None and verdict.kind == "unable":
+            return (*self._cannot_run(), *self._gone(verdict.who))
+        if verdict is not None and verdict.kind == "gets-on":
             return self._late()
-        if working:
-            return (self._at_work(working),)
-        found = self._stands_still()
+        if verdict is not None and verdict.kind == "at-work":
+            return (self._at_work(self._those(verdict.who)),)
+        found = self._stands_still(verdict)
         is_proved = found.confidence is Confidence.PROVED
         if self.job.is_elsewhere and found.cause.name in _OF_ALL_RANKS and not is_proved:
             return (self._not_known(),)
         return (found,)
 
-    def _stands_still(self) -> Judged:
-        still = [one for one in self.outside if one.moves is False]
-        loading = [one for one in still if one.has_loaders]
+    def _those(self, ranks: Collection[int]) -> list[Doing]:
+        return [rank for rank in self.ranks if rank.rank in ranks]
+
+    def _stands_still(self, verdict: Verdict | None) -> Judged:
+        loading = [rank for rank in self.outside if rank.has_loaders and rank.moves is False]
         if loading:
             return self._no_data(loading)
-        if not self.waiting or any(one.kind == "unknown" for one in self.outside):
+        if verdict is None or any(rank.kind == "unknown" for rank in self.outside):
             return self._not_known()
-        if still:
-            return self._outside(still)
-        return self._not_known() if self.outside else self._all_wait()
+        if verdict.kind == "one-more":
+            return self._found("rank0-only-collective", verdict.sure, self.waiting, (), call=self._call)
+        if verdict.kind == "outside":
+            return self._outside(verdict)
+        return self._not_known() if self.outside else self._all_wait(verdict)
+
+    @property
+    def _call(self) -> str:
+        return " or ".join(dict.fromkeys(map(collective_of, self.in_collective))) or "a collective on the GPU"
 
     # --- by what the job itself says ------------------------------------------------------------------
 
     def by_recorders(self, recording: Recording) -> tuple[Judged, ...]:
         """What the flight recorders tell, with what the ranks do now."""
         found = []
-        for one in wait_graph.judged(recording):
-            if one.cause.name not in _NOT_OF_RECORDERS:
-                blamed = [culprit.rank for culprit in one.culprits if culprit.rank is not None]
-                seen = (*self.lines(self._first(one)), *one.lines)
-                found.append(replace(one, lines=seen, culprits=self.culprits(blamed)))
+        for cause in wait_graph.judged(recording):
+            if cause.cause.name not in _NOT_OF_RECORDERS:
+                blamed = [culprit.rank for culprit in cause.culprits if culprit.rank is not None]
+                ranks = sorted(self.ranks, key=lambda rank: rank.rank not in blamed)
+                found.append(replace(cause, lines=(*self._lines(ranks), *cause.lines), culprits=self._culprits(blamed)))
         return tuple(found)
-
-    def _first(self, found: Judged) -> list[Doing]:
-        """The ranks, those to blame first."""
-        blamed = {culprit.rank for culprit in found.culprits}
-        return sorted(self.ranks, key=lambda one: one.rank not in blamed)
 
     def by_ras(self, recording: Recording, instead_of: Judged) -> tuple[Judged, ...]:
         """The rank that RAS sees behind, ahead, or not at all, where nothing better is known."""
         if instead_of.cause.name not in ("progress-not-known", "collective-stalled"):
             return ()
-        if found := by_counts(self):
-            return (found,)
-        said = [
-            (one, sorted({int(sign.values["rank"]) for sign in one.signs if sign.values.get("rank")}))
+        if counted := by_counts(self.job):
+            blamed = self._those(counted.ranks)
+            found = self._found(counted.cause, counted.sure, blamed or self.ranks, blamed, **counted.values)
+            return (replace(found, detail=f"{counted.detail} {found.detail}".strip()),)
+        found_by_ras = (
+            (suspect, sorted({int(sign.values["rank"]) for sign in suspect.signs if sign.values.get("rank")}))
             for at in recording.facts(JobLogFact)
-            for one in suspects(Output(at.fact))
-            if one.tier == "ras" and one.cause.name != "rank-behind"
-        ]
+            for suspect in suspects(Output(at.fact))
+            if suspect.tier == "ras" and suspect.cause.name != "rank-behind"
+        )
         return tuple(
             Judged(
-                one.cause,
-                one.confidence,
-                (*lines(one.signs), *self.lines(self.ranks)),
-                self.culprits(ranks),
-                self.who(ranks),
+                suspect.cause,
+                suspect.confidence,
+                (*lines(suspect.signs), *self._lines(self.ranks)),
+                self._culprits(ranks),
+                self._who(ranks),
                 waits_text(self.waiting),
-                one.values,
+                suspect.values,
             )
-            for one, ranks in said
+            for suspect, ranks in found_by_ras
             if ranks
         )
+
+    # --- some cannot run ------------------------------------------------------------------------------
+
+    def _cannot_run(self) -> Iterator[Judged]:
+        """Ranks that are stopped, held, frozen, or in the kernel, by what keeps them."""
+        unable = (rank for rank in self.ranks if rank.kind in ("stopped", "kernel"))
+        for (kind, words), ranks in grouped(((rank.kind, rank.words), rank) for rank in unable).items():
+            if kind == "stopped":
+                yield self._found("rank-stopped", Confidence.PROVED, ranks, ranks, how=words)
+            else:
+                yield self._found("rank-in-kernel", Confidence.LIKELY, ranks, ranks, channel=words)
+
+    def _gone(self, unable: Collection[int]) -> Iterator[Judged]:
+        """Ranks that ended, by their zombies, or that the launcher must have started and are not here."""
+        ended = {rank.rank: rank.words for rank in self.ranks if rank.kind == "gone" and rank.rank in unable}
+        ended |= {rank: "" for rank in self.job.missing if rank in unable}
+        others = [rank.rank for rank in self.able]
+        for how, ranks in grouped((how, rank) for rank, how in ended.items()).items():
+            values = {
+                "is": verb(ranks, "are"),
+                "how": f"ended by {how}" if how.startswith("SIG") else "ended without an error" * (how == WELL) or how,
+                "others": f"{rank_list(others)} {verb(others, 'are')}" if others else "",
+            }
+            yield Judged(
+                _CAUSES["rank-gone"],
+                Confidence.LIKELY if how in ("", WELL) else Confidence.PROVED,
+                tuple(self._lines([*self._those(ranks), *self.waiting])),
+                self._culprits(ranks) if how != WELL else (),
+                rank_list(ranks),
+                waits_text(self.waiting),
+                values,
+            )
 
     # --- some wait for others -------------------------------------------------------------------------
 
     def _at_work(self, working: Sequence[Doing]) -> Judged:
-        first = max(working, key=lambda one: one.kind != "own")
-        alike = [one for one in working if one.kind == first.kind]
+        first = max(working, key=lambda rank: rank.kind != "own")
+        alike = [rank for rank in working if rank.kind == first.kind]
         does = first.words if len(alike) == 1 else plural(first.words)
-        waiting = [one.rank for one in self.waiting]
+        waiting = [rank.rank for rank in self.waiting]
         others = f"{rank_list(waiting)} {verb(waiting, 'wait')}"
-        worker = next((place(one.helper_line) for one in alike if one.helper_line), "")
+        worker = next((place(rank.helper_line) for rank in alike if rank.helper_line), "")
         values = {"does": does, "line": place(first.line), "others": others, "worker": worker}
-        return self.found("others-wait-for-work", Confidence.PROVED, alike, (), **values)
+        return self._found("others-wait-for-work", Confidence.PROVED, alike, (), **values)
 
     def _late(self) -> tuple[Judged, ...]:
         """Of a job that gets on: the rank for which the others wait in each step."""
         late = last_to_come(self.ranks)
         if late is None:
             return ()
-        one, line, looks, of = late
-        numbers = [other.rank for other in self.ranks if other is not one]
+        last, line, looks, of = late
+        numbers = [rank.rank for rank in self.ranks if rank is not last]
         others = f"{rank_list(numbers)} {verb(numbers, 'wait')}"
         values = {"does": "is", "line": place(line), "looks": f"{looks} of {of}", "others": others}
-        return (self.found("others-wait-for-work", Confidence.LIKELY, [one], (), **values),)
+        return (self._found("others-wait-for-work", Confidence.LIKELY, [last], (), **values),)
 
-    def _outside(self, still: Sequence[Doing]) -> Judged:
-        call = " or ".join(dict.fromkeys(map(collective_of, self.in_collective))) or "a collective on the GPU"
-        if len(self.waiting) < len(still):
-            return self.found("rank0-only-collective", Confidence.LIKELY, self.waiting, (), call=call)
-        loops = all(one.loops for one in still)
+    def _outside(self, verdict: Verdict) -> Judged:
+        still = self._those(verdict.who)
+        loops = all(rank.loops for rank in still)
         does, it = "loop" if loops else "stand", "it" if len(still) == 1 else "they"
-        at_one_place = len({one.line for one in still}) == 1 and still[0].line
+        at_one_place = len({rank.line for rank in still}) == 1 and still[0].line
         stands = f"{it} {verb(still, does)} at {place(still[0].line)}" if at_one_place else ""
-        # A GPU for which a rank waits may still compute.
-        sure = len(still) < len(self.in_collective) and not loops
-        confidence = Confidence.PROVED if sure else Confidence.LIKELY
-        found = self.found("stuck-outside-collective", confidence, still, still, call=call, stands=stands)
-        return replace(found, lines=(*found.lines[:1], *self.stands(still[0]), *found.lines[1:]))
+        sure = Confidence.LIKELY if loops else verdict.sure
+        found = self._found("stuck-outside-collective", sure, still, still, call=self._call, stands=stands)
+        return replace(found, lines=(*found.lines[:1], *self._stack(still[0]), *found.lines[1:]))
 
     def _no_data(self, loading: Sequence[Doing]) -> Judged:
         everyone = len(loading) == len(self.ranks) > 1
-        stands = next((one.helper_line for one in loading if one.helper_line), "")
+        stands = next((rank.helper_line for rank in loading if rank.helper_line), "")
         values = {"waits": verb(loading, "wait"), "line": place(stands)}
-        blamed = () if everyone else loading
-        return self.found("data-loader-stuck", Confidence.LIKELY, loading, blamed, **values)
+        return self._found("data-loader-stuck", Confidence.LIKELY, loading, () if everyone else loading, **values)
 
     # --- all wait -------------------------------------------------------------------------------------
 
-    def _all_wait(self) -> Judged:
-        for one in self.in_collective:
-            for connection in one.fact.unacknowledged:
+    def _all_wait(self, verdict: Verdict) -> Judged:
+        for rank in self.in_collective:
+            for connection in rank.fact.unacknowledged:
                 if connection.retransmissions >= _SENT_AGAIN:
-                    return self._lost(one, connection)
-        of_default = [one for one in self.in_collective if one.fact.groups == 1 or one.fact.default_group]
-        if len({one.call for one in of_default}) > 1:
-            return self._calls_do_not_meet(of_default)
-        of_others = len(self.in_collective) - len(of_default)
-        if of_others and len({(one.call, one.line) for one in self.in_collective}) > 1:
+                    return self._lost(rank, connection)
+        if verdict.kind == "different-calls":
+            return self._calls_do_not_meet(verdict)
+        group_is_open = any(rank.fact.groups != 1 and not rank.fact.default_group for rank in self.in_collective)
+        if group_is_open and len({(rank.call, rank.line) for rank in self.in_collective}) > 1:
             return self._groups_or_calls()
         if self.for_gpu or self.job.is_elsewhere:
             return self._not_known()
         call = called(self.waiting[0])
-        return self.found("collective-stalled", Confidence.LIKELY, self.waiting, (), call=call)
+        return self._found("collective-stalled", Confidence.LIKELY, self.waiting, (), call=call)
 
-    def _lost(self, one: Doing, connection: Unacknowledged) -> Judged:
+    def _lost(self, rank: Doing, connection: Unacknowledged) -> Judged:
         """A connection that sends the same again and again."""
-        seen, host = connection.peer_rank, connection.peer.rpartition(":")[0]
+        peer_rank, host = connection.peer_rank, connection.peer.rpartition(":")[0]
         rank_at = {end: of.rank for of in self.ranks for end, _ in of.fact.connections}
-        seen = rank_at.get(connection.peer) if seen is None else seen
-        peer = connection.peer if seen is None else f"rank {seen}{self.on(seen)}"
-        ends = {"kind": "pair", "peer_rank": seen, "peer_node": host if seen is None else self.node(seen)}
+        peer_rank = rank_at.get(connection.peer) if peer_rank is None else peer_rank
+        peer = connection.peer if peer_rank is None else f"rank {peer_rank}{self._on(peer_rank)}"
+        node = host if peer_rank is None else self._node(peer_rank)
+        ends = {"kind": "pair", "peer_rank": peer_rank, "peer_node": node}
         times = f"sent {connection.retransmissions} times again"
-        said = f"{connection.bytes:,} bytes to {peer} are not acknowledged, {times}"
         return Judged(
-            CAUSES["data-not-acknowledged"],
+            _CAUSES["data-not-acknowledged"],
             Confidence.LIKELY,
-            (self.line(one, said), *self.lines(self.waiting)),
-            (self.culprits([one.rank])[0].model_copy(update=ends),),
-            self.who([one.rank]),
+            (
+                self._line(rank, f"{connection.bytes:,} bytes to {peer} are not acknowledged, {times}"),
+                *self._lines(self.waiting),
+            ),
+            (self._culprits([rank.rank])[0].model_copy(update=ends),),
+            self._who([rank.rank]),
             waits_text(self.waiting),
             {"peer": peer},
         )
 
     def _groups_or_calls(self) -> Judged:
         """Of ranks that handed over a group, or of which that is not known, the stacks do not tell which one."""
-        found = self.found("cross-group-deadlock", Confidence.LIKELY, self.in_collective, ())
-        if len({one.call for one in self.in_collective}) == 1:
+        found = self._found("cross-group-deadlock", Confidence.LIKELY, self.in_collective, ())
+        if len({rank.call for rank in self.in_collective}) == 1:
             return found
         detail = f"{found.detail} Which groups these are on, the stacks do not tell: if it is one, its ranks call"
         detail += " different collectives; else they take two groups in different orders."
         otherwise = "in different collectives of one group"
         return replace(found, detail=detail, values={**found.values, "otherwise": otherwise})
 
-    def _calls_do_not_meet(self, ranks: Sequence[Doing]) -> Judged:
-        """Different calls of these ranks, in one group."""
-        by_call: dict[str, list[Doing]] = defaultdict(list)
-        for one in ranks:
-            by_call[one.call].append(one)
-        can_compare = "wait" not in by_call and by_call.keys().isdisjoint(ROOTED)
-        knows_all = can_compare and len(ranks) == len(self.in_collective)
-        odd = minority([[one.rank for one in group] for group in by_call.values()]) if knows_all else ()
-        blamed = [one for one in ranks if one.rank in odd]
-        one = (blamed or min(by_call.values(), key=len))[0]
-        other = next(of for of in reversed(ranks) if of.call != one.call and of.rank not in odd)
-        values = {"rank": str(one.rank), "op": called(one), "peer_rank": str(other.rank), "peer_op": called(other)}
-        who = blamed or ranks
-        return self.found("collective-mismatch", Confidence.LIKELY, who, blamed, **values)
+    def _calls_do_not_meet(self, verdict: Verdict) -> Judged:
+        """Different calls in one group."""
+        who, blamed = self._those(verdict.who), self._those(verdict.suspects)
+        rank = (blamed or self._those(min(verdict.sides, key=len)))[0]
+        others = self._those([other for side in verdict.sides for other in side if other not in verdict.suspects])
+        other = next(other for other in reversed(others) if other.call != rank.call)
+        values = {"rank": str(rank.rank), "op": called(rank), "peer_rank": str(other.rank), "peer_op": called(other)}
+        return self._found("collective-mismatch", verdict.sure, who, blamed, **values)
 
     # --- not known ------------------------------------------------------------------------------------
 
@@ -267,40 +297,104 @@ class _Job(Named):
         refused = self._refused
         details = [f"{capital(refused.why)}." if refused else "", waits_text(self.waiting), busy_text(self.waiting)]
         return Judged(
-            CAUSES["progress-not-known"],
+            _CAUSES["progress-not-known"],
             Confidence.POSSIBLE,
-            tuple(self.lines(self.able)),
+            tuple(self._lines(self.able)),
             detail=" ".join(filter(None, details)),
             values={"what": self._what_is_known()},
             next_check=refused.grant if refused else "",
         )
 
     def _what_is_known(self) -> str:
-        if ranks := [one.rank for one in self.able if one.kind == "unknown"]:
+        if ranks := [rank.rank for rank in self.able if rank.kind == "unknown"]:
             return f"The stack{'s' * (len(ranks) > 1)} of {rank_list(ranks)} could not be read"
-        unclear = [one for one in self.outside if one.moves is None] or self.outside
-        waiting = [one.rank for one in self.waiting]
+        unclear = [rank for rank in self.outside if rank.moves is None] or self.outside
+        waiting = [rank.rank for rank in self.waiting]
         if unclear and waiting:
             at = f" at {place(unclear[0].line)}" if unclear[0].line else ""
-            who = self.who([one.rank for one in unclear])
+            who = self._who([rank.rank for rank in unclear])
             others = f"{rank_list(waiting)} {verb(waiting, 'wait')}"
             does = unclear[0].words if len(unclear) == 1 else plural(unclear[0].words)
-            helper = next((one.helper_line for one in unclear if one.helper_line), "")
+            helper = next((rank.helper_line for rank in unclear if rank.helper_line), "")
             worker = f" (a worker of its data loader stands at {place(helper)})" if helper else ""
             return f"{who} {does}{at}{worker} while {others}: whether that ends shows only later"
         if self.job.is_elsewhere and self.waiting:
             others = f"only {rank_list(self.job.unseen)} can tell" if self.job.unseen else "only others can tell"
-            who = "All ranks that were seen" if len(waiting) == len(self.able) else self.who(waiting)
+            who = "All ranks that were seen" if len(waiting) == len(self.able) else self._who(waiting)
             does = "wait" if len(waiting) == len(self.able) else verb(waiting, "wait")
             return f"{who} {does} in {called(self.waiting[0])}; for whom, {others}, which nobody has seen"
         if self.for_gpu:
             said = f"{verb(self.for_gpu, 'wait')} for {'its GPU' if len(self.for_gpu) == 1 else 'their GPUs'}"
-            return f"{self.who(waiting)} {said}, and nothing shows whether work goes on there"
-        places = {place(one.line) for one in self.able if one.line}
+            return f"{self._who(waiting)} {said}, and nothing shows whether work goes on there"
+        places = {place(rank.line) for rank in self.able if rank.line}
         at = f" at {places.pop()}" if len(places) == 1 else ""
-        who, does = (self.who([one.rank for one in self.able]), "loop" if unclear and unclear[0].loops else "stand")
+        who, does = (self._who([rank.rank for rank in self.able]), "loop" if unclear and unclear[0].loops else "stand")
         return f"{who} {verb(self.able, does)}{at}, and no rank is in a collective"
 
     @cached_property
     def _refused(self) -> Refused | None:
-        return next((refused for one in self.able for refused in one.fact.refused), None)
+        return next((refused for rank in self.able for refused in rank.fact.refused), None)
+
+    # --- names and lines ------------------------------------------------------------------------------
+
+    def _found(
+        self, name: str, confidence: Confidence, who: Sequence[Doing], culprits: Sequence[Doing], **values: str
+    ) -> Judged:
+        """A cause, with the lines of all ranks, ``who`` first."""
+        rest = [rank for rank in self.ranks if rank not in who]
+        waiting = [rank for rank in self.waiting if rank not in who or len(who) == len(self.ranks)]
+        return Judged(
+            _CAUSES[name],
+            confidence,
+            tuple(self._lines([*who, *rest])),
+            self._culprits([rank.rank for rank in culprits]),
+            self._who([rank.rank for rank in who]),
+            f"{waits_text(waiting)} {busy_text(self.waiting)}".strip(),
+            {"is": verb(who, "are"), "hangs": verb(who, "hang"), **values},
+            pid=culprits[0].fact.pid if len(culprits) == 1 else None,
+        )
+
+    def _who(self, ranks: Sequence[int]) -> str:
+        """``rank 3 (pid 4711)``, ``ranks 0-2``, ``all 4 ranks``."""
+        pids = {rank.rank: f"pid {rank.fact.pid}{self._on(rank.rank)}" for rank in self.ranks}
+        if len(ranks) > 1 and len(set(ranks)) == len(self.ranks) == self.job.world_size:
+            return "both ranks" if len(ranks) == 2 else f"all {len(ranks)} ranks"
+        if len(ranks) <= _EACH and all(rank in pids for rank in ranks):
+            return " and ".join(f"rank {rank} ({pids[rank]})" for rank in ranks)
+        return rank_list(ranks)
+
+    def _culprits(self, ranks: Iterable[int]) -> tuple[Culprit, ...]:
+        gpus = {rank.rank: rank.fact.gpu for rank in self.ranks}
+        return tuple(Culprit(kind="rank", rank=rank, node=self._node(rank), gpu=gpus.get(rank)) for rank in ranks)
+
+    def _node(self, rank: int) -> str | None:
+        """The host of a rank, also of one that is missing there; None where that is not known."""
+        hosts = {rank.rank: rank.fact.host for rank in self.ranks}
+        return hosts.get(rank) or self.job.missing.get(rank)
+
+    def _on(self, rank: int) -> str:
+        """Where a rank is, of a job on several hosts."""
+        return f" on {self._node(rank)}" if len(self.job.hosts) > 1 else ""
+
+    def _lines(self, ranks: Iterable[Doing]) -> Iterator[LogLine]:
+        """One for those that do the same on one host."""
+        alike = grouped(((rank.fact.host, says(rank)), rank) for rank in ranks)
+        for (host, text), several in list(alike.items())[:_MOST_LINES]:
+            if len(several) == 1:
+                yield self._line(several[0], text)
+            else:
+                numbers = [rank.rank for rank in several]
+                yield LogLine(file=f"{rank_list(numbers)} on {host}", line=0, text=text)
+
+    def _stack(self, rank: Doing) -> Iterator[LogLine]:
+        """Where a rank stands, whole: its Python stack, and what the kernel says that it waits for."""
+        frames = next((look.frames for look in reversed(rank.fact.looks) if look.frames), ())
+        if frames:
+            cut = "… > " * (len(frames) > _MOST_FRAMES)
+            yield self._line(rank, f"its stack: {cut}{' > '.join(map(short, frames[-_MOST_FRAMES:]))}")
+        if rank.fact.kernel:
+            where = rank.fact.looks[-1].wait_channel
+            yield self._line(rank, f"the kernel: it waits in {rank.fact.kernel}{f' ({where})' if where else ''}")
+
+    def _line(self, rank: Doing, text: str) -> LogLine:
+        return LogLine(file=f"rank {rank.rank} (pid {rank.fact.pid} on {rank.fact.host})", line=0, text=text)

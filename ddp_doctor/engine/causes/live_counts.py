@@ -7,40 +7,45 @@ named by that, and one that has launched fewer; whether the GPU of the latter st
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from typing import NamedTuple
 
-from ddp_doctor.engine.causes.judged import Judged
-from ddp_doctor.engine.causes.live_named import Named
 from ddp_doctor.facts.live_job import Launched
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.views.job_waits import collective_name
+from ddp_doctor.views.live_jobs import LiveJob
 from ddp_doctor.wording.ranks import rank_list
 
 #: Operations of a group, and what each rank of it has launched of them.
 _Counts = Mapping[str, Mapping[int, int]]
 
 
-def by_counts(seen: Named) -> Judged | None:
+class Counted(NamedTuple):
+    """What different counts tell of ranks."""
+
+    cause: str
+    sure: Confidence
+    ranks: list[int]  # to blame
+    values: dict[str, str]
+    detail: str
+
+
+def by_counts(job: LiveJob) -> Counted | None:
     """What different counts tell that did not move between two answers; None where there are none."""
-    size = seen.job.world_size
-    said = (launched for host in seen.job.hosts for launched in host.launched)
-    counts = {one.operation: by_rank for one in said if (by_rank := _by_rank(one, size))}
+    launched = (launched for host in job.hosts for launched in host.launched)
+    counts = {of.operation: by_rank for of in launched if (by_rank := _by_rank(of, job.world_size))}
     if not counts:
         return None
     odd = _odd(counts)
-    blamed = [one for one in seen.ranks if one.rank in odd]
     name, values = _what(counts, odd)
-    may_compute = name == "rank-behind" and any(one.kind == "gpu" or one.moves for one in blamed)
-    sure = odd and not may_compute
-    confidence = Confidence.LIKELY if sure else Confidence.POSSIBLE
-    detail = f"NCCL's RAS counts, the same in two answers: {'; '.join(_words(*one) for one in counts.items())}."
+    blamed = [rank for rank in job.ranks if rank.rank in odd]
+    may_compute = name == "rank-behind" and any(rank.kind == "gpu" or rank.moves for rank in blamed)
+    detail = f"NCCL's RAS counts, the same in two answers: {'; '.join(_words(*of) for of in counts.items())}."
     if not odd:
         detail += " As many ranks are behind as ahead: look at both."
     elif may_compute:
         detail += f" Whether the GPU of {rank_list(odd)} still computes, nothing shows."
-    found = seen.found(name, confidence, blamed or seen.ranks, blamed, **values)
-    return replace(found, detail=f"{detail} {found.detail}".strip())
+    return Counted(name, Confidence.LIKELY if odd and not may_compute else Confidence.POSSIBLE, odd, values, detail)
 
 
 def _odd(counts: _Counts) -> list[int]:

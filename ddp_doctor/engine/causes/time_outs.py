@@ -9,22 +9,22 @@ neither, and then nothing is said here.
 """
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ddp_doctor.engine.causes.evidence import Output, Suspect, lines, ranks_of
 from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.engine.causes.whose import places, rank_culprit
+from ddp_doctor.engine.waits.from_watchdog import UNEVEN, standings_in, standings_of
+from ddp_doctor.engine.waits.judge import Verdict, judge
 from ddp_doctor.facts.job_log import SignSeen
 from ddp_doctor.knowledge.job_causes import SIGNS, cause_named
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.views.job_waits import Wait, collective_name, elements_of, waits
 from ddp_doctor.wording.ranks import capital, rank_list
 
-#: Operations whose sizes, or whether they are called at all, may differ between ranks.
-_UNEVEN = re.compile(r"SEND|RECV|ALLTOALL|GATHER$|SCATTER$|COALESCED|UNKNOWN", re.IGNORECASE)
-_EVEN = re.compile(r"^_?(ALL_?GATHER|REDUCE_?SCATTER)", re.IGNORECASE)
 #: Collectives in which NCCL connects ranks and moves data for the first time; DDP's constructor makes three.
 _FIRST = 3
 #: Values of signs that name ranks which did not come.
@@ -43,13 +43,11 @@ def suspects(output: Output) -> Iterator[Suspect]:
     """What the table shows, group by group; else what torch itself says of who did not come."""
     found = False
     for of_group in waits(output.fact).values():
-        for step in (_other_collective, _only_some_called, _behind, _some_are_ahead):
-            judged = step(output, of_group)
-            if judged is not None:
-                found = True
-                signs = tuple(sign for wait in of_group.values() for sign in wait.signs)
-                yield Suspect(judged.cause, "watchdog", judged.confidence, signs, judged)
-                break
+        judged = _of_group(output, of_group)
+        if judged is not None:
+            found = True
+            signs = tuple(sign for wait in of_group.values() for sign in wait.signs)
+            yield Suspect(judged.cause, "watchdog", judged.confidence, signs, judged)
     signs = tuple(sign for sign in output.fact.signs if SIGNS[sign.sign][0].tier == "watchdog")
     for whole in (
         (_foreign_ranks, _other_operation, _in_another_call, _long_work, _named_by_torch, _stuck, _never_made)
@@ -120,23 +118,44 @@ def _call(signs: Sequence[SignSeen]) -> str:
     return next((f"{collective_name(values.get('op', ''))} {values['seq']}" for values in told), "")
 
 
-def _other_collective(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:
+def _of_group(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:
+    """Why ranks of one group wait, by the numbers of its collectives; None where these do not tell."""
+    behind = [rank for rank, wait in ranks.items() if wait.reached < _last(ranks)]
+    works = [rank for rank in behind if len(behind) == 1 and ranks[rank].seq is None and _worked(output, rank)]
+    verdict = judge(standings_of(ranks, output.world, works))
+    if verdict is None:
+        return None
+    callers = len(verdict.waits)  # who printed nothing may be behind, too
+    is_undecided = len(verdict.who) >= callers or 2 * callers < len(output.world | ranks.keys())
+    if verdict.kind == "different-calls":
+        return _other_collective(output, ranks, verdict)
+    if verdict.kind == "at-work" or (verdict.kind == "outside" and not is_undecided):
+        return _behind(output, ranks, verdict)
+    found = _only_some_called(output, ranks, verdict) if verdict.kind in ("one-more", "unreachable") else None
+    found = found or _some_are_ahead(output, ranks)
+    return found or (_either(output, ranks, verdict) if verdict.kind == "outside" else None)
+
+
+def _last(ranks: Mapping[int, Wait]) -> int:
+    return max((wait.seq or 0 for wait in ranks.values()), default=0)
+
+
+def _first_signs(ranks: Mapping[int, Wait], of: Iterable[int]) -> list[SignSeen]:
+    return [sign for rank in of for sign in ranks[rank].signs[:1]]
+
+
+def _callers(verdict: Verdict) -> list[int]:
+    return [wait.rank for wait in verdict.waits]
+
+
+def _other_collective(output: Output, ranks: Mapping[int, Wait], verdict: Verdict) -> Judged | None:
     """At one number, ranks are in different operations or sizes: the minority, or nobody where two halves differ."""
-    by_seq: dict[int, list[Wait]] = defaultdict(list)
-    for wait in ranks.values():
-        if wait.seq is not None and (_EVEN.match(wait.op) or not _UNEVEN.search(wait.op)):
-            by_seq[wait.seq].append(wait)
-    for seq, at_it in sorted(by_seq.items()):
-        counts = Counter((wait.op, wait.numel) for wait in at_it)
-        if len(counts) > 1:
-            (most, number), (_, next_number) = counts.most_common(2)
-            guilty = [w.rank for w in at_it if (w.op, w.numel) != most] if number > next_number else []
-            what = "; ".join(f"{_who(at_it, key)} called {_of(at_it, key)}" for key in counts)
-            alone = len(guilty) == 1 and next(_is_barrier(wait) for wait in at_it if wait.rank == guilty[0])
-            name = "rank0-only-collective" if alone else "collective-mismatch"
-            signs = [sign for wait in at_it for sign in wait.signs[:1]]
-            return _judged(output, name, Confidence.LIKELY, signs, guilty, f"As collective {seq}, {what}.")
-    return None
+    what = "; ".join(f"{rank_list(side)} called {ranks[side[0]].collective}" for side in verdict.sides)
+    alone = len(verdict.suspects) == 1 and _is_barrier(ranks[verdict.suspects[0]])
+    name = "rank0-only-collective" if alone else "collective-mismatch"
+    everyone = sorted(rank for side in verdict.sides for rank in side)
+    detail = f"As collective {ranks[everyone[0]].seq}, {what}."
+    return _judged(output, name, Confidence.LIKELY, _first_signs(ranks, everyone), verdict.suspects, detail)
 
 
 def _is_barrier(wait: Wait) -> bool:
@@ -144,78 +163,49 @@ def _is_barrier(wait: Wait) -> bool:
     return wait.numel == "1" or "BARRIER" in wait.op
 
 
-def _who(waits: Collection[Wait], key: tuple[str, str]) -> str:
-    return rank_list([wait.rank for wait in waits if (wait.op, wait.numel) == key])
-
-
-def _of(waits: Collection[Wait], key: tuple[str, str]) -> str:
-    return next(wait.collective for wait in waits if (wait.op, wait.numel) == key)
-
-
-def _only_some_called(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:
-    """A few wait, mostly rank 0 in a barrier, and most had called less by then: the few called one collective more."""
-    waiting = [wait for wait in ranks.values() if wait.seq is not None]
-    if not waiting:
+def _only_some_called(output: Output, ranks: Mapping[int, Wait], verdict: Verdict) -> Judged | None:
+    """One waits, mostly rank 0 in a barrier, and most had called less by then: it called one collective more."""
+    callers = _callers(verdict)
+    others = sorted((output.world | ranks.keys()) - {*callers})
+    is_known = verdict.kind == "one-more"
+    if not is_known and (len(others) < 2 or callers != [0] or not _is_barrier(ranks[0])):  # the others are silent
         return None
-    seq = max(wait.seq or 0 for wait in waiting)
-    at_it = [wait for wait in waiting if wait.seq == seq]
-    others = output.world - {wait.rank for wait in at_it}
-    behind = {r for r in others if r in ranks and (ranks[r].enqueued or ranks[r].seq or seq) < seq}
-    silent = {r for r in others if r not in ranks}
-    if len(at_it) * 2 >= len(at_it) + len(others) or not (behind or silent):
-        return None
-    if not behind and not (all(map(_is_barrier, at_it)) and {wait.rank for wait in at_it} == {0}):
-        return None
-    sure = Confidence.LIKELY if behind else Confidence.POSSIBLE
-    guilty = [wait.rank for wait in at_it]
-    detail = f"Only {rank_list(guilty)} called {at_it[0].collective}; {rank_list(sorted(others))} did not."
-    signs = [sign for wait in at_it for sign in wait.signs[:1]]
-    return _judged(output, "rank0-only-collective", sure, signs, guilty, detail)
+    sure = Confidence.LIKELY if is_known else Confidence.POSSIBLE
+    detail = f"Only {rank_list(callers)} called {ranks[callers[0]].collective}; {rank_list(others)} did not."
+    return _judged(output, "rank0-only-collective", sure, _first_signs(ranks, callers), callers, detail)
 
 
-def _behind(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:
+def _behind(output: Output, ranks: Mapping[int, Wait], verdict: Verdict) -> Judged | None:
     """Most wait, and a few say that they had called less: those never came to it."""
-    waiting = [wait for wait in ranks.values() if wait.seq is not None]
-    seq = max((wait.seq or 0 for wait in waiting), default=0)
-    at_it = [wait for wait in waiting if wait.seq == seq]
-    behind = sorted(r for r, w in ranks.items() if w.enqueued is not None and w.enqueued < seq and w not in at_it)
-    if not behind or len(behind) > len(at_it):
-        return None
-    if len(behind) == len(at_it):
-        return _either(output, at_it, [ranks[rank] for rank in behind])
-    worked = len(behind) == 1 and _worked(output, behind[0])
+    callers, behind = _callers(verdict), verdict.who
+    worked = verdict.kind == "at-work"
     name = "timeout-long-rank0-work" if worked else "stuck-outside-collective"
     far = ", ".join(sorted({str(ranks[rank].enqueued) for rank in behind}))
     detail = (
-        f"{capital(rank_list([w.rank for w in at_it]))} waited in {at_it[0].collective};"
-        f" {rank_list(behind)} had called {far} and not {seq}."
+        f"{capital(rank_list(callers))} waited in {ranks[callers[0]].collective};"
+        f" {rank_list(behind)} had called {far} and not {_last(ranks)}."
     )
-    signs = [sign for wait in (*(ranks[rank] for rank in behind), *at_it) for sign in wait.signs[:1]]
-    return _judged(output, name, Confidence.LIKELY, signs, behind, detail)
+    return _judged(output, name, Confidence.LIKELY, _first_signs(ranks, (*behind, *callers)), behind, detail)
 
 
-def _either(output: Output, at_it: Sequence[Wait], behind: Sequence[Wait]) -> Judged | None:
+def _either(output: Output, ranks: Mapping[int, Wait], verdict: Verdict) -> Judged | None:
     """As many wait as had called less: the numbers tell that they differ, and not which of them is wrong."""
-    if any(wait.seq is not None for wait in behind):
+    here, there = _callers(verdict), verdict.who
+    if any(ranks[rank].seq is not None for rank in there):
         return None
-    if len(behind) == 1 and _worked(output, behind[0].rank):
-        name, guilty = "timeout-long-rank0-work", [behind[0].rank]
-    else:
-        name, guilty = "stuck-outside-collective", []
-    here, there = ([wait.rank for wait in waits] for waits in (at_it, behind))
-    far = " and ".join(sorted({str(wait.enqueued) if (wait.enqueued or 0) > 0 else "none" for wait in behind}))
+    far = " and ".join(
+        sorted({str(enqueued) if (enqueued := ranks[rank].enqueued or 0) > 0 else "none" for rank in there})
+    )
     called = f"{capital(rank_list(there))} had called {far}"
     either = f"{rank_list(there)} did not come, or {rank_list(here)} called one more"
     verb = "waits" if len(here) == 1 else "wait"
-    detail = f"{called}, {rank_list(here)} {verb} in {at_it[0].collective}: {either}."
+    detail = f"{called}, {rank_list(here)} {verb} in {ranks[here[0]].collective}: {either}."
     detail += " Look at both: the numbers blame neither."
-    signs = [sign for wait in (*behind, *at_it) for sign in wait.signs[:1]]
-    judged = _judged(output, name, Confidence.LIKELY, signs, guilty, detail)
-    if judged is None or guilty:
-        return judged
-    title = f"{called}, {rank_list(here)} {verb} in {at_it[0].seq}: {either}"
+    signs = _first_signs(ranks, (*there, *here))
+    judged = _judged(output, "stuck-outside-collective", Confidence.LIKELY, signs, (), detail)
+    title = f"{called}, {rank_list(here)} {verb} in {_last(ranks)}: {either}"
     next_check = f"py-spy dump --pid PID of {rank_list(sorted((*here, *there)))} while they hang, or the dumps of both"
-    return replace(judged, cause=judged.cause._replace(title=title), next_check=next_check)
+    return judged and replace(judged, cause=judged.cause._replace(title=title), next_check=next_check)
 
 
 def _some_are_ahead(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:
@@ -227,7 +217,7 @@ def _some_are_ahead(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:
     if len(by_seq) != 2:
         return None
     behind, ahead = (by_seq[seq] for seq in sorted(by_seq))
-    if behind[0].op == ahead[0].op or _UNEVEN.search(f"{behind[0].op} {ahead[0].op}"):
+    if behind[0].op == ahead[0].op or UNEVEN.search(f"{behind[0].op} {ahead[0].op}"):
         return None
     detail = (
         f"{capital(rank_list(sorted(w.rank for w in behind)))} waited in {behind[0].collective}, which"
@@ -245,18 +235,23 @@ def _other_operation(output: Output, signs: Sequence[SignSeen]) -> Judged | None
         if sign.sign == "watchdog-timeout" and "op" in sign.values and "seq" not in sign.values:
             for rank in ranks_of([sign]):
                 told.setdefault(rank, sign)
-    calls: dict[str, list[int]] = defaultdict(list)
+    calls: dict[int, str] = {}
     for rank, sign in sorted(told.items()):
         of = elements_of(sign.values.get("shape", ""))
-        calls[collective_name(sign.values["op"]) + (f" of {of} elements" if of else "")].append(rank)
-    if len(calls) < 2 or _UNEVEN.search(" ".join(sign.values["op"] for sign in told.values())):
+        calls[rank] = collective_name(sign.values["op"]) + (f" of {of} elements" if of else "")
+    by_call = grouped((call, rank) for rank, call in calls.items())
+    if len(by_call) < 2 or UNEVEN.search(" ".join(sign.values["op"] for sign in told.values())):
         return None
-    fewest, *others = sorted(calls.values(), key=len)
-    guilty = fewest if len(fewest) < len(others[0]) else []
-    said = "; ".join(f"{rank_list(ranks)} waited in {call}" for call, ranks in calls.items())
+    verdict = judge(standings_in(calls))
+    guilty = verdict.suspects if verdict is not None and len(by_call) == 2 else ()
     # Where several are in each, they may be in different groups, which this torch does not tell either.
     sure = Confidence.LIKELY if len(guilty) == 1 else Confidence.POSSIBLE
-    return _judged(output, "collective-mismatch", sure, list(told.values()), guilty, f"{capital(said)}.")
+    return _judged(output, "collective-mismatch", sure, list(told.values()), guilty, _who_waited(by_call))
+
+
+def _who_waited(by_call: Mapping[str, Sequence[int]]) -> str:
+    parts = (f"{rank_list(ranks)} waited in {call}" for call, ranks in by_call.items())
+    return f"{capital('; '.join(parts))}."
 
 
 def _foreign_ranks(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
@@ -306,20 +301,19 @@ def _in_another_call(output: Output, _: Sequence[SignSeen]) -> Judged | None:
             for rank in ranks_of([sign]):
                 told.setdefault(rank, sign)
                 calls.setdefault(rank, found[-1])
-    counts = Counter(calls.values()).most_common()
     barriers = [rank for rank, call in calls.items() if "barrier" in call]
-    if len(counts) < 2 or ("backward" in calls.values() and not barriers):
+    if len(set(calls.values())) < 2 or ("backward" in calls.values() and not barriers):
         return None
-    most = counts[0][0] if counts[0][1] > counts[1][1] else None
-    guilty = [rank for rank, call in calls.items() if call != most] if most else []
+    verdict = judge(standings_in(calls))
+    guilty = list(verdict.suspects) if verdict is not None else []
     alone = len(barriers) == 1 and guilty in ([], barriers)
     name = "rank0-only-collective" if alone else "collective-mismatch"
-    said = "; ".join(
-        f"{rank_list(sorted(rank for rank in calls if calls[rank] == call))} waited in {collective_name(call)}"
-        for call, _ in counts
-    )
-    guilty = barriers if alone else guilty
-    return _judged(output, name, Confidence.LIKELY, list(told.values()), guilty, f"{capital(said)}.")
+    by_call = grouped((call, rank) for rank, call in sorted(calls.items()))
+    said = {
+        collective_name(call): ranks for call, ranks in sorted(by_call.items(), key=lambda of: len(of[1]), reverse=True)
+    }
+    who = barriers if alone else guilty
+    return _judged(output, name, Confidence.LIKELY, list(told.values()), who, _who_waited(said))
 
 
 def _named_by_torch(output: Output, signs: Sequence[SignSeen]) -> Judged | None:

@@ -1,0 +1,248 @@
+"""The one judge of who waits for whom: by standings of the ranks, whatever shows them; pure.
+
+A rank waits in a call of a group for the members that have not come to it. In the order of certainty:
+
+1. a rank that is gone, raised an exception, or cannot run keeps all others waiting, whatever they do,
+2. where a rank that should wait moves, the job gets on,
+3. different calls at one number of one group: the minority,
+4. ranks that wait for each other in a circle, in different groups: those whose order of groups differs; nobody where
+   as many of its group came as did not, for one that did not come may have left that call out,
+5. a rank that others wait for, and that itself waits in nothing: it is at work, or stands in its own code. Where it is
+   the others that are few, they called one collective more; where both sides are equal, only what was seen of the
+   absent rank speaks against it,
+6. a rank that others wait for and of which nothing is known: only a suspect,
+7. different calls where none is numbered: the minority,
+8. all members are in it: a link or a GPU, and no rank.
+
+What each kind of evidence can show of this: dumps of the flight recorder (from_dumps.py) 3 to 6 and 8; lines of the
+watchdog (from_watchdog.py) 3 and 5 to 8, each group by itself; looks at a job that runs (from_looks.py) 1, 2, 5, 7
+and 8. Where two sides are equal, nobody is named.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+from ddp_doctor.engine.waits.standings import UNABLE, Call, Group, Standing, Wait
+from ddp_doctor.model.base import grouped
+from ddp_doctor.model.choices import Confidence
+
+Kind = Literal[
+    "unable",
+    "gets-on",
+    "different-calls",
+    "circle",
+    "at-work",
+    "outside",
+    "one-more",
+    "unreachable",
+    "not-known",
+    "all-in-one",
+]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why ranks wait. ``who``: those whom it is about, of whom only ``suspects`` are to blame."""
+
+    kind: Kind
+    sure: Confidence
+    suspects: tuple[int, ...] = ()
+    who: tuple[int, ...] = ()
+    waits: tuple[Wait, ...] = ()  # of those who wait for them
+    sides: tuple[tuple[int, ...], ...] = ()  # ranks that did the same, where ranks differ
+    calls: Mapping[int, Call] | None = None  # that differ, by rank
+
+
+def judge(standings: Sequence[Standing], *, all_are_known: bool = True) -> Verdict | None:
+    """Why ranks wait; None where none does. ``all_are_known``: there are no other ranks than these."""
+    ranks = _Ranks(standings, all_are_known)
+    unable = tuple(standing.rank for standing in standings if standing.state in UNABLE)
+    if unable:
+        return Verdict("unable", Confidence.PROVED, unable, unable, ranks.waits)
+    working = any(standing.moves for standing in standings if standing.state == "outside")
+    if any(standing.moves for standing in standings if standing.state == "waits") or (working and not ranks.waits):
+        return Verdict("gets-on", Confidence.LIKELY)
+    if not ranks.waits:
+        return None
+    return next((verdict for cause in _CAUSES if (verdict := cause(ranks))), None)
+
+
+def minority(sides: Collection[Sequence[int]]) -> tuple[int, ...]:
+    """The ranks outside the largest side; nobody where two sides are equally large."""
+    sizes = sorted(map(len, sides), reverse=True)
+    if len(sizes) > 1 and sizes[0] == sizes[1]:
+        return ()
+    largest = max(sides, key=len)
+    return tuple(sorted(rank for ranks in sides for rank in ranks if rank not in largest))
+
+
+class _Ranks:
+    """The wait graph."""
+
+    def __init__(self, standings: Sequence[Standing], all_are_known: bool) -> None:
+        self.standings = {standing.rank: standing for standing in standings}
+        self.all_are_known = all_are_known
+        self.waits = tuple(wait for _, standing in sorted(self.standings.items()) for wait in standing.waits)
+        self.awaited = frozenset(rank for wait in self.waits for rank in wait.missing)
+
+    def awaited_in(self, state: str) -> tuple[int, ...]:
+        """The ranks in this state that some rank waits for."""
+        return tuple(sorted(rank for rank in self.awaited if self.standings[rank].state == state))
+
+    def waits_for(self, ranks: Collection[int]) -> tuple[Wait, ...]:
+        """The waits of which one of these ranks is missing."""
+        return tuple(wait for wait in self.waits if not wait.missing.isdisjoint(ranks))
+
+    @cached_property
+    def in_a_circle(self) -> dict[int, Wait]:
+        """Ranks that wait for each other, or for ranks that do, and where each waits first."""
+        edges: dict[int, set[int]] = defaultdict(set)
+        for wait in self.waits:
+            edges[wait.rank] |= wait.missing
+        inside = _before_a_circle(edges)
+        return {wait.rank: wait for wait in reversed(self.waits) if wait.rank in inside and wait.missing & inside}
+
+    @cached_property
+    def in_other_orders(self) -> dict[int, Wait]:
+        """Each rank's first wait, where all have queued the same calls of several groups in other orders.
+
+        A GPU carries out what is queued in order: two communicators in different orders block each other.
+        """
+        queues = {
+            rank: sorted((wait for wait in standing.waits if wait.call.op), key=lambda wait: wait.place)
+            for rank, standing in self.standings.items()
+        }
+        orders = {rank: [(wait.call.group, wait.call.seq) for wait in queue] for rank, queue in queues.items()}
+        first = next(iter(orders.values()))
+        all_have_the_same = all(set(order) == set(first) for order in orders.values())
+        if self.awaited or not first or not all_have_the_same or all(order == first for order in orders.values()):
+            return {}
+        return {rank: queue[0] for rank, queue in queues.items()}
+
+
+def _before_a_circle(edges: Mapping[int, set[int]]) -> set[int]:
+    """The ranks in a circle, or that lead into one: those left when whoever waits for none of them is taken out."""
+    waited_by: dict[int, list[int]] = defaultdict(list)
+    for rank, others in edges.items():
+        for other in others:
+            waited_by[other].append(rank)
+    count = {rank: sum(other in edges for other in others) for rank, others in edges.items()}
+    free = [rank for rank, left in count.items() if left == 0]
+    while free:
+        for rank in waited_by[free.pop()]:
+            count[rank] -= 1
+            if count[rank] == 0:
+                free.append(rank)
+    return {rank for rank, left in count.items() if left > 0}
+
+
+def _different_calls(ranks: _Ranks) -> Verdict | None:
+    """At one number of a group in which a rank waits, the largest group first."""
+    calls: dict[Group, dict[int, dict[int, Call]]] = {}
+    in_use = {wait.call.group for wait in ranks.waits if wait.call.seq is not None}
+    for rank, standing in ranks.standings.items():
+        for call in standing.calls:
+            if call.seq is not None and call.alike is not None and call.group in in_use:
+                calls.setdefault(call.group, {}).setdefault(call.seq, {})[rank] = call
+    for group in sorted(calls, key=lambda group: len(group.members), reverse=True):
+        for _, of_ranks in sorted(calls[group].items()):
+            if (verdict := _compared(of_ranks, Confidence.PROVED)) is not None:
+                return verdict
+    return None
+
+
+def _compared(calls: Mapping[int, Call], sure: Confidence) -> Verdict | None:
+    sides = grouped((call.alike, rank) for rank, call in calls.items())
+    if len(sides) < 2:
+        return None
+    odd = minority(sides.values())
+    return Verdict(
+        "different-calls", sure, odd, odd or tuple(calls), sides=tuple(map(tuple, sides.values())), calls=calls
+    )
+
+
+def _circle(ranks: _Ranks) -> Verdict | None:
+    """Ranks that wait for each other; or all are in all, but took up their groups in different orders."""
+    first = ranks.in_a_circle or ranks.in_other_orders
+    if not first:
+        return None
+    in_group = grouped((wait.call.group, rank) for rank, wait in first.items())
+    odd = minority(in_group.values())
+    half_came = any(0 < 2 * len(first[rank].missing) <= len(first[rank].call.group.members) for rank in odd)
+    if half_came or 2 * max(map(len, in_group.values())) <= len(first):
+        odd = ()
+    sides = tuple(map(tuple, in_group.values()))
+    return Verdict("circle", Confidence.PROVED, odd, odd or tuple(first), tuple(first.values()), sides)
+
+
+def _outside(ranks: _Ranks) -> Verdict | None:
+    """Ranks that others wait for and that wait in nothing; or the one rank that made a collective more."""
+    absent = ranks.awaited_in("outside")
+    if not absent:
+        return None
+    standings = ranks.standings
+    if working := tuple(rank for rank in absent if standings[rank].moves):
+        return Verdict("at-work", Confidence.PROVED, working, working, ranks.waits_for(working))
+    still = tuple(rank for rank in absent if standings[rank].moves is False)
+    if not still:
+        return Verdict("not-known", Confidence.POSSIBLE, who=absent, waits=ranks.waits_for(absent))
+    waits = ranks.waits_for(still)
+    callers = tuple(sorted({wait.rank for wait in waits}))
+    are_seen = all(standings[rank].is_seen for rank in still)
+    if len(callers) < len(still) and (are_seen or len(callers) == 1):
+        return Verdict("one-more", Confidence.LIKELY, callers, callers, waits, (callers, still))
+    call = min(waits, key=lambda wait: len(wait.missing)).call
+    named, sure = still, Confidence.LIKELY
+    if len(still) < sum(standings[rank].moves is False for rank in callers):  # who waits for a GPU may move
+        sure = Confidence.PROVED
+    elif not are_seen and not (len(callers) == len(still) == 1 and _has_called(standings[still[0]], call)):
+        named, sure = (), Confidence.POSSIBLE
+    return Verdict("outside", sure, named, still, waits)
+
+
+def _has_called(standing: Standing, call: Call) -> bool:
+    """Whether the absent rank has called that operation before, in the same group."""
+    return any((before.group, before.op) == (call.group, call.op) for before in standing.calls)
+
+
+def _unreachable(ranks: _Ranks) -> Verdict | None:
+    """Of several, some may only have lost what they left: one is named, or all of one host and no others."""
+    absent = ranks.awaited_in("unknown")
+    if not absent:
+        return None
+    waits = ranks.waits_for(absent)
+    hosts = {ranks.standings[rank].node for rank in absent}
+    others = {standing.node for standing in ranks.standings.values() if standing.state != "unknown"}
+    on_one = len(hosts) == 1 and hosts.isdisjoint({None, *others})
+    are_few = len(absent) < len({wait.rank for wait in waits})
+    if are_few and ranks.all_are_known and (len(absent) == 1 or on_one):
+        return Verdict("unreachable", Confidence.LIKELY, absent, absent, waits)
+    return Verdict("unreachable", Confidence.POSSIBLE, (), absent, waits)
+
+
+def _different_unnumbered_calls(ranks: _Ranks) -> Verdict | None:
+    """Nobody is named where some ranks may have left their call, or wait in one that cannot be compared."""
+    unnumbered = {wait.rank: wait.call for wait in ranks.waits if wait.call.seq is None and wait.call.op}
+    calls = {rank: call for rank, call in unnumbered.items() if call.alike is not None}
+    verdict = _compared(calls, Confidence.LIKELY)
+    if verdict is None or (len(calls) == len(unnumbered) and not any(call.may_be_left for call in calls.values())):
+        return verdict
+    return replace(verdict, suspects=(), who=tuple(calls))
+
+
+def _all_in_one(ranks: _Ranks) -> Verdict | None:
+    waiting = tuple(sorted({wait.rank for wait in ranks.waits}))
+    return Verdict("all-in-one", Confidence.POSSIBLE, (), waiting, ranks.waits)
+
+
+_CAUSES: Sequence[Callable[[_Ranks], Verdict | None]] = (
+    _different_calls,
+    _circle,
+    _outside,
+    _unreachable,
+    _different_unnumbered_calls,
+    _all_in_one,
+)
