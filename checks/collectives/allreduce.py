@@ -115,7 +115,9 @@ def correctness(ctx: RankContext) -> tuple[list[str], list[Wrong]]:
     ops = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
     ops["product"] = dist.ReduceOp.PRODUCT
     tested, wrong = [], []
-    for dtype, op in payload.exact_cases(ctx.world_size, few=_is_crowded(ctx)):
+    for dtype, op in payload.exact_cases(
+        ctx.world_size, few=ctx.world_size > payload.CROWD and ctx.device == "cpu" and ctx.level is Level.QUICK
+    ):
         value = payload.share(op, ctx.group_rank, ctx.world_size, dtype)
         tensor = torch.full((ELEMENTS,), value, dtype=getattr(torch, dtype), device=ctx.device)
         with ctx.step("all_reduce", f"{dtype} [{ELEMENTS}] {op}"):
@@ -125,11 +127,6 @@ def correctness(ctx: RankContext) -> tuple[list[str], list[Wrong]]:
         if found is not None:
             wrong.append(found)
     return tested, wrong
-
-
-def _is_crowded(ctx: RankContext) -> bool:
-    """Many CPU ranks on one node: each collective costs what a whole check costs elsewhere."""
-    return ctx.world_size > payload.CROWD and ctx.device == "cpu" and ctx.level is Level.QUICK
 
 
 def compare(tensor: "torch.Tensor", dtype: str, op: str, ctx: RankContext) -> Wrong | None:
@@ -201,7 +198,10 @@ def all_reduce_is_wrong(recording: Recording) -> Iterator[Draft]:
         *_against_wrong_sums(recording),
         confidence=Confidence.PROVED if blamed is None or several else Confidence.LIKELY,
         detail="A training on these ranks would go on, and its gradients would be wrong.",
-        reproduced_by=Reproducer(kind="all_reduce", size_bytes=_smallest_wrong_size(faulty[0].fact)),
+        reproduced_by=Reproducer(
+            kind="all_reduce",
+            size_bytes=min((size.size_bytes for size in (faulty[0].fact).sizes if size.wrong), default=4 * ELEMENTS),
+        ),
     )
 
 
@@ -217,11 +217,6 @@ def _against_wrong_sums(recording: Recording) -> Iterator[Remedy]:
         "nvidia-smi -q -d ECC",
         "sudo dmesg | grep -i -e xid -e edac -e mce",
     )
-
-
-def _smallest_wrong_size(fact: AllReduceFact) -> int:
-    """The smallest size that came out wrong; else that of the coded shares."""
-    return min((size.size_bytes for size in fact.sizes if size.wrong), default=4 * ELEMENTS)
 
 
 def _wrong_sums(fact: AllReduceFact) -> list[Wrong]:

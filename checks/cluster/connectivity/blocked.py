@@ -51,7 +51,11 @@ def inbound_to_node_blocked(recording: Recording) -> Iterator[Draft]:
         title = f"{capital(wording.port_words(ports))} are blocked between all {len(nodes)} nodes"
         yield _blocked(recording, matrix, list(matrix.seen), title, nodes, "every node")
         return
-    for fate, nodes in _by_fate(matrix, found.inbound).items():
+    groups: dict[str, list[int]] = {}
+    for node in found.inbound:
+        outcomes = [matrix.seen[path].outcome for path in matrix.failed if path[1] == node]
+        groups.setdefault(_FATE[max(set(outcomes), key=outcomes.count)], []).append(node)
+    for fate, nodes in groups.items():
         paths = [path for path in matrix.failed if path[1] in nodes]
         names = hosts(recording, nodes)
         title = f"Inbound to {names} is blocked for {wording.port_words(_common_port_range(matrix, nodes))}: {fate}"
@@ -146,14 +150,6 @@ def _blocked(
     )
 
 
-def _by_fate(matrix: Matrix, nodes: Iterable[int]) -> dict[str, list[int]]:
-    groups: dict[str, list[int]] = {}
-    for node in nodes:
-        outcomes = [matrix.seen[path].outcome for path in matrix.failed if path[1] == node]
-        groups.setdefault(_FATE[max(set(outcomes), key=outcomes.count)], []).append(node)
-    return groups
-
-
 def _common_port_range(matrix: Matrix, nodes: Iterable[int]) -> wording.PortRange | None:
     """The ephemeral ports of these nodes, where they are the same."""
     known = {row.port_range for node in nodes if (row := matrix.rows.get(node)) and row.port_range}
@@ -173,7 +169,8 @@ def advertised_address_leads_elsewhere(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
     """
     matrix = Matrix.of(recording)
-    explained = _nodes_with_useless_address(recording)
+    backend = _backend(recording)
+    explained = set(faults([offer_of(node, backend) for node in recording.facts(InterfacesFact)]))
     found = matrix.misled
     nodes = [node for node in found.nodes if node not in explained]
     paths = [path for path in found.paths if not explained & set(path)]
@@ -206,11 +203,6 @@ def _given_out(recording: Recording, matrix: Matrix, paths: Iterable[Path], node
         if node in nodes:
             interface = wording.interface_name(recording, node, address)
             yield f"{address} ({host(recording, node)}{f', {interface}' if interface else ''})"
-
-
-def _nodes_with_useless_address(recording: Recording) -> set[int]:
-    backend = _backend(recording)
-    return set(faults([offer_of(node, backend) for node in recording.facts(InterfacesFact)]))
 
 
 def _backend(recording: Recording) -> str:

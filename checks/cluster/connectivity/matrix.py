@@ -54,7 +54,7 @@ def blame(bad: Collection[Path], good: Collection[Path], *, one_of_two: bool = F
     nodes = {node for path in (*bad, *good) for node in path}
     if one_of_two and len(nodes) == 2 and len(bad) == len(good) == 1:
         return Blame(inbound=tuple(target for _, target in bad))
-    if not good and _have_no_common_node(bad):
+    if not good and (not set.intersection(*map(set, bad))):
         return Blame(everyone=True)
     left, by_end = set(bad), _by_end(bad)
     suspects = _suspects(by_end, _by_end(good))
@@ -74,10 +74,6 @@ def blame(bad: Collection[Path], good: Collection[Path], *, one_of_two: bool = F
 def both_ways(pairs: Iterable[Path]) -> set[Path]:
     """Pairs without a direction as paths: a node that is blamed for them is bad on both sides."""
     return {path for node, peer in pairs for path in ((node, peer), (peer, node))}
-
-
-def _have_no_common_node(paths: Collection[Path]) -> bool:
-    return not set.intersection(*map(set, paths))
 
 
 def _by_end(paths: Iterable[Path]) -> dict[End, set[Path]]:
@@ -206,7 +202,7 @@ class Matrix:
     def lossy(self) -> Blame:
         """Where packets get lost; a pair with few round trips or few losses is neither good nor bad."""
         losses = self.losses
-        bad = {pair for pair, loss in losses.items() if _loses(loss)}
+        bad = {pair for pair, loss in losses.items() if (loss.retransmits >= LOST_PACKETS and loss.share >= LOST_SHARE)}
         good = {
             pair for pair, loss in losses.items() if not loss.retransmits and loss.round_trips >= LOSSLESS_ROUND_TRIPS
         }
@@ -297,10 +293,6 @@ def is_slow_answer(answer_s: float, usual_s: float) -> bool:
 
 def _upper_quartile(rates: list[float]) -> float:
     return sorted(rates, reverse=True)[(len(rates) - 1) // 4] if rates else 0.0
-
-
-def _loses(loss: Loss) -> bool:
-    return loss.retransmits >= LOST_PACKETS and loss.share >= LOST_SHARE
 
 
 def _loopback_fails(peer: PeerConnectivity) -> bool:

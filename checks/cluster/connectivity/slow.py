@@ -36,7 +36,11 @@ def node_is_slow_to_its_peers(recording: Recording) -> Iterator[Draft]:
     See: docs/explanation/connectivity.md
     """
     matrix = Matrix.of(recording)
-    found, explained = matrix.slow, _explained(matrix)
+    lossy, late = matrix.lossy, matrix.slow_to_answer
+    found, explained = (
+        matrix.slow,
+        Blame(everyone=lossy.everyone, inbound=(*lossy.nodes, *late.nodes), paths=(*lossy.paths, *late.paths)),
+    )
     nodes = [] if explained.everyone else [node for node in found.nodes if node not in explained.nodes]
     if nodes:
         yield _slow_nodes(recording, matrix, nodes, found)
@@ -119,12 +123,6 @@ def _paths_on_slow_side(found: Blame, node: int, rates: dict[Path, float]) -> li
     return [path for path in rates if any(path[side] == node for side in sides)]
 
 
-def _explained(matrix: Matrix) -> Blame:
-    """What loses or delays packets is slow for that reason."""
-    lossy, late = matrix.lossy, matrix.slow_to_answer
-    return Blame(everyone=lossy.everyone, inbound=(*lossy.nodes, *late.nodes), paths=(*lossy.paths, *late.paths))
-
-
 def _is_explained(path: Path, explained: Blame) -> bool:
     explained_ways = {path, path[::-1]} & set(explained.paths)
     return explained.everyone or bool(explained_ways) or bool(set(path) & set(explained.nodes))
@@ -154,7 +152,11 @@ def slower_of_two_networks_is_used(recording: Recording) -> Iterator[Draft]:
         return
     rate, other_rate = used_rate(matrix), _rate_of(way, matrix)
     backend = backend_name(recording.world.backend if recording.world else "gloo")
-    mine, theirs = _interfaces_in_use(recording, matrix), _listed(way.interfaces.values())
+    taken = {path[1]: peer.address for path, peer in matrix.seen.items()}
+    mine, theirs = (
+        _listed(wording.interface_name(recording, node, address) or address for node, address in taken.items()),
+        _listed(way.interfaces.values()),
+    )
     ratio = min(other_rate, network.JUDGED_BYTES_PER_S) / rate
     severity = Severity.ERROR if ratio >= network.SLOW_NODE_RATIO else Severity.WARNING
     yield likely(
@@ -220,12 +222,6 @@ def _is_refuted(recording: Recording) -> bool:
         return bool(there)
     rates = [attempt.bytes_per_s for attempt in there if attempt.bytes_per_s is not None]
     return bool(rates and here) and median(rates) < GAIN * median(here)
-
-
-def _interfaces_in_use(recording: Recording, matrix: Matrix) -> str:
-    """ "eth0", "eth0 and ens5"; an address where no name is known."""
-    taken = {path[1]: peer.address for path, peer in matrix.seen.items()}
-    return _listed(wording.interface_name(recording, node, address) or address for node, address in taken.items())
 
 
 def _listed(names: Iterable[str]) -> str:

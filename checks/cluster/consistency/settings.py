@@ -165,7 +165,10 @@ def _difference(
     if len(set(values.values())) < 2:
         return None
     does = {who: effective(name, value) for who, value in values.items()}
-    found = split({who: (does[who], _as_set(name, value)) for who, value in values.items()}, there_are)
+    found = split(
+        {who: (does[who], f"{name} unset" if value is None else shown(name, value)) for who, value in values.items()},
+        there_are,
+    )
     at_stake = agreement.difference(name, frozenset(does.values()), job, within_a_node=within_a_node)
     if found is None or at_stake is None:
         return None
@@ -173,10 +176,6 @@ def _difference(
 
 
 _SEVERITY = {"fatal": Severity.ERROR, "matters": Severity.WARNING, "minor": Severity.INFO}
-
-
-def _as_set(name: str, value: str | None) -> str:
-    return f"{name} unset" if value is None else shown(name, value)
 
 
 def _job(recording: Recording) -> agreement.Job:
@@ -276,7 +275,8 @@ def nodes_have_different_gpus(recording: Recording) -> Iterator[Draft]:
     """
     gpus = _gpus_by_node(recording)
     parts = _counted(gpus, "GPU")
-    if parts is None or not _are_gpus_wanted(recording):
+    builds = [node.fact.torch_cuda or node.fact.torch_hip for node in recording.facts(Software)]
+    if parts is None or not (recording.options.backend is not Backend.GLOO and (not builds or any(builds))):
         return
     without = tuple(node for node, count in gpus.items() if count == 0)
     matters = without or _explained_by_gpus(recording)
@@ -294,12 +294,6 @@ def nodes_have_different_gpus(recording: Recording) -> Iterator[Draft]:
         severity=Severity.ERROR if stops else Severity.WARNING if matters else Severity.INFO,
         nodes=_nodes_with_less(gpus),
     )
-
-
-def _are_gpus_wanted(recording: Recording) -> bool:
-    """Whether the job may use GPUs: gloo was not asked for, and some torch here was built for them."""
-    builds = [node.fact.torch_cuda or node.fact.torch_hip for node in recording.facts(Software)]
-    return recording.options.backend is not Backend.GLOO and (not builds or any(builds))
 
 
 def _nodes_with_less(counts: Mapping[int, int]) -> tuple[int, ...]:

@@ -27,21 +27,17 @@ def two_nodes_claim_one_node_rank(recording: Recording) -> Iterator[Draft]:
     for fact in facts_with(recording, "duplicate"):
         yield from _duplicates(recording, fact)
     for fact in facts_with(recording, "misplaced"):
+        addresses = ", ".join(fact.endpoint_addresses) or "unknown here"
         yield proved(
             (_claim(fact.hostname, 0),),
             f"{fact.hostname} was given node rank 0, but the endpoint {endpoint(fact)} is another host",
-            _misplaced_evidence(fact),
+            Evidence(
+                text=f"{fact.endpoint_host} is {addresses}, no address of {fact.hostname}",
+                expected_from="node rank 0 runs on the endpoint's host",
+            ),
             start_again(f"Give node rank 0 to {fact.endpoint_host}, or name {fact.hostname} as the endpoint"),
             detail="The node with rank 0 hosts the meeting, so it must be the host that the endpoint names.",
         )
-
-
-def _misplaced_evidence(fact: RollCallFact) -> Evidence:
-    addresses = ", ".join(fact.endpoint_addresses) or "unknown here"
-    return Evidence(
-        text=f"{fact.endpoint_host} is {addresses}, no address of {fact.hostname}",
-        expected_from="node rank 0 runs on the endpoint's host",
-    )
 
 
 def _claim(hostname: str, rank: int) -> Culprit:
@@ -91,7 +87,32 @@ def nodes_disagree_on_number_of_nodes(recording: Recording) -> Iterator[Draft]:
     See: torch.distributed.run, --nnodes
     """
     for fact in facts_with(recording, "disagree"):
-        yield _different_numbers(recording, fact)
+        hosts_by_number = grouped((node.nnodes, node.hostname) for node in fact.present)
+        most = max(map(len, hosts_by_number.values()), default=0)
+        usual = [number for number, hosts in hosts_by_number.items() if len(hosts) == most]
+        minority = [
+            host
+            for number, hosts in hosts_by_number.items()
+            if len(usual) == 1 and number != usual[0]
+            for host in hosts
+        ]
+        each = "; ".join(f"{name_list(hosts)}: {number}" for number, hosts in sorted(hosts_by_number.items()))
+        yield proved(
+            tuple(
+                Culprit(
+                    kind="setting",
+                    node=host,
+                    node_rank=next((node.claimed_rank for node in fact.present if node.hostname == host), None),
+                    name="--nnodes",
+                )
+                for host in minority
+            )
+            or (Culprit(kind="setting", name="--nnodes"),),
+            f"--nnodes is not the same on all nodes: {each}",
+            Evidence(text=f"--nnodes by host: {each}", expected_from="one number on all nodes"),
+            start_again("Give all nodes the same --nnodes", command_for(recording, fact)),
+            detail="Each waits for its own number of nodes, so the job would not start on all of them.",
+        )
     for fact in facts_with(recording, "too_many"):
         yield proved(
             (Culprit(kind="setting", node=fact.hostname, name="--nnodes"),),
@@ -105,25 +126,3 @@ def nodes_disagree_on_number_of_nodes(recording: Recording) -> Iterator[Draft]:
             start_again("Start as many nodes as --nnodes says, or raise --nnodes on all of them"),
             detail="Another host has taken the place, or the command was started twice.",
         )
-
-
-def _different_numbers(recording: Recording, fact: RollCallFact) -> Draft:
-    hosts_by_number = grouped((node.nnodes, node.hostname) for node in fact.present)
-    most = max(map(len, hosts_by_number.values()), default=0)
-    usual = [number for number, hosts in hosts_by_number.items() if len(hosts) == most]
-    minority = [
-        host for number, hosts in hosts_by_number.items() if len(usual) == 1 and number != usual[0] for host in hosts
-    ]
-    each = "; ".join(f"{name_list(hosts)}: {number}" for number, hosts in sorted(hosts_by_number.items()))
-    return proved(
-        tuple(Culprit(kind="setting", node=host, node_rank=_rank_of(fact, host), name="--nnodes") for host in minority)
-        or (Culprit(kind="setting", name="--nnodes"),),
-        f"--nnodes is not the same on all nodes: {each}",
-        Evidence(text=f"--nnodes by host: {each}", expected_from="one number on all nodes"),
-        start_again("Give all nodes the same --nnodes", command_for(recording, fact)),
-        detail="Each waits for its own number of nodes, so the job would not start on all of them.",
-    )
-
-
-def _rank_of(fact: RollCallFact, hostname: str) -> int | None:
-    return next((node.claimed_rank for node in fact.present if node.hostname == hostname), None)

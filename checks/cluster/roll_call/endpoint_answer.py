@@ -44,9 +44,10 @@ def endpoint_refuses_connections(recording: Recording) -> Iterator[Draft]:
         yield _rejected(group)
     for group in facing(recording, "refused"):
         fact = group[0].fact
+        waited = time_given(max((node.fact for node in group), key=lambda fact: fact.waited_s))
         yield draft(
             group,
-            f"Nothing listens on {endpoint(fact)}: {names(group)} was refused for {_waited(group)}",
+            f"Nothing listens on {endpoint(fact)}: {names(group)} was refused for {waited}",
             f"{fact.endpoint_host} answers, so it is up: the command was not started there, has ended, or uses"
             " another port. A firewall that resets connections looks the same.",
             (),
@@ -86,10 +87,6 @@ def _start_the_head(recording: Recording, fact: RollCallFact) -> Remedy:
         *look,
         scope="job",
     )
-
-
-def _waited(group: Group) -> str:
-    return time_given(max((node.fact for node in group), key=lambda fact: fact.waited_s))
 
 
 @rule("DD512", "endpoint-does-not-answer", Severity.ERROR, RollCallFact, explained_by=("DD516",))

@@ -56,7 +56,11 @@ def node_missing_at_roll_call(recording: Recording) -> Iterator[Draft]:
         many nodes as there are.
     See: torch.distributed.run, --rdzv-conf join_timeout
     """
-    speakers = _nodes_that_give_a_reason(recording)
+    speakers = {
+        node.node
+        for node in recording.facts(RollCallFact)
+        if node.fact.role == "follower" and obstacle_of(recording, node.fact) is not None
+    }
     for fact in facts_with(recording, "missing"):
         if fact.role == "follower":
             yield _never_closed(fact)
@@ -124,9 +128,10 @@ def _never_came(recording: Recording, fact: RollCallFact) -> Draft:
     who = name_list(gone.names) if gone.named else "the others"
     why = f"not started, or cannot reach {endpoint(fact)}"
     title = f"{who} did not report in ({why}): {came}" if gone.named else f"{came}, only {here}; {who} were {why}"
+    reason = f" ({fact.not_started[0].reason})" if len(fact.not_started) == 1 else ""
     return finding(
         _nodes_kept_from_starting(fact, gone),
-        f"{title}{_reason(fact)}",
+        f"{title}{reason}",
         (who_came(fact.present), *_not_started_evidence(fact), *_unreadable_evidence(fact)),
         _start_there(recording, fact, gone),
         confidence=Confidence.PROVED if gone.named else Confidence.LIKELY,
@@ -209,11 +214,6 @@ def _nodes_kept_from_starting(fact: RollCallFact, gone: _Missing) -> tuple[Culpr
     )
 
 
-def _reason(fact: RollCallFact) -> str:
-    """Why one node could not be started, in the title; of several nodes the evidence says."""
-    return f" ({fact.not_started[0].reason})" if len(fact.not_started) == 1 else ""
-
-
 def _commands(recording: Recording, fact: RollCallFact, gone: _Missing) -> tuple[str, ...]:
     if not _by_hand(fact) or not all(node.node_rank is not None for node in gone.nodes):
         return (command_for(recording, fact),)
@@ -243,15 +243,6 @@ def _who_is_missing(recording: Recording, fact: RollCallFact) -> _Missing:
     if not _by_hand(fact) and len(fact.present) > 1:
         return _Missing()
     return _Missing(tuple(MissingNode(node_rank=rank) for rank in fact.missing), named=_by_hand(fact))
-
-
-def _nodes_that_give_a_reason(recording: Recording) -> set[int]:
-    """The node ranks of those whose own reading says what kept them away: a run that one command started."""
-    return {
-        node.node
-        for node in recording.facts(RollCallFact)
-        if node.fact.role == "follower" and obstacle_of(recording, node.fact) is not None
-    }
 
 
 def _by_hand(fact: RollCallFact) -> bool:

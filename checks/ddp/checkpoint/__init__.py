@@ -33,7 +33,17 @@ def probe(ctx: RankContext) -> Checkpoint:
     """Save, wait, load; then the same in shards."""
     folder = _folder(ctx)
     try:
-        return _save_and_load(ctx, folder)
+        loads = tuple(plain.save_and_load(ctx, folder, version) for version in plain.VERSIONS)
+        found, reason = _in_shards(ctx, folder, sees=loads[-1].read is not None)
+        return Checkpoint(
+            world_size=ctx.world_size,
+            group_rank=ctx.group_rank,
+            folder=str(folder),
+            working_directory=str(Path.cwd()),
+            loads=loads,
+            sharded=found,
+            sharded_reason=reason,
+        )
     except OSError as error:
         raise Skip(f"the first rank cannot save in {folder.parent}: {error}") from error
     finally:
@@ -56,20 +66,6 @@ def _folder(ctx: RankContext) -> Path:
     return Path(first_rank["folder"])
 
 
-def _save_and_load(ctx: RankContext, folder: Path) -> Checkpoint:
-    loads = tuple(plain.save_and_load(ctx, folder, version) for version in plain.VERSIONS)
-    found, reason = _in_shards(ctx, folder, sees=loads[-1].read is not None)
-    return Checkpoint(
-        world_size=ctx.world_size,
-        group_rank=ctx.group_rank,
-        folder=str(folder),
-        working_directory=str(Path.cwd()),
-        loads=loads,
-        sharded=found,
-        sharded_reason=reason,
-    )
-
-
 def _in_shards(ctx: RankContext, folder: Path, sees: bool) -> tuple[Sharded | None, str | None]:
     """Save and load in shards where all ranks can: the others would wait for a rank that cannot."""
     mine = sharded.reason_against(ctx) if sees else "not all ranks see the folder"
@@ -83,16 +79,12 @@ def _in_shards(ctx: RankContext, folder: Path, sees: bool) -> tuple[Sharded | No
         error = next((text for text in ctx.exchange("saved shards", error) if text), "")
     if error:
         return None, f"torch could not save: {error}"
-    return _by_fewer(ctx, folder, sharded.load(ctx, folder)), None
-
-
-def _by_fewer(ctx: RankContext, folder: Path, alone: Sharded) -> Sharded:
-    """What this rank loaded alone, and what it loads in a group with one rank fewer."""
+    alone = sharded.load(ctx, folder)
     with ctx.step("exchange", "loaded shards"):
         against = ctx.exchange("loaded shards", sharded.reason_against_parts(ctx))
     reason = next((text for text in against if text), None)
     found, reason = (None, reason) if reason else sharded.load_part(ctx, folder)
-    return alone.model_copy(update={"resharded": found, "resharded_reason": reason})
+    return alone.model_copy(update={"resharded": found, "resharded_reason": reason}), None
 
 
 CHECK = Check(

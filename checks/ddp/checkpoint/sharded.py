@@ -31,7 +31,9 @@ def reason_against(ctx: RankContext) -> str:
         return "a world of one rank has no shards"
     if ctx.world_size > MOST_RANKS:
         return f"the shards of more than {MOST_RANKS} ranks would take more than the probe may write"
-    if not _has_numpy():
+    try:
+        torch.zeros(1).numpy()  # as objects travel between ranks (distributed_c10d.py, _tensor_to_object)
+    except RuntimeError:
         return "torch.distributed.checkpoint needs numpy, which these ranks lack"
     try:
         from torch.distributed import checkpoint
@@ -42,17 +44,6 @@ def reason_against(ctx: RankContext) -> str:
     if "no_dist" not in inspect.signature(known.load).parameters:
         return f"torch.distributed.checkpoint of torch {torch.__version__} loads in a group of ranks only"
     return ""
-
-
-def _has_numpy() -> bool:
-    """Objects travel between ranks as numpy arrays (torch/distributed/distributed_c10d.py, _tensor_to_object)."""
-    import torch
-
-    try:
-        torch.zeros(1).numpy()
-    except RuntimeError:
-        return False
-    return True
 
 
 def save(ctx: RankContext, folder: Path) -> str:

@@ -9,7 +9,7 @@ from ddp_doctor.knowledge.thresholds import FEW_SAMPLES, SMALL_BATCH
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
-from ddp_doctor.model.recording import FactAt, Recording
+from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.complaints import used_elsewhere
 from ddp_doctor.remedies.kinds import remedy
@@ -68,7 +68,15 @@ def raises(recording: Recording) -> Iterator[Draft]:
         trouble = ranks[0].fact.trouble
         assert trouble is not None
         if trouble.misuse:
-            yield _not_here(recording, ranks, trouble)
+            yield likely(
+                culprits(recording, ranks),
+                f"{ranks[0].fact.model} cannot be used on {on_ranks(recording, ranks)}: {trouble.message}",
+                Evidence(text=f"in {trouble.phase} on rank {rank_of(ranks[0])}: {trouble.message}"),
+                in_model_code(
+                    "Have the same files and the same working directory on all nodes, and return the same on all ranks"
+                ),
+                detail="It can be used on other ranks, so a job would begin with some of its ranks only.",
+            )
             continue
         yield proved(
             (*culprits(recording, ranks), *([code(trouble.where)] if trouble.where else [])),
@@ -78,19 +86,6 @@ def raises(recording: Recording) -> Iterator[Draft]:
             _after(trouble),
             detail=f"{trouble.type}: {trouble.message or 'it says nothing'}",
         )
-
-
-def _not_here(recording: Recording, ranks: list[FactAt[UserModel]], trouble: Trouble) -> Draft:
-    """What can be used on other ranks. The file may be another one here, or what it does may depend on the rank."""
-    return likely(
-        culprits(recording, ranks),
-        f"{ranks[0].fact.model} cannot be used on {on_ranks(recording, ranks)}: {trouble.message}",
-        Evidence(text=f"in {trouble.phase} on rank {rank_of(ranks[0])}: {trouble.message}"),
-        in_model_code(
-            "Have the same files and the same working directory on all nodes, and return the same on all ranks"
-        ),
-        detail="It can be used on other ranks, so a job would begin with some of its ranks only.",
-    )
 
 
 _DOING = {
@@ -190,27 +185,21 @@ def on_another_device(recording: Recording) -> Iterator[Draft]:
             if (found := [tensor for tensor in rank.fact.misplaced if (tensor.kind != "attribute") is is_state])
         ]
         for shown, ranks in grouped(off).items():
-            yield _misplaced(recording, shown, ranks, is_state)
-
-
-def _misplaced(
-    recording: Recording, shown: tuple[tuple[str, str, str], ...], ranks: list[FactAt[UserModel]], is_state: bool
-) -> Draft:
-    kind, name, device = shown[0]
-    more = f" and {len(shown) - 1} more" if len(shown) > 1 else ""
-    cures = {"input": "Make the tensors of make_batch on the CPU, or on the device of LOCAL_RANK"}
-    cure = cures.get(kind, "Move the model to the device of LOCAL_RANK before it is wrapped")
-    wanted = {rank.fact.device for rank in ranks}
-    due = wanted.pop() if len(wanted) == 1 else "that rank's device"
-    return proved(
-        (*culprits(recording, ranks), code(name)),
-        f"{kind.capitalize()} {name}{more} of {ranks[0].fact.model} {'are' if more else 'is'} on {device} on"
-        f" {on_ranks(recording, ranks)}, not on {due}",
-        (Evidence(text=f"{kind} {name}: {device}") for kind, name, device in shown[:8]),
-        in_model_code(cure if is_state else "Register it as a buffer, so that .to() moves it"),
-        detail=f"On another device: {', '.join(name for _, name, _ in shown)}.",
-        severity=None if is_state else Severity.INFO,
-    )
+            kind, name, device = shown[0]
+            more = f" and {len(shown) - 1} more" if len(shown) > 1 else ""
+            cures = {"input": "Make the tensors of make_batch on the CPU, or on the device of LOCAL_RANK"}
+            cure = cures.get(kind, "Move the model to the device of LOCAL_RANK before it is wrapped")
+            wanted = {rank.fact.device for rank in ranks}
+            due = wanted.pop() if len(wanted) == 1 else "that rank's device"
+            yield proved(
+                (*culprits(recording, ranks), code(name)),
+                f"{kind.capitalize()} {name}{more} of {ranks[0].fact.model} {'are' if more else 'is'} on {device} on"
+                f" {on_ranks(recording, ranks)}, not on {due}",
+                (Evidence(text=f"{kind} {name}: {device}") for kind, name, device in shown[:8]),
+                in_model_code(cure if is_state else "Register it as a buffer, so that .to() moves it"),
+                detail=f"On another device: {', '.join(name for _, name, _ in shown)}.",
+                severity=None if is_state else Severity.INFO,
+            )
 
 
 @rule("DD784", "user-model-has-nothing-to-train", Severity.ERROR, UserModel)
