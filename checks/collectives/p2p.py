@@ -185,7 +185,8 @@ def pair_of_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
     if recording.world is None or recording.world.backend != "nccl":
         return
     for across, rates in _rates_by_kind(recording).items():
-        slow = _slow(rates)
+        typical = median_high(rates.values()) if len(rates) > 2 else 0.0
+        slow = sorted(pair for pair, rate in rates.items() if rate * SLOW_PAIR_RATIO < typical)
         common = common_end(slow)
         alone = common is not None and all(pair in slow for pair in rates if common in pair)
         together = slow and (alone or len(slow) > LINES_OF_EVIDENCE)
@@ -207,13 +208,6 @@ def _rates_by_kind(recording: Recording) -> dict[bool, _Rates]:
             across = world is not None and world.node_of(ends[0]) != world.node_of(ends[1])
             kinds[across][ends] = pair.bandwidth_gb_per_s
     return kinds
-
-
-def _slow(rates: _Rates) -> list[tuple[int, int]]:
-    if len(rates) < 3:
-        return []
-    typical = median_high(rates.values())
-    return sorted(pair for pair, rate in rates.items() if rate * SLOW_PAIR_RATIO < typical)
 
 
 def _slow_draft(recording: Recording, pairs: Sequence[tuple[int, int]], rates: _Rates, *, across: bool) -> Draft:

@@ -108,14 +108,11 @@ def _slow_answers(
 ) -> Draft:
     slow = median(answers[pair] for pair in pairs)
     two = len(matrix.nodes) == 2
-    quick = next(
-        (
-            way
-            for way in ways(recording)
-            if is_slow_answer(slow, way.answer_s([path for path in way.seen if path in pairs]))
-        ),
-        None,
-    )
+    quick = None  # a network in which the same nodes answer each other as quickly as they should
+    for way in ways(recording):
+        if is_slow_answer(slow, way.answer_s([path for path in way.seen if path in pairs])):
+            quick = way
+            break
     around = () if quick is None else (take(recording, quick),)
     usual = usual_answer(answers) if not two else quick.answer_s(quick.seen) if quick else None
     severity = Severity.ERROR if slow >= path_quality.VERY_SLOW_ANSWER_S else Severity.WARNING
@@ -255,7 +252,6 @@ def _smaller_mtu(recording: Recording, matrix: Matrix, path: Path, passed: int, 
     known = [
         (host(recording, node), interface)
         for node in nodes
-        if (interface := wording.interface_with(recording, node, addresses[node]) if node in addresses else None)
-        is not None
+        if node in addresses and (interface := wording.interface_with(recording, node, addresses[node])) is not None
     ]
     yield wording.smaller_mtu(known, passed, ipv6=":" in peer.address)

@@ -283,12 +283,12 @@ def ways(recording: Recording) -> list[Way]:
     whole = [
         way
         for way in found.values()
-        if (way.seen.keys() == matrix.seen.keys() and all(peer.outcome == "ok" for peer in way.seen.values()))
+        if way.seen.keys() == matrix.seen.keys() and all(peer.outcome == "ok" for peer in way.seen.values())
     ]
     return sorted(whole, key=lambda way: -way.rate())
 
 
-def detour(recording: Recording, fits: Callable[[Way], bool] = lambda _: True) -> tuple[Remedy, ...]:
+def detour(recording: Recording, fits: Callable[[Way], bool]) -> tuple[Remedy, ...]:
     """The fastest of them that fits, as a remedy; none where there is none."""
     found = next(filter(fits, ways(recording)), None)
     return () if found is None else (take(recording, found),)

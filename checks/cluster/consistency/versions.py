@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median_low
 from typing import Generic
 
@@ -45,7 +46,7 @@ def difference_draft(
 ) -> Draft:
     """One finding about nodes; it blames none of them where no value is usual."""
     odd = odd_culprits(recording, group[0].split)
-    return draft_of(group, title, detail, remedy, odd, lambda split: values_with_nodes(recording, split))
+    return draft_of(group, title, detail, remedy, odd, partial(values_with_nodes, recording))
 
 
 def draft_of(
@@ -58,7 +59,6 @@ def draft_of(
     check: str = "",
 ) -> Draft:
     """One finding about a group, as grave as its worst."""
-    worst = group[0]
     return likely(
         odd,
         title,
@@ -72,7 +72,7 @@ def draft_of(
         ),
         remedy,
         detail=detail,
-        severity=worst.severity,
+        severity=group[0].severity,
     )
 
 

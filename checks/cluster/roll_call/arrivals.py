@@ -1,6 +1,6 @@
 """DD515, DD518: who came to the roll call and does not go together."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from ddp_doctor.checks.cluster.roll_call.endpoint import facts_with
 from ddp_doctor.checks.cluster.roll_call.wording import command_for, endpoint, start_again, who_came
@@ -50,6 +50,7 @@ def _duplicates(recording: Recording, fact: RollCallFact) -> Iterator[Draft]:
         if len(hosts) < 2:
             continue
         distinct = list(dict.fromkeys(hosts))
+        free = (number for number in range(fact.nnodes) if number not in {node.claimed_rank for node in fact.present})
         who = name_list(distinct) if len(distinct) > 1 else f"{len(hosts)} starts on {distinct[0]}"
         yield proved(
             (_claim(host, rank) for host in distinct),
@@ -62,18 +63,11 @@ def _duplicates(recording: Recording, fact: RollCallFact) -> Iterator[Draft]:
                 else f"Start the command once on {distinct[0]}",
                 *(
                     f"{command_for(recording, fact, node_rank)}   # on {host}"
-                    for node_rank, host in _free_ranks(fact, distinct)
+                    for node_rank, host in zip(free, distinct[1:], strict=False)
                 ),
             ),
             detail=f"They came to {endpoint(fact)} with the same --node-rank. torchrun would hang.",
         )
-
-
-def _free_ranks(fact: RollCallFact, hosts: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Ranks for all claimants but the first, which keeps its own."""
-    taken = {node.claimed_rank for node in fact.present}
-    free = (number for number in range(fact.nnodes) if number not in taken)
-    yield from zip(free, hosts[1:], strict=False)
 
 
 @rule("DD518", "nodes-disagree-on-number-of-nodes", Severity.ERROR, RollCallFact)
@@ -87,25 +81,17 @@ def nodes_disagree_on_number_of_nodes(recording: Recording) -> Iterator[Draft]:
     See: torch.distributed.run, --nnodes
     """
     for fact in facts_with(recording, "disagree"):
+        ranks = {node.hostname: node.claimed_rank for node in reversed(fact.present)}
         hosts_by_number = grouped((node.nnodes, node.hostname) for node in fact.present)
         most = max(map(len, hosts_by_number.values()), default=0)
         usual = [number for number, hosts in hosts_by_number.items() if len(hosts) == most]
-        minority = [
-            host
-            for number, hosts in hosts_by_number.items()
-            if len(usual) == 1 and number != usual[0]
-            for host in hosts
-        ]
+        odd_numbers = [number for number in hosts_by_number if len(usual) == 1 and number != usual[0]]
         each = "; ".join(f"{name_list(hosts)}: {number}" for number, hosts in sorted(hosts_by_number.items()))
         yield proved(
             tuple(
-                Culprit(
-                    kind="setting",
-                    node=host,
-                    node_rank=next((node.claimed_rank for node in fact.present if node.hostname == host), None),
-                    name="--nnodes",
-                )
-                for host in minority
+                Culprit(kind="setting", node=host, node_rank=ranks[host], name="--nnodes")
+                for number in odd_numbers
+                for host in hosts_by_number[number]
             )
             or (Culprit(kind="setting", name="--nnodes"),),
             f"--nnodes is not the same on all nodes: {each}",

@@ -25,7 +25,7 @@ def obstacle_of(recording: Recording, fact: RollCallFact) -> Obstacle | None:
         return "loopback"
     theirs = {":" in address for address in fact.endpoint_addresses}
     mine = {":" in address for address in own_addresses(recording, fact)}
-    if fact.outcome in ("refused", "timed_out", "unreachable") and (bool(theirs) and bool(mine) and not theirs & mine):
+    if fact.outcome in ("refused", "timed_out", "unreachable") and theirs and mine and not theirs & mine:
         return "family"
     if fact.outcome == "other_job" or jobs_that_clash(fact):
         return "job"

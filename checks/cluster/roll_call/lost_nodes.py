@@ -6,7 +6,7 @@ from functools import partial
 from ddp_doctor.checks.cluster.roll_call.wording import advice, look_at
 from ddp_doctor.facts.cluster import RollCallFact, SilenceFact
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.views.silence_causes import Cause, causes, farewells, links_lost
@@ -41,17 +41,19 @@ def node_fell_silent(recording: Recording) -> Iterator[Draft]:
         tcp(7), for what a kernel answers when no program does
     """
     for cause in causes(recording):
-        survivors = " Without the head, each of the others ended with what it saw itself."
+        without_head = 0 in cause.blamed and _is_head(cause)
+        survivors = " Without the head, each of the others ended with what it saw itself." if without_head else ""
+        blamed = tuple(node_culprit(recording, node) for node in cause.blamed)
         yield finding(
-            _culprits(recording, cause),
+            blamed or (node_pair(recording, node, peer) for node, peer in cause.pairs),
             _title(recording, cause),
             (_evidence(recording, silence) for silence in cause.seen),
             _remedy(recording, cause),
             confidence=_confidence(cause),
-            detail=_DETAILS[cause.how] + (survivors if 0 in cause.blamed and _is_head(cause) else ""),
+            detail=_DETAILS[cause.how] + survivors,
             severity=Severity.WARNING if cause.how == "beats" else None,
         )
-    for farewell in farewells(recording):
+    for farewell in farewells(recording):  # no fault of the machine's: the run only could not be completed
         why, name = farewell.fact.said_goodbye, host(recording, farewell.fact.node)
         again, how = "Run again, on all nodes", "it was interrupted"
         if why != "interrupted":
@@ -160,12 +162,6 @@ def _confidence(cause: Cause) -> Confidence:
     return Confidence.POSSIBLE if cause.how == "beats" else Confidence.LIKELY
 
 
-def _culprits(recording: Recording, cause: Cause) -> tuple[Culprit, ...]:
-    if cause.blamed:
-        return tuple(node_culprit(recording, node) for node in cause.blamed)
-    return tuple(node_pair(recording, node, peer) for node, peer in cause.pairs)
-
-
 def _evidence(recording: Recording, silence: FactAt[SilenceFact]) -> Evidence:
     fact = silence.fact
     observer, silent = host(recording, silence.node), host(recording, fact.node)
@@ -211,15 +207,6 @@ def _remedy(recording: Recording, cause: Cause) -> Remedy:
         )
     if cause.how == "dark":
         return _on_node(f"See on its console or BMC whether {where} runs; then its cable and switch port")
-    return _between(recording, cause)
-
-
-_on_node = partial(
-    look_at, scope="node", cost="the job runs without the node meanwhile", undo="give the node back to the scheduler"
-)
-
-
-def _between(recording: Recording, cause: Cause) -> Remedy:
     first, second = (host(recording, node) for node in cause.pairs[0])
     if cause.how == "beats":
         summary = f"Look whether {_endpoint(recording)} stays open between {first} and {second}; then run again"
@@ -232,3 +219,8 @@ def _between(recording: Recording, cause: Cause) -> Remedy:
         "sudo nft list ruleset",
         scope="cluster",
     )
+
+
+_on_node = partial(
+    look_at, scope="node", cost="the job runs without the node meanwhile", undo="give the node back to the scheduler"
+)

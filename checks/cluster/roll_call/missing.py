@@ -56,6 +56,7 @@ def node_missing_at_roll_call(recording: Recording) -> Iterator[Draft]:
         many nodes as there are.
     See: torch.distributed.run, --rdzv-conf join_timeout
     """
+    # Those whose own reading says what kept them away: a run that one command started.
     speakers = {
         node.node
         for node in recording.facts(RollCallFact)
@@ -149,10 +150,14 @@ def _start_there(recording: Recording, fact: RollCallFact, gone: _Missing) -> Re
     names = name_list(gone.names) if gone.named else "the other hosts"
     if launcher in LAUNCHERS:
         return launch_again(launcher, [node.node for node in gone.nodes if gone.named and node.node])
+    commands = [command_for(recording, fact)]
+    if _by_hand(fact) and all(node.node_rank is not None for node in gone.nodes):
+        named = list(zip(gone.nodes, gone.names, strict=True))[:4]
+        commands = [f"{command_for(recording, fact, node.node_rank)}   # on {name}" for node, name in named]
     return start_again(
         f"Start the command on {names}, within --join-timeout of the first; if it runs there already, read what"
         f" it says, and open TCP port {fact.endpoint_port} of {fact.endpoint_host or fact.hostname}",
-        *_commands(recording, fact, gone),
+        *commands,
     )
 
 
@@ -211,15 +216,6 @@ def _nodes_kept_from_starting(fact: RollCallFact, gone: _Missing) -> tuple[Culpr
     ranks = {node.node: node.node_rank for node in gone.nodes}
     return tuple(
         Culprit(kind="node", node=node.hostname, node_rank=ranks.get(node.hostname)) for node in fact.not_started
-    )
-
-
-def _commands(recording: Recording, fact: RollCallFact, gone: _Missing) -> tuple[str, ...]:
-    if not _by_hand(fact) or not all(node.node_rank is not None for node in gone.nodes):
-        return (command_for(recording, fact),)
-    return tuple(
-        f"{command_for(recording, fact, node.node_rank)}   # on {name}"
-        for node, name in list(zip(gone.nodes, gone.names, strict=True))[:4]
     )
 
 

@@ -8,7 +8,6 @@ from ddp_doctor.checks.collectives.gpu_speed import comparison
 from ddp_doctor.checks.collectives.gpu_speed.comparison import (
     BACK,
     INTO,
-    Compared,
     Measured,
     Metric,
     beside_others,
@@ -47,16 +46,10 @@ def gpu_pcie_link_reduced(recording: Recording) -> Iterator[Draft]:
     """
     reduced = [gpu for gpu in _gpus_with_link_in_use(recording) if _is_reduced(gpu.fact.load)]
     few = reduced_beside_peers(recording)
-    groups_of_both = (group for metric in (INTO, BACK) for group in beside_others(recording, metric))
-    slow = (
-        frozenset(
-            rank_of(compared.gpu)
-            for group in groups_of_both
-            for compared in group
-            if compared.factor >= gpu_speed.MUCH_SLOWER
-        )
-        & few
+    both_ways = (
+        compared for metric in (INTO, BACK) for group in beside_others(recording, metric) for compared in group
     )
+    slow = few & {rank_of(compared.gpu) for compared in both_ways if compared.factor >= gpu_speed.MUCH_SLOWER}
     for severity, those in (
         (Severity.ERROR, [gpu for gpu in reduced if rank_of(gpu) in slow]),
         (Severity.WARNING, [gpu for gpu in reduced if rank_of(gpu) in few - slow]),
@@ -178,12 +171,9 @@ def _beside_peers(recording: Recording) -> Iterator[Slow]:
         for group in groups(_judged(recording), metric, _model_and_link):
             slow = [compared for compared in group if compared.is_below(gpu_speed.HOST_COPY_SLOWER_SHARE)]
             if len(group) >= gpu_speed.FEWEST_TO_JUDGE and 2 * len(slow) < len(group):
-                yield from map(_of_compared, slow)
-
-
-def _of_compared(compared: Compared) -> Slow:
-    source = f"median of the other {compared.others} of the model with such a link"
-    return Slow(compared.gpu, compared.metric, compared.rate.median, compared.typical, source)
+                for compared in slow:
+                    source = f"median of the other {compared.others} of the model with such a link"
+                    yield Slow(compared.gpu, metric, compared.rate.median, compared.typical, source)
 
 
 def _beside_link(recording: Recording, named: Collection[int]) -> tuple[list[Slow], list[Slow]]:

@@ -257,7 +257,10 @@ def gpu_model_below_published_rate(recording: Recording) -> Iterator[Draft]:
     names = grouped(
         (gpu.fact.gpu_name or "", gpu)
         for gpu in judged(recording)
-        if _is_like_the_published(gpu.fact) and rank_of(gpu) not in explained
+        if gpu.fact.matmul_tflop_per_s is not None
+        and gpu.fact.matmul_size >= _SMALLEST
+        and gpu.fact.matmul_dtype == "bfloat16"
+        and rank_of(gpu) not in explained
     )
     for name, gpus in names.items():
         expected = gpu_speed.published_bf16(name)
@@ -281,8 +284,3 @@ def gpu_model_below_published_rate(recording: Recording) -> Iterator[Draft]:
                 *comparison.remedies(recording, gpus)[:1],
                 detail="Another machine's rate is no promise for this one.",
             )
-
-
-def _is_like_the_published(fact: GpuSpeedFact) -> bool:
-    measured = fact.matmul_tflop_per_s is not None and fact.matmul_size >= _SMALLEST
-    return measured and fact.matmul_dtype == "bfloat16"
