@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 
-from ddp_doctor.checks.ddp.checkpoint.plain import FILE
 from ddp_doctor.facts.ddp.model_state import Checkpoint, Loaded, Resharded, Sharded
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
@@ -13,6 +12,8 @@ from ddp_doctor.wording.findings import likely
 from ddp_doctor.wording.nodes import of_nodes
 from ddp_doctor.wording.ranks import capital, rank_culprits, ranks_at
 
+#: What the first rank saves, twice under this name.
+FILE = "checkpoint.pt"
 _DOCS = "https://docs.pytorch.org/docs/stable/"
 
 ONE_WRITER = in_code(

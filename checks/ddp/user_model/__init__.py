@@ -22,7 +22,7 @@ because the user named it.
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.user_model import building, graphs, numbers, steps
+from ddp_doctor.checks.ddp.user_model import building, graphs, numbers
 from ddp_doctor.facts.ddp.user_model import UserModel
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.check import Check
@@ -75,7 +75,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(UserModel,),
-    rules=rules_in(building, graphs, numbers, steps),
+    rules=rules_in(building, graphs, numbers),
     level=Level.QUICK,
     cost_s=1.0,
     is_essential=True,
