@@ -18,22 +18,21 @@ from ddp_doctor.facts.collectives import ELEMENTS, AllReduceFact, SizeResult, Wr
 from ddp_doctor.knowledge.ddp import payload
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Level, Where
+from ddp_doctor.model.choices import Confidence, Level, Severity, Where
 from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy, Reproducer, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
-from ddp_doctor.probing.all_reduces import bandwidth, budget_for
-
-if TYPE_CHECKING:
-    import torch
-from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy, Reproducer, Setting
 from ddp_doctor.model.rule import rule
+from ddp_doctor.probing.all_reduces import bandwidth, budget_for
 from ddp_doctor.remedies import nccl
 from ddp_doctor.remedies.kinds import by_administrator
 from ddp_doctor.remedies.nccl import DISABLE_P2P, SIMPLE_PROTOCOL
 from ddp_doctor.wording.findings import finding, likely
 from ddp_doctor.wording.ranks import rank_at, rank_culprit, ranks_at
+
+if TYPE_CHECKING:
+    import torch
 
 
 def probe(ctx: RankContext) -> AllReduceFact:
@@ -115,7 +114,9 @@ def correctness(ctx: RankContext) -> tuple[list[str], list[Wrong]]:
     ops = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
     ops["product"] = dist.ReduceOp.PRODUCT
     tested, wrong = [], []
-    for dtype, op in payload.exact_cases(ctx.world_size, few=_is_crowded(ctx)):
+    # With many CPU ranks on one node each collective costs what a whole check costs elsewhere.
+    is_crowded = ctx.world_size > payload.CROWD and ctx.device == "cpu" and ctx.level is Level.QUICK
+    for dtype, op in payload.exact_cases(ctx.world_size, few=is_crowded):
         value = payload.share(op, ctx.group_rank, ctx.world_size, dtype)
         tensor = torch.full((ELEMENTS,), value, dtype=getattr(torch, dtype), device=ctx.device)
         with ctx.step("all_reduce", f"{dtype} [{ELEMENTS}] {op}"):
@@ -125,11 +126,6 @@ def correctness(ctx: RankContext) -> tuple[list[str], list[Wrong]]:
         if found is not None:
             wrong.append(found)
     return tested, wrong
-
-
-def _is_crowded(ctx: RankContext) -> bool:
-    """Many CPU ranks on one node: each collective costs what a whole check costs elsewhere."""
-    return ctx.world_size > payload.CROWD and ctx.device == "cpu" and ctx.level is Level.QUICK
 
 
 def compare(tensor: "torch.Tensor", dtype: str, op: str, ctx: RankContext) -> Wrong | None:
@@ -191,6 +187,7 @@ def all_reduce_is_wrong(recording: Recording) -> Iterator[Draft]:
     blamed = payload.agreed(wrong.blamed for of_rank in sums for wrong in of_rank) if all(sums) else None
     several = len({wrong.dtype for of_rank in sums for wrong in of_rank}) > 1
     on = ranks_at(recording, [rank.rank or 0 for rank in faulty])
+    wrong_sizes = (size.size_bytes for size in faulty[0].fact.sizes if size.wrong)
     whose = (
         "it is unclear whose contribution" if blamed is None else f"the contribution of {rank_at(recording, blamed)}"
     )
@@ -201,7 +198,7 @@ def all_reduce_is_wrong(recording: Recording) -> Iterator[Draft]:
         *_against_wrong_sums(recording),
         confidence=Confidence.PROVED if blamed is None or several else Confidence.LIKELY,
         detail="A training on these ranks would go on, and its gradients would be wrong.",
-        reproduced_by=Reproducer(kind="all_reduce", size_bytes=_smallest_wrong_size(faulty[0].fact)),
+        reproduced_by=Reproducer(kind="all_reduce", size_bytes=min(wrong_sizes, default=4 * ELEMENTS)),
     )
 
 
@@ -217,11 +214,6 @@ def _against_wrong_sums(recording: Recording) -> Iterator[Remedy]:
         "nvidia-smi -q -d ECC",
         "sudo dmesg | grep -i -e xid -e edac -e mce",
     )
-
-
-def _smallest_wrong_size(fact: AllReduceFact) -> int:
-    """The smallest size that came out wrong; else that of the coded shares."""
-    return min((size.size_bytes for size in fact.sizes if size.wrong), default=4 * ELEMENTS)
 
 
 def _wrong_sums(fact: AllReduceFact) -> list[Wrong]:

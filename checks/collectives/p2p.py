@@ -9,7 +9,7 @@ disjoint pairs, each under a deadline of its own. A pair that does not answer is
 GPUs whose peer-to-peer path is blocked by ACS or the IOMMU: every tool reports OK, and the pair stalls.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import median_high
 
 from ddp_doctor.facts.collectives import P2pFact, PairResult
@@ -81,7 +81,15 @@ def pair_of_ranks_corrupts_data(recording: Recording) -> Iterator[Draft]:
     }
     common = common_end(wrong)
     if common is not None:
-        yield _corrupts_all(recording, common, wrong)
+        peers = {rank for pair in wrong for rank in pair} - {common}
+        yield proved(
+            (rank_culprit(recording, common),),
+            f"Data that {rank_at(recording, common)} exchanges with {ranks_at(recording, peers)} arrives wrong",
+            (_wrong_bytes(*ends, pair) for ends, pair in list(wrong.items())[:LINES_OF_EVIDENCE]),
+            *_without_p2p(recording, wrong),
+            detail="Pairs without this rank were tested in the same way, and their data arrive right.",
+            reproduced_by=between(recording, next(iter(wrong)), _ends(wrong)),
+        )
         return
     for (sender, receiver), pair in list(wrong.items())[:LINES_OF_EVIDENCE]:
         yield proved(
@@ -93,18 +101,6 @@ def pair_of_ranks_corrupts_data(recording: Recording) -> Iterator[Draft]:
             detail=f"All pairs were tested in the same way; {len(wrong)} of their directions are wrong.",
             reproduced_by=between(recording, (sender, receiver), _ends(wrong)),
         )
-
-
-def _corrupts_all(recording: Recording, common: int, wrong: Mapping[tuple[int, int], PairResult]) -> Draft:
-    peers = {rank for pair in wrong for rank in pair} - {common}
-    return proved(
-        (rank_culprit(recording, common),),
-        f"Data that {rank_at(recording, common)} exchanges with {ranks_at(recording, peers)} arrives wrong",
-        (_wrong_bytes(*ends, pair) for ends, pair in list(wrong.items())[:LINES_OF_EVIDENCE]),
-        *_without_p2p(recording, wrong),
-        detail="Pairs without this rank were tested in the same way, and their data arrive right.",
-        reproduced_by=between(recording, next(iter(wrong)), _ends(wrong)),
-    )
 
 
 def _ends(wrong: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -189,7 +185,8 @@ def pair_of_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
     if recording.world is None or recording.world.backend != "nccl":
         return
     for across, rates in _rates_by_kind(recording).items():
-        slow = _slow(rates)
+        typical = median_high(rates.values()) if len(rates) > 2 else 0.0
+        slow = sorted(pair for pair, rate in rates.items() if rate * SLOW_PAIR_RATIO < typical)
         common = common_end(slow)
         alone = common is not None and all(pair in slow for pair in rates if common in pair)
         together = slow and (alone or len(slow) > LINES_OF_EVIDENCE)
@@ -211,13 +208,6 @@ def _rates_by_kind(recording: Recording) -> dict[bool, _Rates]:
             across = world is not None and world.node_of(ends[0]) != world.node_of(ends[1])
             kinds[across][ends] = pair.bandwidth_gb_per_s
     return kinds
-
-
-def _slow(rates: _Rates) -> list[tuple[int, int]]:
-    if len(rates) < 3:
-        return []
-    typical = median_high(rates.values())
-    return sorted(pair for pair, rate in rates.items() if rate * SLOW_PAIR_RATIO < typical)
 
 
 def _slow_draft(recording: Recording, pairs: Sequence[tuple[int, int]], rates: _Rates, *, across: bool) -> Draft:

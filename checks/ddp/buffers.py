@@ -40,12 +40,27 @@ _RankState = tuple[int, Buffers, tuple[OffState, ...]]  # rank, its fact, what i
 
 def _drafts(recording: Recording, field: str, what: str, wanted: str) -> Iterator[Draft]:
     """One draft for each way in which the state in ``field`` is off: own, another rank's, nobody's."""
-    facts = [(rank.rank or 0, rank.fact) for rank in recording.facts(Buffers)]
-    states = [(rank, fact, getattr(fact, field) or ()) for rank, fact in facts]
+    states: list[_RankState] = [
+        (rank.rank or 0, rank.fact, getattr(rank.fact, field) or ()) for rank in recording.facts(Buffers)
+    ]
     wrong = [state for state in states if state[2]]
     for holds, group in grouped((_holds(state), state) for state in wrong).items():
         blamed = [rank for rank, _, _ in group] if _some_right(wrong, field in _BROADCAST) else []
-        yield _draft(recording, group, f"{what}: {holds}", blamed, wanted)
+        rank, fact, off = group[0]
+        ranks = ranks_at(recording, [rank for rank, _, _ in group])
+        names = sorted({tensor.name for _, _, offs in group for tensor in offs})
+        yield likely(
+            rank_culprits(recording, Buffers, blamed),
+            f"{what.format(ranks=ranks, source=fact.source_rank)}: {holds}",
+            Evidence(
+                text=f"worst element of {off[0].name} on rank {rank}",
+                value=off[0].got,
+                expected=off[0].expected,
+                expected_from=wanted.format(source=fact.source_rank),
+            ),
+            *remedies(recording, "buffers"),
+            detail=f"Wrong: {', '.join(names)} of the doctor's own model, on {ranks}; none of your code took part.",
+        )
 
 
 def _holds(state: _RankState) -> str:
@@ -66,24 +81,6 @@ def _some_right(wrong: Sequence[_RankState], broadcast: bool) -> bool:
     _, fact, _ = wrong[0]
     silent = {fact.source_rank} if broadcast else set()
     return len({rank for rank, _, _ in wrong} - silent) < fact.world_size - len(silent)
-
-
-def _draft(recording: Recording, group: Sequence[_RankState], title: str, blamed: Sequence[int], wanted: str) -> Draft:
-    rank, fact, off = group[0]
-    ranks = ranks_at(recording, [rank for rank, _, _ in group])
-    names = sorted({tensor.name for _, _, offs in group for tensor in offs})
-    return likely(
-        rank_culprits(recording, Buffers, blamed),
-        title.format(ranks=ranks, source=fact.source_rank),
-        Evidence(
-            text=f"worst element of {off[0].name} on rank {rank}",
-            value=off[0].got,
-            expected=off[0].expected,
-            expected_from=wanted.format(source=fact.source_rank),
-        ),
-        *remedies(recording, "buffers"),
-        detail=f"Wrong: {', '.join(names)} of the doctor's own model, on {ranks}; none of your code took part.",
-    )
 
 
 @rule("DD711", "buffers-not-from-rank-0", Severity.ERROR, Buffers)

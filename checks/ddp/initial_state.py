@@ -152,31 +152,35 @@ def initial_state_not_from_rank_0(recording: Recording) -> Iterator[Draft]:
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     facts = {rank.rank or 0: rank.fact for rank in recording.facts(InitialState)}
-    reported = _reported_by_dd712(recording)
+    # DD712 reports these already, with parameters of their own: one fault, one finding.
+    reported = {rank.rank or 0 for rank in recording.facts(Buffers) if rank.fact.parameters_off}
     off = [
-        state
+        _Off(rank, name, _holds(rank, name, got, facts), got, facts[fact.source_rank].before.get(name, "none"))
         for rank, fact in facts.items()
         if fact.source_rank in facts and rank not in reported
-        for state in _off(rank, fact, facts)
+        for name, got in fact.after.items()
+        if got != facts[fact.source_rank].before.get(name)
     ]
     groups = grouped((state.holds, state) for state in off)
     # Rank 0 receives nothing: only another rank that got it right shows that the broadcast worked.
     receivers = {rank for rank, fact in facts.items() if rank != fact.source_rank}
     blameless = receivers <= {state.rank for state in off} | reported
     for group in groups.values():
-        yield _draft(recording, group, facts[group[0].rank].source_rank, blameless)
-
-
-def _reported_by_dd712(recording: Recording) -> set[int]:
-    """The ranks that DD712 already reports with parameters of their own: one fault, one finding."""
-    return {rank.rank or 0 for rank in recording.facts(Buffers) if rank.fact.parameters_off}
-
-
-def _off(rank: int, fact: InitialState, facts: Mapping[int, InitialState]) -> Iterator[_Off]:
-    wanted = facts[fact.source_rank].before
-    for name, got in fact.after.items():
-        if got != wanted.get(name):
-            yield _Off(rank, name, _holds(rank, name, got, facts), got, wanted.get(name, "none"))
+        first, names = group[0], sorted({state.name for state in group})
+        source, ranks = facts[first.rank].source_rank, sorted({state.rank for state in group})
+        where = ranks_at(recording, ranks)
+        yield likely(
+            rank_culprits(recording, InitialState, () if blameless else ranks),
+            f"After wrapping, parameters or buffers on {where} are not rank {source}'s: {first.holds}",
+            Evidence(
+                text=f"fingerprint of {first.name} on rank {first.rank}: {first.got}, and {first.wanted} on"
+                f" rank {source} before",
+                expected_from=f"rank {source}'s, broadcast by DDP",
+            ),
+            *remedies(recording, "initial_state"),
+            detail=f"Wrong: {', '.join(names)} of the doctor's own model, on {where}; none of"
+            " your code took part. What is not broadcast starts from the rank's own seed.",
+        )
 
 
 def _holds(rank: int, name: str, got: str, facts: Mapping[int, InitialState]) -> str:
@@ -185,23 +189,6 @@ def _holds(rank: int, name: str, got: str, facts: Mapping[int, InitialState]) ->
     if origin is None:
         return "they match those of no rank"
     return "they are the rank's own" if origin == rank and alone else f"they are rank {origin}'s"
-
-
-def _draft(recording: Recording, off: list[_Off], source: int, blameless: bool) -> Draft:
-    first, ranks = off[0], sorted({state.rank for state in off})
-    names = sorted({state.name for state in off})
-    return likely(
-        rank_culprits(recording, InitialState, () if blameless else ranks),
-        f"After wrapping, parameters or buffers on {ranks_at(recording, ranks)} are not rank {source}'s: {first.holds}",
-        Evidence(
-            text=f"fingerprint of {first.name} on rank {first.rank}: {first.got}, and {first.wanted} on"
-            f" rank {source} before",
-            expected_from=f"rank {source}'s, broadcast by DDP",
-        ),
-        *remedies(recording, "initial_state"),
-        detail=f"Wrong: {', '.join(names)} of the doctor's own model, on {ranks_at(recording, ranks)}; none of"
-        " your code took part. What is not broadcast starts from the rank's own seed.",
-    )
 
 
 _SAME_SEED = 20

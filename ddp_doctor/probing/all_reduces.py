@@ -24,14 +24,13 @@ _SHARE_OF_CHECK = 0.6
 #: Seconds for the sizes within the usual budget.
 _TIME_FOR_SIZES = MappingProxyType({Level.QUICK: 0.25, Level.STANDARD: 1.0, Level.THOROUGH: 5.0})
 
-
 #: The most that a budget brings: the check has 10 s, of which the types take some.
 _MOST_FOR_SIZES_S = _SHARE_OF_CHECK * 9.0
-
-
 #: What a size takes besides its repetitions, in repetitions: new memory, the first call and the check of one. Measured
 #: with gloo on two cores: 5 to 9 from 16 MiB on.
 _OTHER_CALLS = 6
+#: What a rank is short of; the greater one is told.
+_TIME, _MEMORY = 1.0, 2.0
 
 
 class Sweep(NamedTuple):
@@ -47,26 +46,24 @@ def bandwidth(ctx: RankContext) -> Sweep:
     """Sizes 4 B, then 1 KiB to 256 MiB by fours, until the ranks agree that time or memory is short."""
     results: list[SizeResult] = []
     spent, previous = 0.0, 0.0
-    allowed = min(time_for_sizes(ctx.level, ctx.budget_s), ctx.remaining() * _SHARE_OF_CHECK)
+    # Who gives a run more than the usual budget gives more to the sizes.
+    in_budget = _TIME_FOR_SIZES[ctx.level] * max(ctx.budget_s / Options().budget_s, 1.0)
+    allowed = min(in_budget, ctx.remaining() * _SHARE_OF_CHECK)
     sizes = payload.sweep_sizes(ctx.level is Level.QUICK)
     for size in sizes:
         fits = _memory_needed(ctx, size) <= _memory_free(ctx)
-        short_of = _shortest(ctx, in_time=_time_needed(spent, previous, size) < allowed, in_memory=fits)
-        if short_of:
-            left = sizes[len(results) :]
-            memory = tuple(float(_memory_needed(ctx, size)) for size in left)
-            needs = memory if short_of == "memory" else _time_for_each(ctx.level, left, spent, previous)
-            return Sweep(results, size, short_of, needs)
+        in_time = _time_needed(spent, previous, size) < allowed
+        short_of = agreed(ctx, _MEMORY if not fits else 0.0 if in_time else _TIME)  # the slowest rank decides for all
+        left = sizes[len(results) :]
+        if short_of == _MEMORY:
+            return Sweep(results, size, "memory", tuple(float(_memory_needed(ctx, size)) for size in left))
+        if short_of == _TIME:
+            return Sweep(results, size, "time", _time_for_each(ctx.level, left, spent, previous))
         started = ctx.clock()
         results.append(measure(ctx, size))
         previous = ctx.clock() - started
         spent += previous
     return Sweep(results)
-
-
-def time_for_sizes(level: Level, budget_s: float) -> float:
-    """Seconds: who gives a run more than the usual budget gives more to the sizes."""
-    return _TIME_FOR_SIZES[level] * max(budget_s / Options().budget_s, 1.0)
 
 
 def budget_for(needs_s: float, level: Level) -> float | None:
@@ -132,12 +129,6 @@ def agreed(ctx: RankContext, value: float, *, of_first: bool = False) -> float:
 def meet(ctx: RankContext) -> None:
     """Wait until all ranks have arrived."""
     agreed(ctx, 0.0)
-
-
-def _shortest(ctx: RankContext, *, in_time: bool, in_memory: bool) -> Literal["time", "memory"] | None:
-    """What any rank is short of; the slowest rank decides for all."""
-    code = agreed(ctx, 2.0 if not in_memory else 0.0 if in_time else 1.0)
-    return "time" if code == 1.0 else "memory" if code == 2.0 else None
 
 
 def measure(ctx: RankContext, size: int) -> SizeResult:

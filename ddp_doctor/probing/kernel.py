@@ -14,9 +14,9 @@ import re
 from dataclasses import dataclass
 
 from ddp_doctor.knowledge.gpu.gpudirect import PEERMEM_FILES, PEERMEM_MODULES
-from ddp_doctor.model.context import CommandResult, Context
+from ddp_doctor.model.context import Context
 from ddp_doctor.probing.host_limits import rdma_devices
-from ddp_doctor.probing.kernel_files import end_of, first_line
+from ddp_doctor.probing.kernel_files import end_of, first_line, names_in, target_of
 from ddp_doctor.probing.pci_devices import device_of
 
 #: Each source is given this long, and the last lines of it are enough.
@@ -49,23 +49,17 @@ def read_log(ctx: Context) -> LogText:
     for command in _COMMANDS:
         name = command[-1] if command[0] == "tail" else command[0]
         result = ctx.run(command, LIMIT_S)
-        if result.ok and _is_log(result.stdout, is_file=command[0] == "tail"):
+        lines = result.stdout.splitlines()
+        # A line of a log, and not just words about having none.
+        is_log = command[0] == "tail" or any(line[:1] in "[<0123456789" for line in lines[:20] if line)
+        if result.ok and lines and is_log:
             return LogText(result.stdout, name)
-        reasons.append(f"{name}: {_reason(result)}")
+        reason = "not installed" if result.status == "missing" else f"no answer within {LIMIT_S:g} s"
+        if result.status == "ended":
+            errors = result.stderr.strip().splitlines()
+            reason = errors[0].removeprefix("dmesg: ")[:120] if errors else "nothing to read"
+        reasons.append(f"{name}: {reason}")
     return LogText(problem="; ".join(reasons)[:400])
-
-
-def _is_log(text: str, *, is_file: bool) -> bool:
-    """Whether there is a line of a log, and not just words about having none."""
-    lines = text.splitlines()
-    return bool(lines) and (is_file or any(line[:1] in "[<0123456789" for line in lines[:20] if line))
-
-
-def _reason(result: CommandResult) -> str:
-    if result.status != "ended":
-        return "not installed" if result.status == "missing" else f"no answer within {LIMIT_S:g} s"
-    errors = result.stderr.strip().splitlines()
-    return errors[0].removeprefix("dmesg: ")[:120] if errors else "nothing to read"
 
 
 MODULES = (
@@ -88,10 +82,7 @@ _VERSION = re.compile(r"\d{1,4}(?:\.\d{1,4}){0,4}", re.ASCII)
 
 def modules(ctx: Context) -> dict[str, str]:
     """The loaded modules that matter, with their version ("" where they have none)."""
-    try:
-        loaded = set(ctx.listdir("/sys/module"))
-    except OSError:
-        return {}
+    loaded = names_in(ctx, "/sys/module")
     return {name: (first_line(ctx, f"/sys/module/{name}/version") or "")[:40] for name in MODULES if name in loaded}
 
 
@@ -111,11 +102,7 @@ def libraries(ctx: Context) -> dict[str, str]:
     """The driver's libraries that a program would load: path of the link, and the version behind it."""
     found = {}
     for path in (f"{folder}/{name}.1" for folder in LIBRARY_FOLDERS for name in LIBRARIES):
-        try:
-            target = ctx.readlink(path).rpartition("/")[2]
-        except OSError:
-            continue
-        version = target.partition(".so.")[2]
+        version = (target_of(ctx, path) or "").rpartition("/")[2].partition(".so.")[2]
         if _VERSION.fullmatch(version) and version != "1":
             found[path] = version
     return found
@@ -123,17 +110,10 @@ def libraries(ctx: Context) -> dict[str, str]:
 
 def rdma_drivers(ctx: Context) -> dict[str, str]:
     """The RDMA devices with an active port, and their kernel drivers ("" where none is known)."""
-    drivers = {}
-    for name in rdma_devices(ctx):
-        drivers[name] = end_of(ctx, f"{_INFINIBAND}/{name}/device/driver") or ""
-    return drivers
+    return {name: end_of(ctx, f"{_INFINIBAND}/{name}/device/driver") or "" for name in rdma_devices(ctx)}
 
 
 def rdma_pci_devices(ctx: Context) -> dict[str, str]:
     """The PCI devices behind the RDMA devices, and their names; software devices have none."""
-    try:
-        names = ctx.listdir(_INFINIBAND)
-    except OSError:
-        return {}
-    found = {name: device_of(ctx, f"{_INFINIBAND}/{name}/device") for name in names}
+    found = {name: device_of(ctx, f"{_INFINIBAND}/{name}/device") for name in names_in(ctx, _INFINIBAND)}
     return {bus: name for name, bus in found.items() if bus is not None}

@@ -1,6 +1,7 @@
 """The manifest of a torch module, and those of all ranks, before anything can hang on a difference."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +11,16 @@ from ddp_doctor.model.context import RankContext
 
 def read(module: Any) -> Manifest:
     """What this module is made of, in the order in which DDP takes it."""
+    import torch
+
     parts = dict(module.named_modules(remove_duplicate=False))
+    # As DDP asks it of each module (torch/nn/parallel/distributed.py, _build_params_for_reducer).
+    embeddings = torch.nn.Embedding | torch.nn.EmbeddingBag
     marks = _Marks(
         transient=frozenset(_names(parts, lambda part: getattr(part, "_non_persistent_buffers_set", ()))),
-        sparse=frozenset(_names(parts, lambda part: ("weight",) if _has_sparse_gradient(part) else ())),
+        sparse=frozenset(
+            _names(parts, lambda part: ("weight",) if isinstance(part, embeddings) and part.sparse else ())
+        ),
         ignored=frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ())),
     )
     return Manifest(
@@ -55,20 +62,21 @@ def _names(parts: Mapping[str, Any], of: Callable[[Any], Iterable[str]]) -> Iter
     return (f"{prefix}.{name}" if prefix else name for prefix, part in parts.items() for name in of(part))
 
 
-def _has_sparse_gradient(part: Any) -> bool:
-    """As DDP asks it of each module (torch/nn/parallel/distributed.py, _build_params_for_reducer)."""
-    import torch
-
-    return isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag) and part.sparse
-
-
 def _tensors(named: Iterable[tuple[str, Any]], marks: _Marks) -> tuple[Tensor, ...]:
     """The tensors of a module; one that comes again has its first name."""
+    import torch
+    from torch.nn.parameter import is_lazy
+
     first: dict[int, str] = {}
     memory: dict[int, str] = {}
     found = []
     for name, tensor in named:
-        tied_to, address = first.get(id(tensor)), _address(tensor)
+        lazy, tied_to = is_lazy(tensor), first.get(id(tensor))
+        address = 0  # where its memory begins; some have none of their own: lazy, meta, sparse, some subclasses
+        if not lazy:
+            with suppress(NotImplementedError, RuntimeError):
+                address = int(tensor.untyped_storage().data_ptr())
+        plain = lazy or tensor.layout != torch.strided or tensor.is_contiguous()
         described = Tensor(
             name=name,
             tied_to=tied_to,
@@ -76,38 +84,14 @@ def _tensors(named: Iterable[tuple[str, Any]], marks: _Marks) -> tuple[Tensor, .
             persistent=name not in marks.transient,
             sparse_grad=name in marks.sparse,
             ignored=name in marks.ignored,
-            **_attributes_of_tensor(tensor),
+            shape=None if lazy else tuple(tensor.shape),
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            device=tensor.device.type,
+            requires_grad=tensor.requires_grad,
+            layout=str(tensor.layout).removeprefix("torch."),
+            strides=None if plain else tuple(tensor.stride()),
         )
         first.setdefault(id(tensor), name)
         memory.setdefault(address, name)
         found.append(described)
     return tuple(found)
-
-
-def _attributes_of_tensor(tensor: Any) -> dict[str, Any]:
-    import torch
-
-    lazy = _is_lazy(tensor)
-    plain = lazy or tensor.layout != torch.strided or tensor.is_contiguous()
-    return {
-        "shape": None if lazy else tuple(tensor.shape),
-        "dtype": str(tensor.dtype).removeprefix("torch."),
-        "device": tensor.device.type,
-        "requires_grad": tensor.requires_grad,
-        "layout": str(tensor.layout).removeprefix("torch."),
-        "strides": None if plain else tuple(tensor.stride()),
-    }
-
-
-def _is_lazy(tensor: Any) -> bool:
-    from torch.nn.parameter import is_lazy
-
-    return bool(is_lazy(tensor))
-
-
-def _address(tensor: Any) -> int:
-    """Where a tensor's memory begins; 0 where it has none of its own (lazy, meta, sparse, some subclasses)."""
-    try:
-        return 0 if _is_lazy(tensor) else int(tensor.untyped_storage().data_ptr())
-    except (NotImplementedError, RuntimeError):
-        return 0

@@ -98,11 +98,12 @@ def _hca(ctx: Context, name: str, node: str | None) -> Hca:
     active = [port for port in names_in(ctx, f"{at}/ports") if port.isdecimal()]
     ports = tuple(_port(ctx, f"{at}/ports/{port}", int(port)) for port in sorted(active, key=int))
     named = [*names_in(ctx, f"{at}/device/net")]
+    numa = first_line(ctx, f"{at}/device/numa_node")
     return Hca(
         name=name,
         bus_id=bus_id,
         driver=end_of(ctx, f"{at}/device/driver"),
-        numa_node=_numa(first_line(ctx, f"{at}/device/numa_node")),
+        numa_node=int(numa) if numa and re.fullmatch(r"\d{1,5}", numa, re.ASCII) else None,
         node_type=_after_number(first_line(ctx, f"{at}/node_type")),
         node_guid=first_line(ctx, f"{at}/node_guid"),
         firmware=first_line(ctx, f"{at}/fw_ver"),
@@ -148,19 +149,17 @@ def _gids(ctx: Context, at: str, *, roce: bool) -> tuple[Gid, ...]:
         empty = 0 if address else empty + 1
         if text is None or empty > rdma.EMPTY_GIDS_IN_A_ROW:
             break
-        if address:
-            found.append(_gid(ctx, at, index, address) if roce else Gid(index=index, address=address))
+        if address and roce:
+            hidden, gid_type = False, ""
+            try:
+                gid_type = ctx.read(f"{at}/gid_attrs/types/{index}").strip()
+            except OSError as error:
+                hidden = error.errno == errno.EINVAL
+            netdev = first_line(ctx, f"{at}/gid_attrs/ndevs/{index}") or None
+            found.append(Gid(index=index, address=address, roce=_ROCE.get(gid_type), netdev=netdev, hidden=hidden))
+        elif address:
+            found.append(Gid(index=index, address=address))
     return tuple(found)
-
-
-def _gid(ctx: Context, at: str, index: int, address: str) -> Gid:
-    hidden, gid_type = False, ""
-    try:
-        gid_type = ctx.read(f"{at}/gid_attrs/types/{index}").strip()
-    except OSError as error:
-        hidden = error.errno == errno.EINVAL
-    netdev = first_line(ctx, f"{at}/gid_attrs/ndevs/{index}")
-    return Gid(index=index, address=address, roce=_ROCE.get(gid_type), netdev=netdev or None, hidden=hidden)
 
 
 def _counters(ctx: Context, at: str) -> dict[str, int]:
@@ -185,7 +184,7 @@ def _device_problem(ctx: Context, node: str | None) -> str | None:
     except PermissionError as error:
         return f"{DEVICES}/{node}: {error.strerror}"
     except OSError:
-        return None
+        pass
     return None
 
 
@@ -213,8 +212,3 @@ def _number(text: str | None) -> int | None:
     """A count or an id, decimal or ``0x…``."""
     match = re.fullmatch(r"0x[0-9a-fA-F]{1,16}|\d{1,20}", text or "", re.ASCII)
     return int(match[0], 0 if match[0].startswith("0x") else 10) if match else None
-
-
-def _numa(text: str | None) -> int | None:
-    """The NUMA node; -1 is "none"."""
-    return int(text) if text and re.fullmatch(r"\d{1,5}", text, re.ASCII) else None

@@ -152,11 +152,9 @@ def swept(monkeypatch: pytest.MonkeyPatch, level: Level, mb_per_s: float, budget
         clock[0] += each * (payload.iterations(size, quick=ctx.level is Level.QUICK) + 6)
         return SizeResult.model_construct(size_bytes=size)
 
-    def vote(_ctx: RankContext, *, in_time: bool, in_memory: bool) -> str | None:
-        return None if in_time else "time"
-
     monkeypatch.setattr(all_reduces, "measure", measure)
-    monkeypatch.setattr(all_reduces, "_shortest", vote)
+    monkeypatch.setattr(all_reduces, "agreed", lambda _ctx, value: value)
+    monkeypatch.setattr(all_reduces, "_memory_free", lambda _ctx: 1 << 62)
     ctx = HarnessContext(rank=0, group_rank=0, world_size=4, ranks=(0, 1, 2, 3), local_rank=0, group=None)
     ctx.level, ctx.budget_s, ctx.deadline = level, budget_s, 9.8
     monkeypatch.setattr(ctx, "clock", lambda: clock[0])

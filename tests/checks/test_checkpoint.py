@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddp_doctor.checks.ddp import checkpoint
-from ddp_doctor.checks.ddp.checkpoint import CHECK, plain, sharded
+from ddp_doctor.checks.ddp.checkpoint import CHECK, rules, sharded
 from ddp_doctor.facts.ddp.model_state import Checkpoint
 from ddp_doctor.model.choices import Severity
 from tests.checks.judged_ranks import assert_found, judge_by, only, planted, record
@@ -44,7 +44,7 @@ def instead(owner: Any, name: str, planted: Any) -> Iterator[None]:
 def probed(ctx: Any, *planted: tuple[Any, str, Any]) -> Checkpoint:
     """The probe with all of these, and no longer patience than a test has."""
     with ExitStack() as stack:
-        for owner, name, value in ((plain, "_PATIENCE_S", 0.05), *planted):
+        for owner, name, value in ((checkpoint, "_PATIENCE_S", 0.05), *planted):
             stack.enter_context(instead(owner, name, value))
         return checkpoint.probe(ctx)
 
@@ -195,7 +195,7 @@ def rank_1_saves_too(ctx: Any) -> Checkpoint:
         if name == "saved 2":
             dist.barrier(ctx.group)
             if ctx.rank == 1:
-                torch.save(plain.state(ctx.group_rank, 2), Path(folder) / plain.FILE)
+                torch.save(checkpoint.state(ctx.group_rank, 2), Path(folder) / rules.FILE)
             dist.barrier(ctx.group)
         said: tuple[str, ...] = exchange(name, text)
         if name == "folder":
@@ -207,12 +207,12 @@ def rank_1_saves_too(ctx: Any) -> Checkpoint:
 
 def rank_3_looks_elsewhere(ctx: Any) -> Checkpoint:
     """The last node has a working directory of its own."""
-    load = plain.load
+    load = checkpoint.load
 
     def elsewhere(ctx: Any, file: Path, *told: Any) -> Any:
         return load(ctx, Path("/nowhere") / file.name if ctx.rank == 3 else file, *told)
 
-    return probed(ctx, (plain, "load", elsewhere))
+    return probed(ctx, (checkpoint, "load", elsewhere))
 
 
 def cannot_write(ctx: Any, name: str) -> Any:

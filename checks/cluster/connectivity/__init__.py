@@ -11,10 +11,10 @@ start and hangs its first gradient. A slow node slows all. One row shows a failu
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from ipaddress import ip_address
+from collections.abc import Callable, Iterable, Iterator
 
 from ddp_doctor.checks.cluster.connectivity import blocked, packets, slow, wording
+from ddp_doctor.checks.cluster.connectivity.matrix import plain_address
 from ddp_doctor.checks.cluster.connectivity.measure import Dialled, ShortMeasurement
 from ddp_doctor.facts.cluster import ConnectivityFact
 from ddp_doctor.knowledge.network import path_quality
@@ -38,16 +38,20 @@ def probe(ctx: NodesContext) -> ConnectivityFact:
     if not ctx.peers:
         raise Skip("there is no other node to dial")
     dialled = [Dialled(ctx, peer) for peer in ctx.peers]
-    elsewhere = [dial for dial, peer in zip(dialled, ctx.peers, strict=True) if _came_from_elsewhere(peer)]
-    _in_daemon_threads([*(dial.meet for dial in dialled), *(dial.try_met_at for dial in elsewhere)])
+    met_elsewhere = [dial for dial, peer in zip(dialled, ctx.peers, strict=True) if _came_from_elsewhere(peer)]
+    _in_daemon_threads([*(dial.meet for dial in dialled), *(dial.try_met_at for dial in met_elsewhere)])
     measurements = [[ShortMeasurement(ctx, peer, way) for way in peer.others] for peer in ctx.peers]
-    _in_daemon_threads([measurement.meet for row in measurements for measurement in row])
+    elsewhere = [measurement for row in measurements for measurement in row]
+    _in_daemon_threads([measurement.meet for measurement in elsewhere])
     sample_s = min(path_quality.SAMPLE_S, path_quality.TRANSFERS_S / path_quality.SAMPLES / len(dialled))
     for dial in dialled:
         dial.measure(path_quality.SAMPLES, sample_s)
-    _sample(ctx, [measurement for row in measurements for measurement in row])
+    elsewhere = [measurement for row in measurements for measurement in row]
+    until = min(ctx.clock() + path_quality.OTHER_SAMPLES_S, ctx.deadline - 1.0)  # the time of all of them
+    for measurement in elsewhere:
+        measurement.sample(min(path_quality.SAMPLE_S, path_quality.OTHER_SAMPLES_S / len(elsewhere)), until)
     _in_daemon_threads([dial.again for dial in dialled if dial.lost_packets])
-    for dial in _doubtful(dialled, measurements):
+    for dial in _doubtful(dialled, elsewhere):
         dial.measure(path_quality.SAMPLES, 2 * sample_s)
     peers = tuple(
         dial.result(tuple(measurement.result() for measurement in row))
@@ -58,24 +62,11 @@ def probe(ctx: NodesContext) -> ConnectivityFact:
     return ConnectivityFact(peers=peers, port_range=port_range(ctx))
 
 
-def _sample(ctx: NodesContext, measurements: Sequence[ShortMeasurement]) -> None:
-    """Throughput in the other networks, within their common time."""
-    until = min(ctx.clock() + path_quality.OTHER_SAMPLES_S, ctx.deadline - 1.0)
-    for measurement in measurements:
-        measurement.sample(min(path_quality.SAMPLE_S, path_quality.OTHER_SAMPLES_S / len(measurements)), until)
-
-
 def _came_from_elsewhere(peer: Peer) -> bool:
     try:
-        met, advertised = (ip_address(address.partition("%")[0]) for address in (peer.met_at, peer.address))
+        return plain_address(peer.met_at) != plain_address(peer.address)
     except ValueError:
         return False
-    return _plain(met) != _plain(advertised)
-
-
-def _plain(address: object) -> object:
-    """An IPv4 address that a socket of both families shows as ``::ffff:10.0.0.1``."""
-    return getattr(address, "ipv4_mapped", None) or address
 
 
 def _in_daemon_threads(calls: Iterable[Callable[[], None]]) -> None:
@@ -87,10 +78,10 @@ def _in_daemon_threads(calls: Iterable[Callable[[], None]]) -> None:
         thread.join()
 
 
-def _doubtful(dialled: list[Dialled], measurements: list[list[ShortMeasurement]]) -> list[Dialled]:
+def _doubtful(dialled: list[Dialled], elsewhere: list[ShortMeasurement]) -> list[Dialled]:
     """The peers that looked slow against the others of this row, or other networks: by chance, perhaps."""
-    elsewhere = [min(measurement.rate, path_quality.JUDGED_BYTES_PER_S) for row in measurements for measurement in row]
-    best = max([*(dial.rate or 0.0 for dial in dialled), *elsewhere], default=0.0)
+    rates = [min(measurement.rate, path_quality.JUDGED_BYTES_PER_S) for measurement in elsewhere]
+    best = max([*(dial.rate or 0.0 for dial in dialled), *rates], default=0.0)
     slow = [dial for dial in dialled if (dial.rate or best) * path_quality.DOUBTFUL_RATIO < best]
     return [dial for dial in slow if not dial.lost_packets]  # that explains it
 

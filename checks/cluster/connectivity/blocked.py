@@ -1,6 +1,6 @@
 """DD530, DD531, DD535, DD537: nodes, paths and addresses that no connection gets through to."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from ddp_doctor.checks.cluster.connectivity import wording
 from ddp_doctor.checks.cluster.connectivity.matrix import PATHS_SHOWN, Matrix, Path
@@ -10,7 +10,7 @@ from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.knowledge.network.interface_faults import faults
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.interfaces import backend_name
@@ -45,19 +45,41 @@ def inbound_to_node_blocked(recording: Recording) -> Iterator[Draft]:
     """
     matrix = Matrix.of(recording)
     found = matrix.blocked
+    met = "The nodes met at the roll call, so the network is there."
+    confidence = Confidence.PROVED if len(matrix.nodes) > 2 else Confidence.LIKELY
     if found.everyone:
-        nodes = matrix.nodes
+        nodes, paths = matrix.nodes, list(matrix.seen)
         ports = _common_port_range(matrix, nodes)
-        title = f"{capital(wording.port_words(ports))} are blocked between all {len(nodes)} nodes"
-        yield _blocked(recording, matrix, list(matrix.seen), title, nodes, "every node")
+        yield _blocked(
+            recording,
+            (node_culprit(recording, node) for node in nodes),
+            f"{capital(wording.port_words(ports))} are blocked between all {len(nodes)} nodes",
+            paths,
+            wording.let_in("every node", ports, matrix.addresses(source for source, _ in paths)),
+            wording.narrow_ports(ports),
+            detail=met,
+            confidence=confidence,
+        )
         return
-    for fate, nodes in _by_fate(matrix, found.inbound).items():
+    groups: dict[str, list[int]] = {}
+    for node in found.inbound:
+        outcomes = [matrix.seen[path].outcome for path in matrix.failed if path[1] == node]
+        groups.setdefault(_FATE[max(set(outcomes), key=outcomes.count)], []).append(node)
+    for fate, nodes in groups.items():
         paths = [path for path in matrix.failed if path[1] in nodes]
-        names = hosts(recording, nodes)
-        title = f"Inbound to {names} is blocked for {wording.port_words(_common_port_range(matrix, nodes))}: {fate}"
+        names, ports = hosts(recording, nodes), _common_port_range(matrix, nodes)
         both = [node for node in nodes if node in found.outbound]
         more = f" {hosts(recording, both)} cannot dial the others either." if both else ""
-        yield _blocked(recording, matrix, paths, title, nodes, names, more)
+        yield _blocked(
+            recording,
+            (node_culprit(recording, node) for node in nodes),
+            f"Inbound to {names} is blocked for {wording.port_words(ports)}: {fate}",
+            paths,
+            wording.let_in(names, ports, matrix.addresses(source for source, _ in paths)),
+            wording.narrow_ports(ports),
+            detail=met + more,
+            confidence=confidence,
+        )
 
 
 @rule("DD531", "path-between-nodes-blocked", Severity.ERROR, ConnectivityFact)
@@ -70,26 +92,22 @@ def path_between_nodes_blocked(recording: Recording) -> Iterator[Draft]:
     Remedy: Compare the firewalls, routes and access lists of these two with those of the pairs that work.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
-    matrix, around = Matrix.of(recording), way_out(recording)
+    matrix = Matrix.of(recording)
     for fate, paths in grouped((_FATE[matrix.seen[path].outcome], path) for path in matrix.blocked.paths).items():
         ends = sorted({node for path in paths for node in path})
         ports = _common_port_range(matrix, ends)
         many = "s" if len({frozenset(path) for path in paths}) > 1 else ""
-        title = (
-            f"The path{many} {wording.path_words(recording, paths)} {'are' if many else 'is'} blocked for"
-            f" {wording.port_words(ports)}: {fate}"
-        )
         targets = sorted({target for _, target in paths})
-        yield proved(
+        yield _blocked(
+            recording,
             wording.path_culprits(recording, paths),
-            title,
-            dials_seen(recording, matrix, paths),
-            *around,
+            f"The path{many} {wording.path_words(recording, paths)} {'are' if many else 'is'} blocked for"
+            f" {wording.port_words(ports)}: {fate}",
+            paths,
             wording.let_in(hosts(recording, targets), ports, matrix.addresses(source for source, _ in paths)),
             wording.trace_path(recording, paths, matrix.address_of),
             wording.narrow_ports(ports),
-            detail=f"The nodes met at the roll call. {wording.NEEDED_BY}.",
-            reproduced_by=MEET if around else None,
+            detail="The nodes met at the roll call.",
         )
 
 
@@ -109,49 +127,40 @@ def outbound_from_node_blocked(recording: Recording) -> Iterator[Draft]:
         return
     paths = [path for path in matrix.failed if path[0] in nodes]
     names = hosts(recording, nodes)
-    ports, around = _common_port_range(matrix, [target for _, target in paths]), way_out(recording)
+    ports = _common_port_range(matrix, [target for _, target in paths])
     fates = " or ".join(dict.fromkeys(_FATE[matrix.seen[path].outcome] for path in paths))
-    yield proved(
+    yield _blocked(
+        recording,
         (node_culprit(recording, node) for node in nodes),
         f"Outbound from {names} is blocked for {wording.port_words(ports)}: {fates}",
-        dials_seen(recording, matrix, paths),
-        *around,
+        paths,
         wording.let_out(names, ports),
         wording.narrow_ports(ports),
-        detail=f"The nodes that it dials are reached by others. {wording.NEEDED_BY}.",
-        reproduced_by=MEET if around else None,
+        detail="The nodes that it dials are reached by others.",
     )
 
 
 def _blocked(
     recording: Recording,
-    matrix: Matrix,
-    paths: list[Path],
+    culprits: Iterable[Culprit],
     title: str,
-    nodes: Iterable[int],
-    where: str,
-    more: str = "",
+    paths: list[Path],
+    *remedies: Remedy,
+    detail: str,
+    confidence: Confidence = Confidence.PROVED,
 ) -> Draft:
-    ports, around = _common_port_range(matrix, nodes), way_out(recording)
+    """A finding about these paths; another network, where one works, comes before ``remedies``."""
+    around = way_out(recording)
     return finding(
-        (node_culprit(recording, node) for node in nodes),
+        culprits,
         title,
-        dials_seen(recording, matrix, paths),
+        dials_seen(recording, paths),
         *around,
-        wording.let_in(where, ports, matrix.addresses(source for source, _ in paths)),
-        wording.narrow_ports(ports),
-        confidence=Confidence.PROVED if len(matrix.nodes) > 2 else Confidence.LIKELY,
-        detail=f"The nodes met at the roll call, so the network is there.{more} {wording.NEEDED_BY}.",
+        *remedies,
+        confidence=confidence,
+        detail=f"{detail} {wording.NEEDED_BY}.",
         reproduced_by=MEET if around else None,
     )
-
-
-def _by_fate(matrix: Matrix, nodes: Iterable[int]) -> dict[str, list[int]]:
-    groups: dict[str, list[int]] = {}
-    for node in nodes:
-        outcomes = [matrix.seen[path].outcome for path in matrix.failed if path[1] == node]
-        groups.setdefault(_FATE[max(set(outcomes), key=outcomes.count)], []).append(node)
-    return groups
 
 
 def _common_port_range(matrix: Matrix, nodes: Iterable[int]) -> wording.PortRange | None:
@@ -173,7 +182,8 @@ def advertised_address_leads_elsewhere(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
     """
     matrix = Matrix.of(recording)
-    explained = _nodes_with_useless_address(recording)
+    backend = recording.world.backend if recording.world else "gloo"
+    explained = set(faults([offer_of(node, backend) for node in recording.facts(InterfacesFact)]))
     found = matrix.misled
     nodes = [node for node in found.nodes if node not in explained]
     paths = [path for path in found.paths if not explained & set(path)]
@@ -184,41 +194,28 @@ def advertised_address_leads_elsewhere(recording: Recording) -> Iterator[Draft]:
     wrong = paths or [path for path in matrix.misled_paths if set(path) & set(nodes)]
     targets = sorted({target for _, target in wrong})
     who = nodes or targets
-    given_out = name_list([*_given_out(recording, matrix, wrong, who)])
+    given_out = []
+    for node, address in sorted({(path[1], matrix.seen[path].address) for path in wrong if path[1] in who}):
+        interface = wording.interface_name(recording, node, address)
+        given_out.append(f"{address} ({host(recording, node)}{f', {interface}' if interface else ''})")
     met = {path[1]: matrix.seen[path].met_at for path in wrong}
     unmet = {path[1]: peer.address for path, peer in matrix.seen.items() if path[1] not in met}
     offered = way_out(recording) or (wording.use_met_interface(recording, met, unmet),)
     reached = sorted({address for node, address in met.items() if node in who and address})
     yield proved(
         tuple(node_culprit(recording, node) for node in nodes) or wording.path_culprits(recording, paths),
-        f"{backend_name(_backend(recording))} uses {given_out}, which other nodes cannot reach;"
+        f"{backend_name(backend)} uses {name_list(given_out)}, which other nodes cannot reach;"
         f" {name_list(reached)} can be reached",
-        dials_seen(recording, matrix, wrong),
+        dials_seen(recording, wrong),
         *offered,
         detail="The network works; only that address is the wrong one.",
         reproduced_by=MEET if offered[0].settings else None,
     )
 
 
-def _given_out(recording: Recording, matrix: Matrix, paths: Iterable[Path], nodes: Collection[int]) -> Iterator[str]:
-    """ "10.77.0.2 (node1, eth0)": the addresses of these nodes."""
-    for node, address in sorted({(path[1], matrix.seen[path].address) for path in paths}):
-        if node in nodes:
-            interface = wording.interface_name(recording, node, address)
-            yield f"{address} ({host(recording, node)}{f', {interface}' if interface else ''})"
-
-
-def _nodes_with_useless_address(recording: Recording) -> set[int]:
-    backend = _backend(recording)
-    return set(faults([offer_of(node, backend) for node in recording.facts(InterfacesFact)]))
-
-
-def _backend(recording: Recording) -> str:
-    return recording.world.backend if recording.world else "gloo"
-
-
-def dials_seen(recording: Recording, matrix: Matrix, paths: list[Path]) -> tuple[Evidence, ...]:
+def dials_seen(recording: Recording, paths: list[Path]) -> tuple[Evidence, ...]:
     """Some of the dials that failed, how many there are, and one that shows what works."""
+    matrix = Matrix.of(recording)
     evidence = [Evidence(text=_dial(recording, path, matrix.seen[path])) for path in paths[:PATHS_SHOWN]]
     works = [path for path, peer in matrix.seen.items() if peer.connect_s is not None]
     shown = [path for path in works if path[::-1] in paths] or works

@@ -1,10 +1,10 @@
 """The rows of all nodes as one matrix of paths, and who is to blame for bad ones. A node without a row is unknown."""
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from statistics import median
 
 from ddp_doctor.facts.cluster import ConnectivityFact, Outcome, PeerConnectivity
@@ -54,10 +54,15 @@ def blame(bad: Collection[Path], good: Collection[Path], *, one_of_two: bool = F
     nodes = {node for path in (*bad, *good) for node in path}
     if one_of_two and len(nodes) == 2 and len(bad) == len(good) == 1:
         return Blame(inbound=tuple(target for _, target in bad))
-    if not good and _have_no_common_node(bad):
+    if not good and not set.intersection(*map(set, bad)):  # they have no node in common
         return Blame(everyone=True)
-    left, by_end = set(bad), _by_end(bad)
-    suspects = _suspects(by_end, _by_end(good))
+    left, by_end, good_by_end = set(bad), _by_end(bad), _by_end(good)
+    suspects = set()
+    for (node, side), paths in by_end.items():
+        nearly_all = len(paths) >= BLAMED_SHARE * (len(paths) + len(good_by_end.get((node, side), ())))
+        others = {node, *(path[1 - side] for path in paths)}
+        if nearly_all and any((other, 1 - side) in good_by_end for other in others):
+            suspects.add((node, side))
     blamed: tuple[list[int], list[int]] = ([], [])
     while suspects:
         explained = {end: len(by_end[end] & left) for end in suspects}
@@ -76,27 +81,12 @@ def both_ways(pairs: Iterable[Path]) -> set[Path]:
     return {path for node, peer in pairs for path in ((node, peer), (peer, node))}
 
 
-def _have_no_common_node(paths: Collection[Path]) -> bool:
-    return not set.intersection(*map(set, paths))
-
-
 def _by_end(paths: Iterable[Path]) -> dict[End, set[Path]]:
     ends: dict[End, set[Path]] = defaultdict(set)
     for path in paths:
         ends[path[OUTBOUND], OUTBOUND].add(path)
         ends[path[INBOUND], INBOUND].add(path)
     return ends
-
-
-def _suspects(bad: Mapping[End, set[Path]], good: Mapping[End, set[Path]]) -> set[End]:
-    suspects = set()
-    for end, paths in bad.items():
-        node, side = end
-        nearly_all = len(paths) >= BLAMED_SHARE * (len(paths) + len(good.get(end, ())))
-        others = {node, *(path[1 - side] for path in paths)}
-        if nearly_all and any((node_beyond, 1 - side) in good for node_beyond in others):
-            suspects.add(end)
-    return suspects
 
 
 #: Nobody was reached.
@@ -206,7 +196,7 @@ class Matrix:
     def lossy(self) -> Blame:
         """Where packets get lost; a pair with few round trips or few losses is neither good nor bad."""
         losses = self.losses
-        bad = {pair for pair, loss in losses.items() if _loses(loss)}
+        bad = {pair for pair, loss in losses.items() if loss.retransmits >= LOST_PACKETS and loss.share >= LOST_SHARE}
         good = {
             pair for pair, loss in losses.items() if not loss.retransmits and loss.round_trips >= LOSSLESS_ROUND_TRIPS
         }
@@ -299,17 +289,17 @@ def _upper_quartile(rates: list[float]) -> float:
     return sorted(rates, reverse=True)[(len(rates) - 1) // 4] if rates else 0.0
 
 
-def _loses(loss: Loss) -> bool:
-    return loss.retransmits >= LOST_PACKETS and loss.share >= LOST_SHARE
-
-
 def _loopback_fails(peer: PeerConnectivity) -> bool:
     """A loopback address leads back to the one who dials it; a finding about the interfaces says so."""
     if connected(peer):
         return False
     try:
-        address = ip_address(peer.address.partition("%")[0])
+        return plain_address(peer.address).is_loopback
     except ValueError:
         return False
-    plain = getattr(address, "ipv4_mapped", None) or address
-    return bool(plain.is_loopback)
+
+
+def plain_address(text: str) -> IPv4Address | IPv6Address:
+    """An address without its zone; an IPv4 one that a socket of both families shows as ``::ffff:10.0.0.1`` as such."""
+    address = ip_address(text.partition("%")[0])
+    return getattr(address, "ipv4_mapped", None) or address

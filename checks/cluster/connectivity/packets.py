@@ -13,12 +13,11 @@ from ddp_doctor.checks.cluster.connectivity.matrix import (
     is_slow_answer,
     usual_answer,
 )
-from ddp_doctor.checks.cluster.connectivity.wording import ANSWER, MOVE, Way, detour, take, way_out, ways
+from ddp_doctor.checks.cluster.connectivity.wording import ANSWER, MOVE, detour, take, way_out, ways
 from ddp_doctor.facts.cluster import ConnectivityFact
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.knowledge.network import path_quality
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.context import Interface
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
@@ -109,7 +108,11 @@ def _slow_answers(
 ) -> Draft:
     slow = median(answers[pair] for pair in pairs)
     two = len(matrix.nodes) == 2
-    quick = next((way for way in ways(recording) if _answers_quickly(way, pairs, slow)), None)
+    quick = None  # a network in which the same nodes answer each other as quickly as they should
+    for way in ways(recording):
+        if is_slow_answer(slow, way.answer_s([path for path in way.seen if path in pairs])):
+            quick = way
+            break
     around = () if quick is None else (take(recording, quick),)
     usual = usual_answer(answers) if not two else quick.answer_s(quick.seen) if quick else None
     severity = Severity.ERROR if slow >= path_quality.VERY_SLOW_ANSWER_S else Severity.WARNING
@@ -141,11 +144,6 @@ def _slow_answers(
         severity=Severity.INFO if usual is None else unless_over_rdma(recording, severity),
         reproduced_by=ANSWER if around else None,
     )
-
-
-def _answers_quickly(way: Way, pairs: list[Path], slow_s: float) -> bool:
-    """Whether the same nodes answer each other as quickly in another network as they should."""
-    return is_slow_answer(slow_s, way.answer_s([path for path in way.seen if path in pairs]))
 
 
 @rule("DD536", "path-loses-packets", Severity.ERROR, ConnectivityFact, ranks="slow")
@@ -254,10 +252,6 @@ def _smaller_mtu(recording: Recording, matrix: Matrix, path: Path, passed: int, 
     known = [
         (host(recording, node), interface)
         for node in nodes
-        if (interface := _interface(recording, addresses, node)) is not None
+        if node in addresses and (interface := wording.interface_with(recording, node, addresses[node])) is not None
     ]
     yield wording.smaller_mtu(known, passed, ipv6=":" in peer.address)
-
-
-def _interface(recording: Recording, addresses: dict[int, str], node: int) -> Interface | None:
-    return wording.interface_with(recording, node, addresses[node]) if node in addresses else None

@@ -1,16 +1,15 @@
 """DD533, DD538: a node, or a network in use, that is slower than others."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from statistics import median, median_high
 
 from ddp_doctor.checks.cluster.connectivity import wording
-from ddp_doctor.checks.cluster.connectivity.matrix import PATHS_SHOWN, Blame, Matrix, Path
+from ddp_doctor.checks.cluster.connectivity.matrix import PATHS_SHOWN, Blame, Matrix, Path, both_ways
 from ddp_doctor.checks.cluster.connectivity.packets import look, measured, on_paths, unless_over_rdma
 from ddp_doctor.checks.cluster.connectivity.wording import MOVE, Way, detour, take, ways
 from ddp_doctor.facts.cluster import ConnectivityFact
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.knowledge.network import path_quality
-from ddp_doctor.knowledge.network import path_quality as network
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -36,19 +35,29 @@ def node_is_slow_to_its_peers(recording: Recording) -> Iterator[Draft]:
     See: docs/explanation/connectivity.md
     """
     matrix = Matrix.of(recording)
-    found, explained = matrix.slow, _explained(matrix)
-    nodes = [] if explained.everyone else [node for node in found.nodes if node not in explained.nodes]
+    found, lossy, late = matrix.slow, matrix.lossy, matrix.slow_to_answer
+    # What loses or delays packets is slow for that reason.
+    explained = {*lossy.nodes, *late.nodes, *(matrix.nodes if lossy.everyone else ())}
+    explained_paths = both_ways((*lossy.paths, *late.paths))
+    nodes = [node for node in found.nodes if node not in explained]
     if nodes:
         yield _slow_nodes(recording, matrix, nodes, found)
     paths = [path for path in found.paths if matrix.is_slow(path, path_quality.SLOW_PATH_RATIO)]
-    paths = [path for path in paths if not _is_explained(path, explained)]
+    paths = [path for path in paths if path not in explained_paths and not explained & set(path)]
     if paths and not (len(matrix.nodes) == 2 and faster_way(recording)):  # DD538 has somebody to compare with
         yield _slow_paths(recording, matrix, paths)
 
 
 def _slow_nodes(recording: Recording, matrix: Matrix, nodes: list[int], found: Blame) -> Draft:
     rates, usual = matrix.best_rates, matrix.usual_rate
-    sides = {node: _paths_on_slow_side(found, node, rates) for node in nodes}
+    sides = {
+        node: [
+            path
+            for path in rates
+            if (path[0] == node and node in found.outbound) or (path[1] == node and node in found.inbound)
+        ]
+        for node in nodes
+    }
     mine = {node: median(rates[path] for path in side) for node, side in sides.items()}
     around = detour(
         recording, lambda way: all(_is_much_faster_there(way, side, mine[node]) for node, side in sides.items())
@@ -114,22 +123,6 @@ def _is_much_faster_there(way: Way, paths: list[Path], rate: float) -> bool:
     return way.rate(paths) >= path_quality.FASTER_ELSEWHERE_RATIO * rate
 
 
-def _paths_on_slow_side(found: Blame, node: int, rates: dict[Path, float]) -> list[Path]:
-    sides = [side for side, nodes in enumerate((found.outbound, found.inbound)) if node in nodes]
-    return [path for path in rates if any(path[side] == node for side in sides)]
-
-
-def _explained(matrix: Matrix) -> Blame:
-    """What loses or delays packets is slow for that reason."""
-    lossy, late = matrix.lossy, matrix.slow_to_answer
-    return Blame(everyone=lossy.everyone, inbound=(*lossy.nodes, *late.nodes), paths=(*lossy.paths, *late.paths))
-
-
-def _is_explained(path: Path, explained: Blame) -> bool:
-    explained_ways = {path, path[::-1]} & set(explained.paths)
-    return explained.everyone or bool(explained_ways) or bool(set(path) & set(explained.nodes))
-
-
 # The ranks run all the same: they are tested on what the job would use.
 @rule("DD538", "slower-of-two-networks-is-used", Severity.ERROR, ConnectivityFact, ranks="run")
 def slower_of_two_networks_is_used(recording: Recording) -> Iterator[Draft]:
@@ -154,9 +147,11 @@ def slower_of_two_networks_is_used(recording: Recording) -> Iterator[Draft]:
         return
     rate, other_rate = used_rate(matrix), _rate_of(way, matrix)
     backend = backend_name(recording.world.backend if recording.world else "gloo")
-    mine, theirs = _interfaces_in_use(recording, matrix), _listed(way.interfaces.values())
-    ratio = min(other_rate, network.JUDGED_BYTES_PER_S) / rate
-    severity = Severity.ERROR if ratio >= network.SLOW_NODE_RATIO else Severity.WARNING
+    taken = {path[1]: peer.address for path, peer in matrix.seen.items()}
+    names = (wording.interface_name(recording, node, address) or address for node, address in taken.items())
+    mine, theirs = (name_list(sorted(set(interfaces))) for interfaces in (names, way.interfaces.values()))
+    ratio = min(other_rate, path_quality.JUDGED_BYTES_PER_S) / rate
+    severity = Severity.ERROR if ratio >= path_quality.SLOW_NODE_RATIO else Severity.WARNING
     yield likely(
         tuple(_culprits(recording, matrix, mine)),
         f"{backend} uses the slower network: {wording.rate(rate)} over {mine},"
@@ -185,8 +180,8 @@ def faster_way(recording: Recording) -> Way | None:
         return None
     if any(peer.outcome != "ok" for peer in matrix.seen.values()):
         return None
-    expected = min(_rate_of(found, matrix), network.JUDGED_BYTES_PER_S)
-    return found if expected >= network.FASTER_ELSEWHERE_RATIO * used_rate(matrix) else None
+    expected = min(_rate_of(found, matrix), path_quality.JUDGED_BYTES_PER_S)
+    return found if expected >= path_quality.FASTER_ELSEWHERE_RATIO * used_rate(matrix) else None
 
 
 def used_rate(matrix: Matrix) -> float:
@@ -205,7 +200,7 @@ def _are_two(matrix: Matrix) -> bool:
 
 def _is_for_other_rules(matrix: Matrix) -> bool:
     """Whether losses, late answers or slow nodes are found, which recommend the other network themselves."""
-    if matrix.lossy != Blame() or max(matrix.answers.values(), default=0.0) >= network.SLOW_ANSWER_S:
+    if matrix.lossy != Blame() or max(matrix.answers.values(), default=0.0) >= path_quality.SLOW_ANSWER_S:
         return True
     return not _are_two(matrix) and matrix.slow != Blame()
 
@@ -220,16 +215,6 @@ def _is_refuted(recording: Recording) -> bool:
         return bool(there)
     rates = [attempt.bytes_per_s for attempt in there if attempt.bytes_per_s is not None]
     return bool(rates and here) and median(rates) < GAIN * median(here)
-
-
-def _interfaces_in_use(recording: Recording, matrix: Matrix) -> str:
-    """ "eth0", "eth0 and ens5"; an address where no name is known."""
-    taken = {path[1]: peer.address for path, peer in matrix.seen.items()}
-    return _listed(wording.interface_name(recording, node, address) or address for node, address in taken.items())
-
-
-def _listed(names: Iterable[str]) -> str:
-    return name_list(sorted(set(names)))
 
 
 def _culprits(recording: Recording, matrix: Matrix, name: str) -> Iterator[Culprit]:

@@ -280,11 +280,15 @@ def ways(recording: Recording) -> list[Way]:
             way = found.setdefault(other_network.network, Way(other_network.network))
             way.interfaces |= {path[0]: other_network.interface, path[1]: other_network.peer_interface}
             way.seen[path] = other_network
-    whole = [way for way in found.values() if _reaches_all(way, matrix)]
+    whole = [
+        way
+        for way in found.values()
+        if way.seen.keys() == matrix.seen.keys() and all(peer.outcome == "ok" for peer in way.seen.values())
+    ]
     return sorted(whole, key=lambda way: -way.rate())
 
 
-def detour(recording: Recording, fits: Callable[[Way], bool] = lambda _: True) -> tuple[Remedy, ...]:
+def detour(recording: Recording, fits: Callable[[Way], bool]) -> tuple[Remedy, ...]:
     """The fastest of them that fits, as a remedy; none where there is none."""
     found = next(filter(fits, ways(recording)), None)
     return () if found is None else (take(recording, found),)
@@ -299,8 +303,3 @@ def take(recording: Recording, way: Way, *, rendezvous: bool = False) -> Remedy:
     """Let the backend use this way on all nodes."""
     why = f"there, in {way.network}, all nodes reach each other"
     return use_interfaces(recording, dict(sorted(way.interfaces.items())), why, rendezvous=rendezvous)
-
-
-def _reaches_all(way: Way, matrix: Matrix) -> bool:
-    """Whether each path was tried there, and none failed."""
-    return way.seen.keys() == matrix.seen.keys() and all(peer.outcome == "ok" for peer in way.seen.values())

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from ddp_doctor.checks.cluster.consistency.versions import Difference, difference_draft, draft_of, together
 from ddp_doctor.facts.cluster import ConsistencyFact, RankSettings
@@ -79,15 +80,8 @@ def ranks_have_different_settings(recording: Recording) -> Iterator[Draft]:
         if silent:
             detail += f" Of {silent} more rank{'s' if silent > 1 else ''} the settings are not known."
         odd = differences.odd_ranks(recording, parts)
-        yield draft_of(
-            group,
-            title,
-            detail,
-            _SAME_FOR_RANKS,
-            odd,
-            lambda parts: differences.values_with_ranks(recording, parts),
-            check="env_vars",
-        )
+        values = partial(differences.values_with_ranks, recording)
+        yield draft_of(group, title, detail, _SAME_FOR_RANKS, odd, values, check="env_vars")
 
 
 def _title(group: Sequence[Difference[Who]], few: str, many: str, values: str) -> str:
@@ -100,17 +94,12 @@ def _title(group: Sequence[Difference[Who]], few: str, many: str, values: str) -
     return f"{few} {'differs' if alone else 'differ'} from {many} in {names}"
 
 
-_SAME_SETTINGS = remedy(
-    "Give it one value for all nodes in the job script (mpirun: -x NAME), or unset it on all",
-    scope="job",
-    cost="none: all ranks then do the same",
-    undo="put the former lines back",
+_same_for_all = partial(remedy, scope="job", cost="none: all ranks then do the same", undo="put the former lines back")
+_SAME_SETTINGS = _same_for_all(
+    "Give it one value for all nodes in the job script (mpirun: -x NAME), or unset it on all"
 )
-_SAME_FOR_RANKS = remedy(
-    "Set it once, before the launcher starts, or take it out of the wrapper script that starts the ranks",
-    scope="job",
-    cost="none: all ranks then do the same",
-    undo="put the former lines back",
+_SAME_FOR_RANKS = _same_for_all(
+    "Set it once, before the launcher starts, or take it out of the wrapper script that starts the ranks"
 )
 
 
@@ -165,7 +154,8 @@ def _difference(
     if len(set(values.values())) < 2:
         return None
     does = {who: effective(name, value) for who, value in values.items()}
-    found = split({who: (does[who], _as_set(name, value)) for who, value in values.items()}, there_are)
+    words = {who: f"{name} unset" if value is None else shown(name, value) for who, value in values.items()}
+    found = split({who: (does[who], words[who]) for who in values}, there_are)
     at_stake = agreement.difference(name, frozenset(does.values()), job, within_a_node=within_a_node)
     if found is None or at_stake is None:
         return None
@@ -173,10 +163,6 @@ def _difference(
 
 
 _SEVERITY = {"fatal": Severity.ERROR, "matters": Severity.WARNING, "minor": Severity.INFO}
-
-
-def _as_set(name: str, value: str | None) -> str:
-    return f"{name} unset" if value is None else shown(name, value)
 
 
 def _job(recording: Recording) -> agreement.Job:
@@ -276,7 +262,9 @@ def nodes_have_different_gpus(recording: Recording) -> Iterator[Draft]:
     """
     gpus = _gpus_by_node(recording)
     parts = _counted(gpus, "GPU")
-    if parts is None or not _are_gpus_wanted(recording):
+    builds = [node.fact.torch_cuda or node.fact.torch_hip for node in recording.facts(Software)]
+    for_cpus = bool(builds) and not any(builds)
+    if parts is None or recording.options.backend is Backend.GLOO or for_cpus:
         return
     without = tuple(node for node, count in gpus.items() if count == 0)
     matters = without or _explained_by_gpus(recording)
@@ -294,12 +282,6 @@ def nodes_have_different_gpus(recording: Recording) -> Iterator[Draft]:
         severity=Severity.ERROR if stops else Severity.WARNING if matters else Severity.INFO,
         nodes=_nodes_with_less(gpus),
     )
-
-
-def _are_gpus_wanted(recording: Recording) -> bool:
-    """Whether the job may use GPUs: gloo was not asked for, and some torch here was built for them."""
-    builds = [node.fact.torch_cuda or node.fact.torch_hip for node in recording.facts(Software)]
-    return recording.options.backend is not Backend.GLOO and (not builds or any(builds))
 
 
 def _nodes_with_less(counts: Mapping[int, int]) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median_low
 from typing import Generic
 
@@ -45,7 +46,7 @@ def difference_draft(
 ) -> Draft:
     """One finding about nodes; it blames none of them where no value is usual."""
     odd = odd_culprits(recording, group[0].split)
-    return draft_of(group, title, detail, remedy, odd, lambda split: values_with_nodes(recording, split))
+    return draft_of(group, title, detail, remedy, odd, partial(values_with_nodes, recording))
 
 
 def draft_of(
@@ -58,7 +59,6 @@ def draft_of(
     check: str = "",
 ) -> Draft:
     """One finding about a group, as grave as its worst."""
-    worst = group[0]
     return likely(
         odd,
         title,
@@ -72,7 +72,7 @@ def draft_of(
         ),
         remedy,
         detail=detail,
-        severity=worst.severity,
+        severity=group[0].severity,
     )
 
 
@@ -215,7 +215,9 @@ class _Component:
         return Difference(self.name, found, severity, self.effect, self.source)
 
 
-def _components(*, on_nccl: bool) -> tuple[_Component, ...]:
+def _versions(recording: Recording) -> Iterator[Difference[int]]:
+    software = {node.node: node.fact for node in recording.facts(Software)}
+    on_nccl = recording.world is not None and recording.world.backend == "nccl"
     nccl, cuda = (Severity.ERROR, Severity.WARNING) if on_nccl else (Severity.INFO, Severity.INFO)
     refuses = (
         "ranks of different releases of NCCL hang, or are refused"
@@ -225,19 +227,13 @@ def _components(*, on_nccl: bool) -> tuple[_Component, ...]:
     untested = "different versions of torch are not tested together"
     kernels, features = "the ranks compute with different kernels", "drivers differ in features and in faults"
     pickles, driver = "packages and pickled objects may differ", "/proc/driver/nvidia/version"
-    return (
+    for component in (
         _Component("NCCL", lambda fact: fact.nccl_loaded, nccl, refuses, "NCCL src/init.cc"),
         _Component("torch", lambda fact: fact.torch_version, Severity.WARNING, untested, "torch/version.py"),
         _Component("torch's CUDA", lambda fact: fact.torch_cuda, cuda, kernels, "torch/version.py"),
         _Component("the NVIDIA driver", lambda fact: fact.driver, cuda, features, driver, series=1),
         _Component("Python", lambda fact: fact.python, Severity.WARNING, pickles, "sys.version", series=2),
-    )
-
-
-def _versions(recording: Recording) -> Iterator[Difference[int]]:
-    software = {node.node: node.fact for node in recording.facts(Software)}
-    on_nccl = recording.world is not None and recording.world.backend == "nccl"
-    for component in _components(on_nccl=on_nccl):
+    ):
         compared = with_the_right_nccl(recording) if component.name == "NCCL" else software
         difference = component.difference(compared)
         if difference is not None:

@@ -1,16 +1,31 @@
-"""DD515, DD518: who came to the roll call and does not go together."""
+"""DD515, DD516, DD518: who came to the roll call and does not go together, and who did not come."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from ddp_doctor.checks.cluster.roll_call.endpoint import facts_with
-from ddp_doctor.checks.cluster.roll_call.wording import command_for, endpoint, start_again, who_came
-from ddp_doctor.facts.cluster import RollCallFact
+from ddp_doctor.checks.cluster.roll_call.endpoint import facts_with, head, obstacle_of
+from ddp_doctor.checks.cluster.roll_call.wording import (
+    ANOTHER_START,
+    LAUNCHERS,
+    advice,
+    command_for,
+    endpoint,
+    launch_again,
+    looks,
+    open_port,
+    reader,
+    same_host,
+    start_again,
+    time_given,
+    who_came,
+)
+from ddp_doctor.facts.cluster import ClosedPort, RollCallFact
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Culprit, Draft, Evidence
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, MissingNode, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.wording.findings import proved
+from ddp_doctor.wording.findings import finding, likely, proved
 from ddp_doctor.wording.nodes import name_list
 
 
@@ -27,21 +42,17 @@ def two_nodes_claim_one_node_rank(recording: Recording) -> Iterator[Draft]:
     for fact in facts_with(recording, "duplicate"):
         yield from _duplicates(recording, fact)
     for fact in facts_with(recording, "misplaced"):
+        addresses = ", ".join(fact.endpoint_addresses) or "unknown here"
         yield proved(
             (_claim(fact.hostname, 0),),
             f"{fact.hostname} was given node rank 0, but the endpoint {endpoint(fact)} is another host",
-            _misplaced_evidence(fact),
+            Evidence(
+                text=f"{fact.endpoint_host} is {addresses}, no address of {fact.hostname}",
+                expected_from="node rank 0 runs on the endpoint's host",
+            ),
             start_again(f"Give node rank 0 to {fact.endpoint_host}, or name {fact.hostname} as the endpoint"),
             detail="The node with rank 0 hosts the meeting, so it must be the host that the endpoint names.",
         )
-
-
-def _misplaced_evidence(fact: RollCallFact) -> Evidence:
-    addresses = ", ".join(fact.endpoint_addresses) or "unknown here"
-    return Evidence(
-        text=f"{fact.endpoint_host} is {addresses}, no address of {fact.hostname}",
-        expected_from="node rank 0 runs on the endpoint's host",
-    )
 
 
 def _claim(hostname: str, rank: int) -> Culprit:
@@ -54,6 +65,7 @@ def _duplicates(recording: Recording, fact: RollCallFact) -> Iterator[Draft]:
         if len(hosts) < 2:
             continue
         distinct = list(dict.fromkeys(hosts))
+        free = (number for number in range(fact.nnodes) if number not in {node.claimed_rank for node in fact.present})
         who = name_list(distinct) if len(distinct) > 1 else f"{len(hosts)} starts on {distinct[0]}"
         yield proved(
             (_claim(host, rank) for host in distinct),
@@ -66,18 +78,11 @@ def _duplicates(recording: Recording, fact: RollCallFact) -> Iterator[Draft]:
                 else f"Start the command once on {distinct[0]}",
                 *(
                     f"{command_for(recording, fact, node_rank)}   # on {host}"
-                    for node_rank, host in _free_ranks(fact, distinct)
+                    for node_rank, host in zip(free, distinct[1:], strict=False)
                 ),
             ),
             detail=f"They came to {endpoint(fact)} with the same --node-rank. torchrun would hang.",
         )
-
-
-def _free_ranks(fact: RollCallFact, hosts: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Ranks for all claimants but the first, which keeps its own."""
-    taken = {node.claimed_rank for node in fact.present}
-    free = (number for number in range(fact.nnodes) if number not in taken)
-    yield from zip(free, hosts[1:], strict=False)
 
 
 @rule("DD518", "nodes-disagree-on-number-of-nodes", Severity.ERROR, RollCallFact)
@@ -91,7 +96,24 @@ def nodes_disagree_on_number_of_nodes(recording: Recording) -> Iterator[Draft]:
     See: torch.distributed.run, --nnodes
     """
     for fact in facts_with(recording, "disagree"):
-        yield _different_numbers(recording, fact)
+        ranks = {node.hostname: node.claimed_rank for node in reversed(fact.present)}
+        hosts_by_number = grouped((node.nnodes, node.hostname) for node in fact.present)
+        most = max(map(len, hosts_by_number.values()), default=0)
+        usual = [number for number, hosts in hosts_by_number.items() if len(hosts) == most]
+        odd_numbers = [number for number in hosts_by_number if len(usual) == 1 and number != usual[0]]
+        each = "; ".join(f"{name_list(hosts)}: {number}" for number, hosts in sorted(hosts_by_number.items()))
+        yield proved(
+            tuple(
+                Culprit(kind="setting", node=host, node_rank=ranks[host], name="--nnodes")
+                for number in odd_numbers
+                for host in hosts_by_number[number]
+            )
+            or (Culprit(kind="setting", name="--nnodes"),),
+            f"--nnodes is not the same on all nodes: {each}",
+            Evidence(text=f"--nnodes by host: {each}", expected_from="one number on all nodes"),
+            start_again("Give all nodes the same --nnodes", command_for(recording, fact)),
+            detail="Each waits for its own number of nodes, so the job would not start on all of them.",
+        )
     for fact in facts_with(recording, "too_many"):
         yield proved(
             (Culprit(kind="setting", node=fact.hostname, name="--nnodes"),),
@@ -107,23 +129,219 @@ def nodes_disagree_on_number_of_nodes(recording: Recording) -> Iterator[Draft]:
         )
 
 
-def _different_numbers(recording: Recording, fact: RollCallFact) -> Draft:
-    hosts_by_number = grouped((node.nnodes, node.hostname) for node in fact.present)
-    most = max(map(len, hosts_by_number.values()), default=0)
-    usual = [number for number, hosts in hosts_by_number.items() if len(hosts) == most]
-    minority = [
-        host for number, hosts in hosts_by_number.items() if len(usual) == 1 and number != usual[0] for host in hosts
-    ]
-    each = "; ".join(f"{name_list(hosts)}: {number}" for number, hosts in sorted(hosts_by_number.items()))
-    return proved(
-        tuple(Culprit(kind="setting", node=host, node_rank=_rank_of(fact, host), name="--nnodes") for host in minority)
-        or (Culprit(kind="setting", name="--nnodes"),),
-        f"--nnodes is not the same on all nodes: {each}",
-        Evidence(text=f"--nnodes by host: {each}", expected_from="one number on all nodes"),
-        start_again("Give all nodes the same --nnodes", command_for(recording, fact)),
-        detail="Each waits for its own number of nodes, so the job would not start on all of them.",
+@dataclass(frozen=True)
+class _Missing:
+    """The nodes that did not come; ``named`` where the title can say which they are."""
+
+    nodes: tuple[MissingNode, ...] = ()
+    named: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """The nodes for a sentence; one that has no name goes by its number."""
+        return [node.node or f"node rank {node.node_rank}" for node in self.nodes]
+
+
+@rule("DD516", "node-missing-at-roll-call", Severity.ERROR, RollCallFact)
+def node_missing_at_roll_call(recording: Recording) -> Iterator[Draft]:
+    """Not all nodes had reported in when the time for it was up.
+
+    Finds: On the head: which nodes are missing, by name where a scheduler, --hosts or a hostfile told them, and whether
+        one came that sent what this release cannot read. A node that is missing is not to blame for that: it was not
+        started, or cannot reach the endpoint's port. To blame are those that ssh or srun could not start, with the
+        reason, and the head, where nobody came and its own packet filter closes the port to all others (nft, iptables;
+        where root runs the doctor). On another node: a head that never closed the roll call.
+    Why: torchrun waits ten minutes, without a word about how many or who is missing.
+    Remedy: Start the command on the missing hosts, within --join-timeout of the first. Where srun, ssh, mpirun or an
+        operator starts it, see why it did not there. Where it runs there, open the endpoint's port. Give --nnodes as
+        many nodes as there are.
+    See: torch.distributed.run, --rdzv-conf join_timeout
+    """
+    # Those whose own reading says what kept them away: a run that one command started.
+    speakers = {
+        node.node
+        for node in recording.facts(RollCallFact)
+        if node.fact.role == "follower" and obstacle_of(recording, node.fact) is not None
+    }
+    for fact in facts_with(recording, "missing"):
+        if fact.role == "follower":
+            yield _never_closed(fact)
+        elif fact.closed_by:
+            yield _closed(recording, fact, fact.closed_by)
+        elif len(speakers) == fact.nnodes - len(fact.present):
+            continue  # a rule about what each of them met with speaks instead
+        elif 0 < fact.nnodes - len(fact.present) == len(fact.not_started):
+            yield _not_startable(recording, fact)
+        elif any(fact.unreadable):
+            yield _not_understood(fact)
+        else:
+            yield _never_came(recording, fact)
+
+
+def _never_closed(fact: RollCallFact) -> Draft:
+    head = fact.endpoint_host or "the head"
+    me = reader(fact)
+    return likely(
+        (me.model_copy(update={"kind": "pair", "peer_node": head}),),
+        f"Contact with head node {head} was lost before all nodes had joined: {me.node} had connected, then heard"
+        " nothing more",
+        Evidence(
+            text=f"on {me.node}, {fact.error or 'the head fell silent'}; waited for it",
+            value=round(fact.waited_s, 1),
+            unit="s",
+            expected_from="the head tells several times a second who is here",
+        ),
+        advice(
+            f"On {head}, check whether the command still runs; then start it again on all nodes",
+            f"ss -ltnp 'sport = :{fact.endpoint_port}'   # on {head}",
+            scope="node",
+            untried=ANOTHER_START,
+        ),
+        detail="ddp-doctor has ended or stands still on the head, or the path to it broke; no other node is to blame.",
     )
 
 
-def _rank_of(fact: RollCallFact, hostname: str) -> int | None:
-    return next((node.claimed_rank for node in fact.present if node.hostname == hostname), None)
+def _closed(recording: Recording, fact: RollCallFact, closed: ClosedPort) -> Draft:
+    """The head shut the others out itself. That it was they who tried is not known."""
+    drops = "drops" if closed.verdict == "drop" else "rejects"
+    listing = f"nft list chain {closed.chain}" if closed.command == "nft" else "iptables-save"
+    return proved(
+        (head(fact),),
+        f"The firewall of {fact.hostname} {drops} all connections from other hosts to TCP port"
+        f" {fact.endpoint_port}: no other node can reach it",
+        (
+            Evidence(
+                text=f"{closed.command} on {fact.hostname}: every way of a new connection from another host to TCP"
+                f" port {fact.endpoint_port} ends in {closed.verdict}, in chain {closed.chain}",
+                expected_from="the endpoint's port is open to the other nodes",
+            ),
+            who_came(fact.present),
+        ),
+        open_port(fact, "", f"sudo {listing}   # on {fact.hostname}"),
+        detail="The missing nodes are not to blame, whether the command was started there or not.",
+        missing=_who_is_missing(recording, fact).nodes,
+    )
+
+
+def _never_came(recording: Recording, fact: RollCallFact) -> Draft:
+    gone = _who_is_missing(recording, fact)
+    here = name_list([node.hostname for node in fact.present]) or fact.hostname
+    came = f"{len(fact.present)} of {fact.nnodes} nodes reported in within {time_given(fact)}"
+    who = name_list(gone.names) if gone.named else "the others"
+    why = f"not started, or cannot reach {endpoint(fact)}"
+    title = f"{who} did not report in ({why}): {came}" if gone.named else f"{came}, only {here}; {who} were {why}"
+    reason = f" ({fact.not_started[0].reason})" if len(fact.not_started) == 1 else ""
+    return finding(
+        _nodes_kept_from_starting(fact, gone),
+        f"{title}{reason}",
+        (who_came(fact.present), *_not_started_evidence(fact), *_unreadable_evidence(fact)),
+        _start_there(recording, fact, gone),
+        confidence=Confidence.PROVED if gone.named else Confidence.LIKELY,
+        detail="Which of the two is not known, so no node is blamed."
+        if not fact.not_started
+        else f"On {name_list([node.hostname for node in fact.not_started])} the command that was to start the doctor"
+        " failed.",
+        missing=gone.nodes,
+    )
+
+
+def _start_there(recording: Recording, fact: RollCallFact, gone: _Missing) -> Remedy:
+    """Where one command starts all nodes, nobody types anything on the others."""
+    launcher = recording.world.launcher if recording.world else ""
+    names = name_list(gone.names) if gone.named else "the other hosts"
+    if launcher in LAUNCHERS:
+        return launch_again(launcher, [node.node for node in gone.nodes if gone.named and node.node])
+    commands = [command_for(recording, fact)]
+    if _by_hand(fact) and all(node.node_rank is not None for node in gone.nodes):
+        named = list(zip(gone.nodes, gone.names, strict=True))[:4]
+        commands = [f"{command_for(recording, fact, node.node_rank)}   # on {name}" for node, name in named]
+    return start_again(
+        f"Start the command on {names}, within --join-timeout of the first; if it runs there already, read what"
+        f" it says, and open TCP port {fact.endpoint_port} of {fact.endpoint_host or fact.hostname}",
+        *commands,
+    )
+
+
+def _not_understood(fact: RollCallFact) -> Draft:
+    """Nodes that came and could not be taken in; a client that gives no name may be no node."""
+    hosts = [host for host in dict.fromkeys(fact.unreadable) if host]
+    return likely(
+        (Culprit(kind="node", node=host) for host in hosts),
+        f"What {name_list(hosts)} sent cannot be read (another release of ddp-doctor?): only {len(fact.present)} of"
+        f" {fact.nnodes} nodes could join",
+        (who_came(fact.present), *_unreadable_evidence(fact)),
+        start_again(
+            "Install one release of ddp-doctor on all nodes",
+            *(f"ddp-doctor --version   # on {host}" for host in (fact.hostname, *hosts[:3])),
+            cost="an installation",
+            undo="install the former release there again",
+        ),
+        detail="A node that this release does not understand counts as missing. Nothing else is known of it.",
+        missing=(MissingNode(node=host) for host in hosts),
+    )
+
+
+def _unreadable_evidence(fact: RollCallFact) -> tuple[Evidence, ...]:
+    return tuple(
+        Evidence(
+            text=f"{host or 'a client without a name'} reported in with what cannot be read",
+            expected_from="all nodes run one release, and nobody else speaks on the endpoint's port",
+        )
+        for host in fact.unreadable
+    )
+
+
+def _not_startable(recording: Recording, fact: RollCallFact) -> Draft:
+    """All who are missing could not be started by the command that starts all of them."""
+    gone = _who_is_missing(recording, fact)
+    hosts = [node.hostname for node in fact.not_started]
+    launcher = recording.world.launcher if recording.world else ""
+    reasons = dict.fromkeys(node.reason for node in fact.not_started)
+    return proved(
+        _nodes_kept_from_starting(fact, gone),
+        f"{name_list(hosts)} could not be started: {'; '.join(list(reasons)[:2])}",
+        _not_started_evidence(fact),
+        advice(
+            "Correct what the reason names: until then the nodes cannot be started",
+            *looks(launcher, hosts),
+            scope="cluster",
+            cost="none: the commands only look",
+            untried=ANOTHER_START,
+        ),
+        detail=f"{len(fact.present)} of {fact.nnodes} nodes could. Nothing between the nodes was tested.",
+        missing=gone.nodes,
+    )
+
+
+def _nodes_kept_from_starting(fact: RollCallFact, gone: _Missing) -> tuple[Culprit, ...]:
+    ranks = {node.node: node.node_rank for node in gone.nodes}
+    return tuple(
+        Culprit(kind="node", node=node.hostname, node_rank=ranks.get(node.hostname)) for node in fact.not_started
+    )
+
+
+def _not_started_evidence(fact: RollCallFact) -> tuple[Evidence, ...]:
+    return tuple(Evidence(text=f"{node.hostname} was not started: {node.reason}") for node in fact.not_started)
+
+
+def _who_is_missing(recording: Recording, fact: RollCallFact) -> _Missing:
+    """By name where it is known who was expected; by number only where no rank can be another node's."""
+    count = fact.nnodes - len(fact.present)
+    expected = recording.world.expected_hosts if recording.world else ()
+    absent = [
+        MissingNode(node=name, node_rank=rank)
+        for rank, name in enumerate(expected)
+        if not any(same_host(name, node.hostname) for node in fact.present)
+    ]
+    unstarted = [MissingNode(node=node.hostname) for node in fact.not_started]
+    for known in (absent, unstarted):  # hosts given as addresses match no name of those who came
+        if len(known) == count:
+            return _Missing(tuple(known), named=True)
+    if not _by_hand(fact) and len(fact.present) > 1:
+        return _Missing()
+    return _Missing(tuple(MissingNode(node_rank=rank) for rank in fact.missing), named=_by_hand(fact))
+
+
+def _by_hand(fact: RollCallFact) -> bool:
+    """Whether all who came were given a node rank; the head has 0 in any case, so its own claim counts."""
+    return fact.claimed_rank is not None and all(node.claimed_rank is not None for node in fact.present)

@@ -23,7 +23,9 @@ def obstacle_of(recording: Recording, fact: RollCallFact) -> Obstacle | None:
     """What keeps a node from the endpoint; an address that cannot work explains whatever came of it."""
     if is_led_astray(fact):
         return "loopback"
-    if fact.outcome in ("refused", "timed_out", "unreachable") and _has_no_common_family(recording, fact):
+    theirs = {":" in address for address in fact.endpoint_addresses}
+    mine = {":" in address for address in own_addresses(recording, fact)}
+    if fact.outcome in ("refused", "timed_out", "unreachable") and theirs and mine and not theirs & mine:
         return "family"
     if fact.outcome == "other_job" or jobs_that_clash(fact):
         return "job"
@@ -71,12 +73,6 @@ def own_addresses(recording: Recording, fact: RollCallFact) -> list[str]:
     nodes = recording.world.nodes if recording.world else ()
     mine = next((node for node in nodes if node.hostname == fact.hostname), None)
     return [address for of in (mine.addresses.values() if mine else ()) for address in of if leads_out(address)]
-
-
-def _has_no_common_family(recording: Recording, fact: RollCallFact) -> bool:
-    theirs = {":" in address for address in fact.endpoint_addresses}
-    mine = {":" in address for address in own_addresses(recording, fact)}
-    return bool(theirs) and bool(mine) and not theirs & mine
 
 
 def facing(recording: Recording, *obstacles: Obstacle) -> list[Group]:

@@ -41,12 +41,25 @@ def endpoint_refuses_connections(recording: Recording) -> Iterator[Draft]:
     See: connect(2), ECONNREFUSED; ip(7), IP_RECVERR
     """
     for group in facing(recording, "rejected"):
-        yield _rejected(group)
-    for group in facing(recording, "refused"):
         fact = group[0].fact
+        rejections = [attempt for node in group for attempt in node.fact.attempts if attempt.rejected_by]
+        is_heads = all(attempt.rejected_by == attempt.address for attempt in rejections)
+        where = fact.endpoint_host if is_heads else name_list(sorted({attempt.rejected_by for attempt in rejections}))
+        between = " A Kubernetes service without a ready pod answers so, too."
         yield draft(
             group,
-            f"Nothing listens on {endpoint(fact)}: {names(group)} was refused for {_waited(group)}",
+            f"A firewall on {where} rejects {names(group)}'s connections to {endpoint(fact)}",
+            f"It came by ICMP: from a firewall's reject rule, not from a closed port.{'' if is_heads else between}",
+            (head(fact),) if is_heads else paths(group),
+            open_port(fact, f"from {names(group)} ", f"sudo nft list ruleset   # on {where}: a reject rule"),
+            confidence=Confidence.LIKELY,
+        )
+    for group in facing(recording, "refused"):
+        fact = group[0].fact
+        waited = time_given(max((node.fact for node in group), key=lambda fact: fact.waited_s))
+        yield draft(
+            group,
+            f"Nothing listens on {endpoint(fact)}: {names(group)} was refused for {waited}",
             f"{fact.endpoint_host} answers, so it is up: the command was not started there, has ended, or uses"
             " another port. A firewall that resets connections looks the same.",
             (),
@@ -54,22 +67,6 @@ def endpoint_refuses_connections(recording: Recording) -> Iterator[Draft]:
             confidence=Confidence.LIKELY,
             missing=(MissingNode(node=fact.endpoint_host, node_rank=0),),
         )
-
-
-def _rejected(group: Group) -> Draft:
-    fact = group[0].fact
-    rejections = [attempt for node in group for attempt in node.fact.attempts if attempt.rejected_by]
-    is_heads = all(attempt.rejected_by == attempt.address for attempt in rejections)
-    where = fact.endpoint_host if is_heads else name_list(sorted({attempt.rejected_by for attempt in rejections}))
-    between = " A Kubernetes service without a ready pod answers so, too."
-    return draft(
-        group,
-        f"A firewall on {where} rejects {names(group)}'s connections to {endpoint(fact)}",
-        f"It came by ICMP: from a firewall's reject rule, not from a closed port.{'' if is_heads else between}",
-        (head(fact),) if is_heads else paths(group),
-        open_port(fact, f"from {names(group)} ", f"sudo nft list ruleset   # on {where}: a reject rule"),
-        confidence=Confidence.LIKELY,
-    )
 
 
 def _start_the_head(recording: Recording, fact: RollCallFact) -> Remedy:
@@ -86,10 +83,6 @@ def _start_the_head(recording: Recording, fact: RollCallFact) -> Remedy:
         *look,
         scope="job",
     )
-
-
-def _waited(group: Group) -> str:
-    return time_given(max((node.fact for node in group), key=lambda fact: fact.waited_s))
 
 
 @rule("DD512", "endpoint-does-not-answer", Severity.ERROR, RollCallFact, explained_by=("DD516",))

@@ -6,7 +6,7 @@ from functools import partial
 from ddp_doctor.checks.cluster.roll_call.wording import advice, look_at
 from ddp_doctor.facts.cluster import RollCallFact, SilenceFact
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.views.silence_causes import Cause, causes, farewells, links_lost
@@ -41,17 +41,32 @@ def node_fell_silent(recording: Recording) -> Iterator[Draft]:
         tcp(7), for what a kernel answers when no program does
     """
     for cause in causes(recording):
+        without_head = 0 in cause.blamed and _is_head(cause)
+        survivors = " Without the head, each of the others ended with what it saw itself." if without_head else ""
+        blamed = tuple(node_culprit(recording, node) for node in cause.blamed)
         yield finding(
-            _culprits(recording, cause),
+            blamed or (node_pair(recording, node, peer) for node, peer in cause.pairs),
             _title(recording, cause),
             (_evidence(recording, silence) for silence in cause.seen),
             _remedy(recording, cause),
             confidence=_confidence(cause),
-            detail=_detail(cause),
+            detail=_DETAILS[cause.how] + survivors,
             severity=Severity.WARNING if cause.how == "beats" else None,
         )
-    for farewell in farewells(recording):
-        yield _farewell(recording, farewell)
+    for farewell in farewells(recording):  # no fault of the machine's: the run only could not be completed
+        why, name = farewell.fact.said_goodbye, host(recording, farewell.fact.node)
+        again, how = "Run again, on all nodes", "it was interrupted"
+        if why != "interrupted":
+            again = "Run again; if it happens again, report it with the recording: it is a bug of ddp-doctor"
+            how = f"ddp-doctor failed there: {why}"
+        yield proved(
+            NOBODY,
+            f"{name} left before the end: {how}",
+            Evidence(text=f"{name} took its leave: {why}"),
+            advice(again, scope="job", cost="the time of one run", untried="there is no fault to prove"),
+            detail="What was not tested until then is not known. Nothing was found against the node.",
+            severity=Severity.INFO,
+        )
 
 
 # --- the sentence ---------------------------------------------------------------------------------
@@ -59,7 +74,15 @@ def node_fell_silent(recording: Recording) -> Iterator[Draft]:
 
 def _title(recording: Recording, cause: Cause) -> str:
     if cause.how in ("stopped", "link-down", "cut-off"):
-        return _of_observer(recording, cause)
+        names, silent, since = hosts(recording, cause.blamed), hosts(recording, cause.silent), _since(cause)
+        if cause.how == "stopped":
+            stopped = max(silence.fact.stopped_s for silence in cause.seen)
+            return f"{names} was itself stopped for {stopped:.1f} s, and {silent} gave it up meanwhile"
+        if cause.how == "link-down":
+            lost = name_list(sorted({name for silence in cause.seen for name in links_lost(recording, silence)}))
+            return f"{names} lost the link of {lost} and {_hears_no_more(recording, cause, cause.blamed)}"
+        is_off = f"was cut off{since}" if since else "is cut off"
+        return f"{names} {is_off}: it gets nothing from the others ({silent})"
     if cause.how == "one-sided":
         return (
             f"{hosts(recording, cause.observers)} {_hears_no_more(recording, cause, cause.observers)}:"
@@ -67,37 +90,25 @@ def _title(recording: Recording, cause: Cause) -> str:
         )
     if cause.how == "path":
         hearing = [silence.node for silence in cause.seen if silence.fact.answer == "answers"]
+        paths = " and between ".join(
+            f"{host(recording, node)} and {host(recording, peer)}" for node, peer in cause.pairs
+        )
         return (
-            f"The path between {_paths(recording, cause)} broke{_since(cause)}:"
+            f"The path between {paths} broke{_since(cause)}:"
             f" {hosts(recording, hearing)} still {_verb(hearing, 'hear')} {hosts(recording, cause.silent)}"
         )
     head = "head node " if _is_head(cause) else ""
-    return f"Contact with {head}{hosts(recording, cause.silent)} was lost{_since(cause)}: {_state(recording, cause)}"
-
-
-def _state(recording: Recording, cause: Cause) -> str:
     its = "its" if len(cause.silent) == 1 else "their"
     up = "host answers" if len(cause.silent) == 1 else "hosts answer"
     missing = f"{hosts(recording, cause.observers)} {_verb(cause.observers, 'get')} no answer"
-    return {
+    state = {
         "frozen": f"{its} {up}, ddp-doctor there does not (stopped or frozen)",
         "gone": f"{its} {up}, ddp-doctor there is gone (killed, crashed, or it had given up)",
         "store": f"ddp-doctor answers there, but no longer serves the others over {_endpoint(recording)}",
         "beats": f"ddp-doctor answers there on the direct line, but not over {_endpoint(recording)}",
         "dark": f"{missing} (host down, cable out, or a dead switch port)",
     }[cause.how]
-
-
-def _of_observer(recording: Recording, cause: Cause) -> str:
-    names, silent, since = hosts(recording, cause.blamed), hosts(recording, cause.silent), _since(cause)
-    if cause.how == "stopped":
-        stopped = max(silence.fact.stopped_s for silence in cause.seen)
-        return f"{names} was itself stopped for {stopped:.1f} s, and {silent} gave it up meanwhile"
-    if cause.how == "link-down":
-        lost = name_list(sorted({name for silence in cause.seen for name in links_lost(recording, silence)}))
-        return f"{names} lost the link of {lost} and {_hears_no_more(recording, cause, cause.blamed)}"
-    is_off = f"was cut off{since}" if since else "is cut off"
-    return f"{names} {is_off}: it gets nothing from the others ({silent})"
+    return f"Contact with {head}{hosts(recording, cause.silent)} was lost{_since(cause)}: {state}"
 
 
 def _hears_no_more(recording: Recording, cause: Cause, observers: Sequence[int]) -> str:
@@ -113,10 +124,6 @@ def _is_head(cause: Cause) -> bool:
 
 def _verb(nodes: Sequence[int], verb: str) -> str:
     return f"{verb}s" if len(set(nodes)) == 1 else verb
-
-
-def _paths(recording: Recording, cause: Cause) -> str:
-    return " and between ".join(f"{host(recording, node)} and {host(recording, peer)}" for node, peer in cause.pairs)
 
 
 def _since(cause: Cause) -> str:
@@ -146,11 +153,6 @@ _DETAILS = {
 }
 
 
-def _detail(cause: Cause) -> str:
-    survivors = " Without the head, each of the others ended with what it saw itself."
-    return _DETAILS[cause.how] + (survivors if 0 in cause.blamed and _is_head(cause) else "")
-
-
 def _confidence(cause: Cause) -> Confidence:
     if cause.how in ("stopped", "link-down"):
         return Confidence.PROVED
@@ -158,12 +160,6 @@ def _confidence(cause: Cause) -> Confidence:
         agree = len({silence.node for silence in cause.seen if silence.fact.answer in ("silent", "refused")})
         return Confidence.PROVED if agree > 1 and len(cause.silent) == 1 else Confidence.LIKELY
     return Confidence.POSSIBLE if cause.how == "beats" else Confidence.LIKELY
-
-
-def _culprits(recording: Recording, cause: Cause) -> tuple[Culprit, ...]:
-    if cause.blamed:
-        return tuple(node_culprit(recording, node) for node in cause.blamed)
-    return tuple(node_pair(recording, node, peer) for node, peer in cause.pairs)
 
 
 def _evidence(recording: Recording, silence: FactAt[SilenceFact]) -> Evidence:
@@ -211,15 +207,6 @@ def _remedy(recording: Recording, cause: Cause) -> Remedy:
         )
     if cause.how == "dark":
         return _on_node(f"See on its console or BMC whether {where} runs; then its cable and switch port")
-    return _between(recording, cause)
-
-
-_on_node = partial(
-    look_at, scope="node", cost="the job runs without the node meanwhile", undo="give the node back to the scheduler"
-)
-
-
-def _between(recording: Recording, cause: Cause) -> Remedy:
     first, second = (host(recording, node) for node in cause.pairs[0])
     if cause.how == "beats":
         summary = f"Look whether {_endpoint(recording)} stays open between {first} and {second}; then run again"
@@ -234,18 +221,6 @@ def _between(recording: Recording, cause: Cause) -> Remedy:
     )
 
 
-def _farewell(recording: Recording, silence: FactAt[SilenceFact]) -> Draft:
-    """No fault of the machine's: nobody is to blame, and the run only could not be completed."""
-    why, name = silence.fact.said_goodbye, host(recording, silence.fact.node)
-    again, how = "Run again, on all nodes", "it was interrupted"
-    if why != "interrupted":
-        again = "Run again; if it happens again, report it with the recording: it is a bug of ddp-doctor"
-        how = f"ddp-doctor failed there: {why}"
-    return proved(
-        NOBODY,
-        f"{name} left before the end: {how}",
-        Evidence(text=f"{name} took its leave: {why}"),
-        advice(again, scope="job", cost="the time of one run", untried="there is no fault to prove"),
-        detail="What was not tested until then is not known. Nothing was found against the node.",
-        severity=Severity.INFO,
-    )
+_on_node = partial(
+    look_at, scope="node", cost="the job runs without the node meanwhile", undo="give the node back to the scheduler"
+)

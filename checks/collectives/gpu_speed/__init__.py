@@ -173,7 +173,14 @@ class _Results:
 
 def measure(ctx: RankContext, workload: Workload = _WHOLE) -> GpuSpeedFact:
     """All rates of this rank's device, and what the driver said of it meanwhile."""
-    results = _Results(_device_and_memory(ctx))
+    uuid, name = gpu_identity(ctx.device)
+    fields: dict[str, Any] = {"device": ctx.device, "gpu_uuid": uuid, "gpu_name": name}
+    if ctx.device.startswith("cuda"):
+        import torch
+
+        free, total = torch.cuda.mem_get_info()
+        fields |= {"memory_free_bytes": free, "memory_total_bytes": total}
+    results = _Results(fields | {"memory_allowed_bytes": ctx.gpu_memory_bytes})
     watch = ctx.watch_gpu(results.fields["gpu_uuid"])
     try:
         turns = int(agreed(ctx, ctx.local_rank + 1))  # of the fullest node; all ranks begin at one moment
@@ -208,18 +215,6 @@ def _step(ctx: RankContext, name: str, what: str, results: _Results, work: Calla
             results.missing[what] = "the GPU's memory is in use"
     if ctx.device.startswith("cuda"):
         torch.cuda.empty_cache()  # somebody else may want it
-
-
-def _device_and_memory(ctx: RankContext) -> dict[str, Any]:
-    """Which device it is and what it has free, before anything is measured."""
-    uuid, name = gpu_identity(ctx.device)
-    fields: dict[str, Any] = {"device": ctx.device, "gpu_uuid": uuid, "gpu_name": name}
-    if ctx.device.startswith("cuda"):
-        import torch
-
-        free, total = torch.cuda.mem_get_info()
-        fields |= {"memory_free_bytes": free, "memory_total_bytes": total}
-    return fields | {"memory_allowed_bytes": ctx.gpu_memory_bytes}
 
 
 def _matmul(ctx: RankContext, watch: GpuWatch, workload: Workload) -> dict[str, Any]:

@@ -80,14 +80,12 @@ def busy(recording: Recording) -> Mapping[int, BusyGpu | None]:
         if gpu.node in gpus_by_node:
             if (gpu.node, gpu.fact.gpu_uuid) in by_uuid:
                 found[rank_of(gpu)] = by_uuid[gpu.node, gpu.fact.gpu_uuid]
-        elif _is_crowded(gpu.fact):
-            found[rank_of(gpu)] = None
+        else:
+            total = gpu.fact.memory_total_bytes
+            own_use = max(gpu_speed.OWN_USE_BYTES, gpu_speed.OWN_USE_SHARE * total)
+            if total - gpu.fact.memory_free_bytes > own_use:
+                found[rank_of(gpu)] = None
     return found
-
-
-def _is_crowded(fact: GpuSpeedFact) -> bool:
-    used = fact.memory_total_bytes - fact.memory_free_bytes
-    return used > max(gpu_speed.OWN_USE_BYTES, gpu_speed.OWN_USE_SHARE * fact.memory_total_bytes)
 
 
 @once_a_recording

@@ -8,7 +8,6 @@ from ddp_doctor.checks.collectives.gpu_speed import comparison
 from ddp_doctor.checks.collectives.gpu_speed.comparison import (
     BACK,
     INTO,
-    Compared,
     Measured,
     Metric,
     beside_others,
@@ -47,14 +46,30 @@ def gpu_pcie_link_reduced(recording: Recording) -> Iterator[Draft]:
     """
     reduced = [gpu for gpu in _gpus_with_link_in_use(recording) if _is_reduced(gpu.fact.load)]
     few = reduced_beside_peers(recording)
-    slow = _much_slower(recording) & few
+    both_ways = (
+        compared for metric in (INTO, BACK) for group in beside_others(recording, metric) for compared in group
+    )
+    slow = few & {rank_of(compared.gpu) for compared in both_ways if compared.factor >= gpu_speed.MUCH_SLOWER}
     for severity, those in (
         (Severity.ERROR, [gpu for gpu in reduced if rank_of(gpu) in slow]),
         (Severity.WARNING, [gpu for gpu in reduced if rank_of(gpu) in few - slow]),
         (Severity.INFO, [gpu for gpu in reduced if rank_of(gpu) not in few]),
     ):
         if those:
-            yield _finding_of_link(recording, those, severity)
+            is_fault = severity is not Severity.INFO
+            links = " and ".join(sorted({_now(gpu.fact.load) for gpu in those}))
+            most = " and ".join(sorted({_most(gpu.fact.load) for gpu in those}))
+            whose = "its peers have more" if is_fault else "some slots are wired with fewer lanes"
+            yield finding(
+                (comparison.gpu_culprit(recording, rank_of(gpu), gpu.fact.gpu_uuid) for gpu in those),
+                f"{capital(ranks_at(recording, map(rank_of, those)))}: the PCIe link runs at {links}, the GPU "
+                f"supports {most}; {whose}",
+                (_link_evidence(recording, gpu) for gpu in those[:LINES_OF_EVIDENCE]),
+                comparison.RESEAT,
+                confidence=Confidence.LIKELY if is_fault else Confidence.POSSIBLE,
+                detail="Read while copies ran over the link, so it is not reduced to save power.",
+                severity=severity,
+            )
 
 
 @once_a_recording
@@ -86,34 +101,6 @@ def _is_reduced(load: GpuLoad) -> bool:
     generation, width = load.pcie_generation_max, load.pcie_width_max
     return (generation is not None and (load.pcie_generation or 0) < generation) or (
         width is not None and (load.pcie_width or 0) < width
-    )
-
-
-def _much_slower(recording: Recording) -> frozenset[int]:
-    """The ranks that copy three times more slowly than their peers, from the host or to it."""
-    groups_of_both = (group for metric in (INTO, BACK) for group in beside_others(recording, metric))
-    return frozenset(
-        rank_of(compared.gpu)
-        for group in groups_of_both
-        for compared in group
-        if compared.factor >= gpu_speed.MUCH_SLOWER
-    )
-
-
-def _finding_of_link(recording: Recording, gpus: Sequence[Measured], severity: Severity) -> Draft:
-    is_fault = severity is not Severity.INFO
-    links = " and ".join(sorted({_now(gpu.fact.load) for gpu in gpus}))
-    most = " and ".join(sorted({_most(gpu.fact.load) for gpu in gpus}))
-    whose = "its peers have more" if is_fault else "some slots are wired with fewer lanes"
-    return finding(
-        (comparison.gpu_culprit(recording, rank_of(gpu), gpu.fact.gpu_uuid) for gpu in gpus),
-        f"{capital(ranks_at(recording, map(rank_of, gpus)))}: the PCIe link runs at {links}, the GPU "
-        f"supports {most}; {whose}",
-        (_link_evidence(recording, gpu) for gpu in gpus[:LINES_OF_EVIDENCE]),
-        comparison.RESEAT,
-        confidence=Confidence.LIKELY if is_fault else Confidence.POSSIBLE,
-        detail="Read while copies ran over the link, so it is not reduced to save power.",
-        severity=severity,
     )
 
 
@@ -184,12 +171,9 @@ def _beside_peers(recording: Recording) -> Iterator[Slow]:
         for group in groups(_judged(recording), metric, _model_and_link):
             slow = [compared for compared in group if compared.is_below(gpu_speed.HOST_COPY_SLOWER_SHARE)]
             if len(group) >= gpu_speed.FEWEST_TO_JUDGE and 2 * len(slow) < len(group):
-                yield from map(_of_compared, slow)
-
-
-def _of_compared(compared: Compared) -> Slow:
-    source = f"median of the other {compared.others} of the model with such a link"
-    return Slow(compared.gpu, compared.metric, compared.rate.median, compared.typical, source)
+                for compared in slow:
+                    source = f"median of the other {compared.others} of the model with such a link"
+                    yield Slow(compared.gpu, metric, compared.rate.median, compared.typical, source)
 
 
 def _beside_link(recording: Recording, named: Collection[int]) -> tuple[list[Slow], list[Slow]]:
@@ -221,19 +205,18 @@ def _finding_of_copies(recording: Recording, slow: Sequence[Slow], severity: Sev
         (comparison.gpu_culprit(recording, rank, gpus[rank].fact.gpu_uuid) for rank in sorted(gpus)),
         f"{capital(ranks_at(recording, gpus))}: {worst.metric.words} at {worst.rate:.1f} GB/s where "
         f"{worst.expected:.1f} GB/s are expected",
-        (_copy_evidence(recording, copy) for copy in slow[:LINES_OF_EVIDENCE]),
+        (
+            Evidence(
+                text=f"{rank_at(recording, rank_of(copy.gpu))}, {copy.metric.words}",
+                value=round(copy.rate, 2),
+                unit="GB/s",
+                expected=round(copy.expected, 2),
+                expected_from=copy.expected_from,
+            )
+            for copy in slow[:LINES_OF_EVIDENCE]
+        ),
         comparison.FOLLOW_THE_PATH,
         confidence=Confidence.POSSIBLE if severity is Severity.INFO else Confidence.LIKELY,
         detail="Measured with pinned memory, while no other rank of the node copied.",
         severity=severity,
-    )
-
-
-def _copy_evidence(recording: Recording, copy: Slow) -> Evidence:
-    return Evidence(
-        text=f"{rank_at(recording, rank_of(copy.gpu))}, {copy.metric.words}",
-        value=round(copy.rate, 2),
-        unit="GB/s",
-        expected=round(copy.expected, 2),
-        expected_from=copy.expected_from,
     )

@@ -56,7 +56,16 @@ def gpu_slower_than_its_peers(recording: Recording) -> Iterator[Draft]:
             grades[_grade(rates, limited)] += rates
         for severity, those in grades.items():
             if those:
-                yield _slower_draft(recording, those, severity)
+                gpus, is_known = _gpus_by_rank(those), severity is Severity.INFO
+                who = capital(ranks_at(recording, map(rank_of, gpus)))
+                yield proved(
+                    _culprits(recording, gpus),
+                    f"{who}: {_how_slow(those)} than on the other {those[0].others} {those[0].gpu.fact.gpu_name}",
+                    (*_rates(recording, those), *comparison.evidence(recording, gpus, gpus)),
+                    *(() if is_known else comparison.remedies(recording, gpus)),
+                    detail=f"This is what the lowered power limit costs (DD318). {_DETAIL}" if is_known else _DETAIL,
+                    severity=severity,
+                )
 
 
 def _grade(rates: Slow, limited: frozenset[tuple[int, str]]) -> Severity:
@@ -67,19 +76,6 @@ def _grade(rates: Slow, limited: frozenset[tuple[int, str]]) -> Severity:
     capped = gpu.fact.load.clock_events.get("sw_power_cap", 0.0) >= gpu_speed.IN_FORCE_SHARE
     own = (gpu.node, gpu.fact.gpu_uuid) in limited
     return Severity.INFO if own and capped and {compared.metric for compared in rates} == {MATMUL} else Severity.WARNING
-
-
-def _slower_draft(recording: Recording, slow: Slow, severity: Severity) -> Draft:
-    gpus, is_known = _gpus_by_rank(slow), severity is Severity.INFO
-    who = capital(ranks_at(recording, map(rank_of, gpus)))
-    return proved(
-        _culprits(recording, gpus),
-        f"{who}: {_how_slow(slow)} than on the other {slow[0].others} {slow[0].gpu.fact.gpu_name}",
-        (*_rates(recording, slow), *comparison.evidence(recording, gpus, gpus)),
-        *(() if is_known else comparison.remedies(recording, gpus)),
-        detail=f"This is what the lowered power limit costs (DD318). {_DETAIL}" if is_known else _DETAIL,
-        severity=severity,
-    )
 
 
 @rule("DD802", "gpus-of-one-model-unequally-fast", Severity.WARNING, GpuSpeedFact)
@@ -97,23 +93,19 @@ def gpus_of_one_model_unequally_fast(recording: Recording) -> Iterator[Draft]:
         below = _gpus_by_rank(slow)
         above = [gpu for gpu in judged(recording) if model(gpu) == model(below[0]) and gpu not in below]
         if above and not any(rank_of(gpu) in explained for gpu in below):
-            yield _unsure_draft(recording, slow, below, above)
-
-
-def _unsure_draft(recording: Recording, slow: Slow, below: Sequence[Measured], above: Sequence[Measured]) -> Draft:
-    ranks = [rank_of(gpu) for gpu in below], [rank_of(gpu) for gpu in above]
-    pair = len(below) == len(above) == 1
-    both = "both" if pair else "all"
-    worst = max(compared.factor for compared in slow)
-    return possible(
-        (pair_culprit(recording, ranks[0][0], ranks[1][0]),) if pair else _culprits(recording, below),
-        f"{capital(ranks_at(recording, ranks[0]))}: {_how_slow(slow)} than on "
-        f"{ranks_at(recording, ranks[1])}, {both} {slow[0].gpu.fact.gpu_name}; unsure which is at fault",
-        (*_rates(recording, slow), *comparison.evidence(recording, [*below, *above], below)),
-        *comparison.remedies(recording, below),
-        detail=_DETAIL,
-        severity=Severity.ERROR if worst >= gpu_speed.MUCH_SLOWER else Severity.WARNING,
-    )
+            ranks = [rank_of(gpu) for gpu in below], [rank_of(gpu) for gpu in above]
+            pair = len(below) == len(above) == 1
+            both = "both" if pair else "all"
+            worst = max(compared.factor for compared in slow)
+            yield possible(
+                (pair_culprit(recording, ranks[0][0], ranks[1][0]),) if pair else _culprits(recording, below),
+                f"{capital(ranks_at(recording, ranks[0]))}: {_how_slow(slow)} than on "
+                f"{ranks_at(recording, ranks[1])}, {both} {slow[0].gpu.fact.gpu_name}; unsure which is at fault",
+                (*_rates(recording, slow), *comparison.evidence(recording, [*below, *above], below)),
+                *comparison.remedies(recording, below),
+                detail=_DETAIL,
+                severity=Severity.ERROR if worst >= gpu_speed.MUCH_SLOWER else Severity.WARNING,
+            )
 
 
 def _slow_gpus(recording: Recording, *, sure: bool) -> Slow:
@@ -186,7 +178,16 @@ def gpu_slowed_under_load(recording: Recording) -> Iterator[Draft]:
         (Severity.INFO, slowed.keys() - hard),
     ):
         if ranks:
-            yield _finding_of_throttling(recording, [slowed[rank] for rank in sorted(ranks)], severity)
+            gpus = [slowed[rank] for rank in sorted(ranks)]
+            names = [name for gpu in gpus for name in _in_force(gpu.fact)]
+            yield proved(
+                (comparison.gpu_culprit(recording, rank_of(gpu), gpu.fact.gpu_uuid) for gpu in gpus),
+                f"{capital(ranks_at(recording, map(rank_of, gpus)))} under load: {comparison.reasons(names)}",
+                (*_lines(recording, gpus), *comparison.evidence(recording, gpus, gpus)),
+                COOL_DOWN,
+                detail="Seen by the driver during a fraction of a second of matrix products; a job lasts longer.",
+                severity=severity,
+            )
 
 
 def slowed_by_hardware(recording: Recording) -> frozenset[int]:
@@ -225,18 +226,6 @@ def _times_slower(recording: Recording) -> Mapping[int, float]:
     return found
 
 
-def _finding_of_throttling(recording: Recording, gpus: Sequence[Measured], severity: Severity) -> Draft:
-    names = [name for gpu in gpus for name in _in_force(gpu.fact)]
-    return proved(
-        (comparison.gpu_culprit(recording, rank_of(gpu), gpu.fact.gpu_uuid) for gpu in gpus),
-        f"{capital(ranks_at(recording, map(rank_of, gpus)))} under load: {comparison.reasons(names)}",
-        (*_lines(recording, gpus), *comparison.evidence(recording, gpus, gpus)),
-        COOL_DOWN,
-        detail="Seen by the driver during a fraction of a second of matrix products; a job lasts longer.",
-        severity=severity,
-    )
-
-
 def _lines(recording: Recording, gpus: Sequence[Measured]) -> Iterator[Evidence]:
     slower = _times_slower(recording)
     for gpu in gpus[:LINES_OF_EVIDENCE]:
@@ -268,36 +257,30 @@ def gpu_model_below_published_rate(recording: Recording) -> Iterator[Draft]:
     names = grouped(
         (gpu.fact.gpu_name or "", gpu)
         for gpu in judged(recording)
-        if _is_like_the_published(gpu.fact) and rank_of(gpu) not in explained
+        if gpu.fact.matmul_tflop_per_s is not None
+        and gpu.fact.matmul_size >= _SMALLEST
+        and gpu.fact.matmul_dtype == "bfloat16"
+        and rank_of(gpu) not in explained
     )
     for name, gpus in names.items():
         expected = gpu_speed.published_bf16(name)
         typical = median(rate.median for gpu in gpus if (rate := MATMUL.of(gpu)) is not None)
         if expected is not None and typical < gpu_speed.PUBLISHED_LEAST_SHARE * expected:
-            yield _finding_of_a_model(recording, gpus, typical, expected)
-
-
-def _is_like_the_published(fact: GpuSpeedFact) -> bool:
-    measured = fact.matmul_tflop_per_s is not None and fact.matmul_size >= _SMALLEST
-    return measured and fact.matmul_dtype == "bfloat16"
-
-
-def _finding_of_a_model(recording: Recording, gpus: list[Measured], typical: float, expected: float) -> Draft:
-    ranks = ranks_at(recording, map(rank_of, gpus))
-    return possible(
-        NOBODY,
-        f"{capital(ranks)}: matrix products at {typical:.0f} TFLOP/s; a published measurement of "
-        f"{gpus[0].fact.gpu_name} has {expected:.0f} TFLOP/s",
-        (
-            Evidence(
-                text=f"median of {len(gpus)} GPUs, matrices of {gpus[0].fact.matmul_size} rows",
-                value=round(typical, 1),
-                unit="TFLOP/s",
-                expected=expected,
-                expected_from=gpu_speed.PUBLISHED_BY,
-            ),
-            *comparison.evidence(recording, gpus[:4], gpus),
-        ),
-        *comparison.remedies(recording, gpus)[:1],
-        detail="Another machine's rate is no promise for this one.",
-    )
+            ranks = ranks_at(recording, map(rank_of, gpus))
+            yield possible(
+                NOBODY,
+                f"{capital(ranks)}: matrix products at {typical:.0f} TFLOP/s; a published measurement of "
+                f"{gpus[0].fact.gpu_name} has {expected:.0f} TFLOP/s",
+                (
+                    Evidence(
+                        text=f"median of {len(gpus)} GPUs, matrices of {gpus[0].fact.matmul_size} rows",
+                        value=round(typical, 1),
+                        unit="TFLOP/s",
+                        expected=expected,
+                        expected_from=gpu_speed.PUBLISHED_BY,
+                    ),
+                    *comparison.evidence(recording, gpus[:4], gpus),
+                ),
+                *comparison.remedies(recording, gpus)[:1],
+                detail="Another machine's rate is no promise for this one.",
+            )

@@ -16,24 +16,45 @@ Why it matters: a job that saves on rank 0 and resumes on all relies on every no
 new. A file that a node does not see ends the job when it resumes; an old one lets its ranks train on other weights.
 """
 
+import hashlib
+import io
 import json
 import shutil
+import time
 from pathlib import Path
+from typing import Any
 
-from ddp_doctor.checks.ddp.checkpoint import plain, rules, sharded
-from ddp_doctor.facts.ddp.model_state import Checkpoint, Sharded
+from ddp_doctor.checks.ddp.checkpoint import rules, sharded
+from ddp_doctor.facts.ddp.model_state import Checkpoint, Loaded, Sharded
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Skip
 from ddp_doctor.model.rule import rules_in
 
+#: A job writes the same name again and again.
+_VERSIONS = (1, 2)
+_ELEMENTS = 1000
+#: A network file system may show a new file a moment later; by default NFS believes itself for 3 s and more, but
+#: asks its server for a name that it never looked up (nfs(5), acregmin and lookupcache).
+_PATIENCE_S = 1.0
+
 
 def probe(ctx: RankContext) -> Checkpoint:
     """Save, wait, load; then the same in shards."""
     folder = _folder(ctx)
     try:
-        return _save_and_load(ctx, folder)
+        loads = tuple(_save_and_load(ctx, folder, version) for version in _VERSIONS)
+        found, reason = _in_shards(ctx, folder, sees=loads[-1].read is not None)
+        return Checkpoint(
+            world_size=ctx.world_size,
+            group_rank=ctx.group_rank,
+            folder=str(folder),
+            working_directory=str(Path.cwd()),
+            loads=loads,
+            sharded=found,
+            sharded_reason=reason,
+        )
     except OSError as error:
         raise Skip(f"the first rank cannot save in {folder.parent}: {error}") from error
     finally:
@@ -56,43 +77,88 @@ def _folder(ctx: RankContext) -> Path:
     return Path(first_rank["folder"])
 
 
-def _save_and_load(ctx: RankContext, folder: Path) -> Checkpoint:
-    loads = tuple(plain.save_and_load(ctx, folder, version) for version in plain.VERSIONS)
-    found, reason = _in_shards(ctx, folder, sees=loads[-1].read is not None)
-    return Checkpoint(
-        world_size=ctx.world_size,
-        group_rank=ctx.group_rank,
-        folder=str(folder),
-        working_directory=str(Path.cwd()),
-        loads=loads,
-        sharded=found,
-        sharded_reason=reason,
-    )
-
-
 def _in_shards(ctx: RankContext, folder: Path, sees: bool) -> tuple[Sharded | None, str | None]:
     """Save and load in shards where all ranks can: the others would wait for a rank that cannot."""
     mine = sharded.reason_against(ctx) if sees else "not all ranks see the folder"
-    with ctx.step("exchange", "can save shards"):
-        reason = next((text for text in ctx.exchange("can save shards", mine) if text), None)
-    if reason:
+    if reason := sharded.first_reason(ctx, "can save shards", mine):
         return None, reason
     with ctx.step("save", "shards"):
         error = sharded.save(ctx, folder)
-    with ctx.step("exchange", "saved shards"):
-        error = next((text for text in ctx.exchange("saved shards", error) if text), "")
-    if error:
+    if error := sharded.first_reason(ctx, "saved shards", error):
         return None, f"torch could not save: {error}"
-    return _by_fewer(ctx, folder, sharded.load(ctx, folder)), None
+    alone = sharded.load(ctx, folder)
+    reason = sharded.first_reason(ctx, "loaded shards", sharded.reason_against_parts(ctx))
+    found, why_not = (None, reason) if reason else sharded.load_part(ctx, folder)
+    return alone.model_copy(update={"resharded": found, "resharded_reason": why_not}), None
 
 
-def _by_fewer(ctx: RankContext, folder: Path, alone: Sharded) -> Sharded:
-    """What this rank loaded alone, and what it loads in a group with one rank fewer."""
-    with ctx.step("exchange", "loaded shards"):
-        against = ctx.exchange("loaded shards", sharded.reason_against_parts(ctx))
-    reason = next((text for text in against if text), None)
-    found, reason = (None, reason) if reason else sharded.load_part(ctx, folder)
-    return alone.model_copy(update={"resharded": found, "resharded_reason": reason})
+def _save_and_load(ctx: RankContext, folder: Path, version: int) -> Loaded:
+    """The first rank saves; all wait for it and load; then all wait until every rank has finished reading."""
+    saved = ""
+    with ctx.step("save", f"version {version}"):  # on all ranks, for steps of equal numbers are compared
+        if ctx.group_rank == 0:
+            saved = _save(ctx, folder / rules.FILE, version)
+    with ctx.step("exchange", f"saved {version}"):
+        outcome = json.loads(ctx.exchange(f"saved {version}", saved)[0])
+    if "error" in outcome:
+        raise OSError(outcome["error"])
+    with ctx.step("load", f"version {version}"):
+        loaded = load(ctx, folder / rules.FILE, version, outcome["bytes"], outcome["sha256"])
+    with ctx.step("exchange", f"loaded {version}"):
+        ctx.exchange(f"loaded {version}", "")
+    return loaded
+
+
+def state(rank: int, version: int) -> dict[str, Any]:
+    """What a rank saves: tensors that identify the rank and the version."""
+    import torch
+
+    stamp = torch.tensor([rank, version])
+    return {"stamp": stamp, "weight": torch.full((_ELEMENTS,), float(10 * rank + version))}
+
+
+def _save(ctx: RankContext, file: Path, version: int) -> str:
+    import torch
+
+    try:
+        torch.save(state(ctx.group_rank, version), file)
+        data = file.read_bytes()
+    except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
+        return json.dumps({"error": f"{type(error).__name__}: {error}"[:200]})
+    return json.dumps({"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
+
+
+def load(ctx: RankContext, file: Path, version: int, size: int, sha256: str) -> Loaded:
+    """What this rank finds in the file."""
+    loaded, started = Loaded(version=version, told_bytes=size, told=sha256), ctx.clock()
+    data = None
+    while data is None:
+        try:
+            data = file.read_bytes()
+        except OSError as error:
+            if ctx.clock() - started > _PATIENCE_S:
+                return loaded.model_copy(update={"error": f"{type(error).__name__}: {error}"[:200]})
+            time.sleep(0.02)
+    found = {
+        "size_bytes": len(data),
+        "read": hashlib.sha256(data).hexdigest(),
+        "seen_after_s": round(ctx.clock() - started, 3),
+        **_content(ctx, data),
+    }
+    return loaded.model_copy(update=found)
+
+
+def _content(ctx: RankContext, data: bytes) -> dict[str, Any]:
+    import torch
+
+    try:
+        held = torch.load(io.BytesIO(data), map_location=ctx.device, weights_only=True)
+        rank, version = held["stamp"].tolist()
+        if not torch.equal(held["weight"].cpu(), state(rank, version)["weight"]):
+            return {"error": "its weights are not those that go with its stamp"}
+    except Exception as error:  # noqa: BLE001 - torn bytes raise whatever they lead to
+        return {"error": f"{type(error).__name__}: {error}"[:200]}
+    return {"holds_rank": rank, "holds_version": version}
 
 
 CHECK = Check(

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 
-from ddp_doctor.checks.ddp.checkpoint.plain import FILE
 from ddp_doctor.facts.ddp.model_state import Checkpoint, Loaded, Resharded, Sharded
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
@@ -13,6 +12,8 @@ from ddp_doctor.wording.findings import likely
 from ddp_doctor.wording.nodes import of_nodes
 from ddp_doctor.wording.ranks import capital, rank_culprits, ranks_at
 
+#: What the first rank saves, twice under this name.
+FILE = "checkpoint.pt"
 _DOCS = "https://docs.pytorch.org/docs/stable/"
 
 ONE_WRITER = in_code(
@@ -216,15 +217,21 @@ def _does_not_load(recording: Recording, bad: _BadShards, bad_parts: _BadParts) 
     readers = [rank.rank or 0 for rank, _ in bad]
     saved = bad[0][0].fact.world_size
     sizes = "1 rank" + (f", nor by {bad_parts[0][1].world_size}" if bad_parts else "")
-    fault = "missing" if bad[0][1].missing else "wrong"
+    rank, found = bad[0]
+    files = ", ".join(f"__{shard}_0.distcp" for shard in (found.missing or found.off)[:8])
+    what = f"On rank {rank.rank} {'is missing' if found.missing else 'is off'}: {files}. " if files else ""
     return likely(
         rank_culprits(recording, Checkpoint, owners if len(readers) == saved else readers),
         f"A checkpoint that {saved} ranks saved in shards cannot be loaded by {sizes}: it fails on"
         f" {ranks_at(recording, readers)}"
-        + (f", where the shard of {ranks_at(recording, owners)} is {fault}" if owners else ""),
-        _evidence(*bad[0]),
+        + (
+            f", where the shard of {ranks_at(recording, owners)} is {'missing' if found.missing else 'wrong'}"
+            if owners
+            else ""
+        ),
+        Evidence(text=f"files of shards that rank {rank.rank} sees", value=found.shards, expected=saved),
         LOOK_AT_STORAGE,
-        detail=_detail(*bad[0]),
+        detail=what + (f"torch says: {found.error}" if found.error else f"{found.off_elements} elements are off."),
     )
 
 
@@ -261,14 +268,3 @@ def _detail_of_part(rank: FactAt[Checkpoint], found: Resharded) -> str:
         f"Rank {rank.rank} loads elements {found.first} to {found.first + found.elements - 1}:"
         f" {found.off_elements} are off. Element {found.off_first} holds {holds}."
     )
-
-
-def _detail(rank: FactAt[Checkpoint], found: Sharded) -> str:
-    files = ", ".join(f"__{rank}_0.distcp" for rank in (found.missing or found.off)[:8])
-    what = f"On rank {rank.rank} {'is missing' if found.missing else 'is off'}: {files}. " if files else ""
-    return what + (f"torch says: {found.error}" if found.error else f"{found.off_elements} elements are off.")
-
-
-def _evidence(rank: FactAt[Checkpoint], found: Sharded) -> Evidence:
-    text = f"files of shards that rank {rank.rank} sees"
-    return Evidence(text=text, value=found.shards, expected=rank.fact.world_size)

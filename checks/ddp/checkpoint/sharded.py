@@ -9,8 +9,6 @@ part, by the offsets of both. Parts are those of torch.chunk: rounded up, the la
 """
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,9 @@ def reason_against(ctx: RankContext) -> str:
         return "a world of one rank has no shards"
     if ctx.world_size > MOST_RANKS:
         return f"the shards of more than {MOST_RANKS} ranks would take more than the probe may write"
-    if not _has_numpy():
+    try:
+        torch.zeros(1).numpy()  # as objects travel between ranks (distributed_c10d.py, _tensor_to_object)
+    except RuntimeError:
         return "torch.distributed.checkpoint needs numpy, which these ranks lack"
     try:
         from torch.distributed import checkpoint
@@ -44,15 +44,10 @@ def reason_against(ctx: RankContext) -> str:
     return ""
 
 
-def _has_numpy() -> bool:
-    """Objects travel between ranks as numpy arrays (torch/distributed/distributed_c10d.py, _tensor_to_object)."""
-    import torch
-
-    try:
-        torch.zeros(1).numpy()
-    except RuntimeError:
-        return False
-    return True
+def first_reason(ctx: RankContext, name: str, mine: str) -> str:
+    """The reason of the first rank that has one, else "". All ranks call it."""
+    with ctx.step("exchange", name):
+        return next((text for text in ctx.exchange(name, mine) if text), "")
 
 
 def save(ctx: RankContext, folder: Path) -> str:
@@ -102,14 +97,11 @@ def error_text(error: BaseException) -> str:
     return f"{type(first).__name__}: {first}"[:200]
 
 
-_LEAST_RANKS = 3
-
-
 def reason_against_parts(ctx: RankContext) -> str:
     """Why this rank cannot take part; "" where it can."""
     import torch.distributed as dist
 
-    if ctx.world_size < _LEAST_RANKS:
+    if ctx.world_size < 3:
         return "two ranks have no smaller group of several"
     if ctx.world_size != dist.get_world_size():
         return "all ranks of the job must make a new group, and these are a part of them"
@@ -118,34 +110,27 @@ def reason_against_parts(ctx: RankContext) -> str:
 
 def load_part(ctx: RankContext, folder: Path) -> tuple[Resharded | None, str | None]:
     """What this rank's part holds when all but the last rank load, or why it was not loaded. All ranks call it."""
+    import torch.distributed as dist
+
     members = ctx.world_size - 1
     is_member = ctx.group_rank < members
-    with _smaller_group(ctx, members) as group:
+    with ctx.step("new_group", f"{members} ranks"):
+        group: Any = dist.new_group(list(range(members)))
+    try:
         part, error = _part(ctx, group, members) if is_member else (None, "")
-        with ctx.step("exchange", "made parts"):
-            error = next((text for text in ctx.exchange("made parts", error) if text), "")
+        error = first_reason(ctx, "made parts", error)
         found = None
         with ctx.step("load", f"shards by {members} ranks"):
             if part is not None and not error:
                 found, error = _load_in_group(ctx, folder, group, part)
         with ctx.step("exchange", "loaded parts"):
             ctx.exchange("loaded parts", "")
+    finally:
+        if is_member:
+            dist.destroy_process_group(group)
     if not is_member:
         error = error or "the last rank is left out of the smaller group"
     return found, error or None
-
-
-@contextmanager
-def _smaller_group(ctx: RankContext, members: int) -> Iterator[Any]:
-    import torch.distributed as dist
-
-    with ctx.step("new_group", f"{members} ranks"):
-        group: Any = dist.new_group(list(range(members)))
-    try:
-        yield group
-    finally:
-        if ctx.group_rank < members:
-            dist.destroy_process_group(group)
 
 
 def _part(ctx: RankContext, group: Any, members: int) -> tuple[Any, str]:
@@ -166,6 +151,7 @@ def _part(ctx: RankContext, group: Any, members: int) -> tuple[Any, str]:
 
 def _load_in_group(ctx: RankContext, folder: Path, group: Any, part: Any) -> tuple[Resharded | None, str]:
     """What the part holds; what is no fault of the files or of the plan to read them is a reason."""
+    import torch
     import torch.distributed as dist
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.api import CheckpointException
@@ -181,20 +167,15 @@ def _load_in_group(ctx: RankContext, folder: Path, group: Any, part: Any) -> tup
         return loaded.model_copy(update={"error": error_text(error), "failed": failed}), ""
     except Exception as error:  # noqa: BLE001 - a connection that was lost is not judged here
         return None, f"torch could not load in a smaller group: {error_text(error)}"
-    return loaded.model_copy(update=_off_places(part.to_local(), first)), ""
-
-
-def _off_places(own: Any, first: int) -> dict[str, int | None]:
-    """How many elements are not their own place in the whole, and the first of them."""
-    import torch
-
-    expected = torch.arange(first, first + own.numel(), dtype=torch.float32, device=own.device)
+    own = part.to_local()
+    expected = torch.arange(first, end, dtype=torch.float32, device=own.device)  # each element is its own place
     off = (own != expected).nonzero().flatten().tolist()
     if not off:
-        return {}
+        return loaded, ""
     held = own[off[0]].item()
-    known = held.is_integer() and held >= 0
-    return {"off_elements": len(off), "off_first": first + off[0], "off_holds": int(held) if known else None}
+    holds = int(held) if held.is_integer() and held >= 0 else None
+    update = {"off_elements": len(off), "off_first": first + off[0], "off_holds": holds}
+    return loaded.model_copy(update=update), ""
 
 
 def part_of(rank: int, ranks: int, elements: int) -> tuple[int, int]:

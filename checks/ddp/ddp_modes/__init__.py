@@ -65,8 +65,10 @@ def wrap(ctx: RankContext, way: Way, module: Any) -> Any:
 def measure(ctx: RankContext, wrapped: Wrap = wrap, names: tuple[str, ...] = ()) -> DdpModes:
     """All modes of this level, or the named ones. After an error on any rank no further mode is tried."""
     modes, stopped = [], ""
+    usual = "float16" if ctx.device.startswith("cuda") else "bfloat16"  # what jobs autocast to on such a device
     for way in WAYS:
-        if way.name not in names if names else not ctx.level.includes(_level(ctx, way)):
+        level = Level.STANDARD if way.autocast == usual else way.level
+        if way.name not in names if names else not ctx.level.includes(level):
             continue
         mode, failed = (Mode(name=way.name, not_looked=stopped), False)
         if not stopped:
@@ -74,12 +76,6 @@ def measure(ctx: RankContext, wrapped: Wrap = wrap, names: tuple[str, ...] = ())
         modes.append(mode)
         stopped = f"a rank failed in the mode {way.name} before" if failed else stopped
     return DdpModes(world_size=ctx.world_size, modes=tuple(modes))
-
-
-def _level(ctx: RankContext, way: Way) -> Level:
-    """The format that jobs autocast to on this kind of device is of level standard."""
-    usual = "float16" if ctx.device.startswith("cuda") else "bfloat16"
-    return Level.STANDARD if way.autocast == usual else way.level
 
 
 class _Optimizer:

@@ -16,7 +16,7 @@ from statistics import median
 
 from ddp_doctor.checks.ddp.step_time import rules
 from ddp_doctor.checks.ddp.step_time.measure import YOURS, measure
-from ddp_doctor.checks.ddp.step_time.rounds import Summary, crowded, summary
+from ddp_doctor.checks.ddp.step_time.rounds import crowded, summary
 from ddp_doctor.checks.ddp.step_time.work import is_given, own, yours
 from ddp_doctor.facts.ddp.step_time import StepTimeFact
 from ddp_doctor.knowledge import deadlines
@@ -45,18 +45,7 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
         "gradient_bytes": totals.fact.gradient_bytes,
         "shared_processors": "yes" if crowded(recording) else "no",
     }
-    for name, value, unit in _values(totals):
-        if value is not None:
-            yield Measurement(name=f"step_{name}", value=value, unit=unit, labels=labels)
-    for rank in recording.facts(StepTimeFact):
-        of_rank: dict[str, str | int | float] = {"rank": rank.rank or 0, "node": rank.node}
-        computing = median(took for each in rank.fact.rounds for took in (each.compute_s, each.again_s))
-        yield Measurement(name="step_compute_of_rank", value=computing, unit="s", labels=of_rank)
-    yield from _buckets(recording)
-
-
-def _values(totals: Summary) -> tuple[tuple[str, float | None, str], ...]:
-    return (
+    for name, value, unit in (
         ("compute", median(totals.computing), "s"),
         ("compute_noise", totals.noise_s, "s"),
         ("time", median(totals.step), "s"),
@@ -68,14 +57,17 @@ def _values(totals: Summary) -> tuple[tuple[str, float | None, str], ...]:
         ("strong_scaling", totals.strong_scaling, "ratio"),
         ("allreduce_latency", totals.fact.curve.latency_s, "s"),
         ("allreduce_bandwidth", totals.fact.curve.bytes_per_s, "B/s"),
-    )
-
-
-def _buckets(recording: Recording) -> Iterator[Measurement]:
+    ):
+        if value is not None:
+            yield Measurement(name=f"step_{name}", value=value, unit=unit, labels=labels)
+    for rank in recording.facts(StepTimeFact):
+        of_rank: dict[str, str | int | float] = {"rank": rank.rank or 0, "node": rank.node}
+        computing = median(took for each in rank.fact.rounds for took in (each.compute_s, each.again_s))
+        yield Measurement(name="step_compute_of_rank", value=computing, unit="s", labels=of_rank)
     for size in rules.measured(recording) or ():
-        labels: dict[str, str | int | float] = {"bucket_cap_mib": size.cap_mib}
-        yield Measurement(name="step_predicted", value=size.predicted_s, unit="s", labels=labels)
-        yield Measurement(name="step_measured", value=median(size.step_s), unit="s", labels=labels)
+        of_size: dict[str, str | int | float] = {"bucket_cap_mib": size.cap_mib}
+        yield Measurement(name="step_predicted", value=size.predicted_s, unit="s", labels=of_size)
+        yield Measurement(name="step_measured", value=median(size.step_s), unit="s", labels=of_size)
 
 
 CHECK = Check(

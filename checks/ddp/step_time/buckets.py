@@ -1,12 +1,11 @@
 """Bucket sizes: the best one predicted, then measured beside the default."""
 
-from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
 from typing import Any
 
 from ddp_doctor.checks.ddp.step_time.rounds import BUCKET_GAIN
-from ddp_doctor.checks.ddp.step_time.work import Plan, Work, built, one_pass, samples_for, timed, wrap
+from ddp_doctor.checks.ddp.step_time.work import Plan, Work, built, one_pass, quickest, samples_for, timed, wrap
 from ddp_doctor.facts.ddp.step_time import Buckets, BucketTrial
 from ddp_doctor.knowledge.ddp import buckets
 from ddp_doctor.model.context import RankContext
@@ -29,8 +28,11 @@ def bucket_sizes(
     if ctx.world_size == 1:
         missing["bucket sizes"] = "one rank has nobody to communicate with"
         return None
-    if reason := _hindrance(work):
-        missing["bucket sizes"] = reason
+    if "bucket_cap_mb" in work.options:
+        missing["bucket sizes"] = "the factory chooses bucket_cap_mb itself"
+        return None
+    if work.copies < 2:
+        missing["bucket sizes"] = "the GPU has no memory for the model in a second DDP"
         return None
     work = _balanced(ctx, work, curve, plan)
     backward = _passes(ctx, work)
@@ -49,33 +51,14 @@ def bucket_sizes(
     )
 
 
-def _hindrance(work: Work) -> str:
-    """Why bucket sizes of the user's model are not compared; the reason is the same on all ranks."""
-    if "bucket_cap_mb" in work.options:
-        return "the factory chooses bucket_cap_mb itself"
-    return "" if work.copies > 1 else "the GPU has no memory for the model in a second DDP"
-
-
 def _balanced(ctx: RankContext, work: Work, curve: buckets.Curve, plan: Plan) -> Work:
     if work.make is None:
         return work
     communicate_s = curve.seconds(work.gradient_bytes())
     aim_s = min(max(_BALANCED * communicate_s, plan.aim_s), plan.bucket_aim_s)
     for _ in range(2):  # small batches are slow for their size
-        took_s = min(_computed(ctx, work) for _ in range(2))
-        work = work.sized(int(agreed(ctx, samples_for(work, took_s, aim_s))))
+        work = work.sized(int(agreed(ctx, samples_for(work, quickest(ctx, work, 2), aim_s))))
     return work
-
-
-def _computed(ctx: RankContext, work: Work) -> float:
-    return timed(ctx, "compute", "to fit the batch", lambda: one_pass(work, work.module), 1)
-
-
-@dataclass
-class _Marks:
-    """When each gradient was ready, in one pass."""
-
-    at: list[tuple[int, Any]] = field(default_factory=list)  # bytes, and the moment or the GPU's mark of it
 
 
 def _passes(ctx: RankContext, work: Work) -> buckets.Backward:
@@ -85,11 +68,10 @@ def _passes(ctx: RankContext, work: Work) -> buckets.Backward:
         meet(ctx)
         with ctx.step("compute", f"pass {number + 1}, gradients marked"):
             passes.append(_one_pass(ctx, work))
-    passes = passes[1:]
+    del passes[0]
     order = passes[0].gradients
-    passes = [
-        backward for backward in passes if len(backward.gradients) == len(order)
-    ]  # layers may be left out at random
+    # Layers may be left out at random.
+    passes = [backward for backward in passes if len(backward.gradients) == len(order)]
     ready = [median(backward.gradients[place].ready_s for backward in passes) for place in range(len(order))]
     return buckets.Backward(
         forward_s=median(backward.forward_s for backward in passes),
@@ -99,10 +81,10 @@ def _passes(ctx: RankContext, work: Work) -> buckets.Backward:
 
 
 def _one_pass(ctx: RankContext, work: Work) -> buckets.Backward:
-    marks = _Marks()
+    marks: list[tuple[int, Any]] = []  # the bytes of each gradient, and the moment or the GPU's mark of it
 
     def mark(parameter: Any) -> None:
-        marks.at.append((parameter.numel() * parameter.element_size(), _now(ctx)))
+        marks.append((parameter.numel() * parameter.element_size(), _now(ctx)))
 
     hooks = [
         parameter.register_post_accumulate_grad_hook(mark)
@@ -120,7 +102,7 @@ def _one_pass(ctx: RankContext, work: Work) -> buckets.Backward:
     finally:
         for hook in hooks:
             hook.remove()
-    gradients = tuple(buckets.Gradient(size, _between(forwarded, at)) for size, at in marks.at)
+    gradients = tuple(buckets.Gradient(size, _between(forwarded, at)) for size, at in marks)
     return buckets.Backward(_between(begun, forwarded), _between(forwarded, ended), gradients)
 
 

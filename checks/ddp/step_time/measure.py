@@ -15,7 +15,17 @@ from typing import Any
 
 from ddp_doctor.checks.ddp.step_time.buckets import bucket_sizes
 from ddp_doctor.checks.ddp.step_time.rounds import LARGEST_ALONE
-from ddp_doctor.checks.ddp.step_time.work import Plan, ProcessorTime, Work, built, one_pass, samples_for, timed, wrap
+from ddp_doctor.checks.ddp.step_time.work import (
+    Plan,
+    ProcessorTime,
+    Work,
+    built,
+    one_pass,
+    quickest,
+    samples_for,
+    timed,
+    wrap,
+)
 from ddp_doctor.facts.ddp.step_time import Profile, Round, StepTimeFact
 from ddp_doctor.knowledge.ddp.buckets import MIB, Curve, bucket_bytes
 from ddp_doctor.model.choices import Level
@@ -170,6 +180,8 @@ YOURS = Plan(budget_s=4.0, longest_s=15.0)
 
 def measure(ctx: RankContext, work: Work, plan: Plan = _USUAL) -> StepTimeFact:
     """Steps with and without synchronisation, the all-reduces, and bucket sizes. Raises Skip."""
+    import torch
+
     work, compute_s = _fitted(ctx, work, plan)
     measured_curve = curve(ctx, work.gradient_bytes())
     larger = min(ctx.world_size, LARGEST_ALONE) if work.make is not None else 1
@@ -177,7 +189,9 @@ def measure(ctx: RankContext, work: Work, plan: Plan = _USUAL) -> StepTimeFact:
     rounds, iterations = _how_many(ctx, plan, compute_s * (3 + larger) + compute_s + 2 * expected)
     ddp = wrap(ctx, work, None)
     processor = ProcessorTime(ctx)
-    measured = _rounds(ctx, work, ddp, _Repeated(rounds, iterations, larger), processor)
+    larger_work = work.sized((work.samples or 1) * larger) if larger > 1 else work
+    measured = tuple(_rounds(ctx, work, larger_work, ddp, processor, rounds, iterations))
+    affinity = getattr(os, "sched_getaffinity", None)  # the CPUs that this rank is bound to, where the system tells
     missing: dict[str, str] = {}
     return StepTimeFact(
         ranks=ctx.world_size,
@@ -188,11 +202,11 @@ def measure(ctx: RankContext, work: Work, plan: Plan = _USUAL) -> StepTimeFact:
         batch=work.samples,
         same_work=work.alike,
         larger=larger,
-        threads=_threads(),
-        cpus=_cpus(),
+        threads=torch.get_num_threads(),
+        cpus=tuple(sorted(affinity(0))) if affinity is not None else (),
         on_cpu_share=processor.share,
         iterations=iterations,
-        rounds=tuple(measured),
+        rounds=measured,
         curve=measured_curve,
         buckets=bucket_sizes(ctx, work, ddp, measured_curve, plan, missing),
         profile=profiled(ctx, work, ddp, missing),
@@ -227,21 +241,11 @@ def _point(ctx: RankContext, size: int, times: int) -> tuple[int, float]:
 
 def _fitted(ctx: RankContext, work: Work, plan: Plan) -> tuple[Work, float]:
     """The work with a batch that keeps the slowest rank busy for the planned time, and the seconds it takes."""
-    took = _quickest(ctx, work)
-    if work.make is not None:
+    took = agreed(ctx, quickest(ctx, work, 3))
+    for _ in range(0 if work.make is None else 2):  # small batches are slow for their size
         work = work.sized(samples_for(work, took, plan.aim_s, LARGEST_ALONE))
-        took = _quickest(ctx, work)
-        work = work.sized(samples_for(work, took, plan.aim_s, LARGEST_ALONE))  # small batches are slow for their size
-        took = _quickest(ctx, work)
+        took = agreed(ctx, quickest(ctx, work, 3))
     return work, took
-
-
-def _quickest(ctx: RankContext, work: Work) -> float:
-    def once() -> None:
-        one_pass(work, work.module)
-
-    times = [timed(ctx, "compute", "to fit the batch", once, 1) for _ in range(3)]
-    return agreed(ctx, min(times))
 
 
 def _how_many(ctx: RankContext, plan: Plan, round_s: float) -> tuple[int, int]:
@@ -254,16 +258,10 @@ def _how_many(ctx: RankContext, plan: Plan, round_s: float) -> tuple[int, int]:
     return max(plan.fewest, min(plan.rounds, int(plan.budget_s / round_s))), 1
 
 
-@dataclass(frozen=True)
-class _Repeated:
-    rounds: int
-    iterations: int
-    larger: int
-
-
-def _rounds(ctx: RankContext, work: Work, ddp: Any, many: _Repeated, processor: ProcessorTime) -> list[Round]:
+def _rounds(
+    ctx: RankContext, work: Work, larger: Work, ddp: Any, processor: ProcessorTime, rounds: int, iterations: int
+) -> Iterator[Round]:
     """Interleaved rounds: a disturbance of the machine then affects all kinds of work equally."""
-    larger = work.sized((work.samples or 1) * many.larger) if many.larger > 1 else work
     all_reduce = _communication(ctx, built(ddp) or (work.gradient_bytes(),))
 
     def compute() -> None:
@@ -274,20 +272,16 @@ def _rounds(ctx: RankContext, work: Work, ddp: Any, many: _Repeated, processor: 
 
     for _ in range(2):  # DDP builds its buckets anew after the first step
         timed(ctx, "step", "warm-up", step, 1)
-    rounds = []
-    for number in range(many.rounds):
-        of = f"round {number + 1} of {many.rounds}"
-        rounds.append(
-            Round(
-                compute_s=timed(ctx, "compute", of, compute, many.iterations),
-                step_s=timed(ctx, "step", of, step, many.iterations),
-                communicate_s=timed(ctx, "all_reduce", of, all_reduce, many.iterations),
-                again_s=timed(ctx, "compute", of, compute, many.iterations),
-                alone_s=_alone(ctx, work, of, many.iterations),
-                alone_larger_s=_alone(ctx, larger, of, 1),
-            )
+    for number in range(rounds):
+        of = f"round {number + 1} of {rounds}"
+        yield Round(
+            compute_s=timed(ctx, "compute", of, compute, iterations),
+            step_s=timed(ctx, "step", of, step, iterations),
+            communicate_s=timed(ctx, "all_reduce", of, all_reduce, iterations),
+            again_s=timed(ctx, "compute", of, compute, iterations),
+            alone_s=_alone(ctx, work, of, iterations),
+            alone_larger_s=_alone(ctx, larger, of, 1),
         )
-    return rounds
 
 
 def _alone(ctx: RankContext, work: Work, of: str, times: int) -> float | None:
@@ -311,15 +305,3 @@ def _communication(ctx: RankContext, sizes: Sequence[int]) -> Any:
     with ctx.step("all_reduce", f"{len(sizes)} buckets"):
         once()  # the first one allocates
     return once
-
-
-def _threads() -> int:
-    import torch
-
-    return int(torch.get_num_threads())
-
-
-def _cpus() -> tuple[int, ...]:
-    """The CPUs that this rank is bound to; none where the system does not report them."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return tuple(sorted(affinity(0))) if affinity is not None else ()

@@ -147,8 +147,15 @@ def computes_slower(recording: Recording) -> Iterator[Draft]:
         return
     if len(ranks) < _FEWEST_RANKS or too_few_processors(recording) or mostly_disturbed(ranks):
         return
-    timings = {rank.rank or 0: _timings(rank.fact) for rank in ranks}
-    factors = {rank: _factor(rank, timings) for rank in timings}
+    timings = {
+        rank.rank or 0: [took for timing in rank.fact.rounds for took in (timing.compute_s, timing.again_s)]
+        for rank in ranks
+    }
+    others = {rank: _others(rank, timings) for rank in timings}
+    # The rank's fastest timing over the others' slowest median; with too few timings nobody is slow.
+    factors = {
+        rank: min(took) / max(others[rank]) if len(took) >= _FEWEST_TIMINGS else 0.0 for rank, took in timings.items()
+    }
     slow = sorted(rank for rank, factor in factors.items() if factor >= rounds.SLOW_RANK)
     if 2 * len(slow) >= len(ranks):  # with two halves it is unsure which one is right
         return
@@ -157,36 +164,34 @@ def computes_slower(recording: Recording) -> Iterator[Draft]:
         return
     by_rank = {rank.rank or 0: rank for rank in ranks}
     worst = max(slow, key=lambda rank: factors[rank])
-    disturbed = all(_is_disturbed(by_rank[rank]) for rank in slow)
+    shares = [by_rank[rank].fact.on_cpu_share for rank in slow]
+    disturbed = all(share is not None and share < rounds.ON_CPU_SHARE for share in shares)
+    typical = median(timings[worst]) / median(others[worst])
     yield likely(
         rank_culprits(recording, StepTimeFact, slow),
         f"{capital(ranks_at(recording, slow))} {'takes' if len(slow) == 1 else 'take'}"
-        f" {_typical(worst, timings):.1f} times as long as the others for the same work"
+        f" {typical:.1f} times as long as the others for the same work"
         f"{rounds.of(by_rank[worst].fact.model)}",
-        _evidence_of_rank(recording, slow, timings),
+        (
+            Evidence(
+                text=f"forward and backward on {rank_at(recording, rank)}, {len(others[rank])} looks,"
+                f" {rounds.limits(timings[rank])}, its peers {rounds.limits(others[rank])}",
+                value=median(timings[rank]),
+                unit="s",
+                expected=median(others[rank]),
+                expected_from="the median of the other ranks, which did the same work at the same time",
+            )
+            for rank in slow[:4]
+        ),
         _INSPECT,
         detail=_detail_of_rank([by_rank[rank] for rank in slow], disturbed=disturbed),
         severity=_severity_of_rank(by_rank[worst].fact, factors[worst], disturbed=disturbed),
     )
 
 
-def _timings(fact: StepTimeFact) -> list[float]:
-    return [took for timing in fact.rounds for took in (timing.compute_s, timing.again_s)]
-
-
 def _others(rank: int, timings: dict[int, list[float]]) -> list[float]:
     """The median of the other ranks, for each timing."""
     return [median(at) for at in zip(*(took for peer, took in timings.items() if peer != rank), strict=False)]
-
-
-def _factor(rank: int, timings: dict[int, list[float]]) -> float:
-    """The rank's fastest timing over the others' slowest median; 0 with too few timings."""
-    others = _others(rank, timings)
-    return min(timings[rank]) / max(others) if len(timings[rank]) >= _FEWEST_TIMINGS else 0.0
-
-
-def _typical(rank: int, timings: dict[int, list[float]]) -> float:
-    return median(timings[rank]) / median(_others(rank, timings))
 
 
 def _with_slow_gpu(recording: Recording) -> set[int]:
@@ -198,10 +203,6 @@ def _with_slow_gpu(recording: Recording) -> set[int]:
     }
     usual = median(rates.values()) if rates else 0.0
     return {rank for rank, rate in rates.items() if rate < (1 - SLOWER_SHARE) * usual}
-
-
-def _is_disturbed(rank: FactAt[StepTimeFact]) -> bool:
-    return rank.fact.on_cpu_share is not None and rank.fact.on_cpu_share < rounds.ON_CPU_SHARE
 
 
 def _detail_of_rank(slow: Sequence[FactAt[StepTimeFact]], *, disturbed: bool) -> str:
@@ -223,19 +224,6 @@ def _severity_of_rank(fact: StepTimeFact, factor: float, *, disturbed: bool) -> 
         return Severity.INFO
     sure = fact.device != "cpu" and not fact.model
     return Severity.ERROR if sure and factor >= rounds.MUCH_SLOWER else Severity.WARNING
-
-
-def _evidence_of_rank(recording: Recording, slow: Sequence[int], timings: dict[int, list[float]]) -> Iterator[Evidence]:
-    for rank in slow[:4]:
-        others = _others(rank, timings)
-        yield Evidence(
-            text=f"forward and backward on {rank_at(recording, rank)}, {len(others)} looks,"
-            f" {rounds.limits(timings[rank])}, its peers {rounds.limits(others)}",
-            value=median(timings[rank]),
-            unit="s",
-            expected=median(others),
-            expected_from="the median of the other ranks, which did the same work at the same time",
-        )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from ddp_doctor.probing.all_reduces import agreed, meet
 from ddp_doctor.probing.rank_identity import finish
 from ddp_doctor.probing.user_model import batches
 from ddp_doctor.probing.user_model.batches import Batch
-from ddp_doctor.probing.user_model.probe import ModelProbe, Ready, Stopped
+from ddp_doctor.probing.user_model.probe import ModelProbe, Stopped
 
 #: Width and depth: 4 MiB of gradients on a CPU, 64 MiB on a GPU, where more of it fits into 10 ms.
 _CPU, _GPU = (256, 16), (1024, 16)
@@ -120,6 +120,11 @@ def timed(ctx: RankContext, name: str, detail: str, once: Callable[[], object], 
         return (ctx.clock() - started) / times
 
 
+def quickest(ctx: RankContext, work: Work, times: int) -> float:
+    """Seconds of the quickest of several passes without synchronisation."""
+    return min(timed(ctx, "compute", "to fit the batch", lambda: one_pass(work, work.module), 1) for _ in range(times))
+
+
 class ProcessorTime:
     """The share of the computing time in which this thread had a processor."""
 
@@ -194,13 +199,21 @@ def is_given(ctx: RankContext) -> bool:
 
 def yours(ctx: RankContext) -> Work:
     """A fresh model of the user's and the first rank's batch. Raises Skip and Failed."""
-    _forget_peak(ctx)
+    gc.collect()  # to count memory from here on, without user_model's copy of the model
+    if ctx.device.startswith("cuda"):
+        import torch
+
+        torch.cuda.reset_peak_memory_stats()
     probe = ModelProbe(ctx)
     try:
         ready = probe.ready()
     except Stopped:
         raise Skip(f"not tested: {ctx.model} does not go with DDP ({probe.seen['stopped']}), see user_model") from None
-    _require_steps(ctx, ready)
+    if not ready.batches:
+        raise Skip(f"not measured: {ctx.model} returns no make_batch, and inputs are not guessed")
+    copes = ready.options.get("find_unused_parameters") or ready.options.get("static_graph")
+    if ready.unused and not copes:
+        raise Skip(f"not tested: parameters of {ctx.model} get no gradient, which DDP waits for (DD775, DD776)")
     batch = ready.batches[0]
     common = batches.common(ctx, batch)
     return Work(
@@ -214,26 +227,8 @@ def yours(ctx: RankContext) -> Work:
     )
 
 
-def _require_steps(ctx: RankContext, ready: Ready) -> None:
-    """Raises Skip, on all ranks, where the model in DDP could take no steps."""
-    if not ready.batches:
-        raise Skip(f"not measured: {ctx.model} returns no make_batch, and inputs are not guessed")
-    copes = ready.options.get("find_unused_parameters") or ready.options.get("static_graph")
-    if ready.unused and not copes:
-        raise Skip(f"not tested: parameters of {ctx.model} get no gradient, which DDP waits for (DD775, DD776)")
-
-
 def _loss(module: Any, batch: Batch) -> Any:
     return batch.loss(batch.forward(module))
-
-
-def _forget_peak(ctx: RankContext) -> None:
-    """Count memory from here on, without user_model's copy of the model."""
-    gc.collect()
-    if ctx.device.startswith("cuda"):
-        import torch
-
-        torch.cuda.reset_peak_memory_stats()
 
 
 def _copies(ctx: RankContext, model: Any) -> int:

@@ -22,8 +22,8 @@ because the user named it.
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.user_model import building, graphs, numbers, steps
-from ddp_doctor.facts.ddp.user_model import Buckets, UserModel
+from ddp_doctor.checks.ddp.user_model import building, graphs, numbers
+from ddp_doctor.facts.ddp.user_model import UserModel
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
@@ -50,28 +50,23 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
         yield Measurement(
             name="user_model_largest_bucket", value=float(fact.buckets.largest_bytes), unit="B", labels=labels
         )
-        yield from _each_bucket(fact.buckets)
+        for number, bucket in enumerate(fact.buckets.buckets):
+            yield Measurement(
+                name="user_model_bucket",
+                value=float(bucket.bytes),
+                unit="B",
+                labels={
+                    "bucket": number,
+                    "buckets": fact.buckets.count,
+                    "parameters": bucket.parameters,
+                    "first": bucket.first,
+                    "last": bucket.last,
+                },
+            )
     for name in ("forward", "backward"):
         slowest = max((getattr(fact, f"{name}_s") for fact in facts), default=0.0)
         if slowest:
             yield Measurement(name=f"user_model_{name}", value=slowest, unit="s", labels=labels)
-
-
-def _each_bucket(packed: Buckets) -> Iterator[Measurement]:
-    """The buckets in the order of their reduction, with their first and last parameters where DDP reports them."""
-    for number, bucket in enumerate(packed.buckets):
-        yield Measurement(
-            name="user_model_bucket",
-            value=float(bucket.bytes),
-            unit="B",
-            labels={
-                "bucket": number,
-                "buckets": packed.count,
-                "parameters": bucket.parameters,
-                "first": bucket.first,
-                "last": bucket.last,
-            },
-        )
 
 
 CHECK = Check(
@@ -80,7 +75,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(UserModel,),
-    rules=rules_in(building, graphs, numbers, steps),
+    rules=rules_in(building, graphs, numbers),
     level=Level.QUICK,
     cost_s=1.0,
     is_essential=True,

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.ddp.user_model.wording import at, code, culprits, facts, names, on_ranks, rank_of
-from ddp_doctor.facts.ddp.user_model import Call, LocalPass, Parting, UserModel
+from ddp_doctor.facts.ddp.user_model import Call, LocalPass, UserModel
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Culprit, Draft, Evidence
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.torch_calls import in_model_code
@@ -86,11 +86,17 @@ def _unequal(
     odd = [rank for rank, _ in parted] or [rank for rank, _ in lacking]
     fact, local = lacking[0][0].fact, lacking[0][1]
     frozen = [(rank, here.frozen) for rank, here in lacking if here.frozen.count]
-    reason = f"; {_different_calls(*parted[0])}" if parted else ""
-    reason = f"; the forward takes requires_grad from {names(frozen[0][1])} there" if frozen and not parted else reason
+    reason = ""
+    if parted:
+        rank, first = parted[0]
+        reason = f"; rank {rank_of(rank)} {_calls(first.here)} where rank {first.peer} {_calls(first.there)}"
+    elif frozen:
+        reason = f"; the forward takes requires_grad from {names(frozen[0][1])} there"
     sure = 2 * len(odd) < fact.world_size
+    calls = [call for _, parting in parted for call in (parting.here, parting.there) if call is not None]
+    lines = [code(calls[0].where)] if calls and calls[0].where else []
     return proved(
-        (*(culprits(recording, odd) if sure else ()), *_lines(parted)),
+        (*(culprits(recording, odd) if sure else ()), *lines),
         f"{names(local.unused)} of {fact.model} {_get(local.unused.count)} no gradient on"
         f" {_where(recording, lacking)}{reason}",
         tuple(
@@ -124,18 +130,8 @@ def _where(recording: Recording, lacking: list[tuple[FactAt[UserModel], LocalPas
     return f"{where}, and others on {on_ranks(recording, others)}" if others else f"{where} only"
 
 
-def _different_calls(rank: FactAt[UserModel], parting: Parting) -> str:
-    here, there = _calls(parting.here), _calls(parting.there)
-    return f"rank {rank_of(rank)} {here} where rank {parting.peer} {there}"
-
-
 def _calls(call: Call | None) -> str:
     return f"calls {call.module}{at(call.where)}" if call is not None else "calls nothing more"
-
-
-def _lines(parted: list[tuple[FactAt[UserModel], Parting]]) -> Iterator[Culprit]:
-    calls = [call for _, parting in parted for call in (parting.here, parting.there) if call is not None]
-    yield from (code(where) for where in dict.fromkeys(call.where for call in calls[:1] if call.where))
 
 
 @rule("DD783", "user-model-searches-unused-in-vain", Severity.INFO, UserModel)

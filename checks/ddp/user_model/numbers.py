@@ -201,7 +201,15 @@ def computes_otherwise(recording: Recording) -> Iterator[Draft]:
     See: https://docs.pytorch.org/docs/stable/notes/randomness.html
     """
     repeatable = [rank for rank in facts(recording) if rank.fact.repeats]
-    peer = _usual(repeatable)
+    # A rank whose loss most ranks share, apart from rounding; else the first rank. All are compared with it.
+    peer = next(
+        (
+            rank
+            for rank in repeatable
+            if 2 * sum(_apart(peer.fact, rank.fact) <= _LOSS_APART for peer in repeatable) > rank.fact.world_size
+        ),
+        repeatable[0] if repeatable else None,
+    )
     off = [rank for rank in repeatable if peer is not None and _apart(rank.fact, peer.fact) > 0.0]
     apart = [rank for rank in facts(recording) if rank.fact.apart.count]
     if peer is not None and any(_apart(rank.fact, peer.fact) > _LOSS_APART for rank in off):
@@ -210,18 +218,6 @@ def computes_otherwise(recording: Recording) -> Iterator[Draft]:
         yield _gradient_draft(recording, apart)
     elif peer is not None and off:
         yield _loss_draft(recording, off, peer)
-
-
-def _usual(ranks: list[FactAt[UserModel]]) -> FactAt[UserModel] | None:
-    """A rank whose loss most ranks share, apart from rounding; else the first rank. All are compared with it."""
-    return next(
-        (
-            rank
-            for rank in ranks
-            if 2 * sum(_apart(peer.fact, rank.fact) <= _LOSS_APART for peer in ranks) > rank.fact.world_size
-        ),
-        ranks[0] if ranks else None,
-    )
 
 
 def _apart(fact: UserModel, peer: UserModel) -> float:
@@ -263,7 +259,9 @@ def _gradient_draft(recording: Recording, apart: list[FactAt[UserModel]]) -> Dra
     by_rank = {rank_of(rank): rank for rank in facts(recording)}
     first = apart[0]
     peer = by_rank.get(first.fact.same_batch_peer or 0, first)
-    hooks = _hooks_of_one(first, peer)
+    here, there = (rank.fact.hooks for rank in (first, peer))
+    pairs = ((first, set(here) - set(there)), (peer, set(there) - set(here)))
+    hooks = sorted((f"rank {rank_of(rank)}", hook.parameter, hook.where) for rank, hooks in pairs for hook in hooks)
     hook = f": {hooks[0][0]} alone has a hook on {hooks[0][1]}{at(hooks[0][2])}" if hooks else ""
     is_sure = 2 * len(apart) < first.fact.world_size
     return likely(
@@ -287,10 +285,3 @@ def _gradient_draft(recording: Recording, apart: list[FactAt[UserModel]]) -> Dra
         else in_model_code("Look for hooks and autograd functions that depend on the rank"),
         detail="The loss is the same on all ranks, so the gradient alone is changed there.",
     )
-
-
-def _hooks_of_one(first: FactAt[UserModel], peer: FactAt[UserModel]) -> list[tuple[str, str, str]]:
-    """The hooks that only one of the two ranks has: rank, parameter, line."""
-    here, there = (rank.fact.hooks for rank in (first, peer))
-    pairs = ((first, set(here) - set(there)), (peer, set(there) - set(here)))
-    return sorted((f"rank {rank_of(rank)}", hook.parameter, hook.where) for rank, hooks in pairs for hook in hooks)

@@ -128,10 +128,8 @@ def _cannot_be(parameter: inspect.Parameter, value: Any) -> bool:
     if parameter.default is not None or "mask" not in parameter.name:
         return False
     if isinstance(value, torch.Tensor):
-        return value.dtype is not torch.bool and (value.dim() < 2 or _numbers_classes(value))
+        if value.dtype is torch.bool or value.dim() < 2:
+            return value.dtype is not torch.bool
+        # It holds whole numbers that no mask does: other ones than 0 and 1.
+        return not value.is_floating_point() and not value.is_meta and bool(((value < 0) | (value > 1)).any())
     return isinstance(value, int | str) or (isinstance(value, list) and any(isinstance(word, str) for word in value))
-
-
-def _numbers_classes(value: Any) -> bool:
-    """Whether it holds whole numbers that no mask does: other ones than 0 and 1."""
-    return not value.is_floating_point() and not value.is_meta and bool(((value < 0) | (value > 1)).any())

@@ -27,28 +27,25 @@ def move(model: Any, device: str) -> bool:
 
 def off_device(model: Any, device: str) -> tuple[Misplaced, ...]:
     """What is elsewhere: parameters and buffers, and tensors that are attributes, which .to() does not move."""
+    import torch
+
     found = [
         Misplaced(kind=kind, name=name, device=str(tensor.device))
         for kind, (name, tensor) in _kinds(model)
         if not on(tensor, device)
     ]
-    return (*found, *_attributes(model, device))
+    # A CPU tensor of one number goes with any device; a larger one raises at its first use on a GPU.
+    for prefix, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, torch.Tensor) and not on(value, device) and value.dim():
+                whole = f"{prefix}.{name}" if prefix else name
+                found.append(Misplaced(kind="attribute", name=whole, device=str(value.device)))
+    return tuple(found)
 
 
 def _kinds(model: Any) -> Iterator[tuple[Any, tuple[str, Any]]]:
     yield from (("parameter", parameter) for parameter in model.named_parameters())
     yield from (("buffer", buffer) for buffer in model.named_buffers())
-
-
-def _attributes(model: Any, device: str) -> Iterator[Misplaced]:
-    """A CPU tensor of one number goes with any device; a larger one raises at its first use on a GPU."""
-    import torch
-
-    for prefix, module in model.named_modules():
-        for name, value in vars(module).items():
-            if isinstance(value, torch.Tensor) and not on(value, device) and value.dim():
-                whole = f"{prefix}.{name}" if prefix else name
-                yield Misplaced(kind="attribute", name=whole, device=str(value.device))
 
 
 #: Types that their text describes fully.
@@ -81,7 +78,18 @@ class Batch:
 
     def loss(self, output: Any) -> Any:
         """One number to go backward from: the user's loss, or that of ``loss_of``. Raises Misuse."""
-        return loss_of(output) if self.form.loss is None else _own_loss(self.form.loss, output, self.given)
+        import torch
+
+        if self.form.loss is None:
+            return loss_of(output)
+        value = self.form.loss(output, self.given)
+        if not isinstance(value, torch.Tensor):
+            raise Misuse(f"loss(output, batch) returns type {type(value).__name__}; it must be a tensor of one number")
+        if value.numel() != 1:
+            raise Misuse(f"loss(output, batch) returns a tensor of shape {list(value.shape)}; take its mean()")
+        if not value.requires_grad and any(tensor.requires_grad for _, tensor in leaves(output)):
+            raise Misuse("loss(output, batch) returns a tensor without a gradient; leave .item() and .detach() out")
+        return _real(value).reshape(())
 
     def changed(self, change: Callable[[Any], Any]) -> "Batch":
         """The same with other tensors. Raises Misuse where forward does not take it."""
@@ -163,17 +171,12 @@ def on(tensor: Any, device: str) -> bool:
 
 def _moved(leaf: Any, device: str) -> Any:
     if _moves_itself(leaf):
-        return _moved_by_itself(leaf, device)
+        try:  # a .to() of another meaning leaves it as it is
+            moved = leaf.to(device)
+        except (AttributeError, TypeError, ValueError):
+            return leaf
+        return leaf if moved is None else moved
     return leaf.to(device) if leaf.device.type == "cpu" else leaf
-
-
-def _moved_by_itself(value: Any, device: str) -> Any:
-    """What its ``.to()`` makes of it, in place or anew; a ``.to()`` of another meaning leaves it as it is."""
-    try:
-        moved = value.to(device)
-    except (AttributeError, TypeError, ValueError):
-        return value
-    return value if moved is None else moved
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
@@ -206,7 +209,16 @@ def common(ctx: RankContext, batch: Batch) -> Batch | None:
     if len(set(forms)) > 1 or not forms[0]:
         return None
     with ctx.step("broadcast", f"{sum(1 for _ in batch.tensors())} tensors of the batch"):
-        return _of_first_rank(ctx, batch)
+        import torch.distributed as dist
+
+        source = dist.get_global_rank(ctx.group, 0)
+
+        def received(tensor: Any) -> Any:
+            whole = tensor.detach().clone().contiguous()
+            dist.broadcast(whole, source, group=ctx.group)
+            return whole
+
+        return batch.changed(received)
 
 
 def _digest_of_form(batch: Batch) -> str:
@@ -224,19 +236,6 @@ def _digest_of_form(batch: Batch) -> str:
     return hashlib.sha256(json.dumps(form).encode()).hexdigest()
 
 
-def _of_first_rank(ctx: RankContext, batch: Batch) -> Batch:
-    import torch.distributed as dist
-
-    source = dist.get_global_rank(ctx.group, 0)
-
-    def received(tensor: Any) -> Any:
-        whole = tensor.detach().clone().contiguous()
-        dist.broadcast(whole, source, group=ctx.group)
-        return whole
-
-    return batch.changed(received)
-
-
 def loss_of(output: Any) -> Any:
     """A number to go backward from: a scalar, ``.loss``, or the means of all floating-point outputs.
 
@@ -248,34 +247,16 @@ def loss_of(output: Any) -> Any:
     value = named if isinstance(named, torch.Tensor) else output
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return _real(value).reshape(())
+    # Of a plain object, such as an instance of a data class, the fields are looked at.
+    is_nest = isinstance(value, torch.Tensor | Mapping | tuple | list)
     means = [
         _real(tensor).mean()
-        for _, tensor in leaves(getattr(value, "__dict__", value) if _is_plain_object(value) else value)
+        for _, tensor in leaves(value if is_nest else getattr(value, "__dict__", value))
         if tensor.is_floating_point() or tensor.is_complex()
     ]
     if not means:
         raise Misuse(f"the model returns type {type(output).__name__} without a floating-point tensor")
     return torch.stack(means).sum()
-
-
-def _own_loss(loss: Callable[[Any, Any], Any], output: Any, given: Any) -> Any:
-    import torch
-
-    value = loss(output, given)
-    if not isinstance(value, torch.Tensor):
-        raise Misuse(f"loss(output, batch) returns type {type(value).__name__}; it must be a tensor of one number")
-    if value.numel() != 1:
-        raise Misuse(f"loss(output, batch) returns a tensor of shape {list(value.shape)}; take its mean()")
-    if not value.requires_grad and any(tensor.requires_grad for _, tensor in leaves(output)):
-        raise Misuse("loss(output, batch) returns a tensor without a gradient; leave .item() and .detach() out")
-    return _real(value).reshape(())
-
-
-def _is_plain_object(value: Any) -> bool:
-    """Such as an instance of a data class, whose fields are looked at."""
-    import torch
-
-    return not isinstance(value, torch.Tensor | Mapping | tuple | list)
 
 
 def _real(tensor: Any) -> Any:

@@ -70,20 +70,16 @@ def run(model: Any, batch: Batch, value: int = SEED) -> Pass:
         if loss is not None:
             _, done.trouble = attempt("backward", loss.backward)
             done.loss = finite(loss)
-        done.unknown = _parameters_unknown_to_ddp(model, named)
+        known = {id(parameter) for _, parameter in named}
+        done.unknown = [
+            name
+            for name, parameter in model.named_parameters()
+            if parameter.grad is not None and id(parameter) not in known
+        ]
     if done.trouble is None:
         take_gradients(named, done)
     clear(model)
     return done
-
-
-def _parameters_unknown_to_ddp(model: Any, named: Sequence[tuple[str, Any]]) -> list[str]:
-    known = {id(parameter) for _, parameter in named}
-    return [
-        name
-        for name, parameter in model.named_parameters()
-        if parameter.grad is not None and id(parameter) not in known
-    ]
 
 
 @contextmanager
@@ -128,16 +124,13 @@ def sample(tensor: Any, like: Any, kept: int) -> Any:
 
     if tensor is None:
         tensor = torch.zeros((), dtype=like.dtype, device=like.device).expand(like.shape)
-    flat = _dense(tensor.detach()).reshape(-1)
+    flat = tensor.detach()
+    flat = (flat.coalesce().to_dense() if flat.is_sparse else flat).reshape(-1)
     if flat.numel() > kept:
         flat = flat[torch.arange(kept, device=flat.device) * (flat.numel() // kept)]
     if flat.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
     return flat.double().cpu()
-
-
-def _dense(tensor: Any) -> Any:
-    return tensor.coalesce().to_dense() if tensor.is_sparse else tensor
 
 
 def _is_finite(gradient: Any) -> bool:
@@ -155,6 +148,7 @@ def noting(model: Any, noted: Noted) -> Iterator[None]:
     import torch
 
     names = {id(module): name for name, module in model.named_modules() if name}
+    kinds = torch.nn.modules.batchnorm._BatchNorm  # noqa: SLF001 - what all of them have in common
 
     def before(module: Any, given: Sequence[Any]) -> None:
         name = names.get(id(module))
@@ -162,7 +156,8 @@ def noting(model: Any, noted: Noted) -> Iterator[None]:
             return
         if len(noted.calls) < _MOST_CALLS:
             noted.calls.append((name, calling_line(sys._getframe(1))))  # noqa: SLF001 - the line is the evidence
-        if _is_batch_norm(module) and given:
+        is_own = isinstance(module, kinds) and not isinstance(module, torch.nn.SyncBatchNorm)
+        if is_own and module.training and given:
             noted.norms[name] = min(noted.norms.get(name, given[0].shape[0]), given[0].shape[0])
 
     handle = torch.nn.modules.module.register_module_forward_pre_hook(before)
@@ -170,14 +165,6 @@ def noting(model: Any, noted: Noted) -> Iterator[None]:
         yield
     finally:
         handle.remove()
-
-
-def _is_batch_norm(module: Any) -> bool:
-    """Whether a layer normalises with the statistics of this rank's batch alone."""
-    import torch
-
-    kinds = torch.nn.modules.batchnorm._BatchNorm  # noqa: SLF001 - what all of them have in common
-    return isinstance(module, kinds) and not isinstance(module, torch.nn.SyncBatchNorm) and module.training
 
 
 def batch_norms(noted: Noted) -> BatchNorms | None:

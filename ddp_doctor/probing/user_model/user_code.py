@@ -140,10 +140,6 @@ def find(name: str) -> Callable[[], Any]:
             near = get_close_matches(part, [known for known in dir(found) if not known.startswith("_")], 1)
             raise Misuse(f"{source} has no function {path!r}{f', but {near[0]!r}' if near else ''}")
         found = getattr(found, part)
-    return _callable(name, found)
-
-
-def _callable(name: str, found: Any) -> Callable[[], Any]:
     import torch
 
     if isinstance(found, torch.nn.Module):
@@ -174,9 +170,17 @@ _TO_RETURN = "a torch.nn.Module, (model, make_batch), or a dict or an object wit
 
 def made(name: str, factory: Callable[[], Any]) -> Loaded:
     """Call the factory and read what it returned. Raises Misuse, and whatever the factory raises."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
     seed()
     parts = _parts_by_name(name, factory())
-    _require_model(name, parts["model"])
+    model = parts["model"]
+    bare = uncompiled(model)
+    if isinstance(bare, DistributedDataParallel | torch.nn.DataParallel):
+        raise Misuse(f"{name} returns a model in {type(bare).__name__}; return it bare, the doctor wraps it")
+    if not isinstance(model, torch.nn.Module):
+        raise Misuse(f"{name} returns type {type(model).__name__} as the model; it must return {_TO_RETURN}")
     make_batch, loss, options = (parts.get(part) for part in _NAMES[1:])
     _require_function(name, make_batch, "make_batch(step)", 1, "lambda step: batch")
     _require_function(name, loss, "loss(output, batch)", 2, "lambda output, batch: mse_loss(output, batch[1])")
@@ -202,17 +206,6 @@ def _parts_by_name(name: str, returned: Any) -> Mapping[str, Any]:
         kind = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else f"type {type(returned).__name__}"
         raise Misuse(f"{name} returns {kind}; it must return {_TO_RETURN}")
     return parts
-
-
-def _require_model(name: str, model: Any) -> None:
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
-    bare = uncompiled(model)
-    if isinstance(bare, DistributedDataParallel | torch.nn.DataParallel):
-        raise Misuse(f"{name} returns a model in {type(bare).__name__}; return it bare, the doctor wraps it")
-    if not isinstance(model, torch.nn.Module):
-        raise Misuse(f"{name} returns type {type(model).__name__} as the model; it must return {_TO_RETURN}")
 
 
 def uncompiled(model: Any) -> Any:

@@ -1,0 +1,314 @@
+"""gradient_sync: does DistributedDataParallel give every rank the mean of all ranks' gradients?
+
+What the probe reads on each rank is the ``.grad`` of a small DDP-wrapped model after ``backward()``::
+
+    parameter weight3, 8195 elements, bucket cap 32 KiB, 2 ranks
+      local gradient, rank 0    12. 4. 12. 4. …    (known in closed form: knowledge/ddp/gradient_code.py)
+      local gradient, rank 1    4. 12. 4. 12. …
+      .grad after backward()     8. 8. 8. 8. …      = the mean, on both ranks, bit for bit
+
+The probe reads gradients after the first step (DDP's one big bucket), after a step inside ``no_sync()`` (the
+gradient must stay the rank's own) and after the next step (several buckets; the mean of both steps' gradients).
+
+Why it matters: no training job notices a wrong mean, and the loss still falls.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from ddp_doctor.facts.ddp.gradients import GradientSync, Phase
+from ddp_doctor.knowledge.ddp import gradient_code
+from ddp_doctor.model.base import grouped
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Confidence, Level, Severity, Where
+from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.finding import Draft
+from ddp_doctor.model.recording import FactAt, Recording
+from ddp_doctor.model.report import Measurement
+from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.stock_ddp import remedies
+from ddp_doctor.wording.findings import finding
+from ddp_doctor.wording.ranks import rank_culprits, ranks_at
+
+#: Small enough that the model's parameters fill several buckets.
+BUCKET_CAP_BYTES = 32 * 1024
+_ONCE, _TWICE = 1, 2  # gradients after no_sync() are doubled, so that a lost step shows in the sum
+
+
+@dataclass(frozen=True)
+class Off:
+    """An off gradient and the rank that has it."""
+
+    rank: int
+    world_size: int
+    gradient: gradient_code.OffGradient
+
+
+def off_in(ranks: Sequence[FactAt[GradientSync]], *phases: str) -> list[Off]:
+    """What is off in these phases of all ranks."""
+    phases_of_ranks = ((rank, getattr(rank.fact, phase)) for rank in ranks for phase in phases)
+    return [Off(rank.rank or 0, rank.fact.world_size, off) for rank, phase in phases_of_ranks for off in phase.off]
+
+
+def lost_a_step(held: gradient_code.Reading) -> bool:
+    """Whether the accumulated gradient looks as if one of the two steps was not synchronised."""
+    parts = {round(1 / 3, 4), round(2 / 3, 4)}  # the steps' gradients are once and twice the code
+    return held.holds == "own" or bool(parts & {held.scale, *held.shares.values()})
+
+
+def by_cause(off: Iterable[Off]) -> list[list[Off]]:
+    """Group by what the gradients hold: one cause, one finding."""
+    return list(grouped((found.gradient.held.model_dump_json(), found) for found in off).values())
+
+
+def _ranks(off: Iterable[Off]) -> list[int]:
+    return sorted({found.rank for found in off})
+
+
+def drafts(recording: Recording, what: str, wrong: Sequence[Off]) -> Iterator[Draft]:
+    """A finding for each cause. Its ranks are to blame unless no rank is right: then no single rank is at fault."""
+    is_on_all = len(_ranks(wrong)) == wrong[0].world_size if wrong else False
+    for off in by_cause(wrong):
+        ranks = _ranks(off)
+        yield draft(recording, what.format(ranks=ranks_at(recording, ranks)), off, () if is_on_all else ranks)
+
+
+def draft(recording: Recording, what: str, off: Sequence[Off], blamed: Iterable[int]) -> Draft:
+    """A finding about gradients with one cause; ``what`` begins the title."""
+    names = sorted({found.gradient.parameter for found in off})
+    worst = max(off, key=lambda found: found.gradient.max_abs_error or 0.0)
+    where = ranks_at(recording, _ranks(off))
+    return finding(
+        rank_culprits(recording, GradientSync, blamed),
+        f"{what}: {gradient_code.words(worst.gradient.held, worst.world_size)}",
+        worst.gradient.evidence(f"gradient of {worst.gradient.parameter} on rank {worst.rank}"),
+        *remedies(recording, "gradient_sync"),
+        confidence=Confidence.POSSIBLE if worst.gradient.held.holds == "other" else Confidence.LIKELY,
+        detail=f"Wrong: {', '.join(names)} of the doctor's own model, on {where}. None of your code took part.",
+    )
+
+
+@rule("DD701", "gradient-is-not-the-mean", Severity.ERROR, GradientSync)
+def gradient_is_not_the_mean(recording: Recording) -> Iterator[Draft]:
+    """Finds: After ``backward()`` all ranks hold the same gradient, and it is not the mean of theirs. The ranks'
+        gradients are coded, so that a rank whose share is missing or counted twice is named.
+    Why: Nothing tells: a missing rank's data is never learnt from, a sum multiplies the learning rate.
+    Remedy: None of your own code runs in this check: with NCCL, repeat it with NCCL_PROTO=Simple; if a rank is named,
+        without its GPU. Otherwise look for code that replaces parts of torch.
+    See: https://pytorch.org/docs/stable/notes/ddp.html
+        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-proto
+    """
+    agreed = [found for found in _ordinary(recording) if found.gradient.identical]
+    # If all ranks hold rank 2's gradient, only rank 2 reads "own": the cause is the same.
+    for off in by_cause(found for found in agreed if found.gradient.held.holds != "own"):
+        held = off[0].gradient.held
+        unsure = ", and it is unsure which rank is off" if held.holds == "other" else ""
+        blamed = sorted(held.shares) if held.holds == "shares" else ()
+        yield draft(recording, f"All ranks get the same wrong gradient{unsure}", off, blamed)
+
+
+@rule("DD702", "gradients-differ-between-ranks", Severity.ERROR, GradientSync)
+def gradients_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
+    """Finds: After ``backward()`` the ranks hold different gradients. Ranks whose gradient is not the mean are named.
+        If all are the mean within float32 rounding and only last bits differ, it is a warning.
+    Why: DDP broadcasts the parameters once and then relies on equal gradients. With different ones each rank trains
+        another model, and checkpoints hold rank 0's only.
+    Remedy: None of your own code runs in this check: with NCCL, repeat it with NCCL_PROTO=Simple; if a rank is named,
+        without its GPU. Otherwise look for code that replaces parts of torch.
+    See: https://pytorch.org/docs/stable/notes/ddp.html
+        https://github.com/pytorch/pytorch/issues/109191
+    """
+    differing = [found for found in _ordinary(recording) if found.gradient.identical is False]
+    wrong = [found for found in differing if not found.gradient.equal]
+    yield from drafts(recording, "The gradient on {ranks} is wrong", wrong)
+    if differing and not wrong:
+        title = "Gradients differ between ranks in their last bits: the replicas will drift apart"
+        update = {"title": title, "severity": Severity.WARNING, "confidence": Confidence.POSSIBLE}
+        yield draft(recording, title, differing, []).model_copy(update=update)
+
+
+def _ordinary(recording: Recording) -> list[Off]:
+    """What is off after the first step, and what is off after the last step that ``no_sync()`` does not explain."""
+    ranks = recording.facts(GradientSync)
+    first = off_in(ranks, "step")
+    known = {found.gradient.parameter for found in first}
+    last = [found for found in off_in(ranks, "resync") if found.gradient.parameter not in known]
+    return first + [found for found in last if not lost_a_step(found.gradient.held)]
+
+
+@rule("DD703", "no-sync-still-synchronises", Severity.ERROR, GradientSync)
+def no_sync_still_synchronises(recording: Recording) -> Iterator[Draft]:
+    """Finds: After a step inside ``no_sync()`` a gradient is not exactly the rank's own.
+    Why: Gradient accumulation relies on it. If the ranks synchronise all the same, every micro-step pays for an
+        all-reduce; if only some do, they wait for each other for ever.
+    Remedy: None of your own code runs in this check: look for code that replaces ``no_sync`` in torch.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    """
+    # A gradient that is missing in ordinary steps is missing here too: DD701 reports it.
+    ranks = recording.facts(GradientSync)
+    before = {(found.gradient.parameter, found.gradient.held.holds) for found in off_in(ranks, "step")}
+    off_inside = off_in(ranks, "no_sync")
+    wrong = [found for found in off_inside if (found.gradient.parameter, found.gradient.held.holds) not in before]
+    yield from drafts(recording, "Inside no_sync() the gradient on {ranks} is not the rank's own", wrong)
+
+
+@rule("DD704", "step-after-no-sync-not-synchronised", Severity.ERROR, GradientSync)
+def step_after_no_sync_not_synchronised(recording: Recording) -> Iterator[Draft]:
+    """Finds: An ordinary step gives the mean, but the step after ``no_sync()`` lacks what one of the two steps
+        contributed, or is not synchronised at all.
+    Why: With gradient accumulation every optimiser step then differs between ranks, or loses micro-steps.
+    Remedy: None of your own code runs in this check: look for code that replaces ``no_sync`` in torch.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    """
+    ranks = recording.facts(GradientSync)
+    before = {found.gradient.parameter for found in off_in(ranks, "step", "no_sync")}
+    after = [found for found in off_in(ranks, "resync") if found.gradient.parameter not in before]
+    wrong = [found for found in after if lost_a_step(found.gradient.held)]
+    yield from drafts(recording, "In the step after no_sync() the gradient on {ranks} is wrong", wrong)
+
+
+def coded_model(ctx: RankContext) -> Any:
+    """A torch module of five flat parameters, whose loss is linear in each of them."""
+    import torch
+
+    class Linear(torch.nn.Module):
+        """loss = sum of parameter x input: the gradient of a parameter is its input, exactly."""
+
+        def forward(self, *inputs: Any) -> Any:
+            pairs = zip(self.parameters(), inputs, strict=True)
+            return torch.stack([(parameter * given).sum() for parameter, given in pairs]).sum()
+
+    model = Linear()
+    least = max(256, ctx.world_size)  # each rank needs an element of its own
+    for number, elements in enumerate((least, 3 * least + 1, 16 * least + 7, 32 * least + 3, least + 5)):
+        zeros = torch.zeros(elements, dtype=torch.float32, device=ctx.device)
+        model.register_parameter(f"weight{number}", torch.nn.Parameter(zeros))
+    return model
+
+
+def wrap(ctx: RankContext, module: Any) -> Any:
+    """The module in DistributedDataParallel, with buckets of BUCKET_CAP_BYTES."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    with ctx.step("ddp_construct", f"{len(list(module.parameters()))} parameters"):
+        return DistributedDataParallel(module, process_group=ctx.group, bucket_cap_mb=BUCKET_CAP_BYTES / 2**20)
+
+
+def measure(ctx: RankContext, model: Any, ddp_construct_s: float = 0.0) -> GradientSync:
+    """The gradients of a DDP-wrapped ``coded_model`` after three steps."""
+    _one_step(ctx, model, _ONCE, sync=True)
+    step = _grads(model)
+    model.zero_grad()
+    _one_step(ctx, model, _ONCE, sync=False)
+    own = _grads(model)
+    seconds = _one_step(ctx, model, _TWICE, sync=True)
+    resync = _grads(model)
+    started = ctx.clock()
+    identical = iter(_identical(ctx, [*step, *resync]))
+    all_gather_s = ctx.clock() - started
+    parameters = list(model.module.parameters())
+    return GradientSync(
+        world_size=ctx.world_size,
+        parameters=len(parameters),
+        elements=sum(parameter.numel() for parameter in parameters),
+        bucket_cap_bytes=BUCKET_CAP_BYTES,
+        step=_phase(ctx, model, step, _ONCE, identical),
+        no_sync=_phase(ctx, model, own, _ONCE, None),
+        resync=_phase(ctx, model, resync, _ONCE + _TWICE, identical),
+        ddp_construct_s=ddp_construct_s,
+        forward_s=seconds[0],
+        backward_s=seconds[1],
+        all_gather_s=all_gather_s,
+    )
+
+
+def _one_step(ctx: RankContext, model: Any, scale: int, *, sync: bool) -> tuple[float, float]:
+    """Forward and backward with this rank's inputs; seconds of each."""
+    import torch
+
+    inputs = [
+        scale
+        * gradient_code.local(
+            number, torch.arange(len(parameter), device=parameter.device), ctx.group_rank, ctx.world_size
+        )
+        for number, parameter in enumerate(model.module.parameters())
+    ]
+    inputs = [given.to(torch.float32) for given in inputs]
+    detail = f"gradients x {scale}" if sync else "inside no_sync()"
+    with nullcontext() if sync else model.no_sync():
+        started = ctx.clock()
+        with ctx.step("forward", detail):
+            loss = model(*inputs)
+        forwarded = ctx.clock()
+        with ctx.step("backward", detail):
+            loss.backward()
+    return forwarded - started, ctx.clock() - forwarded
+
+
+def _grads(model: Any) -> list[Any]:
+    """Copies of all gradients; None where a parameter has none."""
+    grads = [parameter.grad for parameter in model.module.parameters()]
+    return [None if grad is None else grad.detach().clone() for grad in grads]
+
+
+def _identical(ctx: RankContext, grads: Sequence[Any]) -> list[bool]:
+    """For each gradient, whether all ranks hold the same bits (by a 64-bit checksum)."""
+    import torch
+    import torch.distributed as dist
+
+    none = torch.zeros((), dtype=torch.int64, device=ctx.device)
+    mine = torch.stack([none if grad is None else gradient_code.checksum(grad) for grad in grads])
+    everyone = [torch.empty_like(mine) for _ in range(ctx.world_size)]
+    with ctx.step("all_gather", f"{mine.numel()} int64 checksums"):
+        dist.all_gather(everyone, mine, group=ctx.group)
+        same = (torch.stack(everyone) == mine).all(dim=0).tolist()
+    return [bool(is_same) for is_same in same]
+
+
+def _phase(ctx: RankContext, model: Any, grads: Sequence[Any], scale: int, identical: Iterator[bool] | None) -> Phase:
+    """Compare all gradients; without ``identical`` each must be the rank's own, else the mean."""
+    off, worst = [], 0.0
+    for number, (name, parameter) in enumerate(model.module.named_parameters()):
+        same = None if identical is None else next(identical)
+        place = gradient_code.Place(name, number, parameter.numel(), ctx.group_rank, ctx.ranks)
+        gradient = gradient_code.compare(place, grads[number], scale, same)
+        worst = max(worst, gradient.max_abs_error or 0.0)
+        if not gradient.equal or same is False:
+            off.append(gradient)
+    return Phase(off=tuple(off), max_abs_error=worst)
+
+
+def probe(ctx: RankContext) -> GradientSync:
+    """Wrap a model in DDP and compare its gradients with their closed form."""
+    started = ctx.clock()
+    model = wrap(ctx, coded_model(ctx))
+    return measure(ctx, model, ctx.clock() - started)
+
+
+def measurements(recording: Recording) -> Iterator[Measurement]:
+    """Seconds of the slowest rank for wrapping, forward and backward."""
+    facts = [rank.fact for rank in recording.facts(GradientSync)]
+    labels: dict[str, str | int | float] = {"ranks": len(facts)}
+    for name in ("ddp_construct", "forward", "backward") if facts else ():
+        slowest = max(getattr(fact, f"{name}_s") for fact in facts)
+        yield Measurement(name=f"gradient_sync_{name}", value=slowest, unit="s", labels=labels)
+
+
+CHECK = Check(
+    id="gradient_sync",
+    title="DDP averages gradients",
+    where=Where.RANK,
+    probe=probe,
+    facts=(GradientSync,),
+    rules=(
+        gradient_is_not_the_mean,
+        gradients_differ_between_ranks,
+        no_sync_still_synchronises,
+        step_after_no_sync_not_synchronised,
+    ),
+    is_essential=True,
+    level=Level.QUICK,
+    measurements=measurements,
+)
