@@ -8,6 +8,8 @@ from functools import partial
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Finding, MissingNode, Remedy, Reproducer
 
+#: Of more things than this the evidence shows the first; the culprits name them all.
+LINES_OF_EVIDENCE = 16
 #: The unit of a host's load, by which a finding about nothing else is known.
 LOAD = "processes for each CPU"
 #: Units of what a busy host makes worse: times, and amounts or rates in a time.
@@ -68,6 +70,13 @@ def finding(
         reproduced_by=reproduced_by,
         nodes=nodes,
     )
+
+
+def measured(
+    text: str, value: float | None, unit: str | None, expected: float | None, expected_from: str | None
+) -> Evidence:
+    """What was measured, and what it should have been by whose word."""
+    return Evidence(text=text, value=value, unit=unit, expected=expected, expected_from=expected_from)
 
 
 proved = partial(finding, confidence=Confidence.PROVED)

@@ -82,6 +82,7 @@ def gpus_missing(recording: Recording) -> Iterator[Draft]:
         missing = f"; missing: {', '.join(short.named)}" if short.named else ""
         nodes = {node.node for node in group}
         shows = "the driver shows" if of_node else "the job can use"
+        wanted = Severity.ERROR if short.source == REQUIRED else severity_of_use(recording, group)
         yield proved(
             of_nodes(recording, group),
             f"{{who}}: {shows} {have} of {short.expected} GPUs{missing}",
@@ -97,18 +98,12 @@ def gpus_missing(recording: Recording) -> Iterator[Draft]:
             ),
             _show_all(group[0].fact) if short.source == REQUIRED and not of_node else FIND_GPU,
             detail=f"{capital(shows)} {short.have}; {short.source} says {short.expected}.",
-            severity=_shortfall_severity(recording, short, group),
+            severity=short.severity if wanted.at_least(short.severity) else wanted,
         )
 
 
 def _is_missing(nodes: Container[int], named: Container[str], view: NodeView, device: str) -> bool:
     return view.node in nodes and (device in named or not device)
-
-
-def _shortfall_severity(recording: Recording, short: Shortfall, group: list[FactAt[GpusFact]]) -> Severity:
-    """Who writes --require-gpus wants them, whatever else is set; else as grave as the job's use of GPUs."""
-    wanted = Severity.ERROR if short.source == REQUIRED else severity_of_use(recording, group)
-    return short.severity if wanted.at_least(short.severity) else wanted
 
 
 def _show_all(fact: GpusFact) -> Remedy:
@@ -154,6 +149,7 @@ def job_sees_too_few_gpus(recording: Recording) -> Iterator[Draft]:
             remedies.append(by_operator(f"Start one rank a GPU: --nproc-per-node {seen.shown}.", scope="job"))
         if not seen.shown:
             remedies.append(by_operator("Where the CPU is meant, say so: --backend gloo.", scope="job"))
+        sliced = any(gpu.mig_enabled for gpu in fact.gpus)
         yield proved(
             (*([Culprit(kind="setting", name=name)] if name else []), *node_culprits(recording, group)),
             f"{node_names(recording, group)}: {count}{setting}{stop}",
@@ -165,7 +161,7 @@ def job_sees_too_few_gpus(recording: Recording) -> Iterator[Draft]:
                 expected_from="one GPU a rank" if short else "every entry names a GPU",
             ),
             *remedies,
-            detail=" ".join(filter(None, (_there(fact), _slices(fact)))),
+            detail=_there(fact) + (" With MIG a process is shown one slice, whatever their number." if sliced else ""),
             severity=asked_for(recording, Severity.ERROR if is_fatal else Severity.WARNING),
         )
 
@@ -218,11 +214,6 @@ def _there(fact: GpusFact) -> str:
         return f"The driver has {len(fact.gpus)} GPUs there."
     nothing = "SLURM granted this step none. " if "SLURM_PROCID" in fact.environment and not fact.granted else ""
     return f"{nothing}The job would compute on the CPU."
-
-
-def _slices(fact: GpusFact) -> str:
-    sliced = any(gpu.mig_enabled for gpu in fact.gpus)
-    return "With MIG a process is shown one slice, whatever their number." if sliced else ""
 
 
 WHOLE_GPUS = by_operator(

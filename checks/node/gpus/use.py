@@ -1,6 +1,6 @@
 """DD305, DD306, DD320, DD323: GPUs that somebody else uses or no rank may use, and modes that cost time."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddp_doctor.checks.node.gpus.condition import by_severity
@@ -62,7 +62,8 @@ def gpu_memory_in_use(recording: Recording) -> Iterator[Draft]:
     facts = {node.node: node.fact for node in recording.facts(GpusFact)}
     for severity, hits in by_severity(recording, _memory).items():
         full = "nearly all " if severity is Severity.ERROR else ""
-        for holder, those in _by_holder(hits, facts).items():
+        holders = ((_holder(gpu, in_container=facts[node].in_container), (node, gpu)) for node, gpu in hits)
+        for holder, those in grouped(holders).items():
             yield gpu_draft(
                 recording,
                 those,
@@ -97,10 +98,6 @@ _LEAKED = _Holder(
     " holds any more.",
     FREE_LEAKED_MEMORY,
 )
-
-
-def _by_holder(hits: Hits, facts: Mapping[int, GpusFact]) -> Mapping[_Holder, Hits]:
-    return grouped((_holder(gpu, in_container=facts[node].in_container), (node, gpu)) for node, gpu in hits)
 
 
 def _holder(gpu: Gpu, *, in_container: bool) -> _Holder:

@@ -84,7 +84,23 @@ def too_few_cpus_for_ranks(recording: Recording) -> Iterator[Draft]:
         title = f"{ranks} ranks share {has:g} CPUs on {{who}}"
         detail = "A rank that waits for its turn on a CPU makes all others wait at every all-reduce."
         saw = Evidence(text=text, value=has, unit="CPUs", expected=ranks, expected_from="one for each rank")
-        yield shortage_draft(recording, short, title, saw, _more_cpus(ranks), detail=detail)
+        yield shortage_draft(
+            recording,
+            short,
+            title,
+            saw,
+            remedy(
+                f"Give the job at least {2 * ranks} CPUs on the node, or start fewer ranks: --cpus-per-task in "
+                "SLURM, --cpus in Docker, resources.limits.cpu in Kubernetes",
+                f"sbatch --cpus-per-task={2 * ranks} SCRIPT",
+                f"docker run --cpus={2 * ranks} IMAGE",
+                scope="job",
+                cost="other jobs get fewer CPUs",
+                undo="ask for fewer again",
+                untried="the doctor cannot give itself more CPUs",
+            ),
+            detail=detail,
+        )
 
 
 def _cpus(fact: Host, ranks: int, world: World) -> Severity | None:
@@ -123,19 +139,6 @@ def _omp(fact: Host, ranks: int, _world: World) -> Severity | None:
     if ratio <= 1 or ranks < 2 or fact.omp_num_threads == 1 or fact.cpus_are_per_rank:
         return None
     return Severity.WARNING if ratio > thresholds.OMP_THREADS_PER_CPU else Severity.INFO
-
-
-def _more_cpus(ranks: int) -> Remedy:
-    return remedy(
-        f"Give the job at least {2 * ranks} CPUs on the node, or start fewer ranks: --cpus-per-task in "
-        "SLURM, --cpus in Docker, resources.limits.cpu in Kubernetes",
-        f"sbatch --cpus-per-task={2 * ranks} SCRIPT",
-        f"docker run --cpus={2 * ranks} IMAGE",
-        scope="job",
-        cost="other jobs get fewer CPUs",
-        undo="ask for fewer again",
-        untried="the doctor cannot give itself more CPUs",
-    )
 
 
 def _fewer_threads(ranks: int, cpu_count: int) -> Remedy:
@@ -204,20 +207,23 @@ def too_little_memory_for_ranks(recording: Recording) -> Iterator[Draft]:
         )
         title = f"Only {in_units(free)} of memory are free on {{who}}, too little for {ranks} ranks"
         detail = "The kernel will kill a rank, and the others will wait for it until their time-out."
-        yield shortage_draft(recording, short, title, saw, _more_memory(ranks), detail=detail)
+        yield shortage_draft(
+            recording,
+            short,
+            title,
+            saw,
+            remedy(
+                f"Give the job more memory, start fewer than {ranks} ranks, or stop other programs that use the memory",
+                "ps -eo pid,user,rss,comm --sort=-rss | head",
+                untried="the doctor cannot give itself more memory",
+            ),
+            detail=detail,
+        )
 
 
 def _memory(fact: Host, ranks: int, _world: World) -> Severity | None:
     free = fact.free_memory_bytes
     return Severity.WARNING if free is not None and free < thresholds.memory(ranks) else None
-
-
-def _more_memory(ranks: int) -> Remedy:
-    return remedy(
-        f"Give the job more memory, start fewer than {ranks} ranks, or stop other programs that use the memory",
-        "ps -eo pid,user,rss,comm --sort=-rss | head",
-        untried="the doctor cannot give itself more memory",
-    )
 
 
 @rule("DD223", "too-few-open-files", Severity.WARNING, Host)

@@ -8,11 +8,8 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.wording.findings import LOAD, proved
+from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, LOAD, proved
 from ddp_doctor.wording.nodes import by_cause, host, name_list, of_nodes
-
-#: Of many busy nodes the evidence shows the first.
-_NODES_SHOWN = 16
 
 
 @rule("DD227", "slow-clock-or-busy-host", Severity.INFO, Host)
@@ -35,27 +32,22 @@ def slow_clock_or_busy_host(recording: Recording) -> Iterator[Draft]:
             Evidence(text=f"clock source {source}", expected_from="tsc or a virtual clock"),
             detail=detail,
         )
-    busy = [node for node in recording.facts(Host) if _slow_clock(node.fact) is None and _is_busy(node.fact)]
+    fast_clocks = [node for node in recording.facts(Host) if _slow_clock(node.fact) is None]
+    busy = [node for node in fast_clocks if node.fact.load_per_cpu > thresholds.LOAD_PER_CPU]
     if busy:
-        load = _load(busy[0].fact) if len(busy) == 1 else "more than two processes for each CPU ran or waited for one"
+        fact, load = busy[0].fact, "more than two processes for each CPU ran or waited for one"
+        if len(busy) == 1:
+            load = f"load {fact.load_1min or 0:.3g} on {fact.host_cpus or fact.cpus} CPUs"
         yield proved(
             of_nodes(recording, busy),
             f"Measurements on {{who}} may come out too slow: {load}",
-            [_busiest(recording, node) for node in busy[:_NODES_SHOWN]],
+            [_busiest(recording, node) for node in busy[:LINES_OF_EVIDENCE]],
             detail=detail,
         )
 
 
 def _slow_clock(fact: Host) -> str | None:
     return fact.clock_source if fact.clock_source in thresholds.SLOW_CLOCK_SOURCES else None
-
-
-def _is_busy(fact: Host) -> bool:
-    return fact.load_per_cpu > thresholds.LOAD_PER_CPU
-
-
-def _load(fact: Host) -> str:
-    return f"load {fact.load_1min or 0:.3g} on {fact.host_cpus or fact.cpus} CPUs"
 
 
 def _busiest(recording: Recording, node: FactAt[Host]) -> Evidence:

@@ -26,7 +26,7 @@ from ddp_doctor.probing import host_gpus, kernel
 from ddp_doctor.probing.kernel import read_log
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.kernel_log import Hit, views
-from ddp_doctor.wording.findings import likely
+from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, likely
 from ddp_doctor.wording.gpus import asked_for
 from ddp_doctor.wording.kernel_log import device_culprits, device_names
 from ddp_doctor.wording.nodes import host
@@ -134,7 +134,14 @@ def _draft(recording: Recording, title: str, hits: list[Hit], repair: Remedy, se
     return likely(
         device_culprits(recording, hits),
         title,
-        _evidence(recording, hits),
+        tuple(
+            Evidence(
+                check="kernel_after",
+                text=f"{host(recording, fault.view.node)}: {fault.event.text}",
+                expected_from=CATALOG if fault.event.kind == "xid" else "the log was free of it before the ranks",
+            )
+            for fault in hits[:LINES_OF_EVIDENCE]
+        ),
         repair,
         detail="The kernel logged it between the first rank's start and the last one's end.",
         severity=asked_for(recording, severity),
@@ -159,17 +166,6 @@ def _new_events(recording: Recording, *kinds: str) -> list[Hit]:
 
 def _key(event: KernelEvent) -> tuple[object, ...]:
     return event.kind, event.device, event.code, event.detail
-
-
-def _evidence(recording: Recording, hits: list[Hit]) -> tuple[Evidence, ...]:
-    return tuple(
-        Evidence(
-            check="kernel_after",
-            text=f"{host(recording, fault.view.node)}: {fault.event.text}",
-            expected_from=CATALOG if fault.event.kind == "xid" else "the log was free of it before the ranks",
-        )
-        for fault in hits[:16]
-    )
 
 
 CHECK = Check(

@@ -2,7 +2,7 @@
 
 from collections.abc import Container, Iterator
 
-from ddp_doctor.facts.node.kernel import KernelEvent, KernelFact
+from ddp_doctor.facts.node.kernel import KernelFact
 from ddp_doctor.knowledge import thresholds
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
@@ -100,6 +100,13 @@ def gpu_failed_to_start(recording: Recording) -> Iterator[Draft]:
         )
 
 
+#: Each kind of errors, how many lines of it matter, and how much.
+_PCIE_ERRORS = (
+    ("pcie_uncorrected", 0, Severity.WARNING),
+    ("pcie_corrected", thresholds.PCIE_CORRECTED_LINES, Severity.INFO),
+)
+
+
 @rule("DD335", "pcie-errors-on-the-way", Severity.WARNING, KernelFact)
 def pcie_errors_on_the_way(recording: Recording) -> Iterator[Draft]:
     """PCIe errors of a GPU, an RDMA device, or a bridge above them.
@@ -111,12 +118,12 @@ def pcie_errors_on_the_way(recording: Recording) -> Iterator[Draft]:
     Remedy: Reseat the device and its riser, update BIOS and firmware, exchange the cable or the board.
     See: https://docs.kernel.org/PCI/pcieaer-howto.html
     """
-    for kind, severity in (("pcie_uncorrected", Severity.WARNING), ("pcie_corrected", Severity.INFO)):
+    for kind, least, severity in _PCIE_ERRORS:
         hits = [
             Hit(view, device, event)
             for view in views(recording)
             for event in view.fact.events
-            if event.kind == kind and recent(view, event) and _many(event)
+            if event.kind == kind and recent(view, event) and event.count >= least
             for device in view.below(event.device)
         ]
         if hits:
@@ -132,10 +139,6 @@ def pcie_errors_on_the_way(recording: Recording) -> Iterator[Draft]:
                 else "What was lost was sent again; so many errors are the sign of a weak link.",
                 severity=asked_for(recording, severity),
             )
-
-
-def _many(event: KernelEvent) -> bool:
-    return event.kind == "pcie_uncorrected" or event.count >= thresholds.PCIE_CORRECTED_LINES
 
 
 @rule("DD336", "nic-firmware-fault", Severity.WARNING, KernelFact)

@@ -54,7 +54,9 @@ def rdma_on_some_nodes_only(recording: Recording) -> Iterator[Draft]:
         for reading in recording.of_check("rdma")
         if reading.status is Status.ABSENT
     }
-    lacking |= {node.node: "no port is up" for node in facts if _is_all_down(node.fact)}
+    lacking |= {
+        node.node: "no port is up" for node in facts if all(port.state == "DOWN" for _, port in node.fact.ports())
+    }
     if lacking:
         nodes = sorted(lacking)
         yield likely(
@@ -66,11 +68,6 @@ def rdma_on_some_nodes_only(recording: Recording) -> Iterator[Draft]:
             detail="NCCL uses TCP where it finds no RDMA, and ranks on TCP cannot connect to ranks on RDMA.",
             reproduced_by=everybody(recording),
         )
-
-
-def _is_all_down(fact: RdmaFact) -> bool:
-    """Whether no port is up or waits for a subnet manager, which is a finding of its own."""
-    return all(port.state == "DOWN" for _, port in fact.ports())
 
 
 @rule("DD573", "rdma-devices-not-in-container", Severity.WARNING, RdmaFact)

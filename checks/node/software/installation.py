@@ -179,7 +179,11 @@ def torch_or_python_too_old(recording: Recording) -> Iterator[Draft]:
     Remedy: Upgrade torch, or make the environment anew with a newer Python.
     See: https://devguide.python.org/versions
     """
-    for old, group in by_cause(of_the_job(recording), lambda fact: _too_old(fact, recording)).items():
+
+    def too_old(fact: Software) -> versions.TooOld | None:
+        return versions.too_old(fact.python, fact.torch_version, fact.torch_requires_python, recording.started_at)
+
+    for old, group in by_cause(of_the_job(recording), too_old).items():
         yield proved(
             of_nodes(recording, group),
             f"{old.what} on {{who}} is too old: {old.why}",
@@ -188,10 +192,6 @@ def torch_or_python_too_old(recording: Recording) -> Iterator[Draft]:
             detail="Newer releases of torch and the doctor are not tested with it.",
             severity=old.severity,
         )
-
-
-def _too_old(fact: Software, recording: Recording) -> versions.TooOld | None:
-    return versions.too_old(fact.python, fact.torch_version, fact.torch_requires_python, recording.started_at)
 
 
 @rule("DD210", "torch-finds-no-backend", Severity.ERROR, Software)

@@ -63,14 +63,14 @@ def module_hidden_by_pythonpath(recording: Recording) -> Iterator[Draft]:
     See: https://docs.python.org/3/library/sys_path_init.html
     """
     for hidden, group in by_cause(of_the_job(recording), _by("PYTHONPATH")).items():
-        folders = tuple(dict.fromkeys(_searched_folder(module) for module in hidden))
+        folders = [module.file.removesuffix("/__init__.py").rpartition("/")[0] or "/" for module in hidden]
         yield proved(
             _culprits(recording, group, hidden),
             f"{_title(hidden)} on {node_names(recording, group)}: PYTHONPATH comes first",
             _evidence(hidden),
             in_code(f"Rename {_files(hidden)}"),
             remedy(
-                f"Or take {name_list(folders)} out of PYTHONPATH",
+                f"Or take {name_list(list(dict.fromkeys(folders)))} out of PYTHONPATH",
                 scope="job",
                 cost="what else lies there is no longer found",
                 undo="put the folder back",
@@ -126,10 +126,6 @@ def _culprits(
 
 def _files(hidden: tuple[HiddenModule, ...]) -> str:
     return name_list([module.file for module in hidden])
-
-
-def _searched_folder(hidden: HiddenModule) -> str:
-    return hidden.file.removesuffix("/__init__.py").rpartition("/")[0] or "/"
 
 
 def _evidence(hidden: tuple[HiddenModule, ...]) -> Iterator[Evidence]:

@@ -6,7 +6,6 @@ from ddp_doctor.checks.node.topology.p2p import hosts_crossing_sockets
 from ddp_doctor.checks.node.topology.p2p_status import pairs_without_p2p
 from ddp_doctor.checks.node.topology.wording import hosts_of
 from ddp_doctor.facts.node.host import Host
-from ddp_doctor.facts.node.rdma import RdmaFact
 from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.knowledge.topology.cluster_kinds import Cluster, Kind, Maker, cluster_of
@@ -31,13 +30,10 @@ def cluster(recording: Recording, node: int) -> Cluster:
     rdma = rdma_of(recording).get(node)
     maker = Maker(host.vendor, host.product, host.asset_tag, host.network_drivers) if host is not None else Maker()
     has_efa = rdma is not None and any(hca.is_efa for hca in rdma.hcas)
-    return cluster_of(maker, _fabric_layers(rdma), has_efa=has_efa)
-
-
-def _fabric_layers(rdma: RdmaFact | None) -> set[str]:
-    """The link layers of the active ports; software devices and Azure's accelerated Ethernet are no fabric."""
     ports = rdma.ports() if rdma is not None else ()
-    return {port.link_layer for hca, port in ports if port.is_active and port.link_layer and hca.bus_id is not None}
+    # Software devices and Azure's accelerated Ethernet are no fabric.
+    layers = {port.link_layer for hca, port in ports if port.is_active and port.link_layer and hca.bus_id is not None}
+    return cluster_of(maker, layers, has_efa=has_efa)
 
 
 def evidence(recording: Recording, node: int) -> tuple[Evidence, ...]:
@@ -105,7 +101,18 @@ def p2p_over_pcie_unproved(recording: Recording) -> Iterator[Draft]:
     open_paths = {node.node: _open_paths(recording, node) for node in nodes}
     groups = grouped((open_paths[node.node], node) for node in nodes if open_paths[node.node])
     for paths, group in groups.items():
-        yield _unproved(recording, paths, group)
+        shown = "; ".join(f"{_pairs(pairs)} over {code}" for code, pairs in paths)
+        yield possible(
+            NOBODY,
+            f"No fault seen, but if a job hangs on {hosts_of(recording, group)}, suspect direct copies (P2P) over PCIe"
+            f" first: {shown}",
+            (_path_evidence(group[0].fact, code, pairs) for code, pairs in paths),
+            DISABLE_P2P.model_copy(update={"summary": "Only if it hangs: one trial shows whether P2P is to blame"}),
+            REPAIR_PATH.model_copy(update={"summary": "If that helps, repair the path: ACS, or the IOMMU"}),
+            detail="Most such machines work. Some announce P2P over PCIe and do not carry it, and the first"
+            " all-reduce spins for ever. Libraries with an all-reduce of their own (vLLM, SGLang) copy directly"
+            " as well; theirs is turned off by --disable-custom-all-reduce.",
+        )
 
 
 def _open_paths(recording: Recording, node: FactAt[TopologyFact]) -> _Paths:
@@ -124,21 +131,6 @@ def _open_paths(recording: Recording, node: FactAt[TopologyFact]) -> _Paths:
             by_code.setdefault(code, []).append((gpu, peer))
     return tuple(
         (code, tuple(by_code[code])) for code in sorted(by_code, key=lambda code: link_codes.link_code(code).distance)
-    )
-
-
-def _unproved(recording: Recording, paths: _Paths, group: Sequence[FactAt[TopologyFact]]) -> Draft:
-    shown = "; ".join(f"{_pairs(pairs)} over {code}" for code, pairs in paths)
-    return possible(
-        NOBODY,
-        f"No fault seen, but if a job hangs on {hosts_of(recording, group)}, suspect direct copies (P2P) over PCIe"
-        f" first: {shown}",
-        (_path_evidence(group[0].fact, code, pairs) for code, pairs in paths),
-        DISABLE_P2P.model_copy(update={"summary": "Only if it hangs: one trial shows whether P2P is to blame"}),
-        REPAIR_PATH.model_copy(update={"summary": "If that helps, repair the path: ACS, or the IOMMU"}),
-        detail="Most such machines work. Some announce P2P over PCIe and do not carry it, and the first"
-        " all-reduce spins for ever. Libraries with an all-reduce of their own (vLLM, SGLang) copy directly"
-        " as well; theirs is turned off by --disable-custom-all-reduce.",
     )
 
 

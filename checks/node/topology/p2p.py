@@ -44,6 +44,8 @@ def p2p_stalls_between_gpus(recording: Recording) -> Iterator[Draft]:
     hosts = [node for node in recording.facts(TopologyFact) if node.node in {stall.node for stall in found}]
     fact = hosts[0].fact
     pairs = ", ".join(dict.fromkeys(f"{'-'.join(stall.gpus)} ({stall.via} over {stall.code})" for stall in found))
+    several = recording.world is not None and recording.world.nnodes > 1
+    roce = any(hca.link_layer == "RoCE" for hca in found[0].log.hcas)
     yield finding(
         (culprit(recording, stall.node, stall.gpus, stall.ranks) for stall in found),
         f"GPUs on {hosts_of(recording, hosts)} stall when NCCL copies directly between them: {pairs}",
@@ -51,7 +53,11 @@ def p2p_stalls_between_gpus(recording: Recording) -> Iterator[Draft]:
         *_nearer_level(fact, found),
         *(exact_repairs(recording, found[0].node) or (REPAIR_PATH,)),
         DISABLE_P2P,
-        *(map(name_hca, _candidate_hca(recording, hosts[0])) if _another_hca(recording, fact, found[0].log) else []),
+        *(
+            map(name_hca, _candidate_hca(recording, hosts[0]))
+            if several and roce and not set(found[0].log.used_hcas()) <= set(fact.candidate_hcas())
+            else []
+        ),
         confidence=Confidence.LIKELY if len(found) == 1 or found[0].isolated else Confidence.POSSIBLE,
         detail="Every rank entered the step and none left it, so no rank is late; NCCL's log says that these"
         " GPUs talk by P2P. The machine offers that path, but data sent over it do not arrive.",
@@ -95,13 +101,6 @@ def _candidate_hca(recording: Recording, node: FactAt[TopologyFact]) -> list[Rem
     others = tuple(name for name in fact.hcas().values() if name not in devices)
     index = gid_index_in_words(recording, node.node, devices)
     return [use_hca(devices, others, "; ".join(fact.nearest_in_words()), index)] if devices else []
-
-
-def _another_hca(recording: Recording, fact: TopologyFact, log: NcclTransportFact) -> bool:
-    """Whether there are several nodes and RoCE, and NCCL's log shows other HCAs than the candidate."""
-    several = recording.world is not None and recording.world.nnodes > 1
-    roce = any(hca.link_layer == "RoCE" for hca in log.hcas)
-    return several and roce and not set(log.used_hcas()) <= set(fact.candidate_hcas())
 
 
 @rule("DD402", "p2p-may-cross-sockets", Severity.WARNING, TopologyFact)

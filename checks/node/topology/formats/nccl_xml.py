@@ -170,7 +170,7 @@ class _Host:
 
     def _add_network(self, pci: Tag, cpu: Tag, above: tuple[str, ...], nic: Tag | None) -> None:
         nets = list(nic.named("net")) if nic is not None else []
-        rdma = dict.fromkeys(net.get("name") for net in nets if not _is_socket_interface(net))
+        rdma = dict.fromkeys(net.get("name") for net in nets if not re.fullmatch(r"0x0+|0", net.get("guid")))
         for name in rdma or ([] if nets else [""]):
             self.nics.append((_device(pci, cpu, above, "nic"), name))
         if nets and not rdma:
@@ -253,10 +253,6 @@ def _gpu(pci: Tag, gpu: Tag | None, device: PciDevice) -> _Gpu:
     dev = own.get("dev")
     is_amd = next(own.named("xgmi"), None) is not None or "gcn" in own.attributes or pci.get("vendor") == "0x1002"
     return _Gpu(device, int(dev) if re.fullmatch(r"[0-9]{1,4}", dev) else None, links, is_amd)
-
-
-def _is_socket_interface(net: Tag) -> bool:
-    return re.fullmatch(r"0x0+|0", net.get("guid")) is not None
 
 
 def _bonded(gpus: Sequence[_Gpu]) -> Iterator[tuple[str, str, int]]:
