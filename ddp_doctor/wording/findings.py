@@ -72,13 +72,6 @@ def finding(
     )
 
 
-def measured(
-    text: str, value: float | None, unit: str | None, expected: float | None, expected_from: str | None
-) -> Evidence:
-    """What was measured, and what it should have been by whose word."""
-    return Evidence(text=text, value=value, unit=unit, expected=expected, expected_from=expected_from)
-
-
 proved = partial(finding, confidence=Confidence.PROVED)
 likely = partial(finding, confidence=Confidence.LIKELY)
 possible = partial(finding, confidence=Confidence.POSSIBLE)

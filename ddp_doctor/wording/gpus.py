@@ -27,7 +27,7 @@ def gpu_draft(
     seen: Callable[[Gpu], Evidence],
     *remedies: Remedy,
     detail: str,
-    severity: Severity,
+    severity: Severity | None = None,
     confidence: Confidence = Confidence.PROVED,
     beside: Sequence[Evidence] = (),
 ) -> Draft:
@@ -39,7 +39,7 @@ def gpu_draft(
         *(_remedy_for_gpus(remedy, hits) for remedy in remedies),
         confidence=confidence,
         detail=detail,
-        severity=asked_for(recording, severity),
+        severity=Severity.INFO if recording.options.backend is Backend.GLOO else severity,
     )
 
 

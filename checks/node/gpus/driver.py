@@ -20,16 +20,6 @@ from ddp_doctor.wording.gpus import asked_for, gpu_draft
 from ddp_doctor.wording.kernel_log import stuck_processes, xid_lines
 from ddp_doctor.wording.nodes import by_cause, node_culprits, node_names, of_nodes
 
-ONE_DRIVER = by_operator(
-    "Bring library and kernel module to one version: reload the module or reboot after an update, and remove "
-    "copies of the libraries from other places.",
-    "cat /proc/driver/nvidia/version",
-    "ldconfig -p | grep -e libcuda -e libnvidia-ml",
-    cost="ends all GPU jobs of the node",
-    undo=NOTHING_TO_UNDO,
-    references=(nvml.NVML_API,),
-)
-
 
 @rule("DD301", "nvidia-driver-not-working", Severity.ERROR, GpusFact)
 def nvidia_driver_not_working(recording: Recording) -> Iterator[Draft]:
@@ -133,7 +123,15 @@ def driver_library_differs_from_module(recording: Recording) -> Iterator[Draft]:
                 text=f"libnvidia-ml.so.1 of {library}; loaded: {group[0].fact.kernel_module}",
                 expected_from="both come from one installation",
             ),
-            ONE_DRIVER,
+            by_operator(
+                "Bring library and kernel module to one version: reload the module or reboot after an update, and"
+                " remove copies of the libraries from other places.",
+                "cat /proc/driver/nvidia/version",
+                "ldconfig -p | grep -e libcuda -e libnvidia-ml",
+                cost="ends all GPU jobs of the node",
+                undo=NOTHING_TO_UNDO,
+                references=(nvml.NVML_API,),
+            ),
             detail="NVML, and so nvidia-smi, works all the same; CUDA may not.",
             severity=asked_for(recording, Severity.WARNING),
         )
@@ -282,7 +280,6 @@ def nvlink_fabric_unhealthy(recording: Recording) -> Iterator[Draft]:
                 }
             ),
             detail="As the driver reports it; nothing was measured.",
-            severity=Severity.WARNING,
             confidence=Confidence.LIKELY,
         )
 

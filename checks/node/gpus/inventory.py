@@ -216,25 +216,6 @@ def _there(fact: GpusFact) -> str:
     return f"{nothing}The job would compute on the CPU."
 
 
-WHOLE_GPUS = by_operator(
-    "For DDP over several GPUs ask for whole GPUs; an operator can turn MIG mode off.",
-    "sudo nvidia-smi -i INDEX -mig 0",
-    scope="cluster",
-    cost="needs root and an idle GPU; ends the slices",
-    undo="sudo nvidia-smi -i INDEX -mig 1, and create the slices again",
-    references=(nvml.MIG_GUIDE,),
-)
-
-SAME_MODEL = by_operator(
-    "Use GPUs of one model: name them in CUDA_VISIBLE_DEVICES by UUID, or ask the scheduler for one type.",
-    "nvidia-smi --query-gpu=index,name,uuid --format=csv",
-    scope="job",
-    cost="fewer GPUs take part",
-    undo="unset CUDA_VISIBLE_DEVICES",
-    references=(nvml.CUDA_VARIABLES,),
-)
-
-
 @rule("DD309", "gpu-in-mig-mode", Severity.INFO, GpusFact)
 def gpu_in_mig_mode(recording: Recording) -> Iterator[Draft]:
     """A GPU that is cut into slices (MIG).
@@ -252,9 +233,15 @@ def gpu_in_mig_mode(recording: Recording) -> Iterator[Draft]:
             hits,
             "in MIG mode: each process sees one slice of it",
             lambda gpu: Evidence(text=f"MIG mode on, {len(gpu.mig_uuids)} slices", expected_from=nvml.MIG_GUIDE),
-            WHOLE_GPUS,
+            by_operator(
+                "For DDP over several GPUs ask for whole GPUs; an operator can turn MIG mode off.",
+                "sudo nvidia-smi -i INDEX -mig 0",
+                scope="cluster",
+                cost="needs root and an idle GPU; ends the slices",
+                undo="sudo nvidia-smi -i INDEX -mig 1, and create the slices again",
+                references=(nvml.MIG_GUIDE,),
+            ),
             detail="NCCL has no peer-to-peer path between slices.",
-            severity=Severity.INFO,
         )
 
 
@@ -281,9 +268,15 @@ def gpu_models_differ(recording: Recording) -> Iterator[Draft]:
             else f"another model than the others: {' and '.join(sorted({gpu.name or 'unknown' for _, gpu in few}))},"
             f" not {usual}",
             lambda gpu: Evidence(text=f"{gpu.name}", expected_from=f"one model is best; most are {usual}"),
-            SAME_MODEL,
+            by_operator(
+                "Use GPUs of one model: name them in CUDA_VISIBLE_DEVICES by UUID, or ask the scheduler for one type.",
+                "nvidia-smi --query-gpu=index,name,uuid --format=csv",
+                scope="job",
+                cost="fewer GPUs take part",
+                undo="unset CUDA_VISIBLE_DEVICES",
+                references=(nvml.CUDA_VARIABLES,),
+            ),
             detail="The job will run at the speed, and with the memory, of the weakest.",
-            severity=Severity.WARNING,
         )
 
 

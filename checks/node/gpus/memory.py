@@ -24,28 +24,11 @@ REPLACE_GPU = by_operator(
     references=(nvml.MEMORY_ERRORS,),
 )
 
-RESET_WHEN_IDLE = by_operator(
-    "Reset the GPU when the node is idle, or reboot: only then is the bad memory taken out of use.",
-    "nvidia-smi -q -d ROW_REMAPPER,PAGE_RETIREMENT",
-    "sudo nvidia-smi --gpu-reset -i INDEX",
-    cost="ends every process on the GPU; GPUs joined by NVSwitch may have to be reset together",
-    undo=NOTHING_TO_UNDO,
-    references=(nvml.MEMORY_ERRORS, nvml.PAGE_RETIREMENT),
-)
-
 WATCH_GPU = by_operator(
     "Watch the counters; have the GPU looked at when they grow, or at the next maintenance.",
     "nvidia-smi -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT",
     undo=NOTHING_TO_UNDO,
     references=(nvml.MEMORY_ERRORS, nvml.PAGE_RETIREMENT),
-)
-
-INFOROM = by_operator(
-    "Have the GPU looked at by its vendor: what the InfoROM keeps, such as bad rows and error counts, is not safe.",
-    "nvidia-smi -q | grep -i -A 6 inforom",
-    "nvidia-bug-report.sh",
-    undo=NOTHING_TO_UNDO,
-    references=("DCGM, DCGM_FR_CORRUPT_INFOROM",),
 )
 
 
@@ -70,7 +53,6 @@ def gpu_memory_repair_failed(recording: Recording) -> Iterator[Draft]:
             lambda gpu: Evidence(text=f"row remapping failed; {_rows(gpu)}", expected_from=nvml.MEMORY_ERRORS),
             REPLACE_GPU,
             detail="A reset does not fix it: the bank of memory has no spare row left, or the ROM took no entry.",
-            severity=Severity.ERROR,
             beside=xids_of(recording, hits),
         )
 
@@ -103,7 +85,14 @@ def gpu_memory_repair_pending(recording: Recording) -> Iterator[Draft]:
             hits,
             "needs a reset to take bad memory out of use",
             lambda gpu: Evidence(text=_pending_words(gpu), expected_from=nvml.MEMORY_ERRORS),
-            RESET_WHEN_IDLE,
+            by_operator(
+                "Reset the GPU when the node is idle, or reboot: only then is the bad memory taken out of use.",
+                "nvidia-smi -q -d ROW_REMAPPER,PAGE_RETIREMENT",
+                "sudo nvidia-smi --gpu-reset -i INDEX",
+                cost="ends every process on the GPU; GPUs joined by NVSwitch may have to be reset together",
+                undo=NOTHING_TO_UNDO,
+                references=(nvml.MEMORY_ERRORS, nvml.PAGE_RETIREMENT),
+            ),
             detail="Until then the driver lets no program use it."
             if severity is Severity.ERROR
             else "Jobs can run meanwhile: the driver keeps the bad memory away from them.",
@@ -195,7 +184,13 @@ def gpu_inforom_corrupted(recording: Recording) -> Iterator[Draft]:
             hits,
             "its InfoROM is corrupted",
             lambda _: Evidence(text="the InfoROM fails its checksum", expected_from="the driver verifies it"),
-            INFOROM,
+            by_operator(
+                "Have the GPU looked at by its vendor: what the InfoROM keeps, such as bad rows and error counts, is"
+                " not safe.",
+                "nvidia-smi -q | grep -i -A 6 inforom",
+                "nvidia-bug-report.sh",
+                undo=NOTHING_TO_UNDO,
+                references=("DCGM, DCGM_FR_CORRUPT_INFOROM",),
+            ),
             detail="It keeps the list of bad memory rows and the error counts.",
-            severity=Severity.WARNING,
         )

@@ -119,15 +119,13 @@ def link_failed_during_the_run(recording: Recording) -> Iterator[Draft]:
     ]
     if hits:
         title = f"The link or firmware of {device_names(recording, hits)} failed while the ranks ran"
-        yield _draft(recording, title, hits, _INSPECT, Severity.WARNING)
-
-
-_INSPECT = by_operator(
-    "Have the device, its slot and its cables inspected; update its firmware.",
-    "sudo dmesg -T | tail -n 100",
-    cost="the node cannot be used meanwhile",
-    undo=NOTHING_TO_UNDO,
-)
+        repair = by_operator(
+            "Have the device, its slot and its cables inspected; update its firmware.",
+            "sudo dmesg -T | tail -n 100",
+            cost="the node cannot be used meanwhile",
+            undo=NOTHING_TO_UNDO,
+        )
+        yield _draft(recording, title, hits, repair, Severity.WARNING)
 
 
 def _draft(recording: Recording, title: str, hits: list[Hit], repair: Remedy, severity: Severity) -> Draft:

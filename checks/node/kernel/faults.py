@@ -18,13 +18,6 @@ from ddp_doctor.wording.nodes import host
 
 _FABRIC_GUIDE = "NVIDIA Fabric Manager user guide, NVSwitch SXids, https://docs.nvidia.com/datacenter/tesla/"
 _AER = "Linux kernel, PCI Express Advanced Error Reporting, https://docs.kernel.org/PCI/pcieaer-howto.html"
-_LINK = by_operator(
-    "Have the link inspected: reseat the device, its riser and its cables; update the BIOS and firmware.",
-    "sudo dmesg -T | grep -e 'PCIe Bus Error' -e AER",
-    cost="the node cannot be used meanwhile",
-    undo=NOTHING_TO_UNDO,
-    references=(_AER,),
-)
 
 
 @rule("DD333", "nvswitch-fatal-error", Severity.WARNING, KernelFact)
@@ -133,7 +126,14 @@ def pcie_errors_on_the_way(recording: Recording) -> Iterator[Draft]:
                 device_culprits(recording, hits) if bad else (),
                 f"{word} PCIe errors on the way to {device_names(recording, hits)}",
                 line_evidence(recording, hits, _AER),
-                _LINK,
+                by_operator(
+                    "Have the link inspected: reseat the device, its riser and its cables; update the BIOS and"
+                    " firmware.",
+                    "sudo dmesg -T | grep -e 'PCIe Bus Error' -e AER",
+                    cost="the node cannot be used meanwhile",
+                    undo=NOTHING_TO_UNDO,
+                    references=(_AER,),
+                ),
                 detail="The link was reset, with whatever ran over it."
                 if bad
                 else "What was lost was sent again; so many errors are the sign of a weak link.",

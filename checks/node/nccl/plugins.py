@@ -214,15 +214,12 @@ def network_plugin_on_some_nodes(recording: Recording) -> Iterator[Draft]:
         Evidence(
             text=f"{path} on {node_names(recording, having)} only", expected_from="NCCL src/plugin/net.cc, ncclNetInit"
         ),
-        _SAME_IMAGE,
+        remedy(
+            "Use the same image and LD_LIBRARY_PATH on all nodes, or NCCL_NET_PLUGIN=none on all",
+            scope="job",
+            cost="with none, NCCL's own InfiniBand or sockets take its place: no EFA, no SHARP",
+            undo="put the former lines back",
+            untried="the doctor changes no installation",
+        ),
         detail="Nodes that choose different networks fail or hang where they connect.",
     )
-
-
-_SAME_IMAGE = remedy(
-    "Use the same image and LD_LIBRARY_PATH on all nodes, or NCCL_NET_PLUGIN=none on all",
-    scope="job",
-    cost="with none, NCCL's own InfiniBand or sockets take its place: no EFA, no SHARP",
-    undo="put the former lines back",
-    untried="the doctor changes no installation",
-)

@@ -124,7 +124,6 @@ def iommu_translates_gpus(recording: Recording) -> Iterator[Draft]:
             evidence,
             PASS_THROUGH,
             detail="It works on many machines. Where copies between GPUs hang or are wrong, this is the first suspect.",
-            severity=Severity.INFO,
         )
 
 

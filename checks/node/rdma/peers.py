@@ -26,16 +26,6 @@ from ddp_doctor.wording.differences import odd_culprits, split, values_with_node
 from ddp_doctor.wording.findings import likely, possible
 from ddp_doctor.wording.nodes import host, hosts, name_list, node_culprit
 
-_COMPARE = remedy(
-    "Compare the nodes' devices, and give the job nodes of one kind, or one NCCL_IB_HCA for all",
-    "ls -l /sys/class/infiniband",
-    "ibdev2netdev",
-    scope="cluster",
-    cost="another choice of nodes",
-    undo=NOTHING_TO_UNDO,
-    untried="it takes other nodes",
-)
-
 
 @rule("DD570", "roce-mtu-smaller-than-peers", Severity.WARNING, RdmaFact)
 def roce_mtu_smaller_than_peers(recording: Recording) -> Iterator[Draft]:
@@ -102,7 +92,15 @@ def rdma_rails_differ_between_nodes(recording: Recording) -> Iterator[Draft]:
         odd_culprits(recording, apart),
         f"The nodes have different RDMA ports: {values_with_nodes(recording, apart)}",
         Evidence(text=values_with_nodes(recording, apart)),
-        _COMPARE,
+        remedy(
+            "Compare the nodes' devices, and give the job nodes of one kind, or one NCCL_IB_HCA for all",
+            "ls -l /sys/class/infiniband",
+            "ibdev2netdev",
+            scope="cluster",
+            cost="another choice of nodes",
+            undo=NOTHING_TO_UNDO,
+            untried="it takes other nodes",
+        ),
         detail="InfiniBand ports cannot connect to Ethernet ones."
         if strangers
         else "NCCL's rings go at the pace of the node with the least.",
@@ -120,16 +118,6 @@ def _uses_all_it_has(fact: RdmaFact) -> bool:
 def _in_words(rails: tuple[tuple[str, float], ...]) -> str:
     kinds = dict.fromkeys(rails)
     return " + ".join(f"{rails.count(kind)} x {kind[0]} at {kind[1]:g} Gb/s" for kind in kinds)
-
-
-_UPDATE = remedy(
-    "Bring all devices of the model to one firmware when the nodes are serviced next",
-    "sudo mlxfwmanager --query",
-    scope="cluster",
-    cost="an administrator's work and a reset of the devices",
-    undo=NOTHING_TO_UNDO,
-    untried="the doctor changes no firmware",
-)
 
 
 @rule("DD564", "rdma-firmware-differs", Severity.INFO, RdmaFact)
@@ -160,7 +148,14 @@ def rdma_firmware_differs(recording: Recording) -> Iterator[Draft]:
                 ),
                 f"RDMA devices of model {board} have different firmware: {names}",
                 Evidence(text="; ".join(listed[:6])),
-                _UPDATE,
+                remedy(
+                    "Bring all devices of the model to one firmware when the nodes are serviced next",
+                    "sudo mlxfwmanager --query",
+                    scope="cluster",
+                    cost="an administrator's work and a reset of the devices",
+                    undo=NOTHING_TO_UNDO,
+                    untried="the doctor changes no firmware",
+                ),
                 detail="Most versions work together. It is the first difference to look at where a rail misbehaves.",
             )
 

@@ -17,12 +17,13 @@ from ddp_doctor.checks.node.rdma.nodes import (
     odd_by_state,
     users,
 )
-from ddp_doctor.checks.node.rdma.wording import START_SUBNET_MANAGER, Hit, look_at_bond, look_at_link, port_draft
+from ddp_doctor.checks.node.rdma.wording import Hit, look_at_bond, look_at_link, port_draft
 from ddp_doctor.facts.node.rdma import Hca, NetDevice, Port, RdmaFact
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.kinds import by_administrator
 from ddp_doctor.views.kernel_log import failed_nics
 
 
@@ -92,7 +93,14 @@ def no_subnet_manager(recording: Recording) -> Iterator[Draft]:
             recording,
             described,
             "the link is up, but no subnet manager has activated the port",
-            START_SUBNET_MANAGER,
+            by_administrator(
+                "See that a subnet manager runs in this fabric: opensm on one host, or the switch's own",
+                "sudo sminfo   # who is the subnet manager",
+                "ibstat",
+                scope="cluster",
+                cost="an administrator's work; none for running jobs",
+                references=("https://docs.kernel.org/infiniband/index.html",),
+            ),
             detail="An InfiniBand port carries nothing before a subnet manager has given it an address.",
             severity=severity,
         )

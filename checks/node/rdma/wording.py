@@ -137,16 +137,6 @@ def look_at_bond(bond: str, slaves: Sequence[str]) -> Remedy:
     )
 
 
-START_SUBNET_MANAGER = by_administrator(
-    "See that a subnet manager runs in this fabric: opensm on one host, or the switch's own",
-    "sudo sminfo   # who is the subnet manager",
-    "ibstat",
-    scope="cluster",
-    cost="an administrator's work; none for running jobs",
-    references=("https://docs.kernel.org/infiniband/index.html",),
-)
-
-
 def use_ports(recording: Recording, ports: Mapping[int, Sequence[tuple[Hca, Port]]], why: str) -> Remedy | None:
     """NCCL_IB_HCA with these ports of each node, None where a name cannot be written in it."""
     values = {node: nccl_hca.exactly((hca.name, port.number) for hca, port in some) for node, some in ports.items()}
@@ -230,16 +220,6 @@ GIVE_DEVICES = remedy(
     untried="the doctor starts no container",
     references=(nccl.TROUBLE,),
     container=("--device=/dev/infiniband", "--ulimit=memlock=-1", "--cap-add=IPC_LOCK"),
-)
-
-INSTALL_VERBS = remedy(
-    "Install rdma-core's libraries in the image: libibverbs1 and ibverbs-providers, or libibverbs",
-    "apt-get install libibverbs1 ibverbs-providers",
-    "dnf install libibverbs",
-    cost="a few megabytes of the image",
-    undo="remove the packages",
-    untried="the doctor installs nothing",
-    references=("https://github.com/linux-rdma/rdma-core",),
 )
 
 
