@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ddp_doctor.checks.node.env_vars.in_force import setting_draft
-from ddp_doctor.checks.node.env_vars.launch_variables import is_loopback
+from ddp_doctor.checks.node.env_vars.launch import is_loopback
 from ddp_doctor.facts.node.env_vars import Launch, SettingText
 from ddp_doctor.knowledge.network.interface_choice import GLOO_IFNAME, NCCL_IFNAME
 from ddp_doctor.model.choices import Confidence, Severity

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ddp_doctor.checks.node.topology import wording
-from ddp_doctor.checks.node.topology.candidates import tree_hidden
 from ddp_doctor.checks.node.topology.formats.cpus import share_a_cpu
+from ddp_doctor.checks.node.topology.p2p import tree_hidden
 from ddp_doctor.checks.node.topology.wording import MOST_PAIRS, culprit, hosts_of, widen_gpudirect
 from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.gpu.nvml import OS_MANAGED_MEMORY

@@ -4,7 +4,7 @@ import re
 from collections.abc import Container, Iterator, Sequence
 
 from ddp_doctor.checks.node.topology import wording
-from ddp_doctor.checks.node.topology.candidates import evidence as cluster_evidence
+from ddp_doctor.checks.node.topology.p2p import evidence as cluster_evidence
 from ddp_doctor.checks.node.topology.wording import more_sockets
 from ddp_doctor.facts.collectives import AllReduceFact, SizeResult
 from ddp_doctor.facts.node.gpus import GpusFact
