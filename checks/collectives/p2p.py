@@ -28,8 +28,7 @@ from ddp_doctor.remedies.kinds import by_administrator, remedy
 from ddp_doctor.remedies.nccl import DISABLE_P2P, REPAIR_PATH, keep_near_p2p
 from ddp_doctor.views.reproducers import between
 from ddp_doctor.views.transports import log_of, places, used_within
-from ddp_doctor.wording.findings import likely, proved
-from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE
+from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, likely, proved
 from ddp_doctor.wording.nodes import host
 from ddp_doctor.wording.ranks import capital, pair_culprit, rank_at, rank_culprit, ranks_at
 

@@ -25,8 +25,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.probing.rank_identity import gpu_identity
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.remedies.torch_calls import ONE_GPU_EACH
-from ddp_doctor.wording.findings import proved
-from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE
+from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, proved
 from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, by_cause, host, node_names, of_nodes
 from ddp_doctor.wording.ranks import capital, rank_culprit, rank_list
 

@@ -8,6 +8,8 @@ from functools import partial
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Finding, MissingNode, Remedy, Reproducer
 
+#: Of more things than this the evidence shows the first; the culprits name them all.
+LINES_OF_EVIDENCE = 16
 #: The unit of a host's load, by which a finding about nothing else is known.
 LOAD = "processes for each CPU"
 #: Units of what a busy host makes worse: times, and amounts or rates in a time.

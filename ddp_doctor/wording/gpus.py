@@ -8,13 +8,11 @@ from ddp_doctor.model.choices import Backend, Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.gpus import Hits
-from ddp_doctor.wording.findings import finding
+from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, finding
 from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, on_hosts
 
 #: What may be in a command: a recording may be anybody's.
 _BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
-#: Of more GPUs than this the evidence shows the first; the culprits name them all.
-LINES_OF_EVIDENCE = 16
 
 
 def asked_for(recording: Recording, severity: Severity) -> Severity:
@@ -29,7 +27,7 @@ def gpu_draft(
     seen: Callable[[Gpu], Evidence],
     *remedies: Remedy,
     detail: str,
-    severity: Severity,
+    severity: Severity | None = None,
     confidence: Confidence = Confidence.PROVED,
     beside: Sequence[Evidence] = (),
 ) -> Draft:
@@ -41,7 +39,7 @@ def gpu_draft(
         *(_remedy_for_gpus(remedy, hits) for remedy in remedies),
         confidence=confidence,
         detail=detail,
-        severity=asked_for(recording, severity),
+        severity=Severity.INFO if recording.options.backend is Backend.GLOO else severity,
     )
 
 

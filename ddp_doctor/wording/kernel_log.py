@@ -8,9 +8,8 @@ from ddp_doctor.knowledge.gpu.xids import CATALOG, xid
 from ddp_doctor.model.finding import Culprit, CulpritKind, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.kernel_log import Hit, NodeView, blocked_s, views
+from ddp_doctor.wording.findings import LINES_OF_EVIDENCE
 from ddp_doctor.wording.nodes import host, on_hosts
-
-LINES_OF_EVIDENCE = 16
 
 
 def device_names(recording: Recording, hits: Sequence[Hit]) -> str:

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.fact import Fact
-from ddp_doctor.model.finding import Culprit
+from ddp_doctor.model.finding import Culprit, CulpritKind
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.wording.findings import Who
 
@@ -31,9 +31,11 @@ def node_culprits(recording: Recording, facts: Sequence[FactAt[F]]) -> tuple[Cul
     return tuple(node_culprit(recording, rank) for rank in dict.fromkeys(fact.node for fact in facts))
 
 
-def node_culprit(recording: Recording, node_rank: int) -> Culprit:
-    """One node as a culprit."""
-    return Culprit(kind="node", node=host(recording, node_rank), node_rank=node_rank)
+def node_culprit(
+    recording: Recording, node_rank: int, *, kind: CulpritKind = "node", name: str | None = None
+) -> Culprit:
+    """One node as a culprit, or what is named on it."""
+    return Culprit(kind=kind, node=host(recording, node_rank), node_rank=node_rank, name=name)
 
 
 def node_pair(recording: Recording, node_rank: int, peer: int) -> Culprit:

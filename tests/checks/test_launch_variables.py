@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ddp_doctor.checks.node.env_vars import launch_variables
-from ddp_doctor.checks.node.env_vars.launch_variables import consequence, faults, missing, visible
+from ddp_doctor.checks.node.env_vars import launch
+from ddp_doctor.checks.node.env_vars.launch import consequence, faults, gpus_shown, missing
 from ddp_doctor.knowledge import launchers
 from ddp_doctor.knowledge.launchers import launcher_of
 
@@ -78,7 +78,7 @@ def test_contradictions_are_told_but_not_fatal(changed, launcher, text):
 @pytest.mark.parametrize("address", ["node0", "10.0.0.1", "::1", "fe80::1", "localhost", "node0.cluster.local"])
 def test_ordinary_variables_have_no_fault(address):
     assert list(faults({**RANK_3_OF_8, "MASTER_ADDR": address}, "mpi")) == [
-        launch_variables.Fault(("RANK",), "RANK is 3, but the launcher set OMPI_COMM_WORLD_RANK=''")
+        launch.Fault(("RANK",), "RANK is 3, but the launcher set OMPI_COMM_WORLD_RANK=''")
     ]
     assert not list(faults({**RANK_3_OF_8, "MASTER_ADDR": address}, None))
 
@@ -106,12 +106,12 @@ def test_what_a_script_started_by_hand_would_do_is_told(env, words):
     ("devices", "count"), [("", 0), ("-1", 0), ("0", 1), ("0,1, 2", 3), ("0,-1,2", 1), ("GPU-5a,GPU-89", 2)]
 )
 def test_visible_devices_are_counted_up_to_the_end_of_the_list(devices, count):
-    assert visible(devices) == count
+    assert gpus_shown(devices) == count
 
 
 @given(
     st.dictionaries(
-        st.sampled_from([*launch_variables.NUMBERS, "MASTER_ADDR", *launchers.OTHERS]),
+        st.sampled_from([*launch.NUMBERS, "MASTER_ADDR", *launchers.OTHERS]),
         st.one_of(st.integers(-5, 99999).map(str), st.text(alphabet=st.characters(codec="utf-8"), max_size=12)),
     ),
     st.sampled_from([None, "torchrun", "slurm", "mpi"]),

@@ -126,7 +126,6 @@ READERS = (
     "checks/node/topology/formats/topo_affinity.py",
     "checks/node/topology/formats/topo_matrix.py",
     "checks/node/topology/formats/topo_rows.py",
-    "checks/node/topology/formats/xml_tree.py",
     "ddp_doctor/probing/host_gpus.py",
     "ddp_doctor/probing/host_limits.py",
     "ddp_doctor/probing/kernel_files.py",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddp_doctor.checks.node.topology.candidates import cluster
+from ddp_doctor.checks.node.topology.p2p import cluster
 from ddp_doctor.knowledge.topology.cluster_kinds import Kind
 from ddp_doctor.model.recording import Recording
 from tests.machines.healthy import MACHINES, Healthy

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.checks.node.topology.formats.xml_tree import MOST_CHARACTERS, MOST_TAGS, Tag, XmlError, parse_xml
+from ddp_doctor.checks.node.topology.formats.nccl_xml import MOST_CHARACTERS, MOST_TAGS, Tag, XmlError, parse_xml
 
 LAUGHS = "\n".join(f'<!ENTITY l{at} "{f"&l{at - 1};" * 10}">' for at in range(1, 10))
 

@@ -16,8 +16,7 @@ from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import BusyGpu, busy_gpus
-from ddp_doctor.wording.findings import NOBODY, likely, proved
-from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE
+from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, likely, proved
 from ddp_doctor.wording.ranks import capital, rank_at, rank_culprit, ranks_at
 
 Measured = FactAt[GpuSpeedFact]

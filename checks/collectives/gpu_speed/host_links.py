@@ -23,8 +23,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.wording.findings import finding
-from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE
+from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, finding
 from ddp_doctor.wording.ranks import capital, rank_at, ranks_at
 
 #: Up to this share of a model's GPUs is a fault; a larger share shows how the machines are built.

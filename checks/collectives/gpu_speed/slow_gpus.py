@@ -24,8 +24,7 @@ from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.hardware import COOL_DOWN
 from ddp_doctor.views.gpus import power_limited
-from ddp_doctor.wording.findings import NOBODY, possible, proved
-from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE
+from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, possible, proved
 from ddp_doctor.wording.ranks import capital, pair_culprit, rank_at, ranks_at
 
 _DETAIL = "In DDP every rank waits for the slowest one, in every step."

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ddp_doctor.checks.node.env_vars.in_force import setting_draft
-from ddp_doctor.checks.node.env_vars.launch_variables import is_loopback
+from ddp_doctor.checks.node.env_vars.launch import is_loopback
 from ddp_doctor.facts.node.env_vars import Launch, SettingText
 from ddp_doctor.knowledge.network.interface_choice import GLOO_IFNAME, NCCL_IFNAME
 from ddp_doctor.model.choices import Confidence, Severity
@@ -43,7 +43,19 @@ def loopback_between_nodes(recording: Recording) -> Iterator[Draft]:
         for launch in text.launches:
             found = dict(_of_launch(text, launch)) | found
         for name, lost in found.items():
-            yield _loopback(text, name, lost)
+            by_option = name == _ENDPOINT
+            lines = [each.line for each in text.written if (each.name, each.value) == (name, lost.value)]
+            pair = f"torchrun is told to meet at {lost.value}" if by_option else shown(name, lost.value)
+            where = f"line {lost.launch.line} starts ranks" if lost.launch else "the lines for SLURM ask for them"
+            by_name = by_option or name == "MASTER_ADDR"
+            yield setting_draft(
+                [name],
+                f"{pair} leads to no other node, and the job has {lost.nodes}",
+                f"{pair}{f' in line {lines[-1]}' if lines else ''}; {lost.nodes} nodes: {where}",
+                "the loopback interface of a host reaches that host alone",
+                in_job_script(_FIRST_NODE) if by_name else unset({name: lost.value}, "it leads to no other node"),
+                detail="Each rank looks for the others on its own node: init_process_group() fails, or waits in vain.",
+            )
 
 
 class _Lost(NamedTuple):
@@ -58,7 +70,8 @@ def _of_launch(text: SettingText, launch: Launch) -> Iterator[tuple[str, _Lost]]
     nodes = _nodes_of_launch(text.job, launch)
     if nodes is None or nodes[0] < 2:
         return
-    if is_loopback(_host(launch.endpoint)):
+    host, colon, port = launch.endpoint.rpartition(":")
+    if is_loopback((host if colon and port.isdecimal() else launch.endpoint).strip("[]")):
         yield _ENDPOINT, _Lost(launch.endpoint, nodes[0], launch)
     for name, value in launch.environment.items():
         if _is_own_host(name, value) and not (name == "MASTER_ADDR" and launch.starts == "torchrun"):
@@ -81,27 +94,6 @@ def _is_own_host(name: str, value: str) -> bool:
     if name == "MASTER_ADDR":
         return is_loopback(value.strip())
     return name in (NCCL_IFNAME, GLOO_IFNAME) and value.strip() in _LOOPBACK
-
-
-def _host(endpoint: str) -> str:
-    host, colon, port = endpoint.rpartition(":")
-    return (host if colon and port.isdecimal() else endpoint).strip("[]")
-
-
-def _loopback(text: SettingText, name: str, lost: _Lost) -> Draft:
-    by_option = name == _ENDPOINT
-    lines = [each.line for each in text.written if (each.name, each.value) == (name, lost.value)]
-    pair = f"torchrun is told to meet at {lost.value}" if by_option else shown(name, lost.value)
-    where = f"line {lost.launch.line} starts ranks" if lost.launch else "the lines for SLURM ask for them"
-    by_name = by_option or name == "MASTER_ADDR"
-    return setting_draft(
-        [name],
-        f"{pair} leads to no other node, and the job has {lost.nodes}",
-        f"{pair}{f' in line {lines[-1]}' if lines else ''}; {lost.nodes} nodes: {where}",
-        "the loopback interface of a host reaches that host alone",
-        in_job_script(_FIRST_NODE) if by_name else unset({name: lost.value}, "it leads to no other node"),
-        detail="Each rank looks for the others on its own node: init_process_group() fails, or waits in vain.",
-    )
 
 
 def _nodes_of_launch(job: Launch | None, launch: Launch) -> tuple[int, int] | None:

@@ -77,7 +77,8 @@ def variable_read_by_nothing(node: InForce) -> Iterator[Draft]:
                 unset({name: value}, "read by nothing", _see(name, never.instead)),
                 detail=f"What it seems to ask for is {never.meant}.",
             )
-    strange = {name: value for name, value in node.env.items() if _is_strange(name)}
+    unknown = {name: value for name, value in node.env.items() if name not in never_read() and is_unknown(name)}
+    strange = {name: value for name, value in unknown.items() if not name.startswith("PET_") and not nearest(name)}
     if strange:
         are = "is not a known variable" if len(strange) == 1 else "are not known variables"
         yield setting_draft(
@@ -89,10 +90,6 @@ def variable_read_by_nothing(node: InForce) -> Iterator[Draft]:
             severity=Severity.INFO,
             confidence=Confidence.POSSIBLE,
         )
-
-
-def _is_strange(name: str) -> bool:
-    return name not in never_read() and is_unknown(name) and not name.startswith("PET_") and not nearest(name)
 
 
 def _see(name: str, instead: str | None) -> str:

@@ -8,7 +8,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Reproducer
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import NO_TRIAL, set_to, unset
-from ddp_doctor.settings.effects import OutOfRange, out_of_range, scope
+from ddp_doctor.settings.effects import out_of_range, scope
 from ddp_doctor.settings.interactions import conflicts, disagreeing, silenced
 from ddp_doctor.settings.table import Silencer
 from ddp_doctor.settings.trials import read_by
@@ -193,19 +193,15 @@ def value_out_of_range(node: InForce) -> Iterator[Draft]:
         known = out_of_range(name, node.values, node.nccl)
         wrong = misread(name, value, node.nccl)
         if known is not None and (wrong is None or wrong.harmless):
-            yield _range_draft(node, name, value, known)
-
-
-def _range_draft(node: InForce, name: str, value: str, known: OutOfRange) -> Draft:
-    most = str(known.most)
-    nearest = set_to(name, most, "the largest that there is", (name, value))
-    return setting_draft(
-        (name,),
-        f"{shown(name, value)} {known.says}",
-        node.listed([name]),
-        known.row.source,
-        node.without([name], "out of range"),
-        *([nearest] if value.strip().isdecimal() and int(value) > known.most else []),
-        detail=known.row.beyond,
-        severity=Severity.INFO if known.row.mild else None,
-    )
+            most = str(known.most)
+            nearest = set_to(name, most, "the largest that there is", (name, value))
+            yield setting_draft(
+                (name,),
+                f"{shown(name, value)} {known.says}",
+                node.listed([name]),
+                known.row.source,
+                node.without([name], "out of range"),
+                *([nearest] if value.strip().isdecimal() and int(value) > known.most else []),
+                detail=known.row.beyond,
+                severity=Severity.INFO if known.row.mild else None,
+            )

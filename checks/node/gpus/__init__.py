@@ -14,7 +14,7 @@ finding names all GPUs with the same fault. Of AMD GPUs and other accelerators n
 the job would use them the reading fails, and the verdict is unsure (checks/node/gpus/accelerators.py).
 """
 
-from ddp_doctor.checks.node.gpus import accelerators, condition, driver, inventory, memory, peers, use
+from ddp_doctor.checks.node.gpus import accelerators, condition, driver, inventory, peers, use
 from ddp_doctor.checks.node.gpus.accelerators import NvmlAnswer, parse_nvml
 from ddp_doctor.checks.node.gpus.inventory import gpus_missing
 from ddp_doctor.facts.node.gpus import GpusFact
@@ -114,7 +114,7 @@ CHECK = Check(
     where=Where.NODE,
     probe=probe,
     facts=(GpusFact,),
-    rules=rules_in(condition, driver, memory, inventory, use, peers),
+    rules=rules_in(condition, driver, inventory, use, peers),
     decides_world=(
         driver.nvidia_driver_not_working,
         driver.nvidia_driver_hangs,

@@ -119,17 +119,13 @@ def _amd(ctx: Context) -> Iterator[Accelerator]:
     if "kfd" not in names_in(ctx, "/dev"):
         return
     for node in names_in(ctx, KFD_NODES):
-        values = _properties(ctx, f"{KFD_NODES}/{node}/properties")
+        lines = (line.split() for line in (text_of(ctx, f"{KFD_NODES}/{node}/properties") or "").splitlines())
+        numbers = [line for line in lines if len(line) == 2 and line[1].isdecimal() and len(line[1]) <= LONGEST]
+        values = {name: int(number) for name, number in numbers}
         if values.get("simd_count"):
             name = first_line(ctx, f"{PCI}/{_bus_id(values)}/product_name") or _bus_id(values)
             target = values.get("gfx_target_version", 0)
             yield Accelerator("AMD GPU", name, target in DATA_CENTRE)
-
-
-def _properties(ctx: Context, path: str) -> dict[str, int]:
-    lines = (line.split() for line in (text_of(ctx, path) or "").splitlines())
-    numbers = [line for line in lines if len(line) == 2 and line[1].isdecimal() and len(line[1]) <= LONGEST]
-    return {name: int(number) for name, number in numbers}
 
 
 def _bus_id(values: dict[str, int]) -> str:

@@ -15,20 +15,10 @@ from ddp_doctor.remedies.hardware import REBOOT
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import Hits, hits_of
 from ddp_doctor.views.kernel_log import switch_faults
-from ddp_doctor.wording.findings import likely, proved
-from ddp_doctor.wording.gpus import LINES_OF_EVIDENCE, asked_for, gpu_draft
+from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, likely, proved
+from ddp_doctor.wording.gpus import asked_for, gpu_draft
 from ddp_doctor.wording.kernel_log import stuck_processes, xid_lines
 from ddp_doctor.wording.nodes import by_cause, node_culprits, node_names, of_nodes
-
-ONE_DRIVER = by_operator(
-    "Bring library and kernel module to one version: reload the module or reboot after an update, and remove "
-    "copies of the libraries from other places.",
-    "cat /proc/driver/nvidia/version",
-    "ldconfig -p | grep -e libcuda -e libnvidia-ml",
-    cost="ends all GPU jobs of the node",
-    undo=NOTHING_TO_UNDO,
-    references=(nvml.NVML_API,),
-)
 
 
 @rule("DD301", "nvidia-driver-not-working", Severity.ERROR, GpusFact)
@@ -43,8 +33,13 @@ def nvidia_driver_not_working(recording: Recording) -> Iterator[Draft]:
     See: NVML API reference, nvmlInit_v2 and nvmlReturn_t
     """
     for code, group in by_cause(recording.facts(GpusFact), _failure).items():
-        fault = nvml.fault_of(code, in_container=group[0].fact.in_container)
+        fact = group[0].fact
+        fault = nvml.fault_of(code, in_container=fact.in_container)
         repair = by_operator(fault.repair, *fault.commands, scope=fault.scope, references=(nvml.NVML_API,))
+        expected = fact.gpus_expected()
+        drivers = ", ".join(sorted({gpu.driver or "none" for gpu in expected}))
+        bus = f"{len(expected)} on the PCI bus (kernel driver: {drivers})" if expected else ""
+        granted = f"{fact.granted} granted by the scheduler or container runtime" if fact.has_grant() else ""
         yield proved(
             of_nodes(recording, group),
             f"The GPUs of {{who}} cannot be used: {fault.meaning}",
@@ -53,7 +48,7 @@ def nvidia_driver_not_working(recording: Recording) -> Iterator[Draft]:
                 *_gpu_log_evidence(recording, group),
             ),
             repair,
-            detail=_gpus_expected(group[0].fact),
+            detail=f"NVIDIA GPUs: {', '.join(part for part in (bus, granted) if part) or 'none counted'}.",
             severity=severity_of_use(recording, group),
         )
 
@@ -65,15 +60,6 @@ def _gpu_log_evidence(recording: Recording, group: list[FactAt[GpusFact]]) -> tu
 
 def _failure(fact: GpusFact) -> str | None:
     return None if fact.nvml_error is None or fact.driver_hangs else fact.nvml_error.code
-
-
-def _gpus_expected(fact: GpusFact) -> str:
-    """What there is, although NVML does not say so."""
-    expected = fact.gpus_expected()
-    drivers = ", ".join(sorted({gpu.driver or "none" for gpu in expected}))
-    bus = f"{len(expected)} on the PCI bus (kernel driver: {drivers})" if expected else ""
-    granted = f"{fact.granted} granted by the scheduler or container runtime" if fact.has_grant() else ""
-    return f"NVIDIA GPUs: {', '.join(part for part in (bus, granted) if part) or 'none counted'}."
 
 
 def _nvml_evidence(fact: GpusFact) -> Evidence:
@@ -137,7 +123,15 @@ def driver_library_differs_from_module(recording: Recording) -> Iterator[Draft]:
                 text=f"libnvidia-ml.so.1 of {library}; loaded: {group[0].fact.kernel_module}",
                 expected_from="both come from one installation",
             ),
-            ONE_DRIVER,
+            by_operator(
+                "Bring library and kernel module to one version: reload the module or reboot after an update, and"
+                " remove copies of the libraries from other places.",
+                "cat /proc/driver/nvidia/version",
+                "ldconfig -p | grep -e libcuda -e libnvidia-ml",
+                cost="ends all GPU jobs of the node",
+                undo=NOTHING_TO_UNDO,
+                references=(nvml.NVML_API,),
+            ),
             detail="NVML, and so nvidia-smi, works all the same; CUDA may not.",
             severity=asked_for(recording, Severity.WARNING),
         )
@@ -205,11 +199,11 @@ def nvlink_fabric_not_ready(recording: Recording) -> Iterator[Draft]:
 def _waiting(recording: Recording) -> dict[_State, Hits]:
     groups: dict[_State, list[tuple[int, Gpu]]] = {}
     for node in recording.facts(GpusFact):
+        switches = any(name.startswith("nvidia-nvswitch") for name in node.fact.device_nodes)
         for gpu in node.fact.of_the_job():
             words = _state_words(gpu)
             if words:
-                mild = gpu.fabric_state == "not_started" and not _has_switches(node.fact)
-                severity = Severity.WARNING if mild else Severity.ERROR
+                severity = Severity.WARNING if gpu.fabric_state == "not_started" and not switches else Severity.ERROR
                 state = _State(words, severity, node.fact.fabric_manager, node.fact.driver_version)
                 groups.setdefault(state, []).append((node.node, gpu))
     return dict(groups)
@@ -235,10 +229,6 @@ def _manager_words(manager: bool | None, driver: str | None) -> str:
     if manager:
         return f"The fabric manager runs; its version must be that of the driver, {driver or 'which is unknown'}."
     return "The fabric manager does not run on the node."
-
-
-def _has_switches(fact: GpusFact) -> bool:
-    return any(name.startswith("nvidia-nvswitch") for name in fact.device_nodes)
 
 
 def _nodes_without_fabric_manager(recording: Recording) -> Iterator[Draft]:
@@ -290,7 +280,6 @@ def nvlink_fabric_unhealthy(recording: Recording) -> Iterator[Draft]:
                 }
             ),
             detail="As the driver reports it; nothing was measured.",
-            severity=Severity.WARNING,
             confidence=Confidence.LIKELY,
         )
 

@@ -82,6 +82,7 @@ def gpus_missing(recording: Recording) -> Iterator[Draft]:
         missing = f"; missing: {', '.join(short.named)}" if short.named else ""
         nodes = {node.node for node in group}
         shows = "the driver shows" if of_node else "the job can use"
+        wanted = Severity.ERROR if short.source == REQUIRED else severity_of_use(recording, group)
         yield proved(
             of_nodes(recording, group),
             f"{{who}}: {shows} {have} of {short.expected} GPUs{missing}",
@@ -97,18 +98,12 @@ def gpus_missing(recording: Recording) -> Iterator[Draft]:
             ),
             _show_all(group[0].fact) if short.source == REQUIRED and not of_node else FIND_GPU,
             detail=f"{capital(shows)} {short.have}; {short.source} says {short.expected}.",
-            severity=_shortfall_severity(recording, short, group),
+            severity=short.severity if wanted.at_least(short.severity) else wanted,
         )
 
 
 def _is_missing(nodes: Container[int], named: Container[str], view: NodeView, device: str) -> bool:
     return view.node in nodes and (device in named or not device)
-
-
-def _shortfall_severity(recording: Recording, short: Shortfall, group: list[FactAt[GpusFact]]) -> Severity:
-    """Who writes --require-gpus wants them, whatever else is set; else as grave as the job's use of GPUs."""
-    wanted = Severity.ERROR if short.source == REQUIRED else severity_of_use(recording, group)
-    return short.severity if wanted.at_least(short.severity) else wanted
 
 
 def _show_all(fact: GpusFact) -> Remedy:
@@ -154,6 +149,7 @@ def job_sees_too_few_gpus(recording: Recording) -> Iterator[Draft]:
             remedies.append(by_operator(f"Start one rank a GPU: --nproc-per-node {seen.shown}.", scope="job"))
         if not seen.shown:
             remedies.append(by_operator("Where the CPU is meant, say so: --backend gloo.", scope="job"))
+        sliced = any(gpu.mig_enabled for gpu in fact.gpus)
         yield proved(
             (*([Culprit(kind="setting", name=name)] if name else []), *node_culprits(recording, group)),
             f"{node_names(recording, group)}: {count}{setting}{stop}",
@@ -165,7 +161,7 @@ def job_sees_too_few_gpus(recording: Recording) -> Iterator[Draft]:
                 expected_from="one GPU a rank" if short else "every entry names a GPU",
             ),
             *remedies,
-            detail=" ".join(filter(None, (_there(fact), _slices(fact)))),
+            detail=_there(fact) + (" With MIG a process is shown one slice, whatever their number." if sliced else ""),
             severity=asked_for(recording, Severity.ERROR if is_fatal else Severity.WARNING),
         )
 
@@ -220,30 +216,6 @@ def _there(fact: GpusFact) -> str:
     return f"{nothing}The job would compute on the CPU."
 
 
-def _slices(fact: GpusFact) -> str:
-    sliced = any(gpu.mig_enabled for gpu in fact.gpus)
-    return "With MIG a process is shown one slice, whatever their number." if sliced else ""
-
-
-WHOLE_GPUS = by_operator(
-    "For DDP over several GPUs ask for whole GPUs; an operator can turn MIG mode off.",
-    "sudo nvidia-smi -i INDEX -mig 0",
-    scope="cluster",
-    cost="needs root and an idle GPU; ends the slices",
-    undo="sudo nvidia-smi -i INDEX -mig 1, and create the slices again",
-    references=(nvml.MIG_GUIDE,),
-)
-
-SAME_MODEL = by_operator(
-    "Use GPUs of one model: name them in CUDA_VISIBLE_DEVICES by UUID, or ask the scheduler for one type.",
-    "nvidia-smi --query-gpu=index,name,uuid --format=csv",
-    scope="job",
-    cost="fewer GPUs take part",
-    undo="unset CUDA_VISIBLE_DEVICES",
-    references=(nvml.CUDA_VARIABLES,),
-)
-
-
 @rule("DD309", "gpu-in-mig-mode", Severity.INFO, GpusFact)
 def gpu_in_mig_mode(recording: Recording) -> Iterator[Draft]:
     """A GPU that is cut into slices (MIG).
@@ -261,9 +233,15 @@ def gpu_in_mig_mode(recording: Recording) -> Iterator[Draft]:
             hits,
             "in MIG mode: each process sees one slice of it",
             lambda gpu: Evidence(text=f"MIG mode on, {len(gpu.mig_uuids)} slices", expected_from=nvml.MIG_GUIDE),
-            WHOLE_GPUS,
+            by_operator(
+                "For DDP over several GPUs ask for whole GPUs; an operator can turn MIG mode off.",
+                "sudo nvidia-smi -i INDEX -mig 0",
+                scope="cluster",
+                cost="needs root and an idle GPU; ends the slices",
+                undo="sudo nvidia-smi -i INDEX -mig 1, and create the slices again",
+                references=(nvml.MIG_GUIDE,),
+            ),
             detail="NCCL has no peer-to-peer path between slices.",
-            severity=Severity.INFO,
         )
 
 
@@ -290,9 +268,15 @@ def gpu_models_differ(recording: Recording) -> Iterator[Draft]:
             else f"another model than the others: {' and '.join(sorted({gpu.name or 'unknown' for _, gpu in few}))},"
             f" not {usual}",
             lambda gpu: Evidence(text=f"{gpu.name}", expected_from=f"one model is best; most are {usual}"),
-            SAME_MODEL,
+            by_operator(
+                "Use GPUs of one model: name them in CUDA_VISIBLE_DEVICES by UUID, or ask the scheduler for one type.",
+                "nvidia-smi --query-gpu=index,name,uuid --format=csv",
+                scope="job",
+                cost="fewer GPUs take part",
+                undo="unset CUDA_VISIBLE_DEVICES",
+                references=(nvml.CUDA_VARIABLES,),
+            ),
             detail="The job will run at the speed, and with the memory, of the weakest.",
-            severity=Severity.WARNING,
         )
 
 

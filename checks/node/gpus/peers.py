@@ -14,14 +14,6 @@ from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import Hits, by_model, far_below
 from ddp_doctor.wording.gpus import gpu_draft
 
-ECC_ALIKE = by_operator(
-    "Set ECC the same on all GPUs of one model, and reboot: on, if memory errors must be detected.",
-    "sudo nvidia-smi -i INDEX -e 1",
-    cost="needs root and a reset or reboot; on cards without HBM ECC takes memory and bandwidth",
-    undo="sudo nvidia-smi -i INDEX -e 0, and reset",
-    references=("nvidia-smi manual, --ecc-config",),
-)
-
 LIMIT_POWER_ALIKE = by_operator(
     "Set the power limit alike on all GPUs, or find out who lowered it: a script, a power budget, the BMC.",
     "nvidia-smi -q -d POWER",
@@ -38,12 +30,6 @@ RESET_CLOCKS = by_operator(
     cost="needs root; more power and heat",
     undo="sudo nvidia-smi -i INDEX -ac with the clocks it had",
     references=("nvidia-smi manual, --reset-applications-clocks",),
-)
-
-SAME_FIRMWARE = by_operator(
-    "No action is needed now; bring the GPUs to one VBIOS at the next maintenance.",
-    "nvidia-smi --query-gpu=index,name,vbios_version,memory.total --format=csv",
-    undo=NOTHING_TO_UNDO,
 )
 
 
@@ -68,9 +54,14 @@ def ecc_differs_between_gpus(recording: Recording) -> Iterator[Draft]:
                 few,
                 f"ECC is {state}, unlike on other GPUs of this model",
                 lambda gpu: Evidence(text=f"ECC {'on' if gpu.ecc_enabled else 'off'}", expected_from="alike on all"),
-                ECC_ALIKE,
+                by_operator(
+                    "Set ECC the same on all GPUs of one model, and reboot: on, if memory errors must be detected.",
+                    "sudo nvidia-smi -i INDEX -e 1",
+                    cost="needs root and a reset or reboot; on cards without HBM ECC takes memory and bandwidth",
+                    undo="sudo nvidia-smi -i INDEX -e 0, and reset",
+                    references=("nvidia-smi manual, --ecc-config",),
+                ),
                 detail=f"Of model {model}, {len(off)} of {len(off) + len(on)} GPUs run without ECC.",
-                severity=Severity.WARNING,
             )
 
 
@@ -191,9 +182,12 @@ def gpus_of_one_model_differ(recording: Recording) -> Iterator[Draft]:
                 few,
                 f"{'another VBIOS' if by_vbios else 'less memory'} than other GPUs of this model",
                 _firmware_evidence,
-                SAME_FIRMWARE,
+                by_operator(
+                    "No action is needed now; bring the GPUs to one VBIOS at the next maintenance.",
+                    "nvidia-smi --query-gpu=index,name,vbios_version,memory.total --format=csv",
+                    undo=NOTHING_TO_UNDO,
+                ),
                 detail="Worth knowing where one GPU or node behaves unlike the others.",
-                severity=Severity.INFO,
             )
 
 

@@ -1,6 +1,6 @@
 """DD305, DD306, DD320, DD323: GPUs that somebody else uses or no rank may use, and modes that cost time."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddp_doctor.checks.node.gpus.condition import by_severity
@@ -40,13 +40,6 @@ FREE_LEAKED_MEMORY = by_operator(
     undo=NOTHING_TO_UNDO,
 )
 
-DEFAULT_MODE = by_operator(
-    "Set the compute mode back to default, or end the process that holds the GPU.",
-    "sudo nvidia-smi -i INDEX -c DEFAULT",
-    cost="needs root; several processes may then share the GPU",
-    undo="sudo nvidia-smi -i INDEX -c EXCLUSIVE_PROCESS (or PROHIBITED)",
-)
-
 
 @rule("DD305", "gpu-memory-in-use", Severity.WARNING, GpusFact)
 def gpu_memory_in_use(recording: Recording) -> Iterator[Draft]:
@@ -62,7 +55,8 @@ def gpu_memory_in_use(recording: Recording) -> Iterator[Draft]:
     facts = {node.node: node.fact for node in recording.facts(GpusFact)}
     for severity, hits in by_severity(recording, _memory).items():
         full = "nearly all " if severity is Severity.ERROR else ""
-        for holder, those in _by_holder(hits, facts).items():
+        holders = ((_holder(gpu, in_container=facts[node].in_container), (node, gpu)) for node, gpu in hits)
+        for holder, those in grouped(holders).items():
             yield gpu_draft(
                 recording,
                 those,
@@ -97,10 +91,6 @@ _LEAKED = _Holder(
     " holds any more.",
     FREE_LEAKED_MEMORY,
 )
-
-
-def _by_holder(hits: Hits, facts: Mapping[int, GpusFact]) -> Mapping[_Holder, Hits]:
-    return grouped((_holder(gpu, in_container=facts[node].in_container), (node, gpu)) for node, gpu in hits)
 
 
 def _holder(gpu: Gpu, *, in_container: bool) -> _Holder:
@@ -153,7 +143,12 @@ def gpu_compute_mode_refuses_ranks(recording: Recording) -> Iterator[Draft]:
             hits,
             "its compute mode does not allow the ranks to use it",
             lambda gpu: Evidence(text=_mode_words(gpu), expected_from="one rank a GPU needs one CUDA context"),
-            DEFAULT_MODE,
+            by_operator(
+                "Set the compute mode back to default, or end the process that holds the GPU.",
+                "sudo nvidia-smi -i INDEX -c DEFAULT",
+                cost="needs root; several processes may then share the GPU",
+                undo="sudo nvidia-smi -i INDEX -c EXCLUSIVE_PROCESS (or PROHIBITED)",
+            ),
             detail="Opening the GPU fails with cudaErrorDevicesUnavailable.",
             severity=severity,
             confidence=Confidence.PROVED if severity is Severity.ERROR else Confidence.POSSIBLE,
@@ -177,15 +172,6 @@ def _mode_words(gpu: Gpu) -> str:
     return f"{mode}, held {_process_words(gpu)}" if gpu.computing() else mode
 
 
-KEEP_DRIVER_LOADED = by_operator(
-    "Let nvidia-persistenced run, so that the driver keeps the GPUs initialised between processes.",
-    "systemctl enable --now nvidia-persistenced",
-    cost="needs root; the GPUs draw a little more power when idle",
-    undo="systemctl disable --now nvidia-persistenced",
-    references=(nvml.PERSISTENCE_GUIDE,),
-)
-
-
 @rule("DD320", "persistence-mode-off", Severity.INFO, GpusFact)
 def persistence_mode_off(recording: Recording) -> Iterator[Draft]:
     """GPUs that the driver shuts down when nobody uses them.
@@ -205,9 +191,14 @@ def persistence_mode_off(recording: Recording) -> Iterator[Draft]:
             hits,
             "persistence mode is off",
             lambda _: Evidence(text="persistence mode off", expected_from=nvml.PERSISTENCE_GUIDE),
-            KEEP_DRIVER_LOADED,
+            by_operator(
+                "Let nvidia-persistenced run, so that the driver keeps the GPUs initialised between processes.",
+                "systemctl enable --now nvidia-persistenced",
+                cost="needs root; the GPUs draw a little more power when idle",
+                undo="systemctl disable --now nvidia-persistenced",
+                references=(nvml.PERSISTENCE_GUIDE,),
+            ),
             detail="The first job after a pause waits some seconds per GPU while the driver starts it.",
-            severity=Severity.INFO,
         )
 
 

@@ -15,7 +15,7 @@ import errno
 import os
 from collections.abc import Iterator
 
-from ddp_doctor.checks.node.host import rules, slowed
+from ddp_doctor.checks.node.host import rules
 from ddp_doctor.checks.node.host.rules import shortage_draft, shortages
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.knowledge import thresholds
@@ -157,6 +157,6 @@ CHECK = Check(
     where=Where.NODE,
     probe=probe,
     facts=(Host,),
-    rules=(shared_memory_too_small, *rules_in(rules, slowed)),
+    rules=(shared_memory_too_small, *rules_in(rules)),
     cost_s=0.05,
 )

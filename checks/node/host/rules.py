@@ -1,4 +1,4 @@
-"""DD222-DD226, DD240: too little locked memory, memory, open files or CPUs, and a loopback that is down."""
+"""DD222-DD227, DD240: too little locked memory, memory, open files or CPUs, no loopback, and hosts that are slowed."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,8 +15,8 @@ from ddp_doctor.remedies.hardware import UNCHANGED
 from ddp_doctor.remedies.kinds import by_administrator, remedy
 from ddp_doctor.views.failed_trials import all_complained
 from ddp_doctor.views.open_files import is_low, out_of_files
-from ddp_doctor.wording.findings import likely, proved
-from ddp_doctor.wording.nodes import by_cause, host, of_nodes
+from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, LOAD, likely, proved
+from ddp_doctor.wording.nodes import by_cause, host, name_list, of_nodes
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,23 @@ def too_few_cpus_for_ranks(recording: Recording) -> Iterator[Draft]:
         title = f"{ranks} ranks share {has:g} CPUs on {{who}}"
         detail = "A rank that waits for its turn on a CPU makes all others wait at every all-reduce."
         saw = Evidence(text=text, value=has, unit="CPUs", expected=ranks, expected_from="one for each rank")
-        yield shortage_draft(recording, short, title, saw, _more_cpus(ranks), detail=detail)
+        yield shortage_draft(
+            recording,
+            short,
+            title,
+            saw,
+            remedy(
+                f"Give the job at least {2 * ranks} CPUs on the node, or start fewer ranks: --cpus-per-task in "
+                "SLURM, --cpus in Docker, resources.limits.cpu in Kubernetes",
+                f"sbatch --cpus-per-task={2 * ranks} SCRIPT",
+                f"docker run --cpus={2 * ranks} IMAGE",
+                scope="job",
+                cost="other jobs get fewer CPUs",
+                undo="ask for fewer again",
+                untried="the doctor cannot give itself more CPUs",
+            ),
+            detail=detail,
+        )
 
 
 def _cpus(fact: Host, ranks: int, world: World) -> Severity | None:
@@ -123,19 +139,6 @@ def _omp(fact: Host, ranks: int, _world: World) -> Severity | None:
     if ratio <= 1 or ranks < 2 or fact.omp_num_threads == 1 or fact.cpus_are_per_rank:
         return None
     return Severity.WARNING if ratio > thresholds.OMP_THREADS_PER_CPU else Severity.INFO
-
-
-def _more_cpus(ranks: int) -> Remedy:
-    return remedy(
-        f"Give the job at least {2 * ranks} CPUs on the node, or start fewer ranks: --cpus-per-task in "
-        "SLURM, --cpus in Docker, resources.limits.cpu in Kubernetes",
-        f"sbatch --cpus-per-task={2 * ranks} SCRIPT",
-        f"docker run --cpus={2 * ranks} IMAGE",
-        scope="job",
-        cost="other jobs get fewer CPUs",
-        undo="ask for fewer again",
-        untried="the doctor cannot give itself more CPUs",
-    )
 
 
 def _fewer_threads(ranks: int, cpu_count: int) -> Remedy:
@@ -204,20 +207,23 @@ def too_little_memory_for_ranks(recording: Recording) -> Iterator[Draft]:
         )
         title = f"Only {in_units(free)} of memory are free on {{who}}, too little for {ranks} ranks"
         detail = "The kernel will kill a rank, and the others will wait for it until their time-out."
-        yield shortage_draft(recording, short, title, saw, _more_memory(ranks), detail=detail)
+        yield shortage_draft(
+            recording,
+            short,
+            title,
+            saw,
+            remedy(
+                f"Give the job more memory, start fewer than {ranks} ranks, or stop other programs that use the memory",
+                "ps -eo pid,user,rss,comm --sort=-rss | head",
+                untried="the doctor cannot give itself more memory",
+            ),
+            detail=detail,
+        )
 
 
 def _memory(fact: Host, ranks: int, _world: World) -> Severity | None:
     free = fact.free_memory_bytes
     return Severity.WARNING if free is not None and free < thresholds.memory(ranks) else None
-
-
-def _more_memory(ranks: int) -> Remedy:
-    return remedy(
-        f"Give the job more memory, start fewer than {ranks} ranks, or stop other programs that use the memory",
-        "ps -eo pid,user,rss,comm --sort=-rss | head",
-        untried="the doctor cannot give itself more memory",
-    )
 
 
 @rule("DD223", "too-few-open-files", Severity.WARNING, Host)
@@ -298,3 +304,52 @@ def loopback_interface_down(recording: Recording) -> Iterator[Draft]:
             detail="torchrun and the ranks of a node meet over it, and wait for each other in vain.",
             severity=Severity.WARNING if elsewhere else None,
         )
+
+
+@rule("DD227", "slow-clock-or-busy-host", Severity.INFO, Host)
+def slow_clock_or_busy_host(recording: Recording) -> Iterator[Draft]:
+    """Something slows the whole host: a slow clock source, or a high load.
+
+    Finds: hpet, acpi_pm or a timer tick as the clock source; a load of more than two for each CPU, with the two
+        processes that took most of them, by name and pid. On a screen a load is told beside a time that was judged,
+        else with -v.
+    Why: Measurements are off. A slow clock takes microseconds to read instead of some 20 ns, and the kernel turns to it
+        when it finds the processor's counter unstable.
+    Remedy: See in the kernel log why tsc was given up ("Marking clocksource unstable"); end what keeps the CPUs busy.
+    See: https://docs.kernel.org/timers/timekeeping.html
+    """
+    detail = "What is measured here may be slower than the job will be."
+    for source, group in by_cause(recording.facts(Host), _slow_clock).items():
+        yield proved(
+            of_nodes(recording, group),
+            f"Measurements on {{who}} may come out too slow: reading the clock takes long (clock source {source})",
+            Evidence(text=f"clock source {source}", expected_from="tsc or a virtual clock"),
+            detail=detail,
+        )
+    fast_clocks = [node for node in recording.facts(Host) if _slow_clock(node.fact) is None]
+    busy = [node for node in fast_clocks if node.fact.load_per_cpu > thresholds.LOAD_PER_CPU]
+    if busy:
+        fact, load = busy[0].fact, "more than two processes for each CPU ran or waited for one"
+        if len(busy) == 1:
+            load = f"load {fact.load_1min or 0:.3g} on {fact.host_cpus or fact.cpus} CPUs"
+        yield proved(
+            of_nodes(recording, busy),
+            f"Measurements on {{who}} may come out too slow: {load}",
+            [_busiest(recording, node) for node in busy[:LINES_OF_EVIDENCE]],
+            detail=detail,
+        )
+
+
+def _slow_clock(fact: Host) -> str | None:
+    return fact.clock_source if fact.clock_source in thresholds.SLOW_CLOCK_SOURCES else None
+
+
+def _busiest(recording: Recording, node: FactAt[Host]) -> Evidence:
+    names = [f"{each.name} (pid {each.pid}, {each.cpus:.2g} CPUs)" for each in node.fact.busiest]
+    at = f" on {host(recording, node.node)}" if recording.world and recording.world.nnodes > 1 else ""
+    return Evidence(
+        text=f"busiest{at}: {name_list(names)}" if names else f"in the last minute{at}",
+        value=round(node.fact.load_per_cpu, 1),
+        unit=LOAD,
+        expected_from=f"a load of {thresholds.LOAD_PER_CPU:g} for each CPU at most",
+    )

@@ -98,19 +98,16 @@ def one_family(recording: Recording, offers: Sequence[Offer]) -> Remedy:
         )
     better = better_interfaces(offers, ipv6=common)
     if offers[0].backend != "gloo":
-        return _use_family("AF_INET6" if common else "AF_INET")
+        family = "AF_INET6" if common else "AF_INET"
+        return nccl.by_setting(
+            f"Set {NCCL_FAMILY}={family}: all nodes have such an address",
+            Setting(name=NCCL_FAMILY, value=family, why="all nodes then give out one family"),
+            cost="none between these nodes",
+        )
     if common:  # on an interface that has both, gloo takes IPv4
         of_other_family = [offer for offer in offers if not is_ipv6(offer.address)]
         return hosts_entry(recording, of_other_family, better.interfaces, ipv6=True)
     return use_interface(recording, offers, better, offers)
-
-
-def _use_family(family: str) -> Remedy:
-    return nccl.by_setting(
-        f"Set {NCCL_FAMILY}={family}: all nodes have such an address",
-        Setting(name=NCCL_FAMILY, value=family, why="all nodes then give out one family"),
-        cost="none between these nodes",
-    )
 
 
 #: This many nodes are shown as evidence; the culprits name them all.

@@ -26,7 +26,7 @@ from ddp_doctor.probing import host_gpus, kernel
 from ddp_doctor.probing.kernel import read_log
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.kernel_log import Hit, views
-from ddp_doctor.wording.findings import likely
+from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, likely
 from ddp_doctor.wording.gpus import asked_for
 from ddp_doctor.wording.kernel_log import device_culprits, device_names
 from ddp_doctor.wording.nodes import host
@@ -119,22 +119,27 @@ def link_failed_during_the_run(recording: Recording) -> Iterator[Draft]:
     ]
     if hits:
         title = f"The link or firmware of {device_names(recording, hits)} failed while the ranks ran"
-        yield _draft(recording, title, hits, _INSPECT, Severity.WARNING)
-
-
-_INSPECT = by_operator(
-    "Have the device, its slot and its cables inspected; update its firmware.",
-    "sudo dmesg -T | tail -n 100",
-    cost="the node cannot be used meanwhile",
-    undo=NOTHING_TO_UNDO,
-)
+        repair = by_operator(
+            "Have the device, its slot and its cables inspected; update its firmware.",
+            "sudo dmesg -T | tail -n 100",
+            cost="the node cannot be used meanwhile",
+            undo=NOTHING_TO_UNDO,
+        )
+        yield _draft(recording, title, hits, repair, Severity.WARNING)
 
 
 def _draft(recording: Recording, title: str, hits: list[Hit], repair: Remedy, severity: Severity) -> Draft:
     return likely(
         device_culprits(recording, hits),
         title,
-        _evidence(recording, hits),
+        tuple(
+            Evidence(
+                check="kernel_after",
+                text=f"{host(recording, fault.view.node)}: {fault.event.text}",
+                expected_from=CATALOG if fault.event.kind == "xid" else "the log was free of it before the ranks",
+            )
+            for fault in hits[:LINES_OF_EVIDENCE]
+        ),
         repair,
         detail="The kernel logged it between the first rank's start and the last one's end.",
         severity=asked_for(recording, severity),
@@ -159,17 +164,6 @@ def _new_events(recording: Recording, *kinds: str) -> list[Hit]:
 
 def _key(event: KernelEvent) -> tuple[object, ...]:
     return event.kind, event.device, event.code, event.detail
-
-
-def _evidence(recording: Recording, hits: list[Hit]) -> tuple[Evidence, ...]:
-    return tuple(
-        Evidence(
-            check="kernel_after",
-            text=f"{host(recording, fault.view.node)}: {fault.event.text}",
-            expected_from=CATALOG if fault.event.kind == "xid" else "the log was free of it before the ranks",
-        )
-        for fault in hits[:16]
-    )
 
 
 CHECK = Check(

@@ -13,9 +13,9 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.hardware import LOAD_PEERMEM, REBOOT
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.kernel_log import NodeView, blocked_s, views
-from ddp_doctor.wording.findings import finding, likely, proved
+from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, finding, likely, proved
 from ddp_doctor.wording.gpus import asked_for
-from ddp_doctor.wording.kernel_log import LINES_OF_EVIDENCE, stuck_evidence
+from ddp_doctor.wording.kernel_log import stuck_evidence
 from ddp_doctor.wording.nodes import by_cause, host, name_list, of_nodes
 
 _LIBRARY_FOLDERS = "/usr/lib*, as links from libcuda.so.1"

@@ -2,7 +2,7 @@
 
 from collections.abc import Container, Iterator
 
-from ddp_doctor.facts.node.kernel import KernelEvent, KernelFact
+from ddp_doctor.facts.node.kernel import KernelFact
 from ddp_doctor.knowledge import thresholds
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
@@ -18,13 +18,6 @@ from ddp_doctor.wording.nodes import host
 
 _FABRIC_GUIDE = "NVIDIA Fabric Manager user guide, NVSwitch SXids, https://docs.nvidia.com/datacenter/tesla/"
 _AER = "Linux kernel, PCI Express Advanced Error Reporting, https://docs.kernel.org/PCI/pcieaer-howto.html"
-_LINK = by_operator(
-    "Have the link inspected: reseat the device, its riser and its cables; update the BIOS and firmware.",
-    "sudo dmesg -T | grep -e 'PCIe Bus Error' -e AER",
-    cost="the node cannot be used meanwhile",
-    undo=NOTHING_TO_UNDO,
-    references=(_AER,),
-)
 
 
 @rule("DD333", "nvswitch-fatal-error", Severity.WARNING, KernelFact)
@@ -100,6 +93,13 @@ def gpu_failed_to_start(recording: Recording) -> Iterator[Draft]:
         )
 
 
+#: Each kind of errors, how many lines of it matter, and how much.
+_PCIE_ERRORS = (
+    ("pcie_uncorrected", 0, Severity.WARNING),
+    ("pcie_corrected", thresholds.PCIE_CORRECTED_LINES, Severity.INFO),
+)
+
+
 @rule("DD335", "pcie-errors-on-the-way", Severity.WARNING, KernelFact)
 def pcie_errors_on_the_way(recording: Recording) -> Iterator[Draft]:
     """PCIe errors of a GPU, an RDMA device, or a bridge above them.
@@ -111,12 +111,12 @@ def pcie_errors_on_the_way(recording: Recording) -> Iterator[Draft]:
     Remedy: Reseat the device and its riser, update BIOS and firmware, exchange the cable or the board.
     See: https://docs.kernel.org/PCI/pcieaer-howto.html
     """
-    for kind, severity in (("pcie_uncorrected", Severity.WARNING), ("pcie_corrected", Severity.INFO)):
+    for kind, least, severity in _PCIE_ERRORS:
         hits = [
             Hit(view, device, event)
             for view in views(recording)
             for event in view.fact.events
-            if event.kind == kind and recent(view, event) and _many(event)
+            if event.kind == kind and recent(view, event) and event.count >= least
             for device in view.below(event.device)
         ]
         if hits:
@@ -126,16 +126,19 @@ def pcie_errors_on_the_way(recording: Recording) -> Iterator[Draft]:
                 device_culprits(recording, hits) if bad else (),
                 f"{word} PCIe errors on the way to {device_names(recording, hits)}",
                 line_evidence(recording, hits, _AER),
-                _LINK,
+                by_operator(
+                    "Have the link inspected: reseat the device, its riser and its cables; update the BIOS and"
+                    " firmware.",
+                    "sudo dmesg -T | grep -e 'PCIe Bus Error' -e AER",
+                    cost="the node cannot be used meanwhile",
+                    undo=NOTHING_TO_UNDO,
+                    references=(_AER,),
+                ),
                 detail="The link was reset, with whatever ran over it."
                 if bad
                 else "What was lost was sent again; so many errors are the sign of a weak link.",
                 severity=asked_for(recording, severity),
             )
-
-
-def _many(event: KernelEvent) -> bool:
-    return event.kind == "pcie_uncorrected" or event.count >= thresholds.PCIE_CORRECTED_LINES
 
 
 @rule("DD336", "nic-firmware-fault", Severity.WARNING, KernelFact)

@@ -50,12 +50,14 @@ def probe(ctx: Context) -> NcclFact:
 
 def _plugins(ctx: Context, env: Mapping[str, str]) -> Iterator[Plugin]:
     """Every plug-in that is named, and the default one of a kind where it is there."""
-    cache = _cache(ctx)
+    answer = ctx.run((_LDCONFIG, "-p"))
+    cache = software.cached(answer.stdout) if answer.ok else {}
     for kind, (variable, _) in nccl_plugins.SETTINGS.items():
         setting = variable if env.get(variable) else None
         for plugin in nccl_plugins.wanted(kind, env.get(variable)):
             found = _found(ctx, plugin, cache, look_further=setting is not None)
-            elsewhere = _other_folders_with(ctx, plugin) if found is None and kind == "net" else ()
+            others = nccl_plugins.USUAL_FOLDERS if found is None and kind == "net" else ()
+            elsewhere = tuple(folder for folder in others if set(plugin.names) & set(names_in(ctx, folder)))
             if found or setting or elsewhere:
                 yield Plugin(
                     kind=kind,
@@ -67,11 +69,6 @@ def _plugins(ctx: Context, env: Mapping[str, str]) -> Iterator[Plugin]:
                     elsewhere=elsewhere,
                     unclear=found is None and "/" in plugin.asked and not plugin.asked.startswith("/"),
                 )
-
-
-def _cache(ctx: Context) -> Mapping[str, str]:
-    answer = ctx.run((_LDCONFIG, "-p"))
-    return software.cached(answer.stdout) if answer.ok else {}
 
 
 def _found(ctx: Context, wanted: nccl_plugins.Wanted, cache: Mapping[str, str], *, look_further: bool) -> str | None:
@@ -99,10 +96,6 @@ def _torch_library_folders(ctx: Context) -> Iterator[str]:
     if torch is not None:
         yield f"{torch}/lib"
         yield f"{posixpath.dirname(torch)}/nvidia/nccl/lib"
-
-
-def _other_folders_with(ctx: Context, wanted: nccl_plugins.Wanted) -> tuple[str, ...]:
-    return tuple(folder for folder in nccl_plugins.USUAL_FOLDERS if set(wanted.names) & set(names_in(ctx, folder)))
 
 
 def _missing_libraries(ctx: Context, path: str) -> tuple[str, ...]:

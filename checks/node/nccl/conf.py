@@ -270,15 +270,12 @@ def _difference_draft(
         of_nodes(recording, from_file),
         f"nccl.conf on {{who}} gives {name} another value than the other nodes have",
         Evidence(text="; ".join(stakes), expected_from=stake.source),
-        _SAME_FILE,
+        remedy(
+            "Give all nodes the same nccl.conf, or set the variable in the job script, which overrules it",
+            cost="none: the ranks then do the same",
+            undo="put the former file back",
+            untried="the doctor changes no file",
+        ),
         detail=f"{name}: {stake.effect}.",
         severity=_SEVERITY[stake.weight],
     )
-
-
-_SAME_FILE = remedy(
-    "Give all nodes the same nccl.conf, or set the variable in the job script, which overrules it",
-    cost="none: the ranks then do the same",
-    undo="put the former file back",
-    untried="the doctor changes no file",
-)

@@ -44,7 +44,13 @@ def nccl_plugin_missing(recording: Recording) -> Iterator[Draft]:
             f"NCCL on {{who}} does not find the plug-in {name} that {variable} names",
             Evidence(text=f"no {name} where dlopen looks", expected_from=_SOURCE),
             *map(in_folder, plugin.elsewhere[:1]),
-            _without(variable),
+            Remedy(
+                summary=f"Take {variable} out of the job's environment",
+                settings=(Setting(name=variable, action="unset", why="what it names is not there"),),
+                cost="NCCL takes what it finds",
+                undo=f"set {variable} again",
+                proof=Proof(reason="nothing to measure: what it names is not there"),
+            ),
             detail=f"{_INSTEAD[plugin.kind]}, and says so only in its log at level INFO.",
             severity=Severity.INFO if plugin.kind == "profiler" else None,
         )
@@ -72,7 +78,12 @@ def nccl_plugin_lacks_library(recording: Recording) -> Iterator[Draft]:
             of_nodes(recording, group),
             f"NCCL cannot load {plugin.path} on {{who}}: it needs {lost}",
             Evidence(text=f"ldd {plugin.path}{brought}: {lost} not found", expected_from=_SOURCE),
-            _library(lost),
+            remedy(
+                f"Install {lost}, or put its folder into LD_LIBRARY_PATH",
+                cost="changes the environment of every job on the node",
+                undo="remove it again",
+                untried="the doctor changes no installation",
+            ),
             detail=f"{_INSTEAD[plugin.kind]}, and says so only in its log at level INFO.",
             severity=None if plugin.setting and plugin.kind != "profiler" else Severity.INFO,
         )
@@ -134,25 +145,6 @@ def in_folder(folder: str) -> Remedy:
         cost="other libraries in that folder are found too",
         undo="take the folder out of LD_LIBRARY_PATH",
         untried="the doctor loads no plug-in",
-    )
-
-
-def _without(variable: str) -> Remedy:
-    return Remedy(
-        summary=f"Take {variable} out of the job's environment",
-        settings=(Setting(name=variable, action="unset", why="what it names is not there"),),
-        cost="NCCL takes what it finds",
-        undo=f"set {variable} again",
-        proof=Proof(reason="nothing to measure: what it names is not there"),
-    )
-
-
-def _library(lost: str) -> Remedy:
-    return remedy(
-        f"Install {lost}, or put its folder into LD_LIBRARY_PATH",
-        cost="changes the environment of every job on the node",
-        undo="remove it again",
-        untried="the doctor changes no installation",
     )
 
 
@@ -222,15 +214,12 @@ def network_plugin_on_some_nodes(recording: Recording) -> Iterator[Draft]:
         Evidence(
             text=f"{path} on {node_names(recording, having)} only", expected_from="NCCL src/plugin/net.cc, ncclNetInit"
         ),
-        _SAME_IMAGE,
+        remedy(
+            "Use the same image and LD_LIBRARY_PATH on all nodes, or NCCL_NET_PLUGIN=none on all",
+            scope="job",
+            cost="with none, NCCL's own InfiniBand or sockets take its place: no EFA, no SHARP",
+            undo="put the former lines back",
+            untried="the doctor changes no installation",
+        ),
         detail="Nodes that choose different networks fail or hang where they connect.",
     )
-
-
-_SAME_IMAGE = remedy(
-    "Use the same image and LD_LIBRARY_PATH on all nodes, or NCCL_NET_PLUGIN=none on all",
-    scope="job",
-    cost="with none, NCCL's own InfiniBand or sockets take its place: no EFA, no SHARP",
-    undo="put the former lines back",
-    untried="the doctor changes no installation",
-)

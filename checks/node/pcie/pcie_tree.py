@@ -28,6 +28,7 @@ def read_device(ctx: Context, bus_id: str, kind: DeviceKind, slots: dict[str, st
     """One device with its link; of a bridge its access control, as far as that is shown."""
     folder = f"{PCI}/{bus_id}"
     ids = (first_line(ctx, f"{folder}/{part}") or "" for part in ("vendor", "device"))
+    group = end_of(ctx, f"{folder}/iommu_group")
     return PcieDevice(
         bus_id=bus_id,
         kind=kind,
@@ -39,7 +40,7 @@ def read_device(ctx: Context, bus_id: str, kind: DeviceKind, slots: dict[str, st
         speed_gt_per_s=_speed(first_line(ctx, f"{folder}/current_link_speed")),
         speed_max_gt_per_s=_speed(first_line(ctx, f"{folder}/max_link_speed")),
         acs_control=acs_control(_config(ctx, bus_id)) if kind == "bridge" else None,
-        iommu=_iommu(ctx, folder),
+        iommu=first_line(ctx, f"/sys/kernel/iommu_groups/{group}/type") if group else None,
         slot=slots.get(bus_id.partition(".")[0]),
     )
 
@@ -79,11 +80,6 @@ def iommu_options(ctx: Context) -> tuple[str, ...]:
         for word in options
         if not word.startswith("pci=") or any(part in word for part in _PCI_OPTIONS_OF_INTEREST)
     )
-
-
-def _iommu(ctx: Context, folder: str) -> str | None:
-    group = end_of(ctx, f"{folder}/iommu_group")
-    return first_line(ctx, f"/sys/kernel/iommu_groups/{group}/type") if group else None
 
 
 def _config(ctx: Context, bus_id: str) -> bytes:

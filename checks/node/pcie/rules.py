@@ -63,7 +63,9 @@ def acs_redirects_peer_traffic(recording: Recording) -> Iterator[Draft]:
             bridges = dict.fromkeys(bus for pair in pairs for bus in node.fact.redirecting(pair[2]))
             numbers = gpu_numbers(recording, node.node)
             ends = dict.fromkeys(device_name(device, numbers) for pair in pairs for device in pair[:2])
-            cause = (tuple(bridges), tuple(ends), _severity(recording, pairs))
+            several = recording.world is not None and recording.world.nnodes > 1
+            gpus = any((device.kind, neighbour.kind) == ("gpu", "gpu") for device, neighbour, _ in pairs)
+            cause = (tuple(bridges), tuple(ends), Severity.WARNING if gpus or several else Severity.INFO)
             groups.setdefault(cause, []).append(node)
     for (bridges_of, ends_of, severity), group in groups.items():
         fact = group[0].fact
@@ -77,13 +79,6 @@ def acs_redirects_peer_traffic(recording: Recording) -> Iterator[Draft]:
             detail="Direct copies between these devices are slower than they could be, and on some machines hang.",
             severity=asked_for(recording, severity),
         )
-
-
-def _severity(recording: Recording, pairs: list[Pair]) -> Severity:
-    """NICs reach into GPUs only where there are several nodes."""
-    several = recording.world is not None and recording.world.nnodes > 1
-    gpus = any((device.kind, neighbour.kind) == ("gpu", "gpu") for device, neighbour, _ in pairs)
-    return Severity.WARNING if gpus or several else Severity.INFO
 
 
 def _pairs_over_pcie(recording: Recording, node: FactAt[PcieFact]) -> list[Pair]:
@@ -129,7 +124,6 @@ def iommu_translates_gpus(recording: Recording) -> Iterator[Draft]:
             evidence,
             PASS_THROUGH,
             detail="It works on many machines. Where copies between GPUs hang or are wrong, this is the first suspect.",
-            severity=Severity.INFO,
         )
 
 
@@ -184,6 +178,11 @@ class _Link:
     speed_can: float
 
     @property
+    def place(self) -> tuple[str, str, int]:
+        """Equal for links of one model that stand in the same place: with as many bridges above."""
+        return self.device.kind, self.device.model, len(self.device.above)
+
+    @property
     def is_short(self) -> bool:
         """Whether it runs below what its ends can. An idle GPU or switch lowers its speed on purpose."""
         lanes = self.width < self.width_can and self.speed_can < _LANES_MAY_SLEEP_GT_PER_S
@@ -213,7 +212,7 @@ def pcie_link_below_its_ends(recording: Recording) -> Iterator[Draft]:
     for link in everywhere:
         if not link.is_short:
             continue
-        peers = [peer for peer in everywhere if peer is not link and _is_like(peer.device, link.device)]
+        peers = [peer for peer in everywhere if peer is not link and peer.place == link.place]
         full = [peer for peer in peers if not peer.is_short]
         if peers and len(full) <= len(peers) / 2:
             continue
@@ -255,11 +254,6 @@ def _culprit(recording: Recording, link: _Link, name: str) -> Culprit:
         return Culprit(kind="gpu", node=where, node_rank=link.node, gpu=number, name=name)
     kind = link.device.kind
     return Culprit(kind="nic" if kind == "nic" else "node", node=where, node_rank=link.node, name=name)
-
-
-def _is_like(device: PcieDevice, two: PcieDevice) -> bool:
-    """Whether two devices are of one model and stand in the same place: as many bridges above."""
-    return (device.kind, device.model, len(device.above)) == (two.kind, two.model, len(two.above))
 
 
 def _links(recording: Recording, node: FactAt[PcieFact]) -> Iterator[_Link]:

@@ -4,24 +4,16 @@ from collections.abc import Iterator, Sequence
 
 from ddp_doctor.checks.node.rdma.nodes import is_between_nodes, users
 from ddp_doctor.checks.node.rdma.verbs_library import LIBRARY, PROVIDERS, provider_of
-from ddp_doctor.checks.node.rdma.wording import GIVE_DEVICES, INSTALL_VERBS, SOCKETS_ON_ALL, port_name
+from ddp_doctor.checks.node.rdma.wording import GIVE_DEVICES, SOCKETS_ON_ALL, port_name
 from ddp_doctor.facts.node.rdma import RdmaFact
 from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.kinds import by_administrator
+from ddp_doctor.remedies.kinds import by_administrator, remedy
 from ddp_doctor.views.reproducers import everybody
 from ddp_doctor.wording.findings import likely, proved
 from ddp_doctor.wording.nodes import by_cause, host, hosts, name_list, node_culprit, of_nodes
-
-_LOOK = by_administrator(
-    "Find out why these nodes have no RDMA port that is up, or take them out of the job",
-    "ls /sys/class/infiniband",
-    "lspci | grep -i -e infiniband -e ethernet",
-    "sudo dmesg | grep -i mlx5",
-    cost="fewer nodes in the job meanwhile",
-)
 
 
 def _has_rdma(fact: RdmaFact) -> bool:
@@ -54,23 +46,26 @@ def rdma_on_some_nodes_only(recording: Recording) -> Iterator[Draft]:
         for reading in recording.of_check("rdma")
         if reading.status is Status.ABSENT
     }
-    lacking |= {node.node: "no port is up" for node in facts if _is_all_down(node.fact)}
+    lacking |= {
+        node.node: "no port is up" for node in facts if all(port.state == "DOWN" for _, port in node.fact.ports())
+    }
     if lacking:
         nodes = sorted(lacking)
         yield likely(
             (node_culprit(recording, node) for node in nodes),
             f"No RDMA port is up on {hosts(recording, nodes)}, while {hosts(recording, with_rdma)} will use RDMA",
             (Evidence(text=f"{host(recording, node)}: {lacking[node]}") for node in nodes[:8]),
-            _LOOK,
+            by_administrator(
+                "Find out why these nodes have no RDMA port that is up, or take them out of the job",
+                "ls /sys/class/infiniband",
+                "lspci | grep -i -e infiniband -e ethernet",
+                "sudo dmesg | grep -i mlx5",
+                cost="fewer nodes in the job meanwhile",
+            ),
             SOCKETS_ON_ALL,
             detail="NCCL uses TCP where it finds no RDMA, and ranks on TCP cannot connect to ranks on RDMA.",
             reproduced_by=everybody(recording),
         )
-
-
-def _is_all_down(fact: RdmaFact) -> bool:
-    """Whether no port is up or waits for a subnet manager, which is a finding of its own."""
-    return all(port.state == "DOWN" for _, port in fact.ports())
 
 
 @rule("DD573", "rdma-devices-not-in-container", Severity.WARNING, RdmaFact)
@@ -138,7 +133,15 @@ def rdma_library_missing(recording: Recording) -> Iterator[Draft]:
             of_nodes(recording, group),
             f"RDMA ports are up on {{who}}, but NCCL cannot use them: {lacking}",
             saw,
-            INSTALL_VERBS,
+            remedy(
+                "Install rdma-core's libraries in the image: libibverbs1 and ibverbs-providers, or libibverbs",
+                "apt-get install libibverbs1 ibverbs-providers",
+                "dnf install libibverbs",
+                cost="a few megabytes of the image",
+                undo="remove the packages",
+                untried="the doctor installs nothing",
+                references=("https://github.com/linux-rdma/rdma-core",),
+            ),
             detail="NCCL then uses TCP, without a warning.",
             severity=_graded(recording),
         )

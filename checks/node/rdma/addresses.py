@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ddp_doctor.checks.node.rdma.nodes import fast_and_others, nccl_version, users
+from ddp_doctor.checks.node.rdma.nodes import fast_and_others, nccl_versions, users
 from ddp_doctor.checks.node.rdma.wording import (
     GIVE_ADDRESS,
     UPGRADE_NCCL,
@@ -18,7 +18,7 @@ from ddp_doctor.knowledge.network import roce_gids
 from ddp_doctor.knowledge.network.roce_gids import INDEX, PASSES_HIDDEN_SINCE, SEARCH_SETTINGS, SEARCHES_SINCE, Choice
 from ddp_doctor.knowledge.versions import Version, dotted
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Remedy
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.rule import rule
@@ -58,6 +58,18 @@ class Entry:
         return any(gid.is_routable and gid.is_ipv4 for gid in self.port.gids)
 
     @property
+    def words(self) -> str:
+        """What NCCL would take there, and why."""
+        index, gid, why = self.choice.index, self.choice.gid, self.choice.why
+        if index is None:
+            return why
+        if gid is None:
+            return f"entry {index} is empty; {why}"
+        kind = "of another network namespace" if gid.hidden else f"RoCE v{gid.roce}" if gid.roce else "of unknown type"
+        local = ", link-local" if gid.is_link_local else ""
+        return f"entry {index} is {gid.address} ({kind}{local}); {why}"
+
+    @property
     def is_certain_to_fail(self) -> bool:
         """Whether no connection can be made from it: there is nothing, or nothing of this network namespace."""
         return self.choice.gid is None or self.choice.gid.hidden
@@ -72,7 +84,7 @@ def entries(recording: Recording) -> list[Entry]:
     """
     found = []
     for node in users(recording):
-        nccl = nccl_version(recording, node.node)
+        nccl = nccl_versions(recording).get(node.node)
         for hca, port in fast_and_others(node.fact.chosen())[0]:
             if port.is_roce and hca.bus_id is not None and any(gid.roce for gid in port.gids):
                 choice = roce_gids.nccl_choice(port.gids, nccl or PASSES_HIDDEN_SINCE, node.fact.settings)
@@ -80,35 +92,21 @@ def entries(recording: Recording) -> list[Entry]:
     return found
 
 
-def _entry_in_words(entry: Entry) -> str:
-    gid = entry.choice.gid
-    if entry.choice.index is None:
-        return entry.choice.why
-    if gid is None:
-        return f"entry {entry.choice.index} is empty; {entry.choice.why}"
-    kind = "of another network namespace" if gid.hidden else f"RoCE v{gid.roce}" if gid.roce else "of unknown type"
-    local = ", link-local" if gid.is_link_local else ""
-    return f"entry {entry.choice.index} is {gid.address} ({kind}{local}); {entry.choice.why}"
-
-
 def _draft(
     recording: Recording, some: Sequence[Entry], what: str, remedies: Sequence[Remedy | None], detail: str
 ) -> Draft:
-    by_port = {(entry.node, entry.hit[1].name, entry.port.number): entry for entry in some}
-    everywhere = entries(recording)
-    others_fit = len({entry.is_fit for entry in everywhere}) > 1
+    others_fit = len({entry.is_fit for entry in entries(recording)}) > 1
     fails = others_fit or any(entry.is_certain_to_fail for entry in some)
     return port_draft(
         recording,
-        [entry.hit for entry in some],
+        [(entry.hit, entry.words) for entry in some],
         what,
-        lambda port_at: _entry_in_words(by_port[port_at[0], port_at[1].name, port_at[2].number]),
         *(remedy for remedy in remedies if remedy is not None),
         detail=detail,
         severity=Severity.ERROR if fails else Severity.WARNING,
-        confidence=Confidence.LIKELY,
         expected=_SOURCE,
-    ).model_copy(update={"reproduced_by": everybody(recording)})
+        reproduced_by=everybody(recording),
+    )
 
 
 @rule("DD567", "roce-port-without-routable-address", Severity.ERROR, RdmaFact)

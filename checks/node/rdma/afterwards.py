@@ -12,13 +12,11 @@ check rdma read before the ranks started::
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 
-from ddp_doctor.checks.node.rdma.nodes import Change, changes, for_later_jobs, identity
+from ddp_doctor.checks.node.rdma.nodes import Change, changes, for_later_jobs
 from ddp_doctor.checks.node.rdma.wording import (
     LOSSLESS,
     SOCKETS_ON_ALL,
-    Hit,
     look_at_link,
     lowered,
     port_draft,
@@ -72,15 +70,13 @@ def rdma_link_down_during_run(recording: Recording) -> Iterator[Draft]:
     """
     went_down = [change for change in changes(recording) if _went_down(change)]
     for used in (True, False):
-        some = {identity(change.hit): change for change in went_down if change.is_used == used}
-        if some:
-            hits = [change.hit for change in some.values()]
+        described = [(change.hit, _down_in_words(change)) for change in went_down if change.is_used == used]
+        if described:
             yield port_draft(
                 recording,
-                hits,
+                described,
                 "the RDMA link went down while the ranks ran",
-                partial(_down_in_words, some),
-                look_at_link(hits, "A link that is unsteady"),
+                look_at_link(described, "A link that is unsteady"),
                 detail="NCCL's connections over it stall, and fail where it lasts longer than their retries.",
                 severity=Severity.ERROR if used else Severity.INFO,
                 confidence=Confidence.PROVED,
@@ -92,8 +88,7 @@ def _went_down(change: Change) -> bool:
     return gone or bool(change.grown.get("link_downed")) or change.carrier_changes > 0
 
 
-def _down_in_words(some: Mapping[tuple[int, str, int], Change], port_at: Hit) -> str:
-    change = some[identity(port_at)]
+def _down_in_words(change: Change) -> str:
     parts = [f"ACTIVE before, {change.state or 'unknown'} after"]
     if change.grown.get("link_downed"):
         parts.append(f"link_downed +{change.grown['link_downed']}")
@@ -117,20 +112,18 @@ def rdma_packets_lost_during_run(recording: Recording) -> Iterator[Draft]:
     """
     if any(trial.outcome != "finished" for trial in recording.trials):
         return  # ranks that were ended in the midst leave their peers without an answer
-    some = {
-        identity(change.hit): change
+    described = [
+        (change.hit, change.in_words(_losses(change)))
         for change in changes(recording)
         if change.is_used and change.growth(_losses(change)) >= LEAST_ERRORS
-    }
-    if some:
+    ]
+    if described:
         yield port_draft(
             recording,
-            [change.hit for change in some.values()],
+            described,
             "RDMA packets were lost while the ranks ran",
-            lambda port_at: some[identity(port_at)].in_words(_losses(some[identity(port_at)])),
             LOSSLESS,
             detail="Other jobs on the port count as well. Each loss is paid with everything that followed it.",
-            severity=Severity.WARNING,
         )
 
 
@@ -149,18 +142,17 @@ def rdma_link_errors_during_run(recording: Recording) -> Iterator[Draft]:
     Remedy: The cable, the transceiver or the switch port.
     See: https://docs.kernel.org/admin-guide/abi-stable.html
     """
-    some = {
-        identity(change.hit): change for change in changes(recording) if _has_errors(change) and not _went_down(change)
-    }
-    if some:
-        hits = [change.hit for change in some.values()]
-        names = ("symbol_error", RECOVERIES, *LINK_ERRORS)
+    described = [
+        (change.hit, change.in_words(("symbol_error", RECOVERIES, *LINK_ERRORS)))
+        for change in changes(recording)
+        if _has_errors(change) and not _went_down(change)
+    ]
+    if described:
         yield port_draft(
             recording,
-            hits,
+            described,
             "errors on the RDMA link while the ranks ran",
-            lambda port_at: some[identity(port_at)].in_words(names),
-            look_at_link(hits, "A link with errors"),
+            look_at_link(described, "A link with errors"),
             detail="A cable or transceiver that begins to fail shows here first.",
             severity=for_later_jobs(recording, Severity.WARNING),
             expected=f"at most one wrong bit in {1 / BIT_ERROR_RATE:.0e}",
@@ -199,7 +191,13 @@ def rdma_send_never_acknowledged(recording: Recording) -> Iterator[Draft]:
         return
     pair = _pair_of_nodes(recording, group)
     where = " and ".join(host(recording, node) for node in pair) if pair else "the nodes"
-    lossy = _lossy(recording)
+    # Where packets came late or twice the path is not quite gone. Acknowledgements that never came are no such sign:
+    # ranks that were ended leave those behind too.
+    lossy = [
+        change
+        for change in changes(recording)
+        if change.is_used and change.growth((*GAPS, *ROCE_GAPS) if change.hit[2].is_roce else GAPS) >= LEAST_ERRORS
+    ]
     yield likely(
         _culprits(recording, group, pair),
         f"RDMA between {where}: what NCCL sent was never acknowledged (status 12)",
@@ -252,18 +250,6 @@ def _culprits(
         return (node_pair(recording, *pair),)
     nodes = nodes_of(group)
     return (node_culprit(recording, nodes[0]),) if len(nodes) == 1 else ()
-
-
-def _lossy(recording: Recording) -> list[Change]:
-    """The ports that NCCL takes and on which packets came late or twice, so that the path is not quite gone.
-
-    Acknowledgements that never came are no such sign: ranks that were ended leave those behind too.
-    """
-    return [
-        change
-        for change in changes(recording)
-        if change.is_used and change.growth((*GAPS, *ROCE_GAPS) if change.hit[2].is_roce else GAPS) >= LEAST_ERRORS
-    ]
 
 
 def _counted(recording: Recording, lossy: Sequence[Change]) -> Iterator[Evidence]:

@@ -9,15 +9,16 @@ from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.network import nccl_hca
 from ddp_doctor.knowledge.network.nccl_hca import HCA
 from ddp_doctor.knowledge.topology.link_codes import link_code
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import NO_TRIAL, unset
 from ddp_doctor.settings.wording import printable, shown
 from ddp_doctor.views.reproducers import everybody
 from ddp_doctor.wording.findings import likely, proved
-from ddp_doctor.wording.nodes import by_cause, host, name_list, node_culprits, node_names
+from ddp_doctor.wording.nodes import by_cause, host, name_list, node_culprit, node_names
 
 _DOCS = "NCCL src/transport/net_ib/init.cc and src/misc/utils.cc, matchIfList"
 
@@ -51,14 +52,17 @@ def rdma_ports_of_different_kinds(recording: Recording) -> Iterator[Draft]:
     remedy = use_ports(recording, fast, "only ports of the fabric between the nodes")
     yield port_draft(
         recording,
-        others,
+        [(port_at, _kind_and_rate(port_at[2])) for port_at in others],
         _how_others_differ(others, fast.values()),
-        lambda port_at: f"{port_at[2].link_layer}, {port_at[2].rate}",
         *([remedy] if remedy else []),
         detail="NCCL uses every active port unless it is told otherwise. Mostly it prefers the fast ones.",
-        severity=Severity.INFO,
         confidence=Confidence.POSSIBLE,
-    ).model_copy(update={"reproduced_by": everybody(recording)})
+        reproduced_by=everybody(recording),
+    )
+
+
+def _kind_and_rate(port: Port) -> str:
+    return f"{port.link_layer}, {port.rate}"
 
 
 def _how_others_differ(others: Sequence[Hit], fast: Iterable[Sequence[tuple[Hca, Port]]]) -> str:
@@ -109,10 +113,7 @@ def nccl_ib_hca_matches_nothing(recording: Recording) -> Iterator[Draft]:
         unneeded = not any(slow for _, slow in best.values())  # NCCL takes these and no others by itself
         instead = None if unneeded else use_ports(recording, fast, "the fast ports that are up here")
         yield proved(
-            (
-                culprit.model_copy(update={"kind": "setting", "name": HCA})
-                for culprit in node_culprits(recording, group)
-            ),
+            (node_culprit(recording, node.node, kind="setting", name=HCA) for node in group),
             title,
             (_devices_seen(recording, node) for node in group[:8]),
             unset({HCA: value}, "NCCL finds active ports itself", proof=NO_TRIAL),
@@ -159,18 +160,21 @@ def nccl_ib_hca_takes_more_than_named(recording: Recording) -> Iterator[Draft]:
             key = (value, Severity.WARNING if worse else Severity.INFO)
             groups.setdefault(key, []).extend((node.node, hca, port) for hca, port in extra)
     for (value, severity), hits in groups.items():
+        nodes = {node for node, _, _ in hits}
+        ports = {node.node: _named_and_extra(node.fact, value)[0] for node in users(recording) if node.node in nodes}
+        remedy = use_ports(recording, ports, "the names stand for themselves")
         yield port_draft(
             recording,
-            hits,
+            [(port_at, _kind_and_rate(port_at[2])) for port_at in hits],
             f"{shown(HCA, value)} matches it too, though it is not named"
             if len({hca.name for _, hca, _ in hits}) == 1
             else f"{shown(HCA, value)} matches these too, though they are not named",
-            lambda port_at: f"{port_at[2].link_layer}, {port_at[2].rate}",
-            *_with_equals(recording, value, hits),
+            *([remedy] if remedy else []),
             detail="Without = before the first name, all are prefixes: mlx5_1 means mlx5_10 as well.",
             severity=severity,
             confidence=Confidence.PROVED,
-        ).model_copy(update={"reproduced_by": everybody(recording)})
+            reproduced_by=everybody(recording),
+        )
 
 
 def _named_and_extra(fact: RdmaFact, value: str) -> tuple[list[tuple[Hca, Port]], list[tuple[Hca, Port]]]:
@@ -189,13 +193,6 @@ def _named_and_extra(fact: RdmaFact, value: str) -> tuple[list[tuple[Hca, Port]]
     return [(hca, port) for hca, port in chosen if hca.name in words], extra
 
 
-def _with_equals(recording: Recording, value: str, hits: Sequence[Hit]) -> list[Remedy]:
-    nodes = {node for node, _, _ in hits}
-    ports = {node.node: _named_and_extra(node.fact, value)[0] for node in users(recording) if node.node in nodes}
-    remedy = use_ports(recording, ports, "the names stand for themselves")
-    return [remedy] if remedy else []
-
-
 @rule("DD577", "nccl-ib-hca-leaves-out-the-nearest", Severity.WARNING, RdmaFact, TopologyFact)
 def nccl_ib_hca_leaves_out_the_nearest(recording: Recording) -> Iterator[Draft]:
     """NCCL_IB_HCA leaves out the port beside a GPU, so that its traffic crosses the machine.
@@ -211,19 +208,15 @@ def nccl_ib_hca_leaves_out_the_nearest(recording: Recording) -> Iterator[Draft]:
     if not is_between_nodes(recording):
         return
     topologies = {node.node: node.fact for node in recording.facts(TopologyFact)}
-    groups: dict[tuple[str, tuple[str, ...], tuple[str, ...]], list[FactAt[RdmaFact]]] = {}
-    for node in users(recording):
-        value, fact = node.fact.settings.get(HCA), topologies.get(node.node)
-        if value and fact is not None and node.fact.chosen():
-            gpus, names = _gpus_and_ports_cut_off(node.fact, fact)
-            if gpus:
-                groups.setdefault((value, gpus, names), []).append(node)
+    able = [node for node in users(recording) if node.fact.chosen() and node.node in topologies]
+    set_here = [node for node in able if node.fact.settings.get(HCA)]
+    cut_off = {node.node: _gpus_and_ports_cut_off(node.fact, topologies[node.node]) for node in set_here}
+    groups = grouped(((node.fact.settings[HCA], *cut_off[node.node]), node) for node in set_here)
     for (value, gpus, names), group in groups.items():
+        if not gpus:
+            continue
         yield likely(
-            (
-                culprit.model_copy(update={"kind": "setting", "name": HCA})
-                for culprit in node_culprits(recording, group)
-            ),
+            (node_culprit(recording, node.node, kind="setting", name=HCA) for node in group),
             f'{HCA}="{printable(value)}" on {node_names(recording, group)} leaves out {name_list(names)},'
             f" the nearest to {name_list(gpus)}",
             (Evidence(check="topology", text=text) for text in topologies[group[0].node].nearest_in_words()),

@@ -41,13 +41,9 @@ def for_later_jobs(recording: Recording, severity: Severity) -> Severity:
     return severity if prolog or is_between_nodes(recording) else Severity.INFO
 
 
-def nccl_version(recording: Recording, node: int) -> Version | None:
-    """The NCCL that the job would load on a node; None where that is not known."""
-    return _versions(recording).get(node)
-
-
 @once_a_recording
-def _versions(recording: Recording) -> dict[int, Version]:
+def nccl_versions(recording: Recording) -> dict[int, Version]:
+    """The NCCL that the job would load on each node, as far as that is known."""
     found = {
         node.node: release(node.fact.nccl_loaded or node.fact.nccl_required_by_torch or "")
         for node in of_the_job(recording)
@@ -116,13 +112,9 @@ def _ports_of_dark_nodes(recording: Recording) -> list[Odd]:
     ]
 
 
-def is_cut_off(recording: Recording, node: int) -> bool:
-    """Whether no port is left on a node of a kind that other nodes would use."""
-    return node in _cut_off(recording)
-
-
 @once_a_recording
-def _cut_off(recording: Recording) -> set[int]:
+def cut_off(recording: Recording) -> set[int]:
+    """The nodes on which no port is left of a kind that other nodes would use."""
     layers = {
         node.node: {port.link_layer for _, port in fast_and_others(node.fact.chosen())[0]} for node in users(recording)
     }

@@ -18,23 +18,13 @@ from ddp_doctor.checks.node.rdma.wording import Hit, look_at_link, port_draft, s
 from ddp_doctor.facts.node.rdma import NetDevice, Port, RdmaFact
 from ddp_doctor.knowledge.network.rdma import DAY_S, FLAPS, FLAPS_PER_DAY, verbs_mtu
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.wording.differences import odd_culprits, split, values_with_nodes
 from ddp_doctor.wording.findings import likely, possible
-from ddp_doctor.wording.nodes import host, hosts, name_list
-
-_COMPARE = remedy(
-    "Compare the nodes' devices, and give the job nodes of one kind, or one NCCL_IB_HCA for all",
-    "ls -l /sys/class/infiniband",
-    "ibdev2netdev",
-    scope="cluster",
-    cost="another choice of nodes",
-    undo=NOTHING_TO_UNDO,
-    untried="it takes other nodes",
-)
+from ddp_doctor.wording.nodes import host, hosts, name_list, node_culprit
 
 
 @rule("DD570", "roce-mtu-smaller-than-peers", Severity.WARNING, RdmaFact)
@@ -60,25 +50,18 @@ def roce_mtu_smaller_than_peers(recording: Recording) -> Iterator[Draft]:
     odd = odd_ones(hits, lambda port_at: verbs_mtu(mtus[identity(port_at)].mtu_bytes or 0))
     if not odd:
         return
-    usual = {identity(of_port.hit): of_port for of_port in odd}
-    good = [mtus[identity(port_at)].mtu_bytes or 0 for port_at in hits if identity(port_at) not in usual]
-
-    def sight(port_at: Hit) -> str:
-        netdev, expected = mtus[identity(port_at)], usual[identity(port_at)]
-        size = verbs_mtu(netdev.mtu_bytes or 0)
-        return (
-            f"{netdev.name} has MTU {netdev.mtu_bytes}, so RDMA packets of {size} bytes;"
-            f" {expected.peers} like it have {expected.usual:g}"
-        )
-
+    small = {identity(port.hit): mtus[identity(port.hit)] for port in odd}
+    good = [netdev.mtu_bytes or 0 for port, netdev in mtus.items() if port not in small]
+    described = []
+    for few, netdev in zip(odd, small.values(), strict=True):
+        packets = f"MTU {netdev.mtu_bytes}, so RDMA packets of {verbs_mtu(netdev.mtu_bytes or 0)} bytes"
+        described.append((few.hit, f"{netdev.name} has {packets}; {few.peers} like it have {few.usual:g}"))
     yield port_draft(
         recording,
-        [expected.hit for expected in odd],
+        described,
         f"smaller packets (MTU) than {'its' if len(odd) == 1 else 'their'} peers",
-        sight,
-        same_mtu(max(good, default=9000), [mtus[identity(expected.hit)].name for expected in odd]),
+        same_mtu(max(good, default=9000), [netdev.name for netdev in small.values()]),
         detail="Both ends of a connection use the smaller size, so every peer of this port is slowed down.",
-        severity=Severity.WARNING,
     )
 
 
@@ -96,7 +79,7 @@ def rdma_rails_differ_between_nodes(recording: Recording) -> Iterator[Draft]:
     """
     named_already = {odd.hit[0] for odd in (*odd_by_state(recording), *odd_by_rate(recording))}
     compared = {
-        node.node: _rails(node.fact)
+        node.node: tuple(sorted((port.link_layer or "", port.rate_gbit_per_s or 0.0) for _, port in node.fact.chosen()))
         for node in users(recording)
         if node.node not in named_already and _uses_all_it_has(node.fact)
     }
@@ -109,7 +92,15 @@ def rdma_rails_differ_between_nodes(recording: Recording) -> Iterator[Draft]:
         odd_culprits(recording, apart),
         f"The nodes have different RDMA ports: {values_with_nodes(recording, apart)}",
         Evidence(text=values_with_nodes(recording, apart)),
-        _COMPARE,
+        remedy(
+            "Compare the nodes' devices, and give the job nodes of one kind, or one NCCL_IB_HCA for all",
+            "ls -l /sys/class/infiniband",
+            "ibdev2netdev",
+            scope="cluster",
+            cost="another choice of nodes",
+            undo=NOTHING_TO_UNDO,
+            untried="it takes other nodes",
+        ),
         detail="InfiniBand ports cannot connect to Ethernet ones."
         if strangers
         else "NCCL's rings go at the pace of the node with the least.",
@@ -124,23 +115,9 @@ def _uses_all_it_has(fact: RdmaFact) -> bool:
     return bool(fact.chosen()) and not waiting and not any(hca.device_problem for hca, _ in mine)
 
 
-def _rails(fact: RdmaFact) -> tuple[tuple[str, float], ...]:
-    return tuple(sorted((port.link_layer or "", port.rate_gbit_per_s or 0.0) for _, port in fact.chosen()))
-
-
 def _in_words(rails: tuple[tuple[str, float], ...]) -> str:
     kinds = dict.fromkeys(rails)
     return " + ".join(f"{rails.count(kind)} x {kind[0]} at {kind[1]:g} Gb/s" for kind in kinds)
-
-
-_UPDATE = remedy(
-    "Bring all devices of the model to one firmware when the nodes are serviced next",
-    "sudo mlxfwmanager --query",
-    scope="cluster",
-    cost="an administrator's work and a reset of the devices",
-    undo=NOTHING_TO_UNDO,
-    untried="the doctor changes no firmware",
-)
 
 
 @rule("DD564", "rdma-firmware-differs", Severity.INFO, RdmaFact)
@@ -159,24 +136,28 @@ def rdma_firmware_differs(recording: Recording) -> Iterator[Draft]:
             boards.setdefault(hca.board_id, {}).setdefault(hca.firmware, []).append(port_at)
     for board, versions in boards.items():
         if len(versions) > 1:
-            yield _different(recording, board, versions)
-
-
-def _different(recording: Recording, board: str, versions: dict[str, list[Hit]]) -> Draft:
-    counts = sorted(versions.items(), key=lambda version: (-len(version[1]), version[0]))
-    few = [port_at for _, hits in counts[1:] for port_at in hits]
-    usual_one = 2 * len(counts[0][1]) > len(counts[0][1]) + len(few)
-    listed = [f"{version} on {len(hits)} ({_whose(recording, hits)})" for version, hits in counts]
-    return possible(
-        (
-            Culprit(kind="nic", node=host(recording, node), node_rank=node, name=hca.name)
-            for node, hca, _ in (few if usual_one else ())
-        ),
-        f"RDMA devices of model {board} have different firmware: {name_list([version for version, _ in counts])}",
-        Evidence(text="; ".join(listed[:6])),
-        _UPDATE,
-        detail="Most versions work together. It is the first difference to look at where a rail misbehaves.",
-    )
+            counts = sorted(versions.items(), key=lambda version: (-len(version[1]), version[0]))
+            few = [port_at for _, hits in counts[1:] for port_at in hits]
+            usual_one = 2 * len(counts[0][1]) > len(counts[0][1]) + len(few)
+            listed = [f"{version} on {len(hits)} ({_whose(recording, hits)})" for version, hits in counts]
+            names = name_list([version for version, _ in counts])
+            yield possible(
+                (
+                    node_culprit(recording, node, kind="nic", name=hca.name)
+                    for node, hca, _ in (few if usual_one else ())
+                ),
+                f"RDMA devices of model {board} have different firmware: {names}",
+                Evidence(text="; ".join(listed[:6])),
+                remedy(
+                    "Bring all devices of the model to one firmware when the nodes are serviced next",
+                    "sudo mlxfwmanager --query",
+                    scope="cluster",
+                    cost="an administrator's work and a reset of the devices",
+                    undo=NOTHING_TO_UNDO,
+                    untried="the doctor changes no firmware",
+                ),
+                detail="Most versions work together. It is the first difference to look at where a rail misbehaves.",
+            )
 
 
 def _whose(recording: Recording, hits: list[Hit]) -> str:
@@ -198,35 +179,30 @@ def rdma_link_flaps(recording: Recording) -> Iterator[Draft]:
     See: https://docs.kernel.org/admin-guide/abi-stable.html
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-timeout
     """
-    flapping = {
-        identity(port_at): (port_at, downs, node)
-        for node in recording.facts(RdmaFact)
-        for port_at, downs in _flapping(node)
-    }
-    hits = [port_at for port_at, _, _ in flapping.values()]
-    if hits:
+    flapping = [port_at for node in recording.facts(RdmaFact) for port_at in _flapping(node)]
+    if flapping:
         yield port_draft(
             recording,
-            hits,
+            flapping,
             "the link goes up and down",
-            lambda port_at: _flaps_in_words(*flapping[identity(port_at)][1:]),
-            look_at_link(hits, "A link that is unsteady"),
+            look_at_link(flapping, "A link that is unsteady"),
             detail="Each time NCCL's connections over it stall, and fail where it lasts longer than their retries.",
             severity=for_later_jobs(recording, Severity.WARNING),
             expected="a reboot of the node or the switch takes all links down together",
         )
 
 
-def _flapping(node: FactAt[RdmaFact]) -> list[tuple[Hit, float]]:
+def _flapping(node: FactAt[RdmaFact]) -> list[tuple[Hit, str]]:
     fact = node.fact
     active = [(hca, port) for hca, port in fact.ports() if port.is_active and is_of_a_card(hca)]
     counted = [((node.node, hca, port), _times_down(fact, port)) for hca, port in active]
     known = [(port_at, downs) for port_at, downs in counted if downs is not None]
     if fact.uptime_s is None:
         return []
-    least = max(FLAPS, FLAPS_PER_DAY * fact.uptime_s / DAY_S)
+    days = fact.uptime_s / DAY_S
+    least = max(FLAPS, FLAPS_PER_DAY * days)
     return [
-        (port_at, downs)
+        (port_at, f"went down {downs:g} times; the node has been up for {days:.1f} days")
         for at, (port_at, downs) in enumerate(known)
         if downs - usual(downs_there for index, (_, downs_there) in enumerate(known) if index != at) >= least
     ]
@@ -239,8 +215,3 @@ def _times_down(fact: RdmaFact, port: Port) -> float | None:
     if netdev is None or netdev.carrier_changes is None or netdev.slaves:
         return counted
     return max(counted or 0, netdev.carrier_changes // 2)
-
-
-def _flaps_in_words(downs: float, node: FactAt[RdmaFact]) -> str:
-    days = (node.fact.uptime_s or 0.0) / DAY_S
-    return f"went down {downs:g} times; the node has been up for {days:.1f} days"

@@ -1,29 +1,29 @@
 """DD560-DD562, DD576: ports that are down, unserved or slower than their peers, and bonds that lost a link."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddp_doctor.checks.node.rdma.nodes import (
     UNCONFIGURED,
-    Odd,
     carries,
+    cut_off,
     for_later_jobs,
     hits_of,
     identity,
     is_between_nodes,
-    is_cut_off,
     is_of_a_card,
     named_by_setting,
     odd_by_rate,
     odd_by_state,
     users,
 )
-from ddp_doctor.checks.node.rdma.wording import START_SUBNET_MANAGER, Hit, look_at_bond, look_at_link, port_draft
+from ddp_doctor.checks.node.rdma.wording import Hit, look_at_bond, look_at_link, port_draft
 from ddp_doctor.facts.node.rdma import Hca, NetDevice, Port, RdmaFact
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.kinds import by_administrator
 from ddp_doctor.views.kernel_log import failed_nics
 
 
@@ -42,49 +42,32 @@ def rdma_port_down(recording: Recording) -> Iterator[Draft]:
     See: https://docs.kernel.org/admin-guide/abi-stable.html
     """
     odd = {identity(port.hit): port for port in odd_by_state(recording)}
-    named = _named_and_down(recording)
-    for severity, hits in _by_severity(recording, odd, named).items():
-        detail = "NCCL leaves it out without a warning, and other ports carry its traffic as well."
-        yield port_draft(
-            recording,
-            hits,
-            "the RDMA port is down" if len(hits) == 1 else "the RDMA ports are down",
-            lambda port_at: _down_in_words(port_at, odd.get(identity(port_at)), named_by=identity(port_at) in named),
-            look_at_link(hits, "A link that is down"),
-            detail=detail,
-            severity=severity,
-        )
-
-
-def _named_and_down(recording: Recording) -> dict[tuple[int, str, int], tuple[Hit, bool]]:
-    """The ports that NCCL_IB_HCA asks for and that are down, and whether the node has another one."""
-    return {
+    named = {  # by NCCL_IB_HCA, and whether the node has another port
         (node.node, hca.name, port.number): ((node.node, hca, port), bool(node.fact.chosen()))
         for node in users(recording)
         for hca, port in node.fact.ports()
         if port.state == "DOWN" and named_by_setting(node.fact, hca, port)
     }
-
-
-def _by_severity(
-    recording: Recording, odd: dict[tuple[int, str, int], Odd], named: dict[tuple[int, str, int], tuple[Hit, bool]]
-) -> dict[Severity, list[Hit]]:
-    found: dict[Severity, list[Hit]] = {}
     failed = {(nic.view.node, nic.device) for nic in failed_nics(recording)}
     hits = {**{key: port_at for key, (port_at, _) in named.items()}, **{key: port.hit for key, port in odd.items()}}
-    for key in sorted(hits):
-        last = (key in named and not named[key][1]) or (key in odd and is_cut_off(recording, key[0]))
-        severity = Severity.ERROR if last else for_later_jobs(recording, Severity.WARNING)
-        if last or (key[0], hits[key][1].bus_id) not in failed:
-            found.setdefault(severity, []).append(hits[key])
-    return found
-
-
-def _down_in_words(port_at: Hit, odd: Odd | None, *, named_by: bool) -> str:
-    port = port_at[2]
-    peers = f"; {odd.peers} like it are up" if odd else ""
-    asked = "; NCCL_IB_HCA names it" if named_by else ""
-    return f"{port.state or 'unknown'}, physically {port.phys_state or 'unknown'}{peers}{asked}"
+    grades: dict[Severity, list[tuple[Hit, str]]] = {}
+    for key, (node, hca, port) in sorted(hits.items(), key=lambda hit: hit[0]):
+        last = (key in named and not named[key][1]) or (key in odd and node in cut_off(recording))
+        if last or (node, hca.bus_id) not in failed:
+            peers = f"; {odd[key].peers} like it are up" if key in odd else ""
+            asked = "; NCCL_IB_HCA names it" if key in named else ""
+            words = f"{port.state or 'unknown'}, physically {port.phys_state or 'unknown'}{peers}{asked}"
+            severity = Severity.ERROR if last else for_later_jobs(recording, Severity.WARNING)
+            grades.setdefault(severity, []).append((hits[key], words))
+    for severity, described in grades.items():
+        yield port_draft(
+            recording,
+            described,
+            "the RDMA port is down" if len(described) == 1 else "the RDMA ports are down",
+            look_at_link(described, "A link that is down"),
+            detail="NCCL leaves it out without a warning, and other ports carry its traffic as well.",
+            severity=severity,
+        )
 
 
 @rule("DD561", "no-subnet-manager", Severity.ERROR, RdmaFact)
@@ -98,21 +81,26 @@ def no_subnet_manager(recording: Recording) -> Iterator[Draft]:
     Remedy: A subnet manager in the fabric, or the port let into its partition.
     See: https://docs.nvidia.com/networking/display/mlnxofedv24010331/opensm
     """
-    hits = hits_of(recording, _waits_for_a_manager)
-    groups: dict[Severity, list[Hit]] = {}
-    for port_at in hits:
-        if not is_between_nodes(recording):
-            severity = Severity.INFO
-        else:
-            severity = Severity.ERROR if is_cut_off(recording, port_at[0]) else Severity.WARNING
-        groups.setdefault(severity, []).append(port_at)
-    for severity, some in groups.items():
+    grades: dict[Severity, list[tuple[Hit, str]]] = {}
+    for port_at in hits_of(recording, _waits_for_a_manager):
+        node, _, port = port_at
+        severity = Severity.ERROR if node in cut_off(recording) else Severity.WARNING
+        words = f"state {port.state}, LID {port.lid}, subnet manager's LID {port.sm_lid}"
+        grade = severity if is_between_nodes(recording) else Severity.INFO
+        grades.setdefault(grade, []).append((port_at, words))
+    for severity, described in grades.items():
         yield port_draft(
             recording,
-            some,
+            described,
             "the link is up, but no subnet manager has activated the port",
-            lambda port_at: f"state {port_at[2].state}, LID {port_at[2].lid}, subnet manager's LID {port_at[2].sm_lid}",
-            START_SUBNET_MANAGER,
+            by_administrator(
+                "See that a subnet manager runs in this fabric: opensm on one host, or the switch's own",
+                "sudo sminfo   # who is the subnet manager",
+                "ibstat",
+                scope="cluster",
+                cost="an administrator's work; none for running jobs",
+                references=("https://docs.kernel.org/infiniband/index.html",),
+            ),
             detail="An InfiniBand port carries nothing before a subnet manager has given it an address.",
             severity=severity,
         )
@@ -136,14 +124,18 @@ def rdma_port_slower_than_peers(recording: Recording) -> Iterator[Draft]:
     """
     odd = {identity(port.hit): port for port in odd_by_rate(recording)}
     slowest = {identity(port_at): port_at for port_at in hits_of(recording, _is_at_slowest_speed)}
-    hits = list({**slowest, **{key: port.hit for key, port in odd.items()}}.values())
-    if hits:
+    described = []
+    for key, port_at in {**slowest, **{key: port.hit for key, port in odd.items()}}.items():
+        than = "the device can do 100 Gb/s or more"
+        if key in odd:
+            than = f"{odd[key].peers} like it have {odd[key].usual:g} Gb/s"
+        described.append((port_at, f"{port_at[2].rate}; {than}"))
+    if described:
         yield port_draft(
             recording,
-            hits,
+            described,
             "the link runs at a lower speed than it should",
-            lambda port_at: _slow_in_words(port_at, odd.get(identity(port_at))),
-            look_at_link(hits, "A link that runs at a lower speed"),
+            look_at_link(described, "A link that runs at a lower speed"),
             detail="NCCL's rings go at the pace of their slowest link.",
             severity=for_later_jobs(recording, Severity.WARNING),
         )
@@ -153,11 +145,6 @@ def _is_at_slowest_speed(hca: Hca, port: Port) -> bool:
     """InfiniBand at SDR, of 2001, on a card of 2014 or later: the driver mlx5_core serves no other."""
     sdr = port.link_layer == "InfiniBand" and "SDR)" in (port.rate or "")
     return carries(hca, port) and hca.driver == "mlx5_core" and sdr
-
-
-def _slow_in_words(port_at: Hit, odd: Odd | None) -> str:
-    than = f"{odd.peers} like it have {odd.usual:g} Gb/s" if odd else "the device can do 100 Gb/s or more"
-    return f"{port_at[2].rate}; {than}"
 
 
 @dataclass(frozen=True)
@@ -172,6 +159,11 @@ class _Bond:
         """The slaves that are down while another is up."""
         down = tuple(slave for slave in self.slaves if slave.mii_status == "down")
         return down if any(slave.mii_status == "up" for slave in self.slaves) else ()
+
+    def in_words(self) -> str:
+        """The bond and its slaves: "bond0 (802.3ad): eth0 up, eth1 down"."""
+        each = ", ".join(f"{slave.name} {slave.mii_status or 'unknown'}" for slave in self.slaves)
+        return f"{self.netdev.name} ({self.netdev.bond_mode or 'mode unknown'}): {each}"
 
     def had_them(self) -> bool:
         """Whether a lost slave had its link since the machine started."""
@@ -201,23 +193,17 @@ def rdma_bond_lost_a_link(recording: Recording) -> Iterator[Draft]:
             severity = for_later_jobs(recording, Severity.WARNING) if sure else Severity.INFO
             grades.setdefault(severity, []).append(bond)
     for severity, some in grades.items():
-        yield _draft(recording, some, severity)
-
-
-def _draft(recording: Recording, bonds: Sequence[_Bond], severity: Severity) -> Draft:
-    by_hit = {id(bond.hit): bond for bond in bonds}
-    names = dict.fromkeys((bond.netdev.name, " and ".join(netdev.name for netdev in bond.lost())) for bond in bonds)
-    what = "; ".join(f"its bond {bond} has lost {slaves}" for bond, slaves in list(names)[:2])
-    return port_draft(
-        recording,
-        [bond.hit for bond in bonds],
-        what if len(names) < 3 else "their bonds have lost links",
-        lambda port_at: _state(by_hit[id(port_at)]),
-        look_at_bond(bonds[0].netdev.name, [netdev.name for netdev in bonds[0].lost()]),
-        detail="The RDMA port stays active and shows its usual rate, with fewer cables behind it.",
-        severity=severity,
-        confidence=Confidence.PROVED,
-    )
+        names = dict.fromkeys((bond.netdev.name, " and ".join(netdev.name for netdev in bond.lost())) for bond in some)
+        what = "; ".join(f"its bond {bond} has lost {slaves}" for bond, slaves in list(names)[:2])
+        yield port_draft(
+            recording,
+            [(bond.hit, bond.in_words()) for bond in some],
+            what if len(names) < 3 else "their bonds have lost links",
+            look_at_bond(some[0].netdev.name, [netdev.name for netdev in some[0].lost()]),
+            detail="The RDMA port stays active and shows its usual rate, with fewer cables behind it.",
+            severity=severity,
+            confidence=Confidence.PROVED,
+        )
 
 
 def _bonds(node: int, fact: RdmaFact) -> Iterator[_Bond]:
@@ -229,8 +215,3 @@ def _bonds(node: int, fact: RdmaFact) -> Iterator[_Bond]:
             if bond is not None:
                 slaves = tuple(netdevs[name] for name in bond.slaves if name in netdevs)
                 yield _Bond((node, hca, port), bond, slaves)
-
-
-def _state(bond: _Bond) -> str:
-    each = ", ".join(f"{slave.name} {slave.mii_status or 'unknown'}" for slave in bond.slaves)
-    return f"{bond.netdev.name} ({bond.netdev.bond_mode or 'mode unknown'}): {each}"

@@ -8,20 +8,20 @@ NCCL's RDMA waits for an acknowledgement, before it gives up with status 12, for
 retry_cnt, of 5 and 3 bits; NCCL src/transport/net_ib: 18 and 7, since 2.23 20 and 7).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ddp_doctor.facts.node.rdma import Hca, Port
 from ddp_doctor.knowledge.network import nccl_hca
 from ddp_doctor.knowledge.network.roce_gids import FAMILY, INDEX, SEARCH_SETTINGS
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Setting
+from ddp_doctor.model.finding import Draft, Evidence, Remedy, Reproducer, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.remedies import nccl
 from ddp_doctor.remedies.kinds import by_administrator, remedy
 from ddp_doctor.settings.wording import printable, shown
-from ddp_doctor.wording.findings import finding
-from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, name_list
+from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, finding
+from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, name_list, node_culprit
 
 TIMEOUT, RETRIES = "NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT"
 DEFAULT_TIMEOUT, DEFAULT_RETRIES = 20, 7
@@ -49,59 +49,43 @@ def lowered(settings: Mapping[str, str]) -> dict[str, str]:
 #: One port of one node.
 Hit = tuple[int, Hca, Port]
 
-#: Of more ports than this the evidence shows the first; the culprits name them all.
-LINES_OF_EVIDENCE = 16
-
-
 #: Beside these no setting about RDMA does anything.
 _WITHOUT_RDMA = ("NCCL_IB_DISABLE", "NCCL_NET")
 
 
 def port_draft(
     recording: Recording,
-    hits: Sequence[Hit],
+    described: Sequence[tuple[Hit, str]],
     what: str,
-    describe: Callable[[Hit], str],
     *remedies: Remedy,
     detail: str,
-    severity: Severity,
+    severity: Severity | None = None,
     confidence: Confidence = Confidence.LIKELY,
     expected: str | None = None,
+    reproduced_by: Reproducer | None = None,
 ) -> Draft:
     """A finding "mlx5_3 on node0: ``what``", with one line of evidence for all ports of a node in the same state."""
+    hits = [port_at for port_at, _ in described]
+    several = recording.world is not None and recording.world.nnodes > 1
+    alike = grouped(((node, words), port_name(hca, port)) for (node, hca, port), words in described)
+    lines = [
+        Evidence(
+            text=f"{', '.join(names)}{f' on {host(recording, node)}' if several else ''}: {words}",
+            expected_from=expected,
+        )
+        for (node, words), names in list(alike.items())[:LINES_OF_EVIDENCE]
+    ]
+    left = sum(len(names) for names in list(alike.values())[LINES_OF_EVIDENCE:])
     return finding(
-        port_culprits(recording, hits),
+        (node_culprit(recording, node, kind="nic", name=port_name(hca, port)) for node, hca, port in hits),
         f"{port_names(recording, hits)}: {what}",
-        _evidence(recording, hits, describe, expected),
+        [*lines, *([Evidence(text=f"and {left} ports more, named in the JSON report")] if left else [])],
         *remedies,
         confidence=confidence,
         detail=detail,
         severity=severity,
+        reproduced_by=reproduced_by,
     )
-
-
-def port_culprits(recording: Recording, hits: Sequence[Hit]) -> tuple[Culprit, ...]:
-    """One culprit per port."""
-    return tuple(
-        Culprit(kind="nic", node=host(recording, node), node_rank=node, name=port_name(hca, port))
-        for node, hca, port in hits
-    )
-
-
-def _evidence(
-    recording: Recording, hits: Sequence[Hit], describe: Callable[[Hit], str], expected: str | None
-) -> Iterator[Evidence]:
-    several = recording.world is not None and recording.world.nnodes > 1
-    alike: dict[tuple[int, str], list[str]] = {}
-    for port_at in hits:
-        node, hca, port = port_at
-        alike.setdefault((node, describe(port_at)), []).append(port_name(hca, port))
-    for (node, words), names in list(alike.items())[:LINES_OF_EVIDENCE]:
-        at = f" on {host(recording, node)}" if several else ""
-        yield Evidence(text=f"{', '.join(names)}{at}: {words}", expected_from=expected)
-    left = sum(len(names) for names in list(alike.values())[LINES_OF_EVIDENCE:])
-    if left:
-        yield Evidence(text=f"and {left} ports more, named in the JSON report")
 
 
 def port_name(hca: Hca, port: Port) -> str:
@@ -123,9 +107,9 @@ def port_names(recording: Recording, hits: Sequence[Hit]) -> str:
     return name_list([f"{port_name(hca, port)} on {host(recording, node)}" for node, hca, port in hits])
 
 
-def look_at_link(hits: Sequence[Hit], why: str) -> Remedy:
-    """Find out why a link is down, slow or unsteady."""
-    _, hca, port = hits[0]
+def look_at_link(described: Sequence[tuple[Hit, str]], why: str) -> Remedy:
+    """Find out why a link, the first of these, is down, slow or unsteady."""
+    (_, hca, port), _ = described[0]
     name = hca.name if nccl_hca.is_name(hca.name) else "DEVICE"
     ethernet = [f"ethtool {netdev}" for netdev in port.netdevs[:1] if nccl_hca.is_name(netdev)]
     infiniband = [f"ibstat {name}", f"sudo mlxlink -d {name} -c -e   # from mft; the cable's own readings"]
@@ -151,16 +135,6 @@ def look_at_bond(bond: str, slaves: Sequence[str]) -> Remedy:
         cost="somebody at the cable; the bond works meanwhile",
         references=("https://docs.kernel.org/networking/bonding.html",),
     )
-
-
-START_SUBNET_MANAGER = by_administrator(
-    "See that a subnet manager runs in this fabric: opensm on one host, or the switch's own",
-    "sudo sminfo   # who is the subnet manager",
-    "ibstat",
-    scope="cluster",
-    cost="an administrator's work; none for running jobs",
-    references=("https://docs.kernel.org/infiniband/index.html",),
-)
 
 
 def use_ports(recording: Recording, ports: Mapping[int, Sequence[tuple[Hca, Port]]], why: str) -> Remedy | None:
@@ -246,16 +220,6 @@ GIVE_DEVICES = remedy(
     untried="the doctor starts no container",
     references=(nccl.TROUBLE,),
     container=("--device=/dev/infiniband", "--ulimit=memlock=-1", "--cap-add=IPC_LOCK"),
-)
-
-INSTALL_VERBS = remedy(
-    "Install rdma-core's libraries in the image: libibverbs1 and ibverbs-providers, or libibverbs",
-    "apt-get install libibverbs1 ibverbs-providers",
-    "dnf install libibverbs",
-    cost="a few megabytes of the image",
-    undo="remove the packages",
-    untried="the doctor installs nothing",
-    references=("https://github.com/linux-rdma/rdma-core",),
 )
 
 

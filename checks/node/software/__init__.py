@@ -18,8 +18,8 @@ from collections.abc import Iterator
 
 from pydantic import ValidationError
 
-from ddp_doctor.checks.node.software import installation, nccl, shadowing
-from ddp_doctor.checks.node.software.shadowing import hidden_modules
+from ddp_doctor.checks.node.software import installation, nccl
+from ddp_doctor.checks.node.software.installation import hidden_modules
 from ddp_doctor.facts.node.software import HiddenModule, Software
 from ddp_doctor.knowledge.import_path import TORCH
 from ddp_doctor.model.check import Check
@@ -132,7 +132,7 @@ CHECK = Check(
     where=Where.NODE,
     probe=probe,
     facts=(Software,),
-    rules=rules_in(nccl, installation, shadowing),
+    rules=rules_in(nccl, installation),
     decides_world=(installation.cpu_torch_beside_gpus,),
     cost_s=0.1,
     is_essential=True,

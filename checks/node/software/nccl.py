@@ -8,7 +8,7 @@ from ddp_doctor.facts.node.software import Software
 from ddp_doctor.knowledge import versions
 from ddp_doctor.knowledge.versions import dotted, release
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import remedy
@@ -107,11 +107,20 @@ def nccl_packages_overwrite_each_other(recording: Recording) -> Iterator[Draft]:
         wrong = [name for name in packages if name != own]
         written = f"the file is {there}'s" if there else "the file is of neither's size"
         names = " and ".join(packages)
+        pinned = own + (f"=={fact.nccl_required_by_torch}" if fact.nccl_required_by_torch else "")
         yield finding(
             of_nodes(recording, group),
             f"{names} on {{who}} overwrite each other's libnccl.so.2",
             Evidence(text=f"{names} are installed; {written}", expected_from="the RECORD of each package"),
-            _one_only(wrong, own, fact.nccl_required_by_torch),
+            remedy(
+                f"Uninstall {' and '.join(wrong)}, then reinstall {pinned}",
+                f"python -m pip uninstall -y {' '.join(wrong)}",
+                f"python -m pip install --force-reinstall --no-deps {pinned}",
+                scope="job",
+                cost="changes the environment of every job that uses it; what asked for the other package loses it",
+                undo="install the other package again",
+                untried="the doctor changes no installation",
+            ),
             confidence=Confidence.PROVED if there else Confidence.LIKELY,
             detail=f"torch's CUDA is {cuda}. The package that pip writes last wins, and removing one breaks both.",
             severity=_severity(there, own, fact),
@@ -136,19 +145,6 @@ def _severity(there: str | None, own: str, fact: Software) -> Severity | None:
     major = (there or "").rpartition("cu")[2]
     too_old = bool(major) and fact.driver is not None and release(fact.driver) < versions.least_driver(major)
     return Severity.ERROR if too_old and not fact.forward_compatibility else None
-
-
-def _one_only(wrong: list[str], own: str, version: str | None) -> Remedy:
-    pinned = own + (f"=={version}" if version else "")
-    return remedy(
-        f"Uninstall {' and '.join(wrong)}, then reinstall {pinned}",
-        f"python -m pip uninstall -y {' '.join(wrong)}",
-        f"python -m pip install --force-reinstall --no-deps {pinned}",
-        scope="job",
-        cost="changes the environment of every job that uses it; what asked for the other package loses it",
-        undo="install the other package again",
-        untried="the doctor changes no installation",
-    )
 
 
 @rule("DD209", "nccl-copy-without-effect", Severity.INFO, Software)

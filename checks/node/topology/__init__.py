@@ -16,17 +16,7 @@ a path that the machine announces but does not carry, the first all-reduce spins
 utilisation and nothing is logged; where an NVLink is down, every step waits for the slowest pair.
 """
 
-from ddp_doctor.checks.node.topology import (
-    candidates,
-    complaints,
-    differences,
-    nics,
-    nvlinks,
-    p2p,
-    p2p_status,
-    sockets,
-    unclear,
-)
+from ddp_doctor.checks.node.topology import complaints, differences, nics, nvlinks, p2p, p2p_status, sockets, unclear
 from ddp_doctor.checks.node.topology.formats.cpus import cpu_family, cpu_model, cpu_vendor
 from ddp_doctor.checks.node.topology.live import CannotAsk, ask_nvidia_smi, ask_nvml
 from ddp_doctor.checks.node.topology.pasted import read_pasted
@@ -68,7 +58,7 @@ CHECK = Check(
     where=Where.NODE,
     probe=probe,
     facts=(TopologyFact, TopologyHangFact, P2pStatusFact, NvlinksFact, RocmTopologyFact),
-    rules=rules_in(candidates, complaints, differences, nics, nvlinks, p2p, p2p_status, sockets, unclear),
+    rules=rules_in(p2p, complaints, differences, nics, nvlinks, p2p_status, sockets, unclear),
     cost_s=0.5,
     deadline_s=60.0,  # without persistence mode NVML first wakes every GPU
 )

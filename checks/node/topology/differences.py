@@ -18,8 +18,7 @@ from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.views import forbidden_ways
-from ddp_doctor.views.forbidden_ways import Forbidden
-from ddp_doctor.views.network import Crossing, crossings, nodes_whose_log_has
+from ddp_doctor.views.network import crossings, nodes_whose_log_has
 from ddp_doctor.views.reproducers import between, between_gpus
 from ddp_doctor.views.transports import Expected, Place, Used, first_trial_ended, log_of, only_p2p, places, used_within
 from ddp_doctor.wording.findings import finding, likely
@@ -217,37 +216,29 @@ def setting_forbids_a_faster_way(recording: Recording) -> Iterator[Draft]:
         NCCL src/graph/topo.h: the rates of links
     """
     for found in forbidden_ways.between_gpus(recording):
-        yield _draft(recording, found)
-
-
-def _draft(recording: Recording, found: Forbidden) -> Draft:
-    worst = found.worst
-    price = wording.price(worst.without.rate_gb_per_s, worst.having.rate_gb_per_s)
-    pairs = wording.pair_names([loss.having.gpus for loss in found.losses])
-    kept = wording.NAMES[worst.without.choice.kind]
-    hosts = hosts_of(recording, found.seen)
-    return likely(
-        (Culprit(kind="setting", name=found.name), *_culprits_unless_everywhere(recording, found)),
-        f"{shown(found.name, found.value)} keeps NCCL from {kept} between GPUs of {hosts}: {pairs}",
-        (
-            Evidence(
-                text=f"{'-'.join(loss.having.gpus)} is {loss.having.code}"
-                f"{wording.rate(loss.without.rate_gb_per_s)},"
-                f" {loss.without.choice.why}; now {loss.having.choice.kind}"
-                f"{wording.rate(loss.having.rate_gb_per_s)}"
-            )
-            for loss in found.losses[: wording.MOST_PAIRS]
-        ),
-        wording.unset_setting(found.name, found.value, f"NCCL then uses {kept}"),
-        detail=f"They talk over {wording.NAMES[worst.having.choice.kind]} instead.{price}",
-        severity=None if found.is_slower else Severity.INFO,
-        reproduced_by=between_gpus(recording, found.seen[0].node, worst.having.gpus),
-    )
-
-
-def _culprits_unless_everywhere(recording: Recording, found: Forbidden) -> tuple[Culprit, ...]:
-    everywhere = len(found.seen) == len(recording.facts(TopologyFact))
-    return () if everywhere else node_culprits(recording, found.seen)
+        worst = found.worst
+        price = wording.price(worst.without.rate_gb_per_s, worst.having.rate_gb_per_s)
+        pairs = wording.pair_names([loss.having.gpus for loss in found.losses])
+        kept = wording.NAMES[worst.without.choice.kind]
+        hosts = hosts_of(recording, found.seen)
+        everywhere = len(found.seen) == len(recording.facts(TopologyFact))
+        yield likely(
+            (Culprit(kind="setting", name=found.name), *(() if everywhere else node_culprits(recording, found.seen))),
+            f"{shown(found.name, found.value)} keeps NCCL from {kept} between GPUs of {hosts}: {pairs}",
+            (
+                Evidence(
+                    text=f"{'-'.join(loss.having.gpus)} is {loss.having.code}"
+                    f"{wording.rate(loss.without.rate_gb_per_s)},"
+                    f" {loss.without.choice.why}; now {loss.having.choice.kind}"
+                    f"{wording.rate(loss.having.rate_gb_per_s)}"
+                )
+                for loss in found.losses[: wording.MOST_PAIRS]
+            ),
+            wording.unset_setting(found.name, found.value, f"NCCL then uses {kept}"),
+            detail=f"They talk over {wording.NAMES[worst.having.choice.kind]} instead.{price}",
+            severity=None if found.is_slower else Severity.INFO,
+            reproduced_by=between_gpus(recording, found.seen[0].node, worst.having.gpus),
+        )
 
 
 _NETWORK = re.compile(r" via NET/")
@@ -280,27 +271,21 @@ def containers_of_one_machine_use_the_network(recording: Recording) -> Iterator[
             if crossing.other in here
         ]
         if found:
-            yield _one_machine_draft(recording, group, found)
-
-
-def _one_machine_draft(
-    recording: Recording, group: Sequence[FactAt[InterfacesFact]], found: Sequence[Crossing]
-) -> Draft:
-    apart = [reason for reason in (_by_name(group), _by_memory(recording, group)) if reason]
-    why = name_list(apart) if apart else "host name and /dev/shm, as far as they were read, are the same"
-    return likely(
-        of_nodes(recording, group),
-        "{who} are containers of one machine, but NCCL connects their GPUs over the network",
-        (
-            Evidence(check="interfaces", text="they have one boot id"),
-            *(
-                Evidence(text=f"NCCL's log: {ranks_at(recording, crossing.ranks)} via {crossing.transport.via}")
-                for crossing in found[: wording.MOST_PAIRS]
-            ),
-        ),
-        wording.ONE_HOST_ID,
-        detail=f"NCCL takes them for different hosts: {why}.",
-    )
+            apart = [reason for reason in (_by_name(group), _by_memory(recording, group)) if reason]
+            why = name_list(apart) if apart else "host name and /dev/shm, as far as they were read, are the same"
+            yield likely(
+                of_nodes(recording, group),
+                "{who} are containers of one machine, but NCCL connects their GPUs over the network",
+                (
+                    Evidence(check="interfaces", text="they have one boot id"),
+                    *(
+                        Evidence(text=f"NCCL's log: {ranks_at(recording, crossing.ranks)} via {crossing.transport.via}")
+                        for crossing in found[: wording.MOST_PAIRS]
+                    ),
+                ),
+                wording.ONE_HOST_ID,
+                detail=f"NCCL takes them for different hosts: {why}.",
+            )
 
 
 def _by_name(group: Sequence[FactAt[InterfacesFact]]) -> str | None:

@@ -239,14 +239,6 @@ def ask_nvml(ctx: Context, limit_s: float) -> TopologyFact | TopologyHangFact:
         errors = [answer.error, *(gpu.error for gpu in answer.gpus)]
         why = ", ".join(dict.fromkeys(error for error in errors if error)) or "NVML lists no GPU"
         raise CannotAsk(f"{answer.call or 'NVML'}: {why} {answer.text}".rstrip())
-    return _fact(ctx, answer)
-
-
-def _last_line(result: CommandResult) -> str:
-    return result.stderr.strip().rpartition("\n")[2][:200] or result.status
-
-
-def _fact(ctx: Context, answer: NvmlTopology) -> TopologyFact:
     bus = _bus(ctx, answer.ours())
     try:
         matrix = live_matrix(answer, bus)
@@ -254,6 +246,9 @@ def _fact(ctx: Context, answer: NvmlTopology) -> TopologyFact:
         raise Failed(str(error)) from None
     nics = {device.bus_id for device in bus.nics.values()}
     others = [device for device in pci_devices.net_devices(ctx) if device.bus_id not in nics]
+    near_cpus = {name: pci_devices.near_cpus(ctx, device.bus_id) for name, device in bus.gpus.items()}
+    own_lines = (line.partition(":") for line in (text_of(ctx, "/proc/self/status") or "").splitlines())
+    allowed = (value.strip() for name, _, value in own_lines if name == "Cpus_allowed_list")
     return TopologyFact(
         **dict(matrix),
         source="nvml",
@@ -262,27 +257,19 @@ def _fact(ctx: Context, answer: NvmlTopology) -> TopologyFact:
         p2p=answer.p2p_words(),
         nvlinks=answer.nvlinks(),
         mig_gpus=tuple(gpu.column for gpu in answer.ours() if gpu.mig_enabled),
-        near_cpus=_near_cpus(ctx, bus),
-        allowed_cpus=_allowed_cpus(ctx),
+        near_cpus={name: cpus for name, cpus in near_cpus.items() if cpus},
+        allowed_cpus=next(allowed, None),
         job_gpus=tuple(gpu.column for gpu in job_gpus(answer.ours(), ctx.env)),
     )
+
+
+def _last_line(result: CommandResult) -> str:
+    return result.stderr.strip().rpartition("\n")[2][:200] or result.status
 
 
 def _bus(ctx: Context, gpus: tuple[WiredGpu, ...]) -> Bus:
     devices = {gpu.column: pci_devices.gpu_device(ctx, gpu.column, gpu.bus_id) for gpu in gpus if gpu.bus_id}
     return Bus(gpus={name: device for name, device in devices.items() if device}, nics=pci_devices.rdma_devices(ctx))
-
-
-def _near_cpus(ctx: Context, bus: Bus) -> dict[str, str]:
-    lists = {name: pci_devices.near_cpus(ctx, device.bus_id) for name, device in bus.gpus.items()}
-    return {name: cpus for name, cpus in lists.items() if cpus}
-
-
-def _allowed_cpus(ctx: Context) -> str | None:
-    """``Cpus_allowed_list:\t0-15`` of this process."""
-    lines = (text_of(ctx, "/proc/self/status") or "").splitlines()
-    found = (line.partition(":")[2].strip() for line in lines if line.startswith("Cpus_allowed_list:"))
-    return next(found, None)
 
 
 def ask_nvidia_smi(ctx: Context, limit_s: float, why_not_nvml: str) -> TopologyFact | TopologyHangFact:

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ddp_doctor.checks.node.topology import wording
-from ddp_doctor.checks.node.topology.candidates import tree_hidden
 from ddp_doctor.checks.node.topology.formats.cpus import share_a_cpu
+from ddp_doctor.checks.node.topology.p2p import tree_hidden
 from ddp_doctor.checks.node.topology.wording import MOST_PAIRS, culprit, hosts_of, widen_gpudirect
 from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.gpu.nvml import OS_MANAGED_MEMORY
@@ -18,7 +18,7 @@ from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.hardware import LOAD_PEERMEM
 from ddp_doctor.remedies.kinds import remedy
-from ddp_doctor.views.network import Crossing, Staged, rdma_of, staged, to_network
+from ddp_doctor.views.network import Staged, rdma_of, staged, to_network
 from ddp_doctor.views.reproducers import between, everybody
 from ddp_doctor.views.transports import Place, ToNetwork, log_of, places
 from ddp_doctor.wording.findings import NOBODY, finding, possible, proved
@@ -45,7 +45,17 @@ def gpudirect_rdma_not_used(recording: Recording) -> Iterator[Draft]:
         nodes = list(dict.fromkeys(found.crossing.node for found in group))
         pairs = name_list(list(dict.fromkeys(f"{found.nic} to {found.gpu}" for found in group)))
         yield finding(
-            (_culprit(recording, found.crossing, found.nic) for found in group),
+            (
+                Culprit(
+                    kind="nic",
+                    node=host(recording, found.crossing.node),
+                    node_rank=found.crossing.node,
+                    rank=found.crossing.ranks[0],
+                    gpu=found.crossing.gpu,
+                    name=found.nic,
+                )
+                for found in group
+            ),
             f"GPUDirect RDMA is not used between NICs and the GPUs near them on {hosts(recording, nodes)}: {pairs}",
             map(_evidence, group[: wording.MOST_PAIRS]),
             advice,
@@ -72,17 +82,6 @@ def _reason(recording: Recording, found: Staged) -> tuple[str, Remedy]:
     if found.nic in log_of(recording, found.crossing.node).no_gpu_direct:
         return "NCCL's log says that it found no module for GPUDirect RDMA", LOAD_PEERMEM
     return "Nothing that is recorded explains it", wording.SHOW_NETWORK
-
-
-def _culprit(recording: Recording, crossing: Crossing, nic: str) -> Culprit:
-    return Culprit(
-        kind="nic",
-        node=host(recording, crossing.node),
-        node_rank=crossing.node,
-        rank=crossing.ranks[0],
-        gpu=crossing.gpu,
-        name=nic,
-    )
 
 
 @rule("DD441", "gpudirect-rdma-ends-before-the-nic", Severity.INFO, TopologyFact)
@@ -207,11 +206,21 @@ def job_pinned_away_from_its_gpus(recording: Recording) -> Iterator[Draft]:
     if recording.command.is_of_root:
         return
     for (gpus, some), group in by_cause(recording.facts(TopologyFact), _gpus_far_from_cpus).items():
+        near_cpus = group[0].fact.near_cpus[gpus[0]]
         yield proved(
             (culprit(recording, node.node, [gpu]) for node in group for gpu in gpus),
             f"The job on {hosts_of(recording, group)} is kept off the CPUs near {name_list(gpus)}",
             _cpu_evidence(group[0], gpus),
-            _near_cpus(group[0].fact, gpus),
+            remedy(
+                "Give the job CPUs of the NUMA node of its GPUs",
+                "sbatch --gres-flags=enforce-binding SCRIPT   # SLURM chooses CPUs that fit the GPUs",
+                f"taskset -c {near_cpus} COMMAND   # where the job pins itself: those near {gpus[0]}",
+                scope="job",
+                cost="none, but the job may wait longer for such CPUs",
+                undo="leave the option out",
+                untried="it takes another allocation, or another start of the job",
+                references=(_ENFORCE_BINDING,),
+            ),
             detail="Whatever goes between host and GPU crosses the link between CPU sockets or NUMA nodes.",
             severity=asked_for(recording, Severity.INFO if some else Severity.WARNING),
         )
@@ -229,16 +238,3 @@ def _cpu_evidence(node: FactAt[TopologyFact], gpus: Sequence[str]) -> Iterator[E
     yield Evidence(text=f"CPUs that the job may use: {node.fact.allowed_cpus}")
     for gpu in gpus:
         yield Evidence(text=f"CPUs near {gpu}: {node.fact.near_cpus[gpu]}")
-
-
-def _near_cpus(fact: TopologyFact, gpus: Sequence[str]) -> Remedy:
-    return remedy(
-        "Give the job CPUs of the NUMA node of its GPUs",
-        "sbatch --gres-flags=enforce-binding SCRIPT   # SLURM chooses CPUs that fit the GPUs",
-        f"taskset -c {fact.near_cpus[gpus[0]]} COMMAND   # where the job pins itself: those near {gpus[0]}",
-        scope="job",
-        cost="none, but the job may wait longer for such CPUs",
-        undo="leave the option out",
-        untried="it takes another allocation, or another start of the job",
-        references=(_ENFORCE_BINDING,),
-    )

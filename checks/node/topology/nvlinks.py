@@ -59,20 +59,16 @@ def shortfalls(gpus: Sequence[str], pairs: Mapping[Pair, int]) -> list[Shortfall
     partners = {gpu: sum(gpu in pair for pair in linked) for gpu in gpus}
     with_links = [gpu for gpu in gpus if partners[gpu]]
     if all(partners[gpu] == 1 for gpu in with_links):
-        return _short_bridges(linked)
+        most = max(linked.values(), default=0)
+        return [
+            Shortfall(pair, links, most)
+            for pair, links in linked.items()
+            if links < most and _enough(list(linked.values()))
+        ]
     if all(partners[gpu] == len(with_links) - 1 for gpu in with_links):
         without = [gpu for gpu in gpus if not partners[gpu]]
         return _short_behind_switch(with_links, linked, without)
     return []
-
-
-def _short_bridges(linked: Mapping[Pair, int]) -> list[Shortfall]:
-    most = max(linked.values(), default=0)
-    return [
-        Shortfall(pair, links, most)
-        for pair, links in linked.items()
-        if links < most and _enough(list(linked.values()))
-    ]
 
 
 def _short_behind_switch(gpus: Sequence[str], linked: Mapping[Pair, int], without: Sequence[str]) -> list[Shortfall]:
@@ -179,7 +175,15 @@ def nvlinks_down(recording: Recording) -> Iterator[Draft]:
             (culprit(recording, node.node, [name]) for node in group for name in names),
             f"NVLinks are down on {hosts_of(recording, group)}: {', '.join(map(_in_words, down))}"
             f" where the others have {expected}",
-            (_state(gpu) for gpu in down),
+            (
+                Evidence(
+                    text=f"{gpu.gpu}: inactive links {', '.join(map(str, gpu.inactive))}",
+                    value=gpu.active,
+                    expected=gpu.expected,
+                    expected_from=f"{gpu.witnesses} GPUs of the same model on this host",
+                )
+                for gpu in down
+            ),
             look_at_nvlinks(tuple(names)),
             confidence=Confidence.LIKELY if sure else Confidence.POSSIBLE,
             detail="NVSwitch spreads traffic over all links, so every GPU of the node waits for the slowest.",
@@ -199,15 +203,6 @@ def _by_sureness(recording: Recording) -> dict[tuple[tuple[Down, ...], bool], li
 
 def _in_words(down: Down) -> str:
     return f"{down.gpu} has {down.active or 'none'}"
-
-
-def _state(down: Down) -> Evidence:
-    return Evidence(
-        text=f"{down.gpu}: inactive links {', '.join(map(str, down.inactive))}",
-        value=down.active,
-        expected=down.expected,
-        expected_from=f"{down.witnesses} GPUs of the same model on this host",
-    )
 
 
 @rule("DD407", "nvlink-errors", Severity.WARNING, TopologyFact)
@@ -284,7 +279,20 @@ def nvlinks_missing(recording: Recording) -> Iterator[Draft]:
     """
     for shorts, group in by_cause(recording.facts(TopologyFact), _shortfalls).items():
         for short in shorts:
-            yield _shortfall_draft(recording, group, short)
+            names = " and ".join(short.gpus)
+            have = f"share {short.links}" if len(short.gpus) > 1 else f"has {short.links or 'none'}"
+            where = hosts_of(recording, group)
+            text, peers = f"NVLinks of {names}", "the other GPUs of the same matrix"
+            evidence = Evidence(text=text, value=short.links, expected=short.expected, expected_from=peers)
+            yield finding(
+                (culprit(recording, node.node, [gpu]) for node in group for gpu in short.gpus),
+                f"NVLinks are missing on {where}: {names} {have} where the others have {short.expected}",
+                evidence,
+                look_at_nvlinks(short.gpus),
+                confidence=Confidence.LIKELY if short.links else Confidence.POSSIBLE,
+                detail="All-reduce goes at the pace of the slowest link, so every GPU of the node loses by it.",
+                severity=None if short.links else Severity.INFO,
+            )
 
 
 def _shortfalls(fact: TopologyFact) -> tuple[Shortfall, ...] | None:
@@ -292,20 +300,3 @@ def _shortfalls(fact: TopologyFact) -> tuple[Shortfall, ...] | None:
     reported = {down.gpu for down in links_down(fact)}  # DD406 says it, and which links
     left_out = reported.union(fact.mig_gpus)
     return tuple(short for short in shortfalls(fact.gpus, pairs) if not left_out & set(short.gpus)) or None
-
-
-def _shortfall_draft(recording: Recording, group: Sequence[FactAt[TopologyFact]], short: Shortfall) -> Draft:
-    names = " and ".join(short.gpus)
-    have = f"share {short.links}" if len(short.gpus) > 1 else f"has {short.links or 'none'}"
-    where = hosts_of(recording, group)
-    text, peers = f"NVLinks of {names}", "the other GPUs of the same matrix"
-    evidence = Evidence(text=text, value=short.links, expected=short.expected, expected_from=peers)
-    return finding(
-        (culprit(recording, node.node, [gpu]) for node in group for gpu in short.gpus),
-        f"NVLinks are missing on {where}: {names} {have} where the others have {short.expected}",
-        evidence,
-        look_at_nvlinks(short.gpus),
-        confidence=Confidence.LIKELY if short.links else Confidence.POSSIBLE,
-        detail="All-reduce goes at the pace of the slowest link, so every GPU of the node loses by it.",
-        severity=None if short.links else Severity.INFO,
-    )

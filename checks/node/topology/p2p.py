@@ -1,24 +1,31 @@
-"""DD401, DD402: direct copies between two GPUs that stall, or may."""
+"""DD401, DD402, DD412, DD413: direct copies between GPUs that stall or may, and what to try first where jobs hang."""
 
 from collections.abc import Collection, Iterator, Sequence
 
+from ddp_doctor.checks.node.topology.p2p_status import pairs_without_p2p
 from ddp_doctor.checks.node.topology.wording import UNSET_LEVEL, culprit, hosts_of, name_hca, use_hca
+from ddp_doctor.facts.node.host import Host
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
 from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.network import roce_gids
 from ddp_doctor.knowledge.topology import link_codes
+from ddp_doctor.knowledge.topology.cluster_kinds import Cluster, Kind, Maker, cluster_of
+from ddp_doctor.knowledge.topology.link_codes import connected
 from ddp_doctor.knowledge.versions import dotted
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.base import grouped
+from ddp_doctor.model.choices import Command, Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
-from ddp_doctor.model.recording import FactAt, Recording
+from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.hardware import exact_repairs
+from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.remedies.nccl import DISABLE_P2P, REPAIR_PATH, keep_near_p2p
 from ddp_doctor.views.failed_trials import Stall, logs_by_node, nodes_nccl_ran_on, stalls
 from ddp_doctor.views.network import rdma_of
 from ddp_doctor.views.reproducers import between
 from ddp_doctor.views.transports import places
-from ddp_doctor.wording.findings import finding, possible
+from ddp_doctor.wording.findings import NOBODY, finding, possible
+from ddp_doctor.wording.nodes import by_cause
 from ddp_doctor.wording.pcie import what_bends_the_path
 from ddp_doctor.wording.ranks import rank_list
 
@@ -44,6 +51,8 @@ def p2p_stalls_between_gpus(recording: Recording) -> Iterator[Draft]:
     hosts = [node for node in recording.facts(TopologyFact) if node.node in {stall.node for stall in found}]
     fact = hosts[0].fact
     pairs = ", ".join(dict.fromkeys(f"{'-'.join(stall.gpus)} ({stall.via} over {stall.code})" for stall in found))
+    several = recording.world is not None and recording.world.nnodes > 1
+    roce = any(hca.link_layer == "RoCE" for hca in found[0].log.hcas)
     yield finding(
         (culprit(recording, stall.node, stall.gpus, stall.ranks) for stall in found),
         f"GPUs on {hosts_of(recording, hosts)} stall when NCCL copies directly between them: {pairs}",
@@ -51,7 +60,11 @@ def p2p_stalls_between_gpus(recording: Recording) -> Iterator[Draft]:
         *_nearer_level(fact, found),
         *(exact_repairs(recording, found[0].node) or (REPAIR_PATH,)),
         DISABLE_P2P,
-        *(map(name_hca, _candidate_hca(recording, hosts[0])) if _another_hca(recording, fact, found[0].log) else []),
+        *(
+            map(name_hca, _candidate_hca(recording, hosts[0]))
+            if several and roce and not set(found[0].log.used_hcas()) <= set(fact.candidate_hcas())
+            else []
+        ),
         confidence=Confidence.LIKELY if len(found) == 1 or found[0].isolated else Confidence.POSSIBLE,
         detail="Every rank entered the step and none left it, so no rank is late; NCCL's log says that these"
         " GPUs talk by P2P. The machine offers that path, but data sent over it do not arrive.",
@@ -95,13 +108,6 @@ def _candidate_hca(recording: Recording, node: FactAt[TopologyFact]) -> list[Rem
     others = tuple(name for name in fact.hcas().values() if name not in devices)
     index = gid_index_in_words(recording, node.node, devices)
     return [use_hca(devices, others, "; ".join(fact.nearest_in_words()), index)] if devices else []
-
-
-def _another_hca(recording: Recording, fact: TopologyFact, log: NcclTransportFact) -> bool:
-    """Whether there are several nodes and RoCE, and NCCL's log shows other HCAs than the candidate."""
-    several = recording.world is not None and recording.world.nnodes > 1
-    roce = any(hca.link_layer == "RoCE" for hca in log.hcas)
-    return several and roce and not set(log.used_hcas()) <= set(fact.candidate_hcas())
 
 
 @rule("DD402", "p2p-may-cross-sockets", Severity.WARNING, TopologyFact)
@@ -187,3 +193,176 @@ def gid_index_in_words(recording: Recording, node: int, devices: Collection[str]
         return None
     entries = ", ".join(dict.fromkeys(f"{gid.index} ({gid.address}, RoCE v2)" for gid in gids if gid))
     return f"Leave NCCL_IB_GID_INDEX unset: NCCL {dotted(nccl)} takes entry {entries} by itself"
+
+
+@once_a_recording
+def cluster(recording: Recording, node: int) -> Cluster:
+    """The kind of one node, unknown where nothing was recorded that tells."""
+    host = next(iter(recording.at(Host, node)), None)
+    rdma = rdma_of(recording).get(node)
+    maker = Maker(host.vendor, host.product, host.asset_tag, host.network_drivers) if host is not None else Maker()
+    has_efa = rdma is not None and any(hca.is_efa for hca in rdma.hcas)
+    ports = rdma.ports() if rdma is not None else ()
+    # Software devices and Azure's accelerated Ethernet are no fabric.
+    layers = {port.link_layer for hca, port in ports if port.is_active and port.link_layer and hca.bus_id is not None}
+    return cluster_of(maker, layers, has_efa=has_efa)
+
+
+def evidence(recording: Recording, node: int) -> tuple[Evidence, ...]:
+    """One line that says so, where it is known."""
+    found = cluster(recording, node)
+    return () if found.kind == "unknown" else (Evidence(check="host", text=f"this is {found.in_words}"),)
+
+
+#: Who ships a topology file of NCCL for its machines, and where.
+_TOPOLOGY_FILES: dict[Kind, tuple[str, str]] = {
+    "AWS with EFA": (
+        "AWS ships one for p4d and later kinds with aws-ofi-nccl, which points NCCL at it by itself",
+        "find /opt/amazon/ofi-nccl /opt/aws-ofi-nccl -name '*topo*.xml'",
+    ),
+    "Azure with InfiniBand": ("Azure ships one for each ND kind with its HPC images", "ls /opt/microsoft/*topo*.xml"),
+}
+_ANY = (
+    "ask the provider; AWS ships such files with aws-ofi-nccl, Azure with its HPC images",
+    "find /opt /etc /usr/share -name '*topo*.xml'",
+)
+
+
+def topology_file(clusters: Sequence[Cluster]) -> Remedy:
+    """NCCL's topology file for this kind of machine, from whoever ships it."""
+    kinds = {cluster.kind for cluster in clusters}
+    who, command = _TOPOLOGY_FILES.get(kinds.pop(), _ANY) if len(kinds) == 1 else _ANY
+    return remedy(
+        f"Point NCCL_TOPO_FILE at NCCL's topology file of this kind of machine: {who}",
+        command,
+        scope="job",
+        cost="a file of another kind of machine misleads NCCL",
+        undo="unset NCCL_TOPO_FILE",
+        untried="the file is the provider's",
+        references=("https://github.com/NVIDIA/nccl/issues/1298",),
+    )
+
+
+#: So many GPUs below one host bridge, with no switch and no NVLink, are rather a virtual machine's.
+_LEAST_HIDDEN = 4
+
+#: Each code, and the pairs it joins.
+_Paths = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+
+
+@rule("DD412", "p2p-over-pcie-unproved", Severity.INFO, TopologyFact)
+def p2p_over_pcie_unproved(recording: Recording) -> Iterator[Draft]:
+    """NCCL may copy directly between GPUs over PCIe, which some machines announce and do not carry.
+
+    Finds: A topology that someone asks about, with GPUs that NVLink does not join, not even through others, where NCCL
+        allows P2P: behind common PCIe bridges (PIX, PXB) always; through a host bridge or between them (PHB, NODE, SYS)
+        where there are two GPUs, or on AMD CPUs with NCCL before 2.23. Never in a run, which tries these paths itself,
+        and never where the driver says that there is no P2P.
+    Why: Most such machines work. Where a job hangs in its first all-reduce or while the communicator is made, at 100 %
+        GPU utilisation and without a message, this is the first thing to rule out.
+    Remedy: Nothing as long as jobs run. If one hangs so, NCCL_P2P_DISABLE=1 tells in one trial whether P2P is to blame;
+        then repair the path: ACS on the bridges, or the IOMMU. ``ddp-doctor run`` tries it.
+    See: NVIDIA/nccl issues 667 and 2079, pytorch/pytorch issue 79299, local-inference-lab/rtx6kpro
+        issue 15 (two GPUs, Intel): such hangs and what fixed them
+        NVIDIA/nccl src/graph/paths.cc, ncclTopoCheckP2p; release notes of NCCL 2.23
+    """
+    if recording.command is not Command.TOPOLOGY:
+        return
+    tested = nodes_nccl_ran_on(recording.trials) | hosts_crossing_sockets(recording)
+    nodes = [node for node in recording.facts(TopologyFact) if node.node not in tested and not tree_hidden(node.fact)]
+    open_paths = {node.node: _open_paths(recording, node) for node in nodes}
+    groups = grouped((open_paths[node.node], node) for node in nodes if open_paths[node.node])
+    for paths, group in groups.items():
+        shown = "; ".join(f"{_pairs(pairs)} over {code}" for code, pairs in paths)
+        yield possible(
+            NOBODY,
+            f"No fault seen, but if a job hangs on {hosts_of(recording, group)}, suspect direct copies (P2P) over PCIe"
+            f" first: {shown}",
+            (_unproved_evidence(group[0].fact, code, pairs) for code, pairs in paths),
+            DISABLE_P2P.model_copy(update={"summary": "Only if it hangs: one trial shows whether P2P is to blame"}),
+            REPAIR_PATH.model_copy(update={"summary": "If that helps, repair the path: ACS, or the IOMMU"}),
+            detail="Most such machines work. Some announce P2P over PCIe and do not carry it, and the first"
+            " all-reduce spins for ever. Libraries with an all-reduce of their own (vLLM, SGLang) copy directly"
+            " as well; theirs is turned off by --disable-custom-all-reduce.",
+        )
+
+
+def _open_paths(recording: Recording, node: FactAt[TopologyFact]) -> _Paths:
+    """The pairs over which NCCL may use P2P without NVLink, by code from near to far."""
+    fact = node.fact
+    if fact.nccl_settings.get("NCCL_P2P_DISABLE") == "1":
+        return ()
+    refused = pairs_without_p2p(recording, node.node)
+    on_amd = fact.cpu_vendor in {None, link_codes.SYS_BY_DEFAULT_VENDOR}
+    bridged = connected(fact.gpus, [(gpu, peer) for gpu, peer, code in fact.gpu_pairs() if link_codes.nvlinks(code)])
+    by_code: dict[str, list[tuple[str, str]]] = {}
+    for gpu, peer, code in fact.gpu_pairs():
+        near = link_codes.allowed(code, link_codes.DEFAULT_P2P_LIMIT)
+        few = len(fact.gpus) <= link_codes.SYS_BY_DEFAULT_GPUS and not link_codes.crosses_sockets(code)
+        if bridged[gpu] != bridged[peer] and (near or on_amd or few) and (gpu, peer) not in refused:
+            by_code.setdefault(code, []).append((gpu, peer))
+    return tuple(
+        (code, tuple(by_code[code])) for code in sorted(by_code, key=lambda code: link_codes.link_code(code).distance)
+    )
+
+
+def _unproved_evidence(fact: TopologyFact, code: str, pairs: Sequence[tuple[str, str]]) -> Evidence:
+    if link_codes.allowed(code, link_codes.DEFAULT_P2P_LIMIT):
+        why = "NCCL uses P2P here by itself"
+    elif len(fact.gpus) <= link_codes.SYS_BY_DEFAULT_GPUS:
+        why = "NCCL uses P2P here on AMD CPUs, and such hangs were reported on Intel ones too"
+    else:
+        why = "NCCL before 2.23 uses P2P here on AMD CPUs"
+    return Evidence(text=f"{_pairs(pairs)} over {code}, {link_codes.meaning_of(code)}: {why}")
+
+
+def _pairs(pairs: Sequence[tuple[str, str]]) -> str:
+    return ", ".join("-".join(pair) for pair in pairs) if len(pairs) <= 4 else f"{len(pairs)} pairs"
+
+
+@rule("DD413", "pcie-tree-hidden", Severity.INFO, TopologyFact)
+def pcie_tree_hidden(recording: Recording) -> Iterator[Draft]:
+    """A virtual machine, probably, that shows all GPUs below one host bridge.
+
+    Finds: Four GPUs or more, every two of them joined by PHB, with the same CPUs for all. Silent where NCCL_TOPO_FILE
+        is set.
+    Why: NCCL builds its rings from this tree. Where the machine hides which GPUs share a switch or a socket, rings
+        cross the sockets at random; a user's training went from seven hours to four and a half with the provider's
+        topology file.
+    Remedy: Point NCCL_TOPO_FILE at the file that the provider ships for this kind of machine. It must fit the machine
+        exactly; a wrong one is worse than none.
+    See: NVIDIA/nccl issue 1298; aws/aws-ofi-nccl and Azure/azhpc-images, folders topology
+        NCCL user guide, environment variable NCCL_TOPO_FILE
+    """
+    for ranges, group in by_cause(recording.facts(TopologyFact), _hidden_behind).items():
+        yield finding(
+            NOBODY,
+            f"All GPUs of {hosts_of(recording, group)} appear below one PCIe host bridge: probably a virtual machine"
+            " that hides the real PCIe tree",
+            (
+                Evidence(text="every two GPUs are joined by PHB, and all have the same CPUs"),
+                *([Evidence(text=f"all belong to NUMA nodes {ranges}")] if ranges else []),
+                *evidence(recording, group[0].node),
+            ),
+            topology_file([cluster(recording, node.node) for node in group]),
+            confidence=Confidence.LIKELY if "-" in ranges else Confidence.POSSIBLE,
+            detail="NCCL then cannot know which GPUs are near each other. Nothing is wrong while jobs are fast.",
+        )
+
+
+def tree_hidden(fact: TopologyFact) -> bool:
+    """Whether all GPUs are below one host bridge, as virtual machines show them."""
+    return (
+        len(fact.gpus) >= _LEAST_HIDDEN
+        and fact.source != "nccl-xml"  # which calls NODE PHB too
+        and all(fact.links[gpu].get(two) == "PHB" for gpu in fact.gpus for two in fact.gpus if gpu != two)
+        and len(set(fact.cpu_affinity.values())) == 1
+    )
+
+
+def _hidden_behind(fact: TopologyFact) -> str | None:
+    """The NUMA nodes that all GPUs share, "" where none are known; None where the tree is not hidden."""
+    if not tree_hidden(fact) or "NCCL_TOPO_FILE" in fact.nccl_settings:
+        return None
+    shared = set(fact.numa_affinity.values())
+    return next(iter(shared)) or "" if len(shared) == 1 else ""

@@ -8,23 +8,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from ddp_doctor.checks.node.topology.wording import (
-    GO_WITHOUT_P2P,
-    LOOK_AT_BOARD,
-    LOOK_AT_MODULE_SETTINGS,
-    REPAIR_FABRIC,
-    culprit,
-    hosts_of,
-)
+from ddp_doctor.checks.node.topology.wording import REPAIR_FABRIC, culprit, hosts_of
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.facts.node.topology import P2pStatusFact, TopologyFact
 from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.knowledge.topology.link_codes import ASKED_BY_NCCL, p2p_status
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Setting
 from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies import nccl
+from ddp_doctor.remedies.kinds import by_administrator
 from ddp_doctor.views.failed_trials import nodes_nccl_ran_on
 from ddp_doctor.views.reproducers import meeting
 from ddp_doctor.wording.findings import finding, likely
@@ -160,7 +155,15 @@ def nvlink_without_p2p(recording: Recording) -> Iterator[Draft]:
             f" joined by NVLink: {_listed(broken)}",
             _evidence(broken),
             REPAIR_FABRIC,
-            GO_WITHOUT_P2P,
+            nccl.by_setting(
+                "Let NCCL start without P2P between these GPUs until that is repaired",
+                Setting(
+                    name="NCCL_IGNORE_DISABLED_P2P",
+                    value="1",
+                    why="NCCL then takes another path for these GPUs instead of failing",
+                ),
+                cost="these GPUs talk through host memory, several times slower than NVLink, and all wait for them",
+            ),
             detail="NCCL takes this for broken hardware and ends the job in its first call. Often the fabric"
             " manager has not set these GPUs up.",
             severity=asked_for(recording, Severity.ERROR),
@@ -257,9 +260,24 @@ def _detail(lack: _Lack) -> str:
 
 def _remedies(lack: _Lack) -> Iterator[Remedy]:
     if lack.by_setting:
-        yield LOOK_AT_MODULE_SETTINGS
+        yield by_administrator(
+            "If nobody meant to turn P2P off, take the setting of the kernel module away",
+            "cat /proc/driver/nvidia/params",
+            "grep -r nvidia /etc/modprobe.d/",
+            cost="an administrator's work, and loading the module again",
+            undo="put the setting back",
+            references=(nccl.TROUBLE,),
+        )
     if lack.uneven:
-        yield LOOK_AT_BOARD
+        yield by_administrator(
+            "Compare the slots, the BIOS and the IOMMU of these GPUs with those of GPUs between which P2P works",
+            "lspci -tv",
+            "cat /proc/cmdline",
+            "nvidia-smi topo -p2p r",
+            "nvidia-smi topo -p2p w",
+            cost="an administrator's work in the BIOS or at the slots",
+            references=(nccl.TROUBLE,),
+        )
 
 
 def _names(recording: Recording, group: Sequence[Host]) -> str:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Container, Iterator, Sequence
 
 from ddp_doctor.checks.node.topology import wording
-from ddp_doctor.checks.node.topology.candidates import evidence as cluster_evidence
+from ddp_doctor.checks.node.topology.p2p import evidence as cluster_evidence
 from ddp_doctor.checks.node.topology.wording import more_sockets
 from ddp_doctor.facts.collectives import AllReduceFact, SizeResult
 from ddp_doctor.facts.node.gpus import GpusFact
@@ -18,10 +18,11 @@ from ddp_doctor.knowledge.network.path_quality import FAST_ETHERNET_MBPS, SOCKET
 from ddp_doctor.knowledge.topology.link_rates import BOUNDING, FAR_BELOW, LEAST_BYTES, network
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Reproducer
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence, Remedy, Reproducer
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.kinds import NO_TRIAL, unset
+from ddp_doctor.remedies import nccl
+from ddp_doctor.remedies.kinds import NO_TRIAL, remedy, unset
 from ddp_doctor.settings.nccl_conf import files_read, set_by_files
 from ddp_doctor.views import forbidden_ways
 from ddp_doctor.views.gpus import gpu_of
@@ -67,7 +68,15 @@ def all_reduce_far_below_its_path(recording: Recording) -> Iterator[Draft]:
                 expected_from=f"NCCL's own constants for {pair}, {slowest.code}",
             ),
             *_unset_limits(place),
-            wording.COMPARE_LINKS,
+            remedy(
+                "Look at width and generation of PCIe under load, at the NVLinks' errors and at ACS on the bridges",
+                "nvidia-smi -q -d PCIE,CLOCK,PERFORMANCE   # while the job runs",
+                "nvidia-smi nvlink -e",
+                "sudo lspci -vvv | grep ACSCtl   # SrcValid+ means that ACS is on",
+                undo=NOTHING_TO_UNDO,
+                untried="nothing is known that could be tried",
+                references=(nccl.TROUBLE,),
+            ),
             detail=f"NCCL goes by {wording.NAMES[slowest.choice.kind]} there, and the GPUs were free.",
             reproduced_by=Reproducer(kind="all_reduce", size_bytes=LEAST_BYTES),
         )

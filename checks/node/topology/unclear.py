@@ -95,18 +95,6 @@ def amd_gpus_not_supported(recording: Recording) -> Iterator[Draft]:
 _BELOW_ONE_BRIDGE = ("PIX", "PXB")
 _PAIRS_IN_A_TITLE = 4
 
-_VENDORS_FILE = remedy(
-    "On a virtual machine, give NCCL the topology file that the provider ships for this type of machine",
-    scope="job",
-    cost="a file of another type of machine misleads NCCL: use it for this type only",
-    undo="unset NCCL_TOPO_FILE",
-    untried="no trial with such a file was recorded",
-    references=(
-        "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-topo-file",
-        "NVIDIA/nccl issue 1298: 8 A10G of one virtual machine",
-    ),
-)
-
 
 @rule("DD415", "driver-and-sysfs-disagree", Severity.INFO, TopologyFact)
 def driver_and_sysfs_disagree(recording: Recording) -> Iterator[Draft]:
@@ -133,7 +121,17 @@ def driver_and_sysfs_disagree(recording: Recording) -> Iterator[Draft]:
                 Evidence(text=f"{gpu}-{peer} is {driver} to the driver, {tree} in /sys")
                 for gpu, peer, driver, tree in pairs
             ),
-            _VENDORS_FILE,
+            remedy(
+                "On a virtual machine, give NCCL the topology file that the provider ships for this type of machine",
+                scope="job",
+                cost="a file of another type of machine misleads NCCL: use it for this type only",
+                undo="unset NCCL_TOPO_FILE",
+                untried="no trial with such a file was recorded",
+                references=(
+                    "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-topo-file",
+                    "NVIDIA/nccl issue 1298: 8 A10G of one virtual machine",
+                ),
+            ),
             detail="The first code of each pair is the driver's, the second that of /sys, which NCCL goes by.",
         )
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Proof, Remedy, Setting
+from ddp_doctor.model.finding import Culprit, Proof, Remedy, Setting
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.remedies import nccl
 from ddp_doctor.remedies.kinds import by_administrator, remedy
@@ -126,16 +126,6 @@ ONE_HOST_ID = remedy(
     container=("--ipc=host", "--uts=host"),
 )
 
-COMPARE_LINKS = remedy(
-    "Look at width and generation of PCIe under load, at the NVLinks' errors and at ACS on the bridges",
-    "nvidia-smi -q -d PCIE,CLOCK,PERFORMANCE   # while the job runs",
-    "nvidia-smi nvlink -e",
-    "sudo lspci -vvv | grep ACSCtl   # SrcValid+ means that ACS is on",
-    undo=NOTHING_TO_UNDO,
-    untried="nothing is known that could be tried",
-    references=(nccl.TROUBLE,),
-)
-
 
 UNSET_LEVEL = nccl.by_setting(
     "Unset NCCL_P2P_LEVEL, unless somebody needs direct copies over that distance",
@@ -158,33 +148,6 @@ REPAIR_FABRIC = by_administrator(
     "sudo dmesg | grep -i xid   # 74 and 144-150 are NVLink errors",
     cost="the node must be drained to restart the fabric manager or reset GPUs",
     references=("https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/",),
-)
-
-GO_WITHOUT_P2P = nccl.by_setting(
-    "Let NCCL start without P2P between these GPUs until that is repaired",
-    Setting(
-        name="NCCL_IGNORE_DISABLED_P2P", value="1", why="NCCL then takes another path for these GPUs instead of failing"
-    ),
-    cost="these GPUs talk through host memory, several times slower than NVLink, and all wait for them",
-)
-
-LOOK_AT_MODULE_SETTINGS = by_administrator(
-    "If nobody meant to turn P2P off, take the setting of the kernel module away",
-    "cat /proc/driver/nvidia/params",
-    "grep -r nvidia /etc/modprobe.d/",
-    cost="an administrator's work, and loading the module again",
-    undo="put the setting back",
-    references=(nccl.TROUBLE,),
-)
-
-LOOK_AT_BOARD = by_administrator(
-    "Compare the slots, the BIOS and the IOMMU of these GPUs with those of GPUs between which P2P works",
-    "lspci -tv",
-    "cat /proc/cmdline",
-    "nvidia-smi topo -p2p r",
-    "nvidia-smi topo -p2p w",
-    cost="an administrator's work in the BIOS or at the slots",
-    references=(nccl.TROUBLE,),
 )
 
 

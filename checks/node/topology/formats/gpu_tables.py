@@ -98,7 +98,7 @@ def read_table(lines: Sequence[str], header: Header, split: Split, what: str) ->
         line = bare(lines[index])
         label, start = label_of(line, header)
         complete = len(table.cells) == len(table.gpus)
-        if label and not (complete and _holds_something_else(line[start:], split)):
+        if label and (not complete or all(split(token) for token in line[start:].split()[1:])):
             _add_row(table, label, _row_cells(label, line[start:], index + 1, split, what), index + 1)
         elif complete or (not NOTHING.fullmatch(line) and shape_of(line) != header.shape):
             table.end = index
@@ -108,10 +108,6 @@ def read_table(lines: Sequence[str], header: Header, split: Split, what: str) ->
         reason = f"the row of {missing[0]} is missing: the table is cut off or interrupted"
         raise TopologyError(reason, line_behind(lines, table.end))
     return table
-
-
-def _holds_something_else(row: str, split: Split) -> bool:
-    return not all(split(token) for token in row.split()[1:])
 
 
 def _row_cells(label: str, text: str, line: int, split: Split, what: str) -> list[str]:

@@ -19,19 +19,105 @@ Version 1 is NVIDIA's (src/graph/xml.cc), version 2 that of AMD's RCCL, which ha
 that holds others is a whole switch. Host bridges are not in the file: what would be NODE to nvidia-smi is
 PHB here, as it is to NCCL. GPUs are numbered by ``dev``, without it by bus id, as NVML counts them. A
 network device with a guid of zero is no RDMA device but an interface that NCCL's sockets use.
+
+Whatever could make a small file large is refused: a document type may define entities that grow without bound, and
+read files of this machine, so a text that holds one is not even given to the parser of XML.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
+from xml.parsers import expat
 
 from ddp_doctor.checks.node.topology.formats.topo_matrix import asymmetries, nic_names
 from ddp_doctor.checks.node.topology.formats.topo_rows import TopologyError
-from ddp_doctor.checks.node.topology.formats.xml_tree import Tag, XmlError, parse_xml
 from ddp_doctor.facts.node.topology import PciDevice, TopologyMatrix
 from ddp_doctor.model.base import grouped
 from ddp_doctor.parse.pci import is_bus_id, link_code
+
+MOST_CHARACTERS = 1024 * 1024
+MOST_TAGS = 20_000
+DEEPEST = 64
+
+_FORBIDDEN = re.compile(r"<!\s*(?:DOCTYPE|ENTITY)", re.IGNORECASE)
+
+
+class XmlError(Exception):
+    """Why the text is not read; ``line`` counts from 1."""
+
+    def __init__(self, reason: str, line: int) -> None:
+        self.reason = reason
+        self.line = line
+        super().__init__(f"line {line}: {reason}")
+
+
+@dataclass
+class Tag:
+    """One element."""
+
+    name: str
+    attributes: dict[str, str]
+    line: int
+    children: list["Tag"] = field(default_factory=list)
+
+    def named(self, *names: str) -> Iterator["Tag"]:
+        """The children of these names, in order."""
+        return (child for child in self.children if child.name in names)
+
+    def get(self, name: str) -> str:
+        """An attribute, "" where it is missing."""
+        return self.attributes.get(name, "").strip()
+
+
+def parse_xml(text: str, first_line: int = 1) -> Tag:
+    """The root of a text that begins in ``first_line``, without comments and text between tags. Raises XmlError."""
+    forbidden = _FORBIDDEN.search(text)
+    if forbidden:
+        line = first_line + text.count("\n", 0, forbidden.start())
+        raise XmlError("a document type or entity stands here: such a file is not read", line)
+    if len(text) > MOST_CHARACTERS:
+        raise XmlError(f"the file has more than {MOST_CHARACTERS // 1024} KiB", first_line)
+    builder = _Builder(first_line)
+    try:
+        builder.parser.Parse(text.encode("utf-8", "replace"), True)
+    except expat.ExpatError as error:
+        raise XmlError(f"this is no XML: {expat.ErrorString(error.code)}", first_line + error.lineno - 1) from None
+    return builder.root
+
+
+class _Builder:
+    """Collects what the parser reports."""
+
+    def __init__(self, first_line: int) -> None:
+        self._before = first_line - 1
+        self._open: list[Tag] = []
+        self._count = 0
+        self._root: Tag | None = None
+        self.parser = expat.ParserCreate("utf-8")  # whatever the text itself says of its encoding
+        self.parser.StartElementHandler = self._start
+        self.parser.EndElementHandler = self._end
+
+    @property
+    def root(self) -> Tag:
+        """The outermost tag: a text that was parsed to its end has one."""
+        assert self._root is not None
+        return self._root
+
+    def _start(self, name: str, attributes: dict[str, str]) -> None:
+        tag = Tag(name, attributes, self._before + self.parser.CurrentLineNumber)
+        self._count += 1
+        if self._count > MOST_TAGS or len(self._open) >= DEEPEST:
+            raise XmlError("the file has more tags, or deeper ones, than any machine needs", tag.line)
+        if self._open:
+            self._open[-1].children.append(tag)
+        else:
+            self._root = tag
+        self._open.append(tag)
+
+    def _end(self, _name: str) -> None:
+        self._open.pop()
+
 
 _START = re.compile(r"<system(?=\s[^<>]{0,200}\bversion\s*=)")
 _END = "</system>"
@@ -170,7 +256,7 @@ class _Host:
 
     def _add_network(self, pci: Tag, cpu: Tag, above: tuple[str, ...], nic: Tag | None) -> None:
         nets = list(nic.named("net")) if nic is not None else []
-        rdma = dict.fromkeys(net.get("name") for net in nets if not _is_socket_interface(net))
+        rdma = dict.fromkeys(net.get("name") for net in nets if not re.fullmatch(r"0x0+|0", net.get("guid")))
         for name in rdma or ([] if nets else [""]):
             self.nics.append((_device(pci, cpu, above, "nic"), name))
         if nets and not rdma:
@@ -253,10 +339,6 @@ def _gpu(pci: Tag, gpu: Tag | None, device: PciDevice) -> _Gpu:
     dev = own.get("dev")
     is_amd = next(own.named("xgmi"), None) is not None or "gcn" in own.attributes or pci.get("vendor") == "0x1002"
     return _Gpu(device, int(dev) if re.fullmatch(r"[0-9]{1,4}", dev) else None, links, is_amd)
-
-
-def _is_socket_interface(net: Tag) -> bool:
-    return re.fullmatch(r"0x0+|0", net.get("guid")) is not None
 
 
 def _bonded(gpus: Sequence[_Gpu]) -> Iterator[tuple[str, str, int]]:

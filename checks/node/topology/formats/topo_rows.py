@@ -309,17 +309,13 @@ def _fields(text: str, starts: Sequence[int], end: int, behind: Sequence[re.Matc
     ends = [end, *(field.end() for field in behind)]
     gaps = [(end, field.start()) for end, field in zip(ends, behind, strict=False)]
     if "\t" in text[end:].rstrip():
-        steps = [end - start if text[start:end].strip("\t") == "" else 0 for start, end in _after_x(text, gaps)]
+        gaps = [(start + 1 if text[start] == " " else start, end) for start, end in gaps]  # it prints X as " X "
+        steps = [end - start if text[start:end].strip("\t") == "" else 0 for start, end in gaps]
     elif "\t" not in text.rstrip() and _on_tab_stops(text, starts):
         steps = [end // 8 - start // 8 if end % 8 == 0 else 0 for start, end in gaps]
     else:
         return None
     return None if 0 in steps else tuple(sum(steps[: index + 1]) - 1 for index in range(len(steps)))
-
-
-def _after_x(text: str, gaps: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The gaps without the blank that nvidia-smi prints behind X."""
-    return [(start + 1 if text[start] == " " else start, end) for start, end in gaps]
 
 
 def _on_tab_stops(text: str, starts: Sequence[int]) -> bool:
