@@ -8,7 +8,6 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ddp_doctor.app.baselines import with_baseline
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.collect import plan_of, with_node_facts
@@ -83,6 +82,8 @@ def _outcome(node_run: NodeRun, checks: Sequence[Check], request: RunRequest) ->
     recording = node_run.finish()
     outcome = judge(recording, checks)
     if request.baseline is not None:
+        from ddp_doctor.app.baselines import with_baseline  # few runs need it
+
         outcome = with_baseline(outcome, *request.baseline)
     node_run.dismiss(outcome.recording, outcome.report)
     return outcome

@@ -11,7 +11,7 @@ from functools import partial
 from pydantic import ValidationError
 
 from ddp_doctor import app
-from ddp_doctor.app import Outcome, UsageError, baselines, folders, running
+from ddp_doctor.app import Outcome, UsageError, folders, running
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.cli.error_handler import print_to_stderr
 from ddp_doctor.cli.given import given_hosts
@@ -167,7 +167,9 @@ def _start_agents_and_report(
         print_to_stderr(f"ddp-doctor: the agent of {here.hosts[rank]} broke off: {why}")
     if outcome is not None:
         if launch.baseline is not None:
-            outcome = baselines.with_baseline(outcome, *launch.baseline)
+            from ddp_doctor.app.baselines import with_baseline  # few runs need it
+
+            outcome = with_baseline(outcome, *launch.baseline)
         return save_and_report(outcome, outputs, env)
     if ended.timed_out:
         print_to_stderr(f"ddp-doctor: no report came within {timeout_s:.0f} s, so the verdict is unsure")

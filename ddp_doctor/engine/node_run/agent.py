@@ -10,10 +10,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from ddp_doctor.agents import validation
-from ddp_doctor.agents.agent_group import AgentGroup
-from ddp_doctor.agents.remote_ranks import StoreRemoteRanks, merged
 from ddp_doctor.engine.hang import judge
 from ddp_doctor.engine.node_run.partial_recording import PartialRecording
 from ddp_doctor.knowledge import deadlines
@@ -29,6 +27,10 @@ from ddp_doctor.ranks.trial import TrialResult
 from ddp_doctor.ranks.worker.remedy_probe import TRYING
 from ddp_doctor.wording.ranks import cause, ended, short
 
+if TYPE_CHECKING:  # a run of one node does without
+    from ddp_doctor.agents.agent_group import AgentGroup
+    from ddp_doctor.agents.remote_ranks import StoreRemoteRanks
+
 #: The check that tests links one by one.
 _PAIRWISE = "p2p"
 #: After this many trials the rest of the plan is not run.
@@ -41,7 +43,7 @@ class Agent:
 
     node_ranks: NodeRanks
     partial: PartialRecording  # the session's, filled in place
-    group: AgentGroup | None = None
+    group: "AgentGroup | None" = None
     first_trial: int = 0  # numbers distinguish the trials of one store
     attempts: int = 0  # trials that tried a remedy; they are not recorded as trials
     _ranks: tuple[int, ...] = ()
@@ -115,9 +117,11 @@ class Agent:
 
     # --- the other nodes ------------------------------------------------------------------------
 
-    def _order_trial(self, what: str, record: TrialRecord, checks: Sequence[Check]) -> StoreRemoteRanks | None:
+    def _order_trial(self, what: str, record: TrialRecord, checks: Sequence[Check]) -> "StoreRemoteRanks | None":
         if self.group is None:
             return None
+        from ddp_doctor.agents.remote_ranks import StoreRemoteRanks
+
         order: dict[str, Json] = {
             "do": what,
             "record": record.model_dump(mode="json"),
@@ -130,6 +134,9 @@ class Agent:
     def _with_other_nodes(self, mine: TrialResult) -> TrialResult:
         if self.group is None:
             return mine
+        from ddp_doctor.agents import validation
+        from ddp_doctor.agents.remote_ranks import merged
+
         trial = mine.record.trial
 
         def read(value: Json, node: int, world: World) -> TrialResult:

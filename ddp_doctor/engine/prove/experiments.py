@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from ddp_doctor.agents.agent_group import RUN_IS_OVER
+from ddp_doctor.agents.framing import RunIsOver
 from ddp_doctor.engine.node_run.agent import Agent
 from ddp_doctor.engine.prove.proofs import proof_of
 from ddp_doctor.facts.collectives import TrialMeasurement
@@ -287,7 +287,7 @@ def prove(
         assert agent is not None
         try:
             result = agent.attempt(reproducer, settings, limit_s)
-        except RUN_IS_OVER:
+        except RunIsOver:
             raise
         except Exception as error:
             raise Spoiled(f"the trial failed itself: {type(error).__name__}: {error}") from error
