@@ -17,7 +17,7 @@ from ddp_doctor.cli.error_handler import print_to_stderr
 from ddp_doctor.cli.given import given_hosts
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.cli.reporting import save, save_and_report
-from ddp_doctor.engine.collect import plan_of
+from ddp_doctor.engine.plan import make_plan
 from ddp_doctor.model.baseline import Baseline
 from ddp_doctor.model.choices import Backend, ExitCode
 from ddp_doctor.model.recording import Options, Recording
@@ -124,7 +124,7 @@ def _test_and_report(request: RunRequest, outputs: Outputs) -> int:
 
 
 def _planned(options: Options, nnodes: int) -> list[str]:
-    return [check.id for check in plan_of(options, CHECKS, nnodes).checks]
+    return [check.id for check in make_plan(options, CHECKS, nnodes).checks]
 
 
 def _test_for_starter(options: Options, launch: Launch, env: dict[str, str], pipe: starter_channel.StarterPipe) -> int:

@@ -9,7 +9,7 @@ from ddp_doctor.engine.diagnose import Diagnosis
 from ddp_doctor.engine.plan import TOO_DEAR, make_plan
 from ddp_doctor.engine.verdict import report as make_report
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Backend, CheckStatus, Level, Status, Verdict, Where
+from ddp_doctor.model.choices import Backend, CheckStatus, Status, Verdict, Where
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.recording import Node, NotRun, Options, Recording, World
 from ddp_doctor.model.report import Report
@@ -151,7 +151,7 @@ def test_a_healthy_verdict_names_what_the_budget_left_out():
 
 def test_the_reason_of_a_check_that_was_too_dear_is_known_as_such():
     dear = replace(CHECKS[1], cost_s=3.0)
-    plan = make_plan((CHECKS[0], dear), Level.STANDARD, (), (), budget_s=1.0)
+    plan = make_plan(Options(budget_s=1.0), (CHECKS[0], dear))
 
     assert [one.check for one in plan.not_run] == ["ring"]
     assert plan.not_run[0].reason.startswith(TOO_DEAR)

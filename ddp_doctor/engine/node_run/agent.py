@@ -168,10 +168,12 @@ class Agent:
 
     def _checks_that_fit(self, checks: list[Check]) -> list[Check]:
         fitting = []
+        # A slow import of torch must not leave a node healthy and untested.
+        has_met = any(trial.launcher == "forkserver" for trial in self.partial.trials)
         for check in checks:
             if len(self.partial.trials) >= MOST_TRIALS:
                 self.partial.leave_out((check,), f"not run after {MOST_TRIALS} trials")
-            elif time.monotonic() > self.node_ranks.run.until and self._has_tried:
+            elif time.monotonic() > self.node_ranks.run.until and has_met:
                 self.partial.leave_out((check,), "the time budget was used up")
             elif len(self._ranks) < self._needed(check):
                 have = "is left" if len(self._ranks) < self.world.world_size else "is all this run has"
@@ -179,11 +181,6 @@ class Agent:
             else:
                 fitting.append(check)
         return fitting
-
-    @property
-    def _has_tried(self) -> bool:
-        """Whether ranks met here at all: a slow import of torch must not leave a node healthy and untested."""
-        return any(trial.launcher == "forkserver" for trial in self.partial.trials)
 
     def _needed(self, check: Check) -> int:
         """How many ranks a check needs. One rank alone proves nothing about the others.
@@ -198,7 +195,10 @@ class Agent:
         if record.outcome == "finished":
             return []
         if record.lost_nodes:
-            self._note_late(record, checks)
+            assert self.group is not None
+            silent = {*self.group.lost, *self.group.silent()}
+            late = [node for node in record.lost_nodes if node not in silent]  # their beats came, and no reading
+            self._note_unread(record, checks, [rank for node in late for rank in self.world.ranks_of(node)])
             names = ", ".join(self.world.hostname(node) for node in record.lost_nodes)
             return self._leave_out(checks, f"no word of {names}")
         judgement = judge.judge(record)
@@ -210,10 +210,17 @@ class Agent:
             self._note_unread(record, judged, judgement.suspects)
             return checks[position:]
         if judgement.pairs and not set(judgement.pairs) <= self._skip_pairs:
+            # A collective over a pair that does not answer would hang again; the other pairs are still tested.
             self._skip_pairs |= set(judgement.pairs)
-            return self._without_collectives(checks[position:])
+            pairs = ", ".join(f"{rank} and {peer}" for rank, peer in sorted(self._skip_pairs))
+            others = [check for check in checks[position:] if check.id != _PAIRWISE]
+            self._leave_out(others, f"the link between ranks {pairs} hangs")
+            return [check for check in checks[position:] if check.id == _PAIRWISE]
         self._note_unread(record, judged, record.ranks)
-        if record.judged_check == FIRST and not _have_met(record):
+        steps = [step for evidence in record.evidence for step in evidence.steps]
+        if record.judged_check == FIRST and not any(
+            step.name == "init_process_group" and step.left_at is not None for step in steps
+        ):
             return self._leave_out(checks, "the process group could not be set up")
         left = self._without_model(judged, checks[position + 1 :])
         # A link is to blame: the pairwise check says which, and must not wait behind more hangs.
@@ -227,13 +234,6 @@ class Agent:
         again = [check for check in checks if check.runs_model(model)]
         self._leave_out(again, f"not tested: {model} did not come through {judged[0].id}")
         return [check for check in checks if check not in again]
-
-    def _without_collectives(self, checks: list[Check]) -> list[Check]:
-        """A collective over a pair that does not answer would hang again; the other pairs are still tested."""
-        pairs = ", ".join(f"{rank} and {peer}" for rank, peer in sorted(self._skip_pairs))
-        others = [check for check in checks if check.id != _PAIRWISE]
-        self._leave_out(others, f"the link between ranks {pairs} hangs")
-        return [check for check in checks if check.id == _PAIRWISE]
 
     def _leave_out(self, checks: Sequence[Check], reason: str) -> list[Check]:
         read = {reading.check for reading in self.partial.readings}
@@ -259,13 +259,6 @@ class Agent:
             if (check.id, rank) not in read
         )
 
-    def _note_late(self, record: TrialRecord, checks: Sequence[Check]) -> None:
-        """The ranks of nodes whose beats came and that handed nothing in have no reading."""
-        assert self.group is not None
-        silent = {*self.group.lost, *self.group.silent()}
-        late = [node for node in record.lost_nodes if node not in silent]
-        self._note_unread(record, checks, [rank for node in late for rank in self.world.ranks_of(node)])
-
     def _keep(self, result: TrialResult) -> None:
         """Later trials repeat a check with fewer ranks: their reading replaces the earlier one."""
         new = {(reading.check, reading.rank) for reading in result.readings}
@@ -285,12 +278,6 @@ class Agent:
                 "checks": (FIRST, *(check.id for check in checks if check.id != FIRST)),
             }
         )
-
-
-def _have_met(record: TrialRecord) -> bool:
-    """Whether some rank came out of init_process_group."""
-    steps = [step for evidence in record.evidence for step in evidence.steps]
-    return any(step.name == "init_process_group" and step.left_at is not None for step in steps)
 
 
 def _why_unread(record: TrialRecord, rank: int) -> str:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddp_doctor.engine.node_run.agent import Agent
-from ddp_doctor.engine.node_run.cut_short import interrupted_after
-from ddp_doctor.engine.node_run.partial_recording import PartialRecording
+from ddp_doctor.engine.node_run.partial_recording import PartialRecording, interrupted_after
 from ddp_doctor.facts.collectives import TorchImport
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.check import Check
